@@ -128,8 +128,8 @@ def _written(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]
     expected = [name for name, _ in graph.occurrences]
     if blocks != expected:
         yield f"stages: the stages hold the blocks {', '.join(expected)} in order, met {', '.join(blocks)}"
-    if len(plan.stages) != plan.schedule.num_stages:
-        yield f"stages: the schedule has {plan.schedule.num_stages} stages, met {len(plan.stages)}"
+    if len(plan.stages) != plan.actions.num_stages:
+        yield f"stages: the schedule has {plan.actions.num_stages} stages, met {len(plan.stages)}"
     if plan.context > 1 and plan.attention is None:
         yield f"attention: context({plan.context}) needs ring, all_gather or ulysses, met none; nearest: ring"
     by = Parallelism(

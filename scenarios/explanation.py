@@ -16,7 +16,7 @@ from meshwise.scenarios.fitting import Nothing, nothing_fits, nothing_is_known_t
 from meshwise.scenarios.interchange.targets import Acceptance
 from meshwise.scenarios.intervals import out_of_memory_of, risk_limit, uncertainty_of
 from meshwise.scenarios.scenario import Scenario
-from meshwise.scenarios.schema.scenario import PlanTable
+from meshwise.scenarios.schema.plan import PlanTable
 from meshwise.simulator.engine import simulate
 from meshwise.simulator.units import format_size
 from meshwise.strategies.cost_model import SimulatedCost

@@ -3,7 +3,7 @@
 Of plans that fit and that a target cannot say: which decisions keep it from them.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import chain
 from time import perf_counter
@@ -193,7 +193,7 @@ def near_misses(value: Scenario, count: int = 3, left: Left = unlimited) -> tupl
     answers, costs, start = Answers(accepts.rules(problem)), SimulatedCost(problem), perf_counter()
     found: list[tuple[int, float, int, Layout]] = []
     space = value.search_settings.make_space()
-    offloaded = [replace(space, offload=offloadings())] if space.offload is None else []
+    offloaded = [space.with_limits(offload=offloadings())] if space.offload is None else []
     for group in chain.from_iterable(groups(problem, among) for among in (space, *offloaded)):
         bounds = costs.table(group).ravel()
         for cell in np.argsort(bounds, kind="stable")[:LOOKED_AT].tolist():

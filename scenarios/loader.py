@@ -26,10 +26,9 @@ from meshwise.scenarios.inputs.remarks import assumptions, unusual
 from meshwise.scenarios.intervals import with_margin
 from meshwise.scenarios.scenario import Measured, Scenario, SearchSettings
 from meshwise.scenarios.schema.model import ModelTable, TransformerTable
+from meshwise.scenarios.schema.plan import PlanDocument, PlanTable
 from meshwise.scenarios.schema.scenario import (
     FileCluster,
-    PlanDocument,
-    PlanTable,
     PresetCluster,
     RunTable,
     ScenarioTable,
@@ -43,7 +42,7 @@ from meshwise.simulator.models.model import Model, build
 from meshwise.simulator.models.transformer import Transformer
 from meshwise.strategies.operators.operator_plan import cuts_operators, operator_violations
 from meshwise.strategies.plan.completion import complete, layout_of
-from meshwise.strategies.plan.layout import Violation
+from meshwise.strategies.plan.layout import DECISIONS, STEP_DECISIONS, Violation
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem, Training
 
@@ -282,16 +281,9 @@ def _violated(document: Document, path: FieldPath, violation: Violation, fields:
     return document.fault((*path, fields.get(field, field), *within), violation.message)
 
 
-_DOCUMENT_FIELDS = {
-    "data": "mesh",
-    "tensor": "mesh",
-    "tensor_rows": "mesh",
-    "pipeline": "mesh",
-    "context": "mesh",
-    "expert": "mesh",
-    "zero_shards": "mesh",
-    "schedule": "schedule_name",
-}
+_DOCUMENT_FIELDS = dict.fromkeys(DECISIONS, "mesh") | {item.name: item.key for item in STEP_DECISIONS}
+_DOCUMENT_FIELDS["stages"] = "stages"
+"""The keys of a plan document that state what a layout states as its decisions."""
 
 
 def _whole_plan(problem: Problem, document: Document, path: FieldPath, faults: Faults) -> Plan | None:
@@ -317,14 +309,15 @@ def _whole_plan(problem: Problem, document: Document, path: FieldPath, faults: F
         wanted, met = getattr(expected, name), getattr(plan, name)
         if wanted != met:
             same = False
-            faults.append(document.fault((*path, name), _not_of_this_problem(name, wanted, met)))
+            key = _DOCUMENT_FIELDS.get(name, name)
+            faults.append(document.fault((*path, key), _not_of_this_problem(key, wanted, met)))
     return plan if same else None
 
 
 def _operator_plan(problem: Problem, plan: Plan, document: Document, path: FieldPath, faults: Faults) -> Plan | None:
     """Return a plan that cuts operators in ways of its own, where it keeps the rules of such plans."""
     broken = list(operator_violations(problem, plan))
-    faults.extend(_violated(document, path, each, {}) for each in broken)
+    faults.extend(_violated(document, path, each, _DOCUMENT_FIELDS) for each in broken)
     return None if broken else plan
 
 

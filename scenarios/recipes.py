@@ -20,7 +20,8 @@ from meshwise.scenarios.files.library import root
 from meshwise.scenarios.files.reader import Data, Document, parse
 from meshwise.scenarios.inputs.plan_table import layout_in, rule_violations
 from meshwise.scenarios.schema.model import ModelTable
-from meshwise.scenarios.schema.scenario import AnyCluster, PlanTable, TrainingTable
+from meshwise.scenarios.schema.plan import PlanTable
+from meshwise.scenarios.schema.scenario import AnyCluster, TrainingTable
 from meshwise.simulator.files import parse_json
 from meshwise.simulator.operator_graph import OperatorKind
 from meshwise.strategies.plan.layout import Layout
@@ -246,7 +247,7 @@ def carried_over(problem: Problem, layout: Layout) -> Layout | None:
     The result may still break rules of ``problem``.
     """
     devices = len(problem.cluster.free_devices)
-    others = layout.tensor * layout.tensor_rows * layout.pipeline * layout.context
+    others = layout.model_ranks
     if devices % others:
         return None
     data = devices // others

@@ -15,7 +15,7 @@ from torch.fx import Node
 from meshwise.executor.capture.captured import Captured, Update
 from meshwise.simulator.machine.compute import is_bias, read_again
 from meshwise.simulator.operator_graph import BATCH, Block, Operator, Tensor
-from meshwise.strategies.plan.plan import Stage
+from meshwise.strategies.plan.partition import Stage
 from meshwise.strategies.plan.sharding import REPLICATED, OperatorSharding, ShardingSpec
 
 Cuts = tuple[tuple[str, tuple[str, ...]], ...]

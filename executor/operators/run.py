@@ -235,7 +235,7 @@ def unsupported_training(training: Training) -> tuple[str, ...]:
 def unsupported(plan: Plan) -> tuple[str, ...]:
     """Return every reason why the operator back end cannot run ``plan``; empty where it can."""
     reasons = []
-    if {action.kind for order in plan.schedule.orders for action in order} - {ActionKind.FORWARD, ActionKind.BACKWARD}:
+    if {action.kind for order in plan.actions.orders for action in order} - {ActionKind.FORWARD, ActionKind.BACKWARD}:
         reasons.append(f"schedule: backward of a captured module is one pass, met {plan.rule.name}; nearest: 1f1b")
     if plan.asynchronous:
         reasons.append(f"schedule: steps of a captured module end with a flush, met {plan.rule.name}; nearest: 1f1b")

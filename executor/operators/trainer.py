@@ -47,7 +47,7 @@ class Pipeline:
 
     def __init__(self, network: OperatorNetwork, plan: Plan, recorder: Recorder) -> None:
         self.network, self.plan, self.recorder = network, plan, recorder
-        self.actions = plan.schedule.orders[network.ranks.coordinate.get(PIPELINE, 0)]
+        self.actions = plan.actions.orders[network.ranks.coordinate.get(PIPELINE, 0)]
         self.final = len(plan.stages) - 1
         self.groups = self._boundaries()
         self._sends: list[tuple[dist.Work | None, Tensor]] = []

@@ -160,7 +160,7 @@ class ActivationOffload:
     def __init__(self, plan: Plan, position: int, host: HostMemory) -> None:
         self.host, self.copier = host, host.accelerator.copier()
         self.buffers: list[_Layer] = []
-        order = plan.schedule.orders[position]
+        order = plan.actions.orders[position]
         follows = {(a.stage, a.microbatch) for a, b in pairwise(order) if b == a._replace(kind=ActionKind.BACKWARD)}
         self.at_once = follows
         self.last: _Layer | None = None

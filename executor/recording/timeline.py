@@ -38,7 +38,7 @@ def read_timeline(plan: Plan, folder: Path) -> Timeline:
     return Timeline(
         source="measured",
         rank_classes=tuple(
-            RankClass(f"rank {rank}", plan.schedule.stages_of(plan.mesh.coordinate(rank, PIPELINE)), (rank,))
+            RankClass(f"rank {rank}", plan.actions.stages_of(plan.mesh.coordinate(rank, PIPELINE)), (rank,))
             for rank in ranks
         ),
         spans=tuple(sorted(spans, key=lambda span: (span.start, span.end, span.rank_class))),

@@ -221,7 +221,7 @@ def _layout(fields: Mapping[str, Any]) -> Layout:
 
 
 def _ranks(layout: Layout) -> int:
-    return layout.data * layout.tensor * layout.tensor_rows * layout.pipeline * layout.context
+    return layout.ranks
 
 
 def machine(devices: int) -> Cluster:

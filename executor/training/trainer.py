@@ -109,7 +109,7 @@ class Trainer:
         self.sharing = sharing(self.mesh, DATA)
         self.expert_sharing = sharing(self.mesh, EXPERT_DATA) if plan.expert > 1 else self.sharing
         self.data_rank = int(data_ranks(plan.mesh)[self.mesh.get_rank()])
-        stages = plan.schedule.stages_of(self.position)
+        stages = plan.actions.stages_of(self.position)
         self.networks = {stage: self._network(stage) for stage in stages}
         self.table = TiedTable(plan, self.networks) if job.spec.tied_embeddings else None
         self.modules = {stage: self._replicate(stage, network) for stage, network in self.networks.items()}
@@ -117,7 +117,7 @@ class Trainer:
         self.sizes, self.microbatch = sizes, sizes[self.data_rank]
         self.reducer = GradientReducer(self._reduction, plan.overlap_gradients)
         self.runtime = runtime(
-            [self._stage(stage) for stage in stages], plan.schedule, self._loss, self._reduce_gradients
+            [self._stage(stage) for stage in stages], plan.actions, self._loss, self._reduce_gradients
         )
         self.optimizer = self._optimizer()
         self.is_first, self.is_last = 0 in stages, len(plan.stages) - 1 in stages
@@ -249,7 +249,7 @@ class Trainer:
             group=self.mesh[PIPELINE].get_group(),
         )
         stage.recorder = self.recorder
-        following = pairwise(plan.schedule.orders[self.position])
+        following = pairwise(plan.actions.orders[self.position])
         turns = (one for one, two in following if (one.kind, two.kind) == _TURN and one.stage == two.stage == index)
         stage.turning = frozenset(one.microbatch for one in turns)
         return stage

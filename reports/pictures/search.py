@@ -151,7 +151,7 @@ def trials_table(trials: Iterable[Trial]) -> "pd.DataFrame":
 def _row(trial: Trial) -> tuple[object, ...]:
     plan, evaluation = trial.plan, trial.evaluation
     return (
-        plan.data, plan.tensor, plan.tensor_rows, plan.pipeline, plan.schedule_name, plan.chunks, plan.microbatch,
+        plan.data, plan.tensor, plan.tensor_rows, plan.pipeline, plan.schedule, plan.chunks, plan.microbatch,
         plan.num_microbatches, plan.zero, plan.sequence_parallel, str(plan.recompute), evaluation.step_time,
         evaluation.peak_memory, evaluation.fits, trial.elapsed,
     )  # fmt: skip

@@ -109,7 +109,7 @@ def simulate(
         from meshwise.scenarios.files.results import write
         from meshwise.strategies.schedules.schedule import to_csv
 
-        write(schedule_csv, to_csv(result.plan.schedule))
+        write(schedule_csv, to_csv(result.plan.actions))
     compared = compare_measured(result, measured) if measured else None
     if compared is not None:
         document["difference"] = compared.to_json()

@@ -6,7 +6,8 @@ Pins are as a scenario writes them: ``{layers.attention: {heads: tensor}}``, or 
 from typing import Any
 
 from meshwise.scenarios.files.errors import shown
-from meshwise.scenarios.schema.scenario import MAX_ACTIONS, MAX_MICROBATCHES, STEPS_IN_A_ROW, PlanTable
+from meshwise.scenarios.schema.plan import MAX_MICROBATCHES, PlanTable
+from meshwise.scenarios.schema.scenario import MAX_ACTIONS, STEPS_IN_A_ROW
 from meshwise.strategies.operators.choices import Pin
 from meshwise.strategies.plan.layout import Layout, Violation
 from meshwise.strategies.plan.parallelism import Attention

@@ -21,6 +21,7 @@ from pydantic import BaseModel
 from meshwise.scenarios.files.errors import Fault
 from meshwise.scenarios.files.fields import NotYet
 from meshwise.scenarios.files.reader import Document, FieldPath
+from meshwise.scenarios.inputs.plan_table import layout_in
 from meshwise.scenarios.schema.cluster import (
     AcceleratorTable,
     ClusterTable,
@@ -30,19 +31,14 @@ from meshwise.scenarios.schema.cluster import (
     NodeTypeTable,
 )
 from meshwise.scenarios.schema.model import TransformerTable
-from meshwise.scenarios.schema.scenario import (
-    FileCluster,
-    MeasuredTable,
-    PlanTable,
-    PresetCluster,
-    ScenarioTable,
-    TrainingTable,
-)
+from meshwise.scenarios.schema.plan import PlanTable
+from meshwise.scenarios.schema.scenario import FileCluster, MeasuredTable, PresetCluster, ScenarioTable, TrainingTable
 from meshwise.simulator.catalog import accelerator, assumed, cluster, cluster_names
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.machine.topology import Crossbar
 from meshwise.simulator.models.model import Model
 from meshwise.simulator.units import format_bandwidth, format_compute_rate, format_size, format_time
+from meshwise.strategies.plan.layout import DECISIONS
 from meshwise.strategies.plan.problem import Training
 
 _WITHOUT = frozenset({"context", "expert", "tensor_rows", "offload"})
@@ -73,25 +69,13 @@ def assumptions(table: ScenarioTable, spec: Model, plan: Any, cluster: Cluster) 
     elif isinstance(table.cluster, FileCluster):
         result.append(f"cluster.file {table.cluster.file} has the figures of that file")
     if isinstance(plan, PlanTable):
-        without = {*_WITHOUT, *_idle(plan)}
+        without = _WITHOUT | {name for name, item in DECISIONS.items() if not item.changes(layout_in(plan))}
         result += [line for line in _defaults("plan", plan) if line.split()[0].removeprefix("plan.") not in without]
         if plan.overlap_tensor:
             result.append("chunks of a product beside tensor communication take as long as the whole product")
         if plan.tensor_rows > 1:
             result.append("a product over a grid runs when its operands are gathered: SUMMA's steps do not overlap")
     return tuple(result)
-
-
-def _idle(plan: PlanTable) -> Iterator[str]:
-    """Yield the fields that mean nothing beside others of the plan."""
-    if plan.context == 1:
-        yield "attention"
-    if not plan.sequence_parallel:
-        yield "overlap_tensor"
-    if plan.zero < 1:
-        yield "zero_shards"
-    if plan.zero < 3:
-        yield "reshard_after_forward"
 
 
 def machine_assumptions(cluster: Cluster, *, offloads: bool) -> Iterator[str]:

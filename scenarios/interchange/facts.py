@@ -13,9 +13,9 @@ from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.mesh import AXES, Microbatch, microbatch
 from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.partition import partition
-from meshwise.strategies.plan.pipeline_rules import chunks_of
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem, Training
+from meshwise.strategies.plan.rules import chunks_of
 from meshwise.strategies.schedules.schedule import rule_of
 
 Facts = dict[str, Any]

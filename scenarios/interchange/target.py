@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from meshwise.executor.export.request import CannotSay
 from meshwise.scenarios.files.errors import Fault, ScenarioError
 from meshwise.scenarios.files.reader import Document, FieldPath
-from meshwise.scenarios.interchange.entry import Either, Entry, Reason, Unsayable, Values
+from meshwise.scenarios.interchange.entry import Always, Either, Entry, Reason, Unsayable, Values
 from meshwise.scenarios.interchange.facts import PLAN, Facts, Request, facts_of, model_facts, plainly, plan_document
 from meshwise.scenarios.interchange.lines import Stated, path_of, stated
 from meshwise.simulator.models.transformer import Transformer
+from meshwise.strategies.plan.layout import DECISIONS
 
 if TYPE_CHECKING:
     from meshwise.scenarios.scenario import Scenario
@@ -50,7 +51,8 @@ class Target:
     version
         The version that the map was written for; each file names it.
     entries
-        The field map: every field of a plan is in one entry.
+        The field map: every field of a plan is in one entry. A decision that is in none is one that the target does
+        not have: it can say its default alone.
     write, parse
         The file of values by key, and back.
     combinations
@@ -63,6 +65,12 @@ class Target:
     write: Callable[[Values, Request, str], str]
     parse: Callable[[bytes, str], Document]
     combinations: Check = no_more
+
+    def __post_init__(self) -> None:
+        named = {field for entry in self.entries for field in entry.fields}
+        rest = [item for item in DECISIONS.values() if f"plan.{item.name}" not in named]
+        own = (Always(f"plan.{item.name}", item.default, "the rest is not in its field map") for item in rest)
+        object.__setattr__(self, "entries", (*self.entries, *own))
 
     @property
     def called(self) -> str:

@@ -29,12 +29,11 @@ from meshwise.scenarios.interchange.nanotron import NANOTRON
 from meshwise.scenarios.interchange.target import Check, Target
 from meshwise.scenarios.interchange.torchtitan import TORCHTITAN
 from meshwise.simulator.models.model import Model
-from meshwise.strategies.plan.layout import GRADIENT_REDUCTIONS, ZERO_STAGES, Layout
-from meshwise.strategies.plan.parallelism import Attention
+from meshwise.strategies.plan.layout import DECISIONS, DEGREES, Layout
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.search.acceptance import FIELDS, Answers, Rule, assignments
-from meshwise.strategies.search.space import SYNCHRONOUS, Space
+from meshwise.strategies.search.space import Space
 
 TARGETS: dict[str, Target] = {target.name: target for target in (TORCHTITAN, MEGATRON, DEEPSPEED, ACCELERATE, NANOTRON)}
 """Targets by the name that ``meshwise export --to`` takes."""
@@ -119,7 +118,7 @@ class Acceptance:
         """
         said = sayable(self.rules(problem))
         limits: dict[str, Any] = {name: values for name, values in said.items() if getattr(space, name) is None}
-        return replace(space, accepts=self, **limits)
+        return replace(space.with_limits(**limits), accepts=self)
 
 
 def trainers_of(spec: Model, problem: Problem, plan: Plan) -> tuple[str, ...]:
@@ -138,36 +137,15 @@ def _idle(layout: Layout) -> Iterator[str]:
         yield "placement: the executor runs rank i on device i, met devices that are not free"
 
 
-_SOME: Mapping[str, tuple[Any, ...]] = {
-    "data": (1, 2, 4),
-    "zero_shards": (0, 2),
-    "pipeline": (1, 2),
-    "chunks": (1, 2),
-    "stages": ("balanced",),
-    "tensor": (1, 2),
-    "context": (1, 2),
-    "expert": (1, 2),
-    "sequence_parallel": (False, True),
-    "schedule": SYNCHRONOUS,
-    "zero": ZERO_STAGES,
-    "attention": tuple(Attention),
-    "overlap_gradients": (True, False),
-    "overlap_tensor": (False, True),
-    "scatter_gather": (False, True),
-    "reshard_after_forward": (True, False),
-    "gradient_reduction": GRADIENT_REDUCTIONS,
-}
+_SOME: Mapping[str, tuple[Any, ...]] = (
+    {name: (1, 2) for name in (*DEGREES, "chunks") if name != "tensor_rows"}
+    | {"data": (1, 2, 4), "zero_shards": (0, 2), "stages": ("balanced",)}
+    | {name: item.values for name, item in DECISIONS.items() if item.values}
+)
 """Values of fields, the usual one first, of which a target is asked which it can say."""
 
 _EVERY = ("schedule", "zero")
-_OTHERS = (
-    "attention",
-    "overlap_gradients",
-    "overlap_tensor",
-    "scatter_gather",
-    "reshard_after_forward",
-    "gradient_reduction",
-)
+_OTHERS = tuple(name for name, item in DECISIONS.items() if item.values and name not in (*_EVERY, "sequence_parallel"))
 
 
 def sayable(asked: Iterable[Rule]) -> dict[str, tuple[Any, ...]]:

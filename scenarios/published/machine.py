@@ -13,7 +13,7 @@ from meshwise.scenarios.files.errors import shown
 from meshwise.scenarios.published.frameworks import host_launch, on_stack
 from meshwise.scenarios.published.row import Row, Skip
 from meshwise.scenarios.published.training import FOUR_BITS
-from meshwise.scenarios.schema.scenario import MAX_DEVICES
+from meshwise.scenarios.schema.cluster import MAX_DEVICES
 from meshwise.simulator.catalog import cluster
 from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.machine.cluster import Cluster, Node

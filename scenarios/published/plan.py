@@ -20,7 +20,9 @@ from meshwise.scenarios.published.frameworks import (
     zero_stage,
 )
 from meshwise.scenarios.published.row import Row, Skip
-from meshwise.scenarios.schema.scenario import MAX_BATCH, MAX_DEVICES, MAX_SEQUENCE
+from meshwise.scenarios.schema.cluster import MAX_DEVICES
+from meshwise.scenarios.schema.plan import MAX_BATCH
+from meshwise.scenarios.schema.scenario import MAX_SEQUENCE
 from meshwise.simulator.operator_graph import OperatorGraph, OperatorKind
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.mesh import nearest_divisor

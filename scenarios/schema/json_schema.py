@@ -7,7 +7,8 @@ from pydantic import TypeAdapter
 
 from meshwise.scenarios.schema.cluster import WrittenCluster
 from meshwise.scenarios.schema.graph import GraphTable
-from meshwise.scenarios.schema.scenario import AnyPlan, ScenarioTable
+from meshwise.scenarios.schema.plan import AnyPlan
+from meshwise.scenarios.schema.scenario import ScenarioTable
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 FILE = "scenario.schema.json"

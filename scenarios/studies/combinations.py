@@ -18,8 +18,8 @@ from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import ZERO_STAGES, Layout
 from meshwise.strategies.plan.offloading import OFFLOADS, Offloading, offloading
 from meshwise.strategies.plan.parallelism import Attention
-from meshwise.strategies.plan.plan import Recompute
 from meshwise.strategies.plan.problem import Problem, Training
+from meshwise.strategies.plan.recomputation import Recompute
 from meshwise.strategies.plan.rules import violations
 from meshwise.strategies.schedules.schedule import SCHEDULES
 
@@ -82,7 +82,7 @@ def _outcome(first: Technique, second: Technique) -> Outcome:
             *(getattr(first.fields[clash], n) or getattr(second.fields[clash], n) for n in OFFLOADS)
         )
     layout = Layout(**fields, stages="balanced")
-    ranks = layout.data * layout.tensor * layout.tensor_rows * layout.pipeline * layout.context
+    ranks = layout.ranks
     problem = _problem(ranks, tied=not layout.offload.parameters)
     refused = next(violations(problem, layout), None)
     if refused is not None:

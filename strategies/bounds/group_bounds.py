@@ -193,7 +193,7 @@ class GroupBounds:
             if drains:
                 after = np.maximum(after, drain[:, at, None] + tails[None, :, 0])
             np.maximum(result, path[:, at, None] + waits[None, :, at] + after, out=result)
-        if plan.schedule_name == "naive":
+        if plan.schedule == "naive":
             last = plan.pipeline - 1
             there_and_back = fill[:, last] + forward[:, last] + drain[:, last] + backward[:, last]
             alone = plan.num_microbatches * there_and_back
@@ -290,7 +290,7 @@ class GroupBounds:
     def _activations(self, plan: Plan, passes: Sequence[PassChoice], *, late: bool) -> tuple[IntArray, list[int]]:
         """Return at most the most bytes that passes hold, by way and position, and the way of every row."""
         ways, way_of = _each((each.recompute, each.activations) for each in passes)
-        moments = _moments(plan.schedule_name, plan.pipeline, plan.num_microbatches, plan.chunks)
+        moments = _moments(plan.schedule, plan.pipeline, plan.num_microbatches, plan.chunks)
         sites, site_of = self._sites(plan)
         rows = np.array([self._memories(plan, sites, *way, late=late) for way in ways], dtype=np.int64)
         held = rows[:, site_of, 0] @ moments.held.T

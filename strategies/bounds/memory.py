@@ -120,7 +120,7 @@ class Needs:
         """Return the most bytes that passes hold, by pipeline position."""
         made, how, shared = self.costs.division(plan), self.costs.blocks.how(plan), self._sharing(plan)
         begun = (plan.zero >= 2, plan.zero >= 3, plan.shards, plan.expert_shards) if shared.begins else ()
-        key = (plan.schedule_name, plan.num_microbatches, plan.chunks, made, how, shared, begun)
+        key = (plan.schedule, plan.num_microbatches, plan.chunks, made, how, shared, begun)
         if key not in self._activations:
             if shared.gradients or shared.begins:
                 self._activations[key] = peak_of_passes(plan, shared, self._passes(plan, shared))

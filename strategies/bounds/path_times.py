@@ -139,10 +139,10 @@ class LongestPaths:
         batches: dict[tuple[object, ...], _Batch] = {}
         for index, plan in enumerate(plans):
             machine = self.costs.machine(plan)
-            if not machine.uniform or plan.offload or plan.schedule_name not in WALKED or _waits(plan):
+            if not machine.uniform or plan.offload or plan.schedule not in WALKED or _waits(plan):
                 result[index] = self._lowered(plan)
                 continue
-            key = (plan.schedule_name, plan.num_microbatches, plan.chunks, self.costs.division(plan))
+            key = (plan.schedule, plan.num_microbatches, plan.chunks, self.costs.division(plan))
             if key not in batches:
                 batches[key] = _Batch(plan, self.rows)
             batches[key].add(index, plan, machine)
@@ -185,7 +185,7 @@ class _Batch:
     def ticks(self) -> IntArray:
         """Return the ticks of all plans, in the order in which they came."""
         plan = self.first
-        arranged = arrangement(plan.schedule_name, plan.pipeline, plan.num_microbatches, plan.chunks)
+        arranged = arrangement(plan.schedule, plan.pipeline, plan.num_microbatches, plan.chunks)
         passes, sends, filled = map(_table, zip(*self._lane_rows, strict=True))
         endings = Endings(*map(_table, zip(*self._ending_rows, strict=True)))
         steps = Steps(np.array(self._lane), np.array(self._ending))

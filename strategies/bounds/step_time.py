@@ -109,7 +109,7 @@ class Bounds:
             gathered = plan.num_microbatches * work - loads.early[position]
             reduced = plan.num_microbatches * loads.bare[position] + (plan.num_microbatches - 1) * waits[position]
             best = max(best, fill + max(gathered, reduced) + after)  # a pass gathers while it waits
-        if plan.schedule_name == "naive" and sends is not None:  # one microbatch after another, there and back
+        if plan.schedule == "naive" and sends is not None:  # one microbatch after another, there and back
             there, back = sum(loads.forward) + sum(sends.forward), sum(loads.backward) + sum(sends.backward)
             best = max(best, plan.num_microbatches * (there + back) + tails[0])
         return max(best, self._reducing(plan, machine)) if plan.zero >= 2 else best

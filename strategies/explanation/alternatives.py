@@ -17,12 +17,12 @@ from math import inf
 from meshwise.strategies.evaluation import Trial
 from meshwise.strategies.explanation.ranking import Allowed, Among, Candidate, Ranking, fits, ranking
 from meshwise.strategies.explanation.uncertainty import Uncertainty
-from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.layout import DEGREES, Layout
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.search.space import Space
 
 DECISIONS: dict[str, tuple[str, ...]] = {
-    "mesh degrees": ("data", "tensor", "tensor_rows", "pipeline", "context", "expert"),
+    "mesh degrees": DEGREES,
     "microbatch": ("microbatch",),
     "schedule": ("schedule", "chunks"),
     "ZeRO": ("zero", "zero_shards"),
@@ -150,7 +150,7 @@ def _within(memory: float) -> Allowed:
 
 def _unlimited(space: Space) -> Space:
     """Return a space that leaves degrees open, for fewer devices have others."""
-    return replace(space, data=None, pipeline=None)
+    return space.with_limits(data=None, pipeline=None)
 
 
 def _tradeoff(problem: Problem, trial: Trial) -> Tradeoff:

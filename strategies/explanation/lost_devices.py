@@ -232,7 +232,7 @@ def replan(
             f"lost devices lie between 1 and {devices - 1}, met {lost}; nearest: {min(max(lost, 1), devices - 1)}"
         )
     smaller = list(_smaller(problem, devices - lost))
-    open_space = replace(space, data=None, tensor=None, pipeline=None)
+    open_space = space.with_limits(data=None, tensor=None, pipeline=None)
     best: Trial | None = None
     where, proven, whole, sizes = problem, False, True, list[int]()
     for part in smaller:

@@ -1,7 +1,7 @@
 """Why not another plan: the rule that it breaks, the memory that it lacks, or the time that it takes more."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from math import inf, log2
 from typing import Any
@@ -120,7 +120,7 @@ def _ranked(of: Ranking, layout: Layout, asked: Asked, space: Space) -> tuple[Ra
         (limits if _limits(name, value) else others)[name] = (value,)
     own = (_probe(problem, replace(layout, **choice), asked) for choice in _choices(layout))
     starts = (probe for probe in dict.fromkeys(own) if next(violations(problem, probe), None) is None)
-    limited = replace(space, **limits, starts=(*starts, *space.starts))
+    limited = replace(space.with_limits(**limits), starts=(*starts, *space.starts))
     ranked = ranking(problem, limited, seconds=of.seconds)
     if not others:
         return ranked, ranked.whole
@@ -136,11 +136,9 @@ def _ranked(of: Ranking, layout: Layout, asked: Asked, space: Space) -> tuple[Ra
 
 def _limits(name: str, value: Any) -> bool:
     """Return whether a space can be limited to a value of a field."""
-    if name not in {field.name for field in fields(Space)}:
-        return False
     try:
-        Space(**dict[str, Any]({name: (value,)}))
-    except ValueError:
+        Space(**{name: (value,)})
+    except (TypeError, ValueError):
         return False
     return True
 
@@ -173,6 +171,6 @@ def _choices(layout: Layout) -> Iterator[dict[str, Any]]:
 def _probe(problem: Problem, layout: Layout, asked: Asked) -> Layout:
     """Return a layout with what is asked for, and with as many data ranks as that leaves, where they are not asked."""
     probe = replace(layout, **asked)
-    others = probe.tensor * probe.tensor_rows * probe.pipeline * probe.context
+    others = probe.model_ranks
     data = len(problem.cluster.free_devices) // max(others, 1)
     return probe if "data" in asked else replace(probe, data=max(data, 1))

@@ -47,7 +47,7 @@ def communications(problem: Problem, plan: Plan, ranks: Iterable[int]) -> dict[i
         Where the schedule has no flush: a step of it is no step of its own.
     """
     if plan.asynchronous:
-        raise ValueError(f"the communications of a step need a schedule with a flush, met {plan.schedule_name}")
+        raise ValueError(f"the communications of a step need a schedule with a flush, met {plan.schedule}")
     counted = _Counted(problem, plan)
     return {rank: counted.of(rank) for rank in ranks}
 

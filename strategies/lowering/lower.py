@@ -85,7 +85,7 @@ def lower_with_sites(problem: Problem, plan: Plan) -> Sited:
         Where the schedule has no flush: a step of it is no step of its own.
     """
     if plan.asynchronous:
-        raise ValueError(f"the tasks of one step need a schedule with a flush, met {plan.schedule_name}")
+        raise ValueError(f"the tasks of one step need a schedule with a flush, met {plan.schedule}")
     costs = StageCosts(problem)
     with no_collection():
         uncounted = replace(plan, num_microbatches=UNCOUNTED)

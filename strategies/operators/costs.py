@@ -52,8 +52,9 @@ from meshwise.strategies.operators.choices import choices
 from meshwise.strategies.operators.cost_graph import CostGraph, Edge, IntArray
 from meshwise.strategies.operators.operator_plan import Degrees, operator_plan, shared
 from meshwise.strategies.plan.mesh import OPERATOR_AXES
-from meshwise.strategies.plan.plan import Plan, Recompute
+from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem, Training
+from meshwise.strategies.plan.recomputation import Recompute
 from meshwise.strategies.plan.sharding import OperatorSharding, ShardingSpec
 
 

@@ -11,8 +11,8 @@ from meshwise.strategies.operators.choices import Cuts, choices, cuttable, follo
 from meshwise.strategies.plan.layout import Violation
 from meshwise.strategies.plan.mesh import DATA, OPERATOR_AXES, PIPELINE, TENSOR, Axis, Mesh
 from meshwise.strategies.plan.parallelism import Parallelism, shardings
-from meshwise.strategies.plan.partition import partition
-from meshwise.strategies.plan.plan import Plan, Recompute, Stage
+from meshwise.strategies.plan.partition import Stage, partition
+from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.sharding import OperatorSharding, ShardingSpec
 from meshwise.strategies.schedules.schedule import SCHEDULES
@@ -70,14 +70,11 @@ def operator_plan(
         mesh=mesh,
         stages=stages or partition(problem.graph, 1, "even"),
         shardings=tuple(shardings),
-        schedule_name=schedule,
-        chunks=chunks,
-        microbatch=microbatch,
         num_microbatches=batch // (data * microbatch),
-        zero=0,
-        sequence_parallel=False,
-        recompute=Recompute.NONE,
-        overlap_gradients=True,
+        microbatch=microbatch,
+        schedule=schedule,
+        chunks=chunks,
+        attention=None,
         placement=tuple(() if len(free) == problem.cluster.num_devices else free),
     )
 
@@ -294,7 +291,7 @@ def operator_violations(problem: Problem, plan: Plan) -> Iterator[Violation]:
             plan.shardings,
             data=plan.data,
             stages=plan.stages,
-            schedule=plan.schedule_name,
+            schedule=plan.schedule,
             chunks=plan.chunks,
         )
     except ValueError as error:
@@ -316,16 +313,16 @@ def _pipeline_violations(problem: Problem, plan: Plan) -> Iterator[Violation]:
         found = met[where] if where < len(met) else "none"
         wanted = names[where] if where < len(names) else "none"
         yield Violation("stages", f"stages hold every block once and in order; block {where} is {wanted}, met {found}")
-    if plan.schedule_name not in SCHEDULES or SCHEDULES[plan.schedule_name].asynchronous:
+    if plan.schedule not in SCHEDULES or SCHEDULES[plan.schedule].asynchronous:
         flushed = [name for name, rule in SCHEDULES.items() if not rule.asynchronous]
-        near = get_close_matches(plan.schedule_name, flushed, 1, 0.0)[0]
+        near = get_close_matches(plan.schedule, flushed, 1, 0.0)[0]
         yield Violation(
-            "schedule_name", f"stages of single operators run a published schedule with a flush; nearest: {near}"
+            "schedule", f"stages of single operators run a published schedule with a flush; nearest: {near}"
         )
         return
-    rule, count = SCHEDULES[plan.schedule_name], plan.num_microbatches
+    rule, count = SCHEDULES[plan.schedule], plan.num_microbatches
     if plan.pipeline > 1 and (fault := rule.violation(plan.pipeline, count, plan.chunks)):
-        yield Violation("schedule_name", fault)
+        yield Violation("schedule", fault)
     elif len(plan.stages) != plan.pipeline * plan.chunks:
         stages = f"pipeline({plan.pipeline}) * chunks({plan.chunks}) = {plan.pipeline * plan.chunks}"
         yield Violation("stages", f"{stages} stages, met {len(plan.stages)}")

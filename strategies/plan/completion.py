@@ -4,14 +4,13 @@ from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
 
-from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.layout import MESH_DEGREES, Layout, step_decisions
 from meshwise.strategies.plan.mesh import AXES, DATA, PIPELINE, REPLICA, TENSOR, Axis, Mesh, microbatch
 from meshwise.strategies.plan.parallelism import Attention, Parallelism, shardings
 from meshwise.strategies.plan.partition import partition
-from meshwise.strategies.plan.pipeline_rules import chunks_of
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
-from meshwise.strategies.plan.rules import violations
+from meshwise.strategies.plan.rules import chunks_of, violations
 from meshwise.strategies.schedules.schedule import rule_of
 
 
@@ -37,24 +36,17 @@ def complete(problem: Problem, layout: Layout) -> Plan:
     rule, free = rule_of(layout.schedule), problem.cluster.free_devices
     placement = layout.placement or (() if len(free) == problem.cluster.num_devices else free)
     return Plan(
+        **step_decisions(layout)
+        | {
+            "chunks": chunks_of(layout, rule),
+            "microbatch": microbatch(layout.microbatch),
+            "attention": by.attention,
+            "placement": tuple(placement),
+        },
         mesh=mesh_of(layout),
         stages=partition(problem.graph, rule.num_stages(layout.pipeline, layout.chunks), layout.stages),
         shardings=shardings(problem.graph, by),
-        schedule_name=layout.schedule,
-        chunks=chunks_of(layout, rule),
-        microbatch=microbatch(layout.microbatch),
         num_microbatches=problem.training.global_batch // layout.sequences,
-        zero=layout.zero,
-        sequence_parallel=layout.sequence_parallel,
-        recompute=layout.recompute,
-        overlap_gradients=layout.overlap_gradients,
-        attention=by.attention,
-        scatter_gather=layout.scatter_gather,
-        placement=tuple(placement),
-        offload=layout.offload,
-        reshard_after_forward=layout.reshard_after_forward,
-        gradient_reduction=layout.gradient_reduction,
-        overlap_tensor=layout.overlap_tensor,
     )
 
 
@@ -95,29 +87,11 @@ def layout_of(problem: Problem, plan: Plan) -> Layout:
 
 def layout_without_stages(plan: Plan) -> Layout:
     """Return the layout of a plan without its stages, which no layout may be able to express."""
+    degrees = {name: plan.mesh.size(name) for name in MESH_DEGREES} | {"data": plan.data}
     return Layout(
-        data=plan.data,
-        tensor=plan.tensor,
-        tensor_rows=plan.tensor_rows,
-        pipeline=plan.pipeline,
-        microbatch=plan.microbatch,
-        schedule=plan.schedule_name,
-        chunks=plan.chunks,
-        zero=plan.zero,
-        sequence_parallel=plan.sequence_parallel,
-        recompute=plan.recompute,
-        context=plan.context,
-        expert=plan.expert,
-        attention=plan.attention or Attention.RING,
-        overlap_gradients=plan.overlap_gradients,
-        scatter_gather=plan.scatter_gather,
+        **step_decisions(plan) | degrees | {"attention": plan.attention or Attention.RING},
         order=_order(plan),
-        placement=plan.placement,
-        offload=plan.offload,
         zero_shards=plan.shards // plan.context if plan.replica > 1 else 0,
-        reshard_after_forward=plan.reshard_after_forward,
-        gradient_reduction=plan.gradient_reduction,
-        overlap_tensor=plan.overlap_tensor,
     )
 
 

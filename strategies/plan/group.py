@@ -58,17 +58,10 @@ class Group:
 
     def choices(self, row: int, column: int) -> dict[str, Any]:
         """Return the fields that a row and a column choose, with their values."""
-        of_pass, of_state = self.passes[row], self.states[column]
-        offload = of_state.offload
-        return {
-            "recompute": of_pass.recompute,
-            "overlap_tensor": of_pass.overlap_tensor,
-            "zero": of_state.zero,
-            "reshard_after_forward": of_state.reshard_after_forward,
-            "overlap_gradients": of_state.overlap_gradients,
-            "gradient_reduction": of_state.gradient_reduction,
-            "offload": replace(offload, activations=of_pass.activations) if of_pass.activations else offload,
-        }
+        run, state = self.passes[row]._asdict(), self.states[column]._asdict()
+        if activations := run.pop("activations"):
+            state["offload"] = replace(state["offload"], activations=activations)
+        return run | state
 
     def member(self, row: int, column: int) -> Layout:
         """Return the layout of a row and a column."""

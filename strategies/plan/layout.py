@@ -1,14 +1,24 @@
-"""The plan as a user writes it, and why one is illegal."""
+# ruff: noqa: RUF009  (a decision is the declaration of a field)
+"""The decisions of a plan, each declared once, and the layout that a user writes of them.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+A decision is declared with its default, its values, its text and what a search tries; the schema of scenario files,
+the space of a search, the document of a plan, its description, the neighbours of a layout and the check of other
+trainers' field maps are derived from the declaration. What a decision must keep beside others is its rule in
+`meshwise.strategies.plan.rules`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import Enum, auto
+from math import prod
+from typing import Any, NamedTuple
 
 from meshwise.simulator.brief import brief
-from meshwise.strategies.plan.mesh import AXES, Microbatch
-from meshwise.strategies.plan.offloading import NOTHING, Offloading
+from meshwise.strategies.plan.mesh import AXES, REPLICA, Microbatch, microbatch
+from meshwise.strategies.plan.offloading import NOTHING, Offloading, offloading
 from meshwise.strategies.plan.parallelism import Attention
-from meshwise.strategies.plan.recomputation import Recomputation, Recompute
+from meshwise.strategies.plan.recomputation import Recomputation, Recompute, recomputation
+from meshwise.strategies.schedules.schedule import SCHEDULES
 
 ZERO_STAGES = (0, 1, 2, 3)
 """What ZeRO shares over data ranks: nothing, the optimizer's states, gradients too, parameters too."""
@@ -16,74 +26,404 @@ ZERO_STAGES = (0, 1, 2, 3)
 GRADIENT_REDUCTIONS = ("all_reduce", "parameter_server")
 """How gradients are summed over the data axis: decentralised, or by a central server."""
 
+SYNCHRONOUS = tuple(name for name, rule in SCHEDULES.items() if not rule.asynchronous)
+"""Schedules that end a step on all ranks before the next begins: others train on older weights."""
+
+CORE_SCHEDULES = ("1f1b", "gpipe", "interleaved")
+"""The schedules of a core space."""
+
+USUAL_SCHEDULES = (*CORE_SCHEDULES, "zb1p", "interleaved_zero_bubble", "zbv")
+"""What people set today: torchtitan, torch.distributed.pipelining and zero-bubble forks of Megatron-LM run them."""
+
+
+class Level(Enum):
+    """Where in a search a decision is taken; each level is chosen within the one before."""
+
+    DEGREE = auto()
+    """How many ranks lie along an axis of the mesh."""
+    FAMILY = auto()
+    """What layouts of one cost table of operators share besides the degrees."""
+    SCHEDULE = auto()
+    """The schedule, its chunks and stages."""
+    GROUP = auto()
+    """What layouts of one schedule share whose bounds are worked out together."""
+    PASS = auto()
+    """How passes run: a row of a group."""
+    STATE = auto()
+    """Where states are and how gradients are summed: a column of a group."""
+
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """The plan as a user writes it: degrees and choices; `complete` makes a `Plan` of it.
+class Decision:
+    """What there is to know of one decision of a plan.
+
+    Parameters
+    ----------
+    name
+        The field of a `Layout`, and of a scenario's ``plan`` and ``search.space``.
+    default
+        Its value where nothing is said.
+    text
+        One sentence for the schema and the reference.
+    level
+        Where a search decides it.
+    values
+        All values there are, the usual one first; empty where they are too many to list.
+    core, usual, wide
+        What the three extents of a space try where a limit does not say otherwise; by default ``usual`` is the default
+        alone, and the others are the usual ones.
+    extent
+        The same in words, for people.
+    least, most
+        Bounds of a whole number; ``most`` is None where the number of ranks is the only bound.
+    words
+        Words for the plan's description, from the value; none for the default.
+    matters
+        Whether the decision changes anything beside the others of a layout or a plan.
+    parse
+        The value that a plan document states.
+    required
+        Whether every plan document states it.
+    absent
+        What a plan document means that leaves it out; by default the default.
+    document
+        The key of a plan document where it is not the name.
+    left_out
+        What a space without a limit leaves out, in words; empty where it leaves nothing out.
+    never_tried
+        Whether a wide space leaves that out too.
+    """
+
+    name: str
+    default: Any
+    text: str = ""
+    level: Level = Level.GROUP
+    values: tuple[Any, ...] = ()
+    core: tuple[Any, ...] = ()
+    usual: tuple[Any, ...] = ()
+    wide: tuple[Any, ...] = ()
+    extent: str = ""
+    least: int = 1
+    most: int | None = None
+    words: Callable[[Any], str] | None = None
+    matters: Callable[[Any], bool] | None = None
+    parse: Callable[[Any], Any] | None = None
+    required: bool = False
+    absent: Any = None
+    document: str = ""
+    left_out: str = ""
+    never_tried: bool = False
+
+    __repr__ = brief("name", "default", "values")
+
+    @property
+    def key(self) -> str:
+        """The key of a plan document."""
+        return self.document or self.name
+
+    def changes(self, plan: "StepDecisions") -> bool:
+        """Return whether the decision changes anything beside the others of a layout or a complete plan."""
+        return self.matters is None or self.matters(plan)
+
+    def read(self, document: Mapping[str, Any]) -> Any:
+        """Return the value that a plan document states; ``KeyError`` where it has to and does not."""
+        if self.key not in document and not self.required:
+            return self.absent
+        value = document[self.key]
+        return value if self.parse is None else self.parse(value)
+
+
+def decision(default: Any, text: str = "", level: Level = Level.GROUP, **properties: Any) -> Any:
+    """Return the dataclass field of a `Decision`; ``properties`` are its other fields, ``words`` may be one phrase.
+
+    A flag has both values; what an extent of the space tries is by default what a smaller one tries.
+    """
+    if isinstance(default, bool):
+        properties.setdefault("values", (default, not default))
+    if isinstance(phrase := properties.get("words"), str):
+        properties["words"] = lambda value: phrase
+    properties.setdefault("absent", default)
+    properties.setdefault("usual", (default,))
+    properties.setdefault("core", properties["usual"])
+    properties.setdefault("wide", properties["usual"])
+    return field(default=default, metadata={"text": text, "level": level} | properties)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepDecisions:
+    """How a step runs on a mesh: what a `Layout` and the complete plan of it have in common.
 
     Parameters
     ----------
     microbatch
         Sequences of a microbatch on every data rank, or a size for each of them: data rank ``i`` runs
         microbatches of ``microbatch[i]`` sequences, and all run as many microbatches.
-    stages
-        ``"even"``, ``"balanced"`` or the number of layers of every stage.
+    schedule
+        The name of a schedule, or its text form: then ``chunks`` may be left at 1 for what the text says.
+    chunks
+        Stages of a pipeline rank; of an order that is written out the most of any rank.
+    attention
+        How context ranks compute attention; None in a complete plan where a sequence is on one rank.
+    zero
+        What the ranks that share states keep as shards: 1 the optimizer's states, 2 gradients too,
+        3 parameters too; 0 for nothing.
+    reshard_after_forward
+        Whether ZeRO 3 gives gathered parameters up after forward and gathers them again for backward.
+    offload
+        What is kept in host memory.
+    gradient_reduction
+        Who sums gradients over the data axis: its ranks among themselves, ``all_reduce``, or the first of
+        them as a central ``parameter_server``.
+    overlap_gradients
+        Whether gradients are reduced while backward still makes others; with ZeRO 3 also whether
+        parameters are gathered while others are used.
+    sequence_parallel
+        Whether tensor ranks share the tokens of what they do not cut otherwise.
+    overlap_tensor
+        Whether the gathers and scatters of sequence parallelism run beside the products that need or make what they
+        move, chunk by chunk (`meshwise.strategies.lowering.costs.rewrites`).
+    scatter_gather
+        Whether a stage boundary crosses in one slice a tensor rank and is gathered behind it.
+    recompute
+        What backward computes again instead of keeping it.
+    placement
+        The device of every rank, in order of rank; empty for rank ``i`` on the ``i``-th free device. Devices that are
+        not named stay idle.
+    """
+
+    microbatch: Microbatch = decision(
+        1,
+        "Sequences per microbatch and data-parallel rank, or a list of one size a data rank.",
+        Level.FAMILY,
+        parse=microbatch,
+        required=True,
+        extent="usually the powers of two that divide the batch of a data rank, and that batch itself (no gradient "
+        "accumulation), of 131,072 tokens at most where they are several. Core: of any number of tokens. Wide, or by "
+        "a limit: any divisor",
+        left_out="microbatches that are no power of two, or of more than 131,072 tokens",
+    )
+    schedule: str = decision(
+        "1f1b",
+        "A schedule by name, or its order: one line a pipeline rank, as in 0F0 0F1 0B0 0B1.",
+        Level.SCHEDULE,
+        values=SYNCHRONOUS,
+        core=CORE_SCHEDULES,
+        usual=USUAL_SCHEDULES,
+        wide=SYNCHRONOUS,
+        required=True,
+        document="schedule_name",
+        extent=f"names; usually {', '.join(USUAL_SCHEDULES)}, and dualpipev of models with experts. Core: the first "
+        "three. Wide: every one that flushes",
+        left_out="schedules that few use",
+    )
+    chunks: int = decision(
+        1,
+        "Model chunks per device.",
+        Level.SCHEDULE,
+        most=1000,
+        required=True,
+        extent="1 for schedules that are not looped; every divisor of the layers of the fullest rank. Core: only "
+        "where ranks have as many layers. A limit may name other counts",
+    )
+    attention: Attention | None = decision(
+        Attention.RING,
+        "How the ranks of a context group compute attention.",
+        Level.FAMILY,
+        values=tuple(Attention),
+        usual=(Attention.RING,),
+        wide=tuple(Attention),
+        matters=lambda layout: layout.context > 1,
+        parse=lambda word: word and Attention(word),
+        absent=None,
+        extent="usually a ring. Wide: all",
+        left_out="context parallelism by all-to-all or gathered keys",
+    )
+    zero: int = decision(
+        0,
+        "Shared by data ranks: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too.",
+        Level.STATE,
+        values=ZERO_STAGES,
+        core=(0, 1),
+        usual=ZERO_STAGES,
+        required=True,
+        extent="all levels. Core: 0 and 1",
+    )
+    reshard_after_forward: bool = decision(
+        True,
+        "With zero 3, parameters are given up after forward and gathered again for backward.",
+        Level.STATE,
+        core=(True,),
+        usual=(True, False),
+        words="parameters kept after forward",
+        matters=lambda layout: layout.zero >= 3,
+        extent="both. Core: on",
+    )
+    offload: Offloading = decision(
+        NOTHING,
+        "What is kept in host memory: names, or fractions by name.",
+        Level.STATE,
+        words=lambda offload: f"{offload} on the host",
+        parse=offloading,
+        extent="nothing; where nothing fits without, and wide, half of the optimizer states, and all. A limit may "
+        "name any `Offloading`",
+        left_out="offload",
+    )
+    gradient_reduction: str = decision(
+        "all_reduce",
+        "Who sums gradients over the data axis: all its ranks, or a central server.",
+        Level.STATE,
+        values=GRADIENT_REDUCTIONS,
+        words="gradients summed by a parameter server",
+        extent="``all_reduce`` unless a limit names others",
+        left_out="parameter servers",
+        never_tried=True,
+    )
+    overlap_gradients: bool = decision(
+        True,
+        level=Level.STATE,
+        required=True,
+        words="gradients reduced after backward",
+        matters=lambda layout: layout.data * layout.context > 1,
+        extent="on unless a limit says otherwise",
+        left_out="gradients reduced after backward",
+        never_tried=True,
+    )
+    sequence_parallel: bool = decision(
+        False,
+        level=Level.FAMILY,
+        usual=(False, True),
+        required=True,
+        words="sequence parallel",
+        extent="both",
+    )
+    overlap_tensor: bool = decision(
+        False,
+        "Gathers and scatters of sequence parallelism run beside the products that need or make them.",
+        Level.PASS,
+        core=(False,),
+        usual=(False, True),
+        words="tensor communication beside products",
+        matters=lambda layout: layout.sequence_parallel,
+        extent="both. Core: off",
+    )
+    scatter_gather: bool = decision(
+        False,
+        "A stage boundary crosses in one slice a tensor rank and is gathered behind it.",
+        Level.GROUP,
+        wide=(False, True),
+        words="stage boundaries crossed in slices",
+        matters=lambda layout: (
+            layout.pipeline > 1 and layout.tensor > 1 == layout.tensor_rows and not layout.sequence_parallel
+        ),
+        extent="off. Wide: both",
+    )
+    recompute: Recomputation = decision(
+        Recompute.NONE,
+        "For all layers, the first of every stage, by operator, or one of these a stage.",
+        Level.PASS,
+        words=lambda recompute: f"{recompute} recompute",
+        parse=recomputation,
+        required=True,
+        extent="none, activations alone, selective, full, and full of a quarter, half and three quarters of a "
+        "stage's layers, the first ones. Core: none, selective and full. Wide: also selective of some layers. A limit "
+        "may name any number",
+    )
+    placement: tuple[int, ...] = decision(
+        (),
+        "The device of every rank, in order of rank.",
+        Level.FAMILY,
+        words="ranks not placed in order",
+        parse=lambda devices: tuple(map(int, devices)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout(StepDecisions):
+    """The plan as a user writes it: degrees and choices; `complete` makes a `Plan` of it.
+
+    Its other fields are those of `StepDecisions`.
+
+    Parameters
+    ----------
+    data, tensor, pipeline
+        Ranks along the three usual axes.
+    context
+        Ranks that share the tokens of each sequence.
+    expert
+        Ranks, of those along ``data``, that share the experts.
     tensor_rows
         Rows of a grid of tensor-parallel ranks, of which ``tensor`` is the columns
         (`meshwise.strategies.plan.parallelism`).
-    context
-        Ranks that share the tokens of each sequence.
-    attention
-        How they compute attention.
-    expert
-        Ranks, of those along ``data``, that share the experts.
-    schedule
-        The name of a schedule, or its text form: then ``chunks`` may be left at 1 for what the text says.
+    zero_shards
+        Neighbouring data ranks that ZeRO shares states over, with their context ranks; 0 for all of them.
     order
         Axes of the mesh from the outermost to the innermost: neighbours along the last one are
         neighbours on the machine. Those of one rank may be left out, and ``replica``, which then lies
         just outside ``data``.
-    placement
-        The device of every rank, in order of rank; empty for rank ``i`` on the ``i``-th free device. Devices that are
-        not named stay idle.
-    offload
-        What is kept in host memory.
-    zero_shards
-        Neighbouring data ranks that ZeRO shares states over, with their context ranks; 0 for all of them.
-    reshard_after_forward
-        Whether ZeRO 3 gives gathered parameters up after forward and gathers them again for backward.
-    gradient_reduction
-        How gradients are summed over the data axis: one of `GRADIENT_REDUCTIONS`.
-    overlap_tensor
-        Whether the gathers and scatters of sequence parallelism run beside the products that need or make what they
-        move, chunk by chunk (`meshwise.strategies.lowering.costs.rewrites`).
+    stages
+        ``"even"``, ``"balanced"`` or the number of layers of every stage.
     """
 
-    data: int = 1
-    tensor: int = 1
-    pipeline: int = 1
-    microbatch: Microbatch = 1
-    schedule: str = "1f1b"
-    chunks: int = 1
-    zero: int = 0
-    sequence_parallel: bool = False
-    recompute: Recomputation = Recompute.NONE
-    context: int = 1
-    expert: int = 1
-    attention: Attention = Attention.RING
-    overlap_gradients: bool = True
-    scatter_gather: bool = False
-    stages: str | tuple[int, ...] = "even"
-    order: tuple[str, ...] = AXES
-    placement: tuple[int, ...] = ()
-    offload: Offloading = NOTHING
-    zero_shards: int = 0
-    reshard_after_forward: bool = True
-    gradient_reduction: str = "all_reduce"
-    tensor_rows: int = 1
-    overlap_tensor: bool = False
+    data: int = decision(1, level=Level.DEGREE, extent="every divisor of the number of devices")
+    tensor: int = decision(1, level=Level.DEGREE, extent="every divisor of the number of devices")
+    pipeline: int = decision(1, level=Level.DEGREE, extent="every divisor of the number of devices")
+    context: int = decision(
+        1,
+        "Ranks that share the tokens of each sequence.",
+        Level.DEGREE,
+        extent="every divisor that leaves each rank 2,048 tokens. Core: 1",
+    )
+    expert: int = decision(
+        1, "Ranks, of those along data, that share the experts.", Level.DEGREE, extent="every divisor of the experts"
+    )
+    tensor_rows: int = decision(
+        1,
+        "Rows of a grid of tensor-parallel ranks, of which tensor is the columns.",
+        Level.DEGREE,
+        extent="1 unless a limit names others",
+        left_out="2-D tensor parallelism",
+        never_tried=True,
+    )
+    zero_shards: int = decision(
+        0,
+        "Neighbouring data ranks that share states; 0 for all of them.",
+        Level.FAMILY,
+        least=0,
+        matters=lambda layout: layout.zero >= 1,
+        extent="all data ranks (0), or those of a node. Core: all",
+        left_out="states shared by other data ranks than all or a node's",
+        never_tried=True,
+    )
+    order: tuple[str, ...] = decision(
+        AXES,
+        "Axes from the outermost to the innermost; those of one rank may be left out.",
+        Level.FAMILY,
+        extent="`meshwise.strategies.plan.mesh.AXES` unless a limit names others",
+        left_out="other orders of axes",
+        never_tried=True,
+    )
+    stages: str | tuple[int, ...] = decision(
+        "even",
+        level=Level.SCHEDULE,
+        extent="``even`` where stages divide the layers and ``balanced`` where not; also one layer less at both ends "
+        "(`meshwise.strategies.plan.partition.share_ends`) where no stage has more then; and on devices of different "
+        "speed also ``paced``: layers in proportion to it. Core: without that of the ends. A limit may name the "
+        "words, and counts a stage",
+        left_out="stages of other sizes but near the best plan",
+        never_tried=True,
+    )
 
     __repr__ = brief()
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the mesh."""
+        return prod(getattr(self, name) for name in RANK_DEGREES)
+
+    @property
+    def model_ranks(self) -> int:
+        """Ranks that share one microbatch's sequences: all but those along ``data``."""
+        return prod(getattr(self, name) for name in RANK_DEGREES if name != "data")
 
     @property
     def replica(self) -> int:
@@ -101,6 +441,39 @@ class Layout:
         if isinstance(self.microbatch, int):
             return f"(data({self.data}) * microbatch({self.microbatch}))"
         return f"sum(microbatch{list(self.microbatch)})"
+
+
+def _list_decisions() -> dict[str, Decision]:
+    """Return the decisions of a layout by name, those of the mesh first."""
+    step = [item.name for item in fields(StepDecisions)]
+    items = sorted(fields(Layout), key=lambda item: item.name in step)
+    return {item.name: Decision(item.name, item.default, **item.metadata) for item in items}
+
+
+DECISIONS = _list_decisions()
+"""Every decision of a layout, by name."""
+
+STEP_DECISIONS = tuple(DECISIONS[item.name] for item in fields(StepDecisions))
+"""The decisions that a complete plan states under their own names; the others are in its mesh and stages."""
+
+DEGREES = tuple(name for name, item in DECISIONS.items() if item.level is Level.DEGREE)
+"""The degrees of parallelism."""
+
+RANK_DEGREES = tuple(name for name in DEGREES if name != "expert")
+"""The degrees whose product is the number of ranks: expert ranks lie along ``data``."""
+
+MESH_DEGREES = tuple(name for name in AXES if name != REPLICA)
+"""The degrees that are axes of the mesh, outermost first."""
+
+
+def names_at(*levels: Level) -> tuple[str, ...]:
+    """Return the names of the decisions that a search takes at some levels."""
+    return tuple(name for name, item in DECISIONS.items() if item.level in levels)
+
+
+def step_decisions(value: StepDecisions) -> dict[str, Any]:
+    """Return the decisions that a layout and its complete plan have in common, by name."""
+    return {item.name: getattr(value, item.name) for item in STEP_DECISIONS}
 
 
 _MOST = 16

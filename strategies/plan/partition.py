@@ -1,10 +1,20 @@
 """How the layers of a network are divided among pipeline stages."""
 
+from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
 
+from meshwise.simulator.brief import brief
 from meshwise.simulator.operator_graph import OperatorGraph
-from meshwise.strategies.plan.plan import Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Blocks of the graph, by name, that run together on one pipeline rank."""
+
+    blocks: tuple[str, ...]
+
+    __repr__ = brief()
 
 
 @lru_cache(maxsize=1024)

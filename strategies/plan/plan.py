@@ -1,12 +1,13 @@
 """Every decision about how a training step is laid out, complete and as plain data."""
 
 from collections import Counter
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from math import ceil
 from typing import Any
 
 from meshwise.simulator.brief import brief
+from meshwise.strategies.plan.layout import STEP_DECISIONS, Decision, StepDecisions
 from meshwise.strategies.plan.mesh import (
     CONTEXT,
     DATA,
@@ -20,86 +21,41 @@ from meshwise.strategies.plan.mesh import (
     Axis,
     Mesh,
     Microbatch,
-    microbatch,
 )
-from meshwise.strategies.plan.offloading import NOTHING, Offloading, fraction_of, offloading
-from meshwise.strategies.plan.parallelism import Attention
-from meshwise.strategies.plan.recomputation import Recomputation, Recompute, recomputation
+from meshwise.strategies.plan.offloading import fraction_of
+from meshwise.strategies.plan.partition import Stage
 from meshwise.strategies.plan.sharding import OperatorSharding
 from meshwise.strategies.schedules.rule import Placement, ScheduleRule, no_pairs
 from meshwise.strategies.schedules.schedule import Schedule, rule_of, schedule
 
-__all__ = ["PLAN_VERSION", "Plan", "Recompute", "Stage"]
-
 PLAN_VERSION = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """Blocks of the graph, by name, that run together on one pipeline rank."""
-
-    blocks: tuple[str, ...]
-
-    __repr__ = brief()
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan(StepDecisions):
     """A complete plan: nothing is left to derive from the problem but sizes.
+
+    It states the decisions of its layout that are how a step runs, in one way where a layout has several
+    (`meshwise.strategies.plan.completion.complete`), and what the others mean for one model and machine: the mesh,
+    the stages and the shardings. The layout is not a field of it, for a plan document is read without the model
+    that says which blocks are layers, and a plan that cuts single operators is that of no layout.
 
     Parameters
     ----------
+    mesh
+        The ranks along every axis.
     stages
         Blocks of every stage; where it is the schedule says (`positions`).
     shardings
         Which dims of which operators which axes cut: of ``layers.up`` in all layers, of ``layers.3.up`` in one.
-    schedule_name
-        The name of a schedule, or its text form.
-    chunks
-        The most stages of a rank.
-    microbatch
-        Sequences per microbatch and data-parallel rank; where they are not all equal, of each of these ranks.
-    zero
-        What the ranks that share states keep as shards: 1 the optimizer's states, 2 gradients too,
-        3 parameters too; 0 for nothing.
-    overlap_gradients
-        Whether gradients are reduced while backward still makes others; with ZeRO 3 also whether
-        parameters are gathered while others are used.
-    attention
-        How the ranks of a context group compute attention; ``None`` where a sequence is on one rank.
-    scatter_gather
-        Whether a stage boundary crosses in one slice a tensor rank and is gathered behind it.
-    placement
-        The device of every rank of the mesh; empty where rank ``i`` runs on device ``i``.
-    offload
-        What is kept in host memory.
-    reshard_after_forward
-        Whether ZeRO 3 gives gathered parameters up after forward and gathers them again for backward.
-    gradient_reduction
-        Who sums gradients over the data axis: its ranks among themselves, ``all_reduce``, or the first of
-        them as a central ``parameter_server``.
-    overlap_tensor
-        Whether tensor-parallel gathers and scatters of a sequence run beside the products that need or make them.
+    num_microbatches
+        Microbatches of a step.
     """
 
     mesh: Mesh
     stages: tuple[Stage, ...]
     shardings: tuple[OperatorSharding, ...]
-    schedule_name: str
-    chunks: int
-    microbatch: Microbatch
     num_microbatches: int
-    zero: int
-    sequence_parallel: bool
-    recompute: Recomputation
-    overlap_gradients: bool
-    attention: Attention | None = None
-    scatter_gather: bool = False
-    placement: tuple[int, ...] = ()
-    offload: Offloading = NOTHING
-    reshard_after_forward: bool = True
-    gradient_reduction: str = "all_reduce"
-    overlap_tensor: bool = False
 
     __repr__ = brief("describe")
 
@@ -191,7 +147,7 @@ class Plan:
     @property
     def rule(self) -> ScheduleRule:
         """What the schedule is."""
-        return rule_of(self.schedule_name)
+        return rule_of(self.schedule)
 
     @property
     def splits_backward(self) -> bool:
@@ -250,9 +206,9 @@ class Plan:
         return tuple(stage for stage, at in enumerate(self.positions) if at == position)
 
     @property
-    def schedule(self) -> Schedule:
+    def actions(self) -> Schedule:
         """The order of actions on every pipeline rank."""
-        return schedule(self.schedule_name, self.pipeline, self.num_microbatches, self.chunks)
+        return schedule(self.schedule, self.pipeline, self.num_microbatches, self.chunks)
 
     def even(self, size: int) -> "Plan":
         """Return the plan as data ranks see it whose microbatches have ``size`` sequences: as if all had."""
@@ -273,22 +229,21 @@ class Plan:
         microbatches = "microbatch" if self.num_microbatches == 1 else "microbatches"
         parts.append(f"{self.num_microbatches} {microbatches} of {_sizes(self.microbatch)}")
         parts += [f"ZeRO-{self.zero}" + (f" over {self.shards}" if self.replica > 1 else "")] if self.zero else []
-        parts += ["parameters kept after forward"] if not self.reshard_after_forward else []
-        parts += [f"{self.offload} on the host"] if self.offload else []
-        parts += ["gradients summed by a parameter server"] if self.gradient_reduction == "parameter_server" else []
-        late = self.replicas > 1 and not self.overlap_gradients
-        parts += ["gradients reduced after backward"] if late else []
-        parts += ["sequence parallel"] if self.sequence_parallel else []
-        parts += ["tensor communication beside products"] if self.overlap_tensor else []
-        parts += ["stage boundaries crossed in slices"] if self.scatter_gather else []
-        parts += [f"{self.recompute} recompute"] if self.recompute is not Recompute.NONE else []
-        parts += ["ranks not placed in order"] if self.placement else []
+        parts += [words for item in STEP_DECISIONS if (words := self._describe_decision(item))]
         return ", ".join(parts)
+
+    def _describe_decision(self, item: Decision) -> str:
+        """Return a decision that has not its default in words; empty where it changes nothing or has none."""
+        value = getattr(self, item.name)
+        if item.words is None or value == item.default or not item.changes(self):
+            return ""
+        return item.words(value)
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON-ready data with its version."""
-        values = {"recompute": self.recompute.document, "offload": self.offload.document}
-        return {"version": PLAN_VERSION} | asdict(self) | values
+        keys = {item.name: item.key for item in STEP_DECISIONS}
+        values = asdict(self) | {name: getattr(self, name).document for name in ("recompute", "offload")}
+        return {"version": PLAN_VERSION} | {keys.get(name, name): value for name, value in values.items()}
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> "Plan":
@@ -296,20 +251,12 @@ class Plan:
         if document.get("version") != PLAN_VERSION:
             raise ValueError(f"version: a plan document of this program has version {PLAN_VERSION}")
         try:
-            optional = {f.name: f.default for f in fields(cls) if f.default is not MISSING} | {"offload": ()}
-            stated = {key: (optional | document)[key] for key in cls.__dataclass_fields__}
             return cls(
-                **stated
-                | {
-                    "mesh": Mesh(tuple(Axis(name, int(size)) for name, size in document["mesh"]["axes"])),
-                    "stages": tuple(Stage(tuple(stage["blocks"])) for stage in document["stages"]),
-                    "shardings": tuple(_sharding(item) for item in document["shardings"]),
-                    "microbatch": microbatch(document["microbatch"]),
-                    "recompute": recomputation(document["recompute"]),
-                    "attention": stated["attention"] and Attention(stated["attention"]),
-                    "placement": tuple(int(device) for device in stated["placement"]),
-                    "offload": offloading(stated["offload"]),
-                }
+                mesh=Mesh(tuple(Axis(name, int(size)) for name, size in document["mesh"]["axes"])),
+                stages=tuple(Stage(tuple(stage["blocks"])) for stage in document["stages"]),
+                shardings=tuple(_sharding(item) for item in document["shardings"]),
+                num_microbatches=document["num_microbatches"],
+                **{item.name: item.read(document) for item in STEP_DECISIONS},
             )
         except (KeyError, TypeError) as error:
             raise ValueError(

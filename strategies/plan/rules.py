@@ -1,4 +1,4 @@
-"""The rules that a layout must keep, those of offloading to host memory among them."""
+"""The rules that a layout must keep: of its mesh, its pipeline, its states and what it offloads to host memory."""
 
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
@@ -8,17 +8,17 @@ from typing import NamedTuple
 
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.operator_graph import OperatorGraph, OperatorKind
-from meshwise.strategies.plan.layout import GRADIENT_REDUCTIONS, ZERO_STAGES, Layout, Violation, listed
+from meshwise.strategies.plan.layout import GRADIENT_REDUCTIONS, RANK_DEGREES, ZERO_STAGES, Layout, Violation, listed
 from meshwise.strategies.plan.mesh import AXES, DATA, PIPELINE, REPLICA, TENSOR, divisors
 from meshwise.strategies.plan.mesh import nearest_divisor as _nearest
 from meshwise.strategies.plan.offloading import NOTHING, OFFLOADS, Offloading, StepPlace
 from meshwise.strategies.plan.parallelism import EXPERTS, TENSOR_DIMS, Attention, Parallelism, broken_rules, shardings
-from meshwise.strategies.plan.partition import partition
-from meshwise.strategies.plan.pipeline_rules import known_rule, pipeline_violations
+from meshwise.strategies.plan.partition import most_stages, num_layers, partition
 from meshwise.strategies.plan.problem import Problem, Training
 from meshwise.strategies.plan.recomputation import FirstLayers, OfStage, PerStage, Recompute, SomeOperators
-from meshwise.strategies.schedules.rule import no_pairs
-from meshwise.strategies.schedules.schedule import rule_of
+from meshwise.strategies.schedules.orders import in_order
+from meshwise.strategies.schedules.rule import ScheduleRule, WrittenRule, no_pairs
+from meshwise.strategies.schedules.schedule import OrderError, rule_of, schedule
 
 
 class Around(NamedTuple):
@@ -150,12 +150,12 @@ def violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
 
 
 def _device_violations(cluster: Cluster, layout: Layout) -> Iterator[Violation]:
-    others, free = layout.tensor * layout.tensor_rows * layout.pipeline * layout.context, cluster.free_devices
+    others, free = layout.model_ranks, cluster.free_devices
     ranks, used = layout.data * others, len(layout.placement or free)
     if ranks != used:
         near = f"; data: {used // others} would do" if used % others == 0 else ""
-        more = (("tensor_rows", layout.tensor_rows), ("context", layout.context))
-        besides = "".join(f" * {name}({degree})" for name, degree in more if degree > 1)
+        more = {name: getattr(layout, name) for name in RANK_DEGREES if name not in (DATA, TENSOR, PIPELINE)}
+        besides = "".join(f" * {name}({degree})" for name, degree in more.items() if degree > 1)
         there = f"cluster has {used}{' free devices' if used < cluster.num_devices else ''}"
         yield Violation(
             "data",
@@ -442,3 +442,116 @@ def _offload_violations(problem: Problem, layout: Layout) -> Iterator[Violation]
         zero=layout.zero,
     )
     yield from (Violation(*each) for each in offload_rules(layout.offload, around))
+
+
+def pipeline_violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
+    """Yield every rule that the stages or the schedule of ``layout`` break."""
+    layers = num_layers(problem.graph)
+    try:
+        rule = rule_of(layout.schedule)
+    except ValueError as error:
+        yield Violation(f"schedule.{error.rank}" if isinstance(error, OrderError) else "schedule", str(error))
+        return
+    stages = rule.num_stages(layout.pipeline, layout.chunks)
+    number = f"pipeline({layout.pipeline}) * chunks({layout.chunks}) = {stages}"
+    if isinstance(rule, WrittenRule):
+        number = f"the order's {stages}"
+        yield from _written_violations(problem, layout, rule)
+    else:
+        yield from _schedule_violations(problem, layout, rule)
+    if isinstance(layout.stages, tuple):
+        if len(layout.stages) != stages or sum(layout.stages) != layers or min(layout.stages) < 0:
+            yield Violation(
+                "stages",
+                f"stages are {number} counts that add to "
+                f"layers({layers}), met {listed(layout.stages)} = {sum(layout.stages)}",
+            )
+    elif layout.stages not in ("even", "balanced"):
+        yield Violation("stages", f"stages is even, balanced or a list of layers a stage, met {layout.stages}")
+    elif layout.stages == "even" and layers % stages:
+        yield Violation(
+            "pipeline",
+            f"{number} stages divide layers({layers}) where stages is even; "
+            f"nearest: {_nearest(layers, stages)} stages, or stages: balanced",
+        )
+    elif stages > most_stages(problem.graph):
+        ends = most_stages(problem.graph) - layers
+        beside = f" and {ends} for what is around them" if ends else ""
+        yield Violation("pipeline", f"{number} stages are at most layers({layers}){beside}")
+
+
+def known_rule(layout: Layout) -> ScheduleRule | None:
+    """Return the rule of a layout's schedule; None where there is none."""
+    try:
+        return rule_of(layout.schedule)
+    except ValueError:
+        return None
+
+
+def chunks_of(layout: Layout, rule: ScheduleRule) -> int:
+    """Return the most stages of a rank: of an order that is written out its own number, if none is asked for."""
+    return rule.chunks[0] if isinstance(rule, WrittenRule) and layout.chunks == 1 else layout.chunks
+
+
+def _written_violations(problem: Problem, layout: Layout, rule: WrittenRule) -> Iterator[Violation]:
+    """Yield what an order that is written out does not go with, or where it waits for itself for ever."""
+    wrong = rule.undefined(layout.pipeline, rule.microbatches, chunks_of(layout, rule))
+    if wrong is not None:
+        yield Violation("chunks" if layout.pipeline == rule.ranks else "pipeline", wrong)
+        return
+    whole, count = problem.training.global_batch, rule.microbatches
+    each = layout.sequences
+    if whole % each == 0 and whole // each != count:
+        near = f"; nearest microbatch: {whole // (layout.data * count)}" if whole % (layout.data * count) == 0 else ""
+        yield Violation(
+            "schedule",
+            f"global_batch({whole}) / {layout.all_sequences} = {whole // each} "
+            f"microbatches, the order has {count}{near}",
+        )
+        return
+    try:
+        for _ in in_order(schedule(layout.schedule, rule.ranks, count, rule.chunks[0])):
+            pass
+    except OrderError as error:
+        yield Violation(f"schedule.{error.rank}", str(error))
+
+
+def _schedule_violations(problem: Problem, layout: Layout, rule: ScheduleRule) -> Iterator[Violation]:
+    each = layout.sequences
+    if rule.asynchronous:
+        yield from _unflushed_violations(problem, layout, rule)
+    fewest, most = rule.chunks
+    if layout.chunks < fewest or layout.chunks > (most or layout.chunks):
+        broken = rule.violation(layout.pipeline, max(layout.pipeline, 1) * 2, layout.chunks)
+        yield Violation("chunks", str(broken))
+    elif layout.chunks > 1 and layout.pipeline < 2:
+        yield Violation("pipeline", f"{rule.name}: pipeline(1) >= 2 does not hold; nearest: 2")
+    elif problem.training.global_batch % each == 0:
+        broken = rule.violation(layout.pipeline, problem.training.global_batch // each, layout.chunks)
+        if broken is not None:
+            yield Violation("schedule", broken)
+
+
+def _unflushed_violations(problem: Problem, layout: Layout, rule: ScheduleRule) -> Iterator[Violation]:
+    """Yield what a pipeline cannot have whose stages update their weights at different times."""
+    name = layout.schedule
+    if layout.zero >= 2:
+        shard = "gathered shards of the newest one" if layout.zero == 3 else "a shard of their sum"
+        whole = "whole weights of several versions" if layout.zero == 3 else "whole gradients until each update"
+        yield Violation(
+            "zero",
+            f"zero({layout.zero}) <= 1 does not hold for {name}: without a flush a stage keeps {whole}, not {shard}; "
+            "nearest: 1",
+        )
+    if problem.training.gradient_clipping:
+        yield Violation(
+            "schedule",
+            f"{name} has no flush: stages update at different times, gradient_clipping needs the norm of all at once; "
+            "nearest: 1f1b, or gradient_clipping: false",
+        )
+    if rule.updates_every_microbatch and problem.graph.tied and layout.pipeline > 1:
+        yield Violation(
+            "schedule",
+            f"{name} updates every stage as soon as it has gradients, tied embeddings sum those of the first and the "
+            "last stage before; nearest: pipedream_2bw, or tied_embeddings: false",
+        )

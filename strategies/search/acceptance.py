@@ -7,24 +7,24 @@ field that their members differ in was read.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwise.strategies.plan.group import Group, StateChoice
-from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.group import Group
+from meshwise.strategies.plan.layout import DECISIONS, Layout, Level, names_at
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 
 Rule = Callable[[Layout], Iterable[str]]
 """Returns every reason against a layout; it looks at nothing of it but its fields, and answers alike each time."""
 
-FIELDS = frozenset(field.name for field in fields(Layout))
-OF_PASSES = frozenset({"recompute", "overlap_tensor"})
-OF_STATES = frozenset(StateChoice._fields)
-OF_FAMILIES = FIELDS - OF_PASSES - OF_STATES - {"schedule", "chunks", "stages", "scatter_gather"}
+FIELDS = frozenset(DECISIONS)
+OF_PASSES = frozenset(names_at(Level.PASS))
+OF_STATES = frozenset(names_at(Level.STATE))
+OF_FAMILIES = frozenset(names_at(Level.DEGREE, Level.FAMILY))
 """The fields that rows and columns of a group choose, and those that the layouts of a family share."""
 
 

@@ -10,13 +10,13 @@ Jia et al., "Whale: efficient giant model training over heterogeneous GPUs", USE
 balance: the layers of a stage in proportion to the FLOP/s of its devices).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from itertools import product
-from math import ceil, isqrt
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from math import ceil, isqrt, prod
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -25,7 +25,17 @@ from meshwise.simulator.machine.compute import Pass, operator_time
 from meshwise.simulator.operator_graph import BATCH, Block, OperatorGraph
 from meshwise.strategies.plan.completion import mesh_of
 from meshwise.strategies.plan.group import Group, PassChoice, StateChoice
-from meshwise.strategies.plan.layout import ZERO_STAGES, Layout
+from meshwise.strategies.plan.layout import (
+    CORE_SCHEDULES,
+    DECISIONS,
+    DEGREES,
+    RANK_DEGREES,
+    SYNCHRONOUS,
+    USUAL_SCHEDULES,
+    Layout,
+    Level,
+    names_at,
+)
 from meshwise.strategies.plan.mesh import AXES, PIPELINE, REPLICA
 from meshwise.strategies.plan.offloading import NOTHING, Offloading, fraction_of
 from meshwise.strategies.plan.parallelism import EXPERTS, Attention
@@ -105,16 +115,8 @@ def _of_block(accelerator: Accelerator, block: Block, microbatch: int) -> float:
 
 T = TypeVar("T")
 
-CORE_SCHEDULES = ("1f1b", "gpipe", "interleaved")
-"""What the core has where no limit names others; first in every space."""
-
-USUAL_SCHEDULES = (*CORE_SCHEDULES, "zb1p", "interleaved_zero_bubble", "zbv")
-"""What people set today: torchtitan, torch.distributed.pipelining and zero-bubble forks of Megatron-LM run them."""
-
 EXPERT_SCHEDULES = ("dualpipev",)
 """What is usual besides where a model has experts, whose exchange it hides (DeepSeek-V3)."""
-
-CORE_ZERO = (0, 1)
 
 ACTIVATIONS = "activation"
 """The operator whose output alone is computed again where people save a little memory at no cost."""
@@ -134,10 +136,19 @@ MOST_TOKENS = 131_072
 LEAST_BUSY = 7 / 8
 """The part of the free devices that a wide space uses at least."""
 
-DEGREES = ("data", "tensor", "pipeline", "context", "tensor_rows")
-"""What multiplies to the number of ranks."""
+_GROUP = names_at(Level.GROUP)
+"""The decisions that all members of a group share besides the schedule."""
 
-_CUT_FIELDS = ("tensor", "tensor_rows", "sequence_parallel", "context", "attention", "expert")
+_FAMILY = names_at(Level.DEGREE, Level.FAMILY)
+_CUT_FIELDS = (*(name for name in DEGREES if name not in ("data", "pipeline")), "sequence_parallel", "attention")
+"""The decisions that say which dims of operators are cut."""
+
+
+_DIVIDED = ("data", "tensor", "pipeline")
+"""The degrees that may be any divisor of the devices."""
+
+_INNER = (*_DIVIDED, "tensor_rows")
+"""The degrees that have rules of their own in a space."""
 
 
 class Scheduled(NamedTuple):
@@ -183,17 +194,18 @@ class Choices:
         for scheduled in self.schedules(family):
             if pairs is not None and pairs is (SCHEDULES[scheduled.name].pairs is no_pairs):
                 continue
-            for slices in self._slices(family):
-                found = self.accepted(self._group(family, scheduled, slices=slices))
+            for shared in self._shared_choices(family):
+                found = self.accepted(self._group(family, scheduled, shared))
                 if found.count:
                     yield found
 
     def count(self, family: Layout) -> int:
         """Return how many layouts a family has."""
         cut = family.tensor > 1, family.tensor_rows > 1, family.sequence_parallel
+        open_choices = tuple(DECISIONS[name].changes(family) for name in _GROUP)
         shared = family.data * family.context > 1, family.zero_shards > 0
         paces = family if self._answers is not None else self._paces(family)
-        key = (family.pipeline, self.batch // family.sequences, cut, shared, paces)
+        key = (family.pipeline, self.batch // family.sequences, cut, open_choices, shared, paces)
         if key not in self._counts:
             self._counts[key] = sum(group.count for group in self.groups(family))
         return self._counts[key]
@@ -225,14 +237,14 @@ class Choices:
             "expert": self._experts(layout.data),
             "zero_shards": self._shards(layout),
             "order": self._orders(layout),
-            "scatter_gather": self._slices(layout),
+            **{name: self._values_beside(layout, name) for name in _GROUP},
             "offload": self._allowed_offloads,
             "recompute": [each.recompute for each in self.passes(layout)],
-            "sequence_parallel": (False, True),
-            "overlap_tensor": (False, True),
+            **{name: sorted(DECISIONS[name].values) for name in ("sequence_parallel", "overlap_tensor")},
             **{
-                field: dict.fromkeys(getattr(state, field) for state in self.states(layout))
-                for field in StateChoice._fields[:4]
+                name: dict.fromkeys(getattr(state, name) for state in self.states(layout))
+                for name in StateChoice._fields
+                if name != "offload"
             },
         }.items():
             now = getattr(layout, name)
@@ -260,20 +272,21 @@ class Choices:
     def has_group(self, layout: Layout) -> bool:
         """Return whether a family of the space, that of a layout, has the layout's schedule and stages."""
         family, scheduled = family_of(layout), Scheduled(layout.schedule, layout.chunks, layout.stages)
-        return scheduled in self.schedules(family) and layout.scatter_gather in self._slices(family)
+        shared = all(getattr(layout, name) in self._values_beside(family, name) for name in _GROUP)
+        return shared and scheduled in self.schedules(family)
 
     def group_of(self, layout: Layout) -> Group:
         """Return the group of a layout of the space."""
         scheduled = Scheduled(layout.schedule, layout.chunks, layout.stages)
-        return self._group(family_of(layout), scheduled, slices=layout.scatter_gather)
+        return self._group(family_of(layout), scheduled, {name: getattr(layout, name) for name in _GROUP})
 
     def accepted(self, group: Group) -> Group:
         """Return the members of a group that the space accepts."""
         return group if self._answers is None else self._answers.accepted(group)
 
-    def _group(self, family: Layout, scheduled: Scheduled, *, slices: bool) -> Group:
+    def _group(self, family: Layout, scheduled: Scheduled, shared: Mapping[str, Any]) -> Group:
         name, chunks, stages = scheduled
-        layout = replace(family, schedule=name, chunks=chunks, stages=stages, scatter_gather=slices)
+        layout = replace(family, schedule=name, chunks=chunks, stages=stages, **shared)
         passes, states = self.passes(layout), self.states(layout)
         return Group(layout, passes, states, self._together(passes, states))
 
@@ -288,26 +301,40 @@ class Choices:
 
     def _degrees(self) -> Iterator[Layout]:
         """Yield what shares degrees and ranks, with microbatches that a grid's rows divide."""
-        space = self.space
-        for used in self.devices:
-            placement = self.placement(used)
-            for tensor, rows in product(_divisors(used), _limited(space.tensor_rows, (1,))):
-                if used % (tensor * rows) or not _allows(space.tensor, tensor) or not self._cut(tensor, rows):
+        for devices in self.devices:
+            for degrees in self._model_degrees(devices):
+                data = devices // prod(degrees.values())
+                if _allows(self.space.data, data) and self.batch % data == 0:
+                    yield from self._variants(Layout(**degrees, data=data, placement=self.placement(devices)))
+
+    def _model_degrees(self, devices: int) -> Iterator[dict[str, Any]]:
+        """Yield the degrees besides ``data`` that divide so many devices, by rising tensor and pipeline."""
+        for tensor, rows in product(_divisors(devices), _limited(self.space.tensor_rows, (1,))):
+            if devices % (tensor * rows) or not _allows(self.space.tensor, tensor) or not self._cut(tensor, rows):
+                continue
+            for pipeline in _divisors(devices // (tensor * rows)):
+                if pipeline > self.layers or not _allows(self.space.pipeline, pipeline):
                     continue
-                for pipeline in _divisors(used // (tensor * rows)):
-                    if pipeline > self.layers or not _allows(space.pipeline, pipeline):
-                        continue
-                    for context in self._contexts(used // (tensor * rows * pipeline)):
-                        data = used // (tensor * rows * pipeline * context)
-                        if _allows(space.data, data) and self.batch % data == 0:
-                            base = Layout(data=data, tensor=tensor, tensor_rows=rows, pipeline=pipeline)
-                            yield from self._variants(replace(base, context=context, placement=placement))
+                others = devices // (tensor * rows * pipeline)
+                for rest in self._divide(others, [name for name in RANK_DEGREES if name not in _INNER]):
+                    yield {"tensor": tensor, "tensor_rows": rows, "pipeline": pipeline} | rest
+
+    def _divide(self, ranks: int, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """Yield the values that degrees of some names may have together on so many ranks."""
+        if not names:
+            yield {}
+            return
+        name, *others = names
+        legal = self._contexts(ranks) if name == "context" else _limited(getattr(self.space, name), (1,))
+        for value in legal:
+            if ranks % value == 0:
+                yield from ({name: value} | rest for rest in self._divide(ranks // value, others))
 
     def _variants(self, base: Layout) -> Iterator[Layout]:
         """Yield the layouts of the same degrees that differ in what else their families share."""
         attentions = self._attentions() if base.context > 1 else self._attentions()[:1]
         for attention, expert in product(attentions, self._experts(base.data)):
-            for sequence_parallel in _limited(self.space.sequence_parallel, (False, True)):
+            for sequence_parallel in sorted(set(self.values("sequence_parallel"))):
                 how = replace(
                     base,
                     attention=attention,
@@ -347,9 +374,9 @@ class Choices:
     @property
     def degrees(self) -> tuple[str, ...]:
         """The degrees that are not always 1."""
-        always = {"context": self.space.context is None and self.space.core}
-        always["tensor_rows"] = self.space.tensor_rows is None
-        return tuple(name for name in DEGREES if not always.get(name))
+        always = {name: getattr(self.space, name) is None for name in RANK_DEGREES if name not in _DIVIDED}
+        always["context"] = self.space.context is None and self.space.core
+        return tuple(name for name in RANK_DEGREES if not always.get(name))
 
     def _contexts(self, ranks: int) -> Sequence[int]:
         if self.space.context is None and self.space.core:
@@ -358,7 +385,7 @@ class Choices:
         return [context for context in _divisors(ranks) if context in limit and self.graph.sequence % context == 0]
 
     def _attentions(self) -> tuple[Attention, ...]:
-        return self._of_extent(self.space.attention, (Attention.RING,), (Attention.RING,), tuple(Attention))
+        return self.values("attention")
 
     def _experts(self, data: int) -> Sequence[int]:
         every = _divisors(data) if self._has_experts else (1,)
@@ -406,9 +433,8 @@ class Choices:
         pipeline, count = family.pipeline, self.batch // family.sequences
         key = (pipeline, count, self._paces(family))
         if key not in self._schedules:
-            wide = tuple(name for name, rule in SCHEDULES.items() if not rule.asynchronous)
             usual = USUAL_SCHEDULES + EXPERT_SCHEDULES * self._has_experts
-            names = self._of_extent(self.space.schedule, CORE_SCHEDULES, usual, wide)
+            names = self._of_extent(self.space.schedule, CORE_SCHEDULES, usual, SYNCHRONOUS)
             ordered = [*(name for name in CORE_SCHEDULES if name in names), *dict.fromkeys(names)]
             rules = [SCHEDULES[name] for name in dict.fromkeys(ordered)]
             flat = [(rule, 1) for rule in rules if rule.chunks[0] == 1 and rule.name not in _LOOPED]
@@ -474,11 +500,20 @@ class Choices:
             self._layers_of[stages, how] = tuple(sum(name in layers for name in each.blocks) for each in found)
         return self._layers_of[stages, how]
 
-    def _slices(self, family: Layout) -> tuple[bool, ...]:
-        """Return whether stage boundaries may cross in slices; one answer where nothing hangs on it."""
-        choices = self._of_extent(self.space.scatter_gather, (False,), (False,), (False, True))
-        some = family.pipeline > 1 and family.tensor > 1 and family.tensor_rows == 1 and not family.sequence_parallel
-        return tuple(dict.fromkeys(choices)) if some else choices[:1]
+    def values(self, name: str) -> tuple[Any, ...]:
+        """Return what a decision may be: its limit, or where there is none what the extent of the space has."""
+        item = DECISIONS[name]
+        return tuple(dict.fromkeys(self._of_extent(getattr(self.space, name), item.core, item.usual, item.wide)))
+
+    def _values_beside(self, layout: Layout, name: str) -> tuple[Any, ...]:
+        """Return what a decision may be beside others; one value where nothing hangs on it."""
+        values = self.values(name)
+        return values if DECISIONS[name].changes(layout) else values[:1]
+
+    def _shared_choices(self, family: Layout) -> Iterator[dict[str, Any]]:
+        """Yield what all members of a group may decide besides their schedule."""
+        for values in product(*(self._values_beside(family, name) for name in _GROUP)):
+            yield dict(zip(_GROUP, values, strict=True))
 
     def passes(self, layout: Layout) -> tuple[PassChoice, ...]:
         """Return how passes may run under the degrees and the schedule of a layout."""
@@ -487,9 +522,8 @@ class Choices:
         whole = not rule.splits_backward and rule.pairs is no_pairs and not rule.asynchronous
         key = (counts, overlaps, whole, layout.pipeline)
         if key not in self._passes:
-            beside = self._of_extent(self.space.overlap_tensor, (False,), (False, True), (False, True))
             away = self._activations(counts, layout.pipeline) if whole else ((),)
-            chosen = tuple(each for each in dict.fromkeys(beside) if overlaps or not each)
+            chosen = tuple(each for each in self.values("overlap_tensor") if overlaps or not each)
             self._passes[key] = tuple(
                 PassChoice(recompute, overlap, activations)
                 for recompute, overlap, activations in product(self._recomputes(max(counts)), chosen, away)
@@ -529,11 +563,9 @@ class Choices:
         ranks = layout.data * layout.context
         key = (ranks > 1, layout.zero_shards > 0, layout.pipeline, layout.schedule)
         if key not in self._states:
-            space, flags = self.space, (True, False)
             zeros = [zero for zero in self._zeros if zero or not layout.zero_shards]
-            overlaps = tuple(dict.fromkeys(space.overlap_gradients or (True,)))
-            kept = tuple(dict.fromkeys(self._of_extent(space.reshard_after_forward, (True,), flags, flags)))
-            central = tuple(dict.fromkeys(space.gradient_reduction or ("all_reduce",)))
+            kept, overlaps = self.values("reshard_after_forward"), self.values("overlap_gradients")
+            central = self.values("gradient_reduction")
             away = tuple(dict.fromkeys(replace(each, activations=()) for each in self._allowed_offloads))
             if ranks == 1:
                 zeros, overlaps, central = zeros[:1], overlaps[:1], central[:1]
@@ -543,7 +575,7 @@ class Choices:
 
     @cached_property
     def _zeros(self) -> list[int]:
-        return sorted(set(self._of_extent(self.space.zero, CORE_ZERO, ZERO_STAGES, ZERO_STAGES)))
+        return sorted(self.values("zero"))
 
     def _state_legal(self, layout: Layout, state: StateChoice) -> bool:
         if (not state.reshard_after_forward and state.zero != 3) or (
@@ -602,30 +634,12 @@ _LOOPED = frozenset({"interleaved", "looped_bfs", "interleaved_zero_bubble"})
 
 def family_of(layout: Layout) -> Layout:
     """Return the family of a layout: its degrees, ranks and microbatch, and nothing else."""
-    return Layout(
-        data=layout.data,
-        tensor=layout.tensor,
-        tensor_rows=layout.tensor_rows,
-        pipeline=layout.pipeline,
-        context=layout.context,
-        expert=layout.expert,
-        attention=layout.attention,
-        microbatch=layout.microbatch,
-        sequence_parallel=layout.sequence_parallel,
-        zero_shards=layout.zero_shards,
-        order=layout.order,
-        placement=layout.placement,
-    )
+    return Layout(**{name: getattr(layout, name) for name in _FAMILY})
 
 
 def _state_of(layout: Layout) -> StateChoice:
-    return StateChoice(
-        layout.zero,
-        layout.reshard_after_forward,
-        layout.overlap_gradients,
-        layout.gradient_reduction,
-        replace(layout.offload, activations=()),
-    )
+    values = {name: getattr(layout, name) for name in StateChoice._fields}
+    return StateChoice(**values | {"offload": replace(layout.offload, activations=())})
 
 
 def offloadings() -> tuple[Offloading, ...]:

@@ -8,18 +8,19 @@ What is known of a layout without an evaluation.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from math import inf
 from typing import NamedTuple
 
 from meshwise.simulator.brief import brief, in_brief
 from meshwise.strategies.cost_model import CostModel
 from meshwise.strategies.plan.completion import complete
-from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.layout import DECISIONS, DEGREES, Layout
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.search.space import Space, listed
 
-DEGREES = ("tensor", "pipeline", "data", "context", "expert", "tensor_rows")
+_FIRST = ("tensor", "pipeline", "data")
+_DEGREES = (*_FIRST, *(name for name in DEGREES if name not in _FIRST))
 """Decided first, in any order."""
 
 ORDERED = (
@@ -33,8 +34,8 @@ ORDERED = (
 
 
 def _levels() -> tuple[tuple[str, ...], ...]:
-    named = {name for names in (DEGREES, *ORDERED) for name in names}
-    return ORDERED + tuple((field.name,) for field in fields(Layout) if field.name not in named)
+    named = {name for names in (_DEGREES, *ORDERED) for name in names}
+    return ORDERED + tuple((name,) for name in DECISIONS if name not in named)
 
 
 LEVELS = _levels()
@@ -129,7 +130,7 @@ class Decisions:
         def differ(names: tuple[str, ...]) -> bool:
             return len({_values(each, names) for each in partial.open}) > 1
 
-        degrees = tuple((name,) for name in DEGREES if differ((name,)))
+        degrees = tuple((name,) for name in _DEGREES if differ((name,)))
         for names in degrees or (next(filter(differ, LEVELS)),):
             parts: dict[tuple[object, ...], list[Layout]] = {}
             for each in partial.open:
@@ -150,7 +151,7 @@ def _values(layout: Layout, names: tuple[str, ...]) -> tuple[object, ...]:
 
 def _family(layout: Layout) -> Layout:
     """Return what layouts share that differ in neither degrees nor microbatch."""
-    shared = {name: getattr(layout, name) for name in (*DEGREES, "microbatch")}
+    shared = {name: getattr(layout, name) for name in (*_DEGREES, "microbatch")}
     return replace(_NOTHING, **shared)
 
 

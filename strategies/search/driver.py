@@ -344,7 +344,7 @@ def _gap(best: Trial | None, lower_bound: float | None) -> float | None:
 
 def _that_keep_least(problem: Problem, space: Space) -> Iterator[Layout]:
     """Yield layouts of a space: of the smallest microbatch, and of most recompute where it has that; else all."""
-    frugal = space if space.microbatch else replace(space, microbatch=(1,))
+    frugal = space if space.microbatch else space.with_limits(microbatch=(1,))
     for group in groups(problem, frugal):
         fullest = np.array([choice.recompute is Recompute.FULL for choice in group.passes])
         legal = group.legal & fullest[:, None]

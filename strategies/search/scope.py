@@ -1,34 +1,17 @@
 """Which plans a search covers, and which it leaves out, in words: a proof holds for those alone."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 
-from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.layout import DECISIONS, DEGREES, Layout
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import FirstLayers, OfStage
 from meshwise.strategies.schedules.schedule import SCHEDULES
 from meshwise.strategies.search.choices import Choices, offloadings
 from meshwise.strategies.search.space import Space, choices_of
 
-_AXES = ("data", "tensor", "pipeline", "context", "expert", "tensor_rows")
-
-_LEFT_OUT = {
-    "tensor_rows": "2-D tensor parallelism",
-    "devices": "idle devices",
-    "attention": "context parallelism by all-to-all or gathered keys",
-    "offload": "offload",
-    "order": "other orders of axes",
-    "stages": "stages of other sizes but near the best plan",
-    "microbatch": "microbatches that are no power of two, or of more than 131,072 tokens",
-    "schedule": "schedules that few use",
-    "zero_shards": "states shared by other data ranks than all or a node's",
-    "overlap_gradients": "gradients reduced after backward",
-    "gradient_reduction": "parameter servers",
-}
-"""What a field that has no limit leaves out of a space."""
-
-_CLOSED = frozenset({"tensor_rows", "order", "stages", "zero_shards", "overlap_gradients", "gradient_reduction"})
-"""Those of them that a wide space leaves out too."""
+_LEFT_OUT = {name: item.left_out for name, item in DECISIONS.items() if item.left_out} | {"devices": "idle devices"}
+"""What a decision that has no limit leaves out of a space."""
 
 _ALWAYS_LEFT_OUT = ("single operators sharded apart", "recompute that differs by stage but near the best plan")
 """What no space of layouts has."""
@@ -63,7 +46,7 @@ def scope_of(problem: Problem, space: Space) -> Scope:
 
 
 def _tried(choices: Choices, families: tuple[Layout, ...]) -> Iterator[str]:
-    axes = [axis for axis in _AXES if any(getattr(family, axis) > 1 for family in families)]
+    axes = [axis for axis in DEGREES if any(getattr(family, axis) > 1 for family in families)]
     yield " x ".join(axes) or "one device"
     sizes = sorted({family.microbatch for family in families if isinstance(family.microbatch, int)})
     if sizes:
@@ -109,19 +92,16 @@ def _listed(numbers: list[int]) -> str:
 
 
 def _left_out(problem: Problem, space: Space) -> Iterator[str]:
-    own = replace(space, offload=None) if space.offload == offloadings() else space  # what a search turns to by itself
-    limits = [field.name for field in fields(own) if field.name in _FIELDS and getattr(own, field.name) is not None]
+    # offload is what a search turns to by itself where nothing fits
+    own = space.with_limits(offload=None) if space.offload == offloadings() else space
+    limits = [name for name in own.limits if name != "tensor_depth"]
     if space.accepts is not None:
         yield "what the target cannot say"
     elif limits:
         yield f"what the limits of {', '.join(limits)} forbid"
     for name, words in _LEFT_OUT.items():
-        if getattr(space, name) is None and (name in _CLOSED or not space.wide):
+        if getattr(space, name) is None and (not space.wide or (name in DECISIONS and DECISIONS[name].never_tried)):
             yield words
     if space.core:
         yield "more than 3-D parallelism with ZeRO 0 and 1"
     yield from _ALWAYS_LEFT_OUT
-
-
-_FIELDS = frozenset(field.name for field in fields(Layout)) | {"devices"}
-"""Fields of a space that limit something."""

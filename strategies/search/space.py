@@ -11,59 +11,65 @@ Layouts come in families, which share degrees, ranks and microbatch, and those i
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, make_dataclass, replace
 from functools import lru_cache
 from itertools import permutations, product
-from math import prod
-from typing import Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from meshwise.simulator.brief import brief
 from meshwise.simulator.operator_graph import OperatorGraph
 from meshwise.strategies.operators.choices import Pin
 from meshwise.strategies.plan.group import Group
-from meshwise.strategies.plan.layout import GRADIENT_REDUCTIONS, ZERO_STAGES, Layout
+from meshwise.strategies.plan.layout import DECISIONS, Layout
 from meshwise.strategies.plan.mesh import AXES, divisors
 from meshwise.strategies.plan.offloading import Offloading
-from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.partition import num_layers, partition
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import FirstLayers, OfStage, Recompute, SomeOperators, of_stage
-from meshwise.strategies.schedules.schedule import SCHEDULES
 from meshwise.strategies.search.acceptance import Accepts
-from meshwise.strategies.search.choices import DEGREES, Choices, family_of
-
-SYNCHRONOUS = tuple(name for name, rule in SCHEDULES.items() if not rule.asynchronous)
-"""Schedules that end a step on all ranks before the next begins: others train on older weights."""
+from meshwise.strategies.search.choices import Choices, family_of
 
 StageChoice = Literal["even", "balanced", "paced"] | tuple[int, ...]
 """Layers of stages: in words, where ``paced`` gives slow devices fewer, or written out."""
 
-_CHOICES: dict[str, tuple[object, ...]] = {
-    "schedule": SYNCHRONOUS,
-    "zero": ZERO_STAGES,
-    "sequence_parallel": (False, True),
-    "attention": tuple(Attention),
-    "overlap_gradients": (False, True),
-    "overlap_tensor": (False, True),
-    "scatter_gather": (False, True),
-    "reshard_after_forward": (False, True),
-    "gradient_reduction": GRADIENT_REDUCTIONS,
-}
 _VALUES: dict[str, tuple[type, ...]] = {
     "recompute": (Recompute, FirstLayers, SomeOperators),
     "offload": (Offloading,),
     "stages": (str, tuple),
     "order": (tuple,),
 }
+"""The types of values that are neither listed nor numbers."""
+
+_LIMITS = tuple(name for name in DECISIONS if name != "placement")
+"""The decisions that a space limits; which devices have ranks it says by their number."""
+
+if TYPE_CHECKING:
+
+    class _Limits:
+        """A limit for every decision: what its value may be, or None."""
+
+        __dataclass_fields__: ClassVar[dict[str, Any]]
+
+        def __init__(self, **limits: Any) -> None: ...
+
+        def __getattr__(self, name: str) -> Any: ...
+
+else:
+    _Limits = make_dataclass(
+        "_Limits", [(name, "tuple | None", None) for name in _LIMITS], frozen=True, slots=True, kw_only=True
+    )
+    _Limits.__module__ = __name__
 
 
-@dataclass(frozen=True, slots=True)
-class Space:
-    """Limits on the fields of a `Layout`; ``None`` allows what people set today.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space(_Limits):
+    """Limits on the decisions of a `Layout`; ``None`` allows what people set today.
 
     A space without limits has one of three extents: its core, which is small enough to list, what is usual, and with
-    ``wide`` everything.
+    ``wide`` everything. Every decision of a layout but its placement is a keyword; its limit is a tuple of values. What
+    a decision without a limit may be is the ``extent`` of its declaration in
+    `meshwise.strategies.plan.layout.DECISIONS`.
 
     Parameters
     ----------
@@ -72,54 +78,8 @@ class Space:
     devices
         How many of the free devices have ranks, the first ones; usually all of them. Wide: also those of fewer whole
         nodes, down to seven eighths of all.
-    data, tensor, pipeline
-        Degrees: every divisor of the number of devices.
-    context
-        Ranks that share a sequence: every divisor that leaves each rank 2,048 tokens. Core: 1.
-    expert
-        Ranks that share experts: every divisor of the experts.
-    tensor_rows
-        Rows of a tensor-parallel grid; 1 unless a limit names others.
     tensor_depth
         Ranks along a third axis, outside the rows; by default 1. Only searches that choose for every operator read it.
-    order
-        Axes from the outermost to the innermost; `meshwise.strategies.plan.mesh.AXES` unless a limit names others.
-    microbatch
-        Sequences a microbatch; usually the powers of two that divide the batch of a data rank, and that batch itself
-        (no gradient accumulation), of 131,072 tokens at most where they are several. Core: of any number of tokens.
-        Wide, or by a limit: any divisor.
-    schedule
-        Names; usually 1f1b, gpipe, interleaved, zb1p, interleaved_zero_bubble, zbv, and dualpipev of models with
-        experts. Core: the first three. Wide: every one of `SYNCHRONOUS`.
-    chunks
-        Chunks a pipeline rank, 1 for schedules that are not looped; every divisor of the layers of the fullest rank.
-        Core: only where ranks have as many layers. A limit may name other counts.
-    stages
-        ``even`` where stages divide the layers and ``balanced`` where not; also one layer less at both ends
-        (`meshwise.strategies.plan.partition.share_ends`) where no stage has more then; and on devices of different
-        speed also ``paced``: layers in proportion to it. Core: without that of the ends. A limit may name the words,
-        and counts a stage.
-    sequence_parallel
-        Both.
-    attention
-        How context ranks compute attention; usually a ring. Wide: all.
-    zero, zero_shards
-        All levels, and data ranks that share states: all (0), or those of a node. Core: 0 and 1, over all.
-    reshard_after_forward
-        Both. Core: on.
-    overlap_gradients
-        On unless a limit says otherwise.
-    overlap_tensor, scatter_gather
-        Communication beside products: both. Core: off. Slices over stage boundaries: off. Wide: both.
-    recompute
-        None, activations alone, selective, full, and full of a quarter, half and three quarters of a stage's layers,
-        the first ones. Core: none, selective and full. Wide: also selective of some layers. A limit may name any
-        number.
-    offload
-        Nothing; where nothing fits without, and wide, half of the optimizer states, and all. A limit may name any
-        `Offloading`.
-    gradient_reduction
-        ``all_reduce`` unless a limit names others.
     pin
         What the user has decided of single operators; only searches that choose for every operator read it.
     accepts
@@ -134,73 +94,57 @@ class Space:
         Where a limit allows nothing, or names what no layout can have.
     """
 
-    data: tuple[int, ...] | None = None
-    tensor: tuple[int, ...] | None = None
-    pipeline: tuple[int, ...] | None = None
-    microbatch: tuple[int, ...] | None = None
-    schedule: tuple[str, ...] | None = None
-    chunks: tuple[int, ...] | None = None
-    zero: tuple[int, ...] | None = None
-    sequence_parallel: tuple[bool, ...] | None = None
-    recompute: tuple[OfStage, ...] | None = None
-    tensor_rows: tuple[int, ...] | None = None
-    tensor_depth: tuple[int, ...] | None = None
-    pin: tuple[Pin, ...] = ()
     wide: bool = False
     core: bool = False
     devices: tuple[int, ...] | None = None
-    context: tuple[int, ...] | None = None
-    attention: tuple[Attention, ...] | None = None
-    expert: tuple[int, ...] | None = None
-    order: tuple[tuple[str, ...], ...] | None = None
-    stages: tuple[StageChoice, ...] | None = None
-    zero_shards: tuple[int, ...] | None = None
-    reshard_after_forward: tuple[bool, ...] | None = None
-    overlap_gradients: tuple[bool, ...] | None = None
-    overlap_tensor: tuple[bool, ...] | None = None
-    scatter_gather: tuple[bool, ...] | None = None
-    offload: tuple[Offloading, ...] | None = None
-    gradient_reduction: tuple[str, ...] | None = None
+    tensor_depth: tuple[int, ...] | None = None
+    pin: tuple[Pin, ...] = ()
     accepts: Accepts | None = None
     starts: tuple[Layout, ...] = ()
 
     __repr__ = brief()
 
+    if TYPE_CHECKING:
+
+        def __init__(self, **fields: Any) -> None: ...
+
     def __post_init__(self) -> None:
         if self.core and self.wide:
             raise ValueError("space: core and wide are two extents, met both; nearest: wide")
-        for field in fields(self):
-            limit = getattr(self, field.name)
-            if limit is not None and field.name not in _UNLIMITED:
-                _check(field.name, limit)
+        for name, limit in self.limits.items():
+            _check(name, limit)
+
+    @property
+    def limits(self) -> dict[str, tuple[Any, ...]]:
+        """The limits by name: of decisions, of ``devices`` and of ``tensor_depth``."""
+        limits = {name: getattr(self, name) for name in (*_LIMITS, "devices", "tensor_depth")}
+        return {name: limit for name, limit in limits.items() if limit is not None}
+
+    def with_limits(self, **limits: tuple[Any, ...] | None) -> "Space":
+        """Return the space with other limits; ``None`` takes one away."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return Space(**values | limits)
 
     def allows(self, layout: Layout) -> bool:
         """Return whether a layout keeps every limit; where there is none, any value does."""
-        if self.devices is not None and prod(getattr(layout, name) for name in DEGREES) not in self.devices:
+        if self.devices is not None and layout.ranks not in self.devices:
             return False
-        limits = ((field.name, getattr(self, field.name)) for field in fields(self) if field.name not in _OF_NO_FIELD)
-        return all(limit is None or getattr(layout, name) in limit for name, limit in limits)
-
-
-_UNLIMITED = ("pin", "wide", "core", "accepts", "starts")
-"""Fields of a space that are no limits."""
-
-_OF_NO_FIELD = (*_UNLIMITED, "devices", "tensor_depth")
-"""Fields of a space that are no limits of a field of a layout."""
+        return all(getattr(layout, name) in limit for name, limit in self.limits.items() if name in DECISIONS)
 
 
 def _check(name: str, limit: tuple[object, ...]) -> None:
     if not limit:
         raise ValueError(f"space: {name} names at least one value, met none; leave it out to allow all")
+    decision = DECISIONS.get(name)
+    values, least = (decision.values, decision.least) if decision is not None else ((), 1)
     for value in limit:
-        if name in _CHOICES:
-            if value not in _CHOICES[name]:
-                allowed = ", ".join(str(choice) for choice in _CHOICES[name])
+        if values:
+            if value not in values:
+                allowed = ", ".join(str(choice) for choice in values)
                 raise ValueError(f"space: {name} is one of {allowed}, met {value!r}")
         elif name in _VALUES:
             _check_value(name, value)
-        elif type(value) is not int or value < (name != "zero_shards"):
-            least = int(name != "zero_shards")
+        elif type(value) is not int or value < least:
             raise ValueError(f"space: {name} is a whole number of at least {least}, met {value!r}; nearest: {least}")
 
 
@@ -327,7 +271,7 @@ def _traded(choices: Choices, layout: Layout) -> Iterator[Layout]:
 
 def _resized(choices: Choices, layout: Layout) -> Iterator[Layout]:
     """Yield the layout on fewer or more devices, with another value of one degree."""
-    ranks = prod(getattr(layout, name) for name in DEGREES)
+    ranks = layout.ranks
     for devices, name in product(choices.devices, choices.degrees):
         value, left = divmod(devices * getattr(layout, name), ranks)
         if devices != ranks and not left and value:

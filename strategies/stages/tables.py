@@ -12,7 +12,8 @@ from meshwise.strategies.bounds.memory import Needs
 from meshwise.strategies.bounds.step_time import Bounds
 from meshwise.strategies.lowering import StageCosts
 from meshwise.strategies.lowering.costs.stage import Machine, Rank
-from meshwise.strategies.plan.plan import Plan, Stage
+from meshwise.strategies.plan.partition import Stage
+from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.recomputation import OfLayer, Recompute
 from meshwise.strategies.schedules.orders import orders
 from meshwise.strategies.stages.division import DivisionProblem, FloatArray, Moments
@@ -96,7 +97,7 @@ class _Tables:
         least = [min(self._memory(name, how) for name in self.kinds) for how in self.ways]
         stages, plan = len(self.positions), self.plan
         return DivisionProblem(
-            arranged=arrangement(plan.schedule_name, plan.pipeline, plan.num_microbatches, plan.chunks),
+            arranged=arrangement(plan.schedule, plan.pipeline, plan.num_microbatches, plan.chunks),
             layers=self.layers,
             fewest=self.fewest,
             most=self.most,
@@ -185,7 +186,7 @@ class _Tables:
         plan, stages = self.plan, len(self.positions)
         if self.costs.problem.training.conventions.buffers_every_microbatch:
             return (Moments(np.zeros((0, stages), np.int64), np.zeros(0)),) * plan.pipeline
-        rows = fullest_moments(plan.schedule_name, plan.pipeline, plan.num_microbatches, plan.chunks)
+        rows = fullest_moments(plan.schedule, plan.pipeline, plan.num_microbatches, plan.chunks)
         working = [self._working(stage) for stage in range(stages)]
         result = []
         for rank, found in enumerate(rows):

@@ -24,9 +24,8 @@ from meshwise.simulator.program import TaskKind
 from meshwise.strategies.lowering import lower
 from meshwise.strategies.plan.offloading import OFFLOADS, offloading
 from meshwise.strategies.plan.parallelism import Attention
-from meshwise.strategies.plan.plan import Recompute
 from meshwise.strategies.plan.problem import Problem
-from meshwise.strategies.plan.recomputation import FirstLayers, PerStage, SomeOperators
+from meshwise.strategies.plan.recomputation import FirstLayers, PerStage, Recompute, SomeOperators
 from meshwise.strategies.schedules.schedule import ActionKind
 
 job = partial(any_job, steps=2)
@@ -200,7 +199,7 @@ LETTERS = {ActionKind.FORWARD: "forward", ActionKind.BACKWARD: "backward", Actio
 def _timeline_follows_the_schedule(ran: Job, folder: Path) -> None:
     timeline = read_timeline(ran.plan, folder)
     for rank in range(ran.plan.mesh.num_ranks):
-        order = ran.plan.schedule.orders[ran.plan.mesh.coordinate(rank, "pipeline")]
+        order = ran.plan.actions.orders[ran.plan.mesh.coordinate(rank, "pipeline")]
         passes = tuple((LETTERS[kind], stage, microbatch) for stage, kind, microbatch in order if kind in LETTERS)
         assert timeline.order(rank) == passes
         weights = sum(kind is ActionKind.WEIGHT for _, kind, _ in order)

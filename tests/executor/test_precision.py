@@ -25,8 +25,8 @@ from meshwise.strategies.lowering import lower
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.offloading import offloading
-from meshwise.strategies.plan.plan import Recompute
 from meshwise.strategies.plan.problem import Problem, Training
+from meshwise.strategies.plan.recomputation import Recompute
 
 pytestmark = pytest.mark.fresh_ranks  # what is measured here is compared to some bytes
 

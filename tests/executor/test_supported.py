@@ -11,7 +11,7 @@ from meshwise.simulator.models.experts import Experts
 from meshwise.strategies.plan.mesh import Mesh
 from meshwise.strategies.plan.offloading import offloading
 from meshwise.strategies.plan.parallelism import Attention
-from meshwise.strategies.plan.plan import Stage
+from meshwise.strategies.plan.partition import Stage
 from meshwise.strategies.plan.recomputation import PerStage, Recompute, SomeOperators
 
 

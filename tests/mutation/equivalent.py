@@ -18,8 +18,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "an edge is found to the same fraction either way, and bisection never ends just there",
     (
         "strategies/bounds/step_time.py",
-        'if plan.schedule_name == "naive" and sends is not None:  # one microbatch after another, there and back',
-        "if (plan.schedule_name == 'naive'):  # one microbatch after another, there and back",
+        'if plan.schedule == "naive" and sends is not None:  # one microbatch after another, there and back',
+        "if (plan.schedule == 'naive'):  # one microbatch after another, there and back",
     ): "stages of naive adjoin, so that there are sends; the rest is for the checker of types",
     (
         "strategies/bounds/step_time.py",

@@ -44,7 +44,7 @@ def values() -> list[object]:
     result = scenario.search("beam", budget=20)
     program = lower(scenario.problem, scenario.plan)
     roots = [scenario, scenario.simulate(), result, program, simulate(program, "longest_path")]
-    roots += [scenario.plan.schedule, load("llama3-405b-16384-h100").simulate()]
+    roots += [scenario.plan.actions, load("llama3-405b-16384-h100").simulate()]
     return list(reachable(*roots))
 
 

@@ -16,7 +16,8 @@ from meshwise.scenarios.files.reader import parse
 from meshwise.scenarios.schema.cluster import ClusterTable
 from meshwise.scenarios.schema.graph import GraphTable
 from meshwise.scenarios.schema.json_schema import FILE, KINDS, json_schema, reference, schema_text
-from meshwise.scenarios.schema.scenario import PlanTable, ScenarioTable
+from meshwise.scenarios.schema.plan import PlanTable
+from meshwise.scenarios.schema.scenario import ScenarioTable
 
 from ..endurance.fuzzing import corpus
 from ..endurance.fuzzing.mutation import Mutator

@@ -8,13 +8,13 @@ from meshwise import load
 from meshwise.scenarios.files.errors import ScenarioError
 from meshwise.scenarios.fitting import nearest_that_fits, reason
 from meshwise.scenarios.scenario import Scenario
-from meshwise.scenarios.schema.scenario import PlanDocument, PlanTable
+from meshwise.scenarios.schema.plan import PlanDocument, PlanTable
 from meshwise.scenarios.simulation import simulation
 from meshwise.strategies.plan.completion import complete, layout_of
-from meshwise.strategies.plan.layout import Layout
-from meshwise.strategies.plan.plan import Plan, Recompute
+from meshwise.strategies.plan.layout import STEP_DECISIONS, Layout
+from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
-from meshwise.strategies.plan.recomputation import SomeOperators
+from meshwise.strategies.plan.recomputation import Recompute, SomeOperators
 from meshwise.strategies.plan.rules import violations
 from meshwise.strategies.search import Space
 
@@ -26,7 +26,8 @@ def small() -> Scenario:
 
 def test_the_schema_has_every_field_of_layout_and_plan() -> None:
     assert set(PlanTable.model_fields) == {field.name for field in fields(Layout)}
-    assert set(PlanDocument.model_fields) - {"version"} == {field.name for field in fields(Plan)}
+    keys = {item.name: item.key for item in STEP_DECISIONS}
+    assert set(PlanDocument.model_fields) - {"version"} == {keys.get(field.name, field.name) for field in fields(Plan)}
 
 
 def test_the_defaults_of_the_schema_are_those_of_layout() -> None:

@@ -65,7 +65,7 @@ def test_the_framework_that_prices_is_named_and_limits_only_where_it_is_written(
         assert found["framework"] == {"name": framework or "megatron", "stated": bool(framework)}
         plans[framework] = found["target"]
         value = load("s.yaml")
-        searched = {trial.plan.schedule_name for trial in value.search("exhaustive").trials}
+        searched = {trial.plan.schedule for trial in value.search("exhaustive").trials}
         assert searched == ({"1f1b"} if framework == "megatron" else {"1f1b", "gpipe"})
     trainers = {"megatron": "megatron core 0.16.1", "torchtitan": "torchtitan 0.3.0"}
     assert plans == {"": None, "torch": None} | trainers

@@ -97,7 +97,7 @@ def in_pass(action: Action, stages: Sequence[StageMemory]) -> int:
 def needed(case: Problem, plan: Plan, stages: Sequence[StageMemory], *, forwards: bool = False) -> list[int]:
     """Return what every position holds at least of a plan with all of its states on devices."""
     held = Needs(SimulatedCost(case).costs).held(plan).tolist()
-    passes = [passes_hold(order, stages, forwards=forwards) for order in plan.schedule.orders]
+    passes = [passes_hold(order, stages, forwards=forwards) for order in plan.actions.orders]
     return [one + other for one, other in zip(held, passes, strict=True)]
 
 
@@ -173,7 +173,7 @@ def test_of_passes_that_run_in_pairs_what_is_in_flight_counts_alone() -> None:
     plan = complete(case, group.member(0, 0))
     held, stages = Needs(SimulatedCost(case).costs).held(plan).tolist(), memories(case, plan)
     needs = []
-    for rank, order in enumerate(plan.schedule.orders):
+    for rank, order in enumerate(plan.actions.orders):
         flying = max((in_flight(order, before) for before in range(len(order))), key=len)
         assert len(flying) == 5
         needs.append(held[rank] + sum(stages[stage].kept for stage in flying))

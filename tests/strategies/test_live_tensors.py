@@ -12,7 +12,7 @@ from meshwise.strategies.lowering.costs.operator import BlockLayout
 from meshwise.strategies.lowering.costs.recompute import Moments, moments
 from meshwise.strategies.plan.framework import MEGATRON, TORCH, Framework
 from meshwise.strategies.plan.mesh import Axis, Mesh
-from meshwise.strategies.plan.plan import Recompute
+from meshwise.strategies.plan.recomputation import Recompute
 from meshwise.strategies.plan.sharding import OperatorSharding, ShardingSpec
 
 ONE = Mesh((Axis("pipeline", 1), Axis("data", 1), Axis("tensor", 1)))

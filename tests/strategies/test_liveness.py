@@ -20,8 +20,7 @@ from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.framework import FRAMEWORKS, MEGATRON, TORCH, Framework
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.mesh import Axis, Mesh
-from meshwise.strategies.plan.plan import Recompute
-from meshwise.strategies.plan.recomputation import OfLayer, SomeOperators
+from meshwise.strategies.plan.recomputation import OfLayer, Recompute, SomeOperators
 from meshwise.strategies.plan.sharding import OperatorSharding
 
 from .problems import problem

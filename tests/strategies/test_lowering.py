@@ -20,9 +20,10 @@ from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.framework import FRAMEWORKS
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.mesh import DATA, PIPELINE, TENSOR
-from meshwise.strategies.plan.plan import Plan, Recompute, Stage
+from meshwise.strategies.plan.partition import Stage
+from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
-from meshwise.strategies.plan.recomputation import FirstLayers, Recomputation, SomeOperators
+from meshwise.strategies.plan.recomputation import FirstLayers, Recomputation, Recompute, SomeOperators
 from meshwise.strategies.schedules.schedule import SCHEDULES, ActionKind
 
 from .problems import IDEAL, problem
@@ -191,8 +192,8 @@ def test_operations_run_in_the_order_of_the_schedule(case: Case) -> None:
     timeline = simulate(lower(small, plan))
     kinds = {ActionKind.FORWARD: TaskKind.FORWARD, ActionKind.BACKWARD: TaskKind.BACKWARD}
     for index, rank_class in enumerate(timeline.rank_classes):
-        position = plan.schedule.rank_of(rank_class.stages[0])
-        expected = [(kinds[a.kind], a.stage, a.microbatch) for a in plan.schedule.orders[position]]
+        position = plan.actions.rank_of(rank_class.stages[0])
+        expected = [(kinds[a.kind], a.stage, a.microbatch) for a in plan.actions.orders[position]]
         assert list(timeline.order(index)) == expected
 
 

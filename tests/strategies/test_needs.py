@@ -74,7 +74,7 @@ def test_the_peak_is_that_of_all_actions_in_order(value: Schedule, data: st.Data
     plan = replace(
         plan,
         mesh=replace(plan.mesh, axes=tuple(a._replace(size=value.num_ranks) for a in plan.mesh.axes[:1])),
-        schedule_name=value.name,
+        schedule=value.name,
         chunks=value.num_stages // value.num_ranks,
         num_microbatches=value.num_microbatches,
     )

@@ -24,8 +24,9 @@ from meshwise.strategies.lowering.costs.optimizer import begin_in_step
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.offloading import CHUNKS, NOTHING, Offloading, StepPlace
-from meshwise.strategies.plan.plan import Plan, Recompute
+from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.recomputation import Recompute
 
 from .problems import problem
 from .test_lowering import Case, cases

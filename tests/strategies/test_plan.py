@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
-from meshwise.strategies.plan.plan import Plan, Recompute
-from meshwise.strategies.plan.recomputation import FirstLayers, SomeOperators
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.recomputation import FirstLayers, Recompute, SomeOperators
 
 from .problems import problem
 

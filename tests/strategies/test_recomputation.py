@@ -19,9 +19,16 @@ from meshwise.strategies.lowering import StageCosts, lower
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.parallelism import Attention
-from meshwise.strategies.plan.plan import Plan, Recompute
+from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
-from meshwise.strategies.plan.recomputation import FirstLayers, PerStage, Recomputation, SomeOperators, recomputation
+from meshwise.strategies.plan.recomputation import (
+    FirstLayers,
+    PerStage,
+    Recomputation,
+    Recompute,
+    SomeOperators,
+    recomputation,
+)
 from meshwise.strategies.plan.rules import violations
 from meshwise.strategies.schedules.schedule import ActionKind
 

@@ -13,8 +13,7 @@ from meshwise.strategies.lowering.rank_classes.classes import BACKWARD, FORWARD
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.mesh import DATA, TENSOR
-from meshwise.strategies.plan.plan import Recompute
-from meshwise.strategies.plan.recomputation import OfLayer, SomeOperators
+from meshwise.strategies.plan.recomputation import OfLayer, Recompute, SomeOperators
 
 from .problems import problem
 from .test_lowering import Case, cases

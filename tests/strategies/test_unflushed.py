@@ -23,7 +23,8 @@ from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.mesh import DATA
 from meshwise.strategies.plan.offloading import WHOLE, Offloading
-from meshwise.strategies.plan.plan import Plan, Stage
+from meshwise.strategies.plan.partition import Stage
+from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.rules import violations
 from meshwise.strategies.search import layouts
@@ -109,7 +110,7 @@ def test_synchronous_pipelines_take_longer_by_their_bubble() -> None:
     # Narayanan et al., SC 2021, section 2.2.1: (p - 1) (f + b)
     small, plan = pipeline("pipedream_2bw", (1, 1, 1, 1), 8)
     both, update = passes_and_updates(small, plan)[0]
-    flushed = without_transfers(lower(small, replace(plan, schedule_name="1f1b")))
+    flushed = without_transfers(lower(small, replace(plan, schedule="1f1b")))
     assert step_ticks(flushed) - step_ticks(without_transfers(lower(small, plan))) == 3 * both
     assert step_ticks(flushed) == 11 * both + update
 
@@ -174,7 +175,7 @@ def test_reductions_run_beneath_the_next_step() -> None:
     small = replace(problem(devices=4, layers=2, batch=16, bandwidth=4e9), graph=small.graph)
     layout = Layout(pipeline=2, data=2, schedule="pipedream_2bw", stages="balanced")
     once = replace(complete(small, layout), stages=plan.stages)
-    every = replace(once, schedule_name="pipedream")
+    every = replace(once, schedule="pipedream")
     both, update = passes_and_updates(small, once)[0]
     costs = StageCosts(small)
     size = float(small.training.gradient_bytes * costs.held(once).parameters[0])
@@ -223,7 +224,7 @@ def test_a_host_that_launches_ahead_does_not_hide_that_steps_repeat(launch: floa
 def test_a_step_moves_the_bytes_of_a_step_with_a_flush() -> None:
     small = problem(layers=8, batch=32, tied=True)
     plan = complete(small, Layout(pipeline=2, data=2, tensor=2, schedule="pipedream_2bw"))
-    flushed, unflushed = (simulate(lower(small, each)) for each in (replace(plan, schedule_name="1f1b"), plan))
+    flushed, unflushed = (simulate(lower(small, each)) for each in (replace(plan, schedule="1f1b"), plan))
     assert [link.bytes for link in flushed.links] == pytest.approx([link.bytes for link in unflushed.links])
 
 

@@ -36,7 +36,7 @@ def test_a_schedule_by_its_text_is_the_schedule_by_its_name(name: str, fields: d
     text = str(named.schedule)
     for stated in (1, chunks):  # what is left out is what the text says
         written = complete(small, replace(layout, schedule=text, chunks=stated))
-        assert written == replace(named, schedule_name=text)
+        assert written == replace(named, schedule=text)
     rows = [(SimulatedCost(small), plan) for plan in (named, written)]
     assert len({(costs.evaluate(plan).step_time, costs.peak_memory(plan)) for costs, plan in rows}) == 1
     bounds = [costs.bound(plan) for costs, plan in rows]
@@ -90,7 +90,7 @@ def test_every_way_to_the_step_time_of_any_order_agrees(text: str, data: int) ->
     assert costs.longest_paths([plan]) == [path]
     assert step_time(lower(costs.problem, plan, folded=False)) == pytest.approx(simulated, rel=1e-6)
     assert Needs(StageCosts(costs.problem)).peak(plan) == simulate(program).peak_memory
-    assert str(plan.schedule) == text
+    assert str(plan.actions) == text
 
 
 @given(orders())

@@ -20,7 +20,8 @@ from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.offloading import Offloading
 from meshwise.strategies.plan.parallelism import Attention
-from meshwise.strategies.plan.plan import Plan, Stage
+from meshwise.strategies.plan.partition import Stage
+from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.rules import violations
 from meshwise.strategies.schedules.rule import WrittenRule
@@ -92,7 +93,7 @@ def test_a_pass_gathers_the_units_that_it_reads_and_reduces_those_whose_gradient
         span.stage for span in timeline.spans if span.stream is StreamKind.DATA and "gradients" in span.operators
     )
     for stage in range(len(plan.stages)):
-        order = plan.schedule.orders[plan.positions[stage]]
+        order = plan.actions.orders[plan.positions[stage]]
         kept = sum(
             one.stage == two.stage == stage and one.kind is ActionKind.FORWARD and two.kind in "BI"
             for one, two in pairwise(order)
@@ -249,7 +250,7 @@ def test_a_pair_that_exchanges_nothing_runs_one_pass_after_the_other() -> None:
     unit = FP32 * StageCosts(small).of(plan).stages[0].blocks[0].parameters
     timeline = simulate(lower(small, plan, Granularity.OPERATOR))
     assert max(used(timeline, Category.PARAMETERS)) == 2 * unit
-    for forward, backward in plan.schedule.overlapped:
+    for forward, backward in plan.actions.overlapped:
         computed = [
             s.end
             for s in timeline.spans

@@ -17,7 +17,8 @@ import numpy as np
 
 from meshwise.simulator.operator_graph import Block, OperatorGraph
 from meshwise.simulator.program import IntArray
-from meshwise.strategies.plan.plan import Plan, Stage
+from meshwise.strategies.plan.partition import Stage
+from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.recomputation import OfStage, PerStage, of_stage
 from meshwise.strategies.plan.sharding import REPLICATED, OperatorSharding, ShardingSpec
 

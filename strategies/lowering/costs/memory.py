@@ -175,7 +175,7 @@ def peak_activations(plan: Plan, stages: Sequence[StageMemory]) -> IntArray:
     Memory changes only on the ranks' compute streams, so that the order of actions gives the
     peak, whatever time they take.
     """
-    rows = actions(plan.schedule_name, plan.pipeline, plan.ordered_microbatches, plan.chunks)
+    rows = actions(plan.schedule, plan.pipeline, plan.ordered_microbatches, plan.chunks)
     changes = np.array([memory.changes for memory in stages], dtype=np.int64)
     above = np.array([memory.above for memory in stages], dtype=np.int64)
     held = np.cumsum(changes[rows.stage, rows.kind])  # a rank gives back all it takes, so the next begins with nothing

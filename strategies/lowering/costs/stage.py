@@ -20,7 +20,8 @@ from meshwise.strategies.lowering.rank_classes.numbers import Numbers
 from meshwise.strategies.lowering.rank_classes.placement import Placed
 from meshwise.strategies.plan.mesh import OPERATOR_AXES, Axis
 from meshwise.strategies.plan.offloading import fraction_of
-from meshwise.strategies.plan.plan import Plan, Stage
+from meshwise.strategies.plan.partition import Stage
+from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import PerStage, of_stage
 from meshwise.strategies.schedules.schedule import ActionKind

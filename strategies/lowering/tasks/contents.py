@@ -340,6 +340,6 @@ def passes_of(plan: Plan, stage: int) -> tuple[tuple[int, int], ...]:
     every = plan.num_microbatches
     if not plan.splits_backward:
         return (FORWARD_PASS, every), (BACKWARD_PASS, every - 1), (LAST_BACKWARD, 1)
-    order = plan.schedule.orders[plan.positions[stage]]
-    last = plan.schedule.last_gradient(stage)
+    order = plan.actions.orders[plan.positions[stage]]
+    last = plan.actions.last_gradient(stage)
     return tuple(Counter(variant_of(a, a == last) for a in order if a.stage == stage).items())

@@ -298,7 +298,7 @@ def peak_of_passes(plan: Plan, shared: Sharing, stages: Sequence[Mapping[int, Pa
     stages
         For every stage, its passes by variant.
     """
-    rows = actions(plan.schedule_name, plan.pipeline, plan.num_microbatches, plan.chunks)
+    rows = actions(plan.schedule, plan.pipeline, plan.num_microbatches, plan.chunks)
     table = np.zeros((len(stages), 2 * FIRST, 2), np.int64)
     for stage, passes in enumerate(stages):
         table[stage, list(passes)] = list(passes.values())

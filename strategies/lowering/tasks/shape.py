@@ -253,7 +253,7 @@ class _Shape:
         positions = range(plan.pipeline)
         late = plan.replicas > 1 and not self.cuts.in_buckets
         return StepShape(
-            schedule=plan.schedule_name,
+            schedule=plan.schedule,
             ranks=plan.pipeline,
             microbatches=plan.num_microbatches,
             chunks=plan.chunks,

@@ -10,7 +10,7 @@ References
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import chain, count
 from math import inf
@@ -133,7 +133,7 @@ class Run:
             yield from self.best_of(space)
             moved = self.layout is None or bool(self.layout.offload)  # then nothing fits that keeps all on devices
             if moved and space.offload is None and not (space.core or space.wide):
-                proven = replace(space, offload=offloadings())
+                proven = space.with_limits(offload=offloadings())
                 if starts and self.layout is not None:
                     start = self.best, self.layout
                     self.best, self.layout = yield from descend(self.problem, proven, self.costs, *start)

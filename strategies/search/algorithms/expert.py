@@ -22,8 +22,9 @@ from meshwise.strategies.cost_model import CostModel
 from meshwise.strategies.evaluation import Evaluation
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
-from meshwise.strategies.plan.plan import Plan, Recompute
+from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.recomputation import Recompute
 from meshwise.strategies.search.driver import Proposals, Upcoming
 from meshwise.strategies.search.space import MOST_LISTED, Space, listed
 

@@ -167,7 +167,7 @@ def _staged(case: Case) -> Plan:
     whole = operator_plan(small, {}, BATCH // case.microbatches)
     stages = Stage(tuple(names[:half])), Stage(tuple(names[half:]))
     mesh = operator_plan(replace(own, cluster=cluster(2)), {}, BATCH // case.microbatches, stages=stages)
-    return replace(whole, mesh=mesh.mesh, stages=stages, schedule_name=mesh.schedule_name)
+    return replace(whole, mesh=mesh.mesh, stages=stages, schedule=mesh.schedule)
 
 
 WITHOUT_GRADIENTS = ("detached", "without_gradient", "part_without_gradient", "dqn", "gan", "vqvae")

@@ -14,7 +14,7 @@ from meshwise.executor.job import tensors_file
 from meshwise.scenarios.commands.main import run
 from meshwise.strategies.operators.operator_plan import operator_plan
 from meshwise.strategies.plan.mesh import TENSOR
-from meshwise.strategies.plan.plan import Stage
+from meshwise.strategies.plan.partition import Stage
 from meshwise.strategies.plan.sharding import OperatorSharding
 
 MODULE = """

@@ -135,7 +135,7 @@ def staged_plan(of: Captured, staged: Staged, random: Random) -> Plan:
         whole,
         mesh=Mesh(tuple(axes)),
         stages=stages,
-        schedule_name=staged.schedule,
+        schedule=staged.schedule,
         chunks=len(stages) // degrees[PIPELINE],
         num_microbatches=MICROBATCHES,
         shardings=tuple(drawn(of, inside, random, of.batch // data)),

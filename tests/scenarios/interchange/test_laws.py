@@ -17,7 +17,7 @@ from meshwise.scenarios.interchange.lines import stated
 from meshwise.scenarios.interchange.target import Target, agrees
 from meshwise.scenarios.interchange.targets import TARGETS
 from meshwise.scenarios.interchange.torchtitan import TORCHTITAN
-from meshwise.scenarios.schema.scenario import PlanTable
+from meshwise.scenarios.schema.plan import PlanTable
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.mesh import AXES

@@ -22,7 +22,7 @@ from meshwise.scenarios.interchange.facts import Request, plan_document
 from meshwise.scenarios.interchange.lines import stated
 from meshwise.scenarios.interchange.megatron import MEGATRON
 from meshwise.scenarios.interchange.targets import Acceptance
-from meshwise.scenarios.schema.scenario import PlanTable
+from meshwise.scenarios.schema.plan import PlanTable
 from meshwise.simulator.models.attention import LatentAttention
 from meshwise.simulator.models.model import build
 from meshwise.strategies.plan.completion import complete

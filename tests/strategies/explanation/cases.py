@@ -5,8 +5,8 @@ from dataclasses import replace
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.explanation.ranking import Ranking, ranking
 from meshwise.strategies.plan.completion import complete
-from meshwise.strategies.plan.plan import Recompute
 from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.recomputation import Recompute
 from meshwise.strategies.search.space import Space, layouts
 
 from ..problems import IDEAL, problem

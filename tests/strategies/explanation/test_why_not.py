@@ -46,7 +46,7 @@ def test_what_is_left_open_stays_within_the_limits_of_the_space(zero: int) -> No
     found = why_not(RANKED, BEST, LAYOUT, asked, space)
     assert found.trial is not None
     plan = found.trial.plan
-    assert (plan.tensor, plan.zero, plan.microbatch) == (2, zero, 1) and plan.schedule_name in space.schedule
+    assert (plan.tensor, plan.zero, plan.microbatch) == (2, zero, 1) and plan.schedule in space.schedule
     assert found.legal == len(list(layouts(CRAMPED, replace(space, tensor=(2,)))))
 
 

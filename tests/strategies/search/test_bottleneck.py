@@ -6,7 +6,8 @@ import pytest
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.evaluation import Resource
 from meshwise.strategies.plan.completion import complete
-from meshwise.strategies.plan.plan import Plan, Recompute
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.recomputation import Recompute
 from meshwise.strategies.search import Bottleneck, Space, layouts, search
 
 from ..problems import problem

@@ -2,7 +2,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from meshwise.strategies.plan.plan import Plan, Recompute
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.recomputation import Recompute
 from meshwise.strategies.search import Expert, search
 
 from .small_problems import FakeCost, small_problem
@@ -57,10 +58,10 @@ def test_a_pipeline_has_the_schedule_tried_at_the_best_microbatch() -> None:
     problem = small_problem(nodes=4, devices_per_node=1, heads=1, ffn=1, sequence=3, global_batch=16)
     costs = Divided(seed=2, capacity=0.3)  # only four pipeline ranks fit without recomputation
     plans = [trial.plan for trial in search(Expert(choices=1), problem, costs=costs).trials]
-    sizes = [plan for plan in plans if plan.schedule_name == "1f1b"]
+    sizes = [plan for plan in plans if plan.schedule == "1f1b"]
     assert [plan.microbatch for plan in sizes] == [1, 2, 4]  # 1f1b needs as many microbatches as ranks: 16 / 4
     best = min(sizes, key=costs.step_time)
-    others = [plan for plan in plans if plan.schedule_name != "1f1b"]
+    others = [plan for plan in plans if plan.schedule != "1f1b"]
     assert others
     assert all(plan.microbatch == best.microbatch for plan in others)
 

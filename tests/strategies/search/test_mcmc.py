@@ -98,7 +98,7 @@ def test_it_starts_where_an_expert_would(devices_per_node: int, capacity: float,
     problem = small_problem(nodes=8 // devices_per_node, devices_per_node=devices_per_node, heads=8)
     first = search(MCMC(), problem, costs=Divided(capacity=capacity), budget=1).trials[0].plan
     assert (first.data, first.tensor, first.pipeline) == degrees
-    assert (first.microbatch, first.schedule_name) == (1, "1f1b")
+    assert (first.microbatch, first.schedule) == (1, "1f1b")
 
 
 def test_what_does_not_fit_is_not_evaluated() -> None:

@@ -21,7 +21,7 @@ class Separable(FakeCost):
     """A factor of the step time for each decision, and bounds of nine tenths of it."""
 
     def step_time(self, plan: Plan) -> float:
-        decided = plan.tensor, plan.pipeline, plan.microbatch, plan.schedule_name, plan.zero, plan.recompute
+        decided = plan.tensor, plan.pipeline, plan.microbatch, plan.schedule, plan.zero, plan.recompute
         return prod(1 + Random(f"{self.seed} {place} {value}").random() for place, value in enumerate(decided))
 
     def bound(self, plan: Plan) -> float:

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
-from meshwise.strategies.plan.plan import Recompute
 from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.recomputation import Recompute
 from meshwise.strategies.plan.rules import violations
 from meshwise.strategies.search import Space, layouts, neighbours
 from meshwise.strategies.search.space import CORE
@@ -31,7 +31,15 @@ def naive(problem: Problem, space: Space) -> set[Layout]:
         ):
             for zero, sequence_parallel, recompute in product((0, 1), (False, True), Recompute):
                 layout = Layout(
-                    data, tensor, pipeline, microbatch, schedule, chunks, zero, sequence_parallel, recompute
+                    data=data,
+                    tensor=tensor,
+                    pipeline=pipeline,
+                    microbatch=microbatch,
+                    schedule=schedule,
+                    chunks=chunks,
+                    zero=zero,
+                    sequence_parallel=sequence_parallel,
+                    recompute=recompute,
                 )
                 layout = replace(layout, stages="even" if layers % (pipeline * chunks) == 0 else "balanced")
                 if naively_admitted(problem, space, layout):
