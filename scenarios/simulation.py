@@ -159,8 +159,8 @@ class Simulation:
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the figures, and the timeline."""
-        from meshwise.reports.notebook import to_html
         from meshwise.reports.tables import result_rows
+        from meshwise.simulator.notebook import to_html
 
         with TemporaryDirectory() as folder:
             picture = Path(folder) / "timeline.png"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
 
 from meshwise.executor.check.verification import Verification, require_equal, verify
 from meshwise.executor.device import CPU, require_device
@@ -19,9 +20,14 @@ from meshwise.executor.training.checkpoint import sweep
 from meshwise.executor.training.continuation import RunOptions, prepared
 from meshwise.simulator.brief import brief
 from meshwise.simulator.models.transformer import Transformer
+from meshwise.simulator.notebook import to_html
 from meshwise.simulator.timeline import Timeline
+from meshwise.simulator.units import format_size, format_time
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Training
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Progress = Callable[[int, float, float], None]
 
@@ -113,6 +119,21 @@ class Run:
     reserved_memory: float = 0.0
 
     __repr__ = brief("steps", "step_time", "peak_memory", "verification")
+
+    def to_pandas(self) -> "pd.DataFrame":
+        """Return one row a measured span of the last step, as `Timeline.to_pandas` does of a simulated one."""
+        return self.timeline.to_pandas()
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: losses, times and memory."""
+        rows = [
+            ("step time", format_time(self.step_time)),
+            ("peak memory of a rank", format_size(self.peak_memory)),
+            ("loss of the first step", f"{self.losses[0]:.6g}"),
+            ("loss of the last step", f"{self.losses[-1]:.6g}"),
+            ("equal to one process", "not asked" if self.verification is None else "verified"),
+        ]
+        return to_html(f"{self.steps} steps from step {self.first_step}", rows)
 
 
 def execute(

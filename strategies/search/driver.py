@@ -23,6 +23,7 @@ import numpy as np
 
 from meshwise.simulator.brief import brief
 from meshwise.simulator.deadline import watched_by
+from meshwise.simulator.notebook import to_html
 from meshwise.strategies.bounds.group_bounds import FloatArray
 from meshwise.strategies.cost_model import CostModel, SimulatedCost
 from meshwise.strategies.evaluation import Evaluation, Resource, Trial
@@ -232,6 +233,23 @@ class SearchResult:
             for trial in self.trials
         ]
         return pd.DataFrame(rows, columns=["plan", "step_time", "peak_memory", "fits", "elapsed"])
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the best plan, what is proven of it, and the fastest plans beside it."""
+        fastest = sorted((trial for trial in self.trials if trial.evaluation.fits), key=_step_time)[:_SHOWN]
+        found = "none fits" if self.best is None else self.best.plan.describe()
+        proven = "no bound" if self.gap is None else f"no plan of the space is more than {self.gap:.1%} faster"
+        rows = [("evaluations", f"{self.evaluations:,}"), ("ended", self.end), ("proven", proven)]
+        rows += [(trial.plan.describe(), f"{_step_time(trial):.6g} s") for trial in fastest]
+        return to_html(f"{self.algorithm}: {found}", rows)
+
+
+_SHOWN = 10
+"""Plans that a notebook shows of a search."""
+
+
+def _step_time(trial: Trial) -> float:
+    return trial.evaluation.step_time
 
 
 class SearchResults(tuple[SearchResult, ...]):

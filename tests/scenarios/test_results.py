@@ -17,7 +17,7 @@ def test_a_notebook_shows_the_figures_and_the_timeline() -> None:
 
 
 def test_what_is_shown_is_escaped() -> None:
-    from meshwise.reports.notebook import to_html
+    from meshwise.simulator.notebook import to_html
 
     assert "<script>" not in to_html("<script>", [("<script>", "<script>")])
 
@@ -51,3 +51,15 @@ def test_trials_are_rows() -> None:
     frame = found.to_pandas()
     assert len(frame) == found.evaluations and found.best is not None
     assert frame.loc[frame["fits"], "step_time"].min() == found.best.evaluation.step_time
+
+
+def test_a_notebook_shows_what_a_search_found() -> None:
+    found = mw.load("local/dp2").search(budget=3)
+    text = found._repr_html_()
+    assert found.best is not None and found.best.plan.describe() in text and found.end in text
+
+
+def test_a_notebook_shows_what_a_run_did() -> None:
+    run = mw.Run(2, (5.5, 5.4), (0.2, 0.1), 0.1, 2.0**30, RESULT.timeline, None)
+    assert all(words in run._repr_html_() for words in ("100 ms", "1 GiB", "5.4", "not asked"))
+    assert len(run.to_pandas()) == len(RESULT.timeline.spans)

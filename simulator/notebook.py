@@ -4,8 +4,6 @@ from base64 import b64encode
 from collections.abc import Iterable
 from html import escape
 
-from meshwise.reports.document import plain
-
 
 def to_html(title: str, rows: Iterable[tuple[str, str]], picture: bytes = b"") -> str:
     """Return a fragment of HTML with figures as a table, and a picture (PNG) where there is one.
@@ -16,8 +14,13 @@ def to_html(title: str, rows: Iterable[tuple[str, str]], picture: bytes = b"") -
         What each figure is called, and its value in words.
     """
     cells = "".join(
-        f"<tr><td>{escape(plain(name))}</td><td style='text-align:right'>{escape(plain(value))}</td></tr>"
+        f"<tr><td>{_escape_line(name)}</td><td style='text-align:right'>{_escape_line(value)}</td></tr>"
         for name, value in rows
     )
     shown = f"<img style='max-width:100%' src='data:image/png;base64,{b64encode(picture).decode()}'>" if picture else ""
-    return f"<div><strong>{escape(plain(title))}</strong><table>{cells}</table>{shown}</div>"
+    return f"<div><strong>{_escape_line(title)}</strong><table>{cells}</table>{shown}</div>"
+
+
+def _escape_line(text: str) -> str:
+    """Return text on one line without control characters, safe inside HTML."""
+    return escape(" ".join("".join(c if c.isprintable() else " " for c in text).split()))
