@@ -12,8 +12,8 @@ from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.search import SearchResult
 
 if TYPE_CHECKING:
-    from meshwise.executor.calibration.recalibration import PlanRun, Refit
     from meshwise.executor.launch.run import Run
+    from meshwise.scenarios.calibration.recalibration import PlanRun, Refit
     from meshwise.scenarios.scenario import Scenario
 
 TOP_UP = 500
@@ -148,7 +148,7 @@ def close_loop(
     KeyboardInterrupt
         Where the user ends it before any plan was run.
     """
-    from meshwise.executor.calibration.recalibration import PlanRun
+    from meshwise.scenarios.calibration.recalibration import PlanRun
 
     plans = best_plans(scenario, most, note)
     done: list[PlanRun] = []
@@ -173,7 +173,7 @@ def close_loop(
 
 
 def _fitted(scenario: "Scenario", runs: "Sequence[PlanRun]", interrupted: bool, note: Note) -> ClosedLoop:
-    from meshwise.executor.calibration.recalibration import predicted_step, refitted
+    from meshwise.scenarios.calibration.recalibration import predicted_step, refitted
 
     problem = scenario.problem
     note(f"fitting the machine to {len(runs)} runs")

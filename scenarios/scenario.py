@@ -22,12 +22,12 @@ from meshwise.strategies.plan.rules import violations
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from meshwise.executor.check.oracle_check import Check
     from meshwise.executor.job import Job
     from meshwise.executor.launch.run import Run
     from meshwise.executor.training.continuation import RunOptions
     from meshwise.scenarios.files.errors import Fault
     from meshwise.scenarios.long_run import RunSettings
+    from meshwise.scenarios.oracle_check import Check
     from meshwise.scenarios.simulation import Simulation
     from meshwise.strategies.operators.choices import Pin
     from meshwise.strategies.search import Progress, SearchResult, Space
@@ -462,7 +462,7 @@ class Scenario:
         ValueError
             Where the executor cannot build the plan, or torch is missing.
         """
-        from meshwise.executor.check.oracle_check import check
+        from meshwise.scenarios.oracle_check import check
 
         return check(self.executable_spec(), self.problem, self.chosen(plan), progress)
 

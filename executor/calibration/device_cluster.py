@@ -7,7 +7,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from meshwise.executor.calibration.calibrate import curves, link, link_of
+from meshwise.executor.calibration.cores import curves, link, link_of
 from meshwise.executor.calibration.figures import PUBLISHER, TINY
 from meshwise.simulator.calibration.evidence import Devices
 from meshwise.simulator.calibration.kernel_rows import DEVICES, MAX_ROW_BYTES, Row, read_rows

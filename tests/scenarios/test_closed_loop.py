@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from meshwise.executor.calibration.recalibration import slowed
 from meshwise.executor.launch.run import Run
+from meshwise.scenarios.calibration.recalibration import slowed
 from meshwise.scenarios.closed_loop import ClosedLoop, best_plans, close_loop
 from meshwise.scenarios.commands.main import run
 from meshwise.scenarios.inputs.cluster_file import load_cluster
