@@ -32,6 +32,7 @@ from meshwise.executor.launch.doctor import circumstances, today
 from meshwise.executor.launch.launcher import ExecutionError
 from meshwise.executor.launch.processes import INTERRUPTED
 from meshwise.executor.launch.run import WARM_UP, execute
+from meshwise.executor.options import RunOptions
 from meshwise.executor.recording.timeline import busy_by_kind
 from meshwise.executor.supported import unsupported
 from meshwise.scenarios.calibration.calibrate import calibrate
@@ -168,7 +169,7 @@ def trial(
     ``before`` is the drift until now over ``calm``, that at the calibration.
     """
     load = os.getloadavg()[0]
-    run = execute(spec, problem.training, plan, steps=steps + WARM_UP, verify=False, folder=folder)
+    run = execute(spec, problem.training, plan, RunOptions(steps + WARM_UP, verify=False), folder=folder)
     after = drift(problem.cluster) / calm
     now = replace(problem, cluster=slower(problem.cluster, math.sqrt(before * after)))
     predicted = simulate(lower(now, plan), "discrete_event")

@@ -178,8 +178,7 @@ PAGES = (
         "Running a plan on torch, measuring a machine, and capturing a module. Needs the extra `exec`.",
         (
             ("meshwise.executor.launch.run", ("Run", "execute")),
-            ("meshwise.executor.training.continuation", ("RunOptions",)),
-            ("meshwise.executor.job", ("LearningRate",)),
+            ("meshwise.executor.options", ("RunOptions", "LearningRate")),
             ("meshwise.executor.check.verification", ("Verification", "VerificationError")),
             ("meshwise.executor.capture.capture", ("capture",)),
             ("meshwise.executor.capture.captured", ("NamedDims", "CaptureError", "Captured")),
