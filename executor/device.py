@@ -15,6 +15,12 @@ DEVICES = (CPU, CUDA)
 """Cores, with gloo between ranks, or GPUs, with NCCL."""
 
 
+def check_device(device: str) -> None:
+    """Raise ``ValueError`` where there is no device of that name."""
+    if device not in DEVICES:
+        raise ValueError(f"--device: {' or '.join(DEVICES)}, met {device[:60]!r}; nearest: {CPU}")
+
+
 def require_device(device: str, ranks: int) -> None:
     """Return where this host has a device for each of ``ranks`` ranks: of cores any number, of GPUs one each.
 
@@ -23,8 +29,7 @@ def require_device(device: str, ranks: int) -> None:
     ValueError
         Where there is no such device, or this host has too few GPUs.
     """
-    if device not in DEVICES:
-        raise ValueError(f"--device: {' or '.join(DEVICES)}, met {device[:60]!r}; nearest: {CPU}")
+    check_device(device)
     if device == CUDA:
         import torch
 

@@ -12,8 +12,9 @@ from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.search import SearchResult
 
 if TYPE_CHECKING:
-    from meshwise.executor.calibration.recalibration import PlanRun, Refit
     from meshwise.executor.launch.run import Run
+    from meshwise.executor.options import RunOptions
+    from meshwise.scenarios.calibration.recalibration import PlanRun, Refit
     from meshwise.scenarios.scenario import Scenario
 
 TOP_UP = 500
@@ -116,13 +117,10 @@ def best_plans(scenario: "Scenario", most: int, note: Note) -> list[Plan]:
 def close_loop(
     scenario: "Scenario",
     most: int,
+    options: "RunOptions",
     *,
-    steps: int,
-    verify: bool | None,
     folder: Path | None,
-    seed: int,
     note: Note,
-    device: str = "cpu",
     progress: Callable[[int, float, float], None] | None = None,
     finished: "Callable[[int, Plan, Run], None] | None" = None,
 ) -> ClosedLoop:
@@ -136,8 +134,6 @@ def close_loop(
         Where the runs leave their files, a folder a plan; a temporary one by default.
     note
         Told what happens next.
-    device
-        What ranks train on.
     finished
         Called with number, plan and run after each.
 
@@ -148,7 +144,7 @@ def close_loop(
     KeyboardInterrupt
         Where the user ends it before any plan was run.
     """
-    from meshwise.executor.calibration.recalibration import PlanRun
+    from meshwise.scenarios.calibration.recalibration import PlanRun
 
     plans = best_plans(scenario, most, note)
     done: list[PlanRun] = []
@@ -159,9 +155,7 @@ def close_loop(
             for number, plan in enumerate(plans, 1):
                 note(f"plan {number} of {len(plans)}: {plan.describe()}")
                 where = base / f"plan-{number}"
-                run = scenario.execute(
-                    plan, steps=steps, verify=verify, folder=where, seed=seed, progress=progress, device=device
-                )
+                run = scenario.execute(plan, options, folder=where, progress=progress)
                 done.append(PlanRun(plan, run.timeline, run.step_time))
                 if finished is not None:
                     finished(number, plan, run)
@@ -173,7 +167,7 @@ def close_loop(
 
 
 def _fitted(scenario: "Scenario", runs: "Sequence[PlanRun]", interrupted: bool, note: Note) -> ClosedLoop:
-    from meshwise.executor.calibration.recalibration import predicted_step, refitted
+    from meshwise.scenarios.calibration.recalibration import predicted_step, refitted
 
     problem = scenario.problem
     note(f"fitting the machine to {len(runs)} runs")

@@ -22,12 +22,12 @@ from meshwise.strategies.plan.rules import violations
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from meshwise.executor.check.oracle_check import Check
     from meshwise.executor.job import Job
     from meshwise.executor.launch.run import Run
-    from meshwise.executor.training.continuation import RunOptions
+    from meshwise.executor.options import RunOptions
     from meshwise.scenarios.files.errors import Fault
     from meshwise.scenarios.long_run import RunSettings
+    from meshwise.scenarios.oracle_check import Check
     from meshwise.scenarios.simulation import Simulation
     from meshwise.strategies.operators.choices import Pin
     from meshwise.strategies.search import Progress, SearchResult, Space
@@ -358,99 +358,63 @@ class Scenario:
     def execute(
         self,
         plan: Plan | None = None,
-        *,
-        steps: int = 5,
-        verify: bool | None = None,
-        folder: str | Path | None = None,
-        seed: int | None = None,
-        module: str | None = None,
-        timeout: float = 600.0,
-        progress: Callable[[int, float, float], None] | None = None,
         options: "RunOptions | None" = None,
+        *,
+        folder: str | Path | None = None,
+        module: str | None = None,
+        progress: Callable[[int, float, float], None] | None = None,
         warn: Callable[[str], None] = lambda text: None,
-        device: str = "cpu",
+        **changes: Any,
     ) -> "Run":
         """Return what happened when the plan ran for real on this machine.
 
         Parameters
         ----------
-        steps
-            Steps of the run in all: one that resumes does those that are left.
-        seed
-            Of the first parameters and the order of the data; ``None`` for that of a checkpoint that is resumed, or 0.
-        module
-            ``FILE.py:FACTORY`` of the module that the scenario's graph was captured from, whose code is run.
-        verify
-            Whether losses, gradients and parameters of a few steps in fp64, of a scaled-down model, are compared with
-            one process before the run begins. Default: where it has more than 5 steps.
-        timeout
-            Seconds without a sign of life of a rank after which the run ends.
-        progress
-            Called with step, loss and seconds after every step.
+        options
+            Steps, verification, seed, device, data, checkpoints and whether the run goes on from one; ``None`` for the
+            defaults.
         folder
             Where the run leaves its files; a temporary folder by default.
-        options
-            Data, learning rate, checkpoints, and whether the run goes on from one.
+        module
+            ``FILE.py:FACTORY`` of the module that the scenario's graph was captured from, whose code is run.
+        progress
+            Called with step, loss and seconds after every step.
         warn
             Told of every checkpoint that is damaged and passed over.
-        device
-            What ranks train on: ``cpu``, or ``cuda`` with a GPU a rank.
+        **changes
+            Single fields of `meshwise.executor.options.RunOptions`, as ``steps=20`` or ``device="cuda"``, instead of
+            those of ``options``.
 
         Raises
         ------
         ValueError
-            Where this machine cannot run the plan, or another run uses the folder; nothing was started.
+            Where this machine cannot run the plan, an option is out of its range, or another run uses the folder;
+            nothing was started.
         VerificationError
             Where the ranks do not compute what one process computes; the run was not started.
         """
         import tempfile
 
         from meshwise.executor.launch.processes import locked
-        from meshwise.executor.launch.run import UNVERIFIED_STEPS, execute
+        from meshwise.executor.launch.run import execute
         from meshwise.executor.operators.run import execute_module
-        from meshwise.executor.training.continuation import RunOptions
+        from meshwise.executor.options import DEFAULTS
 
-        chosen = self.chosen(plan)
-        verify = steps > UNVERIFIED_STEPS if verify is None else verify
+        chosen, options = self.chosen(plan), replace(options or DEFAULTS, **changes)
         if module is None:
             self.check_executable(chosen)
         else:
             self._check_processes(chosen)
-            if options not in (None, RunOptions()):
-                held = "data, learning rate, checkpoints and resume are of the executor's own model"
-                raise ValueError(f"{held}, met --module: a module brings its inputs")
+        training = self.problem.training
         with (
             tempfile.TemporaryDirectory(prefix="meshwise-") as temporary,
             locked(Path(temporary if folder is None else folder)) as place,
         ):
             if module is not None:
-                return execute_module(
-                    module,
-                    self.problem.graph,
-                    chosen,
-                    steps=steps,
-                    verify=verify,
-                    folder=place,
-                    training=self.problem.training,
-                    seed=seed or 0,
-                    timeout=timeout,
-                    progress=progress,
-                    device=device,
-                )
-            return execute(
-                self.executable_spec(),
-                self.problem.training,
-                chosen,
-                steps=steps,
-                verify=verify,
-                folder=place,
-                seed=seed,
-                timeout=timeout,
-                progress=progress,
-                options=options or RunOptions(),
-                warn=warn,
-                device=device,
-            )
+                graph = self.problem.graph
+                return execute_module(module, graph, training, chosen, options, folder=place, progress=progress)
+            spec = self.executable_spec()
+            return execute(spec, training, chosen, options, folder=place, progress=progress, warn=warn)
 
     def check(self, plan: Plan | None = None, progress: Callable[[str], None] = lambda text: None) -> "Check":
         """Return what the simulator says of memory and collectives beside what the executor's own model does.
@@ -462,44 +426,25 @@ class Scenario:
         ValueError
             Where the executor cannot build the plan, or torch is missing.
         """
-        from meshwise.executor.check.oracle_check import check
+        from meshwise.scenarios.oracle_check import check
 
         return check(self.executable_spec(), self.problem, self.chosen(plan), progress)
 
-    def jobs(
-        self,
-        *,
-        steps: int,
-        verify: bool | None,
-        folder: Path,
-        seed: int | None,
-        timeout: float,
-        options: "RunOptions",
-        warn: Callable[[str], None],
-        device: str = "cpu",
-    ) -> "list[tuple[Job, Path]]":
+    def jobs(self, options: "RunOptions", folder: Path, warn: Callable[[str], None]) -> "list[tuple[Job, Path]]":
         """Return what the ranks are told that run the scenario's plan, for hosts that torchrun starts them on.
 
+        The run is verified only where that is asked for: on several hosts it has begun when the two are compared.
 
         Raises
         ------
         ValueError
             Where the executor cannot run the plan, or data or checkpoint do not fit.
         """
-        from meshwise.executor.launch.run import jobs_of
+        from meshwise.executor.launch.run import make_jobs
 
-        return jobs_of(
-            self.executable_spec(),
-            self.problem.training,
-            self.chosen(),
-            steps=steps,
-            verify=bool(verify),
-            folder=folder,
-            seed=seed,
-            timeout=timeout,
-            options=options,
-            warn=warn,
-            device=device,
+        options = replace(options, verify=bool(options.verify))
+        return make_jobs(
+            self.executable_spec(), self.problem.training, self.chosen(), options, folder=folder, warn=warn
         )
 
     def check_executable(self, plan: Plan | None = None) -> None:

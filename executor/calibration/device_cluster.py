@@ -7,7 +7,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from meshwise.executor.calibration.calibrate import curves, link, link_of
+from meshwise.executor.calibration.cores import curves, link, link_of
 from meshwise.executor.calibration.figures import PUBLISHER, TINY
 from meshwise.simulator.calibration.evidence import Devices
 from meshwise.simulator.calibration.kernel_rows import DEVICES, MAX_ROW_BYTES, Row, read_rows
@@ -70,7 +70,8 @@ def cluster_of(lines: Iterable[bytes]) -> Cluster:
     )
     count = max((curve.ranks for curve in measured), default=1)
     between = link(measured)
-    return homogeneous(f"{host}: {count} x {name}", accelerator, node, 1, count, between, between, 1, measured)
+    machine = homogeneous(f"{host}: {count} x {name}", accelerator, node, 1, count, between, between)
+    return replace(machine, collectives=measured)
 
 
 def fitted(name: str, rows: Sequence[Row]) -> Accelerator:

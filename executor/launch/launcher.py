@@ -23,6 +23,7 @@ from typing import IO
 
 from meshwise.executor.device import avoid_broken_tiles
 from meshwise.executor.launch.processes import is_stopped
+from meshwise.executor.options import TIMEOUT
 from meshwise.executor.recording.rank_files import WATCH_PARENT, RankError, operation, read_beat, read_errors
 
 LOG_LINES = 12
@@ -127,7 +128,7 @@ def launch(
     folder: Path,
     ranks: int,
     *,
-    timeout: float = 600.0,
+    timeout: float = TIMEOUT,
     poll: Callable[[], None] | None = None,
 ) -> None:
     """Run ``python -m module arguments`` once a rank and return when all have ended well.

@@ -11,13 +11,14 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from meshwise.executor.check.verification import Verification, require_equal, verify
-from meshwise.executor.device import CPU, require_device
+from meshwise.executor.device import require_device
 from meshwise.executor.job import Job, checkpoints_folder, metrics_file, result_file
 from meshwise.executor.launch.launcher import launch, require_torch
+from meshwise.executor.options import DEFAULTS, RunOptions
 from meshwise.executor.recording.timeline import read_timeline
 from meshwise.executor.supported import BYTES, unsupported
 from meshwise.executor.training.checkpoint import sweep
-from meshwise.executor.training.continuation import RunOptions, prepared
+from meshwise.executor.training.continuation import prepare_job
 from meshwise.simulator.brief import brief
 from meshwise.simulator.models.transformer import Transformer
 from meshwise.simulator.notebook import to_html
@@ -75,13 +76,10 @@ def _lines_before(path: Path, step: int) -> list[str]:
 
 
 WARM_UP = 2
-UNVERIFIED_STEPS = 5
-"""Runs of more steps are verified before they begin where nothing else is said."""
 VERIFIED_STEPS = 3
 VERIFIED_HEAD_DIM, VERIFIED_SEQUENCE = 8, 32
 VERIFY = "verify"
 """The folder of a run's verification, inside the run's own."""
-_NO_OPTIONS = RunOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,39 +138,22 @@ def execute(
     spec: Transformer,
     training: Training,
     plan: Plan,
+    options: RunOptions = DEFAULTS,
     *,
-    steps: int,
-    verify: bool,
     folder: Path,
-    seed: int | None = None,
-    timeout: float = 600.0,
     progress: Progress | None = None,
-    options: RunOptions = _NO_OPTIONS,
     warn: Callable[[str], None] = lambda text: None,
-    device: str = CPU,
 ) -> Run:
-    """Return what was measured in ``steps`` steps of ``plan`` on this host, one process a rank.
+    """Return what was measured in the steps of ``plan`` on this host, one process a rank.
 
     Parameters
     ----------
-    steps
-        Steps of the run in all: one that resumes does those that are left.
-    verify
-        Whether the same plan first runs a scaled-down model in fp64 against one process.
     folder
         Where job and results are written, ``metrics.jsonl`` with a line a step and checkpoints among them.
-    seed
-        Of the first parameters and the order of the data; ``None`` for that of the checkpoint, or 0.
-    timeout
-        Seconds without any sign of life of a rank after which the run ends.
     progress
         Called with (step, loss, seconds) after every step.
-    options
-        Data, learning rate, checkpoints, and whether the run goes on from one.
     warn
         Told of every checkpoint that is damaged and passed over.
-    device
-        What ranks train on: one of `meshwise.executor.device.DEVICES`.
 
     Raises
     ------
@@ -184,21 +165,9 @@ def execute(
         Where the ranks do not compute what one process computes; the steps were not begun.
     """
     require_torch()
-    require_device(device, plan.mesh.num_ranks)
-    jobs = jobs_of(
-        spec,
-        training,
-        plan,
-        steps=steps,
-        verify=verify,
-        folder=folder,
-        seed=seed,
-        timeout=timeout,
-        options=options,
-        warn=warn,
-        device=device,
-    )
-    verification = verified(*jobs[1]) if verify else None
+    require_device(options.device, plan.mesh.num_ranks)
+    jobs = make_jobs(spec, training, plan, options, folder=folder, warn=warn)
+    verification = verified(*jobs[1]) if options.is_verified else None
     job = jobs[0][0]
     tell = logged(folder, job.first_step, lambda step: job.learning_rate.at(step, training.optimizer), progress)
     try:
@@ -208,19 +177,14 @@ def execute(
     return replace(collect(jobs[:1]), verification=verification)
 
 
-def jobs_of(
+def make_jobs(
     spec: Transformer,
     training: Training,
     plan: Plan,
+    options: RunOptions = DEFAULTS,
     *,
-    steps: int,
-    verify: bool,
     folder: Path,
-    seed: int | None = None,
-    timeout: float = 600.0,
-    options: RunOptions = _NO_OPTIONS,
     warn: Callable[[str], None] = lambda text: None,
-    device: str = CPU,
 ) -> list[tuple[Job, Path]]:
     """Return the job of a run, and where asked that of its verification, each with its folder.
 
@@ -229,13 +193,11 @@ def jobs_of(
     ValueError
         Where torch cannot run the plan, or data or checkpoint do not fit.
     """
-    if steps < 1:
-        raise ValueError(f"steps is at least 1, met {steps}")
     refuse(spec, training, plan)
-    job, damaged = prepared(Job(spec, training, plan, steps, timeout=timeout, device=device), seed, options, folder)
+    job, damaged = prepare_job(spec, training, plan, options, folder)
     for text in damaged:
         warn(f"passed over: {text}")
-    return [(job, folder)] + ([(verification_job(job), folder / VERIFY)] if verify else [])
+    return [(job, folder)] + ([(verification_job(job), folder / VERIFY)] if options.is_verified else [])
 
 
 def collect(jobs: Sequence[tuple[Job, Path]]) -> Run:

@@ -14,6 +14,7 @@ from meshwise.executor.check.verification import Verification, distance
 from meshwise.executor.device import CPU
 from meshwise.executor.launch.launcher import clear
 from meshwise.executor.launch.run import losses
+from meshwise.executor.options import TIMEOUT
 from meshwise.simulator.brief import brief
 from meshwise.strategies.plan.plan import Plan
 
@@ -50,7 +51,7 @@ class OperatorJob:
     double: bool = False
     dump: bool = False
     profile: bool = True
-    timeout: float = 600.0
+    timeout: float = TIMEOUT
     device: str = CPU
 
     __repr__ = brief()

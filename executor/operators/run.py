@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 
 from meshwise.executor.check.verification import Verification, require_equal
-from meshwise.executor.device import CPU, require_device
+from meshwise.executor.device import require_device
 from meshwise.executor.launch.launcher import ExecutionError, launch, require_torch
 from meshwise.executor.launch.run import (
     VERIFIED_STEPS,
@@ -23,6 +23,7 @@ from meshwise.executor.launch.run import (
     step_times,
 )
 from meshwise.executor.operators.job import OperatorJob, expect, is_done, verdict
+from meshwise.executor.options import DEFAULTS, RunOptions
 from meshwise.executor.recording.rank_files import read_errors
 from meshwise.executor.recording.timeline import read_timeline
 from meshwise.executor.supported import OPTIMIZERS
@@ -38,18 +39,14 @@ WORKER = "meshwise.executor.operators.worker"
 def execute_module(
     module: str,
     graph: OperatorGraph,
-    plan: Plan,
-    *,
-    steps: int,
-    verify: bool,
-    folder: Path,
     training: Training,
-    seed: int = 0,
-    timeout: float = 600.0,
+    plan: Plan,
+    options: RunOptions = DEFAULTS,
+    *,
+    folder: Path,
     progress: Progress | None = None,
-    device: str = CPU,
 ) -> Run:
-    """Return what was measured in ``steps`` steps of a module under ``plan`` on this host, one process a rank.
+    """Return what was measured in the steps of a module under ``plan`` on this host, one process a rank.
 
     Parameters
     ----------
@@ -57,35 +54,43 @@ def execute_module(
         ``FILE.py:FACTORY``; the factory's inputs are the global batch.
     graph
         That of which ``plan`` is.
-    verify
-        How many steps first run in fp64 on the ranks and, on the whole batch, in one process: all of
-        `meshwise.executor.launch.run.VERIFIED_STEPS`, or one, which no run goes without.
     training
         Precision, optimizer and clipping, which must be those that the back end has.
-    device
-        What ranks train on: one of `meshwise.executor.device.DEVICES`.
+    options
+        ``verify`` says how many steps first run in fp64 on the ranks and, on the whole batch, in one process: all of
+        `meshwise.executor.launch.run.VERIFIED_STEPS`, or one, which no run goes without.
 
     Raises
     ------
     ValueError
-        Where the plan cannot be run, or this host has too few GPUs; nothing was started.
+        Where the plan cannot be run, this host has too few GPUs, or options are of the executor's own model; nothing
+        was started.
     ExecutionError
         Where a rank fails.
     VerificationError
         Where the ranks do not compute what one process computes; the steps were not begun.
     """
-    if steps < 1:
-        raise ValueError(f"steps is at least 1, met {steps}")
-    job = OperatorJob(absolute(module), plan, steps, training.optimizer, seed, timeout=timeout, device=device)
+    if options.needs_own_model:
+        own = "data, learning rate, checkpoints and resume are of the executor's own model"
+        raise ValueError(f"{own}, met --module: a module brings its inputs")
+    job = OperatorJob(
+        absolute(module),
+        plan,
+        options.steps,
+        training.optimizer,
+        options.seed or 0,
+        timeout=options.timeout,
+        device=options.device,
+    )
     tolerance = refuse(job, graph, training)
-    require_device(device, plan.mesh.num_ranks)
-    check = replace(job, steps=VERIFIED_STEPS if verify else 1, double=True, dump=True, profile=False)
+    require_device(options.device, plan.mesh.num_ranks)
+    check = replace(job, steps=VERIFIED_STEPS if options.is_verified else 1, double=True, dump=True, profile=False)
     verification = run_verified(job, check, folder, tolerance, progress)
     times = step_times(plan, folder)
     timeline = read_timeline(plan, folder)
     return Run(
-        steps=steps,
-        losses=losses(plan, steps, folder),
+        steps=job.steps,
+        losses=losses(plan, job.steps, folder),
         step_times=times,
         step_time=median(times[WARM_UP:] or times),
         peak_memory=held(plan, folder, "peak") or timeline.peak_memory,

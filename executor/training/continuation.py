@@ -1,46 +1,20 @@
 """How a run goes on from a checkpoint: what has to be the same, what is taken from it, and what is refused."""
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from meshwise.executor.job import CONSTANT, Job, LearningRate, checkpoints_folder
+from meshwise.executor.job import Job, checkpoints_folder
+from meshwise.executor.options import CONSTANT, LearningRate, RunOptions
 from meshwise.executor.training.checkpoint import Checkpoint, last_good, names
 from meshwise.executor.training.data import Text, TextFiles, text_of
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Training
 
 _TRAINING = ("global_batch", "sequence", "precision", "optimizer", "gradient_precision", "gradient_clipping")
 """What of a training step decides the numbers that a run computes."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """What a long run has beside its plan and steps.
-
-    Parameters
-    ----------
-    data
-        A text file or a folder of them, as bytes; ``None`` for the documentation topics that ship with Python.
-    learning_rate
-        ``None`` for that of the checkpoint that is resumed, or for the optimizer's usual one, without a schedule.
-    checkpoint_every
-        Steps from one checkpoint to the next, and one after the last step; 0 for none.
-    keep
-        Newest checkpoints that stay.
-    resume
-        Whether the run goes on from the newest good checkpoint in its folder.
-    """
-
-    data: str | None = None
-    learning_rate: LearningRate | None = None
-    checkpoint_every: int = 0
-    keep: int = 2
-    resume: bool = False
-
-    def __post_init__(self) -> None:
-        if self.checkpoint_every < 0 or self.keep < 1:
-            met = f"met {self.checkpoint_every} and {self.keep}"
-            raise ValueError(f"checkpoint_every is at least 0 and keep_checkpoints at least 1, {met}")
 
 
 def facts(job: Job, text: Text) -> dict[str, Any]:
@@ -57,13 +31,13 @@ def facts(job: Job, text: Text) -> dict[str, Any]:
     return result
 
 
-def prepared(job: Job, seed: int | None, options: RunOptions, folder: Path) -> tuple[Job, tuple[str, ...]]:
-    """Return the job with its options, from its beginning or from a checkpoint, and what is wrong with newer ones.
+def prepare_job(
+    spec: Transformer, training: Training, plan: Plan, options: RunOptions, folder: Path
+) -> tuple[Job, tuple[str, ...]]:
+    """Return the job of a run, from its beginning or from a checkpoint, and what is wrong with newer checkpoints.
 
     Parameters
     ----------
-    seed
-        ``None`` for that of the checkpoint, or 0.
     folder
         That of the run.
 
@@ -72,41 +46,43 @@ def prepared(job: Job, seed: int | None, options: RunOptions, folder: Path) -> t
     ValueError
         Where data or checkpoint do not fit, or where the run would write over checkpoints.
     """
-    plan = job.plan
     if plan.asynchronous and (options.checkpoint_every or options.resume):
         held = "between steps of a schedule without a flush microbatches are under way, which no checkpoint has"
         raise ValueError(f"schedule: {held}, met {plan.rule.name}; nearest: 1f1b")
     place = checkpoints_folder(folder)
-    changed = replace(
-        job,
-        seed=seed or 0,
+    job = Job(
+        spec,
+        training,
+        plan,
+        options.steps,
+        seed=options.seed or 0,
+        timeout=options.timeout,
         data=None if options.data is None else str(Path(options.data).resolve()),
         learning_rate=options.learning_rate or CONSTANT,
         checkpoint_every=options.checkpoint_every,
         keep=options.keep,
+        device=options.device,
     )
-    text = text_of(changed.data, changed.seed)
+    text = text_of(job.data, job.seed)
     if isinstance(text, TextFiles):
-        text.check(job.training.sequence)
+        text.check(training.sequence)
     if not options.resume:
         if names(place):
             raise ValueError(f"{place} has checkpoints already; --resume goes on from them, or choose another folder")
-        return changed, ()
+        return job, ()
     checkpoint, damaged = last_good(place)
-    return continued(changed, text, seed, options.learning_rate, checkpoint), damaged
+    return continue_job(job, text, options, checkpoint), damaged
 
 
-def continued(
-    job: Job, text: Text, seed: int | None, learning_rate: LearningRate | None, checkpoint: Checkpoint
-) -> Job:
+def continue_job(job: Job, text: Text, options: RunOptions, checkpoint: Checkpoint) -> Job:
     """Return the job as it goes on from a checkpoint; ``ValueError`` where that is of something else."""
     if job.steps <= checkpoint.step:
         held = f"{checkpoint.folder} was made after {checkpoint.step} steps; a run that resumes has more of them in all"
         raise ValueError(f"{held}, met steps {job.steps}")
     try:
         kept = LearningRate(**checkpoint.facts["learning_rate"])
-        same = {"seed": checkpoint.facts["seed"]} if seed is None else {}
-        result = replace(job, **same, learning_rate=learning_rate or kept)
+        same = {"seed": checkpoint.facts["seed"]} if options.seed is None else {}
+        result = replace(job, **same, learning_rate=options.learning_rate or kept)
         found = [(key, checkpoint.facts[key]) for key in ("model", "training", "seed", "learning_rate", "data")]
     except (KeyError, TypeError) as error:
         raise ValueError(f"{checkpoint.folder} is a checkpoint of this program, met {error!r:.100}") from None

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from meshwise.executor.job import PEAKS
+from meshwise.executor.options import PEAKS
 from meshwise.executor.parallel.data_parallel import Unit
 from meshwise.executor.parallel.sharded_states import Kind, ShardedOptimizer, SplitOptimizer, States, whole
 from meshwise.executor.recording.accelerator import CORE

@@ -42,7 +42,7 @@ def calibrate(
     as_json: Json = False,
 ) -> None:
     """Measure this machine into a cluster file; or fit accelerators or links to published timings."""
-    from meshwise.scenarios.calibration import has_collectives
+    from meshwise.scenarios.calibration.published_timings import has_collectives
 
     if rows is None:
         _refuse(
@@ -81,7 +81,7 @@ def _measure(out: str | None, device: str | None, processes: int | None, seconds
 
 
 def _measure_cores(out: str | None, ranks: int, seconds: float, as_json: bool) -> None:
-    from meshwise.executor.calibration.calibrate import calibrate as measure
+    from meshwise.scenarios.calibration.calibrate import calibrate as measure
 
     ticker = Ticker()
     cluster = measure(processes=ranks, seconds=seconds, progress=lambda *words: ticker(str(words[0])))
@@ -118,7 +118,7 @@ def _are_measured(path: str) -> bool:
 
 def _to_cluster(rows: str, out: str | None, as_json: bool) -> None:
     from meshwise.executor.calibration.device_cluster import cluster_of
-    from meshwise.scenarios.calibration import read_kernels
+    from meshwise.scenarios.calibration.published_timings import read_kernels
     from meshwise.scenarios.files.results import check_output
 
     check_output(out, (".yaml", ".yml"))
@@ -143,7 +143,7 @@ def _show(cluster: Any, out: str | None, as_json: bool, comment: str) -> None:
 
 
 def _fit(path: str, names: list[str], left_out: list[str], out: str | None, report: str | None, as_json: bool) -> None:
-    from meshwise.scenarios.calibration import fit_accelerators, read_kernels, to_json, to_markdown
+    from meshwise.scenarios.calibration.published_timings import fit_accelerators, read_kernels, to_json, to_markdown
     from meshwise.scenarios.files.results import check_output, write
     from meshwise.simulator.units import format_count
 
@@ -166,7 +166,12 @@ def _fit(path: str, names: list[str], left_out: list[str], out: str | None, repo
 
 
 def _fit_links(path: str, left_out: list[str], out: str | None, report: str | None, as_json: bool) -> None:
-    from meshwise.scenarios.calibration import LINK_HEAD, fit_links_without, link_lines, read_collectives
+    from meshwise.scenarios.calibration.published_timings import (
+        LINK_HEAD,
+        fit_links_without,
+        link_lines,
+        read_collectives,
+    )
     from meshwise.scenarios.files.results import check_output, write
     from meshwise.simulator.calibration.collective_report import report as page
     from meshwise.simulator.calibration.link_fits import dump
@@ -188,7 +193,7 @@ def _fit_links(path: str, left_out: list[str], out: str | None, report: str | No
 
 
 def _print(found: Any) -> None:
-    from meshwise.scenarios.calibration import KERNEL_HEAD, kernel_lines
+    from meshwise.scenarios.calibration.published_timings import KERNEL_HEAD, kernel_lines
 
     for each in found:
         print(f"{each.name}: sustained {each.calibration.sustained.factor:.3f} times a burst")

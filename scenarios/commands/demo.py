@@ -45,7 +45,7 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Show the whole chain on this machine: calibrate, search a plan, run it, compare and report."""
-    from meshwise.executor.calibration.calibrate import calibrate
+    from meshwise.scenarios.calibration.calibrate import calibrate
     from meshwise.scenarios.commands.execute import follow, to_json, write_run
     from meshwise.scenarios.commands.page import write_page
     from meshwise.scenarios.commands.search import to_json as search_to_json

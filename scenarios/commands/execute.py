@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from meshwise.executor.launch.processes import INTERRUPTED
+from meshwise.executor.options import CONSTANT, KEPT_CHECKPOINTS, MAX_SEED, STEPS, TIMEOUT, LearningRate, RunOptions
 from meshwise.scenarios.commands.options import ClusterFile, Json, PlanFile, ScenarioName, load_scenario
 from meshwise.scenarios.commands.page import PageFile, check_page, write_page
 from meshwise.scenarios.console import FAILED, NOTHING_FITS, Ticker, emit, note, show, table
@@ -21,7 +22,7 @@ def execute(
     scenario: ScenarioName,
     plan: PlanFile = None,
     cluster: ClusterFile = None,
-    steps: Annotated[int, typer.Option(min=1, max=1_000_000, help="Training steps, in all.")] = 5,
+    steps: Annotated[int, typer.Option(min=1, max=1_000_000, help="Training steps, in all.")] = STEPS,
     verify: Annotated[
         bool | None,
         typer.Option(
@@ -33,7 +34,7 @@ def execute(
     seed: Annotated[
         int | None,
         typer.Option(
-            min=0, max=2**63 - 1, help="Seed of the initial parameters and the order of the data.  [default: 0]"
+            min=0, max=MAX_SEED, help="Seed of the initial parameters and the order of the data.  [default: 0]"
         ),
     ] = None,
     out: Annotated[
@@ -60,7 +61,7 @@ def execute(
         int,
         typer.Option(min=0, metavar="STEPS", help="Write a checkpoint after so many steps each, and after the last."),
     ] = 0,
-    keep_checkpoints: Annotated[int, typer.Option(min=1, help="Newest checkpoints that stay.")] = 2,
+    keep_checkpoints: Annotated[int, typer.Option(min=1, help="Newest checkpoints that stay.")] = KEPT_CHECKPOINTS,
     resume: Annotated[
         bool,
         typer.Option(
@@ -83,7 +84,7 @@ def execute(
     collect: Annotated[
         bool, typer.Option("--collect", help="Do not run: read what the ranks of several hosts left in --out.")
     ] = False,
-    timeout: Annotated[float, typer.Option(min=1, max=1e6, help="Seconds that a silent rank is waited for.")] = 600.0,
+    timeout: Annotated[float, typer.Option(min=1, max=1e6, help="Seconds that a silent rank is waited for.")] = TIMEOUT,
     device: Annotated[
         str, typer.Option(metavar="cpu|cuda", help="What ranks train on: cores (gloo), GPUs (NCCL).")
     ] = "cpu",
@@ -118,8 +119,18 @@ def execute(
     check_page(report)
     if report is not None and (top is not None or rendezvous is not None):
         raise ValueError("--report tells of one run, met it with --top or --rendezvous")
-    options = _options(
-        data, (learning_rate, warmup_steps, decay_steps, min_learning_rate), checkpoint_every, keep_checkpoints, resume
+    rate = LearningRate(learning_rate, warmup_steps, decay_steps, min_learning_rate)
+    options = RunOptions(
+        steps=steps,
+        verify=verify,
+        seed=seed,
+        timeout=timeout,
+        device=device,
+        data=data,
+        learning_rate=rate if rate != CONSTANT else None,  # where nothing is said, that of the checkpoint
+        checkpoint_every=checkpoint_every,
+        keep=keep_checkpoints,
+        resume=resume,
     )
     value = load_scenario(scenario, plan, cluster)
     if module is None:
@@ -127,7 +138,7 @@ def execute(
     value = replace(value, problem=value.priced_for(EXECUTE))  # what runs is priced as what runs it
     if top is not None:
         _check_top({"--plan": plan, "--module": module, "--rendezvous": rendezvous, "--data": data})
-        execute_top(value, top, steps=steps, verify=verify, seed=seed or 0, out=out, device=device, as_json=as_json)
+        execute_top(value, top, RunOptions(steps, verify, seed, device=device), out=out, as_json=as_json)
         return
     spread = hosts.spread(value, processes, rendezvous, collect=collect, out=out, module=module)
     elsewhere = spread is not None or collect  # whose GPUs this host does not see
@@ -138,17 +149,8 @@ def execute(
     if not predicted.fits:
         note(reason(value.problem, predicted.plan))
         raise typer.Exit(NOTHING_FITS)
-    how: dict[str, Any] = {
-        "steps": steps,
-        "verify": verify,
-        "seed": seed,
-        "timeout": timeout,
-        "options": options,
-        "warn": note,
-        "device": device,
-    }
     if spread is not None and out is not None:
-        hosts.prepare(value.jobs(folder=folder(out), **how), spread, as_json=as_json)
+        hosts.prepare(value.jobs(options, folder(out), note), spread, as_json=as_json)
         return
     target = None if out is None else Path(out) if collect else folder(out)
     if collect and target is not None:
@@ -157,7 +159,7 @@ def execute(
         ranks, cores = predicted.plan.mesh.num_ranks, os.cpu_count() or 1
         if ranks > cores and device == CPU:
             note(f"{ranks} ranks share {cores} cores: the prediction, for a core a rank, will be too fast")
-        run = _run(value, target, module=module, **how)
+        run = _run(value, options, target, module)
     _tell(value, predicted, run, target, report, as_json=as_json)
     if run.verification is not None and not run.verification.equal:  # of several hosts, whose run has begun
         note("the ranks did not compute what one process computes")
@@ -179,21 +181,6 @@ def _check_top(options: dict[str, str | None]) -> None:
             raise ValueError(f"--top runs plans that it finds for the executor's own model, met {option} {given}")
 
 
-def _options(
-    data: str | None,
-    rate: tuple[float | None, int, int | None, float],
-    checkpoint_every: int,
-    keep: int,
-    resume: bool,
-) -> Any:
-    """Return the options of a run; a learning rate of which nothing was said is left to the checkpoint."""
-    from meshwise.executor.job import LearningRate
-    from meshwise.executor.training.continuation import RunOptions
-
-    schedule = LearningRate(*rate)
-    return RunOptions(data, schedule if schedule != LearningRate() else None, checkpoint_every, keep, resume)
-
-
 def _what_is_left(target: Path | None) -> str:
     """Return what a run that was stopped has left in its folder."""
     from meshwise.executor.job import checkpoints_folder
@@ -207,11 +194,11 @@ def _what_is_left(target: Path | None) -> str:
     return f"the steps that were done are in {metrics_log(target)}{checkpoint}"
 
 
-def _run(value: Any, target: Path | None, **options: Any) -> Any:
+def _run(value: Any, options: RunOptions, target: Path | None, module: str | None) -> Any:
     """Return the run of a scenario, which the terminal shows as it goes on."""
     ticker = Ticker()
     try:
-        return value.execute(folder=target, progress=follow(ticker), **options)
+        return value.execute(options=options, folder=target, module=module, progress=follow(ticker), warn=note)
     except (KeyboardInterrupt, RuntimeError):
         ticker.done()
         note(_what_is_left(target))
@@ -329,17 +316,7 @@ def _text(value: Any) -> str:
 HEAD = ("plan", "predicted", "measured", "error", "predicted after", "error after")
 
 
-def execute_top(
-    scenario: Any,
-    most: int,
-    *,
-    steps: int,
-    verify: bool | None,
-    seed: int,
-    out: str | None,
-    device: str,
-    as_json: bool,
-) -> None:
+def execute_top(scenario: Any, most: int, options: RunOptions, *, out: str | None, as_json: bool) -> None:
     """Run the best plans of a scenario, fit its machine to them, rank them again and say what changed."""
     from meshwise.scenarios.closed_loop import close_loop
     from meshwise.scenarios.files.results import folder, write
@@ -359,10 +336,7 @@ def execute_top(
         if target is not None:
             write_run(folder(target / f"plan-{number}"), to_json(run, predicted), predicted, run)
 
-    loop = close_loop(
-        scenario, most, steps=steps, verify=verify, folder=target, seed=seed, note=told, device=device,
-        progress=follow(ticker), finished=finished,
-    )  # fmt: skip
+    loop = close_loop(scenario, most, options, folder=target, note=told, progress=follow(ticker), finished=finished)
     ticker.done()
     document = loop.to_json() | {"cluster": str(target / "cluster.yaml") if target is not None else None}
     if target is not None:

@@ -44,6 +44,8 @@ PAGES = (
             ("meshwise.scenarios.files.library", ALL),
             ("meshwise.scenarios.inputs.cluster_file", ("load_cluster", "write_cluster")),
             ("meshwise.scenarios.inputs.graph_file", ("load_graph", "dump_graph")),
+            ("meshwise.scenarios.oracle_check", ("Check", "RankCheck", "MemoryLine", "TrafficLine")),
+            ("meshwise.scenarios.calibration.calibrate", ("calibrate",)),
             (
                 "meshwise.scenarios.intervals",
                 ("step_time_interval", "peak_memory_interval", "memory_margin"),
@@ -176,11 +178,8 @@ PAGES = (
         "Running a plan on torch, measuring a machine, and capturing a module. Needs the extra `exec`.",
         (
             ("meshwise.executor.launch.run", ("Run", "execute")),
-            ("meshwise.executor.training.continuation", ("RunOptions",)),
-            ("meshwise.executor.job", ("LearningRate",)),
+            ("meshwise.executor.options", ("RunOptions", "LearningRate")),
             ("meshwise.executor.check.verification", ("Verification", "VerificationError")),
-            ("meshwise.executor.check.oracle_check", ("Check", "RankCheck", "MemoryLine", "TrafficLine")),
-            ("meshwise.executor.calibration.calibrate", ("calibrate",)),
             ("meshwise.executor.capture.capture", ("capture",)),
             ("meshwise.executor.capture.captured", ("NamedDims", "CaptureError", "Captured")),
             ("meshwise.executor.launch.several_hosts", ("Hosts", "prepare", "read_run")),

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 from meshwise.executor.calibration import device_calibration
-from meshwise.executor.calibration.calibrate import curves
+from meshwise.executor.calibration.cores import curves
 from meshwise.executor.calibration.device_cluster import cluster_of, fitted, is_measured
 from meshwise.executor.calibration.device_kernels import TinyLayer
 from meshwise.executor.calibration.device_machine import Machine

@@ -16,6 +16,7 @@ from tiny_jobs import TINY, job, plan, verify_all  # noqa: E402
 from meshwise.executor.device import CUDA  # noqa: E402
 from meshwise.executor.job import Job  # noqa: E402
 from meshwise.executor.launch.run import execute, held, run_jobs  # noqa: E402
+from meshwise.executor.options import RunOptions  # noqa: E402
 from meshwise.simulator.models.transformer import Transformer  # noqa: E402
 from meshwise.simulator.program import StreamKind, TaskKind  # noqa: E402
 from meshwise.strategies.plan.offloading import offloading  # noqa: E402
@@ -79,7 +80,7 @@ TRAINING = Training(8, 512, "bf16", framework="torch")
 @pytest.mark.parametrize("offload", [(), ("activations",), ("optimizer",), ("optimizer", "parameters")])
 def test_a_run_in_bf16_has_spans_and_the_peak_of_its_profile(offload: tuple[str, ...], tmp_path: Path) -> None:
     chosen = plan(SPEC, TRAINING, microbatch=4, offload=offloading(list(offload)))
-    run = execute(SPEC, TRAINING, chosen, steps=4, verify=False, folder=tmp_path, device=CUDA)
+    run = execute(SPEC, TRAINING, chosen, RunOptions(4, verify=False, device=CUDA), folder=tmp_path)
     assert run.steps == 4 and all(0 < loss < 20 for loss in run.losses)
     assert run.timeline.engine == "nccl" and run.timeline.step_time > 0
     kinds = {span.kind for span in run.timeline.spans}

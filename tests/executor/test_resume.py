@@ -15,9 +15,10 @@ from tiny_jobs import TINY, job
 
 from meshwise.executor.check.reference import train
 from meshwise.executor.check.verification import distance
-from meshwise.executor.job import Job, LearningRate, checkpoints_folder, tensors_file
+from meshwise.executor.job import Job, checkpoints_folder, tensors_file
 from meshwise.executor.launch.process_group import joined
 from meshwise.executor.launch.run import losses, run_jobs
+from meshwise.executor.options import LearningRate
 from meshwise.executor.recording.rank_files import Heartbeat
 from meshwise.executor.recording.recorder import Recorder
 from meshwise.executor.training import shards

@@ -15,11 +15,12 @@ from meshwise.executor.check.verification import distance
 from meshwise.executor.job import checkpoints_folder
 from meshwise.executor.launch.process_group import joined
 from meshwise.executor.launch.run import losses, run_jobs
+from meshwise.executor.options import RunOptions
 from meshwise.executor.recording.rank_files import Heartbeat
 from meshwise.executor.recording.recorder import Recorder
 from meshwise.executor.training import shards
 from meshwise.executor.training.checkpoint import Box, Checkpoint, boxes, folder_name
-from meshwise.executor.training.continuation import RunOptions, prepared
+from meshwise.executor.training.continuation import prepare_job
 from meshwise.executor.training.trainer import Trainer
 from meshwise.strategies.plan.offloading import offloading
 
@@ -106,4 +107,4 @@ def test_boxes_make_up_any_run_of_elements(sizes: tuple[int, ...]) -> None:
 def test_a_schedule_without_a_flush_has_no_checkpoints(tmp_path: Path) -> None:
     job = replace(trained(pipeline=2, schedule="pipedream"), checkpoint_every=0)
     with pytest.raises(ValueError, match="microbatches are under way, which no checkpoint has, met pipedream"):
-        prepared(job, None, RunOptions(checkpoint_every=2), tmp_path)
+        prepare_job(job.spec, job.training, job.plan, RunOptions(checkpoint_every=2), tmp_path)

@@ -15,6 +15,7 @@ from tiny_jobs import TINY, job
 from meshwise.executor.check.verification import Verification, VerificationError
 from meshwise.executor.launch.launcher import ExecutionError
 from meshwise.executor.launch.run import Run, compare, execute, losses, run_jobs, verification_job
+from meshwise.executor.options import RunOptions
 from meshwise.executor.supported import unsupported
 from meshwise.simulator.memory import CATEGORIES
 from meshwise.simulator.models.experts import Experts
@@ -31,8 +32,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Run:
         asked.spec,
         asked.training,
         asked.plan,
-        steps=20,
-        verify=True,
+        RunOptions(steps=20),
         folder=tmp_path_factory.mktemp("run"),
         progress=lambda step, loss, seconds: seen.append(step),
     )
@@ -127,7 +127,7 @@ def test_a_run_that_fails_its_verification_does_not_start(tmp_path: Path, monkey
     monkeypatch.setattr("meshwise.executor.launch.run.compare", lambda job, folder: Verification(0.0, 3e-5, 0.0))
     asked = job(data=2)
     with pytest.raises(VerificationError, match=r"not started: .* gradients 3\.0e-05, .* equal is at most 1e-12"):
-        execute(asked.spec, asked.training, asked.plan, steps=1, verify=True, folder=tmp_path)
+        execute(asked.spec, asked.training, asked.plan, RunOptions(1, verify=True), folder=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["verify"]
 
 
@@ -138,8 +138,7 @@ def test_refused_before_launch(tmp_path: Path) -> None:
             asked.spec,
             replace(asked.training, precision="fp16"),
             asked.plan,
-            steps=1,
-            verify=False,
+            RunOptions(1, verify=False),
             folder=tmp_path / "run",
         )
     assert not (tmp_path / "run").exists()

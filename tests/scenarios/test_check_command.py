@@ -24,7 +24,7 @@ def test_equal_is_0_and_the_document_has_both_sides(capsys: pytest.CaptureFixtur
 
 
 def test_different_is_1_and_says_where(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from meshwise.executor.check import oracle_check
+    from meshwise.scenarios import oracle_check
 
     told = oracle_check.communications
     zero = lambda problem, plan, ranks: told(problem, replace(plan, zero=0), ranks)  # noqa: E731
@@ -49,7 +49,7 @@ def test_a_plan_that_cannot_be_built_is_2(tmp_path: Path, capsys: pytest.Capture
 def test_without_torch_is_2_and_one_message(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("meshwise.executor.check.oracle_check.find_spec", lambda name: None)
+    monkeypatch.setattr("meshwise.scenarios.oracle_check.find_spec", lambda name: None)
     assert run(["simulate", "local/dp2", "--check"]) == 2
     (message,) = capsys.readouterr().err.splitlines()
     assert message == "a check needs torch, which is not installed; pip install 'meshwise[exec]'"

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from meshwise.executor.calibration.recalibration import slowed
 from meshwise.executor.launch.run import Run
+from meshwise.executor.options import RunOptions
+from meshwise.scenarios.calibration.recalibration import slowed
 from meshwise.scenarios.closed_loop import ClosedLoop, best_plans, close_loop
 from meshwise.scenarios.commands.main import run
 from meshwise.scenarios.inputs.cluster_file import load_cluster
@@ -31,7 +32,7 @@ def pretend(breaks_after: int) -> Execute:
     """Return what stands for executing: a machine a third as fast in products, that is interrupted after some plans."""
     done = 0
 
-    def execute(self: Scenario, plan: Plan, **_: Any) -> Run:
+    def execute(self: Scenario, plan: Plan, options: RunOptions, **_: Any) -> Run:
         nonlocal done
         if done == breaks_after:
             raise KeyboardInterrupt
@@ -45,7 +46,7 @@ def pretend(breaks_after: int) -> Execute:
 
 
 def loop(scenario: Scenario, most: int) -> ClosedLoop:
-    return close_loop(scenario, most, steps=1, verify=False, folder=None, seed=0, note=nothing)
+    return close_loop(scenario, most, RunOptions(1, verify=False), folder=None, note=nothing)
 
 
 def test_the_best_plans_are_different_and_rise_in_time() -> None:

@@ -9,9 +9,9 @@ pytest.importorskip("torch")
 
 from tiny_jobs import SEQUENCE, TINY, cluster
 
-from meshwise.executor.studies import prediction_trials
-from meshwise.executor.studies.prediction_trials import Trial, layouts, main, plans, read, summary, trial
 from meshwise.executor.supported import unsupported
+from meshwise.scenarios.calibration import prediction_trials
+from meshwise.scenarios.calibration.prediction_trials import Trial, layouts, main, plans, read, summary, trial
 from meshwise.simulator.models.model import build
 from meshwise.strategies.plan.problem import Problem, Training
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from tiny_jobs import TINY, cluster
 
-from meshwise.executor.calibration.recalibration import FIGURES, PlanRun, predicted_step, refitted, slowed
-from meshwise.executor.studies.prediction_trials import plans
+from meshwise.scenarios.calibration.prediction_trials import plans
+from meshwise.scenarios.calibration.recalibration import FIGURES, PlanRun, predicted_step, refitted, slowed
 from meshwise.simulator.collective import Collective, CollectiveCurve
 from meshwise.simulator.engine import simulate
 from meshwise.simulator.machine.cluster import Cluster

@@ -9,10 +9,10 @@ torch = pytest.importorskip("torch")
 
 from tiny_jobs import cluster  # noqa: E402
 
-from meshwise.executor.check import oracle_check  # noqa: E402
 from meshwise.executor.check.oracle import RankOracle, rank_oracle  # noqa: E402
-from meshwise.executor.check.oracle_check import Check, along, check, roles  # noqa: E402
 from meshwise.executor.job import Job  # noqa: E402
+from meshwise.scenarios import oracle_check  # noqa: E402
+from meshwise.scenarios.oracle_check import Check, along, check, roles  # noqa: E402
 from meshwise.simulator.models.experts import Experts  # noqa: E402
 from meshwise.simulator.models.model import build  # noqa: E402
 from meshwise.simulator.models.transformer import Transformer  # noqa: E402

@@ -7,7 +7,7 @@ import pytest
 
 from meshwise.scenarios.commands.main import run
 
-ROWS = Path(__file__).parent.parent / "simulator" / "calibration" / "collectives.jsonl"
+ROWS = Path(__file__).parents[2] / "simulator" / "calibration" / "collectives.jsonl"
 
 
 def test_links_are_written_as_the_catalogue_holds_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

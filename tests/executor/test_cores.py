@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwise.executor.calibration.calibrate import best_rate, calibrate, fit_attention, fit_matmul, launches, traffic
+from meshwise.executor.calibration.cores import best_rate, fit_attention, fit_matmul, launches, measure_cores, traffic
 from meshwise.executor.calibration.figures import ATTENTIONS, MATMULS, TINY
-from meshwise.simulator.collective import Collective
 from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.machine.compute import Pass, matmul_time, operator_time
 from meshwise.simulator.machine.kernels import AttentionModel, Matmul, MatmulModel
@@ -77,29 +76,6 @@ def test_traffic_of_a_norm() -> None:
     assert traffic("norm") == 5 * 4 * 128 * 256 * 4
 
 
-@pytest.mark.long
-def test_calibrated_machine() -> None:
-    pytest.importorskip("torch")
-    told: list[str] = []
-    found = calibrate(processes=2, seconds=1.0, progress=told.append)
-    assert found.num_devices == 2
-    machine = found.accelerator
-    assert machine.peak("fp32") > machine.peak("fp64") > 1e8
-    assert 1e-7 < machine.launch < 1e-2
-    curves = {curve.collective: curve for curve in found.collectives}
-    assert set(curves) == {
-        Collective.ALL_REDUCE,
-        Collective.ALL_GATHER,
-        Collective.REDUCE_SCATTER,
-        Collective.SEND,
-    }
-    for curve in curves.values():
-        assert curve.ranks == 2
-        assert [size for size, _ in curve.points] == [1024 * 4**i for i in range(8)]
-        assert curve.time(2**24) > curve.time(2**16)
-    assert "collectives of 2 ranks" in told
-
-
 def test_nothing_to_measure() -> None:
     with pytest.raises(ValueError, match="processes is at least 1 and seconds positive, met 0 and 1"):
-        calibrate(processes=0, seconds=1.0)
+        measure_cores(processes=0, seconds=1.0)

@@ -1,4 +1,4 @@
-"""Measure this machine into a Cluster that the simulator can predict its own runs with."""
+"""Measure the cores of this machine into a Cluster: what kernels and messages take alone, outside of training steps."""
 
 import json
 import math
@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwise.executor.calibration.figures import BATCH, LLAMA, MEASURED, SEQUENCE, TINY, calibration_file
-from meshwise.executor.calibration.pace import at_pace, pace
 from meshwise.executor.launch.launcher import launch, require_torch
 from meshwise.executor.recording.rank_files import teller
 from meshwise.executor.recording.timeline import physical_memory
@@ -49,15 +48,24 @@ AttentionRow = tuple[int, int, int, float, float]
 """Heads of all sequences, tokens, head dim, and seconds of forward and of backward."""
 
 
-def calibrate(*, processes: int = 2, seconds: float = 20.0, progress: Callable[[str], None] | None = None) -> Cluster:
+def measure_cores(
+    *, processes: int = 2, seconds: float = 20.0, progress: Callable[[str], None] | None = None
+) -> Cluster:
     """Return this machine as a cluster of ``processes`` accelerators: its cores, one thread each, all busy at once.
+
+    `meshwise.scenarios.calibration.calibrate` goes on from it to what steps of whole plans take.
 
     Parameters
     ----------
     seconds
-        About how long to measure, besides some seconds to start and for some training steps.
+        About how long to measure, besides some seconds to start.
     progress
         Called with what is measured now.
+
+    Raises
+    ------
+    ValueError
+        Where there is no process or no time.
     """
     if processes < 1 or seconds <= 0:
         raise ValueError(f"processes is at least 1 and seconds positive, met {processes} and {seconds}")
@@ -71,10 +79,7 @@ def calibrate(*, processes: int = 2, seconds: float = 20.0, progress: Callable[[
             processes,
             poll=teller(folder, progress),
         )
-        found = _cluster([json.loads(calibration_file(folder, rank).read_text()) for rank in range(processes)])
-    if progress is not None:
-        progress("training steps")
-    return at_pace(found, pace(found))
+        return _cluster([json.loads(calibration_file(folder, rank).read_text()) for rank in range(processes)])
 
 
 def _cluster(ranks: Sequence[Mapping[str, Any]]) -> Cluster:
@@ -83,7 +88,8 @@ def _cluster(ranks: Sequence[Mapping[str, Any]]) -> Cluster:
     memory = physical_memory()
     host = Host(platform.node() or "host", memory, median(rank["copy"] for rank in ranks), os.cpu_count() or 1)
     accelerator = _accelerator(ranks, memory / len(ranks))
-    return homogeneous("this machine", accelerator, host, 1, len(ranks), loopback, loopback, 1, measured)
+    machine = homogeneous("this machine", accelerator, host, 1, len(ranks), loopback, loopback)
+    return replace(machine, collectives=measured)
 
 
 def _accelerator(ranks: Sequence[Mapping[str, Any]], memory: float) -> Accelerator:

@@ -9,7 +9,7 @@ import pytest
 from meshwise.scenarios.commands.main import run
 from meshwise.simulator.calibration.kernel_rows import MAX_ROW_BYTES
 
-ROWS = Path(__file__).parent.parent / "simulator" / "calibration" / "kernels.jsonl"
+ROWS = Path(__file__).parents[2] / "simulator" / "calibration" / "kernels.jsonl"
 
 
 def test_one_accelerator_is_written_as_the_catalogue_holds_it(tmp_path: Path, capsys) -> None:

@@ -1,6 +1,6 @@
 """How well steps are predicted on this machine.
 
-``python -m meshwise.executor.studies.prediction_trials --out rows.jsonl``
+``python -m meshwise.scenarios.calibration.prediction_trials --out rows.jsonl``
 
 The machine is calibrated just before, with as many processes as the plans have ranks. Then every plan is predicted
 from that calibration and run, and a row is written: prediction and measurement of step time (median of the steps
@@ -9,7 +9,7 @@ allocator in the run, which gives gloo the copies too that it makes of what it r
 fullest moment meets one; and by torch's memory tracker on the same trainer without data, which sees torch's tensors.
 
 A machine that shares its processors has fast and slow minutes; a plan of another model
-(`meshwise.executor.calibration.pace.drift`) is run before and after each plan, and the prediction is for the pace
+(`meshwise.scenarios.calibration.pace.drift`) is run before and after each plan, and the prediction is for the pace
 between. Nothing is fitted to the rows; a plan whose run fails is told and has none. With more ranks than cores times
 depend on the scheduler of the operating system, so that only the order of plans is judged, by Kendall's tau. An
 interrupt keeps the rows that are done.
@@ -28,15 +28,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from meshwise.executor.calibration.calibrate import calibrate
-from meshwise.executor.calibration.pace import drift, slower
-from meshwise.executor.check.oracle_check import check
 from meshwise.executor.launch.doctor import circumstances, today
 from meshwise.executor.launch.launcher import ExecutionError
 from meshwise.executor.launch.processes import INTERRUPTED
 from meshwise.executor.launch.run import WARM_UP, execute
+from meshwise.executor.options import RunOptions
 from meshwise.executor.recording.timeline import busy_by_kind
 from meshwise.executor.supported import unsupported
+from meshwise.scenarios.calibration.calibrate import calibrate
+from meshwise.scenarios.calibration.pace import drift, slower
+from meshwise.scenarios.oracle_check import check
 from meshwise.simulator.engine import simulate
 from meshwise.simulator.models.model import build
 from meshwise.simulator.models.transformer import Transformer
@@ -168,7 +169,7 @@ def trial(
     ``before`` is the drift until now over ``calm``, that at the calibration.
     """
     load = os.getloadavg()[0]
-    run = execute(spec, problem.training, plan, steps=steps + WARM_UP, verify=False, folder=folder)
+    run = execute(spec, problem.training, plan, RunOptions(steps + WARM_UP, verify=False), folder=folder)
     after = drift(problem.cluster) / calm
     now = replace(problem, cluster=slower(problem.cluster, math.sqrt(before * after)))
     predicted = simulate(lower(now, plan), "discrete_event")
@@ -255,7 +256,7 @@ def _note(words: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the trials that the command line asks for and return the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m meshwise.executor.studies.prediction_trials", description=__doc__.split("\n")[0]
+        prog="python -m meshwise.scenarios.calibration.prediction_trials", description=__doc__.split("\n")[0]
     )
     parser.add_argument("--model", choices=MODELS, default="gpt", help="of which model (gpt)")
     parser.add_argument("--plans", type=int, default=24, help="different plans (24)")

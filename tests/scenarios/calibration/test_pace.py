@@ -9,9 +9,9 @@ pytest.importorskip("torch")
 
 from tiny_jobs import cluster
 
-from meshwise.executor.calibration import pace as module
-from meshwise.executor.calibration.pace import Pace, at_pace, drift, pace, slower
 from meshwise.executor.job import Job
+from meshwise.scenarios.calibration import pace as module
+from meshwise.scenarios.calibration.pace import Pace, at_pace, drift, pace, slower
 from meshwise.simulator.collective import Collective, CollectiveCurve
 from meshwise.simulator.engine import simulate
 from meshwise.simulator.machine.cluster import Cluster
