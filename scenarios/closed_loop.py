@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshwise.executor.calibration.recalibration import PlanRun, predicted_step, refitted
 from meshwise.simulator.brief import brief
 from meshwise.simulator.rank_correlation import kendall_tau
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.search import SearchResult
 
 if TYPE_CHECKING:
-    from meshwise.executor.calibration.recalibration import PlanRun, Refit
+    from meshwise.executor.calibration.recalibration import Refit
     from meshwise.executor.launch.run import Run
     from meshwise.scenarios.scenario import Scenario
 
@@ -148,8 +149,6 @@ def close_loop(
     KeyboardInterrupt
         Where the user ends it before any plan was run.
     """
-    from meshwise.executor.calibration.recalibration import PlanRun
-
     plans = best_plans(scenario, most, note)
     done: list[PlanRun] = []
     interrupted = False
@@ -172,9 +171,7 @@ def close_loop(
     return _fitted(scenario, done, interrupted, note)
 
 
-def _fitted(scenario: "Scenario", runs: "Sequence[PlanRun]", interrupted: bool, note: Note) -> ClosedLoop:
-    from meshwise.executor.calibration.recalibration import predicted_step, refitted
-
+def _fitted(scenario: "Scenario", runs: Sequence[PlanRun], interrupted: bool, note: Note) -> ClosedLoop:
     problem = scenario.problem
     note(f"fitting the machine to {len(runs)} runs")
     refit = refitted(problem, runs)

@@ -15,7 +15,9 @@ from meshwise.scenarios.files.errors import shown
 from meshwise.scenarios.files.fields import Count, Delay, OneOf, Quantity, Table, Text, Time
 from meshwise.scenarios.schema.cluster import ClusterTable, ConditionsTable, MixedClusterTable
 from meshwise.scenarios.schema.model import ModelTable
+from meshwise.simulator.catalog import cluster_names
 from meshwise.simulator.models.hugging_face import MAX_LAYERS
+from meshwise.simulator.reliability.failures import failure_model_names
 from meshwise.simulator.units import UNITS, Dimension
 from meshwise.strategies.plan.framework import FRAMEWORKS
 from meshwise.strategies.plan.layout import GRADIENT_REDUCTIONS
@@ -26,6 +28,7 @@ from meshwise.strategies.plan.plan import PLAN_VERSION
 from meshwise.strategies.plan.problem import GRADIENT_PRECISIONS, OPTIMIZERS, PRECISIONS
 from meshwise.strategies.plan.recomputation import ACTIVATION, Recompute, recomputation
 from meshwise.strategies.schedules.schedule import SCHEDULES, Schedule, is_text
+from meshwise.strategies.search.algorithms import ALGORITHMS
 
 MAX_STEPS = 10**9
 MAX_SPARES = 1_000_000
@@ -34,8 +37,6 @@ MAX_RUNS = 1000
 
 
 def _failure_names() -> list[str]:
-    from meshwise.simulator.reliability.failures import failure_model_names
-
     return list(failure_model_names())
 
 
@@ -140,14 +141,10 @@ Degree = Annotated[int, Count(MAX_DEVICES)]
 
 
 def _cluster_names() -> list[str]:
-    from meshwise.simulator.catalog import cluster_names
-
     return list(cluster_names())
 
 
 def _algorithm_names() -> list[str]:
-    from meshwise.strategies.search import ALGORITHMS
-
     return list(ALGORITHMS)
 
 
