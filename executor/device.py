@@ -31,13 +31,18 @@ def require_device(device: str, ranks: int) -> None:
     """
     check_device(device)
     if device == CUDA:
-        import torch
-
-        gpus = torch.cuda.device_count()
+        gpus = count_gpus()
         if gpus < ranks:
             near = f"a plan of {gpus} rank{'s' if gpus > 1 else ''}, or --device {CPU}" if gpus else f"--device {CPU}"
             needs = f"{ranks} GPU{'s' if ranks > 1 else ''}"
             raise ValueError(f"--device: cuda needs {needs}, one for each rank of a host, met {gpus}; nearest: {near}")
+
+
+def count_gpus() -> int:
+    """Return how many GPUs torch sees on this host."""
+    import torch
+
+    return torch.cuda.device_count()
 
 
 _LIMIT = "ONEDNN_MAX_CPU_ISA"

@@ -1,6 +1,7 @@
 """Results as tables for the terminal, from the same mappings that ``--json`` prints."""
 
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Any
@@ -14,6 +15,11 @@ from meshwise.simulator.units import format_bandwidth, format_compute_rate, form
 
 Formatter = Callable[[Any], str]
 _NONE = "-"
+
+
+def console() -> Console:
+    """Return where tables are printed: stdout, and wide where that is no terminal."""
+    return Console() if sys.stdout.isatty() else Console(width=140)
 
 
 def escape(text: str) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshwise.scenarios.calibration.recalibration import PlanRun, Refit, predicted_step, refitted
 from meshwise.simulator.brief import brief
 from meshwise.simulator.rank_correlation import kendall_tau
 from meshwise.strategies.plan.plan import Plan
@@ -14,7 +15,6 @@ from meshwise.strategies.search import SearchResult
 if TYPE_CHECKING:
     from meshwise.executor.launch.run import Run
     from meshwise.executor.options import RunOptions
-    from meshwise.scenarios.calibration.recalibration import PlanRun, Refit
     from meshwise.scenarios.scenario import Scenario
 
 TOP_UP = 500
@@ -144,8 +144,6 @@ def close_loop(
     KeyboardInterrupt
         Where the user ends it before any plan was run.
     """
-    from meshwise.scenarios.calibration.recalibration import PlanRun
-
     plans = best_plans(scenario, most, note)
     done: list[PlanRun] = []
     interrupted = False
@@ -166,9 +164,7 @@ def close_loop(
     return _fitted(scenario, done, interrupted, note)
 
 
-def _fitted(scenario: "Scenario", runs: "Sequence[PlanRun]", interrupted: bool, note: Note) -> ClosedLoop:
-    from meshwise.scenarios.calibration.recalibration import predicted_step, refitted
-
+def _fitted(scenario: "Scenario", runs: Sequence[PlanRun], interrupted: bool, note: Note) -> ClosedLoop:
     problem = scenario.problem
     note(f"fitting the machine to {len(runs)} runs")
     refit = refitted(problem, runs)

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 from meshwise.simulator.files import escaped
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from meshwise.scenarios.scenario import Scenario
 
 DONE = 0
@@ -62,13 +60,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         first, *rest = row
         line = [f"{first:<{widths[0]}}", *(f"{cell:>{width}}" for cell, width in zip(rest, widths[1:], strict=True))]
         print("  ".join(line).rstrip())
-
-
-def console() -> "Console":
-    """Return where tables are printed: stdout, and wide where that is no terminal."""
-    from rich.console import Console
-
-    return Console() if sys.stdout.isatty() else Console(width=140)
 
 
 class Ticker:

@@ -21,6 +21,7 @@ from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.rules import violations
+from meshwise.strategies.search import Space, neighbours
 from meshwise.strategies.search.acceptance import Accepts
 from meshwise.strategies.search.driver import FINISHED, OutOfTime, SearchResult
 
@@ -174,9 +175,6 @@ def nearest_that_fits(problem: Problem, plan: Plan, accepts: Accepts | None = No
     Decisions are those of the search space: a field, or a factor traded between two degrees. With ``accepts``, only
     plans that it accepts count. None where no plan within the first `MAX_CHECKED` does.
     """
-    from meshwise.strategies.cost_model import SimulatedCost
-    from meshwise.strategies.search import Space, neighbours
-
     costs, space = SimulatedCost(problem), Space()
     start = _in_space(problem, plan)
     seen, level = {start}, [start]

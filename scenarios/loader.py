@@ -20,7 +20,8 @@ from meshwise.scenarios.inputs.cluster_file import (
     to_cluster,
     with_conditions,
 )
-from meshwise.scenarios.inputs.named_files import referenced, with_schedule
+from meshwise.scenarios.inputs.graph_file import load_graph
+from meshwise.scenarios.inputs.named_files import load_model, referenced, with_schedule
 from meshwise.scenarios.inputs.plan_table import layout_in, rule_violations, to_pins
 from meshwise.scenarios.inputs.remarks import assumptions, unusual
 from meshwise.scenarios.intervals import with_margin
@@ -35,11 +36,14 @@ from meshwise.scenarios.schema.scenario import (
     SearchTable,
     TrainingTable,
 )
+from meshwise.simulator.catalog import cluster
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.models.attention import LatentAttention
 from meshwise.simulator.models.experts import Experts
 from meshwise.simulator.models.model import Model, build
+from meshwise.simulator.models.presets import MODELS
 from meshwise.simulator.models.transformer import Transformer
+from meshwise.strategies.operators.choices import resolved
 from meshwise.strategies.operators.operator_plan import cuts_operators, operator_violations
 from meshwise.strategies.plan.completion import complete, layout_of
 from meshwise.strategies.plan.layout import DECISIONS, STEP_DECISIONS, Violation
@@ -97,7 +101,7 @@ def find_target(plan: str) -> "tuple[Target, str] | None":
     name, _, file = plan.partition(":")
     if not file or Path(plan).exists():
         return None
-    from meshwise.scenarios.interchange.targets import TARGETS
+    from meshwise.scenarios.interchange.targets import TARGETS  # the field maps of all trainers, for no other plan
 
     return (TARGETS[name], file) if name in TARGETS else None
 
@@ -172,19 +176,13 @@ def _spec(table: ModelTable | None, document: Document, faults: Faults) -> Model
     if table is None:
         return None
     if table.preset is not None:
-        from meshwise.simulator.models.presets import MODELS
-
         return MODELS[table.preset]
     if table.transformer is not None:
         return _transformer(table.transformer, document, faults)
     try:
         if table.graph is not None:
-            from meshwise.scenarios.inputs.graph_file import load_graph
-
             return load_graph(referenced(document, ("model", "graph"), table.graph))
         assert table.hf_config is not None  # the schema asks for one of the four
-        from meshwise.scenarios.inputs.named_files import load_model
-
         return load_model(referenced(document, ("model", "hf_config"), table.hf_config))
     except ScenarioError as error:
         faults.extend(error.faults)
@@ -237,8 +235,6 @@ def _cluster(table: Any, document: Document, faults: Faults) -> Cluster | None:
 
 def _named_cluster(table: Any, document: Document) -> Cluster:
     if isinstance(table, PresetCluster):
-        from meshwise.simulator.catalog import cluster
-
         return with_conditions(cluster(table.preset, table.nodes, table.devices_per_node), table)
     if isinstance(table, FileCluster):
         stated = load_cluster(referenced(document, ("cluster", "file"), table.file))
@@ -356,8 +352,7 @@ def _try(make: Callable[[], Any], path: FieldPath, fields: Any, document: Docume
 
 def _check_pins(problem: Problem, settings: SearchSettings, document: Document, faults: Faults) -> None:
     """Add the fault of the first pin that names what the model does not have, or of all where no mesh keeps them."""
-    from meshwise.strategies.operators.choices import resolved
-    from meshwise.strategies.search.operator_search import check_pins
+    from meshwise.strategies.search.operator_search import check_pins  # lowers operators, of which few files say any
 
     for pin in settings.pin:
         try:
@@ -374,7 +369,7 @@ def _check_pins(problem: Problem, settings: SearchSettings, document: Document, 
 def _run(table: RunTable | None) -> "RunSettings | None":
     if table is None:
         return None
-    from meshwise.scenarios.long_run import to_run
+    from meshwise.scenarios.long_run import to_run  # simulates failures, of which few files say any
 
     return to_run(table)
 

@@ -1,5 +1,6 @@
 """A scenario as a value: what to simulate, search, compare and execute."""
 
+import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -7,7 +8,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from meshwise.executor.launch.processes import locked
+from meshwise.scenarios.inputs.graph_file import GraphModel
+from meshwise.scenarios.inputs.remarks import machine_assumptions
 from meshwise.scenarios.intervals import with_margin
+from meshwise.scenarios.search_journal import SearchJournal
 from meshwise.simulator.brief import brief
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.models.model import Model
@@ -17,7 +22,10 @@ from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.recomputation import recomputation
 from meshwise.strategies.plan.rules import violations
+from meshwise.strategies.search.algorithms import ALGORITHMS, PINNED_ALGORITHMS, installed
+from meshwise.strategies.search.space import Space
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -26,12 +34,12 @@ if TYPE_CHECKING:
     from meshwise.executor.launch.run import Run
     from meshwise.executor.options import RunOptions
     from meshwise.scenarios.files.errors import Fault
+    from meshwise.scenarios.interchange.targets import Acceptance
     from meshwise.scenarios.long_run import RunSettings
     from meshwise.scenarios.oracle_check import Check
     from meshwise.scenarios.simulation import Simulation
     from meshwise.strategies.operators.choices import Pin
-    from meshwise.strategies.search import Progress, SearchResult, Space
-    from meshwise.strategies.search.driver import SearchResults
+    from meshwise.strategies.search.driver import Progress, SearchResult, SearchResults
 
 
 SEARCH_SECONDS = 60.0
@@ -46,6 +54,17 @@ MAX_PROCESSES = 64
 
 FRAMEWORK_OF = {"torchtitan": "torchtitan", "megatron": "megatron", "accelerate": "torch", "execute": "torch"}
 """Whose conventions price the plans of a target; of others none are known."""
+
+
+# A scenario that is only read loads no engine, search, trainer or executor, which take longer than all the rest: what a
+# method below imports is what it runs.
+
+
+def _acceptance(target: str, spec: Model) -> "Acceptance":
+    """Return which plans of a model a target can say."""
+    from meshwise.scenarios.interchange.targets import Acceptance
+
+    return Acceptance(target, spec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +93,6 @@ class SearchSettings:
 
     def algorithm_name(self, name: str | None = None) -> str:
         """Return ``name``, or that of the settings; ``ValueError`` where no algorithm has it or it heeds no pins."""
-        from meshwise.strategies.search import ALGORITHMS, PINNED_ALGORITHMS
-
         chosen = name or self.algorithm
         if chosen not in ALGORITHMS:
             raise ValueError(f"algorithm is one of {', '.join(ALGORITHMS)}, met {chosen}")
@@ -91,8 +108,6 @@ class SearchSettings:
         ValueError
             Where there is no such algorithm or it has no such option.
         """
-        from meshwise.strategies.search import ALGORITHMS
-
         chosen = self.algorithm_name(name)
         kind = ALGORITHMS[chosen]
         known = list(kind.__dataclass_fields__)
@@ -107,11 +122,8 @@ class SearchSettings:
         except TypeError as error:
             raise ValueError(f"{chosen}: {error}") from None
 
-    def make_space(self) -> "Space":
+    def make_space(self) -> Space:
         """Return the limits as the search's own value."""
-        from meshwise.strategies.plan.recomputation import recomputation
-        from meshwise.strategies.search import Space
-
         limits = dict(self.space)
         if "recompute" in limits:
             limits["recompute"] = tuple(map(recomputation, limits["recompute"]))
@@ -158,9 +170,7 @@ class Scenario:
         """What plans of a search are for: the target that was asked for, or the framework, where it is a trainer's."""
         if self.asked_target is not None or self.framework is None:
             return self.asked_target
-        from meshwise.scenarios.interchange.targets import TARGETS
-
-        return self.framework if self.framework in TARGETS else None
+        return self.framework if FRAMEWORK_OF.get(self.framework) == self.framework else None
 
     def for_target(self, target: str) -> "Scenario":
         """Return the scenario with a search among what a target can say: a trainer by name, or ``execute``.
@@ -172,9 +182,7 @@ class Scenario:
         ValueError
             Where there is no such target, or it can say no plan of the model or the training step.
         """
-        from meshwise.scenarios.interchange.targets import Acceptance
-
-        accepts = Acceptance(target, self.spec)
+        accepts = _acceptance(target, self.spec)
         if never := accepts.never(self.problem):
             raise ValueError(f"{self.file}: {accepts.can} no plan of this scenario: {'; '.join(never)}")
         problem = self.priced_for(target)
@@ -194,14 +202,12 @@ class Scenario:
         """Return the scenario with every plan taken to fit that is predicted to, however likely it lacks memory."""
         return replace(self, problem=replace(self.problem, memory_margin=1.0))
 
-    def make_space(self) -> "Space":
+    def make_space(self) -> Space:
         """Return what a search may choose from: the limits that are written, and what the target can say."""
         space = self.search_settings.make_space()
         if self.target is None:
             return space
-        from meshwise.scenarios.interchange.targets import Acceptance
-
-        return Acceptance(self.target, self.spec).space(self.problem, space)
+        return _acceptance(self.target, self.spec).space(self.problem, space)
 
     __repr__ = brief()
 
@@ -241,8 +247,6 @@ class Scenario:
         return fault.file != self.file or fault.field.split(".")[0] == "cluster"
 
     def _machine_assumptions(self) -> tuple[str, ...]:
-        from meshwise.scenarios.inputs.remarks import machine_assumptions
-
         offloads = self.plan is not None and bool(self.plan.offload)
         return tuple(machine_assumptions(self.problem.cluster, offloads=offloads))
 
@@ -304,8 +308,7 @@ class Scenario:
                 resume=resume,
                 executor=executor,
             )
-        from meshwise.scenarios.search_journal import SearchJournal
-        from meshwise.strategies.search import search
+        from meshwise.strategies.search.driver import search
 
         start, settings = perf_counter(), self.search_settings
         chosen, space = settings.make_algorithm(algorithm, seed), self.make_space()
@@ -332,7 +335,7 @@ class Scenario:
         seconds = settings.seconds if seconds is None else seconds
         return SEARCH_SECONDS if seconds is None and budget is None and settings.budget is None else seconds
 
-    def with_starts(self, space: "Space") -> "Space":
+    def with_starts(self, space: Space) -> Space:
         """Return a space that is begun with the scenario's own plan and published recipes."""
         from meshwise.scenarios.recipes import recipe_layouts
 
@@ -349,7 +352,6 @@ class Scenario:
 
     def compare(self, algorithms: Iterable[str] | None = None, **limits: Any) -> "SearchResults":
         """Return the result of each algorithm (None: all that are installed) under equal limits, those of `search`."""
-        from meshwise.strategies.search import installed
         from meshwise.strategies.search.driver import SearchResults
 
         chosen = installed() if algorithms is None else tuple(algorithms)
@@ -393,9 +395,6 @@ class Scenario:
         VerificationError
             Where the ranks do not compute what one process computes; the run was not started.
         """
-        import tempfile
-
-        from meshwise.executor.launch.processes import locked
         from meshwise.executor.launch.run import execute
         from meshwise.executor.operators.run import execute_module
         from meshwise.executor.options import DEFAULTS
@@ -462,8 +461,6 @@ class Scenario:
 
     def executable_spec(self) -> Transformer:
         """Return the model as the executor builds it; ``ValueError`` where it builds no such model."""
-        from meshwise.scenarios.inputs.graph_file import GraphModel
-
         if isinstance(self.spec, GraphModel):
             nearest = "`meshwise execute --module FILE.py:FACTORY`, the module that it was captured from"
             raise ValueError(f"{self.file}: model.graph: a graph has no code to run, met it alone; nearest: {nearest}")

@@ -19,7 +19,7 @@ from hashlib import sha256
 from importlib.resources import files
 from math import inf, isfinite
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshwise.scenarios.files.errors import Fault, ScenarioError, shown
 from meshwise.scenarios.files.results import write
@@ -28,8 +28,10 @@ from meshwise.simulator.files import JsonError, parse_json
 from meshwise.strategies.evaluation import Evaluation, Trial
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
-from meshwise.strategies.search.driver import SearchAlgorithm
 from meshwise.strategies.search.space import Space
+
+if TYPE_CHECKING:
+    from meshwise.strategies.search.driver import SearchAlgorithm
 
 VERSION = 1
 MAX_LINE_BYTES = 2**16
@@ -63,7 +65,7 @@ class SearchJournal(AbstractContextManager["SearchJournal"]):
         Where the file is the journal of another search, or no journal.
     """
 
-    def __init__(self, path: str | Path, algorithm: SearchAlgorithm, problem: Problem, space: Space) -> None:
+    def __init__(self, path: str | Path, algorithm: "SearchAlgorithm", problem: Problem, space: Space) -> None:
         self.path = Path(path)
         head = _head(algorithm, problem, space)
         whole, self._trials = _read(self.path, head)
@@ -100,7 +102,7 @@ class SearchJournal(AbstractContextManager["SearchJournal"]):
         self._file.close()
 
 
-def _head(algorithm: SearchAlgorithm, problem: Problem, space: Space) -> dict[str, Any]:
+def _head(algorithm: "SearchAlgorithm", problem: Problem, space: Space) -> dict[str, Any]:
     """Return the first line of the journal of a search."""
     options = asdict(algorithm)  # type: ignore[call-overload]
     return {

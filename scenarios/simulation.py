@@ -8,6 +8,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from meshwise.reports.page.html import html
+from meshwise.reports.page.report import Report
+from meshwise.reports.pictures.timeline import draw_timeline
+from meshwise.reports.tables import result_rows
+from meshwise.scenarios.files.results import check_output, write
 from meshwise.scenarios.intervals import (
     Interval,
     category,
@@ -17,18 +22,21 @@ from meshwise.scenarios.intervals import (
     uncertainty_of,
 )
 from meshwise.simulator.brief import brief
+from meshwise.simulator.engine import simulate
 from meshwise.simulator.memory import CATEGORIES
+from meshwise.simulator.notebook import to_html
 from meshwise.simulator.program import Category, Program
 from meshwise.simulator.reliability.goodput import Goodput
 from meshwise.simulator.spans import Span
 from meshwise.simulator.timeline import LinkUse, Timeline
+from meshwise.strategies.explanation.critical_path import critical_path
+from meshwise.strategies.lowering import lower
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from meshwise.reports.page.report import Report
 
 SAVED = (".html", ".png", ".svg", ".json")
 """Endings of the files that a result is saved in."""
@@ -132,8 +140,6 @@ class Simulation:
         ValueError
             Where the file has another ending.
         """
-        from meshwise.reports.pictures.timeline import draw_timeline
-
         draw_timeline(self.timeline, path, title=self.plan.describe())
 
     def save(self, path: str | Path) -> None:
@@ -144,13 +150,9 @@ class Simulation:
         ValueError
             Where the file has another ending or cannot be written.
         """
-        from meshwise.scenarios.files.results import check_output, write
-
         check_output(path, SAVED)
         ending = Path(path).suffix.lower()
         if ending == ".html":
-            from meshwise.reports.page.html import html
-
             write(path, html(page_report(self, self.plan.describe())))
         elif ending == ".json":
             write(path, json.dumps(self.to_json(), indent=2) + "\n")
@@ -159,21 +161,14 @@ class Simulation:
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the figures, and the timeline."""
-        from meshwise.reports.tables import result_rows
-        from meshwise.simulator.notebook import to_html
-
         with TemporaryDirectory() as folder:
             picture = Path(folder) / "timeline.png"
             self.plot(picture)
             return to_html(self.plan.describe(), result_rows(self.to_json()), picture.read_bytes())
 
 
-def page_report(result: Simulation, title: str, **more: Any) -> "Report":
+def page_report(result: Simulation, title: str, **more: Any) -> Report:
     """Return the report of a simulated step, with ``more`` of what `meshwise.reports.page.report.Report` has."""
-    from meshwise.reports.page.report import Report
-    from meshwise.strategies.explanation.critical_path import critical_path
-    from meshwise.strategies.lowering import lower
-
     return Report(
         title=title,
         result=result.to_json(),
@@ -187,9 +182,6 @@ def page_report(result: Simulation, title: str, **more: Any) -> "Report":
 
 def simulation(problem: Problem, plan: Plan, engine: str, assumptions: tuple[str, ...]) -> Simulation:
     """Return one simulated step of ``plan``."""
-    from meshwise.simulator.engine import simulate
-    from meshwise.strategies.lowering import lower
-
     start = time.perf_counter()
     program = lower(problem, plan)
     timeline = simulate(program, engine)

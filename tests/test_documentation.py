@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 import yaml
 
 from meshwise.scenarios.commands.main import application, run
@@ -196,12 +195,12 @@ def test_blocks_are_in_languages_that_are_looked_at() -> None:
 
 @pytest.mark.parametrize("block", [block for block in ALL if block.excluded and block.commands], ids=str)
 def test_commands_that_are_not_run_are_commands(block: Block) -> None:
-    group = typer.main.get_command(application())
+    group = application()
     for command in block.commands:
         for part in command.split("&&"):
             words = shlex.split(part, comments=True)
             if words and Path(words[0]).name == "meshwise":
-                found = group.get_command(None, words[1])  # type: ignore[attr-defined]
+                found = group.commands.get(words[1])
                 assert found is not None, command
                 found.make_context(words[1], words[2:])
 

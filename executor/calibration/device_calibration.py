@@ -14,6 +14,7 @@ from pathlib import Path
 
 from meshwise.executor.calibration.device_worker import PARTS, skipped_file
 from meshwise.executor.calibration.figures import count
+from meshwise.executor.device import count_gpus
 from meshwise.executor.launch.launcher import ExecutionError, launch, require_torch
 from meshwise.executor.recording.rank_files import teller
 
@@ -56,9 +57,7 @@ def chosen_ranks(device: str, given: int | None) -> int:
     """
     if device == "cpu":
         return 2 if given is None else given
-    import torch
-
-    devices = torch.cuda.device_count()
+    devices = count_gpus()
     if given is not None and not 1 <= given <= devices:
         raise ValueError(f"processes are 1 to {devices} on {devices} GPUs, met {given}; nearest: {devices}")
     return given or devices

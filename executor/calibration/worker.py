@@ -6,6 +6,7 @@ from pathlib import Path
 
 from meshwise.executor.calibration.figures import calibration_file
 from meshwise.executor.launch.worker import run_rank
+from meshwise.executor.recording.rank_files import Heartbeat
 
 TIMEOUT = 60.0
 
@@ -16,11 +17,8 @@ def main(folder: Path, seconds: float) -> int:
 
 
 def _measure(folder: Path, rank: int, seconds: float) -> None:
-    from meshwise.executor.calibration.measures import (
-        measure_all,
-    )  # torch comes after the watch on the parent has begun
+    from meshwise.executor.calibration.measures import measure_all  # torch comes after the watch has begun
     from meshwise.executor.launch.process_group import joined
-    from meshwise.executor.recording.rank_files import Heartbeat
 
     heartbeat = Heartbeat(folder, rank)
     heartbeat.beat("start")

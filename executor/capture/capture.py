@@ -7,6 +7,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -133,8 +134,6 @@ def _found(name: str) -> Callable[[], Any]:
         sys.path.remove(str(path.resolve().parent))
     found = getattr(module, function, None)
     if not callable(found):
-        from difflib import get_close_matches
-
         near = get_close_matches(function, [each for each in vars(module) if not each.startswith("_")], n=1)
         raise CaptureError(f"{file} has no function {function}" + (f"; nearest: {near[0]}" if near else ""))
     result: Callable[[], Any] = found

@@ -3,6 +3,7 @@
 Hosts of a run reach each other by a network interface that is found here, and all of them see the same folder.
 """
 
+import fcntl
 import os
 import secrets
 import socket
@@ -78,11 +79,9 @@ def _address_of(interface: str) -> str:
     """Return the IPv4 address of an interface; empty where it has none."""
     if sys.platform != "linux":
         return ""
-    from fcntl import ioctl
-
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            answer = ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
         except OSError:
             return ""
     return socket.inet_ntoa(answer[20:24])

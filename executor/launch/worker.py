@@ -23,6 +23,7 @@ from meshwise.executor.recording.rank_files import (
     place_file,
     several_hosts,
 )
+from meshwise.executor.training.checkpoint import CheckpointError
 
 _TORCHRUN = "TORCHELASTIC_RUN_ID"
 """Environment variable that torchrun gives its ranks."""
@@ -54,8 +55,6 @@ def _die_with(parent: int) -> None:
 
 def run_rank(folder: Path, run: Callable[[int], None]) -> int:
     """Run ``run(rank)`` and return the exit code; an exception is left in ``folder`` for the launcher."""
-    from meshwise.executor.training.checkpoint import CheckpointError
-
     watch_parent()
     rank = int(os.environ.get("RANK", "0"))
     if not folder.is_dir():
@@ -92,22 +91,9 @@ def main(paths: list[Path]) -> int:
 
 
 def _run(paths: list[Path], rank: int) -> None:
-    from meshwise.executor.device import require_device
-    from meshwise.executor.job import Job
-    from meshwise.executor.launch.process_group import joined
-    from meshwise.executor.recording.accelerator import accelerator_of
-    from meshwise.executor.recording.rank_files import Heartbeat
-    from meshwise.executor.training.measure import measure
+    from meshwise.executor.launch.rank import run_jobs  # torch comes after the watch has begun
 
-    heartbeat = Heartbeat(paths[0].parent, rank)
-    heartbeat.beat("start")
-    jobs = [Job.read(path) for path in paths]
-    device = jobs[0].device
-    require_device(device, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    accelerator = accelerator_of(device)
-    with joined(paths[0].parent, max(job.timeout for job in jobs), accelerator):
-        for path, job in zip(paths, jobs, strict=True):
-            measure(job, path.parent, heartbeat, rank, accelerator)
+    run_jobs(paths, rank)
 
 
 if __name__ == "__main__":

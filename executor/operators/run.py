@@ -155,61 +155,11 @@ def refuse(job: OperatorJob, graph: OperatorGraph, training: Training) -> float:
         end does not do.
     """
     require_torch()
-    import torch
-
     if reasons := (*unsupported(job.plan), *unsupported_training(training)):
         raise ValueError("the executor cannot run this plan: " + "; ".join(reasons))
-    from meshwise.executor.capture.capture import capture, naming
-    from meshwise.executor.capture.captured import CaptureError
-    from meshwise.executor.capture.program import export
-    from meshwise.executor.capture.source_lines import line_of_forward, line_of_node
-    from meshwise.executor.operators.layouts import Layouts
-    from meshwise.executor.operators.trainer import make
-    from meshwise.executor.operators.whole_batch import check, tolerance_of
+    from meshwise.executor.operators.module_check import check_module  # needs torch
 
-    made = make(job)
-    with naming(job.module), redirect_stdout(sys.stderr):  # forward may print
-        captured = capture(made.module, made.microbatches[0])
-        if captured.left:
-            held = (
-                "the executor renews buffers point by point, each from one value of the loss, which does not read them"
-            )
-            met = f"met {', '.join(captured.left)}; nearest: the update outside of forward"
-            raise CaptureError(f"{held}; {met}", captured.lines[captured.left[0]])
-        for name, parameter in made.module.named_parameters():
-            if parameter.dtype not in (torch.float32, torch.float64):
-                met = f"met {name} of {str(parameter.dtype).removeprefix('torch.')}; nearest: the module's .float()"
-                raise CaptureError(f"parameters of a captured module are of fp32, {met}")
-        double = make(replace(job, double=True))
-        program = export(double.module, double.microbatches[0])
-        check(program, double.module, double.microbatches, job.plan.sequences)
-        if different := _difference(graph, captured.graph):
-            name, met = different
-            nodes = (node for node in captured.program.graph.nodes if captured.operators.get(node.name) == name)
-            line = next((line_of_node(node) for node in nodes), "") or line_of_forward(made.module)
-            raise CaptureError(f"the module is the one that the scenario's graph was captured from; {met}", line)
-        Layouts(captured, {each.operator: each for each in job.plan.shardings})
-        return tolerance_of(program)
-
-
-def _difference(graph: OperatorGraph, other: OperatorGraph) -> tuple[str, str] | None:
-    """Return the operator in which two graphs first differ, and how; None where they do not."""
-    sizes = [
-        {f"{b.name}.{o.name}": (b.repeat, o.dims) for b in each.blocks for o in b.operators} for each in (graph, other)
-    ]
-    first, second = sizes
-    nearest = "a graph that is captured anew, with as many samples as a microbatch has"
-    if alone := [name for name in (*first, *second) if (name in first) != (name in second)]:
-        where = "graph" if alone[0] in first else "module"
-        return alone[0], f"met {alone[0]} only in the {where}; nearest: {nearest}"
-    for name, (repeat, dims) in first.items():
-        if (repeat, dims) != second[name]:
-            met = [
-                ", ".join(f"{dim}({size})" for dim, size in dims) + f" x {times}"
-                for times, dims in (first[name], second[name])
-            ]
-            return name, f"{name} is {met[0]} in the graph, met {met[1]}; nearest: {nearest}"
-    return None
+    return check_module(job, graph)
 
 
 def run_jobs(jobs: list[tuple[OperatorJob, Path]], progress: Progress | None = None) -> None:

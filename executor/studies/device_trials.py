@@ -23,9 +23,12 @@ from time import monotonic
 from typing import Any
 
 from meshwise.executor.device import CPU, CUDA, DEVICES, require_device
-from meshwise.executor.job import Job
+from meshwise.executor.job import Job, result_file
 from meshwise.executor.launch.launcher import require_torch
 from meshwise.executor.launch.processes import INTERRUPTED
+from meshwise.executor.recording.rank_files import Heartbeat
+from meshwise.executor.recording.recorder import Recorder
+from meshwise.executor.recording.timeline import busy_by_kind, read_timeline
 from meshwise.executor.studies.techniques import machine
 from meshwise.simulator.models.model import build
 from meshwise.simulator.models.transformer import Transformer
@@ -168,8 +171,6 @@ def _row(trial: Trial, device: str, folder: Path) -> dict[str, Any]:
 def _measured(trial: Trial, job: Job, folder: Path) -> dict[str, Any]:
     """Return the figures of a trial."""
     from meshwise.executor.recording.accelerator import accelerator_of
-    from meshwise.executor.recording.rank_files import Heartbeat
-    from meshwise.executor.recording.recorder import Recorder
     from meshwise.executor.studies.trial_trainer import TrialTrainer
     from meshwise.executor.training.measure import described, profiled_step, timed
 
@@ -195,9 +196,6 @@ def _measured(trial: Trial, job: Job, folder: Path) -> dict[str, Any]:
 
 def _kinds(job: Job, profiled: dict[str, Any], found: dict[str, Any], folder: Path) -> dict[str, float]:
     """Return how long each kind of task ran in a profiled step, and how long that was."""
-    from meshwise.executor.job import result_file
-    from meshwise.executor.recording.timeline import busy_by_kind, read_timeline
-
     result_file(folder, 0).write_text(json.dumps(profiled))
     timeline = read_timeline(job.plan, folder)
     return {str(kind): taken for kind, taken in busy_by_kind(timeline).items()} | {"step": timeline.step_time}

@@ -1,20 +1,23 @@
 """Pictures of accuracy: every run, classes of runs, and intervals of predictions."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
-from matplotlib.transforms import Bbox
 
 from meshwise.reports.document import plain
 from meshwise.reports.palette import SERIES, blend
 from meshwise.reports.pictures.figure import DPI, GRID, HEIGHT, INK, QUIET, WIDTH, axes, header, pixels, sheet
 from meshwise.simulator.units import format_time
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.transforms import Bbox
 
 _LEFT, _TOP, _BOTTOM, _GAP, _SIDE = 92, 150, 70, 170, 650  # pixels; the scatter is _SIDE wide
 _BANDS = ((0.3, "#EFEFEF"), (0.1, "#DADADA"))
@@ -112,6 +115,8 @@ def _draw_scatter(ax: Axes, rows: Sequence[AccuracyRow], sources: Sequence[str])
 
 def _label(ax: Axes, rows: Sequence[AccuracyRow]) -> None:
     """Write model names beside the points where they cover neither a point nor another name."""
+    from matplotlib.transforms import Bbox
+
     points = ax.transData.transform([(row.measured, row.predicted) for row in rows])
     taken = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y in points]
     frame = ax.get_window_extent()
@@ -275,7 +280,7 @@ def _set_error_axes(ax: Axes, names: Sequence[str], limit: float) -> None:
     name_rows(ax, names, _ERROR_COLUMNS)
 
 
-def _draw_class_errors(ax: Axes, place: int, errors: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> None:
+def _draw_class_errors(ax: Axes, place: int, errors: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
     shown = np.clip(errors, -_CLIP, _CLIP)
     rank = np.argsort(np.argsort(shown, kind="stable"), kind="stable")
     height = place + _SPREAD * (2 * (rank * 0.618034 % 1) - 1)  # spread evenly, and the same each time
@@ -335,7 +340,7 @@ def _set_interval_axes(ax: Axes, names: Sequence[str], limit: float) -> None:
     ax.set_xlabel("measured step time over predicted")
     ticks = [tick for tick in _TICKS if 1 / limit <= tick <= limit]
     ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    ax.xaxis.set_minor_locator(NullLocator())
+    ax.minorticks_off()
     name_rows(ax, names, _INTERVAL_COLUMNS)
 
 

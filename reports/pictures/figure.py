@@ -1,19 +1,21 @@
 """The sheet that every picture is drawn on: size, type, text from users, and bytes that repeat."""
 
+from __future__ import annotations
+
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-import matplotlib
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from meshwise.reports.document import plain
 from meshwise.simulator.files import whole_file
 from meshwise.simulator.units import format_size
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
 DPI = 100
 WIDTH, HEIGHT = 1600, 900
@@ -52,6 +54,10 @@ def sheet(path: Path | str, height: int = HEIGHT) -> Iterator[Figure]:
     ValueError
         Where the suffix is neither .png nor .svg.
     """
+    import matplotlib  # a third of a second to load: where nothing is drawn, nobody waits for it
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
         raise ValueError(f"a picture ends in .png or .svg, met {path.name!r}; nearest: {path.stem}.png")
@@ -71,6 +77,13 @@ def header(figure: Figure, title: str, facts: str) -> None:
     height = pixel_height(figure)
     figure.text(0.02, 1 - 32 / height, plain(title, 105), fontsize=18, fontweight="bold", va="center")
     figure.text(0.02, 1 - 70 / height, plain(facts, 150), fontsize=13, color=QUIET, va="center")
+
+
+def key_patch(**style: Any) -> Patch:
+    """Return a patch of colour for a legend, as `matplotlib.patches.Patch` takes its ``style``."""
+    from matplotlib.patches import Patch
+
+    return Patch(**style)
 
 
 def pixel_height(figure: Figure) -> int:

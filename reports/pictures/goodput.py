@@ -1,20 +1,23 @@
 """Picture of a long run: goodput against the checkpoint interval, and one run with its failures and recoveries."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from math import log
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
-from meshwise.reports.pictures.figure import INK, QUIET, WIDTH, axes, header, sheet
+from meshwise.reports.pictures.figure import INK, QUIET, WIDTH, axes, header, key_patch, sheet
 from meshwise.simulator.reliability.failures import FailureKind
 from meshwise.simulator.reliability.goodput import BestInterval, Goodput
 from meshwise.simulator.reliability.long_run import Interruption, Outcome
 from meshwise.simulator.units import format_duration
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 PARTS = {"lost": "#D55E00", "checkpointing": "#F0B429", "recovering": "#6C4A99", "waiting": "#A6A6A6"}
 """Fields of `Outcome` that are no goodput, and their colours, from the curve upwards."""
@@ -261,8 +264,8 @@ def _heading(ax: Axes, text: str) -> None:
 
 def _legend(figure: Figure) -> None:
     handles = [
-        Patch(facecolor=_USEFUL, edgecolor=_CURVE, linewidth=1.6),
-        *(Patch(color=colour) for colour in PARTS.values()),
+        key_patch(facecolor=_USEFUL, edgecolor=_CURVE, linewidth=1.6),
+        *(key_patch(color=colour) for colour in PARTS.values()),
     ]
     place = (0.012, 1 - 108 / _HEIGHT)
     names = ("useful training (goodput)", *_NAMES)

@@ -1,20 +1,36 @@
 """Picture of memory over a step: what fills the fullest rank class and host, and how near stages come to capacity."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
 from meshwise.reports.lanes import FloatArray, labels, used_hosts
 from meshwise.reports.palette import CATEGORY_COLOUR, blend
-from meshwise.reports.pictures.figure import GRID, HEIGHT, INK, WIDTH, axes, header, pixels, sheet, size_unit, time_unit
+from meshwise.reports.pictures.figure import (
+    GRID,
+    HEIGHT,
+    INK,
+    WIDTH,
+    axes,
+    header,
+    key_patch,
+    pixels,
+    sheet,
+    size_unit,
+    time_unit,
+)
 from meshwise.simulator.memory import CATEGORIES, MemoryProfile, peak_total
 from meshwise.simulator.timeline import Timeline
 from meshwise.simulator.units import format_size, format_time
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _LEFT, _TOP, _BOTTOM = 96, 160, 70  # pixels around the panels
 _BIG, _GAP, _DEEP = 900, 110, 110  # pixels: width of the large panel, and between panels
@@ -183,7 +199,7 @@ def _ramp(count: int) -> list[str]:
 
 
 def _legend(figure: Figure) -> None:
-    handles = [Patch(color=CATEGORY_COLOUR[category]) for category in reversed(CATEGORIES)]
+    handles = [key_patch(color=CATEGORY_COLOUR[category]) for category in reversed(CATEGORIES)]
     names = [category.value for category in reversed(CATEGORIES)]
     place = (0.012, 1 - 106 / HEIGHT)
     figure.legend(handles, names, loc="center left", bbox_to_anchor=place, ncols=len(names), fontsize=11)

@@ -1,13 +1,12 @@
 """One panel of a timeline picture: the lanes of all rank classes over a window of time."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.collections import PolyCollection
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from meshwise.reports.lanes import Bar, FloatArray, Lanes, Row, bars, lanes, row_of, shares
 from meshwise.reports.palette import CHUNKED, IDLE, KIND_COLOUR, blend, shade, text_on
@@ -15,6 +14,10 @@ from meshwise.reports.pictures.figure import DPI, axes, pixels, time_unit
 from meshwise.simulator.program import RankClass, TaskKind
 from meshwise.simulator.spans import Span
 from meshwise.simulator.timeline import Timeline
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _LEAST_CELL, _BARS_IN_CELL = 3, 6.0  # where shares of time are drawn: pixels of a cell, and bars that even out in it
 _LEAST_SHARE = 0.005  # that a strip shows
@@ -84,6 +87,8 @@ class _Shapes:
         self.colours.append(colour)
 
     def draw(self, ax: Axes, edge: float = 0.0) -> None:
+        from matplotlib.collections import PolyCollection
+
         shapes = PolyCollection(
             self.corners, facecolors=self.colours, edgecolors="white" if edge else "none", linewidths=edge
         )
@@ -148,6 +153,8 @@ def _prepare(ax: Axes, lanes: Lanes, window: Window, step_time: float) -> None:
 
 
 def _mark_time(ax: Axes, window: Window, step_time: float) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     unit, name = time_unit(step_time)
     locator = MaxNLocator(nbins=max(3, pixels(ax)[0] // 110), steps=[1, 2, 2.5, 5, 10])
     marks = [mark * unit for mark in locator.tick_values(window.start / unit, window.end / unit)]

@@ -1,15 +1,18 @@
 """A picture of what can be traded: step time against memory, and against devices with what a million tokens cost."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from matplotlib.axes import Axes
+from typing import TYPE_CHECKING, Any
 
 from meshwise.reports.document import plain
 from meshwise.reports.palette import SERIES
 from meshwise.reports.pictures.figure import GRID, HEIGHT, INK, QUIET, WIDTH, axes, header, sheet, size_unit, time_unit
 from meshwise.simulator.units import format_size, format_time
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _LEFT, _TOP, _BOTTOM, _GAP = 100, 120, 80, 120  # pixels around and between panels
 

@@ -1,12 +1,13 @@
 """Pictures and tables of searches: of one problem, and of many."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping, Sequence
 from math import ceil, floor, isfinite, log10
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from meshwise.reports.document import plain
 from meshwise.reports.palette import DASHES, SERIES
@@ -27,6 +28,7 @@ from meshwise.strategies.evaluation import Trial
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
 
 _LEFT, _TOP, _BOTTOM, _GAP, _KEY = 92, 120, 66, 34, 330  # pixels around and between panels
 _WIDE_RANGE = 50.0  # largest over smallest, from which an axis is logarithmic
@@ -137,7 +139,7 @@ def _unit(histories: Iterable[Sequence[Point]]) -> tuple[float, str]:
     return time_unit(min((p[2] for points in histories for p in points), default=1.0))
 
 
-def trials_table(trials: Iterable[Trial]) -> "pd.DataFrame":
+def trials_table(trials: Iterable[Trial]) -> pd.DataFrame:
     """Return one row a trial: degrees and choices of its plan, step time, memory, and s since the search began."""
     import pandas as pd
 

@@ -3,14 +3,11 @@
 What leads from a predicted step to the measured one: a bar an operation, each begun where the last one ended.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.legend_handler import HandlerTuple
-from matplotlib.patches import Patch, Rectangle
+from typing import TYPE_CHECKING, Any
 
 from meshwise.reports.difference import WAITING, Difference, DifferenceRow, difference
 from meshwise.reports.lanes import bars, row_of
@@ -23,6 +20,7 @@ from meshwise.reports.pictures.figure import (
     WIDTH,
     axes,
     header,
+    key_patch,
     pixel_height,
     sheet,
     time_unit,
@@ -31,6 +29,10 @@ from meshwise.reports.pictures.panel import Box, Panel, Window, draw_panel, typi
 from meshwise.simulator.program import TaskKind
 from meshwise.simulator.timeline import Timeline
 from meshwise.simulator.units import format_time
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MOST_WATERFALL_BARS = 7
 """Operations that have a bar of their own; all others share one."""
@@ -232,6 +234,8 @@ def close_ups(timeline: Timeline) -> tuple[Window, ...]:
 
 def _draw_close_up(figure: Figure, whole: Panel, timeline: Timeline, window: Window, index: int) -> Panel:
     """Draw one of two windows below the whole step, and mark there what it shows."""
+    from matplotlib.patches import Rectangle
+
     width = (_INNER - _BESIDE) // 2
     top = _TOP + whole.lanes.pixels * len(whole.lanes.labels) + _BETWEEN
     height = pixel_height(figure) - _BOTTOM - top
@@ -264,6 +268,8 @@ def _split(above: int, below: int) -> tuple[int, int]:
 
 def _legend(figure: Figure, timelines: Sequence[Timeline], panels: Sequence[Panel]) -> None:
     """Write what the colours mean, in one line below the header."""
+    from matplotlib.legend_handler import HandlerTuple
+
     present = {span.kind for timeline in timelines for span in timeline.spans}
     rows = {row for panel in panels for row in panel.lanes.rows}
     chunks = max(len(c.stages) for timeline in timelines for c in timeline.rank_classes)
@@ -272,10 +278,10 @@ def _legend(figure: Figure, timelines: Sequence[Timeline], panels: Sequence[Pane
     for kind in TaskKind:
         if kind in present and row_of(kind) in rows:
             several = chunks if kind in CHUNKED else 1
-            handles.append(tuple(Patch(color=shade(kind, i, several)) for i in range(several)))
+            handles.append(tuple(key_patch(color=shade(kind, i, several)) for i in range(several)))
             shown = f" (chunks 0{',' if several == 2 else ' to'} {several - 1})" if kind is TaskKind.FORWARD else ""
             labels.append(kind.value.replace("communication", "comm.") + (shown if several > 1 else ""))
-    handles.append((Patch(color=IDLE),))
+    handles.append((key_patch(color=IDLE),))
     labels.append("idle")
     if panels[0].shares:
         note = "upper panel: height, in strips strength, is share of time"

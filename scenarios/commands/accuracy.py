@@ -5,8 +5,13 @@ from typing import Annotated, Any
 
 import typer
 
+from meshwise.reports.pictures.accuracy import draw_accuracy
+from meshwise.reports.tables import console, print_accuracy
 from meshwise.scenarios.commands.options import Json
-from meshwise.scenarios.console import Ticker, console, emit, note, table
+from meshwise.scenarios.console import Ticker, emit, note, table
+from meshwise.scenarios.files.results import check_output, folder, write
+from meshwise.scenarios.studies.accuracy import predict_all, runs_at, summary, to_csv
+from meshwise.scenarios.studies.accuracy_page import draw_pictures, points
 
 
 def accuracy(
@@ -17,9 +22,6 @@ def accuracy(
     as_json: Json = False,
 ) -> None:
     """Compare predictions with measured runs; a run that cannot be predicted is listed with its reason."""
-    from meshwise.scenarios.files.results import check_output, folder, write
-    from meshwise.scenarios.studies.accuracy import predict_all, runs_at, summary, to_csv
-
     check_output(out, (".csv",))
     check_output(picture, (".png", ".svg"))
     place = folder(plots) if plots is not None else None
@@ -30,15 +32,9 @@ def accuracy(
     if out is not None:
         write(out, to_csv(predictions))
     if picture is not None:
-        from meshwise.reports.pictures.accuracy import draw_accuracy
-        from meshwise.scenarios.studies.accuracy_page import points
-
         draw_accuracy(points(predictions), Path(picture))
-    if place is not None:
-        from meshwise.scenarios.studies.accuracy_page import draw_pictures
-
-        if not draw_pictures(predictions, place):
-            note("no run has a predicted and a measured step time: no pictures")
+    if place is not None and not draw_pictures(predictions, place):
+        note("no run has a predicted and a measured step time: no pictures")
     if as_json:
         emit(result)
     else:
@@ -46,8 +42,6 @@ def accuracy(
 
 
 def _print(predictions: Any, result: dict[str, Any]) -> None:
-    from meshwise.reports.tables import print_accuracy
-
     rows = [
         (p.run.row_id, f"{p.step_time:.4g}", f"{p.run.step_time:.4g}", f"{p.error:+.1%}")
         for p in predictions

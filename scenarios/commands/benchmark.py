@@ -1,11 +1,14 @@
 """``meshwise benchmark``: the program's own speed on this machine."""
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from meshwise.scenarios.commands.options import Json
 from meshwise.scenarios.console import Ticker, emit, table
+from meshwise.scenarios.studies.benchmark import benchmark as measure_figures
+from meshwise.simulator.units import format_size, format_time
 
 if TYPE_CHECKING:
     from meshwise.scenarios.studies.figure import Figure
@@ -16,13 +19,9 @@ def benchmark(
     as_json: Json = False,
 ) -> None:
     """Measure the program's own speed on this machine, in CPU time of one core."""
-    from dataclasses import asdict
-
-    from meshwise.scenarios.studies.benchmark import benchmark
-
     figures: list[Figure] = []
     ticker = Ticker()
-    for figure in benchmark(group):
+    for figure in measure_figures(group):
         figures.append(figure)
         ticker(f"{figure.name}: {shown(figure.value, figure.unit)}")
     ticker.done()
@@ -46,8 +45,6 @@ def shown(value: float, unit: str) -> str:
     >>> shown(2.5e6, "tasks/s"), shown(0.05, "s"), shown(2.0**30, "byte")
     ('2.5 M tasks/s', '50 ms', '1 GiB')
     """
-    from meshwise.simulator.units import format_size, format_time
-
     if unit == "s":
         return format_time(value)
     if unit == "byte":

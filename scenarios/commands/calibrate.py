@@ -6,8 +6,31 @@ from typing import Annotated, Any
 
 import typer
 
+from meshwise.executor.calibration.device_calibration import chosen_device, chosen_ranks, kept
+from meshwise.executor.calibration.device_calibration import measure as measure_gpus
+from meshwise.executor.calibration.device_cluster import cluster_of, is_measured
+from meshwise.scenarios.calibration.calibrate import calibrate as measure_cores
+from meshwise.scenarios.calibration.published_timings import (
+    KERNEL_HEAD,
+    LINK_HEAD,
+    fit_accelerators,
+    fit_links_without,
+    has_collectives,
+    kernel_lines,
+    link_lines,
+    read_collectives,
+    read_kernels,
+    to_json,
+    to_markdown,
+)
 from meshwise.scenarios.commands.options import Json
 from meshwise.scenarios.console import Ticker, emit, note, table
+from meshwise.scenarios.files.reader import dump
+from meshwise.scenarios.files.results import check_output, write
+from meshwise.scenarios.inputs.cluster_file import cluster_document, write_cluster
+from meshwise.simulator.calibration.collective_report import report as page
+from meshwise.simulator.calibration.link_fits import dump as dump_links
+from meshwise.simulator.units import format_count
 
 Names = Annotated[list[str] | None, typer.Option("--accelerator", metavar="NAME", help="With --from: fit this one.")]
 _FIRST = 2**16
@@ -42,8 +65,6 @@ def calibrate(
     as_json: Json = False,
 ) -> None:
     """Measure this machine into a cluster file; or fit accelerators or links to published timings."""
-    from meshwise.scenarios.calibration.published_timings import has_collectives
-
     if rows is None:
         _refuse(
             "goes with --from ROWS.jsonl, met no --from", accelerator=accelerator, leave_out=leave_out, report=report
@@ -68,9 +89,6 @@ def _refuse(why: str, **given: Any) -> None:
 
 
 def _measure(out: str | None, device: str | None, processes: int | None, seconds: float, as_json: bool) -> None:
-    from meshwise.executor.calibration.device_calibration import chosen_device, chosen_ranks
-    from meshwise.scenarios.files.results import check_output
-
     check_output(out, (".yaml", ".yml"))
     kind = chosen_device(device)
     ranks = chosen_ranks(kind, processes)
@@ -81,23 +99,18 @@ def _measure(out: str | None, device: str | None, processes: int | None, seconds
 
 
 def _measure_cores(out: str | None, ranks: int, seconds: float, as_json: bool) -> None:
-    from meshwise.scenarios.calibration.calibrate import calibrate as measure
-
     ticker = Ticker()
-    cluster = measure(processes=ranks, seconds=seconds, progress=lambda *words: ticker(str(words[0])))
+    cluster = measure_cores(processes=ranks, seconds=seconds, progress=lambda *words: ticker(str(words[0])))
     ticker.done()
     _show(cluster, out, as_json, "Measured on this machine by `meshwise calibrate`.")
 
 
 def _measure_gpus(out: str | None, ranks: int, seconds: float, as_json: bool) -> None:
-    from meshwise.executor.calibration.device_calibration import kept, measure
-    from meshwise.scenarios.files.results import check_output
-
     rows = Path(out).with_suffix(".jsonl") if out is not None else Path("calibration.jsonl")
     check_output(rows)
     ticker = Ticker()
     try:
-        skipped = measure(rows, "cuda", ranks, seconds, progress=ticker)
+        skipped = measure_gpus(rows, "cuda", ranks, seconds, progress=ticker)
     finally:
         ticker.done()
         note(kept(rows))
@@ -107,8 +120,6 @@ def _measure_gpus(out: str | None, ranks: int, seconds: float, as_json: bool) ->
 
 
 def _are_measured(path: str) -> bool:
-    from meshwise.executor.calibration.device_cluster import is_measured
-
     try:
         with open(path, "rb") as file:
             return is_measured(file.readline(_FIRST))
@@ -117,10 +128,6 @@ def _are_measured(path: str) -> bool:
 
 
 def _to_cluster(rows: str, out: str | None, as_json: bool) -> None:
-    from meshwise.executor.calibration.device_cluster import cluster_of
-    from meshwise.scenarios.calibration.published_timings import read_kernels
-    from meshwise.scenarios.files.results import check_output
-
     check_output(out, (".yaml", ".yml"))
     read_kernels(rows)  # says of a line that is no row which one it is
     cluster = cluster_of(Path(rows).read_bytes().splitlines())
@@ -128,9 +135,6 @@ def _to_cluster(rows: str, out: str | None, as_json: bool) -> None:
 
 
 def _show(cluster: Any, out: str | None, as_json: bool, comment: str) -> None:
-    from meshwise.scenarios.files.reader import dump
-    from meshwise.scenarios.inputs.cluster_file import cluster_document, write_cluster
-
     if out is not None:
         write_cluster(cluster, out, comment)
     if as_json:
@@ -143,10 +147,6 @@ def _show(cluster: Any, out: str | None, as_json: bool, comment: str) -> None:
 
 
 def _fit(path: str, names: list[str], left_out: list[str], out: str | None, report: str | None, as_json: bool) -> None:
-    from meshwise.scenarios.calibration.published_timings import fit_accelerators, read_kernels, to_json, to_markdown
-    from meshwise.scenarios.files.results import check_output, write
-    from meshwise.simulator.units import format_count
-
     check_output(out, (".json",))
     check_output(report, (".md",))
     used, skipped = read_kernels(path)
@@ -166,35 +166,22 @@ def _fit(path: str, names: list[str], left_out: list[str], out: str | None, repo
 
 
 def _fit_links(path: str, left_out: list[str], out: str | None, report: str | None, as_json: bool) -> None:
-    from meshwise.scenarios.calibration.published_timings import (
-        LINK_HEAD,
-        fit_links_without,
-        link_lines,
-        read_collectives,
-    )
-    from meshwise.scenarios.files.results import check_output, write
-    from meshwise.simulator.calibration.collective_report import report as page
-    from meshwise.simulator.calibration.link_fits import dump
-    from meshwise.simulator.units import format_count
-
     check_output(out, (".json",))
     check_output(report, (".md",))
     used, skipped = read_collectives(path)
     fits, found = fit_links_without(used, left_out)
     if out is not None:
-        write(out, dump(fits))
+        write(out, dump_links(fits))
     if report is not None:
         write(report, page(used, skipped))
     if as_json:
-        print(dump(fits), end="")
+        print(dump_links(fits), end="")
     else:
         table(LINK_HEAD, link_lines(found))
         note(f"{format_count(len(used), 'row')} used, {len(skipped)} skipped; --report lists why")
 
 
 def _print(found: Any) -> None:
-    from meshwise.scenarios.calibration.published_timings import KERNEL_HEAD, kernel_lines
-
     for each in found:
         print(f"{each.name}: sustained {each.calibration.sustained.factor:.3f} times a burst")
         table(KERNEL_HEAD, kernel_lines(each))

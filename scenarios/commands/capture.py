@@ -6,6 +6,8 @@ import typer
 
 from meshwise.scenarios.commands.options import Json
 from meshwise.scenarios.console import emit, note, show
+from meshwise.scenarios.files.results import check_output, write
+from meshwise.scenarios.inputs.graph_file import dump_graph, graph_document
 
 
 def capture(
@@ -16,15 +18,12 @@ def capture(
     as_json: Json = False,
 ) -> None:
     """Turn any torch module into an operator graph; forward(*inputs) returns a loss, dim 0 of inputs is the batch."""
-    from meshwise.executor.capture.capture import capture as captured
-    from meshwise.executor.capture.capture import made, naming
-    from meshwise.scenarios.files.results import check_output, write
-    from meshwise.scenarios.inputs.graph_file import dump_graph, graph_document
+    from meshwise.executor.capture import capture as capturing  # needs torch, of which help says nothing
 
     check_output(out, (".json",))
-    module, inputs = made(factory)
-    with naming(factory):
-        found = captured(module, inputs, type(module).__name__.lower())
+    module, inputs = capturing.made(factory)
+    with capturing.naming(factory):
+        found = capturing.capture(module, inputs, type(module).__name__.lower())
     write(out, dump_graph(found.graph))
     for warning in found.warnings:
         note(f"warning: {warning}")

@@ -6,8 +6,20 @@ from typing import Annotated, Any
 
 import typer
 
+from meshwise.reports.document import Section, to_markdown
+from meshwise.reports.pictures.memory import draw_memory
+from meshwise.reports.pictures.search import draw_search
+from meshwise.reports.pictures.timeline import draw_timeline
+from meshwise.scenarios.calibration.calibrate import calibrate
 from meshwise.scenarios.commands.options import Json
+from meshwise.scenarios.commands.page import write_page
+from meshwise.scenarios.commands.run_report import follow, to_json, write_run
+from meshwise.scenarios.commands.search import to_json as search_to_json
 from meshwise.scenarios.console import FAILED, Ticker, emit, note, show
+from meshwise.scenarios.files.results import folder, write
+from meshwise.scenarios.inputs.cluster_file import write_cluster
+from meshwise.scenarios.loader import load
+from meshwise.simulator.units import format_size, format_time
 
 PROCESSES = 2
 CALIBRATION_SECONDS = 20.0
@@ -45,14 +57,6 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Show the whole chain on this machine: calibrate, search a plan, run it, compare and report."""
-    from meshwise.scenarios.calibration.calibrate import calibrate
-    from meshwise.scenarios.commands.execute import follow, to_json, write_run
-    from meshwise.scenarios.commands.page import write_page
-    from meshwise.scenarios.commands.search import to_json as search_to_json
-    from meshwise.scenarios.files.results import folder, write
-    from meshwise.scenarios.inputs.cluster_file import write_cluster
-    from meshwise.scenarios.loader import load
-
     target = folder(directory)
     ticker = Ticker()
     note(f"1/4 calibrate: measuring {PROCESSES} processes on this machine")
@@ -92,10 +96,6 @@ def demo(
 
 
 def _pictures(target: Path, searches: tuple[Any, ...], predicted: Any, run: Any) -> None:
-    from meshwise.reports.pictures.memory import draw_memory
-    from meshwise.reports.pictures.search import draw_search
-    from meshwise.reports.pictures.timeline import draw_timeline
-
     draw_timeline(predicted.timeline, target / "predicted.png", title="predicted")
     draw_timeline(run.timeline, target / "measured.png", title="measured")
     draw_memory(predicted.timeline, target / "memory.png", title="predicted memory", reported=predicted.memory_capacity)
@@ -104,8 +104,6 @@ def _pictures(target: Path, searches: tuple[Any, ...], predicted: Any, run: Any)
 
 
 def _facts(found: Any, predicted: Any, result: dict[str, Any]) -> list[tuple[str, str]]:
-    from meshwise.simulator.units import format_size, format_time
-
     error = predicted.step_time / result["step_time"] - 1
     return [
         ("plan", found.best.plan.describe()),
@@ -120,9 +118,6 @@ def _facts(found: Any, predicted: Any, result: dict[str, Any]) -> list[tuple[str
 
 
 def _report(target: Path, found: Any, predicted: Any, result: dict[str, Any]) -> None:
-    from meshwise.reports.document import Section, to_markdown
-    from meshwise.scenarios.files.results import write
-
     search = (
         f"Every plan of the space was considered by {found.algorithm}: {found.considered} plans, of which "
         f"{found.evaluations} were simulated. The best was then run for real on {PROCESSES} processes."

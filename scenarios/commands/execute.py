@@ -1,21 +1,28 @@
-"""``meshwise execute`` and ``doctor``: this machine.
+"""``meshwise execute``: a plan for real, on this machine or on several hosts."""
 
-With ``--top K``: search, run the best plans, and learn the machine from them.
-"""
-
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from meshwise.executor.launch.processes import INTERRUPTED
+from meshwise.executor.device import CPU, require_device
+from meshwise.executor.job import checkpoints_folder
+from meshwise.executor.launch.run import Run, metrics_log
 from meshwise.executor.options import CONSTANT, KEPT_CHECKPOINTS, MAX_SEED, STEPS, TIMEOUT, LearningRate, RunOptions
-from meshwise.scenarios.commands.options import ClusterFile, Json, PlanFile, ScenarioName, load_scenario
-from meshwise.scenarios.commands.page import PageFile, check_page, write_page
-from meshwise.scenarios.console import FAILED, NOTHING_FITS, Ticker, emit, note, show, table
+from meshwise.executor.training.checkpoint import names
+from meshwise.scenarios.commands import hosts
+from meshwise.scenarios.commands.execute_top import execute_top
+from meshwise.scenarios.commands.loading import load_scenario
+from meshwise.scenarios.commands.options import ClusterFile, Json, PlanFile, ScenarioName
+from meshwise.scenarios.commands.page import PageFile, check_page
+from meshwise.scenarios.commands.run_report import follow, tell_run
+from meshwise.scenarios.console import FAILED, NOTHING_FITS, Ticker, note
+from meshwise.scenarios.files.results import folder
+from meshwise.scenarios.fitting import reason
+from meshwise.scenarios.interchange.targets import EXECUTE
+from meshwise.scenarios.scenario import Scenario
 
 
 def execute(
@@ -109,12 +116,6 @@ def execute(
     On several hosts, which share the folder --out: once with --rendezvous, then on every host what that prints, and in
     the end once with --collect.
     """
-    from meshwise.executor.device import CPU, require_device
-    from meshwise.scenarios.commands import hosts
-    from meshwise.scenarios.files.results import folder
-    from meshwise.scenarios.fitting import reason
-    from meshwise.scenarios.interchange.targets import EXECUTE
-
     _check_folder(out, resume=resume, keeps=bool(resume or checkpoint_every))
     check_page(report)
     if report is not None and (top is not None or rendezvous is not None):
@@ -143,7 +144,7 @@ def execute(
     spread = hosts.spread(value, processes, rendezvous, collect=collect, out=out, module=module)
     elsewhere = spread is not None or collect  # whose GPUs this host does not see
     require_device(device, 0 if elsewhere else value.chosen().mesh.num_ranks)
-    if module is None and spread is None and not collect:
+    if module is None and not elsewhere:
         value.check_executable()
     predicted = value.simulate()
     if not predicted.fits:
@@ -156,14 +157,32 @@ def execute(
     if collect and target is not None:
         run = hosts.read(value, target)
     else:
-        ranks, cores = predicted.plan.mesh.num_ranks, os.cpu_count() or 1
-        if ranks > cores and device == CPU:
-            note(f"{ranks} ranks share {cores} cores: the prediction, for a core a rank, will be too fast")
+        _note_shared_cores(predicted.plan.mesh.num_ranks, device)
         run = _run(value, options, target, module)
-    _tell(value, predicted, run, target, report, as_json=as_json)
+    tell_run(value, predicted, run, target, report, as_json=as_json)
     if run.verification is not None and not run.verification.equal:  # of several hosts, whose run has begun
         note("the ranks did not compute what one process computes")
         raise typer.Exit(FAILED)
+
+
+def _run(value: Scenario, options: RunOptions, target: Path | None, module: str | None) -> Run:
+    """Return the run of a scenario on this machine, which the terminal shows as it goes on."""
+    ticker = Ticker()
+    try:
+        return value.execute(options=options, folder=target, module=module, progress=follow(ticker), warn=note)
+    except (KeyboardInterrupt, RuntimeError):
+        ticker.done()
+        note(_what_is_left(target))
+        raise
+    finally:
+        ticker.done()
+
+
+def _note_shared_cores(ranks: int, device: str) -> None:
+    """Say where ranks have no core each, which the prediction takes them to have."""
+    cores = os.cpu_count() or 1
+    if ranks > cores and device == CPU:
+        note(f"{ranks} ranks share {cores} cores: the prediction, for a core a rank, will be too fast")
 
 
 def _check_folder(out: str | None, *, resume: bool, keeps: bool) -> None:
@@ -183,207 +202,8 @@ def _check_top(options: dict[str, str | None]) -> None:
 
 def _what_is_left(target: Path | None) -> str:
     """Return what a run that was stopped has left in its folder."""
-    from meshwise.executor.job import checkpoints_folder
-    from meshwise.executor.launch.run import metrics_log
-    from meshwise.executor.training.checkpoint import names
-
     if target is None or not metrics_log(target).exists():
         return "no steps of the run are left"
     newest = names(checkpoints_folder(target))[:1]
     checkpoint = f"; --resume goes on from {newest[0]}" if newest else "; no checkpoint was written"
     return f"the steps that were done are in {metrics_log(target)}{checkpoint}"
-
-
-def _run(value: Any, options: RunOptions, target: Path | None, module: str | None) -> Any:
-    """Return the run of a scenario, which the terminal shows as it goes on."""
-    ticker = Ticker()
-    try:
-        return value.execute(options=options, folder=target, module=module, progress=follow(ticker), warn=note)
-    except (KeyboardInterrupt, RuntimeError):
-        ticker.done()
-        note(_what_is_left(target))
-        raise
-    finally:
-        ticker.done()
-
-
-def follow(ticker: Ticker) -> Any:
-    """Return a callback that shows how far a run is: step, loss and seconds."""
-    return lambda step, loss, seconds: ticker(f"step {step}, loss {loss:.4f}, {seconds * 1000:.1f} ms")
-
-
-def _tell(value: Any, predicted: Any, run: Any, target: Path | None, report: str | None, *, as_json: bool) -> None:
-    """Write and print a run beside its prediction."""
-    from meshwise.reports.difference import difference
-
-    document = to_json(run, predicted)
-    if target is not None:
-        write_run(target, document, predicted, run)
-    if report is not None:
-        write_page(report, value, predicted, run=document, measured=run.timeline)
-    if as_json:
-        emit(document)
-    else:
-        _print(value.name, predicted, document)
-        print_difference(difference(predicted.timeline, run.timeline), run.step_time)
-
-
-def to_json(run: Any, predicted: Any) -> dict[str, Any]:
-    """Return a run with its prediction as JSON-ready data."""
-    from meshwise.reports.difference import difference
-
-    check = run.verification
-    fields = ("loss_error", "gradient_error", "parameter_error", "reference", "equal")
-    return {
-        "steps": run.steps,
-        "first_step": run.first_step,
-        "loss": list(run.losses),
-        "step_time": run.step_time,
-        "predicted_step_time": predicted.step_time,
-        "peak_memory": run.peak_memory,
-        "predicted_peak_memory": predicted.peak_memory,
-        "verify": {name: getattr(check, name) for name in fields} if check is not None else None,
-        "difference": difference(predicted.timeline, run.timeline).to_json(),
-    }
-
-
-def print_difference(found: Any, timed: float) -> None:
-    """Print which operations the prediction missed and what they cost the step."""
-    from meshwise.reports.difference import HEAD
-    from meshwise.simulator.units import format_time
-
-    rows = found.lines()
-    if rows:
-        print(f"\nwhat leads from {format_time(found.predicted)} predicted to {format_time(found.measured)} measured")
-        table(HEAD, rows)
-    note(f"operations were measured under the profiler; steps without it took {format_time(timed)}")
-
-
-def write_run(target: Path, document: dict[str, Any], predicted: Any, run: Any) -> None:
-    """Write result, plan, what the prediction missed, and the picture of prediction over measurement into a folder."""
-    from meshwise.reports.pictures.timeline import draw_comparison
-    from meshwise.scenarios.files.results import write
-
-    write(target / "result.json", json.dumps(document, indent=2) + "\n")
-    write(target / "difference.json", json.dumps(document["difference"], indent=2) + "\n")
-    write(target / "plan.json", json.dumps(predicted.plan.to_json(), indent=2) + "\n")
-    draw_comparison(predicted.timeline, run.timeline, target / "comparison.png", step_time=run.step_time)
-
-
-def _print(name: str, predicted: Any, document: dict[str, Any]) -> None:
-    from meshwise.simulator.units import format_size, format_time
-
-    check = document["verify"]
-    step = format_time(document["step_time"])
-    peak = format_size(document["peak_memory"])
-    show(
-        [
-            ("scenario", name),
-            ("plan", predicted.plan.describe()),
-            ("loss", ", ".join(f"{loss:.4f}" for loss in document["loss"][:10])),
-            ("step time", f"{step}, predicted {format_time(predicted.step_time)}"),
-            ("peak memory", f"{peak}, predicted {format_size(predicted.peak_memory)}"),
-            *([("verified", _verdict(check))] if check else []),
-        ]
-    )
-
-
-def _verdict(check: dict[str, Any]) -> str:
-    same = "equal to" if check["equal"] else "NOT equal to"
-    errors = ", ".join(f"{word} {check[f'{word}_error']:.1e}" for word in ("loss", "gradient", "parameter"))
-    return f"{same} {check['reference']} (largest difference: {errors})"
-
-
-def doctor(as_json: Json = False) -> None:
-    """Show versions, cores, GPUs, what is installed and what is missing."""
-    from meshwise.executor.launch.doctor import report
-
-    found = report()
-    if as_json:
-        emit(found)
-    else:
-        show((key, _text(value)) for key, value in found.items())
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {_text(item)}" for key, item in value.items())
-    if isinstance(value, list | tuple):
-        return ", ".join(_text(item) for item in value) or "none"
-    return "missing" if value is None else str(value)
-
-
-HEAD = ("plan", "predicted", "measured", "error", "predicted after", "error after")
-
-
-def execute_top(scenario: Any, most: int, options: RunOptions, *, out: str | None, as_json: bool) -> None:
-    """Run the best plans of a scenario, fit its machine to them, rank them again and say what changed."""
-    from meshwise.scenarios.closed_loop import close_loop
-    from meshwise.scenarios.files.results import folder, write
-    from meshwise.scenarios.inputs.cluster_file import write_cluster
-
-    target = folder(out) if out is not None else None
-    ticker = Ticker()
-
-    def told(words: str) -> None:
-        ticker.done()
-        note(words)
-
-    def finished(number: int, plan: Any, run: Any) -> None:
-        predicted = scenario.simulate(plan)
-        error = f"{predicted.step_time / run.step_time - 1:+.1%}"
-        told(f"  {run.step_time * 1e3:.1f} ms a step, {predicted.step_time * 1e3:.1f} ms predicted ({error})")
-        if target is not None:
-            write_run(folder(target / f"plan-{number}"), to_json(run, predicted), predicted, run)
-
-    loop = close_loop(scenario, most, options, folder=target, note=told, progress=follow(ticker), finished=finished)
-    ticker.done()
-    document = loop.to_json() | {"cluster": str(target / "cluster.yaml") if target is not None else None}
-    if target is not None:
-        write_cluster(loop.refit.cluster, target / "cluster.yaml", _comment(loop))
-        write(target / "loop.json", json.dumps(document, indent=2) + "\n")
-        if loop.best is not None:
-            write(target / "plan.json", json.dumps(loop.best.to_json(), indent=2) + "\n")
-    if as_json:
-        emit(document)
-    else:
-        _print_loop(loop, document, target)
-    if loop.interrupted:
-        raise typer.Exit(INTERRUPTED)
-
-
-def _comment(loop: Any) -> str:
-    return f"Fitted by `meshwise execute --top` to the steps of {len(loop.rows)} plans that ran on this machine."
-
-
-def _print_loop(loop: Any, document: dict[str, Any], target: Path | None) -> None:
-    from meshwise.simulator.units import format_time
-
-    table(
-        HEAD,
-        [
-            (
-                row.plan.describe(),
-                format_time(row.before),
-                format_time(row.measured),
-                f"{row.before / row.measured - 1:+.1%}",
-                format_time(row.after) if row.after is not None else "-",
-                f"{row.after / row.measured - 1:+.1%}" if row.after is not None else "-",
-            )
-            for row in loop.rows
-        ],
-    )
-    print()
-    after = document["mean_error_after"]
-    figures = {**document["device"], **document["collectives"]}
-    show(
-        [
-            ("mean error before", f"{document['mean_error_before']:.1%}"),
-            ("mean error after", f"{after:.1%}, each plan from the others" if after is not None else "needs two plans"),
-            ("order of plans", f"Kendall's tau {document['tau_before']:.2f} before, {document['tau_after']:.2f} after"),
-            ("time now over before", ", ".join(f"{name} {factor:.2f}" for name, factor in figures.items())),
-            ("ran fastest", document["fastest"]),
-            *([("best on the fitted machine", document["best"])] if loop.best is not None else []),
-            *([("fitted machine", f"{target / 'cluster.yaml'}; give it to --cluster")] if target is not None else []),
-        ]
-    )

@@ -11,18 +11,17 @@ from typing import Annotated, Any
 import typer
 
 from meshwise.executor.launch.processes import INTERRUPTED
-from meshwise.scenarios.commands.options import (
-    Brave,
-    ClusterFile,
-    Json,
-    ScenarioName,
-    SearchTarget,
-    describe_pricing,
-    load_scenario,
-    pricing_document,
-)
+from meshwise.reports.explanation import explanation_lines, nothing_fits_lines
+from meshwise.reports.pictures.pareto import draw_fronts
+from meshwise.scenarios.commands.loading import describe_pricing, load_scenario, pricing_document
+from meshwise.scenarios.commands.options import Brave, ClusterFile, Json, ScenarioName, SearchTarget
 from meshwise.scenarios.commands.page import PageFile, check_page, write_page
 from meshwise.scenarios.console import FAILED, NOTHING_FITS, Ticker, emit, note, remarks, show
+from meshwise.scenarios.explanation import Question, explanation, plan_fields
+from meshwise.scenarios.files.results import check_output
+from meshwise.scenarios.fitting import Nothing
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.search.driver import OutOfTime
 
 SECONDS = 12.0
 """Processor time after which an explanation ends with what is known."""
@@ -53,12 +52,6 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Explain the best plan, or a given one; --why-not and --lost are answered alone. Ctrl-C prints what is known."""
-    from meshwise.scenarios.explanation import Question, explanation, plan_fields
-    from meshwise.scenarios.files.results import check_output
-    from meshwise.scenarios.fitting import Nothing
-    from meshwise.strategies.plan.plan import Plan
-    from meshwise.strategies.search.driver import OutOfTime
-
     check_output(front, (".png", ".svg"))
     check_page(report)
     question = Question(plan_fields(why_not) if why_not is not None else {}, lost, price)
@@ -92,8 +85,6 @@ def explain(
     ticker.done()
     _tell(value, document, as_json=as_json)
     if front is not None and "memory_front" in document:
-        from meshwise.reports.pictures.pareto import draw_fronts
-
         draw_fronts(document["memory_front"], document.get("device_front", []), Path(front), title=value.name)
     if report is not None and "plan" in document:
         explained = Plan.from_json(document["plan"]["document"])
@@ -109,8 +100,6 @@ def explain(
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
     """Raise `OutOfTime` once the processor time is used: also in a simulation, which may take seconds of its own."""
-    from meshwise.strategies.search.driver import OutOfTime
-
     if seconds <= 0 or threading.current_thread() is not threading.main_thread():
         yield  # the explanation asks the clock itself
         return
@@ -128,8 +117,6 @@ def _time_limit(seconds: float) -> Iterator[None]:
 
 
 def _tell(value: Any, document: dict[str, Any], *, as_json: bool) -> None:
-    from meshwise.reports.explanation import explanation_lines
-
     if as_json:
         emit(document)
         return
@@ -143,8 +130,6 @@ def _tell(value: Any, document: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _tell_nothing(document: dict[str, Any], *, as_json: bool) -> None:
-    from meshwise.reports.explanation import nothing_fits_lines
-
     if as_json:
         emit(document)
     for line in nothing_fits_lines(document):

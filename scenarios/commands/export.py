@@ -4,11 +4,26 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from meshwise.executor.device import CPU, CUDA
+from meshwise.executor.export.launchers import TARGETS as LAUNCHERS
+from meshwise.executor.export.request import Request as LaunchRequest
+from meshwise.executor.job import Job
 from meshwise.scenarios.commands.options import Json
 from meshwise.scenarios.console import emit, note
+from meshwise.scenarios.files.library import find
+from meshwise.scenarios.files.reader import read
+from meshwise.scenarios.files.results import check_output, write
+from meshwise.scenarios.interchange.facts import Request
+from meshwise.scenarios.interchange.targets import TARGETS as TRAINERS
+from meshwise.scenarios.intervals import out_of_memory_of
+from meshwise.scenarios.launches import Launch
+from meshwise.scenarios.loader import load
+from meshwise.scenarios.scenario import FRAMEWORK_OF
+from meshwise.simulator.units import format_count, format_size
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.explanation.uncertainty import risk_in_words
 
 if TYPE_CHECKING:
-    from meshwise.executor.job import Job
     from meshwise.scenarios.scenario import Scenario
 
 
@@ -47,13 +62,6 @@ def export(
     back. slurm and kubernetes get a file that runs the plan under torchrun, and `meshwise execute --collect --out
     FOLDER` reads what came of it.
     """
-    from meshwise.executor.export.launchers import TARGETS as LAUNCHERS
-    from meshwise.executor.export.request import Request as LaunchRequest
-    from meshwise.scenarios.files.results import check_output, write
-    from meshwise.scenarios.interchange.facts import Request
-    from meshwise.scenarios.interchange.targets import TARGETS as TRAINERS
-    from meshwise.simulator.units import format_count
-
     check_output(out)
     if to not in (*TRAINERS, *LAUNCHERS):
         raise ValueError(f"--to is one of {', '.join((*TRAINERS, *LAUNCHERS))}, met {to[:60]!r}")
@@ -81,10 +89,7 @@ def export(
         note(_memory_in_words(value, to))
 
 
-def _job(value: "Scenario", steps: int, seed: int) -> "Job":
-    from meshwise.executor.device import CPU, CUDA
-    from meshwise.executor.job import Job
-
+def _job(value: "Scenario", steps: int, seed: int) -> Job:
     device = CPU if value.problem.cluster.first.accelerator.computes_collectives else CUDA
     return Job(value.executable_spec(), value.problem.training, value.chosen(), steps, seed, device=device)
 
@@ -95,16 +100,8 @@ def _memory_in_words(value: "Scenario", trainer: str) -> str:
     The figures are those of `meshwise.scenarios.launches.launches`, which judges every trainer and takes longer to
     import.
     """
-    from meshwise.scenarios.scenario import FRAMEWORK_OF
-
     if value.framework is None and trainer not in FRAMEWORK_OF:
-        from meshwise.scenarios.launches import Launch
-
         return Launch(trainer).describe()
-    from meshwise.scenarios.intervals import out_of_memory_of
-    from meshwise.simulator.units import format_size
-    from meshwise.strategies.cost_model import SimulatedCost
-    from meshwise.strategies.explanation.uncertainty import risk_in_words
 
     problem, plan = value.priced_for(trainer), value.chosen()
     costs = SimulatedCost(problem)
@@ -127,10 +124,6 @@ def _scenario(plan: str, scenario: str | None) -> "Scenario":
     ValueError
         Where a plan file is not given the scenario that it is of.
     """
-    from meshwise.scenarios.files.library import find
-    from meshwise.scenarios.files.reader import read
-    from meshwise.scenarios.loader import load
-
     if scenario is not None:
         return load(scenario, plan)
     document = read(find(plan)).data

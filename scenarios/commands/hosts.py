@@ -1,16 +1,20 @@
 """``meshwise execute`` on several hosts: what each of them runs, and what came of it."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from meshwise.executor.launch import several_hosts
+from meshwise.executor.launch.processes import locked
+from meshwise.executor.launch.several_hosts import Hosts, Rendezvous, read_run, require_processes
 from meshwise.scenarios.console import emit
 from meshwise.scenarios.scenario import Scenario
+from meshwise.simulator.units import format_count
 
 if TYPE_CHECKING:
     from meshwise.executor.job import Job
     from meshwise.executor.launch.run import Run
-    from meshwise.executor.launch.several_hosts import Hosts
 
 LISTED = 16
 """Hosts whose commands are printed one by one at most."""
@@ -24,7 +28,7 @@ def spread(
     collect: bool,
     out: str | None,
     module: str | None,
-) -> "Hosts | None":
+) -> Hosts | None:
     """Return how the ranks of a scenario's plan are spread over hosts; None where all are here.
 
     Raises
@@ -32,8 +36,6 @@ def spread(
     ValueError
         Where options contradict each other or the plan.
     """
-    from meshwise.executor.launch.several_hosts import Hosts, Rendezvous, require_processes
-
     ranks = value.chosen().mesh.num_ranks
     if (rendezvous is not None or collect) and (out is None or module is not None):
         met = "no --out" if out is None else "--module"
@@ -53,14 +55,8 @@ def spread(
     return None
 
 
-def prepare(jobs: "Sequence[tuple[Job, Path]]", hosts: "Hosts", *, as_json: bool) -> None:
+def prepare(jobs: "Sequence[tuple[Job, Path]]", hosts: Hosts, *, as_json: bool) -> None:
     """Write jobs into their folders and print what each host runs."""
-    import shlex
-
-    from meshwise.executor.launch import several_hosts
-    from meshwise.executor.launch.processes import locked
-    from meshwise.simulator.units import format_count
-
     with locked(jobs[0][1]):
         script = several_hosts.prepare(jobs, hosts)
     commands = [f"sh {shlex.quote(str(script.resolve()))} {index}" for index in range(hosts.nodes)]
@@ -83,8 +79,6 @@ def read(value: Scenario, folder: Path) -> "Run":
     ValueError
         Where the folder has no run, or one of another plan.
     """
-    from meshwise.executor.launch.several_hosts import read_run
-
     job, run = read_run(folder)
     if job.plan != value.chosen():
         met = job.plan.describe()

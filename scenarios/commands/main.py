@@ -6,6 +6,7 @@ Ctrl-C waits until the module has loaded; and where an error is met, it can be a
 
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from signal import ITIMER_REAL, SIG_DFL, SIGALRM, SIGINT, default_int_handler, getsignal, setitimer, signal
@@ -14,10 +15,10 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from meshwise.executor.launch.processes import INTERRUPTED
-from meshwise.scenarios.console import BAD_INPUT, FAILED
+from meshwise.scenarios.console import BAD_INPUT, FAILED, note
 
 if TYPE_CHECKING:
-    import typer
+    from typer.core import TyperGroup
 
 _IMPORT = "<frozen importlib._bootstrap>"
 _AGAIN = 0.01
@@ -81,50 +82,11 @@ def _imports(frame: FrameType | None) -> bool:
 _OWN = "meshwise"
 
 
-def application() -> "typer.Typer":
-    """Return the command line."""
-    import typer
+def application() -> "TyperGroup":
+    """Return the command line; typer is imported here, where Ctrl-C is one word and no traceback already."""
+    from meshwise.scenarios.commands.table import command_group
 
-    from meshwise.scenarios.commands import (
-        accuracy,
-        benchmark,
-        calibrate,
-        capture,
-        demo,
-        execute,
-        explain,
-        export,
-        library,
-        search,
-        simulate,
-        traces,
-    )
-
-    app = typer.Typer(
-        name="meshwise",
-        help="Simulate, search and execute parallel plans for training neural networks on a cluster.",
-        no_args_is_help=True,
-        pretty_exceptions_enable=False,
-        rich_markup_mode=None,
-    )
-    app.command("init")(library.init)
-    app.command("list")(library.names)
-    app.command("validate")(library.validate)
-    app.command("schema")(library.schema)
-    app.command("simulate")(simulate.simulate)
-    app.command("replay")(traces.replay)
-    app.command("search")(search.search)
-    app.command("compare")(search.compare)
-    app.command("explain")(explain.explain)
-    app.command("execute")(execute.execute)
-    app.command("export")(export.export)
-    app.command("calibrate")(calibrate.calibrate)
-    app.command("capture")(capture.capture)
-    app.command("demo")(demo.demo)
-    app.command("accuracy")(accuracy.accuracy)
-    app.command("benchmark")(benchmark.benchmark)
-    app.command("doctor")(execute.doctor)
-    return app
+    return command_group()
 
 
 def run(arguments: Sequence[str] | None = None, *, interrupt: PatientInterrupt | None = None) -> int:
@@ -151,13 +113,7 @@ def run(arguments: Sequence[str] | None = None, *, interrupt: PatientInterrupt |
 
 def _failed(error: Exception) -> int:
     """Print what went wrong in one message and return the exit code."""
-    import traceback
-
-    from typer import Abort
-
-    from meshwise.scenarios.console import note
-
-    if isinstance(error, Abort):
+    if isinstance(error.__cause__, KeyboardInterrupt):  # typer makes an Abort of it
         return INTERRUPTED
     if os.environ.get("MESHWISE_DEBUG") == "1":
         traceback.print_exception(error)

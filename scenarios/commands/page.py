@@ -5,6 +5,10 @@ from typing import Annotated, Any
 
 import typer
 
+from meshwise.reports.page.html import html
+from meshwise.scenarios.files.results import check_output, write
+from meshwise.scenarios.simulation import page_report
+
 PageFile = Annotated[
     str | None,
     typer.Option("--report", metavar="FILE.html", help="Write what is known of the plan as one page for a browser."),
@@ -13,8 +17,6 @@ PageFile = Annotated[
 
 def check_page(path: str | None) -> None:
     """Raise ``ValueError`` where no page can be written to ``path``."""
-    from meshwise.scenarios.files.results import check_output
-
     check_output(path, (".html",))
 
 
@@ -29,9 +31,5 @@ def write_page(
     measured: Any = None,
 ) -> None:
     """Write the report of a simulated plan of the scenario ``value``, with what else is known as ``--json`` says it."""
-    from meshwise.reports.page.html import html
-    from meshwise.scenarios.files.results import write
-    from meshwise.scenarios.simulation import page_report
-
     more = {"searches": tuple(searches), "explanation": explanation or {}, "run": run or {}, "measured": measured}
     write(path, html(page_report(simulation, value.name, **more)))

@@ -1,5 +1,7 @@
 """``meshwise search`` and ``meshwise compare``: the best plan found, and how algorithms get there."""
 
+import csv
+import io
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -11,18 +13,40 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from meshwise.executor.launch.processes import INTERRUPTED
-from meshwise.scenarios.commands.options import (
-    Brave,
-    ClusterFile,
-    Json,
-    ScenarioName,
-    SearchTarget,
-    describe_pricing,
-    load_scenario,
-    pricing_document,
-)
+from meshwise.reports.explanation import changes_lines, robust_lines
+from meshwise.reports.pictures.search import draw_search
+from meshwise.scenarios.commands.loading import describe_pricing, load_scenario, pricing_document
+from meshwise.scenarios.commands.options import Brave, ClusterFile, Json, ScenarioName, SearchTarget
 from meshwise.scenarios.commands.page import PageFile, check_page, write_page
 from meshwise.scenarios.console import DONE, FAILED, NOTHING_FITS, Ticker, emit, note, remarks, show, table
+from meshwise.scenarios.files.results import check_output, folder, write
+from meshwise.scenarios.fitting import (
+    EMPTY_SPACE,
+    GRACE,
+    lacking_in_words,
+    nothing_fits_in,
+    nothing_is_known_to_fit,
+    room_in_words,
+    seconds_left,
+)
+from meshwise.scenarios.interchange.targets import Acceptance
+from meshwise.scenarios.intervals import out_of_memory_of, risk_limit
+from meshwise.scenarios.launches import (
+    RESERVE,
+    fastest_runnable,
+    launches,
+    launches_in_words,
+    near_misses,
+    needs_runnable,
+    seeks_trainer,
+)
+from meshwise.scenarios.robust_choice import check_robust, robust_choice
+from meshwise.scenarios.scenario import SEARCH_SECONDS
+from meshwise.simulator.units import Dimension, format_size, format_time, parse
+from meshwise.strategies.explanation.shortfall import shortfall
+from meshwise.strategies.explanation.uncertainty import limit_in_words
+from meshwise.strategies.search import PINNED_ALGORITHMS, installed, processes
+from meshwise.strategies.search.driver import BUDGET, FINISHED, OUT_OF_TIME
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -105,9 +129,6 @@ def search(
 
 def _check_options(out: str | None, report: str | None, robust: float | None, out_of_memory: float) -> None:
     """Raise ``ValueError`` where an option of a search is wrong: before anything is loaded."""
-    from meshwise.scenarios.files.results import check_output
-    from meshwise.scenarios.robust_choice import check_robust
-
     check_output(out, (".json",))
     check_page(report)
     check_robust(robust, out_of_memory)
@@ -133,8 +154,6 @@ class _Answer:
     """What `meshwise search` tells: the result of a search, and what follows from it."""
 
     def __init__(self, value: Any, result: Any, document: dict[str, Any]) -> None:
-        from meshwise.scenarios.fitting import nothing_is_known_to_fit
-
         self.value, self.result, self.document = value, result, document
         self.nothing_fits = nothing_is_known_to_fit(result)
         self.interrupted = result.interrupted
@@ -154,9 +173,6 @@ class _Answer:
 
         That is written beside ``out`` under the name of its trainer: the best plan would start nowhere.
         """
-        from meshwise.scenarios.fitting import GRACE
-        from meshwise.scenarios.launches import fastest_runnable, launches, needs_runnable
-
         if self.result.best is not None:
             self.places = launches(self.value, self.result.best.plan)
         if self.goes_on and needs_runnable(self.value, self.places):
@@ -177,8 +193,6 @@ class _Answer:
 
     def add_robust(self, quantile: float, most: float, left: Callable[[], float], keep: Callable[[Any], None]) -> None:
         """Add the plan that is best at a quantile, which is then the one to be kept."""
-        from meshwise.scenarios.robust_choice import robust_choice
-
         if self.goes_on:
             best = self.result.best
             choice = robust_choice(self.value, quantile, most, left, best.plan)
@@ -187,8 +201,6 @@ class _Answer:
 
     def add_reason(self, left: Callable[[], float]) -> None:
         """Add why there is no plan, where there is none, and what would make one fit."""
-        from meshwise.scenarios.fitting import nothing_fits_in
-
         if self.nothing_fits:
             self.document |= nothing_fits_in(self.value, left) | _misses(self.value, left)
         elif self.result.best is None:
@@ -228,16 +240,11 @@ class _Answer:
 
 def _seconds_left(limit: float | None) -> Callable[[], float]:
     """Return how long is left from now on for a search and what follows it, or what follows a search without limit."""
-    from meshwise.scenarios.fitting import seconds_left
-    from meshwise.scenarios.scenario import SEARCH_SECONDS
-
     return seconds_left(SEARCH_SECONDS if limit is None else limit)
 
 
 def _own_seconds(value: Any, limit: float | None) -> float | None:
     """Return the seconds of the search alone, of those it has with what follows; ``None`` where it has no limit."""
-    from meshwise.scenarios.launches import RESERVE, seeks_trainer
-
     if limit is None or limit <= 0:
         return limit
     reserve = max(RESERVE * limit, LEAST_RESERVE) if seeks_trainer(value) else LATE
@@ -247,7 +254,6 @@ def _own_seconds(value: Any, limit: float | None) -> float | None:
 def _target(value: Any) -> Any:
     if value.target is None:
         return None
-    from meshwise.scenarios.interchange.targets import Acceptance
 
     return Acceptance(value.target, value.spec)
 
@@ -257,7 +263,6 @@ def _misses(value: Any, left: Callable[[], float]) -> dict[str, Any]:
     target = _target(value)
     if target is None:
         return {}
-    from meshwise.scenarios.launches import near_misses
 
     return {
         "near_misses": [
@@ -289,8 +294,6 @@ def _executor(workers: int, scheduler: str | None) -> "Iterator[Executor | None]
     elif workers == 1:
         yield None
     else:
-        from meshwise.strategies.search import processes
-
         executor = processes(workers)
         try:
             yield executor
@@ -311,15 +314,11 @@ def _keep(out: str | None) -> Callable[[Any], None]:
 
 
 def _write_plan(path: str, plan: Any) -> None:
-    from meshwise.scenarios.files.results import write
-
     write(path, json.dumps(plan.to_json(), indent=2) + "\n")
 
 
 def _print_more(section: str, document: dict[str, Any]) -> None:
     """Print what is robust on stdout, and what would make a plan fit on stderr, where there is anything."""
-    from meshwise.reports.explanation import changes_lines, robust_lines
-
     if section == "robust" and section in document:
         print("\n".join(robust_lines(document[section])))
     if section == "changes":
@@ -328,8 +327,6 @@ def _print_more(section: str, document: dict[str, Any]) -> None:
 
 
 def _follow(ticker: Ticker) -> Any:
-    from meshwise.simulator.units import format_time
-
     def follow(progress: Any) -> None:
         words = [format_time(progress.best.evaluation.step_time) if progress.best else "none fits yet"]
         if progress.lower_bound is not None:
@@ -368,8 +365,6 @@ def _certificate(certificate: Any) -> dict[str, Any] | None:
 
 
 def _trial(trial: Any, problem: Any) -> dict[str, Any] | None:
-    from meshwise.scenarios.intervals import out_of_memory_of
-
     if trial is None:
         return None
     fields = ("step_time", "peak_memory", "fits")
@@ -379,9 +374,6 @@ def _trial(trial: Any, problem: Any) -> dict[str, Any] | None:
 
 
 def _nothing_fits(value: Any, result: Any) -> str:
-    from meshwise.scenarios.fitting import EMPTY_SPACE, lacking_in_words
-    from meshwise.strategies.explanation.shortfall import shortfall
-
     if result.nearest is None:
         target = _target(value)
         return f"{EMPTY_SPACE} that {target.can}" if target is not None else EMPTY_SPACE
@@ -392,8 +384,6 @@ def _nothing_fits(value: Any, result: Any) -> str:
 
 def _nothing_found(result: Any) -> str:
     """Return how a search ended that found nothing, where that does not mean that nothing fits."""
-    from meshwise.strategies.search.driver import BUDGET, OUT_OF_TIME
-
     looked = f"{result.considered:,} plan{'' if result.considered == 1 else 's'}"
     if result.nearest is not None and result.nearest.evaluation.fits:
         return f"{result.algorithm} evaluated no plan that fits; one that does is {result.nearest.plan.describe()}"
@@ -401,7 +391,6 @@ def _nothing_found(result: Any) -> str:
         return f"time ran out after {looked} before one was found that fits; whether one does is not known"
     if result.end == BUDGET:
         return f"the budget was used after {looked} before one was found that fits; whether one does is not known"
-    from meshwise.strategies.search import PINNED_ALGORITHMS
 
     of = f"{looked} of one stage" if result.algorithm in PINNED_ALGORITHMS else looked
     return f"{result.algorithm} looked at {of} and found none that fits; whether another does is not known"
@@ -415,8 +404,6 @@ def _proof(gap: float | None) -> str:
 
 def _proven(certificate: Any) -> str:
     """Return what is proven of sums of operators' costs, for people."""
-    from meshwise.simulator.units import Dimension, format_time, parse
-
     among = f" among {certificate.among}" if certificate.among else ""
     said = ["nothing proven"]
     if certificate.gap is not None:
@@ -430,16 +417,11 @@ def _proven(certificate: Any) -> str:
 
 def _room(problem: Any) -> str:
     """Return the usable and the reported memory of the smallest device in words."""
-    from meshwise.scenarios.fitting import room_in_words
-
     return room_in_words(*min((problem.usable(device), device.memory) for device in problem.cluster.accelerators))
 
 
 def _danger(value: Any, peak: float) -> str:
     """Return the probability of running out of memory in words, and whether a limit of it holds."""
-    from meshwise.scenarios.intervals import out_of_memory_of, risk_limit
-    from meshwise.strategies.explanation.uncertainty import limit_in_words
-
     limit = limit_in_words(risk_limit(value.problem))
     return f"with a probability of {out_of_memory_of(value.problem, peak):.1%} ({limit})"
 
@@ -452,10 +434,6 @@ def _runnable_in_words(runnable: Any) -> str:
 
 
 def _print(value: Any, result: Any, places: Any, runnable: Any, runnable_time: float) -> None:
-    from meshwise.scenarios.launches import launches_in_words, needs_runnable
-    from meshwise.simulator.units import format_size, format_time
-    from meshwise.strategies.search.driver import FINISHED
-
     best, certificate = result.best, result.certificate
     target = _target(value)
     more = f", and {format_time(runnable_time)} for what is fastest to run" if runnable_time else ""
@@ -505,8 +483,6 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Run several algorithms on one problem: quality against evaluations and against time."""
-    from meshwise.scenarios.files.results import folder
-
     check_page(report)
     value = load_scenario(scenario, cluster=cluster)
     names = _algorithm_names(algorithms)
@@ -535,8 +511,6 @@ def compare(
 
 def _tell_end(value: Any, results: list[Any]) -> int:
     """Print on stderr where no search found a plan; return the exit code."""
-    from meshwise.scenarios.fitting import nothing_is_known_to_fit
-
     if results[-1].interrupted:
         return INTERRUPTED
     if any(result.best is not None for result in results):
@@ -548,8 +522,6 @@ def _tell_end(value: Any, results: list[Any]) -> int:
 
 def _algorithm_names(text: str) -> list[str]:
     """Return the names of algorithms between commas, or of all; ``ValueError`` where a name is empty."""
-    from meshwise.strategies.search import installed
-
     if text == "all":
         return list(installed())
     names = [name.strip() for name in text.split(",")]
@@ -580,8 +552,6 @@ _HEAD = ("algorithm", "step_time", "out_of_memory", "gap", "evaluations", "wall_
 
 
 def _rows(results: list[Any], problem: Any) -> list[tuple[Any, ...]]:
-    from meshwise.scenarios.intervals import out_of_memory_of
-
     rows = []
     for result in results:
         best = result.best
@@ -593,8 +563,6 @@ def _rows(results: list[Any], problem: Any) -> list[tuple[Any, ...]]:
 
 
 def _print_comparison(results: list[Any], problem: Any) -> None:
-    from meshwise.simulator.units import format_time
-
     rows = [
         (
             name,
@@ -612,11 +580,6 @@ def _print_comparison(results: list[Any], problem: Any) -> None:
 
 
 def _write_comparison(target: Path, results: list[Any], problem: Any) -> None:
-    import csv
-    import io
-
-    from meshwise.scenarios.files.results import write
-
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_HEAD)
@@ -625,8 +588,6 @@ def _write_comparison(target: Path, results: list[Any], problem: Any) -> None:
     write(target / "compare.json", json.dumps([to_json(result, problem) for result in results], indent=2) + "\n")
     histories = {result.algorithm: result.history for result in results if result.history}
     if histories:
-        from meshwise.reports.pictures.search import draw_search
-
         draw_search(histories, target / "compare.png", lower_bound=_common_bound(results))
 
 

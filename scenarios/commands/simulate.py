@@ -7,20 +7,23 @@ from typing import Annotated, Any
 
 import typer
 
-from meshwise.scenarios.commands.options import (
-    ClusterFile,
-    Json,
-    PlanFile,
-    PricedTarget,
-    ScenarioName,
-    add_plan_target,
-    describe_pricing,
-    load_scenario,
-    pricing_document,
-)
+from meshwise.reports.explanation import changes_lines
+from meshwise.reports.pictures.goodput import draw_goodput
+from meshwise.reports.pictures.memory import draw_memory
+from meshwise.reports.pictures.timeline import draw_timeline
+from meshwise.reports.tables import console, print_result
+from meshwise.scenarios.commands.loading import add_plan_target, describe_pricing, load_scenario, pricing_document
+from meshwise.scenarios.commands.options import ClusterFile, Json, PlanFile, PricedTarget, ScenarioName
 from meshwise.scenarios.commands.page import write_page
 from meshwise.scenarios.commands.traces import compare_measured, print_measured, write_chakra, write_kineto, write_trace
-from meshwise.scenarios.console import FAILED, NOTHING_FITS, Ticker, console, emit, note, remarks, show, table
+from meshwise.scenarios.console import FAILED, NOTHING_FITS, Ticker, emit, note, remarks, show, table
+from meshwise.scenarios.files.results import check_output, write
+from meshwise.scenarios.fitting import nearest_that_fits, nothing_fits, reason
+from meshwise.simulator.reliability.goodput import best_interval
+from meshwise.simulator.units import format_count, format_duration, format_size, format_time
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.plan.completion import layout_of
+from meshwise.strategies.schedules.schedule import to_csv
 
 
 class Engine(StrEnum):
@@ -78,8 +81,6 @@ def simulate(
     collectives stand beside the simulator's: exit code 0 where states and collectives are the same and peaks within
     3 %, 1 where not, 2 where the executor cannot build the plan. It needs torch.
     """
-    from meshwise.scenarios.files.results import check_output
-
     outputs = (
         (timeline, (".png", ".svg", ".html")),
         (memory, (".png", ".svg")),
@@ -99,16 +100,11 @@ def simulate(
         _tell_what_would_fit(value, result, document, as_json=as_json)
         raise typer.Exit(NOTHING_FITS)
     if save is not None:
-        from meshwise.scenarios.files.results import write
-
         said = {name: value for name, value in document.items() if name != "wall_time"}  # the same bytes every time
         write(save, json.dumps({"result": said, "plan": result.plan.to_json(), "timeline": _spans(result)}))
     _draw(result, value, timeline, memory)
     _write_traces(value, result, trace, kineto, chakra, ranks)
     if schedule_csv is not None:
-        from meshwise.scenarios.files.results import write
-        from meshwise.strategies.schedules.schedule import to_csv
-
         write(schedule_csv, to_csv(result.plan.actions))
     compared = compare_measured(result, measured) if measured else None
     if compared is not None:
@@ -133,10 +129,6 @@ def simulate(
 
 def _tell_what_would_fit(value: Any, result: Any, document: dict[str, Any], *, as_json: bool) -> None:
     """Say why a plan does not fit, the nearest one that does, and changes that make room."""
-    from meshwise.reports.explanation import changes_lines
-    from meshwise.scenarios.fitting import nearest_that_fits, nothing_fits, reason
-    from meshwise.strategies.plan.completion import layout_of
-
     accepts = value.make_space().accepts
     why, near = reason(value.problem, result.plan), nearest_that_fits(value.problem, result.plan, accepts)
     more = nothing_fits(value.problem, [layout_of(value.problem, result.plan)], accepts)
@@ -151,9 +143,6 @@ def _tell_what_would_fit(value: Any, result: Any, document: dict[str, Any], *, a
 
 def _timed(value: Any, plan: Any) -> str:
     """Return a plan with its step time."""
-    from meshwise.simulator.units import format_time
-    from meshwise.strategies.cost_model import SimulatedCost
-
     step_time = SimulatedCost(value.problem).evaluate(plan).step_time
     return f"{plan.describe()}, {format_time(step_time)} a step"
 
@@ -175,14 +164,10 @@ def _print_check(check: Any) -> None:
 
 
 def _memory_cells(line: Any) -> tuple[str, ...]:
-    from meshwise.simulator.units import format_size
-
     return line.category, format_size(line.simulated), format_size(line.oracle), _mark(line.equal)
 
 
 def _traffic_cells(line: Any) -> tuple[str, ...]:
-    from meshwise.simulator.units import format_size
-
     sides = ((line.simulated, line.simulated_bytes), (line.oracle, line.oracle_bytes))
     return (
         f"{line.kind} along {', '.join(line.axes)}",
@@ -200,12 +185,8 @@ def _draw(result: Any, value: Any, timeline: str | None, memory: str | None) -> 
     if timeline is not None and Path(timeline).suffix.lower() == ".html":
         write_page(timeline, value, result)
     elif timeline is not None:
-        from meshwise.reports.pictures.timeline import draw_timeline
-
         draw_timeline(result.timeline, Path(timeline), title=title)
     if memory is not None:
-        from meshwise.reports.pictures.memory import draw_memory
-
         draw_memory(result.timeline, Path(memory), title=title, reported=result.memory_capacity)
 
 
@@ -231,8 +212,6 @@ def _spans(result: Any) -> dict[str, Any]:
 
 
 def _print(value: Any, plan: str, document: dict[str, Any], *, verbose: bool) -> None:
-    from meshwise.reports.tables import print_result
-
     pricing = describe_pricing(value, simulated=True)
     show([("scenario", value.name), *remarks(value), ("priced as", pricing), ("plan", plan)])
     others = [line for line in document["assumptions"] if line not in value.remarks]
@@ -243,8 +222,6 @@ def _print(value: Any, plan: str, document: dict[str, Any], *, verbose: bool) ->
 
 def _goodput_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the goodput of a long run, and where the rest of its time goes."""
-    from meshwise.simulator.units import format_count, format_duration
-
     wall_time = result["wall_time"]
     length, interval = format_duration(wall_time), format_duration(result["checkpoint_interval"])
     goodput = f"{result['goodput']:.1%} +- {result['standard_error']:.1%} over {length}, checkpoint every {interval}"
@@ -260,8 +237,5 @@ def _goodput_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _draw_goodput(result: Any, title: str, path: str) -> None:
-    from meshwise.reports.pictures.goodput import draw_goodput
-    from meshwise.simulator.reliability.goodput import best_interval
-
     run = result.goodput.run
     draw_goodput(result.goodput, best_interval(run, len(result.goodput.outcomes)), Path(path), title=title)

@@ -7,8 +7,21 @@ from typing import Annotated, Any
 
 import typer
 
+from meshwise.reports.difference import HEAD, difference
+from meshwise.reports.pictures.timeline import draw_timeline
+from meshwise.reports.traces import chrome, kineto, perfetto
+from meshwise.reports.traces.chakra import GROUPS_FILE, PREFIX, Chakra
+from meshwise.reports.traces.chakra_reader import read_chakra
+from meshwise.reports.traces.execution import Execution
+from meshwise.reports.traces.kineto import among, by_collective, called, read_kineto
+from meshwise.reports.traces.processes import processes
 from meshwise.scenarios.commands.options import Json
 from meshwise.scenarios.console import emit, note, show, table
+from meshwise.scenarios.files.results import check_output
+from meshwise.scenarios.files.results import folder as made
+from meshwise.simulator.engine import simulate
+from meshwise.simulator.units import format_size, format_time
+from meshwise.strategies.lowering.lower import lower_with_sites
 
 MAX_JSON = 2 * 2**30
 """Bytes of a trace in JSON, which its readers hold as a whole."""
@@ -18,9 +31,6 @@ MAX_TRACE = 64 * 2**30
 
 def write_trace(timeline: Any, path: str, ranks: str) -> None:
     """Write a trace for a trace viewer: Perfetto's protobuf where the name ends in .pftrace, else Chrome's JSON."""
-    from meshwise.reports.traces import chrome, perfetto
-    from meshwise.reports.traces.processes import processes
-
     chosen = processes(timeline, ranks)
     if path.lower().endswith(".pftrace"):
         _announce(path, perfetto.estimated_size(timeline, chosen), len(chosen), MAX_TRACE)
@@ -32,10 +42,6 @@ def write_trace(timeline: Any, path: str, ranks: str) -> None:
 
 def write_kineto(timeline: Any, folder: str, ranks: str) -> None:
     """Write a folder of traces as torch.profiler writes them, a file a rank."""
-    from meshwise.reports.traces import kineto
-    from meshwise.reports.traces.processes import processes
-    from meshwise.scenarios.files.results import folder as made
-
     chosen = processes(timeline, ranks)
     target = made(folder)
     _announce(folder, kineto.estimated_size(timeline, chosen), len(chosen), MAX_TRACE)
@@ -44,11 +50,6 @@ def write_kineto(timeline: Any, folder: str, ranks: str) -> None:
 
 def write_chakra(value: Any, result: Any, folder: str) -> None:
     """Write a folder of Chakra execution traces, a file a rank, and the ranks of their groups."""
-    from meshwise.reports.traces.chakra import GROUPS_FILE, PREFIX, Chakra
-    from meshwise.reports.traces.execution import Execution
-    from meshwise.scenarios.files.results import folder as made
-    from meshwise.strategies.lowering.lower import lower_with_sites
-
     target = made(folder)
     found = Chakra(Execution(lower_with_sites(value.problem, result.plan), result.engine))
     _announce(folder, found.size, result.ranks, MAX_TRACE, about="")
@@ -58,8 +59,6 @@ def write_chakra(value: Any, result: Any, folder: str) -> None:
 
 def _announce(path: str, size: int, count: int, limit: int, about: str = "about ") -> None:
     """Say how large a trace will be; ``ValueError`` where it is too large to be read, or for the disk."""
-    from meshwise.simulator.units import format_size
-
     what = f"{path}: {about}{format_size(size)}, {count:,} process{'es' if count != 1 else ''}"
     free = shutil.disk_usage(Path(path).resolve().parent).free
     if size > min(limit, free):
@@ -71,9 +70,6 @@ def _announce(path: str, size: int, count: int, limit: int, about: str = "about 
 
 def compare_measured(result: Any, paths: Sequence[str]) -> Any:
     """Return how a predicted step differs from one in Kineto traces, in words that both sides have."""
-    from meshwise.reports.difference import difference
-    from meshwise.reports.traces.kineto import among, by_collective, called, read_kineto
-
     measured = read_kineto(paths)
     ranks = [rank for members in measured.rank_classes for rank in members.ranks]
     return difference(by_collective(among(result.timeline, ranks)), measured, called)
@@ -81,9 +77,6 @@ def compare_measured(result: Any, paths: Sequence[str]) -> Any:
 
 def print_measured(found: Any) -> None:
     """Print which kinds of work the prediction missed."""
-    from meshwise.reports.difference import HEAD
-    from meshwise.simulator.units import format_time
-
     print(f"\nwhat leads from {format_time(found.predicted)} predicted to {format_time(found.measured)} measured")
     table(HEAD, found.lines())
 
@@ -98,18 +91,11 @@ def replay(
 
     Every node takes as long as its file says, collectives and transfers from when all of their ranks are there.
     """
-    from meshwise.reports.traces.chakra_reader import read_chakra
-    from meshwise.scenarios.files.results import check_output
-    from meshwise.simulator.engine import simulate
-    from meshwise.simulator.units import format_time
-
     check_output(trace, (".json", ".pftrace"))
     check_output(timeline, (".png", ".svg"))
     program = read_chakra(folder)
     found = simulate(program)
     if timeline is not None:
-        from meshwise.reports.pictures.timeline import draw_timeline
-
         draw_timeline(found, Path(timeline), title=Path(folder).name)
     if trace is not None:
         write_trace(found, trace, "classes")

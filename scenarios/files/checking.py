@@ -7,8 +7,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from meshwise.scenarios.files.errors import Fault, shown
-from meshwise.scenarios.files.fields import nearest
+from meshwise.scenarios.files.errors import Fault, nearest, shown
 from meshwise.scenarios.files.reader import MAX_FAULTS, Document
 from meshwise.strategies.schedules.schedule import OrderError
 

@@ -1,6 +1,8 @@
 """What is wrong with an input file, where, and what would do."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from meshwise.simulator.files import escaped
 
@@ -56,3 +58,21 @@ def shown(value: object) -> str:
     else:
         text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
     return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
+
+
+MOST_NEAR = 3
+"""Names that are told where several hold what was written."""
+
+
+def nearest(value: str, names: Iterable[str]) -> str:
+    """Return ``"; nearest: NAME"`` for ``names`` that hold what was written, else for the most similar one, if any is.
+
+    >>> nearest("tensr", ["data", "tensor"])
+    '; nearest: tensor'
+    >>> nearest("h100", ["v100", "eos-h100", "dgx-h100"])
+    '; nearest: dgx-h100, eos-h100'
+    """
+    known = list(names)
+    holding = sorted((name for name in known if value and value.lower() in name.lower()), key=lambda n: (len(n), n))
+    close = holding[:MOST_NEAR] or get_close_matches(value, known, n=1, cutoff=0.5)
+    return f"; nearest: {', '.join(close)}" if close else ""

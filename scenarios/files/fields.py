@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from meshwise.scenarios.files.errors import shown
+from meshwise.scenarios.files.errors import nearest, shown
 from meshwise.simulator import units
 from meshwise.simulator.units import Dimension
 
@@ -17,7 +16,8 @@ from meshwise.simulator.units import Dimension
 class Table(BaseModel):
     """A mapping with known fields; an unknown one is an error, and so is a value of another type."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+    # a table is built when it first checks: those of which a file has none cost nothing, and parts are built with it
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 def _whole(value: Any) -> Any:
@@ -69,24 +69,6 @@ class OneOf:
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         return {"type": "string", "enum": list(self.names())}
-
-
-MOST_NEAR = 3
-"""Names that are told where several hold what was written."""
-
-
-def nearest(value: str, names: Iterable[str]) -> str:
-    """Return ``"; nearest: NAME"`` for ``names`` that hold what was written, else for the most similar one, if any is.
-
-    >>> nearest("tensr", ["data", "tensor"])
-    '; nearest: tensor'
-    >>> nearest("h100", ["v100", "eos-h100", "dgx-h100"])
-    '; nearest: dgx-h100, eos-h100'
-    """
-    known = list(names)
-    holding = sorted((name for name in known if value and value.lower() in name.lower()), key=lambda n: (len(n), n))
-    close = holding[:MOST_NEAR] or get_close_matches(value, known, n=1, cutoff=0.5)
-    return f"; nearest: {', '.join(close)}" if close else ""
 
 
 @dataclass(frozen=True)

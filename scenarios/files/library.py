@@ -3,8 +3,10 @@
 from importlib.resources import files
 from pathlib import Path
 
-from meshwise.scenarios.files.errors import Fault, ScenarioError
-from meshwise.scenarios.files.fields import nearest
+from meshwise.scenarios.files.errors import Fault, ScenarioError, nearest
+
+SCHEMA = "scenario.schema.json"
+"""In the folder of the library, and beside a scenario that `meshwise init` writes: its first line names it."""
 
 
 def root() -> Path:

@@ -398,15 +398,13 @@ def _node(table: ClusterTable | NodeTypeTable, devices: int, nics: int, hosts: d
 
 def _check_wiring(cluster: Cluster) -> None:
     """Raise ``ValueError`` where the links of ``cluster`` contradict each other, or a speed is of none of them."""
-    from meshwise.simulator.interconnect.interconnect import interconnect
+    from meshwise.simulator.interconnect.interconnect import interconnect  # no cluster of the catalogue is wired here
 
     interconnect(cluster)
 
 
 def _accelerator(table: AcceleratorTable) -> Accelerator:
     if table.preset is not None:
-        from meshwise.simulator.catalog import accelerator
-
         return accelerator(table.preset)
     assert table.name and table.peak and table.memory and table.memory_bandwidth  # the schema asks for them
     efficiency = stated_efficiency(table)

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwise.scenarios.files.checking import check
-from meshwise.scenarios.files.errors import ScenarioError
-from meshwise.scenarios.files.fields import nearest
+from meshwise.scenarios.files.errors import ScenarioError, nearest
 from meshwise.scenarios.files.reader import MAX_FAULTS, Document, FieldPath, read
 from meshwise.scenarios.schema.graph import VERSION, GraphBlockTable, GraphOperatorTable, GraphTable, GraphTensorTable
 from meshwise.simulator.brief import brief

@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from meshwise.scenarios.files.errors import shown
+from meshwise.scenarios.files.errors import nearest, shown
 from meshwise.scenarios.files.fields import (
     Bandwidth,
     Bytes,
@@ -34,8 +34,8 @@ from meshwise.scenarios.files.fields import (
     Table,
     Text,
     Time,
-    nearest,
 )
+from meshwise.simulator.catalog import accelerator_names
 from meshwise.simulator.collective import Algorithm, Collective
 from meshwise.simulator.machine.accelerator import REFINED
 from meshwise.simulator.operator_graph import ITEMSIZE, OperatorKind
@@ -219,8 +219,6 @@ MAX_TENANTS = 1000
 
 
 def _accelerator_names() -> list[str]:
-    from meshwise.simulator.catalog import accelerator_names
-
     return list(accelerator_names())
 
 

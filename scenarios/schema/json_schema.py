@@ -5,14 +5,13 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from meshwise.scenarios.files.library import SCHEMA
 from meshwise.scenarios.schema.cluster import WrittenCluster
 from meshwise.scenarios.schema.graph import GraphTable
 from meshwise.scenarios.schema.plan import AnyPlan
 from meshwise.scenarios.schema.scenario import ScenarioTable
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-FILE = "scenario.schema.json"
-"""In the folder of the library, and beside a scenario that `meshwise init` writes: its first line names it."""
 _TYPES: dict[str, Any] = {
     "scenario": ScenarioTable,
     "plan": AnyPlan,
@@ -43,4 +42,4 @@ def reference(depth: int) -> str:
     >>> reference(1)
     '# yaml-language-server: $schema=../scenario.schema.json'
     """
-    return f"# yaml-language-server: $schema={'../' * depth}{FILE}"
+    return f"# yaml-language-server: $schema={'../' * depth}{SCHEMA}"

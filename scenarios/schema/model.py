@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from meshwise.scenarios.files.fields import Count, OneOf, Table, Text
 from meshwise.simulator.models.attention import ATTENTION
 from meshwise.simulator.models.hugging_face import MAX_LAYERS, MAX_WIDTH
+from meshwise.simulator.models.presets import MODELS
 
 MAX_HEADS = 100_000
 MAX_EXPERTS = 100_000
@@ -18,8 +19,6 @@ Factor = Annotated[float, Field(ge=1, le=MAX_EXPERTS)]
 
 
 def _model_names() -> list[str]:
-    from meshwise.simulator.models.presets import MODELS
-
     return list(MODELS)
 
 

@@ -15,9 +15,12 @@ from meshwise.scenarios.files.fields import Count, Delay, OneOf, Quantity, Table
 from meshwise.scenarios.schema.cluster import MAX_DEVICES, ClusterTable, ConditionsTable, MixedClusterTable
 from meshwise.scenarios.schema.model import ModelTable
 from meshwise.scenarios.schema.plan import MAX_BATCH, AnyPlan, AnySpace, SpaceTable
+from meshwise.simulator.catalog import cluster_names
+from meshwise.simulator.reliability.failures import failure_model_names
 from meshwise.simulator.units import UNITS, Dimension
 from meshwise.strategies.plan.framework import FRAMEWORKS
 from meshwise.strategies.plan.problem import GRADIENT_PRECISIONS, OPTIMIZERS, PRECISIONS
+from meshwise.strategies.search.algorithms import ALGORITHMS
 
 MAX_STEPS = 10**9
 MAX_SPARES = 1_000_000
@@ -26,8 +29,6 @@ MAX_RUNS = 1000
 
 
 def _failure_names() -> list[str]:
-    from meshwise.simulator.reliability.failures import failure_model_names
-
     return list(failure_model_names())
 
 
@@ -127,14 +128,10 @@ STEPS_IN_A_ROW = 6
 
 
 def _cluster_names() -> list[str]:
-    from meshwise.simulator.catalog import cluster_names
-
     return list(cluster_names())
 
 
 def _algorithm_names() -> list[str]:
-    from meshwise.strategies.search import ALGORITHMS
-
     return list(ALGORITHMS)
 
 

@@ -21,8 +21,10 @@ from meshwise.scenarios.files.errors import ScenarioError
 from meshwise.scenarios.intervals import Interval, category, peak_memory_interval, step_time_interval
 from meshwise.scenarios.loader import load
 from meshwise.scenarios.published.runs import GIB, Run, read_runs
+from meshwise.scenarios.published.scenario import fits, peak_memory_of, seconds_of
 from meshwise.scenarios.scenario import Scenario
 from meshwise.simulator.brief import brief
+from meshwise.simulator.catalog import accelerator, accelerator_names, cluster_names, sources
 from meshwise.simulator.program import no_collection
 from meshwise.simulator.rank_correlation import kendall_tau
 from meshwise.strategies.plan.plan import Plan
@@ -99,8 +101,6 @@ def predict(run: Run) -> Prediction:
 
     Peak memory is that of the framework's tensors, as its allocator counts them, where the run's was measured so.
     """
-    from meshwise.scenarios.published.scenario import fits, peak_memory_of, seconds_of
-
     if run.scenario is None:
         return Prediction(run, skipped=run.skipped)
     problem, plan = run.scenario.problem, run.scenario.chosen()
@@ -350,8 +350,6 @@ def regret(pairs: Sequence[tuple[float, float]]) -> float:
 
 def _calibrated_on(predictions: Sequence[Prediction]) -> dict[str, dict[str, str]]:
     """Return for each machine that was simulated where its figures come from."""
-    from meshwise.simulator.catalog import accelerator, accelerator_names, cluster_names, sources
-
     clusters = {row.run.scenario.problem.cluster for row in predictions if row.run.scenario}
     devices = {cluster.accelerator for cluster in clusters}
     names = [name for name in cluster_names() if name in {cluster.name for cluster in clusters}]

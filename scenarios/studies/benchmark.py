@@ -6,13 +6,31 @@ What is cold happens once in a process, and where its memory falls moves it by a
 median of five processes. What is warm is the best of several times in one.
 """
 
+import resource
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 from statistics import median
 
+import numpy as np
+
+from meshwise.scenarios.loader import load
 from meshwise.scenarios.studies.figure import Figure, best, seconds
+from meshwise.scenarios.studies.search_benchmark import auto, best_first, gpt3, llama, mixed, wide
+from meshwise.simulator.catalog import cluster
+from meshwise.simulator.collective import Algorithm, Collective
+from meshwise.simulator.collectives.choose import idle_time, phases
+from meshwise.simulator.engine import discrete_event, simulate
+from meshwise.simulator.engine.longest_path import by_kernel
+from meshwise.simulator.engine.step_graph import compile_program
+from meshwise.simulator.program import LinkClass, RankClass, Stream, StreamKind, Task, TaskKind, program_of
+from meshwise.strategies.bounds.path_times import LongestPaths
+from meshwise.strategies.lowering import Granularity, StageCosts, lower
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.search.space import CORE, layouts
 
 GROUPS = ("engine", "search")
 _COLD_RUNS = 5
@@ -37,13 +55,6 @@ def _run(name: str) -> list[Figure]:
 
 def _events() -> list[Figure]:
     """Measure tasks and flows a second of the discrete-event engine, compiling left out and taken in."""
-    import numpy as np
-
-    from meshwise.scenarios.loader import load
-    from meshwise.simulator.engine import discrete_event
-    from meshwise.simulator.engine.step_graph import compile_program
-    from meshwise.strategies.lowering import Granularity, lower
-
     scenario = load("gpt3-175b-1024-a100")
     program = lower(scenario.problem, scenario.chosen(), Granularity.OPERATOR)
     alone = replace(program, flow_of=np.full(program.num_tasks, -1))
@@ -59,9 +70,6 @@ def _events() -> list[Figure]:
 
 def _flows() -> list[Figure]:
     """Measure flows a second on uplinks that senders with NICs of their own share, all at once or by turns."""
-    from meshwise.simulator.engine import discrete_event
-    from meshwise.simulator.engine.step_graph import compile_program
-    from meshwise.simulator.program import LinkClass, RankClass, Stream, StreamKind, Task, TaskKind, program_of
 
     def rate(uplinks: int, senders: int, each: int, *, by_turns: bool = False) -> float:
         ranks = range(uplinks * senders)
@@ -99,11 +107,6 @@ def _way(rank: int, senders: int, ranks: range) -> tuple[int, int]:
 
 
 def _longest_path() -> list[Figure]:
-    from meshwise.scenarios.loader import load
-    from meshwise.simulator.engine.longest_path import by_kernel
-    from meshwise.simulator.engine.step_graph import compile_program
-    from meshwise.strategies.lowering import Granularity, lower
-
     scenario = load("gpt3-175b-1024-a100")
     program = lower(scenario.problem, scenario.chosen(), Granularity.OPERATOR)
     graph = compile_program(program)
@@ -130,10 +133,6 @@ def _llama() -> list[Figure]:
 
 def _cold(name: str, goal: float) -> Figure:
     """Measure the first step of a process from the parsed scenario to the timeline."""
-    from meshwise.scenarios.loader import load
-    from meshwise.simulator.engine import simulate
-    from meshwise.strategies.lowering import StageCosts, lower
-
     scenario = load(name)
     problem, plan, costs = scenario.problem, scenario.chosen(), StageCosts(scenario.problem)
     taken = seconds(lambda: simulate(lower(problem, plan, costs=costs)))
@@ -142,10 +141,6 @@ def _cold(name: str, goal: float) -> Figure:
 
 def _step(name: str, goal: float) -> list[Figure]:
     """Measure a step again, and with every operator and all memory written out."""
-    from meshwise.scenarios.loader import load
-    from meshwise.simulator.engine import simulate
-    from meshwise.strategies.lowering import StageCosts, lower
-
     scenario = load(name)
     problem, plan, costs = scenario.problem, scenario.chosen(), StageCosts(scenario.problem)
 
@@ -166,14 +161,6 @@ def _step(name: str, goal: float) -> list[Figure]:
 
 
 def _straggler() -> list[Figure]:
-    from meshwise.scenarios.loader import load
-    from meshwise.simulator.catalog import cluster
-    from meshwise.simulator.engine import simulate
-    from meshwise.strategies.lowering import lower
-    from meshwise.strategies.plan.completion import complete
-    from meshwise.strategies.plan.layout import Layout
-    from meshwise.strategies.plan.problem import Problem
-
     llama = load("llama3-405b-16384-1f1b").problem
     machine = replace(cluster("dgx-h100", 16384), speeds=((77_777, 0.8),))
     problem = Problem(llama.graph, machine, replace(llama.training, global_batch=16 * 1024))
@@ -183,12 +170,6 @@ def _straggler() -> list[Figure]:
 
 
 def _unfolded() -> list[Figure]:
-    import resource
-
-    from meshwise.scenarios.loader import load
-    from meshwise.simulator.engine import discrete_event
-    from meshwise.strategies.lowering import lower
-
     scenario = load("llama3-405b-16384-1f1b")
     problem, plan = scenario.problem, scenario.chosen()
     taken = seconds(lambda: discrete_event.finish_times(lower(problem, plan, folded=False), every_event=True))
@@ -204,12 +185,6 @@ def _unfolded() -> list[Figure]:
 
 def _plans() -> list[Figure]:
     """Measure plans a second by longest path over the core of GPT-3's space, completing the plans included."""
-    from meshwise.scenarios.loader import load
-    from meshwise.strategies.bounds.path_times import LongestPaths
-    from meshwise.strategies.lowering import StageCosts
-    from meshwise.strategies.plan.completion import complete
-    from meshwise.strategies.search.space import CORE, layouts
-
     problem = load("gpt3-175b-1024-a100").problem
     chosen = list(layouts(problem, CORE))
     LongestPaths(StageCosts(problem)).ticks([complete(problem, chosen[0])])  # compiles
@@ -224,48 +199,30 @@ def _plans() -> list[Figure]:
 
 
 def _best_first() -> list[Figure]:
-    from meshwise.scenarios.studies.search_benchmark import best_first
-
     return best_first()
 
 
 def _wide() -> list[Figure]:
-    from meshwise.scenarios.studies.search_benchmark import wide
-
     return wide()
 
 
 def _auto() -> list[Figure]:
-    from meshwise.scenarios.studies.search_benchmark import auto
-
     return auto()
 
 
 def _mixed() -> list[Figure]:
-    from meshwise.scenarios.studies.search_benchmark import mixed
-
     return mixed()
 
 
 def _operators_cold() -> list[Figure]:
-    from meshwise.scenarios.studies.search_benchmark import gpt3
-
     return gpt3()
 
 
 def _operators() -> list[Figure]:
-    from meshwise.scenarios.studies.search_benchmark import llama
-
     return llama()
 
 
 def _ring() -> list[Figure]:
-    import numpy as np
-
-    from meshwise.simulator.catalog import cluster
-    from meshwise.simulator.collective import Algorithm, Collective
-    from meshwise.simulator.collectives.choose import idle_time, phases
-
     machine = cluster("dgx-a100-80gb", 128)
     group, size = np.arange(1024)[None, :], 2.0**30
 

@@ -16,8 +16,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from meshwise.executor.job import Job
 from meshwise.executor.launch.processes import INTERRUPTED
 from meshwise.scenarios.console import note
+from meshwise.scenarios.inputs.cluster_file import load_cluster
 from meshwise.simulator.calibration.kernel_rows import DEVICES
 from meshwise.simulator.catalog import accelerator, cluster, cluster_names
 from meshwise.simulator.engine import simulate
@@ -57,8 +59,6 @@ def predicted(rows: Sequence[Mapping[str, Any]], machine: Cluster) -> list[dict[
 
 
 def _prediction(row: Mapping[str, Any], machine: Cluster) -> dict[str, Any]:
-    from meshwise.executor.job import Job
-
     job = Job.of(row["job"], str(row["trial"]))
     training = replace(job.training, framework=FRAMEWORK)
     problem = Problem(build(job.spec, training.sequence, training.precision), machine, training)
@@ -102,8 +102,6 @@ def _line(row: Mapping[str, Any]) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Predict as the command line says and return the exit code: 0, 2 bad input, 130 interrupted."""
-    from meshwise.scenarios.inputs.cluster_file import load_cluster
-
     parser = argparse.ArgumentParser(
         prog="python -m meshwise.scenarios.studies.device_predictions", description=__doc__
     )

@@ -24,8 +24,7 @@ from pathlib import Path
 from meshwise.executor.launch.processes import INTERRUPTED
 from meshwise.reports.document import Section, to_markdown
 from meshwise.scenarios.console import BAD_INPUT, Ticker, note
-from meshwise.scenarios.files.errors import ScenarioError
-from meshwise.scenarios.files.fields import nearest
+from meshwise.scenarios.files.errors import ScenarioError, nearest
 from meshwise.scenarios.files.library import find, names, root
 from meshwise.scenarios.files.results import folder, write
 from meshwise.scenarios.fitting import seconds_left

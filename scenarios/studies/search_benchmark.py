@@ -1,10 +1,20 @@
 """How fast searches are, in CPU time of one core: those that prove a layout, and those that shard operators."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from meshwise.scenarios.loader import load
 from meshwise.scenarios.studies.figure import Figure, best, seconds
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.operators.costs import operator_costs
+from meshwise.strategies.operators.elimination import eliminate
+from meshwise.strategies.operators.frontier import frontier
+from meshwise.strategies.operators.integer_programming import integer_programming
+from meshwise.strategies.operators.recursion import Level, recurse
+from meshwise.strategies.plan.mesh import TENSOR, TENSOR_ROWS
+from meshwise.strategies.schedules.schedule import SCHEDULES
+from meshwise.strategies.search import Auto, BestFirst, Space, search
 
 GPT3, LLAMA, MIXED = "gpt3-175b-1024-a100", "llama3-405b-16384-1f1b", "llama2-70b-16-h100-16-a100"
 
@@ -21,9 +31,6 @@ def wide() -> list[Figure]:
 
     All but dualpipev, of whose pairs of passes little is bounded: with it the proof takes minutes.
     """
-    from meshwise.strategies.schedules.schedule import SCHEDULES
-    from meshwise.strategies.search import BestFirst, Space, search
-
     schedules = tuple(name for name, rule in SCHEDULES.items() if not rule.asynchronous and name != "dualpipev")
     problem, space = load(GPT3).problem, Space(wide=True, zero=(0, 1), schedule=schedules)
     found: list[Any] = []
@@ -43,11 +50,6 @@ def auto() -> list[Figure]:
 
 def mixed() -> list[Figure]:
     """Measure what a mixed cluster gains over plans that are made for one kind of device, simulated on it."""
-    from dataclasses import replace
-
-    from meshwise.strategies.cost_model import SimulatedCost
-    from meshwise.strategies.search import Auto, search
-
     problem = load(MIXED).problem
     cluster, costs = problem.cluster, SimulatedCost(problem)
     alike = []
@@ -86,11 +88,6 @@ PUBLIC_PLANNER = 44.0
 
 def gpt3() -> list[Figure]:
     """Measure the searches of GPT-3's operators on 8 x 128 devices, where memory binds, and nothing is known yet."""
-    from meshwise.scenarios.loader import load
-    from meshwise.strategies.operators.costs import operator_costs
-    from meshwise.strategies.operators.frontier import frontier
-    from meshwise.strategies.plan.mesh import TENSOR, TENSOR_ROWS
-
     problem = load("gpt3-175b-1024-a100").problem
     found: list[Any] = []
     table = seconds(lambda: found.append(operator_costs(problem, {TENSOR_ROWS: 128, TENSOR: 8}, 384)))
@@ -106,21 +103,12 @@ def gpt3() -> list[Figure]:
 
 
 def _recursion(problem: Any) -> float:
-    from meshwise.strategies.operators.recursion import Level, recurse
-    from meshwise.strategies.plan.mesh import TENSOR, TENSOR_ROWS
-
     levels = (Level(TENSOR_ROWS, 128, 20.0), Level(TENSOR, 8))
     return best(lambda: recurse(problem.graph, levels, 384, 4))
 
 
 def llama() -> list[Figure]:
     """Measure the searches of Llama 8B's operators on 8 devices, beside what is published of another planner."""
-    from meshwise.scenarios.loader import load
-    from meshwise.strategies.operators.costs import operator_costs
-    from meshwise.strategies.operators.elimination import eliminate
-    from meshwise.strategies.operators.integer_programming import integer_programming
-    from meshwise.strategies.plan.mesh import TENSOR, TENSOR_ROWS
-
     problem = load("gallery/models/llama3-8b-8-h100").problem
     result = []
     for mesh, degrees in (("8", {TENSOR: 8}), ("2 x 4", {TENSOR_ROWS: 2, TENSOR: 4})):

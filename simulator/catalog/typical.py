@@ -10,6 +10,7 @@ from functools import lru_cache
 from statistics import median, median_low, mode
 from typing import NamedTuple, TypeVar
 
+from meshwise.simulator.catalog import accelerator
 from meshwise.simulator.catalog.records import fitted_links, is_calibrated, names
 from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.machine.kernels import AttentionModel, MatmulModel
@@ -50,8 +51,6 @@ def typical_efficiency() -> Efficiency:
 
     Attention is stated relative to products; its median is that of the part of the peak that it reaches.
     """
-    from meshwise.simulator.catalog import accelerator
-
     timed = [efficiency_of(accelerator(name)) for name in timed_accelerators()]
     matmul = replace(
         _medians([each.matmul for each in timed]),

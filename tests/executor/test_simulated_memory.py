@@ -20,7 +20,7 @@ from meshwise.simulator.program import Category  # noqa: E402
 from meshwise.strategies.lowering import lower  # noqa: E402
 from meshwise.strategies.plan.completion import complete  # noqa: E402
 from meshwise.strategies.plan.layout import Layout  # noqa: E402
-from meshwise.strategies.plan.plan import Recompute  # noqa: E402
+from meshwise.strategies.plan.recomputation import Recompute  # noqa: E402
 from meshwise.strategies.plan.problem import Problem, Training  # noqa: E402
 
 SEQUENCE = 512

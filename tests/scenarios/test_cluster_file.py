@@ -148,7 +148,7 @@ def test_the_list_of_clusters_marks_what_is_assumed(capsys) -> None:
 def test_what_calibrate_says_of_its_file_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     (tmp_path / "elsewhere").mkdir()
     out = str(tmp_path / "elsewhere" / "this machine.yaml")
-    monkeypatch.setattr("meshwise.scenarios.calibration.calibrate.calibrate", lambda **_: cluster("local-cpu", 1, 2))
+    monkeypatch.setattr("meshwise.scenarios.commands.calibrate.measure_cores", lambda **_: cluster("local-cpu", 1, 2))
     assert run(["calibrate", "--device", "cpu", "--out", out]) == 0
     first, second = capsys.readouterr().out.splitlines()
     words = shlex.split(first.partition("meshwise ")[2])

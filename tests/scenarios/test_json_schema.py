@@ -15,7 +15,7 @@ from meshwise.scenarios.files.errors import ScenarioError
 from meshwise.scenarios.files.reader import parse
 from meshwise.scenarios.schema.cluster import ClusterTable
 from meshwise.scenarios.schema.graph import GraphTable
-from meshwise.scenarios.schema.json_schema import FILE, KINDS, json_schema, reference, schema_text
+from meshwise.scenarios.schema.json_schema import KINDS, json_schema, reference, schema_text
 from meshwise.scenarios.schema.plan import PlanTable
 from meshwise.scenarios.schema.scenario import ScenarioTable
 
@@ -41,7 +41,7 @@ def validator(kind: str) -> Draft202012Validator:
 
 
 def test_the_file_is_the_schema_of_this_version() -> None:
-    met = (library.root() / FILE).read_text("utf-8")
+    met = (library.root() / library.SCHEMA).read_text("utf-8")
     assert met == schema_text(), (
         "python -c 'from meshwise.scenarios.schema.json_schema import *; print(schema_text(), end=\"\")' writes it"
     )
@@ -57,7 +57,7 @@ def test_every_scenario_names_the_schema_and_keeps_it(name: str) -> None:
     path = library.root() / f"{name}.yaml"
     first = path.read_text("utf-8").splitlines()[0]
     assert first == reference(name.count("/"))
-    assert (path.parent / first.partition("$schema=")[2]).resolve() == (library.root() / FILE).resolve()
+    assert (path.parent / first.partition("$schema=")[2]).resolve() == (library.root() / library.SCHEMA).resolve()
     assert [error.message for error in validator("scenario").iter_errors(parse(path.read_bytes()).data)] == []
 
 
@@ -68,9 +68,9 @@ def test_a_new_scenario_finds_its_schema_beside_it(tmp_path: Path, capsys: pytes
 
 
 def test_a_schema_that_is_there_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text("mine")
+    (tmp_path / library.SCHEMA).write_text("mine")
     assert run(["init", str(tmp_path)]) == 0
-    assert (tmp_path / FILE).read_text() == "mine"
+    assert (tmp_path / library.SCHEMA).read_text() == "mine"
 
 
 CASES: dict[str, tuple[Any, tuple[str, ...]]] = {

@@ -118,8 +118,10 @@ def test_a_search_whose_trainer_is_named_has_all_its_time_but_what_its_end_takes
 def test_the_time_for_what_runs_is_told_apart(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("meshwise.scenarios.launches.needs_runnable", lambda scenario, found: True)
-    monkeypatch.setattr("meshwise.scenarios.launches.fastest_runnable", lambda scenario, left, budget: sleep(0.05))
+    monkeypatch.setattr("meshwise.scenarios.commands.search.needs_runnable", lambda scenario, found: True)
+    monkeypatch.setattr(
+        "meshwise.scenarios.commands.search.fastest_runnable", lambda scenario, left, budget: sleep(0.05)
+    )
     assert run(["search", "local/dp2", "--json", "--budget", "2"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["runnable"] is None and 0.05 <= document["runnable_wall_time"] < 5
@@ -132,8 +134,8 @@ def test_the_plan_that_is_fastest_to_run_is_written_beside_the_best(
 ) -> None:
     scenario = load("local/dp2")
     runs = Runnable("torchtitan", complete(scenario.problem, Layout(data=2, zero=3)), 1.0, 2.0**30, 0.0)
-    monkeypatch.setattr("meshwise.scenarios.launches.needs_runnable", lambda scenario, found: True)
-    monkeypatch.setattr("meshwise.scenarios.launches.fastest_runnable", lambda scenario, left, budget: runs)
+    monkeypatch.setattr("meshwise.scenarios.commands.search.needs_runnable", lambda scenario, found: True)
+    monkeypatch.setattr("meshwise.scenarios.commands.search.fastest_runnable", lambda scenario, left, budget: runs)
     assert run(["search", "local/dp2", "--budget", "2", "--out", str(tmp_path / "best.json")]) == 0
     written = (tmp_path / "best-torchtitan.json").read_text()
     assert written == json.dumps(runs.plan.to_json(), indent=2) + "\n"

@@ -20,7 +20,8 @@ from meshwise.strategies.plan.completion import complete  # noqa: E402
 from meshwise.strategies.plan.layout import Layout  # noqa: E402
 from meshwise.strategies.plan.offloading import offloading  # noqa: E402
 from meshwise.strategies.plan.parallelism import Attention  # noqa: E402
-from meshwise.strategies.plan.plan import Plan, Recompute  # noqa: E402
+from meshwise.strategies.plan.plan import Plan  # noqa: E402
+from meshwise.strategies.plan.recomputation import Recompute  # noqa: E402
 from meshwise.strategies.plan.problem import Problem, Training  # noqa: E402
 from meshwise.strategies.plan.recomputation import SomeOperators  # noqa: E402
 

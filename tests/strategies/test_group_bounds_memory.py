@@ -213,7 +213,7 @@ def test_of_parameters_on_hosts_only_what_forwards_keep_is_known(parameters: tup
     state = StateChoice(0, offload=Offloading(WHOLE, parameters))
     case, group = small(layout), only(layout, PASSES[0], state)
     stages = memories(case, complete(case, layout))
-    orders = complete(case, layout).schedule.orders
+    orders = complete(case, layout).actions.orders
     assert_least(case, group, [passes_hold(order, stages, forwards=True) for order in orders])
 
 

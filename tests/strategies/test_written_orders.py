@@ -44,7 +44,7 @@ def test_a_schedule_by_its_text_is_the_schedule_by_its_name(name: str, fields: d
     assert bounds[0] == bounds[1] or (bounds[1] < bounds[0] and (named.splits_backward or name == "naive"))
     both = path_times(StageCosts(small), [named, written]).tolist()
     assert both[0] == both[1]
-    assert written.schedule.orders == named.schedule.orders
+    assert written.actions.orders == named.actions.orders
     assert written.positions == named.positions
 
 

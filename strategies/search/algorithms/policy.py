@@ -8,7 +8,8 @@ References
 .. [3] Kingma, Ba, "Adam: a method for stochastic optimization", ICLR 2015.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import log10, sqrt
 from typing import NamedTuple
 from zlib import crc32
@@ -20,7 +21,7 @@ from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.operator_graph import BATCH, Operator, OperatorGraph, OperatorKind
 from meshwise.simulator.operator_graph import Tensor as Value
 from meshwise.strategies.plan.problem import Problem, Training
-from meshwise.strategies.search.decisions import Branch
+from meshwise.strategies.search.decisions import Branch, Decisions, Partial
 
 WIDTH = 32
 """Elements of an embedding."""
@@ -34,6 +35,14 @@ class Choice(NamedTuple):
     """Of every walk of a batch: the logarithm of the probability of what was drawn, and the entropy of the draw."""
 
     drawn: list[int]
+    log_probability: Tensor
+    entropy: Tensor
+
+
+class Walks(NamedTuple):
+    """Plans that a policy has drawn: where they end, how likely they were and how open the decisions, [walks]."""
+
+    ends: list[Partial]
     log_probability: Tensor
     entropy: Tensor
 
@@ -172,3 +181,31 @@ def _mean(values: Tensor, sources: Tensor, targets: Tensor) -> Tensor:
     """Return for every node the mean of the values of those with an edge to it, 0 where there is none."""
     count = torch.zeros(len(values)).index_add(0, targets, torch.ones(len(targets)))
     return torch.zeros_like(values).index_add(0, targets, values[sources]) / count.clamp(min=1).unsqueeze(1)
+
+
+def draw(policy: Policy, tree: Decisions, count: int) -> Walks:
+    """Return ``count`` plans drawn by a policy, of those that are left to visit."""
+    problem = policy.embed()
+    before = torch.zeros(count, len(policy.features(Branch((), (), tree.root))))
+    ends, total, entropy = [tree.root] * count, torch.zeros(count), torch.zeros(count)
+    while rows := {walk: row for walk, end in enumerate(ends) if (row := tree.branches(end))}:
+        walks = torch.tensor(list(rows))
+        choice = policy.choose(problem, before[walks], list(rows.values()))
+        total = total.index_add(0, walks, choice.log_probability)
+        entropy = entropy.index_add(0, walks, choice.entropy)
+        taken = [row[place] for row, place in zip(rows.values(), choice.drawn, strict=True)]
+        before = before.index_add(0, walks, torch.stack([policy.features(branch) for branch in taken]))
+        for walk, branch in zip(rows, taken, strict=True):
+            ends[walk] = branch.after
+    return Walks(ends, total, entropy)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch compute with one thread, so that sums have one order."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -15,35 +15,23 @@ References
    best part of its draws alone.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from math import inf, sqrt
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar
 
 from meshwise.strategies.cost_model import CostModel
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.problem import Problem
-from meshwise.strategies.search.decisions import Branch, Decisions, Outlooks, Partial
+from meshwise.strategies.search.decisions import Decisions, Outlooks
 from meshwise.strategies.search.driver import Proof, Proposals
 from meshwise.strategies.search.space import MOST_LISTED, Space
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from meshwise.strategies.search.algorithms.policy import Policy
+    pass
 
 OUT_OF_MEMORY = 2.0
 """The time of a plan that does not fit, over that of the first plan that does, and the most that any has."""
-
-
-class Walks(NamedTuple):
-    """Plans that a policy has drawn: where they end, how likely they were and how open the decisions, [walks]."""
-
-    ends: list[Partial]
-    log_probability: "Tensor"
-    entropy: "Tensor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,70 +94,38 @@ class Reinforcement:
         """
         if find_spec("torch") is None:
             raise ValueError("reinforcement: it needs torch, which is not installed; pip install 'meshwise[exec]'")
-        with _one_thread():
-            return (yield from self._learn(problem, space, costs))
+        return (yield from self._learn(problem, space, costs))
 
     def _learn(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         import torch
 
-        from meshwise.strategies.search.algorithms.policy import Policy
+        from meshwise.strategies.search.algorithms.policy import Policy, draw, one_thread
 
-        outlooks, tree = Outlooks(problem, costs), Decisions(problem, space)
-        first = next((layout for layout in tree.by_habit() if outlooks[layout].fits), None)
-        if first is None:
-            return Proof(inf)
-        expert = best = (yield complete(problem, first)).step_time
-        times = {first: expert}
-        policy = Policy(problem, torch.Generator().manual_seed(self.seed), self.learning_rate)
-        baseline: float | None = None
-        while not tree.closed(tree.root):
-            walks = draw(policy, tree, self.batch)
-            drawn = [end.open[0] for end in walks.ends]
-            able = dict.fromkeys(each for each in drawn if each not in times)
-            for layout in sorted(able, key=lambda each: outlooks[each].bound)[: self.evaluations]:
-                if outlooks[layout].bound < best:
-                    times[layout] = (yield complete(problem, layout)).step_time
-                    best = min(best, times[layout])
-            for layout in drawn:
-                if layout in times or outlooks[layout].bound >= best:
-                    tree.close(layout)
-            known = [min(times.get(each, outlooks[each].bound) / expert, OUT_OF_MEMORY) for each in drawn]
-            cost = torch.tensor([sqrt(each) for each in known])
-            good = float(cost.quantile(self.risk))
-            baseline = good if baseline is None else baseline
-            advantage = ((baseline - cost) / (cost.std(correction=0) + 1e-6)).clamp(min=0)
-            policy.learn(-(advantage * walks.log_probability + self.entropy * walks.entropy).mean())
-            baseline = self.memory * baseline + (1 - self.memory) * good
-        return Proof(best)
-
-
-def draw(policy: "Policy", tree: Decisions, count: int) -> Walks:
-    """Return ``count`` plans drawn by a policy, of those that are left to visit."""
-    import torch
-
-    problem = policy.embed()
-    before = torch.zeros(count, len(policy.features(Branch((), (), tree.root))))
-    ends, total, entropy = [tree.root] * count, torch.zeros(count), torch.zeros(count)
-    while rows := {walk: row for walk, end in enumerate(ends) if (row := tree.branches(end))}:
-        walks = torch.tensor(list(rows))
-        choice = policy.choose(problem, before[walks], list(rows.values()))
-        total = total.index_add(0, walks, choice.log_probability)
-        entropy = entropy.index_add(0, walks, choice.entropy)
-        taken = [row[place] for row, place in zip(rows.values(), choice.drawn, strict=True)]
-        before = before.index_add(0, walks, torch.stack([policy.features(branch) for branch in taken]))
-        for walk, branch in zip(rows, taken, strict=True):
-            ends[walk] = branch.after
-    return Walks(ends, total, entropy)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Let torch compute with one thread, so that sums have one order."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+        with one_thread():
+            outlooks, tree = Outlooks(problem, costs), Decisions(problem, space)
+            first = next((layout for layout in tree.by_habit() if outlooks[layout].fits), None)
+            if first is None:
+                return Proof(inf)
+            expert = best = (yield complete(problem, first)).step_time
+            times = {first: expert}
+            policy = Policy(problem, torch.Generator().manual_seed(self.seed), self.learning_rate)
+            baseline: float | None = None
+            while not tree.closed(tree.root):
+                walks = draw(policy, tree, self.batch)
+                drawn = [end.open[0] for end in walks.ends]
+                able = dict.fromkeys(each for each in drawn if each not in times)
+                for layout in sorted(able, key=lambda each: outlooks[each].bound)[: self.evaluations]:
+                    if outlooks[layout].bound < best:
+                        times[layout] = (yield complete(problem, layout)).step_time
+                        best = min(best, times[layout])
+                for layout in drawn:
+                    if layout in times or outlooks[layout].bound >= best:
+                        tree.close(layout)
+                known = [min(times.get(each, outlooks[each].bound) / expert, OUT_OF_MEMORY) for each in drawn]
+                cost = torch.tensor([sqrt(each) for each in known])
+                good = float(cost.quantile(self.risk))
+                baseline = good if baseline is None else baseline
+                advantage = ((baseline - cost) / (cost.std(correction=0) + 1e-6)).clamp(min=0)
+                policy.learn(-(advantage * walks.log_probability + self.entropy * walks.entropy).mean())
+                baseline = self.memory * baseline + (1 - self.memory) * good
+            return Proof(best)

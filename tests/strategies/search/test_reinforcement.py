@@ -7,8 +7,7 @@ import torch
 
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.search import ALGORITHMS, RandomSearch, Reinforcement, Space, installed, layouts, search
-from meshwise.strategies.search.algorithms.policy import Policy, operators
-from meshwise.strategies.search.algorithms.reinforcement import draw
+from meshwise.strategies.search.algorithms.policy import Policy, draw, operators
 from meshwise.strategies.search.decisions import Branch, Decisions
 
 from ..problems import problem

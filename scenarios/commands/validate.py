@@ -1,0 +1,75 @@
+"""``meshwise validate``: all that is wrong with an input file, and what is unusual in it."""
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from meshwise.scenarios.commands.options import FileKind, Json
+from meshwise.scenarios.console import BAD_INPUT, emit, note
+from meshwise.scenarios.files.errors import Fault, ScenarioError
+from meshwise.scenarios.files.library import find
+from meshwise.scenarios.files.reader import read
+from meshwise.scenarios.inputs.cluster_file import cluster_in, cluster_table
+from meshwise.scenarios.inputs.graph_file import graph_in
+from meshwise.scenarios.inputs.remarks import unusual
+from meshwise.scenarios.loader import plan_in, scenario_in
+from meshwise.simulator.files import escaped
+
+
+def validate(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A scenario, plan, cluster or graph file.")],
+    as_json: Json = False,
+) -> None:
+    """Check a scenario, plan, cluster or graph file and report all errors at once."""
+    kind, text = FileKind.SCENARIO, ""
+    faults: tuple[Fault, ...] = ()
+    warnings: tuple[Fault, ...] = ()
+    try:
+        document = read(find(file))
+        kind = kind_of(document.data)
+        warnings = _check(kind, document)
+    except ScenarioError as error:
+        faults, text = error.faults, str(error)
+    if as_json:
+        errors, remarks = (list(map(asdict, each)) for each in (faults, warnings))
+        emit({"file": file, "kind": kind.value, "valid": not faults, "errors": errors, "warnings": remarks})
+    elif faults:
+        note(text)
+    else:
+        for warning in warnings:
+            note(str(warning))
+        print(escaped(f"{file}: a {kind.value} without errors"))
+    if faults:
+        raise typer.Exit(BAD_INPUT)
+
+
+def kind_of(data: Any) -> FileKind:
+    """Return which kind of file ``data`` is of, by the fields that only one kind has."""
+    fields = set(data) if isinstance(data, dict) else set()
+    if fields & {"model", "training", "cluster", "search"}:
+        return FileKind.SCENARIO
+    if "blocks" in fields:
+        return FileKind.GRAPH
+    if fields & {"accelerator", "host", "intra_node", "inter_node", "node_types"}:
+        return FileKind.CLUSTER
+    if fields & {"version", "mesh", "data", "tensor", "pipeline", "microbatch", "schedule"}:
+        return FileKind.PLAN
+    return FileKind.SCENARIO
+
+
+def _check(kind: FileKind, document: Any) -> tuple[Fault, ...]:
+    """Return what is unusual in a document; ``ScenarioError`` lists what is wrong with it."""
+    if kind is FileKind.SCENARIO:
+        return scenario_in(document).warnings
+    if kind is FileKind.CLUSTER:
+        cluster_in(document)
+        return unusual(cluster_table(document), document)
+    if kind is FileKind.GRAPH:
+        graph_in(document)
+    else:
+        faults: list[Fault] = []
+        plan_in(document, faults)
+        if faults:
+            raise ScenarioError(tuple(faults))
+    return ()
