@@ -1,17 +1,32 @@
-"""Max-min fair rates: hand-computed cases, and the laws that define them."""
+"""Flows: max-min fair rates by hand and by the laws that define them, ticks by exact fractions, bundles that fit."""
 
 from collections.abc import Sequence
-from math import inf
+from fractions import Fraction
+from math import ceil, inf
 
+import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from meshwise.simulator.engine.flows import OWN, bundle, fair_groups, max_min_rates
+from meshwise.simulator.engine.flows import (
+    LONGEST,
+    OWN,
+    bundle,
+    fair_groups,
+    max_min_rates,
+    pace,
+    shapes,
+    ticks_at,
+    ticks_at_each,
+    units,
+)
 
 from .fluid import LINKS, Transfer, capacities, exact, max_min, usages
 
 Usage = tuple[tuple[int, float], ...]
+
+
 many_usages = st.lists(usages, min_size=1, max_size=8)
 
 
@@ -112,3 +127,39 @@ def test_names_of_flows_and_links_change_nothing(
         moved[name] = capacity[link]
     rates = rates_of(uses, capacity)
     assert rates_of(renamed, moved) == pytest.approx([rates[index] for index in order], rel=1e-12)
+
+
+SECOND = 10**12
+
+
+def test_a_flow_that_takes_longer_than_ticks_can_be_summed_is_refused() -> None:
+    # 2**60 ticks of a picosecond are 1,152,921.5 s: 1.1 MB at 1 B/s pass, 1.2 MB do not
+    assert shapes([[(0, 1.1e6)]], [0], [1.0], SECOND).solo_ticks.tolist() == [int(1.1e6) * SECOND]
+    with pytest.raises(ValueError, match=rf"a flow takes at most {LONGEST} ticks \(13 days\), met 1.2e\+06 s"):
+        shapes([[(0, 1.2e6)]], [0], [1.0], SECOND)
+
+
+moves, rates = st.floats(2.0**-10, 2.0**80), st.floats(2.0**-20, 2.0**60)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(moves, rates)
+def test_ticks_are_those_of_fractions(moved: float, rate: float) -> None:
+    assert ticks_at(moved, rate) == ceil(Fraction(moved) / Fraction(pace(rate), 2**64))
+
+
+@settings(max_examples=1000, deadline=None)
+@given(st.lists(st.tuples(moves, rates), min_size=1, max_size=8))
+def test_an_array_has_the_ticks_of_each(pairs: list[tuple[float, float]]) -> None:
+    assume(all(moved / rate < 2.0**60 for moved, rate in pairs))
+    moved, rate = np.array(pairs).T
+    assert ticks_at_each(moved, rate).tolist() == [ticks_at(*pair) for pair in pairs]
+
+
+@given(rates)
+def test_a_rate_is_rounded_to_32_bits(rate: float) -> None:
+    assert abs(Fraction(pace(rate), 2**64) / Fraction(rate) - 1) <= Fraction(1, 2**32)
+
+
+def test_what_moves_nothing_takes_no_time() -> None:
+    assert (units(0.0), ticks_at_each(np.array([0.0]), np.array([1.0])).tolist()) == (0, [0])

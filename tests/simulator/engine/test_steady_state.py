@@ -1,4 +1,4 @@
-"""The step time of steps in a row: what one more adds once they repeat."""
+"""The step time of steps in a row: what one more adds once they repeat, and when they do."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from meshwise.simulator.engine import longest_path, simulate, step_ticks, step_time
-from meshwise.simulator.engine.steady_state import window
+from meshwise.simulator.engine.steady_state import recurrence, window
 from meshwise.simulator.program import Program, RankClass, Steps, Stream, StreamKind, Task, TaskKind, program_of
 from meshwise.simulator.timeline import Window
 
@@ -81,3 +81,10 @@ def test_one_step_is_all_of_its_program() -> None:
     _, ends = longest_path.finish_times(program)
     assert window(program, ends) == Window(0, 18)
     assert simulate(program).begin == 0
+
+
+def test_a_recurrence_is_the_earliest_repetition() -> None:
+    assert recurrence(np.array([[0, 5], [3, 9], [6, 13]]), 1) is None
+    found = recurrence(np.array([[0, 1], [2, 9], [3, 4], [5, 12]]), 2)
+    assert found is None or found.period == 2
+    assert recurrence(np.array([[0, 1], [2, 9], [3, 4], [5, 12]]), 1) == (0, 2, 3)

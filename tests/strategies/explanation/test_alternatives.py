@@ -1,14 +1,18 @@
+"""Plans beside the fastest: the runner-up, and the one that is best where a step may take longer than predicted."""
+
 from math import inf
 
 import pytest
 
-from meshwise.strategies.explanation.alternatives import prospect, prospects
+from meshwise.strategies.explanation.alternatives import alternatives, differing, prospect, prospects, runner_up
 from meshwise.strategies.explanation.ranking import fits
 from meshwise.strategies.explanation.uncertainty import Uncertainty
 
-from .cases import RANKED
+from .cases import CRAMPED, RANKED, brute_force
 
 MEMORY = RANKED.problem.cluster.accelerator.memory
+
+
 # a plan lacks memory where it fills more than 1 / 1.01 of a device, surely where more than 1 / 1.001
 DOUBT = Uncertainty(coverage=0.9, step_time=0.5, peak_memory=1e-9, reserved=(1.001, 1.0055, 1.01))
 
@@ -35,3 +39,31 @@ def test_a_plan_that_may_lack_memory_takes_longer_at_a_quantile_and_for_ever_bey
     )
     assert prospect(RANKED.problem, trial, DOUBT, 1.01 * (1 - lacks), 1.0).quantile == inf
     assert not prospect(RANKED.problem, trial, DOUBT, 0.5, 0.9 * lacks).allowed
+
+
+BEST = RANKED.fastest(fits)
+
+
+assert BEST is not None
+
+
+LAYOUT = next(each.layout for each in RANKED.candidates if RANKED.plan(each) == BEST.plan)
+
+
+def test_the_runner_up_is_the_second_of_brute_force() -> None:
+    found = runner_up(RANKED, BEST, LAYOUT)
+    first, second = brute_force(CRAMPED, CRAMPED.cluster.accelerator.memory)[:2]
+    assert found is not None
+    assert found.trial.evaluation.step_time == second[0]
+    assert found.margin == second[0] / first[0] - 1
+    assert found.decision
+
+
+def test_every_alternative_differs_in_its_decision_and_is_no_faster() -> None:
+    found = list(alternatives(RANKED, BEST, LAYOUT))
+    assert {each.decision for each in found} == {"mesh degrees", "microbatch", "ZeRO"}  # no other is open in this space
+    of_plan = {RANKED.plan(each): each.layout for each in RANKED.candidates}
+    for each in found:
+        assert each.decision in differing(LAYOUT, of_plan[each.trial.plan])
+        assert each.margin >= 0
+        assert each.trial.evaluation.fits

@@ -1,13 +1,16 @@
-"""The optimizer's step by hand: what it reads and writes, and the launches of its kernels."""
+"""The optimizer's step by hand: what it reads and writes, its kernels, and when a rank has memory for gradients."""
 
 from dataclasses import replace
 
 import pytest
 
 from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.models.experts import Experts
 from meshwise.simulator.units import to_ticks
 from meshwise.strategies.lowering.costs.optimizer import (
     Parameters,
+    begin_in_step,
+    in_ddp_buckets,
     optimizer_ticks,
     state_bytes,
     step_bytes,
@@ -16,6 +19,7 @@ from meshwise.strategies.lowering.costs.optimizer import (
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.mesh import DATA, EXPERT, Axis, Mesh
+from meshwise.strategies.plan.offloading import WHOLE, Offloading
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Training
 
@@ -23,7 +27,11 @@ from ...problems import problem
 
 SLOW = Accelerator("slow", (("fp32", 1e12),), 1e12, 1e6, launch=0.5, optimizer_launch=1e-3)
 """1 MB/s, half a second for the first kernel, and a millisecond for each tensor."""
+
+
 TRAINING = Training(32, 32, "fp32")
+
+
 HELD = Parameters(1001, 10)
 
 
@@ -92,3 +100,58 @@ def test_ranks_that_share_gradients_or_parameters_have_a_part_of_every_tensor(ze
         each = plan(data=data, zero=zero)
         more = optimizer_ticks(slower, TRAINING, each, HELD) - optimizer_ticks(SLOW, TRAINING, each, HELD)
         assert more == pytest.approx(to_ticks(tensors * 0.25))
+
+
+TORCH = Training(32, 32, "fp32", framework="torch")
+
+
+DDP = Layout(data=2)
+
+
+def storage(layout: Layout, training: Training = TORCH, **model: object) -> tuple[bool, bool]:
+    """Return whether gradients are in DistributedDataParallel's buckets, and whether they begin in a step."""
+    small = replace(problem(devices=layout.data * layout.tensor * layout.pipeline, **model), training=training)  # type: ignore[arg-type]
+    plan = complete(small, layout)
+    return in_ddp_buckets(training, plan), begin_in_step(training, plan)
+
+
+def test_buckets_are_there_all_the_time() -> None:
+    assert storage(DDP) == (True, False)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(),  # nothing is summed
+        Layout(data=2, zero=1),  # shared
+        Layout(data=2, tensor=2),  # parameters are cut
+        Layout(data=2, overlap_gradients=False),
+        Layout(data=2, pipeline=2, schedule="zb1p"),  # backward is split
+        Layout(data=2, gradient_reduction="parameter_server"),
+    ],
+    ids=repr,
+)
+def test_without_buckets_gradients_begin_with_the_first_backward_of_a_step(layout: Layout) -> None:
+    assert storage(layout) == (False, True)
+
+
+def test_experts_of_their_own_are_cut_parameters() -> None:
+    model = {"ffn_kind": "swiglu", "positions": "rotary", "experts": Experts(4, 2, 64)}
+    assert storage(Layout(data=4, expert=2), **model) == (False, True)
+    assert storage(Layout(data=4), **model) == (True, False)
+
+
+@pytest.mark.parametrize(("precision", "buckets"), [("fp64", True), ("tf32", True), ("bf16", False), ("fp16", False)])
+def test_16_bits_are_too_few_to_sum_in(precision: str, buckets: bool) -> None:
+    assert storage(DDP, replace(TORCH, precision=precision)) == (buckets, not buckets)
+
+
+def test_megatron_keeps_its_buffer_and_frozen_weights_have_no_gradients() -> None:
+    assert not storage(Layout(), replace(TORCH, framework="megatron"))[1]
+    assert not storage(Layout(), replace(TORCH, frozen=True))[1]
+
+
+def test_gradients_of_several_versions_and_on_hosts_stay() -> None:
+    assert storage(Layout(data=2, pipeline=2, schedule="pipedream")) == (False, False)
+    on_host = Layout(data=2, zero=3, offload=Offloading(parameters=WHOLE, optimizer=WHOLE))
+    assert storage(on_host) == (False, False)
