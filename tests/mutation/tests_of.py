@@ -3,6 +3,7 @@
 _COLLECTIVES = "tests/simulator/collectives"
 _LEVELS = (
     f"{_COLLECTIVES}/test_hierarchical.py",
+    f"{_COLLECTIVES}/test_in_switch.py",
     f"{_COLLECTIVES}/test_choose.py",
     f"{_COLLECTIVES}/test_ring_steps.py",
     "tests/simulator/test_collective.py",
@@ -30,7 +31,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "simulator/collectives/point_to_point.py": (f"{_COLLECTIVES}/test_point_to_point.py", *_LEVELS),
     "simulator/collectives/traffic.py": _LEVELS,
     "simulator/machine/cluster.py": ("tests/simulator/collectives/test_choose.py",),
-    "simulator/engine/flows.py": ("tests/simulator/engine/test_flows.py", "tests/simulator/engine/test_pace.py"),
+    "simulator/engine/flows.py": ("tests/simulator/engine/test_flows.py",),
     "strategies/bounds/step_time.py": ("tests/strategies/bounds/test_step_time.py",),
     "strategies/explanation/sensitivity.py": (
         "tests/strategies/explanation/test_sensitivity_edge.py",
@@ -46,7 +47,6 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "strategies/lowering/costs/optimizer.py": (
         "tests/strategies/lowering/costs/test_optimizer_clipping.py",
-        "tests/strategies/lowering/costs/test_gradient_storage.py",
         "tests/strategies/lowering/costs/test_optimizer.py",
         "tests/strategies/lowering/costs/test_optimizer_precisions.py",
     ),

@@ -16,14 +16,8 @@ from meshwise.simulator.machine.topology import Dragonfly, FatTree, Graph, LeafS
 from .collectives.machines import MANY, NIC, PORT, machine, time
 
 SWITCH = Switch(PORT, reduces=True)
-
-
 LEAVES = LeafSpine(2, oversubscription=2.0, rail_optimized=True, hop=0.125, reduces=True)
-
-
 STAR = tuple(edge for d in range(32) for edge in ((f"device {d}", "hub", PORT), ("hub", f"device {d}", NIC)))
-
-
 CLUSTERS = (
     machine(8, 4),
     machine(8, 4, network=SWITCH, nics=2, fabric=LEAVES),
@@ -32,8 +26,6 @@ CLUSTERS = (
     machine(8, 4, fabric=Torus((4, 2, 4), PORT)),
     machine(8, 4, fabric=Graph(STAR)),
 )
-
-
 REDUCE = Collective.ALL_REDUCE
 
 

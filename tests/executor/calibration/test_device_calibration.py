@@ -2,28 +2,22 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
-
 from meshwise.executor.calibration import device_calibration, device_measures  # noqa: E402
 from meshwise.executor.calibration.device_calibration import chosen_device, chosen_ranks, main, measure  # noqa: E402
-from meshwise.executor.calibration.device_machine import known_name, this_machine  # noqa: E402
+from meshwise.executor.calibration.device_machine import this_machine  # noqa: E402
 from meshwise.executor.calibration.device_measures import SMALL, in_a_row, kernel_rows, reason  # noqa: E402
 from meshwise.executor.calibration.device_measures import kernels as timed_kernels  # noqa: E402
-from meshwise.executor.calibration.device_transfers import group_sizes  # noqa: E402
 from meshwise.executor.calibration.figures import append, count  # noqa: E402
 from meshwise.executor.recording.timer import HostTimer  # noqa: E402
 from meshwise.scenarios.commands.main import run  # noqa: E402
-from meshwise.simulator.calibration.kernel_rows import DEVICES, read_rows  # noqa: E402
-
-ROOT = Path(__file__).parents[3]
+from meshwise.simulator.calibration.kernel_rows import read_rows  # noqa: E402
 
 
 def test_kernels_and_collectives_are_measured_on_a_cpu(tmp_path: Path) -> None:
@@ -143,50 +137,3 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (chosen_ranks("cuda", None), chosen_ranks("cuda", 3), chosen_ranks("cpu", None)) == (4, 3, 2)
     with pytest.raises(ValueError, match="processes are 1 to 4 on 4 GPUs, met 5; nearest: 4"):
         chosen_ranks("cuda", 5)
-
-
-@pytest.mark.parametrize(("ranks", "sizes"), [(1, []), (2, [2]), (3, [2, 3]), (8, [2, 4, 8])])
-def test_groups_are_powers_of_two_and_all(ranks: int, sizes: list[int]) -> None:
-    assert group_sizes(ranks) == sizes
-
-
-@pytest.mark.parametrize(
-    ("driver", "name"),
-    [
-        ("NVIDIA H200", "H200 SXM"),
-        ("NVIDIA H100 80GB HBM3", "H100 SXM"),
-        ("NVIDIA A100-SXM4-40GB", "A100 SXM 40GB"),
-        ("NVIDIA A100-SXM4-80GB", "A100 SXM"),
-        ("NVIDIA GB200", "GB200 SXM"),
-        ("NVIDIA B200", "B200 SXM"),
-        ("NVIDIA GH200 480GB", "GH200 SXM 96GB"),
-        ("Tesla V100-SXM2-32GB", "V100 SXM2"),
-    ],
-)
-def test_drivers_names_are_names_of_rows(driver: str, name: str) -> None:
-    assert known_name(driver)[0] == name
-    assert name in DEVICES
-    assert known_name("Some GPU") == ("Some GPU", "PCIe")
-
-
-def test_a_gpus_machine_is_what_torch_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H200")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: False)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(total_memory=15e10))
-    found = this_machine("cuda")
-    assert (found.accelerator, found.devices, found.memory, found.link) == ("H200 SXM", 8, 15e10, "PCIe")
-    assert found.fields()["source_id"] == f"meshwise_h200_sxm_{found.date}"
-
-
-def test_workers_need_torch_and_nothing_that_simulates() -> None:
-    absent = ("simpy", "pandas", "numba", "pydantic", "yaml", "typer", "rich", "highspy", "matplotlib")
-    modules = (
-        "meshwise.executor.calibration.device_calibration",
-        "meshwise.executor.calibration.device_worker",
-        "meshwise.executor.calibration.device_measures",
-        "meshwise.executor.calibration.device_training",
-        "meshwise.executor.calibration.device_transfers",
-    )
-    code = f"import sys; sys.modules.update(dict.fromkeys({absent})); import {', '.join(modules)}"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

@@ -12,12 +12,9 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-
 from tiny_jobs import job
 
 from meshwise.executor.launch.launcher import ExecutionError
-from meshwise.executor.launch.process_group import address_towards, interface_towards, loopback
-from meshwise.executor.launch.processes import is_loopback
 from meshwise.executor.launch.run import VERIFY, verification_job
 from meshwise.executor.launch.several_hosts import Hosts, Rendezvous, prepare, read_run, require_processes
 from meshwise.executor.recording.rank_files import Place, heartbeat_file, lost
@@ -84,13 +81,6 @@ def test_run_that_is_not_finished(tmp_path: Path) -> None:
         read_run(tmp_path)
 
 
-def test_folder_that_hosts_do_not_share_is_said() -> None:
-    command = [sys.executable, "-m", "meshwise.executor.launch.worker", "/no/job.json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "/no is not here; hosts of a run share it" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("ranks", "processes", "words"),
     [
@@ -128,14 +118,6 @@ def test_busy_port_of_this_machine() -> None:
 def test_no_rendezvous(text: str) -> None:
     with pytest.raises(ValueError, match="rendezvous: "):
         Rendezvous.parse(text)
-
-
-def test_interface_is_the_one_that_reaches_the_master(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert interface_towards("127.0.0.1") == interface_towards("localhost") == loopback()
-    assert is_loopback(address_towards("localhost"))
-    monkeypatch.setattr("meshwise.executor.launch.process_group.address_towards", lambda master: "127.0.1.1")
-    with pytest.raises(ValueError, match=r"MASTER_ADDR is an address that all hosts reach, met node0, which is 127\.0"):
-        interface_towards("node0")
 
 
 def test_peer_without_a_place_is_not_named() -> None:

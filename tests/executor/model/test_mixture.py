@@ -10,7 +10,6 @@ from torch.nn import functional  # noqa: E402
 
 from meshwise.executor.model.mixture import Mixture, activation, choice, width  # noqa: E402
 from meshwise.executor.model.network import Network, initialize  # noqa: E402
-from meshwise.executor.parallel.expert_parallel import by_expert  # noqa: E402
 from meshwise.simulator.models.experts import Experts  # noqa: E402
 from meshwise.simulator.models.transformer import Transformer  # noqa: E402
 
@@ -65,11 +64,6 @@ def test_experts_that_no_token_chose_have_gradients_of_zero() -> None:
     mixture(x).sum().backward()
     up = mixture.experts.up.grad.abs().flatten(1).sum(1)
     assert (up > 0).sum() == 1 and up[3] == 0  # all three tokens are alike and go one way
-
-
-def test_rows_of_an_expert_come_together_from_all_sources() -> None:
-    # source 0 sends one row to expert 0 and two to expert 1, source 1 two to expert 0: rows 0 | 1 2 | 3 4
-    assert by_expert(torch.tensor([[1, 2], [2, 0]])).tolist() == [0, 3, 4, 1, 2]
 
 
 def test_parameters_are_those_of_the_graph() -> None:

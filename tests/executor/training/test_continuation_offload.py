@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch")
-
 from meshwise.executor.check.reference import train
 from meshwise.executor.check.verification import distance
 from meshwise.executor.job import checkpoints_folder
@@ -16,7 +15,7 @@ from meshwise.executor.launch.run import losses, run_jobs
 from meshwise.executor.recording.rank_files import Heartbeat
 from meshwise.executor.recording.recorder import Recorder
 from meshwise.executor.training import shards
-from meshwise.executor.training.checkpoint import Box, Checkpoint, boxes, folder_name
+from meshwise.executor.training.checkpoint import Checkpoint, folder_name
 from meshwise.executor.training.continuation import RunOptions, prepared
 from meshwise.executor.training.trainer import Trainer
 from meshwise.strategies.plan.offloading import offloading
@@ -90,17 +89,6 @@ def test_what_one_process_reads_it_writes_again(ran: Path, name: str, tmp_path: 
     assert all(np.array_equal(before[key], after[key]) for key in before)
     kinds = {dtype for key, dtype in saved.dtypes.items() if key.startswith("parameter")}
     assert kinds == {"float32" if "bf16" in name else "float64"}
-
-
-@pytest.mark.parametrize("sizes", [(7,), (3, 5), (2, 3, 4)])
-def test_boxes_make_up_any_run_of_elements(sizes: tuple[int, ...]) -> None:
-    box = Box((2,) * len(sizes), sizes)
-    elements = np.arange(box.volume).reshape(sizes)
-    for start in range(box.volume):
-        for stop in range(start + 1, box.volume + 1):
-            parts = [(place, elements[part.within(box)].ravel()) for place, part in boxes(box, start, stop)]
-            assert np.concatenate([part for _, part in parts]).tolist() == list(range(start, stop))
-            assert all(place == part[0] for place, part in parts)
 
 
 def test_a_schedule_without_a_flush_has_no_checkpoints(tmp_path: Path) -> None:

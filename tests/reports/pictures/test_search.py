@@ -20,8 +20,6 @@ from meshwise.strategies.plan.mesh import Axis, Mesh
 from meshwise.strategies.plan.plan import Plan, Recompute, Stage
 
 INFINITE = float("inf")
-
-
 HISTORIES = {
     "best_first": [(1, 0.1, INFINITE), (2, 0.2, 0.9), (40, 3.0, 0.5)],
     "</svg>$[bold]\x00": [(1, 0.1, 2.0), (500, 60.0, 0.6)],
@@ -60,14 +58,8 @@ def test_a_table_of_trials_has_a_row_a_trial():
 
 
 NEAR = [(1.0, 0.5), (10.0, 0.02), (50.0, 0.0)]
-
-
 FAR = [(2.0, 3.0), (20.0, 1.0)]
-
-
 COURSES = {"best_first": [[(1.0, 0.0)], [(2.0, 0.0)]], "</svg>$[bold]\x00": [NEAR, FAR, []], "hopeless": [[], []]}
-
-
 WORDS = {"title": "Searches", "facts": "two problems"}
 
 

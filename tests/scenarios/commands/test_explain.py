@@ -5,8 +5,6 @@ import pytest
 
 from meshwise.reports.explanation import explanation_lines
 from meshwise.scenarios.commands.main import run
-from meshwise.scenarios.explanation import plan_fields
-from meshwise.strategies.plan.recomputation import Recompute
 
 SMALL = """\
 name: small
@@ -86,33 +84,6 @@ def test_lost_devices(folder: Path, capsys) -> None:
     assert "lost devices lie between 1 and 15, met 16; nearest: 15" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("tensr=8", "tensr: there is no such field"),
-        ("tensor=8x", "tensor: "),
-        ("tensor", "fields of a plan with values, as tensor=8,pipeline=2; met 'tensor'"),
-        ("tensor=8,tensor=4", "tensor"),
-        ("recompute=most", "recompute: "),
-        ("", "fields of a plan with values"),
-    ],
-)
-def test_what_is_not_a_field_of_a_plan(text: str, message: str, folder: Path, capsys) -> None:
-    assert run(["explain", "small.yaml", "--why-not", text]) == 2
-    captured = capsys.readouterr()
-    assert message in captured.err and captured.out == ""
-    assert "Traceback" not in captured.err
-
-
-def test_fields_of_a_plan() -> None:
-    assert plan_fields("tensor=8, pipeline = 2") == {"tensor": 8, "pipeline": 2}
-    assert plan_fields("recompute=full,sequence_parallel=true") == {
-        "recompute": Recompute.FULL,
-        "sequence_parallel": True,
-    }
-    assert plan_fields("microbatch=[2, 1],zero=1") == {"microbatch": (2, 1), "zero": 1}
-
-
 @pytest.mark.parametrize("command", [["simulate"], ["search"], ["explain"], ["explain", "--plan", "plan.yaml"]])
 def test_nothing_fits_is_an_answer_with_changes_that_do(command: list[str], folder: Path, capsys) -> None:
     (folder / "plan.yaml").write_text("data: 8\nmicrobatch: 8\n")
@@ -178,17 +149,6 @@ def test_why_not_tells_the_risk_of_every_plan(folder: Path, capsys) -> None:
         assert run(["explain", "small.yaml", "--why-not", asked]) == 0
         line = next(line for line in capsys.readouterr().out.splitlines() if words in line)
         assert "out of memory with probability" in line
-
-
-def test_robust_choice(folder: Path, capsys) -> None:
-    assert run(["search", "small.yaml", "--json", "--robust", "0.9", "--out", "robust.json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    robust = found["robust"]["best"]
-    assert robust["out_of_memory"] <= found["robust"]["most_out_of_memory"]
-    assert robust["quantile"] >= robust["step_time"]
-    assert json.loads((folder / "robust.json").read_text()) == found["best"]["plan"]  # memory is plenty
-    assert run(["search", "small.yaml", "--robust", "1.5"]) == 2
-    assert "a quantile lies between 0 and 1, met 1.5" in capsys.readouterr().err
 
 
 def test_time_that_runs_out_is_said_with_what_it_was_to_be_spent_on(folder: Path, capsys, monkeypatch) -> None:
@@ -281,3 +241,32 @@ def test_the_own_plan_is_explained_where_nothing_of_the_space_fits(folder: Path,
     (folder / "own.yaml").write_text(own)
     assert run(["explain", "own.yaml", "--json", "--why-not", "recompute=none"]) == 0
     assert "tensor 8" in json.loads(capsys.readouterr().out)["plan"]["plan"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tensr=8", "tensr: there is no such field"),
+        ("tensor=8x", "tensor: "),
+        ("tensor", "fields of a plan with values, as tensor=8,pipeline=2; met 'tensor'"),
+        ("tensor=8,tensor=4", "tensor"),
+        ("recompute=most", "recompute: "),
+        ("", "fields of a plan with values"),
+    ],
+)
+def test_what_is_not_a_field_of_a_plan(text: str, message: str, folder: Path, capsys) -> None:
+    assert run(["explain", "small.yaml", "--why-not", text]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err and captured.out == ""
+    assert "Traceback" not in captured.err
+
+
+def test_robust_choice(folder: Path, capsys) -> None:
+    assert run(["search", "small.yaml", "--json", "--robust", "0.9", "--out", "robust.json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    robust = found["robust"]["best"]
+    assert robust["out_of_memory"] <= found["robust"]["most_out_of_memory"]
+    assert robust["quantile"] >= robust["step_time"]
+    assert json.loads((folder / "robust.json").read_text()) == found["best"]["plan"]  # memory is plenty
+    assert run(["search", "small.yaml", "--robust", "1.5"]) == 2
+    assert "a quantile lies between 0 and 1, met 1.5" in capsys.readouterr().err

@@ -143,3 +143,47 @@ def test_a_unit_off_by_a_thousand_is_told_on_every_rate_of_every_machine(name: s
         words = format_compute_rate if "peak" in path else format_bandwidth
         assert fault.field == ".".join(path)
         assert fault.message.endswith(f"; probably {words(value)}")
+
+
+def test_assumptions_name_what_was_left_out_and_nothing_else() -> None:
+    lines = load("local/dp2").assumptions
+    assert "plan.zero is 0 (default)" in lines
+    assert "model.transformer.kv_heads is 4 (default)" in lines
+    assert "training.gradient_precision is same (default)" in lines
+    assert "training.gradient_clipping is false (default)" in lines
+    assert not any(
+        line.startswith(
+            ("plan.data", "training.precision", "training.optimizer", "model.transformer.layers", "plan.context")
+        )
+        for line in lines
+    )
+    assert any(
+        line.startswith("model.preset gpt3-175b means layers 96") for line in load("gpt3-175b-1024-a100").assumptions
+    )
+
+
+@pytest.mark.parametrize(
+    ("zero", "named"), [(0, ()), (1, ("zero_shards",)), (3, ("zero_shards", "reshard_after_forward"))]
+)
+def test_assumptions_name_what_matters_at_a_zero_stage(zero: int, named: tuple[str, ...], tmp_path) -> None:
+    (tmp_path / "plan.yaml").write_text(f"{{data: 4, pipeline: 2, zero: {zero}}}\n")
+    lines = load("local/dp2-tp2-pp2", tmp_path / "plan.yaml").assumptions
+    every = ("zero_shards", "reshard_after_forward")
+    assert tuple(name for name in every if any(line.startswith(f"plan.{name} ") for line in lines)) == named
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({}, []),
+        ({"sequence_parallel": True}, ["plan.overlap_tensor is false (default)"]),
+        ({"sequence_parallel": True, "overlap_tensor": True}, ["chunks of a product beside tensor communication"]),
+    ],
+)
+def test_assumptions_speak_of_overlap_where_there_is_something_to_overlap(
+    fields: dict[str, bool], found: list[str], tmp_path
+) -> None:
+    (tmp_path / "plan.yaml").write_text(json.dumps({"data": 2, "tensor": 2, "pipeline": 2} | fields))
+    lines = load("local/dp2-tp2-pp2", tmp_path / "plan.yaml").assumptions
+    met = [line for line in lines if line.startswith(("plan.overlap_tensor ", "chunks of a product"))]
+    assert len(met) == len(found) and all(line.startswith(start) for line, start in zip(met, found, strict=True))

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_requests import request
-from test_golden import EXPECTED
 
 from meshwise.scenarios.files.errors import ScenarioError
 from meshwise.scenarios.interchange.target import Target
 from meshwise.scenarios.interchange.targets import TARGETS
 from meshwise.simulator.files import is_plain
+
+from .golden import GOLDEN
 
 EACH_TARGET = pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
 WORDS = (
@@ -56,7 +57,7 @@ def test_any_bytes(target: Target, content: bytes) -> None:
 @settings(max_examples=120, deadline=None)
 def test_a_good_file_with_some_words_changed(target: Target, seed: int) -> None:
     rng = random.Random(seed)
-    lines = EXPECTED[target.name][0].split("\n")
+    lines = GOLDEN[target.name].split("\n")
     for _ in range(rng.randint(1, 3)):
         at = rng.randrange(len(lines))
         words = lines[at].split(" ")
@@ -104,7 +105,7 @@ def test_a_good_file_with_some_words_changed(target: Target, seed: int) -> None:
     ],
 )
 def test_one_clear_message(name: str, old: str, new: str, message: str) -> None:
-    text = EXPECTED[name][0]
+    text = GOLDEN[name]
     assert old in text
     with pytest.raises(ScenarioError) as error:
         TARGETS[name].read(text.replace(old, new).encode(), "file")

@@ -22,6 +22,7 @@ from meshwise.strategies.search import Space, layouts
 from meshwise.strategies.search.acceptance import FIELDS, Answers
 
 from ...pace import measure_cpu
+from .golden import GOLDEN
 
 EACH = pytest.mark.parametrize("name", NAMES)
 
@@ -155,3 +156,7 @@ def test_a_request_of_an_operator_plan_is_refused_whole() -> None:
     cut = replace(one.plan, shardings=one.plan.shardings[1:])
     (reason,) = Acceptance("megatron", one.spec).refusals(one.problem, cut)
     assert reason.startswith("plan: what the fields of a plan mean")
+
+
+def test_every_trainer_has_such_a_file() -> None:
+    assert set(GOLDEN) == set(TARGETS)

@@ -8,9 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwise.scenarios.commands.main import run
-from meshwise.scenarios.files.errors import ScenarioError
-from meshwise.scenarios.files.library import root
 from meshwise.scenarios.published.runs import read_runs, run_of
 from meshwise.scenarios.published.scenario import seconds_of
 from meshwise.scenarios.studies.accuracy import errors, predict, predict_all, regret, runs_at, summary, to_csv
@@ -51,11 +48,6 @@ def test_a_long_step_is_what_all_its_events_take() -> None:
     assert seconds_of(problem, plan) == pytest.approx(step_time(lower(problem, plan)), rel=1e-9)
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda x: st.lists(x, max_size=3) | st.dictionaries(st.text(max_size=3), x, max_size=2),
-    max_leaves=5,
-)
 WORDS = st.sampled_from(
     [
         "full",
@@ -80,36 +72,11 @@ FIELDS = sorted(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.dictionaries(st.sampled_from(FIELDS), JSON | WORDS | st.integers(1, 64), max_size=4))
-def test_any_values_in_a_row_are_a_scenario_or_a_reason(change: dict[str, object]) -> None:
-    run = run_of(ROW | change)
-    assert (run.scenario is None) == bool(run.skipped)
-
-
 @settings(max_examples=30, deadline=None)
 @given(st.dictionaries(st.sampled_from(FIELDS), WORDS | st.integers(1, 8), max_size=2))
 def test_any_scenario_of_a_row_is_predicted(change: dict[str, object]) -> None:
     row = predict(run_of(ROW | {"n_layers": 2} | change))
     assert bool(row.skipped) == (row.step_time is None)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 1e300])
-@pytest.mark.parametrize("field", ["n_layers", "global_batch", "tp"])
-def test_a_figure_that_is_no_whole_number_is_skipped_with_its_reason(field: str, value: float) -> None:
-    run = run_of(ROW | {field: value})
-    assert run.scenario is None and run.skipped.startswith(f"{field} is a")
-
-
-def test_what_was_measured() -> None:
-    run = run_of(ROW | {"peak_mem_gib": None, "peak_mem_reserved_gib": 5.0, "status": "OOM"})
-    assert (run.peak_memory, run.status) == (5 * 2**30, "oom")
-    assert "measured peak memory is what the allocator reserved, not what was allocated" in run.assumed
-    noted = run_of(ROW | {"peak_mem_gib": None, "mem_note": "peak 71.5 GB by nvidia-smi"})
-    assert (noted.peak_memory, noted.with_context) == (71.5e9, True)
-    speed = {"step_time_s": None, "tokens_per_s_per_device": 1024.0}
-    assert run_of(ROW | speed).step_time == 1.0  # 8 sequences of 1024 tokens by 8 devices
-    assert run_of(ROW | {"step_time_s": "fast"}).step_time is None
 
 
 def test_memory_is_compared_as_it_was_measured() -> None:
@@ -176,33 +143,6 @@ def test_intervals_of_a_source_and_in_all() -> None:
     assert result["all"]["step_time_interval"]["factor"] == pytest.approx(high / (predicted.step_time or 0.0))
     skipped = summary([predict(run_of(ROW | {"accelerator": None}))])["all"]
     assert skipped["step_time_interval"] == {"count": 0, "inside": None, "factor": None}
-
-
-def test_a_folder_of_pictures_is_written(tmp_path, capsys) -> None:
-    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in (ROW, ROW | {"dp": 8, "tp": 1})))
-    assert run(["accuracy", str(tmp_path / "rows.jsonl"), "--plots", str(tmp_path / "plots"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["all"]["predicted"] == 2
-    drawn = {path.name for path in (tmp_path / "plots").iterdir()}
-    assert drawn == {"predicted-measured.png", *(f"error-by-{by}.png" for by in ("source", "devices", "technique"))}
-
-
-def test_a_folder_of_scenarios_is_read_like_rows() -> None:
-    runs = runs_at(root() / "korthikanti")
-    assert len(runs) == 8
-    assert all(run.scenario is not None and run.step_time for run in runs)
-    assert runs_at(root() / "starter.yaml")[0].skipped == "the scenario has no plan or nothing measured"
-
-
-def test_the_published_runs_of_the_library_are_predicted_within_a_tenth() -> None:
-    predictions = [predict(run) for run in (*runs_at(root() / "korthikanti")[-2:], *runs_at(root() / "megatron")[:2])]
-    assert all(abs(prediction.error or 1) < 0.1 for prediction in predictions)
-
-
-@pytest.mark.parametrize("content", [b"", b"\n\n", b"not json\n", b"[1]\n", b"[" * 100_000, b"\xff\xfe\n"])
-def test_a_file_of_something_else_is_a_scenario_error(content: bytes, tmp_path) -> None:
-    (tmp_path / "rows.jsonl").write_bytes(content)
-    with pytest.raises(ScenarioError):
-        read_runs(tmp_path / "rows.jsonl")
 
 
 def test_errors_by_hand() -> None:

@@ -39,14 +39,3 @@ def test_no_gradient_of_data_is_summed(walk: Walk) -> None:
     # x is an input of the module: up, cut along its outputs, leaves a part of x's gradient that nobody reads
     moved = [s.operators for s in walk.scenario.simulate(walk.plan).timeline.spans if "communication" in s.kind.value]
     assert moved == ["down: all_reduce down"]
-
-
-def test_the_graph_is_what_capture_makes_of_the_module() -> None:
-    torch = pytest.importorskip("torch")
-    from meshwise.executor.capture.capture import capture, made
-    from meshwise.scenarios.inputs.graph_file import dump_graph
-
-    folder = ROOT / "scenarios" / "operators"
-    with torch.device("meta"):  # shapes are enough
-        module, inputs = made(f"{folder / 'mlp.py'}:mlp")
-    assert dump_graph(capture(module, inputs, "mlp").graph) == (folder / "mlp.json").read_text("utf-8")

@@ -25,8 +25,6 @@ from meshwise.simulator.engine.flows import (
 from .fluid import LINKS, Transfer, capacities, exact, max_min, usages
 
 Usage = tuple[tuple[int, float], ...]
-
-
 many_usages = st.lists(usages, min_size=1, max_size=8)
 
 

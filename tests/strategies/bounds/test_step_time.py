@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from meshwise.simulator.engine import step_time
-from meshwise.strategies.bounds.step_time import Bounds
+from meshwise.simulator.operator_graph import Block, Operator, OperatorGraph, OperatorKind, Tensor
+from meshwise.strategies.bounds.step_time import Bounds, least_step_time
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.lowering import lower
 from meshwise.strategies.lowering.costs.stage import Machine, StageCosts
@@ -14,8 +15,10 @@ from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.offloading import WHOLE, Offloading
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.search import layouts
 
 from ..problems import problem
+from ..search.scenarios import usual_scenario
 
 FAST, SLOW = 1e12, 1e7
 
@@ -309,3 +312,28 @@ def test_a_microbatch_reaches_a_stage_along_the_quickest_ranks(schedule: str) ->
     costs = SimulatedCost(small)
     (path,) = costs.longest_paths([plan])
     assert costs.bound(plan) <= path
+
+
+SMALL = problem(nodes=2, devices=2, layers=7, batch=8)
+"""Seven layers on two nodes of two devices."""
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_plan_takes_less_than_computing_at_the_peak(seed: int) -> None:
+    small, space = usual_scenario(seed)
+    costs = SimulatedCost(small)
+    steps = [costs.evaluate(complete(small, layout)).step_time for layout in layouts(small, space)]
+    assert 0 < least_step_time(small) <= min(steps)
+
+
+def test_what_reads_no_samples_need_not_run_for_every_sample() -> None:
+    # a product of parameters alone, of 8,192^3 * 2 = 1.1e12 FLOP: a microbatch computes it once for all its samples
+    dims = (("m", 8192), ("k", 8192), ("n", 8192))
+    merge = Operator("merge", OperatorKind.MATMUL, dims, ("weights",), ("merged",), flops_per_point=2.0)
+    tensors = [Tensor(name, ("m", "k"), (8192, 8192), "fp32") for name in ("weights", "merged")]
+    alone = OperatorGraph(
+        "alone", (Block("merge", (merge,), tuple(tensors), ("weights",), ("merged",), repeat=3),), sequence=1
+    )
+    peak = dict(SMALL.cluster.accelerator.peak_flops)[SMALL.training.dtype]
+    # forward and one of two gradients, in each of three blocks, by 4 devices at their peak, whatever the batch is
+    assert least_step_time(replace(SMALL, graph=alone)) == pytest.approx(2 * 3 * 2 * 8192**3 / (4 * peak))

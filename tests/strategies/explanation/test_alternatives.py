@@ -11,8 +11,6 @@ from meshwise.strategies.explanation.uncertainty import Uncertainty
 from .cases import CRAMPED, RANKED, brute_force
 
 MEMORY = RANKED.problem.cluster.accelerator.memory
-
-
 # a plan lacks memory where it fills more than 1 / 1.01 of a device, surely where more than 1 / 1.001
 DOUBT = Uncertainty(coverage=0.9, step_time=0.5, peak_memory=1e-9, reserved=(1.001, 1.0055, 1.01))
 
@@ -42,11 +40,7 @@ def test_a_plan_that_may_lack_memory_takes_longer_at_a_quantile_and_for_ever_bey
 
 
 BEST = RANKED.fastest(fits)
-
-
 assert BEST is not None
-
-
 LAYOUT = next(each.layout for each in RANKED.candidates if RANKED.plan(each) == BEST.plan)
 
 

@@ -21,8 +21,6 @@ from ..problems import problem
 from .redistributed import Ranks
 
 CUT_HIDDEN, CUT_SEQUENCE = ShardingSpec((("hidden", (TENSOR,)),)), ShardingSpec((("sequence", (TENSOR,)),))
-
-
 PARTIAL = ShardingSpec(partial=(TENSOR,))
 
 
@@ -47,8 +45,6 @@ def test_nothing_is_made_partial() -> None:
 
 
 AXES = {"depth": 2, "rows": 3, "columns": 2}
-
-
 DIMS = ("sequence", "hidden")
 
 
@@ -146,14 +142,8 @@ def test_a_microbatch_has_four_all_reduces_a_layer_and_five() -> None:
 
 
 SIZES = {TENSOR_DEPTH: 2, TENSOR_ROWS: 3, TENSOR: 2}
-
-
 SHAPE = {"rows": 12, "columns": 12}
-
-
 Rank = dict[str, int]
-
-
 Cells = NDArray[np.bool_]
 """Which cells of a matrix a rank has."""
 

@@ -24,8 +24,6 @@ from meshwise.strategies.schedules.schedule import (
 )
 
 RANKS, MICROBATCHES = st.integers(1, 6), st.integers(1, 12)
-
-
 FORWARD, BACKWARD, INPUT, WEIGHT = KINDS
 
 

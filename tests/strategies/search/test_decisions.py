@@ -15,8 +15,6 @@ from meshwise.strategies.search.decisions import Decisions, Outlooks, Partial
 from .small_problems import PROBLEMS, SPACES, FakeCost, small_problem
 
 PROBLEM = small_problem()
-
-
 SPACE = Space(recompute=("none",), zero=(0,))  # type: ignore[arg-type]
 
 

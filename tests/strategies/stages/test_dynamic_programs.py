@@ -21,8 +21,6 @@ from meshwise.strategies.stages.dynamic_programs import (
 LAYERS = st.lists(
     st.lists(st.tuples(st.integers(0, 9).map(float), st.integers(0, 9).map(float)), min_size=2, max_size=2), max_size=5
 )
-
-
 BETWEEN = st.lists(st.lists(st.integers(0, 3).map(float), min_size=2, max_size=2), min_size=2, max_size=2)
 
 

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from itertools import product
 
-import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +15,7 @@ from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import Recompute
 from meshwise.strategies.search.stage_search import divided, of_layers
-from meshwise.strategies.stages.integer_programs import DivisionProgram, rounded
+from meshwise.strategies.stages.integer_programs import DivisionProgram
 from meshwise.strategies.stages.tables import division_problem, least_work
 
 from ..problems import problem
@@ -81,32 +80,6 @@ def test_no_division_that_fits_is_simulated_faster_than_the_bound(
         assert relaxed is not None and whole is not None
         assert least_work(costs, plain, layers) <= min(times) * (1 + 1e-9)
         assert between <= program.bound <= min(times) * (1 + 1e-9)
-
-
-@given(CASES)
-@settings(max_examples=12, deadline=None)
-def test_the_integer_program_finds_the_least_critical_path(case: tuple[tuple[str, int, int, int], float]) -> None:
-    (schedule, pipeline, chunks, layers), room = case
-    found = small(layers, room, pipeline)
-    layout = Layout(pipeline=pipeline, schedule=schedule, chunks=chunks, stages="balanced")
-    given_ = division_problem(StageCosts(found), complete(found, layout), (Recompute.FULL,), layers)
-    every = [(c, a) for c, a, _ in divisions(found, layout, layers) if given_.fits(c, [a])]
-    program = DivisionProgram(given_, accuracy=1e-4)
-    result = program.whole(1000)
-    assert (result is None) == (not every)
-    if result is not None:
-        least = min(given_.step(c, [a]) for c, a in every)
-        assert program.bound <= least * (1 + 1e-6)
-        if chunks == 1:  # every rank has one stage, so that its whole layers are those of the stage
-            assert given_.step(result.counts, result.recomputed) <= least * (1 + 2e-4)
-
-
-@given(st.lists(st.floats(0, 5), min_size=6, max_size=6))
-def test_rounding_keeps_the_sums_of_ranks(parts: list[float]) -> None:
-    found = rounded(np.array(parts), np.full(6, 9.0), 2)
-    for rank in range(2):
-        assert found[rank::2].sum() == round(sum(parts[rank::2]))
-    assert (np.abs(found - parts) < 2).all()
 
 
 def test_every_division_of_the_plan_itself_is_among_those_that_are_bounded() -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -81,41 +80,6 @@ def held(timeline: Timeline, category: Category, rank_class: int = 0) -> list[fl
 
 
 # bytes
-
-
-@pytest.mark.parametrize("recompute", [Recompute.NONE, Recompute.FULL])
-@pytest.mark.parametrize("microbatches", [1, 3])
-def test_activations_leave_and_come_back_but_for_the_two_blocks_in_the_buffers(
-    recompute: Recompute, microbatches: int
-) -> None:
-    # 8 layers a rank, and every backward follows its forward at once: its last two layers are still in the buffers
-    small, layout = hosted(devices=2, batch=2 * microbatches), Layout(data=2, recompute=recompute, offload=ACTIVATIONS)
-    timeline, (size,) = run(small, layout), kept(small, layout)
-    for way in ("to host", "from host"):
-        assert copied(timeline, way) == 2 * microbatches * (8 - 2) * size
-
-
-def test_in_a_pipeline_all_of_a_stage_leaves_where_another_pass_comes_between() -> None:
-    # 1F1B on two ranks, four layers each: on the first a backward follows the forward of a later microbatch or
-    # another backward, on the second that of its own
-    small, layout = hosted(devices=2, batch=5), Layout(pipeline=2, offload=ACTIVATIONS)
-    first, second = kept(small, layout)
-    expected = 5 * 4 * first + 5 * (4 - 2) * second
-    timeline = run(small, layout)
-    assert copied(timeline, "to host") == copied(timeline, "from host") == expected
-
-
-@pytest.mark.parametrize(("fraction", "layers"), [(1.0, 4), (0.75, 3), (0.7, 3), (0.25, 1), (0.01, 1)])
-def test_a_fraction_of_activations_is_one_of_a_stage_s_layers_rounded_up(fraction: float, layers: int) -> None:
-    small = hosted(devices=2, batch=5)
-    layout = Layout(pipeline=2, offload=Offloading(activations=(fraction, 0.0)))
-    timeline = run(small, layout)
-    assert copied(timeline, "to host") == 5 * layers * kept(small, layout)[0]
-    first = [name for name in complete(small, layout).stages[0].blocks if name.startswith("layer")][:layers]
-    left = {span.operators for span in timeline.spans if span.kind is TaskKind.HOST_COPY}
-    assert left == {f"activations of {name} {way}" for name in first for way in ("to host", "from host")}
-
-
 @pytest.mark.parametrize("fraction", [1.0, 0.5, 0.3])
 @pytest.mark.parametrize("zero", [0, 1])
 def test_the_host_s_step_gets_gradients_and_gives_parameters(fraction: float, zero: int) -> None:
@@ -204,104 +168,6 @@ def load_parameters(small: Problem) -> int:
 
 
 # memory
-
-
-@pytest.mark.parametrize("recompute", [Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL])
-def test_a_device_holds_two_buffers_in_place_of_what_left(recompute: Recompute) -> None:
-    # 1F1B: the first of four ranks holds four microbatches of two layers, of which each keeps as much
-    small, layout = hosted(devices=4, batch=8, pcie=1e6), Layout(pipeline=4, recompute=recompute)
-    timelines = [run(small, replace(layout, offload=offload)) for offload in (NOTHING, ACTIVATIONS)]
-    peaks = [[profile.peak for profile in timeline.memory] for timeline in timelines]
-    sizes = kept(small, layout)
-    assert peaks[0][0] - peaks[1][0] == (4 * 2 - 2) * sizes[0]
-    assert peaks[0][1] - peaks[1][1] == (3 * 2 - 2) * sizes[1]
-    assert max(peaks[1]) == SimulatedCost(small).peak_memory(complete(small, replace(layout, offload=ACTIVATIONS)))
-
-
-def test_the_host_holds_what_left_until_it_has_come_back() -> None:
-    # GPipe: every forward, then every backward from the first microbatch on, so that all four layers of all leave
-    small, layout = hosted(devices=2, batch=4, pcie=1e7), Layout(data=1, pipeline=2, schedule="gpipe")
-    timeline = run(small, replace(layout, offload=ACTIVATIONS))
-    first, second = kept(small, layout)
-    assert copied(timeline, "to host") == 4 * 4 * (first + second)
-    (profile,) = timeline.host_memory
-    # two layers of the second rank's first backward have come back into its buffers before its last have left
-    assert profile.peak == 4 * 4 * first + (4 * 4 - 2) * second
-    assert profile.totals[-1] == 0
-
-
-def test_one_rank_s_host_holds_every_block_that_leaves() -> None:
-    # slow copies: the first layer's is the last to come back, and the sixth has left before the first comes
-    small, layout = hosted(devices=1, batch=1, pcie=1e6), Layout(offload=ACTIVATIONS)
-    (profile,), (size,) = run(small, layout).host_memory, kept(small, layout)
-    assert profile.peak == 6 * size
-    assert sorted(set(profile.totals)) == [n * size for n in range(7)]
-
-
-def test_parameters_of_two_units_at_most_are_on_the_device() -> None:
-    small = hosted(devices=1, batch=2)
-    timeline = run(small, Layout(offload=PARAMETERS))
-    blocks = [block.parameters for block in StageCosts(small).of(complete(small, Layout())).stages[0].blocks]
-    pairs = [first + second for first, second in pairwise(blocks)]
-    assert max(held(timeline, Category.PARAMETERS)) == PARAMETER * max(pairs)
-    assert max(held(timeline, Category.GRADIENTS)) == GRADIENT * max(pairs)
-    assert held(timeline, Category.PARAMETERS)[-1] == held(timeline, Category.GRADIENTS)[-1] == 0
-    assert max(held(timeline, Category.OPTIMIZER)) == 0
-    (profile,) = timeline.host_memory
-    assert set(profile.totals) == {(STATES + GRADIENT + PARAMETER) * sum(blocks)}
-
-
-def test_tied_parameters_are_on_the_host_once() -> None:
-    small = hosted(devices=1, tied=True)
-    (profile,) = run(small, Layout(offload=PARAMETERS)).host_memory
-    assert profile.peak == (STATES + GRADIENT + PARAMETER) * load_parameters(small)
-
-
-def test_with_zero_3_a_shard_from_the_host_is_gone_when_it_is_gathered() -> None:
-    small = hosted(devices=4, batch=4)
-    plans = [complete(small, Layout(data=4, zero=3, offload=each)) for each in (NOTHING, PARAMETERS)]
-    cost = StageCosts(small).of(plans[0])
-    blocks, (parameters,) = [block.parameters for block in cost.stages[0].blocks], cost.parameters
-    most = [max(held(simulate(lower(small, plan)), Category.PARAMETERS)) for plan in plans]
-    pair = max(first + second for first, second in pairwise(blocks))
-    assert most == [PARAMETER * (parameters // 4 + pair), PARAMETER * pair]
-
-
-@pytest.mark.parametrize("step", [StepPlace.HOST, StepPlace.DEVICE])
-def test_the_sum_of_gradients_is_held_also_where_copies_take_no_time(step: StepPlace) -> None:
-    small = problem(devices=2, batch=2)  # nothing is said of what is between a device and its host
-    small = replace(small, training=replace(small.training, framework="torch"))
-    plan = complete(small, Layout(data=2, overlap_gradients=False, offload=Offloading(optimizer=(1.0,), step=step)))
-    (parameters,) = StageCosts(small).of(plan).parameters
-    flat = small.training.gradient_bytes * parameters
-    assert max(held(simulate(lower(small, plan)), Category.BUFFERS)) >= flat
-
-
-@pytest.mark.parametrize("fraction", [1.0, 0.5])
-def test_a_device_that_steps_has_two_chunks_of_states_from_the_end_of_its_passes(fraction: float) -> None:
-    small = hosted(devices=1, pcie=1e8)
-    offload = Offloading(optimizer=(fraction,), step=StepPlace.DEVICE)
-    states = held(run(small, Layout(offload=offload)), Category.OPTIMIZER)
-    away = STATES * load_parameters(small) * fraction
-    stays = STATES * load_parameters(small) - away
-    assert states[0] == states[-1] == stays
-    assert max(states) == stays + 2 * away / CHUNKS
-
-
-@pytest.mark.parametrize("fraction", [1.0, 0.5])
-@pytest.mark.parametrize("step", list(StepPlace))
-def test_the_copy_of_gradients_that_was_summed_is_there_until_it_is_read(fraction: float, step: StepPlace) -> None:
-    # torch's reducer copies gradients into one piece after the last backward; here it is what fills a device most
-    small = hosted(devices=2, batch=2, layers=2, vocab=4096)
-    small = replace(small, training=replace(small.training, framework="torch"))
-    layout = Layout(data=2, overlap_gradients=False, recompute=Recompute.FULL)
-    plan = complete(small, replace(layout, offload=Offloading(optimizer=(fraction,), step=step)))
-    timeline, (parameters,) = simulate(lower(small, plan)), StageCosts(small).of(plan).parameters
-    chunks = 2 * STATES * parameters * fraction / CHUNKS if step is StepPlace.DEVICE else 0
-    assert timeline.peak_memory == SimulatedCost(small).peak_memory(plan)
-    assert timeline.peak_memory == timeline.memory[0].totals[-1] + GRADIENT * parameters + chunks
-
-
 @pytest.mark.parametrize("name", ["activations", "optimizer", "parameters"])
 def test_one_fraction_a_rank_is_that_of_the_rank(name: str) -> None:
     small = hosted(devices=4, batch=8)
@@ -331,8 +197,6 @@ def test_a_fraction_of_0_is_no_offload(layout: Layout) -> None:
 
 
 # time
-
-
 def passes(small: Problem) -> tuple[list[int], list[int], int]:
     """Return the ticks of every block's forward and backward on one device, and of the optimizer."""
     program = lower(small, complete(small, Layout()))
@@ -354,18 +218,6 @@ def test_copies_beneath_computing_take_no_time() -> None:
     assert copy < min(f, b)
     found = [ticks(lower(small, complete(small, Layout(offload=each)))) for each in (NOTHING, ACTIVATIONS)]
     assert found[0] == found[1]
-
-
-def test_slow_copies_of_activations_are_what_a_step_waits_for() -> None:
-    small, copy = four_layers(1e7)
-    forward, backward, optimizer = passes(small)
-    (e, f, *_, h), (eb, b, *_, hb) = forward, backward
-    assert copy > sum(forward) + sum(backward)
-    # the third layer waits for the first one's copy and the fourth for the second's; both stay. The second comes
-    # back when the fourth's backward has left its buffer, then the first
-    there = e + f + 2 * copy + f + h
-    back = hb + b + 2 * copy + b + eb
-    assert ticks(lower(small, complete(small, Layout(offload=ACTIVATIONS)))) == there + back + optimizer
 
 
 def test_slow_copies_of_parameters_are_what_a_step_waits_for() -> None:
@@ -502,8 +354,6 @@ def test_copies_of_devices_behind_one_switch_share_it(layout: Layout) -> None:
 
 
 # one truth
-
-
 def offloadings(pipeline: int) -> st.SearchStrategy[Offloading]:
     """Return the ways in which a pipeline of so many ranks may offload."""
     fractions = st.sampled_from([0.0, 0.3, 1.0])

@@ -27,11 +27,7 @@ from ...problems import problem
 
 SLOW = Accelerator("slow", (("fp32", 1e12),), 1e12, 1e6, launch=0.5, optimizer_launch=1e-3)
 """1 MB/s, half a second for the first kernel, and a millisecond for each tensor."""
-
-
 TRAINING = Training(32, 32, "fp32")
-
-
 HELD = Parameters(1001, 10)
 
 
@@ -103,8 +99,6 @@ def test_ranks_that_share_gradients_or_parameters_have_a_part_of_every_tensor(ze
 
 
 TORCH = Training(32, 32, "fp32", framework="torch")
-
-
 DDP = Layout(data=2)
 
 

@@ -1,15 +1,11 @@
 """What is done once for many: passes alike in a skeleton, and steps that differ in microbatches alone."""
 
 from collections.abc import Iterator
-from dataclasses import fields
 
-import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwise.simulator.program import Program
-from meshwise.strategies.lowering import StageCosts, lower
-from meshwise.strategies.lowering.lower import _Passes, _Step
+from meshwise.strategies.lowering import StageCosts
 from meshwise.strategies.lowering.tasks.cuts import Cuts, Granularity
 from meshwise.strategies.lowering.tasks.residents import updates
 from meshwise.strategies.lowering.tasks.shape import PartShape, StageShape, Volumes, step_shape
@@ -40,13 +36,6 @@ def told(tasks: Skeleton) -> tuple[object, ...]:
     edges = sorted(zip(tasks.before.tolist(), tasks.after.tolist(), tasks.through.tolist(), strict=True))
     step_of = None if tasks.step_of is None else tasks.step_of.tolist()
     return tasks.slots, tasks.slot_of.tolist(), tasks.microbatch_of.tolist(), edges, step_of
-
-
-def same(one: Program, other: Program) -> None:
-    """Assert that two programs are equal in every column."""
-    for field in fields(Program):
-        left, right = getattr(one, field.name), getattr(other, field.name)
-        assert np.array_equal(left, right) if isinstance(left, np.ndarray) else left == right, field.name
 
 
 @settings(max_examples=120, deadline=None)
@@ -96,13 +85,3 @@ def test_of_two_that_overlap_each_goes_on_beneath_the_collectives_of_the_other()
     stages = tuple(stage._replace(forward=parts, backward=parts, last=parts, buckets=()) for stage in shape.stages)
     shape = shape._replace(stages=stages)
     assert told(Step(shape).build()) == told(OneByOne(shape).build())
-
-
-@settings(max_examples=40, deadline=None)
-@given(any_cases(8))
-def test_how_passes_are_cut_does_not_depend_on_how_many_microbatches_run_them(case: Case) -> None:
-    small, plan = case.build()
-    costs = StageCosts(small)
-    counted = _Passes(Cuts(costs, plan, costs.machine(plan), Granularity.CHAIN))
-    if not plan.asynchronous:
-        same(lower(small, plan, costs=costs), _Step(counted, plan).program())

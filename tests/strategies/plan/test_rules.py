@@ -87,11 +87,3 @@ def test_a_broken_rule_says_what_holds_and_what_was_met(layout: Layout, field: s
 def test_heads_bound_the_tensor_degree() -> None:
     wide = problem(heads=6, kv_heads=6, hidden=48)
     assert any("tensor divides heads(6), met 8; nearest: 6" in v.message for v in violations(wide, Layout(tensor=8)))
-
-
-def test_interleaved_asks_for_whole_rounds() -> None:
-    small = problem(batch=4)
-    layout = Layout(pipeline=8, schedule="interleaved", chunks=1)
-    assert [v.message for v in violations(small, layout) if v.field == "schedule"] == [
-        "interleaved: microbatches(4) % pipeline(8) = 0 does not hold; nearest: 8"
-    ]
