@@ -1,5 +1,7 @@
 """Variants of passes by hand: what makes the last gradients, what follows at once, and what begins them."""
 
+from itertools import pairwise
+
 import pytest
 
 from meshwise.strategies.lowering.tasks.variants import (
@@ -69,3 +71,16 @@ def test_what_is_added_to_a_variant_does_not_change_what_it_does() -> None:
         assert not joins(variant) and joins(variant + JOINED) and not joins(variant + FIRST)
         assert kind_of(variant) == kind_of(variant + JOINED) == kind_of(variant + FIRST + JOINED)
     assert kind_of(WEIGHTS) is ActionKind.WEIGHT
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_what_follows_at_once_is_of_the_same_stage_and_no_pair_that_runs_as_one(name: str) -> None:
+    chunks = 1 if SCHEDULES[name].chunks[1] == 1 else 2
+    rows = actions(name, 2, 6, chunks)
+    every = [action for rank in schedule(name, 2, 6, chunks).orders for action in rank]
+    expected = [False] * len(every)
+    for place, (one, other) in enumerate(pairwise(every)):
+        goes_back = other.kind in (ActionKind.BACKWARD, ActionKind.INPUT)
+        if one.kind is ActionKind.FORWARD and goes_back and one.stage == other.stage and not rows.together[place]:
+            expected[place] = expected[place + 1] = True
+    assert joined(rows).tolist() == expected
