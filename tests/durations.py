@@ -82,8 +82,8 @@ def sample_cases(cases: int, seconds: float) -> set[int]:
 def name(test: str) -> str:
     """Return the name of a test without its parameters.
 
-    >>> name("tests/simulator/test_engine.py::test_order[two streams]")
-    'tests/simulator/test_engine.py::test_order'
+    >>> name("tests/simulator/engine/test_engine.py::test_order[two streams]")
+    'tests/simulator/engine/test_engine.py::test_order'
     """
     return re.sub(r"\[.*", "", test, flags=re.DOTALL)
 

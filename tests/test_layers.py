@@ -1,4 +1,4 @@
-"""Imports point only down, nothing cycles, and the core needs no torch."""
+"""Imports point only down, nothing cycles, the core needs no torch, and tests lie where modules lie."""
 
 import ast
 import subprocess
@@ -128,3 +128,22 @@ def test_the_core_runs_without_torch() -> None:
         "import meshwise.reports.pictures.timeline, meshwise.reports.traces.chrome\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+MIRRORED = 0.8
+"""The share of modules that have a test file where they lie: ``strategies/plan/mesh.py`` has
+``tests/strategies/plan/test_mesh.py``, and more beside it, as ``test_mesh_TOPIC.py``."""
+
+
+def test_modules_have_their_tests_where_they_lie() -> None:
+    modules = [path.relative_to(ROOT) for path in FILES if path.name != "__init__.py"]
+    without = [path for path in modules if not (ROOT / "tests" / path.parent / f"test_{path.name}").is_file()]
+    assert len(without) <= (1 - MIRRORED) * len(modules), "\n".join(path.as_posix() for path in without)
+
+
+def test_a_test_file_lies_in_the_folder_of_modules_or_above() -> None:
+    """What is moved or renamed takes its tests along: no folder of tests is left of one that is gone."""
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        folder = path.parent.relative_to(ROOT / "tests")
+        if folder.parts and folder.parts[0] in ALLOWED:
+            assert (ROOT / folder).is_dir(), folder

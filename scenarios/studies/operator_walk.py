@@ -310,7 +310,7 @@ class Walk:
 
 
 _MODULE = "scenarios/operators/mlp.py:mlp"
-_NOT_RUN = "not run: takes a minute of two cores; tests/executor/operators/test_execute_module.py runs smaller ones"
+_NOT_RUN = "not run: takes a minute of two cores; tests/executor/operators/test_run.py runs smaller ones"
 
 
 def _row(name: str, options: Mapping[str, Any], found: SearchResult) -> tuple[str, ...]:

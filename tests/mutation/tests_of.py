@@ -2,20 +2,25 @@
 
 _COLLECTIVES = "tests/simulator/collectives"
 _LEVELS = (
-    f"{_COLLECTIVES}/test_levels.py",
-    "tests/simulator/test_library.py",
-    f"{_COLLECTIVES}/test_steps.py",
+    f"{_COLLECTIVES}/test_hierarchical.py",
+    f"{_COLLECTIVES}/test_in_switch.py",
+    f"{_COLLECTIVES}/test_choose.py",
+    f"{_COLLECTIVES}/test_ring_steps.py",
     "tests/simulator/test_collective.py",
 )
-_COMPUTE = ("tests/simulator/test_compute.py", "tests/simulator/kernels")
+_COMPUTE = (
+    "tests/simulator/machine/test_compute.py",
+    "tests/simulator/machine/test_kernels.py",
+    "tests/simulator/machine/test_kernels_attention.py",
+)
 
 TESTS: dict[str, tuple[str, ...]] = {
-    "simulator/machine/compute.py": (*_COMPUTE, "tests/simulator/models/test_attention_kernels.py"),
+    "simulator/machine/compute.py": (*_COMPUTE, "tests/simulator/machine/test_compute_attention.py"),
     "simulator/machine/kernels.py": (
-        "tests/simulator/kernels/test_matmul.py",
-        "tests/simulator/kernels/test_attention.py",
-        "tests/simulator/models/test_attention_kernels.py",
-        "tests/simulator/test_compute.py",
+        "tests/simulator/machine/test_kernels.py",
+        "tests/simulator/machine/test_kernels_attention.py",
+        "tests/simulator/machine/test_compute_attention.py",
+        "tests/simulator/machine/test_compute.py",
     ),
     "simulator/collectives/choose.py": _LEVELS,
     "simulator/collectives/ring.py": (f"{_COLLECTIVES}/test_ring.py", *_LEVELS),
@@ -25,41 +30,40 @@ TESTS: dict[str, tuple[str, ...]] = {
     "simulator/collectives/in_switch.py": _LEVELS,
     "simulator/collectives/point_to_point.py": (f"{_COLLECTIVES}/test_point_to_point.py", *_LEVELS),
     "simulator/collectives/traffic.py": _LEVELS,
-    "simulator/machine/cluster.py": ("tests/simulator/test_library.py",),
-    "simulator/engine/flows.py": ("tests/simulator/test_max_min.py", "tests/simulator/test_pace.py"),
-    "strategies/bounds/step_time.py": ("tests/strategies/test_bound.py",),
+    "simulator/machine/cluster.py": ("tests/simulator/collectives/test_choose.py",),
+    "simulator/engine/flows.py": ("tests/simulator/engine/test_flows.py",),
+    "strategies/bounds/step_time.py": ("tests/strategies/bounds/test_step_time.py",),
     "strategies/explanation/sensitivity.py": (
-        "tests/strategies/explanation/test_edge.py",
+        "tests/strategies/explanation/test_sensitivity_edge.py",
         "tests/strategies/explanation/test_sensitivity.py",
     ),
     "strategies/bounds/group_bounds.py": (
-        "tests/strategies/test_group_bounds.py",
-        "tests/strategies/test_group_bounds_memory.py",
+        "tests/strategies/bounds/test_group_bounds.py",
+        "tests/strategies/bounds/test_group_bounds_memory.py",
     ),
     "strategies/lowering/costs/rewrites.py": (
-        "tests/strategies/test_accumulation.py",
-        "tests/strategies/test_tensor_overlap.py",
+        "tests/strategies/lowering/costs/test_rewrites.py",
+        "tests/strategies/lowering/costs/test_rewrites_overlap.py",
     ),
     "strategies/lowering/costs/optimizer.py": (
-        "tests/strategies/test_clipping.py",
-        "tests/strategies/test_gradient_storage.py",
-        "tests/strategies/test_optimizer.py",
-        "tests/strategies/test_training.py",
+        "tests/strategies/lowering/costs/test_optimizer_clipping.py",
+        "tests/strategies/lowering/costs/test_optimizer.py",
+        "tests/strategies/lowering/costs/test_optimizer_precisions.py",
     ),
     "strategies/lowering/costs/liveness.py": (
-        "tests/strategies/test_live_tensors.py",
-        "tests/strategies/test_liveness.py",
+        "tests/strategies/lowering/costs/test_liveness_operators.py",
+        "tests/strategies/lowering/costs/test_liveness.py",
     ),
-    "strategies/lowering/rank_classes/placement.py": ("tests/strategies/test_loads.py",),
-    "strategies/lowering/costs/memory.py": ("tests/strategies/test_memory.py",),
-    "strategies/lowering/costs/recompute.py": ("tests/strategies/test_recompute_memory.py",),
+    "strategies/lowering/rank_classes/placement.py": ("tests/strategies/lowering/rank_classes/test_placement.py",),
+    "strategies/lowering/costs/memory.py": ("tests/strategies/lowering/costs/test_memory.py",),
+    "strategies/lowering/costs/recompute.py": ("tests/strategies/lowering/costs/test_recompute.py",),
     "strategies/lowering/costs/operator.py": (
-        "tests/strategies/test_steps_around.py",
-        "tests/strategies/operators/test_edge_costs.py",
+        "tests/strategies/lowering/costs/test_operator.py",
+        "tests/strategies/operators/test_costs_edges.py",
     ),
     "strategies/operators/costs.py": (
-        "tests/strategies/operators/test_edge_costs.py",
-        "tests/strategies/operators/test_node_costs.py",
+        "tests/strategies/operators/test_costs_edges.py",
+        "tests/strategies/operators/test_costs_nodes.py",
         "tests/strategies/operators/test_costs.py",
     ),
 }

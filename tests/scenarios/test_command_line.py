@@ -21,13 +21,6 @@ def lines(captured: str) -> list[str]:
     return captured.strip().splitlines()
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("MESHWISE_DEBUG", raising=False)
-    return tmp_path
-
-
 BAD = {
     "unknown.yaml": ("training: {global_batch: 8, sequenc: 64}", "training.sequenc"),
     "type.yaml": ("name: [1]", "name"),
@@ -275,45 +268,6 @@ def test_the_same_seed_gives_the_same_search(capsys) -> None:
     assert found[0] == found[1]
 
 
-def test_init_writes_a_scenario_once(folder: Path, capsys) -> None:
-    assert run(["init", "new"]) == 0
-    assert run(["validate", "new/scenario.yaml"]) == 0
-    (folder / "new" / "scenario.yaml").write_text("mine")
-    assert run(["init", "new"]) == 2
-    assert (folder / "new" / "scenario.yaml").read_text() == "mine"
-
-
-@pytest.mark.parametrize("what", ["models", "accelerators", "clusters", "schedules", "algorithms", "scenarios"])
-def test_list_names_everything_with_a_description(what: str, capsys) -> None:
-    assert run(["list", what, "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert rows
-    assert all(row["name"] and row["description"] for row in rows)
-    assert run(["list", what]) == 0
-    assert len(lines(capsys.readouterr().out)) == len(rows)
-
-
-def test_validate_json_lists_the_errors(folder: Path, capsys) -> None:
-    (folder / "c.yaml").write_text("name: x\naccelerator: {preset: a100}\n")
-    assert run(["validate", "c.yaml", "--json"]) == 2
-    document = json.loads(capsys.readouterr().out)
-    assert document["kind"] == "cluster"
-    assert document["valid"] is False
-    assert {"file", "line", "column", "field", "message"} == set(document["errors"][0])
-    assert "nearest: a100-40gb, a100-80gb" in next(
-        e["message"] for e in document["errors"] if e["field"] == "accelerator.preset"
-    )
-
-
-@pytest.mark.parametrize("kind", ["scenario", "plan", "cluster"])
-def test_schemas_are_json_schema(kind: str, capsys) -> None:
-    assert run(["schema", kind]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert document["$schema"].startswith("https://json-schema.org/")
-    jsonschema = pytest.importorskip("jsonschema", reason="only where it is installed")
-    jsonschema.Draft202012Validator.check_schema(document)
-
-
 HEAVY = ("torch", "pandas", "matplotlib", "scipy")
 
 
@@ -352,29 +306,6 @@ def test_a_closed_pipe_is_quiet() -> None:
     done = subprocess.run(command, shell=True, capture_output=True, text=True, env=environment, timeout=60)
     assert done.stdout.strip() == "{"
     assert done.stderr == ""
-
-
-@pytest.mark.parametrize(
-    ("arguments", "part"),
-    [
-        (["simulate", "local/dp2", "--timeline", "page.html"], "steps"),
-        (["search", "local/dp2", "--algorithm", "best_first", "--report", "page.html"], "searches"),
-        (["compare", "local/dp2", "--algorithms", "best_first,random", "--report", "page.html"], "searches"),
-        (["explain", "local/dp2", "--report", "page.html"], "explanation"),
-    ],
-)
-def test_commands_write_what_they_know_as_one_page(arguments: list[str], part: str, folder: Path, capsys) -> None:
-    assert run(arguments) == 0
-    assert [path.name for path in folder.iterdir()] == ["page.html"]
-    text = (folder / "page.html").read_text()
-    document = json.loads(text.split('<script id="document" type="application/json">')[1].split("</script>")[0])
-    assert document[part]
-    assert document["facts"][0][0] == "step time"
-
-
-def test_help_of_simulate_names_the_page(capsys) -> None:
-    assert run(["simulate", "--help"]) == 0
-    assert ".html" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("module", ["typer", "meshwise.scenarios.commands.simulate", "meshwise.strategies.plan.plan"])

@@ -16,7 +16,7 @@ from meshwise.scenarios.files.errors import ScenarioError
 from meshwise.scenarios.files.results import write
 from meshwise.scenarios.loader import load
 from meshwise.scenarios.published.runs import run_of
-from meshwise.simulator.files import escaped, is_plain, unsafe_character
+from meshwise.simulator.files import escaped, is_plain
 
 from ..endurance.fuzzing import corpus
 from ..endurance.fuzzing.watch import watched
@@ -243,18 +243,3 @@ def test_a_report_shows_markup_as_text() -> None:
 
     section = Section(SCRIPT, (SCRIPT,), ((SCRIPT, SCRIPT), (SCRIPT, SCRIPT)), f"{SCRIPT[1:8]}.png", SCRIPT)
     assert not re.search(r"(?<!\\)<(script|img src=x)", to_markdown(SCRIPT, [section]))
-
-
-def test_every_unsafe_character_is_known() -> None:
-    """Of all of Unicode: those of category Cc but tab and newline, the bidirectional controls, and lone halves."""
-    import unicodedata
-
-    for point in range(0x110000):
-        letter = chr(point)
-        unsafe = unsafe_character(letter) is not None
-        control = unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") and letter not in "\t\n"
-        turning = unicodedata.bidirectional(letter) in ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
-        if control or turning:
-            assert unsafe, hex(point)
-        if letter.isprintable():
-            assert not unsafe, hex(point)

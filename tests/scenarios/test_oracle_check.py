@@ -21,9 +21,8 @@ from meshwise.strategies.plan.layout import Layout  # noqa: E402
 from meshwise.strategies.plan.offloading import offloading  # noqa: E402
 from meshwise.strategies.plan.parallelism import Attention  # noqa: E402
 from meshwise.strategies.plan.plan import Plan  # noqa: E402
-from meshwise.strategies.plan.recomputation import Recompute  # noqa: E402
 from meshwise.strategies.plan.problem import Problem, Training  # noqa: E402
-from meshwise.strategies.plan.recomputation import SomeOperators  # noqa: E402
+from meshwise.strategies.plan.recomputation import Recompute, SomeOperators  # noqa: E402
 
 LAYERS, HIDDEN, FFN, VOCAB, SEQUENCE = 2, 256, 1024, 1024, 256
 SPEC = Transformer(LAYERS, HIDDEN, 4, 4, FFN, VOCAB, tied_embeddings=False)

@@ -1,4 +1,4 @@
-"""What holds for all collectives: bounds, symmetry, groups at once or one at a time, and the choice of an algorithm."""
+"""What holds for all collectives: bounds, symmetry, groups at once, the choice of an algorithm; and measured curves."""
 
 from dataclasses import replace
 
@@ -222,3 +222,28 @@ def test_groups_are_rows_that_can_run_the_algorithm() -> None:
         phases(cluster, Collective.SEND, Algorithm.DIRECT, np.array([[0, 1, 2]]))
     with pytest.raises(ValueError, match=r"the group of \[0, 1\] runs all_reduce by ring, parameter_server, met tree"):
         phases(cluster, Collective.ALL_REDUCE, Algorithm.TREE, np.array([[0, 1]]))
+
+
+CURVE = CollectiveCurve(Collective.ALL_REDUCE, 4, ((100.0, 2.0), (200.0, 3.0), (400.0, 9.0)))
+
+
+@pytest.mark.parametrize(
+    ("size", "seconds"),
+    # 150 is half way from 2 to 3, 300 from 3 to 9; above 400 bytes the rate is (9 - 3) / 200 s a byte
+    [(1.0, 2.0), (100.0, 2.0), (150.0, 2.5), (200.0, 3.0), (300.0, 6.0), (400.0, 9.0), (500.0, 12.0)],
+)
+def test_a_curve_is_straight_between_its_points(size: float, seconds: float) -> None:
+    assert CURVE.time(size) == pytest.approx(seconds)
+
+
+def test_one_point_says_a_rate_and_a_falling_end_no_negative_one() -> None:
+    assert CollectiveCurve(Collective.SEND, 2, ((100.0, 2.0),)).time(300.0) == pytest.approx(6.0)
+    assert CollectiveCurve(Collective.SEND, 2, ((100.0, 2.0), (200.0, 1.0))).time(300.0) == 1.0
+
+
+@pytest.mark.parametrize(
+    "points", [(), ((1.0, 1.0), (1.0, 2.0)), ((2.0, 1.0), (1.0, 2.0)), ((1.0, 0.0),), ((0.0, 1.0),)]
+)
+def test_points_out_of_order_are_refused(points: tuple[tuple[float, float], ...]) -> None:
+    with pytest.raises(ValueError, match="all_reduce over 4 ranks: sizes rise and times are positive"):
+        CollectiveCurve(Collective.ALL_REDUCE, 4, points)

@@ -7,10 +7,9 @@ from math import prod
 import pytest
 
 pytest.importorskip("torch")
-
 import modules
 import torch
-from cutting import Values, arguments, check, operators, place
+from cutting import Values, arguments, check, place
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -18,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from meshwise.executor.capture.capture import capture
 from meshwise.executor.capture.captured import Captured, CaptureError
-from meshwise.simulator.operator_graph import BATCH, OperatorKind
+from meshwise.simulator.operator_graph import BATCH
 
 NAMES = list(modules.MODULES)
 
@@ -95,11 +94,6 @@ def test_an_operator_in_parts_gives_the_whole(name: str) -> None:
     assert check(found, module, inputs) >= len(found.operators)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_operator_has_a_rule(name: str) -> None:
-    assert not [line for line in captured(name)[0].warnings if "replicated" in line]
-
-
 @pytest.mark.parametrize("name", ["llama", "unet"])
 def test_a_capture_is_the_same_every_time(name: str) -> None:
     found, module, inputs = captured(name)
@@ -107,104 +101,10 @@ def test_a_capture_is_the_same_every_time(name: str) -> None:
     assert again.graph == found.graph and again.dims == found.dims and again.operators == found.operators
 
 
-def test_layers_are_one_block_that_repeats() -> None:
-    found, _, _ = captured("gpt")
-    layers = found.graph.blocks[1]
-    assert (layers.name, layers.repeat, layers.layer) == ("layers", 2, True)
-    assert [name for name, _ in found.graph.occurrences] == ["token", "layers.0", "layers.1", "final_norm", "logits"]
-    assert found.parameters[found.parameter_names["layers", 1, "attention.query.weight"]] == (
-        "layers.1.attention.query.weight"
-    )
-    (query,) = [each for each in layers.operators if each.name == "attention_query"]
-    assert query.dims == ((BATCH, 1), ("sequence", 8), ("heads", 4), ("head_dim", 4), ("hidden", 16))
-    assert query.uncut == ("head_dim",)  # heads are the outermost factor of the torch dim, their widths are not
-    (core,) = [each for each in layers.operators if each.kind is OperatorKind.ATTENTION]
-    assert core.executed_fraction == 0.5 and set(core.uncut) == {"sequence", "key"}
-
-
 def test_tied_parameters_are_counted_once() -> None:
     found, _, _ = captured("gpt")
     ((first, second),) = found.graph.tied
     assert {first[0], second[0]} == {"token", "logits"}
-
-
-def test_a_deep_mlp_without_residuals_does_not_repeat() -> None:
-    """Its layers hand hidden dims of their own to each other: one sharding for all would forbid Megatron's pattern."""
-
-    class Deep(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(4)))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layers(x).square().sum()
-
-    graph = capture(Deep(), (torch.randn(2, 8),)).graph
-    assert [block.repeat for block in graph.blocks] == [1, 1, 1, 1]
-    assert all(block.layer for block in graph.blocks)
-
-
-def test_skips_are_carried_through_the_blocks_between() -> None:
-    graph = captured("unet")[0].graph
-    middle = next(block for block in graph.blocks if block.name == "middle")
-    assert len(middle.inputs) == 3 and middle.inputs[:2] == middle.outputs[:2]
-    read = {name for operator in middle.operators for name in operator.inputs}
-    assert not read & set(middle.inputs[:2])
-
-
-def test_statistics_of_a_batch_norm_are_sums_over_the_batch() -> None:
-    found = captured("convnet")[0]
-    (first, *_) = [each for name, each in operators(found).items() if "norm_sum" in name]
-    assert BATCH in first.reduced
-
-
-class Renewing(nn.Module):
-    """A layer that keeps something of what it has seen."""
-
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        self.linear, self.how = nn.Linear(4, 4), how
-        self.register_buffer("seen", torch.zeros(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.linear(x)
-        old = self.seen.clone()
-        mean = y.mean(0)
-        y = y if self.how == "of a value of its own" else y - mean
-        if self.how in ("by points", "of a value of its own"):
-            self.seen.mul_(0.5).add_(mean.detach())
-        elif self.how == "sorted":
-            self.seen.copy_(mean.detach().sort().values)
-        elif self.how == "of two values":
-            self.seen.copy_((mean + self.linear.bias).detach())
-        elif self.how == "read by the loss":
-            self.seen.add_(mean.detach())
-            y = y * old
-        return y.square().sum()
-
-
-def test_how_forward_renews_buffers_is_kept() -> None:
-    found, module, inputs = captured("convnet")
-    assert not found.warnings and not found.left
-    expected = {name: each.clone() for name, each in module.named_buffers()}
-    assert {update.buffer for update in found.updates} == set(expected)
-    values = Values(found, arguments(found, module, inputs)).values
-    by_name = {node.name: value for node, value in values.items()}
-    module.train()(*inputs)
-    for update in found.updates:
-        read = [by_name[update.reads]] if update.reads else []
-        new = update.program(expected[update.buffer], *read)
-        torch.testing.assert_close(new, module.get_buffer(update.buffer), rtol=0, atol=1e-12)
-        assert not torch.equal(new, expected[update.buffer])
-
-
-@pytest.mark.parametrize("how", ["by points", "of a value of its own", "sorted", "of two values", "read by the loss"])
-def test_a_buffer_that_ranks_could_not_renew_in_parts_is_left(how: str) -> None:
-    found = capture(Renewing(how), (torch.randn(4, 4),))
-    renewed = how == "by points"
-    assert [update.buffer for update in found.updates] == ["seen"] * renewed
-    assert found.left == ("seen",) * (not renewed)
-    assert any("stay as they are: seen" in line for line in found.warnings) is not renewed
 
 
 class Calls(nn.Module):
@@ -317,58 +217,10 @@ def test_layers_of_all_kinds_are_captured(name: str) -> None:
     assert found.graph.num_parameters == sum(each.numel() for each in module.parameters())
 
 
-def test_an_operator_without_a_rule_is_named_and_replicated() -> None:
-    found = capture(Calls(lambda x, w: torch.linalg.pinv(x @ w)), (torch.randn(4, 6, dtype=torch.float64),))
-    assert any("replicated" in line for line in found.warnings)
-    unknown = [
-        each for each in operators(found).values() if each.uncut and set(each.uncut) == {d for d, _ in each.dims}
-    ]
-    assert unknown
-
-
 def test_one_sample_is_told_from_a_dim_of_size_one() -> None:
     module = modules.Gpt()
     one, more = (capture(module, modules.tokens(batch=batch)).graph for batch in (1, 4))
     assert one == more
-
-
-LOSSES = {
-    "mse": functional.mse_loss,
-    "l1": functional.l1_loss,
-    "huber": lambda x, y: functional.huber_loss(x, y, delta=0.7),
-    "smooth_l1": lambda x, y: functional.smooth_l1_loss(x, y, beta=0.3),
-    "bce": lambda x, y: functional.binary_cross_entropy_with_logits(x, y.sigmoid(), pos_weight=y[0].exp()),
-    "cross entropy": lambda x, y: functional.cross_entropy(x, y.argmax(1)),
-    "ignored": lambda x, y: functional.cross_entropy(x, y.argmax(1), ignore_index=1),
-    "weighted": lambda x, y: functional.cross_entropy(x, y.argmax(1), weight=y[0].exp().detach()),
-    "smoothed": lambda x, y: functional.cross_entropy(x, y.argmax(1), label_smoothing=0.2, weight=y[1].exp()),
-    "probabilities": lambda x, y: functional.cross_entropy(x, y.softmax(1), label_smoothing=0.1),
-    "nll": lambda x, y: functional.nll_loss(x.log_softmax(1), y.argmax(1)),
-    "mean": lambda x, y: (x * y).mean() + (x.mean(0) * y.mean(1)[:1]).mean(),
-    "batch norm": lambda x, y: (functional.batch_norm(x, None, None, training=True) * y).mean(),
-}
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_losses_written_out_are_the_losses_and_none_is_a_mean(name: str) -> None:
-    class Loss(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.linspace(0.5, 2, 6, dtype=torch.float64))
-
-        def forward(self, x: Tensor, y: Tensor) -> Tensor:
-            result: Tensor = LOSSES[name](x * self.scale, y)
-            return result
-
-    torch.manual_seed(1)
-    module, inputs = Loss(), tuple(torch.randn(4, 6, dtype=torch.float64) for _ in range(2))
-    found = capture(module, inputs)
-    (loss,) = found.program(*arguments(found, module, inputs))
-    expected = module(*inputs)
-    torch.testing.assert_close(loss, expected)
-    torch.testing.assert_close(torch.autograd.grad(loss, [module.scale]), torch.autograd.grad(expected, [module.scale]))
-    targets = {str(node.target) for node in found.program.graph.nodes}
-    assert not [each for each in targets if "loss" in each or "mean" in each or "batch_norm" in each]
 
 
 def test_inputs_that_have_no_common_batch_are_refused() -> None:
@@ -379,15 +231,6 @@ def test_inputs_that_have_no_common_batch_are_refused() -> None:
         capture(module, (torch.tensor(1.0),))
     with pytest.raises(CaptureError, match="at least one input"):
         capture(module, ())
-
-
-def test_a_module_that_torch_cannot_export_is_refused_in_one_line() -> None:
-    def decides(x: Tensor, w: Tensor) -> Tensor:
-        return x @ w if x.sum() > 0 else x
-
-    with pytest.raises(CaptureError, match="torch cannot export the module") as caught:
-        capture(Calls(decides), (torch.randn(4, 6, dtype=torch.float64),))
-    assert "\n" not in str(caught.value)
 
 
 def test_a_loss_that_is_no_scalar_is_refused() -> None:

@@ -32,8 +32,8 @@ from meshwise.simulator.operator_graph import OperatorGraph  # noqa: E402
 from meshwise.strategies.operators.choices import choices  # noqa: E402
 from meshwise.strategies.operators.operator_plan import operator_plan  # noqa: E402
 from meshwise.strategies.plan.mesh import TENSOR  # noqa: E402
-from meshwise.strategies.plan.plan import Plan  # noqa: E402
 from meshwise.strategies.plan.partition import Stage  # noqa: E402
+from meshwise.strategies.plan.plan import Plan  # noqa: E402
 from meshwise.strategies.plan.problem import Problem, Training  # noqa: E402
 from meshwise.strategies.plan.sharding import OperatorSharding  # noqa: E402
 

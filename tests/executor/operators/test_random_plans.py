@@ -27,8 +27,8 @@ from meshwise.strategies.lowering import StageCosts  # noqa: E402
 from meshwise.strategies.operators.choices import choices  # noqa: E402
 from meshwise.strategies.operators.operator_plan import operator_plan  # noqa: E402
 from meshwise.strategies.plan.mesh import DATA, OPERATOR_AXES, PIPELINE, TENSOR, TENSOR_ROWS, Axis, Mesh  # noqa: E402
-from meshwise.strategies.plan.plan import Plan  # noqa: E402
 from meshwise.strategies.plan.partition import Stage  # noqa: E402
+from meshwise.strategies.plan.plan import Plan  # noqa: E402
 from meshwise.strategies.plan.problem import Problem, Training  # noqa: E402
 from meshwise.strategies.plan.sharding import OperatorSharding  # noqa: E402
 from meshwise.strategies.search import Frontier, search  # noqa: E402

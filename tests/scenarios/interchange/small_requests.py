@@ -4,7 +4,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from meshwise.scenarios.interchange.facts import Request
+from meshwise.scenarios.interchange.facts import PLAN, Request
+from meshwise.scenarios.interchange.targets import TARGETS
 from meshwise.simulator.catalog import cluster
 from meshwise.simulator.models.experts import Experts
 from meshwise.simulator.models.model import build
@@ -32,3 +33,12 @@ def request(model: str = "gpt", training: Training = TRAINING, name: str = "smal
     ranks = laid.data * laid.tensor * laid.tensor_rows * laid.pipeline * laid.context
     of = problem(model, ranks, training)
     return Request(name, MODELS[model], of, complete(of, laid))
+
+
+def check_meaning(name: str, text: str, expected: dict[str, Any]) -> None:
+    """Assert that a trainer's file means what is expected, and says of the plan nothing else."""
+    facts = TARGETS[name].read(text.encode())
+    assert {field: facts[field] for field in expected} == expected
+    assert set(facts) - set(expected) - set(PLAN) <= {
+        each for each in facts if each.startswith(("training.", "model."))
+    }

@@ -5,9 +5,6 @@ import pytest
 from meshwise.scenarios.published.runs import run_of
 from meshwise.scenarios.scenario import Scenario
 from meshwise.scenarios.studies.accuracy import techniques
-from meshwise.strategies.plan.parallelism import Attention
-from meshwise.strategies.plan.plan import Plan
-from meshwise.strategies.plan.recomputation import Recompute
 
 ROW = {
     "row_id": "one", "source_id": "ours", "model": "small", "arch": "gpt", "n_layers": 8, "hidden": 1024,
@@ -22,56 +19,6 @@ def scenario(change: dict[str, Any]) -> Scenario:
     run = run_of(ROW | change)
     assert run.scenario is not None, run.skipped
     return run.scenario
-
-
-def plan(change: dict[str, Any]) -> Plan:
-    return scenario(change).chosen()
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        ({}, {"data": 4, "tensor": 2, "num_microbatches": 2, "sequence_parallel": True}),
-        ({"dp": None}, {"data": 4}),
-        ({"dp": 8}, {"data": 4}),  # the other degrees and n_devices win
-        ({"n_devices": None}, {"data": 4}),
-        ({"tp": None, "dp": None}, {"data": 8, "tensor": 1}),
-        ({"tp": 1, "dp": 4, "cp": 2}, {"data": 4, "context": 2}),
-        ({"tp": 1, "dp": 2, "pp": 4}, {"pipeline": 4, "num_microbatches": 4}),
-        ({"micro_batch": None, "grad_accum": 1}, {"microbatch": 2, "num_microbatches": 1}),
-        ({"micro_batch": 2.0}, {"microbatch": 2}),
-        ({"micro_batch": 3}, {"microbatch": 2}),  # 2 sequences a rank
-        ({"global_batch": None, "grad_accum": 4}, {"num_microbatches": 4}),
-        ({"global_batch": 9}, {"num_microbatches": 2}),  # rounded to what 4 ranks divide
-        ({"tp": 1, "dp": 8, "micro_batch": 0.5, "global_batch": 4}, {"data": 4, "context": 2, "microbatch": 1}),
-        ({"tp": 1, "dp": 8, "zero_stage": 3, "fsdp_shards": 4}, {"replica": 2, "shards": 4, "zero": 3}),
-        (
-            {"tp": 1, "dp": 8, "fsdp_shards": 8, "zero_stage": None, "framework": "torchtitan"},
-            {"replica": 1, "zero": 3},
-        ),
-        ({"zero_stage": None}, {"zero": 1}),  # NeMo's distributed optimizer
-        ({"zero_stage": None, "framework": "DeepSpeed ZeRO-2"}, {"zero": 2}),
-        ({"zero_stage": None, "framework": "PyTorch DDP"}, {"zero": 0}),
-        ({"tp": 1, "dp": 4, "pp": 2, "vpp": 4}, {"schedule": "interleaved", "chunks": 4}),
-        ({"tp": 1, "dp": 4, "pp": 2, "schedule": "ZB-V", "global_batch": 16}, {"schedule": "zbv", "chunks": 2}),
-        ({"recompute": "selective"}, {"recompute": Recompute.SELECTIVE}),
-        ({"recompute": None}, {"recompute": Recompute.NONE}),  # it fits
-        ({"dp_overlap": "off"}, {"overlap_gradients": False}),
-        ({"sequence_parallel": False}, {"sequence_parallel": False}),
-        ({"tp_overlap": None}, {"overlap_tensor": False}),
-        ({"tp_overlap": "off"}, {"overlap_tensor": False}),
-        ({"tp_overlap": "--tp-comm-overlap"}, {"sequence_parallel": True, "overlap_tensor": True}),
-        ({"tp_overlap": "--tp-comm-overlap", "sequence_parallel": False}, {"overlap_tensor": False}),
-        ({"tp_overlap": "--tp-comm-overlap", "tp": 1, "dp": 8}, {"overlap_tensor": False}),
-        (  # refused with a split backward
-            {"tp_overlap": True, "dp": 2, "pp": 2, "schedule": "ZB-H1"},
-            {"schedule": "zb1p", "overlap_tensor": False},
-        ),
-    ],
-)
-def test_plans(change: dict[str, Any], expected: dict[str, Any]) -> None:
-    found = plan(change)
-    assert {name: getattr(found, name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -103,42 +50,6 @@ def test_plans(change: dict[str, Any], expected: dict[str, Any]) -> None:
 def test_every_assumption_is_listed(change: dict[str, Any], line: str) -> None:
     assumed = run_of(ROW | change).assumed
     assert any(each.startswith(line) for each in assumed), assumed
-
-
-def test_a_schedule_with_too_few_microbatches_becomes_a_plainer_one() -> None:
-    run = run_of(ROW | {"tp": 1, "dp": 4, "pp": 2, "vpp": 4, "global_batch": 4})
-    assert run.scenario is not None
-    assert run.scenario.chosen().schedule in ("1f1b", "gpipe")
-    assert any(line.startswith("schedule ") and "for interleaved" in line for line in run.assumed)
-
-
-def test_embedding_and_loss_take_the_place_of_layers() -> None:
-    stages = plan({"tp": 1, "dp": 2, "pp": 4, "n_layers": 6}).stages
-    layers = [sum(name.startswith("layers") for name in stage.blocks) for stage in stages]
-    assert layers == [1, 2, 2, 1]  # (6 + 2) / 4 = 2 a stage
-
-
-def test_little_is_recomputed_where_nothing_else_fits() -> None:
-    big = {"n_layers": 48, "hidden": 8192, "n_heads": 64, "ffn_hidden": 32768, "tp": 8, "dp": 1, "recompute": None}
-    run = run_of(ROW | big | {"seq_len": 4096, "micro_batch": 4})
-    assert run.scenario is not None
-    assert run.scenario.chosen().recompute is not Recompute.NONE
-    assert run_of(ROW | big).scenario.chosen().recompute is Recompute.NONE  # type: ignore[union-attr]
-
-
-def test_attention_of_context_ranks() -> None:
-    change = {"tp": 1, "cp": 2, "plan_note": "cp_comm_type a2a"}
-    assert plan(change).attention is Attention.ULYSSES
-    assert plan(change | {"cp": 8, "dp": 1, "n_heads": 4, "global_batch": 2}).attention is Attention.RING
-
-
-def test_precision_words() -> None:
-    words = {
-        "amp_bf16": "bf16", "bfloat16": "bf16", "bf16 compute, fp32 weights": "bf16", "FP8-CS": "fp8", "MXFP8": "fp8",
-        "float16": "fp16", "TF32": "tf32", "fp32": "fp32", "something": "bf16", "mixed precision": "fp16",
-    }  # fmt: skip
-    for word, precision in words.items():
-        assert scenario({"precision": word}).problem.training.precision == precision, word
 
 
 @pytest.mark.parametrize(

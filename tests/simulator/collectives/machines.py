@@ -50,3 +50,8 @@ def loads(
 def latencies(cluster: Cluster, collective: Collective, algorithm: Algorithm, group: list[int]) -> list[float]:
     """Return the latency of every phase of one group."""
     return [float(part.latency[0]) for part in phases(cluster, collective, algorithm, np.array([group]))]
+
+
+def ends(group: list[int], part: str, sent: float, received: float) -> dict[str, float]:
+    """Return the same bytes over both ways of every port or NIC."""
+    return {f"{part} {d} {way}": load for d in group for way, load in (("out", sent), ("in", received))}

@@ -43,12 +43,3 @@ def test_without_numba_and_with_many_streams_waves_are_used(monkeypatch: pytest.
     step = program(tasks, 300)
     monkeypatch.setattr("meshwise.simulator.engine.longest_path.installed", lambda: False)
     assert finish_times(step)[1].tolist() == list(range(300))
-
-
-def test_numba_is_loaded_when_python_has_worked_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled, "_walked", 0)
-    monkeypatch.setattr(compiled, "installed", lambda: True)
-    monkeypatch.setitem(__import__("sys").modules, "numba", None)
-    assert not compiled.pays(compiled.TO_LOAD - 1)
-    assert not compiled.pays(1)
-    assert compiled.pays(compiled.TO_CALL)

@@ -3,11 +3,17 @@
 It knows a schedule's orders and pairs alone, and nothing of the program's own evaluators.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from meshwise.strategies.schedules.rule import PassTimes
-from meshwise.strategies.schedules.schedule import Action, Schedule
+from meshwise.strategies.schedules.schedule import SCHEDULES, Action, Schedule, schedule
 
+ONE = PassTimes(1, 1, 1)
+UNEVEN = (ONE, PassTimes(3, 4, 2), PassTimes(5, 3, 7))
+SHORT_WEIGHTS = (ONE, PassTimes(3, 4, 2), PassTimes(5, 3, 3))
+RANKS = (2, 3, 4, 5, 8, 16)
+Form = Callable[..., float]
 Done = tuple[int, str, int]
 
 
@@ -73,3 +79,41 @@ def needed(action: Action, stages: int) -> list[Done]:
         return [(stage, "gradient", microbatch)]
     above: list[Done] = [(stage + 1, "gradient", microbatch)] if stage < stages - 1 else []
     return [(stage, "F", microbatch), *above]
+
+
+def counts(name: str, ranks: int, chunks: int, fewest: int) -> list[int]:
+    """Microbatches from 2 to 64, at least ``fewest``, for which there is such an order."""
+    wanted = {2, 3, 5, ranks, ranks + 1, 2 * ranks - 1, 2 * ranks, 3 * ranks, 4 * ranks, 64}
+    return sorted(m for m in wanted if fewest <= m <= 64 and SCHEDULES[name].undefined(ranks, m, chunks) is None)
+
+
+def held(value: Schedule) -> list[int]:
+    return [value.in_flight(rank) for rank in range(value.num_ranks)]
+
+
+def check_flat(
+    name: str, bubble: Form, in_flight: Form, times: tuple[PassTimes, ...], fewest: Callable[[int], int], ranks: int
+) -> None:
+    """Compare the closed forms of a schedule with one stage a rank with its actions."""
+    for microbatches in counts(name, ranks, 1, fewest(ranks)):
+        value = schedule(name, ranks, microbatches)
+        assert held(value) == [in_flight(rank, ranks, microbatches) for rank in range(ranks)]
+        for each in times:
+            assert walk(value, each).bubble == bubble(ranks, microbatches, each)
+
+
+def check_looped(
+    name: str,
+    bubble: Form,
+    in_flight: Form,
+    times: tuple[PassTimes, ...],
+    fewest: Callable[[int], int],
+    ranks: int,
+    chunks: int,
+) -> None:
+    """Compare the closed forms of a schedule with several stages a rank with its actions."""
+    for microbatches in counts(name, ranks, chunks, fewest(ranks)):
+        value = schedule(name, ranks, microbatches, chunks)
+        assert held(value) == [in_flight(rank, ranks, microbatches, chunks) for rank in range(ranks)]
+        for each in times:
+            assert walk(value, each).bubble == bubble(ranks, microbatches, chunks, each)

@@ -13,11 +13,12 @@ from meshwise.strategies.evaluation import Evaluation
 from meshwise.strategies.plan.completion import complete, layout_of
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.plan import Plan
-from meshwise.strategies.search import Space, layouts
+from meshwise.strategies.search import BestFirst, Space, layouts, search
 from meshwise.strategies.search.algorithms.best_first import Run
 from meshwise.strategies.search.choices import family_of
-from meshwise.strategies.search.descent import descend, known_layouts
+from meshwise.strategies.search.descent import best_known, descend, known_by_path, known_groups, known_layouts
 from meshwise.strategies.search.space import choices_of, groups_near, neighbours
+from meshwise.strategies.search.starts import engineer_layouts
 
 from ..problems import problem
 from .scenarios import usual_scenario
@@ -159,3 +160,66 @@ def test_plans_of_other_devices_or_without_a_flush_or_in_an_order_of_their_own_a
     few = Space(devices=(2,), starts=(Layout(data=2, placement=(0, 1)), Layout(data=4)))
     assert [layout.data for layout in known_layouts(SMALL, few)] == [2]
     assert {layout.data * layout.pipeline * layout.tensor * layout.context for layout in layouts(SMALL, few)} == {2}
+
+
+SEVEN = problem(nodes=2, devices=2, layers=7, batch=8)
+"""Seven layers on two nodes of two devices."""
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_search_is_slower_than_the_plans_that_people_know(seed: int) -> None:
+    small, space = usual_scenario(seed)
+    costs = SimulatedCost(small)
+    known = [costs.evaluate(complete(small, layout)).step_time for layout in known_layouts(small, space)]
+    for seconds in (None, 1e-9):  # with all the time there is, and with none
+        result = search(BestFirst(), small, space, seconds=seconds)
+        if min(known, default=inf) < inf:
+            assert result.best is not None
+            if seconds is None:
+                assert result.best.evaluation.step_time <= min(known)
+
+
+def test_known_plans_keep_the_limits_and_are_legal() -> None:
+    names = dict(engineer_layouts(SEVEN))
+    assert any(layout.zero == 3 and layout.data == 4 for layout in names.values())
+    assert {layout.zero for layout in known_layouts(SEVEN, Space(zero=(1,)))} == {1}
+    costs = SimulatedCost(SEVEN)
+    plans = []
+    proposals = best_known(SEVEN, known_by_path(SEVEN, Space(), costs), inf, None)
+    answer = None
+    try:
+        while True:
+            plans.append(proposals.send(answer))  # type: ignore[arg-type]
+            answer = costs.evaluate(plans[-1])
+    except StopIteration as end:
+        best = end.value[0]
+    # known plans, and of their groups the members with the least bounds: never slower than the plans themselves
+    assert best <= min(costs.evaluate(complete(SEVEN, layout)).step_time for layout in known_layouts(SEVEN, Space()))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_known_plan_stands_for_those_that_differ_in_recomputation_and_states(seed: int) -> None:
+    small, space = usual_scenario(seed)
+    costs = SimulatedCost(small)
+    paths = {layout: bound for bound, layout in known_by_path(small, space, costs) if layout is not None}
+    known = known_layouts(small, space)
+    fitting = [layout for layout in known if costs.fits(complete(small, layout))]
+    assert set(fitting) <= paths.keys() and list(paths.values()) == sorted(paths.values())
+    for group in known_groups(small, space):
+        members = [layout for layout in group if costs.fits(complete(small, layout))]
+        # none of them, or one whose bound is the least: no other member that fits has a lower one
+        bounds = [costs.bound(complete(small, layout)) for layout in members]
+        found = [costs.bound(complete(small, layout)) for layout in paths if layout in members]
+        assert bool(found) is bool(members)
+        if found:
+            assert min(found) <= min(bounds) * (1 + 1e-9)
+
+
+def test_a_known_plan_that_a_limit_forbids_stands_with_other_states() -> None:
+    # a recipe with ZeRO-1 where only ZeRO-3 may be: the same degrees and schedule stand, with ZeRO-3
+    recipe = Layout(data=2, pipeline=2, zero=1, schedule="gpipe", stages="balanced")
+    space = Space(zero=(3,), starts=(recipe,))
+    assert not any(layout.schedule == "gpipe" for layout in known_layouts(SEVEN, space))
+    (group,) = (group for group in known_groups(SEVEN, space) if group.layout.schedule == "gpipe")
+    assert group.layout.data == group.layout.pipeline == 2
+    assert {layout.zero for layout in group} == {3} and len({layout.recompute for layout in group}) > 1

@@ -1,0 +1,51 @@
+"""Operators are divided into blocks: runs that repeat, and what lies between them."""
+
+import pytest
+
+pytest.importorskip("torch")
+import torch
+from torch import Tensor, nn
+
+from meshwise.executor.capture.capture import capture
+from meshwise.simulator.operator_graph import BATCH, OperatorKind
+
+from .test_capture import captured
+
+
+def test_layers_are_one_block_that_repeats() -> None:
+    found, _, _ = captured("gpt")
+    layers = found.graph.blocks[1]
+    assert (layers.name, layers.repeat, layers.layer) == ("layers", 2, True)
+    assert [name for name, _ in found.graph.occurrences] == ["token", "layers.0", "layers.1", "final_norm", "logits"]
+    assert found.parameters[found.parameter_names["layers", 1, "attention.query.weight"]] == (
+        "layers.1.attention.query.weight"
+    )
+    (query,) = [each for each in layers.operators if each.name == "attention_query"]
+    assert query.dims == ((BATCH, 1), ("sequence", 8), ("heads", 4), ("head_dim", 4), ("hidden", 16))
+    assert query.uncut == ("head_dim",)  # heads are the outermost factor of the torch dim, their widths are not
+    (core,) = [each for each in layers.operators if each.kind is OperatorKind.ATTENTION]
+    assert core.executed_fraction == 0.5 and set(core.uncut) == {"sequence", "key"}
+
+
+def test_a_deep_mlp_without_residuals_does_not_repeat() -> None:
+    """Its layers hand hidden dims of their own to each other: one sharding for all would forbid Megatron's pattern."""
+
+    class Deep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(4)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers(x).square().sum()
+
+    graph = capture(Deep(), (torch.randn(2, 8),)).graph
+    assert [block.repeat for block in graph.blocks] == [1, 1, 1, 1]
+    assert all(block.layer for block in graph.blocks)
+
+
+def test_skips_are_carried_through_the_blocks_between() -> None:
+    graph = captured("unet")[0].graph
+    middle = next(block for block in graph.blocks if block.name == "middle")
+    assert len(middle.inputs) == 3 and middle.inputs[:2] == middle.outputs[:2]
+    read = {name for operator in middle.operators for name in operator.inputs}
+    assert not read & set(middle.inputs[:2])

@@ -1,0 +1,34 @@
+"""Blocks that are written down by named dims: tensors have the sizes of their dims, operators those of their space."""
+
+from meshwise.simulator.models.model import BlockBuilder, build
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.simulator.operator_graph import OperatorKind
+
+
+def test_sizes_follow_from_the_names_of_dims() -> None:
+    builder = BlockBuilder("bf16", {"tokens": 4, "hidden": 8, "wide": 16})
+    x, weight = builder.tensor("x", "batch tokens hidden"), builder.tensor("w", "hidden wide", "fp32")
+    y = builder.tensor("y", "batch tokens wide")
+    builder.operator(
+        "up",
+        OperatorKind.MATMUL,
+        "batch tokens hidden wide",
+        (x,),
+        (y,),
+        parameters=(weight,),
+        reduced="hidden",
+        flops=2,
+    )
+    builder.elementwise("act", builder.dims(y), (y,), (y,), saved=(y,))
+    block = builder.block("mlp", (x,), (y,), repeat=3, layer=True)
+    assert block.tensor["x"].nbytes == 1 * 4 * 8 * 2 and block.tensor["w"].nbytes == 8 * 16 * 4
+    assert [operator.flops for operator in block.operators] == [2 * 4 * 8 * 16, 0]
+    assert block.operators[1].dims == (("batch", 1), ("tokens", 4), ("wide", 16))
+    assert (block.repeat, block.layer, block.num_parameters) == (3, True, 8 * 16)
+
+
+def test_equal_sizes_have_one_graph_and_others_another() -> None:
+    spec = Transformer(2, 16, 2, 2, 32, 64)
+    assert build(spec, 8, "bf16") is build(Transformer(2, 16, 2, 2, 32, 64), 8, "bf16")
+    assert build(spec, 16, "bf16").flops > 2 * build(spec, 8, "bf16").flops - 1  # attention grows with the square
+    assert build(spec, 8, "fp32").blocks[1].tensor != build(spec, 8, "bf16").blocks[1].tensor

@@ -1,0 +1,103 @@
+"""Memory: what the search is told is what the simulation reaches, and what the schedule holds."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwise.simulator.engine import simulate
+from meshwise.strategies.bounds.memory import Needs
+from meshwise.strategies.lowering import StageCosts, lower
+from meshwise.strategies.lowering.costs.memory import StageMemory, peak_activations, stage_memory
+from meshwise.strategies.lowering.costs.recompute import BlockMemory
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.offloading import Offloading
+from meshwise.strategies.schedules.schedule import ActionKind, Schedule
+
+from ..lowering.test_lower import Case, cases
+from ..problems import problem
+from ..schedules.test_schedule import schedules
+
+BYTES = st.integers(0, 9)
+
+
+@given(cases(), st.floats(0.5, 2))
+@settings(max_examples=60, deadline=None)
+def test_a_plan_fits_where_its_simulation_stays_below_every_capacity(case: Case, room: float) -> None:
+    small, plan = case.build()
+    peak = Needs(StageCosts(small)).peak(plan)
+    ((node, count),) = small.cluster.nodes
+    node = replace(node, accelerator=replace(node.accelerator, memory=peak * room))
+    small = replace(small, cluster=replace(small.cluster, nodes=((node, count),)))
+    timeline = simulate(lower(small, plan), "longest_path")
+    needs = Needs(StageCosts(small))
+    assert needs.peak(plan) == peak == timeline.peak_memory
+    assert needs.fit(plan) == all(timeline.peak_memory <= capacity for capacity in lower(small, plan).capacity)
+
+
+def test_each_position_must_fit_its_own_devices() -> None:
+    # with 1F1B on two stages the first holds two microbatches, the second one: small devices do only behind
+    small = problem(nodes=2, devices=1, batch=4)
+    small = replace(small, training=replace(small.training, framework="torch"))  # no workspace for the head
+    ((node, _),) = small.cluster.nodes
+    plan = complete(small, Layout(pipeline=2))
+    peak = Needs(StageCosts(small)).peak(plan)
+    tight = replace(node, accelerator=replace(node.accelerator, memory=peak - 1))
+    fits = []
+    for nodes in ((node, tight), (tight, node)):
+        cluster = replace(small.cluster, nodes=tuple((each, 1) for each in nodes))
+        for placement in ((), (1, 0)):
+            fits.append(Needs(StageCosts(replace(small, cluster=cluster))).fit(replace(plan, placement=placement)))
+    assert fits == [True, False, False, True]
+
+
+def fullest(value: Schedule, rank: int, stages: Sequence[StageMemory]) -> int:
+    """Return the peak of one rank, action by action."""
+    held = peak = 0
+    for action in value.orders[rank]:
+        stage = stages[action.stage]
+        forward = action.kind is ActionKind.FORWARD
+        held += stage.kept if forward else 0
+        peak = max(peak, held + (stage.forward if forward else stage.backward))
+        held -= 0 if forward else stage.kept
+    return peak
+
+
+@given(schedules(), st.data())
+def test_the_peak_is_that_of_all_actions_in_order(value: Schedule, data: st.DataObject) -> None:
+    stages = [StageMemory(*data.draw(st.tuples(BYTES, BYTES, BYTES))) for _ in range(value.num_stages)]
+    plan = complete(problem(devices=1), Layout())
+    plan = replace(
+        plan,
+        mesh=replace(plan.mesh, axes=tuple(a._replace(size=value.num_ranks) for a in plan.mesh.axes[:1])),
+        schedule=value.name,
+        chunks=value.num_stages // value.num_ranks,
+        num_microbatches=value.num_microbatches,
+    )
+    assert plan.pipeline == value.num_ranks
+    expected = [fullest(value, rank, stages) for rank in range(value.num_ranks)]
+    assert peak_activations(plan, stages).tolist() == expected
+
+
+@given(st.lists(st.tuples(st.builds(BlockMemory, BYTES, BYTES, BYTES, BYTES), st.integers(1, 4)), max_size=4))
+def test_runs_of_blocks_hold_what_their_blocks_hold_one_by_one(runs: list[tuple[BlockMemory, int]]) -> None:
+    blocks = [memory for memory, count in runs for _ in range(count)]
+    kept = sum(block.kept for block in blocks)
+    before = np.cumsum([0, *(block.kept for block in blocks)])[1:].tolist()
+    forward = max((held + block.forward for held, block in zip(before, blocks, strict=True)), default=0)
+    rows = zip(before, blocks, strict=True)
+    backward = max((held + block.recomputed + block.backward for held, block in rows), default=0)
+    assert stage_memory(runs)[:3] == (kept, max(forward - kept, 0), max(backward - kept, 0))
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_offloaded_states_are_not_on_the_device(zero: int) -> None:
+    small = problem(batch=8, precision="bf16")
+    needs, plan = Needs(StageCosts(small)), complete(small, Layout(data=8, zero=zero))
+    count = StageCosts(small).held(plan).parameters[0]
+    states = 12 * (-(-count // 8) if zero else count)  # AdamW in mixed precision keeps 12 bytes a parameter
+    assert needs.peak(plan) - needs.peak(replace(plan, offload=Offloading(optimizer=(1.0,)))) == states
