@@ -332,8 +332,6 @@ def program_of(
     capacity: float = float("inf"),
     links: Sequence[LinkClass] = (),
     hosts: Sequence[HostClass] = (),
-    background: Sequence[Background] = (),
-    slowdown: float = 1.0,
 ) -> Program:
     """Return the program of tasks written by hand."""
     work: dict[Work, int] = {}
@@ -362,8 +360,6 @@ def program_of(
         (capacity,) * len(rank_classes),
         tuple(links),
         hosts=tuple(hosts),
-        background=tuple(background),
-        slowdown=slowdown,
     )
 
 

@@ -88,7 +88,8 @@ def _cluster(ranks: Sequence[Mapping[str, Any]]) -> Cluster:
     memory = physical_memory()
     host = Host(platform.node() or "host", memory, median(rank["copy"] for rank in ranks), os.cpu_count() or 1)
     accelerator = _accelerator(ranks, memory / len(ranks))
-    return homogeneous("this machine", accelerator, host, 1, len(ranks), loopback, loopback, 1, measured)
+    machine = homogeneous("this machine", accelerator, host, 1, len(ranks), loopback, loopback)
+    return replace(machine, collectives=measured)
 
 
 def _accelerator(ranks: Sequence[Mapping[str, Any]], memory: float) -> Accelerator:

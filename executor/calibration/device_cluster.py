@@ -70,7 +70,8 @@ def cluster_of(lines: Iterable[bytes]) -> Cluster:
     )
     count = max((curve.ranks for curve in measured), default=1)
     between = link(measured)
-    return homogeneous(f"{host}: {count} x {name}", accelerator, node, 1, count, between, between, 1, measured)
+    machine = homogeneous(f"{host}: {count} x {name}", accelerator, node, 1, count, between, between)
+    return replace(machine, collectives=measured)
 
 
 def fitted(name: str, rows: Sequence[Row]) -> Accelerator:

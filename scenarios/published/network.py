@@ -6,7 +6,7 @@ tokens of a row's vocabulary, and sizes of released models by what publishers ca
 """
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil, lcm
 
 from meshwise.scenarios.published.frameworks import attention_kernel, is_megatron
@@ -138,125 +138,157 @@ def latent(row: Row, words: str, known: Transformer | None, mixed: bool) -> Late
     return sizes
 
 
-def _gated(
-    layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int, *, experts: Experts | None = None,
-    head: int | None = None, tied: bool = False, kind: str = "swiglu", qkv: bool = False, qk_norm: bool = False,
-) -> Transformer:  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """What the decoders of a family share besides sizes; as the fields of `Transformer`.
+
+    One is called by the best known of several that are built alike: Mistral's are Llamas, GLM's are Qwen 2.
+    """
+
+    ffn_kind: str
+    tied_embeddings: bool = False
+    positions: str = "rotary"
+    biases: str | None = None
+    qk_norm: bool = False
+    parallel_residual: bool = False
+
+
+_LLAMA, _TIED_LLAMA = _Family("swiglu"), _Family("swiglu", tied_embeddings=True)
+_QWEN2, _TIED_QWEN2 = _Family("swiglu", biases="qkv"), _Family("swiglu", tied_embeddings=True, biases="qkv")
+_QWEN3, _TIED_QWEN3 = _Family("swiglu", qk_norm=True), _Family("swiglu", tied_embeddings=True, qk_norm=True)
+_GEMMA, _GEMMA3 = _Family("geglu", tied_embeddings=True), _Family("geglu", tied_embeddings=True, qk_norm=True)
+_NEMOTRON = _Family("gelu", biases="none")
+"""Squared ReLU with two matrices, no biases, untied embeddings."""
+_GPT2 = _Family("gelu", tied_embeddings=True, positions="learned")
+_MPT = replace(_GPT2, biases="none")
+_NEOX = _Family("gelu", parallel_residual=True)
+_FALCON = _Family("gelu", tied_embeddings=True, biases="none", parallel_residual=True)
+
+
+def _member(
+    family: _Family, layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int, head: int | None = None
+) -> Transformer:
+    """Return a decoder of a family; heads are ``head`` wide, or share the hidden size."""
     return Transformer(
-        layers, hidden, heads, kv_heads, ffn, vocab, kind, tied, positions="rotary", kv_channels=head,
-        experts=experts, biases="qkv" if qkv else None, qk_norm=qk_norm,
-    )  # fmt: skip
-
-
-def _plain(
-    layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int, *, tied: bool = True,
-    positions: str = "learned", biases: str | None = None, parallel: bool = False,
-) -> Transformer:  # fmt: skip
-    return Transformer(
-        layers, hidden, heads, kv_heads, ffn, vocab, "gelu", tied, positions=positions, biases=biases,
-        parallel_residual=parallel,
-    )  # fmt: skip
-
-
-def _squared(layers: int, hidden: int, heads: int, kv_heads: int, vocab: int = 256000) -> Transformer:
-    """Return a Nemotron: squared ReLU with two matrices, no biases, rotary positions, untied embeddings."""
-    return _plain(layers, hidden, heads, kv_heads, 4 * hidden, vocab, tied=False, positions="rotary", biases="none")
+        layers,
+        hidden,
+        heads,
+        kv_heads,
+        ffn,
+        vocab,
+        family.ffn_kind,
+        family.tied_embeddings,
+        positions=family.positions,
+        kv_channels=head,
+        biases=family.biases,
+        qk_norm=family.qk_norm,
+        parallel_residual=family.parallel_residual,
+    )
 
 
 _WRITTEN: tuple[tuple[str, Transformer], ...] = (
     # Touvron et al. 2023, "LLaMA", table 2; Llama 3.2 and Code Llama as released (config.json)
-    (r"llama3?\.21b", _gated(16, 2048, 32, 8, 8192, 128256, head=64, tied=True)),
-    (r"llama3?\.23b", _gated(28, 3072, 24, 8, 8192, 128256, head=128, tied=True)),
-    (r"codellama34b", _gated(48, 8192, 64, 8, 22016, 32016)),
-    (r"llama1?(30b|33b|32b)", _gated(60, 6656, 52, 52, 17920, 32000)),
-    (r"llama1?65b", _gated(80, 8192, 64, 64, 22016, 32000)),
-    (r"tinyllama|llama1\.1b", _gated(22, 2048, 32, 4, 5632, 32000)),
+    (r"llama3?\.21b", _member(_TIED_LLAMA, 16, 2048, 32, 8, 8192, 128256, head=64)),
+    (r"llama3?\.23b", _member(_TIED_LLAMA, 28, 3072, 24, 8, 8192, 128256, head=128)),
+    (r"codellama34b", _member(_LLAMA, 48, 8192, 64, 8, 22016, 32016)),
+    (r"llama1?(30b|33b|32b)", _member(_LLAMA, 60, 6656, 52, 52, 17920, 32000)),
+    (r"llama1?65b", _member(_LLAMA, 80, 8192, 64, 64, 22016, 32000)),
+    (r"tinyllama|llama1\.1b", _member(_LLAMA, 22, 2048, 32, 4, 5632, 32000)),
     # released configurations (config.json on the Hugging Face hub)
-    (r"mistralnemo|mistral12b", _gated(40, 5120, 32, 8, 14336, 131072, head=128)),
-    (r"mistral(large)?(123b|2407)", _gated(88, 12288, 96, 8, 28672, 32768)),
-    (r"mistralsmall|mistral24b", _gated(40, 5120, 32, 8, 32768, 131072, head=128)),
-    (r"qwen2?\.?50\.5b|qwen20\.5b", _gated(24, 896, 14, 2, 4864, 151936, tied=True, qkv=True)),
-    (r"qwen2?\.?51\.5b|qwen21\.5b", _gated(28, 1536, 12, 2, 8960, 151936, tied=True, qkv=True)),
-    (r"qwen2?\.53b", _gated(36, 2048, 16, 2, 11008, 151936, tied=True, qkv=True)),
-    (r"qwen(2|2\.5)7b", _gated(28, 3584, 28, 4, 18944, 152064, qkv=True)),
-    (r"qwen(2\.5)?14b", _gated(48, 5120, 40, 8, 13824, 152064, qkv=True)),
-    (r"qwen(2\.5)32b|qwq32b", _gated(64, 5120, 40, 8, 27648, 152064, qkv=True)),
-    (r"qwen(2|2\.5)?72b", _gated(80, 8192, 64, 8, 29568, 152064, qkv=True)),
-    (r"qwen(1\.5)?7b", _gated(32, 4096, 32, 32, 11008, 151936, qkv=True)),
-    (r"qwen30\.6b", _gated(28, 1024, 16, 8, 3072, 151936, head=128, tied=True, qk_norm=True)),
-    (r"qwen31\.7b", _gated(28, 2048, 16, 8, 6144, 151936, head=128, tied=True, qk_norm=True)),
-    (r"qwen34b", _gated(36, 2560, 32, 8, 9728, 151936, head=128, tied=True, qk_norm=True)),
-    (r"qwen314b", _gated(40, 5120, 40, 8, 17408, 151936, head=128, qk_norm=True)),
-    (r"qwen332b", _gated(64, 5120, 64, 8, 25600, 151936, head=128, qk_norm=True)),
-    (r"gemma2b", _gated(18, 2048, 8, 1, 16384, 256000, head=256, tied=True, kind="geglu")),
-    (r"gemma7b", _gated(28, 3072, 16, 16, 24576, 256000, head=256, tied=True, kind="geglu")),
-    (r"gemma22b", _gated(26, 2304, 8, 4, 9216, 256000, head=256, tied=True, kind="geglu")),
-    (r"gemma29b", _gated(42, 3584, 16, 8, 14336, 256000, head=256, tied=True, kind="geglu")),
-    (r"gemma227b", _gated(46, 4608, 32, 16, 36864, 256000, head=128, tied=True, kind="geglu")),
-    (r"gemma327b", _gated(62, 5376, 32, 16, 21504, 262208, head=128, tied=True, kind="geglu", qk_norm=True)),
-    (r"gemma312b", _gated(48, 3840, 16, 8, 15360, 262208, head=256, tied=True, kind="geglu", qk_norm=True)),
-    (r"gemma34b", _gated(34, 2560, 8, 4, 10240, 262208, head=256, tied=True, kind="geglu", qk_norm=True)),
-    (r"yi6b", _gated(32, 4096, 32, 4, 11008, 64000)),
-    (r"yi34b", _gated(60, 7168, 56, 8, 20480, 64000)),
-    (r"baichuan2?7b", _gated(32, 4096, 32, 32, 11008, 125696)),
-    (r"baichuan2?13b", _gated(40, 5120, 40, 40, 13696, 125696)),
-    (r"internlm2?(\.5)?7b", _gated(32, 4096, 32, 8, 14336, 92544)),
-    (r"internlm2?(\.5)?20b", _gated(48, 6144, 48, 8, 16384, 92544)),
-    (r"glm49b", _gated(40, 4096, 32, 2, 13696, 151552, qkv=True)),
-    (r"chatglm[23]?6b", _gated(28, 4096, 32, 2, 13696, 65024, qkv=True)),
-    (r"deepseek(llm|coder)?7b", _gated(30, 4096, 32, 32, 11008, 102400)),
-    (r"deepseek(coder)?33b", _gated(62, 7168, 56, 8, 19200, 32256)),
-    (r"deepseek(llm)?67b", _gated(95, 8192, 64, 8, 22016, 102400)),
-    (r"olmo2?7b", _gated(32, 4096, 32, 32, 11008, 50304)),
-    (r"phi3mini|phi33\.8b", _gated(32, 3072, 32, 32, 8192, 32064)),
-    (r"phi3medium|phi414b|phi4$", _gated(40, 5120, 40, 10, 17920, 100352)),
-    (r"palm540b", _gated(118, 18432, 48, 1, 73728, 256000, head=256, tied=True)),
+    (r"mistralnemo|mistral12b", _member(_LLAMA, 40, 5120, 32, 8, 14336, 131072, head=128)),
+    (r"mistral(large)?(123b|2407)", _member(_LLAMA, 88, 12288, 96, 8, 28672, 32768)),
+    (r"mistralsmall|mistral24b", _member(_LLAMA, 40, 5120, 32, 8, 32768, 131072, head=128)),
+    (r"qwen2?\.?50\.5b|qwen20\.5b", _member(_TIED_QWEN2, 24, 896, 14, 2, 4864, 151936)),
+    (r"qwen2?\.?51\.5b|qwen21\.5b", _member(_TIED_QWEN2, 28, 1536, 12, 2, 8960, 151936)),
+    (r"qwen2?\.53b", _member(_TIED_QWEN2, 36, 2048, 16, 2, 11008, 151936)),
+    (r"qwen(2|2\.5)7b", _member(_QWEN2, 28, 3584, 28, 4, 18944, 152064)),
+    (r"qwen(2\.5)?14b", _member(_QWEN2, 48, 5120, 40, 8, 13824, 152064)),
+    (r"qwen(2\.5)32b|qwq32b", _member(_QWEN2, 64, 5120, 40, 8, 27648, 152064)),
+    (r"qwen(2|2\.5)?72b", _member(_QWEN2, 80, 8192, 64, 8, 29568, 152064)),
+    (r"qwen(1\.5)?7b", _member(_QWEN2, 32, 4096, 32, 32, 11008, 151936)),
+    (r"qwen30\.6b", _member(_TIED_QWEN3, 28, 1024, 16, 8, 3072, 151936, head=128)),
+    (r"qwen31\.7b", _member(_TIED_QWEN3, 28, 2048, 16, 8, 6144, 151936, head=128)),
+    (r"qwen34b", _member(_TIED_QWEN3, 36, 2560, 32, 8, 9728, 151936, head=128)),
+    (r"qwen314b", _member(_QWEN3, 40, 5120, 40, 8, 17408, 151936, head=128)),
+    (r"qwen332b", _member(_QWEN3, 64, 5120, 64, 8, 25600, 151936, head=128)),
+    (r"gemma2b", _member(_GEMMA, 18, 2048, 8, 1, 16384, 256000, head=256)),
+    (r"gemma7b", _member(_GEMMA, 28, 3072, 16, 16, 24576, 256000, head=256)),
+    (r"gemma22b", _member(_GEMMA, 26, 2304, 8, 4, 9216, 256000, head=256)),
+    (r"gemma29b", _member(_GEMMA, 42, 3584, 16, 8, 14336, 256000, head=256)),
+    (r"gemma227b", _member(_GEMMA, 46, 4608, 32, 16, 36864, 256000, head=128)),
+    (r"gemma327b", _member(_GEMMA3, 62, 5376, 32, 16, 21504, 262208, head=128)),
+    (r"gemma312b", _member(_GEMMA3, 48, 3840, 16, 8, 15360, 262208, head=256)),
+    (r"gemma34b", _member(_GEMMA3, 34, 2560, 8, 4, 10240, 262208, head=256)),
+    (r"yi6b", _member(_LLAMA, 32, 4096, 32, 4, 11008, 64000)),
+    (r"yi34b", _member(_LLAMA, 60, 7168, 56, 8, 20480, 64000)),
+    (r"baichuan2?7b", _member(_LLAMA, 32, 4096, 32, 32, 11008, 125696)),
+    (r"baichuan2?13b", _member(_LLAMA, 40, 5120, 40, 40, 13696, 125696)),
+    (r"internlm2?(\.5)?7b", _member(_LLAMA, 32, 4096, 32, 8, 14336, 92544)),
+    (r"internlm2?(\.5)?20b", _member(_LLAMA, 48, 6144, 48, 8, 16384, 92544)),
+    (r"glm49b", _member(_QWEN2, 40, 4096, 32, 2, 13696, 151552)),
+    (r"chatglm[23]?6b", _member(_QWEN2, 28, 4096, 32, 2, 13696, 65024)),
+    (r"deepseek(llm|coder)?7b", _member(_LLAMA, 30, 4096, 32, 32, 11008, 102400)),
+    (r"deepseek(coder)?33b", _member(_LLAMA, 62, 7168, 56, 8, 19200, 32256)),
+    (r"deepseek(llm)?67b", _member(_LLAMA, 95, 8192, 64, 8, 22016, 102400)),
+    (r"olmo2?7b", _member(_LLAMA, 32, 4096, 32, 32, 11008, 50304)),
+    (r"phi3mini|phi33\.8b", _member(_LLAMA, 32, 3072, 32, 32, 8192, 32064)),
+    (r"phi3medium|phi414b|phi4$", _member(_LLAMA, 40, 5120, 40, 10, 17920, 100352)),
+    (r"palm540b", _member(_TIED_LLAMA, 118, 18432, 48, 1, 73728, 256000, head=256)),
     # mixtures of experts as released
-    (r"grok1", _gated(64, 6144, 48, 8, 32768, 131072, experts=Experts(8, 2, 32768))),
-    (r"dbrx", _gated(40, 6144, 48, 8, 10752, 100352, experts=Experts(16, 4, 10752))),
-    (r"qwen1?\.?5?moea2\.7b|qwenmoe", _gated(24, 2048, 16, 16, 5632, 151936, experts=Experts(60, 4, 1408, shared=4))),
-    (r"qwen257ba14b", _gated(28, 3584, 28, 4, 18944, 151936, experts=Experts(64, 8, 2560, shared=8))),
-    (r"gptoss20b", _gated(24, 2880, 64, 8, 2880, 201088, head=64, experts=Experts(32, 4, 2880))),
-    (r"gptoss120b", _gated(36, 2880, 64, 8, 2880, 201088, head=64, experts=Experts(128, 4, 2880))),
-    (r"llama4scout", _gated(48, 5120, 40, 8, 16384, 202048, head=128, experts=Experts(16, 1, 8192, shared=1))),
-    (r"olmoe", _gated(16, 2048, 16, 16, 1024, 50304, experts=Experts(64, 8, 1024))),
+    (r"grok1", replace(_member(_LLAMA, 64, 6144, 48, 8, 32768, 131072), experts=Experts(8, 2, 32768))),
+    (r"dbrx", replace(_member(_LLAMA, 40, 6144, 48, 8, 10752, 100352), experts=Experts(16, 4, 10752))),
+    (
+        r"qwen1?\.?5?moea2\.7b|qwenmoe",
+        replace(_member(_LLAMA, 24, 2048, 16, 16, 5632, 151936), experts=Experts(60, 4, 1408, shared=4)),
+    ),
+    (
+        r"qwen257ba14b",
+        replace(_member(_LLAMA, 28, 3584, 28, 4, 18944, 151936), experts=Experts(64, 8, 2560, shared=8)),
+    ),
+    (r"gptoss20b", replace(_member(_LLAMA, 24, 2880, 64, 8, 2880, 201088, head=64), experts=Experts(32, 4, 2880))),
+    (r"gptoss120b", replace(_member(_LLAMA, 36, 2880, 64, 8, 2880, 201088, head=64), experts=Experts(128, 4, 2880))),
+    (
+        r"llama4scout",
+        replace(_member(_LLAMA, 48, 5120, 40, 8, 16384, 202048, head=128), experts=Experts(16, 1, 8192, shared=1)),
+    ),
+    (r"olmoe", replace(_member(_LLAMA, 16, 2048, 16, 16, 1024, 50304), experts=Experts(64, 8, 1024))),
     # Parmar et al. 2024, "Nemotron-4 15B", table 1; NVIDIA 2024, "Nemotron-4 340B", table 1; the others from NeMo
-    (r"nemotron[34]?8b", _squared(32, 4096, 32, 32)),
-    (r"nemotron4?15b", _squared(32, 6144, 48, 8)),
-    (r"nemotron[34]?22b", _squared(40, 6144, 48, 48)),
-    (r"nemotron4?340b", _squared(96, 18432, 96, 8)),
+    (r"nemotron[34]?8b", _member(_NEMOTRON, 32, 4096, 32, 32, 16384, 256000)),
+    (r"nemotron4?15b", _member(_NEMOTRON, 32, 6144, 48, 8, 24576, 256000)),
+    (r"nemotron[34]?22b", _member(_NEMOTRON, 40, 6144, 48, 48, 24576, 256000)),
+    (r"nemotron4?340b", _member(_NEMOTRON, 96, 18432, 96, 8, 73728, 256000)),
     # Radford et al. 2019, table 2; Zhang et al. 2022, "OPT", table 1; Black et al. 2022, "GPT-NeoX-20B"
-    (r"gpt2(xl|1\.5b|1\.6b)", _plain(48, 1600, 25, 25, 6400, 50257)),
-    (r"gpt2(large|774m|762m)", _plain(36, 1280, 20, 20, 5120, 50257)),
-    (r"gpt2(medium|345m|350m|355m)", _plain(24, 1024, 16, 16, 4096, 50257)),
-    (r"gpt2(small|117m|124m|125m)?$", _plain(12, 768, 12, 12, 3072, 50257)),
-    (r"opt125m", _plain(12, 768, 12, 12, 3072, 50272)),
-    (r"opt350m", _plain(24, 1024, 16, 16, 4096, 50272)),
-    (r"opt1\.3b", _plain(24, 2048, 32, 32, 8192, 50272)),
-    (r"opt2\.7b", _plain(32, 2560, 32, 32, 10240, 50272)),
-    (r"opt6\.7b", _plain(32, 4096, 32, 32, 16384, 50272)),
-    (r"opt13b", _plain(40, 5120, 40, 40, 20480, 50272)),
-    (r"opt30b", _plain(48, 7168, 56, 56, 28672, 50272)),
-    (r"opt66b", _plain(64, 9216, 72, 72, 36864, 50272)),
-    (r"opt175b", _plain(96, 12288, 96, 96, 49152, 50272)),
-    (r"neox20b|gptneox", _plain(44, 6144, 64, 64, 24576, 50432, tied=False, positions="rotary", parallel=True)),
-    (r"gptj", _plain(28, 4096, 16, 16, 16384, 50400, tied=False, positions="rotary", parallel=True)),
-    (r"bloom(176b)?$", _plain(70, 14336, 112, 112, 57344, 250880)),
-    (r"bloom7\.?1?b", _plain(30, 4096, 32, 32, 16384, 250880)),
-    (r"falcon7b", _plain(32, 4544, 71, 1, 18176, 65024, positions="rotary", biases="none", parallel=True)),
-    (r"falcon40b", _plain(60, 8192, 128, 8, 32768, 65024, positions="rotary", biases="none", parallel=True)),
-    (r"falcon180b", _plain(80, 14848, 232, 8, 59392, 65024, positions="rotary", biases="none", parallel=True)),
-    (r"starcoder$|starcoder15", _plain(40, 6144, 48, 1, 24576, 49152)),
-    (r"mpt7b", _plain(32, 4096, 32, 32, 16384, 50368, biases="none")),
-    (r"mpt30b", _plain(48, 7168, 64, 64, 28672, 50368, biases="none")),
+    (r"gpt2(xl|1\.5b|1\.6b)", _member(_GPT2, 48, 1600, 25, 25, 6400, 50257)),
+    (r"gpt2(large|774m|762m)", _member(_GPT2, 36, 1280, 20, 20, 5120, 50257)),
+    (r"gpt2(medium|345m|350m|355m)", _member(_GPT2, 24, 1024, 16, 16, 4096, 50257)),
+    (r"gpt2(small|117m|124m|125m)?$", _member(_GPT2, 12, 768, 12, 12, 3072, 50257)),
+    (r"opt125m", _member(_GPT2, 12, 768, 12, 12, 3072, 50272)),
+    (r"opt350m", _member(_GPT2, 24, 1024, 16, 16, 4096, 50272)),
+    (r"opt1\.3b", _member(_GPT2, 24, 2048, 32, 32, 8192, 50272)),
+    (r"opt2\.7b", _member(_GPT2, 32, 2560, 32, 32, 10240, 50272)),
+    (r"opt6\.7b", _member(_GPT2, 32, 4096, 32, 32, 16384, 50272)),
+    (r"opt13b", _member(_GPT2, 40, 5120, 40, 40, 20480, 50272)),
+    (r"opt30b", _member(_GPT2, 48, 7168, 56, 56, 28672, 50272)),
+    (r"opt66b", _member(_GPT2, 64, 9216, 72, 72, 36864, 50272)),
+    (r"opt175b", _member(_GPT2, 96, 12288, 96, 96, 49152, 50272)),
+    (r"neox20b|gptneox", _member(_NEOX, 44, 6144, 64, 64, 24576, 50432)),
+    (r"gptj", _member(_NEOX, 28, 4096, 16, 16, 16384, 50400)),
+    (r"bloom(176b)?$", _member(_GPT2, 70, 14336, 112, 112, 57344, 250880)),
+    (r"bloom7\.?1?b", _member(_GPT2, 30, 4096, 32, 32, 16384, 250880)),
+    (r"falcon7b", _member(_FALCON, 32, 4544, 71, 1, 18176, 65024)),
+    (r"falcon40b", _member(_FALCON, 60, 8192, 128, 8, 32768, 65024)),
+    (r"falcon180b", _member(_FALCON, 80, 14848, 232, 8, 59392, 65024)),
+    (r"starcoder$|starcoder15", _member(_GPT2, 40, 6144, 48, 1, 24576, 49152)),
+    (r"mpt7b", _member(_MPT, 32, 4096, 32, 32, 16384, 50368)),
+    (r"mpt30b", _member(_MPT, 48, 7168, 64, 64, 28672, 50368)),
     # Brown et al. 2020, table 2.1, and NeMo's configurations of the same names
-    (r"gpt3?760m", _plain(24, 1536, 16, 16, 6144, 51200)),
-    (r"gpt3?(350m|345m)", _plain(24, 1024, 16, 16, 4096, 51200)),
-    (r"gpt3?2\.7b", _plain(32, 2560, 32, 32, 10240, 51200)),
-    (r"gpt3?5b", _plain(24, 4096, 32, 32, 16384, 51200)),
-    (r"gpt3?20b", _plain(44, 6144, 48, 48, 24576, 51200)),
-    (r"gpt3?40b", _plain(48, 8192, 64, 64, 32768, 51200)),
-    (r"gpt3?126m", _plain(12, 768, 12, 12, 3072, 51200)),
+    (r"gpt3?760m", _member(_GPT2, 24, 1536, 16, 16, 6144, 51200)),
+    (r"gpt3?(350m|345m)", _member(_GPT2, 24, 1024, 16, 16, 4096, 51200)),
+    (r"gpt3?2\.7b", _member(_GPT2, 32, 2560, 32, 32, 10240, 51200)),
+    (r"gpt3?5b", _member(_GPT2, 24, 4096, 32, 32, 16384, 51200)),
+    (r"gpt3?20b", _member(_GPT2, 44, 6144, 48, 48, 24576, 51200)),
+    (r"gpt3?40b", _member(_GPT2, 48, 8192, 64, 64, 32768, 51200)),
+    (r"gpt3?126m", _member(_GPT2, 12, 768, 12, 12, 3072, 51200)),
 )
 
 _PRESETS: tuple[tuple[str, str], ...] = (

@@ -362,10 +362,8 @@ def homogeneous(
     intra_node: Link | NodeNetwork,
     inter_node: Link,
     nics_per_node: int = 1,
-    collectives: tuple[CollectiveCurve, ...] = (),
-    fabric: Fabric = FULL_BISECTION,
 ) -> Cluster:
     """Return ``nodes`` equal nodes; a plain link inside a node is a port into its switch."""
     network = Switch(intra_node) if isinstance(intra_node, Link) else intra_node
     node = Node(accelerator, host, devices_per_node, network, nics_per_node, inter_node)
-    return Cluster(name, ((node, nodes),), fabric, collectives=collectives)
+    return Cluster(name, ((node, nodes),))

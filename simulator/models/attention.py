@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from meshwise.simulator.machine.kernels import SECOND
 from meshwise.simulator.models.layers import TOKENS, linear, norm
-from meshwise.simulator.models.model import BlockBuilder
+from meshwise.simulator.models.model import BlockBuilder, SymbolicOperator
 from meshwise.simulator.operator_graph import OperatorKind
 
 QUERY = "batch sequence heads group head_dim"
@@ -171,16 +171,18 @@ def _flash(builder: BlockBuilder, query: str, keys: str, values: str, how: Atten
     if how.query_dim != how.value_dim:
         dims, flops = _square(how), 2.0 * (builder.size[how.query_dim] + builder.size[how.value_dim])
     builder.operator(
-        f"{how.prefix}attention",
-        OperatorKind.ATTENTION,
-        dims,
-        (query, keys, values),
-        (context, lse),
-        flops=flops * visible(builder.size["sequence"], how.window),
-        saved=(query, keys, values, context, lse),
-        selective=True,
-        executed=0.5 if how.causal else 1.0,
-        kernel=how.kernel,
+        SymbolicOperator(
+            f"{how.prefix}attention",
+            OperatorKind.ATTENTION,
+            dims,
+            (query, keys, values),
+            (context, lse),
+            flops=flops * visible(builder.size["sequence"], how.window),
+            saved=(query, keys, values, context, lse),
+            selective=True,
+            executed=0.5 if how.causal else 1.0,
+            kernel=how.kernel,
+        )
     )
     return context
 
@@ -204,32 +206,40 @@ def _unfused(builder: BlockBuilder, query: str, keys: str, values: str, how: Att
     scores = builder.tensor(f"{how.prefix}scores", square)
     product, softmax = OperatorKind.BATCH_MATMUL, OperatorKind.SOFTMAX
     builder.operator(
-        f"{how.prefix}scores",
-        product,
-        f"{square} {how.query_dim}",
-        (query, keys),
-        (scores,),
-        reduced=how.query_dim,
-        flops=2.0,
-        saved=(query, keys),
-        selective=True,
+        SymbolicOperator(
+            f"{how.prefix}scores",
+            product,
+            f"{square} {how.query_dim}",
+            (query, keys),
+            (scores,),
+            reduced=how.query_dim,
+            flops=2.0,
+            saved=(query, keys),
+            selective=True,
+        )
     )
     scores = _biased(builder, scores, how)
     probabilities = builder.tensor(f"{how.prefix}probabilities", square)
     saved = (probabilities,)
-    builder.operator(f"{how.prefix}softmax", softmax, square, (scores,), (probabilities,), saved=saved, selective=True)
+    builder.operator(
+        SymbolicOperator(
+            f"{how.prefix}softmax", softmax, square, (scores,), (probabilities,), saved=saved, selective=True
+        )
+    )
     weights = _dropped(builder, probabilities, how)
     context = builder.tensor(f"{how.prefix}context", how.context)
     builder.operator(
-        f"{how.prefix}context",
-        product,
-        f"{square} {how.value_dim}",
-        (weights, values),
-        (context,),
-        reduced=how.key,
-        flops=2.0,
-        saved=(weights, values),
-        selective=True,
+        SymbolicOperator(
+            f"{how.prefix}context",
+            product,
+            f"{square} {how.value_dim}",
+            (weights, values),
+            (context,),
+            reduced=how.key,
+            flops=2.0,
+            saved=(weights, values),
+            selective=True,
+        )
     )
     return context
 
@@ -240,7 +250,7 @@ def _biased(builder: BlockBuilder, scores: str, how: Attention) -> str:
     out = builder.tensor(f"{how.prefix}biased_scores", _square(how))
     kind = OperatorKind.ELEMENTWISE
     inputs = (scores, how.position_bias)
-    builder.operator(f"{how.prefix}position_bias", kind, _square(how), inputs, (out,), selective=True)
+    builder.operator(SymbolicOperator(f"{how.prefix}position_bias", kind, _square(how), inputs, (out,), selective=True))
     return out
 
 
@@ -250,7 +260,7 @@ def _dropped(builder: BlockBuilder, probabilities: str, how: Attention) -> str:
     out = builder.tensor(f"{how.prefix}dropped", _square(how))
     masks = (builder.tensor(f"{how.prefix}probabilities_mask", _square(how), "mask"),)
     name, kind = f"{how.prefix}attention_dropout", OperatorKind.DROPOUT
-    builder.operator(name, kind, _square(how), (probabilities,), (out,), saved=masks, selective=True)
+    builder.operator(SymbolicOperator(name, kind, _square(how), (probabilities,), (out,), saved=masks, selective=True))
     return out
 
 

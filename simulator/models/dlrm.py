@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from meshwise.simulator.models.layers import linear
-from meshwise.simulator.models.model import BlockBuilder
+from meshwise.simulator.models.model import BlockBuilder, SymbolicOperator
 from meshwise.simulator.operator_graph import Block, OperatorGraph, OperatorKind
 
 INTERACTIONS = ("dot", "cross")
@@ -119,14 +119,16 @@ def _bag(builder: BlockBuilder, table: int) -> str:
     weight = builder.tensor(f"table_{table}", f"{rows} embedding")
     pooled = builder.tensor(f"pooled_{table}", "batch embedding")
     builder.operator(
-        f"bag_{table}",
-        OperatorKind.EMBEDDING,
-        f"batch {hots} embedding {rows}",
-        (indices,),
-        (pooled,),
-        parameters=(weight,),
-        reduced=f"{hots} {rows}",
-        saved=(indices,),
+        SymbolicOperator(
+            f"bag_{table}",
+            OperatorKind.EMBEDDING,
+            f"batch {hots} embedding {rows}",
+            (indices,),
+            (pooled,),
+            parameters=(weight,),
+            reduced=f"{hots} {rows}",
+            saved=(indices,),
+        )
     )
     return pooled
 
@@ -149,7 +151,9 @@ def _dots(spec: Dlrm, builder: BlockBuilder) -> Block:
     features = builder.tensor("features", "batch features embedding")
     out = builder.tensor("interacted", "batch interacted")
     kind, dims = OperatorKind.INTERACTION, "batch features others embedding"
-    builder.operator("dots", kind, dims, (features,), (out,), reduced="embedding", flops=2.0, saved=(features,))
+    builder.operator(
+        SymbolicOperator("dots", kind, dims, (features,), (out,), reduced="embedding", flops=2.0, saved=(features,))
+    )
     return builder.block("interaction", (features,), (out,), layer=True)
 
 

@@ -32,7 +32,7 @@ from meshwise.simulator.models.layers import (
     token_embedding,
     vocabulary_loss,
 )
-from meshwise.simulator.models.model import BlockBuilder
+from meshwise.simulator.models.model import BlockBuilder, SymbolicOperator
 from meshwise.simulator.operator_graph import Block, OperatorGraph, OperatorKind
 
 
@@ -310,5 +310,7 @@ def _position_bias(builder: BlockBuilder) -> str:
     table = builder.tensor("relative_attention_bias", "buckets heads")
     bias = _carried_bias(builder)
     kind, dims = OperatorKind.EMBEDDING, "sequence key heads buckets"
-    builder.operator("relative_position", kind, dims, (), (bias,), parameters=(table,), reduced="buckets")
+    builder.operator(
+        SymbolicOperator("relative_position", kind, dims, (), (bias,), parameters=(table,), reduced="buckets")
+    )
     return bias

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from meshwise.simulator.models.layers import TOKENS, feed_forward, linear
-from meshwise.simulator.models.model import BlockBuilder
+from meshwise.simulator.models.model import BlockBuilder, SymbolicOperator
 from meshwise.simulator.operator_graph import OperatorKind
 
 
@@ -78,17 +78,21 @@ def mixture(builder: BlockBuilder, source: str, experts: Experts, *, gated: bool
     weights, indices = _route(builder, source, experts)
     routed = builder.tensor("dispatched", f"{ROUTED} hidden")
     dims = f"{ROUTED} hidden"
-    builder.operator("dispatch", OperatorKind.PERMUTE, dims, (source, indices), (routed,), saved=(indices,))
+    builder.operator(
+        SymbolicOperator("dispatch", OperatorKind.PERMUTE, dims, (source, indices), (routed,), saved=(indices,))
+    )
     returned = _expert_feed_forward(builder, routed, experts.imbalance, gated=gated)
     combined = builder.tensor("combined", TOKENS)
     builder.operator(
-        "combine",
-        OperatorKind.PERMUTE,
-        f"{TOKENS} top_k",
-        (returned, weights, indices),
-        (combined,),
-        reduced="top_k",
-        saved=(returned, weights, indices),
+        SymbolicOperator(
+            "combine",
+            OperatorKind.PERMUTE,
+            f"{TOKENS} top_k",
+            (returned, weights, indices),
+            (combined,),
+            reduced="top_k",
+            saved=(returned, weights, indices),
+        )
     )
     if not experts.shared:
         return (combined,)
@@ -104,13 +108,15 @@ def _route(builder: BlockBuilder, source: str, experts: Experts) -> tuple[str, s
     weights = builder.tensor("router_weights", "batch sequence top_k", "fp32")
     indices = builder.tensor("router_indices", "batch sequence top_k", "int64")
     builder.operator(
-        "top_k",
-        OperatorKind.TOP_K,
-        square,
-        (scores,),
-        (weights, indices),
-        parameters=(builder.tensor("score_bias", "experts"),) if experts.score_bias else (),
-        saved=(probabilities, indices),
+        SymbolicOperator(
+            "top_k",
+            OperatorKind.TOP_K,
+            square,
+            (scores,),
+            (weights, indices),
+            parameters=(builder.tensor("score_bias", "experts"),) if experts.score_bias else (),
+            saved=(probabilities, indices),
+        )
     )
     return weights, indices
 
@@ -120,31 +126,37 @@ def _expert_feed_forward(builder: BlockBuilder, routed: str, imbalance: float, *
     dims = f"{ROUTED} {width}"
     wide = builder.tensor("expert_wide", dims)
     builder.operator(
-        "expert_up",
-        kind,
-        f"{dims} hidden",
-        (routed,),
-        (wide,),
-        parameters=(builder.tensor("expert_up_weight", f"experts hidden {width}"),),
-        reduced="hidden",
-        flops=2.0,
-        saved=(routed,),
-        imbalance=imbalance,
+        SymbolicOperator(
+            "expert_up",
+            kind,
+            f"{dims} hidden",
+            (routed,),
+            (wide,),
+            parameters=(builder.tensor("expert_up_weight", f"experts hidden {width}"),),
+            reduced="hidden",
+            flops=2.0,
+            saved=(routed,),
+            imbalance=imbalance,
+        )
     )
     active = builder.tensor("expert_active", f"{ROUTED} expert_ffn")
     activation = OperatorKind.ELEMENTWISE
-    builder.operator("expert_activation", activation, dims, (wide,), (active,), saved=(wide,), imbalance=imbalance)
+    builder.operator(
+        SymbolicOperator("expert_activation", activation, dims, (wide,), (active,), saved=(wide,), imbalance=imbalance)
+    )
     narrow = builder.tensor("expert_narrow", f"{ROUTED} hidden")
     builder.operator(
-        "expert_down",
-        kind,
-        f"{ROUTED} hidden expert_ffn",
-        (active,),
-        (narrow,),
-        parameters=(builder.tensor("expert_down_weight", "experts expert_ffn hidden"),),
-        reduced="expert_ffn",
-        flops=2.0,
-        saved=(active,),
-        imbalance=imbalance,
+        SymbolicOperator(
+            "expert_down",
+            kind,
+            f"{ROUTED} hidden expert_ffn",
+            (active,),
+            (narrow,),
+            parameters=(builder.tensor("expert_down_weight", "experts expert_ffn hidden"),),
+            reduced="expert_ffn",
+            flops=2.0,
+            saved=(active,),
+            imbalance=imbalance,
+        )
     )
     return narrow

@@ -7,6 +7,7 @@ is a `ConfigError`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TypeVar
 
@@ -215,85 +216,101 @@ def _gpt_neox(config: _Fields) -> Transformer:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """What the decoders of a family are where their config says nothing, and what no config says of them.
+
+    Parameters
+    ----------
+    activations
+        Kinds of feed-forward layers by the word for their activation; the first is taken where none is said.
+    tied
+        Whether the output weight is the embedding table.
+    head_dim
+        Width of a head; ``None`` where heads share the hidden size.
+    every_head
+        Whether leaving ``num_key_value_heads`` out means one for each head.
+    """
+
+    name: str
+    activations: Mapping[str, str]
+    tied: bool = False
+    head_dim: int | None = None
+    every_head: bool = False
+    biases: str | None = None
+    qk_norm: bool = False
+
+
 def _decoder(
     config: _Fields,
-    name: str,
+    family: _Family,
     *,
-    activations: Mapping[str, str] = _SILU,
-    tied: bool = False,
-    head_dim: int | None = None,
-    every_head: bool = False,
-    biases: str | None = None,
-    qk_norm: bool = False,
     window: int | None = None,
     experts: Experts | None = None,
     latent: LatentAttention | None = None,
 ) -> Transformer:
-    """Return a decoder with root-mean-square norms, rotary positions and gated feed-forward layers.
-
-    Where ``every_head``, leaving ``num_key_value_heads`` out means one for each head.
-    """
+    """Return a decoder with root-mean-square norms, rotary positions and gated feed-forward layers."""
     heads = config.count("num_attention_heads")
-    channels = None if latent else config.optional("head_dim") or head_dim
+    channels = None if latent else config.optional("head_dim") or family.head_dim
     return Transformer(
         layers=config.layers(),
         hidden=config.count("hidden_size"),
         heads=heads,
-        kv_heads=config.count("num_key_value_heads", heads if every_head else _REQUIRED),
+        kv_heads=config.count("num_key_value_heads", heads if family.every_head else _REQUIRED),
         ffn=config.count("intermediate_size"),
         vocab=config.count("vocab_size"),
-        ffn_kind=config.choice("hidden_act", activations, next(iter(activations))),
-        tied_embeddings=config.flag("tie_word_embeddings", tied),
+        ffn_kind=config.choice("hidden_act", family.activations, next(iter(family.activations))),
+        tied_embeddings=config.flag("tie_word_embeddings", family.tied),
         dropout=config.drops(0.0, "attention_dropout"),
         positions="rotary",
         kv_channels=channels,
-        biases=biases,
-        qk_norm=qk_norm,
+        biases=family.biases,
+        qk_norm=family.qk_norm,
         window=window,
         experts=experts,
         latent=latent,
-        name=name,
+        name=family.name,
     )
 
 
 def _llama(config: _Fields) -> Transformer:
     config.only(attention_bias=False, mlp_bias=False)
-    return _decoder(config, "llama", every_head=True)
+    return _decoder(config, _Family("llama", _SILU, every_head=True))
 
 
 def _mistral(config: _Fields) -> Transformer:
     stated = "sliding_window" in config.config
-    return _decoder(config, "mistral", window=config.optional("sliding_window") if stated else 4096)
+    return _decoder(config, _Family("mistral", _SILU), window=config.optional("sliding_window") if stated else 4096)
 
 
 def _mixtral(config: _Fields) -> Transformer:
     experts = Experts(
         config.count("num_local_experts"), config.count("num_experts_per_tok"), config.count("intermediate_size")
     )
-    return _decoder(config, "mixtral", window=config.optional("sliding_window"), experts=experts)
+    return _decoder(config, _Family("mixtral", _SILU), window=config.optional("sliding_window"), experts=experts)
 
 
 def _qwen2(config: _Fields) -> Transformer:
     config.only(use_sliding_window=False)
-    return _decoder(config, "qwen2", biases="qkv")
+    return _decoder(config, _Family("qwen2", _SILU, biases="qkv"))
 
 
 def _qwen3(config: _Fields) -> Transformer:
     config.only(use_sliding_window=False, attention_bias=False)
-    return _decoder(config, "qwen3", head_dim=128, qk_norm=True)
+    return _decoder(config, _Family("qwen3", _SILU, head_dim=128, qk_norm=True))
 
 
 def _qwen3_moe(config: _Fields) -> Transformer:
     config.only(use_sliding_window=False, attention_bias=False, decoder_sparse_step=1, mlp_only_layers=[])
     count, top_k = config.count("num_experts"), config.count("num_experts_per_tok")
     experts = Experts(count, top_k, config.count("moe_intermediate_size"))
-    return _decoder(config, "qwen3_moe", head_dim=128, qk_norm=True, experts=experts)
+    return _decoder(config, _Family("qwen3_moe", _SILU, head_dim=128, qk_norm=True), experts=experts)
 
 
 def _gemma(config: _Fields) -> Transformer:
     config.only(attention_bias=False)
     config.choice("hidden_activation", _GATED_GELU, "gelu_pytorch_tanh")
-    return _decoder(config, "gemma", activations=_GATED_GELU, tied=True, head_dim=256)
+    return _decoder(config, _Family("gemma", _GATED_GELU, tied=True, head_dim=256))
 
 
 def _deepseek(config: _Fields, name: str, *, score_bias: bool) -> Transformer:
@@ -313,7 +330,7 @@ def _deepseek(config: _Fields, name: str, *, score_bias: bool) -> Transformer:
         dense_layers=config.count("first_k_dense_replace", 0, MAX_LAYERS, least=0),
         score_bias=score_bias,
     )
-    return _decoder(config, name, experts=experts, latent=latent)
+    return _decoder(config, _Family(name, _SILU), experts=experts, latent=latent)
 
 
 def _deepseek_v2(config: _Fields) -> Transformer:

@@ -7,7 +7,7 @@ height times width points; a pointwise convolution has none. Where a stride make
 dims ``input_height input_width``.
 """
 
-from meshwise.simulator.models.model import BlockBuilder
+from meshwise.simulator.models.model import BlockBuilder, SymbolicOperator
 from meshwise.simulator.operator_graph import OperatorKind
 
 TOKENS = "batch sequence hidden"
@@ -29,15 +29,17 @@ def linear(
     if bias:
         parameters.append(builder.tensor(f"{name}_bias", bias))
     builder.operator(
-        name,
-        OperatorKind.MATMUL,
-        dims,
-        (source,),
-        outputs,
-        parameters=tuple(parameters),
-        reduced=reduced,
-        flops=2.0,
-        saved=(source,),
+        SymbolicOperator(
+            name,
+            OperatorKind.MATMUL,
+            dims,
+            (source,),
+            outputs,
+            parameters=tuple(parameters),
+            reduced=reduced,
+            flops=2.0,
+            saved=(source,),
+        )
     )
 
 
@@ -55,14 +57,16 @@ def norm(
     if bias:
         parameters.append(builder.tensor(f"{name}_bias", over))
     builder.operator(
-        name,
-        OperatorKind.NORM,
-        dims,
-        (source,),
-        (out,),
-        parameters=tuple(parameters),
-        saved=(source,),
-        statistics=((over, 2 if bias else 1),),
+        SymbolicOperator(
+            name,
+            OperatorKind.NORM,
+            dims,
+            (source,),
+            (out,),
+            parameters=tuple(parameters),
+            saved=(source,),
+            statistics=((over, 2 if bias else 1),),
+        )
     )
     return out
 
@@ -82,7 +86,7 @@ def dropout(
     out = builder.tensor(output, dims)
     kind = OperatorKind.DROPOUT if on else OperatorKind.ELEMENTWISE
     saved = (builder.tensor(mask, dims, "mask"),) if on else ()
-    builder.operator(name, kind, dims, inputs, (out,), parameters=parameters, saved=saved)
+    builder.operator(SymbolicOperator(name, kind, dims, inputs, (out,), parameters=parameters, saved=saved))
     return out
 
 
@@ -99,14 +103,16 @@ def token_embedding(builder: BlockBuilder, tokens: str = "tokens", output: str =
     builder.tensor("table", "vocab hidden")
     out = builder.tensor(output, TOKENS)
     builder.operator(
-        "token",
-        OperatorKind.EMBEDDING,
-        f"{TOKENS} vocab",
-        (tokens,),
-        (out,),
-        parameters=("table",),
-        reduced="vocab",
-        saved=(tokens,),
+        SymbolicOperator(
+            "token",
+            OperatorKind.EMBEDDING,
+            f"{TOKENS} vocab",
+            (tokens,),
+            (out,),
+            parameters=("table",),
+            reduced="vocab",
+            saved=(tokens,),
+        )
     )
     return out
 
@@ -116,15 +122,17 @@ def vocabulary_loss(builder: BlockBuilder, source: str, *, bias: bool = False) -
     weight = (builder.tensor("output_weight", "hidden vocab"),)
     logits = builder.tensor("logits", "batch sequence vocab", "fp32")
     builder.operator(
-        "logits",
-        OperatorKind.MATMUL,
-        "batch sequence vocab hidden",
-        (source,),
-        (logits,),
-        parameters=(*weight, builder.tensor("output_bias", "vocab")) if bias else weight,
-        reduced="hidden",
-        flops=2.0,
-        saved=(source,),
+        SymbolicOperator(
+            "logits",
+            OperatorKind.MATMUL,
+            "batch sequence vocab hidden",
+            (source,),
+            (logits,),
+            parameters=(*weight, builder.tensor("output_bias", "vocab")) if bias else weight,
+            reduced="hidden",
+            flops=2.0,
+            saved=(source,),
+        )
     )
     return cross_entropy(builder, logits, "batch sequence", "vocab", summed="sequence")
 
@@ -135,9 +143,11 @@ def cross_entropy(builder: BlockBuilder, logits: str, dims: str, classes: str, s
     names = ("largest_logit", "sum_of_exponentials", "target_logit")
     parts = tuple(builder.tensor(name, dims, "fp32") for name in names)
     kind = OperatorKind.CROSS_ENTROPY
-    builder.operator("cross_entropy", kind, f"{dims} {classes}", (logits,), parts, reduced=classes, saved=(logits,))
+    builder.operator(
+        SymbolicOperator("cross_entropy", kind, f"{dims} {classes}", (logits,), parts, reduced=classes, saved=(logits,))
+    )
     loss = builder.tensor("loss", "batch", "fp32")
-    builder.operator("loss", OperatorKind.ELEMENTWISE, dims, parts, (loss,), reduced=summed)
+    builder.operator(SymbolicOperator("loss", OperatorKind.ELEMENTWISE, dims, parts, (loss,), reduced=summed))
     return loss
 
 
@@ -197,7 +207,6 @@ def convolution(
     space: str = IMAGE,
     kernel: str = "",
     bias: bool = False,
-    output: str | None = None,
     tokens: str = "",
 ) -> str:
     """Note a convolution from one dim of channels to another and return its output; backward reads the input.
@@ -212,20 +221,22 @@ def convolution(
         Dims of the output where it is not an image: its points as a sequence.
     """
     read, written = channels
-    out = builder.tensor(output or f"{name}_out", tokens or f"batch {written} {space}")
+    out = builder.tensor(f"{name}_out", tokens or f"batch {written} {space}")
     reduced = f"{read} {kernel}".strip()
     parameters = [builder.tensor(f"{name}_weight", f"{written} {reduced}")]
     if bias:
         parameters.append(builder.tensor(f"{name}_bias", written))
     builder.operator(
-        name,
-        OperatorKind.CONVOLUTION,
-        f"batch {written} {space} {reduced}",
-        (source,),
-        (out,),
-        parameters=tuple(parameters),
-        reduced=reduced,
-        flops=2.0,
-        saved=(source,),
+        SymbolicOperator(
+            name,
+            OperatorKind.CONVOLUTION,
+            f"batch {written} {space} {reduced}",
+            (source,),
+            (out,),
+            parameters=tuple(parameters),
+            reduced=reduced,
+            flops=2.0,
+            saved=(source,),
+        )
     )
     return out

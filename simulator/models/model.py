@@ -4,6 +4,7 @@ A `BlockBuilder` writes the blocks of the graph down: tensors and operators by n
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
@@ -46,6 +47,59 @@ def build(spec: Model, sequence: int, precision: str) -> OperatorGraph:
     return spec.graph(sequence, precision)
 
 
+@dataclass(frozen=True, slots=True)
+class SymbolicOperator:
+    """An `Operator` whose dims have names, separated by spaces, and no sizes yet.
+
+    Parameters
+    ----------
+    dims
+        The iteration space.
+    reduced
+        Dims that are summed away.
+    flops
+        FLOP for one point of the iteration space.
+    selective
+        Whether selective recompute drops what it saves.
+    executed
+        Part of the FLOP that the kernel really executes.
+    """
+
+    name: str
+    kind: OperatorKind
+    dims: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    parameters: tuple[str, ...] = ()
+    reduced: str = ""
+    flops: float = 0.0
+    saved: tuple[str, ...] = ()
+    selective: bool = False
+    executed: float = 1.0
+    imbalance: float = 1.0
+    statistics: tuple[tuple[str, int], ...] = ()
+    kernel: str = ""
+
+    def with_sizes(self, sizes: Mapping[str, int]) -> Operator:
+        """Return the operator in a block whose dims have these sizes."""
+        return Operator(
+            self.name,
+            self.kind,
+            tuple((dim, sizes[dim]) for dim in self.dims.split()),
+            self.inputs,
+            self.outputs,
+            self.parameters,
+            tuple(self.reduced.split()),
+            self.flops,
+            self.saved,
+            self.selective,
+            self.executed,
+            self.imbalance,
+            self.statistics,
+            self.kernel,
+        )
+
+
 class BlockBuilder:
     """Collects the tensors and operators of one block.
 
@@ -74,51 +128,15 @@ class BlockBuilder:
         """Return the space-separated dims of a tensor."""
         return " ".join(self._tensors[name].dims)
 
-    def operator(
-        self,
-        name: str,
-        kind: OperatorKind,
-        dims: str,
-        inputs: tuple[str, ...],
-        outputs: tuple[str, ...],
-        *,
-        parameters: tuple[str, ...] = (),
-        reduced: str = "",
-        flops: float = 0.0,
-        saved: tuple[str, ...] = (),
-        selective: bool = False,
-        executed: float = 1.0,
-        imbalance: float = 1.0,
-        statistics: tuple[tuple[str, int], ...] = (),
-        kernel: str = "",
-    ) -> None:
-        """Note an operator with a space-separated iteration space."""
-        space = tuple((dim, self.size[dim]) for dim in dims.split())
-        summed = tuple(reduced.split())
-        self._operators.append(
-            Operator(
-                name,
-                kind,
-                space,
-                inputs,
-                outputs,
-                parameters,
-                summed,
-                flops,
-                saved,
-                selective,
-                executed,
-                imbalance,
-                statistics,
-                kernel,
-            )
-        )
+    def operator(self, operator: SymbolicOperator) -> None:
+        """Note an operator in the sizes of the block."""
+        self._operators.append(operator.with_sizes(self.size))
 
     def elementwise(
         self, name: str, dims: str, inputs: tuple[str, ...], outputs: tuple[str, ...], saved: tuple[str, ...] = ()
     ) -> None:
         """Note an operator that works point by point."""
-        self.operator(name, OperatorKind.ELEMENTWISE, dims, inputs, outputs, saved=saved)
+        self.operator(SymbolicOperator(name, OperatorKind.ELEMENTWISE, dims, inputs, outputs, saved=saved))
 
     def block(
         self, name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], repeat: int = 1, layer: bool = False

@@ -1,5 +1,7 @@
 """Published models by name."""
 
+from dataclasses import replace
+
 from meshwise.simulator.models.attention import LatentAttention
 from meshwise.simulator.models.dlrm import Dlrm
 from meshwise.simulator.models.encoders import T5, Bert
@@ -16,21 +18,7 @@ def _gpt(name: str, layers: int, hidden: int, heads: int, vocab: int = 51200) ->
     )
 
 
-def _llama(
-    name: str,
-    layers: int,
-    hidden: int,
-    heads: int,
-    kv_heads: int,
-    ffn: int,
-    vocab: int,
-    *,
-    experts: Experts | None = None,
-    latent: LatentAttention | None = None,
-    kv_channels: int | None = None,
-    qk_norm: bool = False,
-    window: int | None = None,
-) -> Transformer:
+def _llama(name: str, layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int) -> Transformer:
     return Transformer(
         layers=layers,
         hidden=hidden,
@@ -41,11 +29,6 @@ def _llama(
         ffn_kind="swiglu",
         tied_embeddings=False,
         positions="rotary",
-        kv_channels=kv_channels,
-        qk_norm=qk_norm,
-        window=window,
-        experts=experts,
-        latent=latent,
         name=name,
     )
 
@@ -80,58 +63,37 @@ PRESETS: dict[str, Transformer] = {
         _llama("llama3-70b", 80, 8192, 64, 8, 28672, 128256),
         _llama("llama3-405b", 126, 16384, 128, 8, 53248, 128256),
         # Jiang et al. 2023, "Mistral 7B", table 1.
-        _llama("mistral-7b", 32, 4096, 32, 8, 14336, 32000, window=4096),
+        replace(_llama("mistral-7b", 32, 4096, 32, 8, 14336, 32000), window=4096),
         # Jiang et al. 2024, "Mixtral of experts", table 1; the released configuration of Mixtral-8x22B-v0.1.
-        _llama("mixtral-8x7b", 32, 4096, 32, 8, 14336, 32000, experts=Experts(8, 2, 14336)),
-        _llama("mixtral-8x22b", 56, 6144, 48, 8, 16384, 32000, experts=Experts(8, 2, 16384)),
+        replace(_llama("mixtral-8x7b", 32, 4096, 32, 8, 14336, 32000), experts=Experts(8, 2, 14336)),
+        replace(_llama("mixtral-8x22b", 56, 6144, 48, 8, 16384, 32000), experts=Experts(8, 2, 16384)),
         # DeepSeek-AI 2024, "DeepSeek-V2", section 3.1.2 and appendix B (Lite); "DeepSeek-V3", section 4.2,
         # without the layer that predicts a second token.
-        _llama(
-            "deepseek-v2-lite",
-            27,
-            2048,
-            16,
-            16,
-            10944,
-            102400,
+        replace(
+            _llama("deepseek-v2-lite", 27, 2048, 16, 16, 10944, 102400),
             experts=_deepseek_experts(64, 6, 1408, shared=2, dense=1),
             latent=_latent(None),
         ),
-        _llama(
-            "deepseek-v2",
-            60,
-            5120,
-            128,
-            128,
-            12288,
-            102400,
+        replace(
+            _llama("deepseek-v2", 60, 5120, 128, 128, 12288, 102400),
             experts=_deepseek_experts(160, 6, 1536, shared=2, dense=1),
             latent=_latent(1536),
         ),
-        _llama(
-            "deepseek-v3",
-            61,
-            7168,
-            128,
-            128,
-            18432,
-            129280,
+        replace(
+            _llama("deepseek-v3", 61, 7168, 128, 128, 18432, 129280),
             experts=_deepseek_experts(256, 8, 2048, shared=1, dense=3, score_bias=True),
             latent=_latent(1536),
         ),
         # Yang et al. 2025, "Qwen3 technical report", tables 1 and 2; widths from the released configurations.
-        _llama("qwen3-8b", 36, 4096, 32, 8, 12288, 151936, kv_channels=128, qk_norm=True),
-        _llama(
-            "qwen3-30b-a3b", 48, 2048, 32, 4, 6144, 151936, experts=Experts(128, 8, 768), kv_channels=128, qk_norm=True
+        replace(_llama("qwen3-8b", 36, 4096, 32, 8, 12288, 151936), kv_channels=128, qk_norm=True),
+        replace(
+            _llama("qwen3-30b-a3b", 48, 2048, 32, 4, 6144, 151936),
+            experts=Experts(128, 8, 768),
+            kv_channels=128,
+            qk_norm=True,
         ),
-        _llama(
-            "qwen3-235b-a22b",
-            94,
-            4096,
-            64,
-            4,
-            12288,
-            151936,
+        replace(
+            _llama("qwen3-235b-a22b", 94, 4096, 64, 4, 12288, 151936),
             experts=Experts(128, 8, 1536),
             kv_channels=128,
             qk_norm=True,

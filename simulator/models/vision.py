@@ -23,7 +23,7 @@ from meshwise.simulator.models.layers import (
     norm,
     residual,
 )
-from meshwise.simulator.models.model import BlockBuilder
+from meshwise.simulator.models.model import BlockBuilder, SymbolicOperator
 from meshwise.simulator.operator_graph import Block, OperatorGraph, OperatorKind
 
 EXPANSION = 4
@@ -85,7 +85,9 @@ class ResNet:
         active = _relu(builder, "activation", (norm(builder, "norm", wide, bias=True, over="channels_out"),))
         dims = f"batch channels_out {IMAGE}"
         out, places = builder.tensor("x", dims), builder.tensor("maxima", dims, "int64")
-        builder.operator("pooling", OperatorKind.POOLING, dims, (active,), (out, places), saved=(active, places))
+        builder.operator(
+            SymbolicOperator("pooling", OperatorKind.POOLING, dims, (active,), (out, places), saved=(active, places))
+        )
         return builder.block("stem", (image,), (out,))
 
     def _head(self, precision: str, channels: int, size: int) -> Block:
@@ -95,7 +97,7 @@ class ResNet:
         pooled = builder.tensor("pooled", "batch channels_in")
         kind, dims = OperatorKind.POOLING, f"batch channels_in {IMAGE}"
         # the mean needs no input, but the rectifier before it does
-        builder.operator("pooling", kind, dims, (x,), (pooled,), reduced=IMAGE, saved=(x,))
+        builder.operator(SymbolicOperator("pooling", kind, dims, (x,), (pooled,), reduced=IMAGE, saved=(x,)))
         return builder.block("head", (x,), (classifier(builder, pooled, "channels_in"),))
 
 

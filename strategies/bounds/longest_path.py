@@ -75,7 +75,7 @@ def arrangement(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Ar
         Where the orders wait for each other for ever; the message names what each rank waits for.
     """
     rows, stages = orders(name, ranks, microbatches, chunks), ranks * chunks
-    *columns, boxes = _arranged(rows, stages, microbatches)
+    columns, boxes = _arrange_columns(rows, stages, microbatches)
     if not boxes:
         list(in_order(schedule(name, ranks, microbatches, chunks)))  # raises
     code, arrives, leaves = (np.array(column, dtype=np.int32) for column in columns)
@@ -84,36 +84,55 @@ def arrangement(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Ar
     return Arrangement(code, arrives, leaves, boxes, by_rank.reshape(ranks, chunks).astype(np.int64))
 
 
-def _arranged(rows: Orders, stages: int, microbatches: int) -> tuple[Any, Any, Any, int]:
+class _Columns(NamedTuple):
+    """The columns of an `Arrangement`, which are filled action by action."""
+
+    code: IntArray
+    arrives: IntArray
+    leaves: IntArray
+
+
+class _Boxes(NamedTuple):
+    """Which boxes are full while actions are arranged.
+
+    Parameters
+    ----------
+    box_of
+        The box in which each action finds what was sent to it; -1 where nothing was sent yet.
+    free
+        A stack of empty boxes.
+    next_action
+        The next action of every rank: first its first one.
+    """
+
+    box_of: IntArray
+    free: IntArray
+    next_action: IntArray
+
+
+def to_lists(columns: Any) -> Any:
+    """Return a tuple of arrays as the same of lists, which loops that are not compiled read faster."""
+    return columns._make(column.tolist() for column in columns)
+
+
+def _arrange_columns(rows: Orders, stages: int, microbatches: int) -> tuple[_Columns, int]:
     count = len(rows.passes)
-    scratch = np.full(count, -1), np.arange(count, 0, -1), rows.start[:-1].copy(), *np.zeros((3, count), np.int64)
-    columns: tuple[Any, ...] = (*rows, *scratch)
+    boxes = _Boxes(np.full(count, -1), np.arange(count, 0, -1), rows.start[:-1].copy())
+    columns = _Columns(*np.zeros((3, count), np.int64))
     if pays(count):
-        boxes = compiled(_arrange)(stages, microbatches, *columns)
-    else:
-        columns = tuple(column.tolist() for column in columns)
-        boxes = _arrange(stages, microbatches, *columns)
-    return *columns[-3:], boxes
+        return columns, compiled(_arrange)(stages, microbatches, rows, boxes, columns)
+    columns = to_lists(columns)
+    return columns, _arrange(stages, microbatches, to_lists(rows), to_lists(boxes), columns)
 
 
-def _arrange(
-    stages: int,
-    microbatches: int,
-    passes: Ints,
-    microbatch: Ints,
-    start: Ints,
-    box_of: Ints,
-    free: Ints,
-    at: Ints,
-    code: Ints,
-    arrives: Ints,
-    leaves: Ints,
-) -> int:
+def _arrange(stages: int, microbatches: int, rows: Orders, scratch: _Boxes, columns: _Columns) -> int:
     """Fill the columns of an arrangement; return how many boxes it needs, 0 where orders wait for ever.
 
-    ``box_of`` is -1 for every action, ``free`` lists boxes, and ``at`` is the first action of every rank.
     Ranks run by turns, one action each, so that few boxes are full at a time.
     """
+    passes, microbatch, start = rows
+    box_of, free, at = scratch
+    code, arrives, leaves = columns
     ranks, found, top, boxes = len(at), 0, len(free), 1
     while found < len(passes):
         before = found
@@ -157,24 +176,16 @@ def walk(arranged: Arrangement, ticks: IntArray, sends: IntArray) -> Walked:
     result = Walked(np.zeros((steps, arranged.ranks), np.int64), np.zeros((steps, columns // 2), np.int64))
     if pays(len(arranged.code) * steps):
         lanes = min(-(-steps // BLOCK) * BLOCK, LANES)
-        compiled(_walk_lanes)(*arranged[:4], lanes, ticks, sends, *result)
+        compiled(_walk_lanes)(arranged, lanes, ticks, sends, result)
     else:
-        _walk_columns(arranged, ticks.T.copy(), sends.T.copy(), *result)
+        _walk_columns(arranged, ticks.T.copy(), sends.T.copy(), result)
     return result
 
 
-def _walk_lanes(
-    code: Column,
-    arrives: Column,
-    leaves: Column,
-    boxes: int,
-    lanes: int,
-    ticks: IntArray,
-    sends: IntArray,
-    ends: IntArray,
-    starts: IntArray,
-) -> None:
-    """Fill ``ends`` and ``starts``, so many steps at a time; inner loops of fixed length become vector code."""
+def _walk_lanes(arranged: Arrangement, lanes: int, ticks: IntArray, sends: IntArray, result: Walked) -> None:
+    """Fill starts and ends, ``lanes`` steps at a time; inner loops of fixed length become vector code."""
+    code, arrives, leaves, boxes, _ = arranged
+    ends, starts = result
     columns, ranks = ticks.shape[1], ends.shape[1]
     duration, sending = np.zeros((columns, lanes), np.int64), np.zeros((columns, lanes), np.int64)
     clock, channel = np.zeros((ranks, lanes), np.int64), np.zeros((2 * ranks, lanes), np.int64)
@@ -204,8 +215,9 @@ def _walk_lanes(
         ends[first : first + width], starts[first : first + width] = clock[:, :width].T, last[:, :width].T
 
 
-def _walk_columns(arranged: Arrangement, ticks: IntArray, sends: IntArray, ends: IntArray, starts: IntArray) -> None:
-    """Fill ``ends`` and ``starts`` by NumPy, all steps at once: rows of ``ticks`` and ``sends`` are steps' columns."""
+def _walk_columns(arranged: Arrangement, ticks: IntArray, sends: IntArray, result: Walked) -> None:
+    """Fill starts and ends by NumPy, all steps at once: rows of ``ticks`` and ``sends`` are steps' columns."""
+    ends, starts = result
     ranks, steps = arranged.ranks, ticks.shape[1]
     clock, channel = np.zeros((ranks, steps), np.int64), np.zeros((2 * ranks, steps), np.int64)
     box = np.zeros((arranged.boxes, steps), np.int64)
@@ -279,35 +291,22 @@ def finish(
         The two positions that keep each tied parameter.
     """
     result = np.zeros(len(steps.lane), np.int64)
-    columns = (*steps, *walked, filled, *endings, last, pairs)
     if pays(len(steps.lane) * (filled.shape[1] + last.size)):
-        compiled(_finish)(result, *columns)
+        compiled(_finish)(result, steps, walked, filled, endings, last, pairs)
         return result
     ticks = [0] * len(result)
-    _finish(ticks, *(column.tolist() for column in columns))
+    of_steps, of_passes, of_endings = to_lists(steps), to_lists(walked), to_lists(endings)
+    _finish(ticks, of_steps, of_passes, filled.tolist(), of_endings, last.tolist(), pairs.tolist())
     return np.array(ticks, dtype=np.int64)
 
 
 def _finish(
-    result: Ints,
-    lane: Ints,
-    ending: Ints,
-    ends: Rows,
-    starts: Rows,
-    filled: Rows,
-    first: Rows,
-    leaving: Rows,
-    late: Rows,
-    replicated: Rows,
-    optimizer: Rows,
-    gather: Rows,
-    squares: Rows,
-    norm: Rows,
-    tied: Rows,
-    last: Rows,
-    pairs: Rows,
+    result: Ints, steps: Steps, walked: Walked, filled: Rows, endings: Endings, last: Rows, pairs: Rows
 ) -> None:
     """Fill ``result``; buckets leave one after another, and the device goes on when all have arrived."""
+    lane, ending = steps
+    ends, starts = walked
+    first, leaving, late, replicated, optimizer, gather, squares, norm, tied = endings
     for step in range(len(result)):
         row, how = lane[step], ending[step]
         done = [0] * len(last)

@@ -32,6 +32,7 @@ from meshwise.strategies.lowering.costs.memory import resident
 from meshwise.strategies.lowering.costs.operator import (
     BlockLayout,
     BlockSteps,
+    BlockTraining,
     OperatorSteps,
     adds_before_cut,
     arriving_steps,
@@ -82,17 +83,8 @@ class Setting:
 
     def layout(self, block: Block, shardings: Mapping[str, OperatorSharding] | None = None) -> BlockLayout:
         """Return the layout of a block whose operators are cut so; whole where nothing is said."""
-        training = self.training
-        summed = training.gradient_bytes if training.conventions.fused_gradients else 0
-        return BlockLayout(
-            block,
-            self.plan.mesh,
-            shardings or {},
-            self.plan.sequences,
-            training.precision,
-            gradient_bytes=summed,
-            frozen=training.frozen,
-        )
+        training = BlockTraining.of(self.training)
+        return BlockLayout(block, self.plan.mesh, shardings or {}, self.plan.sequences, training)
 
     def alone(self, block: Block, operator: Operator, sharding: OperatorSharding) -> BlockLayout:
         """Return the layout of an operator whose inputs come as it reads them."""

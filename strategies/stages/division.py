@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwise.simulator.engine.compiled import compiled, pays
-from meshwise.simulator.engine.longest_path import Ints
 from meshwise.simulator.program import IntArray
-from meshwise.strategies.bounds.longest_path import Arrangement
+from meshwise.strategies.bounds.longest_path import Arrangement, Column, to_lists
 
 FloatArray = NDArray[np.float64]
 
@@ -38,6 +37,28 @@ class CriticalPaths(NamedTuple):
     sends: IntArray
 
 
+class _Durations(NamedTuple):
+    """Ticks of every pass, and of the transfer of what it makes."""
+
+    ticks: FloatArray
+    sends: FloatArray
+
+
+class _Nodes(NamedTuple):
+    """Passes (``2 * action``) and transfers (1 more): when each ends, and the one that it waited for last."""
+
+    done: FloatArray
+    before: IntArray
+
+
+class _Latest(NamedTuple):
+    """The last node of every rank, of every direction of its transfers, and what is in every box; -1 for none."""
+
+    clock: IntArray
+    channel: IntArray
+    box: IntArray
+
+
 def critical_paths(arranged: Arrangement, ticks: FloatArray, sends: FloatArray) -> CriticalPaths:
     """Return the longest paths of a step whose passes, and transfers of what they make, take so many ticks.
 
@@ -50,33 +71,28 @@ def critical_paths(arranged: Arrangement, ticks: FloatArray, sends: FloatArray) 
     ([9.0, 7.0], [[1, 1, 2, 2], [1, 0, 2, 2]])
     """
     count, ranks = len(arranged.code), arranged.ranks
-    done, before = np.zeros(2 * count), np.full(2 * count, -1)
-    latest = np.full(ranks, -1), np.full(2 * ranks, -1), np.full(arranged.boxes, -1)
-    columns = (arranged.code, arranged.arrives, arranged.leaves, ticks, sends)
+    work = _Durations(ticks, sends)
+    nodes = _Nodes(np.zeros(2 * count), np.full(2 * count, -1))
+    latest = _Latest(np.full(ranks, -1), np.full(2 * ranks, -1), np.full(arranged.boxes, -1))
     result = CriticalPaths(np.zeros(ranks), *np.zeros((2, ranks, len(ticks)), np.int64))
     if pays(count):
-        compiled(_walk)(*columns, done, before, *latest)
-        compiled(_trace)(arranged.code, done, before, latest[0], *result)
+        compiled(_walk)(arranged, work, nodes, latest)
+        compiled(_trace)(arranged.code, nodes, latest.clock, result)
         return result
-    listed = [column.tolist() for column in (*columns, done, before, *latest, *result)]
-    _walk(*listed[:10])
-    _trace(listed[0], listed[5], listed[6], listed[7], *listed[10:])
-    return CriticalPaths(*map(np.array, listed[10:]))
+    code, arrives, leaves = (column.tolist() for column in arranged[:3])
+    columns = arranged._replace(code=code, arrives=arrives, leaves=leaves)
+    work, nodes, latest, result = (to_lists(values) for values in (work, nodes, latest, result))
+    _walk(columns, work, nodes, latest)
+    _trace(columns.code, nodes, latest.clock, result)
+    return CriticalPaths(*map(np.array, result))
 
 
-def _walk(
-    code: Ints,
-    arrives: Ints,
-    leaves: Ints,
-    ticks: list[float],
-    sends: list[float],
-    done: list[float],
-    before: Ints,
-    clock: Ints,
-    channel: Ints,
-    box: Ints,
-) -> None:
-    """Fill the ends of passes (``2 * action``) and transfers (1 more), and what each of them waited for last."""
+def _walk(arranged: Arrangement, work: _Durations, nodes: _Nodes, latest: _Latest) -> None:
+    """Fill the ends of passes and transfers, and what each of them waited for last."""
+    code, arrives, leaves, _, _ = arranged
+    ticks, sends = work
+    done, before = nodes
+    clock, channel, box = latest
     ranks = len(clock)
     for action in range(len(code)):
         now = code[action] >> 1
@@ -95,10 +111,10 @@ def _walk(
             channel[2 * rank + (now & 1)] = box[leaves[action]] = 2 * action + 1
 
 
-def _trace(
-    code: Ints, done: list[float], before: Ints, clock: Ints, ends: list[float], passes: list[Ints], moved: list[Ints]
-) -> None:
+def _trace(code: Column, nodes: _Nodes, clock: IntArray, result: CriticalPaths) -> None:
     """Fill the ends of ranks, and what lies on the way there."""
+    done, before = nodes
+    ends, passes, moved = result
     for rank in range(len(clock)):
         node = clock[rank]
         ends[rank] = done[node]

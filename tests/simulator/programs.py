@@ -1,6 +1,7 @@
 """Random programs: several rank classes and streams, rendezvous, shared links, any order of tasks."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
@@ -101,7 +102,7 @@ def program(tasks: Sequence[Task], classes: int = 1, kinds: int = 1, slowdown: f
     """Return the program of tasks on ``classes`` rank classes with ``kinds`` streams each."""
     streams = [Stream(index, kind) for index in range(classes) for kind in STREAMS[:kinds]]
     members = [RankClass(f"stage {index}", (index,), (2 * index, 2 * index + 1)) for index in range(classes)]
-    return program_of(members, streams, tasks, links=LINKS, slowdown=slowdown)
+    return replace(program_of(members, streams, tasks, links=LINKS), slowdown=slowdown)
 
 
 def _task(row: Row, index: int, num_streams: int, flows: bool) -> Task:

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from meshwise.simulator.models.layers import cross_entropy, linear, residual
-from meshwise.simulator.models.model import BlockBuilder
+from meshwise.simulator.models.model import BlockBuilder, SymbolicOperator
 from meshwise.simulator.operator_graph import Block, OperatorKind
 from meshwise.strategies.lowering.costs.liveness import Held, Liveness
-from meshwise.strategies.lowering.costs.operator import BlockLayout
+from meshwise.strategies.lowering.costs.operator import BlockLayout, BlockTraining
 from meshwise.strategies.lowering.costs.recompute import Moments, moments
 from meshwise.strategies.plan.framework import MEGATRON, TORCH, Framework
 from meshwise.strategies.plan.mesh import Axis, Mesh
@@ -48,7 +48,7 @@ def head(*, between: bool = False) -> Block:
 
 def live(block: Block, framework: Framework, mesh: Mesh = ONE, *cut: OperatorSharding, precision: str = "") -> Liveness:
     shardings = {f"{block.name}.{each.operator}": each for each in cut}
-    return Liveness(BlockLayout(block, mesh, shardings, 1, precision), framework)
+    return Liveness(BlockLayout(block, mesh, shardings, 1, BlockTraining(precision)), framework)
 
 
 def along(operator: str, dim: str, kept: str = "") -> OperatorSharding:
@@ -111,7 +111,7 @@ def test_only_a_sum_makes_no_gradients(
     read, owned, out = (
         tuple(builder.tensor(name, TOKENS) for name in names.split()) for names in (inputs, parameters, outputs)
     )
-    builder.operator("work", kind, TOKENS, read, out, parameters=owned)
+    builder.operator(SymbolicOperator("work", kind, TOKENS, read, out, parameters=owned))
     found = live(builder.block("block", read, out, layer=True), replace(MEGATRON, routed_copies=1))
     assert found.backward({}, {}, range(0)) == [len(out) * X + made]  # those of what it made are there
     assert found.forward({}) == (len(read) + len(out)) * X  # all that is read and made, though nothing is kept
@@ -153,7 +153,7 @@ def combine() -> Block:
     active, out = builder.tensor("active", "capacity hidden"), builder.tensor("out", TOKENS)
     builder.elementwise("activation", "capacity hidden", (routed,), (active,), saved=(routed,))
     names = (active, probabilities)
-    builder.operator("combine", OperatorKind.PERMUTE, "sequence hidden", names, (out,), saved=names)
+    builder.operator(SymbolicOperator("combine", OperatorKind.PERMUTE, "sequence hidden", names, (out,), saved=names))
     return builder.block("block", (routed, probabilities), (out,), layer=True)
 
 
@@ -236,7 +236,7 @@ def test_indices_have_no_gradient() -> None:
     tokens, table = builder.tensor("tokens", "batch sequence", "int64"), builder.tensor("table", "vocab hidden")
     x, kind = builder.tensor("x", TOKENS), OperatorKind.EMBEDDING
     names = {"parameters": (table,), "reduced": "vocab", "saved": (tokens,)}
-    builder.operator("look", kind, f"{TOKENS} vocab", (tokens,), (x,), **names)  # type: ignore[arg-type]
+    builder.operator(SymbolicOperator("look", kind, f"{TOKENS} vocab", (tokens,), (x,), **names))  # type: ignore[arg-type]
     block = builder.block("block", (tokens,), (x,))
     assert of(live(block, MEGATRON)).kept == 4 * 8
     assert of(live(block, MEGATRON)).backward == ((4 * 8 + X, 16 * 8 * 2),)  # that of x, and that of the table

@@ -5,7 +5,7 @@ import pytest
 from meshwise.simulator.collective import Collective
 from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.models.layers import cross_entropy, linear
-from meshwise.simulator.models.model import BlockBuilder
+from meshwise.simulator.models.model import BlockBuilder, SymbolicOperator
 from meshwise.simulator.operator_graph import Block, OperatorKind
 from meshwise.simulator.program import TaskKind
 from meshwise.simulator.units import to_ticks
@@ -161,7 +161,9 @@ def layer() -> Block:
     wide, active = (builder.tensor(name, "batch sequence ffn") for name in ("wide", "active"))
     linear(builder, "up", x, (wide,), "batch sequence ffn hidden", weight="hidden ffn", reduced="hidden")
     kind = OperatorKind.ELEMENTWISE
-    builder.operator("act", kind, "batch sequence ffn", (wide,), (active,), saved=(wide,), selective=True)
+    builder.operator(
+        SymbolicOperator("act", kind, "batch sequence ffn", (wide,), (active,), saved=(wide,), selective=True)
+    )
     linear(builder, "down", active, (out,), "batch sequence hidden ffn", weight="ffn hidden", reduced="ffn")
     builder.elementwise("hand_on", TOKENS, (out,), (y,))
     return builder.block("block", (x,), (y,), layer=True)
@@ -248,7 +250,7 @@ def test_what_several_read_is_made_again_for_the_last_of_them() -> None:
 def test_results_of_attention_and_products_stay_for_others(kind: OperatorKind, kept: int) -> None:
     builder = BlockBuilder("bf16", SIZES)
     x, h, out = (builder.tensor(name, TOKENS) for name in ("x", "h", "out"))
-    builder.operator("makes", kind, TOKENS, (x,), (h,), saved=(x,))
+    builder.operator(SymbolicOperator("makes", kind, TOKENS, (x,), (h,), saved=(x,)))
     builder.elementwise("reads", TOKENS, (h,), (out,), (h,))
     found = moments(live(builder.block("block", (x,), (out,), layer=True), MEGATRON), SomeOperators(("makes",)))
     assert (found.kept, found.remade) == (kept, X + X - kept)

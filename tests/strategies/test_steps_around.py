@@ -7,7 +7,7 @@ import pytest
 from meshwise.simulator.collective import Collective
 from meshwise.simulator.machine.compute import read_again
 from meshwise.simulator.models.layers import linear, norm
-from meshwise.simulator.models.model import BlockBuilder
+from meshwise.simulator.models.model import BlockBuilder, SymbolicOperator
 from meshwise.simulator.operator_graph import Block, Operator, OperatorKind
 from meshwise.simulator.program import TaskKind
 from meshwise.simulator.units import TICKS_PER_SECOND
@@ -61,7 +61,7 @@ def reads(kind: OperatorKind, parameters: str = "", saved: str = "") -> Operator
 def laid_out(block: Block, *cut: OperatorSharding, produced: ShardingSpec | None = None) -> BlockLayout:
     """Return a block of which x arrives as its first reader keeps it, where nothing is said."""
     shardings = {f"{block.name}.{each.operator}": each for each in cut}
-    return BlockLayout(block, FOUR, shardings, 1, "", () if produced is None else (produced,))
+    return BlockLayout(block, FOUR, shardings, 1, arriving=() if produced is None else (produced,))
 
 
 def product(*, bias: bool = True) -> Block:
@@ -288,7 +288,7 @@ def test_terms_of_ranks_that_keep_the_same_part_are_not_summed_here() -> None:
 def test_an_input_that_is_gathered_again_waits_where_the_gradients_of_weights_do(kind: OperatorKind) -> None:
     builder = BlockBuilder("fp32", SIZES)
     x, scale, out = builder.tensor("x", TOKENS), builder.tensor("scale", "hidden"), builder.tensor("out", TOKENS)
-    builder.operator("work", kind, TOKENS, (x,), (out,), parameters=(scale,), saved=(x,))
+    builder.operator(SymbolicOperator("work", kind, TOKENS, (x,), (out,), parameters=(scale,), saved=(x,)))
     kept = ((x, HALF_OF_TOKENS), (scale, (("hidden", (TENSOR,)),)))
     cut = OperatorSharding("work", (("batch", (TENSOR_DEPTH,)),), kept)
     block = builder.block("block", (x,), (out,), layer=True)
@@ -338,7 +338,7 @@ def test_statistics_are_of_the_first_result() -> None:
     builder = BlockBuilder("fp32", SIZES)
     x, out, means = builder.tensor("x", TOKENS), builder.tensor("out", TOKENS), builder.tensor("means", "sequence")
     counts = (("hidden", 3), ("sequence", 1))
-    builder.operator("norm", OperatorKind.NORM, TOKENS, (x,), (out, means), statistics=counts)
+    builder.operator(SymbolicOperator("norm", OperatorKind.NORM, TOKENS, (x,), (out, means), statistics=counts))
     block = builder.block("block", (x,), (out, means), layer=True)
     found = around(block, OperatorSharding("norm", (("hidden", (TENSOR,)), ("sequence", (TENSOR_DEPTH,)))))
     # 3 numbers of 4 bytes for each of 2 tokens, and one for each of the 4 of hidden that a rank has

@@ -6,7 +6,13 @@ from meshwise.simulator.operator_graph import BATCH, Block
 from meshwise.strategies.lowering.costs.kinds import Kinds, Runs, kinds
 from meshwise.strategies.lowering.costs.liveness import Liveness
 from meshwise.strategies.lowering.costs.memory import BlockBuffers, block_buffers
-from meshwise.strategies.lowering.costs.operator import BlockLayout, BlockSteps, block_steps, exchanged_axes
+from meshwise.strategies.lowering.costs.operator import (
+    BlockLayout,
+    BlockSteps,
+    BlockTraining,
+    block_steps,
+    exchanged_axes,
+)
 from meshwise.strategies.lowering.costs.optimizer import begin_in_step
 from meshwise.strategies.lowering.costs.recompute import BlockMemory, Moments, moments, with_recompute
 from meshwise.strategies.lowering.costs.rewrites import (
@@ -327,11 +333,8 @@ class BlockCosts:
     def _layout(self, plan: Plan, name: str, sequences: int) -> BlockLayout:
         key = (name, self.cut(plan), sequences)
         if key not in self._layouts:
-            kind, training = self.kinds(plan).of_name[name], self.problem.training
-            summed = training.gradient_bytes if training.conventions.fused_gradients else 0
-            self._layouts[key] = BlockLayout.of_kind(
-                kind, plan.mesh, sequences, training.precision, summed, frozen=training.frozen
-            )
+            kind, training = self.kinds(plan).of_name[name], BlockTraining.of(self.problem.training)
+            self._layouts[key] = BlockLayout.of_kind(kind, plan.mesh, sequences, training)
         return self._layouts[key]
 
     def plain_steps(self, plan: Plan, name: str, rank: Rank) -> BlockSteps:

@@ -32,6 +32,7 @@ from meshwise.strategies.lowering.costs.steps import Step, communication, ring_b
 from meshwise.strategies.lowering.rank_classes.machine import Communicator
 from meshwise.strategies.plan.mesh import CONTEXT, EXPERT, OPERATOR_AXES, TENSOR, Mesh
 from meshwise.strategies.plan.parallelism import EXPERTS
+from meshwise.strategies.plan.problem import Training
 from meshwise.strategies.plan.sharding import (
     REPLICATED,
     OperatorSharding,
@@ -187,6 +188,34 @@ class BlockSteps(NamedTuple):
     loss: int = 0
 
 
+class BlockTraining(NamedTuple):
+    """What the steps of a block depend on of the training.
+
+    Parameters
+    ----------
+    precision
+        Of products; "fp8" is quantised before them.
+    gradient_bytes
+        Of an element of sums to which products add; 0 where gradients are written apart.
+    frozen
+        Whether weights have no gradients.
+    """
+
+    precision: str = ""
+    gradient_bytes: int = 0
+    frozen: bool = False
+
+    @classmethod
+    def of(cls, training: Training) -> "BlockTraining":
+        """Return what blocks depend on of a training."""
+        summed = training.gradient_bytes if training.conventions.fused_gradients else 0
+        return cls(training.precision, summed, training.frozen)
+
+
+PLAIN_TRAINING = BlockTraining()
+"""Products are not quantised, and their gradients are written apart."""
+
+
 class BlockLayout:
     """A block under the shardings of a plan: local sizes, and layouts tensor by tensor."""
 
@@ -196,14 +225,11 @@ class BlockLayout:
         mesh: Mesh,
         shardings: Mapping[str, OperatorSharding],
         microbatch: int,
-        precision: str = "",
+        training: BlockTraining = PLAIN_TRAINING,
         arriving: Sequence[ShardingSpec] = (),
-        gradient_bytes: int = 0,
-        frozen: bool = False,
     ) -> None:
-        self.block, self.mesh, self.precision = block, mesh, precision
-        self.frozen = frozen  # no gradients of weights
-        self.gradient_bytes = gradient_bytes  # of sums to which products add; 0 where gradients are written apart
+        self.block, self.mesh = block, mesh
+        self.precision, self.gradient_bytes, self.frozen = training
         self.microbatch = microbatch * mesh.size(EXPERT)  # sequences of an expert group, cut by its axis where whole
         self.shardings = {
             op.name: shardings.get(f"{block.name}.{op.name}", OperatorSharding(op.name, ())) for op in block.operators
@@ -226,15 +252,12 @@ class BlockLayout:
         kind: Kind,
         mesh: Mesh,
         microbatch: int,
-        precision: str = "",
-        gradient_bytes: int = 0,
-        *,
-        frozen: bool = False,
+        training: BlockTraining = PLAIN_TRAINING,
     ) -> "BlockLayout":
         """Return the layout of a kind of a block."""
         pairs = zip(kind.block.operators, kind.shardings, strict=True)
         shardings = {f"{kind.block.name}.{operator.name}": sharding for operator, sharding in pairs}
-        return cls(kind.block, mesh, shardings, microbatch, precision, kind.arriving, gradient_bytes, frozen)
+        return cls(kind.block, mesh, shardings, microbatch, training, kind.arriving)
 
     def wanted(self, operator: Operator, name: str) -> ShardingSpec:
         """Return the layout in which ``operator`` reads the tensor ``name``."""

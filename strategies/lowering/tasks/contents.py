@@ -133,11 +133,12 @@ class Contents:
             communicator = self.machine.communicator(slot.site.kind, instance)
             batch = self.machine.batch(slot.site.kind, instance)
             kind, what = TaskKind.PIPELINE_COMMUNICATION, self.volumes.boundary(stage - backward, batch)
-            return self._communication(communicator, kind, stage, 0, what, name)
+            return self._communication(communicator, kind, stage, 0, what, f"{what[0]} {name}")
         communicator = self.machine.communicator(slot.site.kind, instance)
         stage, leg, what, name = self.volumes.at_the_end(slot)
         besides = self._units(slot, instance, communicator, what[0]) if leg == 0 else 0
-        return self._communication(communicator, TaskKind.DATA_COMMUNICATION, stage, leg, what, name, besides=besides)
+        label = f"{what[0]} {name}"
+        return self._communication(communicator, TaskKind.DATA_COMMUNICATION, stage, leg, what, label, besides)
 
     def _units(self, slot: Slot, group: int, communicator: Communicator, collective: Collective) -> int:
         """Return the ticks that the framework takes besides for the units that a communication gathers or reduces.
@@ -172,7 +173,8 @@ class Contents:
         return self._passes[key]
 
     def _launch(self, stage: int, ticks: int, name: str) -> Content:
-        return Content(self._plain((TaskKind.LAUNCH, stage, ticks, name), TaskKind.LAUNCH, stage, ticks, name))
+        piece = Piece(TaskKind.LAUNCH, name, 0, ticks)
+        return Content(self._work_of((TaskKind.LAUNCH, stage, ticks, name), stage, piece))
 
     def _optimizer(self, position: int, rank_class: int) -> Work:
         rank = self.machine.rank(rank_class)
@@ -182,7 +184,8 @@ class Contents:
         own = begin_in_step(self.training, self.plan) and not serves  # the server's are the sums
         gone = (Change(Category.GRADIENTS, held.elements * self.training.gradient_bytes),) if own else ()
         key = ("optimizer", position, rank.key, serves)
-        return self._plain(key, TaskKind.OPTIMIZER, -1, ticks, "optimizer", flat, (*flat, *gone))
+        piece = Piece(TaskKind.OPTIMIZER, "optimizer", 0, ticks, acquired=flat, released=(*flat, *gone))
+        return self._work_of(key, -1, piece)
 
     def _flat(self, position: int) -> tuple[Change, ...]:
         """Return the copy of gradients that was summed, which the update reads back."""
@@ -193,7 +196,8 @@ class Contents:
         rank = self.machine.rank(rank_class)
         held, on_host = self.volumes.held(position), self.cuts.on_host[position]
         ticks = norm_ticks(rank.accelerator, self.training, self.plan, held, on_host.parameters)
-        return self._plain(("squares", position, rank.key), TaskKind.OPTIMIZER, -1, ticks, "norm of gradients")
+        piece = Piece(TaskKind.OPTIMIZER, "norm of gradients", 0, ticks)
+        return self._work_of(("squares", position, rank.key), -1, piece)
 
     def _update(self, number: int, end: int, position: int, instance: int) -> Content:
         """Return one chunk of one stage of an update whose states are on the host."""
@@ -203,7 +207,8 @@ class Contents:
             rank = self.machine.rank(instance)
             part = on_host.optimizer / CHUNKS
             ticks = optimizer_ticks(rank.accelerator, self.training, self.plan, held, part)
-            return Content(self._plain(("update", position, rank.key), step.task, -1, ticks, step.name, *changes))
+            piece = Piece(step.task, step.name, 0, ticks, None, *changes)
+            return Content(self._work_of(("update", position, rank.key), -1, piece))
         size = update_bytes(self.training, self.plan, held, on_host, number)
         (leg,) = self.machine.communicator(step.kind, instance).legs(Collective.SEND, size)
         ticks = leg.latency
@@ -212,7 +217,8 @@ class Contents:
         if any(changes) and not leg.flow.usage:
             ticks = max(ticks, 1)  # also where copies take no time there is a moment at which it holds them
         moved = size if step.task is TaskKind.HOST_COPY else 0.0
-        work = self._plain((number, end, position, ticks), step.task, -1, ticks, step.name, *changes, moved=moved)
+        piece = Piece(step.task, step.name, 0, ticks, None, *changes, bytes=moved)
+        work = self._work_of((number, end, position, ticks), -1, piece)
         return Content(work, leg.flow if leg.flow.usage else None)
 
     def _update_changes(self, number: int, end: int, position: int) -> tuple[tuple[Change, ...], tuple[Change, ...]]:
@@ -235,8 +241,8 @@ class Contents:
         legs = self.machine.communicator(slot.site.kind, instance).legs(Collective.SEND, copy.size)
         (leg,) = legs or (Leg(0, 0, Flow(())),)
         key = (slot.site, slot.what, *slot.key, leg.latency, rank.batch)
-        changes = copy.acquired, copy.released
-        work = self._plain(key, TaskKind.HOST_COPY, copy.stage, leg.latency, copy.name, *changes, moved=copy.size)
+        piece = Piece(TaskKind.HOST_COPY, copy.name, 0, leg.latency, None, copy.acquired, copy.released, copy.size)
+        work = self._work_of(key, copy.stage, piece)
         return Content(work, leg.flow if leg.flow.usage else None)
 
     def _collective(self, kind: str, key: tuple[int, ...], group: int) -> Content:
@@ -246,9 +252,7 @@ class Contents:
         part = self.cuts.parts(stage, variant, self.table.tables[kind].classes[group][0])[index]
         step, piece = part.collective, part.work.pieces[0]
         assert step is not None and step.collective is not None
-        found = self._communication(
-            communicator, piece.kind, stage, leg, (step.collective, step.size), piece.operators, named=True
-        )
+        found = self._communication(communicator, piece.kind, stage, leg, (step.collective, step.size), piece.operators)
         legs = max(len(communicator.legs(step.collective, step.size)), 1)
         acquired, released = piece.acquired if leg == 0 else (), piece.released if leg == legs - 1 else ()
         if not (acquired or released):
@@ -266,33 +270,21 @@ class Contents:
         stage: int,
         leg: int,
         what: Volume,
-        name: str,
-        *,
-        named: bool = False,
+        label: str,
         besides: int = 0,
     ) -> Content:
+        """Return one phase of a communication; the first takes ticks ``besides`` and carries the bytes."""
         legs = communicator.legs(*what)
         now = legs[leg] if leg < len(legs) else Leg(0, 0, Flow(()))
-        label = name if named else f"{what[0]} {name}"
         moved, ticks = what[1] if leg == 0 else 0.0, now.latency + besides
-        work = self._plain((kind, stage, ticks, label, moved), kind, stage, ticks, label, moved=moved)
+        piece = Piece(kind, label, 0, ticks, bytes=moved)
+        work = self._work_of((kind, stage, ticks, label, moved), stage, piece)
         return Content(work, now.flow if now.flow.usage else None)
 
-    def _plain(
-        self,
-        key: tuple[object, ...],
-        kind: TaskKind,
-        stage: int,
-        ticks: int,
-        name: str,
-        acquired: tuple[Change, ...] = (),
-        released: tuple[Change, ...] = (),
-        moved: float = 0.0,
-    ) -> Work:
+    def _work_of(self, key: tuple[object, ...], stage: int, piece: Piece) -> Work:
         """Return work of one piece, the same object for the same key."""
         if key not in self._work:
-            piece = Piece(kind, name, 0, ticks, acquired=acquired, released=released, bytes=moved)
-            self._work[key] = Work(kind, stage, ticks, (piece,))
+            self._work[key] = Work(piece.kind, stage, piece.end, (piece,))
         return self._work[key]
 
 

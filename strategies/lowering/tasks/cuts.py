@@ -150,35 +150,43 @@ _Block = tuple[str, BlockCost, Changes, int]
 """A block of a stage by name, its cost, what it takes and gives back besides activations, and the ticks of copying."""
 
 
-def parts(
-    names: Sequence[str],
-    stage: StageCost,
-    index: int,
-    kind: ActionKind,
-    cut: Cut,
-    launch: float,
-    before: tuple[Step, ...] = (),
-    held: tuple[Changes, ...] = (),
-    copies: tuple[int, ...] = (),
-) -> tuple[Part, ...]:
-    """Return one pass of stage number ``index`` in parts, in order.
+class StagePass(NamedTuple):
+    """One pass of a stage on a rank, before it is cut into tasks.
 
     Parameters
     ----------
-    names
-        The names of its blocks.
+    stage
+        The number of the stage.
+    kind
+        Which of its passes.
+    names, cost
+        The names of its blocks, and what they take.
     launch
         Seconds in which the host launches one kernel.
     before
         Collectives that run first, on what arrives from another stage.
-    held
+    changes
         What the blocks, in the order of the pass, take and give back besides activations.
     copies
         Ticks in which gradients are copied after each of them.
     """
+
+    stage: int
+    kind: ActionKind
+    names: tuple[str, ...]
+    cost: StageCost
+    launch: float
+    before: tuple[Step, ...] = ()
+    changes: tuple[Changes, ...] = ()
+    copies: tuple[int, ...] = ()
+
+
+def cut_pass(whole: StagePass, cut: Cut) -> tuple[Part, ...]:
+    """Return one pass of a stage in parts, in order."""
+    index, kind, names, cost, launch, before, held, copies = whole
     turn = 1 if kind is ActionKind.FORWARD else -1
     besides = held or (NOTHING,) * len(names), copies or (0,) * len(names)
-    blocks = list(zip(names[::turn], stage.blocks[::turn], *besides, strict=True))
+    blocks = list(zip(names[::turn], cost.blocks[::turn], *besides, strict=True))
     if launch or cut.every or cut.collectives:
         return tuple(_part(items, index, kind, launch) for items in _chains(_items(blocks, kind, before), cut))
     ends = [place for place, (name, *_) in enumerate(blocks, 1) if name in cut.blocks or place == len(blocks)]
@@ -186,7 +194,7 @@ def parts(
     found: list[Part] = []
     for place, row in enumerate(rows):
         first = () if place else before
-        if any(copy or (cut.losses and cost.first_reading(kind)) for _, cost, _, copy in row):
+        if any(copy or (cut.losses and block.first_reading(kind)) for _, block, _, copy in row):
             found += (_part(items, index, kind, launch) for items in _chains(_items(row, kind, first), cut))
         else:
             found.append(_whole(row, index, kind, first))
@@ -211,7 +219,7 @@ def _items(blocks: list[_Block], kind: ActionKind, before: tuple[Step, ...]) -> 
     return items or [_Item(Step(_TASK_KIND[kind], 0, "empty stage", 0), None, (), (), None)]
 
 
-known_parts = lru_cache(maxsize=1024)(parts)
+known_parts = lru_cache(maxsize=1024)(cut_pass)
 """The same, kept: plans that differ elsewhere share their passes."""
 
 
@@ -523,7 +531,8 @@ class Cuts:
             cut, held = self.cut(stage, variant), self._besides(stage, variant, cost)
             names, before = self.plan.stages[stage].blocks, self.before(stage, variant, rank)
             copies = tuple(copy_ticks(rank.accelerator, each.copied) for each in held)
-            self._parts[key] = known_parts(names, cost, stage, kind_of(variant), cut, rank.launch, before, held, copies)
+            whole = StagePass(stage, kind_of(variant), names, cost, rank.launch, before, held, copies)
+            self._parts[key] = known_parts(whole, cut)
         return self._parts[key]
 
     def _besides(self, stage: int, variant: int, cost: StageCost) -> tuple[Changes, ...]:

@@ -6,7 +6,7 @@ import pytest
 
 from meshwise.simulator.collective import Collective
 from meshwise.simulator.models.layers import linear, norm
-from meshwise.simulator.models.model import BlockBuilder
+from meshwise.simulator.models.model import BlockBuilder, SymbolicOperator
 from meshwise.simulator.operator_graph import Block, OperatorKind
 from meshwise.simulator.units import TICKS_PER_SECOND
 from meshwise.strategies.cost_model import SimulatedCost
@@ -165,7 +165,9 @@ def test_nothing_is_beside_products_that_are_no_linear_layers() -> None:
     builder.elementwise("first", "batch channels height", (raw,), (image,))
     names = {"parameters": (weight,), "reduced": "channels kernel"}
     dims = "batch height filters channels kernel"
-    builder.operator("convolve", OperatorKind.CONVOLUTION, dims, (image,), (made,), flops=2.0, **names)  # type: ignore[arg-type]
+    builder.operator(
+        SymbolicOperator("convolve", OperatorKind.CONVOLUTION, dims, (image,), (made,), flops=2.0, **names)
+    )  # type: ignore[arg-type]
     block = builder.block("block", (raw,), (made,), layer=True)
     how = setting(tiny_problem(block, devices=2, framework=HIDES))
     assert edges(how, {"convolve": {"filters": (TENSOR,)}}) == {"first convolve": reduce(256)}
