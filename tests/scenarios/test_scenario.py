@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from meshwise import load
-from meshwise.strategies.plan.plan import Recompute
+from meshwise.strategies.plan.recomputation import Recompute
 from meshwise.strategies.search import Space
 
 

@@ -7,7 +7,7 @@ import pytest
 from meshwise import load
 from meshwise.scenarios.scenario import Scenario
 from meshwise.scenarios.simulation import simulation
-from meshwise.strategies.plan.plan import Recompute
+from meshwise.strategies.plan.recomputation import Recompute
 
 
 @pytest.fixture(scope="module")

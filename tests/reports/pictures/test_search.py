@@ -17,7 +17,9 @@ from meshwise.reports.pictures.search import (
 )
 from meshwise.strategies.evaluation import Evaluation, Trial
 from meshwise.strategies.plan.mesh import Axis, Mesh
-from meshwise.strategies.plan.plan import Plan, Recompute, Stage
+from meshwise.strategies.plan.partition import Stage
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.recomputation import Recompute
 
 INFINITE = float("inf")
 HISTORIES = {

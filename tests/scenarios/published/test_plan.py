@@ -40,8 +40,8 @@ def plan(change: dict[str, Any]) -> Plan:
         ({"zero_stage": None}, {"zero": 1}),  # NeMo's distributed optimizer
         ({"zero_stage": None, "framework": "DeepSpeed ZeRO-2"}, {"zero": 2}),
         ({"zero_stage": None, "framework": "PyTorch DDP"}, {"zero": 0}),
-        ({"tp": 1, "dp": 4, "pp": 2, "vpp": 4}, {"schedule_name": "interleaved", "chunks": 4}),
-        ({"tp": 1, "dp": 4, "pp": 2, "schedule": "ZB-V", "global_batch": 16}, {"schedule_name": "zbv", "chunks": 2}),
+        ({"tp": 1, "dp": 4, "pp": 2, "vpp": 4}, {"schedule": "interleaved", "chunks": 4}),
+        ({"tp": 1, "dp": 4, "pp": 2, "schedule": "ZB-V", "global_batch": 16}, {"schedule": "zbv", "chunks": 2}),
         ({"recompute": "selective"}, {"recompute": Recompute.SELECTIVE}),
         ({"recompute": None}, {"recompute": Recompute.NONE}),  # it fits
         ({"dp_overlap": "off"}, {"overlap_gradients": False}),
@@ -53,7 +53,7 @@ def plan(change: dict[str, Any]) -> Plan:
         ({"tp_overlap": "--tp-comm-overlap", "tp": 1, "dp": 8}, {"overlap_tensor": False}),
         (  # refused with a split backward
             {"tp_overlap": True, "dp": 2, "pp": 2, "schedule": "ZB-H1"},
-            {"schedule_name": "zb1p", "overlap_tensor": False},
+            {"schedule": "zb1p", "overlap_tensor": False},
         ),
     ],
 )
@@ -65,7 +65,7 @@ def test_plans(change: dict[str, Any], expected: dict[str, Any]) -> None:
 def test_a_schedule_with_too_few_microbatches_becomes_a_plainer_one() -> None:
     run = run_of(ROW | {"tp": 1, "dp": 4, "pp": 2, "vpp": 4, "global_batch": 4})
     assert run.scenario is not None
-    assert run.scenario.chosen().schedule_name in ("1f1b", "gpipe")
+    assert run.scenario.chosen().schedule in ("1f1b", "gpipe")
     assert any(line.startswith("schedule ") and "for interleaved" in line for line in run.assumed)
 
 

@@ -10,7 +10,7 @@ from meshwise.strategies.lowering import lower
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.offloading import NOTHING, Offloading
-from meshwise.strategies.plan.plan import Recompute
+from meshwise.strategies.plan.recomputation import Recompute
 
 from ..costs.test_offload import copied, four_layers, hosted, kept, passes, run, ticks
 

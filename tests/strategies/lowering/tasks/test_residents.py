@@ -12,7 +12,7 @@ from meshwise.strategies.lowering import StageCosts, lower
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.offloading import CHUNKS, NOTHING, Offloading, StepPlace
-from meshwise.strategies.plan.plan import Recompute
+from meshwise.strategies.plan.recomputation import Recompute
 
 from ...problems import problem
 from ..costs.test_offload import held, hosted, kept, load_parameters, run

@@ -12,6 +12,6 @@ def test_a_notebook_shows_the_figures_and_the_timeline() -> None:
 
 
 def test_what_is_shown_is_escaped() -> None:
-    from meshwise.reports.notebook import to_html
+    from meshwise.simulator.notebook import to_html
 
     assert "<script>" not in to_html("<script>", [("<script>", "<script>")])

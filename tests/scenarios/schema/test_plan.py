@@ -2,14 +2,15 @@
 
 from dataclasses import fields
 
-from meshwise.scenarios.schema.scenario import PlanDocument, PlanTable
-from meshwise.strategies.plan.layout import Layout
+from meshwise.scenarios.schema.plan import PlanDocument, PlanTable
+from meshwise.strategies.plan.layout import STEP_DECISIONS, Layout
 from meshwise.strategies.plan.plan import Plan
 
 
 def test_the_schema_has_every_field_of_layout_and_plan() -> None:
     assert set(PlanTable.model_fields) == {field.name for field in fields(Layout)}
-    assert set(PlanDocument.model_fields) - {"version"} == {field.name for field in fields(Plan)}
+    keys = {item.name: item.key for item in STEP_DECISIONS}
+    assert set(PlanDocument.model_fields) - {"version"} == {keys.get(field.name, field.name) for field in fields(Plan)}
 
 
 def test_the_defaults_of_the_schema_are_those_of_layout() -> None:
