@@ -233,7 +233,7 @@ def simulated(
 ) -> Timeline:
     """Return the timeline of a program whose tasks start and end at these ticks.
 
-    Spans, memory and links are computed at their first use: searches read the step time alone.
+    Spans, memory and links are computed at their first use.
 
     Parameters
     ----------
