@@ -350,7 +350,6 @@ class Cluster:
         return np.array([0, *accumulate(devices)])
 
 
-# Equal devices must share one object: costs are cached by accelerator.
 @lru_cache(maxsize=1024)
 def _at_speed(accelerator: Accelerator, factor: float) -> Accelerator:
     return accelerator.at_speed(factor) if factor != 1.0 else accelerator

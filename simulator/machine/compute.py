@@ -47,7 +47,7 @@ def is_bias(operator: Operator, parameter: Tensor) -> bool:
 
 
 def read_again(operator: Operator) -> tuple[str, ...]:
-    """Return the names of the parameters that an operator's backward reads: weights and scales, not biases or tables."""
+    """Return the names of the parameters that an operator's backward reads: weights and scales, no biases or tables."""
     scales = operator.kind is OperatorKind.ELEMENTWISE and bool(operator.saved)
     return operator.parameters[:1] if operator.kind in PRODUCTS or operator.kind is OperatorKind.NORM or scales else ()
 
