@@ -80,8 +80,8 @@ def _walk(
 ) -> int:
     """Fill starts, ends and a topological order (Kahn 1962), and return the number of tasks that can finish.
 
-    Tasks that are ready are a stack at the far end of ``order``, which never meets the tasks at its front. Depth first,
-    the walk follows a stream, whose tasks are close in memory.
+    Tasks that are ready are a stack at the far end of ``order``, which never meets the tasks at its front. So the walk
+    is depth first and keeps to a stream.
     """
     found, top = 0, len(durations)
     for task in range(len(durations) - 1, -1, -1):
