@@ -201,7 +201,7 @@ class _Link(_Bottleneck):
         return self.steady
 
     def _even(self, flows: Iterable[_Flow], least: float, rate: float) -> bool:
-        """Return whether flows share no other link, and neither their limits nor ``lowest_limit`` are below ``rate``."""
+        """Return whether flows share no other link, and no limit, theirs or ``lowest_limit``, is below ``rate``."""
         for flow in flows:
             if flow.contended > 1:
                 return False
