@@ -107,6 +107,7 @@ def _text(value: Any, depth: int) -> str:
     if is_dataclass(value) or hasattr(value, "_fields"):
         text = _record(value, depth - 1, getattr(type(value).__repr__, "names", ()))
         return text if len(text) <= LONGEST else _called(value)
+    # Arrays and tensors, without an import of their library.
     if hasattr(value, "dtype"):
         return f"<{value.dtype} of shape {value.shape}>"
     if isinstance(value, Sequence | Set | Mapping):

@@ -136,6 +136,7 @@ def program_host_memory(program: Program, starts: IntArray, ends: IntArray) -> t
     """
     if not program.hosts:
         return ()
+    # In order of rank class, so that the members of each are a row of a ragged column.
     members = sorted((member, host, n) for host, item in enumerate(program.hosts) for member, n in item.members)
     rank_class, host, number = np.array(members, np.int64).reshape(-1, 3).T
     start = np.searchsorted(rank_class, np.arange(len(program.rank_classes) + 1))

@@ -38,6 +38,7 @@ def piece_times(program: Program, starts: IntArray, ends: IntArray, tasks: IntAr
     task = tasks[place]
     first = starts[task] + begin[piece]
     last = np.where(whole[piece] > 0, ends[task], starts[task] + end[piece])
+    # All other pieces run at their offset from the start of the task.
     chains = np.array([len(item.pieces) > 1 and any(p.launched for p in item.pieces) for item in program.work], bool)
     rows = np.flatnonzero(chains[program.work_of[task]])
     if len(rows):
@@ -273,6 +274,7 @@ class Occupancy:
         count = len(columns.start)
         rank_class, times = np.tile(columns.rank_class, 2), np.concatenate([columns.start, columns.end])
         order = np.lexsort((times, rank_class))
+        # The first half of the rows are starts, the second half ends.
         self._row, self._change = order % max(count, 1), np.where(order < count, 1, -1)
         self._class, self._num_classes = rank_class[order], num_classes
         self._gap = np.append(np.diff(times[order]), 0)

@@ -168,6 +168,7 @@ class Timeline:
         """Return for every rank class the seconds in which it runs at least one span of ``kinds``."""
         key = frozenset(kinds)
         if key not in self._busy:
+            # Kept by set of kinds, for each sum passes over all spans.
             chosen = np.array([kind in key for kind in TASK_KINDS])
             self._busy[key] = self._occupancy.seconds(chosen[self.columns.kind])
         return self._busy[key]
@@ -285,6 +286,7 @@ def _link_uses(program: Program, step_time: float) -> list[LinkUse]:
     steps = 1 if program.steps is None else len(program.steps.tasks)
     for flow, count in zip(program.flows, runs, strict=True):
         for link, size in flow.usage:
+            # All steps of a program have the same flows.
             moved[link] += count // steps * size
     return [
         LinkUse(link.name, link.count, link.bandwidth, size, size / (link.bandwidth * step_time) if step_time else 0.0)

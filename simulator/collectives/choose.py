@@ -246,6 +246,7 @@ def _automatic(cluster: Cluster, collective: Collective) -> tuple[Algorithm, ...
     """Return the algorithms of a collective among which libraries pick."""
     wired = all(isinstance(node.network, Mesh) and not node.network.pairs for node, _ in cluster.nodes)
     left = set() if wired else {Algorithm.HIERARCHICAL}
+    # Only a user's choice makes an all-reduce run by a server.
     if collective is Collective.ALL_REDUCE:
         left.add(Algorithm.PARAMETER_SERVER)
     return tuple(each for each in _KNOWN[collective] if each not in left)

@@ -46,6 +46,7 @@ def in_switch(cluster: Cluster, groups: IntArray, collective: Collective) -> tup
         else:
             phases = _across(cluster, part, reduced) if fabric_reduces(cluster) else (_joined(cluster, part),)
         first, *others = launched(cluster, *phases)
+        # No launch, no other protocol: collectives in switches run by `SIMPLE` alone.
         first = first._replace(latency=first.latency + cluster.library.reduction_launch)
         parts.append((chosen, tuple(each._replace(launch=None) for each in (first, *others))))
     return merged(len(groups), parts)

@@ -69,6 +69,7 @@ def place(cluster: Cluster, groups: IntArray) -> Placement:
     node = cluster.device_nodes[device]
     order = np.lexsort((node, row))
     runs = _starts(node[order], row[order])
+    # The first rank of the group on the same node, by which nodes stay in order of appearance.
     first = np.empty_like(order)
     first[order] = np.repeat(order[runs], np.diff(runs, append=len(order)))
     order = np.lexsort((device, first))

@@ -26,6 +26,7 @@ def pairwise(cluster: Cluster, groups: IntArray) -> tuple[Phase, ...]:
     steps = 1 + np.arange(looked_at) * (ranks - 1) // looked_at
     used = traffic(cluster, num_groups, _exchange(groups, steps))
     nodes = cluster.device_nodes[groups]
+    # Division by the number of routed steps: they stand for all ranks - 1.
     own = np.where((nodes == nodes[:, :1]).all(axis=1), cluster.library.own, 0.0)
     return launched(cluster, phase(used, used.longest, (ranks - 1 + own) / looked_at / ranks, messages=True))
 

@@ -35,6 +35,7 @@ def _box(fabric: Torus, groups: IntArray) -> IntArray:
         met = np.zeros((num_groups, fabric.shape[axis]), dtype=bool)
         met[np.arange(num_groups)[:, None], coordinate] = True
         lengths[:, axis] = met.sum(axis=1)
+    # As many ranks as combinations of coordinates: all of them are in the group.
     return np.where((lengths.prod(axis=1) == ranks)[:, None], lengths, 0)
 
 

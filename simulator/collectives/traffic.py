@@ -157,6 +157,7 @@ def _by_hop(pair: IntArray) -> IntArray:
     """Return the order of rows by hop: all first hops, then all second ones. Such runs sort fast."""
     first = np.flatnonzero(np.diff(pair, prepend=-1))
     hop = np.arange(len(pair)) - np.repeat(first, np.diff(first, append=len(pair)))
+    # NumPy sorts integers of 16 bits by radix, in linear time.
     return np.argsort(hop.astype(np.uint16), kind="stable")
 
 
@@ -166,6 +167,7 @@ _Rows = tuple[IntArray, IntArray, FloatArray]
 def _joined(parts: list[_Rows], num_groups: int, num_links: int) -> _Rows:
     if len(parts) == 1:
         return parts[0]
+    # Columns of no rows, for traffic of no parts.
     empty = (np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0))
     group, link, load = (np.concatenate(column) for column in zip(empty, *parts, strict=True))
     return _summed(group, link, load, num_groups, num_links)

@@ -55,6 +55,7 @@ def _heads(waits: _Waits, durations: IntArray, num_streams: int) -> IntArray:
     opening = np.append(True, stream[1:] != stream[:-1])
     first = np.full(num_streams, -1)
     first[stream[opening]] = task[opening]
+    # One running sum over all streams, from which its value at the start of each is subtracted.
     done = np.cumsum(durations[task]) - durations[task]
     done -= done[opening][np.cumsum(opening) - 1]
     nearby = np.zeros(len(durations), dtype=bool)
@@ -62,6 +63,7 @@ def _heads(waits: _Waits, durations: IntArray, num_streams: int) -> IntArray:
     for _ in range(HOPS):
         nearby[before[nearby[after]]] = True
     rows, pairs = np.flatnonzero(nearby[task]), np.flatnonzero(nearby[after] & nearby[before])
+    # An arc along a stream leads from its first task and has the work in between.
     source = np.append(first[stream[rows]], before[pairs])
     target = np.append(task[rows], after[pairs])
     ticks = np.append(done[rows], durations[before[pairs]])

@@ -87,6 +87,7 @@ class Environment(simpy.Environment):
         for _ in range(EVENTS):
             if not queue:
                 return
+            # The body of `step`, without a call for each event.
             self._now, priority, number, event = heappop(queue)
             if event.__class__ is tuple:
                 action, argument = event
@@ -108,6 +109,7 @@ class Tenant:
         clock.call(background.start, self._begin, 0)
 
     def _begin(self, _: int) -> None:
+        # A tenant stops with the step: else the queue would never be empty.
         if self._running():
             self._started = self._clock.now
             self._clock.call(self._background.latency, self._send, 0)

@@ -94,6 +94,7 @@ def _fill(
 
 def _level(users: Mapping[F, float], capacity: float, rates: Mapping[F, float]) -> tuple[float, list[F]]:
     """Return the rate at which a link is full if ``rates`` stay as they are, and its flows that still rise."""
+    # Sums by `fsum` are exact, so that the order of flows does not matter.
     taken = [share * rates[flow] for flow, share in users.items() if flow in rates]
     rising = [flow for flow in users if flow not in rates]
     if not rising:
@@ -224,6 +225,7 @@ def shapes(usages: Sequence[Usage], units: Sequence[float], capacity: Sequence[f
     keys = (owner * len(capacity) + link)[size > 0]
     order = np.argsort(keys, kind="stable")
     keys, first = keys[order], np.flatnonzero(np.diff(keys[order], prepend=-1))
+    # A usage may name a link twice: the bytes are added up.
     size = np.add.reduceat(size[size > 0][order], first) if len(first) else size[:0]
     owner, link = np.divmod(keys[first], max(len(capacity), 1))
     busiest, seconds = np.zeros(count), np.zeros(count)

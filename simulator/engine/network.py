@@ -120,7 +120,9 @@ class _Bottleneck:
             if flow.bottleneck is not self:
                 goal = progress + flow.left(now)
                 flow.bottleneck, flow.goal = self, goal
+                # The number decides between equal goals, as flows have no order.
                 heappush(queue, (goal, next(self.network.numbers), flow))
+        # Floor of a negative quotient: the ticks are rounded up.
         due = now - (progress - queue[0][0]) // speed
         self.due = due = due if due > now else now
         if self.alarm is None or due < self.alarm:
@@ -327,6 +329,7 @@ class Network:
         seeds = {index: None for index in seeds if not self._links[index].steady}
         if not seeds:
             return
+        # A few flows are all solved; among many it pays to find those that keep their rate.
         links, limits = self._reached(seeds, 0.0, _FEW)
         kept: dict[_Flow, float] = {}
         if len(limits) > _FEW:

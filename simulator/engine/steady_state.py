@@ -30,6 +30,7 @@ def recurrence(ends: IntArray, depth: int) -> Recurrence | None:
     seen: dict[bytes, int] = {}
     for row in range(len(ends) - depth + 1):
         window = ends[row : row + depth]
+        # Windows that differ by a constant have equal bytes.
         first = seen.setdefault((window - ends[row, 0]).tobytes(), row)
         if first < row:
             return Recurrence(first, row - first, int(ends[row, 0] - ends[first, 0]))

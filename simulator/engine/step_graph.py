@@ -158,6 +158,7 @@ def _edges(program: Program) -> tuple[IntArray, IntArray, IntArray]:
     keys = np.concatenate([before * count + after, program.predecessor_of * count + behind])
     # For integers of 64 bits a stable sort merges runs: every stream is in order already.
     keys.sort(kind="stable")
+    # A task may wait for another both on a stream and as a predecessor: the pair counts once.
     keys = keys[np.append(True, keys[1:] != keys[:-1])] if len(keys) else keys
     source = keys // max(count, 1)
     target = keys - source * count
@@ -227,6 +228,7 @@ def _cycle(graph: StepGraph, finished: NDArray[np.bool_]) -> list[int]:
     stuck = ~finished[source] & ~finished[graph.successors]
     blocker = np.full(graph.num_tasks, graph.num_tasks)
     np.minimum.at(blocker, graph.successors[stuck], source[stuck])
+    # Every stuck task waits for a stuck one, so that the path must return to one of its own tasks.
     place: dict[int, int] = {}
     task = int(np.argmin(finished))
     while task not in place:

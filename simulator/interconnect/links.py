@@ -134,6 +134,7 @@ class Family(NamedTuple):
             names = [self.name(index) for index in range(min(len(self.labels), _COMPARED))]
             return names.index(get_close_matches(name[:_SHOWN], names, n=1, cutoff=0.0)[0])
         width = self.labels.shape[1]
+        # The first digits suffice: a number of a thousand of them would not fit 64 bits.
         numbers = [min(int(digits[:12]), _LARGEST) for digits in _NUMBER.findall(name)[:width]]
         wanted = np.array(numbers + [0] * (width - len(numbers)))
         return int(np.abs(self.labels - wanted).sum(axis=1).argmin())

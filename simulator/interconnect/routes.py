@@ -120,6 +120,7 @@ class Shortest:
         while frontier and source not in distance:
             near = [self._edges[edge][0] for vertex in frontier for edge in self._entering[vertex]]
             hops = distance[frontier[0]] + 1
+            # In place: the table of searches keeps this list.
             frontier[:] = [vertex for vertex in dict.fromkeys(near) if vertex not in distance]
             distance.update(dict.fromkeys(frontier, hops))
         return distance

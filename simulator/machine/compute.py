@@ -266,9 +266,11 @@ def _gradient_times(
     product, traffic = _product(block, operator, sizes), _moved(block, operator, sizes, quantised)
     if gradient_bytes:
         wide = ITEMSIZE[block.tensor[operator.inputs[0]].dtype]
+        # The sum is read and written, where else a gradient of the input's width would be written.
         more = _elements(block, operator, sizes).weight * (2 * gradient_bytes - wide)
         traffic = traffic._replace(weight=traffic.weight + more)
     dtype, model = _multiplied(block, operator, quantised), accelerator.matmul
+    # The gradient of the input is a sum over n, that of the weight a sum over m.
     left = Matmul(product.count, product.m, product.k, product.n)
     right = Matmul(product.count, product.k, product.n, product.m)
     first = matmul_time(accelerator, dtype, left, traffic.image, grouped=_grouped(operator))

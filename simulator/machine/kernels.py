@@ -282,6 +282,7 @@ def attention_compute_time(
     1.0
     """
     rows = ceil(shape.queries / model.block) * model.block
+    # A block that a causal mask cuts is computed in full: half a block more than the mean of keys.
     diagonal = (model.block - 1) / 2 if shape.seen < shape.keys else 0.0
     length = shape.heads * rows * (shape.seen + diagonal + model.half_sequence)
     length += (model.backward_tail if backward else model.tail) * shape.keys * model.block * units
