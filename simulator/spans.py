@@ -281,7 +281,7 @@ class Occupancy:
         self._per_second = columns.per_second
 
     def seconds(self, chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Return for every rank class the seconds in which at least one of the ``chosen`` spans runs."""
+        """Return for every rank class the seconds in which at least one of the spans of ``is_counted`` runs."""
         open_spans = np.cumsum(np.where(chosen[self._row], self._change, 0))
         total = np.zeros(self._num_classes, self._gap.dtype)
         busy = open_spans > 0

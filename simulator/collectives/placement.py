@@ -26,7 +26,7 @@ class Placement(NamedTuple):
         For every rank its device, its seat, and its position in the seat.
     group, start, size, position
         For every seat its group, its first rank, its number of ranks, and the position of its node in the group.
-    nodes, channels, widest
+    nodes, channels, max_ranks
         For every group its number of nodes, and the fewest and the most ranks on one of them.
     """
 

@@ -78,7 +78,7 @@ class Traffic(NamedTuple):
 
     Parameters
     ----------
-    weight, delay, longest
+    weight, delay, max_latency
         For every group: the bytes of all messages, the sum of bytes times latency, and the largest latency.
     group, link, load
         Bytes over ``link``, as sparse rows: one for each group and link, sorted.

@@ -194,7 +194,7 @@ Done = Callable[[int], None]
 
 
 class _Computing:
-    """A task that computes: the parts of its work that remain at tick ``since``, and the number of its timings."""
+    """A task that computes: the parts of its work that remain at ``start_tick``, and the number of its timings."""
 
     __slots__ = ("done", "left", "rank_class", "since", "task", "version")
 

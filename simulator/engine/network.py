@@ -64,7 +64,7 @@ class _Flow:
     """A bundle under way.
 
     ``bottleneck`` limits its rate, and the flow ends when the progress of the bottleneck reaches ``goal``. If it is
-    ``None``, the flow has been alone since tick ``goal``. ``contended`` is the number of its links with other users.
+    ``None``, the flow has been alone since tick ``goal``. ``num_contended`` counts its links with other users.
     """
 
     __slots__ = ("bottleneck", "bundle", "contended", "done", "goal", "payload")
@@ -88,7 +88,7 @@ class _Flow:
 
 
 class _Bottleneck:
-    """A limit that flows share: their common ``rate``, and the ``progress`` of each until tick ``since``, in units.
+    """A limit that flows share: their common ``rate``, and the ``progress`` of each until ``start_tick``, in units.
 
     ``units_per_tick`` is the rate in whole units per tick. ``queue`` has (goal, number, flow), also of flows that have
     left since. The next of them ends at tick ``due_tick`` or later. ``alarm`` is the tick of the next valid call of the

@@ -31,7 +31,7 @@ from meshwise.simulator.machine.topology import Crossbar, Dragonfly, FatTree, Gr
 
 
 class Tier:
-    """Switches of one tier, each with one link up and one down; ``of_nic`` is the switch above every NIC.
+    """Switches of one tier, each with one link up and one down; ``switch_of_nic`` is the one above every NIC.
 
     As parts of the cluster (`Parts`) the switches are numbered from ``first_part``. Traffic spreads evenly over the
     switches of the next tier, so that all uplinks of a switch act as one link of their total ``capacity``.

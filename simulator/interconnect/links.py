@@ -27,7 +27,7 @@ class Parts:
 
     Parameters
     ----------
-    of_device
+    device_parts
         [levels, devices]: the node of every device, and the switches above its NIC; the numbers of a level are higher
         than those of the level before.
     owners
