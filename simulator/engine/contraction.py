@@ -82,7 +82,7 @@ def _needed(graph: StepGraph) -> IntArray:
 
 
 def _mark_implied(successor_start: Ints, successors: Ints, keep: Ints, mark: Ints) -> None:
-    """Clear ``is_kept`` of every edge that a path of two edges implies; ``mark`` is -1 for all tasks, before and after."""
+    """Clear ``is_kept`` of edges that a path of two edges implies; ``mark`` is -1 for all tasks, before and after."""
     for task in range(len(mark)):
         first, last = successor_start[task], successor_start[task + 1]
         if last - first < 2:
