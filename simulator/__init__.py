@@ -1,4 +1,4 @@
-"""A discrete-event model of accelerators, host memory and interconnect.
+"""Simulator of one training step on accelerators, host memory and an interconnect.
 
-The simulator knows clusters, operator graphs and programs; it does not know plans.
+It knows clusters, operator graphs and programs; it does not know plans.
 """

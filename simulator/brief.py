@@ -1,4 +1,4 @@
-"""Values as text: in one line for a person at a prompt, in full for a digest."""
+"""Values as text: one short line for a person at a prompt, or the full value for a digest."""
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import MISSING, fields, is_dataclass
@@ -8,21 +8,22 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 LONGEST = 200
-"""Characters of one attribute in a line; a longer one is named by its kind and size."""
+"""Characters of one attribute; a longer value is shown as its type and size."""
 _LINE = 1200
 _ITEMS = 4
 _DEPTH = 2
 
 
 def brief(*names: str) -> Callable[[Any], str]:
-    """Return a ``__repr__`` of one line, whatever a value holds.
+    """Return a ``__repr__`` that writes one line, however large the value is.
 
-    The cost does not grow with the value: of sequences only the first items are looked at.
+    Its cost does not grow with the value: it reads only the first items of a sequence.
 
     Parameters
     ----------
     names
-        The attributes that it shows, of a method what it returns. Default: the fields that have not their default.
+        Attributes to show; a method is called and its result shown. By default, all fields that differ from their
+        default.
 
     >>> from dataclasses import dataclass
     >>> @dataclass
@@ -42,13 +43,13 @@ def brief(*names: str) -> Callable[[Any], str]:
 
 
 def in_brief(kind: type[T]) -> type[T]:
-    """Give a class of named tuples, whose bodies hold nothing but fields and methods, `brief` as its ``__repr__``."""
+    """Give a class of named tuples the ``__repr__`` of `brief_repr`; its body cannot assign one itself."""
     kind.__repr__ = brief()  # type: ignore[method-assign]
     return kind
 
 
 def in_full(value: object) -> str:
-    """Return all that a frozen value holds as text, equal for equal values in every process.
+    """Return a frozen value as text, in full: equal values have equal texts in every process.
 
     >>> in_full((1, {"size": 2.5}))
     "(1, {'size': 2.5})"
@@ -64,7 +65,7 @@ def in_full(value: object) -> str:
 
 
 def _record(value: Any, depth: int, names: Sequence[str]) -> str:
-    """Return a value as its type and attributes: those of ``names`` or the fields that have not their default."""
+    """Return a value as its type and attributes: those in ``names``, or all fields that differ from their default."""
     kind = type(value).__name__
     if depth < 0:
         return _called(value)
@@ -78,7 +79,7 @@ def _attribute(name: str, value: Any, depth: int) -> str:
 
 
 def _told(value: Any) -> list[str]:
-    """Return the names of the fields that have not their default."""
+    """Return the names of the fields that differ from their default."""
     if hasattr(value, "_fields"):
         defaults = {name: value._field_defaults.get(name, MISSING) for name in value._fields}
     else:
@@ -87,17 +88,18 @@ def _told(value: Any) -> list[str]:
 
 
 def _same(default: object, value: object) -> bool:
+    # Types are compared first: comparing an array with a scalar has no truth value, and 1 equals True.
     return type(default) is type(value) and bool(default == value)
 
 
 def _called(value: Any) -> str:
-    """Return a value as its type and, where it has one, its name, for where its fields would be too long."""
+    """Return a value as its type and, if it has one, its name; its fields would be too long."""
     name = getattr(value, "name", None)
     return f"{type(value).__name__}({_text(name, 0)}, ...)" if isinstance(name, str) else f"{type(value).__name__}(...)"
 
 
 def _text(value: Any, depth: int) -> str:
-    """Return an attribute's value in at most about `LONGEST` characters."""
+    """Return an attribute's value in at most about `MAX_CHARACTERS` characters."""
     if isinstance(value, float):
         return repr(float(f"{value:.6g}"))
     if isinstance(value, str):
@@ -105,6 +107,7 @@ def _text(value: Any, depth: int) -> str:
     if is_dataclass(value) or hasattr(value, "_fields"):
         text = _record(value, depth - 1, getattr(type(value).__repr__, "names", ()))
         return text if len(text) <= LONGEST else _called(value)
+    # Arrays and tensors, without an import of their library.
     if hasattr(value, "dtype"):
         return f"<{value.dtype} of shape {value.shape}>"
     if isinstance(value, Sequence | Set | Mapping):
@@ -114,7 +117,7 @@ def _text(value: Any, depth: int) -> str:
 
 
 def items(values: Any, depth: int = _DEPTH) -> str:
-    """Return the first items of a collection and how many it has."""
+    """Return the first items of a collection, and their number if there are more, as text."""
     first = list(islice(values, _ITEMS))
     if isinstance(values, Mapping):
         shown = [f"{_text(key, depth)}: {_text(values[key], depth)}" for key in first]

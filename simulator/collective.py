@@ -1,4 +1,4 @@
-"""The collectives that the simulator knows, the algorithms that run them, and measured curves."""
+"""Collectives, the algorithms that run them, and measured curves of their times."""
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -10,9 +10,9 @@ from meshwise.simulator.brief import brief
 class Collective(StrEnum):
     """A communication among a group of ranks, or between two.
 
-    In a ``shift`` every rank sends its buffer to the next one of its group, the last to the first.
-    ``push_pull`` is an all-reduce by a central server, as parameter servers name it: all push what
-    is to be summed to the group's first rank and pull the sum.
+    In a ``shift`` every rank sends its buffer to the next rank of its group, and the last to the first. ``push_pull``
+    is the all-reduce of a parameter server: all ranks push their addends to the first rank of the group and pull the
+    sum.
     """
 
     ALL_REDUCE = "all_reduce"
@@ -26,7 +26,7 @@ class Collective(StrEnum):
 
 
 class Algorithm(StrEnum):
-    """How a group runs a collective."""
+    """The algorithm by which a group runs a collective; ``measured`` takes its time from a `CollectiveCurve`."""
 
     RING = "ring"
     TREE = "tree"
@@ -40,10 +40,10 @@ class Algorithm(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCurve:
-    """Measured time of a collective on ``ranks`` ranks: ``points`` of (bytes, seconds), sizes rising.
+    """Measured time of a collective on ``ranks`` ranks: ``points`` of (bytes, seconds) in order of size.
 
-    The size of all-reduce, push-pull, all-to-all, broadcast, send and shift is the buffer of one rank; of
-    all-gather and reduce-scatter it is the full buffer (all shards together).
+    The size of all-reduce, push-pull, all-to-all, broadcast, send and shift is the buffer of one rank; the size of
+    all-gather and reduce-scatter is the full buffer, all shards together.
     """
 
     collective: Collective
@@ -58,7 +58,7 @@ class CollectiveCurve:
             raise ValueError(f"{self.collective} over {self.ranks} ranks: sizes rise and times are positive")
 
     def time(self, size: float) -> float:
-        """Return seconds for ``size`` bytes: linear between points, first time below, last rate above."""
+        """Return seconds for ``size`` bytes: linear between points, the first time below them, the last rate above."""
         points = self.points
         if size <= points[0][0]:
             return points[0][1]
@@ -71,5 +71,5 @@ class CollectiveCurve:
         return y1 + slope * (size - x1)
 
     def at_speed(self, factor: float) -> "CollectiveCurve":
-        """Return the curve where every message is ``factor`` times as fast."""
+        """Return the curve of a network on which every message is ``factor`` times as fast."""
         return replace(self, points=tuple((size, seconds / factor) for size, seconds in self.points))

@@ -1,15 +1,16 @@
-"""Long simulations that can be ended: whoever started one is asked from time to time whether it may go on."""
+"""Deadlines of long simulations: the code that started one is asked from time to time whether it may go on."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+# A context variable and not a parameter: the loops that call the check lie many calls below the code that sets it.
 _CHECK: ContextVar[Callable[[], None] | None] = ContextVar("goes_on", default=None)
 
 
 @contextmanager
 def watched_by(check: Callable[[], None]) -> Iterator[None]:
-    """Let ``check`` end what is lowered and simulated inside, by an exception."""
+    """Run a block during which lowering and simulation call ``check``; it raises to end them."""
     token = _CHECK.set(check)
     try:
         yield
@@ -18,7 +19,7 @@ def watched_by(check: Callable[[], None]) -> Iterator[None]:
 
 
 def check_deadline() -> None:
-    """Call the check of the innermost `watched_by`, if there is one; it raises to end the simulation."""
+    """Call the check of the innermost `set_check`, if there is one; it raises to end the simulation."""
     check = _CHECK.get()
     if check is not None:
         check()

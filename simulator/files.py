@@ -1,7 +1,7 @@
-"""Text from outside, read as data that may be hostile, and files that are written whole.
+"""Strict reading of JSON and text that may be hostile, and files that are written whole or not at all.
 
-JSON has finite numbers of a sane length, no name twice, and is no deeper than any honest file. Plain text is safe to
-print: nothing in it moves a cursor, hides or reverses what stands beside it. A file is written whole or not at all.
+Strict JSON has finite numbers of a limited length, no duplicate names and a limited depth. Plain text is safe to print:
+no character in it moves the cursor, or hides or reverses its neighbours.
 """
 
 import json
@@ -18,7 +18,7 @@ MAX_DEPTH = 64
 
 
 class JsonError(ValueError):
-    """A text is not strict JSON; ``line`` and ``column``, from 1, say where, and are 0 where that is not known."""
+    """A text is not strict JSON; ``line`` and ``column`` count from 1, and are 0 if the place is not known."""
 
     def __init__(self, message: str, line: int = 0, column: int = 0) -> None:
         super().__init__(message)
@@ -26,13 +26,13 @@ class JsonError(ValueError):
 
 
 def parse_json(content: bytes | str) -> Any:
-    """Return the value that a JSON text states.
+    """Return the value of a JSON text.
 
     Raises
     ------
     JsonError
-        Where the text is no JSON of one value, a name occurs twice in an object, a number is not finite or has more
-        than `MAX_DIGITS` characters, or values nest deeper than `MAX_DEPTH`; never another error.
+        If the text is not JSON of one value, a name occurs twice in an object, a number is not finite or has more
+        than `MAX_DIGITS` characters, or values nest deeper than `MAX_DEPTH`. No other error is raised.
 
     >>> parse_json('{"rate": 1e9}')
     {'rate': 1000000000.0}
@@ -54,7 +54,7 @@ def parse_json(content: bytes | str) -> Any:
 
 
 def json_strings(value: Any) -> list[str]:
-    """Return every name and text in a value of JSON."""
+    """Return every name and every text of a JSON value, at any depth."""
     found: list[str] = []
     left = [value]
     while left:
@@ -70,6 +70,7 @@ def json_strings(value: Any) -> list[str]:
 
 
 def _check_depth(value: Any) -> None:
+    """Raise `JsonError` if values nest deeper than `MAX_DEPTH`."""
     level, depth = [value], 0
     while level:
         level = [
@@ -84,6 +85,7 @@ def _check_depth(value: Any) -> None:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object of these members, or raise `JsonError` if a name occurs twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         seen: set[str] = set()
@@ -93,6 +95,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _int(text: str) -> int:
+    # `int` takes quadratic time, and from 4,300 digits on raises an error of its own.
     if len(text) > MAX_DIGITS:
         raise JsonError(f"a number has at most {MAX_DIGITS} characters, met {len(text)}")
     return int(text)
@@ -126,11 +129,12 @@ _UNSAFE = re.compile(
 
 
 def unsafe_character(text: str) -> str | None:
-    """Return the name, as in ``U+001B``, of the first character of ``text`` that is not safe to print.
+    """Return the code point, as ``U+001B``, of the first character that is not safe to print; else ``None``.
 
     >>> unsafe_character("red\\x1b[31m"), unsafe_character("Zürich")
     ('U+001B', None)
     """
+    # `isprintable` is fast and true for almost every text, so that the search is rare.
     found = None if text.isprintable() else _UNSAFE.search(text)
     return None if found is None else f"U+{ord(found[0]):04X}"
 
@@ -141,7 +145,7 @@ def is_plain(text: str) -> bool:
 
 
 def escaped(text: str) -> str:
-    """Return ``text`` with what is not safe to print written out.
+    """Return ``text`` with characters that are not safe to print as escape sequences.
 
     >>> escaped("red\\x1b[31m")
     'red\\\\x1b[31m'
@@ -151,15 +155,15 @@ def escaped(text: str) -> str:
 
 @contextmanager
 def whole_file(path: Path | str) -> Iterator[Path]:
-    """Yield a path beside ``path``, with its ending, to write to; the file gets its name when the block ends well.
+    """Yield the path of a draft to write; it is renamed to ``path`` when the block ends without an error.
 
-    A reader of ``path`` sees the old file or the new one, never half of it. Where the block raises, an interrupt too,
-    nothing is left behind.
+    The draft lies beside ``path`` and has its suffix. A reader of ``path`` sees the old file or the new one, never
+    half of it. If the block raises, or is interrupted, the draft is deleted.
 
     Raises
     ------
     OSError
-        Where ``path`` is a folder, or the file cannot be written or renamed.
+        If ``path`` is a folder, or the file cannot be written or renamed.
     """
     target = Path(path)
     if target.is_dir():

@@ -1,4 +1,4 @@
-"""Memory of a rank or a host over time, by category: a sweep over what a step takes and gives back."""
+"""Memory of ranks and hosts over time, by category: a sweep over all allocations and releases of a step."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ CATEGORIES = tuple(Category)
 
 
 class Column(Deferred[Any]):
-    """An array as a sequence of numbers, or of tuples of them; NumPy takes it as the array."""
+    """An array as a sequence of numbers, or of tuples of numbers; NumPy reads the array itself."""
 
     def __init__(self, array: NDArray[np.float64]) -> None:
         super().__init__(self._items)
@@ -33,16 +33,18 @@ class Column(Deferred[Any]):
 
 @dataclass(frozen=True)
 class MemoryProfile:
-    """Bytes held by one rank class, or one host, over time.
+    """Bytes in use on one rank class, or on one host, over time.
 
     Parameters
     ----------
     rank_class
-        Index of the rank class; of the host for the memory of a host.
+        Index of the rank class, or of the host.
+    capacity
+        Bytes that the device or host has.
     times
-        Seconds at which the memory changes, rising; the first is 0.
+        Seconds at which the memory changes, in order; the first is 0.
     usage
-        For each time, bytes by category in the order of `CATEGORIES`, from then on.
+        Bytes from each time on, by category in the order of `CATEGORIES`.
     """
 
     rank_class: int
@@ -54,7 +56,7 @@ class MemoryProfile:
 
     @cached_property
     def totals(self) -> Sequence[float]:
-        """Bytes in all from each time on."""
+        """Bytes from each time on, summed over categories."""
         return Column(np.asarray(self.usage, np.float64).reshape(len(self.times), -1).sum(axis=1))
 
     @cached_property
@@ -69,7 +71,7 @@ class MemoryProfile:
 
 
 class _Changes(NamedTuple):
-    """Bytes taken (given back: below 0) by ``group`` at ``time``, by category, on its device or host."""
+    """Allocations, and releases as negative sizes, of ``group`` at ``time`` on its device, or (``host`` is 1) host."""
 
     group: IntArray
     time: NDArray[Any]
@@ -87,9 +89,10 @@ def sweep(
     resident: Iterable[MemoryChange],
     changes: Iterable[tuple[float, MemoryChange]],
 ) -> MemoryProfile:
-    """Return the profile of one rank class from what it holds and when, in s, that changes.
+    """Return the memory profile of one rank class from its resident memory and its changes at times in seconds.
 
-    At one instant memory is given back before it is taken, as an in-order stream does.
+    Changes of one instant count as one, so that memory released at an instant is free for allocations at it, as on an
+    in-order stream.
 
     >>> one, six, given_back = (MemoryChange(0, Category.ACTIVATIONS, size) for size in (1, 6, -6))
     >>> profile = sweep(0, 9.0, [one], [(2.0, six), (3.0, one), (3.0, given_back)])
@@ -106,7 +109,7 @@ def sweep(
 
 
 def cut(profile: MemoryProfile, begin: float, end: float) -> MemoryProfile:
-    """Return what is held between two moments in seconds, from the first one on.
+    """Return the part of a profile between two times in seconds; its own times count from ``begin``.
 
     >>> held = MemoryProfile(0, 9.0, (0.0, 1.0, 2.0, 3.0), ((1.0,), (2.0,), (3.0,), (4.0,)))
     >>> part = cut(held, 1.5, 3.0)
@@ -120,16 +123,20 @@ def cut(profile: MemoryProfile, begin: float, end: float) -> MemoryProfile:
 
 
 def program_memory(program: Program, starts: IntArray, ends: IntArray) -> tuple[MemoryProfile, ...]:
-    """Return the device memory of every rank class while a program's tasks run at those ticks."""
+    """Return the device memory of every rank class for a program whose tasks start and end at these ticks."""
     changes = _program_changes(program, starts, ends)
     held = _levels(((c.rank_class, c) for c in program.resident if not c.host), len(program.rank_classes))
     return _profiles(program.capacity, _swept(held, changes.where(changes.host == 0)))
 
 
 def program_host_memory(program: Program, starts: IntArray, ends: IntArray) -> tuple[MemoryProfile, ...]:
-    """Return the memory of every host while a program's tasks run: what all its members hold there."""
+    """Return the memory of every host for a program whose tasks start and end at these ticks.
+
+    It is the sum over the ranks of the host; a program without hosts has none.
+    """
     if not program.hosts:
         return ()
+    # In order of rank class, so that the members of each are a row of a ragged column.
     members = sorted((member, host, n) for host, item in enumerate(program.hosts) for member, n in item.members)
     rank_class, host, number = np.array(members, np.int64).reshape(-1, 3).T
     start = np.searchsorted(rank_class, np.arange(len(program.rank_classes) + 1))
@@ -144,7 +151,7 @@ def program_host_memory(program: Program, starts: IntArray, ends: IntArray) -> t
 
 
 def peak_total(profiles: Iterable[MemoryProfile]) -> float:
-    """Return the largest peak over rank classes, in bytes."""
+    """Return the largest peak of all profiles, in bytes; 0 for no profiles."""
     return max((profile.peak for profile in profiles), default=0.0)
 
 
@@ -158,7 +165,7 @@ def _profiles(
 
 
 def _levels(resident: Iterable[tuple[int, MemoryChange]], count: int = 1) -> IntArray:
-    """Return the bytes [group, category] of what groups hold for the whole step."""
+    """Return the resident bytes of each group, [group, category]."""
     levels = np.zeros((count, len(CATEGORIES)), np.int64)
     for group, change in resident:
         levels[group, CATEGORIES.index(change.category)] += change.size
@@ -166,11 +173,12 @@ def _levels(resident: Iterable[tuple[int, MemoryChange]], count: int = 1) -> Int
 
 
 def _program_changes(program: Program, starts: IntArray, ends: IntArray) -> _Changes:
-    """Return what rank classes take at the start of pieces, and give back at their end."""
+    """Return the allocations of rank classes at the start of pieces, and their releases at the end."""
     pieces = [piece for item in program.work for piece in item.pieces]
     told = [(*_told(c), end) for p in pieces for end, part in enumerate((p.acquired, p.released)) for c in part]
     category, size, host, at_end = np.array(told, np.int64).reshape(-1, 4).T
     change_start = np.append(0, np.cumsum([len(p.acquired) + len(p.released) for p in pieces])).astype(np.int64)
+    # Most tasks change no memory: only the others are expanded into rows.
     changing = np.array([any(p.acquired or p.released for p in item.pieces) for item in program.work], dtype=bool)
     times = piece_times(program, starts, ends, np.flatnonzero(changing[program.work_of]))
     place, change = expand(change_start, times.piece)
@@ -186,7 +194,7 @@ def _told(change: Change) -> tuple[int, int, int]:
 
 
 def _rank_classes(program: Program, tasks: IntArray) -> tuple[IntArray, IntArray]:
-    """Return for each of ``tasks`` its place and every rank class whose streams it holds, once."""
+    """Return pairs (index into ``tasks``, rank class): for each task every rank class that runs it, once."""
     place, index = expand(program.stream_start, tasks)
     count = max(len(program.rank_classes), 1)
     rank_class = np.array([stream.rank_class for stream in program.streams], np.int64)
@@ -195,7 +203,7 @@ def _rank_classes(program: Program, tasks: IntArray) -> tuple[IntArray, IntArray
 
 
 def _swept(held: IntArray, changes: _Changes) -> Iterator[tuple[NDArray[Any], NDArray[np.float64]]]:
-    """Yield times and usage of every group, from what it holds at 0 and what changes."""
+    """Yield the times and the bytes [time, category] of every group, from its bytes at time 0 and its changes."""
     groups = np.arange(len(held))
     group = np.concatenate([groups, changes.group])
     time = np.concatenate([np.zeros(len(held), changes.time.dtype), changes.time])
@@ -204,6 +212,7 @@ def _swept(held: IntArray, changes: _Changes) -> Iterator[tuple[NDArray[Any], ND
     delta[np.arange(len(held), len(group)), changes.category] = changes.size
     order = np.lexsort((time, group))
     group, time = group[order], time[order]
+    # One sum over all groups is faster than one for each: what precedes a group is subtracted again.
     usage = np.cumsum(delta[order], axis=0)
     first = np.searchsorted(group, groups)
     usage -= (usage[first] - delta[order[first]])[group]

@@ -1,7 +1,7 @@
-"""What is computed: operators, tensors, and the blocks of them that repeat.
+"""Operator graphs: the operators and tensors of a network, in blocks that may repeat.
 
-A graph is for **one sample** (one sequence): the dim named ``batch`` has size 1 and
-lowering multiplies it. Blocks keep 96 equal layers as one block with ``repeat=96``.
+A graph is for **one sample** (one sequence): the dim named ``batch`` has size 1, and lowering multiplies it. A network
+of 96 equal layers is one block with ``repeat=96``.
 """
 
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 BATCH = "batch"
 SEQUENCE = "sequence"
 GATES = "gate"
-"""The dim of what a gated activation reads: of values and what gates them."""
+"""Dim of size 2 of the input of a gated activation: the values, and the gates that multiply them."""
 
 ITEMSIZE = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "mask": 1, "int64": 8}
 """Bytes of one element by dtype; a dropout mask keeps one byte (Korthikanti et al. 2022, section 4)."""
 
 
 class OperatorKind(StrEnum):
-    """What an operator does, as far as its cost is concerned."""
+    """Kind of an operator, as far as its cost is concerned."""
 
     MATMUL = "matmul"
     BATCH_MATMUL = "batch_matmul"
@@ -47,12 +47,12 @@ class OperatorKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A value that flows or a parameter that stays: named ``dims`` and their ``shape``.
+    """An activation or a parameter, with named ``dims`` and their ``shape``.
 
     Parameters
     ----------
     differentiable
-        Whether the loss depends on it smoothly, through parameters: no gradient is made of data, indices and masks.
+        Whether backward computes its gradient: not so for data, indices and masks.
     """
 
     name: str
@@ -69,12 +69,12 @@ class Tensor:
 
     @property
     def has_gradient(self) -> bool:
-        """Whether backward makes a gradient of it."""
+        """Whether backward computes its gradient."""
         return self.differentiable and self.dtype not in ("int64", "mask")
 
     @property
     def size(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return prod(self.shape)
 
     @property
@@ -92,26 +92,26 @@ class Operator:
     dims
         The iteration space, ``(("batch", 1), ("sequence", 2048), ...)``.
     reduced
-        Dims that are summed away; cutting one leaves a partial result.
+        Dims that the operator sums over; cutting one leaves a partial sum on each rank.
     flops_per_point
         FLOP for one point of the iteration space (2 for a multiply and add).
     saved
-        Names of tensors that the backward pass reads. One that leaves the block is kept by the
-        block that reads it; one that is carried through blocks is the same storage in all of them.
+        Names of the tensors that the backward pass reads. A block stores those of its inputs that its own operators
+        save; a tensor that is carried through several blocks is stored once.
     recompute_selectively
-        Whether selective recompute drops what this operator saves (the attention core).
+        Whether selective recomputation drops the tensors that this operator saves (the attention core).
     executed_fraction
-        Part of ``flops`` that the kernel really executes: causal flash attention skips half.
+        Part of ``flops`` that the kernel executes: causal flash attention skips half.
     imbalance
-        Tokens of the most loaded expert over the mean, where the operator works on routed tokens.
+        Tokens of the most loaded expert over the mean, for operators on routed tokens.
     statistics
-        Dims along which it takes statistics, and how many values of 4 bytes along each, in either pass.
-        Ranks that cut one sum their parts.
+        Dims along which the operator takes statistics, each with its number of values of 4 bytes, in either pass.
+        Ranks that cut such a dim sum their values.
     kernel
-        What computes it, where the field has several kernels for it: ``flash_2`` and others for fused attention.
+        Name of the kernel, for operators that have several: ``flash_2`` and others for fused attention.
     uncut
-        Dims that no axis may cut, besides those that its kind forbids: what the operator does along them is no sum of
-        its parts.
+        Dims that no axis may cut, besides those that the kind forbids, because the result is not a sum or a
+        concatenation over parts of them.
     """
 
     name: str
@@ -142,15 +142,14 @@ class Operator:
 class Block:
     """Operators in execution order that occur ``repeat`` times in a row.
 
-    ``inputs`` and ``outputs`` name the tensors that cross the block's boundary; the outputs
-    of one block are, in order, the inputs of the next. A tensor that is only carried through
-    is named in both.
+    ``inputs`` and ``outputs`` name the tensors that cross the block's boundary; the outputs of a block are, in order,
+    the inputs of the next one. A tensor that a block only passes on is named in both.
 
     Parameters
     ----------
     layer
-        Whether the block is one of the layers that pipeline stages divide and recompute works
-        on; one that repeats always is.
+        Whether the block counts as a layer, the unit of pipeline stages and recomputation; a block that repeats
+        always does.
     """
 
     name: str
@@ -179,20 +178,20 @@ class Block:
 
     @cached_property
     def parameters(self) -> tuple[Tensor, ...]:
-        """Parameters of one occurrence of the block, each once."""
+        """Parameters of one occurrence of the block, without duplicates."""
         names = dict.fromkeys(name for operator in self.operators for name in operator.parameters)
         return tuple(self.tensor[name] for name in names)
 
     @cached_property
     def loss(self) -> tuple[Operator, ...]:
-        """The operators of a loss over classes: a cross-entropy and all others after the last one with parameters."""
+        """Operators of a loss over classes: all after the last one with parameters, if one is a cross-entropy."""
         last = max((index for index, operator in enumerate(self.operators) if operator.parameters), default=None)
         found = () if last is None else self.operators[last + 1 :]
         return found if any(operator.kind is OperatorKind.CROSS_ENTROPY for operator in found) else ()
 
     @property
     def num_parameters(self) -> int:
-        """Elements of the parameters of one occurrence."""
+        """Number of parameter elements of one occurrence."""
         return sum(tensor.size for tensor in self.parameters)
 
     @property
@@ -212,10 +211,10 @@ class OperatorGraph:
     Parameters
     ----------
     sequence
-        Tokens in one sample; 1 where a sample is not a sequence.
+        Tokens in one sample; 1 if a sample is not a sequence.
     tied
-        Pairs ``(block, parameter)`` that are one parameter: counted once, kept twice
-        when they fall on different stages.
+        Pairs of ``(block, parameter)`` that name one parameter. It is counted once, and stored twice if the two
+        blocks are on different stages.
     """
 
     name: str
@@ -226,7 +225,8 @@ class OperatorGraph:
     __repr__ = brief()
 
     def __hash__(self) -> int:
-        return hash((self.name, self.sequence, len(self.blocks)))  # equality compares the rest
+        # Graphs are keys of many caches: hashing all operators each time would be slow, and equality compares them.
+        return hash((self.name, self.sequence, len(self.blocks)))
 
     @cached_property
     def occurrences(self) -> tuple[tuple[str, Block], ...]:
@@ -235,7 +235,7 @@ class OperatorGraph:
 
     @property
     def num_parameters(self) -> int:
-        """Elements of all parameters, tied ones once."""
+        """Number of parameter elements, tied parameters counted once."""
         total = sum(block.num_parameters * block.repeat for block in self.blocks)
         by_name = {block.name: block for block in self.blocks}
         return total - sum(by_name[second[0]].tensor[second[1]].size for _, second in self.tied)
@@ -246,7 +246,7 @@ class OperatorGraph:
         return sum(block.flops * block.repeat for block in self.blocks)
 
     def to_networkx(self) -> "nx.DiGraph[str]":
-        """Return every operator of every occurrence as a directed graph of names."""
+        """Return a directed graph with a vertex, by name, for every operator of every block occurrence."""
         return _to_networkx(self)
 
 
@@ -257,7 +257,7 @@ def _to_networkx(graph: OperatorGraph) -> "nx.DiGraph[str]":
     result: nx.DiGraph[str] = nx.DiGraph()
     boundary: list[str | None] = []
     for name, block in graph.occurrences:
-        # the outputs of one block are the inputs of the next, in order
+        # Blocks name their tensors each on their own: only the order of outputs and inputs connects them.
         producers = {t: source for t, source in zip(block.inputs, boundary, strict=False) if source is not None}
         for operator in block.operators:
             full = f"{name}.{operator.name}"

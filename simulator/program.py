@@ -1,16 +1,14 @@
-"""The simulator's input language: tasks on in-order streams of rank classes.
+"""Programs, the input of the simulator: tasks on in-order streams of rank classes.
 
-A rank class stands for ranks that do the same at the same time; one of them is
-simulated. Tasks that name several streams are a rendezvous: they start when all of
-those streams reach them, and hold all of them.
+A rank class stands for ranks that do the same at the same time; one of them is simulated. A task of several streams
+is a rendezvous: it starts when all of its streams reach it, and occupies all of them.
 
-A program is columns, not objects: what tasks do is said once in `Work`, what they move
-once in a `Flow`, and each task points at both. Rows of different lengths are one column of
-where each starts and one of all their values. `Task` and `program_of` are for programs
-written by hand.
+A program is stored in columns, not objects. `Work` describes once what equal tasks do, `Flow` what they move, and each
+task has an index into both. Rows of different lengths are two columns: the start of every row, and the values of all
+rows. `Task` and `program_of` are for programs written by hand.
 
-Two things make programs quickly: sequences that are made when they are first asked for, and the
-cyclic garbage collector kept out of work that makes many objects and no cycles.
+Two tools make programs fast to build: `Deferred` sequences, which are computed at their first use, and
+`pause_collection`, which stops the cyclic garbage collector during work that creates many objects and no cycles.
 """
 
 import gc
@@ -30,7 +28,7 @@ IntArray = NDArray[np.int64]
 
 
 class TaskKind(StrEnum):
-    """What a task is, for lanes, colours and sums."""
+    """Kind of a task, by which results are drawn and summed."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -57,7 +55,7 @@ class TaskKind(StrEnum):
 
     @property
     def computes(self) -> bool:
-        """Whether the task keeps the device's processors busy."""
+        """Whether the task occupies the device's processors."""
         return self in _COMPUTE
 
 
@@ -69,7 +67,7 @@ _COMPUTE = frozenset(
 
 
 class StreamKind(StrEnum):
-    """The in-order queues of one rank."""
+    """Kind of an in-order queue of a rank."""
 
     COMPUTE = "compute"
     TENSOR = "tensor"
@@ -88,7 +86,7 @@ class StreamKind(StrEnum):
 
 
 class Category(StrEnum):
-    """What memory holds."""
+    """Category of memory."""
 
     PARAMETERS = "parameters"
     GRADIENTS = "gradients"
@@ -106,7 +104,7 @@ class Stream(NamedTuple):
 
 @in_brief
 class RankClass(NamedTuple):
-    """Ranks that behave alike: their pipeline ``stages`` (one a chunk) and who they are."""
+    """Ranks that behave alike, with their pipeline ``stages``, one for each model chunk of a rank."""
 
     name: str
     stages: tuple[int, ...]
@@ -114,13 +112,13 @@ class RankClass(NamedTuple):
 
     @property
     def representative(self) -> int:
-        """The rank that is simulated for all."""
+        """The rank that is simulated on behalf of all."""
         return self.ranks[0]
 
 
 @in_brief
 class HostClass(NamedTuple):
-    """Hosts that behave alike: ``members`` are (rank class, ranks of it on one such host)."""
+    """Hosts that behave alike; ``members`` are pairs (rank class, number of its ranks on one such host)."""
 
     name: str
     capacity: float
@@ -128,7 +126,7 @@ class HostClass(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Bytes that a piece takes or gives back on every rank class of its task, on device or host."""
+    """Bytes that a piece allocates or releases on every rank class of its task, on the device or the host."""
 
     category: Category
     size: int
@@ -137,12 +135,21 @@ class Change(NamedTuple):
 
 @in_brief
 class Piece(NamedTuple):
-    """A stretch of a task: ticks from the task's start, and what it does.
+    """A part of a task, from ``start`` to ``end`` in ticks after the start of the task.
 
-    ``stream`` is the kind of stream that shows it, held or not; ``None`` for all that the task holds. ``bytes`` are
-    those of the message that it communicates; phases after the first carry none, so that sums count a message once.
-    ``launched`` are the ticks from when the host begins to launch its task until it has launched the piece, 0 where it
-    need not.
+    Parameters
+    ----------
+    stream
+        Kind of the stream on which the piece is shown, whether the task occupies it or not; ``None`` for all streams
+        of the task.
+    acquisitions, releases
+        Memory allocated at its start and released at its end, on every rank class of the task.
+    bytes
+        Size of the message that it communicates. Only the first phase of a message has one, so that sums count a
+        message once.
+    launch_end
+        Ticks from the first launch of the task to the end of the launch of this piece; 0 if the host launches nothing
+        for it.
     """
 
     kind: TaskKind
@@ -158,10 +165,10 @@ class Piece(NamedTuple):
 
 @in_brief
 class Work(NamedTuple):
-    """What tasks do, the same for every microbatch.
+    """What a task does; tasks of different microbatches share it.
 
-    ``duration`` is in ticks; for a task with a flow, its latency before the bytes move.
-    ``pieces`` cover it in order.
+    ``duration`` is in ticks; of a task with a flow it is the latency before its bytes move. ``pieces`` cover the
+    duration in order.
     """
 
     kind: TaskKind
@@ -172,10 +179,10 @@ class Work(NamedTuple):
 
 @in_brief
 class Flow(NamedTuple):
-    """Bytes over each link, by index into the program's links, all in proportion.
+    """Bytes over links, ``usage`` of (index into the program's links, bytes); all links advance in proportion.
 
-    A flow may stand for several equal transfers; ``unit`` are the bytes of one of them on its
-    busiest link, for the network's fairness is among transfers. 0 stands for one transfer.
+    A flow may stand for several equal transfers. The network shares links fairly among transfers, not flows, so
+    ``unit`` has the bytes of one transfer on its busiest link; 0 stands for a single transfer.
     """
 
     usage: tuple[tuple[int, float], ...]
@@ -184,7 +191,7 @@ class Flow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LinkClass:
-    """Links that carry the same at the same time: a name, byte/s of one, and how many there are."""
+    """``count`` links that carry the same bytes at the same time; ``bandwidth`` is the byte/s of each."""
 
     name: str
     bandwidth: float
@@ -192,9 +199,9 @@ class LinkClass:
 
 
 class Background(NamedTuple):
-    """A flow of another tenant: started at ``start`` and every ``period`` ticks, never twice at once.
+    """A flow of another tenant, which begins at tick ``start`` and then every ``period`` ticks, never twice at once.
 
-    ``latency`` ticks pass before its bytes move.
+    Its bytes move ``latency`` ticks after it begins.
     """
 
     name: str
@@ -205,7 +212,7 @@ class Background(NamedTuple):
 
 
 class MemoryChange(NamedTuple):
-    """Bytes that one rank class holds, on its device or on its host."""
+    """Bytes that one rank class uses, on its device or its host; negative if it releases them."""
 
     rank_class: int
     category: Category
@@ -215,15 +222,16 @@ class MemoryChange(NamedTuple):
 
 @in_brief
 class Steps(NamedTuple):
-    """Steps that a program runs in a row without a flush.
+    """Training steps that a program runs one after another without a pipeline flush.
 
     Parameters
     ----------
     tasks
-        For every step its tasks, those of all steps in the same order: [step, task]. What waits for no other stream,
-        and so may be ever further ahead, is left out.
+        Tasks [step, task] of every step, in the same order for all steps. Tasks that wait for no other stream are left
+        out: they may run ever further ahead.
     depth
-        How many steps before its own a task waits for at most; so many of the last ones feel that no more follow.
+        A task waits for tasks of at most this many steps before its own. Hence as many of the last steps differ from
+        the others, as no step follows them.
     """
 
     tasks: IntArray
@@ -232,29 +240,30 @@ class Steps(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """Tasks of one training step, or of several in a row; a stream runs its tasks in the order of their index.
+    """Tasks of one training step, or of several; a stream runs its tasks in the order of their index.
 
     Parameters
     ----------
     work_of, flow_of, microbatch_of
-        For every task: index into ``work``; into ``flows``, -1 for none; microbatch, -1 for none.
+        For every task its index into ``work``, its index into ``flows`` (-1 for no flow) and its microbatch (-1 for
+        none).
     stream_start, stream_of
-        Task ``t`` holds the streams ``stream_of[stream_start[t]:stream_start[t + 1]]``.
+        Task ``t`` occupies the streams ``stream_of[stream_start[t]:stream_start[t + 1]]``.
     predecessor_start, predecessor_of
-        The same for tasks that end before it starts, besides those before it on its streams.
-    resident
-        Memory that is held for the whole step.
+        The same for the tasks that end before it starts, besides the earlier tasks of its streams.
+    resident_memory
+        Memory in use during the whole step.
     capacity
         Bytes of device memory of every rank class.
     links
-        What flows share.
+        Links that flows share.
     traffic
         Bytes that each link carries in one step inside tasks whose transfers nothing can disturb.
     slowdown
-        Factor by which computing of a rank class takes longer while one of its data
-        communications moves bytes; only tasks of one piece and one class are slowed.
+        Factor by which computing takes longer on a rank class while one of its data communications moves bytes. Only
+        tasks of one piece and one rank class are slowed.
     steps
-        Where it is several steps, the tasks of each; ``None`` for one.
+        The tasks of each step, for a program of several; ``None`` for one step.
     """
 
     rank_classes: tuple[RankClass, ...]
@@ -281,34 +290,34 @@ class Program:
 
     @property
     def num_tasks(self) -> int:
-        """Tasks in all."""
+        """Number of tasks."""
         return len(self.work_of)
 
     def streams_of(self, task: int) -> tuple[int, ...]:
-        """Return the streams that a task holds."""
+        """Return the streams that a task occupies."""
         return tuple(self.stream_of[self.stream_start[task] : self.stream_start[task + 1]].tolist())
 
     def predecessors_of(self, task: int) -> tuple[int, ...]:
-        """Return the tasks that end before ``task`` starts, besides those before it on its streams."""
+        """Return the tasks that end before ``task`` starts, besides the earlier tasks of its streams."""
         return tuple(self.predecessor_of[self.predecessor_start[task] : self.predecessor_start[task + 1]].tolist())
 
 
 @in_brief
 class Task(NamedTuple):
-    """One unit of work of a program written by hand.
+    """A task of a program written by hand.
 
     Parameters
     ----------
     streams
-        Indices of the streams it holds while it runs.
+        Indices of the streams that it occupies while it runs.
     duration
-        Ticks of its own; for a communication with a ``usage``, its latency.
+        Ticks that it takes; of a communication with a ``usage``, its latency.
     predecessors
-        Indices of tasks that end before it starts, besides those before it on its streams.
+        Indices of the tasks that end before it starts, besides the earlier tasks of its streams.
     usage
-        Bytes that it moves over links, by index.
-    acquired, released
-        Memory taken at its start and given back at its end, on every rank class of its streams.
+        Bytes that it moves, as pairs (index of a link, bytes).
+    acquisitions, releases
+        Memory allocated at its start and released at its end, on every rank class of its streams.
     """
 
     kind: TaskKind
@@ -333,7 +342,7 @@ def program_of(
     links: Sequence[LinkClass] = (),
     hosts: Sequence[HostClass] = (),
 ) -> Program:
-    """Return the program of tasks written by hand."""
+    """Return a program of tasks written by hand."""
     work: dict[Work, int] = {}
     flows: dict[Flow, int] = {}
     work_of, flow_of = [], []
@@ -364,7 +373,7 @@ def program_of(
 
 
 def ragged(rows: Sequence[Sequence[int]]) -> tuple[IntArray, IntArray]:
-    """Return rows of different lengths as where each starts (and the last ends), and all of them.
+    """Return rows of different lengths as two columns: the start of every row and the end of the last, and all values.
 
     >>> [column.tolist() for column in ragged([(3, 4), (), (5,)])]
     [[0, 2, 2, 3], [3, 4, 5]]
@@ -375,7 +384,7 @@ def ragged(rows: Sequence[Sequence[int]]) -> tuple[IntArray, IntArray]:
 
 
 def expand(start: IntArray, chosen: IntArray) -> tuple[IntArray, IntArray]:
-    """Return for the rows ``chosen`` the place in ``chosen`` and the index of each of their values.
+    """Return pairs (position in ``rows``, index of a value): one pair for each value of these rows of a ragged column.
 
     >>> [column.tolist() for column in expand(np.array([0, 2, 2, 3]), np.array([2, 0]))]
     [[0, 1, 1], [2, 0, 1]]
@@ -390,7 +399,7 @@ T = TypeVar("T")
 
 
 class Deferred(Sequence[T], Generic[T]):
-    """The values that ``make`` returns, when they are first asked for; equal to any sequence of the same.
+    """Sequence of the values of ``make``, which is called at the first use; equal to any sequence of the same values.
 
     >>> from functools import partial
     >>> Deferred(partial(range, 3)) == (0, 1, 2)
@@ -429,7 +438,7 @@ class Deferred(Sequence[T], Generic[T]):
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Keep the cyclic garbage collector out: it walks all objects again and again, and finds nothing."""
+    """Stop the cyclic garbage collector during a block: it would walk all objects again and again, and find nothing."""
     collecting = gc.isenabled()
     gc.disable()
     try:

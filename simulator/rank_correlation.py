@@ -1,4 +1,4 @@
-"""How well one order of things agrees with another."""
+"""Rank correlation: how well two orders of the same items agree."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -6,7 +6,9 @@ from statistics import fmean
 
 
 def kendall_tau(pairs: Sequence[tuple[float, float]]) -> float:
-    """Return Kendall's tau-a (Kendall 1938, "A new measure of rank correlation"): 1 same order, -1 opposite.
+    """Return Kendall's tau-a of pairs of scores: 1 for the same order, -1 for the opposite one, 0 for no pairs.
+
+    Source: Kendall 1938, "A new measure of rank correlation".
 
     >>> kendall_tau([(1, 1), (2, 3), (3, 2)])
     0.333333333333

@@ -1,10 +1,10 @@
-"""Spans in columns: what each task of a step showed, when its pieces ran, and how long ranks were busy with what.
+"""Spans in columns: when the pieces of each task ran, on which streams, and how long ranks were busy.
 
-The engines know of a task its start and its end, and its pieces follow each other in between. Where a host launches
-the kernels of a chain one by one, the engines let the chain begin so late that it need not stop for them. Its first
-kernels run before that: of a chain that is reached at time r and whose launching begins at time h, a piece that is s
-ticks after the first one runs at max(r + s, h + l), where h + l is when it would run had the chain been reached long
-before.
+An engine computes the start and end of a task; its pieces follow each other in between. If the host launches the
+kernels of a chain one by one, the engine starts the chain so late that no kernel waits for its launch. In truth its
+first kernels run earlier. Let r be the time at which all else that the chain waits for has ended, h the time at which
+the host begins to launch it, s the offset of a piece in the chain, and h + l the time at which the piece would run if
+r were long past. The piece then starts at max(r + s, h + l).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +21,7 @@ from meshwise.simulator.units import TICKS_PER_SECOND
 
 
 class PieceTimes(NamedTuple):
-    """For every piece that ran its task, its index in the program's list of all pieces, and when."""
+    """For every piece that ran: its task, its index among all pieces of the program, and its start and end in ticks."""
 
     task: IntArray
     piece: IntArray
@@ -30,7 +30,7 @@ class PieceTimes(NamedTuple):
 
 
 def piece_times(program: Program, starts: IntArray, ends: IntArray, tasks: IntArray) -> PieceTimes:
-    """Return when the pieces of ``tasks`` ran; those that last as long as their task end with it."""
+    """Return the start and end of the pieces of ``tasks``; a piece that lasts as long as its task ends with it."""
     piece_start = np.append(0, np.cumsum([len(item.pieces) for item in program.work], dtype=np.int64))
     told = [(p.start, p.end, p.end == item.duration) for item in program.work for p in item.pieces]
     begin, end, whole = np.array(told, np.int64).reshape(-1, 3).T
@@ -38,6 +38,7 @@ def piece_times(program: Program, starts: IntArray, ends: IntArray, tasks: IntAr
     task = tasks[place]
     first = starts[task] + begin[piece]
     last = np.where(whole[piece] > 0, ends[task], starts[task] + end[piece])
+    # All other pieces run at their offset from the start of the task.
     chains = np.array([len(item.pieces) > 1 and any(p.launched for p in item.pieces) for item in program.work], bool)
     rows = np.flatnonzero(chains[program.work_of[task]])
     if len(rows):
@@ -50,7 +51,7 @@ def piece_times(program: Program, starts: IntArray, ends: IntArray, tasks: IntAr
 
 
 def launch_times(pieces: Sequence[Piece]) -> list[int]:
-    """Return when pieces run that wait for their launches and for those before them alone: ticks from the first launch.
+    """Return the starts of pieces that wait only for their launches and earlier pieces, in ticks from the first launch.
 
     >>> durations, launches = (5, 1, 1), (2, 4, 9)
     >>> ends = (5, 6, 7)
@@ -71,9 +72,9 @@ def launch_times(pieces: Sequence[Piece]) -> list[int]:
 def _arrivals(
     program: Program, starts: IntArray, ends: IntArray, chosen: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 ) -> tuple[IntArray, IntArray]:
-    """Return when everything but launches has ended that ``chosen`` tasks wait for, and when their launching began.
+    """Return for tasks of ``is_chain`` the ticks at which all but launches has ended, and at which launching begins.
 
-    Where several rank classes run a task, the latest time of all.
+    If several rank classes run a task, it is the latest of their times.
     """
     reached, begun = np.zeros_like(starts), np.zeros_like(starts)
     launches = np.array([item.kind is TaskKind.LAUNCH for item in program.work], bool)[program.work_of]
@@ -83,6 +84,7 @@ def _arrivals(
     first = launches[before]
     np.maximum.at(begun, task[first], starts[before[first]])
     np.maximum.at(reached, task[~first], ends[before[~first]])
+    # A stable sort by stream keeps tasks of a stream in the order in which it runs them.
     order = np.argsort(program.stream_of, kind="stable")
     holder = np.repeat(np.arange(program.num_tasks), np.diff(program.stream_start))[order]
     follows = np.flatnonzero((np.diff(program.stream_of[order]) == 0) & chosen[holder[1:]])
@@ -96,9 +98,9 @@ Times = NDArray[np.int64] | NDArray[np.float64]
 
 
 class Span(NamedTuple):
-    """One task, or one stretch of it, on one rank class: seconds from the start of the step.
+    """A piece of a task on one rank class, from ``start`` to ``end`` in seconds after the start of the step.
 
-    ``bytes`` are those of the message of a communication: of the whole tensor that it reduces, gathers or scatters.
+    ``bytes`` is the size of the message of a communication: the whole tensor that it reduces, gathers or scatters.
     """
 
     rank_class: int
@@ -113,7 +115,7 @@ class Span(NamedTuple):
 
     @property
     def duration(self) -> float:
-        """Seconds."""
+        """Seconds from start to end."""
         return self.end - self.start
 
 
@@ -126,7 +128,7 @@ class SpanColumns:
     stream, kind, operators
         Indices into `STREAM_KINDS`, `TASK_KINDS` and ``names``.
     start, end
-        Times of which ``per_second`` make a second.
+        Times in units of 1 / ``per_second`` seconds.
     """
 
     rank_class: IntArray
@@ -159,13 +161,13 @@ class SpanColumns:
         return tuple(map(Span._make, zip(*columns, strict=True)))
 
     def span(self, row: int) -> Span:
-        """Return one span as an object."""
+        """Return the span of a row as an object."""
         whole = ("rank_class", "stream", "kind", "stage", "microbatch", "operators", "start", "end", "bytes")
         return replace(self, **{name: getattr(self, name)[row : row + 1] for name in whole}).spans()[0]
 
 
 class Spans(Deferred[Span]):
-    """Spans that are made when they are asked for, first as columns and then as objects."""
+    """Spans that are computed at their first use: as columns, and from those as objects."""
 
     def __init__(self, columns: Callable[[], SpanColumns]) -> None:
         super().__init__(self._objects)
@@ -210,7 +212,7 @@ def columns_of(spans: Sequence[Span]) -> SpanColumns:
 
 
 def cut(columns: SpanColumns, begin: int, end: int) -> SpanColumns:
-    """Return what runs between two times, from the first one on: what runs across them is cut."""
+    """Return the spans between two times, which are cut at both and count from ``begin``."""
     rows = np.flatnonzero((columns.end > begin) & (columns.start < end))
     whole = ("rank_class", "stream", "kind", "stage", "microbatch", "operators", "bytes")
     chosen: dict[str, Any] = {name: getattr(columns, name)[rows] for name in whole}
@@ -222,7 +224,7 @@ def cut(columns: SpanColumns, begin: int, end: int) -> SpanColumns:
 def program_columns(program: Program, starts: IntArray, ends: IntArray) -> SpanColumns:
     """Return the spans of all pieces on their streams, in order of start, end and rank class.
 
-    A piece is on the stream that it names of every rank class of its task, whether the task holds that stream or not.
+    A piece that names a stream is shown on it, on every rank class of its task, whether the task occupies it or not.
     """
     pieces = [(piece, item) for item in program.work for piece in item.pieces]
     names = {name: index for index, name in enumerate(dict.fromkeys(piece.operators for piece, _ in pieces))}
@@ -234,7 +236,8 @@ def program_columns(program: Program, starts: IntArray, ends: IntArray) -> SpanC
     held = np.array([(s.rank_class, _stream_code(s.kind)) for s in program.streams], np.int64).reshape(-1, 2)
     class_of, stream_of = held[program.stream_of].T
     holder = np.repeat(np.arange(program.num_tasks), np.diff(program.stream_start))
-    once = np.zeros(len(holder), bool)  # on one of the streams of every rank class
+    # A piece that names its stream would else appear once for each stream of its task.
+    once = np.zeros(len(holder), bool)
     once[np.unique(holder * max(len(program.rank_classes), 1) + class_of, return_index=True)[1]] = True
     named = stream_of_piece[times.piece[place]]
     shown = np.flatnonzero((named < 0) | once[index])
@@ -264,19 +267,21 @@ def _stream_code(kind: StreamKind | None) -> int:
 
 
 class Occupancy:
-    """How long each rank class ran at least one of some spans: a sweep over all starts and ends."""
+    """Time in which each rank class runs at least one of some spans, by a sweep over all starts and ends."""
 
+    # The sort is done once; every question about kinds of tasks is then one cumulative sum.
     def __init__(self, columns: SpanColumns, num_classes: int) -> None:
         count = len(columns.start)
         rank_class, times = np.tile(columns.rank_class, 2), np.concatenate([columns.start, columns.end])
         order = np.lexsort((times, rank_class))
+        # The first half of the rows are starts, the second half ends.
         self._row, self._change = order % max(count, 1), np.where(order < count, 1, -1)
         self._class, self._num_classes = rank_class[order], num_classes
         self._gap = np.append(np.diff(times[order]), 0)
         self._per_second = columns.per_second
 
     def seconds(self, chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Return for every rank class the seconds in which at least one of the ``chosen`` spans runs."""
+        """Return for every rank class the seconds in which at least one of the spans of ``is_counted`` runs."""
         open_spans = np.cumsum(np.where(chosen[self._row], self._change, 0))
         total = np.zeros(self._num_classes, self._gap.dtype)
         busy = open_spans > 0

@@ -1,4 +1,4 @@
-"""What happened in a step, simulated or measured: spans on streams, memory over time, bytes on links.
+"""Timelines of a step, simulated or measured: spans on streams, memory over time, bytes on links.
 
 A `Window` is the part of a run that stands for one step.
 """
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 
 class Window(NamedTuple):
-    """The ticks from ``begin`` to ``end``, in which ``steps`` whole steps go by.
+    """The ticks from ``begin`` to ``end``, which hold ``steps`` whole steps.
 
     Parameters
     ----------
     repeats
-        Whether the run repeats itself from then on, so that all later steps take just as long; else ``steps`` are
-        so many that their mean is near that of all.
+        Whether the run repeats itself after the window, so that all later steps take exactly as long. If not, the
+        window holds so many steps that their mean is close to the mean of all.
     """
 
     begin: int
@@ -49,7 +49,7 @@ class Window(NamedTuple):
 
     @property
     def ticks(self) -> int:
-        """Whole ticks of one step, the mean of ``steps``."""
+        """Ticks of one step, the mean of ``steps``, rounded down."""
         return (self.end - self.begin) // self.steps
 
     @property
@@ -63,7 +63,7 @@ _SOMETIMES = (TaskKind.EXPERT_COMMUNICATION, TaskKind.CONTEXT_COMMUNICATION)
 
 @dataclass(frozen=True)
 class LinkUse:
-    """What one link of a class of ``count`` carries in a step: byte/s, bytes, and the fraction of its capacity."""
+    """Use of each link of a class of ``count`` in one step: its byte/s, its bytes, and the fraction of its capacity."""
 
     name: str
     count: int
@@ -81,25 +81,25 @@ class Timeline:
     source
         ``"simulated"`` or ``"measured"``.
     rank_classes
-        Who the spans' ``rank_class`` indices are; measured timelines have one rank a class.
+        Rank classes to which ``rank_class`` of spans is an index; measured timelines have one rank a class.
     spans
-        In order of start.
+        Spans in order of start.
     memory
         Device memory of every rank class.
     step_time
         Seconds from the start of the step to the end of its last task; in a steady state, from one step to the next.
     engine
-        What made it: ``discrete_event``, ``longest_path``, ``gloo``, ``nccl``.
+        Engine or backend that ran it: ``discrete_event``, ``longest_path``, ``gloo``, ``nccl``.
     links
-        What links carried; none where it was measured.
+        Use of every link; empty for a measured timeline.
     hosts, host_memory
-        Hosts, and the memory that the step holds on each.
+        Host classes, and the memory of the step on each.
     steps
-        How many steps in a row the spans show: in a steady state, so many as repeat together.
+        Number of consecutive steps in the spans: in a steady state, the steps of one period.
     begin
-        Seconds of training before the first moment shown: above 0 where the spans are cut out of a steady state.
+        Seconds of training before the first span: above 0 if the spans are cut out of a steady state.
     repeats
-        Whether all later steps take as long; else the step time is the mean of ``steps``.
+        Whether all later steps take as long; if not, the step time is the mean of ``steps``.
     """
 
     source: str
@@ -124,12 +124,12 @@ class Timeline:
 
     @property
     def peak_memory(self) -> float:
-        """Largest bytes held by any rank."""
+        """Largest number of bytes in use on any rank."""
         return peak_total(self.memory)
 
     @property
     def bottleneck(self) -> LinkUse | None:
-        """The link that is used most of the step; ``None`` where no link carries anything."""
+        """The link with the highest utilisation; ``None`` if no link carries anything."""
         fullest = max(self.links, key=lambda link: link.utilisation, default=None)
         return fullest if fullest is not None and fullest.bytes else None
 
@@ -139,11 +139,12 @@ class Timeline:
         return columns_of(self.spans)
 
     def running(self, rank_class: int, time: float) -> Span | None:
-        """Return the span that a rank class runs at a time in seconds: of several one that computes, the last begun.
+        """Return the span that a rank class runs at a time in seconds, or ``None``.
 
-        ``None`` where nothing runs.
+        Of several spans it prefers one that computes, and of those the latest to start.
         """
         found = self.columns
+        # Ticks are whole: rounding undoes the error of seconds as floats at the very start of a span.
         moment = round(time * found.per_second) if found.per_second > 1 else time
         rows = np.flatnonzero((found.rank_class == rank_class) & (found.start <= moment) & (moment < found.end))
         if not len(rows):
@@ -167,26 +168,27 @@ class Timeline:
         """Return for every rank class the seconds in which it runs at least one span of ``kinds``."""
         key = frozenset(kinds)
         if key not in self._busy:
+            # Kept by set of kinds, for each sum passes over all spans.
             chosen = np.array([kind in key for kind in TASK_KINDS])
             self._busy[key] = self._occupancy.seconds(chosen[self.columns.kind])
         return self._busy[key]
 
     def busy(self, rank_class: int, kinds: Iterable[TaskKind] | None = None) -> float:
-        """Return the seconds in which ``rank_class`` runs at least one span of ``kinds`` (all: None)."""
+        """Return the seconds in which ``rank_class`` runs at least one span of ``kinds``; ``None`` for all kinds."""
         return float(self._seconds(TaskKind if kinds is None else kinds)[rank_class])
 
     @cached_property
     def bubble(self) -> float:
-        """Fraction of the ranks' step in which they neither compute nor communicate within a stage."""
+        """Fraction of the step, over all ranks, in which a rank neither computes nor communicates inside its stage."""
         working = [kind for kind in TaskKind if kind.computes or kind.inside_passes]
         total = int(self._ranks.sum()) * self.length
         used = float(self._seconds(working) @ self._ranks)
         return 1 - used / total if total else 0.0
 
     def exposed_communication(self) -> dict[TaskKind, float]:
-        """Return by kind the seconds of communication in a step with no compute under it, averaged over ranks.
+        """Return, by kind, the seconds of communication per step that no computing hides, as a mean over ranks.
 
-        Of kinds that a plan need not have, those between experts and along a sequence, only what there is.
+        Expert and context communication, which not every plan has, are listed only if there are any.
         """
         computing = {kind for kind in TaskKind if kind.computes}
         ranks = max(int(self._ranks.sum()), 1) * self.steps
@@ -204,11 +206,12 @@ class Timeline:
         rows = np.flatnonzero((columns.rank_class == rank_class) & np.isin(columns.kind, passes))
         rows = rows[np.lexsort((columns.end[rows], columns.start[rows]))]
         actions = np.stack([columns.kind[rows], columns.stage[rows], columns.microbatch[rows]], axis=1)
+        # A pass cut into several tasks counts once.
         fresh = np.append(True, np.any(actions[1:] != actions[:-1], axis=1))[: len(rows)]
         return tuple((TASK_KINDS[kind], stage, microbatch) for kind, stage, microbatch in actions[fresh].tolist())
 
     def to_pandas(self) -> "pd.DataFrame":
-        """Return one row a span."""
+        """Return a data frame with a row for every span."""
         import pandas as pd
 
         columns = self.columns
@@ -229,12 +232,14 @@ class Timeline:
 def simulated(
     program: Program, starts: IntArray, ends: IntArray, engine: str, window: Window | None = None
 ) -> Timeline:
-    """Return the timeline of a program whose tasks run at those ticks; its parts are made when asked for.
+    """Return the timeline of a program whose tasks start and end at these ticks.
+
+    Spans, memory and links are computed at their first use.
 
     Parameters
     ----------
     window
-        The part of the run that is shown; ``None`` for all of it.
+        The part of the run to show; ``None`` for all of it.
     """
     shown = window or Window(0, int(ends.max(initial=0)))
     return Timeline(
@@ -254,7 +259,7 @@ def simulated(
 
 
 def _columns(program: Program, starts: IntArray, ends: IntArray, window: Window | None) -> SpanColumns:
-    """Return the spans of all pieces, of those in a window the part that is there."""
+    """Return the spans of all pieces, cut at the window."""
     columns = program_columns(program, starts, ends)
     return columns if window is None else cut(columns, window.begin, window.end)
 
@@ -266,7 +271,7 @@ def _profiles(
     ends: IntArray,
     window: Window | None,
 ) -> Iterable[MemoryProfile]:
-    """Return profiles of memory, of those in a window the part that is there."""
+    """Return the memory profiles of a program, cut at the window."""
     found = memory(program, starts, ends)
     if window is None:
         return found
@@ -274,13 +279,14 @@ def _profiles(
 
 
 def _link_uses(program: Program, step_time: float) -> list[LinkUse]:
-    """Return what links carry in a step: the bytes of all flows, and of transfers inside tasks."""
+    """Return the use of every link in one step: by flows, and by transfers inside tasks."""
     moved = np.zeros(len(program.links))
     moved[: len(program.traffic)] = program.traffic
     runs = np.bincount(program.flow_of[program.flow_of >= 0], minlength=len(program.flows)).tolist()
     steps = 1 if program.steps is None else len(program.steps.tasks)
     for flow, count in zip(program.flows, runs, strict=True):
         for link, size in flow.usage:
+            # All steps of a program have the same flows.
             moved[link] += count // steps * size
     return [
         LinkUse(link.name, link.count, link.bandwidth, size, size / (link.bandwidth * step_time) if step_time else 0.0)

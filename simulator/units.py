@@ -1,14 +1,13 @@
-"""Quantities with units: text at the door becomes SI floats inside, and back for people.
+"""Quantities with units: parse text into SI floats, and format SI floats for people.
 
-This is the only module that knows bits from bytes, or GB from GiB.
-Inside meshwise every number is in s, byte, FLOP, byte/s or FLOP/s.
+Only this module tells bits from bytes and GB from GiB. Everywhere else numbers are in s, byte, FLOP, byte/s or FLOP/s.
 """
 
 import re
 from enum import StrEnum
 
 TICKS_PER_SECOND = 10**12
-"""The engines count time in whole picoseconds, so that sums are exact in any order."""
+"""Ticks of the engines in a second: they count time in whole picoseconds, so that sums are exact in any order."""
 
 
 class Dimension(StrEnum):
@@ -52,7 +51,7 @@ def parse(text: str, dimension: Dimension) -> float:
     Raises
     ------
     ValueError
-        Where the text is no number with a unit of that dimension.
+        If the text is not a number with a unit of that dimension.
 
     Examples
     --------
@@ -62,6 +61,7 @@ def parse(text: str, dimension: Dimension) -> float:
     85899345920.0
     """
     example = f"write a number and a unit, as in '{_EXAMPLES[dimension]}'"
+    # Text comes from users' files: the limit keeps a hostile one from costing time or filling a message.
     match = _QUANTITY.fullmatch(text) if isinstance(text, str) and len(text) < 100 else None
     if match is None:
         raise ValueError(f"a {dimension} has a unit, met {_shown(text)}; {example}")
@@ -76,21 +76,23 @@ def parse(text: str, dimension: Dimension) -> float:
 
 
 def _shown(value: object) -> str:
-    """Return a foreign value for a message: printable, and not long."""
+    """Return a value from outside as text for a message: printable, and at most 60 characters."""
     text = ascii(value) if not isinstance(value, dict | list) else f"a {type(value).__name__} of {len(value)}"
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _scaled(value: float, steps: tuple[tuple[float, str], ...]) -> str:
+    """Return a value with 3 digits in the largest unit of ``scales`` that it reaches, else in the smallest one."""
     for factor, unit in steps:
         if abs(value) >= factor:
+            # ".3g" would write 1000 as 1e+03.
             return f"{value / factor:.3g} {unit}" if abs(value / factor) < 999.5 else f"{value / factor:.0f} {unit}"
     factor, unit = steps[-1]
     return f"{value / factor:.3g} {unit}"
 
 
 def format_time(seconds: float) -> str:
-    """Return seconds for people.
+    """Return seconds as text in s, ms, us or ns.
 
     >>> format_time(0.0248)
     '24.8 ms'
@@ -99,7 +101,7 @@ def format_time(seconds: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Return a long time for people, in s, min, h or days.
+    """Return seconds as text in s, min, h or days, for times of whole runs.
 
     >>> format_duration(5400), format_duration(54 * 86400)
     ('1.5 h', '54 days')
@@ -111,7 +113,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_size(size: float) -> str:
-    """Return bytes for people, in binary units.
+    """Return bytes as text in binary units.
 
     >>> format_size(80 * 2**30)
     '80 GiB'
@@ -122,7 +124,7 @@ def format_size(size: float) -> str:
 
 
 def format_bandwidth(rate: float) -> str:
-    """Return byte/s for people.
+    """Return byte/s as text in decimal units.
 
     >>> format_bandwidth(25e9)
     '25 GB/s'
@@ -131,7 +133,7 @@ def format_bandwidth(rate: float) -> str:
 
 
 def format_compute_rate(rate: float) -> str:
-    """Return FLOP/s for people.
+    """Return FLOP/s as text in decimal units.
 
     >>> format_compute_rate(312e12)
     '312 TFLOP/s'
@@ -140,7 +142,7 @@ def format_compute_rate(rate: float) -> str:
 
 
 def format_count(number: int, noun: str) -> str:
-    """Return how many of something there are, for people.
+    """Return a count and its noun as text, in the singular or the plural.
 
     >>> format_count(1, "host"), format_count(2048, "host")
     ('1 host', '2,048 hosts')
@@ -149,7 +151,7 @@ def format_count(number: int, noun: str) -> str:
 
 
 def to_ticks(seconds: float) -> int:
-    """Return seconds as whole ticks, rounded up so that a bound stays a bound.
+    """Return seconds in whole ticks, rounded up so that a bound stays a bound.
 
     >>> to_ticks(1.5e-12)
     2
@@ -160,7 +162,7 @@ def to_ticks(seconds: float) -> int:
 
 
 def to_seconds(ticks: int) -> float:
-    """Return ticks as seconds.
+    """Return ticks in seconds.
 
     >>> to_seconds(10**12)
     1.0

@@ -1,7 +1,7 @@
-"""Collectives: which algorithm runs one, what it puts on every link, and its time on an idle network.
+"""Collectives: the algorithm that runs one, its load on every link, and its time on an idle network.
 
-``size`` is the buffer of one rank for all-reduce, push-pull, all-to-all, broadcast, send and shift, and the
-whole buffer, all shards together, for all-gather and reduce-scatter.
+``size`` is the buffer of one rank for all-reduce, push-pull, all-to-all, broadcast, send and shift, and the full
+buffer, all shards together, for all-gather and reduce-scatter.
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,18 +43,18 @@ _KNOWN = {
     Collective.SHIFT: (Algorithm.DIRECT,),
     Collective.PUSH_PULL: (Algorithm.PARAMETER_SERVER,),
 }
-"""The algorithms of every collective; of equally fast ones the first is chosen."""
+"""Algorithms of every collective; of equally fast ones the first is chosen."""
 
 
 def phases(cluster: Cluster, collective: Collective, algorithm: Algorithm, groups: IntArray) -> tuple[Phase, ...]:
     """Return the phases of a collective on each of ``groups``, rows of devices in rank order.
 
-    A group of one rank has none.
+    Groups of one rank have no phases.
 
     Raises
     ------
     ValueError
-        Where a group cannot run the algorithm, or names a device twice.
+        If a group cannot run the algorithm, or names a device twice.
 
     Examples
     --------
@@ -77,6 +77,7 @@ def phases(cluster: Cluster, collective: Collective, algorithm: Algorithm, group
     return _phases(cluster, collective, algorithm, groups)
 
 
+# Arrays have no hash: single groups are cached as tuples.
 @lru_cache(maxsize=256)
 def _on_one(
     cluster: Cluster, collective: Collective, algorithm: Algorithm, group: tuple[int, ...]
@@ -125,7 +126,7 @@ def _algorithms(cluster: Cluster, collective: Collective, group: tuple[int, ...]
 
 
 def _able(cluster: Cluster, collective: Collective, algorithm: Algorithm, placement: Placement) -> BoolArray:
-    """Return for every group whether it can run a collective by ``algorithm``."""
+    """Return for every group of a placement whether it can run a collective by ``algorithm``."""
     able = np.full(placement.num_groups, algorithm in _KNOWN[collective])
     spans = placement.nodes > 1
     even = placement.channels == placement.widest
@@ -144,20 +145,21 @@ def _able(cluster: Cluster, collective: Collective, algorithm: Algorithm, placem
 
 
 def candidates(cluster: Cluster, collective: Collective) -> tuple[Algorithm, ...]:
-    """Return the algorithms that may be chosen on a cluster: the one that the user fixed first, then libraries' own."""
+    """Return the algorithms that may be chosen on a cluster: the user's first, then those that libraries pick."""
     fixed = dict(cluster.algorithms).get(collective)
     own = _automatic(cluster, collective)
     return own if fixed is None else tuple(dict.fromkeys((fixed, *own)))
 
 
 def fastest(cluster: Cluster, collective: Collective, group: IntArray) -> tuple[Algorithm, ...]:
-    """Return the algorithms of `candidates` that no other one on ``group`` beats at every size."""
+    """Return the algorithms of `candidates` that no other algorithm on ``group`` beats at every size."""
     fixed = dict(cluster.algorithms).get(collective)
     if fixed in algorithms(cluster, collective, group):
         return (fixed,)
     lines = _lines(cluster, collective, tuple(np.asarray(group).tolist()))
     kept: set[Algorithm] = set()
     best = inf
+    # In order of latency, a line is the fastest at some size only if no line before it is as fast per byte.
     for _, seconds, order in sorted(_sums(lines)):
         if seconds < best * (1 - 1e-12):
             best = seconds
@@ -166,7 +168,7 @@ def fastest(cluster: Cluster, collective: Collective, group: IntArray) -> tuple[
 
 
 def _sums(lines: Sequence["_Lines"]) -> Iterator[tuple[float, float, int]]:
-    """Yield latency and seconds a byte of every choice of protocols for the phases of an algorithm, and its place."""
+    """Yield (latency, seconds per byte, index of the algorithm) for every choice of protocols for its phases."""
     for order, line in enumerate(lines):
         for chosen in product(*line.phases):
             yield sum(latency for latency, _ in chosen), sum(seconds for _, seconds in chosen), order
@@ -178,16 +180,15 @@ def able(cluster: Cluster, collective: Collective, algorithm: Algorithm, groups:
 
 
 def idle_time(cluster: Cluster, phases: Sequence[Phase], group: int, size: float) -> float:
-    """Return the seconds that one of the groups takes for ``size`` bytes where nothing else uses the links.
+    """Return the seconds that one of the groups takes for ``size`` bytes on an idle network; 0 for no bytes.
 
-    ``sum over phases of min over protocols of latency + size * max over links of load / bandwidth``;
-    0 for no bytes.
+    ``sum over phases of min over protocols of latency + size * max over links of load / bandwidth``.
     """
     return _time(_lines_of(cluster, phases, group), size) if size > 0 else 0.0
 
 
 _Phases = tuple[tuple[tuple[float, float], ...], ...]
-"""For every phase its protocols: latency and seconds a byte."""
+"""For every phase its protocols: latency in s and seconds per byte."""
 
 
 def _time(phases: _Phases, size: float) -> float:
@@ -195,7 +196,7 @@ def _time(phases: _Phases, size: float) -> float:
 
 
 def _lines_of(cluster: Cluster, phases: Sequence[Phase], group: int) -> _Phases:
-    """Return what every protocol of every phase takes on an idle network."""
+    """Return latency and seconds per byte of every protocol of every phase on an idle network."""
     bandwidth = interconnect(cluster).bandwidth
     found = []
     for phase in phases:
@@ -208,7 +209,7 @@ def _lines_of(cluster: Cluster, phases: Sequence[Phase], group: int) -> _Phases:
 
 
 def measured_time(cluster: Cluster, collective: Collective, ranks: int, size: float) -> float | None:
-    """Return the seconds that a measured curve gives, ``None`` where there is none for that group size."""
+    """Return the seconds of a measured curve; ``None`` if the cluster has no curve for that group size."""
     for curve in cluster.collectives:
         if curve.collective is collective and curve.ranks == ranks:
             return curve.time(size) if size > 0 else 0.0
@@ -218,15 +219,14 @@ def measured_time(cluster: Cluster, collective: Collective, ranks: int, size: fl
 def choose(cluster: Cluster, collective: Collective, group: IntArray, size: float) -> Algorithm:
     """Return the algorithm that runs a collective of ``size`` bytes on ``group``.
 
-    `Algorithm.MEASURED` where a curve for that collective and group size exists; else the
-    one that the user fixed, where the group can run it; else the fastest on an idle network
-    of those that libraries pick by themselves: NCCL's tuner compares ring, tree and
-    in-switch, and HCCL goes in two levels where devices are wired to each other.
+    It is `Algorithm.MEASURED` if the cluster has a curve for that collective and group size; else the user's, if the
+    group can run it; else the fastest on an idle network of those that libraries pick: NCCL's tuner compares ring, tree
+    and in-switch, and HCCL uses two levels on devices that are wired to each other.
 
     Raises
     ------
     ValueError
-        Where the user fixed an algorithm that never runs this collective.
+        If the user fixed an algorithm that never runs this collective.
     """
     if measured_time(cluster, collective, len(group), size) is not None:
         return Algorithm.MEASURED
@@ -243,18 +243,19 @@ def choose(cluster: Cluster, collective: Collective, group: IntArray, size: floa
 
 
 def _automatic(cluster: Cluster, collective: Collective) -> tuple[Algorithm, ...]:
-    """Return the algorithms of a collective that libraries pick by themselves."""
+    """Return the algorithms of a collective among which libraries pick."""
     wired = all(isinstance(node.network, Mesh) and not node.network.pairs for node, _ in cluster.nodes)
     left = set() if wired else {Algorithm.HIERARCHICAL}
+    # Only a user's choice makes an all-reduce run by a server.
     if collective is Collective.ALL_REDUCE:
         left.add(Algorithm.PARAMETER_SERVER)
     return tuple(each for each in _KNOWN[collective] if each not in left)
 
 
 class _Lines(NamedTuple):
-    """Idle time of an algorithm: for every phase a straight line over the size for each protocol.
+    """Time of an algorithm on an idle network: for every phase a straight line over the size for each protocol.
 
-    No phases where there is no other algorithm to compare.
+    There are no phases if there is no other algorithm to compare it with.
     """
 
     algorithm: Algorithm
@@ -263,7 +264,7 @@ class _Lines(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _lines(cluster: Cluster, collective: Collective, group: tuple[int, ...]) -> tuple[_Lines, ...]:
-    """Return the lines of all algorithms that libraries would pick on ``group``."""
+    """Return the lines of all algorithms among which libraries pick on ``group``."""
     picked = [each for each in _algorithms(cluster, collective, group) if each in _automatic(cluster, collective)]
     if len(picked) == 1:
         return (_Lines(picked[0], ()),)

@@ -1,4 +1,4 @@
-"""Collectives in two levels: inside nodes, and among equal ranks of different nodes."""
+"""Hierarchical collectives: one level inside nodes, one among equal ranks of different nodes."""
 
 import numpy as np
 
@@ -11,12 +11,11 @@ from meshwise.simulator.machine.cluster import Cluster
 
 
 def hierarchical(cluster: Cluster, placement: Placement, collective: Collective) -> tuple[Phase, ...]:
-    """Return the phases of a collective on groups with the same ``k`` ranks on each of ``m`` nodes.
+    """Return the phases of a collective on groups that have ``k`` ranks on each of ``m`` nodes.
 
-    An all-reduce is a reduce-scatter inside nodes, a ring of ``2 * (m - 1)`` steps among
-    equal ranks on ``1/k`` of the size, and an all-gather inside nodes; an all-gather goes
-    between nodes first, a reduce-scatter last [1]_. Each phase is a collective of its own
-    and pays its own launch.
+    An all-reduce is a reduce-scatter inside nodes, a ring of ``2 * (m - 1)`` steps among equal ranks on ``1/k`` of the
+    size, and an all-gather inside nodes. An all-gather begins between nodes, a reduce-scatter ends there [1]_. Each
+    phase is a collective of its own and pays its own launch.
 
     References
     ----------
@@ -32,7 +31,7 @@ def hierarchical(cluster: Cluster, placement: Placement, collective: Collective)
 
 
 def inside_phase(cluster: Cluster, placement: Placement) -> Phase:
-    """Return one round of rings inside all nodes of each group."""
+    """Return the phase of one round of rings inside all nodes of each group."""
     used = traffic(cluster, placement.num_groups, [inside(cluster, placement)])
     return _ring(used, placement.channels, 1)
 
@@ -43,7 +42,7 @@ def _ring(used: Traffic, ranks: IntArray, rounds: int) -> Phase:
 
 
 def equal_ranks(placement: Placement) -> Edges:
-    """Return the rings among equal ranks of all nodes: one byte by every node, over all its ranks."""
+    """Return the edges of rings among equal ranks of all nodes; the ranks of a node send one byte together."""
     seat, channel = channels(placement)
     source = placement.device[placement.start[seat] + channel]
     target = placement.device[placement.start[placement.neighbour(1)[seat]] + channel]

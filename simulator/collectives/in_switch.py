@@ -1,4 +1,4 @@
-"""Collectives that switches reduce and multicast: inside a node, and in the fabric."""
+"""Collectives that switches reduce and multicast, inside nodes and in the fabric."""
 
 import numpy as np
 
@@ -17,14 +17,13 @@ from meshwise.simulator.machine.topology import FatTree, Graph, LeafSpine, Switc
 def in_switch(cluster: Cluster, groups: IntArray, collective: Collective) -> tuple[Phase, ...]:
     """Return the phases of a collective that switches reduce [1]_ or multicast.
 
-    Inside a node an all-reduce is one phase in which every device sends and receives
-    ``1 + 1/n`` bytes for every byte of size: the switch reads all parts of all buffers, and
-    each device multicasts the part it got reduced [2]_. Across nodes of ``k`` ranks it is a
-    reduce-scatter inside nodes, a reduction in the fabric for which every NIC sends and
-    receives ``1/k`` once, and an all-gather inside nodes; one launch pays for all three. Where only
-    switches inside nodes reduce, double binary trees join the nodes, in one phase with what is
-    reduced inside, chunk after chunk: NCCL's NVLS tree [3]_. What the library reaches of the ports
-    and what it costs once besides are the `Library`'s.
+    Inside a node an all-reduce is one phase in which every device sends and receives ``1 + 1/n`` bytes for every byte
+    of size: the switch reads all parts of all buffers, and each device multicasts the part that it got reduced [2]_.
+    Across nodes of ``k`` ranks it is a reduce-scatter inside nodes, a reduction in the fabric for which every NIC sends
+    and receives ``1/k`` of the size once, and an all-gather inside nodes; it pays one launch for all three. If only
+    switches inside nodes reduce, double binary trees join the nodes. They share one phase with the reduction inside
+    nodes, which runs chunk after chunk: NCCL's NVLS tree [3]_. The `CommunicationLibrary` has the fraction of the ports
+    that is reached and the extra launch.
 
     References
     ----------
@@ -47,13 +46,14 @@ def in_switch(cluster: Cluster, groups: IntArray, collective: Collective) -> tup
         else:
             phases = _across(cluster, part, reduced) if fabric_reduces(cluster) else (_joined(cluster, part),)
         first, *others = launched(cluster, *phases)
+        # No launch, no other protocol: collectives in switches run by `SIMPLE` alone.
         first = first._replace(latency=first.latency + cluster.library.reduction_launch)
         parts.append((chosen, tuple(each._replace(launch=None) for each in (first, *others))))
     return merged(len(groups), parts)
 
 
 def switches_reduce(cluster: Cluster, placement: Placement) -> BoolArray:
-    """Return for every group whether the switches inside all of its nodes reduce."""
+    """Return for every group whether the switches inside all its nodes reduce."""
     kinds = np.array([isinstance(node.network, Switch) and node.network.reduces for node, _ in cluster.nodes])
     of_seat = kinds[cluster.node_kinds[cluster.device_nodes[placement.device[placement.start]]]]
     if isinstance(cluster.fabric, Torus | Graph):
@@ -68,7 +68,7 @@ def fabric_reduces(cluster: Cluster) -> bool:
 
 
 def _switched(cluster: Cluster, placement: Placement, collective: Collective) -> Phase:
-    """Return one collective on the switches inside nodes; one way through a switch is one latency."""
+    """Return the phase of a collective in the switches inside nodes; each pass through a switch costs one latency."""
     network, edges = interconnect(cluster), inside(cluster, placement)
     used = traffic(cluster, placement.num_groups, [edges])
     routes = network.routes(edges.source, edges.target)
@@ -83,7 +83,7 @@ def _switched(cluster: Cluster, placement: Placement, collective: Collective) ->
 
 
 def _joined(cluster: Cluster, placement: Placement) -> Phase:
-    """Return the phase of an all-reduce in the switches inside nodes and over trees between nodes."""
+    """Return the one phase of an all-reduce in the switches inside nodes and over trees between nodes."""
     within = _switched(cluster, placement, Collective.ALL_REDUCE)
     levels, steps = between(cluster, placement)
     zero = np.zeros(placement.num_groups)
@@ -95,8 +95,8 @@ def _joined(cluster: Cluster, placement: Placement) -> Phase:
 def _across(cluster: Cluster, placement: Placement, reduces: bool) -> tuple[Phase, ...]:
     """Return the phases of an all-reduce in the fabric.
 
-    A tree of switches carries the sum once up and once down every cable, which is what a ring
-    through the nodes in order of the leaves puts on it.
+    A tree of switches carries the sum once up and once down every cable; a ring through the nodes in order of leaves
+    puts the same bytes on every cable, and stands for it here.
     """
     used = traffic(cluster, placement.num_groups, [equal_ranks(placement)])
     reduced = phase(used, used.longest)

@@ -1,6 +1,6 @@
-"""Where the ranks of groups sit, in the order in which rings visit them, and which groups lie alike.
+"""Placement of groups on nodes, in the order in which rings visit ranks, and groups of the same shape.
 
-What one of the groups that lie alike puts on links, all do on links of their own.
+Groups of the same shape put the same bytes on links, each on links of its own, so that one is computed for all.
 """
 
 from functools import cached_property
@@ -15,19 +15,19 @@ from meshwise.simulator.machine.cluster import Cluster
 
 
 class Placement(NamedTuple):
-    """Ranks of groups node after node, and the *seats*: the ranks that one group has on one node.
+    """Ranks of groups, node after node, in *seats*: the ranks that one group has on one node.
 
-    Nodes follow each other as they first appear in the group, since libraries reorder ranks
-    by node but not the nodes; inside a node ranks follow their devices.
+    Nodes are in the order in which they first appear in the group, because libraries reorder ranks by node but not the
+    nodes; inside a node ranks are in the order of their devices.
 
     Parameters
     ----------
     device, seat, local
-        For every rank its device, its seat, and its place in it.
+        For every rank its device, its seat, and its position in the seat.
     group, start, size, position
-        For every seat its group, first rank, number of ranks, and its node's place in the group.
-    nodes, channels, widest
-        For every group its nodes, and the fewest and most ranks on one of them.
+        For every seat its group, its first rank, its number of ranks, and the position of its node in the group.
+    nodes, channels, max_ranks
+        For every group its number of nodes, and the fewest and the most ranks on one of them.
     """
 
     device: IntArray
@@ -43,12 +43,12 @@ class Placement(NamedTuple):
 
     @property
     def num_groups(self) -> int:
-        """Groups in all."""
+        """Number of groups."""
         return len(self.nodes)
 
     @property
     def ranks(self) -> int:
-        """Ranks of one group."""
+        """Number of ranks of one group."""
         return len(self.device) // len(self.nodes)
 
     @property
@@ -57,18 +57,19 @@ class Placement(NamedTuple):
         return self.group[self.seat]
 
     def neighbour(self, distance: int) -> IntArray:
-        """Return for every seat the one ``distance`` nodes further round its group."""
+        """Return for every seat the seat ``distance`` nodes further around its group."""
         nodes = self.nodes[self.group]
         return np.arange(len(self.group)) - self.position + (self.position + distance) % nodes
 
 
 def place(cluster: Cluster, groups: IntArray) -> Placement:
-    """Return where the ranks of ``groups``, rows of devices, sit."""
+    """Return the placement of ``groups``, rows of devices."""
     num_groups, ranks = groups.shape
     device, row = groups.ravel(), np.repeat(np.arange(num_groups), ranks)
     node = cluster.device_nodes[device]
     order = np.lexsort((node, row))
     runs = _starts(node[order], row[order])
+    # The first rank of the group on the same node, by which nodes stay in order of appearance.
     first = np.empty_like(order)
     first[order] = np.repeat(order[runs], np.diff(runs, append=len(order)))
     order = np.lexsort((device, first))
@@ -95,7 +96,7 @@ def place(cluster: Cluster, groups: IntArray) -> Placement:
 
 
 def _starts(*keys: IntArray) -> IntArray:
-    """Return where runs of equal keys start."""
+    """Return the starts of runs of equal keys."""
     change = np.zeros(len(keys[0]), dtype=bool)
     change[:1] = True
     for key in keys:
@@ -104,7 +105,7 @@ def _starts(*keys: IntArray) -> IntArray:
 
 
 class Rows(NamedTuple):
-    """What all groups put on links: ``group`` on ``link`` what its representative does in ``row`` of a phase."""
+    """Loads of all groups: ``group`` puts on ``link`` the load of its representative in ``row`` of a phase."""
 
     group: IntArray
     link: IntArray
@@ -112,21 +113,20 @@ class Rows(NamedTuple):
 
 
 class Alike:
-    """Groups, rows of devices in rank order, and which of them lie alike.
+    """Groups, rows of devices in rank order, and their shapes.
 
-    Two groups lie alike where their devices, one after another, have the same places in nodes of the
-    same kind, and where the nodes, leaf switches and pods of the one follow each other, and are the same,
-    as those of the other. Renaming nodes and switches then turns one into the other, and a collective
-    puts the same bytes on the links with the same places.
+    Two groups have the same shape if their devices, one by one, are at the same positions of nodes of the same kind,
+    and if their nodes, leaf switches and pods repeat in the same pattern. Renaming nodes and switches then turns one
+    group into the other, and a collective puts the same bytes on the links at the same positions.
 
     Attributes
     ----------
     shape
-        For every group a number, equal where groups lie alike.
+        For every group the number of its shape.
     representatives
-        For every shape the first group of it.
+        For every shape its first group.
     numbers
-        For every shape its number; where they are some of many groups, its number among those.
+        For every shape its number; for a selection of groups, its number among the shapes of all groups.
     """
 
     def __init__(self, cluster: Cluster, groups: IntArray, whole: IntArray | None = None) -> None:
@@ -136,7 +136,7 @@ class Alike:
         self.numbers = np.arange(len(first)) if whole is None else whole[first]
 
     def among(self, chosen: IntArray) -> "Alike":
-        """Return the same of some of the groups."""
+        """Return some of the groups, with their shapes."""
         return Alike(self.cluster, self.groups[chosen], self.shape[chosen])
 
     def spread(self, phase: Phase) -> Phase:
@@ -157,7 +157,7 @@ class Alike:
         return Rows(group, self._links(phase, group, row), row)
 
     def _links(self, phase: Phase, group: IntArray, row: IntArray) -> IntArray:
-        """Return for every group the link that has the place of the link in a row of its representative."""
+        """Return, for every row of every group, the link that corresponds to its representative's."""
         parts, size = interconnect(self.cluster).parts, self.groups.shape[1]
         member = self._members(phase.group, parts.owner(phase.link))
         family, place = parts.places(phase.link, self.representatives[phase.group, member])
@@ -166,14 +166,14 @@ class Alike:
         return parts.links(family[row], place[row], self.groups.ravel()[group])
 
     def _members(self, shape: IntArray, part: IntArray) -> IntArray:
-        """Return where parts that representatives touch are found: a member in each."""
+        """Return for each part, which the representative of ``shape`` uses, the index of a member inside it."""
         order, keys, num_parts = self._touched
         found: IntArray = order[np.searchsorted(keys, shape * num_parts + part)] % self.groups.shape[1]
         return found
 
     @cached_property
     def _touched(self) -> tuple[IntArray, IntArray, int]:
-        """The parts that representatives touch as sorted keys, and where each stands in [shape, level, member]."""
+        """The parts that representatives use: their order in [shape, level, member], sorted keys, number of parts."""
         parts = interconnect(self.cluster).parts
         touched = parts.of_device[:, self.representatives].swapaxes(0, 1)
         keys = (np.arange(len(touched))[:, None, None] * parts.count + touched).ravel()
@@ -182,8 +182,9 @@ class Alike:
 
 
 def _shapes(cluster: Cluster, groups: IntArray) -> IntArray:
-    """Return a number for every group, equal where groups lie alike."""
+    """Return the number of every group's shape."""
     network = interconnect(cluster)
+    # A link without an owner belongs to no node that could be renamed: every group is then a shape of its own.
     if len(groups) < 2 or not network.parts.own_all:
         return np.arange(len(groups))
     rows = network.place[groups]
@@ -197,12 +198,13 @@ def _shapes(cluster: Cluster, groups: IntArray) -> IntArray:
 
 
 def _ranked(rows: IntArray) -> IntArray:
-    """Return for every value its place among the different values of its row.
+    """Return the rank of every value among the distinct values of its row.
 
     >>> _ranked(np.array([[5, 2, 5], [1, 7, 9]])).tolist()
     [[1, 0, 1], [0, 1, 2]]
     """
     ranks = np.zeros_like(rows)
+    # Rows in order, those of groups that follow the numbers of nodes, need no sort.
     if (rows[:, 1:] >= rows[:, :-1]).all():
         np.cumsum(rows[:, 1:] != rows[:, :-1], axis=1, out=ranks[:, 1:])
         return ranks
@@ -215,7 +217,7 @@ def _ranked(rows: IntArray) -> IntArray:
 
 
 def _numbered(values: IntArray) -> tuple[IntArray, IntArray]:
-    """Return small numbers from 0 instead of ``values``, in order of first appearance, and where each appears first."""
+    """Return ``values`` as numbers from 0 in order of first appearance, and the position of each first appearance."""
     first = np.full(int(values.max(initial=-1)) + 1, len(values))
     np.minimum.at(first, values, np.arange(len(values)))
     found = np.sort(first[first < len(values)])

@@ -1,4 +1,4 @@
-"""Collectives of messages between pairs of ranks: all-to-all, send, shift, and a central server."""
+"""Collectives of messages between pairs of ranks: all-to-all, send, shift and parameter server."""
 
 from collections.abc import Iterator
 
@@ -9,29 +9,30 @@ from meshwise.simulator.interconnect.routes import IntArray
 from meshwise.simulator.machine.cluster import Cluster
 
 _PAIRS = 1 << 18
-"""Messages whose routes are held at once."""
+"""Messages whose routes are in memory at the same time."""
 _MOST = 1 << 24
-"""Messages of one group up to which an all-to-all looks at all of them."""
+"""Messages of a group up to which an all-to-all routes all of them; of more it routes a sample."""
 
 
 def pairwise(cluster: Cluster, groups: IntArray) -> tuple[Phase, ...]:
-    """Return the one phase of a pairwise exchange: every rank sends ``1/n`` of the size to each other.
+    """Return the one phase of a pairwise all-to-all: every rank sends ``1/n`` of the size to every other rank.
 
-    Rank ``i`` sends to rank ``i + t`` for all ``t``. Its messages are under way together, as NCCL's
-    grouped sends are: ``latency = launch + the longest latency of a message``. Above 4,096 ranks an
-    even choice of ``t`` stands for all. Inside a node the copy of a rank's own part counts (`Library`).
+    Rank ``i`` sends to rank ``i + t`` for all ``t``. Its messages are under way at the same time, as NCCL's grouped
+    sends are: ``latency = launch + the longest latency of a message``. Above 4,096 ranks evenly spaced ``t`` stand for
+    all. Inside a node the copy of a rank's own part counts (`CommunicationLibrary`).
     """
     num_groups, ranks = groups.shape
     looked_at = min(ranks - 1, max(_MOST // ranks, 1))
     steps = 1 + np.arange(looked_at) * (ranks - 1) // looked_at
     used = traffic(cluster, num_groups, _exchange(groups, steps))
     nodes = cluster.device_nodes[groups]
+    # Division by the number of routed steps: they stand for all ranks - 1.
     own = np.where((nodes == nodes[:, :1]).all(axis=1), cluster.library.own, 0.0)
     return launched(cluster, phase(used, used.longest, (ranks - 1 + own) / looked_at / ranks, messages=True))
 
 
 def _exchange(groups: IntArray, steps: IntArray) -> Iterator[Edges]:
-    """Yield one byte by every rank to the rank that is each of ``steps`` further."""
+    """Yield messages of one byte from every rank to the ranks that are ``steps`` further, some steps at a time."""
     num_groups, ranks = groups.shape
     at_once = max(_PAIRS // groups.size, 1)
     for first in range(0, len(steps), at_once):
@@ -50,7 +51,7 @@ def direct(cluster: Cluster, groups: IntArray) -> tuple[Phase, ...]:
 
 
 def shift(cluster: Cluster, groups: IntArray) -> tuple[Phase, ...]:
-    """Return the one phase in which every rank of a group sends its buffer to the next one, the last to the first."""
+    """Return the one phase in which every rank of a group sends its buffer to the next, and the last to the first."""
     num_groups, ranks = groups.shape
     group = np.repeat(np.arange(num_groups), ranks)
     target = np.roll(groups, -1, axis=1).ravel()
@@ -59,7 +60,7 @@ def shift(cluster: Cluster, groups: IntArray) -> tuple[Phase, ...]:
 
 
 def parameter_server(cluster: Cluster, groups: IntArray) -> tuple[Phase, ...]:
-    """Return the two phases of a central all-reduce: all send to the first rank, which answers all [1]_.
+    """Return the two phases of an all-reduce by a parameter server: all send to the first rank, which answers all [1]_.
 
     References
     ----------

@@ -1,6 +1,6 @@
-"""Rings through all ranks of a group, as many at once as its nodes can feed.
+"""Rings through all ranks of a group, as many at the same time as its nodes can feed.
 
-Which rings they take inside a node depends on how its devices are wired.
+The wiring of a node decides which rings there are inside it.
 """
 
 from collections.abc import Iterator
@@ -15,18 +15,18 @@ from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.machine.topology import Graph, Mesh, NodeNetwork, Ring, Torus
 
 _SEARCH = 20_000
-"""Steps after which the search for one more ring through a mesh gives up."""
+"""Steps after which the search for one more ring through a mesh ends."""
 
 
 def inside(cluster: Cluster, placement: Placement, *, through: bool = False) -> Edges:
-    """Return rings through the ranks of every seat; every rank sends one byte in all.
+    """Return the edges of rings through the ranks of every seat; every rank sends one byte in all.
 
-    With ``through`` they are parts of rings, or of trees, that go on to other nodes: where a
-    group has several, each ring of ``k`` ranks is open and has ``k - 1`` edges.
+    With ``is_open`` they are parts of rings, or of trees, that continue on other nodes: in groups of several nodes each
+    ring of ``k`` ranks is open, with ``k - 1`` edges.
 
-    Behind switches one ring follows the devices. Where devices are wired to each other, rings
-    that share no wire run at once, as NCCL and RCCL build them: both ways round a ring, over
-    all pairs of a full mesh (the mean over all orders), and else as many as a search packs.
+    Behind switches one ring follows the order of devices. If devices are wired to each other, rings that share no wire
+    run at the same time, as NCCL and RCCL build them: both directions of a ring, all pairs of a full mesh (the mean
+    over all orders), or as many rings as a search packs into other wires.
     """
     rank = np.flatnonzero(placement.size[placement.seat] > 1)
     kind = cluster.node_kinds[cluster.device_nodes[placement.device[rank]]]
@@ -49,7 +49,7 @@ _Columns = tuple[IntArray, IntArray, FloatArray]
 
 
 def _rings(cluster: Cluster, placement: Placement, rank: IntArray, network: NodeNetwork | None) -> Iterator[_Columns]:
-    """Yield (source, target, weight) of the rings through ``rank``, whole seats of one kind of node."""
+    """Yield (source, target, weight) of the rings through ``rank``, complete seats on one kind of node."""
     count = placement.size[placement.seat[rank]]
     if isinstance(network, Mesh) and network.pairs:
         yield from _packed(cluster, placement, rank, network.pairs)
@@ -65,7 +65,7 @@ def _rings(cluster: Cluster, placement: Placement, rank: IntArray, network: Node
 
 
 def _around(placement: Placement, rank: IntArray, offset: int) -> IntArray:
-    """Return the ranks ``offset`` places further round their seats."""
+    """Return the ranks that are ``offset`` positions further around their seats."""
     seat = placement.seat[rank]
     target: IntArray = placement.start[seat] + (placement.local[rank] + offset) % placement.size[seat]
     return target
@@ -74,6 +74,8 @@ def _around(placement: Placement, rank: IntArray, offset: int) -> IntArray:
 def _packed(
     cluster: Cluster, placement: Placement, rank: IntArray, pairs: tuple[tuple[int, int, int], ...]
 ) -> Iterator[_Columns]:
+    """Yield (source, target, weight) of the rings that a search packs into the wires ``pairs`` of a mesh."""
+    # Seats with the same devices inside their node have the same rings: one search serves all.
     seats = np.unique(placement.seat[rank])
     for count in np.unique(placement.size[seats]):
         start = placement.start[seats[placement.size[seats] == count]]
@@ -89,9 +91,9 @@ def _packed(
 
 @lru_cache(maxsize=1024)
 def _cycles(pairs: tuple[tuple[int, int, int], ...], devices: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """Return rings through all ``devices``, as places in it, that share no wire; each also the other way round.
+    """Return rings through all ``devices`` that share no wire, in both directions, as indices into ``devices``.
 
-    Where no ring fits into the wires it follows the order of the devices.
+    If no ring fits into the wires, one follows the order of the devices.
 
     >>> _cycles(((0, 1, 1), (1, 2, 1), (0, 2, 1)), (0, 1, 2))
     ((0, 1, 2), (2, 1, 0))
@@ -113,7 +115,7 @@ def _cycles(pairs: tuple[tuple[int, int, int], ...], devices: tuple[int, ...]) -
 
 
 def _hamiltonian(wires: IntArray) -> tuple[int, ...] | None:
-    """Return a ring over ``wires``, the most wired neighbours first, or ``None``."""
+    """Return a Hamiltonian ring over ``wires``, found by depth-first search; ``None`` if there is none in time."""
     path, choices, steps = [0], [_next(wires, 0, [0])], 0
     while choices and steps < _SEARCH:
         steps += 1
@@ -129,19 +131,19 @@ def _hamiltonian(wires: IntArray) -> tuple[int, ...] | None:
 
 
 def _next(wires: IntArray, last: int, path: list[int]) -> list[int]:
+    # The search pops from the end: the neighbour with the most wires is tried first, and the fewest are used up last.
     free = [int(other) for other in np.flatnonzero(wires[last]) if int(other) not in path]
     return sorted(free, key=lambda other: (wires[last, other], -other))
 
 
 def ring(cluster: Cluster, placement: Placement, rounds: int) -> tuple[Phase, ...]:
-    """Return the one phase of rings that pass the buffer round ``rounds`` times.
+    """Return the one phase of rings that pass the buffer around ``rounds`` times.
 
-    A step costs the mean latency of a ring's edges, and ``rounds * (n - 1) / n`` bytes
-    cross each edge for every byte of size [1]_. A group that spans nodes has as many rings
-    (channels) as ranks on the node where it has fewest, so that their NICs work at once.
-    Channel ``c`` enters even nodes at rank ``c`` and leaves at ``c + 1``, odd nodes the
-    other way round: both ends of a hop are on the same rail, except for the hop that
-    closes an odd number of nodes. Inside a node the copy of a rank's own part counts (`Library`).
+    A step costs the mean latency of a ring's edges, and ``rounds * (n - 1) / n`` bytes cross each edge for every byte
+    of size [1]_. A group that spans nodes has as many rings (channels) as it has ranks on the node with the fewest, so
+    that as many NICs work at the same time. Channel ``c`` enters even nodes at rank ``c`` and leaves them at ``c + 1``;
+    in odd nodes it is the reverse. So both ends of a hop are on the same rail, except for the hop that closes an odd
+    number of nodes. Inside a node the copy of a rank's own part counts (`CommunicationLibrary`).
 
     References
     ----------
@@ -156,7 +158,7 @@ def ring(cluster: Cluster, placement: Placement, rounds: int) -> tuple[Phase, ..
 
 
 def _hops(placement: Placement) -> Edges:
-    """Return the hops from every node to the next, one byte a node over all channels."""
+    """Return the edges from every node to the next; a node sends one byte over all channels together."""
     seat, channel = channels(placement)
     following = placement.neighbour(1)[seat]
     count = placement.channels[placement.group[seat]]
@@ -167,7 +169,7 @@ def _hops(placement: Placement) -> Edges:
 
 
 def channels(placement: Placement) -> tuple[IntArray, IntArray]:
-    """Return (seat, channel) for every seat of a group that spans nodes."""
+    """Return all pairs (seat, channel) of groups that span nodes."""
     width = np.where(placement.nodes > 1, placement.channels, 0)[placement.group]
     seat = np.repeat(np.arange(len(width)), width)
     return seat, np.arange(len(seat)) - np.repeat(np.cumsum(width) - width, width)

@@ -1,4 +1,4 @@
-"""The bucket algorithm on a torus: rings along all axes, both ways, at once."""
+"""The bucket algorithm on a torus: rings along all axes, in both directions, at the same time."""
 
 import numpy as np
 
@@ -10,10 +10,10 @@ from meshwise.simulator.machine.topology import Torus
 
 
 def torus_ring(cluster: Cluster, fabric: Torus, groups: IntArray, collective: Collective) -> tuple[Phase, ...]:
-    """Return the phases of rings on a torus: the bucket algorithm on boxes, else one ring in order.
+    """Return the phases of rings on a torus: the bucket algorithm for boxes, a single ring in order for other groups.
 
-    A group is a box where its coordinates are all combinations of some on every axis, so
-    also where it takes every second device of an axis.
+    A group is a box if its coordinates are all combinations of some coordinates on every axis; so a group with every
+    second device of an axis is one, too.
     """
     lengths = _box(fabric, groups)
     parts = []
@@ -28,23 +28,23 @@ def torus_ring(cluster: Cluster, fabric: Torus, groups: IntArray, collective: Co
 
 
 def _box(fabric: Torus, groups: IntArray) -> IntArray:
-    """Return for every group how many coordinates it has on each axis; all 0 where it is no box."""
+    """Return the number of coordinates of every group on each axis; all 0 for groups that are not boxes."""
     num_groups, ranks = groups.shape
     lengths = np.empty((num_groups, len(fabric.shape)), dtype=np.int64)
     for axis, coordinate in enumerate(np.unravel_index(groups, fabric.shape)):
         met = np.zeros((num_groups, fabric.shape[axis]), dtype=bool)
         met[np.arange(num_groups)[:, None], coordinate] = True
         lengths[:, axis] = met.sum(axis=1)
+    # As many ranks as combinations of coordinates: all of them are in the group.
     return np.where((lengths.prod(axis=1) == ranks)[:, None], lengths, 0)
 
 
 def _bucket(cluster: Cluster, boxes: IntArray, collective: Collective) -> tuple[Phase, ...]:
     """Return the phases of the multi-dimensional bucket algorithm on ``boxes[group, x, y, ...]``.
 
-    The data is cut into two parts for each axis, one for each way round it. In the ``p``-th
-    phase of a reduce-scatter the parts of axis ``a`` run round axis ``a + p``, by then cut by
-    the axes before it: all wires are busy in all phases [1]_ [2]_. An all-gather (and a
-    broadcast, at the same cost) is its mirror image, an all-reduce both.
+    The data is cut into two parts for each axis, one for each direction. In the ``p``-th phase of a reduce-scatter the
+    parts of axis ``a`` run around axis ``a + p``, after the axes before it have cut them: all wires are busy in all
+    phases [1]_ [2]_. An all-gather (and a broadcast, at the same cost) is its mirror image; an all-reduce is both.
 
     References
     ----------
@@ -61,14 +61,14 @@ def _bucket(cluster: Cluster, boxes: IntArray, collective: Collective) -> tuple[
 
 
 def _in_order(cluster: Cluster, groups: IntArray, collective: Collective) -> tuple[Phase, ...]:
-    """Return the one phase of rings both ways through the ranks in the order given."""
+    """Return the one phase of rings in both directions through the ranks in their order."""
     used = _axis(cluster, groups, 1)
     rate = (2 if collective is Collective.ALL_REDUCE else 1) * (groups.shape[1] - 1) / groups.shape[1]
     return launched(cluster, phase(used, rate * used.delay, rate))
 
 
 def _axis(cluster: Cluster, boxes: IntArray, axis: int) -> Traffic:
-    """Return the rings both ways along one axis; every device sends half a byte each way."""
+    """Return the traffic of rings along one axis; every device sends half a byte in each direction."""
     group = np.repeat(np.arange(len(boxes)), boxes[0].size)
     source = boxes.ravel()
     ways = [Edges(group, source, np.roll(boxes, way, axis).ravel(), np.full(len(group), 0.5)) for way in (-1, 1)]
@@ -76,7 +76,7 @@ def _axis(cluster: Cluster, boxes: IntArray, axis: int) -> Traffic:
 
 
 def _phase(cluster: Cluster, axes: list[Traffic], lengths: tuple[int, ...], index: int) -> Phase:
-    """Return the ``index``-th phase of the reduce-scatter: on every axis the part that has come to it."""
+    """Return the ``index``-th phase of the reduce-scatter, in which every axis carries the parts of another one."""
     count = len(axes)
     moved, latencies = [], []
     for axis, length in enumerate(lengths):

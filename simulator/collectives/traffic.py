@@ -1,6 +1,6 @@
-"""What messages between devices ask of the network: time on their way, and bytes over links.
+"""Traffic of messages between devices: their latency, and their bytes over links.
 
-A collective is phases: latency first, then bytes over links.
+A collective runs in phases: a phase has a latency, then moves bytes over links.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,19 +15,19 @@ from meshwise.simulator.machine.cluster import Cluster
 
 
 class Phase(NamedTuple):
-    """One phase of a collective on each of several groups, for one byte of its size.
+    """One phase of a collective on each of several groups, for one byte of size.
 
     Parameters
     ----------
     latency
         For every group, seconds before its bytes move.
     group, link, load
-        Sparse: bytes over ``link`` for every byte of size; one row a group and link, sorted.
+        Bytes over ``link`` for every byte of size, as sparse rows: one for each group and link, sorted.
     launch
-        For every group the part of ``latency`` that is paid once, not in steps; ``None`` where the
-        library has no other protocol for the phase.
+        For every group the part of ``latency`` that is paid once, not in steps; ``None`` if the phase runs by `SIMPLE`
+        alone.
     messages
-        Whether it is sends or an all-to-all, not steps of a collective.
+        Whether the phase is sends or an all-to-all, not steps of a collective.
     """
 
     latency: FloatArray
@@ -39,9 +39,9 @@ class Phase(NamedTuple):
 
 
 def merged(num_groups: int, parts: Sequence[tuple[IntArray, tuple[Phase, ...]]]) -> tuple[Phase, ...]:
-    """Return the phases of all groups from those of some: (their indices, their phases).
+    """Return the phases of all groups from parts: pairs (indices of groups, their phases).
 
-    A group whose algorithm has fewer phases than another's idles in the last ones.
+    A group with fewer phases than others idles in the last ones.
     """
     if len(parts) == 1:
         return parts[0][1]
@@ -61,11 +61,11 @@ def merged(num_groups: int, parts: Sequence[tuple[IntArray, tuple[Phase, ...]]])
 
 
 _SPARSE = 4
-"""Cells for each row above which rows are sorted to add them up, instead of a full table."""
+"""Cells of a full table per row above which rows are sorted to sum them; below, the table is faster."""
 
 
 class Edges(NamedTuple):
-    """Messages, each from one device to another, on behalf of a group: ``weight`` bytes."""
+    """Messages of ``weight`` bytes from device ``source`` to device ``target``, each on behalf of a group."""
 
     group: IntArray
     source: IntArray
@@ -74,14 +74,14 @@ class Edges(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """Messages of several groups taken together.
+    """The summed messages of each of several groups.
 
     Parameters
     ----------
-    weight, delay, longest
-        For every group: bytes of all messages, bytes times latency, and the largest latency.
+    weight, delay, max_latency
+        For every group: the bytes of all messages, the sum of bytes times latency, and the largest latency.
     group, link, load
-        Sparse: bytes over ``link``; one row a group and link, sorted.
+        Bytes over ``link``, as sparse rows: one for each group and link, sorted.
     """
 
     weight: FloatArray
@@ -93,25 +93,25 @@ class Traffic(NamedTuple):
 
     @property
     def latency(self) -> FloatArray:
-        """For every group the mean latency of a byte's message, 0 where there is none."""
+        """For every group the mean latency of its messages, weighted by bytes; 0 for groups without messages."""
         return np.divide(self.delay, self.weight, out=np.zeros_like(self.delay), where=self.weight > 0)
 
     def times(self, size: FloatArray) -> "Traffic":
-        """Return the same messages of ``size`` times the bytes on links, by group."""
+        """Return the same messages with the bytes on links multiplied by ``size`` of their group."""
         return self._replace(load=self.load * size[self.group])
 
 
 def traffic(cluster: Cluster, num_groups: int, chunks: Iterable[Edges]) -> Traffic:
-    """Return the traffic of all messages; chunks bound the memory that routes take.
+    """Return the traffic of all messages, which come in chunks to limit the memory of routes.
 
-    A message takes the latencies of the links on its route; where it is spread over several
-    equal ways, their mean.
+    The latency of a message is the sum over the links of its route; over several equal routes it is their mean.
     """
     network = interconnect(cluster)
     weight, delay, longest = np.zeros((3, num_groups))
     parts = []
     for edges in chunks:
-        check_deadline()  # those of an exchange of many ranks take seconds
+        # The chunks of an exchange among many ranks take seconds.
+        check_deadline()
         routes = network.routes(edges.source, edges.target)
         latency = np.bincount(routes.pair, routes.share * network.latency[routes.link], len(edges.source))
         weight += np.bincount(edges.group, edges.weight, num_groups)
@@ -125,7 +125,7 @@ def traffic(cluster: Cluster, num_groups: int, chunks: Iterable[Edges]) -> Traff
 
 
 def together(cluster: Cluster, *parts: Traffic) -> Traffic:
-    """Return several traffics of the same groups as one."""
+    """Return the sum of several traffics of the same groups."""
     num_groups = len(parts[0].weight)
     rows = _joined([(part.group, part.link, part.load) for part in parts], num_groups, interconnect(cluster).num_links)
     return Traffic(
@@ -137,14 +137,14 @@ def together(cluster: Cluster, *parts: Traffic) -> Traffic:
 
 
 def phase(moved: Traffic, latency: FloatArray, size: FloatArray | float = 1.0, *, messages: bool = False) -> Phase:
-    """Return the phase that waits ``latency`` and moves ``size`` times the bytes of ``moved``, by group."""
+    """Return the phase that waits ``latency`` and moves ``size`` times the bytes of ``link_traffic``, by group."""
     scale = np.broadcast_to(np.asarray(size, dtype=np.float64), latency.shape)
     load = moved.load * scale[moved.group]
     return Phase(latency, moved.group, moved.link, load, np.zeros(len(latency)), messages)
 
 
 def launched(cluster: Cluster, *phases: Phase) -> tuple[Phase, ...]:
-    """Return the phases of one collective; the first waits for the largest launch of all links used."""
+    """Return the phases of one collective, the first one with the largest launch of all its links as extra latency."""
     launch = interconnect(cluster).launch
     latency = np.zeros(len(phases[0].latency))
     for each in phases:
@@ -154,9 +154,10 @@ def launched(cluster: Cluster, *phases: Phase) -> tuple[Phase, ...]:
 
 
 def _by_hop(pair: IntArray) -> IntArray:
-    """Return the order of rows in which all first hops come first, then all second ones: runs that sort fast."""
+    """Return the order of rows by hop: all first hops, then all second ones. Such runs sort fast."""
     first = np.flatnonzero(np.diff(pair, prepend=-1))
     hop = np.arange(len(pair)) - np.repeat(first, np.diff(first, append=len(pair)))
+    # NumPy sorts integers of 16 bits by radix, in linear time.
     return np.argsort(hop.astype(np.uint16), kind="stable")
 
 
@@ -166,13 +167,14 @@ _Rows = tuple[IntArray, IntArray, FloatArray]
 def _joined(parts: list[_Rows], num_groups: int, num_links: int) -> _Rows:
     if len(parts) == 1:
         return parts[0]
+    # Columns of no rows, for traffic of no parts.
     empty = (np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0))
     group, link, load = (np.concatenate(column) for column in zip(empty, *parts, strict=True))
     return _summed(group, link, load, num_groups, num_links)
 
 
 def _summed(group: IntArray, link: IntArray, load: FloatArray, num_groups: int, num_links: int) -> _Rows:
-    """Return rows with those of the same group and link added up, sorted."""
+    """Return one sorted row for each group and link, with the sum of its loads."""
     key = group * num_links + link
     if not len(key):
         return group, link, load

@@ -1,4 +1,4 @@
-"""The double binary tree between nodes, with a chain inside each."""
+"""Double binary trees between nodes, with a chain inside each node."""
 
 from math import ceil, log2
 
@@ -15,13 +15,14 @@ from meshwise.simulator.machine.topology import Crossbar
 def tree(cluster: Cluster, placement: Placement, rounds: int) -> tuple[Phase, ...]:
     """Return the one phase of double binary trees: up and down for 2 rounds, down for 1.
 
-    ``latency = launch + rounds * (ceil(log2(nodes)) * between + (ranks a node - 1) * inside)``.
-    Two trees, each with half of the data and the other's leaves inside, keep every NIC busy
-    both ways [1]_. Each has an edge less than nodes, so that over its NICs a node sends ``rounds *
-    (nodes - 1) / nodes`` of the size: over two nodes of many ranks nearly half of what a ring sends,
-    ``rounds * (n - 1) / n``. In a tree over ``2**levels`` nodes ``2**(levels - 1)`` edges join nodes at distance
-    1, half as many at distance 2, and so on; which node is where in the tree is left open
-    by taking the mean over all rotations, so that all nodes carry the same.
+    ``latency = launch + rounds * (ceil(log2(nodes)) * between + (ranks a node - 1) * inside)``. Each of the two trees
+    carries half of the data, and its leaves are inner nodes of the other, so that every NIC is busy in both directions
+    [1]_. A tree has one edge less than nodes, so that a node sends ``rounds * (nodes - 1) / nodes`` of the size over
+    its NICs: for two nodes of many ranks nearly half of the ``rounds * (n - 1) / n`` of a ring.
+
+    In a tree over ``2**levels`` nodes ``2**(levels - 1)`` edges join nodes at distance 1, half as many join nodes at
+    distance 2, and so on. The position of a node in the tree is not modelled: the load is the mean over all rotations,
+    so that all nodes carry the same.
 
     References
     ----------
@@ -35,11 +36,12 @@ def tree(cluster: Cluster, placement: Placement, rounds: int) -> tuple[Phase, ..
 
 
 def between(cluster: Cluster, placement: Placement) -> tuple[list[Traffic], FloatArray]:
-    """Return what double binary trees put on the links between nodes in one round, and the latency of its steps."""
+    """Return the traffic of double binary trees between nodes, by level, in one round, and the latency of its steps."""
     num_groups = placement.num_groups
     count = ceil(log2(int(placement.nodes.max())))
     alike = len(cluster.nodes) == 1 and isinstance(cluster.fabric, Crossbar) and not cluster.link_speeds
-    if alike and count:  # the distance between nodes does not matter: one level stands for all
+    # The route between nodes does not depend on their distance: one level stands for all.
+    if alike and count:
         levels = [traffic(cluster, num_groups, [_level(placement, 0, share=1.0)])]
         steps = np.ceil(np.log2(np.maximum(placement.nodes, 1))) * levels[0].latency
     else:
@@ -49,9 +51,9 @@ def between(cluster: Cluster, placement: Placement) -> tuple[list[Traffic], Floa
 
 
 def _level(placement: Placement, level: int, share: float | None = None) -> Edges:
-    """Return the edges between nodes at distance ``2**level``, both ways, by every channel's own rank.
+    """Return the edges between nodes at distance ``2**level``, in both directions, with a rank for every channel.
 
-    ``share`` is the part of all edges that they are; by default that of a binary tree.
+    ``share`` is their fraction of all edges; by default that of a binary tree.
     """
     levels = np.ceil(np.log2(placement.nodes)).astype(np.int64)[placement.group]
     seat, channel = channels(placement)

@@ -1,4 +1,4 @@
-"""Evaluators of one program: SimPy's discrete events, the longest path, and a bound."""
+"""Evaluators of a program: discrete events on SimPy, the longest path, and a lower bound."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,10 @@ from meshwise.simulator.timeline import Timeline, simulated
 
 
 def _by_events(program: Program) -> tuple[IntArray, IntArray]:
-    """Return starts and ends by SimPy's events; it is imported when it runs, for ranks that train need no SimPy."""
+    """Return start and end of every task in ticks by discrete events.
+
+    SimPy is imported here and not above: ranks that train import this package, and do not need it.
+    """
     from meshwise.simulator.engine.discrete_event import finish_times
 
     return finish_times(program)
@@ -26,28 +29,28 @@ __all__ = ["ENGINES", "Deadlock", "simulate", "step_bound", "step_ticks", "step_
 
 
 def step_time(program: Program, engine: str = "discrete_event") -> float:
-    """Return the seconds of one step: the end of its last task, or in the steady state of many what one adds.
+    """Return the seconds of one step: the end of its last task or, in a program of several steps, what one more adds.
 
     Raises
     ------
     Deadlock
-        Where the order of tasks cannot finish; the message names the cycle.
+        If tasks wait for each other in a cycle, which the message names.
     """
     return window(program, _engine(engine)(program)[1]).step_time
 
 
 def step_ticks(program: Program, engine: str = "discrete_event") -> int:
-    """Return the whole ticks of one step, as `step_time` its seconds."""
+    """Return the time of one step as `step_time` does, in whole ticks."""
     return window(program, _engine(engine)(program)[1]).ticks
 
 
 def simulate(program: Program, engine: str = "discrete_event") -> Timeline:
-    """Return what happens when ``program`` runs: spans, memory, links and step time.
+    """Return the timeline of ``program``: spans, memory, links and step time.
 
     Raises
     ------
     Deadlock
-        Where the order of tasks cannot finish; the message names the cycle.
+        If tasks wait for each other in a cycle, which the message names.
     """
     starts, ends = _engine(engine)(program)
     return simulated(program, starts, ends, engine, window(program, ends) if program.steps is not None else None)

@@ -1,4 +1,4 @@
-"""A lower bound of a step, from what each stream has to do and what is before and after it."""
+"""A lower bound of a step: for each stream its work, and paths to its first task and from its last one."""
 
 from typing import NamedTuple
 
@@ -8,15 +8,15 @@ from meshwise.simulator.engine.step_graph import durations_of, stream_rows
 from meshwise.simulator.program import IntArray, Program
 
 HOPS = 3
-"""Predecessors of predecessors that are followed back from the first task of a stream."""
+"""Predecessors that are followed back, one after another, from the first task of a stream."""
 
 
 def step_bound(program: Program) -> int:
-    """Return ticks that the longest path, and so the step, is never below.
+    """Return a lower bound of the longest path, and so of the step, in ticks.
 
-    Every stream takes the time until its first task can start, all its work, and the time
-    from the end of its last task to the end of the step; both times are those of a path
-    that runs along streams and over predecessors, found by relaxation (Bellman 1958).
+    A stream needs the time until its first task can start, the time of all its tasks, and the time from the end of its
+    last task to the end of the step. The first and the last are lengths of paths along streams and over predecessors,
+    found by relaxation (Bellman 1958).
 
     >>> from meshwise.simulator.program import RankClass, Stream, StreamKind, Task, TaskKind, program_of
     >>> streams = [Stream(0, StreamKind.COMPUTE), Stream(0, StreamKind.DATA)]
@@ -34,13 +34,14 @@ def step_bound(program: Program) -> int:
     work = np.zeros(num_streams, np.int64)
     np.add.at(work, stream, durations[task])
     head = _heads(_Waits(stream, task, before, after), durations, num_streams)
+    # The way from the last task to the end is the way to the first task in the program read backwards.
     mirrored = _Waits(num_streams - 1 - stream[::-1], count - 1 - task[::-1], count - 1 - after, count - 1 - before)
     tail = _heads(mirrored, durations[::-1], num_streams)[::-1]
     return int(max((head + work + tail).max(), durations.max()))
 
 
 class _Waits(NamedTuple):
-    """The tasks of every stream in order, and pairs of which the second waits for the first."""
+    """The tasks of every stream in order, and pairs of tasks in which ``waiter`` waits for ``blocker``."""
 
     stream: IntArray
     task: IntArray
@@ -49,11 +50,12 @@ class _Waits(NamedTuple):
 
 
 def _heads(waits: _Waits, durations: IntArray, num_streams: int) -> IntArray:
-    """Return ticks before which the first task of each stream cannot start."""
+    """Return for every stream the ticks before which its first task cannot start."""
     stream, task, before, after = waits
     opening = np.append(True, stream[1:] != stream[:-1])
     first = np.full(num_streams, -1)
     first[stream[opening]] = task[opening]
+    # One running sum over all streams, from which its value at the start of each is subtracted.
     done = np.cumsum(durations[task]) - durations[task]
     done -= done[opening][np.cumsum(opening) - 1]
     nearby = np.zeros(len(durations), dtype=bool)
@@ -61,6 +63,7 @@ def _heads(waits: _Waits, durations: IntArray, num_streams: int) -> IntArray:
     for _ in range(HOPS):
         nearby[before[nearby[after]]] = True
     rows, pairs = np.flatnonzero(nearby[task]), np.flatnonzero(nearby[after] & nearby[before])
+    # An arc along a stream leads from its first task and has the work in between.
     source = np.append(first[stream[rows]], before[pairs])
     target = np.append(task[rows], after[pairs])
     ticks = np.append(done[rows], durations[before[pairs]])
@@ -69,7 +72,7 @@ def _heads(waits: _Waits, durations: IntArray, num_streams: int) -> IntArray:
 
 
 def _relaxed(count: int, source: IntArray, target: IntArray, ticks: IntArray, rounds: int) -> IntArray:
-    """Return the longest paths over arcs that so many rounds find; few are needed, and any number is a bound."""
+    """Return the longest paths over arcs that ``rounds`` of relaxation find; fewer rounds give lower bounds."""
     starts = np.zeros(count, np.int64)
     for _ in range(rounds):
         before = starts[target]

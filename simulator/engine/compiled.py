@@ -1,7 +1,7 @@
-"""Loops compiled by numba where it is installed, and where loading it is worth its time.
+"""Loops that numba compiles, if it is installed and loading it is worth its time.
 
-The loops are plain functions of arrays; on lists Python itself runs them, several times
-as fast as on arrays, so that each is written once and works without numba too.
+The loops are plain functions of arrays. Without numba, Python runs them on lists, several times as fast as on arrays:
+each loop is written once.
 """
 
 import sys
@@ -12,19 +12,19 @@ from importlib.util import find_spec
 from typing import Any
 
 TO_LOAD = 500_000
-"""Tasks that Python walks in the time in which numba loads, about 0.25 s."""
+"""Tasks that Python walks in the time that numba takes to load, about 0.25 s."""
 
 TO_CALL = 300
-"""Tasks from which a loaded loop is faster than Python's."""
+"""Tasks from which a call of a compiled loop is faster than Python."""
 
 _walked = 0
 
 
 def pays(tasks: int) -> bool:
-    """Return whether to run a loop over so many tasks compiled.
+    """Return whether to run a loop over this number of tasks compiled.
 
-    numba is loaded when Python has spent as much time in its stead, so that neither one
-    small step nor many cost much more than they must.
+    numba is loaded once Python has spent the time of loading it on such loops, so that neither a single small step nor
+    many of them take much longer than necessary.
     """
     global _walked
     _walked += tasks
@@ -39,7 +39,7 @@ def installed() -> bool:
 
 @cache
 def compiled(loop: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a loop as machine code, kept on disk between runs where that is possible."""
+    """Return a loop as machine code, which is kept on disk between runs if possible."""
     njit = import_module("numba").njit
     try:
         return njit(cache=True)(loop)  # type: ignore[no-any-return]

@@ -1,10 +1,10 @@
-"""A step graph made smaller without changing when anything happens.
+"""Contraction of a step graph: a smaller graph with the same start and end of every task.
 
-Edges that two others imply are left out, and those that never decide when a task starts: what is behind no contended
-transfer ends when the longest path says, and all else then or later, for contention only delays. Then every chain
-of tasks in which each waits for the one before it and for nothing else becomes one task. Exact because durations are
-whole ticks and not negative. Tasks whose transfers contend stay as they are. What is
-left is numbered in order of time, so that an engine finds it side by side in memory.
+Two kinds of edges are dropped: those that two others imply, and those that never decide when a task starts. A task that
+follows no contended transfer ends exactly when the longest path says; all other tasks end then or later, as contention
+only delays. Then every chain, in which each task waits for the one before it alone, becomes one task. This is exact
+because durations are whole ticks and not negative. Tasks whose transfers contend stay as they are. The remaining tasks
+are numbered in order of time, so that tasks of about the same time are neighbours in memory.
 """
 
 from collections.abc import MutableSequence
@@ -21,19 +21,19 @@ from meshwise.simulator.program import IntArray
 Ints = MutableSequence[int]
 
 LOOK = 64
-"""Successors of a task up to which edges that go through it are looked for; a barrier has thousands."""
+"""Successors of a task up to which paths through it are searched; a barrier has thousands."""
 
 
 @dataclass(frozen=True, eq=False)
 class Contraction:
-    """A smaller graph, and where the tasks of the original lie in it.
+    """A smaller graph, and the position of the original tasks in it.
 
     Parameters
     ----------
     chain_of
-        For every task of the original, its task in ``graph``.
+        For every original task, its task in ``graph``.
     offset
-        Ticks from the start of that to its own.
+        For every original task, ticks from the start of that task to its own start.
     """
 
     original: StepGraph
@@ -45,7 +45,7 @@ class Contraction:
 
 
 def contract(graph: StepGraph, path: Walk | None = None) -> Contraction | None:
-    """Return the contraction of a graph, whose ``path`` may be known; ``None`` where tasks wait in a cycle."""
+    """Return the contraction of a graph, whose longest ``path`` may be known; ``None`` if tasks wait in a cycle."""
     starts, ends, order = path or walk(graph)
     if len(order) < graph.num_tasks:
         return None
@@ -64,14 +64,14 @@ def contract(graph: StepGraph, path: Walk | None = None) -> Contraction | None:
 
 
 def expand_times(contraction: Contraction, starts: IntArray, ends: IntArray) -> tuple[IntArray, IntArray]:
-    """Return start and end of every original task from those of the contracted ones."""
+    """Return start and end of every original task from those of the contracted graph, in ticks."""
     graph, chain = contraction.original, contraction.chain_of
     first = starts[chain] + contraction.offset
     return first, np.where(graph.flow >= 0, ends[chain], first + graph.durations)
 
 
 def _needed(graph: StepGraph) -> IntArray:
-    """Return the edges that no two others imply."""
+    """Return the indices of edges that no two others imply."""
     keep, mark = np.ones(len(graph.successors), np.int64), np.full(graph.num_tasks, -1, np.int64)
     if pays(graph.num_tasks):
         compiled(_mark_implied)(graph.successor_start, graph.successors, keep, mark)
@@ -82,7 +82,7 @@ def _needed(graph: StepGraph) -> IntArray:
 
 
 def _mark_implied(successor_start: Ints, successors: Ints, keep: Ints, mark: Ints) -> None:
-    """Clear ``keep`` of every edge past which a path of two edges leads; ``mark`` holds -1 for each task."""
+    """Clear ``is_kept`` of edges that a path of two edges implies; ``mark`` is -1 for all tasks, before and after."""
     for task in range(len(mark)):
         first, last = successor_start[task], successor_start[task + 1]
         if last - first < 2:
@@ -102,7 +102,7 @@ def _mark_implied(successor_start: Ints, successors: Ints, keep: Ints, mark: Int
 
 
 def _disturbed(graph: StepGraph, order: IntArray) -> IntArray:
-    """Return whether a contended transfer is behind every task, or the task itself: it may end later than alone."""
+    """Return for every task whether it is, or follows, a contended transfer: it may end later than the longest path."""
     found = (graph.flow >= 0).astype(np.int64)
     if pays(graph.num_tasks):
         compiled(_spread)(order, graph.successor_start, graph.successors, found)
@@ -113,7 +113,7 @@ def _disturbed(graph: StepGraph, order: IntArray) -> IntArray:
 
 
 def _spread(order: Ints, successor_start: Ints, successors: Ints, found: Ints) -> None:
-    """Set ``found`` of all that is behind a task of which it is set, in topological order."""
+    """Set ``is_disturbed`` of all tasks that follow a task with it set, in topological order."""
     for task in order:
         if found[task]:
             for index in range(successor_start[task], successor_start[task + 1]):
@@ -121,7 +121,7 @@ def _spread(order: Ints, successor_start: Ints, successors: Ints, found: Ints) -
 
 
 def _chains(graph: StepGraph, order: IntArray, source: IntArray, target: IntArray) -> tuple[IntArray, IntArray]:
-    """Return for every task the first of its chain, and the ticks from the start of that to its own."""
+    """Return for every task the first task of its chain, and the ticks from that task's start to its own."""
     count, plain = graph.num_tasks, graph.flow < 0
     alone = (np.bincount(source, minlength=count)[source] == 1) & (np.bincount(target, minlength=count)[target] == 1)
     joined = alone & plain[source] & plain[target]
@@ -137,7 +137,7 @@ def _chains(graph: StepGraph, order: IntArray, source: IntArray, target: IntArra
 
 
 def _follow(order: Ints, before: Ints, durations: Ints, chain_of: Ints, offset: Ints) -> None:
-    """Fill ``chain_of`` and ``offset`` in topological order."""
+    """Fill ``chain_of`` and ``offset``, in topological order."""
     for task in order:
         previous = before[task]
         if previous >= 0:
@@ -148,6 +148,7 @@ def _follow(order: Ints, before: Ints, durations: Ints, chain_of: Ints, offset: 
 def _smaller(
     graph: StepGraph, chain_of: IntArray, offset: IntArray, heads: IntArray, source: IntArray, target: IntArray
 ) -> StepGraph:
+    """Return the graph of chains, which start with the tasks ``heads``, from edges of tasks."""
     count = len(heads)
     crossing = chain_of[source] != chain_of[target]
     after, before = chain_of[target[crossing]], chain_of[source[crossing]]

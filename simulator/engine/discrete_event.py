@@ -1,16 +1,15 @@
-"""The reference engine: SimPy in callback form, one event a task.
+"""The reference engine: discrete events on SimPy, one event for each task.
 
-A task's event is scheduled when the last task it waits for ends. When its latency has
-passed, a communication over links that others use too hands its bytes to the max-min
-fair `Network`; where computing can be slowed, that is the `Overlap`'s work. A `Tenant` is a flow of
-another job, over and over beside the step.
+A task's event is scheduled when the last task that it waits for ends. When its latency has passed, a communication over
+shared links hands its bytes to the max-min fair `Network`; if communication can slow computing, the `Overlap` does so.
+A `TenantFlow` is a flow of another job, which repeats beside the step.
 
-The longest path is the simulation up to where the first two transfers meet: before that instant nothing has shared a
-link, so that events happen exactly when the longest path says. A simulation may begin there, with what has ended by
-then taken as done (`fast_forward`).
+Up to the instant at which the first two transfers meet on a link, events happen exactly when the longest path says. So
+a simulation may begin there, with all earlier tasks ended (`fast_forward`).
 
-Computing is slowed while a data communication of its rank class moves bytes. Work is counted in whole parts of a
-tick, so that times are exact: a slowdown of ``p / q`` does ``p`` parts a tick of free computing and ``q`` of slowed.
+Computing is slowed while a data communication of its rank class moves bytes. Work is counted in whole parts of a tick,
+so that times are exact: with a slowdown of ``p / q``, free computing does ``p`` parts a tick and slowed computing
+``q``.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,18 +34,18 @@ from meshwise.simulator.engine.step_graph import StepGraph, compile_program, dea
 from meshwise.simulator.program import Background, IntArray, Program, TaskKind, expand, no_collection, ragged
 
 LAST = EventPriority(NORMAL + 1)
-"""SimPy's priority of events after all others of one instant."""
+"""Priority, in SimPy, of events after all others of one instant."""
 
 EVENTS = 10_000
-"""Events that happen, in some hundredths of a second, before the deadline is looked at."""
+"""Events between two checks of the deadline; they take some hundredths of a second."""
 
 T = TypeVar("T")
 
 
 class Environment(simpy.Environment):
-    """SimPy's clock, queue and order, in which an event may be a pair: what is called, and with what.
+    """SimPy's environment, in which an event may also be a pair of a function and its argument.
 
-    Such an event costs a third of one with callbacks; SimPy's own events work beside it as ever.
+    Such an event costs a third of a SimPy event with callbacks; SimPy's own events work as before.
     """
 
     now = property(attrgetter("_now"), doc="Ticks.")
@@ -58,7 +57,7 @@ class Environment(simpy.Environment):
         heappush(self.queue, (self._now + delay, NORMAL, next(self._eid), (action, argument)))
 
     def call_last(self, action: Callable[[T], None], argument: T) -> None:
-        """Call ``action(argument)`` after all other events of this instant: now, where none is left."""
+        """Call ``action(argument)`` after all other events of this instant, or now if there are none."""
         queue: list[Any] = self._queue
         if not queue or queue[0][0] > self._now:
             action(argument)
@@ -66,7 +65,7 @@ class Environment(simpy.Environment):
             heappush(queue, (self._now, LAST, next(self._eid), (action, argument)))
 
     def step(self) -> None:
-        """Let the next event happen."""
+        """Process the next event."""
         queue: list[Any] = self._queue
         if queue and queue[0][3].__class__ is tuple:
             self._now, _, _, (action, argument) = heappop(queue)
@@ -75,7 +74,7 @@ class Environment(simpy.Environment):
             super().step()
 
     def run(self, until: simpy.core.SimTime | simpy.Event | None = None) -> Any:
-        """Let events happen: all, or up to a time or an event."""
+        """Process all events, or those up to a time or an event."""
         if until is not None:
             return super().run(until)
         queue: list[Any] = self._queue
@@ -88,6 +87,7 @@ class Environment(simpy.Environment):
         for _ in range(EVENTS):
             if not queue:
                 return
+            # The body of `step`, without a call for each event.
             self._now, priority, number, event = heappop(queue)
             if event.__class__ is tuple:
                 action, argument = event
@@ -98,7 +98,7 @@ class Environment(simpy.Environment):
 
 
 class Tenant:
-    """A flow that starts every ``period`` ticks, or when it has ended if that is later, while the step runs."""
+    """A flow of another tenant that, while the step runs, starts every ``period`` ticks, or at its end if later."""
 
     def __init__(
         self, shape: Bundle, background: Background, network: Network, clock: Clock, running: Callable[[], bool]
@@ -109,6 +109,7 @@ class Tenant:
         clock.call(background.start, self._begin, 0)
 
     def _begin(self, _: int) -> None:
+        # A tenant stops with the step: else the queue would never be empty.
         if self._running():
             self._started = self._clock.now
             self._clock.call(self._background.latency, self._send, 0)
@@ -121,9 +122,10 @@ class Tenant:
 
 
 def unfinished(ends: Sequence[int], last: list[int]) -> Callable[[], bool]:
-    """Return what tells whether any of the tasks ``last`` has not ended yet."""
+    """Return a function that tells whether any of ``final_tasks`` has not ended yet."""
 
     def running() -> bool:
+        # Ended tasks are dropped, so that all calls together cost one pass over the tasks.
         while last and ends[last[-1]] >= 0:
             last.pop()
         return bool(last)
@@ -132,11 +134,10 @@ def unfinished(ends: Sequence[int], last: list[int]) -> Callable[[], bool]:
 
 
 class Head(NamedTuple):
-    """A step up to a tick: ``ends`` of the tasks that are done, -1 for all others.
+    """State of a step at tick ``time``: ``ends`` of the tasks that have ended, -1 for all others.
 
-    ``ready`` are the tasks that wait for none of the others, each with the tick ``due`` at which it ends
-    or, where others can disturb it, its bytes begin to move. ``waiting`` counts what every task still
-    waits for.
+    ``num_waits`` is the number of unfinished tasks for which every task waits. ``ready_tasks`` wait for none; each has
+    the tick ``due_ticks`` at which it ends or, if others can disturb it, at which its bytes begin to move.
     """
 
     time: int
@@ -147,7 +148,7 @@ class Head(NamedTuple):
 
 
 def fast_forward(graph: StepGraph, walk: Walk) -> Head | None:
-    """Return a step up to where transfers first meet; ``None`` where they never do, and the walk is exact."""
+    """Return the state of a step before transfers first meet; ``None`` if they never do, and the walk is exact."""
     due = walk.starts + graph.latencies
     begin = _last_quiet_tick(graph, due, walk.ends)
     if begin is None:
@@ -161,7 +162,7 @@ def fast_forward(graph: StepGraph, walk: Walk) -> Head | None:
 
 
 def _last_quiet_tick(graph: StepGraph, due: IntArray, ends: IntArray) -> int | None:
-    """Return the last tick at which no transfer is on its way, before two of them share a link."""
+    """Return the last tick at which no transfer is under way, before two of them share a link; ``None`` if none do."""
     tasks = np.flatnonzero((graph.flow >= 0) & (ends > due))
     meeting = _first_meeting(graph, tasks, due, ends)
     if meeting is None:
@@ -173,7 +174,7 @@ def _last_quiet_tick(graph: StepGraph, due: IntArray, ends: IntArray) -> int | N
 
 
 def _first_meeting(graph: StepGraph, tasks: IntArray, due: IntArray, ends: IntArray) -> int | None:
-    """Return the first tick at which a transfer begins on a link that another one is using."""
+    """Return the first tick at which a transfer begins on a link that another one uses; ``None`` if there is none."""
     link_start, link_of = ragged([[link for link, _ in shape.shares] for shape in graph.bundles])
     row, index = expand(link_start, graph.flow[tasks])
     task, link = tasks[row], link_of[index]
@@ -182,6 +183,7 @@ def _first_meeting(graph: StepGraph, tasks: IntArray, due: IntArray, ends: IntAr
     span = int(ends.max(initial=0)) + 1
     if (int(link.max(initial=0)) + 1) * span >= 2**62:
         return 0  # too long to be told apart on one axis
+    # Links one after another on a single axis of time: one running maximum serves them all.
     over = np.maximum.accumulate(ends[task] + link * span)
     meets = due[task][1:] + link[1:] * span < over[:-1]
     found = due[task][1:][meets & (link[1:] == link[:-1])]
@@ -192,7 +194,7 @@ Done = Callable[[int], None]
 
 
 class _Computing:
-    """A task that computes: parts left at ``since``, and how often its end was timed."""
+    """A task that computes: the parts of its work that remain at ``start_tick``, and the number of its timings."""
 
     __slots__ = ("done", "left", "rank_class", "since", "task", "version")
 
@@ -202,14 +204,14 @@ class _Computing:
 
 
 class Overlap:
-    """Tasks that slow others, and tasks that are slowed, on a clock.
+    """Computing tasks, and data communications that slow them, on a clock.
 
-    Parameters
+    Attributes
     ----------
-    special
-        Whether a task is begun by ``launch``.
+    is_special
+        For every task, whether ``launch_task`` begins it.
     latencies
-        Ticks before that.
+        For every task, the ticks before that.
     """
 
     def __init__(self, program: Program, graph: StepGraph, network: Network, clock: Clock) -> None:
@@ -225,7 +227,7 @@ class Overlap:
         self.latencies: IntArray = np.where(chosen & (graph.flow < 0), 0, graph.latencies)
 
     def launch(self, done: Done, task: int) -> None:
-        """Begin what a task does after its latency; ``done`` is called with it when that has ended."""
+        """Begin the work of a task after its latency; ``on_end`` is called with the task when it has ended."""
         if self._class_of[task] >= 0:
             self._compute(task, done)
         elif task in self._slowing:
@@ -246,7 +248,7 @@ class Overlap:
         done(task)
 
     def _slow_down(self, rank_classes: tuple[int, ...], change: int) -> None:
-        """Count a communication that begins or ends, and time the computing of its classes anew."""
+        """Count a communication that begins or ends, and reschedule the computing of its rank classes."""
         for rank_class in rank_classes:
             before = self._rate(rank_class)
             self._moving[rank_class] += change
@@ -265,7 +267,7 @@ class Overlap:
         self._time(item)
 
     def _time(self, item: _Computing) -> None:
-        """Call when a task will have ended at the present rate."""
+        """Schedule the end of a task at the present rate."""
         item.since = self._clock.now
         item.version += 1
         ticks = max(-(-item.left // self._rate(item.rank_class)), 0)
@@ -279,7 +281,7 @@ class Overlap:
 
 
 def _slowed_class(program: Program) -> list[int]:
-    """Return for every task that can be slowed its rank class, -1 for all others."""
+    """Return for every task that can be slowed its rank class; -1 for all others."""
     slow = np.array([item.kind.computes and len(item.pieces) == 1 for item in program.work], dtype=bool)
     class_of_stream = np.array([stream.rank_class for stream in program.streams], np.int64)
     tasks = np.flatnonzero(slow[program.work_of] & (np.diff(program.stream_start) > 0))
@@ -293,7 +295,7 @@ def _slowed_class(program: Program) -> list[int]:
 
 
 def _slowing_classes(program: Program) -> dict[int, tuple[int, ...]]:
-    """Return the rank classes of every data communication."""
+    """Return the rank classes of every data communication, by task."""
     data = np.array([item.kind is TaskKind.DATA_COMMUNICATION for item in program.work], dtype=bool)
     return {
         task: tuple(sorted({program.streams[stream].rank_class for stream in program.streams_of(task)}))
@@ -302,7 +304,7 @@ def _slowing_classes(program: Program) -> dict[int, tuple[int, ...]]:
 
 
 class Launch(Protocol):
-    """Begins what a task does after its latency; ``done`` is called with it when that has ended."""
+    """Function that begins the work of a task after its latency; ``on_end`` is called with the task at its end."""
 
     def __call__(self, done: Done, task: int) -> None:  # noqa: D102
         ...
@@ -311,14 +313,13 @@ class Launch(Protocol):
 def finish_times(program: Program, *, every_event: bool = False) -> tuple[IntArray, IntArray]:
     """Return start and end of every task in ticks.
 
-    What is known without events is left out of the simulation, with the same result: chains that
-    nothing can disturb become one task, and events begin where the first two transfers meet.
-    ``every_event`` simulates all the same.
+    Parts of the step that are known without events are not simulated, with the same result: chains that nothing can
+    disturb become one task, and events begin where the first two transfers meet. With ``every_event`` all is simulated.
 
     Raises
     ------
     Deadlock
-        Where the order of tasks cannot finish; the message names the cycle.
+        If tasks wait for each other in a cycle, which the message names.
     """
     graph = compile_program(program)
     path = walk(graph)
@@ -340,10 +341,10 @@ def finish_times(program: Program, *, every_event: bool = False) -> tuple[IntArr
 
 @no_collection()
 def run(graph: StepGraph, slowed: Program | None = None, head: Head | None = None) -> IntArray:
-    """Return the end in ticks of every task, -1 where it never starts.
+    """Return the end of every task in ticks, -1 for tasks that never start.
 
-    ``slowed`` is the graph's program, where its computing can be slowed; ``head`` what is known
-    to have happened before the simulation begins.
+    ``slowed_program`` is the program of the graph if its computing can be slowed; ``head`` is the state of the step at
+    which the simulation begins.
     """
     environment = Environment(initial_time=head.time if head else 0)
     network = Network(graph.capacity, environment)
@@ -359,12 +360,13 @@ def run(graph: StepGraph, slowed: Program | None = None, head: Head | None = Non
     for shape, background in graph.tenants:
         Tenant(shape, background, network, environment, running)
     environment.run()
-    actions.clear()  # what ends a task begins others: the two hold each other, and with them the whole graph
+    # Actions refer to the list that holds them: without this the whole graph would wait for the garbage collector.
+    actions.clear()
     return np.array(ends, np.int64)
 
 
 def _transfers(graph: StepGraph, network: Network) -> Launch:
-    """Return what begins the transfer of a task."""
+    """Return the function that begins the transfer of a task."""
     bundles, flow, start = graph.bundles, graph.flow.tolist(), network.start
 
     def launch(done: Done, task: int) -> None:
@@ -374,7 +376,7 @@ def _transfers(graph: StepGraph, network: Network) -> Launch:
 
 
 def _nothing(graph: StepGraph, latencies: IntArray) -> Head:
-    """Return the head of a step of which nothing has happened."""
+    """Return the state of a step before its first task."""
     roots = np.flatnonzero(graph.waiting == 0)
     return Head(0, np.full(graph.num_tasks, -1), graph.waiting, roots, latencies[roots])
 
@@ -388,9 +390,9 @@ def _begin(
     launch: Launch,
     actions: list[Done],
 ) -> list[int]:
-    """Schedule the tasks that are ready, and return where the ends of all will be written.
+    """Schedule the tasks that are ready, and return the list into which events write the end of every task.
 
-    ``actions`` is filled with what each task's event calls.
+    ``actions`` is filled with the function that each task's event calls.
     """
     successors = graph.successor_rows
     waiting: list[int] = head.waiting.tolist()
@@ -403,7 +405,8 @@ def _begin(
             left = waiting[successor] - 1
             if left:
                 waiting[successor] = left
-            else:  # `environment.call` in line
+            else:
+                # The body of `environment.call`: this loop runs once for each edge of the graph.
                 event = (actions[successor], successor)
                 heappush(queue, (now + latencies[successor], NORMAL, next(numbers), event))
 

@@ -1,13 +1,13 @@
-"""Communications as flows over many links: their rates where they share them, and which of them never do.
+"""Communications as flows over many links: the fair rates of flows that share links, and the flows that never do.
 
-Rates are max-min fair, by progressive filling: all flows speed up together; when a link is full, the flows on it stay
-at that rate, and the others go on. A flow also stops at its own limit.
+Rates are max-min fair, by progressive filling: the rates of all flows rise together; when a link is full, the flows on
+it stay at their rate while the others rise further. A flow also stops at its own limit.
 
-Rates have 32 bits, so that the progress of transfers is counted exactly. Rounding to 32 significant bits hides the
-noise of sums of floats: what is symmetric stays symmetric, and no result hangs on the order of a sum. At such a rate
-bytes, ticks and the end of a transfer are whole numbers: one that is alone, one that shares links, and one that stands
-for many equal ones are told the same tick. What is moved is given as bytes times ticks a second, so that divided by a
-rate it is ticks.
+Rates are rounded to 32 significant bits, so that the progress of transfers can be counted exactly. The rounding hides
+the noise of sums of floats: symmetric flows stay symmetric, and no result depends on the order of a sum. At such rates
+bytes, ticks and the ends of transfers are whole numbers: a transfer that is alone, one that shares links, and one that
+stands for many equal ones end at the same tick. Sizes are in bytes times ticks per second (``scaled_size``), so that a
+size divided by a rate is in ticks.
 
 References
 ----------
@@ -27,13 +27,13 @@ from numpy.typing import NDArray
 from meshwise.simulator.program import IntArray, Program, TaskKind
 
 OWN = -1
-"""In the place of a link: a flow is held up by its own limit."""
+"""In the place of a link: its own limit holds a flow up."""
 
 F = TypeVar("F", bound=Hashable)
 Group = tuple[int, float, Collection[F]]
-"""The link that holds flows up, the one rate they all get, and the flows."""
+"""A link, the rate in byte/s to which it limits flows, and these flows."""
 Users = Sequence[Mapping[F, float]] | Mapping[int, Mapping[F, float]]
-"""Of each link, the flows on it with their shares: bytes on the link for one byte of the flow."""
+"""For each link, the flows on it with their shares: bytes on the link for one byte of the flow."""
 
 
 def fair_groups(
@@ -43,16 +43,17 @@ def fair_groups(
     limits: Mapping[F, float],
     kept: Mapping[F, float],
 ) -> list[Group[F]]:
-    """Return the max-min fair rates of flows, in byte/s, by what holds them up.
+    """Return the max-min fair rates of flows in byte/s, grouped by the link that limits them.
 
-    ``limits`` names all flows that use ``links``, each with the rate it cannot pass;
-    those in ``kept`` already have their rate.
+    ``limits`` has all flows that use ``links``, each with its highest rate; the rates of flows in ``known_rates`` are
+    fixed, and are not returned.
 
     >>> fair_groups([0, 1], [{"a": 1.0, "b": 1.0}, {"b": 0.5}], [10.0, 1.0], {"a": 10.0, "b": 3.0}, {})
     [(1, 2.0, ['b']), (0, 8.0, ['a'])]
     """
     levels = [(capacity[link] / fsum(users[link].values()), link) for link in links]
     level, link = min(levels)
+    # The usual case: one link limits all flows.
     if not kept and len(users[link]) == len(limits) and level <= min(limits.values()):
         return [(link, level, limits.keys())]
     heapify(levels)
@@ -66,7 +67,7 @@ def _fill(
     limits: Mapping[F, float],
     rates: dict[F, float],
 ) -> list[Group[F]]:
-    """Fill links in the order of ``levels``: a heap of rates at which, at the earliest, each is full."""
+    """Return groups by filling links in the order of ``levels``, a heap of lower bounds of the rates that fill them."""
     groups: list[Group[F]] = []
     lowest, by_limit = min(limits.values()), list[F]()
     while len(rates) < len(limits):
@@ -81,6 +82,7 @@ def _fill(
             continue
         exact, rising = _level(users[link], capacity[link], rates)
         if rising and exact > level:
+            # Flows that stopped elsewhere leave room: the link fills later than its bound.
             heapreplace(levels, (exact, link))
             continue
         heappop(levels)
@@ -91,7 +93,8 @@ def _fill(
 
 
 def _level(users: Mapping[F, float], capacity: float, rates: Mapping[F, float]) -> tuple[float, list[F]]:
-    """Return the rate at which a link is full while ``rates`` stay, and its flows that still rise."""
+    """Return the rate at which a link is full if ``rates`` stay as they are, and its flows that still rise."""
+    # Sums by `fsum` are exact, so that the order of flows does not matter.
     taken = [share * rates[flow] for flow, share in users.items() if flow in rates]
     rising = [flow for flow in users if flow not in rates]
     if not rising:
@@ -102,14 +105,14 @@ def _level(users: Mapping[F, float], capacity: float, rates: Mapping[F, float]) 
 _BITS = 32
 """Significant bits of a rate."""
 _UNIT = 2.0**64
-"""Units in a byte/s times a tick, so that rounded rates above 2**-32 byte/s are whole."""
+"""Units in one byte/s times one tick, so that rounded rates above 2**-32 byte/s are whole numbers of units a tick."""
 _DOUBLE = 53
 """Significant bits of a double."""
 
 
 @lru_cache(maxsize=65536)
 def pace(rate: float) -> int:
-    """Return a rate in byte/s, rounded to 32 bits, in units a tick.
+    """Return a rate in byte/s, rounded to 32 bits, in whole units per tick.
 
     >>> pace(3.0) == 3 * 2**64, pace(2.0**40 + 1.0) == pace(2.0**40)
     (True, True)
@@ -119,12 +122,12 @@ def pace(rate: float) -> int:
 
 
 def units(moved: float) -> int:
-    """Return what is moved in units."""
+    """Return a scaled size in whole units."""
     return int(moved * _UNIT)
 
 
 def ticks_at(moved: float, rate: float) -> int:
-    """Return the first tick at which so much is moved at one rate.
+    """Return the ticks in which a transfer of this size ends at a constant rate in byte/s, rounded up.
 
     >>> ticks_at(10.0, 3.0)
     4
@@ -133,9 +136,10 @@ def ticks_at(moved: float, rate: float) -> int:
 
 
 def ticks_at_each(moved: NDArray[np.float64], rate: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return `ticks_at` of every pair; each is below 2**60.
+    """Return `ticks_at` of every pair of a size and a rate; each result is below 2**60.
 
-    Both are a whole number times a power of two: 53 bits over 32, divided digit by digit.
+    Both are a whole number times a power of two, of 53 and of 32 bits. They are divided digit by digit, because 64 bits
+    do not hold them shifted to a common power.
     """
     fraction, scale = np.frexp(moved)
     mantissa, exponent = np.frexp(rate)
@@ -155,18 +159,19 @@ def ticks_at_each(moved: NDArray[np.float64], rate: NDArray[np.float64]) -> NDAr
 
 
 LONGEST = 2**60
-"""Ticks that a bundle may take alone, 13 days, so that sums of ticks fit 64 bits."""
+"""Most ticks that a bundle may take alone, 13 days, so that sums of ticks fit 64 bits."""
 
 Usage = Sequence[tuple[int, float]]
-"""Links and the bytes over each."""
+"""Pairs of a link and the bytes over it."""
 
 
 class Bundle(NamedTuple):
-    """Links, each once, with the bytes it carries for one byte of one transfer on its busiest link.
+    """Equal transfers that move at one rate: links, each once, with their shares.
 
-    A bundle of several equal transfers has shares above 1 where they meet. ``solo_rate`` is in
-    byte/s of one transfer and never passed; ``moved`` are the bytes of one transfer, times the ticks
-    of a second; ``solo_ticks`` is the time of the bundle at that rate.
+    A share is the bytes on the link for one byte of one transfer on its busiest link; it is above 1 for links on which
+    several transfers meet. ``solo_rate`` is the rate of one transfer in byte/s if the bundle is alone, and its highest;
+    ``scaled_size`` is the size of one transfer in bytes times ticks per second; ``solo_ticks`` is the time of the
+    bundle at ``solo_rate``.
     """
 
     shares: tuple[tuple[int, float], ...]
@@ -176,9 +181,10 @@ class Bundle(NamedTuple):
 
 
 class Shapes(NamedTuple):
-    """Many bundles in columns: ``rows`` of bundle ``b`` are ``start[b]`` to ``start[b + 1]``, by link, each one once.
+    """Bundles in columns: the rows of bundle ``b`` are ``start[b]`` to ``start[b + 1]``, in order of link.
 
-    ``solo_rate``, ``moved`` and ``solo_ticks`` are those of every bundle; one that moves nothing takes no time.
+    ``solo_rate``, ``scaled_size`` and ``solo_ticks`` have an entry for every bundle; a bundle without bytes takes no
+    time.
     """
 
     start: NDArray[np.int64]
@@ -194,7 +200,7 @@ class Shapes(NamedTuple):
         return np.repeat(np.arange(len(self.solo_rate)), np.diff(self.start))
 
     def bundles(self, kept: NDArray[np.bool_]) -> tuple[Bundle, ...]:
-        """Return the bundles with only those rows that are ``kept``."""
+        """Return the bundles as objects, with the rows that ``row_mask`` selects."""
         shares = list(zip(self.link[kept].tolist(), self.share[kept].tolist(), strict=True))
         start = np.append(0, np.cumsum(kept))[self.start].tolist()
         columns = (column.tolist() for column in (self.solo_rate, self.moved, self.solo_ticks))
@@ -203,15 +209,15 @@ class Shapes(NamedTuple):
 
 
 def shapes(usages: Sequence[Usage], units: Sequence[float], capacity: Sequence[float], ticks_per_second: int) -> Shapes:
-    """Return the bundles that move ``usages`` bytes over links, each alone at its best rate.
+    """Return the table of bundles that move ``usages`` bytes over links.
 
-    ``units`` are the bytes of one of a bundle's transfers on that one's busiest link: the rate that max-min
-    fairness makes equal is a transfer's. 0 stands for a bundle of one transfer.
+    ``units`` has, for each bundle, the bytes of one transfer on its busiest link, because max-min fairness is among
+    transfers; 0 stands for a bundle of one transfer.
 
     Raises
     ------
     ValueError
-        Where one alone takes longer than 2**60 ticks.
+        If a bundle takes longer than 2**60 ticks alone.
     """
     count = len(usages)
     link, size = (np.array([pair[place] for usage in usages for pair in usage]) for place in (0, 1))
@@ -219,6 +225,7 @@ def shapes(usages: Sequence[Usage], units: Sequence[float], capacity: Sequence[f
     keys = (owner * len(capacity) + link)[size > 0]
     order = np.argsort(keys, kind="stable")
     keys, first = keys[order], np.flatnonzero(np.diff(keys[order], prepend=-1))
+    # A usage may name a link twice: the bytes are added up.
     size = np.add.reduceat(size[size > 0][order], first) if len(first) else size[:0]
     owner, link = np.divmod(keys[first], max(len(capacity), 1))
     busiest, seconds = np.zeros(count), np.zeros(count)
@@ -234,7 +241,7 @@ def shapes(usages: Sequence[Usage], units: Sequence[float], capacity: Sequence[f
 
 
 def bundle(usage: Usage, capacity: Sequence[float], ticks_per_second: int, unit: float = 0.0) -> Bundle:
-    """Return one bundle of `shapes`.
+    """Return a single bundle, as `build_bundle_table` does.
 
     >>> bundle([(0, 4.0), (1, 2.0)], [2.0, 2.0], 1)
     Bundle(shares=((0, 1.0), (1, 0.5)), solo_rate=2.0, moved=4.0, solo_ticks=2)
@@ -248,8 +255,8 @@ def bundle(usage: Usage, capacity: Sequence[float], ticks_per_second: int, unit:
 def max_min_rates(bundles: Sequence[Bundle], capacity: Sequence[float]) -> list[float]:
     """Return the max-min fair rate of every bundle, in byte/s on its busiest link.
 
-    Two bundles over one link of 10 byte/s get 5 each; the second also uses half its bytes
-    on a link of 1 byte/s, so it gets 2 and leaves 8.
+    In the example two bundles share a link of 10 byte/s. The second also sends half of its bytes over a link of 1
+    byte/s: it gets 2 byte/s, and leaves 8 to the first.
 
     >>> max_min_rates([Bundle(((0, 1.0),), 10.0, 10.0, 1), Bundle(((0, 1.0), (1, 0.5)), 2.0, 2.0, 1)], [10.0, 1.0])
     [8.0, 2.0]
@@ -269,8 +276,8 @@ def max_min_rates(bundles: Sequence[Bundle], capacity: Sequence[float]) -> list[
 def watched_links(program: Program, moved: Shapes, heard: Sequence[int]) -> NDArray[np.bool_]:
     """Return for every link whether two flows can be on it at the same time.
 
-    Tasks that all hold one stream follow each other: a link that only they use is theirs
-    alone, unless a tenant that is ``heard`` uses it too.
+    Tasks that all occupy one stream follow each other, so that a link which only they use never has two flows, unless
+    one of ``tenants`` uses it too.
     """
     watched = ~_exclusive(program, moved)
     for tenant in heard:
@@ -279,9 +286,9 @@ def watched_links(program: Program, moved: Shapes, heard: Sequence[int]) -> NDAr
 
 
 def shared_flows(program: Program, moved: Shapes, watched: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return for every flow whether the engine must know when its bytes move.
+    """Return for every flow whether the engine has to simulate when its bytes move.
 
-    So it is on ``watched`` links, and where computing is slowed while a data communication moves bytes.
+    It has to for flows on watched links, and for data communications if they slow computing.
     """
     shared = np.bincount(moved.of_row[watched[moved.link]], minlength=len(moved.solo_rate)) > 0
     if program.slowdown > 1:
@@ -292,9 +299,9 @@ def shared_flows(program: Program, moved: Shapes, watched: NDArray[np.bool_]) ->
 
 
 def narrow_rows(moved: Shapes, watched: NDArray[np.bool_], capacity: Sequence[float]) -> NDArray[np.bool_]:
-    """Return the rows of flows on those ``watched`` links that can hold them up.
+    """Return a mask of the rows of flows on watched links that can limit them.
 
-    Of links that the same flows use with the same shares, only the narrowest can.
+    Of several links with the same flows and the same shares, only the narrowest can.
 
     >>> from meshwise.simulator.engine.flows import shapes
     >>> moved = shapes([((0, 8.0), (1, 8.0), (2, 8.0)), ((0, 4.0), (1, 4.0))], [0.0] * 2, [4.0, 3.0, 8.0], 1)
@@ -304,6 +311,7 @@ def narrow_rows(moved: Shapes, watched: NDArray[np.bool_], capacity: Sequence[fl
     order = np.argsort(moved.link, kind="stable")
     order = order[watched[moved.link[order]]]
     link = moved.link[order]
+    # Bytes of a link's rows are its key: links with the same flows and shares have equal bytes.
     users = np.stack([moved.of_row[order], moved.share[order]], axis=1).tobytes()
     size = len(users) // max(len(order), 1)
     first, last = np.flatnonzero(np.diff(link, prepend=-1)), np.flatnonzero(np.diff(link, append=-1)) + 1
@@ -337,9 +345,10 @@ def _links(moved: Shapes, flow: int) -> IntArray:
 
 
 def _exclusive(program: Program, moved: Shapes) -> NDArray[np.bool_]:
-    """Return for every link whether all tasks that use it are seen to hold one common stream.
+    """Return for every link whether all tasks that use it occupy one common stream.
 
-    Seen are the first and the last stream of a task: those of a send are its two ends.
+    Only the first and the last stream of a task are compared: of a send they are its two ends. So the answer is never
+    wrongly yes.
     """
     users = np.flatnonzero(program.flow_of >= 0)
     rows = moved.start[len(program.flows)]
@@ -354,7 +363,7 @@ def _exclusive(program: Program, moved: Shapes) -> NDArray[np.bool_]:
 
 
 def _extremes(values: IntArray, index: IntArray, count: int) -> tuple[IntArray, IntArray]:
-    """Return the least and the most of the values of every index; where there are none, most is below least."""
+    """Return minimum and maximum of the values of every index; without values the maximum is below the minimum."""
     least, most = np.full(count, np.iinfo(np.int64).max), np.full(count, -1)
     np.minimum.at(least, index, values)
     np.maximum.at(most, index, values)

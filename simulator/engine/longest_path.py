@@ -1,4 +1,4 @@
-"""The step as a longest path: exact where no link is shared and nothing is slowed, a lower bound otherwise."""
+"""The step as a longest path: exact if transfers share no link and nothing is slowed, else a lower bound."""
 
 from collections.abc import MutableSequence
 from typing import NamedTuple
@@ -12,11 +12,11 @@ from meshwise.simulator.program import IntArray, Program, expand
 Ints = MutableSequence[int]
 
 WIDE = 256
-"""Streams from which NumPy, wave by wave, is faster than a loop in Python."""
+"""Streams from which NumPy, one wave of tasks at a time, is faster than a loop in Python."""
 
 
 class Walk(NamedTuple):
-    """Start and end of every task in ticks, the end -1 where it never starts, and tasks in topological order."""
+    """Start and end of every task in ticks, end -1 for tasks that never start, and tasks in topological order."""
 
     starts: IntArray
     ends: IntArray
@@ -29,7 +29,7 @@ def finish_times(program: Program) -> tuple[IntArray, IntArray]:
     Raises
     ------
     Deadlock
-        Where the order of tasks cannot finish; the message names the cycle.
+        If tasks wait for each other in a cycle, which the message names.
     """
     graph = compile_program(program)
     if len(program.streams) >= WIDE and not installed():
@@ -42,7 +42,7 @@ def finish_times(program: Program) -> tuple[IntArray, IntArray]:
 
 
 def longest_path(successor_start: IntArray, successors: IntArray, waiting: IntArray, durations: IntArray) -> IntArray:
-    """Return the end of every task in ticks, -1 where it never starts.
+    """Return the end of every task in ticks, -1 for tasks that never start.
 
     >>> columns = [np.array(column) for column in ([0, 1, 2, 2], [2, 2], [0, 0, 2], [3, 5, 4])]
     >>> longest_path(*columns).tolist()
@@ -53,12 +53,12 @@ def longest_path(successor_start: IntArray, successors: IntArray, waiting: IntAr
 
 
 def walk(graph: StepGraph) -> Walk:
-    """Return the walk over a graph, by whatever way is faster."""
+    """Return the walk over a graph, compiled or not, whichever is faster."""
     return by_kernel(graph) if pays(graph.num_tasks) else by_loop(graph)
 
 
 def by_kernel(graph: StepGraph) -> Walk:
-    """Return the walk over a graph, by compiled code."""
+    """Return the walk over a graph by compiled code."""
     count = graph.num_tasks
     starts, ends, order = np.zeros(count, np.int64), np.full(count, -1, np.int64), np.empty(count, np.int64)
     columns = (graph.successor_start, graph.successors, graph.waiting.copy(), graph.durations)
@@ -67,7 +67,7 @@ def by_kernel(graph: StepGraph) -> Walk:
 
 
 def by_loop(graph: StepGraph) -> Walk:
-    """Return the walk over a graph, by a loop in Python."""
+    """Return the walk over a graph by a loop in Python."""
     count = graph.num_tasks
     starts, ends, order = [0] * count, [-1] * count, [0] * count
     start, successors = graph.successor_lists
@@ -78,9 +78,10 @@ def by_loop(graph: StepGraph) -> Walk:
 def _walk(
     successor_start: Ints, successors: Ints, waiting: Ints, durations: Ints, starts: Ints, ends: Ints, order: Ints
 ) -> int:
-    """Fill starts, ends and a topological order (Kahn 1962); return how many tasks can finish.
+    """Fill starts, ends and a topological order (Kahn 1962), and return the number of tasks that can finish.
 
-    Tasks that are ready lie on a stack at the far end of ``order``: depth first keeps to a stream.
+    Tasks that are ready are a stack at the far end of ``order``, which never meets the tasks at its front. So the walk
+    is depth first and keeps to a stream.
     """
     found, top = 0, len(durations)
     for task in range(len(durations) - 1, -1, -1):
@@ -106,7 +107,7 @@ def _walk(
 
 
 def by_waves(graph: StepGraph) -> tuple[IntArray, IntArray]:
-    """Return start and end of every task by NumPy: all tasks that wait for nothing more, again and again."""
+    """Return start and end of every task in ticks by NumPy: in each wave, all tasks that wait for nothing more."""
     starts, ends = np.zeros(graph.num_tasks, np.int64), np.full(graph.num_tasks, -1, np.int64)
     left = graph.waiting.copy()
     wave = np.flatnonzero(left == 0)

@@ -1,17 +1,16 @@
-"""Links that concurrent flows share by weighted max-min fairness, on a clock.
+"""A network of links that concurrent flows share by weighted max-min fairness, on a clock.
 
-A communication is one *bundle*: it moves some bytes over every link it uses, all in
-proportion, so that one rate describes it: byte/s on its busiest link. Rates are solved
-anew only for the flows that share a link, through others too, with one that starts or ends.
+A communication is a *bundle*: it moves bytes over all of its links in proportion, so that one rate describes it, in
+byte/s on its busiest link. When a flow starts or ends, rates are solved anew only for flows that share a link with it,
+directly or through others.
 
-Flows that one link holds up all run at one rate. They share a clock of bytes, as in
-generalised processor sharing: a flow is done when that clock has advanced by its bytes,
-so a new rate costs the same for any number of flows, and only the next end is an event.
+Flows that one link limits all run at the same rate. They share a clock of bytes, as in generalised processor sharing: a
+flow ends when that clock has advanced by its size. So a new rate costs the same for any number of flows, and only the
+next end is an event.
 
-Rates are rounded to 32 bits, and all progress is then counted in whole units, exactly
-(`meshwise.simulator.engine.flows`): flows that share links again and again amplify even the last bit of a float. So a
-result does not hang on the order of sums, and a bundle of equal transfers takes the very ticks that they take one by
-one.
+Rates are rounded to 32 bits, and all progress is counted in whole units, exactly (`meshwise.simulator.engine.flows`):
+flows that share links again and again amplify even the last bit of a float. So no result depends on the order of a sum,
+and a bundle of equal transfers takes as many ticks as the transfers one by one.
 
 References
 ----------
@@ -30,11 +29,11 @@ from typing import Protocol, TypeVar
 from meshwise.simulator.engine.flows import OWN, Bundle, fair_groups, pace, units
 
 _FEW = 32
-"""Flows that are solved again without a look at which of them a change can reach."""
+"""Number of flows up to which all are solved anew, without a search for those that a change can reach."""
 _ENDED = -1
-"""The goal of flows that have reached it."""
+"""The goal of flows that have ended."""
 _PARTS = 2.0**64
-"""Parts in a share of 1: shares above 2**-12 are whole, and the sum of all is exact in any order."""
+"""Parts in a share of 1: shares above 2**-12 are whole numbers of parts, so that their sum is exact in any order."""
 
 T = TypeVar("T")
 
@@ -45,11 +44,11 @@ def _parts(share: float) -> int:
 
 
 class Clock(Protocol):
-    """What the network needs of an engine: the time, and a way to be called later."""
+    """The clock of an engine, as the network needs it: the time, and calls at a later time."""
 
     @property
     def now(self) -> int:
-        """Ticks."""
+        """The time in ticks."""
         ...
 
     def call(self, delay: int, action: Callable[[T], None], argument: T) -> None:
@@ -64,8 +63,8 @@ class Clock(Protocol):
 class _Flow:
     """A bundle under way.
 
-    ``bottleneck`` holds it up, and it ends when that has advanced to ``goal``; with ``None`` it
-    has been alone since it began at tick ``goal``. ``contended`` counts its links with other users.
+    ``bottleneck`` limits its rate, and the flow ends when the progress of the bottleneck reaches ``goal``. If it is
+    ``None``, the flow has been alone since tick ``goal``. ``num_contended`` counts its links with other users.
     """
 
     __slots__ = ("bottleneck", "bundle", "contended", "done", "goal", "payload")
@@ -77,11 +76,11 @@ class _Flow:
 
     @property
     def rate(self) -> float:
-        """Return byte/s on the busiest link: the solo rate as long as nothing else is known."""
+        """Byte/s on the busiest link: the solo rate until the network has solved another."""
         return (self.bottleneck and self.bottleneck.rate) or self.bundle.solo_rate
 
     def left(self, now: int) -> int:
-        """Return what is still to be moved, in units."""
+        """Return the units that are still to be moved."""
         held = self.bottleneck
         if held is None:
             return units(self.bundle.moved) - (now - self.goal) * pace(self.bundle.solo_rate)
@@ -89,13 +88,11 @@ class _Flow:
 
 
 class _Bottleneck:
-    """What holds flows up: the ``rate`` of them all, and the ``progress`` each had made at tick ``since``.
+    """A limit that flows share: their common ``rate``, and the ``progress`` of each until ``start_tick``, in units.
 
-    ``pace`` is the rate in whole units a tick.
-
-    ``queue`` has (goal, number, flow), also of flows that have gone since. At tick ``due``, or later,
-    the next of them ends. ``alarm`` is the tick of the next call to come; it may be earlier, and calls
-    at other ticks are void.
+    ``units_per_tick`` is the rate in whole units per tick. ``queue`` has (goal, number, flow), also of flows that have
+    left since. The next of them ends at tick ``due_tick`` or later. ``alarm`` is the tick of the next valid call of the
+    clock, which may be earlier; calls at other ticks are ignored.
     """
 
     __slots__ = ("alarm", "due", "network", "pace", "progress", "queue", "rate", "since")
@@ -108,8 +105,9 @@ class _Bottleneck:
         self.alarm: int | None = None
 
     def hold(self, flows: Iterable[_Flow], rate: float, now: int) -> None:
-        """Let ``flows``, and all that are held up already, go on at ``rate``."""
+        """Let ``flows``, and all flows that this limits already, continue at ``rate``."""
         queue = self.queue
+        # Flows that left are dropped only here: to remove them from the middle of a heap would cost more.
         while queue:
             goal, _, flow = queue[0]
             if flow.bottleneck is self and flow.goal == goal:
@@ -122,7 +120,9 @@ class _Bottleneck:
             if flow.bottleneck is not self:
                 goal = progress + flow.left(now)
                 flow.bottleneck, flow.goal = self, goal
+                # The number decides between equal goals, as flows have no order.
                 heappush(queue, (goal, next(self.network.numbers), flow))
+        # Floor of a negative quotient: the ticks are rounded up.
         due = now - (progress - queue[0][0]) // speed
         self.due = due = due if due > now else now
         if self.alarm is None or due < self.alarm:
@@ -133,6 +133,7 @@ class _Bottleneck:
         """End the flows that have reached their goal."""
         if self.alarm != now:
             return
+        # A rate that fell since the call was made puts the next end off: the call is made again.
         if self.due > now:
             self.alarm = due = self.due
             self.network.clock.call(due - now, self.ring, due)
@@ -155,11 +156,11 @@ class _Bottleneck:
 
 
 class _Link(_Bottleneck):
-    """A link that flows share: its ``users`` with their shares, of which ``parts`` is the sum.
+    """A link that flows share: its ``users`` with their shares, whose sum is ``parts``.
 
-    A ``steady`` link holds up all users but those in ``fresh``, who came since; those it holds up
-    share no other link, and each could go at ``least`` as fast. So a change costs the same for any
-    number of users. It is steady no more when one of them begins to share another link.
+    A ``steady`` link limits all of its users but the ``new_users`` that came since. The users that it limits share no
+    other link, and ``lowest_limit`` is the lowest of their solo rates. So a change costs the same for any number of
+    users. The link is no longer steady when one of them begins to share another link.
     """
 
     __slots__ = ("capacity", "fresh", "least", "parts", "steady", "users")
@@ -171,8 +172,9 @@ class _Link(_Bottleneck):
         self.fresh: list[_Flow] = []
 
     def add(self, flow: _Flow, share: float) -> None:
-        """Let a flow share the link."""
+        """Add a flow to the users of the link."""
         if len(self.users) == 1:
+            # A link with a single user kept no account of it.
             ((first, part),) = self.users.items()
             self.parts = _parts(part)
             first.contended += 1
@@ -183,14 +185,14 @@ class _Link(_Bottleneck):
         self.fresh.append(flow)
 
     def remove(self, flow: _Flow, share: float) -> None:
-        """Take note that a flow has gone, and others are left."""
+        """Account for a flow that has left the link to other users."""
         self.parts -= _parts(share)
         if len(self.users) == 1:
             self.steady = False
             next(iter(self.users)).contended -= 1
 
     def settle(self, now: int) -> bool:
-        """Let all users go at one rate, if this link alone decides that; say if it does."""
+        """Set one rate for all users if this link alone limits them; return whether it does."""
         rate, fresh = self.capacity / (self.parts / _PARTS), self.fresh
         if not self.steady or not (self._even(fresh, self.least, rate) if fresh else self.least >= rate):
             fresh = list(self.users)
@@ -201,7 +203,7 @@ class _Link(_Bottleneck):
         return self.steady
 
     def _even(self, flows: Iterable[_Flow], least: float, rate: float) -> bool:
-        """Return whether flows share no other link, and they and those that go at ``least`` can go at ``rate``."""
+        """Return whether flows share no other link, and no limit, theirs or ``lowest_limit``, is below ``rate``."""
         for flow in flows:
             if flow.contended > 1:
                 return False
@@ -212,7 +214,7 @@ class _Link(_Bottleneck):
 
 
 class _Links(dict[int, _Link]):
-    """The links that flows share, by index; each is made when two first do."""
+    """The shared links by index; a link is created when it first has two users."""
 
     def __init__(self, network: "Network", capacity: Sequence[float], users: Sequence[dict[_Flow, float]]) -> None:
         self._network, self._capacity, self._users = network, capacity, users
@@ -223,7 +225,7 @@ class _Links(dict[int, _Link]):
 
 
 class Network:
-    """The bundles under way on a clock; all starts and ends of one instant are solved together.
+    """The network: bundles under way on a clock. All starts and ends of one instant are solved together.
 
     Parameters
     ----------
@@ -243,7 +245,7 @@ class Network:
         self._called = False
 
     def start(self, shape: Bundle, done: Callable[[int], None], payload: int = 0) -> None:
-        """Begin to move a bundle; ``done(payload)`` is called when it has arrived."""
+        """Begin to move a bundle; ``on_end(payload)`` is called when it has arrived."""
         now = self.clock.now
         flow = _Flow(shape, done, payload, now)
         for index, share in shape.shares:
@@ -262,12 +264,12 @@ class Network:
             self.clock.call(shape.solo_ticks, self._arrive, flow)
 
     def _arrive(self, flow: _Flow) -> None:
-        """End a flow, if it has been alone all the time."""
+        """End a flow if it has been alone all the time; otherwise its bottleneck ends it."""
         if flow.bottleneck is None:
             self.end((flow,), flow.bundle.solo_rate, self.clock.now)
 
     def end(self, flows: Sequence[_Flow], rate: float, now: int) -> None:
-        """Take flows that went at ``rate`` off their links."""
+        """Take flows of rate ``rate`` off their links, and call their ``on_end``."""
         for flow in flows:
             for index, share in flow.bundle.shares:
                 users = self._users[index]
@@ -283,19 +285,19 @@ class Network:
             self._solve_soon(now)
 
     def unsettle(self, flow: _Flow) -> None:
-        """Take note that a flow shares several links from now on."""
+        """Mark the links of a flow, which shares several of them from now on, as no longer steady."""
         for index, _ in flow.bundle.shares:
             if index in self._links:
                 self._links[index].steady = False
 
     def _solve_soon(self, now: int) -> None:
-        """Solve when all starts and ends of this instant are known."""
+        """Schedule one solution for this instant, after all its starts and ends."""
         if not self._called:
             self._called = True
             self.clock.call_last(self._solve, now)
 
     def _solve(self, now: int) -> None:
-        """Give new rates to the flows that a change can reach."""
+        """Set new rates for the flows that the changes of this instant can reach."""
         seeds: dict[int, None] = {}
         for index, link in self._dirty.items():
             if len(link.users) > 1:
@@ -314,7 +316,7 @@ class Network:
         self._slowest, self._called = inf, False
 
     def _let_go(self, flow: _Flow, now: int) -> None:
-        """Let a flow go on at its solo rate."""
+        """Let a flow continue at its solo rate."""
         if flow.bottleneck is self._unsolved:
             flow.bottleneck, flow.goal = None, now
             self.clock.call(flow.bundle.solo_ticks, self._arrive, flow)
@@ -322,10 +324,12 @@ class Network:
             _Bottleneck(self).hold((flow,), flow.bundle.solo_rate, now)
 
     def _share(self, seeds: dict[int, None], now: int) -> None:
-        """Give new rates to the flows that share a link with ``seeds``, directly or through others."""
-        seeds = {index: None for index in seeds if not self._links[index].steady}  # settled after it became one
+        """Set new rates for the flows that share the links ``seeds``, directly or through others."""
+        # A link may have become steady after it became a seed.
+        seeds = {index: None for index in seeds if not self._links[index].steady}
         if not seeds:
             return
+        # A few flows are all solved; among many it pays to find those that keep their rate.
         links, limits = self._reached(seeds, 0.0, _FEW)
         kept: dict[_Flow, float] = {}
         if len(limits) > _FEW:
@@ -340,9 +344,9 @@ class Network:
                     self._let_go(flow, now)
 
     def _reached(self, seeds: dict[int, None], level: float, most: float) -> tuple[list[int], dict[_Flow, float]]:
-        """Return links and flows in reach of ``seeds``, flows with their solo rates, and stop at ``most`` flows.
+        """Return the links and flows that are connected to ``seeds``, flows with their solo rates.
 
-        What flows slower than ``level`` share with others is out of reach.
+        The search does not pass through flows slower than ``level``, and stops beyond ``max_flows`` flows.
         """
         users, links, found = self._users, list(seeds), seeds.copy()
         limits: dict[_Flow, float] = {}
@@ -360,11 +364,10 @@ class Network:
         return links, limits
 
     def _undisturbed(self) -> float:
-        """Return a rate below which flows go on as before.
+        """Return a rate in byte/s below which flows continue as before.
 
-        Progressive filling takes the same course with and without a flow until it has
-        reached that flow's rate: the old rate of one that has ended; of one that starts,
-        at least an even part of its narrowest link.
+        Progressive filling runs the same with and without a flow up to that flow's rate. That is the old rate of a flow
+        that has ended; for a flow that starts it is at least its fair part of its narrowest link.
         """
         rates = [self._slowest]
         for flow in self._started:

@@ -1,10 +1,9 @@
-"""How long a step takes in a program of many: in the steady state, what one more step adds.
+"""Step time of a program of many steps: in the steady state, the time that one more step adds.
 
-Steps that run in a row without a flush overlap, and the first ones also fill the pipeline. Where a step waits for
-none more than ``depth`` before it, always in the same way, steps are a shift-invariant max-plus system: where the ends
-of ``depth`` steps equal those of ``depth`` earlier ones plus a constant, all later ones repeat that, too (Baccelli,
-Cohen, Olsder and Quadrat, "Synchronization and Linearity", 1992, chapter 3). One step of such a period, on average, is
-the step time.
+Steps without a flush between them overlap, and the first ones also fill the pipeline. If every step waits in the same
+way for steps at most ``depth`` before it, the steps are a shift-invariant max-plus system: once the ends of ``depth``
+steps equal those of ``depth`` earlier steps plus a constant, all later steps repeat with the same period (Baccelli,
+Cohen, Olsder and Quadrat, "Synchronization and Linearity", 1992, chapter 3). The step time is the mean over a period.
 """
 
 from typing import NamedTuple
@@ -14,7 +13,7 @@ from meshwise.simulator.timeline import Window
 
 
 class Recurrence(NamedTuple):
-    """Rows from ``first`` on repeat after ``period`` rows, ``shift`` ticks later."""
+    """Rows from ``first_row`` on repeat after ``period`` rows, ``shift`` ticks later."""
 
     first: int
     period: int
@@ -22,7 +21,7 @@ class Recurrence(NamedTuple):
 
 
 def recurrence(ends: IntArray, depth: int) -> Recurrence | None:
-    """Return the earliest repetition among rows of ends [microbatch, task]; ``None`` where there is none.
+    """Return the earliest repetition among rows of ends in ticks, [step, task]; ``None`` if there is none.
 
     >>> import numpy as np
     >>> recurrence(np.array([[0], [4], [7], [9], [12], [14]]), 2)
@@ -31,6 +30,7 @@ def recurrence(ends: IntArray, depth: int) -> Recurrence | None:
     seen: dict[bytes, int] = {}
     for row in range(len(ends) - depth + 1):
         window = ends[row : row + depth]
+        # Windows that differ by a constant have equal bytes.
         first = seen.setdefault((window - ends[row, 0]).tobytes(), row)
         if first < row:
             return Recurrence(first, row - first, int(ends[row, 0] - ends[first, 0]))
@@ -38,15 +38,15 @@ def recurrence(ends: IntArray, depth: int) -> Recurrence | None:
 
 
 def window(program: Program, ends: IntArray) -> Window:
-    """Return the part of a run that stands for one step: all of it, or where there are many, their last period.
+    """Return the part of a run that stands for one step: all of it or, in a program of many steps, the last period.
 
-    The last steps are left out, which are quicker, for no other ones follow. Where the ends do not repeat, as may
-    be where transfers share links, the second half of the steps stands for all.
+    The very last steps are left out: they are faster, because no step follows them. If the ends do not repeat, which
+    is possible if transfers share links, the second half of the steps stands for all.
 
     Parameters
     ----------
     ends
-        The end in ticks of every task.
+        End of every task in ticks.
     """
     if program.steps is None:
         return Window(0, int(ends.max(initial=0)))

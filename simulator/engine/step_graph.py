@@ -1,6 +1,6 @@
-"""A program compiled for the engines: who waits for whom, and for how long, in columns.
+"""Step graphs: a program compiled for the engines, with dependencies and durations in columns.
 
-Where a program cannot finish, `deadlock` tells the tasks that wait for each other, by name.
+`find_deadlock` names the tasks that wait for each other in a program that cannot finish.
 """
 
 from collections.abc import Sequence
@@ -29,24 +29,24 @@ from meshwise.simulator.units import TICKS_PER_SECOND
 
 @dataclass(frozen=True, eq=False)
 class StepGraph:
-    """What the engines run.
+    """A program as the engines run it: tasks with successors, durations and contended transfers.
 
     Parameters
     ----------
     successor_start, successors
         The tasks that wait for task ``t`` are ``successors[successor_start[t]:successor_start[t + 1]]``.
-    waiting
-        How many tasks each task waits for.
+    num_waits
+        Number of tasks that each task waits for.
     durations
-        Ticks of each task where nothing contends with it.
+        Ticks of each task if nothing contends with it.
     latencies
-        Ticks before the bytes of a contended task start to flow; the whole duration of all others.
+        Ticks before the bytes of a contended task begin to move; the whole duration of other tasks.
     flow
-        For every task whose transfer others can disturb, its index in ``bundles``; -1 for all others.
+        For every task whose transfer others can disturb, its index in ``bundles``; -1 for other tasks.
     capacity
         Byte/s of every link.
     tenants
-        Flows of others that can disturb those of the step.
+        Flows of other tenants that can disturb those of the step.
     """
 
     successor_start: IntArray
@@ -63,7 +63,7 @@ class StepGraph:
 
     @property
     def num_tasks(self) -> int:
-        """Tasks in all."""
+        """Number of tasks."""
         return len(self.durations)
 
     @cached_property
@@ -88,14 +88,14 @@ class StepGraph:
 def compile_program(program: Program) -> StepGraph:
     """Return the step graph of a program.
 
-    A link whose tasks all hold one stream is never contended, because a stream runs its
-    tasks one after another: such transfers become plain durations, exactly.
+    A link whose tasks all occupy one stream is never contended, because a stream runs its tasks one after another. Such
+    transfers become plain durations, which is exact.
 
     Raises
     ------
     ValueError
-        Where a task names a stream twice, or a stream or task that is not there, or where
-        durations are negative or together exceed 2**60 ticks, or the slowdown is below 1.
+        If a task names a stream twice, or a stream or task that does not exist; if a duration is negative, or all
+        together exceed 2**60 ticks; or if the slowdown is below 1.
     """
     if not 1 <= program.slowdown < inf:
         raise ValueError(f"slowdown is at least 1, met {program.slowdown}")
@@ -119,19 +119,19 @@ def compile_program(program: Program) -> StepGraph:
 
 
 def start_times(graph: StepGraph, ends: IntArray) -> IntArray:
-    """Return the start of every task: the last end of those it waits for."""
+    """Return the start of every task in ticks: the last end of the tasks that it waits for."""
     starts = np.zeros(graph.num_tasks, np.int64)
     np.maximum.at(starts, graph.successors, np.repeat(ends, np.diff(graph.successor_start)))
     return starts
 
 
 def durations_of(program: Program) -> IntArray:
-    """Return the ticks of every task where nothing contends with it: latency and solo transfer."""
+    """Return the ticks of every task if nothing contends with it: its latency and its transfer alone."""
     return _durations(program, _moved(program))[1]
 
 
 def stream_rows(program: Program) -> tuple[IntArray, IntArray]:
-    """Return every (stream, task) that holds it, by stream and in the order in which it runs them.
+    """Return all pairs (stream, task that occupies it), by stream and in the order in which it runs them.
 
     >>> from meshwise.simulator.program import RankClass, Stream, StreamKind, Task, TaskKind, program_of
     >>> tasks = [Task(TaskKind.FORWARD, streams, 1) for streams in ((1,), (0, 1), (1,))]
@@ -146,7 +146,7 @@ def stream_rows(program: Program) -> tuple[IntArray, IntArray]:
 
 
 def _edges(program: Program) -> tuple[IntArray, IntArray, IntArray]:
-    """Return successors by task, and how many tasks each task waits for."""
+    """Return the successors of all tasks as ragged columns, and the number of tasks that each task waits for."""
     count = program.num_tasks
     _require(program.predecessor_of, count, "task")
     stream, holder = stream_rows(program)
@@ -156,7 +156,9 @@ def _edges(program: Program) -> tuple[IntArray, IntArray, IntArray]:
         raise ValueError(f"a task names a stream once, met task {before[before == after][0]} with one twice")
     behind = np.repeat(np.arange(count), np.diff(program.predecessor_start))
     keys = np.concatenate([before * count + after, program.predecessor_of * count + behind])
-    keys.sort(kind="stable")  # merges what is in order already: each stream
+    # For integers of 64 bits a stable sort merges runs: every stream is in order already.
+    keys.sort(kind="stable")
+    # A task may wait for another both on a stream and as a predecessor: the pair counts once.
     keys = keys[np.append(True, keys[1:] != keys[:-1])] if len(keys) else keys
     source = keys // max(count, 1)
     target = keys - source * count
@@ -172,16 +174,17 @@ def _require(indices: IntArray, count: int, what: str) -> None:
 
 
 def _moved(program: Program) -> Shapes:
-    """Return what the flows of a program move, and after them those of its tenants."""
+    """Return the table of bundles of a program's flows, followed by those of its tenants."""
     flows = (*program.flows, *(tenant.flow for tenant in program.background))
     capacity = [link.bandwidth for link in program.links]
     return shapes([flow.usage for flow in flows], [flow.unit for flow in flows], capacity, TICKS_PER_SECOND)
 
 
 def _durations(program: Program, moved: Shapes) -> tuple[IntArray, IntArray]:
-    """Return every task's own ticks, and those with its transfer where that is alone."""
+    """Return the ticks of every task without its transfer, and with its transfer alone on the links."""
     own = _ticks([item.duration for item in program.work])[program.work_of]
     solo = np.append(moved.solo_ticks[: len(program.flows)], 0)[program.flow_of]
+    # Summed as floats, for integers of 64 bits could overflow.
     if own.sum(dtype=np.float64) + solo.sum(dtype=np.float64) > LONGEST:
         raise ValueError(f"the work of a step takes at most {LONGEST} ticks (13 days), met {float(own.sum()):.3g}")
     return own, own + solo
@@ -199,10 +202,7 @@ SHOWN = 12
 
 
 class Deadlock(ValueError):
-    """A program whose order of tasks cannot finish.
-
-    Each task of ``cycle`` waits for the next one, and the last for the first.
-    """
+    """A program that cannot finish: each task of ``cycle`` waits for the next one, and the last for the first."""
 
     def __init__(self, message: str, cycle: tuple[int, ...] = ()) -> None:
         super().__init__(message)
@@ -210,7 +210,7 @@ class Deadlock(ValueError):
 
 
 def deadlock(program: Program, graph: StepGraph, finished: NDArray[np.bool_]) -> Deadlock:
-    """Return the error that names a cycle among the tasks that did not finish."""
+    """Return an error that names a cycle among the tasks that did not finish."""
     cycle = _shorter(program, _cycle(graph, finished))
     names = " waits for ".join(describe(program, task) for task in cycle[:SHOWN])
     more = f" waits for {len(cycle) - SHOWN} more" if len(cycle) > SHOWN else ""
@@ -223,11 +223,12 @@ def deadlock(program: Program, graph: StepGraph, finished: NDArray[np.bool_]) ->
 
 
 def _cycle(graph: StepGraph, finished: NDArray[np.bool_]) -> list[int]:
-    """Return tasks of which each waits for the next, and the last for the first."""
+    """Return unfinished tasks of which each waits for the next one, and the last for the first."""
     source = np.repeat(np.arange(graph.num_tasks), np.diff(graph.successor_start))
     stuck = ~finished[source] & ~finished[graph.successors]
     blocker = np.full(graph.num_tasks, graph.num_tasks)
     np.minimum.at(blocker, graph.successors[stuck], source[stuck])
+    # Every stuck task waits for a stuck one, so that the path must return to one of its own tasks.
     place: dict[int, int] = {}
     task = int(np.argmin(finished))
     while task not in place:
@@ -237,7 +238,7 @@ def _cycle(graph: StepGraph, finished: NDArray[np.bool_]) -> list[int]:
 
 
 def _shorter(program: Program, cycle: list[int]) -> tuple[int, ...]:
-    """Return the cycle without tasks between two of one stream: a task waits for all before it there."""
+    """Return the cycle without tasks between two of the same stream, on which a task waits for all before it."""
     streams = {task: set(program.streams_of(task)) for task in cycle}
     path: list[int] = []
     for task in cycle:
@@ -248,7 +249,7 @@ def _shorter(program: Program, cycle: list[int]) -> tuple[int, ...]:
 
 
 def describe(program: Program, task: int) -> str:
-    """Return a task in words: rank class and rank, what it does, its peers, microbatch and stage."""
+    """Return a task in words: rank class and rank, kind, operators, peers, microbatch and stage."""
     item = program.work[program.work_of[task]]
     operators = list(dict.fromkeys(piece.operators for piece in item.pieces if piece.operators))
     what = f" {operators[0]}" if len(operators) == 1 else f" {operators[0]} to {operators[-1]}" if operators else ""

@@ -1,7 +1,7 @@
-"""What joins nodes: NICs and the switches between them, or devices joined directly; one class a fabric.
+"""Links between nodes: NICs and switches, or direct links between devices; one class for each fabric.
 
-Leaf switches have a spine or pods above them, and pods a core. A dragonfly has routers in all-to-all groups, and
-groups joined all-to-all. On a torus devices are joined directly, on a grid; a graph is any that the user draws.
+Leaf switches have a spine above them, or pods and a core. A dragonfly has groups of routers, with all-to-all links in
+every group and among groups. A torus joins devices directly on a grid; a graph is whatever the user draws.
 """
 
 from collections import Counter
@@ -31,10 +31,10 @@ from meshwise.simulator.machine.topology import Crossbar, Dragonfly, FatTree, Gr
 
 
 class Tier:
-    """Switches of one tier, each with one link up and one down; ``of_nic`` is the one above every NIC.
+    """Switches of one tier, each with one link up and one down; ``switch_of_nic`` is the one above every NIC.
 
-    As parts of the cluster (`Parts`) they are numbered from ``first_part``. Traffic is spread evenly
-    over the switches of the tier above, so that all uplinks of a switch act as one pipe.
+    As parts of the cluster (`Parts`) the switches are numbered from ``first_part``. Traffic spreads evenly over the
+    switches of the next tier, so that all uplinks of a switch act as one link of their total ``capacity``.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Tier:
         self._down = links.add(f"{pattern} down", labels, capacity, owner=owner)
 
     def columns(self, source: IntArray, target: IntArray) -> tuple[IntArray, IntArray]:
-        """Return the links up and down between NICs, -1 where one switch is above both."""
+        """Return the links up and down between NICs, -1 for pairs below the same switch."""
         here, there = self.of_nic[source], self.of_nic[target]
         return where(here != there, self._up, here), where(here != there, self._down, there)
 
@@ -62,7 +62,7 @@ class Tier:
         return self._pattern.format(*(column[switch] for column in self._labels))
 
     def edges(self, above: Iterable[str]) -> Iterator[Edge]:
-        """Yield every switch to the one ``above`` it, and back."""
+        """Yield the edges from every switch to the one above it, of ``upper_names``, and back."""
         ways = zip(above, self._up.tolist(), self._down.tolist(), strict=False)
         for switch, (upper, up, down) in enumerate(ways):
             yield self.name(switch), upper, up
@@ -72,8 +72,8 @@ class Tier:
 class LeafWiring:
     """A leaf-spine or fat-tree network.
 
-    The uplinks of a leaf are as wide as its NICs together over the oversubscription, those of a
-    pod as wide as its leaves' uplinks over the core's; each tier adds its ``hop`` on the way up.
+    The uplinks of a leaf are as wide as its NICs together, divided by the oversubscription; those of a pod are as wide
+    as the uplinks of its leaves, divided by the oversubscription of the core. Each tier adds its ``hop`` on the way up.
     """
 
     def __init__(self, links: Links, fabric: LeafSpine | FatTree, node: IntArray, bandwidth: FloatArray) -> None:
@@ -91,18 +91,18 @@ class LeafWiring:
         self.parts = tuple(tier.part_of_nic for tier in (self._leaves, self._pods) if tier is not None)
 
     def columns(self, source: IntArray, target: IntArray) -> tuple[IntArray, ...]:
-        """Return up and down of every tier where no one switch is above both NICs."""
+        """Return the links up and down of every tier, -1 for tiers that a pair does not need."""
         up, down = self._leaves.columns(source, target)
         if self._pods is None:
             return up, down
         return up, *self._pods.columns(source, target), down
 
     def vertex(self, nic: int) -> str:
-        """Return the leaf of a NIC."""
+        """Return the name of a NIC's leaf."""
         return self._leaves.name(int(self._leaves.of_nic[nic]))
 
     def edges(self) -> Iterator[Edge]:
-        """Yield leaf to spine, or leaf to pod to core, and back."""
+        """Yield the edges from leaf to spine, or from leaf to pod to core, and back."""
         if self._pods is None:
             yield from self._leaves.edges(repeat("spine"))
         else:
@@ -111,7 +111,7 @@ class LeafWiring:
 
 
 def _leaves(fabric: LeafSpine | FatTree, node: IntArray) -> tuple[str, tuple[IntArray, ...], IntArray]:
-    """Return how leaves are called, their labels, and the leaf of every NIC; ``node`` is the node of every NIC."""
+    """Return the name pattern of leaves, their labels, and the leaf of every NIC; ``node`` is the node of every NIC."""
     unit = node // fabric.nodes_per_leaf
     if not fabric.rail_optimized:
         return "leaf {}", (np.arange(unit[-1] + 1),), unit
@@ -124,10 +124,10 @@ def _leaves(fabric: LeafSpine | FatTree, node: IntArray) -> tuple[str, tuple[Int
 
 
 class DragonflyWiring:
-    """Minimal routes: to the gateway of the own group, to the gateway of the other group, to the router.
+    """A dragonfly with minimal routes: to the gateway of the source's group, that of the target's group, the router.
 
-    The router that holds the link of its group to group ``g`` is number ``g % routers_per_group``
-    of the group. Groups are complete even where the last has fewer nodes.
+    The gateway of a group to group ``g``, the router with the link between both, is number ``g % routers_per_group`` of
+    the group. Groups are complete, even if the last one has fewer nodes.
     """
 
     parts: tuple[IntArray, ...] = ()
@@ -146,7 +146,7 @@ class DragonflyWiring:
         self._group = links.add("group {}>{}", self._group_ends, between.bandwidth, between.latency, between.launch)
 
     def columns(self, source: IntArray, target: IntArray) -> tuple[IntArray, ...]:
-        """Return router to gateway, group to group, gateway to router: what is on the way."""
+        """Return the links router to gateway, group to group and gateway to router, -1 for those not needed."""
         here, there = self._router[source], self._router[target]
         group, other = here // self._size, there // self._size
         exit_router = np.where(group == other, there, self._gateway(group, other))
@@ -154,11 +154,11 @@ class DragonflyWiring:
         return self._hop(here, exit_router), self._leap(group, other), self._hop(entry_router, there)
 
     def vertex(self, nic: int) -> str:
-        """Return the router of a NIC."""
+        """Return the name of a NIC's router."""
         return f"router {self._router[nic]}"
 
     def edges(self) -> Iterator[Edge]:
-        """Yield router to router in a group, and gateway to gateway."""
+        """Yield the edges between routers of a group, and between gateways of groups."""
         for tail, head, link in zip(*self._ends, self._local, strict=True):
             yield f"router {tail}", f"router {head}", int(link)
         group, other = self._group_ends
@@ -167,43 +167,43 @@ class DragonflyWiring:
             yield f"router {tail}", f"router {head}", int(link)
 
     def _gateway(self, group: IntArray, other: IntArray) -> IntArray:
-        """Return the router of ``group`` that holds its link to ``other``."""
+        """Return the router of ``group`` with the link to ``target_group``."""
         return group * self._size + other % self._size
 
     def _hop(self, router: IntArray, other: IntArray) -> IntArray:
-        """Return the link between routers of one group, -1 where they are one."""
+        """Return the links between routers of one group, -1 for pairs of the same router."""
         size = self._size
         index = router // size * (size * (size - 1)) + pair_index(router % size, other % size, size)
         return where(router != other, self._local, index)
 
     def _leap(self, group: IntArray, other: IntArray) -> IntArray:
-        """Return the link between groups, -1 where they are one."""
+        """Return the links between groups, -1 for pairs of the same group."""
         return where(group != other, self._group, pair_index(group, other, self._groups))
 
 
 class SwitchingWiring(Protocol):
-    """What lies between NICs.
+    """The switches between NICs.
 
     Attributes
     ----------
     parts
-        For every kind of switch that has links of its own, the one above each NIC; numbers follow those of nodes.
+        For every kind of switch that owns links, the switch above each NIC; their numbers follow those of nodes.
     """
 
     parts: tuple[IntArray, ...]
 
     def columns(self, source: IntArray, target: IntArray) -> tuple[IntArray, ...]:
-        """Return the links from NICs ``source`` to NICs ``target`` in order, -1 where one is not on the way."""
+        """Return columns of links from NICs ``source`` to NICs ``target``, in order; -1 for links not on the route."""
 
     def vertex(self, nic: int) -> str:
-        """Return what a NIC is plugged into."""
+        """Return the vertex that a NIC is plugged into."""
 
     def edges(self) -> Iterator[Edge]:
         """Yield the explicit edges."""
 
 
 class CrossbarWiring:
-    """Nothing that limits NICs."""
+    """A fabric without links: only NICs limit it."""
 
     parts: tuple[IntArray, ...] = ()
 
@@ -212,7 +212,7 @@ class CrossbarWiring:
         return ()
 
     def vertex(self, nic: int) -> str:
-        """Return the fabric."""
+        """Return the one vertex of the fabric."""
         return "fabric"
 
     def edges(self) -> Iterator[Edge]:
@@ -221,9 +221,9 @@ class CrossbarWiring:
 
 
 class NicWiring:
-    """NICs and what lies between them: the whole latency of a NIC is on its way out.
+    """NICs and the switches between them; the link out of a NIC has its whole latency.
 
-    Where a device has a PCIe slot its NIC is behind it, and traffic crosses the slot too.
+    The NIC of a device with a PCIe slot is behind the slot, so that traffic crosses the slot too.
     """
 
     def __init__(
@@ -245,7 +245,7 @@ class NicWiring:
 
     @property
     def parts(self) -> tuple[IntArray, ...]:
-        """For every kind of switch that has links of its own, the one above each device."""
+        """For every kind of switch that owns links, the switch above each device."""
         return tuple(of_nic[self._numbering.nic] for of_nic in self._switches.parts)
 
     def routes(self, source: IntArray, target: IntArray) -> Routes:
@@ -260,7 +260,7 @@ class NicWiring:
         )
 
     def edges(self) -> Iterator[Edge]:
-        """Yield device (or its slot) to fabric and back, and what is in the fabric."""
+        """Yield the edges from device (or its slot) to fabric and back, and those of the fabric."""
         for device, nic in enumerate(self._numbering.nic.tolist()):
             yield self._host.vertex(device), self._switches.vertex(nic), int(self._out[nic])
             yield self._switches.vertex(nic), self._host.vertex(device), int(self._in[nic])
@@ -280,7 +280,7 @@ def _switches(
 
 
 class AxisWiring:
-    """The links along one axis of a grid, whose next position is ``stride`` devices on."""
+    """Links along one axis of a grid; neighbours on it are ``stride`` devices apart."""
 
     def __init__(self, links: Links, torus: Torus, name: str, axis: Axis, stride: int) -> None:
         self._axis, self._stride = axis, stride
@@ -292,21 +292,21 @@ class AxisWiring:
             self._links[down, members] = links.add(pattern, members, link.bandwidth, link.latency, link.launch)
 
     def position(self, devices: IntArray) -> IntArray:
-        """Return where devices stand on the axis."""
+        """Return the positions of devices on the axis."""
         return devices // self._stride % self._axis.size
 
     def moved(self, devices: IntArray, position: IntArray) -> IntArray:
-        """Return the devices that differ from ``devices`` by their position on the axis only."""
+        """Return the devices at ``position`` on the axis that are at the place of ``devices`` on all other axes."""
         return devices + (position - self.position(devices)) * self._stride
 
     def routes(self, source: IntArray, target: IntArray) -> Routes:
-        """Return the routes from ``source`` to the position of ``target`` on the axis."""
+        """Return the routes from ``source``, along the axis, to the position of ``target``."""
         walks = self._axis.walks(self.position(source), self.position(target))
         device = self.moved(source[walks.pair], walks.position)
         return Routes(walks.pair, self._links[walks.down, device], walks.share)
 
     def edges(self) -> Iterator[Edge]:
-        """Yield device to device."""
+        """Yield the edges between neighbours on the axis."""
         for row, step in zip(self._links, (1, -1), strict=True):
             tails = np.flatnonzero(row >= 0)
             heads = self.moved(tails, (self.position(tails) + step) % self._axis.size)
@@ -315,10 +315,10 @@ class AxisWiring:
 
 
 class TorusWiring:
-    """The links of a torus; routes follow its axes in order.
+    """Links of a torus; routes follow its axes in order.
 
-    Devices are numbered with the last axis fastest. Two devices on an axis are joined by one
-    wire each way, wraparound or not.
+    Devices are numbered with the last axis fastest. An axis of two devices has one wire each way, with or without
+    wraparound.
     """
 
     def __init__(self, links: Links, torus: Torus) -> None:
@@ -336,13 +336,13 @@ class TorusWiring:
         return joined(parts)
 
     def edges(self) -> Iterator[Edge]:
-        """Yield device to device."""
+        """Yield the edges between neighbours on all axes."""
         for wiring in self._axes:
             yield from wiring.edges()
 
 
 class GraphWiring:
-    """One link for each edge; devices are the vertices ``device 0``, ``device 1``, ..."""
+    """Links of a user's graph, one for each edge; devices are the vertices ``device 0``, ``device 1``, ..."""
 
     def __init__(self, links: Links, graph: Graph, num_devices: int) -> None:
         self._ends = tuple((tail, head) for tail, head, _ in graph.edges)
@@ -362,14 +362,14 @@ class GraphWiring:
         self._num_devices = num_devices
 
     def routes(self, source: IntArray, target: IntArray) -> Routes:
-        """Return the ways of fewest hops; ``ValueError`` where there is none."""
+        """Return the routes of fewest hops; raise ``ValueError`` if devices are not connected."""
         pairs, entry = np.unique(source * self._num_devices + target, return_inverse=True)
         rows = [self._ways(*divmod(pair, self._num_devices)) for pair in pairs.tolist()]
         routes = table_of(rows).routes(entry)
         return routes._replace(link=self._links[routes.link])
 
     def edges(self) -> Iterator[Edge]:
-        """Yield the edges."""
+        """Yield the edges of the graph."""
         for (tail, head), link in zip(self._ends, self._links.tolist(), strict=True):
             yield tail, head, link
 

@@ -1,8 +1,8 @@
-"""The way between devices and host memory: PCIe slots, switch uplinks, and the memory of NUMA nodes.
+"""Links between devices and host memory: PCIe slots, uplinks of switches, and the memory of NUMA nodes.
 
-A copy to the host crosses the device's slot, the uplink of its switch and the memory of its
-NUMA node. The slot's latency and launch are paid at the memory, which only copies cross: NICs
-and a `PcieTree` share the slot, but have latencies of their own.
+A copy to the host crosses the device's slot, the uplink of its switch and the memory of its NUMA node. The memory's
+link has the slot's latency and launch, as only copies cross it: NICs and a `PcieTree` share the slot, but have
+latencies of their own.
 """
 
 from collections.abc import Iterator
@@ -17,10 +17,10 @@ from meshwise.simulator.machine.topology import Link, PcieTree
 
 
 class HostWiring:
-    """For every device its slot and its switch's uplink, out of the device and into it; -1 where there is none.
+    """Slot and switch uplink of every device, out of the device and into it; -1 for devices without one.
 
-    ``switch`` is the PCIe switch of every device, numbered through the cluster. ``trees`` says
-    whether nodes that are a `PcieTree` have its switches.
+    ``switch`` is the PCIe switch of every device, numbered through the cluster. ``trees`` says whether nodes whose
+    network is a `PcieTree` have the switches of the tree.
     """
 
     def __init__(self, links: Links, numbering: Numbering, trees: bool) -> None:
@@ -32,22 +32,22 @@ class HostWiring:
         self.uplink_out, self.uplink_in = _both_ways(
             links, "pcie switch {}", self.switch, numbering.figures(_uplink_width), node
         )
-        # Without slots the uplinks belong to a `PcieTree` alone.
+        # Without slots the uplinks belong to a `PcieTree` alone, and copies do not cross them.
         self._copy_out = np.where(has_slot, self.uplink_out, -1)
         self._copy_in = np.where(has_slot, self.uplink_in, -1)
         self._host, self._numa = host, _numa_nodes(numbering)
         self._memory_in, self._memory_out = _memories(links, numbering, self._numa)
 
     def to_host(self, devices: IntArray) -> Routes:
-        """Return the routes from ``devices`` to the memory of their hosts."""
+        """Return the routes from ``devices`` to their host memory."""
         return along(self.slot_out[devices], self._copy_out[devices], self._memory_in[devices])
 
     def from_host(self, devices: IntArray) -> Routes:
-        """Return the routes from the memory of their hosts to ``devices``."""
+        """Return the routes to ``devices`` from their host memory."""
         return along(self._memory_out[devices], self._copy_in[devices], self.slot_in[devices])
 
     def vertex(self, device: int) -> str:
-        """Return where the NIC of ``device`` is reached: below its slot where it has one."""
+        """Return the vertex at which ``device`` meets its NIC: the far end of its slot, if it has one."""
         return f"slot {device}" if self.slot_out[device] >= 0 else f"device {device}"
 
     def edges(self) -> Iterator[Edge]:
@@ -68,7 +68,7 @@ class HostWiring:
 
 
 def _slot(node: Node) -> Link:
-    """Return a device's slot; where the host has none, one that costs nothing."""
+    """Return the link of a device's slot; a link without cost if the host has no slots."""
     return node.host.pcie.link if node.host.pcie is not None else Link(0.0, inf)
 
 
@@ -83,9 +83,9 @@ def _uplink_width(node: Node) -> float:
 
 
 def _memory_width(node: Node) -> float:
-    """Return byte/s of one NUMA node's memory; infinite where it is no link.
+    """Return byte/s of the memory of one NUMA node; infinite if it needs no link.
 
-    A memory without limit that has to carry the slot's latency is as wide as its slots together.
+    A memory without limit needs a link if it carries the slot's latency; it is then as wide as its slots together.
     """
     host, slot = node.host, _slot(node)
     if host.memory_bandwidth < inf or slot.latency == slot.launch == 0:
@@ -94,7 +94,7 @@ def _memory_width(node: Node) -> float:
 
 
 def _devices_per_switch(node: Node, trees: bool) -> int:
-    """Return how many devices share an uplink; 0 where there are no uplinks."""
+    """Return the number of devices that share an uplink; 0 for no uplinks."""
     tree, pcie = node.network, node.host.pcie
     if not (trees and isinstance(tree, PcieTree)):
         return pcie.devices_per_switch if pcie is not None and pcie.devices_per_switch > 1 else 0
@@ -107,7 +107,7 @@ def _devices_per_switch(node: Node, trees: bool) -> int:
 
 
 def _switches(numbering: Numbering, trees: bool) -> IntArray:
-    """Return the PCIe switch of every device, -1 where there are none; no switch serves two hosts."""
+    """Return the number of the PCIe switch of every device, -1 for none; no switch serves two hosts."""
     shared = numbering.counts(lambda kind: _devices_per_switch(kind, trees))
     hosts = numbering.counts(lambda kind: kind.hosts)
     in_host = numbering.counts(lambda kind: kind.devices // kind.hosts)
@@ -120,12 +120,14 @@ def _switches(numbering: Numbering, trees: bool) -> IntArray:
 def _both_ways(
     links: Links, name: str, of_device: IntArray, width: FloatArray, node: IntArray
 ) -> tuple[IntArray, IntArray]:
-    """Return for every device the links out of and into its slot or switch, as wide as its node says.
+    """Add the links out of and into every slot or switch, and return both for every device.
 
-    ``of_device`` is -1 where it has none, and so are the links; it rises where it is not.
+    ``part_of_device`` numbers the slot or switch of every device, in rising order; it is -1 for devices without one,
+    whose links are -1 too. ``width`` is the bandwidth by node.
     """
     first = np.flatnonzero((of_device >= 0) & (np.diff(of_device, prepend=-1) != 0))
     part, owner = of_device[first], node[first]
+    # One row more than parts, so that index -1 finds -1.
     ways = np.full((2, int(of_device.max()) + 2), -1)
     for way, end in zip(ways, ("out", "in"), strict=True):
         way[part] = links.add(f"{name} {end}", part, width[owner], owner=owner)
@@ -133,14 +135,14 @@ def _both_ways(
 
 
 def _numa_nodes(numbering: Numbering) -> IntArray:
-    """Return for every device its NUMA node, counted in its host."""
+    """Return the NUMA node of every device, numbered inside its host."""
     numa_nodes = numbering.counts(lambda kind: kind.host.numa_nodes)[numbering.node]
     in_host = numbering.counts(lambda kind: kind.devices // kind.hosts)[numbering.node]
     return numbering.host_local * numa_nodes // in_host
 
 
 def _memories(links: Links, numbering: Numbering, numa: IntArray) -> tuple[IntArray, IntArray]:
-    """Return for every device the links into and out of the memory of its NUMA node."""
+    """Add the links into and out of the memory of NUMA nodes, and return both for every device."""
     node_of_host = owners(numbering.counts(lambda kind: kind.hosts))
     per_host = numbering.counts(lambda kind: kind.host.numa_nodes)[node_of_host]
     host, first = owners(per_host), starts(per_host)

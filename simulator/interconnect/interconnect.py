@@ -1,4 +1,4 @@
-"""Links and routes of a cluster."""
+"""The interconnect of a cluster: its links and the routes over them."""
 
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 class Interconnect:
     """The links of a cluster, numbered from 0, and the routes over them.
 
-    Devices of one node send over its network, others by the NIC of the source, the fabric and
-    the NIC of the target. A `Torus` or a `Graph` joins devices itself: such a cluster has links
-    neither of node networks nor of NICs.
+    Devices of one node send over its network, devices of different nodes over the NIC of the source, the fabric and
+    the NIC of the target. A `Torus` or a `Graph` joins devices itself: such a cluster has no links of node networks or
+    NICs.
 
     Attributes
     ----------
     num_links
-        Links in all, each one direction.
+        Number of links, each one direction.
     bandwidth
-        Byte/s of every link, at the speed it really has.
+        Byte/s of every link, after ``link_speeds`` of the cluster.
     latency
-        Seconds that a message pays when it enters the link; along a route they add up.
+        Seconds that a message pays on entering the link; the latencies of a route add up.
     launch
-        Base cost in s of a collective that uses the link; of several links the largest counts.
+        Seconds that a collective over the link costs once; of several links the largest counts.
     parts
-        The nodes and switches that links belong to.
+        The nodes and switches that own links.
     """
 
     num_links: int
@@ -64,16 +64,17 @@ class Interconnect:
         self.bandwidth, self.latency, self.launch = self._links.figures()
         self.num_links = len(self.bandwidth)
         self._apply(cluster.link_speeds)
+        # Interconnects are cached and shared by all users of a cluster.
         for figures in (self.bandwidth, self.latency, self.launch):
             figures.setflags(write=False)
 
     def routes(self, source: IntArray, target: IntArray) -> Routes:
-        """Return the routes from ``source[i]`` to ``target[i]``; a device sends itself nothing over links.
+        """Return the routes from ``source[i]`` to ``target[i]``; a device needs no link to reach itself.
 
         Raises
         ------
         ValueError
-            Where the arrays differ in length, a device does not exist, or a graph has no way.
+            If the arrays differ in length, a device does not exist, or a graph has no path.
         """
         source, target = self._devices(source), self._devices(target)
         if len(source) != len(target):
@@ -89,24 +90,24 @@ class Interconnect:
 
     @cached_property
     def place(self) -> IntArray:
-        """For every device a number for its kind of node and its place in it: equal numbers lie alike there."""
+        """For every device a number, equal for devices at the same position of nodes of the same kind."""
         place = self._numbering
         return place.kind * max(kind.devices for kind in place.kinds) + place.local
 
     def to_host(self, devices: IntArray) -> Routes:
-        """Return the routes from ``devices`` to the memory of their hosts."""
+        """Return the routes from ``devices`` to their host memory."""
         return self._host.to_host(self._devices(devices))
 
     def from_host(self, devices: IntArray) -> Routes:
-        """Return the routes from the memory of their hosts to ``devices``."""
+        """Return the routes to ``devices`` from their host memory."""
         return self._host.from_host(self._devices(devices))
 
     def host_of(self, devices: IntArray) -> IntArray:
-        """Return the host that holds each device, numbered through the cluster."""
+        """Return the host of every device, numbered through the cluster."""
         return self._numbering.host[self._devices(devices)]
 
     def name(self, link: int) -> str:
-        """Return the name of a link, as ``nic 3 out``."""
+        """Return the name of a link, such as ``nic 3 out``."""
         return self._links.name(link)
 
     def names(self, links: IntArray) -> list[str]:
@@ -114,17 +115,17 @@ class Interconnect:
         return self._links.names(links)
 
     def link(self, name: str) -> int:
-        """Return the link of that name; ``ValueError`` tells the nearest."""
+        """Return the number of the link called ``name``; a ``ValueError`` names the most similar one."""
         return self._links.link(name)
 
     def kind(self, link: int) -> str:
-        """Return the words of a link's name without its numbers, as ``nic out``; ``edge`` in a `Graph`."""
+        """Return a link's name without its numbers, such as ``nic out``; ``edge`` in a `Graph`."""
         return self._links.family(link).kind
 
     def graph(self) -> "nx.DiGraph[str]":
-        """Return all links as a graph of named vertices; each edge has its number as ``link``.
+        """Return all links as a graph of named vertices, whose edges have the attribute ``link``, its number.
 
-        Devices that share a link have each an edge for it.
+        Devices that share a link have an edge each for it.
         """
         import networkx as nx
 
@@ -150,12 +151,12 @@ class Interconnect:
 
 @lru_cache(maxsize=8)
 def interconnect(cluster: Cluster) -> Interconnect:
-    """Return the links of ``cluster`` and the routes over them.
+    """Return the interconnect of ``cluster``.
 
     Raises
     ------
     ValueError
-        Where a node's wires do not join its devices, or a link of ``link_speeds`` does not exist.
+        If the wires of a node do not connect all of its devices, or a link of ``link_speeds`` does not exist.
     """
     return Interconnect(cluster)
 
@@ -163,7 +164,7 @@ def interconnect(cluster: Cluster) -> Interconnect:
 def _some(
     wiring: NodeWiring | TorusWiring | GraphWiring | NicWiring, wanted: BoolArray, source: IntArray, target: IntArray
 ) -> Routes:
-    """Return the routes of the ``wanted`` pairs."""
+    """Return the routes over ``wiring`` of the selected pairs, numbered among all pairs."""
     pairs = np.flatnonzero(wanted)
     routes = wiring.routes(source[pairs], target[pairs])
     return routes._replace(pair=pairs[routes.pair])

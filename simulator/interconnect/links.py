@@ -1,7 +1,7 @@
-"""The links of a cluster by number and by name, and what they belong to.
+"""The links of a cluster by number and by name, and the parts of the cluster that own them.
 
-`Numbering` says where each device sits: its node, its host and the NIC it uses, all numbered through the cluster.
-`Parts` are what links belong to: nodes, leaf switches and pods.
+`Numbering` has the node, the host and the NIC of every device, all numbered through the cluster. `Parts` are the owners
+of links: nodes, leaf switches and pods.
 """
 
 import re
@@ -21,17 +21,17 @@ from meshwise.simulator.machine.cluster import Cluster, Node
 
 
 class Parts:
-    """Nodes, leaf switches and pods, numbered through the cluster, and the links that each has.
+    """Nodes, leaf switches and pods, numbered through the cluster, and the links that each owns.
 
-    Parts that are built alike have as many links of every family, in the same order.
+    Parts of the same build own as many links of every family, in the same order.
 
     Parameters
     ----------
-    of_device
-        [levels, devices]: the node of every device, and the switches above its NIC; each level has
-        higher numbers than the one before.
+    device_parts
+        [levels, devices]: the node of every device, and the switches above its NIC; the numbers of a level are higher
+        than those of the level before.
     owners
-        For every family of links the part that has each, rising; -1 where links belong to none.
+        For every family, the part that owns each of its links, in rising order; -1 for links without an owner.
     """
 
     def __init__(self, of_device: IntArray, owners: tuple[IntArray, ...]) -> None:
@@ -41,17 +41,17 @@ class Parts:
 
     @cached_property
     def own_all(self) -> bool:
-        """Whether every link belongs to a part."""
+        """Whether every link has an owner."""
         return all(int(owner[0]) >= 0 for owner in self._owners)
 
     @cached_property
     def _owner(self) -> IntArray:
-        """The part of every link."""
+        """The owner of every link."""
         return np.concatenate(self._owners)
 
     @cached_property
     def _first(self) -> IntArray:
-        """[families, devices]: the first link of every family on the part that each device is in."""
+        """[families, devices]: the first link of every family that the device's part owns."""
         levels = self.of_device.min(axis=1)
         first = np.empty((len(self._owners), self.of_device.shape[1]), dtype=np.int64)
         for row, start, owner in zip(first, self._starts, self._owners, strict=False):
@@ -66,22 +66,26 @@ class Parts:
         return tuple(slice(start, end) for start, end in pairwise(self._starts.tolist()))
 
     def owners(self, family: int) -> IntArray:
-        """Return the parts of the links of a family."""
+        """Return the owners of the links of a family."""
         return self._owners[family]
 
     def owner(self, links: IntArray) -> IntArray:
-        """Return the part of each of ``links``."""
+        """Return the owner of each of ``links``."""
         found: IntArray = self._owner[links]
         return found
 
     def places(self, links: IntArray, devices: IntArray) -> tuple[IntArray, IntArray]:
-        """Return the family of ``links``, and where each comes in it on its part, in which is one of ``devices``."""
+        """Return for each of ``links`` its family and its position among the links of that family on its owner.
+
+        ``devices[i]`` is any device in the owner of ``links[i]``.
+        """
         family = np.searchsorted(self._starts, links, side="right") - 1
         return family, links - self._first[family, devices]
 
     def links(self, family: IntArray, place: IntArray, devices: IntArray) -> IntArray:
-        """Return the links that come there on the parts that other devices are in."""
+        """Return the links of a family at these positions, on the parts in which ``devices`` are."""
         num_devices = self._first.shape[1]
+        # These arrays have a row for every group and link: a flat index and a sum in place save copies of them.
         found: IntArray = self._first.ravel()[family * num_devices + devices]
         found += place
         return found
@@ -90,18 +94,18 @@ class Parts:
 _NUMBER = re.compile(r"\d+")
 _LARGEST = 2**31
 _SHOWN = 60
-"""Characters of a foreign name that a message repeats at most."""
+"""Characters of a user's name that a message repeats at most."""
 _COMPARED = 1000
-"""Names that a wrong one is compared with."""
+"""Names of a family that an unknown name is compared with at most."""
 FEW = 16
-"""Links that are looked for one by one; for more all names are written out once."""
+"""Look-ups by name that are answered one at a time; for more, all names of a family are written into a table."""
 
 Edge = tuple[str, str, int]
-"""A link of the explicit graph: from, to, and its number."""
+"""A link of the explicit graph: (from, to, number)."""
 
 
 class Family(NamedTuple):
-    """Links named alike: link ``first + i`` is ``pattern`` with the labels of row ``i`` in it."""
+    """Links of one name pattern: the name of link ``first_link + i`` is ``pattern`` with the labels of row ``i``."""
 
     first: int
     pattern: str
@@ -109,24 +113,28 @@ class Family(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The words of the name that hold no label; ``edge`` where there are none."""
+        """The words of the name without labels; ``edge`` if there are none."""
         return " ".join(word for word in self.pattern.split() if "{" not in word) or "edge"
 
     @property
     def has_text(self) -> bool:
-        """Whether labels are names that the user gave, not numbers."""
+        """Whether labels are names from the user, not numbers."""
         return self.labels.dtype == object
 
     def name(self, index: int) -> str:
-        """Return the name of link ``first + index``."""
+        """Return the name of link ``first_link + index``."""
         return self.pattern.format(*self.labels[index])
 
     def nearest(self, name: str) -> int:
-        """Return the index whose name is ``name``, or else one that comes near: of many by text, one of the first."""
+        """Return the index of the link called ``name``, or of one with a similar name.
+
+        Of labels that are text, only the first ones are compared.
+        """
         if self.has_text:
             names = [self.name(index) for index in range(min(len(self.labels), _COMPARED))]
             return names.index(get_close_matches(name[:_SHOWN], names, n=1, cutoff=0.0)[0])
         width = self.labels.shape[1]
+        # The first digits suffice: a number of a thousand of them would not fit 64 bits.
         numbers = [min(int(digits[:12]), _LARGEST) for digits in _NUMBER.findall(name)[:width]]
         wanted = np.array(numbers + [0] * (width - len(numbers)))
         return int(np.abs(self.labels - wanted).sum(axis=1).argmin())
@@ -152,10 +160,10 @@ class Links:
         launch: float | FloatArray = 0.0,
         owner: IntArray | None = None,
     ) -> IntArray:
-        """Return the numbers of new links, one for each row of labels.
+        """Add a family of links, one for each row of labels, and return their numbers.
 
-        Labels are a column of integers, several such columns, or rows of text. ``owner`` is the part
-        (`Parts`) that has each link, rising; ``None`` where they belong to none.
+        Labels are a column of integers, several such columns, or rows of text. ``owner`` is the part (`Parts`) that
+        owns each link, in rising order; ``None`` for links without an owner.
         """
         rows = _rows(labels)
         if len(rows):
@@ -166,7 +174,7 @@ class Links:
         return np.arange(self._count - len(rows), self._count)
 
     def figures(self) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return bandwidth, latency and launch of every link."""
+        """Return bandwidth in byte/s, latency in s and launch in s of every link."""
         found = np.empty((3, self._count))
         for family, figures in zip(self._families, self._figures, strict=True):
             for column, figure in zip(found, figures, strict=True):
@@ -175,11 +183,11 @@ class Links:
         return bandwidth, latency, launch
 
     def parts(self, of_device: IntArray) -> Parts:
-        """Return which of the parts that each device is in has which links."""
+        """Return the parts of the cluster, given those of every device, [levels, devices]."""
         return Parts(of_device, tuple(self._owners))
 
     def family(self, link: int) -> Family:
-        """Return the family of ``link``; ``ValueError`` where there is no such link."""
+        """Return the family of ``link``; raise ``ValueError`` if there is no such link."""
         if not 0 <= link < self._count:
             raise ValueError(f"links are numbered below {self._count}, met {link}")
         return self._families[bisect_right(self._families, link, key=lambda family: family.first) - 1]
@@ -190,7 +198,7 @@ class Links:
         return family.name(int(link) - family.first)
 
     def names(self, links: IntArray) -> list[str]:
-        """Return the names of many links, a family at a time."""
+        """Return the names of many links."""
         found = [""] * len(links)
         for family in self._families:
             where = np.flatnonzero((links >= family.first) & (links < family.first + len(family.labels)))
@@ -200,14 +208,14 @@ class Links:
         return found
 
     def _named(self, family: Family) -> dict[str, int]:
-        """Return the places of links in a family by name."""
+        """Return the indices of the links of a family by name."""
         if family.first not in self._places:
             rows = family.labels.tolist()
             self._places[family.first] = {family.pattern.format(*row): index for index, row in enumerate(rows)}
         return self._places[family.first]
 
     def link(self, name: str) -> int:
-        """Return the number of the link called ``name``; ``ValueError`` tells the nearest name."""
+        """Return the number of the link called ``name``; a ``ValueError`` names the most similar one."""
         pattern = _NUMBER.sub("{}", name)
         self._asked += 1
         for family in self._families:
@@ -236,21 +244,21 @@ def _rows(labels: IntArray | tuple[IntArray, ...] | tuple[tuple[str, str], ...])
 
 @dataclass(frozen=True, eq=False)
 class Numbering:
-    """Numbers of the parts of a cluster, node by node.
+    """Numbers of nodes, hosts and NICs of a cluster, node by node.
 
     Parameters
     ----------
     kinds
-        The different kinds of node.
+        The distinct kinds of node.
     node_kind, node_rank
-        For every node its kind, and its place among the nodes of that kind.
+        For every node its kind, and its position among the nodes of that kind.
     node, local, kind, rank
-        For every device its node, its place in it, the node's kind, and the device's place
-        among the devices of all nodes of that kind.
+        For every device its node, its position in the node, the node's kind, and the device's position among the
+        devices of all nodes of that kind.
     host, host_local
-        For every device its host, and its place among that host's devices.
+        For every device its host, and its position among that host's devices.
     nic
-        For every device the NIC it uses.
+        For every device its NIC.
     """
 
     kinds: tuple[Node, ...]
@@ -265,11 +273,11 @@ class Numbering:
     nic: IntArray
 
     def counts(self, count: Callable[[Node], int]) -> IntArray:
-        """Return for every node a count of its kind."""
+        """Return ``count`` of the kind of every node."""
         return np.array([count(kind) for kind in self.kinds], dtype=np.int64)[self.node_kind]
 
     def figures(self, figure: Callable[[Node], float]) -> FloatArray:
-        """Return for every node a figure of its kind."""
+        """Return ``figure`` of the kind of every node."""
         return np.array([figure(kind) for kind in self.kinds], dtype=np.float64)[self.node_kind]
 
     def nodes_of(self, kind: int) -> IntArray:
@@ -282,17 +290,17 @@ class Numbering:
 
 
 def owners(counts: IntArray) -> IntArray:
-    """Return the owner of every part, where owner ``i`` has ``counts[i]`` of them."""
+    """Return the owner of every part if owner ``i`` has ``counts[i]`` parts."""
     return np.repeat(np.arange(len(counts)), counts)
 
 
 def starts(counts: IntArray) -> IntArray:
-    """Return the number of the first part of every owner."""
+    """Return the number of the first part of every owner if owner ``i`` has ``counts[i]`` parts."""
     return np.cumsum(counts) - counts
 
 
 def numbering(cluster: Cluster) -> Numbering:
-    """Return where every device of ``cluster`` sits."""
+    """Return the numbering of nodes, hosts and NICs of ``cluster``."""
     number = {node: index for index, node in enumerate(dict.fromkeys(node for node, _ in cluster.nodes))}
     kinds = tuple(number)
     of_node = np.array([number[node] for node, _ in cluster.nodes])[cluster.node_kinds]
@@ -310,7 +318,7 @@ def numbering(cluster: Cluster) -> Numbering:
 
 
 def _ranks(kinds: IntArray, count: int) -> IntArray:
-    """Return the place of every member among those of its kind."""
+    """Return the position of every item among the items of its kind."""
     ranks = np.zeros(len(kinds), dtype=np.int64)
     for kind in range(count):
         members = np.flatnonzero(kinds == kind)

@@ -1,7 +1,7 @@
-"""Links inside nodes, and the routes between devices of one node: one class a kind of network.
+"""Links inside nodes, and the routes between devices of one node: one class for each kind of network.
 
 Devices share a non-blocking switch, are wired in a ring or to each other, or reach each other over PCIe switches and
-sockets. Along an axis of a ring or a torus bytes go the short way round, an exact half by both ways.
+sockets. Along an axis of a ring or a torus bytes go in the shorter direction; at equal distance half goes in each.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ from meshwise.simulator.machine.topology import Link, Mesh, PcieTree, Ring, Swit
 
 
 class Ports:
-    """A port out, which has the whole latency, and a port in for every device of a kind of node."""
+    """A port out of and a port into every device of a kind of node; the port out has the whole latency."""
 
     def __init__(self, links: Links, numbering: Numbering, kind: int, link: Link) -> None:
         self.devices = numbering.devices_of(kind)
@@ -53,11 +53,11 @@ class SwitchWiring:
         self._ports = Ports(links, numbering, kind, link)
 
     def routes(self, source: IntArray, target: IntArray) -> Routes:
-        """Return port out, port in."""
+        """Return the routes: the source's port out, the target's port in."""
         return along(self._ports.out(source), self._ports.into(target))
 
     def edges(self) -> Iterator[Edge]:
-        """Yield device to switch and switch to device."""
+        """Yield the edges from devices to the switch and back."""
         devices = self._ports.devices
         for device, out, into in zip(devices, self._ports.out(devices), self._ports.into(devices), strict=True):
             yield f"device {device}", f"node {self._node[device]} switch", int(out)
@@ -65,9 +65,9 @@ class SwitchWiring:
 
 
 class Wires:
-    """Wire ``i`` leads from part ``tail[i]`` to part ``head[i]`` of every node of a kind.
+    """Wires of all nodes of a kind: wire ``i`` leads from part ``tail[i]`` to part ``head[i]`` of a node.
 
-    ``width[i]`` is how many links it bundles, 1 where it is not given.
+    ``width[i]`` is the number of links that it bundles, by default 1.
     """
 
     def __init__(
@@ -89,25 +89,28 @@ class Wires:
         self._links = added.reshape(len(nodes), count)
 
     def of(self, devices: IntArray, wires: IntArray) -> IntArray:
-        """Return for every device the link that is a wire of its node."""
+        """Return the links of ``wires[i]`` in the node of ``devices[i]``."""
         return self._links[self._numbering.node_rank[self._numbering.node[devices]], wires]
 
     def between_devices(self) -> Iterator[Edge]:
-        """Yield the explicit edges where the parts are devices."""
+        """Yield the explicit edges of wires between devices."""
         devices = self._numbering.devices_of(self._kind).reshape(len(self._links), -1)
         for members, row in zip(devices, self._links, strict=True):
             for tail, head, link in zip(self.tail, self.head, row, strict=True):
                 yield f"device {members[tail]}", f"device {members[head]}", int(link)
 
     def between(self, part: str) -> Iterator[Edge]:
-        """Yield the explicit edges where the parts are numbered in their node and called ``part``."""
+        """Yield the explicit edges of wires between parts called ``part``, numbered inside their node."""
         for node, row in zip(self._numbering.nodes_of(self._kind), self._links, strict=True):
             for tail, head, link in zip(self.tail, self.head, row, strict=True):
                 yield f"node {node} {part} {tail}", f"node {node} {part} {head}", int(link)
 
 
 class Walks(NamedTuple):
-    """Steps sorted by pair: a ``share`` of the pair's bytes leaves ``position``, up or (``down`` is 1) down."""
+    """Steps along an axis, sorted by pair: a ``share`` of the pair's bytes leaves ``position``.
+
+    ``direction`` is 0 for a step to the next higher position, 1 for one to the next lower.
+    """
 
     pair: IntArray
     position: IntArray
@@ -116,17 +119,17 @@ class Walks(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """Positions in a row, ``closed`` to a ring or not."""
+    """An axis of ``size`` positions, ``closed`` to a ring or not."""
 
     size: int
     closed: bool
 
     def exits(self, down: int) -> IntArray:
-        """Return the positions from which a link leads up the axis, or (``down`` is 1) down."""
+        """Return the positions from which a link leads up the axis or, if ``direction`` is 1, down."""
         return np.arange(self.size) if self.closed else np.arange(down, self.size - 1 + down)
 
     def walks(self, source: IntArray, target: IntArray) -> Walks:
-        """Return the steps from every source position to its target.
+        """Return the steps from every source position to its target, in the shorter direction.
 
         >>> there = axis(4).walks(np.array([3, 0]), np.array([0, 2]))
         >>> there.position.tolist(), there.down.tolist(), there.share.tolist()
@@ -135,6 +138,7 @@ class Axis(NamedTuple):
         hops = np.stack([target - source, source - target], axis=1)
         if self.closed:
             hops %= self.size
+            # The longer direction is dropped; at equal distance both stay and share the bytes.
             hops[hops > hops[:, ::-1]] = 0
         hops = np.maximum(hops, 0)
         share = 1.0 / np.maximum(np.count_nonzero(hops, axis=1), 1)
@@ -144,12 +148,12 @@ class Axis(NamedTuple):
 
 
 def axis(size: int, wraparound: bool = True) -> Axis:
-    """Return the axis of ``size`` positions; two joined by one wire are no ring."""
+    """Return an axis of ``size`` positions; two positions have a single wire and are not a ring."""
     return Axis(size, wraparound and size > 2)
 
 
 class RingWiring:
-    """A link from each device to the next and to the one before, in all nodes of one kind."""
+    """Links from each device to the next and to the previous one, in all nodes of one kind."""
 
     def __init__(self, links: Links, numbering: Numbering, kind: int, link: Link) -> None:
         self._local, self._axis = numbering.local, axis(numbering.kinds[kind].devices)
@@ -161,7 +165,7 @@ class RingWiring:
         self._wire[1, down] = np.arange(len(up), len(ends[0]))
 
     def routes(self, source: IntArray, target: IntArray) -> Routes:
-        """Return the short way round."""
+        """Return the routes in the shorter direction."""
         walks = self._axis.walks(self._local[source], self._local[target])
         link = self._wires.of(source[walks.pair], self._wire[walks.down, walks.position])
         return Routes(walks.pair, link, walks.share)
@@ -172,14 +176,14 @@ class RingWiring:
 
 
 class FullMeshWiring:
-    """A link between every two devices."""
+    """Links between every two devices of a node, in all nodes of one kind."""
 
     def __init__(self, links: Links, numbering: Numbering, kind: int, link: Link) -> None:
         self._local, self._size = numbering.local, numbering.kinds[kind].devices
         self._wires = Wires(links, numbering, kind, "node {} link {}>{}", ordered_pairs(self._size), link)
 
     def routes(self, source: IntArray, target: IntArray) -> Routes:
-        """Return the one link."""
+        """Return the routes, of one link each."""
         return along(self._wires.of(source, pair_index(self._local[source], self._local[target], self._size)))
 
     def edges(self) -> Iterator[Edge]:
@@ -188,7 +192,7 @@ class FullMeshWiring:
 
 
 class MeshWiring:
-    """Links between some pairs of devices; the others send through them, by ways found when first asked for."""
+    """Links between some pairs of devices; other pairs send over them, by routes found at their first use."""
 
     def __init__(self, links: Links, numbering: Numbering, kind: int, mesh: Mesh) -> None:
         self._local, self._size = numbering.local, numbering.kinds[kind].devices
@@ -199,7 +203,8 @@ class MeshWiring:
         self._shortest = _joined(tuple(width), self._size)
 
     def routes(self, source: IntArray, target: IntArray) -> Routes:
-        """Return the ways of fewest hops."""
+        """Return the routes of fewest hops."""
+        # Routes are the same in every node, so that each pair of positions is looked up once.
         wanted, entry = np.unique(self._local[source] * self._size + self._local[target], return_inverse=True)
         ways = (self._shortest.ways(*divmod(pair, self._size)) for pair in wanted.tolist())
         local = table_of([way for way in ways if way is not None]).routes(entry)
@@ -211,7 +216,7 @@ class MeshWiring:
 
 
 def _widths(mesh: Mesh, size: int) -> dict[tuple[int, int], int]:
-    """Return how many links lead from one device to another, in order of the two."""
+    """Return the number of links from one device to another, in order of both."""
     width: dict[tuple[int, int], int] = {}
     for a, b, count in mesh.pairs:
         if max(a, b) >= size:
@@ -222,7 +227,7 @@ def _widths(mesh: Mesh, size: int) -> dict[tuple[int, int], int]:
 
 
 def _joined(wires: tuple[tuple[int, int], ...], size: int) -> Shortest:
-    """Return the ways over ``wires``, each of which there is in both directions; they join all devices."""
+    """Return the shortest paths over ``wires``, given in both directions; raise if they do not connect all devices."""
     shortest = Shortest(size, wires)
     reached = shortest.distances(0)
     missing = next((device for device in range(size) if device not in reached), None)
@@ -232,9 +237,9 @@ def _joined(wires: tuple[tuple[int, int], ...], size: int) -> Shortest:
 
 
 class PcieTreeWiring:
-    """A port for every device, the uplinks of switches, and a link between every two sockets of a node.
+    """Ports of devices, uplinks of switches, and links between every two sockets of a node.
 
-    The uplinks, and the slots where the host has them, are those that copies to the host cross.
+    Uplinks, and slots if the host has them, are shared with copies to the host.
     """
 
     def __init__(self, links: Links, numbering: Numbering, kind: int, tree: PcieTree, host: HostWiring) -> None:
@@ -245,7 +250,7 @@ class PcieTreeWiring:
         self._wires = Wires(links, numbering, kind, pattern, ordered_pairs(self._sockets), tree.socket)
 
     def routes(self, source: IntArray, target: IntArray) -> Routes:
-        """Return slot and port out, uplink, socket to socket, uplink, port and slot in: what is on the way."""
+        """Return the routes: slot and port out, uplink, socket to socket, uplink, port and slot in, where needed."""
         host, here, there = self._host, self._socket(source), self._socket(target)
         leaves_switch, leaves_socket = host.switch[source] != host.switch[target], here != there
         socket = np.full(len(source), -1)
@@ -262,7 +267,7 @@ class PcieTreeWiring:
         )
 
     def edges(self) -> Iterator[Edge]:
-        """Yield device (or its slot) to switch to socket to socket, and back."""
+        """Yield the edges from device (or its slot) to switch to socket to socket, and back."""
         host, devices = self._host, self._ports.devices
         sockets = self._socket(devices)
         for device, socket, out, into in zip(
@@ -277,7 +282,7 @@ class PcieTreeWiring:
         yield from self._wires.between("socket")
 
     def _socket(self, devices: IntArray) -> IntArray:
-        """Return the socket of every device, counted in its node."""
+        """Return the socket of every device, numbered inside its node."""
         first = devices - self._numbering.local[devices]
         switch: IntArray = self._host.switch[devices] - self._host.switch[first]
         return switch // self._per_socket
@@ -287,14 +292,14 @@ class NodeWiring(Protocol):
     """The links inside all nodes of one kind."""
 
     def routes(self, source: IntArray, target: IntArray) -> Routes:
-        """Return the routes between different devices; the two of each pair are in one node of the kind."""
+        """Return the routes between different devices; both of a pair are in one node of the kind."""
 
     def edges(self) -> Iterator[Edge]:
         """Yield the explicit edges."""
 
 
 def node_wiring(links: Links, numbering: Numbering, host: HostWiring, kind: int) -> NodeWiring:
-    """Return the links inside the nodes of a kind, added to ``links``."""
+    """Add the links inside the nodes of a kind to ``links``, and return their wiring."""
     match numbering.kinds[kind].network:
         case Switch(link=link):
             return SwitchWiring(links, numbering, kind, link)

@@ -1,7 +1,7 @@
-"""Routes as arrays: the links that each pair of devices sends over, and the share of its bytes on each.
+"""Routes as arrays: the links over which each pair of devices sends, and the share of its bytes on each.
 
-`Shortest` finds routes of fewest hops over any small graph, split evenly at every vertex. What is wired all-to-all
-has a link for each ordered pair of different things, numbered without gaps.
+`ShortestPaths` finds the routes of fewest hops over any small graph, split evenly at every vertex. All-to-all wiring
+has a link for each ordered pair of different parts; `ordered_pairs` numbers these pairs without gaps.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,10 @@ BoolArray = NDArray[np.bool_]
 
 
 class Routes(NamedTuple):
-    """Sparse rows: pair ``pair[i]`` puts ``share[i]`` of its bytes over ``link[i]``; sorted by pair."""
+    """Routes of many pairs as sparse rows: pair ``pair[i]`` sends ``share[i]`` of its bytes over ``link[i]``.
+
+    Rows are sorted by pair.
+    """
 
     pair: IntArray
     link: IntArray
@@ -25,14 +28,14 @@ class Routes(NamedTuple):
 
 
 class RouteTable(NamedTuple):
-    """Routes by entry: entry ``e`` has the rows ``start[e]:start[e + 1]``."""
+    """Table of routes: entry ``e`` has the rows ``start[e]:start[e + 1]``."""
 
     start: IntArray
     link: IntArray
     share: FloatArray
 
     def routes(self, entries: IntArray) -> Routes:
-        """Return the routes of pairs that each have the rows of one entry."""
+        """Return the routes of pairs, of which pair ``i`` has the rows of ``entries[i]``."""
         first = self.start[entries]
         pair, step = expanded(self.start[entries + 1] - first)
         row = first[pair] + step
@@ -40,7 +43,7 @@ class RouteTable(NamedTuple):
 
 
 def expanded(counts: IntArray) -> tuple[IntArray, IntArray]:
-    """Return for ``counts[i]`` rows of each ``i``: the ``i`` of every row, and its place among them.
+    """Return for ``counts[i]`` rows of each ``i``: the ``i`` of every row, and its position among the rows of ``i``.
 
     >>> [column.tolist() for column in expanded(np.array([2, 0, 3]))]
     [[0, 0, 2, 2, 2], [0, 1, 0, 1, 2]]
@@ -58,14 +61,14 @@ def table_of(rows: Sequence[tuple[Sequence[int], Sequence[float]]]) -> RouteTabl
 
 
 def where(on_the_way: BoolArray, links: IntArray, index: IntArray) -> IntArray:
-    """Return ``links[index]`` of the pairs that have such a link on their way, -1 of the others."""
+    """Return a column of routes: ``links[index]`` for pairs whose route crosses such a link, -1 for the others."""
     column = np.full(len(index), -1)
     column[on_the_way] = links[index[on_the_way]]
     return column
 
 
 def along(*columns: IntArray) -> Routes:
-    """Return the routes of pairs whose bytes all cross one link of every column in turn; -1 is no link.
+    """Return routes along which all bytes of a pair cross its link in every column, in order; -1 is no link.
 
     >>> routes = along(np.array([7, 8]), np.array([-1, 9]))
     >>> routes.pair.tolist(), routes.link.tolist()
@@ -94,10 +97,10 @@ Ways = tuple[tuple[int, ...], tuple[float, ...]]
 
 
 class Shortest:
-    """Fewest-hop routes over directed edges (from, to) between vertices below ``size``.
+    """Routes of fewest hops over directed edges (from, to) between vertices below ``size``.
 
-    A vertex sends equal parts over all its edges that lead nearer to the target, however
-    many ways there are further on: what equal-cost multipath hashing does on average.
+    A vertex sends equal parts over all of its edges that lead closer to the target, however many routes follow each:
+    the average of equal-cost multipath hashing.
     """
 
     def __init__(self, size: int, edges: Sequence[tuple[int, int]]) -> None:
@@ -107,20 +110,23 @@ class Shortest:
         for edge, (tail, head) in enumerate(self._edges):
             self._leaving[tail].append(edge)
             self._entering[head].append(edge)
+        # Breadth-first searches that stopped at their source, and go on from there for one further away.
         self._searched: dict[int, tuple[dict[int, int], list[int]]] = {}
         self.ways = cache(self._ways)
 
     def distances(self, target: int, source: int | None = None) -> dict[int, int]:
-        """Return the hops to ``target`` of every vertex that reaches it; with ``source`` of those as near at least."""
+        """Return the hops to ``target`` of all vertices that reach it; with ``source``, at least of those as close."""
         distance, frontier = self._searched.setdefault(target, ({target: 0}, [target]))
         while frontier and source not in distance:
             near = [self._edges[edge][0] for vertex in frontier for edge in self._entering[vertex]]
             hops = distance[frontier[0]] + 1
+            # In place: the table of searches keeps this list.
             frontier[:] = [vertex for vertex in dict.fromkeys(near) if vertex not in distance]
             distance.update(dict.fromkeys(frontier, hops))
         return distance
 
     def _ways(self, source: int, target: int) -> Ways | None:
+        """Return the edges of all shortest paths and the share of the bytes on each; ``None`` if there is no path."""
         distance = self.distances(target, source)
         if source not in distance:
             return None
@@ -141,7 +147,7 @@ class Shortest:
 
 
 def ordered_pairs(size: int) -> tuple[IntArray, IntArray]:
-    """Return the first and the second of every ordered pair of different numbers below ``size``.
+    """Return tails and heads of all ordered pairs of different numbers below ``size``.
 
     >>> [column.tolist() for column in ordered_pairs(3)]
     [[0, 0, 1, 1, 2, 2], [1, 2, 0, 2, 0, 1]]
@@ -152,5 +158,5 @@ def ordered_pairs(size: int) -> tuple[IntArray, IntArray]:
 
 
 def pair_index(first: IntArray, second: IntArray, size: int) -> IntArray:
-    """Return where pairs of different numbers stand in `ordered_pairs`; meaningless where they are equal."""
+    """Return the positions of pairs in `ordered_pairs`; meaningless for pairs of equal numbers."""
     return first * (size - 1) + second - (second > first)

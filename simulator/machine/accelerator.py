@@ -1,4 +1,4 @@
-"""A device that computes: its peaks, its memory, and how near kernels come to both."""
+"""Accelerators: their peak rates, their memory, and the fraction of both that kernels reach."""
 
 from dataclasses import dataclass, replace
 
@@ -6,22 +6,22 @@ from meshwise.simulator.brief import brief
 from meshwise.simulator.machine.kernels import AttentionModel, MatmulModel
 
 NARROW = ("fp8",)
-"""Dtypes of products that are not slowed under sustained power: no publisher times them both ways, and they draw
-less of it for the same rate."""
+"""Dtypes whose matrix products sustained power does not slow: no publisher times them both in a burst and under load,
+and they draw less power for the same rate."""
 
 ACTIVATION = "activation"
 """Kind of elementwise operators that compute: of the memory bandwidth GELU reaches 0.74 and additions 0.89 on the A100,
 0.51 and 0.97 on Hopper (published kernels, ``docs/kernel_accuracy.md``)."""
 GATED_ACTIVATION = "gated_activation"
-"""Kind of activations of which half of the input gates the other half."""
+"""Kind of activations that multiply one half of their input by a function of the other half."""
 ROTARY = "rotary"
-"""Kind of elementwise operators that make several tensors of as many: rotary positions of queries and keys."""
+"""Kind of elementwise operators that map several tensors to as many: rotary positions of queries and keys."""
 RMS_NORM = "rms_norm"
 """Kind of norms that take one statistic."""
 REFINED = (ACTIVATION, GATED_ACTIVATION, ROTARY, RMS_NORM)
-"""Kinds of memory-bound kernels besides those of operators: a framework without fused kernels composes each of several,
-and reaches a bandwidth of its own (`meshwise.simulator.machine.compute.streaming_kind` says which operators they are).
-"""
+"""Kinds of memory-bound kernels besides the kinds of operators. A framework without fused kernels composes each of
+several kernels, and so reaches another bandwidth; `meshwise.simulator.machine.compute.streaming_kind` maps operators to
+kinds."""
 
 _RELATIVES = {
     ACTIVATION: ("elementwise",),
@@ -30,57 +30,52 @@ _RELATIVES = {
     RMS_NORM: ("norm",),
     "elementwise": (ACTIVATION,),
 }
-"""Whose bandwidth holds for a kind that is not named, the nearest first."""
+"""Kinds whose bandwidth stands in for a kind that is not named, the closest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """A device that computes.
+    """An accelerator.
 
     Parameters
     ----------
     peak_flops
         Dense peak in FLOP/s by dtype, as ``(("bf16", 312e12), ...)``.
     memory
-        Bytes of device memory as the framework reports them: less than the nominal size, of which the driver keeps
-        some.
+        Bytes of device memory as the framework reports them: less than the nominal size, as the driver reserves some.
     memory_bandwidth
-        Bytes a second between the device and its memory.
+        Byte/s between the device and its memory.
     launch
-        Seconds that the device is busy for one kernel besides its work.
+        Seconds that one kernel occupies the device besides its work.
     matmul
-        How near matrix multiplications come to the peak.
+        Fraction of the peak that matrix products reach.
     attention
-        How near fused attention comes to the best matrix multiplication.
+        Rate of fused attention over that of the best matrix product.
     sustained
-        Time of matrix multiplications in training over their time in a short burst, for which ``matmul``
-        holds: clocks sink under sustained power. At least 1. Attention draws less and is not slowed: two publishers
-        of B200 timings differ by 1.3 in products and by less than 0.04 in attention of the same shape.
+        Time of matrix products in training over their time in a short burst, for which ``matmul`` holds: clocks sink
+        under sustained power. At least 1. Attention draws less power and is not slowed: two publishers of B200 timings
+        differ by 1.3 in products and by less than 0.04 in attention of the same shape.
     kernel_bandwidth
-        Fraction of ``memory_bandwidth`` reached by a kind of operator, as
-        ``(("norm", 0.4), ...)``; kinds that are not named reach ``kernel_bandwidth_default``.
-        ``"norm_backward"`` is that of a norm's backward pass where it differs. ``"activation"`` is that of elementwise
-        operators whose backward reads what forward kept; where one of it and ``"elementwise"`` is named, it holds
-        for both. ``"gated_activation"``, ``"rotary"`` and ``"rms_norm"`` are, where they are not named, those of
-        activations, elementwise operators and norms.
+        Fraction of ``memory_bandwidth`` that a kind of operator reaches, as ``(("norm", 0.4), ...)``; other kinds
+        reach ``kernel_bandwidth_default``. ``"norm_backward"`` is for the backward pass of norms, if that differs.
+        ``"activation"`` is for elementwise operators whose backward reads tensors that forward saved; if only one of
+        it and ``"elementwise"`` is named, it holds for both. ``"gated_activation"``, ``"rotary"`` and ``"rms_norm"``
+        default to activations, elementwise operators and norms.
     reserved
         Bytes of memory that the framework takes before the first tensor.
     sharded_launch
-        Seconds that a kernel on tensors cut over ranks takes more, and the update of a cut
-        parameter, where the framework's dispatch is not hidden (torch's DTensor on a CPU).
+        Extra seconds of a kernel on tensors that are cut over ranks, and of the update of a cut parameter, if the
+        framework's dispatch is not hidden (torch's DTensor on a CPU).
     unit_launch
-        Seconds that the framework takes to gather a unit of fully sharded parameters, and to reduce its gradients,
-        besides the message, where that is not hidden (torch's ``fully_shard`` on a CPU); each is a message of its own
-        then.
+        Extra seconds to gather a unit of fully sharded parameters, and to reduce its gradients, besides the message,
+        if the framework's work is not hidden (torch's ``fully_shard`` on a CPU). Each is then a message of its own.
     recompute_launch
-        Seconds that the framework takes besides kernels to run a layer, or a part of one, again in backward, where
-        that is not hidden (torch's ``checkpoint`` on a CPU); what its operators keep takes launches besides.
+        Extra seconds, besides kernels, to run a layer or a part of one again in backward, if the framework's work is
+        not hidden (torch's ``checkpoint`` on a CPU); the tensors that its operators save take launches besides.
     optimizer_launch
-        Seconds that the optimizer takes for one parameter tensor besides its memory traffic;
-        0 for fused optimizers.
+        Seconds that the optimizer takes for one parameter tensor besides its memory traffic; 0 for fused optimizers.
     computes_collectives
-        Whether collectives run on the very cores that compute (gloo on a CPU): then nothing
-        is hidden beneath compute.
+        Whether collectives run on the same cores as computing (gloo on a CPU), so that computing hides none of them.
     """
 
     name: str
@@ -116,7 +111,7 @@ class Accelerator:
             raise ValueError(f"accelerator {self.name}: attention is at most as fast as the peak, met {self.attention}")
 
     def peak(self, dtype: str) -> float:
-        """Return the dense peak in FLOP/s for ``dtype``; ``ValueError`` where it is not known."""
+        """Return the dense peak in FLOP/s for ``dtype``; raise ``ValueError`` if it is not known."""
         for name, rate in self.peak_flops:
             if name == dtype:
                 return rate
@@ -124,7 +119,7 @@ class Accelerator:
         raise ValueError(f"accelerator {self.name} has no peak for {dtype}; known: {known}")
 
     def slowdown(self, dtype: str) -> float:
-        """Return how many times as long products of ``dtype`` take in training as in a short burst."""
+        """Return the time of products of ``dtype`` in training over their time in a short burst."""
         return 1.0 if dtype in NARROW else self.sustained
 
     def bandwidth(self, kind: str, *, backward: bool = False) -> float:
@@ -137,7 +132,7 @@ class Accelerator:
         return self.memory_bandwidth * fraction
 
     def at_speed(self, factor: float) -> "Accelerator":
-        """Return this device where everything on it runs ``factor`` times as fast (a straggler: below 1)."""
+        """Return this device with everything on it ``factor`` times as fast (below 1 for a straggler)."""
         return replace(
             self,
             peak_flops=tuple((dtype, rate * factor) for dtype, rate in self.peak_flops),

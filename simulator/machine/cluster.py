@@ -1,7 +1,7 @@
-"""The machine: nodes of accelerators, what joins them, and what is not as it should be.
+"""Clusters: nodes of accelerators on a fabric, with their slow devices and links, and other tenants.
 
-A `Cluster` is a list of nodes, equal or not, on a `Fabric`. It is plain data; `meshwise.simulator.interconnect` turns
-it into links and routes. Its communication `Library` says how it drives the links that it is given.
+A `Cluster` lists nodes, equal or not, on a `Fabric`. It is plain data; `meshwise.simulator.interconnect` turns it into
+links and routes. Its `CommunicationLibrary` says how well collectives use the links.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,26 +22,24 @@ from meshwise.simulator.machine.topology import Crossbar, Fabric, Graph, Link, N
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """A way to move a collective's bytes, beside the one that links are described by.
+    """A protocol of a communication library; its figures are relative to `SIMPLE`, for which links hold.
 
     Parameters
     ----------
     name
-        What the library calls it.
+        Name in the library.
     launch, step
-        Its launch and the latency of its steps, as parts of those of the links.
+        Its launch and the latency of its steps, as fractions of those of the links.
     payload
-        Part of the bandwidth that is left for the bytes of a collective, in (0, 1]; the rest
-        are flags and idle time.
+        Fraction of the bandwidth that carries bytes of the collective, in (0, 1]; flags and idle time take the rest.
     messages
         Whether sends and all-to-alls may use it too, not only collectives that go in steps.
 
     Notes
     -----
-    NCCL has three protocols [1]_. *Simple*, which links are described by, moves large chunks and
-    waits for a flag in memory. *LL* writes 4 bytes of flag with every 4 of data, *LL128* 8 with
-    every 120, and neither waits; both reach less of the bandwidth than that alone would leave.
-    Sends and all-to-alls have LL and Simple [2]_.
+    NCCL has three protocols [1]_. *Simple*, for which links hold, moves large chunks and waits for a flag in memory.
+    *LL* writes 4 bytes of flag with every 4 of data, *LL128* 8 with every 120, and neither waits; both reach less of
+    the bandwidth than the flags alone would leave. Sends and all-to-alls have LL and Simple [2]_.
 
     References
     ----------
@@ -60,30 +58,33 @@ class Protocol:
             raise ValueError(f"a protocol has launch >= 0, step >= 0 and payload in (0, 1], met {self}")
 
     def latency(self, latency: float, launch: float) -> float:
-        """Return the latency of a phase, of which ``launch`` is paid once and the rest in steps."""
+        """Return the latency in s of a phase under this protocol.
+
+        ``latency`` is that of the phase under `SIMPLE`; its part ``launch`` is paid once, the rest in steps.
+        """
         return launch * self.launch + (latency - launch) * self.step
 
 
 SIMPLE = Protocol("simple", launch=1.0, step=1.0, payload=1.0)
-"""The protocol that links are described by."""
+"""The protocol for which latency, launch and bandwidth of links hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """What a communication library makes of links; by default nothing is lost.
+    """A communication library such as NCCL: how well it uses links. By default it loses nothing.
 
     Parameters
     ----------
     protocols
-        Those that it has beside `SIMPLE`. It takes the fastest for every collective and size, except
-        for one in switches, which runs by `SIMPLE` alone.
+        Its protocols besides `SIMPLE`. It runs each collective of each size by the fastest one; collectives in
+        switches run by `SIMPLE` alone.
     own
-        Bytes of its port that each byte costs which a rank of a group inside a node keeps for itself,
-        because it copies it too: a ring all-gather puts ``(n - 1 + own) / n`` of the size on a port.
+        Cost of the copy of a rank's own part of a buffer, for groups inside a node: bytes on the rank's port per byte
+        copied. A ring all-gather puts ``(n - 1 + own) / n`` of the size on a port.
     reduction
-        Part of a port's bandwidth that collectives in the switches of a node reach, in (0, 1].
+        Fraction of a port's bandwidth that collectives in the switches of a node reach, in (0, 1].
     reduction_launch
-        What they cost once besides, in s.
+        Extra seconds that such a collective costs once.
     """
 
     protocols: tuple[Protocol, ...] = ()
@@ -96,10 +97,10 @@ class Library:
             raise ValueError(f"own lies in [0, 2], reduction in (0, 1], reduction_launch >= 0, met {self}")
 
     def ways(self, latency: float, launch: float | None, messages: bool) -> Iterator[tuple[float, float]]:
-        """Yield (latency, bytes on links for every byte) of a phase by every protocol that may run it.
+        """Yield (seconds of latency, bytes on links per byte moved) of a phase for every protocol that may run it.
 
-        ``launch`` is the part of its latency that is paid once, ``None`` where `SIMPLE` alone may run it;
-        ``messages`` says that it is sends or an all-to-all.
+        ``launch`` is the part of the latency that is paid once, or ``None`` if `SIMPLE` alone may run the phase;
+        ``messages`` says whether the phase is sends or an all-to-all.
         """
         yield latency, 1.0
         if launch is not None:
@@ -109,27 +110,27 @@ class Library:
 
 
 LOSSLESS = Library()
-"""The library that makes of links what they are: `SIMPLE` alone, and nothing lost."""
+"""A library with `SIMPLE` alone that reaches the full rate of links."""
 
 
 FULL_BISECTION = Crossbar()
-"""The fabric of clusters that name none."""
+"""The fabric of clusters that do not name one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Devices that share the fast interconnect, their host or hosts, and their NICs.
+    """A node: devices on one fast network, with their hosts and NICs.
 
     Parameters
     ----------
     devices
-        Accelerators of the node.
+        Number of accelerators.
     network
-        How they reach each other.
+        Network between them.
     nics, nic
-        NICs that they share evenly, and one direction of one NIC's link.
+        Number of NICs, which the devices share evenly, and one direction of the link of each.
     hosts
-        Hosts that hold the devices evenly: more than one in a rack-scale node.
+        Number of hosts, each with an even share of the devices: more than one in a rack-scale node.
     """
 
     accelerator: Accelerator
@@ -153,9 +154,10 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Another job on the network: over and over its ``devices`` exchange ``size`` bytes by ``collective``.
+    """Another job on the network, whose ``devices`` repeat a ``collective`` of ``size`` bytes.
 
-    It starts at ``start`` and every ``period`` s after, or when the last exchange has ended if that is later.
+    The first one begins at second ``start``, and each later one ``period`` seconds after the one before it, or at the
+    end of that one if it takes longer.
     """
 
     name: str
@@ -181,25 +183,25 @@ class Cluster:
     Parameters
     ----------
     nodes
-        Kinds of node, each with how many of it follow each other; devices are numbered through.
+        Kinds of node, each with the number of nodes of it that follow each other. Devices are numbered in this order.
     fabric
-        How nodes reach each other; a `Torus` or a `Graph` joins the devices themselves.
+        Network between nodes; a `Torus` or a `Graph` joins the devices themselves.
     speeds
-        Devices that compute slower or faster than their data sheet, as (device, factor).
+        Devices that are slower or faster than their data sheet, as (device, factor).
     link_speeds
         Links that are slower or faster than built, by name, as ``("nic 3 out", 0.5)``.
     collectives
-        Measured curves; a curve for the very collective and group size replaces the model.
+        Measured curves; a curve for the same collective and group size replaces the model.
     algorithms
-        Algorithms that the user fixes; the others are chosen by size and topology.
+        Algorithms that the user fixes; for other collectives the fastest is chosen by size and topology.
     tenants
         Other jobs on the same network.
     overlap_slowdown
-        Factor by which computing takes longer while a collective of the data axis runs beneath it.
+        Factor by which computing takes longer while a collective of the data axis runs at the same time.
     library
-        What the communication library makes of the links.
+        Communication library of the machine.
     estimated
-        In words, which figures were measured neither on this machine nor on one like it, and where they come from.
+        Sentences that name the figures measured neither on this machine nor on one like it, and their origin.
     """
 
     name: str
@@ -243,7 +245,7 @@ class Cluster:
         Raises
         ------
         ValueError
-            Where the nodes are of different kinds, or the fabric has a size of its own.
+            If the nodes are of different kinds, or the fabric fixes their number.
         """
         if len(self.nodes) > 1 or isinstance(self.fabric, Torus | Graph):
             raise ValueError(f"cluster {self.name}: a mixed cluster, a torus and a graph have a size of their own")
@@ -251,11 +253,11 @@ class Cluster:
         return replace(self, nodes=((replace(self.first, devices=devices), nodes or self.num_nodes),))
 
     def with_nodes(self, change: Callable[[Node], Node]) -> "Cluster":
-        """Return the same machine with ``change`` made to every kind of node."""
+        """Return the same machine with every kind of node replaced by ``change`` of it."""
         return replace(self, nodes=tuple((change(node), count) for node, count in self.nodes))
 
     def with_accelerators(self, change: Callable[[Accelerator], Accelerator]) -> "Cluster":
-        """Return the same machine with ``change`` made to every kind of accelerator.
+        """Return the same machine with every kind of accelerator replaced by ``change`` of it.
 
         >>> from meshwise.simulator.catalog import cluster
         >>> half = cluster("dgx-h100").with_accelerators(lambda each: each.at_speed(0.5))
@@ -266,12 +268,12 @@ class Cluster:
 
     @property
     def num_devices(self) -> int:
-        """Accelerators in all."""
+        """Number of accelerators."""
         return sum(node.devices * count for node, count in self.nodes)
 
     @property
     def num_nodes(self) -> int:
-        """Nodes in all."""
+        """Number of nodes."""
         return sum(count for _, count in self.nodes)
 
     @property
@@ -281,29 +283,29 @@ class Cluster:
 
     @property
     def accelerator(self) -> Accelerator:
-        """The first node's accelerator."""
+        """The accelerator of the first kind of node; a mixed cluster has others too (`accelerators`)."""
         return self.first.accelerator
 
     @property
     def host(self) -> Host:
-        """The first node's host."""
+        """The host of the first kind of node; a mixed cluster may have others too."""
         return self.first.host
 
     @property
     def accelerators(self) -> tuple[Accelerator, ...]:
-        """The different accelerators, in order of nodes."""
+        """The distinct accelerators, in order of nodes."""
         return tuple(dict.fromkeys(node.accelerator for node, _ in self.nodes))
 
     def accelerator_of(self, device: int) -> Accelerator:
-        """Return the accelerator of ``device``, at its own speed."""
+        """Return the accelerator of ``device`` at its speed in ``speeds``."""
         return _at_speed(self.node_kind(device).accelerator, self._speed.get(device, 1.0))
 
     def node_of(self, device: int) -> int:
-        """Return the node that holds ``device``."""
+        """Return the number of the node of ``device``."""
         return int(self.device_nodes[device])
 
     def node_kind(self, device: int) -> Node:
-        """Return the kind of node that holds ``device``."""
+        """Return the kind of the node of ``device``."""
         return self.nodes[int(self.node_kinds[self.device_nodes[device]])][0]
 
     @cached_property
@@ -312,7 +314,7 @@ class Cluster:
 
     @cached_property
     def free_devices(self) -> Sequence[int]:
-        """The devices that no tenant uses, in order."""
+        """Devices that no tenant uses, in order."""
         if not self.tenants:
             return range(self.num_devices)
         taken = {device for tenant in self.tenants for device in tenant.devices}
@@ -325,13 +327,13 @@ class Cluster:
 
     @cached_property
     def device_nodes(self) -> NDArray[np.int64]:
-        """For every device, its node."""
+        """For every device, the number of its node."""
         devices = np.array([node.devices for node, _ in self.nodes])[self.node_kinds]
         return np.repeat(np.arange(len(devices)), devices)
 
     @cached_property
     def device_kinds(self) -> NDArray[np.int64]:
-        """For every device, a number for its accelerator and speed: equal numbers compute alike."""
+        """For every device a number, equal for devices of the same accelerator and speed."""
         order = {accelerator: index for index, accelerator in enumerate(self.accelerators)}
         of_kind = np.array([order[node.accelerator] for node, _ in self.nodes])
         kinds = of_kind[self.node_kinds[self.device_nodes]]
@@ -343,7 +345,7 @@ class Cluster:
 
     @cached_property
     def first_devices(self) -> NDArray[np.int64]:
-        """For every node its first device, and after the last the number of devices."""
+        """For every node its first device; the last entry is the number of devices."""
         devices = [node.devices for node, count in self.nodes for _ in range(count)]
         return np.array([0, *accumulate(devices)])
 
@@ -363,7 +365,7 @@ def homogeneous(
     inter_node: Link,
     nics_per_node: int = 1,
 ) -> Cluster:
-    """Return ``nodes`` equal nodes; a plain link inside a node is a port into its switch."""
+    """Return a cluster of ``nodes`` equal nodes; a plain link as ``intra_node`` is a port into a switch."""
     network = Switch(intra_node) if isinstance(intra_node, Link) else intra_node
     node = Node(accelerator, host, devices_per_node, network, nics_per_node, inter_node)
     return Cluster(name, ((node, nodes),))

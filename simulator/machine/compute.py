@@ -1,10 +1,9 @@
 """Time of an operator on an accelerator: a roofline with measured efficiency.
 
-A matrix multiplication takes ``2 m n k`` FLOP at the rate `MatmulModel` says, and never
-less than its memory traffic; every other operator is bound by memory traffic. A
-convolution is the product that an implicit GEMM computes: output points times channels
-out, reduced over channels in and the kernel (Chetlur et al. 2014, "cuDNN", section 3).
-Experts are a batch of products, one an expert.
+A matrix product takes ``2 m n k`` FLOP at the rate of the `MatmulModel`, and never less than its memory traffic; fused
+attention follows the `AttentionModel`; memory traffic alone bounds every other operator. A convolution is the product
+of an implicit GEMM: output points times output channels, summed over input channels and the kernel's points (Chetlur
+et al. 2014, "cuDNN", section 3). Experts are a batch of products, one for each expert.
 """
 
 from collections.abc import Mapping
@@ -26,30 +25,29 @@ from meshwise.simulator.operator_graph import GATES, ITEMSIZE, SEQUENCE, Block, 
 PRODUCTS = frozenset(
     {OperatorKind.MATMUL, OperatorKind.BATCH_MATMUL, OperatorKind.GROUPED_MATMUL, OperatorKind.CONVOLUTION}
 )
-"""Kinds that are matrix products: their time follows `MatmulModel`, and backward does two."""
+"""Kinds that are matrix products: their time follows the `MatmulModel`, and their backward is two products."""
 
 
 UNALIGNED = 1.9
-"""How many times as long a product of 2-byte elements takes if rows of a matrix begin at odd elements: asynchronous
-copies move 4 bytes at least (NVIDIA, "PTX ISA", ``cp.async``). A GPT-2 of 124 million parameters, of whose FLOP 27 %
-are the output layer's, trains 25 % faster with 50304 tokens than with 50257 (Karpathy 2023 on nanoGPT, A100):
-1 + 0.25 / 0.27."""
+"""Slowdown of a product of 2-byte elements if rows of a matrix begin at odd elements: asynchronous copies move at least
+4 bytes (NVIDIA, "PTX ISA", ``cp.async``). A GPT-2 of 124 million parameters, whose output layer has 27 % of its FLOP,
+trains 25 % faster with 50304 tokens than with 50257 (Karpathy 2023 on nanoGPT, A100): 1 + 0.25 / 0.27."""
 
 
 class Pass(StrEnum):
-    """Which half of a training step an operator runs in."""
+    """Direction of a pass through an operator."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
 
 
 def is_bias(operator: Operator, parameter: Tensor) -> bool:
-    """Return whether a product adds a parameter to what it has summed."""
+    """Return whether a parameter of a product is a bias, which is added after the sum."""
     return operator.kind in PRODUCTS and set(operator.reduced).isdisjoint(parameter.dims)
 
 
 def read_again(operator: Operator) -> tuple[str, ...]:
-    """Return the parameters that the backward of an operator reads: weights and scales, neither biases nor tables."""
+    """Return the names of the parameters that an operator's backward reads: weights and scales, no biases or tables."""
     scales = operator.kind is OperatorKind.ELEMENTWISE and bool(operator.saved)
     return operator.parameters[:1] if operator.kind in PRODUCTS or operator.kind is OperatorKind.NORM or scales else ()
 
@@ -62,9 +60,9 @@ def matmul_time(
     Parameters
     ----------
     traffic
-        Bytes read and written; by default both operands and the result once.
+        Bytes read and written; by default those of both operands and the result.
     grouped
-        Whether the products are those of experts.
+        Whether the products are those of a group of experts, one product each.
 
     >>> from meshwise.simulator.machine.accelerator import Accelerator
     >>> ideal = Accelerator("ideal", (("fp32", 1e12),), memory=1e9, memory_bandwidth=1e15)
@@ -103,19 +101,18 @@ def operator_time(
     quantised: bool = False,
     gradient_bytes: int = 0,
 ) -> float:
-    """Return seconds of one operator on its local share of the work.
+    """Return the seconds that one operator takes on its local share of the work.
 
     Parameters
     ----------
     sizes
-        Local size of every dim of the operator's iteration space: cut dims divided, the
-        batch multiplied.
+        Local size of every dim of the iteration space: cut dims divided, the batch multiplied.
     quantised
-        Whether a product casts its input, and in the backward pass its output's gradient, to fp8
-        and multiplies in fp8 (Micikevicius et al. 2022, "FP8 formats for deep learning").
+        Whether a product casts its input, and in backward the gradient of its output, to fp8 and multiplies in fp8
+        (Micikevicius et al. 2022, "FP8 formats for deep learning").
     gradient_bytes
-        Bytes of one element of a sum to which products add the gradients of weights: they read and write it. 0 where
-        they write gradients of their own, in the dtype of the input.
+        Bytes of an element of the sum to which products add the gradients of weights, by reading and writing it; 0 if
+        they write gradients to tensors of their own, in the dtype of the input.
     """
     if operator.kind is OperatorKind.VIEW:
         return 0.0
@@ -137,10 +134,11 @@ def weight_gradient_time(
     quantised: bool = False,
     gradient_bytes: int = 0,
 ) -> float:
-    """Return the seconds of an operator's backward that make gradients of its parameters alone.
+    """Return the seconds of an operator's backward that compute gradients of its parameters alone.
 
-    One of the two products of a matrix product, all of an embedding; 0 where they come with those of inputs.
-    The cast to fp8 comes with the gradients of inputs, which need it first.
+    That is one of the two products of a matrix product, and all of an embedding. It is 0 for operators that compute
+    these gradients together with those of inputs. The cast to fp8 counts with the gradients of inputs, which need it
+    first.
     """
     if not operator.parameters:
         return 0.0
@@ -153,9 +151,9 @@ def weight_gradient_time(
 
 
 def operator_launches(operator: Operator, direction: Pass, *, quantised: bool = False) -> int:
-    """Return how many kernels an operator launches: a product has two gradients, a cast comes before fp8.
+    """Return the number of kernels that an operator launches.
 
-    A view launches none.
+    A product has two in backward, one for each gradient; a cast to fp8 is one more; a view launches none.
     """
     if operator.kind is OperatorKind.VIEW:
         return 0
@@ -163,11 +161,11 @@ def operator_launches(operator: Operator, direction: Pass, *, quantised: bool = 
 
 
 def streaming_kind(operator: Operator) -> str:
-    """Return the kind whose part of the memory bandwidth an operator reaches that is no product.
+    """Return the kind whose fraction of the memory bandwidth a memory-bound operator reaches.
 
-    Elementwise operators whose backward reads what forward kept are nonlinear: they compute. Sums and copies keep
-    nothing; of those, rotary positions alone make several tensors of as many. A norm of root mean squares takes one
-    statistic.
+    An elementwise operator whose backward reads tensors that forward saved is nonlinear: an activation. Sums and copies
+    save nothing; of those, only rotary positions map several tensors to as many. An RMS norm takes one statistic, other
+    norms take more.
     """
     if operator.kind is OperatorKind.NORM and sum(number for _, number in operator.statistics) == 1:
         return RMS_NORM
@@ -179,13 +177,13 @@ def streaming_kind(operator: Operator) -> str:
 
 
 def optimizer_time(accelerator: Accelerator, traffic: float, num_tensors: int = 0) -> float:
-    """Return seconds of the optimizer's step, which reads and writes ``traffic`` bytes, tensor by tensor."""
+    """Return seconds of the optimizer's update of ``num_tensors``, which reads and writes ``traffic`` bytes."""
     launches = accelerator.launch + num_tensors * accelerator.optimizer_launch
     return launches + traffic / accelerator.bandwidth("optimizer")
 
 
 def local_size(tensor: Tensor, sizes: Mapping[str, int]) -> int:
-    """Return the elements of the local share of ``tensor``."""
+    """Return the number of elements of the local share of ``tensor``."""
     return prod(sizes.get(dim, size) for dim, size in zip(tensor.dims, tensor.shape, strict=True))
 
 
@@ -195,7 +193,7 @@ def local_bytes(tensor: Tensor, sizes: Mapping[str, int]) -> int:
 
 
 def _traffic(block: Block, operator: Operator, sizes: Mapping[str, int], direction: Pass) -> float:
-    """Return bytes read and written, each tensor once."""
+    """Return the bytes that an operator reads and writes, each tensor once."""
     size = {
         name: local_bytes(block.tensor[name], sizes) for name in operator.inputs + operator.outputs + operator.saved
     }
@@ -211,19 +209,19 @@ def _traffic(block: Block, operator: Operator, sizes: Mapping[str, int], directi
 
 
 def _gathered(block: Block, operator: Operator, sizes: Mapping[str, int]) -> int:
-    """Return the bytes of the rows of a table that are gathered or, backward, scattered: no others are touched."""
+    """Return the bytes of the rows of an embedding table that are gathered or, in backward, scattered."""
     table = block.tensor[operator.parameters[0]]
     rows = table.dims[0]
     return prod(sizes[dim] for dim, _ in operator.dims if dim != rows) * ITEMSIZE[table.dtype]
 
 
 def _loaded(operator: Operator, sizes: Mapping[str, int]) -> Mapping[str, int]:
-    """Return the sizes on the rank that experts load most."""
+    """Return the sizes on the rank whose experts have the most tokens."""
     return sizes if operator.imbalance == 1 else {**sizes, "capacity": _largest_capacity(operator, sizes)}
 
 
 def _largest_capacity(operator: Operator, sizes: Mapping[str, int]) -> int:
-    """Return the tokens an expert of the most loaded rank takes: one expert is loaded most, the others share the rest.
+    """Return the tokens of an expert on the most loaded rank: it has the most loaded expert, the others share the rest.
 
     >>> experts = Operator("up", OperatorKind.GROUPED_MATMUL, (("experts", 8),), (), (), imbalance=2.0)
     >>> [_largest_capacity(experts, {"experts": local, "capacity": 100}) for local in (1, 2, 8)]
@@ -232,6 +230,7 @@ def _largest_capacity(operator: Operator, sizes: Mapping[str, int]) -> int:
     total, local = dict(operator.dims)["experts"], sizes["experts"]
     others = (total - operator.imbalance) / max(total - 1, 1)
     load = (operator.imbalance + (local - 1) * others) / local
+    # Rounded first: a float just above a whole number of tokens is that number.
     return ceil(round(sizes["capacity"] * load, 6))
 
 
@@ -263,13 +262,15 @@ def _gradient_times(
     quantised: bool,
     gradient_bytes: int,
 ) -> tuple[float, float]:
-    """Return the seconds of the two products of a backward: the gradients of the inputs, and of the weights."""
+    """Return the seconds of the two products of backward: the gradients of the inputs, and those of the weights."""
     product, traffic = _product(block, operator, sizes), _moved(block, operator, sizes, quantised)
     if gradient_bytes:
         wide = ITEMSIZE[block.tensor[operator.inputs[0]].dtype]
+        # The sum is read and written, where else a gradient of the input's width would be written.
         more = _elements(block, operator, sizes).weight * (2 * gradient_bytes - wide)
         traffic = traffic._replace(weight=traffic.weight + more)
     dtype, model = _multiplied(block, operator, quantised), accelerator.matmul
+    # The gradient of the input is a sum over n, that of the weight a sum over m.
     left = Matmul(product.count, product.m, product.k, product.n)
     right = Matmul(product.count, product.k, product.n, product.m)
     first = matmul_time(accelerator, dtype, left, traffic.image, grouped=_grouped(operator))
@@ -279,7 +280,7 @@ def _gradient_times(
 
 
 def _misalignment(operator: Operator, dtype: str, product: Matmul) -> float:
-    """Return how many times as long a product takes for where the rows of its matrices begin: ``k`` or ``n`` apart."""
+    """Return the slowdown of a product whose matrices have rows of an odd number of elements, ``k`` or ``n``."""
     odd = product.n % 2 or product.k % 2
     return UNALIGNED if odd and ITEMSIZE[dtype] == 2 and operator.kind is not OperatorKind.CONVOLUTION else 1.0
 
@@ -291,10 +292,10 @@ def _grouped(operator: Operator) -> bool:
 def _cast_time(
     accelerator: Accelerator, block: Block, operator: Operator, sizes: Mapping[str, int], direction: Pass
 ) -> float:
-    """Return the seconds in which a product in fp8 casts what was not known before, without launch.
+    """Return the seconds that a product in fp8 takes to cast its input or, in backward, the gradient of its output.
 
-    One kernel writes it and its transpose (Transformer Engine's fused cast and transpose); the weight is
-    cast once a step, with the optimizer.
+    One kernel writes the tensor and its transpose (Transformer Engine's fused cast and transpose); its launch is not
+    counted here. The weight is cast once a step, with the optimizer.
     """
     elements = _elements(block, operator, sizes)
     cast = elements.image if direction is Pass.FORWARD else elements.result
@@ -308,7 +309,7 @@ def _multiplied(block: Block, operator: Operator, quantised: bool) -> str:
 
 
 class _Operands(NamedTuple):
-    """Something of a product's input, its weight, and its result."""
+    """A figure for each operand of a product: its input, its weight and its result."""
 
     image: int
     weight: int
@@ -316,7 +317,7 @@ class _Operands(NamedTuple):
 
 
 def _elements(block: Block, operator: Operator, sizes: Mapping[str, int]) -> _Operands:
-    """Return the elements of a product's operands: a convolution, as an implicit GEMM, reads the image, not patches."""
+    """Return the elements of a product's operands; a convolution, as an implicit GEMM, reads the image, not patches."""
     if operator.kind is not OperatorKind.CONVOLUTION:
         product = _product(block, operator, sizes)
         sides = (product.m * product.k, product.k * product.n, product.m * product.n)
@@ -326,9 +327,9 @@ def _elements(block: Block, operator: Operator, sizes: Mapping[str, int]) -> _Op
 
 
 def _moved(block: Block, operator: Operator, sizes: Mapping[str, int], quantised: bool) -> _Operands:
-    """Return the bytes that the product moves which makes each operand, or its gradient, of the two others.
+    """Return the bytes moved by the product that computes each operand, or its gradient, from the two others.
 
-    In fp8 what it makes is as wide as the input was.
+    In fp8 the two others are read in fp8, and the result is as wide as the input was before the cast.
     """
     elements, wide = _elements(block, operator, sizes), ITEMSIZE[block.tensor[operator.inputs[0]].dtype]
     read = ITEMSIZE["fp8"] if quantised else wide
@@ -336,7 +337,11 @@ def _moved(block: Block, operator: Operator, sizes: Mapping[str, int], quantised
 
 
 def _product(block: Block, operator: Operator, sizes: Mapping[str, int]) -> Matmul:
-    """Return the matrix product: k is reduced, n is only in the second operand, count in both, m is the rest."""
+    """Return an operator as a batch of matrix products.
+
+    Dims that are reduced make up ``k``, dims of both operands ``count``, of the second one alone ``n``, and all others
+    ``m``.
+    """
     first = set(block.tensor[operator.inputs[0]].dims)
     second = set(block.tensor[(operator.parameters or operator.inputs[1:])[0]].dims)
     count = m = n = k = 1
@@ -363,9 +368,9 @@ def _attention_time(
 
 
 def _attended(block: Block, operator: Operator, sizes: Mapping[str, int]) -> AttentionShape:
-    """Return the shape of fused attention; its query has dims ``batch sequence heads group head_dim``.
+    """Return the shape of fused attention, whose query has dims ``batch sequence heads group head_dim``.
 
-    Tokens that are no ``sequence`` are those dims of the query that the keys do not have.
+    If the query has no ``sequence``, its tokens are along the dims that the keys do not have.
     """
     query, keys, context = (block.tensor[name] for name in (*operator.inputs[:2], operator.outputs[0]))
     tokens = [dim for dim in query.dims[:-1] if dim not in keys.dims]

@@ -1,4 +1,4 @@
-"""The computer that holds accelerators: its memory, and the PCIe tree between it and them."""
+"""The host computer of accelerators: its memory, and the PCIe tree between it and them."""
 
 from dataclasses import dataclass
 from math import inf
@@ -8,14 +8,14 @@ from meshwise.simulator.machine.topology import Link
 
 @dataclass(frozen=True, slots=True)
 class Pcie:
-    """The way from host memory to its devices, one direction; NICs sit behind the same switches.
+    """PCIe tree between host memory and devices; NICs are behind the same switches.
 
     Parameters
     ----------
     link
-        One device's slot.
+        One direction of a device's slot.
     devices_per_switch
-        Devices that share one switch, and its uplink, which is as wide as one slot.
+        Devices that share one switch and its uplink, which is as wide as one slot.
     """
 
     link: Link
@@ -28,22 +28,22 @@ class Pcie:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The computer that holds accelerators.
+    """A host computer.
 
     Parameters
     ----------
     memory
         Bytes.
     memory_bandwidth
-        Byte/s of all its NUMA nodes together, each direction of a copy.
+        Byte/s of all NUMA nodes together, in each direction of a copy.
     cores
         Processor cores.
     launch
-        Seconds that a process takes to launch one kernel; 0 where graphs are replayed.
+        Seconds that a process takes to launch one kernel; 0 if graphs are replayed.
     numa_nodes
-        Memories, each with an even share of bandwidth and devices.
+        NUMA nodes, each with an even share of bandwidth and devices.
     pcie
-        How devices reach the host; ``None`` where devices use host memory itself.
+        PCIe tree by which devices reach the host; ``None`` if devices use host memory itself.
     """
 
     name: str

@@ -1,8 +1,8 @@
-"""Kernels of an accelerator from their shapes: matrix products, fused attention, and those that memory bounds.
+"""Time of kernels from their shapes: matrix products, fused attention, and kernels bound by memory.
 
-A matrix product: tiles on processors, a ramp along the reduction, and a soft roofline. Fused (flash) attention: blocks
-of queries on processors, and ramps along keys and head dim. Memory bounds norms, softmax, elementwise, dropout,
-look-ups, losses, optimizers and casts.
+A matrix product has tiles on processors, a ramp along the reduction, and a soft roofline. Fused (flash) attention has
+blocks of queries on processors, and ramps along keys and head dim. Norms, softmax, elementwise operators, dropout,
+look-ups, losses, optimizers and casts are bound by memory.
 """
 
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from functools import lru_cache
 from math import ceil, inf
 
 MOST_ROUNDS = 2
-"""Tiles are cut into parts while those fill at most so many rounds (split-k is for few tiles)."""
+"""Rounds of processors up to which tiles are cut into more parts: split-k is for few tiles."""
 
 Tile = tuple[int, int]
 
@@ -32,11 +32,11 @@ class Matmul:
 
 @dataclass(frozen=True, slots=True)
 class MatmulModel:
-    """How near a matrix product comes to the peak of an accelerator.
+    """Rate of matrix products on an accelerator.
 
-    A library cuts the result into tiles of one of the shapes ``tiles``, and the reduction of each,
-    where there are few, into 2, 4 .. parts [1]_; ``units`` processors take a part each, round by round, and it runs
-    the choice that ends first:
+    A library cuts the result into tiles of one of the shapes ``tiles`` and, if tiles are few, the reduction of each
+    into 2, 4 .. parts [1]_; ``units`` processors take a part each, round by round. The library runs the choice that
+    ends first:
 
     ``compute = rounds * tile_work * (k / parts + half_k) / (peak * fraction * reuse(tile) / units)``
 
@@ -45,30 +45,30 @@ class MatmulModel:
     Parameters
     ----------
     fraction
-        Largest part of the data-sheet peak, for the first of ``tiles`` and a long reduction.
+        Largest fraction of the data-sheet peak, for the first of ``tiles`` and a long reduction.
     half_k
-        Reduction length at which half of that is reached: what it costs to begin and end a tile. A tile
-        in parts costs it twice, as they are added up.
+        Reduction length at which half of that is reached: the cost to begin and end a tile. A tile in parts costs it
+        twice, as its parts are added up.
     tiles
-        Rows and columns of the tiles to choose from, the one of most reuse first.
+        Rows and columns of the tiles to choose from, the one with the most reuse first.
     edge
-        How much smaller tiles lose: a tile of ``a`` by ``b`` loads ``(a + b) / a b`` of an element for one
-        multiplication, and runs at ``reuse = (1 + edge / x0) / (1 + edge / x)``, ``x = a b / (a + b)`` and ``x0``
-        that of the first tile [2]_.
+        Loss of smaller tiles: a tile of ``a`` by ``b`` loads ``(a + b) / a b`` of an element for one multiplication,
+        and runs at ``reuse = (1 + edge / x0) / (1 + edge / x)`` with ``x = a b / (a + b)``, and ``x0`` the ``x`` of
+        the first tile [2]_.
     units
         Processors that work on tiles at once; 0 for no tiles.
     waves
-        How much the last round of tiles costs where it is not full: 1 as much as a full one, 0 its part of one.
+        Cost of a last round that is not full: 1 for the cost of a full round, 0 for its share of one.
     sharpness
         ``p`` of the soft roofline ``(compute**p + memory**p)**(1/p)``; infinite for the larger of both.
     data_gradient, weight_gradient
-        Rate of the product that makes gradients of inputs, and of weights (added to a wider sum), over forward.
+        Rate of the product for the gradients of inputs, and of weights (added to a wider sum), over that of forward.
     batched
-        Rate of a batch of products of activations, as unfused attention's, over that of one product.
+        Rate of a batch of products of activations, as in unfused attention, over that of one product.
     product_launch
-        Seconds that each product of a group of experts takes besides: libraries launch them on several streams.
+        Extra seconds for each product of a group of experts: libraries launch them on several streams.
     fractions
-        ``fraction`` of dtypes that differ, as ``(("fp8", 0.6),)``.
+        ``fraction`` of dtypes for which it differs, as ``(("fp8", 0.6),)``.
 
     References
     ----------
@@ -108,16 +108,16 @@ class MatmulModel:
             raise ValueError(f"matmul waves lie in [0, 1] and sharpness is at least 1, met {self}")
 
     def share(self, dtype: str) -> float:
-        """Return the largest part of the peak of ``dtype`` that is reached."""
+        """Return the largest fraction of the peak of ``dtype`` that products reach."""
         return dict(self.fractions).get(dtype, self.fraction)
 
     def with_gradient(self, rate: float) -> "MatmulModel":
-        """Return this model where both gradients run at ``rate`` times the forward's."""
+        """Return this model with both gradients at ``rate`` times the rate of forward."""
         return replace(self, data_gradient=rate, weight_gradient=rate)
 
 
 def compute_time(model: MatmulModel, peak: float, product: Matmul, dtype: str = "") -> float:
-    """Return seconds of the arithmetic of a batch of products, by the best of the model's tiles.
+    """Return seconds of the arithmetic of a batch of products with the best of the model's tiles.
 
     >>> compute_time(MatmulModel(), 1e12, Matmul(count=1, m=1000, n=1000, k=1000))
     0.002
@@ -130,7 +130,7 @@ def compute_time(model: MatmulModel, peak: float, product: Matmul, dtype: str = 
 
 @lru_cache(maxsize=65536)
 def _tiled(tiles: tuple[Tile, ...], edge: float, units: int, waves: float, half_k: float, product: Matmul) -> float:
-    """Return the FLOP, those of idle processors included, of the choice that ends first."""
+    """Return the FLOP of the choice of tiles and parts that ends first, with the FLOP that idle processors lose."""
     best, first = inf, _loads(tiles[0])
     for rows, columns in tiles:
         slower = (1.0 + edge * _loads((rows, columns))) / (1.0 + edge * first)
@@ -147,17 +147,18 @@ def _tiled(tiles: tuple[Tile, ...], edge: float, units: int, waves: float, half_
 
 
 def _loads(tile: Tile) -> float:
-    """Return the elements that a tile loads for one multiplication."""
+    """Return the number of elements that a tile loads for one multiplication."""
     rows, columns = tile
     return (rows + columns) / (rows * columns)
 
 
 def soft_roofline(compute: float, memory: float, sharpness: float) -> float:
-    """Return seconds of a kernel that computes and moves bytes at once: at least the longer of both.
+    """Return seconds of a kernel that computes and moves bytes at the same time: at least the longer of both times.
 
     >>> soft_roofline(3.0, 4.0, 2.0), soft_roofline(3.0, 4.0, inf)
     (5.0, 4.0)
     """
+    # Powers of the ratio and not of the times, which may be too small for a power.
     longer, shorter = max(compute, memory), min(compute, memory)
     if sharpness == inf or shorter <= 0:
         return longer
@@ -165,32 +166,32 @@ def soft_roofline(compute: float, memory: float, sharpness: float) -> float:
 
 
 BACKWARD_PRODUCTS = 2.5
-"""Backward does 5 matrix products for forward's 2 (Dao et al. 2022, "FlashAttention", section 3.1)."""
+"""Products of backward over those of forward, 5 to 2 (Dao et al. 2022, "FlashAttention", section 3.1)."""
 
 
 SECOND = {"flash_2": (1.0, 1.0), "flash_1": (2.0, 2.0), "flash_triton": (1.4, 2.0)}
-"""How many times as long as FlashAttention-2 other fused kernels take, forward and backward (Dao 2023,
-"FlashAttention-2", section 4.1, on the A100: the first one 2, that in Triton 1.3 to 1.5 and 2)."""
+"""Time of fused kernels over that of FlashAttention-2, forward and backward (Dao 2023, "FlashAttention-2", section 4.1,
+on the A100: 2 for FlashAttention, 1.3 to 1.5 and 2 for its implementation in Triton)."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What a kernel of fused attention computes.
+    """Sizes of a kernel of fused attention.
 
     Parameters
     ----------
     heads
         Query heads of all sequences together.
     queries
-        Tokens of a sequence that attend.
+        Query tokens of a sequence.
     keys
-        Tokens attended to by the last of them.
+        Keys that the last query attends to.
     width
         Mean of the head dims of queries and of values.
-    seen
-        Mean of the tokens attended to: half of ``keys`` where attention is causal.
-    padded
-        The wider of both head dims, to which backward pads the other (published timings of latent attention, 192 and
+    mean_keys
+        Keys that a query attends to, as a mean over queries: half of ``keys`` if attention is causal.
+    padded_width
+        The larger of both head dims, to which backward pads the other (published timings of latent attention, 192 and
         128: backward is 1.2 times as slow for its FLOP as at 128 and 128, forward is not).
     """
 
@@ -209,33 +210,32 @@ class AttentionShape:
 
 @dataclass(frozen=True, slots=True)
 class AttentionModel:
-    """How near fused attention comes to the best matrix product of an accelerator.
+    """Rate of fused attention relative to the best matrix product of an accelerator.
 
-    A processor takes ``block`` queries of one head at a time and goes through the keys they see, in
-    blocks as long; ``half_sequence`` keys' time goes by before and after, and the last block of all
-    waits for nobody:
+    A processor takes ``block`` queries of one head at a time and goes through their keys in blocks of the same length.
+    To begin and end a block costs the time of ``half_sequence`` keys, and nothing overlaps the very last block:
 
-    ``work = blocks * (seen + diagonal + half_sequence) / units + tail * keys``
+    ``work = blocks * (mean_keys + diagonal + half_sequence) / units + tail * keys``
 
     Parameters
     ----------
     forward, backward
-        Rate over that of the best matrix product, for long sequences and wide heads. 0.75 is what
-        FlashAttention-2 reaches on the A100 (Dao 2023, figures 5 and 6: 0.6 of peak, a matrix product 0.8).
+        Rate over that of the best matrix product, for long sequences and wide heads. FlashAttention-2 reaches 0.75 on
+        the A100 (Dao 2023, figures 5 and 6: 0.6 of peak, a matrix product 0.8).
     half_sequence
-        Keys at which half of it is reached.
+        Number of keys at which half of that rate is reached.
     half_head
-        Head dim at which forward reaches half of it, and backward, with as many of them to more products, at 2 / 5 of
-        it: exponentials take the same time for any head dim (Shah et al. 2024,
+        Head dim at which forward reaches half of that rate. Backward, with as many exponentials for more products,
+        reaches half of its own at 2 / 5 of it: exponentials take the same time for any head dim (Shah et al. 2024,
         "FlashAttention-3", section 3.1).
     tail, backward_tail
-        Part of the longest block's time that nothing else runs beside; backward has two kinds of blocks to choose from.
+        Fraction of the longest block's time that nothing overlaps; backward has two kinds of blocks to choose from.
     block
-        Queries and keys of one block; 1 for none.
+        Queries and keys of one block; 1 for no blocks.
     launch
-        Seconds besides a kernel's launch: the kernels around the main one.
+        Seconds of the kernels around the main one, besides its launch.
     second
-        How many times as long FlashAttention-2 takes, where a later kernel is the device's best.
+        Time of FlashAttention-2 over that of the best kernel, on devices for which a later kernel is the best.
     """
 
     forward: float = 0.75
@@ -257,7 +257,7 @@ class AttentionModel:
             raise ValueError(f"attention second is at least 1, met {self.second}")
 
     def slowdown(self, kernel: str, *, backward: bool) -> float:
-        """Return how many times as long a kernel takes as the device's best: one of `SECOND`, or any other name.
+        """Return the time of a kernel over that of the device's best: 1 for names that `KERNEL_SLOWDOWNS` has not.
 
         >>> AttentionModel(second=1.5).slowdown("flash_triton", backward=True)
         3.0
@@ -275,13 +275,14 @@ def attention_compute_time(
     rate
         FLOP/s of the best matrix product.
     units
-        Processors that work on blocks at once; 0 where they are not known, and then nothing waits.
+        Processors that work on blocks at once; 0 if unknown, in which case the last block costs nothing extra.
 
     >>> shape = AttentionShape(heads=10, queries=100, keys=100, width=25.0, seen=50.0, padded=25.0)
     >>> attention_compute_time(AttentionModel(forward=0.5), 1e7, 0, shape)
     1.0
     """
     rows = ceil(shape.queries / model.block) * model.block
+    # A block that a causal mask cuts is computed in full: half a block more than the mean of keys.
     diagonal = (model.block - 1) / 2 if shape.seen < shape.keys else 0.0
     length = shape.heads * rows * (shape.seen + diagonal + model.half_sequence)
     length += (model.backward_tail if backward else model.tail) * shape.keys * model.block * units
@@ -294,7 +295,7 @@ def attention_compute_time(
 def streaming_time(traffic: float, bandwidth: float, launch: float = 0.0) -> float:
     """Return seconds of a kernel that reads and writes ``traffic`` bytes, each tensor once.
 
-    Half of ``bandwidth`` is reached at ``launch * bandwidth`` bytes: small kernels need no ramp of their own
+    A kernel of ``launch * bandwidth`` bytes reaches half of ``bandwidth``, so that small kernels need no other ramp
     (published RMSNorm of the A100: 4 us at 1 MB, 52 us at 34 MB, 195 us at 134 MB).
 
     >>> streaming_time(2e9, 1e12, launch=1e-6)

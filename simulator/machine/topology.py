@@ -1,6 +1,6 @@
-"""The shapes that machines are wired in, as plain values: links, inside a node, and between nodes.
+"""Topologies as plain values: links, networks inside a node, and fabrics between nodes.
 
-`meshwise.simulator.interconnect.interconnect` turns them into links and routes.
+`meshwise.simulator.interconnect.interconnect` turns them into numbered links and routes.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from meshwise.simulator.brief import brief
 class Link:
     """One direction of a connection: ``latency`` in s, ``bandwidth`` in byte/s.
 
-    ``launch`` is what a collective over this link costs once, in s, besides its steps.
+    ``launch`` is the time in s that a collective over this link costs once, besides its steps.
     """
 
     latency: float
@@ -27,9 +27,9 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """Every device has one port of ``link`` into a non-blocking switch (NVSwitch, a CPU's memory).
+    """A non-blocking switch with one port of ``link`` for every device (NVSwitch, a CPU's memory).
 
-    ``reduces`` says that the switch can add and multicast (NVLink SHARP).
+    ``reduces`` says whether the switch can add and multicast (NVLink SHARP).
     """
 
     link: Link
@@ -38,10 +38,10 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Devices wired to each other: ``pairs`` are (a, b, links), each of ``link`` in both directions.
+    """Devices wired to each other: ``pairs`` are (a, b, number of links), each like ``link`` in both directions.
 
-    Pairs that are not wired send through others by the fewest hops. Without ``pairs`` every
-    two devices have one link (xGMI, HCCS).
+    Pairs without a wire send over other devices by the fewest hops. Without ``pairs`` every two devices have one link
+    (xGMI, HCCS).
     """
 
     link: Link
@@ -56,16 +56,16 @@ class Mesh:
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """Each device is wired to the next and the one before, the last to the first."""
+    """Devices in a ring: each is wired to the next one, and the last to the first."""
 
     link: Link
 
 
 @dataclass(frozen=True, slots=True)
 class PcieTree:
-    """Devices on PCIe switches, switches on sockets, sockets joined by ``socket``.
+    """Devices on PCIe switches, switches on sockets, and every two sockets joined by ``socket``.
 
-    ``link`` is a slot and a switch's uplink.
+    ``link`` is both a device's slot and a switch's uplink.
     """
 
     link: Link
@@ -83,16 +83,16 @@ NodeNetwork = Switch | Mesh | Ring | PcieTree
 
 @dataclass(frozen=True, slots=True)
 class Crossbar:
-    """A fabric of full bisection: NICs are its only limit."""
+    """A fabric of full bisection bandwidth, which only NICs limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeafSpine:
-    """Two tiers: ``nodes_per_leaf`` nodes on a leaf switch, whose uplinks are
-    ``oversubscription`` times narrower than its downlinks; traffic is spread over all spines.
+    """Two tiers of switches: leaves of ``nodes_per_leaf`` nodes, and spines over which traffic is spread evenly.
 
-    ``rail_optimized`` gives NIC ``i`` of every node of a unit of ``nodes_per_leaf`` nodes a leaf of
-    its own, so that neighbours on a rail need no spine. ``hop`` is the latency of one more switch.
+    The uplinks of a leaf are ``oversubscription`` times narrower than its downlinks. With ``rail_optimized``, NICs
+    ``i`` of all nodes of a unit of ``nodes_per_leaf`` nodes share a leaf, so that neighbours on a rail need no spine.
+    ``hop`` is the latency in s of one more switch.
     """
 
     nodes_per_leaf: int
@@ -108,7 +108,7 @@ class LeafSpine:
 
 @dataclass(frozen=True, slots=True)
 class FatTree:
-    """Three tiers: leaves as in `LeafSpine`, ``leaves_per_pod`` of them to a pod, pods joined by a core.
+    """Three tiers of switches: leaves as in `LeafSpine`, pods of ``leaves_per_pod`` leaves, and a core that joins pods.
 
     A pod's uplinks are ``core_oversubscription`` times narrower than its leaves' uplinks.
     """
@@ -130,8 +130,10 @@ class FatTree:
 
 @dataclass(frozen=True, slots=True)
 class Dragonfly:
-    """Routers of ``nodes_per_router`` nodes, all-to-all by ``local`` links in groups of
-    ``routers_per_group``; every two groups are joined by ``group_link``. Routes are minimal.
+    """Routers of ``nodes_per_router`` nodes in groups of ``routers_per_group``.
+
+    Every two routers of a group are joined by a ``local`` link, every two groups by a ``group_link``. Routes are
+    minimal.
     """
 
     nodes_per_router: int
@@ -146,9 +148,9 @@ class Dragonfly:
 
 @dataclass(frozen=True, slots=True)
 class Torus:
-    """Devices (not NICs) on a 2-D or 3-D grid, each wired to its neighbours by ``link``.
+    """Devices (not NICs) on a grid of 1 to 3 axes, each wired to its neighbours by ``link``.
 
-    Where ``wraparound`` an axis closes to a ring; routes follow the axes in order, the short way.
+    With ``wraparound`` every axis closes to a ring. Routes follow the axes in order, in the shorter direction.
     """
 
     shape: tuple[int, ...]
@@ -167,10 +169,10 @@ class Torus:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Any graph: directed ``edges`` (from, to, link) between vertices by name.
+    """Any graph: directed ``edges`` (from, to, link) between named vertices.
 
-    Device ``i`` is the vertex ``device i``; routes have the fewest hops and share equal ways evenly.
-    A NIC or switch is any other name.
+    Device ``i`` is the vertex ``device i``; a vertex of any other name is a NIC or a switch. Routes have the fewest
+    hops, and equal routes share the bytes evenly.
     """
 
     edges: tuple[tuple[str, str, Link], ...]
