@@ -155,7 +155,7 @@ class Durations:
             for axis, parts in zip(
                 OPERATOR_AXES, zip(*(each.replicated for each in held.positions), strict=True), strict=True
             ):
-                shares = [summed_share(plan, each) for each in parts]
+                shares = [summed_share(plan, elements) for elements in parts]
                 _add(summed, _data_ticks(machine, axis, Collective.ALL_REDUCE, shares, training.gradient_bytes))
             leaving = self._leaving(plan, machine) if early else ((),) * len(plan.stages)
             optimizer, norm = self._held_ticks(plan, machine, optimizer_ticks), self._norm(machine)

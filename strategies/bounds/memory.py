@@ -104,16 +104,19 @@ class Needs:
     def held(self, plan: Plan) -> IntArray:
         """Return the bytes that stay for the whole step, by pipeline position."""
         cut = self.costs.blocks.cut(plan)
-        buffers, several = self.costs.buffers(plan), copies(self.costs, plan)
-        made, how = self.costs.division(plan), (plan.zero, plan.offload, begin_in_step(self.training, plan))
-        key = (made, plan.positions, cut, plan.mesh.axes, how, buffers, several)
+        buffers, num_copies = self.costs.buffers(plan), copies(self.costs, plan)
+        state_key = (plan.zero, plan.offload, begin_in_step(self.training, plan))
+        key = (self.costs.division(plan), plan.positions, cut, plan.mesh.axes, state_key, buffers, num_copies)
         if key not in self._resident:
-            away = [OnHost(plan.offload.at("optimizer", position)) for position in range(plan.pipeline)]
-            counts = list(zip(self.costs.held(plan).positions, buffers, away, several, strict=True))
-            of_plan = self.cluster.accelerator, self.training, plan
-            sizes = {n: resident(*of_plan, *n[:2], 0, *n[2:]) for n in dict.fromkeys(counts)}
-            each = {n: sum(change.size for change in changes if not change.host) for n, changes in sizes.items()}
-            self._resident[key] = np.array([each[n] for n in counts], dtype=np.int64)
+            host_shares = [OnHost(plan.offload.at("optimizer", position)) for position in range(plan.pipeline)]
+            positions = list(zip(self.costs.held(plan).positions, buffers, host_shares, num_copies, strict=True))
+            sizes = {}
+            for parameters, buffer, host_share, copy_counts in dict.fromkeys(positions):
+                accelerator = self.cluster.accelerator
+                states = resident(accelerator, self.training, plan, parameters, buffer, 0, host_share, copy_counts)
+                on_device = (change.size for change in states if not change.host)
+                sizes[parameters, buffer, host_share, copy_counts] = sum(on_device)
+            self._resident[key] = np.array([sizes[position] for position in positions], dtype=np.int64)
         return self._resident[key]
 
     def _peaks(self, plan: Plan) -> IntArray:
@@ -159,30 +162,47 @@ class Needs:
         return [kinds[each] for each in stages]
 
     def _pass_memories(
-        self, plan: Plan, shared: Sharing, named: list[tuple[str, OfLayer]], ends: Boundary, begun: tuple[int, ...]
+        self,
+        plan: Plan,
+        shared_states: Sharing,
+        block_choices: list[tuple[str, OfLayer]],
+        boundary: Boundary,
+        first_elements: tuple[int, ...],
     ) -> dict[int, PassMemory]:
         """Return what the passes of a stage hold, by variant; its blocks by name, and what is recomputed."""
         blocks = self.costs.blocks
-        every = [blocks.memory(plan, name, how) for name, how in named]
-        first = [blocks.first_memory(plan, name, how) for name, how in named] if shared.begins else []
-        firsts = [one or other for one, other in zip(first, every, strict=False)]
-        memories, beginning = ([m for m, _ in ends.applied([(each, 1) for each in row])] for row in (every, firsts))
-        elements, experts = ([count(plan, name) for name, _ in named] for count in (blocks.parameters, blocks.experts))
+        block_memories = [blocks.memory(plan, name, choice) for name, choice in block_choices]
+        memories = [memory for memory, _ in boundary.applied([(memory, 1) for memory in block_memories])]
+        first_memories = memories
+        if shared_states.begins:
+            begin_memories = [blocks.first_memory(plan, name, choice) for name, choice in block_choices]
+            pairs = [(begin or usual, 1) for begin, usual in zip(begin_memories, block_memories, strict=True)]
+            first_memories = [memory for memory, _ in boundary.applied(pairs)]
+        elements = [blocks.parameters(plan, name) for name, _ in block_choices]
+        experts = [blocks.experts(plan, name) for name, _ in block_choices]
+        undeferred = [blocks.undeferred(plan, name) for name, _ in reversed(block_choices)]
+        units = [blocks.unit(plan, name) for name, _ in block_choices]
         filled = fillings(elements[::-1], experts[::-1], self.training.gradient_bytes, bucket_limit(plan))
-        undeferred = [blocks.undeferred(plan, name) for name, _ in reversed(named)]
-        units = [blocks.unit(plan, name) for name, _ in named]
         filled = at_once(filled, units[::-1])
         result = {}
         used = WHOLE + SPLIT if plan.splits_backward else WHOLE
-        added = [0, JOINED, *((FIRST, FIRST + JOINED) if shared.begins else ())]
-        for variant in (which + more for which in used for more in added):
+        offsets = [0, JOINED, *((FIRST, FIRST + JOINED) if shared_states.begins else ())]
+        for variant in (base + offset for base in used for offset in offsets):
             kind = kind_of(variant)
             if variant >= FIRST and kind not in MAKES_GRADIENTS:
                 continue
             turn = 1 if kind is ActionKind.FORWARD else -1
-            moving = [unit.size for unit in units[::turn]], filled if shared.gradients else ()
-            held = changes(shared, self.training, variant, *moving, undeferred=undeferred, kept=begun)
-            result[variant] = pass_memory((beginning if variant >= FIRST else memories)[::turn], held, kind)
+            block_changes = changes(
+                shared_states,
+                self.training,
+                variant,
+                [unit.size for unit in units[::turn]],
+                filled if shared_states.gradients else (),
+                undeferred=undeferred,
+                kept=first_elements,
+            )
+            pass_blocks = (first_memories if variant >= FIRST else memories)[::turn]
+            result[variant] = pass_memory(pass_blocks, block_changes, kind)
         return result
 
     def capacity(self, plan: Plan, size: int) -> NDArray[np.float64]:

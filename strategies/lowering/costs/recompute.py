@@ -263,7 +263,9 @@ def moments(live: Liveness, how: OfLayer, *, apart_gradients: int = 0) -> Moment
     besides = dict(zip(operators, gradients, strict=True))
     if apart_gradients:
         gradients = _not_made(live, gradients, apart_gradients)
-        besides = {each: max(made - _own(live, each) * apart_gradients, 0) for each, made in besides.items()}
+        besides = {
+            operator: max(made - _own(live, operator) * apart_gradients, 0) for operator, made in besides.items()
+        }
     return Moments(
         sum(each.size for each in held.values()),
         sum(each.size for each in remade.values()),
@@ -330,8 +332,9 @@ def _deferred(
         outputs = dict(live.kept(operator, name) for operator in operators for name in operator.outputs)
         gradients = sum(outputs.values())
         return sum(inputs.values()) + gradients, gradients, tuple(each + gradients for each in backward)
-    gradients = sum(live.gradient(name) for each in live.operators if each.parameters for name in each.outputs)
-    kept, again = (sum(each.size for each in found.values()) for found in (held, remade))
+    writers = [operator for operator in live.operators if operator.parameters]
+    gradients = sum(live.gradient(name) for operator in writers for name in operator.outputs)
+    kept, again = (sum(tensor.size for tensor in found.values()) for found in (held, remade))
     moments = tuple(kept + again + each + gradients for each in live.captured())
     return kept + again + gradients, gradients, moments
 

@@ -171,8 +171,20 @@ class StageCosts:
         if folded and known in self._machines:
             return self._machines[known]
         tied = tuple(pair for pair, _ in self._tied(plan))
-        where = self.problem.cluster, plan.mesh, plan.placement, plan.looped
-        placed = Placed(*where, offloads, tied, central, norm, plan.hops, plan.attention, batches, exchanging)
+        placed = Placed(
+            self.problem.cluster,
+            plan.mesh,
+            plan.placement,
+            plan.looped,
+            offloads,
+            tied,
+            central,
+            norm,
+            plan.hops,
+            plan.attention,
+            batches,
+            exchanging,
+        )
         if not folded:
             return Machine(unfolded(placed), self._tensor_costs)
         if placed not in self._folded:

@@ -294,19 +294,19 @@ class _Shape:
         away = blocks_on_host(self.plan, stage)
         names = self.plan.stages[stage].blocks
         if self.cuts.in_buckets:
-            ends = [{part.completes: index for index, part in enumerate(variants[each])} for each in makes]
+            ends = [{part.completes: index for index, part in enumerate(variants[variant])} for variant in makes]
             for number, bucket in enumerate(self.cuts.buckets(stage)):
                 legs = self._legs(bucket.kind, self.cuts.positions[stage], self.volumes.gradients(stage, number))
                 over = self._replica_legs(bucket.kind, self.cuts.positions[stage], bucket.parameters)
                 copied = bucket.last in names[:away]
                 if legs or over or copied:
-                    parts = tuple(each[bucket.last] for each in ends)
+                    parts = tuple(end_parts[bucket.last] for end_parts in ends)
                     leaving.append(Leaving(number, parts, bucket.kind, legs, over, copied))
         forward, backward, last, *split = shapes
         ways = variants[FORWARD_PASS], variants[LAST_BACKWARD]
         reading = (FORWARD_PASS, LAST_BACKWARD, INPUTS)
-        units = tuple(self._units(stage, variants[each]) for each in reading if each in used)
-        kept = [self._kept(stage, each) for each in ways]
+        units = tuple(self._units(stage, variants[variant]) for variant in reading if variant in used)
+        kept = [self._kept(stage, pass_parts) for pass_parts in ways]
         return StageShape(forward, backward, last, tuple(leaving), tuple(split), units, kept[0], kept[1])
 
     def _sized(self, position: int) -> tuple[int, ...]:
