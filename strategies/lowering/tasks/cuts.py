@@ -496,7 +496,7 @@ class Cuts:
         away = self.plan_costs.stages[stage].away
         in_turns = plan.overlaps_passes and shared.gradients  # either pass computes beneath what the other reduces
         beneath = last or (backward and meets) or shared.parameters or away or plan.asynchronous or in_turns
-        # Computing slows down beneath a collective of the data axis, collectives inside a pass do not: both are cut apart.
+        # Computing slows down beneath a collective of the data axis, collectives inside a pass do not.
         every = self.cluster.overlap_slowdown > 1 and (self.overlaps or in_turns) and beneath
         ends: frozenset[str] = frozenset()
         if shared.parameters or away:
