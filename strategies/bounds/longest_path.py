@@ -1,10 +1,8 @@
-"""When the passes of a schedule start and end, for many steps of one schedule side by side.
+"""When the passes of a schedule start and end, and when steps end, for many steps of one schedule side by side.
 
-A pass starts when the one before it on its pipeline rank has ended and what it needs has
-arrived; what it makes leaves when the rank's last transfer in that direction has arrived.
-Starts and ends are sums and maxima of ticks, and so exact.
-
-When steps end, from the ends of their passes: reductions, replicated and tied gradients, optimizer, gather.
+A pass starts when the previous one on its pipeline rank has ended and its input has arrived; its output is sent when
+the rank's previous transfer in that direction has arrived. Steps end after reductions, sums of replicated and tied
+gradients, optimizer and gather. All times are sums and maxima of ticks, and so exact.
 """
 
 from collections.abc import Sequence
@@ -23,9 +21,9 @@ from meshwise.strategies.schedules.schedule import schedule
 Column = NDArray[np.int32]
 
 BLOCK = 8
-"""Steps that one vector of a compiled loop holds."""
+"""Steps in one vector of a compiled loop."""
 LANES = 5 * BLOCK
-"""Most steps that a compiled loop walks side by side: their clocks stay in a core's first caches."""
+"""Most steps that a compiled loop walks side by side: their clocks then stay in a core's first caches."""
 
 
 class Arrangement(NamedTuple):
@@ -35,11 +33,11 @@ class Arrangement(NamedTuple):
     ----------
     code
         ``4 * stage``, 2 more for a backward and 1 more for that of the last microbatch.
-    arrives, leaves
-        The box in which an action finds what was sent to it, and that for what it sends; 0 for none.
-    boxes
-        How many boxes there are.
-    last
+    receive_boxes, send_boxes
+        The box in which an action finds its input, and the box for its output; 0 for none.
+    num_boxes
+        Number of boxes.
+    last_stages
         The stages of every rank, in the order in which the last microbatch's backwards run.
     """
 
@@ -51,12 +49,12 @@ class Arrangement(NamedTuple):
 
     @property
     def ranks(self) -> int:
-        """Pipeline ranks."""
+        """Number of pipeline ranks."""
         return len(self.last)
 
 
 class Walked(NamedTuple):
-    """For every step when each rank ends its passes, and when each stage starts the last microbatch's backward."""
+    """For every step, when each rank ends its passes, and when each stage starts the last microbatch's backward."""
 
     ends: IntArray
     starts: IntArray
@@ -64,7 +62,7 @@ class Walked(NamedTuple):
 
 @lru_cache(maxsize=512)
 def arrangement(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Arrangement:
-    """Return a schedule by name, arranged; the same value for the same arguments.
+    """Return the arrangement of a schedule by name; the same value for the same arguments.
 
     >>> arrangement("1f1b", 2, 1).code.tolist()
     [0, 4, 7, 3]
@@ -85,9 +83,11 @@ def arrangement(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Ar
 
 
 def _arranged(rows: Orders, stages: int, microbatches: int) -> tuple[Any, Any, Any, int]:
+    """Return the columns of an arrangement and its number of boxes, 0 where orders wait for ever."""
     count = len(rows.passes)
     scratch = np.full(count, -1), np.arange(count, 0, -1), rows.start[:-1].copy(), *np.zeros((3, count), np.int64)
     columns: tuple[Any, ...] = (*rows, *scratch)
+    # Compiled and interpreted code are the same function: short schedules are not worth a compiled call.
     if pays(count):
         boxes = compiled(_arrange)(stages, microbatches, *columns)
     else:
@@ -111,8 +111,8 @@ def _arrange(
 ) -> int:
     """Fill the columns of an arrangement; return how many boxes it needs, 0 where orders wait for ever.
 
-    ``box_of`` is -1 for every action, ``free`` lists boxes, and ``at`` is the first action of every rank.
-    Ranks run by turns, one action each, so that few boxes are full at a time.
+    ``box_of`` is -1 for every action, ``free_boxes`` lists boxes, and ``next_actions`` is the first action of every
+    rank. Ranks run by turns, one action each, so that few boxes are full at a time.
     """
     ranks, found, top, boxes = len(at), 0, len(free), 1
     while found < len(passes):
@@ -150,8 +150,8 @@ def walk(arranged: Arrangement, ticks: IntArray, sends: IntArray) -> Walked:
     Parameters
     ----------
     ticks, sends
-        For every step a row of the ticks of every pass, and of sending what it makes: columns
-        ``2 * stage``, and 1 more for a backward.
+        For every step a row of the ticks of every pass, and of sending its output: columns ``2 * stage``, and 1 more
+        for a backward.
     """
     steps, columns = ticks.shape
     result = Walked(np.zeros((steps, arranged.ranks), np.int64), np.zeros((steps, columns // 2), np.int64))
@@ -174,7 +174,10 @@ def _walk_lanes(
     ends: IntArray,
     starts: IntArray,
 ) -> None:
-    """Fill ``ends`` and ``starts``, so many steps at a time; inner loops of fixed length become vector code."""
+    """Fill ``rank_ends`` and ``stage_starts``, ``lanes`` steps at a time.
+
+    Inner loops of fixed length become vector code.
+    """
     columns, ranks = ticks.shape[1], ends.shape[1]
     duration, sending = np.zeros((columns, lanes), np.int64), np.zeros((columns, lanes), np.int64)
     clock, channel = np.zeros((ranks, lanes), np.int64), np.zeros((2 * ranks, lanes), np.int64)
@@ -184,6 +187,7 @@ def _walk_lanes(
         duration[:, :width], sending[:, :width] = ticks[first : first + width].T, sends[first : first + width].T
         clock[:], channel[:] = 0, 0
         for index in range(len(code)):
+            # Unsigned indices spare the compiled loop a check for negative ones.
             now, came, left = np.uint32(code[index] >> 1), np.uint32(arrives[index]), np.uint32(leaves[index])
             rank = np.uint32((now >> 1) % ranks)
             busy = 2 * rank + (now & 1)
@@ -205,7 +209,7 @@ def _walk_lanes(
 
 
 def _walk_columns(arranged: Arrangement, ticks: IntArray, sends: IntArray, ends: IntArray, starts: IntArray) -> None:
-    """Fill ``ends`` and ``starts`` by NumPy, all steps at once: rows of ``ticks`` and ``sends`` are steps' columns."""
+    """Fill ``rank_ends`` and ``stage_starts`` by NumPy, all steps at once; ``ticks`` and ``sends`` have passes as rows."""
     ranks, steps = arranged.ranks, ticks.shape[1]
     clock, channel = np.zeros((ranks, steps), np.int64), np.zeros((2 * ranks, steps), np.int64)
     box = np.zeros((arranged.boxes, steps), np.int64)
@@ -230,19 +234,19 @@ Rows = Sequence[Ints]
 
 
 class Endings(NamedTuple):
-    """Ways in which steps of one schedule end, a row of ticks each.
+    """The endings of steps of one schedule, a row of ticks each.
 
     Parameters
     ----------
-    first
+    first_buckets
         The first bucket of every stage among all, and after the last stage their number.
-    leaving
+    bucket_reductions
         The reduction of every bucket.
-    late, replicated, optimizer, gather, squares
-        For every pipeline position, as in `meshwise.strategies.bounds.durations.Ending`.
+    late_reductions, replicated_sums, optimizer, gather, squares
+        For every pipeline position, as in `meshwise.strategies.bounds.durations.EndingTicks`.
     norm
-        The sum of the norm of gradients; empty where they are not clipped.
-    tied
+        The sum of the norm of gradients; empty without clipping.
+    tied_sums
         The sum of every tied parameter's gradients.
     """
 
@@ -258,7 +262,7 @@ class Endings(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """For every step the row of its passes in `Walked`, and that of its ending."""
+    """For every step the row of its passes in `PassTimes`, and the row of its ending in `Endings`."""
 
     lane: IntArray
     ending: IntArray
@@ -271,9 +275,9 @@ def finish(
 
     Parameters
     ----------
-    filled
+    bucket_ticks
         For every row of passes, the ticks from the start of a stage's last backward until each bucket leaves.
-    last
+    last_stages
         The stages of every position, in the order in which their buckets leave.
     pairs
         The two positions that keep each tied parameter.
@@ -307,7 +311,7 @@ def _finish(
     last: Rows,
     pairs: Rows,
 ) -> None:
-    """Fill ``result``; buckets leave one after another, and the device goes on when all have arrived."""
+    """Fill ``result``; buckets leave one after another, and the device goes on when all of them are reduced."""
     for step in range(len(result)):
         row, how = lane[step], ending[step]
         done = [0] * len(last)
