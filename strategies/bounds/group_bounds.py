@@ -281,6 +281,7 @@ class GroupBounds:
             if not any(offload.parameters):
                 held, away = whole[zero]
                 parts = np.array([offload.at("optimizer", at) for at in range(plan.pipeline)])
+                # Shares are rounded to whole elements: one element more is taken off, so that the bound holds.
                 result[row] = held - parts * (away + rounded) - (parts > 0) * rounded
         return result, way_of
 
@@ -335,6 +336,7 @@ class GroupBounds:
             if not blocks.block(plan, name).layer:
                 yield blocks.memory(plan, name), count
                 continue
+            # A run is cut where recomputation or offload ends.
             edges = sorted({0, count, *(min(max(edge, 0), count) for edge in (first, gone))})
             for low, high in pairwise(edges):
                 memory = blocks.memory(plan, name, None if low < first else Recompute.NONE)

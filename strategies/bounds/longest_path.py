@@ -209,7 +209,7 @@ def _walk_lanes(
 
 
 def _walk_columns(arranged: Arrangement, ticks: IntArray, sends: IntArray, ends: IntArray, starts: IntArray) -> None:
-    """Fill ``rank_ends`` and ``stage_starts`` by NumPy, all steps at once; ``ticks`` and ``sends`` have passes as rows."""
+    """Fill ``rank_ends`` and ``stage_starts`` by NumPy, all steps at once; ``ticks`` and ``sends`` come by pass."""
     ranks, steps = arranged.ranks, ticks.shape[1]
     clock, channel = np.zeros((ranks, steps), np.int64), np.zeros((2 * ranks, steps), np.int64)
     box = np.zeros((arranged.boxes, steps), np.int64)

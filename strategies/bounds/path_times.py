@@ -169,6 +169,7 @@ class _Batch:
     def add(self, index: int, plan: Plan, machine: Machine) -> None:
         """Add a plan, whose result goes to ``index``."""
         self.indices.append(index)
+        # Passes and endings have keys of their own, so that plans may share either.
         lane = (machine, self.costs.blocks.how(plan), plan.slices_boundaries)
         if lane not in self._lanes:
             self._lanes[lane] = len(self._lanes)

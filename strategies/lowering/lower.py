@@ -62,6 +62,7 @@ def lower(
     costs = costs or StageCosts(problem)
     with no_collection():
         uncounted = replace(plan, num_microbatches=UNCOUNTED)
+        # Passes do not depend on the number of microbatches: plans that differ in it alone share one cache entry.
         step = _Step(_passes(costs, uncounted, Granularity(granularity), folded=folded), plan)
         return _steady(step) if plan.asynchronous else step.program()
 

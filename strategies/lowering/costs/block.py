@@ -203,6 +203,8 @@ class BlockCosts:
         key = (name, self._numbers(plan)[2], how, rank.key)
         if key not in self._costs:
             unread = self.problem.training.conventions.recomputes_unread
+            # The order matters: recomputed products overlap collectives too, and sums of gradients between products and
+            # collectives would keep these apart.
             steps = self.plain_steps(plan, name, rank)
             steps = with_recompute(self.block(plan, name), steps, how, rank.accelerator, unread=unread)
             chunks = plan.overlap_tensor and self.block(plan, name).layer

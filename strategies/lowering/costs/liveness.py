@@ -100,6 +100,7 @@ class Liveness:
         if self._composed(operator):
             (output,) = operator.outputs
             size = self.made(output)
+            # It keeps the fp32 cast that it squares and multiplies, and the result in the dtype of its weight.
             wide = size * ITEMSIZE["fp32"] // ITEMSIZE[self.block.tensor[output].dtype]
             return {f"{operator.name} in fp32": wide, f"{operator.name} scaled": size}
         if self.framework.keeps_gates and any(GATES in self.block.tensor[name].dims for name in operator.inputs):

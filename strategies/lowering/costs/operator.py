@@ -79,6 +79,7 @@ def exchanged_axes(layout: "BlockLayout") -> frozenset[str]:
         for operator in layout.block.operators
         for name in operator.inputs
     }
+    # Gradients go the other way, to the complete layout of the producer.
     moves = (
         move for have, wanted in pairs for move in (*redistribute(have, wanted), *redistribute(wanted, have.complete))
     )
@@ -415,6 +416,7 @@ def block_steps(
         else:
             forward += [*own.gathers, own.forward]
             backward.append([*own.before, *regathered, own.backward, *returning])
+    # The operators of a loss are the last ones of forward, and so the first ones of backward.
     loss = sum(map(len, backward[len(backward) - len(layout.block.loss) :]))
     return BlockSteps(tuple(forward), tuple(step for steps in reversed(backward) for step in steps), loss)
 

@@ -181,6 +181,7 @@ def with_recompute(
             repeated += [*waiting, step._replace(kind=TaskKind.RECOMPUTE)]
         waiting = []
     if accelerator.recompute_launch:
+        # Operators given by name are checkpointed one by one, others as one region.
         regions = len(again) if isinstance(how, SomeOperators) else 1
         seconds = regions * accelerator.recompute_launch + HOOKS * len(names) * accelerator.launch
         repeated.insert(0, Step(TaskKind.RECOMPUTE, to_ticks(seconds), "kept inputs", 0))
@@ -258,6 +259,7 @@ def moments(live: Liveness, how: OfLayer, *, apart_gradients: int = 0) -> Moment
     remade = {name: each for name, (each, _) in saved.items() if name not in held}
     last = max((saved[name][1] for name in remade), default=-1)
     where = [index for index, operator in enumerate(operators) if operator in again]
+    # Remade tensors live from the backward of their last reader to that of the first recomputed operator.
     backward = live.backward(held, remade, range(min(where, default=0), max([last, *where]) + 1))
     gradients = [live.weight_gradient(operator) for operator in operators]
     apart = [operator for operator in operators if defers(operator)]

@@ -314,6 +314,7 @@ class StageCosts:
     def buffers(self, plan: Plan) -> tuple[int, ...]:
         """Return the bytes that the framework keeps on a rank of each pipeline position besides states."""
         made, framework = self.division(plan), self.problem.training.conventions
+        # Else plans of any number of microbatches share the result.
         microbatches = plan.num_microbatches if framework.buffers_every_microbatch else 0
         key = (made, self.blocks.cut(plan), plan.positions, plan.sequences, microbatches)
         if key not in self._buffers:

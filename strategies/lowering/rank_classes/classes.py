@@ -174,6 +174,7 @@ class ClassTable:
         for position, members_of in zip(self.positions, members, strict=True):
             stages = tuple(stage for stage, at in enumerate(positions) if at == position)
             among = self.by_position[position]
+            # Looking up an index is slow in rows of thousands of classes: these are named by their first rank.
             suffix = f".{among.index(len(result))}" if 1 < len(among) < 1000 else f".{members_of[0]}"
             name = f"stage {','.join(map(str, stages))}" + (suffix if len(among) > 1 else "")
             result.append(RankClass(name, stages, tuple(members_of.tolist())))

@@ -230,6 +230,7 @@ class Machine:
         kinds = [kind for kind in (*usual, *tied) if kind in table.tables]
         ranks = {self.rank(index).key: self.rank(index).launch for index in range(len(table))}
         single = all(len(table.groups_at(kind, q)) <= 1 for kind in kinds for q in range(len(table.by_position)))
+        # A list of zeros says that every group costs as much as the first one.
         inside = (self.alike(kind, each) for kind in INSIDE if kind in kinds for each in self._runs(kind))
         return single and len(ranks) == 1 and not any(ranks.values()) and not any(map(any, inside))
 

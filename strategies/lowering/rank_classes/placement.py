@@ -289,6 +289,7 @@ class Loads:
         """Return the algorithms that some group of a kind may choose."""
         if kind in HOST_KINDS:
             return (Algorithm.DIRECT,)
+        # Then one group decides for all, and slower algorithms need not be expanded.
         if self._alike(kind):
             return fastest(self.cluster, collective, self.groups[kind].representatives[0])
         every = candidates(self.cluster, collective)

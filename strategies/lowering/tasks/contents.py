@@ -157,6 +157,7 @@ class Contents:
             return 0
         rank = self.machine.rank(self.table.tables[slot.site.kind].classes[group][0])
         launch = rank.accelerator.unit_launch
+        # Every message but the first, which the communication counts itself, costs its latency too.
         return to_ticks(count * launch) + (count - 1) * communicator.ticks(collective, 1) if launch else 0
 
     def _own(self, what: str, stage: int, variant: int, rank_class: int) -> tuple[Content, ...]:

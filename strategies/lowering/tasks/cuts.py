@@ -355,6 +355,7 @@ def passes(
     table = machine.table
     result = [Passes.RANK] * plan.pipeline
     inside = [kind for kind in INSIDE if kind in table.tables]
+    # Two passes take turns at collectives, which must be tasks for that.
     if inside and plan.overlaps_passes:
         return (Passes.APART,) * plan.pipeline
     disturbed = _disturbed(machine, inside, plan, _others(machine, plan, in_buckets, tied, replicated))
@@ -550,6 +551,7 @@ class Cuts:
         undeferred = [*(block.undeferred for block in moving), *still]
         units = [*(block.unit for block in moving), *(Unit() for _ in still)]
         turn = 1 if kind_of(variant) is ActionKind.FORWARD else -1
+        # Buckets fill in the order of backward, the last block first.
         sizes = [unit.size for unit in units]
         of_pass = sizes[::turn], at_once(filled, units[::-1]), shards[::turn], undeferred[::-1], begins
         return changes(self.sharing, self.training, variant, *of_pass)

@@ -115,6 +115,7 @@ def buckets(
     for filling in fillings(elements, experts, gradient_bytes, limit):
         for first, end in pairwise(accumulate(filling.blocks, initial=0)):
             found.append((end, Bucket(tuple(order[first:end]), sum(filling.elements[first:end]), filling.kind)))
+    # Buckets of both kinds leave in the order in which their last blocks end.
     return tuple(bucket for _, bucket in sorted(found, key=lambda each: each[0]))
 
 

@@ -116,6 +116,7 @@ class TaskList:
         """Return all edges, sorted by the task that waits."""
         parts = [np.array(self.edges, dtype=np.int64).reshape(-1, 3)]
         for edges, starts in self.repeated:
+            # Only tasks shift, not the position.
             shift = np.array(starts, dtype=np.int64)[:, None, None] * (1, 1, 0)
             parts.append((edges + shift).reshape(-1, 3))
         edges = np.concatenate(parts)

@@ -109,9 +109,11 @@ class Passes(TaskList):
         """Add an action, or two that overlap: they take turns at collectives, beneath which the other one computes."""
         check_deadline()
         chain = self.chain[self.order.rank_of(actions[0].stage)]
+        # Both actions of a pair continue from the same end.
         chains = [chain, *(replace(chain) for _ in actions[1:])]
         alone = len(actions) == 1
         runs = [self.action(action, own, alone=alone) for action, own in zip(actions, chains, strict=True)]
+        # Each generator pauses at its next collective, which makes the two take turns.
         for _ in zip_longest(*runs):
             pass
         for other in chains[1:]:
