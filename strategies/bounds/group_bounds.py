@@ -388,7 +388,10 @@ def _computed_alone(steps: BlockSteps) -> int:
 
 
 def _fullest(memory: StageMemory, *, late: bool) -> tuple[int, int, int, int]:
-    """Return, by kind of action, what a stage holds at its fullest moment beyond before; less is known if ``late``."""
+    """Return, by kind of action, what a stage holds at its fullest moment beyond before.
+
+    Less is known where gradients are reduced or parameters move ``in_passes``.
+    """
     forward = memory.kept + memory.forward
     return (forward, 0, 0, 0) if late else (forward, memory.backward, memory.inputs, memory.weights)
 

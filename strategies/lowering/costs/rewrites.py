@@ -74,7 +74,7 @@ def with_overlap(layout: BlockLayout, accelerator: Accelerator, steps: BlockStep
 
     Parameters
     ----------
-    chunks
+    in_chunks
         Whether all collectives and products run chunk by chunk; else only sums and scatters of the gradients of inputs
         overlap the products for gradients of weights.
     """
