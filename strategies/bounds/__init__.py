@@ -1,1 +1,1 @@
-"""What a plan takes, without its program: bounds never above the simulated step, or equal to it."""
+"""Fast evaluators of a plan without its program: memory, and bounds never above the simulated step, or equal to it."""

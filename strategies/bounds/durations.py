@@ -1,4 +1,4 @@
-"""Ticks of what a step is made of, for many plans: each table once for all plans that share it."""
+"""Tables of ticks of the parts of a step, each computed once for all plans that share it."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -22,25 +22,29 @@ from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Training
 
 OfRank = Callable[[Accelerator, Training, Plan, Parameters], int]
-"""Ticks that something takes on a device with the parameters that a rank holds."""
+"""Returns the ticks of an update or a read on a device, with the parameters that a rank holds."""
 
 
 class Passes(NamedTuple):
-    """Ticks of a forward and of a backward on one rank, for every kind of stage of a division."""
+    """Ticks of a forward and of a backward on one rank, for every kind of stage."""
 
     forward: tuple[int, ...]
     backward: tuple[int, ...]
 
 
 class Sends(NamedTuple):
-    """Ticks in which every stage sends activations to the next and gradients to the one before; 0 for none."""
+    """Ticks in which every stage sends activations to the next one and gradients to the previous one; 0 for none."""
 
     forward: tuple[int, ...]
     backward: tuple[int, ...]
 
 
 class Bucket(NamedTuple):
-    """Gradients that leave together: after how many blocks of the stage's backward, how many elements, and by whom."""
+    """When and how a bucket of gradients leaves.
+
+    ``num_blocks`` is the number of blocks of the stage's backward after which it leaves, ``parameters`` its elements,
+    and ``kind`` that of the groups that reduce it.
+    """
 
     blocks: int
     parameters: int
@@ -52,18 +56,18 @@ class Ending(NamedTuple):
 
     Parameters
     ----------
-    leaving
+    bucket_reductions
         For every stage, the reduction of each bucket that leaves beneath backward.
-    late
+    late_reductions
         For every pipeline position, the reduction of all gradients after the last backward; 0 for none.
-    replicated
-        For every pipeline position, the sum of gradients that tensor ranks have in parts; 0 for none.
+    replicated_sums
+        For every pipeline position, the sum of gradients of parameters that ranks have whole; 0 for none.
     optimizer, gather
         For every pipeline position, the update of the parameters, and their gather; 0 for none.
     squares
         For every pipeline position, the read of the gradients for their norm; 0 for none.
     norm
-        The sum of the norm over all positions, which then go on together; none where gradients are not clipped.
+        The sum of the norm over all positions, which then go on together; empty without clipping.
     """
 
     leaving: tuple[tuple[int, ...], ...]
@@ -76,7 +80,7 @@ class Ending(NamedTuple):
 
 
 class Durations:
-    """Tables of ticks from the costs of one problem; where the classes at a position differ, the least ticks."""
+    """Tables of ticks from the costs of one problem; where rank classes at a position differ, of the fastest one."""
 
     def __init__(self, costs: StageCosts) -> None:
         self.costs = costs
@@ -98,7 +102,7 @@ class Durations:
         return self._passes[key]
 
     def runs(self, plan: Plan, made: Division, kind: int, rank: Rank) -> list[tuple[BlockCost, int]]:
-        """Return the blocks of a kind of stage on a rank in order, each with how often it occurs in a row."""
+        """Return the costs of a stage's blocks on a rank in order, each with how often it occurs in a row."""
         blocks = self.costs.blocks
         runs = blocks.runs(plan, made.kinds[kind], made.recompute(plan, kind))
         return [(blocks.cost(plan, name, rank, how), n) for name, n, how in runs]
@@ -106,6 +110,7 @@ class Durations:
     def sends(self, plan: Plan, machine: Machine) -> Sends:
         """Return the ticks of the transfers between stages; of a V, those on its way down."""
         if not isinstance(plan.microbatch, int):
+            # Microbatches differ by rank: the smallest size gives the least ticks, which keeps the tables lower bounds.
             each = [self.sends(plan.even(size), machine) for size in plan.sizes]
             return Sends(*(tuple(map(min, zip(*rows, strict=True))) for rows in zip(*each, strict=True)))
         made = self.costs.division(plan)
@@ -131,6 +136,7 @@ class Durations:
         return self._buckets[key]
 
     def _filled(self, plan: Plan, stage: int, rank: Rank) -> tuple[Bucket, ...]:
+        """Return the buckets of a stage."""
         cost, training = self.costs.stage(plan, stage, rank), self.costs.problem.training
         names = plan.stages[stage].blocks
         found = buckets(names, cost, training.gradient_bytes, bucket_limit(plan))
@@ -155,7 +161,7 @@ class Durations:
             for axis, parts in zip(
                 OPERATOR_AXES, zip(*(each.replicated for each in held.positions), strict=True), strict=True
             ):
-                shares = [summed_share(plan, each) for each in parts]
+                shares = [summed_share(plan, elements) for elements in parts]
                 _add(summed, _data_ticks(machine, axis, Collective.ALL_REDUCE, shares, training.gradient_bytes))
             leaving = self._leaving(plan, machine) if early else ((),) * len(plan.stages)
             optimizer, norm = self._held_ticks(plan, machine, optimizer_ticks), self._norm(machine)
@@ -164,7 +170,7 @@ class Durations:
         return self._endings[key]
 
     def gathers(self, plan: Plan, machine: Machine) -> tuple[tuple[int, ...], ...]:
-        """Return for every stage the ticks in which ZeRO 3 gathers its units, in the order of backward."""
+        """Return, for every stage, the ticks in which ZeRO 3 gathers its units, in the order of backward."""
         made = self.costs.division(plan)
         key = (machine, made, plan.positions, self.costs.blocks.cut(plan))
         if key not in self._gathers:
@@ -175,14 +181,14 @@ class Durations:
         return self._gathers[key]
 
     def _leaving(self, plan: Plan, machine: Machine) -> tuple[tuple[int, ...], ...]:
-        """Return for every stage the ticks in which its buckets are reduced."""
+        """Return, for every stage, the ticks in which its buckets are reduced."""
         size = reduced_bytes(self.costs.problem.training, plan)
         return self._of_buckets(plan, machine, reduction(plan), size)
 
     def _of_buckets(
         self, plan: Plan, machine: Machine, collective: Collective, size: float
     ) -> tuple[tuple[int, ...], ...]:
-        """Return for every stage the ticks of a collective on each bucket, of elements of some size."""
+        """Return, for every stage, the ticks of a collective on each bucket, with ``size`` bytes an element."""
         kinds = self.buckets(plan, machine)
         ticks: dict[tuple[int, int], tuple[int, ...]] = {}
         result = []
@@ -196,6 +202,7 @@ class Durations:
         return tuple(result)
 
     def _norm(self, machine: Machine) -> tuple[int, ...]:
+        """Return the ticks of the sum of the norm; empty without clipping."""
         if not self.costs.problem.training.gradient_clipping:
             return ()
         if NORM not in machine.table.tables:
@@ -204,7 +211,7 @@ class Durations:
         return (machine.least_ticks(NORM, groups, *SQUARES),)
 
     def _held_ticks(self, plan: Plan, machine: Machine, of_rank: OfRank) -> tuple[int, ...]:
-        """Return for every position the least ticks that something takes with the parameters held there."""
+        """Return, for every position, the least of ``count_ticks`` over its ranks."""
         training, held = self.costs.problem.training, self.costs.held(plan)
         ticks: dict[tuple[object, ...], int] = {}
         result = []
@@ -217,7 +224,7 @@ class Durations:
 
 
 def _send_ticks(machine: Machine, kind: str, first: int, sizes: Sequence[float]) -> tuple[int, ...]:
-    """Return the ticks in which the stages from ``first`` on send so many bytes."""
+    """Return the ticks in which the stages from ``first_stage`` on send so many bytes."""
     groups = machine.different(kind, Collective.SEND)
     keys = [(groups[stage % len(groups)], size) for stage, size in enumerate(sizes, first)]
     return _looked_up(machine, kind, Collective.SEND, keys)
@@ -226,21 +233,21 @@ def _send_ticks(machine: Machine, kind: str, first: int, sizes: Sequence[float])
 def _data_ticks(
     machine: Machine, kind: str, collective: Collective, counts: Iterable[int], size: float
 ) -> tuple[int, ...]:
-    """Return the ticks of a collective of groups of a kind at every position, of elements of some size."""
+    """Return the ticks of a collective of groups of a kind at every position, with ``size`` bytes an element."""
     return tuple(
         _shared_ticks(machine, kind, collective, position, float(count * size)) for position, count in enumerate(counts)
     )
 
 
 def _shared_ticks(machine: Machine, kind: str, collective: Collective, position: int, size: float) -> int:
-    """Return the least ticks of a collective of groups of a kind at a position; 0 where there are none."""
+    """Return the least ticks of a collective of groups of a kind at a position; 0 where there are no groups."""
     if kind not in machine.table.tables:
         return 0
     return machine.least_ticks(kind, machine.different(kind, collective)[position], collective, size)
 
 
 def _by_unit(filled: Iterable[Bucket], ticks: Iterable[int]) -> tuple[int, ...]:
-    """Return the ticks of the buckets of every block, one after another."""
+    """Return the ticks of the buckets of each unit together."""
     units: dict[int, int] = {}
     for bucket, each in zip(filled, ticks, strict=True):
         units[bucket.blocks] = units.get(bucket.blocks, 0) + each
@@ -248,6 +255,7 @@ def _by_unit(filled: Iterable[Bucket], ticks: Iterable[int]) -> tuple[int, ...]:
 
 
 def _add(total: list[int], more: Iterable[int]) -> None:
+    """Add ticks by position."""
     for index, ticks in enumerate(more):
         total[index] += ticks
 
@@ -255,6 +263,6 @@ def _add(total: list[int], more: Iterable[int]) -> None:
 def _looked_up(
     machine: Machine, kind: str, collective: Collective, keys: Sequence[tuple[tuple[int, ...], float]]
 ) -> tuple[int, ...]:
-    """Return the least ticks of a collective for groups and bytes, each computed once."""
+    """Return the least ticks of a collective for pairs of groups and bytes, different pairs once."""
     ticks = {key: machine.least_ticks(kind, key[0], collective, key[1]) for key in dict.fromkeys(keys)}
     return tuple(ticks[key] for key in keys)

@@ -1,10 +1,10 @@
-"""Lower bounds of whole families and groups of layouts: no member of one has to be completed.
+"""Lower bounds of whole families and groups of layouts, without completing any of their members.
 
-The bound of a family is what its devices compute, spread evenly. The bounds of a group's members are outer sums: the
-path of `meshwise.strategies.bounds.step_time` through the passes of a row, and what follows it of a column. Memory is
-bounded too: states of a column, and of a row what a rank holds when most microbatches are in flight on it. All are at
-most what `meshwise.strategies.bounds.step_time` and `meshwise.strategies.bounds.memory` say of the member alone, and
-need a plan for every kind of row and column.
+The bound of a family is the compute of its devices, spread evenly. The bounds of a group's members are outer sums: of
+the path of `meshwise.strategies.bounds.step_time` through the passes of a row, and of what follows them in a column.
+Memory is bounded too: by the states of a column, and by what a rank of a row holds when most microbatches are in
+flight on it. All are at most what `meshwise.strategies.bounds.step_time` and `meshwise.strategies.bounds.memory` say
+of the member alone, and need one plan for every kind of row and column.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -43,16 +43,16 @@ from meshwise.strategies.schedules.schedule import KINDS, ActionKind, rule_of
 FloatArray = NDArray[np.float64]
 T = TypeVar("T", bound=Hashable)
 Way = tuple[OfStage, bool]
-"""What passes take hangs on: what they compute again, and whether communication runs beside products."""
+"""What the passes of a plan depend on: what they recompute, and whether communication overlaps products."""
 Site = tuple[int, Boundary, int]
-"""The kind of a stage, what lies at its ends, and its pipeline position."""
+"""The kind of a stage, the data at its ends, and its pipeline position."""
 
 _ALL_IN_FLIGHT = frozenset({"gpipe", "looped_bfs"})
 """Schedules that run all forwards before the first backward."""
 
 
 class _Moments(NamedTuple):
-    """Two moments of every pipeline rank: how many microbatches of each stage it holds, and the pass that runs then."""
+    """Two moments of every pipeline rank: the microbatches that each stage then holds, and the pass that runs."""
 
     held: IntArray
     stage: IntArray
@@ -72,10 +72,10 @@ class GroupBounds:
         self._tails: dict[tuple[object, ...], tuple[tuple[int, ...], tuple[int, ...]]] = {}
 
     def floor(self, family: Layout) -> float:
-        """Return seconds that no step of a family takes less than; 0 where devices differ.
+        """Return a lower bound of the steps of a family's layouts in seconds; 0 where devices differ.
 
-        A rank of some position computes for every microbatch at least its share of all blocks, and as many layers as
-        there are a position, rounded up.
+        A rank of some position computes for every microbatch at least its share of all blocks, and at least as many
+        layers as there are a position, rounded up.
         """
         if not self._alike:
             return 0.0
@@ -85,9 +85,9 @@ class GroupBounds:
         return to_seconds(self.problem.training.global_batch // family.sequences * each)
 
     def reach(self, family: Layout) -> float:
-        """Return seconds that no step of a family takes less than whose ranks run one pass at a time.
+        """Return a lower bound in seconds of the steps of a family's layouts whose ranks run one pass at a time.
 
-        Then some position works at least its share of all blocks for every microbatch, collectives included.
+        Some position then is busy for every microbatch with at least its share of all blocks, collectives included.
         """
         # gradients that leave whole: no kernels of their own add them
         plan = complete(self.problem, replace(family, schedule="gpipe", stages="balanced", zero=2))
@@ -95,7 +95,7 @@ class GroupBounds:
         return to_seconds(plan.num_microbatches * ceil(least / family.pipeline))
 
     def _work(self, plan: Plan, overlap: bool) -> int:
-        """Return the ticks of all blocks for one microbatch, each on the rank that works least on it."""
+        """Return the ticks of all blocks for one microbatch, each on the rank that is fastest at it."""
         ranks = {rank.key: rank for row in self.costs.machine(plan).ranks for rank in row}.values()
         made, blocks = self.costs.division(plan), self.costs.blocks
         plan = replace(plan, recompute=Recompute.NONE, overlap_tensor=overlap)
@@ -117,7 +117,7 @@ class GroupBounds:
         return self._computing[key]
 
     def _alone(self, family: Layout) -> Plan:
-        """Return a plan that cuts operators as a family does, on as few devices as can."""
+        """Return a plan that cuts operators as a family does, on as few devices as possible."""
         ranks = family.expert * family.context * family.tensor * family.tensor_rows
         free = self.problem.cluster.free_devices
         layout = replace(
@@ -131,9 +131,9 @@ class GroupBounds:
         return complete(self.problem, layout)
 
     def table(self, group: Group, limit: float = inf) -> FloatArray:
-        """Return for every row and column seconds that its step takes at least.
+        """Return a lower bound in seconds of every member's step, by row and column.
 
-        Infinite where there is no member, where it does not fit, and where it takes ``limit`` or more.
+        It is infinite where there is no member, where the member cannot fit, and where it takes ``limit`` or more.
         """
         result = np.full(group.legal.shape, inf)
         if not group.count:
@@ -158,6 +158,7 @@ class GroupBounds:
     ) -> FloatArray:
         """Return the bounds of rows and of columns whose gradients are reduced at the same moments."""
         plan = replace(_with(plan, states[0]._replace(offload=NOTHING)), recompute=Recompute.NONE)
+        # The cheapest test first: rows without recomputation tell whether any row can stay below the limit.
         quickest = [PassChoice(Recompute.NONE, overlap) for overlap in {each.overlap_tensor for each in passes}]
         if limit < inf and self._times(plan, quickest, states).min() >= limit:
             return np.full((len(passes), len(states)), inf)
@@ -171,7 +172,7 @@ class GroupBounds:
         return times
 
     def _fits(self, plan: Plan, passes: Sequence[PassChoice], states: Sequence[StateChoice]) -> NDArray[np.bool_]:
-        """Return for every row and column whether it may fit: false only where it cannot."""
+        """Return, for every row and column, whether it may fit: false only where it cannot."""
         held, column_of = self._held(plan, states)
         room = self.needs.capacity(plan, plan.sequences)[None, :] - held
         activations, row_of = self._activations(plan, passes, late=self._late(plan, states[0]))
@@ -179,7 +180,7 @@ class GroupBounds:
         return fits[np.ix_(row_of, column_of)]
 
     def _times(self, plan: Plan, passes: Sequence[PassChoice], states: Sequence[StateChoice]) -> FloatArray:
-        """Return the seconds of the path of `Bounds.ticks` for every row and column."""
+        """Return the seconds of the path of `StepBounds.lower_bound` for every row and column."""
         ways, row_of = _each((each.recompute, each.overlap_tensor) for each in passes)
         ends, column_of = _each(self._tail(plan, state) for state in states)
         forward, backward, work = self._loads(plan, ways)
@@ -202,7 +203,7 @@ class GroupBounds:
         return seconds
 
     def _sent(self, plan: Plan, forward: IntArray, backward: IntArray) -> tuple[IntArray, IntArray]:
-        """Return the ticks in which a microbatch reaches every position, and its gradients come back from there."""
+        """Return the ticks in which a microbatch reaches every position, and those in which its gradients return."""
         fill, drain, machine = np.zeros_like(forward), np.zeros_like(backward), self.costs.machine(plan)
         if plan.rule.placement is not Placement.WRITTEN:
             sends, inner = self.durations.sends(plan, machine), plan.pipeline - 1
@@ -212,7 +213,10 @@ class GroupBounds:
         return fill, drain
 
     def _tail(self, plan: Plan, state: StateChoice) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return at most the ticks after each rank's last backward under a choice of states, and of waits before."""
+        """Return lower bounds of the ticks after each rank's last backward, and of waits before it.
+
+        They are those of a choice of states.
+        """
         if any(state.offload.parameters):
             return (0,) * plan.pipeline, (0,) * plan.pipeline
         chosen = _with(plan, state._replace(offload=NOTHING))
@@ -226,7 +230,7 @@ class GroupBounds:
         return self._tails[key]
 
     def _loads(self, plan: Plan, ways: Sequence[Way]) -> tuple[IntArray, IntArray, IntArray]:
-        """Return for every way and position the ticks of its first stage's passes, and of all its stages' work."""
+        """Return, for every run choice and position, the ticks of its first stage's passes, and of all its work."""
         machine, made = self.costs.machine(plan), self.costs.division(plan)
         forward, backward, work = (np.empty((len(ways), plan.pipeline), np.int64) for _ in range(3))
         own = [[made.kind_of[stage] for stage in plan.stages_at(at)] for at in range(plan.pipeline)]
@@ -242,7 +246,7 @@ class GroupBounds:
         return forward, backward, work
 
     def _pass_ticks(self, plan: Plan, ways: Sequence[Way], rank: Rank) -> tuple[IntArray, IntArray, IntArray]:
-        """Return for every way and kind of stage the ticks of forward, of backward and of what a rank works."""
+        """Return, for every run choice and kind of stage, the ticks of forward, of backward, and of a rank's work."""
         tables: tuple[list[tuple[int, ...]], ...] = ([], [], [])
         for recompute, overlap in ways:
             again = self._stages(replace(plan, recompute=recompute.layer, overlap_tensor=overlap), rank)
@@ -267,7 +271,7 @@ class GroupBounds:
         return self._passes[key]
 
     def _held(self, plan: Plan, states: Sequence[StateChoice]) -> tuple[FloatArray, list[int]]:
-        """Return at most the bytes that stay for the whole step, by way and position, and the way of every state."""
+        """Return lower bounds of the bytes that stay for the whole step, and which of them is each state's."""
         ways, way_of = _each((state.zero, state.offload) for state in states)
         whole = {zero: self._whole(plan, zero) for zero in {zero for zero, _ in ways}}
         training = self.problem.training
@@ -277,18 +281,19 @@ class GroupBounds:
             if not any(offload.parameters):
                 held, away = whole[zero]
                 parts = np.array([offload.at("optimizer", at) for at in range(plan.pipeline)])
+                # Shares are rounded to whole elements: one element more is taken off, so that the bound holds.
                 result[row] = held - parts * (away + rounded) - (parts > 0) * rounded
         return result, way_of
 
     def _whole(self, plan: Plan, zero: int) -> tuple[IntArray, IntArray]:
-        """Return the bytes that stay by position where nothing is on hosts, and those of optimizer states."""
+        """Return the bytes that stay without offload by position, and those of optimizer states."""
         chosen = replace(plan, zero=zero)
         held, positions = self.needs.held(chosen), self.costs.held(chosen).positions
         states = {each: state_bytes(self.problem.training, chosen, each) for each in dict.fromkeys(positions)}
         return held, np.array([states[each] for each in positions], dtype=np.int64)
 
     def _activations(self, plan: Plan, passes: Sequence[PassChoice], *, late: bool) -> tuple[IntArray, list[int]]:
-        """Return at most the most bytes that passes hold, by way and position, and the way of every row."""
+        """Return lower bounds of the most bytes that passes hold, by choice and position, and each row's choice."""
         ways, way_of = _each((each.recompute, each.activations) for each in passes)
         moments = _moments(plan.schedule, plan.pipeline, plan.num_microbatches, plan.chunks)
         sites, site_of = self._sites(plan)
@@ -299,14 +304,14 @@ class GroupBounds:
         return held.reshape(len(ways), 2, plan.pipeline).max(axis=1), way_of
 
     def _sites(self, plan: Plan) -> tuple[list[Site], list[int]]:
-        """Return what different stages are made of, with their ends and positions, and which each stage is."""
+        """Return the different stages by kind, ends and position, and which of them each stage is."""
         ends = [self.costs.ends(plan, stage) for stage in range(len(plan.stages))]
         return _each(zip(self.costs.division(plan).kind_of, ends, plan.positions, strict=True))
 
     def _memories(
         self, plan: Plan, sites: Sequence[Site], recompute: OfStage, away: tuple[float, ...], *, late: bool
     ) -> list[tuple[int, ...]]:
-        """Return what one microbatch of stages keeps at least, and what each kind of action holds more than before."""
+        """Return what one microbatch of each stage keeps at least, and what each kind of action adds to that."""
         made, every = self.costs.division(plan), replace(plan, recompute=recompute.layer)
         how = made, self.costs.blocks.how(every), recompute.layers, late
         result = []
@@ -323,7 +328,7 @@ class GroupBounds:
         return result
 
     def _blocks(self, plan: Plan, runs: Runs, again: int | None, fraction: float) -> Iterator[tuple[BlockMemory, int]]:
-        """Yield what the blocks of a stage hold, each with how often: its first layers again or away."""
+        """Yield the memory of a stage's blocks, each with how often; its first layers are recomputed or offloaded."""
         blocks = self.costs.blocks
         layers = sum(count for name, count in runs if blocks.block(plan, name).layer)
         first, gone = layers if again is None else again, fraction_of(layers, fraction)
@@ -331,6 +336,7 @@ class GroupBounds:
             if not blocks.block(plan, name).layer:
                 yield blocks.memory(plan, name), count
                 continue
+            # A run is cut where recomputation or offload ends.
             edges = sorted({0, count, *(min(max(edge, 0), count) for edge in (first, gone))})
             for low, high in pairwise(edges):
                 memory = blocks.memory(plan, name, None if low < first else Recompute.NONE)
@@ -339,7 +345,7 @@ class GroupBounds:
 
 
 class _Passes(NamedTuple):
-    """Ticks of a kind of stage on a rank: of its passes, of what the rank works, and of the first layers' backwards."""
+    """Ticks of a kind of stage on a rank: of its passes, of the rank's work, and, summed, of its first layers."""
 
     forward: int
     backward: int
@@ -347,14 +353,14 @@ class _Passes(NamedTuple):
     layers: tuple[tuple[int, int], ...]
 
     def partly(self, again: "_Passes", count: int) -> tuple[int, int, int]:
-        """Return the same where the first ``count`` layers are as in another."""
+        """Return the ticks of forward, backward and work where the first ``count`` layers are recomputed."""
         least = min(count, len(self.layers) - 1)
         backward, work = (two - one for one, two in zip(self.layers[least], again.layers[least], strict=True))
         return self.forward, self.backward + backward, self.work + work
 
 
 def _passes_of(runs: Sequence[tuple[BlockCost, int]], layers: Sequence[bool], computing: bool) -> _Passes:
-    """Return the ticks of blocks, of which some are layers; a rank that ``computing`` hides collectives works less."""
+    """Return the ticks of blocks, some of which are layers; work has no collectives where others may hide them."""
     forward = sum(cost.forward_ticks * count for cost, count in runs)
     backward = sum(cost.backward_ticks * count for cost, count in runs)
     works = [_computed(cost) if computing else _worked(cost) for cost, _ in runs]
@@ -372,25 +378,29 @@ def _worked(cost: BlockCost) -> int:
 
 
 def _computed(cost: BlockCost) -> int:
+    """Return the ticks of a block's passes without collectives."""
     return _computed_alone(cost.steps)
 
 
 def _computed_alone(steps: BlockSteps) -> int:
-    """Return the ticks of a block's passes without collectives."""
+    """Return the ticks of segments without collectives."""
     return sum(step.ticks for step in (*steps.forward, *steps.backward) if step.collective is None)
 
 
 def _fullest(memory: StageMemory, *, late: bool) -> tuple[int, int, int, int]:
-    """Return by kind of action what a stage holds more at its fullest moment than before; less is known if late."""
+    """Return, by kind of action, what a stage holds at its fullest moment beyond before.
+
+    Less is known where gradients are reduced or parameters move ``in_passes``.
+    """
     forward = memory.kept + memory.forward
     return (forward, 0, 0, 0) if late else (forward, memory.backward, memory.inputs, memory.weights)
 
 
 @lru_cache(maxsize=4096)
 def _moments(name: str, ranks: int, microbatches: int, chunks: int) -> _Moments:
-    """Return for every rank the forward after which it holds most microbatches of all its stages, and what is next.
+    """Return, for every rank, the forward after which it holds most microbatches of all its stages, and the next pass.
 
-    Of many microbatches the first are looked at: what is held then is held with more of them too.
+    Of many microbatches only the first are looked at: what is held then is held with more of them too.
     """
     positions = rule_of(name).stage_ranks(ranks, chunks)
     if name in _ALL_IN_FLIGHT:
@@ -415,13 +425,14 @@ def _moments(name: str, ranks: int, microbatches: int, chunks: int) -> _Moments:
 
 
 FEW = 4
-"""Microbatches a pipeline rank that are enough to see most of them in flight."""
+"""Microbatches a pipeline rank that suffice to see most of them in flight."""
 
 _CHANGE = {ActionKind.FORWARD: 1, ActionKind.BACKWARD: -1, ActionKind.INPUT: -1, ActionKind.WEIGHT: 0}
-"""By kind of action, how many microbatches more a stage keeps all of after it."""
+"""By kind of action, the change in the number of microbatches that a stage keeps whole."""
 
 
 def _with(plan: Plan, state: StateChoice) -> Plan:
+    """Return a plan under a choice of states."""
     return replace(
         plan,
         zero=state.zero,
@@ -433,7 +444,7 @@ def _with(plan: Plan, state: StateChoice) -> Plan:
 
 
 def _each(values: Iterable[T]) -> tuple[list[T], list[int]]:
-    """Return the different values, and for all of them the place among those."""
+    """Return the different values, and for every value the index among these."""
     places: dict[T, int] = {}
     found = [places.setdefault(value, len(places)) for value in values]
     return list(places), found

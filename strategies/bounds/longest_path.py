@@ -1,10 +1,8 @@
-"""When the passes of a schedule start and end, for many steps of one schedule side by side.
+"""When the passes of a schedule start and end, and when steps end, for many steps of one schedule side by side.
 
-A pass starts when the one before it on its pipeline rank has ended and what it needs has
-arrived; what it makes leaves when the rank's last transfer in that direction has arrived.
-Starts and ends are sums and maxima of ticks, and so exact.
-
-When steps end, from the ends of their passes: reductions, replicated and tied gradients, optimizer, gather.
+A pass starts when the previous one on its pipeline rank has ended and its input has arrived; its output is sent when
+the rank's previous transfer in that direction has arrived. Steps end after reductions, sums of replicated and tied
+gradients, optimizer and gather. All times are sums and maxima of ticks, and so exact.
 """
 
 from collections.abc import Sequence
@@ -23,9 +21,9 @@ from meshwise.strategies.schedules.schedule import schedule
 Column = NDArray[np.int32]
 
 BLOCK = 8
-"""Steps that one vector of a compiled loop holds."""
+"""Steps in one vector of a compiled loop."""
 LANES = 5 * BLOCK
-"""Most steps that a compiled loop walks side by side: their clocks stay in a core's first caches."""
+"""Most steps that a compiled loop walks side by side: their clocks then stay in a core's first caches."""
 
 
 class Arrangement(NamedTuple):
@@ -35,11 +33,11 @@ class Arrangement(NamedTuple):
     ----------
     code
         ``4 * stage``, 2 more for a backward and 1 more for that of the last microbatch.
-    arrives, leaves
-        The box in which an action finds what was sent to it, and that for what it sends; 0 for none.
-    boxes
-        How many boxes there are.
-    last
+    receive_boxes, send_boxes
+        The box in which an action finds its input, and the box for its output; 0 for none.
+    num_boxes
+        Number of boxes.
+    last_stages
         The stages of every rank, in the order in which the last microbatch's backwards run.
     """
 
@@ -51,12 +49,12 @@ class Arrangement(NamedTuple):
 
     @property
     def ranks(self) -> int:
-        """Pipeline ranks."""
+        """Number of pipeline ranks."""
         return len(self.last)
 
 
 class Walked(NamedTuple):
-    """For every step when each rank ends its passes, and when each stage starts the last microbatch's backward."""
+    """For every step, when each rank ends its passes, and when each stage starts the last microbatch's backward."""
 
     ends: IntArray
     starts: IntArray
@@ -64,7 +62,7 @@ class Walked(NamedTuple):
 
 @lru_cache(maxsize=512)
 def arrangement(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Arrangement:
-    """Return a schedule by name, arranged; the same value for the same arguments.
+    """Return the arrangement of a schedule by name; the same value for the same arguments.
 
     >>> arrangement("1f1b", 2, 1).code.tolist()
     [0, 4, 7, 3]
@@ -169,8 +167,8 @@ def walk(arranged: Arrangement, ticks: IntArray, sends: IntArray) -> Walked:
     Parameters
     ----------
     ticks, sends
-        For every step a row of the ticks of every pass, and of sending what it makes: columns
-        ``2 * stage``, and 1 more for a backward.
+        For every step a row of the ticks of every pass, and of sending its output: columns ``2 * stage``, and 1 more
+        for a backward.
     """
     steps, columns = ticks.shape
     result = Walked(np.zeros((steps, arranged.ranks), np.int64), np.zeros((steps, columns // 2), np.int64))
@@ -195,6 +193,7 @@ def _walk_lanes(arranged: Arrangement, lanes: int, ticks: IntArray, sends: IntAr
         duration[:, :width], sending[:, :width] = ticks[first : first + width].T, sends[first : first + width].T
         clock[:], channel[:] = 0, 0
         for index in range(len(code)):
+            # Unsigned indices spare the compiled loop a check for negative ones.
             now, came, left = np.uint32(code[index] >> 1), np.uint32(arrives[index]), np.uint32(leaves[index])
             rank = np.uint32((now >> 1) % ranks)
             busy = 2 * rank + (now & 1)
@@ -242,19 +241,19 @@ Rows = Sequence[Ints]
 
 
 class Endings(NamedTuple):
-    """Ways in which steps of one schedule end, a row of ticks each.
+    """The endings of steps of one schedule, a row of ticks each.
 
     Parameters
     ----------
-    first
+    first_buckets
         The first bucket of every stage among all, and after the last stage their number.
-    leaving
+    bucket_reductions
         The reduction of every bucket.
-    late, replicated, optimizer, gather, squares
-        For every pipeline position, as in `meshwise.strategies.bounds.durations.Ending`.
+    late_reductions, replicated_sums, optimizer, gather, squares
+        For every pipeline position, as in `meshwise.strategies.bounds.durations.EndingTicks`.
     norm
-        The sum of the norm of gradients; empty where they are not clipped.
-    tied
+        The sum of the norm of gradients; empty without clipping.
+    tied_sums
         The sum of every tied parameter's gradients.
     """
 
@@ -270,7 +269,7 @@ class Endings(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """For every step the row of its passes in `Walked`, and that of its ending."""
+    """For every step the row of its passes in `PassTimes`, and the row of its ending in `Endings`."""
 
     lane: IntArray
     ending: IntArray
@@ -283,9 +282,9 @@ def finish(
 
     Parameters
     ----------
-    filled
+    bucket_ticks
         For every row of passes, the ticks from the start of a stage's last backward until each bucket leaves.
-    last
+    last_stages
         The stages of every position, in the order in which their buckets leave.
     pairs
         The two positions that keep each tied parameter.

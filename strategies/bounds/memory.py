@@ -1,4 +1,4 @@
-"""The memory that plans need on every pipeline position, and whether the devices and hosts there have it."""
+"""Peak memory of plans without their programs, and whether devices and hosts have that much."""
 
 from dataclasses import dataclass
 
@@ -31,9 +31,16 @@ from meshwise.strategies.schedules.schedule import MAKES_GRADIENTS, ActionKind
 
 @dataclass(frozen=True, slots=True)
 class SimulatedNeed:
-    """What a simulation tells of a plan: the bytes of the fullest device, whether all fits, the seconds of a step.
+    """The memory and time that a simulation finds for a plan.
 
-    ``hosts_fit`` says whether the hosts have what they keep, whatever devices have.
+    Parameters
+    ----------
+    peak
+        Bytes of the fullest device.
+    fits, hosts_fit
+        Whether all devices and hosts have the memory they need, and whether all hosts have.
+    step_time
+        Seconds of a step.
     """
 
     peak: int
@@ -68,20 +75,22 @@ class Needs:
         return on_devices and self.hosts_fit(plan)
 
     def hosts_fit(self, plan: Plan) -> bool:
-        """Return whether hosts have the memory that is theirs for the whole step: without passes, all they hold."""
+        """Return whether every host has the memory that its ranks keep there."""
         if not plan.offload:
             return True
         if self.needs_simulation(plan):
             return self.simulated(plan).hosts_fit
+        # Plans that keep more on hosts while passes run are simulated.
         kinds = host_residents(self.costs.machine(plan), self.costs, plan)
         return all(size <= capacity for size, capacity in kinds)
 
     def _fits(self, plan: Plan, capacity: NDArray[np.float64]) -> bool:
+        """Return whether a plan with microbatches of one size fits devices of some capacity by position."""
         held = self.held(plan)
         return bool((held <= capacity).all()) and bool((held + self._peaks(plan) <= capacity).all())
 
     def needs_simulation(self, plan: Plan) -> bool:
-        """Return whether what a device holds is not worked out from the order of its passes alone."""
+        """Return whether the memory of some device depends on more than the order of its passes."""
         copies = self._flattens and any(plan.offload.optimizer)  # how long they are held hangs on the host's step
         server = (
             plan.gradient_reduction == "parameter_server" and len(plan.sizes) > 1
@@ -90,7 +99,7 @@ class Needs:
         return plan.offload.in_passes or on_device or copies or server or _interleaves(plan)
 
     def simulated(self, plan: Plan) -> SimulatedNeed:
-        """Return what the simulation of a plan tells, which is run once."""
+        """Return what a simulation of a plan finds; each plan is simulated once."""
         if plan not in self._simulated:
             timeline = simulate(lower(self.costs.problem, plan, costs=self.costs))
             peak = int(max(profile.peak for profile in timeline.memory))
@@ -104,21 +113,25 @@ class Needs:
     def held(self, plan: Plan) -> IntArray:
         """Return the bytes that stay for the whole step, by pipeline position."""
         cut = self.costs.blocks.cut(plan)
-        buffers, several = self.costs.buffers(plan), copies(self.costs, plan)
-        made, how = self.costs.division(plan), (plan.zero, plan.offload, begin_in_step(self.training, plan))
-        key = (made, plan.positions, cut, plan.mesh.axes, how, buffers, several)
+        buffers, num_copies = self.costs.buffers(plan), copies(self.costs, plan)
+        state_key = (plan.zero, plan.offload, begin_in_step(self.training, plan))
+        key = (self.costs.division(plan), plan.positions, cut, plan.mesh.axes, state_key, buffers, num_copies)
         if key not in self._resident:
-            away = [OnHost(plan.offload.at("optimizer", position)) for position in range(plan.pipeline)]
-            counts = list(zip(self.costs.held(plan).positions, buffers, away, several, strict=True))
-            of_plan = self.cluster.accelerator, self.training, plan
-            sizes = {n: resident(*of_plan, *n[:2], 0, *n[2:]) for n in dict.fromkeys(counts)}
-            each = {n: sum(change.size for change in changes if not change.host) for n, changes in sizes.items()}
-            self._resident[key] = np.array([each[n] for n in counts], dtype=np.int64)
+            host_shares = [OnHost(plan.offload.at("optimizer", position)) for position in range(plan.pipeline)]
+            positions = list(zip(self.costs.held(plan).positions, buffers, host_shares, num_copies, strict=True))
+            sizes = {}
+            for parameters, buffer, host_share, copy_counts in dict.fromkeys(positions):
+                accelerator = self.cluster.accelerator
+                states = resident(accelerator, self.training, plan, parameters, buffer, 0, host_share, copy_counts)
+                on_device = (change.size for change in states if not change.host)
+                sizes[parameters, buffer, host_share, copy_counts] = sum(on_device)
+            self._resident[key] = np.array([sizes[position] for position in positions], dtype=np.int64)
         return self._resident[key]
 
     def _peaks(self, plan: Plan) -> IntArray:
         """Return the most bytes that passes hold, by pipeline position."""
         made, how, shared = self.costs.division(plan), self.costs.blocks.how(plan), self._sharing(plan)
+        # Where first gradients are allocated in the step, their bytes depend on shards: these belong in the key.
         begun = (plan.zero >= 2, plan.zero >= 3, plan.shards, plan.expert_shards) if shared.begins else ()
         key = (plan.schedule, plan.num_microbatches, plan.chunks, made, how, shared, begun)
         if key not in self._activations:
@@ -129,9 +142,9 @@ class Needs:
         return np.maximum(self._activations[key], self._flat(plan)) if self._flattens else self._activations[key]
 
     def _flat(self, plan: Plan) -> IntArray:
-        """Return the bytes of the copy of gradients that is summed after the passes, by pipeline position.
+        """Return the bytes of the flat gradient buffer that is all-reduced after the passes, by pipeline position.
 
-        With those that it is of, where they are not held all the time.
+        Gradients that live only during the step, from which it is copied, are included.
         """
         held = np.array(self.costs.held(plan).parameters, np.int64)
         flat = np.array([flat_gradients(self.training, plan, n) for n in held.tolist()], np.int64)
@@ -140,12 +153,12 @@ class Needs:
         return result
 
     def _sharing(self, plan: Plan) -> Sharing:
-        """Return what a plan shares; the same value for all that share nothing."""
+        """Return what data ranks share; the same value for all plans that share nothing."""
         begins = begin_in_step(self.training, plan)
         return sharing(self.cluster, self.training, plan) if plan.zero >= 2 or begins else Sharing()
 
     def _passes(self, plan: Plan, shared: Sharing) -> list[dict[int, PassMemory]]:
-        """Return what the passes of every stage hold, by variant."""
+        """Return the memory of the passes of every stage, by variant."""
         made = self.costs.division(plan)
         stages = [
             (kind, self.costs.ends(plan, stage), self.costs.begun_elements(plan, stage) if shared.begins else ())
@@ -159,34 +172,54 @@ class Needs:
         return [kinds[each] for each in stages]
 
     def _pass_memories(
-        self, plan: Plan, shared: Sharing, named: list[tuple[str, OfLayer]], ends: Boundary, begun: tuple[int, ...]
+        self,
+        plan: Plan,
+        shared_states: Sharing,
+        block_choices: list[tuple[str, OfLayer]],
+        boundary: Boundary,
+        first_elements: tuple[int, ...],
     ) -> dict[int, PassMemory]:
-        """Return what the passes of a stage hold, by variant; its blocks by name, and what is recomputed."""
+        """Return the memory of the passes of a stage, by variant.
+
+        ``block_choices`` are the names of its blocks, with what is recomputed of each.
+        """
         blocks = self.costs.blocks
-        every = [blocks.memory(plan, name, how) for name, how in named]
-        first = [blocks.first_memory(plan, name, how) for name, how in named] if shared.begins else []
-        firsts = [one or other for one, other in zip(first, every, strict=False)]
-        memories, beginning = ([m for m, _ in ends.applied([(each, 1) for each in row])] for row in (every, firsts))
-        elements, experts = ([count(plan, name) for name, _ in named] for count in (blocks.parameters, blocks.experts))
+        block_memories = [blocks.memory(plan, name, choice) for name, choice in block_choices]
+        memories = [memory for memory, _ in boundary.applied([(memory, 1) for memory in block_memories])]
+        first_memories = memories
+        if shared_states.begins:
+            begin_memories = [blocks.first_memory(plan, name, choice) for name, choice in block_choices]
+            pairs = [(begin or usual, 1) for begin, usual in zip(begin_memories, block_memories, strict=True)]
+            first_memories = [memory for memory, _ in boundary.applied(pairs)]
+        elements = [blocks.parameters(plan, name) for name, _ in block_choices]
+        experts = [blocks.experts(plan, name) for name, _ in block_choices]
+        undeferred = [blocks.undeferred(plan, name) for name, _ in reversed(block_choices)]
+        units = [blocks.unit(plan, name) for name, _ in block_choices]
         filled = fillings(elements[::-1], experts[::-1], self.training.gradient_bytes, bucket_limit(plan))
-        undeferred = [blocks.undeferred(plan, name) for name, _ in reversed(named)]
-        units = [blocks.unit(plan, name) for name, _ in named]
         filled = at_once(filled, units[::-1])
         result = {}
         used = WHOLE + SPLIT if plan.splits_backward else WHOLE
-        added = [0, JOINED, *((FIRST, FIRST + JOINED) if shared.begins else ())]
-        for variant in (which + more for which in used for more in added):
+        offsets = [0, JOINED, *((FIRST, FIRST + JOINED) if shared_states.begins else ())]
+        for variant in (base + offset for base in used for offset in offsets):
             kind = kind_of(variant)
             if variant >= FIRST and kind not in MAKES_GRADIENTS:
                 continue
             turn = 1 if kind is ActionKind.FORWARD else -1
-            moving = [unit.size for unit in units[::turn]], filled if shared.gradients else ()
-            held = changes(shared, self.training, variant, *moving, undeferred=undeferred, kept=begun)
-            result[variant] = pass_memory((beginning if variant >= FIRST else memories)[::turn], held, kind)
+            block_changes = changes(
+                shared_states,
+                self.training,
+                variant,
+                [unit.size for unit in units[::turn]],
+                filled if shared_states.gradients else (),
+                undeferred=undeferred,
+                kept=first_elements,
+            )
+            pass_blocks = (first_memories if variant >= FIRST else memories)[::turn]
+            result[variant] = pass_memory(pass_blocks, block_changes, kind)
         return result
 
     def capacity(self, plan: Plan, size: int) -> NDArray[np.float64]:
-        """Return the memory of the smallest device of every pipeline position with microbatches of a size."""
+        """Return the memory of the smallest device of every pipeline position, with microbatches of ``size``."""
         uneven = () if isinstance(plan.microbatch, int) else (plan.microbatch, size)
         key = (plan.mesh.axes, plan.placement, uneven)
         if key not in self._capacities:
@@ -202,5 +235,5 @@ class Needs:
 
 
 def _interleaves(plan: Plan) -> bool:
-    """Return whether two passes run in turns on one rank, so that what they hold at once hangs on their times."""
+    """Return whether two passes run in turns on one rank, so that what they hold together depends on times."""
     return plan.overlaps_passes and plan.operator_ranks * plan.context * plan.expert > 1

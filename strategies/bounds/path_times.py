@@ -1,11 +1,9 @@
-"""The longest paths of many plans: equal to those of their programs, without making any.
+"""Longest paths of many plans, equal to those of their programs but computed without them.
 
-Where every pipeline position has one class of ranks, whatever a rank does between what it
-receives and what it sends runs one after another, so that a pass is one number; plans of one
-schedule differ in such numbers alone and are walked side by side. All others are lowered,
-those too whose passes wait for other data ranks.
-
-Rows of ticks for the longest paths of many plans: each row once for all plans that share it.
+Where every pipeline position has one rank class, all that a rank does between receiving and sending runs in a row, so
+that a pass is one number. Plans of one schedule differ in such numbers alone and are walked side by side, as rows of
+ticks; each row is computed once for all plans that share it. All other plans are lowered, also those whose passes wait
+for other data ranks.
 """
 
 from collections.abc import Sequence
@@ -27,7 +25,7 @@ from meshwise.strategies.plan.plan import Plan
 
 
 class PathRows:
-    """Rows of the plans of one problem, on machines of one class of ranks a position."""
+    """Rows of ticks of the plans of one problem, on machines of one rank class a position."""
 
     def __init__(self, costs: StageCosts) -> None:
         self.costs, self.durations = costs, costs.once(Durations)
@@ -37,7 +35,7 @@ class PathRows:
         self._endings: dict[tuple[object, ...], Endings] = {}
 
     def passes(self, plan: Plan, machine: Machine) -> IntArray:
-        """Return the ticks of every pass, columns ``2 * stage`` and 1 more for a backward."""
+        """Return the ticks of every pass, in columns ``2 * stage``, and 1 more for a backward."""
         (rank,) = machine.ranks[0]
         made = self.costs.division(plan)
         key = (made, self.costs.blocks.how(plan), rank.key, plan.slices_boundaries and plan.pipeline)
@@ -48,7 +46,7 @@ class PathRows:
         return self._passes[key]
 
     def sends(self, plan: Plan, machine: Machine) -> IntArray:
-        """Return the ticks of sending what each pass makes, in the same columns."""
+        """Return the ticks of sending the output of each pass, in the same columns."""
         sends = self.durations.sends(plan, machine)
         if sends not in self._sends:
             self._sends[sends] = np.stack(list(map(_row, sends)), axis=1).ravel()
@@ -74,7 +72,7 @@ class PathRows:
         return self._filled[key]
 
     def _gathers(self, plan: Plan, machine: Machine) -> IntArray:
-        """Return the ticks in which each pass first gathers the slices that it is sent, a row a stage."""
+        """Return the ticks in which each pass first gathers the slices that it receives, one row per stage."""
         result = np.zeros((len(plan.stages), 2), np.int64)
         tensor = machine.ranks[0][0].groups.get(TENSOR)
         if plan.pipeline > 1 and tensor is not None and plan.slices_boundaries:
@@ -83,7 +81,7 @@ class PathRows:
         return result
 
     def ending(self, plan: Plan, machine: Machine) -> Endings:
-        """Return how a step ends: one row of each column."""
+        """Return the ticks of a step's ending, one row of each column."""
         made = self.costs.division(plan)
         key = (machine, made, plan.positions, self.costs.blocks.cut(plan), plan.zero, plan.overlap_gradients)
         if key not in self._endings:
@@ -111,13 +109,13 @@ def _row(ticks: Sequence[int]) -> IntArray:
 
 
 WALKED = frozenset({"naive", "gpipe", "1f1b", "interleaved"})
-"""Schedules whose last gradients are all those of the last microbatch, and come whole."""
+"""Schedules in which the last gradients of all stages are those of the last microbatch, and made by whole backwards."""
 
 
 def path_times(costs: StageCosts, plans: Sequence[Plan]) -> IntArray:
     """Return the ticks of one step of every plan, as if no two transfers shared a link.
 
-    The same as the longest path of ``lower(costs.problem, plan, costs=costs)``.
+    They equal the longest path of ``lower(costs.problem, plan, costs=costs)``.
 
     Raises
     ------
@@ -128,7 +126,7 @@ def path_times(costs: StageCosts, plans: Sequence[Plan]) -> IntArray:
 
 
 class LongestPaths:
-    """The longest paths of the plans of one problem, with the rows of ticks kept that plans share."""
+    """The longest paths of the plans of one problem; rows of ticks that plans share are cached."""
 
     def __init__(self, costs: StageCosts) -> None:
         self.costs, self.rows = costs, PathRows(costs)
@@ -151,6 +149,7 @@ class LongestPaths:
         return result
 
     def _lowered(self, plan: Plan) -> int:
+        """Return the ticks of the longest path of a plan's program."""
         return step_ticks(lower(self.costs.problem, plan, costs=self.costs), "longest_path")
 
 
@@ -168,8 +167,9 @@ class _Batch:
         self._ending_rows: list[Endings] = []
 
     def add(self, index: int, plan: Plan, machine: Machine) -> None:
-        """Take in one more plan, whose result has a place."""
+        """Add a plan, whose result goes to ``index``."""
         self.indices.append(index)
+        # Passes and endings have keys of their own, so that plans may share either.
         lane = (machine, self.costs.blocks.how(plan), plan.slices_boundaries)
         if lane not in self._lanes:
             self._lanes[lane] = len(self._lanes)
@@ -183,12 +183,13 @@ class _Batch:
         self._ending.append(self._endings[ending])
 
     def ticks(self) -> IntArray:
-        """Return the ticks of all plans, in the order in which they came."""
+        """Return the ticks of all plans, in the order in which they were added."""
         plan = self.first
         arranged = arrangement(plan.schedule, plan.pipeline, plan.num_microbatches, plan.chunks)
         passes, sends, filled = map(_table, zip(*self._lane_rows, strict=True))
         endings = Endings(*map(_table, zip(*self._ending_rows, strict=True)))
         steps = Steps(np.array(self._lane), np.array(self._ending))
+        # In floats, because integers would overflow unseen before the check.
         work = (passes + sends).sum(axis=1, dtype=np.float64) * plan.num_microbatches
         after = sum(column.sum(axis=1, dtype=np.float64) for column in endings[1:])
         if (work[steps.lane] + after[steps.ending]).max() > LONGEST:
@@ -203,7 +204,7 @@ def _waits(plan: Plan) -> bool:
 
 
 def _table(rows: Sequence[IntArray]) -> IntArray:
-    """Return rows as one table, the shorter ones filled up with zeros."""
+    """Return rows as one table, shorter rows filled up with zeros."""
     width = max(map(len, rows))
     if all(len(row) == width for row in rows):
         return np.array(rows)

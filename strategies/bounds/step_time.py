@@ -1,11 +1,10 @@
-"""Lower bounds of a step's time.
+"""Lower bounds of a step's time: from a plan's schedule and costs alone, and for every plan of a problem.
 
-From a plan's schedule and costs alone: the length of a path through it. For every plan of a problem: all devices at
+The bound of a plan is the length of a path through its step; the bound of a problem is the time of all devices at
 their peak.
 
-A lower bound of an update whose optimizer states are on hosts: what a rank's own copies take, alone on their links.
-
-The stages of an update are pipelined over equal chunks, each on a stream of its own
+An update whose optimizer states are on hosts takes at least as long as a rank's own copies, alone on their links. Its
+stages are pipelined over equal chunks, each stage on a stream of its own
 (`meshwise.strategies.lowering.costs.offload`). With c chunks and stages that take t ticks a chunk, the last chunk
 leaves after at least ``sum(t) + (c - 1) max(t)``.
 """
@@ -36,7 +35,7 @@ from meshwise.strategies.schedules.rule import Placement, WrittenRule
 
 
 def seconds_per_byte(cluster: Cluster) -> dict[str, float]:
-    """Return the seconds of a byte to, on and from the host, where one rank alone moves it; of all devices the least.
+    """Return the seconds of one byte to, on and from the host, moved by one rank alone; of all devices the least.
 
     0 where no link carries it.
     """
@@ -51,7 +50,7 @@ def seconds_per_byte(cluster: Cluster) -> dict[str, float]:
 
 
 def update_ticks(training: Training, plan: Plan, held: Parameters, rates: dict[str, float], position: int) -> int:
-    """Return at most the ticks of the part of a rank's update that its host has a part in."""
+    """Return a lower bound, in ticks, of the part of a rank's update in which its host takes part."""
     on_host = OnHost(plan.offload.at("optimizer", position))
     each = [0]
     for number in update(training, plan, held, on_host).steps:
@@ -64,10 +63,10 @@ def update_ticks(training: Training, plan: Plan, held: Parameters, rates: dict[s
 
 
 class _Loads(NamedTuple):
-    """For every pipeline position, the least ticks of its first stage's passes, and the most of all its stages.
+    """For every pipeline position, the least ticks of its first stage's passes, and the most work of all its stages.
 
-    ``work`` has the gathers of parameters that passes wait for, ``bare`` none; ``early`` those that the first pass
-    may not wait for.
+    ``work`` has the gathers of parameters that passes wait for, and ``bare_work`` has none; ``first_gathers`` are those
+    that the first pass may not wait for.
     """
 
     forward: tuple[int, ...]
@@ -78,19 +77,18 @@ class _Loads(NamedTuple):
 
 
 class Bounds:
-    """Lower bounds of the plans of one problem."""
+    """Lower bounds of the steps of one problem's plans."""
 
     def __init__(self, costs: StageCosts) -> None:
         self.costs, self.durations = costs, costs.once(Durations)
         self._loads: dict[tuple[Machine, Division, tuple[int, ...], int, bool, bool], _Loads] = {}
 
     def ticks(self, plan: Plan) -> int:
-        """Return the ticks of a path through the step.
+        """Return a lower bound of a plan's step: the ticks of a path through it.
 
-        For every pipeline rank: the first microbatch reaches it, it does all its work, the
-        last gradient runs back to the first stage, and the optimizer steps. Where backward is
-        split, the last gradient has left before all work is done; where stages are anywhere, neither way
-        is known. Or it reduces gradients all the time.
+        For every pipeline rank: the first microbatch reaches it, it does all its work, the last gradient runs back to
+        the first stage, and the optimizer steps. Where backward is split, the last gradient leaves before all work is
+        done; where stages may be anywhere, neither way is known. Or it reduces gradients all the time.
         """
         machine = self.costs.machine(plan)
         if plan.asynchronous:
@@ -124,6 +122,7 @@ class Bounds:
         return max(plan.num_microbatches * work[at] + plan.updates * after[at] for at in range(plan.pipeline))
 
     def _load(self, plan: Plan, machine: Machine) -> _Loads:
+        """Return the least passes and the most work of every position."""
         made = self.costs.division(plan)
         how = self.costs.blocks.how(plan)
         key = (machine, made, plan.positions, how, plan.overlaps_passes, _regathers(plan))
@@ -133,11 +132,13 @@ class Bounds:
         return self._loads[key]
 
     def _position(self, plan: Plan, machine: Machine, made: Division, position: int) -> tuple[int, ...]:
+        """Return the least passes and the most work of one position, as `_PositionLoads` has them."""
         found = [self.durations.passes(plan, rank) for rank in machine.ranks[position]]
         own = [(made.kind_of[stage], self._units(plan, machine, stage)) for stage in plan.stages_at(position)]
         first, units = own[0]
         forward, backward = (min(row[first] for row in rows) for rows in zip(*found, strict=True))
         if plan.overlaps_passes:
+            # Collectives of one pass may hide beneath compute of the other, so that only compute is sure to take time.
             work = bare = max(self._computing(plan, position, rank) for rank in machine.ranks[position])
         else:
             bare = max(sum(passes.forward[kind] + passes.backward[kind] for kind, _ in own) for passes in found)
@@ -160,7 +161,7 @@ class Bounds:
         return max(plan.num_microbatches * sum(map(sum, own)) + sum(after) for own, *after in each)
 
     def _computing(self, plan: Plan, position: int, rank: Rank) -> int:
-        """Return the ticks in which a rank computes for one microbatch, without collectives that others may hide."""
+        """Return the ticks in which a rank computes for one microbatch, without collectives."""
         blocks = [block for stage in plan.stages_at(position) for block in self.costs.stage(plan, stage, rank).blocks]
         steps = (step for block in blocks for step in (*block.steps.forward, *block.steps.backward))
         return sum(step.ticks for step in steps if step.collective is None)
@@ -169,7 +170,7 @@ class Bounds:
         """Return the ticks in which passes of each position wait for reductions of gradients after every backward.
 
         The last bucket is reduced when all is computed, and the next pass waits for it; where nothing runs beneath
-        passes, all buckets are.
+        passes, it waits for all buckets.
         """
         if plan.overlaps_passes or plan.zero < 2:
             return [0] * plan.pipeline
@@ -179,9 +180,9 @@ class Bounds:
         return [sum(each[stage] for stage in plan.stages_at(position)) for position in range(plan.pipeline)]
 
     def tails_of(self, plan: Plan, machine: Machine, away: Offloading) -> list[int]:
-        """Return the ticks after each rank's last backward: its last sums, the norm, the update, ZeRO's gather.
+        """Return the ticks after each rank's last backward: last sums, the norm, the update, and the gather of ZeRO.
 
-        ``away`` says what is on hosts.
+        ``offload`` is what hosts keep, instead of what the plan offloads.
         """
         leaving, late, replicated, steps, gather, squares, norm = self.durations.ending(plan, machine)
         if any(away.optimizer):
@@ -192,7 +193,7 @@ class Bounds:
         return [sum(each) + sum(norm) for each in zip(reduced, replicated, squares, steps, gather, strict=True)]
 
     def tails(self, plan: Plan, machine: Machine) -> list[int]:
-        """Return the same of what the plan says is on hosts."""
+        """Return the ticks after each rank's last backward under the plan's own offload."""
         return self.tails_of(plan, machine, plan.offload)
 
     def _host_updates(self, plan: Plan, away: Offloading) -> tuple[int, ...]:
@@ -205,13 +206,15 @@ class Bounds:
 
     @cached_property
     def _rates(self) -> dict[str, float]:
+        """Seconds of one byte to, on and from the host."""
         return seconds_per_byte(self.costs.problem.cluster)
 
 
 def _last(plan: Plan, leaving: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
-    """Return for every pipeline position the reductions of the stage that ends backward last: the first one there.
+    """Return, for every pipeline position, the reductions of the stage that ends backward last: the first one there.
 
-    Where orders are written out and backward is split, any of them may; then the one whose last reduction is least.
+    Where orders are written out and backward is split, any stage may end last: then those with the least last
+    reduction.
     """
     if not isinstance(plan.rule, WrittenRule):
         return leaving
@@ -226,7 +229,7 @@ def _regathers(plan: Plan) -> bool:
 
 
 def _forward(ticks: int, gathers: tuple[int, ...]) -> int:
-    """Return the least ticks of a forward: it begins with its first unit's gather, and needs all of them."""
+    """Return the least ticks of a forward: it begins with its first unit's gather, and needs all gathers."""
     return max(ticks + gathers[-1], sum(gathers)) if gathers else ticks
 
 
@@ -236,14 +239,14 @@ def _backward(ticks: int, gathers: tuple[int, ...]) -> int:
 
 
 LEAST_PRODUCTS = 2
-"""How often a step computes the FLOP of a forward pass, at least: once forward, and once for one of two gradients."""
+"""Least times that a step computes the FLOP of a forward pass: once forward, and once for one of two gradients."""
 
 
 def least_step_time(problem: Problem) -> float:
-    """Return the seconds in which all free devices compute a batch at their peak, without anything else.
+    """Return the seconds in which all free devices compute a batch at their peak, and do nothing else.
 
-    It is ``2 * flops of a batch / sum of peaks``. Of a backward pass only one gradient of each operator counts, as much
-    as its forward: a network may need none of its first inputs, or of frozen weights.
+    It is ``2 * flops of a batch / sum of peaks``. Only one gradient of each operator counts in a backward pass, as much
+    as its forward: a network may not need the gradients of its first inputs, or of frozen weights.
     """
     cluster, training = problem.cluster, problem.training
     flops = sum(
@@ -259,14 +262,14 @@ def least_step_time(problem: Problem) -> float:
 
 
 def _least_flops(operator: Operator, global_batch: int) -> float:
-    """Return the FLOP of one forward of an operator in a step: for each sample, or where it has no batch at least once.
+    """Return the FLOP of one forward of an operator in a step: for each sample, or once where it has no batch dim.
 
-    A product of parameters runs once a microbatch, and with all samples in one of them once in all.
+    A product of parameters runs once a microbatch, and so only once if one microbatch has all samples.
     """
     samples = global_batch if BATCH in dict(operator.dims) else 1
     return operator.flops * operator.executed_fraction * samples
 
 
 def _peak(accelerator: Accelerator, training: Training) -> float:
-    """Return the fastest that any operator of a step may compute, in FLOP/s: of fp8 training some run in bf16."""
+    """Return the highest FLOP/s of any operator of a step: with fp8 training some operators run in bf16."""
     return max(rate for dtype, rate in accelerator.peak_flops if dtype in (training.precision, training.dtype))

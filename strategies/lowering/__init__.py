@@ -1,4 +1,4 @@
-"""From a problem and a plan to the program that the simulator runs."""
+"""Lowering: turn a problem and a plan into the program that the simulator runs."""
 
 from meshwise.strategies.lowering.costs.stage import StageCosts
 from meshwise.strategies.lowering.lower import lower

@@ -1,6 +1,7 @@
-"""What a plan's ranks send in one step, as the simulator has it: every communication with its group and bytes.
+"""Communications of a plan's ranks in one step as the simulator has them: kind, group and bytes of each.
 
-A server's push and pull are what they consist of: a reduction to the first rank of a group, and a broadcast from it.
+The executor is checked against them. A push to a parameter server is counted as a reduction to the first rank of its
+group, and the pull as a broadcast from it.
 """
 
 from collections import Counter
@@ -25,12 +26,13 @@ from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 
 PUSHED, PULLED = "reduce", "broadcast"
+"""Kinds of communication of which a push to and a pull from a parameter server consist."""
 
 
 class Communication(NamedTuple):
-    """A communication of one rank: what, the axes along which the ranks of its group lie, and its bytes.
+    """A communication of one rank: its kind, the mesh axes along which the ranks of its group lie, and its bytes.
 
-    The bytes are those of the buffer of one rank; of gathers and scatters those of the full one.
+    The bytes are those of one rank's buffer; for gathers and scatters those of the full buffer.
     """
 
     kind: str
@@ -39,7 +41,9 @@ class Communication(NamedTuple):
 
 
 def communications(problem: Problem, plan: Plan, ranks: Iterable[int]) -> dict[int, Counter[Communication]]:
-    """Return how often each of some ranks takes part in each communication of one step; of sends its own.
+    """Return, for each of the given ranks, how often it takes part in each communication of one step.
+
+    Sends are counted at the sender alone.
 
     Raises
     ------
@@ -53,7 +57,7 @@ def communications(problem: Problem, plan: Plan, ranks: Iterable[int]) -> dict[i
 
 
 class _Counted:
-    """The communications of one plan, worked out once."""
+    """Counts the communications of one plan; its passes and tasks are built once."""
 
     def __init__(self, problem: Problem, plan: Plan) -> None:
         costs = StageCosts(problem)
@@ -73,7 +77,7 @@ class _Counted:
         return found
 
     def _inside(self, rank: int) -> Iterator[tuple[Communication, int]]:
-        """Yield those inside passes."""
+        """Yield the communications inside the passes of a rank, with how often each runs."""
         rank_class = int(self.table.class_of[rank])
         position, own = self.table.positions[rank_class], self.cuts.machine.rank(rank_class)
         for stage in self.plan.stages_at(position):
@@ -86,7 +90,7 @@ class _Counted:
                         yield self._one(step.collective, step.axis, step.size), count
 
     def _outside(self, rank: int) -> Iterator[tuple[Communication, int]]:
-        """Yield sends, and what sums gradients and gathers parameters."""
+        """Yield the sends of a rank, and its sums of gradients and gathers of parameters."""
         rank_class = int(self.table.class_of[rank])
         position, batch = self.table.positions[rank_class], self.cuts.machine.rank(rank_class).batch
         for slot, count in zip(self.tasks.slots, self.times, strict=True):
@@ -96,6 +100,7 @@ class _Counted:
                     collective, size = self.volumes.boundary(stage - backward, batch)
                     yield Communication(str(collective), (PIPELINE,), size), count
             elif slot.what in _AT_THE_END and self._is_at(slot, position):
+                # Phases of one collective are tasks of their own: its first phase stands for the whole.
                 _, leg, (collective, size), _ = self.volumes.at_the_end(slot)
                 if leg == 0 and collective is Collective.PUSH_PULL:
                     axes = self._axes(slot.site.kind)
@@ -107,16 +112,18 @@ class _Counted:
                     yield self._one(collective, slot.site.kind, size), count
 
     def _is_at(self, slot: Slot, position: int) -> bool:
-        """Return whether ranks of a pipeline position take part."""
+        """Return whether ranks of a pipeline position take part in the task of a template."""
         return slot.site.kind == NORM or any(position == at for at, _ in slot.streams)
 
     def _one(self, collective: Collective, kind: str, size: float) -> Communication:
+        """Return a communication of a collective by groups of a kind."""
         return Communication(str(collective), self._axes(kind), size)
 
     def _axes(self, kind: str) -> tuple[str, ...]:
-        """Return the axes of more than one rank along which groups of a kind lie."""
+        """Return the mesh axes of more than one rank along which groups of a kind lie."""
         names = norm_axes(self.cuts.training, self.plan) if kind == NORM else GROUPS.get(kind, (PIPELINE,))
         return tuple(axis.name for axis in self.plan.mesh.axes if axis.name in names and axis.size > 1)
 
 
 _AT_THE_END = ("unshard", "reduce", "norm", "replicated", "gather", "tied")
+"""Roles of tasks that sum gradients or gather parameters."""

@@ -1,4 +1,4 @@
-"""The whole lowering: how passes are cut, the skeleton of the schedule, and what each task does."""
+"""Lower a plan: cut its passes, build the skeleton of its schedule, and fill in what each task does."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -25,13 +25,13 @@ from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 
 MANY_TASKS = 100_000
-"""Tasks of a program beyond which no more steps are added to see them repeat."""
+"""Most tasks of a program to which further steps are added until the steps repeat."""
 
 UNCOUNTED = 0
-"""Microbatches of a plan that stands for all that differ from it in these alone: no schedule has so few."""
+"""Microbatches of a plan that stands for all plans that differ in their number alone; no schedule has so few."""
 
 RUN = 256
-"""Microbatches that are tried first: transfers that share links need so many to settle."""
+"""Microbatches of the first program that is tried without a flush: transfers that share links settle in so many."""
 
 
 def lower(
@@ -42,15 +42,15 @@ def lower(
     costs: StageCosts | None = None,
     folded: bool = True,
 ) -> Program:
-    """Return the program of one training step under ``plan``, or of several in a row that have no flush between.
+    """Return the program of one training step under ``plan``, or of several where its schedule has no flush.
 
     Parameters
     ----------
     granularity
-        What becomes one task: every ``operator``, or a ``chain`` of them that nothing can disturb.
+        What becomes one task: every ``operator``, or a ``chain`` of operators that nothing can disturb.
         Both take the same ticks, and the pieces of a chain show its operators.
     costs
-        Block and stage costs already known for the problem.
+        Block and stage costs already computed for the problem.
     folded
         Whether equal ranks are simulated once; ``False`` simulates every rank.
 
@@ -62,13 +62,14 @@ def lower(
     costs = costs or StageCosts(problem)
     with no_collection():
         uncounted = replace(plan, num_microbatches=UNCOUNTED)
+        # Passes do not depend on the number of microbatches: plans that differ in it alone share one cache entry.
         step = _Step(_passes(costs, uncounted, Granularity(granularity), folded=folded), plan)
         return _steady(step) if plan.asynchronous else step.program()
 
 
 @in_brief
 class Sited(NamedTuple):
-    """A program, and for every task where it is: ``slots`` and the class of ranks or groups there, by ``rows``."""
+    """A program, and where each of its tasks runs: a template with the class of ranks or groups, chosen by ``rows``."""
 
     program: Program
     table: ClassTable
@@ -77,7 +78,7 @@ class Sited(NamedTuple):
 
 
 def lower_with_sites(problem: Problem, plan: Plan) -> Sited:
-    """Return the program of one step, every operator and collective a task, with the groups that run its tasks.
+    """Return the program of one step with a task for every operator and collective, and the groups that run its tasks.
 
     Raises
     ------
@@ -99,7 +100,7 @@ def lower_with_sites(problem: Problem, plan: Plan) -> Sited:
 
 
 class _Passes:
-    """How the passes of a plan are cut and what they do, whatever the number of its microbatches."""
+    """The passes of a plan: how they are cut and what they do, for any number of microbatches."""
 
     def __init__(self, cuts: Cuts) -> None:
         volumes = Volumes(cuts)
@@ -108,21 +109,25 @@ class _Passes:
 
 @lru_cache(maxsize=1)
 def _passes(costs: StageCosts, plan: Plan, granularity: Granularity, *, folded: bool) -> _Passes:
-    """Return the passes of a plan; the last ones are kept, for the next plan often differs in microbatches alone."""
+    """Return the passes of a plan.
+
+    The latest result is cached: a search often asks next for a plan that differs in its number of microbatches alone.
+    """
     return _Passes(Cuts(costs, plan, costs.machine(plan, folded=folded), granularity))
 
 
 class _Step(NamedTuple):
-    """A step of a plan, or several: its passes, and how many microbatches they run."""
+    """The program of a plan's step, from its passes and its number of microbatches."""
 
     passes: _Passes
     plan: Plan
 
     def program(self, count: int = 1) -> Program:
-        """Return one step, or ``count`` of those that run in a row."""
+        """Return the program of ``num_steps`` steps in a row."""
         cuts, plan = self.passes.cuts, self.plan
         costs, machine, table = cuts.costs, cuts.machine, cuts.machine.table
         shape = self.passes.shape._replace(microbatches=plan.num_microbatches)
+        # Skeletons know the number of microbatches, the contents of tasks do not: those stay cached in `passes`.
         tasks = unflushed(shape, updates(costs, plan), count) if plan.asynchronous else one_step(shape)
         columns = assemble(tasks, table, self.passes.contents.of)
         flows = background(table)
@@ -150,8 +155,9 @@ class _Step(NamedTuple):
 
 
 def _steady(step: _Step) -> Program:
-    """Return so many steps in a row that they repeat, each like some before it."""
+    """Return the program of so many steps in a row that a step repeats an earlier one."""
     plan = step.plan
+    # Four tasks a microbatch and rank: a pass and a send, forward and backward.
     most = MANY_TASKS // (4 * plan.pipeline * plan.num_microbatches)  # a pass and a send, forward and backward
     count = max(min(max(8 * plan.depth, ceil(RUN / plan.num_microbatches)), most), 3 * plan.depth)
     program = step.program(count)
@@ -162,5 +168,6 @@ def _steady(step: _Step) -> Program:
 
 
 def _links(table: ClassTable) -> tuple[LinkClass, ...]:
+    """Return the link classes of a table, named as the interconnect names their representatives."""
     names = interconnect(table.cluster).names(table.first_link)
     return tuple(map(LinkClass, names, table.bandwidth, table.link_count.tolist()))

@@ -1,1 +1,1 @@
-"""What one rank computes, sends and keeps: operator by operator, block by block, stage by stage."""
+"""Costs of what one rank computes, sends and keeps: of operators, of blocks and of stages."""

@@ -1,4 +1,4 @@
-"""What one block costs one rank: its steps, what it holds, and its parameters."""
+"""Costs of one block on one rank: its segments, its memory and its parameters."""
 
 from typing import NamedTuple
 
@@ -41,12 +41,22 @@ from meshwise.strategies.schedules.schedule import ActionKind
 
 
 class BlockCost(NamedTuple):
-    """One block on one rank: its steps, their idle ticks, memory and local parameters, those of experts among them.
+    """One block on one rank: its segments, their idle ticks, its memory and its parameters.
 
-    ``split`` is its backward in two, where the schedule runs it so, and ``undeferred`` the parameters whose gradients
-    come with those of inputs then; ``away`` are the bytes of one microbatch that are in host memory from forward to
-    backward, ``unit`` what of its parameters data ranks share at once. ``first`` is its memory in the pass that makes
-    its first gradients, where they have no place before.
+    Parameters
+    ----------
+    parameters, expert_parameters
+        Elements of parameters on the rank, and those among them that only one expert uses.
+    split_passes
+        The backward in two, where the schedule splits it.
+    offloaded_bytes
+        Bytes of one microbatch that are in host memory from forward to backward.
+    undeferred_parameters
+        Elements whose gradients are made with those of inputs where backward is split.
+    unit
+        What data ranks share at once of the parameters.
+    first_memory
+        Memory in the pass that makes the block's first gradients, where these have no memory before.
     """
 
     steps: BlockSteps
@@ -63,16 +73,16 @@ class BlockCost(NamedTuple):
     first: BlockMemory | None = None
 
     def offloaded(self) -> "BlockCost":
-        """Return the same where all that forward keeps leaves through buffers that a rank has besides."""
+        """Return the cost of the block where all that forward keeps goes to the host; buffers are counted elsewhere."""
         first = self.first and self.first._replace(kept=0)
         return self._replace(memory=self.memory._replace(kept=0), away=self.memory.kept, first=first)
 
     def beginning(self) -> "BlockCost":
-        """Return the same as its first gradients are made."""
+        """Return the cost of the block in the pass that makes its first gradients."""
         return self._replace(memory=self.first or self.memory)
 
     def steps_of(self, kind: ActionKind) -> tuple[Step, ...]:
-        """Return the steps of a pass of a kind."""
+        """Return the segments of a pass of a kind."""
         if kind is ActionKind.FORWARD:
             return self.steps.forward
         if kind is ActionKind.BACKWARD:
@@ -81,7 +91,7 @@ class BlockCost(NamedTuple):
         return self.split.inputs if kind is ActionKind.INPUT else self.split.weights
 
     def first_reading(self, kind: ActionKind) -> int:
-        """Return the first step of a pass of a kind that is not of a loss: before it no parameters are read."""
+        """Return the index of the first segment of a pass that is not of a loss: before it no parameters are read."""
         return self.steps.loss if kind in (ActionKind.BACKWARD, ActionKind.INPUT) else 0
 
     def ticks(self, kind: ActionKind) -> int:
@@ -92,11 +102,16 @@ class BlockCost(NamedTuple):
 
 
 def _degrees(plan: Plan) -> tuple[int, ...]:
+    """Return the sizes of the axes that cut operators."""
     return plan.tensor, plan.tensor_rows, plan.tensor_depth, plan.context, plan.expert
 
 
 class BlockCosts:
-    """Costs of the blocks of one problem by name, each part computed once for all plans that share it."""
+    """Costs of the blocks of one problem, each part computed once for all plans that share it.
+
+    Methods take a plan and the name of a block kind. Values are cached by keys: `cut_key` for what depends on how
+    parameters are cut, `cost_key` for what depends on how blocks run.
+    """
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -122,7 +137,7 @@ class BlockCosts:
         self._costs: dict[tuple[str, int, OfLayer, object], BlockCost] = {}
 
     def kinds(self, plan: Plan) -> Kinds:
-        """Return the kinds of blocks that a plan has: in all of this class a block is named by its kind."""
+        """Return the block kinds of a plan; everywhere in this class a block is named by its kind."""
         number = self._shardings.of_same(plan.shardings)
         if number not in self._kinds:
             self._kinds[number] = kinds(self.problem.graph, plan.shardings)
@@ -140,14 +155,16 @@ class BlockCosts:
         return self._exchanging[cut]
 
     def cut(self, plan: Plan) -> int:
-        """Return a number for how parameters are cut: equal numbers mean equal shares."""
+        """Return a number for how a plan cuts parameters: equal numbers mean equal shares."""
         return self._numbers(plan)[1]
 
     def how(self, plan: Plan) -> int:
-        """Return a number for how blocks run: equal numbers cost the same on the same rank."""
+        """Return a number for how a plan's blocks run: equal numbers cost the same on the same rank."""
         return self._numbers(plan)[3]
 
     def _numbers(self, plan: Plan) -> tuple[Plan | None, int, int, int]:
+        # Many methods ask about one plan in a row, so that its numbers are looked up once.
+        """Return the plan, and its numbers for cuts, for passes without recomputation, and for passes with it."""
         if self._latest[0] is not plan:  # much is asked about one plan after another
             key = (plan.mesh.axes, self._shardings.of_same(plan.shardings))
             if key not in self._cut_of:
@@ -160,7 +177,7 @@ class BlockCosts:
         return self._latest
 
     def seen(self, plan: Plan, batch: int) -> Plan:
-        """Return the plan as ranks see it whose microbatches have ``batch`` sequences; 0 where all have as many."""
+        """Return a plan as ranks with microbatches of ``batch`` sequences see it; 0 stands for the plan's own."""
         if not batch or plan.microbatch == batch:
             return plan
         if self._seen[0] is not plan:
@@ -170,7 +187,7 @@ class BlockCosts:
         return self._seen[1][batch]
 
     def runs(self, plan: Plan, runs: Runs, how: OfStage) -> list[tuple[str, int, OfLayer]]:
-        """Return the blocks of a stage in order, each with how often it occurs in a row, and what is recomputed."""
+        """Return the blocks of a stage in order, with how often each occurs in a row and what is recomputed of it."""
         left = how.layers
         if left is None:
             return [(block, count, how.layer) for block, count in runs]
@@ -184,13 +201,16 @@ class BlockCosts:
     def cost(self, plan: Plan, name: str, rank: Rank, how: OfLayer | None = None) -> BlockCost:
         """Return the cost of a block on a rank.
 
-        ``how`` says what is computed again if it is a layer: by default what the plan says of its first stage.
+        ``recompute_choice`` is what is recomputed of the block if it is a layer: by default what the plan recomputes of
+        its first stage.
         """
         plan = self.seen(plan, rank.batch)
         how = of_stage(plan.recompute, 0).layer if how is None else how
         key = (name, self._numbers(plan)[2], how, rank.key)
         if key not in self._costs:
             unread = self.problem.training.conventions.recomputes_unread
+            # The order matters: recomputed products overlap collectives too, and sums of gradients between products and
+            # collectives would keep these apart.
             steps = self.plain_steps(plan, name, rank)
             steps = with_recompute(self.block(plan, name), steps, how, rank.accelerator, unread=unread)
             chunks = plan.overlap_tensor and self.block(plan, name).layer
@@ -215,7 +235,7 @@ class BlockCosts:
         return self._costs[key]
 
     def hides_gradients(self, plan: Plan) -> bool:
-        """Return whether gradients of inputs are summed over tensor ranks beside products of weights' gradients."""
+        """Return whether sums of input gradients over tensor ranks overlap the products for gradients of weights."""
         whole = plan.tensor > 1 and plan.tensor_rows == 1 and not plan.splits_backward
         return whole and self.problem.training.conventions.hides_input_gradients
 
@@ -230,23 +250,25 @@ class BlockCosts:
         return self.kinds(plan).of_name[name].block
 
     def first_memory(self, plan: Plan, name: str, how: OfLayer | None = None) -> BlockMemory | None:
-        """Return what the microbatch holds that makes a block's first gradients, if these have no place before."""
+        """Return the memory of the microbatch that makes a block's first gradients, if these have no memory before."""
         if not begin_in_step(self.problem.training, plan) or self._leaves_whole(plan):
             return None
         return self._memory(plan, name, how, self.problem.training.gradient_bytes)
 
     def memory(self, plan: Plan, name: str, how: OfLayer | None = None) -> BlockMemory:
-        """Return what one microbatch of a block holds on a rank; ``how`` as in `cost`."""
+        """Return the memory of one microbatch of a block on a rank; ``recompute_choice`` is as in `cost`."""
         apart = self.problem.training.gradient_bytes if self._leaves_whole(plan) else 0
         return self._memory(plan, name, how, apart)
 
     def _memory(self, plan: Plan, name: str, how: OfLayer | None, apart: int) -> BlockMemory:
-        """Return the same where ``apart`` bytes an element of new gradients are counted apart."""
+        """Return the memory of one microbatch; ``separate_bytes`` an element of gradients count elsewhere."""
         how = of_stage(plan.recompute, 0).layer if how is None else how
         recompute: OfLayer = how if self.block(plan, name).layer else Recompute.NONE  # others keep all
         size = plan.sequences
         key = (name, self.cut(plan), size, recompute, apart)
         if key not in self._memories:
+            # The moments of one sequence give those of any number of sequences, so that one walk serves all microbatch
+            # sizes.
             sequences = 1 if self._scales(plan, name) else size
             which = (name, self.cut(plan), sequences, recompute, apart)
             if which not in self._moments:
@@ -256,17 +278,18 @@ class BlockCosts:
         return self._memories[key]
 
     def _leaves_whole(self, plan: Plan) -> bool:
-        """Return whether gradients are reduced when a block's backward has made all of them, and counted apart."""
+        """Return whether gradients are reduced when a block's backward has made all of them, and so count elsewhere."""
         return plan.zero >= 2 and plan.shards > 1
 
     def _live(self, plan: Plan, name: str, sequences: int) -> Liveness:
+        """Return the live tensors of a block with microbatches of so many sequences."""
         key = (name, self.cut(plan), sequences)
         if key not in self._liveness:
             self._liveness[key] = Liveness(self._layout(plan, name, sequences), self.problem.training.conventions)
         return self._liveness[key]
 
     def _scales(self, plan: Plan, name: str) -> bool:
-        """Return whether all that a block computes has a batch that no axis cuts: twice of it takes twice the bytes."""
+        """Return whether a block's memory is linear in the batch: all tensors have that dim and no axis cuts it."""
         key = (name, self.cut(plan))
         if key not in self._scaling:
             block = self.block(plan, name)
@@ -276,7 +299,7 @@ class BlockCosts:
         return self._scaling[key]
 
     def buffers(self, plan: Plan, name: str) -> BlockBuffers:
-        """Return what a block asks its framework to keep on a rank."""
+        """Return the buffers that a block asks its framework to keep on a rank."""
         key = (name, self.cut(plan), plan.sequences)
         if key not in self._buffers:
             self._buffers[key] = block_buffers(self._live(plan, name, plan.sequences))
@@ -290,11 +313,11 @@ class BlockCosts:
         return self._parameters[key]
 
     def experts(self, plan: Plan, name: str) -> int:
-        """Return how many of them only one expert uses."""
+        """Return the elements of a block's parameters on a rank that only one expert uses."""
         return self.layout(plan, name).expert_elements() if plan.expert > 1 else 0
 
     def replicated(self, plan: Plan, name: str) -> tuple[int, ...]:
-        """Return how many of them have gradients that ranks along each operator axis sum."""
+        """Return the elements of a block's parameters whose gradients are summed along each operator axis."""
         key = (name, self.cut(plan))
         if key not in self._replicated:
             framework = self.problem.training.conventions
@@ -302,13 +325,13 @@ class BlockCosts:
         return self._replicated[key]
 
     def undeferred(self, plan: Plan, name: str) -> int:
-        """Return the elements on a rank whose gradients come with those of inputs where backward is split."""
+        """Return the elements on a rank whose gradients are made with those of inputs where backward is split."""
         return undeferred_elements(self.layout(plan, name)) if plan.splits_backward else 0
 
     def factored(self, plan: Plan, name: str) -> tuple[int, int]:
-        """Return the rows and columns of a block's matrices on a rank and the elements of its vectors: all, experts'.
+        """Return the rows and columns of a block's matrices on a rank, plus the elements of its vectors.
 
-        Those of experts are 0 where experts are not shared.
+        The second number is the part of experts, 0 where ranks share no experts.
         """
         layout = self.layout(plan, name)
         owned = layout.block.parameters, layout.expert_parameters()
@@ -320,17 +343,18 @@ class BlockCosts:
         return quantised_elements(self.layout(plan, name))
 
     def unit(self, plan: Plan, name: str) -> Unit:
-        """Return what of a block's parameters data ranks share at once."""
+        """Return what data ranks share at once of a block's parameters."""
         key = (name, self.cut(plan))
         if key not in self._units:
             self._units[key] = unit(self.problem.training, self.layout(plan, name))
         return self._units[key]
 
     def layout(self, plan: Plan, name: str) -> BlockLayout:
-        """Return a block under the plan's shardings, with the smallest microbatch of several."""
+        """Return a block under the plan's shardings, with the smallest of its microbatch sizes."""
         return self._layout(plan, name, plan.sizes[0])
 
     def _layout(self, plan: Plan, name: str, sequences: int) -> BlockLayout:
+        """Return a block under the plan's shardings, with microbatches of so many sequences."""
         key = (name, self.cut(plan), sequences)
         if key not in self._layouts:
             kind, training = self.kinds(plan).of_name[name], BlockTraining.of(self.problem.training)
@@ -338,7 +362,7 @@ class BlockCosts:
         return self._layouts[key]
 
     def plain_steps(self, plan: Plan, name: str, rank: Rank) -> BlockSteps:
-        """Return the steps of a block that recomputes nothing."""
+        """Return the segments of a block without recomputation."""
         key = (name, self.cut(plan), plan.sequences, rank.key)
         if key not in self._steps:
             keeps = self.problem.training.conventions.keeps_gathered

@@ -1,10 +1,10 @@
-"""What the stages of a plan are made of: kinds of blocks.
+"""Kinds of blocks, and kinds of pipeline stages, under the shardings of a plan.
 
-Kinds of occurrences of blocks: those that are cut alike, and whose inputs arrive alike.
+Occurrences of a block are of one kind where they are cut alike and their inputs arrive in the same layouts.
 
 A plan names operators of a block, ``layers.up``, and so cuts them in all occurrences alike; or those of one
-occurrence, ``layers.3.up``. What crosses from one block to the next stays as the one left it, and is brought
-to where the other reads it by the other.
+occurrence, ``layers.3.up``. A tensor that crosses from one block to the next keeps the layout in which the first
+block leaves it; the next block redistributes it to the layout in which it reads it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ Shardings = Mapping[str, OperatorSharding]
 
 
 class Kind(NamedTuple):
-    """A block under the shardings of some of its occurrences, and the layouts in which its inputs come."""
+    """A block under the shardings of some of its occurrences, and the layouts in which its inputs arrive."""
 
     block: Block
     shardings: tuple[OperatorSharding, ...]
@@ -35,10 +35,10 @@ class Kind(NamedTuple):
 
 
 class Kinds(NamedTuple):
-    """The kinds of a graph's occurrences under a plan, by name, and the name of the kind of each occurrence.
+    """The block kinds of a graph under a plan, by name, and the name of the kind of each occurrence.
 
-    A kind that a block always was, cut as the plan cuts the block and with inputs that come as they are first
-    read, has the name of its block; any other one that of its first occurrence.
+    The usual kind of a block, cut as the plan cuts the block and with inputs that arrive as they are first read, has
+    the name of the block; any other kind has the name of its first occurrence.
     """
 
     of_name: dict[str, Kind]
@@ -71,25 +71,26 @@ _Crossing = tuple[tuple[str, ...], ShardingSpec]
 
 
 def _usual(block: Block, given: Shardings) -> Kind:
-    """Return a block as a plan cuts it, with inputs that come as they are first read."""
+    """Return a block as a plan cuts it, with inputs that arrive as they are first read."""
     kind = Kind(block, _shardings(block, (block.name,), given), ())
     return kind._replace(arriving=_arriving(kind, []))
 
 
 def _arriving(kind: Kind, before: Sequence[_Crossing]) -> tuple[ShardingSpec, ...]:
-    """Return the layouts in which inputs come: as the block before leaves them, or else as they are first read."""
+    """Return the layouts in which inputs arrive: as the previous block leaves them, or else as they are first read."""
     first = _first_read(kind.block, kind.shardings)
     left = (_renamed(each, kind.block.tensor[name].dims) for each, name in zip(before, kind.block.inputs, strict=False))
     return (*left, *first[len(before) :])
 
 
 def _leaving(kind: Kind) -> list[_Crossing]:
+    """Return the outputs of a block as crossings to the next block."""
     found = produced(kind)
     return [(kind.block.tensor[name].dims, found[name]) for name in kind.block.outputs]
 
 
 def produced(kind: Kind) -> dict[str, ShardingSpec]:
-    """Return the layout in which a block has each tensor that flows through it."""
+    """Return the layout of each tensor that flows through a block."""
     block = kind.block
     found = dict(zip(block.inputs, kind.arriving, strict=True))
     for operator, sharding in zip(block.operators, kind.shardings, strict=True):
@@ -101,7 +102,7 @@ def produced(kind: Kind) -> dict[str, ShardingSpec]:
 
 
 def _shardings(block: Block, names: tuple[str, ...], given: Shardings) -> tuple[OperatorSharding, ...]:
-    """Return the shardings of a block's operators, those of the first of some names that has one."""
+    """Return the shardings of a block's operators, looked up by ``names`` in order; other operators stay whole."""
     return tuple(
         next(
             (given[key] for key in (f"{name}.{operator.name}" for name in names) if key in given),
@@ -112,7 +113,7 @@ def _shardings(block: Block, names: tuple[str, ...], given: Shardings) -> tuple[
 
 
 def _first_read(block: Block, shardings: tuple[OperatorSharding, ...]) -> tuple[ShardingSpec, ...]:
-    """Return the layouts in which the inputs of a block are first read; whole where it only passes them on."""
+    """Return the layouts in which the inputs of a block are first read; whole for inputs that no operator reads."""
     found: dict[str, ShardingSpec] = {}
     for operator, sharding in zip(block.operators, shardings, strict=True):
         for name in operator.inputs:
@@ -135,7 +136,10 @@ Runs = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, eq=False)
 class Division:
-    """The stages of a plan: ``kind_of`` says for each which of ``kinds`` it is. Each is a value of its own."""
+    """The kinds of a plan's stages: ``kind_of`` is for each stage the index of its kind in ``kinds``.
+
+    Compared and hashed by identity: equal stages share one value.
+    """
 
     kinds: tuple[Runs, ...]
     kind_of: tuple[int, ...]
@@ -151,7 +155,7 @@ class Division:
         return tuple(dict.fromkeys(block for runs in self.kinds for block, _ in runs))
 
     def recompute(self, plan: Plan, kind: int) -> OfStage:
-        """Return what a plan that has this division computes again of the stages of a kind."""
+        """Return what a plan recomputes of the stages of a kind."""
         return of_stage(plan.recompute, self.first_of[kind])
 
     @cached_property
@@ -161,13 +165,13 @@ class Division:
 
 
 def runs_of(stages: tuple[Stage, ...], kinds: Mapping[str, str]) -> tuple[Runs, ...]:
-    """Return for every stage what its occurrences of blocks are, whose ``kinds`` have names."""
+    """Return the runs of block kinds of every stage; ``kinds`` are names of kinds by occurrence."""
     names = ([kinds[name] for name in stage.blocks] for stage in stages)
     return tuple(tuple((block, len(list(run))) for block, run in groupby(row)) for row in names)
 
 
 def division(runs: tuple[Runs, ...], recompute: PerStage | None = None) -> Division:
-    """Return the division of stages: those of a kind have the same blocks and the same recomputation.
+    """Return the kinds of stages: stages of one kind have the same blocks and the same recomputation.
 
     >>> division(((("a", 1), ("b", 2)), (("b", 2),), (("b", 2),))).kind_of
     (0, 1, 1)

@@ -1,8 +1,8 @@
-"""Live tensors of a block, operator by operator: the bytes of its fullest moment in each pass.
+"""Live tensors of a block, operator by operator: the bytes of the fullest moment of each pass.
 
-Forward, a tensor lives from the operator that makes it to the last one that reads it, or to backward
-where one keeps it. Backward, the gradient of a tensor lives from the last operator that reads the
-tensor to the one that makes it; a sum hands on the gradient it gets, so that all its terms share one.
+In forward a tensor lives from the operator that makes it to the last one that reads it, or to backward where an
+operator keeps it. In backward the gradient of a tensor lives from the last operator that reads the tensor to the one
+that makes it; a sum hands on the gradient of its output, so that all its terms share one.
 """
 
 from collections.abc import Mapping
@@ -18,11 +18,11 @@ from meshwise.strategies.plan.framework import Framework
 from meshwise.strategies.plan.sharding import ShardingSpec, redistribute
 
 _ROUTED = "capacity"
-"""The dim that only tokens sent to experts have."""
+"""The dim that only tokens routed to experts have."""
 
 
 class Held(NamedTuple):
-    """What is held between forward and backward: its bytes, and the first operator that reads it in backward."""
+    """A tensor kept from forward to backward: its bytes, and the first operator that reads it in backward."""
 
     size: int
     first: int
@@ -40,12 +40,12 @@ class Liveness:
     # tensors
 
     def size(self, name: str, spec: ShardingSpec) -> int:
-        """Return the bytes of a tensor in a layout, in the dtype the framework keeps it in."""
+        """Return the bytes of a tensor in a layout, in the dtype in which the framework keeps it."""
         size = self.layout.tensor_bytes(name, spec)
         return self._in_precision(name, size) if self.framework.logits_in_precision else size
 
     def _in_precision(self, name: str, size: int) -> int:
-        """Return the bytes of a tensor of ``size`` in the dtype of what makes it, which widens no logits."""
+        """Return the bytes of a tensor of ``size`` in the dtype of its producer, where logits are not widened."""
         return size * self._logits[name] // ITEMSIZE[self.block.tensor[name].dtype] if name in self._logits else size
 
     def read(self, operator: Operator, name: str) -> int:
@@ -56,26 +56,26 @@ class Liveness:
         return self._read[key]
 
     def made(self, name: str) -> int:
-        """Return the bytes of a tensor as it is made, partial results of each rank whole."""
+        """Return the bytes of a tensor as its producer makes it, with partial results of each rank whole."""
         if name not in self._made:
             self._made[name] = self.size(name, self.layout.produced[name].complete)
         return self._made[name]
 
     def gradient(self, name: str) -> int:
-        """Return the bytes of the gradient of a tensor as what makes the tensor reads it: of logits not widened."""
+        """Return the bytes of a tensor's gradient as the tensor's producer reads it: of logits not widened."""
         return self.made(name) if self.framework.logits_in_precision else self._in_precision(name, self.made(name))
 
     def share(self, operator: Operator, name: str) -> int:
-        """Return the bytes of a tensor between the collectives that bring it to a reader: gathered ones stay cut."""
+        """Return the bytes of a tensor between the collectives that bring it to a reader: still cut if gathered."""
         wanted = self.read(operator, name)
         return min(wanted, self.made(name)) if name in self.layout.produced else wanted
 
     def kept(self, operator: Operator, name: str) -> tuple[str, int]:
-        """Return what an operator keeps of a tensor: a name, equal for what is the same memory, and bytes.
+        """Return the memory in which an operator keeps a tensor: a name, equal for the same memory, and bytes.
 
-        What an all-to-all brought is a copy. A product in fp8 keeps its input as it was cast, in one byte, and
-        another operator may keep the same tensor as it was. NVIDIA/TransformerEngine issue 1764: the fp8 data is
-        kept, or on Hopper its transpose.
+        What an all-to-all brings is a copy. A product in fp8 keeps its input as it was cast, in one byte, and another
+        operator may keep the same tensor unchanged. NVIDIA/TransformerEngine issue 1764: the fp8 data is kept, or on
+        Hopper its transpose.
         """
         size = self.read(operator, name) if self._keeps_gathered(operator, name) else self.share(operator, name)
         known = f"{name} exchanged" if self._exchanged(operator, name) else name
@@ -96,10 +96,11 @@ class Liveness:
         return tuple(name for name in operator.saved if _ROUTED not in self.block.tensor[name].dims)
 
     def unnamed(self, operator: Operator) -> dict[str, int]:
-        """Return what an operator keeps beside the graph's tensors."""
+        """Return the bytes that an operator keeps beside the graph's tensors, by a name."""
         if self._composed(operator):
             (output,) = operator.outputs
             size = self.made(output)
+            # It keeps the fp32 cast that it squares and multiplies, and the result in the dtype of its weight.
             wide = size * ITEMSIZE["fp32"] // ITEMSIZE[self.block.tensor[output].dtype]
             return {f"{operator.name} in fp32": wide, f"{operator.name} scaled": size}
         if self.framework.keeps_gates and any(GATES in self.block.tensor[name].dims for name in operator.inputs):
@@ -117,7 +118,7 @@ class Liveness:
         return self.framework.composes_norms and streaming_kind(operator) == RMS_NORM
 
     def _exchanged(self, operator: Operator, name: str) -> bool:
-        """Return whether a tensor comes to a reader in an all-to-all: a copy, cut along another dim."""
+        """Return whether a tensor reaches an operator by an all-to-all: as a copy, cut along another dim."""
         have, wanted = self.layout.produced.get(name), self.layout.wanted(operator, name)
         if have is None or have.cuts == wanted.cuts:
             return False
@@ -125,7 +126,7 @@ class Liveness:
 
     @cached_property
     def _logits(self) -> dict[str, int]:
-        """The bytes of one element of the logits as the product before the loss makes them."""
+        """The bytes of one element of the logits in the dtype of the product before the loss."""
         found = {}
         for operator in self.operators:
             if operator.kind in PRODUCTS and operator.outputs[0] in self._classified:
@@ -134,14 +135,14 @@ class Liveness:
 
     @cached_property
     def _classified(self) -> frozenset[str]:
-        """Inputs of losses over classes."""
+        """The inputs of losses over classes."""
         losses = (each for each in self.operators if each.kind is OperatorKind.CROSS_ENTROPY)
         return frozenset(name for loss in losses for name in loss.inputs)
 
     # forward
 
     def forward(self, held: Mapping[str, Held]) -> int:
-        """Return the bytes of the fullest moment of forward, ``held`` included."""
+        """Return the bytes of the fullest moment of forward, ``kept_tensors`` included."""
         last: dict[str, int] = {}
         size: dict[str, int] = {}
         born = dict.fromkeys(self.block.inputs, 0)
@@ -161,6 +162,7 @@ class Liveness:
         last: Mapping[str, int],
         size: Mapping[str, int],
     ) -> int:
+        """Return the bytes that are live while an operator's forward runs."""
         operator = self.operators[index]
         live = {name: each.size for name, each in held.items() if each.first <= index}
         for name, start in born.items():
@@ -172,10 +174,11 @@ class Liveness:
         return sum(live.values()) + self.gathered(operator) + sum(partial) + besides
 
     def _gathers(self, operator: Operator, name: str) -> bool:
-        """Return whether an operator reads a tensor gathered that is kept cut."""
+        """Return whether an operator gathers a tensor that is kept cut."""
         return not self._keeps_gathered(operator, name) and self.read(operator, name) > self.share(operator, name)
 
     def _loss_copies(self, operator: Operator) -> int:
+        """Return the bytes of the copies of its inputs that a loss makes."""
         copies = self.framework.loss_copies
         if copies is None or operator.kind is not OperatorKind.CROSS_ENTROPY:
             return 0
@@ -183,6 +186,7 @@ class Liveness:
         return copies[cut] * sum(self.read(operator, name) for name in operator.inputs)
 
     def _routed_copies(self, operator: Operator) -> int:
+        """Return the bytes of further copies of routed tokens that a permutation makes."""
         if operator.kind is not OperatorKind.PERMUTE:
             return 0
         routed = (self.read(operator, n) for n in operator.inputs if _ROUTED in self.block.tensor[n].dims)
@@ -191,14 +195,14 @@ class Liveness:
     # backward
 
     def backward(self, held: Mapping[str, Held], again: Mapping[str, Held], where: range) -> list[int]:
-        """Return for every operator the bytes held as its backward runs, without gradients of weights.
+        """Return, for every operator, the bytes that are live as its backward runs, without gradients of weights.
 
         Parameters
         ----------
-        again
-            What recomputed operators make a second time.
-        where
-            The operators during whose backward ``again`` is there.
+        remade_tensors
+            Tensors that recomputed operators make a second time.
+        remade_range
+            Operators during whose backward these are live.
         """
         result = []
         for index, operator in enumerate(self.operators):
@@ -209,10 +213,10 @@ class Liveness:
         return result
 
     def captured(self) -> list[int]:
-        """Return for every operator the bytes beside what is kept, as its backward makes the gradient of its input.
+        """Return, for every operator, the bytes beside kept tensors as its backward makes the gradient of its input.
 
-        Gradients of what operators with parameters put out stay, once they are there; those of all are taken off, for
-        they count from the start on.
+        This is for frameworks that keep the whole graph until the gradients of weights are made. Gradients of outputs
+        of operators with parameters then stay; they count from the start of backward on, and so are subtracted here.
         """
         found = {each.name: sum(map(self.gradient, each.outputs)) for each in self.operators if each.parameters}
         left, result = sum(found.values()), []
@@ -224,27 +228,27 @@ class Liveness:
         return result
 
     def _shared(self, index: int) -> int:
-        """Return the bytes of gradients that are both waiting and of what an operator with parameters put out."""
+        """Return the bytes of waiting gradients that are also gradients of outputs of operators with parameters."""
         groups = {self._sums[name] for each in self.operators[index:] if each.parameters for name in each.outputs}
         return sum(size for name, size in self._waiting_at(index) if name in groups)
 
     @cached_property
     def _making(self) -> dict[str, int]:
-        """What the backward of every operator makes."""
+        """The bytes that the backward of every operator makes."""
         return {operator.name: self._made_backward(operator) for operator in self.operators}
 
     @cached_property
     def _waiting(self) -> list[int]:
-        """For every operator, the bytes of gradients that are there as its backward begins."""
+        """The bytes of gradients that are live as each operator's backward begins."""
         return [sum(size for _, size in self._waiting_at(index)) for index in range(len(self.operators))]
 
     def _waiting_at(self, index: int) -> list[tuple[str, int]]:
-        """Return the gradients that are there as the backward of an operator begins: of which tensor, and bytes."""
+        """Return the gradients that are live as an operator's backward begins: their tensors, and bytes."""
         return [(name, size) for name, size, first, last in self._intervals if first <= index <= last]
 
     @cached_property
     def _intervals(self) -> list[tuple[str, int, int, int]]:
-        """The gradients of tensors: bytes, and the first and the last operator as whose backward begins it is there."""
+        """The gradients of tensors: bytes, and the first and last operator at the start of whose backward they live."""
         group = self._sums
         size: dict[str, int] = {}
         begin: dict[str, int] = {}
@@ -262,7 +266,7 @@ class Liveness:
 
     @cached_property
     def _sums(self) -> dict[str, str]:
-        """For every tensor, one that shares its gradient: that of a sum is that of every term."""
+        """For every tensor, the tensor whose gradient it shares: all terms of a sum share the gradient of the sum."""
         group: dict[str, str] = {name: name for name in (*self.layout.produced, *self.block.outputs)}
         for operator in reversed(self.operators):
             if _is_sum(operator):
@@ -276,7 +280,7 @@ class Liveness:
         return self.block.tensor[name].has_gradient
 
     def _made_backward(self, operator: Operator) -> int:
-        """Return the bytes that an operator's backward makes: gradients of inputs, and what it gathers for them."""
+        """Return the bytes that an operator's backward makes: gradients of its inputs, and what it gathers for them."""
         total = sum(self.made(name) for name in operator.outputs if self._reduced(name))
         total += self.whole_parameters(operator, read_again(operator))
         if _is_sum(operator):
@@ -291,12 +295,12 @@ class Liveness:
         return total + self._loss_copies(operator)
 
     def _reduced(self, name: str) -> bool:
-        """Return whether the gradient of a tensor is gathered for its producer, as its readers have it cut."""
+        """Return whether the gradient of a tensor is gathered for its producer, because its readers have it cut."""
         readers = [operator for operator in self.operators if name in operator.inputs]
         return self._flows(name) and any(self.read(operator, name) < self.made(name) for operator in readers)
 
     def _buffered(self, operator: Operator) -> bool:
-        """Return whether an operator gathers its input into the buffer that is always there."""
+        """Return whether an operator gathers its input into the framework's permanent buffer."""
         return self.framework.gather_buffer and self.is_last_product(operator)
 
     def is_last_product(self, operator: Operator) -> bool:
@@ -314,7 +318,7 @@ class Liveness:
         return whole + sum(self.layout.parameter_share(tensor) * ITEMSIZE[tensor.dtype] for tensor in tensors)
 
     def whole_parameters(self, operator: Operator, names: tuple[str, ...]) -> int:
-        """Return the bytes of those of some parameters that are kept cut, as an operator reads them."""
+        """Return the bytes of an operator's parameters that are kept cut, as it reads them."""
         return sum(self.read(operator, name) for name in names if self.layout.gathers_again(operator, name))
 
     def gathered(self, operator: Operator) -> int:
@@ -327,6 +331,6 @@ class Liveness:
 
 
 def _is_sum(operator: Operator) -> bool:
-    """Return whether an operator only adds: its gradient is that of every term."""
+    """Return whether an operator only adds: its gradient is the gradient of every term."""
     terms = len(operator.inputs) + len(operator.parameters)
     return operator.kind is OperatorKind.ELEMENTWISE and not operator.saved and terms > 1 and len(operator.outputs) == 1

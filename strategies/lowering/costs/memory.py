@@ -1,6 +1,6 @@
-"""Memory of a plan: what stays for the whole step, and the peak that a schedule reaches.
+"""Memory of a plan on one rank: what stays for the whole step, and the peak that a schedule reaches.
 
-Among what stays is what a framework keeps on a rank besides states and activations.
+Part of what stays are buffers that a framework keeps besides states and activations.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,13 +32,14 @@ from meshwise.strategies.schedules.orders import actions
 
 
 class Copies(NamedTuple):
-    """How many versions of its weights, and how many buffers of gradients, a rank keeps."""
+    """Number of versions of its weights, and of buffers of gradients, that a rank keeps."""
 
     weights: int
     gradients: int
 
 
 ONCE = Copies(1, 1)
+"""One version of the weights and one buffer of gradients."""
 
 
 def resident(
@@ -53,15 +54,15 @@ def resident(
 ) -> tuple[MemoryChange, ...]:
     """Return what one rank holds for the whole step, on its device and on its host.
 
-    Gradients that begin with a backward are not among it.
+    Gradients that get their memory in a backward are not among it.
 
     Parameters
     ----------
     buffers
         Bytes that the framework keeps besides.
-    on_host
-        What of it is on the host.
-    several
+    host_share
+        The part that is on the host.
+    num_copies
         How often weights and gradients are kept.
     """
     share = updated_parameters(plan, parameters.elements, parameters.experts)
@@ -73,6 +74,7 @@ def resident(
     weights -= on_host.parameters
     if plan.shards > 1 and plan.zero == 2 and training.conventions.keeps_shards and not training.mains_as_shards:
         weights += share
+    # Shards of the main copy, which count as optimizer state, are then the only parameters that stay.
     if plan.shards > 1 and plan.zero == 3 and training.mains_as_shards:
         weights = 0
     sizes = {
@@ -95,14 +97,14 @@ class StageMemory(NamedTuple):
 
     Parameters
     ----------
-    kept
+    kept_bytes
         Held from forward to backward.
     forward, backward
-        Held beyond ``kept`` at the fullest moment of each pass.
-    deferred
+        Held beyond ``kept_bytes`` at the fullest moment of each pass.
+    deferred_bytes
         Where backward is split, held from the gradients of inputs to those of weights.
     inputs, weights
-        Held beyond ``kept`` and beyond ``deferred`` at the fullest moment of those passes.
+        Held beyond ``kept_bytes`` and beyond ``deferred_bytes`` at the fullest moment of those passes.
     """
 
     kept: int
@@ -114,21 +116,21 @@ class StageMemory(NamedTuple):
 
     @property
     def changes(self) -> tuple[int, int, int, int]:
-        """What each kind of action takes, or gives back."""
+        """Bytes that each kind of action takes, negative where it gives back."""
         return self.kept, -self.kept, self.deferred - self.kept, -self.deferred
 
     @property
     def above(self) -> tuple[int, int, int, int]:
-        """What each kind of action holds at its fullest moment, beyond what is held after it."""
+        """Bytes that each kind of action holds at its fullest moment beyond those held after it."""
         inputs = self.kept - self.deferred + self.inputs
         return self.forward, self.kept + self.backward, inputs, self.deferred + self.weights
 
 
 def stage_memory(runs: Iterable[tuple[BlockMemory, int]]) -> StageMemory:
-    """Return what a stage holds whose blocks come in runs of equal ones.
+    """Return the memory of a stage whose blocks come in runs of equal ones.
 
-    Forward keeps block after block and backward gives back the last one first, so that each run
-    is fullest at its last block.
+    Forward keeps block after block and backward gives back the last one first, so that each run is fullest at its last
+    block.
 
     >>> layer = BlockMemory(kept=10, recomputed=5, forward=20, backward=20)
     >>> stage_memory([(layer, 3), (BlockMemory(2, 0, 1, 1), 1)])[:3]
@@ -146,9 +148,9 @@ def stage_memory(runs: Iterable[tuple[BlockMemory, int]]) -> StageMemory:
 
 
 def _fullest_inputs(runs: Sequence[tuple[BlockMemory, int]]) -> int:
-    """Return the most bytes while a stage makes the gradients of its inputs, the last block first.
+    """Return the most bytes held while a stage makes the gradients of its inputs, the last block first.
 
-    A block then gives back what it kept, and leaves what the gradients of its weights need.
+    Each block then gives back what it kept, and leaves what the gradients of its weights need.
     """
     held = sum(memory.kept * count for memory, count in runs)
     most = held
@@ -161,7 +163,7 @@ def _fullest_inputs(runs: Sequence[tuple[BlockMemory, int]]) -> int:
 
 
 def _fullest_weights(runs: Sequence[tuple[BlockMemory, int]]) -> int:
-    """Return the most bytes above the first while a stage makes the gradients of its weights, the last block first."""
+    """Return the most bytes held beyond those at the start while a stage makes the gradients of its weights."""
     held = most = 0
     for memory, count in reversed(runs):
         most = max(most, held + memory.weights)
@@ -172,8 +174,8 @@ def _fullest_weights(runs: Sequence[tuple[BlockMemory, int]]) -> int:
 def peak_activations(plan: Plan, stages: Sequence[StageMemory]) -> IntArray:
     """Return the most bytes of activations and working memory that each pipeline rank holds.
 
-    Memory changes only on the ranks' compute streams, so that the order of actions gives the
-    peak, whatever time they take.
+    Memory changes only on the ranks' compute streams, so that the order of actions gives the peak, whatever time they
+    take.
     """
     rows = actions(plan.schedule, plan.pipeline, plan.ordered_microbatches, plan.chunks)
     changes = np.array([memory.changes for memory in stages], dtype=np.int64)
@@ -185,9 +187,9 @@ def peak_activations(plan: Plan, stages: Sequence[StageMemory]) -> IntArray:
 
 
 class Boundary(NamedTuple):
-    """Bytes of one microbatch that a stage receives from the one before, and of what it sends to the next.
+    """Bytes of one microbatch that a stage receives from the previous one, and bytes that it sends to the next.
 
-    ``keeps_graph`` says that a backward in two gives nothing back before its end.
+    ``keeps_graph`` says that a split backward gives nothing back before its end.
     """
 
     before: int
@@ -195,14 +197,14 @@ class Boundary(NamedTuple):
     keeps_graph: bool = False
 
     def applied(self, runs: Sequence[tuple[BlockMemory, int]]) -> list[tuple[BlockMemory, int]]:
-        """Return what the blocks of a stage hold where both have buffers: they come in runs of equal ones."""
+        """Return the memory of a stage's blocks, in runs of equal ones, where data at its ends lie in buffers."""
         rows = [row for row in runs if row[1]]
         if self.keeps_graph and not self.before:
             return [(memory.late(), count) for memory, count in self._at_ends(rows)]
         return self._lasting(self._at_ends(rows)) if self.keeps_graph else self._at_ends(rows)
 
     def _at_ends(self, rows: list[tuple[BlockMemory, int]]) -> list[tuple[BlockMemory, int]]:
-        """Return what blocks hold of which the first and the last have buffers."""
+        """Return the memory of blocks of which the first and the last use buffers."""
         if not (self.before or self.after) or not rows:
             return rows
         (first, count), *rest = rows
@@ -211,14 +213,17 @@ class Boundary(NamedTuple):
         return [*rows, *([(last, count - 1)] if count > 1 else []), (self._within(last, 0, self.after), 1)]
 
     def _within(self, memory: BlockMemory, before: int, after: int) -> BlockMemory:
+        """Return the memory of a block whose input, output or both lie in buffers."""
         return memory.kept_whole(before, after) if self.keeps_graph else memory.within(before, after)
 
     def _lasting(self, rows: list[tuple[BlockMemory, int]]) -> list[tuple[BlockMemory, int]]:
-        """Return what blocks hold where what is lost of any of them is given back with what the first one gives."""
+        """Return the memory of blocks where the first one gives back what any of them loses."""
         lost = sum(memory.lost * count for memory, count in rows)
         if not lost:
             return rows
         (first, count), *rest = rows
+        # Backward reaches the first block last, and a loss frees its tensors only when the gradients of all inputs are
+        # made.
         ahead = first._replace(deferred=first.deferred - lost)
         return [(ahead, 1), *([(first, count - 1)] if count > 1 else []), *rest]
 
@@ -228,11 +233,11 @@ class BlockBuffers(NamedTuple):
 
     Parameters
     ----------
-    dummies
+    dummy_gradients
         The bytes of a gradient of a weight that nothing reads, by the rows and columns of the weight.
-    gathered
+    gathered_bytes
         The buffer for the gathered input of the last product.
-    grouped, others
+    has_grouped, has_others
         Whether it has products of experts, and products outside the framework's own layers.
     """
 
@@ -243,7 +248,7 @@ class BlockBuffers(NamedTuple):
 
 
 def block_buffers(live: Liveness) -> BlockBuffers:
-    """Return what a block asks its framework to keep."""
+    """Return the buffers that a block asks its framework to keep."""
     layout, framework = live.layout, live.framework
     scores = {name for each in layout.block.operators if each.kind is OperatorKind.TOP_K for name in each.inputs}
     products = [each for each in layout.block.operators if each.kind in PRODUCTS and each.parameters]
@@ -258,7 +263,7 @@ def block_buffers(live: Liveness) -> BlockBuffers:
 
 
 def _shape(layout: BlockLayout, operator: Operator) -> tuple[tuple[int, int], int]:
-    """Return rows and columns of one rank's share of the weight of a product, one expert's of many, and its bytes."""
+    """Return the rows and columns of a rank's share of a product's weight, of one expert's if many, and its bytes."""
     tensor = layout.block.tensor[operator.parameters[0]]
     sizes = dict(zip(tensor.dims, layout.parameter_shape(tensor), strict=True))
     sizes.pop(EXPERTS, None)
@@ -268,10 +273,10 @@ def _shape(layout: BlockLayout, operator: Operator) -> tuple[tuple[int, int], in
 
 
 def flat_gradients(training: Training, plan: Plan, parameters: int) -> int:
-    """Return the bytes of the copy of a rank's gradients that is summed after the last backward.
+    """Return the bytes of the flat gradient buffer that is summed after the last backward.
 
-    Of a sum that leaves each rank its share there is the share too. None without a flush: no framework here runs such
-    schedules.
+    A sum that leaves each rank its share needs the share too. There is none without a flush: no framework here runs
+    such schedules.
     """
     flattens = training.conventions.flattens_gradients and not in_ddp_buckets(training, plan)
     if not flattens or plan.replicas == 1 or plan.zero >= 2 or plan.asynchronous:
@@ -283,12 +288,12 @@ def flat_gradients(training: Training, plan: Plan, parameters: int) -> int:
 def buffers(
     framework: Framework, blocks: Iterable[BlockBuffers], boundaries: Sequence[Boundary], microbatches: int
 ) -> int:
-    """Return the bytes that a framework keeps on a rank of some blocks.
+    """Return the bytes that a framework keeps on a rank for its blocks.
 
     Parameters
     ----------
     boundaries
-        Of every stage of the rank.
+        The boundaries of every stage of the rank.
     microbatches
         Microbatches of a step.
     """
@@ -296,6 +301,7 @@ def buffers(
     dummies: dict[tuple[int, int], int] = {}
     for each in found:
         dummies |= each.dummies
+    # Dummy gradients are shared by weights of one shape, and the gathered input by all blocks.
     size = sum(dummies.values()) + max((each.gathered for each in found), default=0) + framework.workspace
     size += framework.grouped_workspace * any(each.grouped for each in found)
     size += framework.other_workspace * any(each.others for each in found)

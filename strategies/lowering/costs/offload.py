@@ -1,17 +1,17 @@
-"""Host offload: what ranks keep in host memory, and how the parameters whose states are there are updated.
+"""Host offload: what ranks keep in host memory, and how parameters whose states are there are updated.
 
-The host steps: gradients go to the host, the host updates, parameters come back. Or the device steps:
-states come to the device, are updated there, and go back, through two buffers of a chunk each, which a
-rank has from the end of its passes to that of the update. Either way chunk after chunk, so that
-both directions of PCIe, the host's memory and the device work at once, while the device updates
-what it has the states of. Gradients and parameters that are on the host themselves stay there.
+Either the host steps [1]_ [2]_: gradients go to the host, the host updates, and parameters come back. Or the device
+steps [3]_: states come to the device, are updated there, and go back, through two buffers of a chunk each, which a
+rank has from the end of its passes to the end of the update. Both run chunk after chunk, so that both directions of
+PCIe, the host's memory and the device work at once, while the device updates the parameters whose states it has.
+Gradients and parameters that are on the host themselves stay there.
 
 References
 ----------
-Ren et al., "ZeRO-Offload: democratizing billion-scale model training", USENIX ATC 2021 (the host steps);
-DeepSpeed, ``offload_optimizer.ratio`` (ZeRO-Offload++, "Twin-Flow": the device steps the rest meanwhile).
-Rajbhandari et al., "ZeRO-Infinity: breaking the GPU memory wall for extreme scale deep learning", SC 2021,
-section 5.2 (states are brought in, updated and written back chunk by chunk).
+.. [1] Ren et al., "ZeRO-Offload: democratizing billion-scale model training", USENIX ATC 2021 (the host steps).
+.. [2] DeepSpeed, ``offload_optimizer.ratio`` (ZeRO-Offload++, "Twin-Flow": the device steps the rest meanwhile).
+.. [3] Rajbhandari et al., "ZeRO-Infinity: breaking the GPU memory wall for extreme scale deep learning", SC 2021,
+   section 5.2 (states are brought in, updated and written back chunk by chunk).
 """
 
 from math import ceil
@@ -24,10 +24,10 @@ from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Training
 
 ACTIVATIONS, PARAMETERS, GRADIENTS = "host activations", "host parameters", "host gradients"
-"""What is copied between ranks and hosts while passes run."""
+"""Roles of copies between ranks and hosts while passes run."""
 
 SUM, SQUARES_ON_HOST = "host sum", "host squares"
-"""When a host adds gradients, and reads them for their norm."""
+"""Roles of work on a host: it adds gradients, and reads them for their norm."""
 
 
 class OnHost(NamedTuple):
@@ -38,7 +38,7 @@ class OnHost(NamedTuple):
     optimizer
         The fraction of the parameters it updates whose states are there.
     parameters
-        Elements of parameters that are there, and as many gradients; of shards where ZeRO 3 shares them.
+        Elements of parameters that are there, and of as many gradients; elements of shards where ZeRO 3 shares them.
     """
 
     optimizer: float = 0.0
@@ -46,6 +46,7 @@ class OnHost(NamedTuple):
 
 
 ALL_ON_DEVICES = OnHost()
+"""A rank that keeps nothing in host memory."""
 
 
 class Update(NamedTuple):
@@ -53,11 +54,11 @@ class Update(NamedTuple):
 
     Parameters
     ----------
-    device
-        Whether the device has the states of some.
+    has_device_states
+        Whether some states are on the device.
     steps
-        The stages, of `STEPS`, of every chunk of those whose states are on the host; none where there are none.
-    gradients
+        The stages, of `STEPS`, of every chunk whose states are on the host; none where no states are.
+    has_host_gradients
         Whether some gradients are on the host.
     """
 
@@ -67,15 +68,14 @@ class Update(NamedTuple):
 
     @property
     def streamed(self) -> bool:
-        """Whether states come to the device."""
+        """Whether states come to the device to be updated."""
         return STEPS_ON_DEVICE[0] in self.steps
 
 
 HOST_ADAM = 250e-12
 """Seconds a parameter of a fused Adam on a host whose memory bandwidth is not known.
 
-Published timings of fused host optimizers lie about there (DeepSpeed CPUAdam); they name no processor.
-"""
+Published timings of fused host optimizers lie about there (DeepSpeed CPUAdam); they name no processor."""
 
 
 def host_elements(plan: Plan, held: Parameters, on_host: OnHost) -> int:
@@ -91,7 +91,7 @@ def host_states(training: Training, plan: Plan, held: Parameters, on_host: OnHos
 
 
 def update(training: Training, plan: Plan, held: Parameters, on_host: OnHost) -> Update:
-    """Return how a rank updates its parameters; stages that move nothing are left out."""
+    """Return how a rank updates its parameters; stages that move no bytes are left out."""
     if not on_host.optimizer:
         return Update()
     steps = STEPS_ON_HOST if plan.offload.step is StepPlace.HOST else STEPS_ON_DEVICE
@@ -104,6 +104,7 @@ def update_bytes(training: Training, plan: Plan, held: Parameters, on_host: OnHo
     elements, states = host_elements(plan, held, on_host), host_states(training, plan, held, on_host)
     apart, there = elements - on_host.parameters, on_host.parameters
     gradient, parameter = training.gradient_bytes, training.parameter_bytes
+    # In the order of `STEPS`: first the three stages of a step on the host, then those of a step on the device.
     moved = (
         apart * gradient,
         elements * (gradient + parameter) + 2 * states,

@@ -1,10 +1,9 @@
-"""Operator parallel: the operators of a block on one rank, and the collectives between them.
+"""Operator parallelism: the operators of a block on one rank, and the collectives between them.
 
-Each operator runs on its local share; where the layout of a tensor is not the one its
-reader asks for, the redistribution's collectives come in between, and their mirror in the
-backward pass, where the gradient returns to the layout of its tensor.
-
-The collectives of one operator: what moves its tensors from one layout to another, and sums its statistics.
+Each operator runs on its local share. Where its reader asks for another layout of a tensor, the collectives of a
+redistribution come in between, and their mirror image in backward, where the gradient returns to the layout of its
+tensor. An operator also has collectives of its own: gathers and scatters of parameters that are kept cut, and sums of
+statistics.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,17 +42,18 @@ from meshwise.strategies.plan.sharding import (
 )
 
 Groups = Mapping[str, Communicator]
-"""The groups of a rank, by axis."""
+"""The communicators of a rank, by mesh axis."""
 
 _DEFERRED = PRODUCTS | {OperatorKind.EMBEDDING}
+"""Kinds of operators whose gradients of weights are computed apart from those of inputs."""
 
 
 def transfers(
     layout: "BlockLayout", name: str, source: ShardingSpec, target: ShardingSpec
 ) -> Iterator[tuple[Redistribution, float]]:
-    """Yield what moves a tensor from one layout to another: the collectives, each with its bytes.
+    """Yield the collectives that move a tensor from one layout to another, each with its bytes.
 
-    The bytes are those of the tensor that a group has together, of an exchange those that each rank has before it.
+    The bytes are those of the tensor that a group has together; of an all-to-all those that each rank has before it.
     """
     current = source
     for move in redistribute(source, target):
@@ -65,7 +65,7 @@ def transfers(
 def collectives(
     layout: "BlockLayout", groups: Groups, name: str, source: ShardingSpec, target: ShardingSpec, what: str = ""
 ) -> list[Step]:
-    """Return the collectives that move a tensor, or ``what`` of it, from one layout to another."""
+    """Return the collectives that move a tensor from one layout to another; labels begin with ``prefix``."""
     return [
         communication(groups[move.axis], move.axis, move.collective, size, f"{what}{name}")._replace(tensor=name)
         for move, size in transfers(layout, name, source, target)
@@ -80,6 +80,7 @@ def exchanged_axes(layout: "BlockLayout") -> frozenset[str]:
         for operator in layout.block.operators
         for name in operator.inputs
     }
+    # Gradients go the other way, to the complete layout of the producer.
     moves = (
         move for have, wanted in pairs for move in (*redistribute(have, wanted), *redistribute(wanted, have.complete))
     )
@@ -87,7 +88,7 @@ def exchanged_axes(layout: "BlockLayout") -> frozenset[str]:
 
 
 class Around(NamedTuple):
-    """What runs around an operator: before its forward, and before and after its backward."""
+    """The segments around an operator: before its forward, before its backward and after its backward."""
 
     forward: list[Step]
     backward: list[Step]
@@ -95,7 +96,7 @@ class Around(NamedTuple):
 
 
 def defers(operator: Operator) -> bool:
-    """Return whether an operator's gradients of weights are computed apart: products, and tables without a gradient."""
+    """Return whether an operator computes the gradients of its weights apart: products and embeddings do."""
     return bool(operator.parameters) and operator.kind in _DEFERRED
 
 
@@ -105,7 +106,7 @@ def kept_cut(layout: "BlockLayout", groups: Groups, operator: Operator, inputs: 
     Parameters
     ----------
     inputs
-        What is gathered again for the gradients of its weights.
+        Inputs that are gathered again for the gradients of its weights.
     """
     names = [name for name in operator.parameters if layout.gathers_again(operator, name)]
     statistics, late = _statistics(layout, groups, operator), defers(operator)
@@ -122,12 +123,12 @@ def kept_cut(layout: "BlockLayout", groups: Groups, operator: Operator, inputs: 
 
 
 def _gather(layout: "BlockLayout", groups: Groups, operator: Operator, name: str) -> list[Step]:
-    """Return the collectives that bring a parameter or input from where it is kept to an operator."""
+    """Return the collectives that bring a parameter or input from the layout in which it is kept to an operator."""
     return collectives(layout, groups, name, layout.kept(operator, name), layout.wanted(operator, name))
 
 
 def _scatter(layout: "BlockLayout", groups: Groups, operator: Operator, name: str) -> list[Step]:
-    """Return the collectives that sum the gradient of a parameter and leave it as the parameter is kept."""
+    """Return the collectives that sum the gradient of a parameter and leave it in the parameter's layout."""
     kept, gradient = layout.kept(operator, name), layout.shardings[operator.name].of_gradient(layout.block.tensor[name])
     gathered = {axis for _, axes in kept.cuts for axis in axes} - {axis for _, axes in gradient.cuts for axis in axes}
     partial = ShardingSpec(gradient.cuts, tuple(axis for axis in gradient.partial if axis in gathered))
@@ -135,7 +136,10 @@ def _scatter(layout: "BlockLayout", groups: Groups, operator: Operator, name: st
 
 
 def gathered_again(layout: "BlockLayout") -> dict[str, tuple[str, ...]]:
-    """Return the inputs that are gathered again in backward, by the last reader of each: its backward comes first."""
+    """Return the inputs that are gathered again in backward, by the last operator that reads each.
+
+    The backward of the last reader is the first one to need the input.
+    """
     last: dict[tuple[str, ShardingSpec], str] = {}
     for operator in layout.block.operators:
         again = (name for name in operator.inputs if layout.gathers_again(operator, name))
@@ -147,7 +151,7 @@ def gathered_again(layout: "BlockLayout") -> dict[str, tuple[str, ...]]:
 
 
 def _statistics(layout: "BlockLayout", groups: Groups, operator: Operator) -> list[Step]:
-    """Return the sums of an operator's statistics over the ranks that cut what they are of."""
+    """Return the sums of an operator's statistics over the ranks that cut the dims they are taken along."""
     cuts = dict(layout.shardings[operator.name].cuts)
     every = ((dim, count, axis) for dim, count in operator.statistics for axis in cuts.get(dim, ()) if axis in groups)
     steps = []
@@ -167,21 +171,21 @@ _DISTRIBUTED = frozenset(
         OperatorKind.CROSS_ENTROPY,
     }
 )
-"""Operators that run on distributed tensors where a cut along an operator axis is theirs; those between them work on
-each rank's own part, and so do all under context parallelism."""
+"""Kinds of operators that run on distributed tensors where they are cut along an operator axis. Operators between them
+work on each rank's own part, as all operators do under context parallelism."""
 
 FUSED_SQUARES = 4
-"""Softmax with its scale, mask and casts is one kernel where a rank's heads of all sequences are a multiple of so many
+"""Softmax with its scale, mask and casts is one kernel where a rank's heads of all sequences are a multiple of this
 (Megatron-LM, ``model/fused_softmax.py``, ``is_kernel_available``)."""
 EAGER_SOFTMAX = 5
-"""Else the host starts a cast, a scale, a mask, the softmax and a cast (``forward_torch_softmax``)."""
+"""Kernels of a softmax that is not fused: cast, scale, mask, softmax and cast (``forward_torch_softmax``)."""
 
 _ADDS = frozenset({OperatorKind.ELEMENTWISE, OperatorKind.DROPOUT})
-"""Operators that may add parameters to what they read."""
+"""Kinds of operators that may add parameters to their inputs."""
 
 
 class BlockSteps(NamedTuple):
-    """One block for one microbatch on one rank; of its backward the first steps may be those of a ``loss``."""
+    """The segments of one block for one microbatch on one rank; a backward may begin with segments of a loss."""
 
     forward: tuple[Step, ...]
     backward: tuple[Step, ...]
@@ -217,7 +221,7 @@ PLAIN_TRAINING = BlockTraining()
 
 
 class BlockLayout:
-    """A block under the shardings of a plan: local sizes, and layouts tensor by tensor."""
+    """A block under the shardings of a plan: local sizes, and the layout of every tensor."""
 
     def __init__(
         self,
@@ -254,7 +258,7 @@ class BlockLayout:
         microbatch: int,
         training: BlockTraining = PLAIN_TRAINING,
     ) -> "BlockLayout":
-        """Return the layout of a kind of a block."""
+        """Return the layout of a kind of block."""
         pairs = zip(kind.block.operators, kind.shardings, strict=True)
         shardings = {f"{kind.block.name}.{operator.name}": sharding for operator, sharding in pairs}
         return cls(kind.block, mesh, shardings, microbatch, training, kind.arriving)
@@ -269,11 +273,11 @@ class BlockLayout:
         return {dim: -(-self._scaled(dim, size) // self._ways(cuts.get(dim, ()))) for dim, size in operator.dims}
 
     def has_gradient(self, name: str) -> bool:
-        """Return whether a tensor has a gradient: indices have none, nor has data, which no operator makes."""
+        """Return whether a tensor has a gradient: indices have none, and neither has data that no operator makes."""
         return name in self._made and self.block.tensor[name].has_gradient
 
     def gives_gradient(self, operator: Operator) -> bool:
-        """Return whether backward runs through an operator: not where nothing that it makes has a gradient."""
+        """Return whether backward runs through an operator: whether some output of it has a gradient."""
         return any(self.block.tensor[name].has_gradient for name in operator.outputs)
 
     def readers(self, name: str, wanted: ShardingSpec) -> list[Operator]:
@@ -293,10 +297,10 @@ class BlockLayout:
     def quantises(self, operator: Operator) -> bool:
         """Return whether an operator multiplies in fp8: products with a weight, but not the router or the fp32 logits.
 
-        Transformer Engine's linear and grouped linear layers, and convolutions, which cuDNN has in fp8 (XLA
-        calls it, tensorflow/tensorflow pull request 60807); embedding, norms, attention, the choice of
-        experts and the output layer stay as they are (DeepSeek-AI 2024, "DeepSeek-V3 technical report",
-        section 3.3.1, keeps the same ones).
+        These are Transformer Engine's linear and grouped linear layers, and convolutions, which cuDNN has in fp8 (XLA
+        calls it, tensorflow/tensorflow pull request 60807). Embedding, norms, attention, the choice of experts and the
+        output layer keep their precision (DeepSeek-AI 2024, "DeepSeek-V3 technical report", section 3.3.1, keeps the
+        same ones).
         """
         if self.precision != "fp8" or operator.kind not in PRODUCTS or not operator.parameters:
             return False
@@ -304,11 +308,11 @@ class BlockLayout:
         return not routes and self.block.tensor[operator.outputs[0]].dtype != "fp32"
 
     def weight_gradient_time(self, accelerator: Accelerator, operator: Operator) -> float:
-        """Return the seconds of an operator's backward that make gradients of its parameters alone."""
+        """Return the seconds that an operator's backward spends on gradients of its parameters."""
         return 0.0 if self.frozen else self.frozen_time(accelerator, operator)
 
     def frozen_time(self, accelerator: Accelerator, operator: Operator) -> float:
-        """Return the seconds of an operator's backward that it would not take with frozen parameters."""
+        """Return the seconds that an operator's backward would save with frozen parameters."""
         return weight_gradient_time(
             accelerator,
             self.block,
@@ -327,7 +331,7 @@ class BlockLayout:
         return prod(self.parameter_shape(tensor))
 
     def parameter_shape(self, tensor: Tensor) -> tuple[int, ...]:
-        """Return the sizes of one rank's share of a parameter: cut as its operators cut it."""
+        """Return the shape of one rank's share of a parameter, cut as its operators cut it."""
         cuts: dict[str, tuple[str, ...]] = {}
         for operator in self.block.operators:
             if tensor.name in operator.parameters:
@@ -338,13 +342,13 @@ class BlockLayout:
         return tuple(size // ways.get(dim, 1) for dim, size in zip(tensor.dims, tensor.shape, strict=True))
 
     def expert_parameters(self) -> tuple[Tensor, ...]:
-        """Return the parameters that only one expert uses, where experts are shared."""
+        """Return the parameters that only one expert uses, where ranks share experts."""
         if self.mesh.size(EXPERT) == 1:
             return ()
         return tuple(tensor for tensor in self.block.parameters if EXPERTS in self._cut_dims(tensor))
 
     def expert_elements(self) -> int:
-        """Return the elements of one rank's share of parameters that only one expert uses."""
+        """Return the elements of one rank's share of the parameters that only one expert uses."""
         return sum(self.parameter_share(tensor) for tensor in self.expert_parameters())
 
     def kept(self, operator: Operator, name: str) -> ShardingSpec:
@@ -359,19 +363,19 @@ class BlockLayout:
     def adds_before_cut(self, operator: Operator) -> bool:
         """Return whether an operator adds parameters to a sum over tensor ranks before it is cut along the sequence.
 
-        Learned positions are added to all embedded tokens on every rank, and only then are these scattered
+        Learned positions are added to all embedded tokens on every rank, and only then are the tokens scattered
         (Megatron-LM, ``models/common/embeddings/language_model_embedding.py``).
         """
         return any(adds_before_cut(operator, self.produced[n], self.wanted(operator, n)) for n in operator.inputs)
 
     def statistics_bytes(self, operator: Operator, dim: str, count: int) -> float:
-        """Return the bytes of ``count`` values along ``dim`` for every point of an operator's other dims on a rank."""
+        """Return the bytes on a rank of ``count`` fp32 values along ``dim`` for every point of the other dims."""
         return float(
             count * ITEMSIZE["fp32"] * prod(size for name, size in self.sizes(operator).items() if name != dim)
         )
 
     def rings(self, operator: Operator) -> bool:
-        """Return whether an operator meets the keys of a context group part by part, as they go round."""
+        """Return whether an operator attends to the keys of a context group part by part as they go round."""
         return operator.kind is OperatorKind.ATTENTION and CONTEXT in dict(self.shardings[operator.name].cuts).get(
             "key", ()
         )
@@ -382,25 +386,27 @@ class BlockLayout:
         return float(sum(self.tensor_bytes(name, self.wanted(operator, name)) for name in names))
 
     def _cut_dims(self, tensor: Tensor) -> set[str]:
-        """Return the dims of a parameter that some operator that uses it cuts."""
+        """Return the dims of a parameter that some operator with this parameter cuts."""
         users = [operator for operator in self.block.operators if tensor.name in operator.parameters]
         return {dim for user in users for dim, _ in self.shardings[user.name].cuts if dim in tensor.dims}
 
     def _scaled(self, dim: str, size: int) -> int:
+        """Return the size of a dim for a microbatch."""
         return size * self.microbatch if dim == BATCH else size
 
     def _ways(self, axes: tuple[str, ...]) -> int:
+        """Return the number of shards that some axes cut a dim into."""
         return prod(self.mesh.size(axis) for axis in axes)
 
 
 def block_steps(
     layout: BlockLayout, accelerator: Accelerator, groups: Mapping[str, Communicator], *, keeps_gathered: bool = True
 ) -> BlockSteps:
-    """Return forward and backward of a block, compute and collectives over its ``groups`` by axis, in order.
+    """Return forward and backward of a block: compute, and collectives over its ``groups`` by axis, in order.
 
-    Where a product keeps only its shard of an input that it gathers along the tensor axis, backward gathers it
-    again for the gradient of the weight, beside the product (Korthikanti et al. 2022, section 4.2.2). The
-    products of experts keep what they read: their dispatcher gathers it (Megatron-LM, ``moe/token_dispatcher.py``).
+    Where a product keeps only its shard of an input that it gathers along the tensor axis, backward gathers the input
+    again beside the product, for the gradient of the weight (Korthikanti et al. 2022, section 4.2.2). Products of
+    experts keep what they read: their dispatcher gathers it (Megatron-LM, ``moe/token_dispatcher.py``).
     """
     forward: list[Step] = []
     backward: list[list[Step]] = []
@@ -412,6 +418,7 @@ def block_steps(
         shards = gathers_in_backward(layout, operator, keeps_gathered=keeps_gathered)
         for name in operator.inputs:
             wanted = layout.wanted(operator, name)
+            # A tensor is moved once into each layout; later readers of the same layout find it there.
             if (name, wanted) not in available:
                 available[name, wanted] = None
                 have = layout.produced[name]
@@ -432,12 +439,13 @@ def block_steps(
         else:
             forward += [*own.gathers, own.forward]
             backward.append([*own.before, *regathered, own.backward, *returning])
+    # The operators of a loss are the last ones of forward, and so the first ones of backward.
     loss = sum(map(len, backward[len(backward) - len(layout.block.loss) :]))
     return BlockSteps(tuple(forward), tuple(step for steps in reversed(backward) for step in steps), loss)
 
 
 class OperatorSteps(NamedTuple):
-    """One operator on one rank, and what runs around it: before its forward, and before and after its backward."""
+    """The segments of one operator on one rank: its gathers, its passes, and the collectives around its backward."""
 
     gathers: list[Step]
     forward: Step
@@ -449,14 +457,14 @@ class OperatorSteps(NamedTuple):
 def operator_steps(
     layout: BlockLayout, accelerator: Accelerator, groups: Groups, operator: Operator, again: tuple[str, ...] = ()
 ) -> OperatorSteps:
-    """Return an operator and its own collectives; ``again`` are inputs gathered for the gradients of its weights."""
+    """Return an operator and its own collectives; ``regathered_inputs`` are gathered for its gradients of weights."""
     around = kept_cut(layout, groups, operator, again)
     forward, backward = (_compute(accelerator, layout, operator, direction) for direction in Pass)
     return OperatorSteps(around.forward, forward, around.backward, backward, around.after)
 
 
 def gathers_in_backward(layout: BlockLayout, operator: Operator, *, keeps_gathered: bool) -> bool:
-    """Return whether an operator keeps its shard of what it gathers along the tensor axis, and gathers it again."""
+    """Return whether an operator keeps its shard of an input gathered along the tensor axis, and gathers it again."""
     return operator.kind is OperatorKind.MATMUL and not (keeps_gathered or layout.shardings[operator.name].kept)
 
 
@@ -469,9 +477,9 @@ def adds_before_cut(operator: Operator, have: ShardingSpec, wanted: ShardingSpec
 def arriving_steps(
     layout: BlockLayout, groups: Groups, name: str, have: ShardingSpec, wanted: ShardingSpec, *, whole: bool
 ) -> list[Step]:
-    """Return the collectives that bring a tensor from where it is made to where it is read.
+    """Return the collectives that bring a tensor from the layout in which it is made to that in which it is read.
 
-    ``whole`` where it is summed before anything of it is cut.
+    ``sums_first`` says that partial sums are completed before any dim is cut.
     """
     if not whole:
         return collectives(layout, groups, name, have, wanted)
@@ -480,9 +488,9 @@ def arriving_steps(
 
 
 def sorted_tokens(layout: BlockLayout, accelerator: Accelerator, kind: TaskKind, steps: list[Step]) -> list[Step]:
-    """Return steps with a copy after every exchange of routed tokens between experts' ranks.
+    """Return segments with a copy after every exchange of routed tokens between experts' ranks.
 
-    Tokens come rank by rank and are read expert by expert, and go back the other way: they are sorted where a rank has
+    Tokens arrive rank by rank, are read expert by expert, and go back the other way: they are sorted where a rank has
     several experts (Megatron-LM, ``moe/token_dispatcher.py``: ``sort_chunks_by_idxs`` after each all-to-all).
     """
     result: list[Step] = []
@@ -500,19 +508,19 @@ def sorted_tokens(layout: BlockLayout, accelerator: Accelerator, kind: TaskKind,
 def returning_steps(
     layout: BlockLayout, groups: Groups, name: str, gradient: ShardingSpec, have: ShardingSpec
 ) -> list[Step]:
-    """Return the collectives that bring the gradient of a tensor, if it has one, back to where the tensor was made."""
+    """Return the collectives that bring the gradient of a tensor, if it has one, back to the tensor's layout."""
     if not layout.has_gradient(name):
         return []
     return collectives(layout, groups, name, gradient, have.complete, "gradient of ")
 
 
 def gathers(step: Step) -> bool:
-    """Return whether a step gathers along the tensor axis."""
+    """Return whether a segment is a gather along the tensor axis."""
     return step.collective is Collective.ALL_GATHER and step.axis == TENSOR
 
 
 def summed_gradient(layout: BlockLayout, name: str, wanted: ShardingSpec) -> ShardingSpec:
-    """Return the layout of a gradient once all readers of ``(name, wanted)`` have added to it."""
+    """Return the layout of a gradient to which all readers of ``(name, target)`` have added."""
     partial: dict[str, None] = {}
     for operator in layout.readers(name, wanted):
         spec = layout.shardings[operator.name].of_gradient(layout.block.tensor[name])
@@ -521,6 +529,7 @@ def summed_gradient(layout: BlockLayout, name: str, wanted: ShardingSpec) -> Sha
 
 
 def _compute(accelerator: Accelerator, layout: BlockLayout, operator: Operator, direction: Pass) -> Step:
+    """Return the segment of an operator's own kernels in one direction."""
     quantised = layout.quantises(operator)
     sizes, summed = layout.sizes(operator), layout.gradient_bytes
     seconds = operator_time(
@@ -535,6 +544,7 @@ def _compute(accelerator: Accelerator, layout: BlockLayout, operator: Operator, 
 
 
 def _cut_along_operator_axes(sharding: OperatorSharding) -> bool:
+    """Return whether an operator axis cuts an operator."""
     return any(axis in OPERATOR_AXES for _, axes in sharding.cuts for axis in axes)
 
 

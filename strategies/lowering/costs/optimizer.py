@@ -1,29 +1,26 @@
-"""The parameters of a rank, the optimizer's step and state, when gradients are there, and their norm.
+"""The optimizer of one rank: its parameters, the cost of its step and its state, memory of gradients, and clipping.
 
-How many parameters there are, and what optimizer and precision keep of them besides, whole or shared over the data axis
-(optimizer parallel).
+State that optimizer and precision keep besides parameters is whole on every rank, or shared over the data axis
+(ZeRO [1]_).
 
-When a rank has memory for gradients: all the time, or from the first backward of a step to its end.
+Gradients have memory all the time, or from the first backward of a step to its end. Megatron keeps one contiguous
+buffer for the gradients of all parameters from its start on (``core/distributed/param_and_grad_buffer.py``). torch
+drops gradients when they have been read, and autograd makes new ones in the first backward of the next step
+(``Optimizer.zero_grad``, ``set_to_none=True``, its default); the buckets of DistributedDataParallel stay, and
+gradients are views of them (``gradient_as_bucket_view``).
 
-Megatron keeps one contiguous buffer for the gradients of all parameters from its start on
-(``core/distributed/param_and_grad_buffer.py``). torch drops gradients when they have been read, and autograd makes new
-ones in the first backward of the next step (``Optimizer.zero_grad``, ``set_to_none=True``, its default); the buckets of
-DistributedDataParallel stay, of which gradients are views (``gradient_as_bucket_view``).
-
-Gradient clipping: the norm of all gradients, between their reduction and the optimizer's step.
-
-Every rank reads its gradients once, and the sum of their squares, a scalar of 4 bytes, is
-all-reduced over the ranks that share one copy of the model, those of expert groups among them. With
-ZeRO the ranks of the data and context axes hold shares of the gradients, and the sum is over all
-ranks. Gradients that are in host memory the host reads. Scaling the gradients is not counted: the
-optimizer multiplies them as it reads them.
+Gradient clipping needs the norm of all gradients between their reduction and the optimizer's step [2]_. Every rank
+reads its gradients once, and the sum of their squares, a scalar of 4 bytes, is all-reduced over the ranks that share
+one copy of the model, expert groups included [3]_. With ZeRO the ranks of the data and context axes hold shares of
+the gradients, and the sum is over all ranks. The host reads gradients that are in host memory. Scaling the gradients
+is not counted: the optimizer multiplies them as it reads them.
 
 References
 ----------
-Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter
-models", SC 2020, section 5 (stage 1 shares the optimizer state).
-Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks", ICML 2013,
-section 3.2; Megatron-LM, ``core/optimizer/clip_grads.py`` (which groups sum the norm).
+.. [1] Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC 2020, section 5
+   (stage 1 shares the optimizer state).
+.. [2] Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks", ICML 2013, section 3.2.
+.. [3] Megatron-LM, ``core/optimizer/clip_grads.py`` (which groups sum the norm).
 """
 
 from math import ceil
@@ -40,21 +37,21 @@ from meshwise.strategies.plan.problem import Training
 
 
 class Parameters(NamedTuple):
-    """Parameters on one rank.
+    """Counts of the parameters on one rank.
 
     Parameters
     ----------
     elements, tensors
-        How many, and in how many tensors.
-    factored
+        Number of elements, and of tensors.
+    factored_elements
         Rows and columns of all matrices, and elements of all vectors.
-    quantised
+    quantised_elements
         Elements of weights that layers multiply by in fp8.
-    experts, factored_experts
-        The part of ``elements`` and of ``factored`` that only one expert uses, where experts are shared.
-    replicated
-        For each of `meshwise.strategies.plan.mesh.OPERATOR_AXES` the part of ``elements`` that every rank along it has,
-        with gradients of its own tokens, heads or samples alone.
+    expert_elements, factored_expert_elements
+        The part of ``elements`` and of ``factored_elements`` that only one expert uses, where ranks share experts.
+    replicated_elements
+        For each of `meshwise.strategies.plan.mesh.OPERATOR_AXES` the part of ``elements`` that every rank along it has
+        whole, with gradients of its own tokens, heads or samples alone.
     """
 
     elements: int
@@ -67,7 +64,7 @@ class Parameters(NamedTuple):
 
 
 def updated_parameters(plan: Plan, parameters: int, experts: int = 0) -> int:
-    """Return how many of a rank's parameters, some of them of experts, its optimizer updates."""
+    """Return how many of a rank's parameters its optimizer updates; ``expert_parameters`` of them are of experts."""
     if not plan.zero:
         return parameters
     return ceil((parameters - experts) / plan.shards) + ceil(experts / plan.expert_shards)
@@ -81,6 +78,7 @@ def state_bytes(training: Training, plan: Plan, held: Parameters) -> int:
 
 def step_bytes(training: Training, plan: Plan, held: Parameters) -> int:
     """Return the bytes that the optimizer's step reads and writes: gradients in, state in and out, parameters out."""
+    # State counts twice, because the step reads and writes it.
     each = training.gradient_bytes + training.updated_bytes
     return updated_parameters(plan, held.elements, held.experts) * each + 2 * state_bytes(training, plan, held)
 
@@ -88,9 +86,9 @@ def step_bytes(training: Training, plan: Plan, held: Parameters) -> int:
 def optimizer_ticks(
     accelerator: Accelerator, training: Training, plan: Plan, held: Parameters, part: float = 1.0
 ) -> int:
-    """Return the ticks of the optimizer's step, the casts of weights that layers multiply by in fp8 included.
+    """Return the ticks of the optimizer's step, with the casts of weights that layers multiply by in fp8.
 
-    ``part`` is the fraction of what is held that it updates.
+    ``fraction`` is the part of the parameters that it updates.
     """
     if training.frozen:
         return 0
@@ -98,16 +96,17 @@ def optimizer_ticks(
     tensors = ceil(part * (ceil(held.tensors / plan.shards) if plan.zero and not cut else held.tensors))
     cast = held.quantised * (training.parameter_bytes + training.quantised_bytes) if training.quantised_bytes else 0
     seconds = optimizer_time(accelerator, part * (step_bytes(training, plan, held) + cast), tensors)
+    # Sharded parameters are distributed tensors, whose dispatch costs the host a launch of its own.
     if cut or plan.operator_ranks > 1:
         seconds += tensors * accelerator.sharded_launch
     return to_ticks(seconds)
 
 
 def in_ddp_buckets(training: Training, plan: Plan) -> bool:
-    """Return whether torch's DistributedDataParallel sums gradients, in buckets that stay.
+    """Return whether torch's DistributedDataParallel sums gradients, in buckets that stay allocated.
 
     It takes no parameters that are cut, sums beneath whole backwards, leaves whole gradients on all ranks, and sums in
-    the precision of parameters, which is too little of 16 bits.
+    the precision of the parameters, which is not enough in 16 bits.
     """
     if plan.replicas == 1 or plan.zero or plan.operator_ranks * plan.expert > 1 or plan.asynchronous:
         return False
@@ -116,9 +115,9 @@ def in_ddp_buckets(training: Training, plan: Plan) -> bool:
 
 
 def begin_in_step(training: Training, plan: Plan) -> bool:
-    """Return whether gradients are there only from the first backward of a step on.
+    """Return whether gradients have memory only from the first backward of a step on.
 
-    Those that go to the host as they are made are counted there all the time.
+    Gradients that go to the host as they are made count there all the time.
     """
     drops = training.conventions.drops_gradients and not training.frozen
     stay = plan.asynchronous or any(plan.offload.parameters) or in_ddp_buckets(training, plan)
@@ -126,7 +125,7 @@ def begin_in_step(training: Training, plan: Plan) -> bool:
 
 
 SQUARES = (Collective.ALL_REDUCE, 4.0)
-"""The sum of squares of gradients: what reduces it, and its bytes."""
+"""The all-reduce of the sum of squares of gradients, and its bytes."""
 
 
 def norm_axes(training: Training, plan: Plan) -> tuple[str, ...]:
@@ -138,6 +137,6 @@ def norm_axes(training: Training, plan: Plan) -> tuple[str, ...]:
 
 
 def norm_ticks(accelerator: Accelerator, training: Training, plan: Plan, held: Parameters, on_host: int = 0) -> int:
-    """Return the ticks in which a rank reads its gradients once, but for those of so many elements on its host."""
+    """Return the ticks in which a rank reads its gradients once, except ``num_on_host`` elements on its host."""
     size = (updated_parameters(plan, held.elements, held.experts) - on_host) * training.gradient_bytes
     return to_ticks(optimizer_time(accelerator, size))

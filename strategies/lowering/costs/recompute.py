@@ -1,20 +1,20 @@
-"""Recompute: what a block keeps from forward to backward, and what it computes again.
+"""Recompute: what a block keeps from forward to backward, and what backward computes again.
 
-What a recomputed operator reads from outside stays. What it makes goes, with one exception: the
-result of a product or of attention stays where an operator that is not recomputed reads it in
-its backward. So does Megatron-LM: the attention core is checkpointed, and the projection keeps
-its input; norms and activation functions are checkpointed without their output.
+A recomputed operator keeps the inputs that it reads from outside and drops its results, with one exception: the
+result of a product or of attention stays where an operator that is not recomputed reads it in its backward. Megatron-LM
+does the same: the attention core is checkpointed while the projection keeps its input, and norms and activation
+functions are checkpointed without their output [1]_ [2]_ [3]_.
 
-A collective runs again where the operator that reads what it makes is recomputed, and that is
-not there: a gather along a tensor axis, for what is kept is kept as it was produced, keys and
-values that go round a ring, and any other one where what it moves is itself computed again. With
-full recompute all do. Keys gathered along the context axis are taken to be there in backward.
+A collective runs again where the operator that reads its result is recomputed and the result is not there: a gather
+along a tensor axis, because kept tensors are kept as they were produced; keys and values that go round a ring; and any
+other collective whose input is itself recomputed. With full recompute all collectives run again. Keys gathered along
+the context axis are assumed to be there in backward.
 
 References
 ----------
-Chen et al. 2016, "Training deep nets with sublinear memory cost" (full); Korthikanti et
-al. 2022, "Reducing activation recomputation in large transformer models" (selective);
-Megatron-LM, ``--recompute-modules`` and ``CheckpointWithoutOutput`` (operators).
+.. [1] Chen et al. 2016, "Training deep nets with sublinear memory cost" (full).
+.. [2] Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models" (selective).
+.. [3] Megatron-LM, ``--recompute-modules`` and ``CheckpointWithoutOutput`` (operators).
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ from meshwise.strategies.plan.recomputation import HOOKS, OfLayer, Recompute, So
 from meshwise.strategies.schedules.schedule import ActionKind
 
 _HEAVY = PRODUCTS | {OperatorKind.ATTENTION}
-"""Operators whose results stay for those that are not recomputed."""
+"""Kinds of operators whose results stay for operators that are not recomputed."""
 
 
 class BlockMemory(NamedTuple):
@@ -43,24 +43,24 @@ class BlockMemory(NamedTuple):
 
     Parameters
     ----------
-    kept
+    kept_bytes
         Held from forward to backward.
-    recomputed
+    recomputed_bytes
         Made again at the start of backward and held until its end; below 0 where gradients count from the start on
-        that only come when activations have gone.
+        that are made only after activations are freed.
     forward, backward
         Held beyond those at the fullest moment of each pass.
-    deferred
-        What the gradients of weights need, once those of inputs are made.
+    deferred_bytes
+        Needed for the gradients of weights once those of inputs are made.
     gradients
-        The part of it that only then exists: gradients of what operators with weights put out.
+        The part of ``deferred_bytes`` that exists only then: gradients of outputs of operators with weights.
     inputs, weights
-        Where backward is split, held beyond those at the fullest moment of each part; of weights below 0 where
-        ``recomputed`` may be.
+        Where backward is split, held beyond those at the fullest moment of each part; ``weights`` may be below 0 as
+        ``recomputed_bytes`` may.
     loss, loss_inputs
-        Of ``backward`` and of ``inputs``, what is only there during the backward of a loss, with which they begin.
-    lost
-        Of ``deferred``, what a stage gives back when the gradients of its inputs are made.
+        The parts of ``backward`` and of ``inputs`` that exist only during the backward of a loss, which comes first.
+    lost_bytes
+        The part of ``deferred_bytes`` that a stage frees when the gradients of its inputs are made.
     """
 
     kept: int
@@ -76,7 +76,7 @@ class BlockMemory(NamedTuple):
     lost: int = 0
 
     def changes(self, kind: ActionKind) -> tuple[int, int]:
-        """Return what a pass of a kind takes at its start, and what it gives back at its end, besides `working`."""
+        """Return the bytes that a pass takes at its start and gives back at its end, besides `working_bytes`."""
         if kind is ActionKind.FORWARD:
             return self.kept, 0
         if kind is ActionKind.WEIGHT:
@@ -88,21 +88,21 @@ class BlockMemory(NamedTuple):
         return taken, taken + self.kept - self.deferred
 
     def late(self) -> "BlockMemory":
-        """Return the same where a backward that is split makes all gradients with those of weights."""
+        """Return the memory where a split backward makes all gradients with those of weights."""
         weights = self.recomputed + self.backward
         return self._replace(
             deferred=self.kept, gradients=-max(self.recomputed, 0), inputs=0, weights=weights, loss_inputs=0, lost=0
         )
 
     def kept_whole(self, before: int, after: int) -> "BlockMemory":
-        """Return the same as `within` does where a backward that is split gives nothing back before its end."""
+        """Return the memory as `with_buffers` does, where a split backward gives nothing back before its end."""
         found, gradients = self.within(before, after), max(self.gradients - after, 0)
         return found._replace(
             gradients=gradients, deferred=self.deferred - min(before, self.kept) + gradients - self.gradients + after
         )
 
     def within(self, before: int, after: int) -> "BlockMemory":
-        """Return the same where what comes lies in a buffer, and what is sent stays until backward; bytes of both."""
+        """Return the memory where received bytes lie in a buffer, and sent bytes stay until backward."""
         backward, inputs = max(self.backward - after, 0), max(self.inputs - after, 0)
         return self._replace(
             kept=max(self.kept - before, 0) + after,
@@ -114,7 +114,7 @@ class BlockMemory(NamedTuple):
         )
 
     def working(self, kind: ActionKind) -> int:
-        """Return what a pass of a kind holds at its fullest moment beyond what it takes."""
+        """Return the bytes that a pass holds at its fullest moment beyond those it takes."""
         if kind is ActionKind.FORWARD:
             return self.forward
         if kind is ActionKind.BACKWARD:
@@ -122,7 +122,7 @@ class BlockMemory(NamedTuple):
         return self.inputs if kind is ActionKind.INPUT else max(self.weights, 0)
 
     def of_loss(self, kind: ActionKind) -> int:
-        """Return what of it a pass of a kind gives back before it reads parameters."""
+        """Return the part of `working_bytes` that a pass frees before it reads parameters."""
         if kind is ActionKind.BACKWARD:
             return self.loss
         return self.loss_inputs if kind is ActionKind.INPUT else 0
@@ -159,9 +159,9 @@ def read_again(block: Block) -> frozenset[str]:
 def with_recompute(
     block: Block, steps: BlockSteps, how: OfLayer, accelerator: Accelerator, *, unread: bool = True
 ) -> BlockSteps:
-    """Return the steps with the recomputed part of forward put before backward.
+    """Return the segments of a block with the recomputed part of forward before backward.
 
-    ``unread`` says that operators run again too whose results backward does not read.
+    ``reruns_unread`` says that operators whose results backward does not read run again too.
     """
     again = recomputed_operators(block, how)
     if not again:
@@ -181,6 +181,7 @@ def with_recompute(
             repeated += [*waiting, step._replace(kind=TaskKind.RECOMPUTE)]
         waiting = []
     if accelerator.recompute_launch:
+        # Operators given by name are checkpointed one by one, others as one region.
         regions = len(again) if isinstance(how, SomeOperators) else 1
         seconds = regions * accelerator.recompute_launch + HOOKS * len(names) * accelerator.launch
         repeated.insert(0, Step(TaskKind.RECOMPUTE, to_ticks(seconds), "kept inputs", 0))
@@ -188,26 +189,27 @@ def with_recompute(
 
 
 class Moments(NamedTuple):
-    """Bytes of one block on one rank, moment by moment: those of activations, and those that no batch changes.
+    """Bytes of one block on one rank, moment by moment: of activations, which grow with the batch, and of gradients.
 
     Parameters
     ----------
-    kept, remade
+    kept_bytes, remade_bytes
         Held from forward to backward, and what backward can make again.
     forward
         Held at the fullest moment of forward.
     backward
-        For every operator, what is held while its backward runs, and the gradients of its weights.
-    deferred, gradients
+        For every operator, the bytes held while its backward runs, and those of the gradients of its weights.
+    deferred_bytes, gradients
         As in `BlockMemory`.
     inputs
-        Where backward is split, for every operator what is held while the gradient of its input is made, with all of
+        Where backward is split, for every operator the bytes held while the gradient of its input is made, with all of
         ``gradients``.
     weights
-        For every operator with weight gradients of its own, what it holds while they are computed, and them.
-    before_loss
-        How many of the operators are not those of a loss with which backward begins.
-    lost
+        For every operator that computes gradients of weights apart, the bytes held meanwhile, and those of the
+        gradients.
+    num_before_loss
+        Number of operators that are not of a loss with which backward begins.
+    lost_bytes
         As in `BlockMemory`.
     """
 
@@ -223,7 +225,7 @@ class Moments(NamedTuple):
     lost: int = 0
 
     def memory(self, times: int = 1) -> BlockMemory:
-        """Return what ``times`` as many sequences hold."""
+        """Return the memory of ``factor`` times as many sequences."""
         most = max(times * live + gradient for live, gradient in self.backward)
         held = min(times * (self.kept + self.remade), most)
         kept, without = times * self.kept, times * (max(self.inputs) - self.gradients)
@@ -246,10 +248,10 @@ class Moments(NamedTuple):
 
 
 def moments(live: Liveness, how: OfLayer, *, apart_gradients: int = 0) -> Moments:
-    """Return what a block holds, moment by moment.
+    """Return the bytes that a block holds, moment by moment.
 
-    ``apart_gradients`` are the bytes of an element of gradients that are counted as they leave their block, whole: then
-    those that backward has not made yet are left out here.
+    ``separate_bytes`` are the bytes of an element of gradients that count elsewhere, from when they leave their block:
+    then gradients that backward has not made yet are left out here.
     """
     operators = live.operators
     again = set(recomputed_operators(live.block, how))
@@ -257,13 +259,16 @@ def moments(live: Liveness, how: OfLayer, *, apart_gradients: int = 0) -> Moment
     remade = {name: each for name, (each, _) in saved.items() if name not in held}
     last = max((saved[name][1] for name in remade), default=-1)
     where = [index for index, operator in enumerate(operators) if operator in again]
+    # Remade tensors live from the backward of their last reader to that of the first recomputed operator.
     backward = live.backward(held, remade, range(min(where, default=0), max([last, *where]) + 1))
     gradients = [live.weight_gradient(operator) for operator in operators]
     apart = [operator for operator in operators if defers(operator)]
     besides = dict(zip(operators, gradients, strict=True))
     if apart_gradients:
         gradients = _not_made(live, gradients, apart_gradients)
-        besides = {each: max(made - _own(live, each) * apart_gradients, 0) for each, made in besides.items()}
+        besides = {
+            operator: max(made - _own(live, operator) * apart_gradients, 0) for operator, made in besides.items()
+        }
     return Moments(
         sum(each.size for each in held.values()),
         sum(each.size for each in remade.values()),
@@ -277,7 +282,7 @@ def moments(live: Liveness, how: OfLayer, *, apart_gradients: int = 0) -> Moment
 
 
 def _not_made(live: Liveness, gradients: Sequence[int], each: int) -> list[int]:
-    """Return for every operator the bytes of gradients that it makes and nothing keeps, less those still to be made."""
+    """Return, for every operator, the bytes of gradients that it makes and nothing keeps, less those yet to be made."""
     kept = [_own(live, operator) for operator in live.operators]
     later = accumulate((count * each for count in kept), initial=0)
     return [max(made - count * each, 0) - left for made, count, left in zip(gradients, kept, later, strict=False)]
@@ -289,7 +294,10 @@ def _own(live: Liveness, operator: Operator) -> int:
 
 
 def _kept(live: Liveness, again: set[Operator]) -> dict[str, Held]:
-    """Return what stays from forward to backward: what others keep, and what recomputed operators read from outside."""
+    """Return the tensors kept from forward to backward.
+
+    Operators that are not recomputed keep what they save, and recomputed ones what they read from outside.
+    """
     result: dict[str, Held] = {}
     inside = {name for operator in again for name in operator.outputs}
     gone = {name for operator in again if operator.kind not in _HEAVY for name in operator.outputs}
@@ -305,7 +313,7 @@ def _kept(live: Liveness, again: set[Operator]) -> dict[str, Held]:
 
 
 def _saved(live: Liveness) -> dict[str, tuple[Held, int]]:
-    """Return what operators keep for backward where none is recomputed, and the last operator that keeps it."""
+    """Return the tensors that operators keep without recomputation, and the last operator that keeps each."""
     result: dict[str, tuple[Held, int]] = {}
     for index, operator in enumerate(live.operators):
         for name, size in (
@@ -319,10 +327,10 @@ def _saved(live: Liveness) -> dict[str, tuple[Held, int]]:
 def _deferred(
     live: Liveness, held: Mapping[str, Held], remade: Mapping[str, Held], backward: Sequence[int]
 ) -> tuple[int, int, tuple[int, ...]]:
-    """Return what gradients of weights made apart need, its part of gradients, and what is held before, as `Moments`.
+    """Return the bytes for separate gradients of weights, the gradients among them, and the levels before.
 
-    Either the inputs of their operators stay and the gradients of what these put out, or all that forward kept, and
-    what was made again.
+    They are fields of `Moments`. Either the inputs of these operators and the gradients of their outputs stay, or all
+    that forward kept and what was recomputed.
     """
     if not live.framework.keeps_graph:
         operators = [operator for operator in live.operators if defers(operator)]
@@ -330,13 +338,14 @@ def _deferred(
         outputs = dict(live.kept(operator, name) for operator in operators for name in operator.outputs)
         gradients = sum(outputs.values())
         return sum(inputs.values()) + gradients, gradients, tuple(each + gradients for each in backward)
-    gradients = sum(live.gradient(name) for each in live.operators if each.parameters for name in each.outputs)
-    kept, again = (sum(each.size for each in found.values()) for found in (held, remade))
+    writers = [operator for operator in live.operators if operator.parameters]
+    gradients = sum(live.gradient(name) for operator in writers for name in operator.outputs)
+    kept, again = (sum(tensor.size for tensor in found.values()) for found in (held, remade))
     moments = tuple(kept + again + each + gradients for each in live.captured())
     return kept + again + gradients, gradients, moments
 
 
 def _lost(live: Liveness, held: Mapping[str, Held]) -> int:
-    """Return what a loss keeps until all gradients of inputs are made, where the rest is kept longer."""
+    """Return the bytes that a loss keeps until all gradients of inputs are made, if other tensors are kept longer."""
     first = len(live.operators) - len(live.block.loss)
     return sum(each.size for each in held.values() if each.first >= first) if live.framework.keeps_graph else 0

@@ -1,54 +1,55 @@
-"""Rewrites of a block's steps: tensor overlap, split backward, and accumulation of gradients.
+"""Rewrites of a block's segments: overlap of tensor collectives, split backward, and accumulation of gradients.
 
-Split backward: the gradients of inputs, for which another stage waits, apart from those of weights.
-
-Tensor-parallel collectives beside the products that need or make what they move.
-
-A gather of a sequence and the product behind it, or a product and the scatter behind it, are cut into as many
-chunks as there are ranks, and a chunk moves while another is multiplied. A rank has its own chunk of a gather from
-the start, and keeps its own of a scatter, so that with n ranks, c ticks of the collective and p of the product
+**Overlap.** A gather of a sequence and the product behind it, or a product and the scatter behind it, are cut into
+as many chunks as there are ranks, and one chunk moves while another is multiplied [1]_ [2]_ [3]_. A rank has its own
+chunk of a gather from the start, and keeps its own chunk of a scatter, so that with n ranks, c ticks of the
+collective and p ticks of the product
 
     gather:  max(c, p - p/n) + p/n = max(p, c + p/n)
     scatter: p/n + max(c, p - p/n) = max(p, c + p/n)
 
-The first is what a ring takes: chunk k has come after k c / (n - 1), and n - k chunks are multiplied from then
+The first is what a ring takes: chunk k has arrived after k c / (n - 1), and n - k chunks are multiplied from then
 on; the latest of these is k = 0 or n - 1. The second is the same, read backwards.
 
-In backward, the gather of the gradient of what a row-parallel product put out runs so beside the product for
-the gradient of its input; that of the weight follows. Of a column-parallel product two whole products hide two
-whole collectives: that of the gradient of the input the gather of the input, where only shards of it were
-kept, and that of the gradient of the weight the scatter of the gradient of the input.
+In backward, the gather of the gradient of a row-parallel product's output so overlaps the product for the gradient of
+its input; the product for the gradient of its weight follows. In a column-parallel product two whole products hide
+two whole collectives: the product for the gradient of the input hides the gather of the input, where only shards of
+it were kept [4]_, and the product for the gradient of the weight hides the scatter of the gradient of the input.
 
-The last needs no chunks, and Megatron-LM does it without being asked, of all column-parallel products; where
-there is no sequence parallelism it hides the sum of that gradient so. That of a product is then
+The latter needs no chunks, and Megatron-LM always does it for all column-parallel products; without sequence
+parallelism it so hides the sum of that gradient [5]_. The backward of such a product then takes
 
     max(gather, gradient of the input) + max(scatter or sum, gradient of the weight)
 
-Chunks take together what the whole product takes, and its one launch, though small products use a device
-less well and the processors that move chunks multiply nothing. Memory is as without: the buffers of Transformer
+All chunks together take the ticks of the whole product and its one launch, though small products use a device less
+well and the processors that move chunks multiply nothing. Memory is as without overlap: the buffers of Transformer
 Engine, one of a whole microbatch's activation for each of its ten collectives, are not counted.
 
-Gradients of weights added to those of a step's other microbatches, where the products that make them do not.
+**Split backward.** The gradients of inputs, for which another stage waits, are computed apart from the gradients of
+weights [6]_.
 
-The gradient that backward makes of a parameter is read, and the sum is read and written: of fp16 gradients in an
-fp16 sum 6 bytes a parameter, every microbatch. The first one is counted alike, to which Megatron-LM adds zeros. The
-host starts nothing, for it is a hook of autograd's threads.
+**Accumulation.** Kernels of their own add gradients of weights to those of a step's other microbatches, where the
+products that make them do not. They read the gradient that backward makes of a parameter, and read and write the sum:
+for fp16 gradients in an fp16 sum 6 bytes a parameter and microbatch. The first gradient costs the same, because
+Megatron-LM adds it to zeros. The host launches nothing for it, because it is a hook of autograd's threads [7]_ [8]_.
 
 References
 ----------
-Wang et al. 2023, "Overlap communication with dependent computation via decomposition in large deep learning
-models", ASPLOS (gathers and scatters in chunks); Chang et al. 2024, "FLUX: fast software-based
-communication overlap on GPUs through kernel fusion"; NVIDIA/TransformerEngine, ``initialize_ub`` of
-``pytorch/module/base.py``: ``ring_exchange`` or ``pipeline`` for forward and for gradients of what ``proj`` and
-``fc2`` read, ``bulk`` for the gradients of ``qkv`` and ``fc1``. Its linear layers alone do so: not the output
-layer (Megatron-LM's own, ``tensor_parallel/layers.py``), and not the products of experts.
-Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models", section 4.2.2 (the gather
-again); Megatron-LM, ``LinearWithGradAccumulationAndAsyncCommunication`` of ``core/tensor_parallel/layers.py``, since
-2022: what is hidden without chunks, of the output layer too. In April 2021 ``mpu/layers.py`` waited for every sum.
-Qi et al., "Zero bubble pipeline parallelism", ICLR 2024, section 1 and figure 1.
-PyTorch, ``torch/csrc/autograd/functions/accumulate_grad.h``. Megatron-LM, ``_make_param_hook`` of
-``model/distributed.py`` (``main_grad.add_``); since 2022 its products add their gradients themselves
-(``--no-gradient-accumulation-fusion`` turns that off).
+.. [1] Wang et al. 2023, "Overlap communication with dependent computation via decomposition in large deep learning
+   models", ASPLOS (gathers and scatters in chunks).
+.. [2] Chang et al. 2024, "FLUX: fast software-based communication overlap on GPUs through kernel fusion".
+.. [3] NVIDIA/TransformerEngine, ``initialize_ub`` of ``pytorch/module/base.py``: ``ring_exchange`` or ``pipeline``
+   for forward and for gradients of what ``proj`` and ``fc2`` read, ``bulk`` for the gradients of ``qkv`` and ``fc1``.
+   Its linear layers alone do so: not the output layer (Megatron-LM's own, ``tensor_parallel/layers.py``), and not the
+   products of experts.
+.. [4] Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models", section 4.2.2 (the
+   gather again).
+.. [5] Megatron-LM, ``LinearWithGradAccumulationAndAsyncCommunication`` of ``core/tensor_parallel/layers.py``, since
+   2022: what is hidden without chunks, of the output layer too. In April 2021 ``mpu/layers.py`` waited for every sum.
+.. [6] Qi et al., "Zero bubble pipeline parallelism", ICLR 2024, section 1 and figure 1.
+.. [7] PyTorch, ``torch/csrc/autograd/functions/accumulate_grad.h``.
+.. [8] Megatron-LM, ``_make_param_hook`` of ``model/distributed.py`` (``main_grad.add_``); since 2022 its products add
+   their gradients themselves (``--no-gradient-accumulation-fusion`` turns that off).
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -65,24 +66,24 @@ from meshwise.strategies.lowering.costs.steps import Step
 from meshwise.strategies.plan.mesh import TENSOR
 
 _HIDDEN = (Collective.REDUCE_SCATTER, Collective.ALL_REDUCE)
-"""What sums the gradient of an input, beside the product for that of the weight."""
+"""Collectives that sum the gradient of an input, and overlap the product for the gradient of the weight."""
 
 
 def with_overlap(layout: BlockLayout, accelerator: Accelerator, steps: BlockSteps, *, chunks: bool) -> BlockSteps:
-    """Return the steps of a block with collectives of its cut products beside them.
+    """Return the segments of a block whose tensor collectives overlap its cut products.
 
     Parameters
     ----------
-    chunks
-        Whether it moves and multiplies chunk by chunk; else only sums and scatters of the gradients of inputs run
-        beside the products for gradients of weights.
+    in_chunks
+        Whether all collectives and products run chunk by chunk; else only sums and scatters of the gradients of inputs
+        overlap the products for gradients of weights.
     """
     forward, backward = (_overlapped(layout, accelerator, each, chunks) for each in (steps.forward, steps.backward))
     return BlockSteps(forward, backward, steps.loss)
 
 
 def _overlapped(layout: BlockLayout, accelerator: Accelerator, steps: Sequence[Step], chunks: bool) -> tuple[Step, ...]:
-    """Return steps with every collective that is next to its cut product, and can be, beside a part of it."""
+    """Return segments in which every collective next to its cut product overlaps a part of it where it can."""
     products = {operator.name: operator for operator in layout.block.operators if is_cut_product(layout, operator)}
     ranks = layout.mesh.size(TENSOR)
     result: list[Step] = []
@@ -116,49 +117,49 @@ def is_cut_product(layout: BlockLayout, operator: Operator) -> bool:
 
 
 def weight_gradient_ticks(layout: BlockLayout, accelerator: Accelerator, operator: Operator, step: Step) -> int:
-    """Return the ticks of a product's backward that make the gradient of its weight."""
+    """Return the ticks that a product's backward spends on the gradient of its weight."""
     return min(to_ticks(layout.weight_gradient_time(accelerator, operator)), step.ticks)
 
 
 def sums(step: Step, tensors: Collection[str]) -> bool:
-    """Return whether a step sums the gradient of one of some tensors along the tensor axis."""
+    """Return whether a segment sums the gradient of one of ``tensors`` along the tensor axis."""
     return _moves(step, _HIDDEN, tensors)
 
 
 def _moves(step: Step, collectives: Collection[Collective], tensors: Collection[str]) -> bool:
-    """Return whether a step is one of some collectives along the tensor axis of one of some tensors."""
+    """Return whether a segment is one of ``collectives`` along the tensor axis on one of ``tensors``."""
     return step.collective in collectives and step.axis == TENSOR and step.tensor in tensors
 
 
 def _gathered(gather: Step, product: Step, last: int) -> list[Step]:
-    """Return a gather beside a product but for its last ticks."""
+    """Return a gather that overlaps a product except for the product's last ticks."""
     first, second = _cut(product, product.ticks - last)
     return [gather._replace(beside=True), first, second]
 
 
 def _scattered(product: Step, scatter: Step, rest: int) -> list[Step]:
-    """Return a scatter beside the last ticks of a product."""
+    """Return a scatter that overlaps the last ticks of a product."""
     first, second = _cut(product, product.ticks - rest)
     return [first, scatter._replace(beside=True), second]
 
 
 def _cut(product: Step, ticks: int) -> tuple[Step, Step]:
-    """Return a product in two, of which the first takes so many ticks; both are launched with it."""
+    """Return a product as two segments, the first of so many ticks; both are launched at once."""
     return product._replace(ticks=ticks), product._replace(ticks=product.ticks - ticks, launches=0)
 
 
 class Split(NamedTuple):
-    """A backward in two: the steps of the gradients of inputs, and of weights."""
+    """A backward in two: the segments for the gradients of inputs, and those for the gradients of weights."""
 
     inputs: tuple[Step, ...]
     weights: tuple[Step, ...]
 
 
 def split(layout: BlockLayout, accelerator: Accelerator, backward: Iterable[Step]) -> Split:
-    """Return the steps of a backward in two; together they take the same ticks.
+    """Return the segments of a backward in two; together they take the same ticks.
 
-    Recomputation belongs to the gradients of inputs, and so do collectives that are not deferred. Either part of a
-    block that has nothing to do in it is one step of no time.
+    Recomputation belongs to the gradients of inputs, and so do collectives that are not deferred. A part in which a
+    block has nothing to do is one segment of no ticks.
     """
     operators = {operator.name: operator for operator in layout.block.operators if defers(operator)}
     inputs: list[Step] = []
@@ -177,7 +178,7 @@ def split(layout: BlockLayout, accelerator: Accelerator, backward: Iterable[Step
 
 
 def undeferred_elements(layout: BlockLayout) -> int:
-    """Return the elements of a rank's parameters whose gradients are made with those of inputs: of norms."""
+    """Return the elements of a rank's parameters whose gradients are made with those of inputs: those of norms."""
     block = layout.block
     later = {name for operator in block.operators if defers(operator) for name in operator.parameters}
     return sum(layout.parameter_share(tensor) for tensor in block.parameters if tensor.name not in later)
@@ -186,9 +187,9 @@ def undeferred_elements(layout: BlockLayout) -> int:
 def with_accumulation(
     layout: BlockLayout, accelerator: Accelerator, steps: BlockSteps, gradient_bytes: int
 ) -> BlockSteps:
-    """Return the steps of a block whose gradients are added to a buffer of so many bytes an element.
+    """Return the segments of a block whose gradients are added to a buffer of ``gradient_bytes`` an element.
 
-    Those of an operator's parameters follow the last step of its backward.
+    The sums of an operator's gradients follow the last segment of its backward.
     """
     block = layout.block
     operators = {operator.name: operator for operator in block.operators if operator.parameters}

@@ -1,4 +1,4 @@
-"""What one pipeline stage costs one rank: steps block by block, and what they hold."""
+"""Costs of one pipeline stage on one rank: segments block by block, and memory."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +34,7 @@ Run = tuple[str, Collective, float]
 """A collective inside a pass: the axis along which it runs, and its bytes."""
 
 _WHOLE = (ActionKind.FORWARD, ActionKind.BACKWARD)
+"""Kinds of passes of schedules that do not split backward."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,8 @@ class StageCost:
     Parameters
     ----------
     gradients
-        For every block the elements whose gradients are whole when its backward ends: its parameters, but a
-        tied one only where the last of the two blocks that use it is.
+        For every block the elements whose gradients are whole when its backward ends: its parameters, but a tied
+        parameter only with the block whose backward comes last of the two that use it.
     """
 
     blocks: tuple[BlockCost, ...]
@@ -55,7 +56,7 @@ class StageCost:
 
     @cached_property
     def beginning(self) -> "StageCost":
-        """The same as its first gradients are made."""
+        """The cost of the stage in the passes that make its first gradients."""
         return StageCost(tuple(cost.beginning() for cost in self.blocks), self.gradients)
 
     @cached_property
@@ -76,6 +77,7 @@ class StageCost:
     @cached_property
     def collectives(self) -> dict[ActionKind, Counter[Run]]:
         """How often a pass of each kind runs each collective."""
+        # Equal blocks are one cached object, whose segments are counted once.
         alike = Counter(map(id, self.blocks))
         blocks = [(cost, alike[key]) for key, cost in {id(cost): cost for cost in self.blocks}.items()]
         kinds = [kind for kind in ActionKind if kind in _WHOLE or all(cost.split for cost in self.blocks)]
@@ -94,7 +96,7 @@ class StageCost:
 
     @property
     def experts(self) -> int:
-        """How many of them only one expert uses."""
+        """Elements of parameters on the rank that only one expert uses."""
         return sum(cost.experts for cost in self.blocks)
 
     @property
@@ -110,12 +112,12 @@ class Held(NamedTuple):
 
     @property
     def parameters(self) -> tuple[int, ...]:
-        """Elements on a rank of each position."""
+        """Elements of parameters on one rank of each position."""
         return tuple(each.elements for each in self.positions)
 
 
 class PlanCosts(NamedTuple):
-    """The stages of one plan on the first rank class of each pipeline position, and what is held there."""
+    """The stages of one plan on the first rank class of each pipeline position, and the parameters there."""
 
     stages: tuple[StageCost, ...]
     held: Held
@@ -155,7 +157,7 @@ class StageCosts:
         self._kept: dict[object, object] = {}
 
     def once(self, make: Callable[["StageCosts"], T]) -> T:
-        """Return what ``make`` makes of these costs, made at the first call and kept as long as they are."""
+        """Return what ``make`` builds from these costs: built at the first call, and shared afterwards."""
         if make not in self._kept:
             self._kept[make] = make(self)
         return cast(T, self._kept[make])
@@ -172,31 +174,45 @@ class StageCosts:
         if folded and known in self._machines:
             return self._machines[known]
         tied = tuple(pair for pair, _ in self._tied(plan))
-        where = self.problem.cluster, plan.mesh, plan.placement, plan.looped
-        placed = Placed(*where, offloads, tied, central, norm, plan.hops, plan.attention, batches, exchanging)
+        placed = Placed(
+            self.problem.cluster,
+            plan.mesh,
+            plan.placement,
+            plan.looped,
+            offloads,
+            tied,
+            central,
+            norm,
+            plan.hops,
+            plan.attention,
+            batches,
+            exchanging,
+        )
         if not folded:
             return Machine(unfolded(placed), self._tensor_costs)
+        # Different plans may place the same mesh: folding is dear, so it is done once for each placed mesh.
         if placed not in self._folded:
             self._folded[placed] = Machine(fold(placed), self._tensor_costs)
         self._machines[known] = self._folded[placed]
         return self._machines[known]
 
     def seen(self, plan: Plan, batch: int) -> Plan:
-        """Return the plan as ranks see it whose microbatches have ``batch`` sequences; 0 where all have as many."""
+        """Return a plan as ranks with microbatches of ``batch`` sequences see it; 0 stands for the plan's own."""
         return self.blocks.seen(plan, batch)
 
     def tied(self, plan: Plan) -> tuple[tuple[int, int, int], ...]:
-        """Return two pipeline positions that keep one parameter each, and its elements on a rank."""
+        """Return pairs of pipeline positions that keep one parameter, with its elements on a rank."""
         return tuple((*pair, self.parameter_share(plan, parameter)) for pair, parameter in self._tied(plan))
 
     def _tied(self, plan: Plan) -> list[tuple[tuple[int, int], tuple[str, str]]]:
+        """Return pairs of pipeline positions that keep one parameter, with its block and name."""
         key = (plan.mesh.axes, plan.positions, self._stages.of_same(plan.stages))
         if key not in self._pairs:
             self._pairs[key] = tied_parameters(self.problem.graph, plan)
         return self._pairs[key]
 
     def of(self, plan: Plan) -> PlanCosts:
-        """Return the costs of all stages of a plan, on the first class of each position."""
+        """Return the costs of all stages of a plan, on the first rank class of each position."""
         machine = self.machine(plan)
         ranks = [machine.rank(classes[0]) for classes in machine.table.by_position]
         keys, away = tuple(rank.key for rank in ranks), plan.offload.activations
@@ -234,18 +250,19 @@ class StageCosts:
         return self._stage_costs[key]
 
     def _layers_away(self, plan: Plan, stage: int) -> int:
-        """Return of how many layers of a stage, the first ones, activations go to the host."""
+        """Return the number of leading layers of a stage whose activations are offloaded."""
         fraction = plan.offload.at("activations", plan.positions[stage])
         if not fraction:
             return 0
         return fraction_of(sum(self._occurrences[name].layer for name in plan.stages[stage].blocks), fraction)
 
     def division(self, plan: Plan) -> Division:
-        """Return what the stages of a plan are made of: of equal stages the same value."""
+        """Return the kinds of a plan's stages; equal stages give the same value."""
         kinds = self.blocks.kinds(plan).names
         apart = plan.recompute if isinstance(plan.recompute, PerStage) else None
         if self._latest[0] is not plan.stages or self._latest[1] is not kinds or self._latest[2] is not apart:
-            key = (self._stages.of_same(plan.stages), id(kinds), apart)  # kinds are kept as long as this
+            # An id is a safe key here, because `blocks` keeps these kinds alive as long as this cache.
+            key = (self._stages.of_same(plan.stages), id(kinds), apart)
             if key not in self._divisions:
                 runs = runs_of(plan.stages, kinds)
                 self._divisions[key] = self._made.setdefault((runs, apart), division(runs, apart))
@@ -253,7 +270,7 @@ class StageCosts:
         return self._latest[3]
 
     def memories(self, plan: Plan) -> tuple[StageMemory, ...]:
-        """Return what one microbatch of every stage holds on a rank."""
+        """Return the memory of one microbatch of every stage on a rank."""
         made = self.division(plan)
         key = (made, self.blocks.how(plan))
         if key not in self._memories:
@@ -266,6 +283,7 @@ class StageCosts:
         return self._memories[key]
 
     def _held_by(self, plan: Plan, made: Division, kind: int) -> Iterator[tuple[BlockMemory, int]]:
+        """Yield the memory of the blocks of a kind of stage, each with how often it occurs in a row."""
         for block, count, how in self.blocks.runs(plan, made.kinds[kind], made.recompute(plan, kind)):
             yield self.blocks.memory(plan, block, how), count
 
@@ -297,6 +315,7 @@ class StageCosts:
     def buffers(self, plan: Plan) -> tuple[int, ...]:
         """Return the bytes that the framework keeps on a rank of each pipeline position besides states."""
         made, framework = self.division(plan), self.problem.training.conventions
+        # Else plans of any number of microbatches share the result.
         microbatches = plan.num_microbatches if framework.buffers_every_microbatch else 0
         key = (made, self.blocks.cut(plan), plan.positions, plan.sequences, microbatches)
         if key not in self._buffers:
@@ -309,7 +328,7 @@ class StageCosts:
     def _buffers_of(
         self, plan: Plan, stages: tuple[int, ...], microbatches: int, known: dict[tuple[object, ...], int]
     ) -> int:
-        """Return what a framework keeps on a rank of some stages; ``known`` is what it keeps for others."""
+        """Return the bytes that a framework keeps on a rank of some stages; ``known_sizes`` are of other ranks."""
         made = self.division(plan)
         boundaries = tuple(self.boundary(plan, stage) for stage in stages)
         key = (tuple(made.kind_of[stage] for stage in stages), boundaries)
@@ -320,26 +339,26 @@ class StageCosts:
         return known[key]
 
     def boundary(self, plan: Plan, stage: int) -> Boundary:
-        """Return the bytes of one microbatch at both ends of a stage; 0 where there is no other."""
+        """Return the bytes of one microbatch at both ends of a stage; 0 at the ends of the pipeline."""
         before = self.boundary_bytes(plan, stage - 1) if stage else 0
         return Boundary(before, self.boundary_bytes(plan, stage) if stage < len(plan.stages) - 1 else 0)
 
     def ends(self, plan: Plan, stage: int) -> Boundary:
-        """Return the bytes at both ends of a stage that lie in buffers; 0 where there are none."""
+        """Return the bytes at both ends of a stage that lie in buffers; 0 where no buffers are used."""
         if not self._buffered:
             return Boundary(0, 0)
         keeps = plan.splits_backward and self.problem.training.conventions.keeps_graph
         return self.boundary(plan, stage)._replace(keeps_graph=keeps)
 
     def _kept_once(self, plan: Plan) -> list[tuple[int, tuple[str, str]]]:
-        """Return the positions that have both ends of a tied parameter, and its second end."""
+        """Return the pipeline positions that have both uses of a tied parameter, and the second use."""
         at = {block: place for place, each in zip(plan.positions, plan.stages, strict=True) for block in each.blocks}
         return [(at[first[0]], second) for first, second in self._both_ends(plan)]
 
     def _later(self, plan: Plan) -> tuple[tuple[str, int], ...]:
-        """Return the blocks with a tied parameter whose gradient another one makes whole, and its elements.
+        """Return the blocks whose tied parameter gets its whole gradient in another block, and its elements.
 
-        Backward ends with the first of two blocks that use it. With ZeRO 3 each is a unit that has it.
+        Backward ends with the first of the two blocks. With ZeRO 3 each block is a unit that has the parameter.
         """
         if not self.problem.graph.tied or plan.zero >= 3:
             return ()
@@ -350,9 +369,9 @@ class StageCosts:
         return self._laters[key]
 
     def begun_elements(self, plan: Plan, stage: int) -> tuple[int, ...]:
-        """Return the elements of every block, in the order of backward, whose gradients a stage's first backward keeps.
+        """Return the elements of every block, in the order of backward, whose gradients a first backward allocates.
 
-        With ZeRO 2 and 3 a rank keeps its share. A tied table is kept with the block whose backward comes first.
+        With ZeRO 2 and 3 a rank keeps its share. A tied table counts with the block whose backward comes first.
         """
         tied = {first[0]: self.parameter_share(plan, first) for first, _ in self._both_ends(plan)}
         counts = []
@@ -364,7 +383,7 @@ class StageCosts:
         return tuple(counts)
 
     def _both_ends(self, plan: Plan) -> list[tuple[tuple[str, str], tuple[str, str]]]:
-        """Return the tied parameters of which one rank has both ends, as one."""
+        """Return the tied parameters that one rank uses twice, each by its two uses."""
         placed = {block: at for at, each in zip(plan.positions, plan.stages, strict=True) for block in each.blocks}
         return [
             (first, second)
@@ -385,7 +404,7 @@ class StageCosts:
         return self._boundaries[key]
 
     def _factored_share(self, plan: Plan, parameter: tuple[str, str]) -> int:
-        """Return what is factored of one rank's share of a parameter named by block and tensor."""
+        """Return the rows, columns and vector elements of one rank's share of a parameter named by block and tensor."""
         if not self.problem.training.factored_bytes:
             return 0
         layout = self.blocks.layout(plan, self.blocks.kinds(plan).names[parameter[0]])
@@ -402,7 +421,7 @@ class StageCosts:
 
 
 def _by_position(made: Division, of_block: dict[str, int], positions: Sequence[int]) -> list[int]:
-    """Return what blocks have, summed over the stages at each pipeline position."""
+    """Return values of blocks summed over the stages at each pipeline position."""
     kinds = [sum(of_block[block] * count for block, count in runs) for runs in made.kinds]
     result = [0] * (max(positions) + 1)
     for kind, position in zip(made.kind_of, positions, strict=True):
@@ -411,6 +430,7 @@ def _by_position(made: Division, of_block: dict[str, int], positions: Sequence[i
 
 
 def _stages_by_position(plan: Plan) -> list[list[int]]:
+    """Return the stages at every pipeline position."""
     result: list[list[int]] = [[] for _ in range(plan.pipeline)]
     for stage, position in enumerate(plan.positions):
         result[position].append(stage)
@@ -418,5 +438,6 @@ def _stages_by_position(plan: Plan) -> list[list[int]]:
 
 
 def _parameters(row: tuple[int, ...]) -> Parameters:
+    """Return a row of counts as parameters."""
     elements, tensors, factored, quantised, experts, factored_experts, *replicated = row
     return Parameters(elements, tensors, factored, quantised, experts, factored_experts, tuple(replicated))

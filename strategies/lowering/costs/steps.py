@@ -1,10 +1,10 @@
-"""A stretch of work of one rank inside a pass.
+"""Segments: the pieces of work that make up one pass of a block on one rank.
 
-Ring attention: keys and values go round a context group while each rank meets them part by part.
+In ring attention keys and values go round a context group while each rank attends to them part by part [1]_.
 
 References
 ----------
-Liu, Zaharia and Abbeel 2023, "Ring attention with blockwise transformers for near-infinite context", section 3.
+.. [1] Liu, Zaharia and Abbeel 2023, "Ring attention with blockwise transformers for near-infinite context", section 3.
 """
 
 from collections.abc import Iterable
@@ -17,12 +17,22 @@ from meshwise.strategies.plan.mesh import COMMUNICATION, CONTEXT, TENSOR
 
 
 class Step(NamedTuple):
-    """A stretch of work of one rank: compute, or a collective over its group along ``axis``.
+    """A piece of work of one rank inside a pass: an operator, or a collective over its group along ``axis``.
 
-    ``ticks`` are those where nothing contends; ``launches`` how often the host starts kernels for it: all of an
-    operator at once, for autograd has one node for its backward.
-    A step ``beside`` the next one starts with it, and what follows waits for both. ``tensor`` is what a
-    redistribution moves. One that is ``deferred`` goes with the gradients of weights where they are apart.
+    Parameters
+    ----------
+    ticks
+        Ticks where nothing contends.
+    num_launches
+        How often the host starts kernels for it: once for an operator, whose backward is one node of autograd.
+    size
+        Bytes of a collective.
+    overlaps_next
+        Whether the next segment starts with this one; what follows waits for both.
+    tensor
+        The tensor that a redistribution moves.
+    deferred
+        Whether it goes with the gradients of weights where a backward is split.
     """
 
     kind: TaskKind
@@ -40,13 +50,13 @@ class Step(NamedTuple):
 def communication(
     group: Communicator, axis: str, collective: Collective, size: float, what: str, *, beside: bool = False
 ) -> Step:
-    """Return the step of a collective of ``size`` bytes along an axis."""
+    """Return the segment of a collective of ``size`` bytes along an axis."""
     ticks = group.ticks(collective, size)
     return Step(COMMUNICATION[axis], ticks, f"{collective} {what}", 1, collective, size, axis, beside)
 
 
 def chain_ticks(steps: Iterable[Step]) -> int:
-    """Return the idle ticks of steps one after another, each with those beside it.
+    """Return the idle ticks of segments in order, where some overlap the next one.
 
     >>> keys = Step(TaskKind.CONTEXT_COMMUNICATION, 5, "keys", beside=True)
     >>> chain_ticks([Step(TaskKind.FORWARD, 2, "up"), keys, Step(TaskKind.FORWARD, 3, "attention")])
@@ -63,19 +73,19 @@ def chain_ticks(steps: Iterable[Step]) -> int:
 
 
 def ring_forward(attention: Step, turns: int, size: float, group: Communicator) -> list[Step]:
-    """Return forward: ``attention`` on one part after another, beside it the next part of ``size`` bytes."""
+    """Return the forward of ring attention: it runs on one part while the next part of ``size`` bytes arrives."""
     moved = communication(group, CONTEXT, Collective.SHIFT, size, "keys and values", beside=True)
     return [*(step for _ in range(turns - 1) for step in (moved, attention)), attention]
 
 
 def ring_backward(attention: Step, turns: int, size: float, group: Communicator) -> list[Step]:
-    """Return backward: keys and values go round once more, and one turn behind them go their gradients.
+    """Return the backward of ring attention: keys and values go round again, and one turn later their gradients.
 
-    The gradients begin their way after the first part and are at home after ``turns`` shifts, the
-    last of which nothing hides.
+    Gradients leave after the first part and are back home after ``num_turns`` shifts, the last of which nothing hides.
     """
 
     def moved(times: float, what: str, *, beside: bool = True) -> Step:
+        """Return a shift of ``factor`` times the bytes of keys and values."""
         return communication(group, CONTEXT, Collective.SHIFT, times * size, what, beside=beside)
 
     both = moved(2.0, "keys, values and their gradients")

@@ -1,26 +1,26 @@
-"""A block's weights on one rank, those that ranks have whole, and those that two stages share.
+"""A block's weights on one rank: their local shapes, those that ranks have whole, and those that two stages share.
 
-Their shapes are as an optimizer factors them; some of them go into fp8.
+Shapes are given as an optimizer factors them, and weights that a layer multiplies by in fp8 are counted.
 
-Parameters that ranks along an operator axis have whole, but apply to their own part: their gradients are summed.
+**Replicated parameters.** Ranks along an operator axis have some parameters whole but apply them to their own part of
+the data, so that their gradients must be summed. With sequence parallelism these are the weights of norms, routers
+and whatever else works between the products that are cut, and the biases of products whose sum is scattered; without
+it they are norms of queries and keys. Each rank has the gradient of its part alone. Once a step, when data ranks have
+reduced them, all of these gradients together are all-reduced over the tensor group [1]_ [2]_ [3]_; and so are, along
+each operator axis, the gradients of all parameters whose operators it cuts along a dim that they lack, such as the
+batch.
 
-With sequence parallelism these are the weights of norms and routers and whatever else works between the products
-that are cut, and the biases of products whose sum is scattered; without it norms of queries and keys. Each rank
-has the gradient of its part alone. Once a step, when data ranks have reduced them, all of them together are
-all-reduced over the tensor group; and so are along each operator axis the gradients of all parameters whose
-operators it cuts along a dim that they lack, the batch for one.
-
-Tied parameters: one parameter used by two blocks, kept twice where they are on two stages.
-
-Shoeybi et al. 2019, "Megatron-LM": the word embedding is also the output layer; with a
-pipeline its gradient is summed between the first and the last stage.
+**Tied parameters.** One parameter used by two blocks is kept twice where these are on two stages. The word embedding
+is also the output layer, and with a pipeline its gradient is summed between the first and the last stage [4]_.
 
 References
 ----------
-Megatron-LM, ``core/distributed/finalize_model_grads.py``, ``_allreduce_layernorm_grads``;
-``core/tensor_parallel/layers.py``, ``RowParallelLinear`` and ``core/transformer/moe/router.py`` (what else is marked
-``sequence_parallel``). PyTorch 2, ``torch.distributed.tensor.parallel.SequenceParallel``: gradients of norms come
-back partial, and are summed before the optimizer reads them.
+.. [1] Megatron-LM, ``core/distributed/finalize_model_grads.py``, ``_allreduce_layernorm_grads``.
+.. [2] Megatron-LM, ``core/tensor_parallel/layers.py``, ``RowParallelLinear`` and ``core/transformer/moe/router.py``
+   (what else is marked ``sequence_parallel``).
+.. [3] PyTorch 2, ``torch.distributed.tensor.parallel.SequenceParallel``: gradients of norms come back partial, and are
+   summed before the optimizer reads them.
+.. [4] Shoeybi et al. 2019, "Megatron-LM".
 """
 
 from collections.abc import Iterable
@@ -38,7 +38,7 @@ from meshwise.strategies.plan.problem import Training
 
 
 def factored_elements(layout: BlockLayout, parameters: Iterable[Tensor]) -> int:
-    """Return the rows and columns of a rank's share of some matrices of a block, and the elements of vectors."""
+    """Return the rows and columns of a rank's share of some matrices of a block, plus the elements of its vectors."""
     owners = {name: operator for operator in layout.block.operators for name in operator.parameters}
     return sum(factored_share(layout, owners[tensor.name], tensor) for tensor in parameters)
 
@@ -64,16 +64,17 @@ def quantised_elements(layout: BlockLayout) -> int:
 
 
 def _quantised(layout: BlockLayout) -> set[str]:
+    """Return the names of the weights that a block multiplies by in fp8."""
     return {o.parameters[0] for o in layout.block.operators if o.parameters and layout.quantises(o)}
 
 
 class Unit(NamedTuple):
-    """What of a block's parameters data ranks share at once: all of them, or the largest where they share one by one.
+    """What data ranks share at once of a block's parameters: all of them, or the largest where they share one by one.
 
     Parameters
     ----------
-    elements, experts
-        Elements on a rank whose gradients are whole at once: of what is no expert, and of experts.
+    elements, expert_elements
+        Elements on a rank whose gradients are whole at once: of parameters of no expert, and of experts.
     size
         Bytes on a rank of what is gathered, copies in fp8 included.
     """
@@ -84,7 +85,7 @@ class Unit(NamedTuple):
 
 
 def unit(training: Training, layout: BlockLayout) -> Unit:
-    """Return what of a block's parameters data ranks share at once."""
+    """Return what data ranks share at once of a block's parameters."""
     at_once = max if training.conventions.shares_weights else sum
     own = {tensor.name for tensor in layout.expert_parameters()}
     cast = _quantised(layout) if training.quantised_bytes else set()
@@ -98,7 +99,7 @@ def unit(training: Training, layout: BlockLayout) -> Unit:
 
 
 def replicated_elements(layout: BlockLayout, framework: Framework) -> tuple[int, ...]:
-    """Return the elements on a rank of the parameters of a block whose gradients ranks along each operator axis sum."""
+    """Return the elements on a rank of a block's parameters whose gradients are summed along each operator axis."""
     tensor, operators = layout.block.tensor, layout.block.operators
     owned = [(operator, tensor[name]) for operator in operators for name in operator.parameters]
     found = ({p.name: p for o, p in owned if in_parts(layout, framework, o, p, axis)} for axis in OPERATOR_AXES)
@@ -106,31 +107,32 @@ def replicated_elements(layout: BlockLayout, framework: Framework) -> tuple[int,
 
 
 def summed_share(plan: Plan, elements: int) -> int:
-    """Return of how many of so many gradients a rank has the sum over data ranks: of its share from ZeRO 2 on."""
+    """Return how many of ``elements`` gradients a rank has summed over data ranks: its share alone from ZeRO 2 on."""
     return ceil(elements / plan.shards) if plan.zero >= 2 else elements
 
 
 def in_parts(layout: BlockLayout, framework: Framework, operator: Operator, parameter: Tensor, axis: str) -> bool:
-    """Return whether each rank along an axis has all of a parameter, and its gradient of a part of the operator."""
+    """Return whether each rank along an axis has all of a parameter, but its gradient of one part alone."""
     if layout.mesh.size(axis) == 1:
         return False
     sharding = layout.shardings[operator.name]
     cut = any(axis in axes for dim, axes in sharding.of_kept(parameter).cuts if dim != SEQUENCE)
     if cut or layout.adds_before_cut(operator):
         return False
+    # A bias is added after its product is summed: on scattered parts each rank has the gradient of its own part.
     if is_bias(operator, parameter) and any(axis in dict(sharding.cuts).get(dim, ()) for dim in operator.reduced):
         return framework.late_biases and _scattered(layout, operator, axis)
     return any(axis in axes for _, axes in sharding.cuts)
 
 
 def _scattered(layout: BlockLayout, operator: Operator, axis: str) -> bool:
-    """Return whether what an operator sums over ranks along an axis is read cut along a dim by them."""
+    """Return whether readers cut the output of an operator, a sum over ranks along an axis, along that axis."""
     readers = [(each, name) for each in layout.block.operators for name in operator.outputs if name in each.inputs]
     return any(axis in axes for each, name in readers for _, axes in layout.wanted(each, name).cuts)
 
 
 def tied_parameters(graph: OperatorGraph, plan: Plan) -> list[tuple[tuple[int, int], tuple[str, str]]]:
-    """Return the pairs of pipeline positions that keep one parameter each, and it by block and name."""
+    """Return the pairs of pipeline positions that keep one parameter each, with its block and name."""
     if not graph.tied or plan.pipeline == 1:
         return []
     placed = {block: at for stage, at in zip(plan.stages, plan.positions, strict=True) for block in stage.blocks}

@@ -1,1 +1,1 @@
-"""Which ranks do the same at the same time, and which of them talk to each other over what links."""
+"""Rank classes: which ranks do the same work at the same time, and which of them communicate over which links."""

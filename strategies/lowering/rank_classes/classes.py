@@ -1,7 +1,7 @@
-"""Rank classes: ranks that do the same at the same time, and groups and links that go with them.
+"""Rank classes: ranks that do the same work at the same time, with the classes of their groups and links.
 
 `fold` finds the coarsest classes by colour refinement over ranks, groups and links;
-`unfolded` gives every rank a class of its own, the reference that folding must equal.
+`unfold` gives every rank a class of its own, the reference that folding must equal.
 """
 
 from collections.abc import Sequence
@@ -36,10 +36,10 @@ __all__ = ["BACKWARD", "FORWARD", "ClassTable", "Row", "each_once", "fold", "tie
 
 @dataclass(frozen=True, eq=False)
 class GroupTable:
-    """The groups of one kind in classes: ``classes[i]`` names the rank classes of class ``i``'s members.
+    """The groups of one kind, and their group classes.
 
-    ``devices`` are rows, one a group, ``class_of`` the class of each row, ``first`` the row that stands for
-    a class.
+    ``devices`` has one row of devices per group, ``class_of`` the group class of each row, ``representatives`` the row
+    that stands for each group class, and ``classes[i]`` the rank classes of the members of group class ``i``.
     """
 
     kind: str
@@ -53,10 +53,10 @@ class GroupTable:
 
 
 class Pattern(NamedTuple):
-    """One phase of a collective for every class of groups, on link classes, for one byte of its size.
+    """One phase of a collective for every group class: latencies, and loads on link classes for one byte of its size.
 
-    ``unit`` is what one group puts on its own busiest link, and ``alone`` the seconds that its bytes take where
-    it is alone: a class may stand for several groups that share links.
+    ``busiest_load`` is what one group puts on its own busiest link, and ``alone_seconds`` the seconds that its bytes
+    take when no other group runs: a class may stand for several groups that share links.
     """
 
     phase: Phase
@@ -65,9 +65,10 @@ class Pattern(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One phase on one class of groups, for one byte: seconds before it, `Pattern`, and bytes by link class.
+    """One phase of a collective on one group class, for one byte of its size.
 
-    ``launch`` and ``messages`` are those of `Phase`.
+    ``latency`` are the seconds before bytes move, ``loads`` the bytes on link classes; ``launch`` and ``messages`` are
+    as in `Phase`, ``busiest_load`` and ``alone_seconds`` as in `PhasePattern`.
     """
 
     latency: float
@@ -79,7 +80,7 @@ class Row(NamedTuple):
 
 
 class ClassTable:
-    """The rank classes of a placed mesh, its group classes and its link classes."""
+    """The rank classes of a placed mesh, with its group classes and its link classes."""
 
     def __init__(self, placed: Placed, partition: Partition, loads: Loads, kinds: Sequence[Groups]) -> None:
         self.placed, self.cluster, self.mesh = placed, placed.cluster, placed.mesh
@@ -103,13 +104,15 @@ class ClassTable:
 
     @cached_property
     def bandwidth(self) -> list[float]:
-        """Byte/s of one link of every link class."""
+        """Bandwidth in byte/s of one link of every link class."""
         rates: list[float] = self.network.bandwidth[self.first_link].tolist()
         return rates
 
     def _add(self, kind: str, groups: Groups, colours: Colours) -> None:
+        """Add the groups of one kind with the classes that refinement has found."""
         class_of, first = _numbered(colours)
         members, devices = self.class_of[groups.members[first]].tolist(), self._loads.groups[kind].groups
+        # Members of a whole group play the same part; in a pair the sender comes first, so that their order matters.
         whole = kind in GROUPS
         classes = tuple(tuple(sorted(set(row))) if whole else tuple(dict.fromkeys(row)) for row in members)
         self._near[kind] = _near(first, groups, self.network.num_links)
@@ -122,12 +125,12 @@ class ClassTable:
 
     @cached_property
     def positions(self) -> tuple[int, ...]:
-        """The pipeline position of every class."""
+        """The pipeline position of every rank class."""
         return tuple(self.mesh.coordinate(int(rank), PIPELINE) for rank in self.first)
 
     @cached_property
     def by_position(self) -> tuple[tuple[int, ...], ...]:
-        """The classes at every pipeline position."""
+        """The rank classes at every pipeline position."""
         rows: list[list[int]] = [[] for _ in range(self.mesh.size(PIPELINE))]
         for index, position in enumerate(self.positions):
             rows[position].append(index)
@@ -144,13 +147,13 @@ class ClassTable:
 
     @cached_property
     def device_kinds(self) -> tuple[int, ...]:
-        """For every class, a number for its accelerator and speed: equal numbers compute alike."""
+        """A number for the accelerator and speed of every rank class: devices of equal numbers compute alike."""
         kinds: list[int] = self.cluster.device_kinds[self.placed.devices[self.first]].tolist()
         return tuple(kinds)
 
     @cached_property
     def group_of(self) -> dict[str, tuple[int, ...]]:
-        """For the kinds of `GROUPS`, the group class of every rank class."""
+        """The group class of every rank class, for the kinds of `GROUPS`."""
         result = {}
         for kind in GROUPS:
             if kind in self.tables:
@@ -163,7 +166,7 @@ class ClassTable:
         return result
 
     def rank_classes(self, positions: Sequence[int]) -> tuple[RankClass, ...]:
-        """Return the classes with the pipeline stages they hold, ``positions`` being those of the stages."""
+        """Return the rank classes with their pipeline stages; ``positions`` are the pipeline positions of stages."""
         order = np.argsort(self.class_of, kind="stable")
         ends = np.cumsum(np.bincount(self.class_of))
         members = np.split(order, ends[:-1])
@@ -171,26 +174,27 @@ class ClassTable:
         for position, members_of in zip(self.positions, members, strict=True):
             stages = tuple(stage for stage, at in enumerate(positions) if at == position)
             among = self.by_position[position]
+            # Looking up an index is slow in rows of thousands of classes: these are named by their first rank.
             suffix = f".{among.index(len(result))}" if 1 < len(among) < 1000 else f".{members_of[0]}"
             name = f"stage {','.join(map(str, stages))}" + (suffix if len(among) > 1 else "")
             result.append(RankClass(name, stages, tuple(members_of.tolist())))
         return tuple(result)
 
     def possible(self, kind: str, collective: Collective, index: int) -> tuple[Algorithm, ...]:
-        """Return the algorithms to choose from for a group class: the one that the user has fixed, where it can run."""
+        """Return the algorithms that a group class may choose from: the user's choice alone where it can run."""
         key = (kind, collective, self._shapes(kind)[index])
         if key not in self._possible:
             self._possible[key] = self._loads.algorithms(kind, collective, int(self.tables[kind].first[index]))
         return self._possible[key]
 
     def _shapes(self, kind: str) -> list[int]:
-        """Return for every group class of a kind how it lies."""
+        """Return, for every group class of a kind, the number of its shape: how its devices lie on nodes."""
         if kind not in self._shape:
             self._shape[kind] = self._loads.groups[kind].shape[self.tables[kind].first].tolist()
         return self._shape[kind]
 
     def signatures(self, kind: str) -> tuple[int, ...]:
-        """Return for every group class of a kind a number, equal where collectives cost the same when idle."""
+        """Return a number for every group class of a kind, equal where collectives on idle links cost the same."""
         if kind not in self._signatures:
             table, loads = self.tables[kind], self._loads
             every = (self.pattern(kind, c, each) for c in loads.kinds[kind] for each in loads.candidates(kind, c))
@@ -200,18 +204,19 @@ class ClassTable:
         return self._signatures[kind]
 
     def users(self, kind: str, collective: Collective) -> tuple[IntArray, IntArray]:
-        """Return which group classes of a kind may use which link classes, by any algorithm: pairs, sorted."""
+        """Return which group classes of a kind may load which link classes, by any algorithm, as two sorted columns."""
         table = self.tables[kind]
         if measured_time(self.cluster, collective, table.devices.shape[1], 1.0) is not None:
+            # A measured collective has a time of its own and puts nothing on links.
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
         usable = {algorithm for index in range(len(table)) for algorithm in self.possible(kind, collective, index)}
         found = [p for a in Algorithm if a in usable for p in self.pattern(kind, collective, a)]
         return each_once([p.phase.group for p in found], [p.phase.link for p in found], len(self.first_link))
 
     def pattern(self, kind: str, collective: Collective, algorithm: Algorithm) -> tuple[Pattern, ...]:
-        """Return the phases of a collective for every *class* of groups of a kind.
+        """Return the phases of a collective for every group class of a kind.
 
-        A link class carries the loads of all groups of the class on its first link: they run at once.
+        A link class carries the loads of all groups of the class on its first link, because they run at the same time.
         """
         key = (kind, collective, algorithm)
         if key not in self._patterns:
@@ -222,14 +227,14 @@ class ClassTable:
         return self._patterns[key]
 
     def rows(self, kind: str, collective: Collective, algorithm: Algorithm) -> tuple[tuple[Row, ...], ...]:
-        """Return the same, phase by phase, as a row for every class of groups."""
+        """Return the phases of a collective, each as one row per group class."""
         key = (kind, collective, algorithm)
         if key not in self._rows:
             self._rows[key] = tuple(_rows(pattern) for pattern in self.pattern(kind, collective, algorithm))
         return self._rows[key]
 
     def _quotient(self, class_of: IntArray, first: IntArray, phase: Phase) -> Pattern:
-        """Return a phase's loads by group class and link class: all groups of a class add up on one link."""
+        """Return the loads of a phase by group class and link class, where all groups of a class add up on one link."""
         standing = np.zeros(len(class_of), dtype=bool)
         standing[first] = True
         own = np.flatnonzero(standing[phase.group])
@@ -241,6 +246,7 @@ class ClassTable:
         chosen = np.flatnonzero(seen[phase.link])
         group, link = class_of[phase.group[chosen]], phase.link[chosen]
         order, starts = _runs(group * self.network.num_links + link)
+        # First the loads of all groups of a class are summed on each link, then the busiest link of a class is taken.
         load = np.add.reduceat(phase.load[chosen][order], starts) if len(order) else phase.load[:0]
         group, link = group[order][starts], self.link_class[link[order][starts]]
         order, starts = _runs(group * len(self.first_link) + link)
@@ -251,7 +257,7 @@ class ClassTable:
 
 
 def _near(first: IntArray, groups: Groups, num_links: int) -> IntArray:
-    """Return the groups that share a link with one that stands for a class, those themselves included."""
+    """Return the groups that share a link with the representative of a class, representatives included."""
     standing = np.zeros(len(groups.members), dtype=bool)
     standing[first] = True
     seen = np.zeros(num_links, dtype=bool)
@@ -261,7 +267,7 @@ def _near(first: IntArray, groups: Groups, num_links: int) -> IntArray:
 
 
 def each_once(first: Sequence[IntArray], second: Sequence[IntArray], width: int) -> tuple[IntArray, IntArray]:
-    """Return all pairs of numbers, the second ones below ``width``, sorted and each once.
+    """Return all different pairs of two columns of numbers, sorted; those of the second column are below ``width``.
 
     >>> [column.tolist() for column in each_once([np.array([4, 1])], [np.array([0, 2])], 3)]
     [[1, 4], [2, 0]]
@@ -273,6 +279,7 @@ def each_once(first: Sequence[IntArray], second: Sequence[IntArray], width: int)
 
 
 def _rows(pattern: Pattern) -> tuple[Row, ...]:
+    """Return one phase as one row per group class."""
     phase = pattern.phase
     loads = list(zip(phase.link.tolist(), phase.load.tolist(), strict=True))
     starts = phase.group.searchsorted(np.arange(len(phase.latency) + 1)).tolist()
@@ -287,7 +294,7 @@ def _rows(pattern: Pattern) -> tuple[Row, ...]:
 
 
 def _runs(keys: IntArray) -> tuple[IntArray, IntArray]:
-    """Return the order that sorts ``keys``, and where each run of equal ones starts in it."""
+    """Return the order that sorts ``keys``, and the indices in it at which runs of equal keys start."""
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
     starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])) if len(keys) else order
@@ -295,15 +302,16 @@ def _runs(keys: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def _numbered(colours: Colours) -> tuple[IntArray, IntArray]:
-    """Return colours as numbers in order of first appearance, and where each first appears."""
+    """Return colours as numbers in order of first appearance, and the index at which each colour first appears."""
     earliest = first_equal(colours)
     fresh = earliest == np.arange(len(colours))
     return (np.cumsum(fresh) - 1)[earliest], np.flatnonzero(fresh)
 
 
 def _signatures(nodes: IntArray, bandwidth: FloatArray, patterns: tuple[Pattern, ...]) -> Colours:
-    """Return for every group class a number that is equal where the groups lie alike: nodes, hops and loads."""
+    """Return a number for every group class, equal where groups have the same spans of nodes, latencies and loads."""
     nodes = np.sort(nodes, axis=1)
+    # Only where a group changes nodes counts, not which nodes these are.
     spans = mix(np.cumsum(np.diff(nodes, axis=1, prepend=nodes[:, :1]) != 0, axis=1) + 1)
     with np.errstate(over="ignore"):
         result = spans.sum(axis=1)
@@ -315,7 +323,7 @@ def _signatures(nodes: IntArray, bandwidth: FloatArray, patterns: tuple[Pattern,
 
 
 def fold(placed: Placed) -> ClassTable:
-    """Return the coarsest classes that colour refinement finds stable."""
+    """Return the coarsest rank classes that colour refinement finds stable."""
     loads = Loads(placed)
     kinds, twins = loads.coloured()
     return ClassTable(placed, refine(_first_colours(placed), kinds, loads.links(), twins), loads, kinds)
@@ -331,7 +339,10 @@ def unfolded(placed: Placed) -> ClassTable:
 
 
 def _first_colours(placed: Placed) -> Colours:
-    """Return what each rank is: its pipeline position, its device, its microbatches' size, and a server or not."""
+    """Return the first colour of every rank, by its pipeline position, device and size of microbatches.
+
+    A rank that serves parameters differs from others.
+    """
     positions = placed.mesh.coordinates(PIPELINE)
     found = combine(mix(positions), mix(placed.cluster.device_kinds[placed.devices]))
     if placed.central:

@@ -1,7 +1,7 @@
 """The machine as a placed mesh sees it: rank classes with their communicators.
 
-A communicator says what the communications of one class of groups cost, and what they put on links. Other jobs on the
-same network are flows that come back.
+A communicator says what the collectives of one group class cost and what they put on links. Other jobs on the same
+network are flows that repeat.
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ from meshwise.strategies.plan.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, TE
 
 
 class Leg(NamedTuple):
-    """One phase of a communication: ticks before its bytes move, ticks in all when idle, and the bytes by link."""
+    """One phase of a communication: ticks before its bytes move, ticks in all on idle links, and the bytes by link."""
 
     latency: int
     ticks: int
@@ -30,7 +30,7 @@ class Leg(NamedTuple):
 
 
 class Communicator:
-    """A class of groups: its collectives in ticks and flows, each computed once.
+    """The collectives of one group class in ticks and flows, each computed once.
 
     Links are link classes of the `ClassTable`.
     """
@@ -46,17 +46,18 @@ class Communicator:
         return self.table.cluster
 
     def legs(self, collective: Collective, size: float) -> tuple[Leg, ...]:
-        """Return the phases of a collective of ``size`` bytes, by the algorithm that is fastest for a group alone."""
+        """Return the phases of a collective of ``size`` bytes, by the algorithm that is fastest on idle links."""
         key = (collective, size)
         if key not in self._legs:
             self._legs[key] = self._fastest(collective, size)
         return self._legs[key]
 
     def ticks(self, collective: Collective, size: float) -> int:
-        """Return the ticks of a collective where nothing contends with it."""
+        """Return the ticks of a collective with which nothing contends."""
         return sum(leg.ticks for leg in self.legs(collective, size))
 
     def _fastest(self, collective: Collective, size: float) -> tuple[Leg, ...]:
+        """Return the phases of a collective by its measured time, or else by the fastest algorithm."""
         if size <= 0:
             return ()
         measured = measured_time(self.cluster, collective, self.size, size)
@@ -69,17 +70,19 @@ class Communicator:
         return tuple(self._leg(row, size) for row in fastest)
 
     def _rows(self, collective: Collective, algorithm: Algorithm) -> list[Row]:
+        """Return the phases of a collective on this group class by one algorithm."""
         return [row[self.index] for row in self.table.rows(self.kind, collective, algorithm)]
 
     def _alone(self, row: Row, size: float) -> tuple[int, float, float]:
-        """Return the ticks of a phase for one group alone, which is what a library knows when it chooses a protocol.
+        """Return the ticks of a phase of one group on idle links, as a library knows them when it chooses a protocol.
 
-        With them the latency of that protocol, and the bytes on links for each byte of the phase.
+        With them come the latency of that protocol in seconds, and the bytes on links for each byte of the phase.
         """
         ways = self.cluster.library.ways(row.latency, row.launch, row.messages)
         return min((_ticks(latency, size * moved, row.alone), latency, moved) for latency, moved in ways)
 
     def _leg(self, row: Row, size: float) -> Leg:
+        """Return one phase of ``size`` bytes with all groups of the class at once."""
         _, latency, moved = self._alone(row, size)
         size *= moved
         unit, loads = row.unit, row.loads
@@ -93,6 +96,7 @@ class Communicator:
 
 
 def _ticks(latency: float, size: float, seconds_per_byte: float) -> int:
+    """Return the ticks of ``size`` bytes after a latency in seconds."""
     moving = ticks_at(size * TICKS_PER_SECOND, 1 / seconds_per_byte) if seconds_per_byte else 0
     return to_ticks(latency) + moving
 
@@ -104,14 +108,14 @@ INSIDE = {
     CONTEXT: (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL, Collective.SHIFT),
     EXPERT: (Collective.ALL_TO_ALL,),
 }
-"""What groups run inside passes, by kind."""
+"""The collectives that groups of each kind run inside passes."""
 
 
 class Rank(NamedTuple):
-    """What a rank's costs depend on: its device, its host's launch time, and its ``groups`` inside passes, by axis.
+    """What the costs of a rank depend on: its device, its host's launch time in seconds, and its groups inside passes.
 
-    Ranks of equal ``key`` have equal costs. ``batch`` are the sequences of its microbatches, 0 where all ranks
-    have those of the plan.
+    ``groups`` are by mesh axis, and ``batch`` is the number of sequences of its microbatches, 0 where all ranks have
+    those of the plan. Ranks of equal ``key`` have equal costs.
     """
 
     key: tuple[int, tuple[int, ...], float, int]
@@ -122,9 +126,9 @@ class Rank(NamedTuple):
 
 
 class Machine:
-    """The rank classes of one placed mesh with their communicators, each made once.
+    """The rank classes of one placed mesh with their communicators, each built once.
 
-    ``costs`` numbers what the costs of tensor groups depend on, for all machines whose ranks are compared.
+    ``costs`` numbers what the costs of groups depend on, for all machines whose ranks are compared.
     """
 
     def __init__(self, table: ClassTable, costs: Numbers[object]) -> None:
@@ -143,7 +147,7 @@ class Machine:
         return self._communicators[kind, index]
 
     def group(self, kind: str, rank_class: int) -> Communicator | None:
-        """Return the communicator of a rank class's own group of a kind, if it has one."""
+        """Return the communicator of a rank class's group of a kind, or ``None`` where it has none."""
         groups = self.table.group_of.get(kind)
         return self.communicator(kind, groups[rank_class]) if groups else None
 
@@ -161,18 +165,19 @@ class Machine:
         return self._ranks[rank_class]
 
     def batch(self, kind: str, group: int) -> int:
-        """Return the sequences of a microbatch of the ranks of a group class; 0 where all have those of the plan."""
+        """Return the sequences of a microbatch on the ranks of a group class; 0 where all ranks have as many."""
         return self.rank(self.table.tables[kind].classes[group][0]).batch
 
     @cached_property
     def ranks(self) -> tuple[tuple[Rank, ...], ...]:
-        """For every pipeline position, what the costs of its rank classes depend on, each once."""
+        """For every pipeline position, what the costs of its rank classes depend on, equal ones once."""
         rows = ((self.rank(index) for index in classes) for classes in self.table.by_position)
         return tuple(tuple({rank.key: rank for rank in row}.values()) for row in rows)
 
     def _inside_of(self, kind: str, rank_class: int) -> tuple[Communicator, int]:
-        """Return the first group of a kind that lies as the class's own does, and a number for its costs."""
+        """Return the first group of a kind that lies as a rank class's own group does, and a number for its costs."""
         group = self.table.group_of[kind][rank_class]
+        # Groups of one signature cost the same on idle links.
         key = (kind, self.table.signatures(kind)[group])
         if key not in self._inside:
             depends = tuple(self._depends(kind, collective, (group,)) for collective in self._runs(kind))
@@ -180,7 +185,7 @@ class Machine:
         return self._inside[key]
 
     def _runs(self, kind: str) -> tuple[Collective, ...]:
-        """Return what groups of a kind run inside passes."""
+        """Return the collectives that groups of a kind run inside passes."""
         besides = self.table.placed.exchanges.get(kind)
         return INSIDE[kind] if besides is None or besides in INSIDE[kind] else (*INSIDE[kind], besides)
 
@@ -189,7 +194,7 @@ class Machine:
         return min(self.communicator(kind, group).ticks(collective, size) for group in groups)
 
     def different(self, kind: str, collective: Collective) -> tuple[tuple[int, ...], ...]:
-        """Return for every pipeline position its group classes of a kind, one of those that are alike."""
+        """Return, for every pipeline position, its group classes of a kind whose collectives differ in cost."""
         if (kind, collective) not in self._different:
             alike = self.alike(kind, collective)
             positions = range(len(self.table.by_position))
@@ -198,7 +203,7 @@ class Machine:
         return self._different[kind, collective]
 
     def alike(self, kind: str, collective: Collective) -> tuple[int, ...]:
-        """Return for every group class of a kind the first whose collective takes the very same ticks for any size."""
+        """Return, for every group class of a kind, the first one whose collective takes the same ticks for any size."""
         if (kind, collective) not in self._alike:
             first: dict[object, int] = {}
             groups = range(len(self.table.tables[kind]))
@@ -213,9 +218,9 @@ class Machine:
 
     @cached_property
     def uniform(self) -> bool:
-        """Whether every position has one class of ranks and one of groups, all compute alike and no host launches.
+        """Whether every position has one rank class and one group class, all ranks compute alike and no host launches.
 
-        Ranks of different microbatches never do.
+        Ranks with microbatches of different sizes never do.
         """
         table = self.table
         if table.placed.batches or any(len(classes) > 1 for classes in table.by_position):
@@ -225,14 +230,16 @@ class Machine:
         kinds = [kind for kind in (*usual, *tied) if kind in table.tables]
         ranks = {self.rank(index).key: self.rank(index).launch for index in range(len(table))}
         single = all(len(table.groups_at(kind, q)) <= 1 for kind in kinds for q in range(len(table.by_position)))
+        # A list of zeros says that every group costs as much as the first one.
         inside = (self.alike(kind, each) for kind in INSIDE if kind in kinds for each in self._runs(kind))
         return single and len(ranks) == 1 and not any(ranks.values()) and not any(map(any, inside))
 
     def _depends(self, kind: str, collective: Collective, groups: Iterable[int]) -> tuple[object, ...]:
-        """Return for each of some group classes what the ticks of a collective depend on besides its size."""
+        """Return, for each of some group classes, what the ticks of a collective depend on besides its size."""
         table, groups = self.table, tuple(groups)
         members = table.tables[kind].devices.shape[1]
         if measured_time(table.cluster, collective, members, 1.0) is not None:
+            # A measured time holds for groups of this size wherever they lie.
             return (None,) * len(groups)
         possible = [table.possible(kind, collective, group) for group in groups]
         usable = {algorithm for each in possible for algorithm in each}
@@ -242,7 +249,7 @@ class Machine:
         )
 
     def _row(self, row: Row) -> tuple[object, ...]:
-        """Return the latency of a phase, its launch, its seconds alone and its different (bytes, byte/s of a link)."""
+        """Return a phase's latency, launch, seconds alone and its different pairs of bytes and byte/s of a link."""
         rates = self.table.bandwidth
         return (
             row.latency,
@@ -254,7 +261,7 @@ class Machine:
 
 
 def background(table: ClassTable) -> tuple[Background, ...]:
-    """Return the exchanges of every tenant of the cluster, on link classes."""
+    """Return the exchanges of every tenant of the cluster as flows on link classes."""
     result = []
     for number, tenant in enumerate(table.cluster.tenants):
         legs = Communicator(table, tenant_kind(number), 0).legs(tenant.collective, tenant.size)

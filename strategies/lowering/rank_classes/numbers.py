@@ -1,4 +1,4 @@
-"""Small numbers for values, so that keys made of them are short."""
+"""Small numbers that stand for values, which keep cache keys short."""
 
 from collections.abc import Hashable
 from typing import Generic, TypeVar
@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T", bound=Hashable)
 
 _SAME = 4096
-"""Objects that are known by identity before all are forgotten."""
+"""Objects remembered by identity before the memory is cleared."""
 
 
 class Numbers(Generic[T]):
@@ -26,8 +26,9 @@ class Numbers(Generic[T]):
         return self._numbers.setdefault(value, len(self._numbers))
 
     def of_same(self, value: T) -> int:
-        """Return the number of a value that is large, and often the very same object as before."""
+        """Return the number of a large value that is often the very same object as before: it is hashed once."""
         known = self._same.get(id(value))
+        # An id is reused after its object has died, so the object itself is kept and compared.
         if known is None or known[0] is not value:
             if len(self._same) >= _SAME:
                 self._same.clear()

@@ -1,6 +1,6 @@
 """A mesh on a machine: which ranks and devices form groups of every kind, and what these put on links.
 
-What they put there is told for each algorithm that they may choose.
+Loads on links are given for every algorithm that a group may choose.
 """
 
 from collections.abc import Sequence
@@ -42,12 +42,13 @@ from meshwise.strategies.plan.offloading import FROM_HOST, HOST, TO_HOST
 from meshwise.strategies.plan.parallelism import Attention
 
 FORWARD, BACKWARD = "forward", "backward"
-"""Kinds of pairs of neighbouring pipeline ranks, sender first; those of `GROUPS` are the kinds of whole groups."""
+"""Kinds of pairs of neighbouring pipeline ranks, sender first; kinds of whole groups are those of `GROUPS`."""
 
 HOST_KINDS = (TO_HOST, HOST, FROM_HOST)
+"""Kinds of copies between one rank and its host, and of work on the host."""
 
 NORM = "norm"
-"""The kind of groups that sum the norm of gradients."""
+"""Kind of the groups that sum the norm of gradients."""
 
 USUAL = {
     TENSOR: Collective.ALL_REDUCE,
@@ -61,9 +62,10 @@ USUAL = {
     FORWARD: Collective.SEND,
     BACKWARD: Collective.SEND,
 }
+"""The collective that every kind of group runs most."""
 
 _EXCHANGES = {Attention.RING: Collective.SHIFT, Attention.ULYSSES: Collective.ALL_TO_ALL}
-"""What groups along the context axis run besides, by how they compute attention."""
+"""The collective that context groups run besides, by their kind of attention."""
 
 
 def tied_kind(first: int, second: int) -> str:
@@ -77,18 +79,36 @@ def hop_kind(sender: int, receiver: int) -> str:
 
 
 def tenant_kind(number: int) -> str:
-    """Return the kind of group that a tenant of the cluster is."""
+    """Return the kind of the group of a tenant of the cluster."""
     return f"tenant {number}"
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A mesh on a machine: ``devices[rank]``; ``looped`` where the last stage sends to the first too,
-    ``offloads`` where ranks exchange data with their hosts; ``tied`` are pipeline positions that keep
-    one parameter, ``hops`` those that exchange boundaries but do not adjoin, sender first, and ``central``
-    where the first rank of each data group sums its gradients, ``norm`` the axes over which the norm of
-    gradients is summed, ``attention`` how context groups compute it, ``batches`` the sizes of the data ranks'
-    microbatches where they are not all equal, ``exchanging`` the operator axes along which all-to-alls run.
+    """A mesh on the devices of a cluster, and which kinds of groups its ranks form.
+
+    Parameters
+    ----------
+    placement
+        The device of every rank; empty where rank i is on device i.
+    looped
+        Whether the last stage sends to the first one too.
+    offloads
+        Whether ranks exchange data with their hosts.
+    tied_positions
+        Pairs of pipeline positions that keep one parameter.
+    central
+        Whether the first rank of each data group sums its gradients.
+    norm_axes
+        Axes along which the norm of gradients is summed.
+    hops
+        Pairs of pipeline positions that exchange boundaries but are no neighbours, sender first.
+    attention
+        How context groups compute attention.
+    batches
+        Sizes of the data ranks' microbatches where they are not all equal.
+    exchange_axes
+        Operator axes along which all-to-alls run.
     """
 
     cluster: Cluster
@@ -106,7 +126,7 @@ class Placed:
 
     @property
     def exchanges(self) -> dict[str, Collective]:
-        """What groups run besides what is usual, by kind."""
+        """The collectives that groups run besides the usual ones, by kind."""
         found = dict.fromkeys(self.exchanging, Collective.ALL_TO_ALL)
         return found | ({CONTEXT: _EXCHANGES[self.attention]} if self.attention in _EXCHANGES else {})
 
@@ -117,12 +137,12 @@ class Placed:
 
     @cached_property
     def sequences(self) -> IntArray:
-        """The sequences of a microbatch of every rank; 0 where all have as many."""
+        """The number of sequences of a microbatch of every rank; 0 where all have as many."""
         sizes = np.array(self.batches, dtype=np.int64)
         return sizes[data_ranks(self.mesh)] if len(sizes) else np.zeros(self.mesh.num_ranks, dtype=np.int64)
 
     def group_devices(self, kind: str) -> tuple[IntArray, IntArray]:
-        """Return the groups of a kind as rows of ranks and of devices; a tenant's devices are no ranks."""
+        """Return the groups of a kind as rows of ranks and as rows of devices; a tenant's devices are no ranks."""
         if kind in HOST_KINDS:
             return np.arange(self.mesh.num_ranks)[:, None], self.devices[:, None]
         pairs = {tied_kind(first, second): [first, second] for first, second in self.tied}
@@ -134,7 +154,7 @@ class Placed:
         return np.empty((1, 0), dtype=np.int64), np.array([tenant.devices], dtype=np.int64)
 
     def groups(self, kind: str) -> IntArray:
-        """Return the groups of a kind, a row of ranks each; none where they would have one member."""
+        """Return the groups of a kind, one row of ranks each; none where they would have one member."""
         if kind == EXPERT_DATA and self.mesh.size(EXPERT) == 1:
             return self.mesh.rows()  # the same groups as along data
         if kind in GROUPS:
@@ -153,10 +173,11 @@ class Placed:
 BoolArray = NDArray[np.bool_]
 
 _MEMORY = "memory in"
+"""Kind of the links into host memory."""
 
 
 class Loads:
-    """What the groups of every kind put on links, computed once for groups that lie alike."""
+    """The loads that the groups of every kind put on links, computed once for groups that lie alike."""
 
     def __init__(self, placed: Placed) -> None:
         self.placed, self.cluster = placed, placed.cluster
@@ -179,14 +200,14 @@ class Loads:
                 self.kinds[kind], self.ranks[kind], self.groups[kind] = runs, ranks, Alike(self.cluster, devices)
 
     def algorithms(self, kind: str, collective: Collective, group: int) -> tuple[Algorithm, ...]:
-        """Return the algorithms to choose from for a group: the one that the user has fixed, where it can run."""
+        """Return the algorithms that a group may choose from: the user's choice alone where it can run."""
         shape = self.groups[kind].shape[group]
         found = tuple(a for a in self.candidates(kind, collective) if self._runs(kind, collective, a)[shape])
         fixed = dict(self.cluster.algorithms).get(collective)
         return (fixed,) if fixed in found else found
 
     def phases(self, kind: str, collective: Collective, algorithm: Algorithm, groups: IntArray) -> tuple[Phase, ...]:
-        """Return the phases of a collective on some groups of a kind; those that cannot run it have no rows."""
+        """Return the phases of a collective on some groups of a kind; groups that cannot run it have no rows."""
         alike = self.groups[kind].among(groups)
         return tuple(alike.spread(each) for each in self._phases(kind, collective, algorithm, alike))
 
@@ -200,10 +221,10 @@ class Loads:
         return tuple(_placed(phase, np.flatnonzero(runs), len(runs)) for phase in some)
 
     def coloured(self) -> tuple[tuple[Groups, ...], tuple[tuple[slice, slice], ...]]:
-        """Return all kinds of groups for refinement, and the twins of links: families that load as others do.
+        """Return all kinds of groups for refinement, and the twins among link families.
 
-        Twins are (twin, the family that stands for it), and are left out of what groups load: the NICs of
-        devices, say, where all that crosses a device's slot goes through its NIC.
+        Twins are pairs of a family that is loaded as an earlier one is, and that earlier one. Their loads are left out
+        of the groups: the NICs of devices, say, where all that crosses a device's slot goes through its NIC.
         """
         usual = {kind: self._usual(kind) for kind in self.kinds}
         network = interconnect(self.cluster)
@@ -215,10 +236,10 @@ class Loads:
         return groups, tuple((families[n], families[other]) for n, other in enumerate(first) if n != other)
 
     def links(self) -> Colours:
-        """Return the first colours of links: their bandwidth, and their family where switches gather.
+        """Return the first colours of links: their bandwidth, and their family where switches run gathers.
 
-        What groups usually run loads a port as much one way as the other. A gather in switches does not, and
-        a scatter is its mirror image, so that the two ways of a port are not alike where a group may run them.
+        Usual collectives load both directions of a port alike. A gather in switches does not, and a scatter is its
+        mirror image, so that the two directions of a port differ where a group may run them.
         """
         network = interconnect(self.cluster)
         colours = quantised(network.bandwidth)
@@ -235,13 +256,13 @@ class Loads:
         return self._phases(kind, Collective.ALL_GATHER, Algorithm.IN_SWITCH, self.groups[kind])
 
     def _usual(self, kind: str) -> list[Phase]:
-        """Return the phases of what a kind usually runs, by every algorithm that may be chosen, on representatives."""
+        """Return the phases of a kind's usual collectives by every algorithm that may be chosen, on representatives."""
         alike = self.groups[kind]
         every = (self._phases(kind, c, a, alike) for c in self.kinds[kind] for a in self.candidates(kind, c))
         return list(chain.from_iterable(every))
 
     def _coloured(self, number: int, kind: str, usual: list[Phase], kept: BoolArray) -> Groups:
-        """Return groups whose first colours say their kind and their latencies."""
+        """Return the groups of a kind with first colours that stand for their kind, latencies and loads."""
         alike = self.groups[kind]
         colour = np.full(len(alike.representatives), number, dtype=np.uint64)
         rows, weights, counted = [], [], list[Phase]()
@@ -249,6 +270,8 @@ class Loads:
             colour = combine(colour, quantised(phase.latency))
             if phase.launch is not None and self.cluster.library.protocols:
                 colour = combine(colour, quantised(phase.launch))
+            # A phase whose loads are a multiple of an earlier one's tells links nothing new: its ratio in the colour
+            # suffices.
             ratio = next((found for other in counted if (found := _ratio(phase, other)) is not None), None)
             if ratio is not None:
                 colour = combine(colour, quantised(ratio))
@@ -263,16 +286,17 @@ class Loads:
         return Groups(self.ranks[kind], ordered, group, link, _column(weights), colour[alike.shape])
 
     def candidates(self, kind: str, collective: Collective) -> tuple[Algorithm, ...]:
-        """Return the algorithms that may be chosen for some group of a kind."""
+        """Return the algorithms that some group of a kind may choose."""
         if kind in HOST_KINDS:
             return (Algorithm.DIRECT,)
+        # Then one group decides for all, and slower algorithms need not be expanded.
         if self._alike(kind):
             return fastest(self.cluster, collective, self.groups[kind].representatives[0])
         every = candidates(self.cluster, collective)
         return tuple(algorithm for algorithm in every if self._runs(kind, collective, algorithm).any())
 
     def _alike(self, kind: str) -> bool:
-        """Return whether all groups of a kind have as many ranks on each of their nodes, of equal nodes."""
+        """Return whether all groups of a kind have as many ranks on each of their nodes, and nodes are equal."""
         if kind not in self._even:
             nodes = np.sort(self.cluster.device_nodes[self.groups[kind].representatives], axis=1)
             turns = np.diff(nodes, axis=1) != 0
@@ -281,7 +305,7 @@ class Loads:
         return self._even[kind]
 
     def _runs(self, kind: str, collective: Collective, algorithm: Algorithm) -> BoolArray:
-        """Return for every shape of groups of a kind whether it can run a collective by an algorithm."""
+        """Return, for every shape of groups of a kind, whether it can run a collective by an algorithm."""
         key = (kind, collective, algorithm)
         if key not in self._able:
             devices = self.groups[kind].representatives
@@ -292,7 +316,7 @@ class Loads:
 
 
 def _twins(parts: Parts, usual: Sequence[Phase]) -> list[int]:
-    """Return for every family of links the first whose parts have theirs loaded by the same groups in the same way."""
+    """Return, for every link family, the first one that the same groups load in the same way."""
     first: dict[tuple[bytes, ...], int] = {}
     found = []
     for number, links in enumerate(parts.families):
@@ -306,7 +330,7 @@ def _twins(parts: Parts, usual: Sequence[Phase]) -> list[int]:
 
 
 def _ratio(phase: Phase, other: Phase) -> FloatArray | None:
-    """Return for every group how many times the bytes of another phase it moves over the same links, if it does."""
+    """Return, for every group, the ratio of its bytes to those of another phase on the same links, or ``None``."""
     if not (np.array_equal(phase.group, other.group) and np.array_equal(phase.link, other.link)):
         return None
     times = phase.load / other.load
@@ -316,11 +340,12 @@ def _ratio(phase: Phase, other: Phase) -> FloatArray | None:
 
 
 def _column(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    """Return arrays as one."""
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _placed(phase: Phase, groups: IntArray, count: int) -> Phase:
-    """Return a phase of some groups as one of all ``count`` of them."""
+    """Return a phase of some groups as a phase of all ``count`` groups, where the others have no rows."""
     if len(groups) == count:
         return phase
     latency = np.zeros(count)
@@ -341,6 +366,7 @@ def host_phases(cluster: Cluster, kind: str, devices: IntArray) -> tuple[Phase, 
 
 
 def _routes(network: Interconnect, kind: str, devices: IntArray) -> Routes:
+    """Return the routes of a kind of copy between devices and their hosts."""
     if kind == FROM_HOST:
         return network.from_host(devices)
     routes = network.to_host(devices)

@@ -1,13 +1,12 @@
 """Colour refinement of ranks, groups and links, on arrays.
 
-Everything starts with the colour of what it is. In each round a group takes in the colours of
-its members and of the links it loads, ranks and links those of their groups, as multisets,
-until no class splits any more: an equitable partition. Ranks of one class then see the same
-groups, and links of one class carry the same flows, so that one of each stands for all -
-with shared links too.
+Every rank, group and link starts with a colour that says what it is. In each round a group takes in the colours of
+its members and of the links it loads, and ranks and links those of their groups, as multisets, until no class splits
+any more: an equitable partition. Ranks of one class then see the same groups, and links of one class carry the same
+flows, so that one of each stands for all, with shared links too.
 
-Colours are 64-bit hashes and a multiset is the sum of its mixed members: that two different
-multisets meet has a chance of about 2**-64 a pair.
+Colours are 64-bit hashes, and a multiset is the sum of its mixed members: the chance that two different multisets
+get the same colour is about 2**-64 a pair.
 
 References
 ----------
@@ -30,7 +29,8 @@ FloatArray = NDArray[np.float64]
 class Groups(NamedTuple):
     """Groups of one kind: ``members[g]`` in order of rank, ``ordered`` where places differ (sender, receiver).
 
-    ``group``, ``link`` and ``weight`` are sparse rows: what a group puts on links, as a colour; ``colour`` what it is.
+    ``group``, ``link`` and ``weight`` are sparse rows: the loads of a group on links, as colours. ``colour`` is the
+    first colour of every group.
     """
 
     members: IntArray
@@ -50,13 +50,13 @@ class Partition(NamedTuple):
 
 
 def mix(values: Colours | IntArray) -> Colours:
-    """Return well-spread hashes of 64-bit values (a step of splitmix64): none is 0, which a sum would not show."""
+    """Return well-spread hashes of 64-bit values by one step of splitmix64; none is 0, which a sum would not show."""
     with np.errstate(over="ignore"):
         return _mixed(values.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15))
 
 
 def _mixed(x: Colours) -> Colours:
-    """Mix values in their own place."""
+    """Mix values in place."""
     with np.errstate(over="ignore"):
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
             x ^= x >> np.uint64(shift)
@@ -66,12 +66,12 @@ def _mixed(x: Colours) -> Colours:
 
 
 def combine(first: Colours, second: Colours) -> Colours:
-    """Return one colour for each ordered pair."""
+    """Return one colour for each ordered pair of colours."""
     return joined(first, mix(second))
 
 
 def joined(first: Colours, second: Colours | np.uint64) -> Colours:
-    """Return the same where one of them is mixed already."""
+    """Return one colour for each ordered pair whose second colours are mixed already."""
     with np.errstate(over="ignore"):
         pair = first * np.uint64(0x9E3779B97F4A7C15)
         pair += second
@@ -79,15 +79,15 @@ def joined(first: Colours, second: Colours | np.uint64) -> Colours:
 
 
 def quantised(values: FloatArray) -> Colours:
-    """Return colours of real numbers that ignore the last bits, where the order of sums shows."""
+    """Return colours of real numbers without their last bits, in which the order of a sum shows."""
     bits = (values + 0.0).view(np.uint64)  # without the sign of zero
     return mix((bits + np.uint64(1 << 12)) >> np.uint64(13))  # 40 of 53 significant bits, rounded
 
 
 def first_equal(colours: Colours) -> IntArray:
-    """Return for every colour the index of the first that equals it.
+    """Return, for every colour, the index of the first one that equals it.
 
-    Colours are hashes: their first bits say where in a table each is looked for, and no sort is needed.
+    Colours are hashes: their first bits are the place in a table where each is looked up, so that no sort is needed.
 
     >>> first_equal(mix(np.array([7, 8, 7, 9]))).tolist()
     [0, 1, 0, 3]
@@ -107,22 +107,23 @@ def first_equal(colours: Colours) -> IntArray:
 
 
 def distinct(colours: Colours) -> int:
-    """Return how many different colours there are."""
+    """Return the number of different colours."""
     return int(np.count_nonzero(first_equal(colours) == np.arange(len(colours))))
 
 
 def refine(
     ranks: Colours, kinds: Sequence[Groups], links: Colours, twins_of: Sequence[tuple[slice, slice]] = ()
 ) -> Partition:
-    """Return the coarsest stable colours below the given ones.
+    """Return the coarsest stable partition that refines the given colours.
 
-    ``twins_of`` are links and others before them that groups load in the very same way; the rows of
-    ``kinds`` leave out the first ones.
+    ``twins_of`` are pairs of link families that groups load in the very same way, a later one and an earlier one; the
+    rows of ``kinds`` leave out the later ones.
     """
     twins = _Twins(kinds, links, twins_of)
     rounds = _Rounds(twins.kinds, twins.links)
     current = Partition(ranks, tuple(kind.colour for kind in kinds), twins.links)
     sizes = (0, 0)
+    # Counts of classes suffice to see the end: refinement only ever splits classes.
     while True:  # where ranks and links do not split, groups do not either from then on
         current, before = rounds.next(current), sizes
         sizes = distinct(current.ranks), rounds.distinct_links(current.links)
@@ -132,7 +133,7 @@ def refine(
 
 
 class _Twins:
-    """Links that the same groups load in the same way, taken as one; ``number`` says which for every link."""
+    """Links that the same groups load in the same way, taken as one; ``number`` is the number of every link."""
 
     def __init__(self, kinds: Sequence[Groups], links: Colours, twins_of: Sequence[tuple[slice, slice]]) -> None:
         seen = np.zeros(len(links), dtype=np.uint64)
@@ -149,12 +150,13 @@ class _Twins:
         self.kinds = tuple(self._reduced(kind, alone) for kind in kinds)
 
     def _reduced(self, kind: Groups, alone: NDArray[np.bool_]) -> Groups:
+        """Return groups with rows for the first link of each set of twins alone."""
         chosen = np.flatnonzero(alone[kind.link])
         return kind._replace(group=kind.group[chosen], link=self.number[kind.link[chosen]], weight=kind.weight[chosen])
 
 
 class _Rounds:
-    """One step of refinement, with the orders of rows worked out once."""
+    """Rounds of refinement, with everything that does not change from round to round computed once."""
 
     def __init__(self, kinds: tuple[Groups, ...], links: Colours) -> None:
         shared = _shared(kinds, len(links))
@@ -162,6 +164,7 @@ class _Rounds:
         self.rows = [_Rows(kind, shared, links) for kind in kinds]
 
     def next(self, now: Partition) -> Partition:
+        """Return the partition after one more round."""
         ranks, links = now.ranks.copy(), now.links.copy()
         groups = []
         for rows, colour in zip(self.rows, now.groups, strict=True):
@@ -172,10 +175,11 @@ class _Rounds:
         return Partition(mix(ranks), tuple(groups), mix(links))
 
     def distinct_links(self, links: Colours) -> int:
+        """Return the number of different colours of links that several groups load."""
         return distinct(links[self.shared])
 
     def with_all_links(self, now: Partition) -> Partition:
-        """Return the colours with those of links that one group uses alone brought up to date."""
+        """Return the partition with up-to-date colours of the links that one group uses alone."""
         links = now.links.copy()
         for rows, colour in zip(self.rows, now.groups, strict=True):
             rows.add_to_links(links, colour, alone=True)
@@ -183,7 +187,7 @@ class _Rounds:
 
 
 def _shared(kinds: Sequence[Groups], num_links: int) -> NDArray[np.bool_]:
-    """Return for every link whether more than one group loads it."""
+    """Return, for every link, whether more than one group loads it."""
     result = np.zeros(num_links, dtype=bool)
     before = result.copy()
     for kind in kinds:
@@ -197,7 +201,7 @@ def _shared(kinds: Sequence[Groups], num_links: int) -> NDArray[np.bool_]:
 
 
 class _Rows:
-    """The incidences of one kind of group."""
+    """The members and loads of one kind of group."""
 
     def __init__(self, kind: Groups, shared: NDArray[np.bool_], links: Colours) -> None:
         count, size = kind.members.shape
@@ -208,18 +212,22 @@ class _Rows:
         many = shared[kind.link]
         self.together = _Loads(kind, many, count)
         self.alone = _Loads(kind, ~many, count)
+        # Colours of links that one group uses alone add nothing new in later rounds: their first ones are summed once.
         self.fixed = self.alone.by_group(links)
 
     def groups(self, colour: Colours, ranks: Colours, links: Colours) -> Colours:
+        """Return the next colours of groups, from those of their members and of the links they load."""
         with np.errstate(over="ignore"):
             members = joined(ranks[self.members], self.place).reshape(len(colour), self.size).sum(axis=1)
             return combine(colour, members + self.fixed + self.together.by_group(links))
 
     def add_to_ranks(self, ranks: Colours, groups: Colours) -> None:
+        """Add the colours of groups to those of their members."""
         each = joined(groups[self.group_of_member], self.place)
         _scatter(ranks, self.members, each)
 
     def add_to_links(self, links: Colours, groups: Colours, *, alone: bool = False) -> None:
+        """Add the colours of groups to those of shared links, or of links that one group uses alone if ``private``."""
         rows = self.alone if alone else self.together
         _scatter(links, rows.link, joined(groups[rows.group], rows.weight))
 
@@ -233,14 +241,14 @@ class _Loads:
         self.weight = kind.weight[chosen]
 
     def by_group(self, links: Colours) -> Colours:
-        """Return for every group the multiset of what it loads."""
+        """Return, for every group, the multiset of the links it loads."""
         result = np.zeros(self.count, dtype=np.uint64)
         _scatter(result, self.group, joined(links[self.link], self.weight))
         return result
 
 
 def _scatter(target: Colours, index: IntArray, values: Colours) -> None:
-    """Add ``values`` to ``target`` where ``index`` says, modulo 2**64."""
+    """Add ``values`` to ``target`` at ``index``, modulo 2**64; an index may occur several times."""
     if len(index):
         with np.errstate(over="ignore"):
             np.add.at(target, index, values)

@@ -1,1 +1,1 @@
-"""The tasks of a training step: how passes are cut, what waits for what, and what each task does."""
+"""Tasks of a training step: how passes are cut into tasks, what each task waits for, and what it does."""

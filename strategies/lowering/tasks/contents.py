@@ -1,28 +1,27 @@
-"""What every task of a step does: work and bytes of one slot on one class.
+"""Contents: the work and bytes of every task, one template on one class.
 
-Collectives that are no tasks of their own put their bytes on links beside them.
+Collectives that are no tasks of their own put their bytes on links beside the tasks.
 
-Copies between ranks and their hosts while passes run: activations, parameters, gradients.
+**Copies between ranks and their hosts.** Activations of a block leave when its forward has ended and return before its
+backward, through two buffers on the device, each as large as the most that one block keeps [1]_. A forward fills a
+buffer, which is free again when its copy has ended; a backward reads a buffer, which is free again when the backward
+has ended; the copy for it starts when a buffer is free. So a block's forward waits for the copy of the block before
+the previous one, and a block's activations arrive while the previous block computes. Where a microbatch's backward
+follows its forward at once, its last two blocks are still in the buffers and are not copied: Megatron-LM too offloads
+fewer layers than there are [2]_.
 
-Activations of a block leave when its forward has ended and come back before its backward, through
-two buffers on the device, each as large as the most that one block keeps. A forward fills a buffer,
-which is free again when its copy has ended; a backward reads one, which is free again when it has
-ended; the copy for it starts when a buffer is free. So a block's forward waits until the copy of the
-block before the last one has ended, and a block's activations come while the block before computes.
-Where a microbatch's backward follows its forward at once, its last two blocks are still in the
-buffers and move nowhere: Megatron-LM too offloads fewer layers than there are.
-
-Parameters of a block come before its forward and again before its backward, its shard before the
-gather where ZeRO 3 shares them, and its gradients leave when they are made, or reduced, all at the
-moments that `fully_sharded` says. The host adds those of a later microbatch to what it has: it
-reads two and writes one.
+Parameters of a block arrive before its forward and again before its backward, its shard before the gather where ZeRO 3
+shares them. Its gradients leave when they are made, or reduced, all at the moments that
+`meshwise.strategies.lowering.tasks.fully_sharded` says [3]_ [4]_. The host adds gradients of a later microbatch to
+those it has: it reads two values and writes one.
 
 References
 ----------
-TransformerEngine, ``pytorch/cpu_offload.py``, ``AsyncDoubleBufferGroupOffloadHandler`` (two buffers in
-turns, a stream for either direction, one group ahead); Megatron-LM, ``cpu_offloading_num_layers``.
-Rajbhandari et al., "ZeRO-Infinity", SC 2021, section 5.1 (activations, parameters and gradients in host memory).
-PyTorch 2, ``CPUOffloadPolicy`` (shards are copied before the gather, reduced gradients after it).
+.. [1] TransformerEngine, ``pytorch/cpu_offload.py``, ``AsyncDoubleBufferGroupOffloadHandler`` (two buffers in turns, a
+   stream for either direction, one group ahead).
+.. [2] Megatron-LM, ``cpu_offloading_num_layers``.
+.. [3] Rajbhandari et al., "ZeRO-Infinity", SC 2021, section 5.1 (activations, parameters and gradients in host memory).
+.. [4] PyTorch 2, ``CPUOffloadPolicy`` (shards are copied before the gather, reduced gradients after it).
 """
 
 from collections import Counter
@@ -60,7 +59,7 @@ from meshwise.strategies.plan.plan import Plan
 
 
 class HostCopy(NamedTuple):
-    """Bytes of a copy, what it is called, and what the host holds more from its start and less from its end."""
+    """A copy's bytes and name, and the changes of host memory at its start and at its end."""
 
     size: float
     name: str
@@ -70,7 +69,7 @@ class HostCopy(NamedTuple):
 
 
 def host_copy(cuts: Cuts, slot: Slot, rank: Rank) -> HostCopy:
-    """Return what the task of a slot copies for a rank, or what its host reads and writes."""
+    """Return what the task of a template copies for a rank, or what its host reads and writes."""
     training = cuts.training
     if slot.what == SQUARES_ON_HOST:
         elements = cuts.on_host[slot.site.position].parameters
@@ -91,6 +90,7 @@ def host_copy(cuts: Cuts, slot: Slot, rank: Rank) -> HostCopy:
     bucket = cuts.buckets(stage)[number]
     size = _shard(cuts, bucket) * training.gradient_bytes
     if slot.what == SUM:
+        # The host reads two summands and writes their sum.
         return HostCopy(3 * size, f"gradients of {bucket.last} added on host", stage)
     return HostCopy(size, f"gradients of {bucket.last} to host", stage)
 
@@ -101,7 +101,7 @@ def _shard(cuts: Cuts, bucket: Bucket) -> int:
 
 
 class Contents:
-    """What the tasks of one plan do; slots that do the same share one work."""
+    """The contents of the tasks of one plan; templates that do the same share one work."""
 
     def __init__(self, cuts: Cuts, volumes: Volumes) -> None:
         self.cuts, self.volumes, self.plan = cuts, volumes, cuts.plan
@@ -110,7 +110,7 @@ class Contents:
         self._passes: dict[tuple[str, int, int, int], tuple[Content, ...]] = {}
 
     def of(self, slot: Slot, instance: int) -> Content:
-        """Return what the task of a slot does on a rank class or a group class."""
+        """Return the content of a template's task on a rank class or a group class."""
         position, key = slot.site.position, slot.key
         if slot.what in ("pass", "lead", "rest"):
             together = slot.site.kind == TENSOR
@@ -143,7 +143,7 @@ class Contents:
     def _units(self, slot: Slot, group: int, communicator: Communicator, collective: Collective) -> int:
         """Return the ticks that the framework takes besides for the units that a communication gathers or reduces.
 
-        Where it takes any each is a message of its own.
+        Where it takes any, each unit is a message of its own.
         """
         if not self.cuts.sharing.gradients or slot.site.kind == REPLICA:
             return 0
@@ -158,10 +158,11 @@ class Contents:
             return 0
         rank = self.machine.rank(self.table.tables[slot.site.kind].classes[group][0])
         launch = rank.accelerator.unit_launch
+        # Every message but the first, which the communication counts itself, costs its latency too.
         return to_ticks(count * launch) + (count - 1) * communicator.ticks(collective, 1) if launch else 0
 
     def _own(self, what: str, stage: int, variant: int, rank_class: int) -> tuple[Content, ...]:
-        """Return what the parts of a pass do, or what is launched before each of them, or in the meantime."""
+        """Return the contents of the parts of a pass, or of the launches before or during each of them."""
         key = (what, stage, variant, rank_class)
         if key not in self._passes:
             parts = self.cuts.parts(stage, variant, rank_class)
@@ -177,6 +178,7 @@ class Contents:
         return Content(self._work_of((TaskKind.LAUNCH, stage, ticks, name), stage, piece))
 
     def _optimizer(self, position: int, rank_class: int) -> Work:
+        """Return the work of the optimizer's step on the device."""
         rank = self.machine.rank(rank_class)
         held, rest = self.volumes.held(position), 1 - self.cuts.on_host[position].optimizer
         ticks = optimizer_ticks(rank.accelerator, self.training, self.plan, held, rest)
@@ -188,11 +190,12 @@ class Contents:
         return self._work_of(key, -1, piece)
 
     def _flat(self, position: int) -> tuple[Change, ...]:
-        """Return the copy of gradients that was summed, which the update reads back."""
+        """Return the flat gradient buffer that was summed and that the update reads, as a change of memory."""
         flat = flat_gradients(self.training, self.plan, self.volumes.held(position).elements)
         return (Change(Category.BUFFERS, flat),) if flat else ()
 
     def _squares(self, position: int, rank_class: int) -> Work:
+        """Return the work of reading gradients for their norm."""
         rank = self.machine.rank(rank_class)
         held, on_host = self.volumes.held(position), self.cuts.on_host[position]
         ticks = norm_ticks(rank.accelerator, self.training, self.plan, held, on_host.parameters)
@@ -224,8 +227,8 @@ class Contents:
     def _update_changes(self, number: int, end: int, position: int) -> tuple[tuple[Change, ...], tuple[Change, ...]]:
         """Return what the device takes and gives back with a chunk of one stage of an update.
 
-        Two chunks of states from the start of the first one, where ``end`` is -1, to the end of the last one, where
-        it is 1; and the copy of gradients that was summed while they are read, where no other update holds it.
+        It holds two chunks of states from the start of the first chunk, where ``end`` is -1, to the end of the last
+        one, where it is 1; and the flat gradient buffer while it is read, where no other update holds it.
         """
         held, on_host = self.volumes.held(position), self.cuts.on_host[position]
         first, update, last = STEPS_ON_DEVICE
@@ -246,7 +249,7 @@ class Contents:
         return Content(work, leg.flow if leg.flow.usage else None)
 
     def _collective(self, kind: str, key: tuple[int, ...], group: int) -> Content:
-        """Return one phase of a collective inside a pass; memory changes with the first and the last."""
+        """Return one phase of a collective inside a pass; memory changes with the first and the last phase."""
         stage, variant, index, leg = key
         communicator = self.machine.communicator(kind, group)
         part = self.cuts.parts(stage, variant, self.table.tables[kind].classes[group][0])[index]
@@ -289,9 +292,10 @@ class Contents:
 
 
 def traffic(cuts: Cuts, plan: Plan) -> tuple[float, ...]:
-    """Return the bytes on every link class of collectives inside parts of ranks, in a step of ``plan``."""
+    """Return the bytes that collectives inside parts of ranks put on every link class in a step of ``plan``."""
     machine = cuts.machine
     total = [0.0] * len(machine.table.first_link)
+    # Then every collective is a task, and its flow counts.
     if cuts.granularity is Granularity.OPERATOR:
         return tuple(total)
     hidden: dict[tuple[object, ...], Counter[Run]] = {}

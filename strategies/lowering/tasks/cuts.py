@@ -1,12 +1,8 @@
-"""How passes are cut into parts, and gradients into buckets.
+"""Cuts: how passes become tasks, and gradients buckets.
 
-What may disturb the collectives inside passes decides how passes become tasks.
-
-How one pass through a stage becomes tasks: every operator one, or chains contracted exactly.
-
-A chain of operators and collectives that nothing can disturb is one task; its pieces keep
-where each operator starts and ends. Chains are cut where a collective must wait for other
-ranks or share links, and where gradients are ready to leave.
+Every operator of a pass is one task, or chains of operators are contracted exactly. A chain of operators and
+collectives that nothing can disturb is one task, whose pieces say when each operator starts and ends. Chains are cut
+where a collective must wait for other ranks or share links, and where gradients are ready to be reduced.
 """
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
@@ -76,14 +72,14 @@ class Cut(NamedTuple):
 
     Parameters
     ----------
-    every
-        After every step.
+    after_every
+        After every segment.
     collectives
         Around every collective: it waits for other rank classes, or shares links.
     blocks
-        After these blocks: their gradients leave, or the parameters of the next must have come.
+        After these blocks: their gradients leave, or the parameters of the next block must have arrived.
     losses
-        After the backward of a loss: then parameters begin to come.
+        After the backward of a loss: then parameters begin to arrive.
     """
 
     every: bool
@@ -94,22 +90,22 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One task to be of a pass.
+    """One future task of a pass.
 
     Parameters
     ----------
     name
-        What its first step is called, or its first block where it is several whole ones.
+        The name of its first segment, or of its first block where it is several whole blocks.
     work
         What the task does; for a collective of its own, without its bytes.
     collective
-        The step that is a task of the whole tensor group; ``None`` for a rank's own part.
-    completes
+        The segment that is a task of the whole tensor group; ``None`` for a rank's own part.
+    completed_block
         The block whose backward ends with it, if one does.
     ends_loss
         Whether the backward of a loss ends with it.
-    lead, rest
-        Ticks of launching before the part can run, and until the host has launched all of it.
+    launch_lead, launch_tail
+        Ticks of launching before the part can run, and from then until the host has launched all of it.
     communicates
         Whether a collective runs inside the part.
     """
@@ -130,7 +126,7 @@ class Part:
 
 
 class _Item(NamedTuple):
-    """One step of a pass on its way into a part: of a block, or of none."""
+    """One segment of a pass on its way into a part, and its block if it has one."""
 
     step: Step
     block: str | None
@@ -142,12 +138,12 @@ class _Item(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What its piece is called."""
+        """The name of its piece."""
         return f"{self.block}: {self.step.operators}" if self.block is not None else self.step.operators
 
 
 _Block = tuple[str, BlockCost, Changes, int]
-"""A block of a stage by name, its cost, what it takes and gives back besides activations, and the ticks of copying."""
+"""A block of a stage by name, its cost, its changes besides activations, and the ticks of copying its gradients."""
 
 
 class StagePass(NamedTuple):
@@ -167,8 +163,8 @@ class StagePass(NamedTuple):
         Collectives that run first, on what arrives from another stage.
     changes
         What the blocks, in the order of the pass, take and give back besides activations.
-    copies
-        Ticks in which gradients are copied after each of them.
+    copy_durations
+        Ticks in which gradients are copied after each block.
     """
 
     stage: int
@@ -189,6 +185,7 @@ def cut_pass(whole: StagePass, cut: Cut) -> tuple[Part, ...]:
     blocks = list(zip(names[::turn], cost.blocks[::turn], *besides, strict=True))
     if launch or cut.every or cut.collectives:
         return tuple(_part(items, index, kind, launch) for items in _chains(_items(blocks, kind, before), cut))
+    # Without launches and with cuts between blocks alone, segments need not be looked at: whole blocks are summed.
     ends = [place for place, (name, *_) in enumerate(blocks, 1) if name in cut.blocks or place == len(blocks)]
     rows = [blocks[start:end] for start, end in pairwise([0, *ends])] or [blocks]
     found: list[Part] = []
@@ -202,7 +199,7 @@ def cut_pass(whole: StagePass, cut: Cut) -> tuple[Part, ...]:
 
 
 def _whole(blocks: list[_Block], index: int, kind: ActionKind, before: tuple[Step, ...]) -> Part:
-    """Return a part of whole blocks, whose steps are looked at when its pieces are asked for."""
+    """Return a part of whole blocks, whose segments are looked at only when its pieces are needed."""
     ticks = chain_ticks(before) + sum(cost.ticks(kind) for _, cost, *_ in blocks)
     work = Work(_TASK_KIND[kind], index, ticks, Deferred(lambda: _pieces(_items(blocks, kind, before))))
     steps = chain(before, *(cost.steps_of(kind) for _, cost, *_ in blocks))
@@ -212,7 +209,7 @@ def _whole(blocks: list[_Block], index: int, kind: ActionKind, before: tuple[Ste
 
 
 def _items(blocks: list[_Block], kind: ActionKind, before: tuple[Step, ...]) -> list[_Item]:
-    """Return every step of a pass in order."""
+    """Return every segment of a pass in order."""
     items = [_Item(step, None, (), (), None) for step in before]
     for block in blocks:
         items += _block(*block, kind)
@@ -224,6 +221,7 @@ known_parts = lru_cache(maxsize=1024)(cut_pass)
 
 
 def _block(name: str, cost: BlockCost, besides: Changes, copy: int, kind: ActionKind) -> Iterator[_Item]:
+    """Yield the segments of a block, with what each takes and gives back."""
     memory, steps = cost.memory, cost.steps_of(kind)
     taken, given = memory.changes(kind)
     working, of_loss, unmade = memory.working(kind), memory.of_loss(kind), min(taken, 0)
@@ -242,12 +240,16 @@ def _block(name: str, cost: BlockCost, besides: Changes, copy: int, kind: Action
 
 
 def _changes(activations: int, buffers: int, gradients: int) -> tuple[Change, ...]:
-    """Return what a block takes or gives back; ``gradients``, below 0, are those that count already but come later."""
+    """Return changes of memory, without those of no bytes.
+
+    ``gradients``, below 0, are gradients that count already but are made later.
+    """
     sizes = ((Category.ACTIVATIONS, activations), (Category.BUFFERS, buffers), (Category.GRADIENTS, gradients))
     return tuple(Change(category, size) for category, size in sizes if size)
 
 
 def _chains(items: list[_Item], cut: Cut) -> Iterator[list[_Item]]:
+    """Yield the items of each part."""
     found: list[_Item] = []
     meets = False  # whether the next step meets one beside it
     for item in items:
@@ -265,6 +267,7 @@ def _chains(items: list[_Item], cut: Cut) -> Iterator[list[_Item]]:
 
 
 def _part(items: list[_Item], index: int, kind: ActionKind, launch: float) -> Part:
+    """Return one part of consecutive items."""
     joint = len(items) == 1 and items[0].step.collective is not None
     ticks = items[0].step.ticks if joint else chain_ticks(item.step for item in items)
     work = Work(
@@ -277,6 +280,7 @@ def _part(items: list[_Item], index: int, kind: ActionKind, launch: float) -> Pa
 
 
 def _pieces(items: list[_Item], launch: float = 0.0) -> list[Piece]:
+    """Return the pieces of a chain, from its start on."""
     pieces, start, end, launched = [], 0, 0, 0
     for item in items:
         step = item.step
@@ -292,14 +296,14 @@ def _pieces(items: list[_Item], launch: float = 0.0) -> list[Piece]:
 
 
 def _stream(collective: Step) -> StreamKind:
-    """Return the stream of a collective inside a pass: one beside computing has its own."""
+    """Return the stream of a collective inside a pass: one that overlaps compute has its own."""
     return StreamKind.CONTEXT if collective.beside else StreamKind.TENSOR
 
 
 def _launching(items: list[_Item], launch: float) -> tuple[int, int]:
-    """Return how long the host launches before a chain can run without a stop, and how long after that.
+    """Return the ticks of launching before a chain can run without a stop, and those after that.
 
-    With launches l_i, and e_i ticks from the start of kernel i to the end of the chain, it ends at
+    With launches l_i, and e_i ticks from the start of kernel i to the end of the chain, the chain ends at
     max(t + e_1, h + max_i(l_1 + .. + l_i + e_i)) where it is reached at time t and its first launch begins at
     time h: as if it could begin at h + lead with lead = max_i(l_1 + .. + l_i + e_i) - e_1.
     """
@@ -321,18 +325,19 @@ _TASK_KIND = {
     ActionKind.INPUT: TaskKind.BACKWARD,
     ActionKind.WEIGHT: TaskKind.WEIGHT_GRADIENT,
 }
+"""Kind of the tasks of a pass, by kind of action."""
 
 
 _Group = tuple[str, int]
-"""A class of groups, by kind and index."""
+"""A group class, by kind and index."""
 
 
 class Passes(StrEnum):
-    """What runs a pass of a stage.
+    """How a pass of a stage runs.
 
-    ``rank``: each class of ranks alone; nothing can disturb the collectives inside. ``group``: its ranks,
-    of several classes that compute alike, together: those that come first are shown to wait before the pass, not in its
-    first collective. ``apart``: collectives are tasks of their own.
+    ``rank``: each rank class runs it alone; nothing can disturb the collectives inside. ``group``: the ranks of a
+    group, of several classes that compute alike, run it together: early ones are shown to wait before the pass, not in
+    its first collective. ``apart``: collectives are tasks of their own.
     """
 
     RANK = "rank"
@@ -348,15 +353,17 @@ def passes(
     replicated: Sequence[str],
     drifts: Callable[[int], bool],
 ) -> tuple[Passes, ...]:
-    """Return for every pipeline position how its passes run; along ``replicated`` axes gradients are summed.
+    """Return, for every pipeline position, how its passes run.
 
-    Ranks of one tensor group that compute alike stay together, because their first collective makes
-    them wait for the last: the group ends a pass when that one would, were it alone. Where ``drifts`` of
-    a position, they need not wait for one another, for every collective may end before the work that it runs beside.
+    Ranks of one tensor group that compute alike stay together, because their first collective makes them wait for the
+    last: the group ends a pass when that one would, were it alone. Where ``can_drift`` of a position is true they need
+    not wait for one another, because every collective may end before the work that it overlaps. Along
+    ``replicated_axes`` gradients are summed.
     """
     table = machine.table
     result = [Passes.RANK] * plan.pipeline
     inside = [kind for kind in INSIDE if kind in table.tables]
+    # Two passes take turns at collectives, which must be tasks for that.
     if inside and plan.overlaps_passes:
         return (Passes.APART,) * plan.pipeline
     disturbed = _disturbed(machine, inside, plan, _others(machine, plan, in_buckets, tied, replicated))
@@ -374,9 +381,9 @@ def passes(
 def _disturbed(
     machine: Machine, inside: Sequence[str], plan: Plan, beside: Iterable[tuple[str, Collective, bool]]
 ) -> frozenset[_Group]:
-    """Return the classes of groups on whose links others, as `_others` yields them, may move bytes as they do.
+    """Return the group classes on whose links other groups, as `_list_others` yields them, may move bytes meanwhile.
 
-    Two groups with a common member take turns, for it runs one collective after another.
+    Two groups with a common member take turns, because a rank runs one collective after another.
     """
     runs = [(kind, INSIDE[kind][0]) for kind in inside]
     runs += [each for each in machine.table.placed.exchanges.items() if each[0] in inside]
@@ -401,7 +408,7 @@ def _disturbed(
 def _users(
     machine: Machine, runs: Iterable[tuple[str, Collective]], on: Container[int] | None = None
 ) -> dict[int, list[_Group]]:
-    """Return for every link class the group classes that use it, as (kind, index)."""
+    """Return, for every link class, the group classes that use it, as (kind, index)."""
     result: dict[int, list[_Group]] = {}
     for kind, collective in runs:
         index, links = machine.table.users(kind, collective)
@@ -420,7 +427,7 @@ def _take_turns(machine: Machine, first: _Group, second: _Group) -> bool:
 def _others(
     machine: Machine, plan: Plan, in_buckets: bool, tied: Sequence[tuple[int, int, int]], replicated: Sequence[str]
 ) -> Iterator[tuple[str, Collective, bool]]:
-    """Yield other kinds of groups, what they run, and whether they start when their members' passes are done."""
+    """Yield other kinds of groups, their collectives, and whether these wait until their members' passes end."""
     hops = (hop_kind(*pair) for pair in plan.hops)
     kinds = [(kind, Collective.SEND, False) for kind in (FORWARD, BACKWARD, *hops)]
     kinds += [(tenant_kind(n), tenant.collective, False) for n, tenant in enumerate(machine.table.cluster.tenants)]
@@ -437,14 +444,14 @@ def _others(
 
 
 class Cuts:
-    """The passes of one plan in parts, and its gradients in buckets, each worked out once.
+    """The passes of one plan as parts, and its gradients as buckets, each computed once.
 
     Parameters
     ----------
     machine
         The rank classes of the plan.
     granularity
-        What becomes one task where nothing asks for less.
+        What becomes one task where nothing else cuts a pass.
     """
 
     def __init__(self, costs: StageCosts, plan: Plan, machine: Machine, granularity: Granularity) -> None:
@@ -479,9 +486,9 @@ class Cuts:
         return passes(self.machine, self.plan, self.in_buckets, self.tied, replicated, self._drifts)
 
     def _drifts(self, position: int) -> bool:
-        """Return whether some block at a position has a pass whose collectives all run beside something else.
+        """Return whether some block at a position has a pass whose collectives all overlap other work.
 
-        A pass without collectives starts no drift: its ranks take the same time, one after the other or together.
+        A pass without collectives starts no drift: its ranks take the same time, alone or together.
         """
         stages = [cost for cost, at in zip(self.plan_costs.stages, self.positions, strict=True) if at == position]
         blocks = {id(block): block for stage in stages for block in stage.blocks}.values()
@@ -498,6 +505,7 @@ class Cuts:
         away = self.plan_costs.stages[stage].away
         in_turns = plan.overlaps_passes and shared.gradients  # either pass computes beneath what the other reduces
         beneath = last or (backward and meets) or shared.parameters or away or plan.asynchronous or in_turns
+        # Computing slows down beneath a collective of the data axis, collectives inside a pass do not.
         every = self.cluster.overlap_slowdown > 1 and (self.overlaps or in_turns) and beneath
         ends: frozenset[str] = frozenset()
         if shared.parameters or away:
@@ -516,13 +524,13 @@ class Cuts:
         return self._buckets[stage]
 
     def parts(self, stage: int, variant: int, rank_class: int) -> tuple[Part, ...]:
-        """Return a pass of a stage on a rank class in parts."""
+        """Return a pass of a stage on a rank class as parts."""
         if (stage, variant, rank_class) not in self._parts_of:
             self._parts_of[stage, variant, rank_class] = self._parts_on(stage, variant, rank_class)
         return self._parts_of[stage, variant, rank_class]
 
     def _parts_on(self, stage: int, variant: int, rank_class: int) -> tuple[Part, ...]:
-        """Return the same; rank classes of equal costs share it."""
+        """Return a pass of a stage as parts; rank classes of equal costs share it."""
         rank = self.machine.rank(rank_class)
         key = (stage, variant, rank.key)
         if key not in self._parts:
@@ -552,6 +560,7 @@ class Cuts:
         undeferred = [*(block.undeferred for block in moving), *still]
         units = [*(block.unit for block in moving), *(Unit() for _ in still)]
         turn = 1 if kind_of(variant) is ActionKind.FORWARD else -1
+        # Buckets fill in the order of backward, the last block first.
         sizes = [unit.size for unit in units]
         of_pass = sizes[::turn], at_once(filled, units[::-1]), shards[::turn], undeferred[::-1], begins
         return changes(self.sharing, self.training, variant, *of_pass)

@@ -1,4 +1,4 @@
-"""Data parallel: gradients are summed over the data axis, in buckets as backward makes them.
+"""Data parallelism: gradients are summed over the data axis, in buckets as backward makes them.
 
 References
 ----------
@@ -21,10 +21,10 @@ from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Training
 
 SHARED = (DATA, EXPERT_DATA)
-"""Kinds of the groups that share states: of what is no expert, and of experts."""
+"""Kinds of the groups that share states: of parameters of no expert, and of experts."""
 
 BUCKET_BYTES = 25 * 2**20
-"""Gradients are reduced when so many bytes of them are ready (DistributedDataParallel's default)."""
+"""Bytes of ready gradients that are reduced together (DistributedDataParallel's default)."""
 
 
 def overlaps(cluster: Cluster, plan: Plan) -> bool:
@@ -33,7 +33,7 @@ def overlaps(cluster: Cluster, plan: Plan) -> bool:
 
 
 def asks_for_overlap(plan: Plan) -> bool:
-    """Return whether a plan has gradients to reduce, and wants that beneath backward."""
+    """Return whether a plan has gradients to reduce, and asks to do so beneath backward."""
     return plan.replicas > 1 and plan.overlap_gradients
 
 
@@ -43,7 +43,7 @@ def reduces_in_buckets(cluster: Cluster, plan: Plan) -> bool:
 
 
 class Bucket(NamedTuple):
-    """Gradients that groups of one ``kind`` reduce together: ready when the last of their ``blocks`` ends backward."""
+    """Gradients that groups of one ``kind`` reduce together, ready when the last of their ``blocks`` ends backward."""
 
     blocks: tuple[str, ...]
     parameters: int
@@ -51,14 +51,14 @@ class Bucket(NamedTuple):
 
     @property
     def last(self) -> str:
-        """The block that ends backward last of all in the bucket."""
+        """The last block of the bucket to end backward."""
         return self.blocks[-1]
 
 
 class Filling(NamedTuple):
     """How gradients that groups of one ``kind`` reduce fill buckets, in the order of backward.
 
-    ``elements`` are those of every block, ``blocks`` says how many blocks each bucket has.
+    ``elements`` are those of every block, ``blocks`` the number of blocks of every bucket.
     """
 
     kind: str
@@ -67,7 +67,7 @@ class Filling(NamedTuple):
 
     @property
     def leaves(self) -> tuple[int, ...]:
-        """For every block, how many blocks have ended when its bucket leaves."""
+        """For every block, the number of blocks that have ended when its bucket leaves."""
         each = zip(accumulate(self.blocks), self.blocks, strict=True)
         return tuple(end for end, count in each for _ in range(count))
 
@@ -75,9 +75,9 @@ class Filling(NamedTuple):
 def fillings(
     parameters: Sequence[int], experts: Sequence[int], gradient_bytes: int, limit: float = BUCKET_BYTES
 ) -> tuple[Filling, ...]:
-    """Return how gradients fill buckets, from the elements of every block in the order of backward.
+    """Return how gradients fill buckets, given the elements of every block in the order of backward.
 
-    Gradients of ``experts``, which are among all ``parameters``, have buckets of their own: fewer ranks share them.
+    Gradients of ``experts``, which are part of ``parameters``, have buckets of their own: fewer ranks share them.
 
     >>> [filling.blocks for filling in fillings([3, 3, 9, 1], [0, 0, 5, 0], 4, 20)]
     [(2, 2), (3, 1)]
@@ -88,13 +88,13 @@ def fillings(
 
 
 def at_once(found: Sequence[Filling], units: Sequence[Unit]) -> tuple[Filling, ...]:
-    """Return the same with the elements of every block whose gradients are whole at once."""
+    """Return fillings with the elements of every block whose gradients are whole at once."""
     parts = {DATA: tuple(unit.elements for unit in units), EXPERT_DATA: tuple(unit.experts for unit in units)}
     return tuple(filling._replace(elements=parts[filling.kind]) for filling in found)
 
 
 def _counts(elements: Sequence[int], gradient_bytes: int, limit: float) -> tuple[int, ...]:
-    """Return how many blocks each bucket has."""
+    """Return the number of blocks of each bucket."""
     result: list[int] = []
     blocks = filled = 0
     for index, count in enumerate(elements):
@@ -108,20 +108,21 @@ def _counts(elements: Sequence[int], gradient_bytes: int, limit: float) -> tuple
 def buckets(
     names: Sequence[str], stage: StageCost, gradient_bytes: int, limit: float = BUCKET_BYTES
 ) -> tuple[Bucket, ...]:
-    """Return the buckets of a stage, whose blocks have ``names``, in the order in which backward fills them."""
+    """Return the buckets of a stage whose blocks have ``names``, in the order in which backward fills them."""
     order, elements = names[::-1], stage.gradients[::-1]
     experts = [block.experts for block in stage.blocks[::-1]]
     found: list[tuple[int, Bucket]] = []
     for filling in fillings(elements, experts, gradient_bytes, limit):
         for first, end in pairwise(accumulate(filling.blocks, initial=0)):
             found.append((end, Bucket(tuple(order[first:end]), sum(filling.elements[first:end]), filling.kind)))
+    # Buckets of both kinds leave in the order in which their last blocks end.
     return tuple(bucket for _, bucket in sorted(found, key=lambda each: each[0]))
 
 
 def bucket_limit(plan: Plan) -> int:
     """Return the bytes that fill a bucket.
 
-    With ZeRO 3 every block is one, the unit that is gathered, and so where parameters come from the host.
+    With ZeRO 3, and where parameters come from the host, every block is one bucket: the unit that is gathered.
     """
     return 0 if plan.zero >= 3 or any(plan.offload.parameters) else BUCKET_BYTES
 
@@ -134,16 +135,16 @@ def reduction(plan: Plan) -> Collective:
 
 
 def reduced_bytes(training: Training, plan: Plan) -> float:
-    """Return the bytes of one parameter that `reduction` is given: those of its gradient.
+    """Return the bytes of one parameter in the `choose_reduction` collective: those of its gradient.
 
-    A server is sent gradients and returns parameters; of these it is the mean.
+    A server receives gradients and returns parameters, so that its bytes are the mean of both.
     """
     gradient = training.gradient_bytes
     return (gradient + training.updated_bytes) / 2 if reduction(plan) is Collective.PUSH_PULL else gradient
 
 
 def replica_sum(training: Training, plan: Plan, kind: str, elements: int) -> tuple[Collective, float]:
-    """Return the collective that sums a rank's share of so many gradients over replicas, and its bytes.
+    """Return the collective that sums a rank's share of ``elements`` gradients over replicas, and its bytes.
 
     The share is that of a group of a kind.
     """

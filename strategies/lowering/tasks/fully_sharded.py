@@ -1,40 +1,42 @@
-"""Fully sharded data parallel: gradients (ZeRO 2) and parameters (ZeRO 3) are kept as shards too.
+"""Fully sharded data parallelism: gradients (ZeRO 2) and parameters (ZeRO 3) are kept as shards too.
 
-With ZeRO 2 every microbatch's backward reduces its gradients bucket by bucket, because only shards of them are kept.
-With ZeRO 3 a unit, one block of the network, is gathered before its forward and again before its backward, and its
-gradients are reduced after it; its experts by the ranks that hold the same ones, after the rest of it. A unit is
-gathered while the one before it in the same pass computes; the first of a pass when the rank turns to it. A loss reads
-no parameters and is no part of a unit: what is gathered at the start of the backward that begins with it comes when its
-own backward has ended. The reduction of a bucket runs beneath the backward of the next one, and ends before the one
-after that begins; the next pass waits for all reductions. So a rank holds at most two units' parameters and two
-buckets' gradients, whatever time communication takes, and where a core computes its collectives itself. Some frameworks
-copy the gradients of a bucket into one piece before they reduce it, when the reduction before it has ended, and free
-them then.
+With ZeRO 2 every microbatch's backward reduces its gradients bucket by bucket, because only shards of them are kept
+[1]_. With ZeRO 3 a unit, one block of the network, is gathered before its forward and again before its backward, and
+its gradients are reduced after it; its experts are gathered by the ranks that hold the same ones, after the rest of
+it [2]_ [3]_.
 
-Where backward is split, gradients of weights come apart, and buckets leave by the same rules as those fill them; what
-comes with the gradients of inputs, of norms, waits for the rest of its bucket. Units are gathered for the gradients of
-inputs, not for those of weights, which read activations and gradients alone; those that stay gathered go with the last
-gradients of weights. Of passes that run in pairs each gathers
-its own units, the second when the rank turns to it, and waits for its own communication alone: a rank then holds at
-most two units of each, and computes in one beneath what the other moves, whether gradients overlap or not.
+A unit is gathered while the previous one of the same pass computes; the first unit of a pass when the rank turns to
+that pass. A loss reads no parameters and is no part of a unit: what is gathered at the start of a backward that begins
+with a loss arrives when the loss's own backward has ended. The reduction of a bucket runs beneath the backward of the
+next bucket, and ends before the one after that begins; the next pass waits for all reductions. So a rank holds at most
+two units' parameters and two buckets' gradients, however long communication takes, and where a core computes its
+collectives itself. Some frameworks copy the gradients of a bucket into one piece when the previous reduction has
+ended, reduce the copy, and then free the gradients.
 
-With hybrid sharding states are shared by groups of neighbouring data ranks: gradients are
-reduced inside a group for every microbatch, and summed over the groups' replicas once a step.
+Where backward is split, the gradients of weights fill buckets by the same rules; gradients of norms, which are made
+with those of inputs, wait for the rest of their bucket. Units are gathered for the gradients of inputs, not for those
+of weights, which read activations and gradients alone [4]_; units that stay gathered are released with the last
+gradients of weights. Of passes that run in pairs each gathers its own units, the second when the rank turns to it, and
+waits for its own communication alone: a rank then holds at most two units of each, and computes in one pass beneath
+the communication of the other, whether gradients overlap or not.
+
+With hybrid sharding states are shared by groups of neighbouring data ranks: gradients are reduced inside a group for
+every microbatch, and summed over the groups' replicas once a step [5]_. Shards may come from host memory before the
+gather, and gradients may go there after the reduction [6]_.
 
 References
 ----------
-Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models",
-SC 2020, sections 5 and 7 (stages, and the bytes that each moves).
-Zhao et al., "PyTorch FSDP: experiences on scaling fully sharded data parallel", VLDB 2023,
-sections 3.2 and 3.3 (units, hybrid sharding, prefetch, limited gathers).
-PyTorch 2, ``torch.distributed.fsdp.fully_shard``: ``_root_pre_forward`` lets a pass's gathers wait
-for what was computed before, ``post_backward`` for the reduction before, ``finalize_backward`` for all;
-``pre_backward`` of a unit gathers the next one when the gradient of its output is there, and ``foreach_reduce`` copies.
-Rajbhandari et al., "ZeRO-Infinity", SC 2021, section 5 (shards come from host memory before the gather, and
-gradients go there after the reduction).
-Qi et al., "Zero bubble pipeline parallelism", ICLR 2024, section 1 (a backward in two: what either part reads).
-Zhang et al., "MiCS: near-linear scaling for training gigantic model on public cloud", VLDB 2022
-(gradients are summed over replicas once, after the last microbatch).
+.. [1] Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC 2020, sections 5
+   and 7 (stages, and the bytes that each moves).
+.. [2] Zhao et al., "PyTorch FSDP: experiences on scaling fully sharded data parallel", VLDB 2023, sections 3.2 and 3.3
+   (units, hybrid sharding, prefetch, limited gathers).
+.. [3] PyTorch 2, ``torch.distributed.fsdp.fully_shard``: ``_root_pre_forward`` lets a pass's gathers wait for what was
+   computed before, ``post_backward`` for the reduction before, ``finalize_backward`` for all; ``pre_backward`` of a
+   unit gathers the next one when the gradient of its output is there, and ``foreach_reduce`` copies.
+.. [4] Qi et al., "Zero bubble pipeline parallelism", ICLR 2024, section 1 (a backward in two: what either part reads).
+.. [5] Zhang et al., "MiCS: near-linear scaling for training gigantic model on public cloud", VLDB 2022 (gradients are
+   summed over replicas once, after the last microbatch).
+.. [6] Rajbhandari et al., "ZeRO-Infinity", SC 2021, section 5.
 """
 
 from collections.abc import Mapping, Sequence
@@ -79,17 +81,18 @@ class Sharing(NamedTuple):
     parameters
         Whether parameters are gathered unit by unit.
     reshard
-        Whether they are given up after a forward; else they stay from the first forward to the last gradients of
-        weights: torch gives up with the reduction of these.
-    ahead
-        How many units are gathered ahead, and how many buckets' reductions run beneath computing: 0 or 1.
-    held
-        How many units a rank has gathered ahead, and how many buckets it still has while it computes: 0 or 1. A
-        framework gathers ahead where a device computes its own collectives too, though nothing is won.
-    copies
+        Whether gathered parameters are released after a forward; else they stay from the first forward to the last
+        gradients of weights, with whose reduction torch releases them.
+    num_ahead
+        Number of units gathered ahead, and of buckets whose reductions run beneath computing: 0 or 1.
+    num_held
+        Number of units that a rank has gathered ahead, and of buckets that it still has while it computes: 0 or 1. A
+        framework gathers ahead also where a device computes its own collectives, though nothing is won.
+    copies_gradients
         Whether the gradients of a bucket are copied into one piece before they are reduced.
-    begins
-        Whether gradients begin with the first backward of a step (`meshwise.strategies.lowering.costs.optimizer`).
+    begins_gradients
+        Whether gradients are allocated in the first backward of a step
+        (`meshwise.strategies.lowering.costs.optimizer`).
     """
 
     gradients: bool = False
@@ -101,17 +104,17 @@ class Sharing(NamedTuple):
     begins: bool = False
 
     def joins(self, rows: Actions) -> NDArray[np.bool_]:
-        """Return the actions that find or leave other parameters gathered than most of their kind.
+        """Return, for every action, whether it finds or leaves other parameters gathered than most of its kind.
 
-        Resharded: a forward's last unit is kept where the backward that begins with it follows at
-        once. Not resharded: the first forward of a stage gathers, and its last gradients of weights give up.
+        Resharded: the last unit of a forward is kept where the backward that begins with it follows at once. Not
+        resharded: the first forward of a stage gathers, and its last gradients of weights release.
         """
         if not self.parameters:
             return np.zeros(len(rows.kind), np.bool_)
         return joined(rows) if self.reshard else first_and_last(rows)
 
     def gathered(self, variant: int, units: int) -> tuple[bool, ...]:
-        """Return for every unit of a pass, in order, whether it is gathered for it.
+        """Return, for every unit of a pass, in order, whether it is gathered for the pass.
 
         >>> from meshwise.strategies.lowering.tasks.variants import INPUTS
         >>> Sharing(True, True).gathered(INPUTS + JOINED, 3)
@@ -123,7 +126,7 @@ class Sharing(NamedTuple):
         return tuple(unit > 0 or which == FORWARD_PASS or not found for unit in range(units))
 
     def given_up(self, variant: int, units: int) -> tuple[bool, ...]:
-        """Return for every unit of a pass, in order, whether its gathered parameters are given up after it.
+        """Return, for every unit of a pass, in order, whether its gathered parameters are released after it.
 
         >>> Sharing(True, True).given_up(FORWARD_PASS + JOINED, 3)
         (True, True, False)
@@ -135,7 +138,7 @@ class Sharing(NamedTuple):
 
 
 def sharing(cluster: Cluster, training: Training, plan: Plan) -> Sharing:
-    """Return what a plan shares besides the optimizer's states, and whether gradients begin with a backward.
+    """Return what data ranks of a plan share besides the optimizer's states, and how.
 
     Parameters in host memory come unit by unit too, and gradients go there as they are made, whether shared or not.
     """
@@ -156,8 +159,8 @@ class Changes(NamedTuple):
     acquired, released
         Taken as it begins, and given back as it ends.
     gathered
-        Taken as it first reads parameters: as it begins too, but where that is with the backward of a loss.
-    copied, left
+        Taken as it first reads parameters: as it begins too, unless it begins with the backward of a loss.
+    copied_bytes, released_late
         Bytes of gradients that are copied into one piece when it has ended, and what is given back after that.
     """
 
@@ -169,6 +172,7 @@ class Changes(NamedTuple):
 
 
 NOTHING = Changes()
+"""A block that takes and gives back nothing besides activations."""
 
 
 def changes(
@@ -181,22 +185,22 @@ def changes(
     undeferred: Sequence[int] = (),
     kept: Sequence[int] = (),
 ) -> tuple[Changes, ...]:
-    """Return what the blocks of a pass take and give back besides activations; nothing where all do nothing.
+    """Return what the blocks of a pass take and give back besides activations; empty where no block does.
 
     Parameters
     ----------
     parameters
         Bytes on a rank of every block's parameters where they are gathered, in the order of the pass.
     gradients
-        How gradients fill buckets: those that leave with a block are whole until the next ones leave.
+        How gradients fill buckets; gradients that leave with a block are whole until the next ones leave.
     shards
         Elements of every block whose gradients, a rank's share of them, go to the host when they are reduced; none
-        where none do. Shards of parameters that come from there are copied into what is gathered before the block
-        begins, which needs more.
+        where no gradients do. Shards of parameters that come from there are copied into what is gathered before the
+        block begins, which needs more.
     undeferred
-        Elements of every block, in the order of backward, whose gradients those of inputs bring with them where
-        backward is split: they wait for the rest of their bucket.
-    kept
+        Elements of every block, in the order of backward, whose gradients are made with those of inputs where backward
+        is split: they wait for the rest of their bucket.
+    lasting_elements
         Elements of every block, in the order of backward, whose gradients stay to the end of the step.
     """
     kind = kind_of(variant)
@@ -252,18 +256,19 @@ def copy_ticks(accelerator: Accelerator, size: int) -> int:
 
 
 def _some(found: Sequence[Change]) -> tuple[Change, ...]:
+    """Return the changes that are not of 0 bytes."""
     return tuple(change for change in found if change.size)
 
 
 class PassMemory(NamedTuple):
-    """Bytes of one pass of one stage on one rank: more after it than before, and most of all above before."""
+    """Bytes of one pass of one stage on one rank: its lasting change, and its peak above the level before it."""
 
     change: int
     peak: int
 
 
 def pass_memory(blocks: Sequence[BlockMemory], held: Sequence[Changes], kind: ActionKind) -> PassMemory:
-    """Return what a pass holds whose blocks, in its order, keep activations and also take and give back ``held``.
+    """Return the memory of a pass whose blocks, in its order, keep activations and also have ``block_changes``.
 
     >>> block = BlockMemory(kept=10, recomputed=5, forward=20, backward=20)
     >>> unit = (Change(Category.PARAMETERS, 7),)
@@ -287,16 +292,17 @@ def pass_memory(blocks: Sequence[BlockMemory], held: Sequence[Changes], kind: Ac
 
 
 def _size(found: Sequence[Change]) -> int:
+    """Return the bytes of changes together."""
     return sum(change.size for change in found)
 
 
 def peak_of_passes(plan: Plan, shared: Sharing, stages: Sequence[Mapping[int, PassMemory]]) -> IntArray:
-    """Return the most bytes beyond the resident ones that each pipeline rank holds.
+    """Return the most bytes that each pipeline rank holds beyond the resident ones.
 
     Parameters
     ----------
     stages
-        For every stage, its passes by variant.
+        For every stage, the memory of its passes by variant.
     """
     rows = actions(plan.schedule, plan.pipeline, plan.num_microbatches, plan.chunks)
     table = np.zeros((len(stages), 2 * FIRST, 2), np.int64)

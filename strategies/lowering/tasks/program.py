@@ -1,7 +1,7 @@
 """From abstract tasks to a program: one task for every class at a task's site, as columns.
 
-Nothing here loops over tasks: a skeleton of thousands of abstract tasks on thousands of rank
-classes becomes a program of millions of tasks by array operations.
+No code here loops over tasks: a skeleton of thousands of abstract tasks on thousands of rank classes becomes a program
+of millions of tasks by array operations.
 """
 
 from collections.abc import Callable
@@ -20,21 +20,21 @@ _NUMBER = {kind: index for index, kind in enumerate(_KINDS)}
 
 
 class Content(NamedTuple):
-    """What one task does and moves."""
+    """What one task does, and the bytes that it puts on links."""
 
     work: Work
     flow: Flow | None = None
 
 
 class Incidence(NamedTuple):
-    """Which rank classes the instances of a site have at one pipeline position."""
+    """The rank classes of each instance of a site at one pipeline position, as two columns."""
 
     instance: IntArray
     rank_class: IntArray
 
 
 class Sites:
-    """The instances of every site: rank classes, or classes of groups and pairs; each worked out once."""
+    """The instances of every site: rank classes, or classes of groups and pairs; each computed once."""
 
     def __init__(self, table: ClassTable) -> None:
         self.table = table
@@ -64,14 +64,14 @@ class Sites:
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """The tasks of a skeleton on the classes of a table, before anything is known of what they do.
+    """The tasks of a skeleton on the classes of a table, before their contents are known.
 
     Parameters
     ----------
     instances
-        For every slot, the classes (of ranks or groups) at its site.
+        For every template, the classes (of ranks or groups) at its site.
     rows
-        For every task, its slot's row in a list of all slots' instances.
+        For every task, its row in a list of all templates' instances.
     """
 
     instances: tuple[tuple[int, ...], ...]
@@ -86,7 +86,7 @@ class Frame:
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """What the tasks of a frame do: the rest of a program's columns."""
+    """A frame with the contents of its tasks: all columns of a program."""
 
     frame: Frame
     work: tuple[Work, ...]
@@ -100,8 +100,8 @@ def assemble(skeleton: Skeleton, table: ClassTable, content: Callable[[Slot, int
 
     Parameters
     ----------
-    content
-        What the task of a slot does on one instance of its site, a class of ranks or of groups.
+    describe
+        Returns the content of a template's task on one instance of its site, a class of ranks or of groups.
     """
     place = frame(skeleton, table)
     work, flows, work_rows, flow_rows = _contents(skeleton, place, content)
@@ -149,7 +149,7 @@ def ragged_index(starts: IntArray, lengths: IntArray) -> IntArray:
 def _contents(
     skeleton: Skeleton, place: Frame, content: Callable[[Slot, int], Content]
 ) -> tuple[tuple[Work, ...], tuple[Flow, ...], IntArray, IntArray]:
-    """Return works and flows, each once by identity, and which one every slot has on every instance."""
+    """Return works and flows, equal objects once, and their indices for every instance of every template."""
     work: dict[int, int] = {}
     works: list[Work] = []
     flows: list[Flow] = []
@@ -157,6 +157,7 @@ def _contents(
     for slot, instances in zip(skeleton.slots, place.instances, strict=True):
         for instance in instances:
             found = content(slot, instance)
+            # Works are cached by their makers, so that comparing identities suffices and nothing is hashed.
             number = work.setdefault(id(found.work), len(works))
             if number == len(works):
                 works.append(found.work)
@@ -168,14 +169,14 @@ def _contents(
 
 
 def _streams(skeleton: Skeleton, sites: Sites) -> tuple[IntArray, IntArray]:
-    """Return how many streams every slot holds on every instance, and all of them in order, as numbers."""
+    """Return the number of streams of every instance of every template, and all these streams in order, as numbers."""
     held = {key: _held(sites, *key) for key in {(slot.site, slot.streams) for slot in skeleton.slots}}
     widths, flats = zip(*(held[slot.site, slot.streams] for slot in skeleton.slots), strict=True)
     return np.concatenate(widths), np.concatenate(flats)
 
 
 def _held(sites: Sites, site: Site, streams: tuple[tuple[int, StreamKind], ...]) -> tuple[IntArray, IntArray]:
-    """Return how many of some streams every instance of a site holds, and all of them in order, as numbers."""
+    """Return how many of some streams every instance of a site occupies, and these streams in order, as numbers."""
     instance, stream = [], []
     for position, kind in streams:
         found = sites.incidence(site, position)
@@ -193,6 +194,7 @@ def _predecessors(skeleton: Skeleton, sites: Sites, base: IntArray) -> tuple[Int
     site_of = np.array([numbers[slot.site] for slot in skeleton.slots], dtype=np.int64)[skeleton.slot_of]
     names = list(of_site)
     many = len(names)
+    # Edges of one pair of sites and position connect the same instances: they are expanded together.
     keys = (site_of[skeleton.before] * many + site_of[skeleton.after]) * len(sites.table.by_position) + skeleton.through
     order = np.argsort(keys, kind="stable")
     starts = np.flatnonzero(np.concatenate([[True], np.diff(keys[order]) != 0])) if len(keys) else order
@@ -214,6 +216,7 @@ def _predecessors(skeleton: Skeleton, sites: Sites, base: IntArray) -> tuple[Int
 def _related(sites: Sites, first: Site, second: Site, position: int) -> tuple[IntArray, IntArray]:
     """Return the pairs of instances of two sites that share a rank class at a position."""
     left, right = sites.incidence(first, position), sites.incidence(second, position)
+    # The usual case, a site with itself or with sites of the same classes, needs no search.
     if np.array_equal(left.rank_class, right.rank_class) and (np.diff(left.instance) > 0).all():
         return left.instance, right.instance
     order = np.argsort(left.rank_class, kind="stable")

@@ -1,7 +1,7 @@
-"""What ranks and hosts hold for a whole step, class by class.
+"""Residents: what ranks and hosts hold for a whole step, rank class by rank class.
 
-The ranks of every pipeline position keep some of it on their hosts. Without a flush some is kept more than once:
-versions of weights, and buffers of gradients.
+The ranks of a pipeline position keep some of it on their hosts. Without a flush some is kept more than once: versions
+of weights, and buffers of gradients.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,11 +22,12 @@ from meshwise.strategies.plan.plan import Plan, blocks_on_host
 
 
 def on_host(costs: StageCosts, plan: Plan) -> tuple[OnHost, ...]:
-    """Return what is on the host for the whole step, by position; a tied parameter is there once."""
+    """Return what ranks keep on their hosts for the whole step, by position; a tied parameter is there once."""
     return tuple(_at(costs, plan, position) for position in range(plan.pipeline))
 
 
 def _at(costs: StageCosts, plan: Plan, position: int) -> OnHost:
+    """Return what ranks of a position keep on their hosts for the whole step."""
     fraction = plan.offload.at("optimizer", position)
     if not plan.offload.in_passes:
         return OnHost(fraction)
@@ -39,7 +40,7 @@ def _at(costs: StageCosts, plan: Plan, position: int) -> OnHost:
 
 
 def buffer(costs: StageCosts, plan: Plan, position: int, rank: Rank) -> int:
-    """Return the bytes of either buffer through which activations leave a rank of a position and come back."""
+    """Return the bytes of one of the two buffers through which activations of a position move to the host and back."""
     if not plan.offload.in_passes:
         return 0
     stages = (costs.stage(plan, stage, rank) for stage in plan.stages_at(position))
@@ -47,7 +48,11 @@ def buffer(costs: StageCosts, plan: Plan, position: int, rank: Rank) -> int:
 
 
 class Updates(NamedTuple):
-    """After how many backwards of a stage its weights are updated, and at which positions as late as that is due."""
+    """When stages update their weights.
+
+    ``interval`` is the number of backwards of a stage between updates, and ``is_late`` says for every position whether
+    its update waits until it is due.
+    """
 
     every: int
     late: tuple[bool, ...]
@@ -63,10 +68,10 @@ def updates(costs: StageCosts, plan: Plan) -> Updates:
 
 
 def copies(costs: StageCosts, plan: Plan) -> tuple[Copies, ...]:
-    """Return for every pipeline position how often weights and gradients are kept.
+    """Return, for every pipeline position, how often weights and gradients are kept.
 
-    A version of the weights is what forward and backward read; the optimizer's states and main copy are kept once:
-    weight stashing keeps one version for every microbatch in flight (Narayanan et al., "PipeDream", SOSP 2019,
+    A version of the weights is what forward and backward read; the optimizer's states and the main copy are kept once.
+    Weight stashing keeps one version for every microbatch in flight (Narayanan et al., "PipeDream", SOSP 2019,
     section 3.3), 2BW keeps two (Narayanan et al., ICML 2021, section 3.1).
     """
     if not plan.asynchronous:
@@ -78,7 +83,7 @@ def copies(costs: StageCosts, plan: Plan) -> tuple[Copies, ...]:
 def residents(
     machine: Machine, costs: StageCosts, plan: Plan, host_shares: Sequence[OnHost]
 ) -> tuple[MemoryChange, ...]:
-    """Return what every rank class holds for the whole step; ``host_shares`` says for each position what hosts have."""
+    """Return what every rank class holds for the whole step; ``host_shares`` is the part on hosts by position."""
     training, held = costs.problem.training, costs.of(plan).held.positions
     changes: list[MemoryChange] = []
     known: dict[tuple[object, ...], tuple[MemoryChange, ...]] = {}
@@ -111,7 +116,7 @@ def updates_parameters(machine: Machine, plan: Plan, rank_class: int) -> bool:
 
 
 def hosts(machine: Machine) -> tuple[HostClass, ...]:
-    """Return the hosts that differ in memory or in how many ranks they hold of every class, the first of each kind."""
+    """Return the hosts that differ in memory or in their number of ranks of every class, one of each kind."""
     table = machine.table
     devices, cluster = table.placed.devices, table.cluster
     number_of = interconnect(cluster).host_of(devices)
@@ -127,9 +132,9 @@ def hosts(machine: Machine) -> tuple[HostClass, ...]:
 
 
 def host_residents(machine: Machine, costs: StageCosts, plan: Plan) -> Iterator[tuple[float, float]]:
-    """Yield for every kind of host the bytes that its ranks keep there for the whole step, and the bytes that it has.
+    """Yield, for every kind of host, the bytes that its ranks keep there for the whole step, and its memory in bytes.
 
-    What they hold there for part of the step is not among it.
+    What they keep there for a part of the step is not included.
     """
     by_class = np.zeros(len(machine.table))
     for change in residents(machine, costs, plan, on_host(costs, plan)):

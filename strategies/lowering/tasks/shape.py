@@ -1,7 +1,7 @@
 """The shape of a plan's step: what its skeleton depends on, and no more.
 
-That is parts of passes, what is gathered and reduced after which, and how a step ends. Volumes are what the
-communications of a plan move: the collective of each, and its bytes.
+A shape has the parts of passes, what is gathered and reduced after which part, and how a step ends. Volumes are the
+collectives outside passes with their bytes.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,10 +34,18 @@ from meshwise.strategies.schedules.schedule import KINDS, MAKES_GRADIENTS, Actio
 
 
 class PartShape(NamedTuple):
-    """One part of a pass: how many phases where it is a collective of a group ``along`` an axis (0: a rank's own).
+    """The shape of one part of a pass.
 
-    ``together`` says that the ranks of a tensor group run a rank's own part as one, ``beside`` that it starts with the
-    next part.
+    Parameters
+    ----------
+    num_phases
+        Phases of a collective of the groups along ``axis``; 0 for a rank's own work.
+    runs_as_group
+        Whether the ranks of a tensor group run a rank's own work as one.
+    has_launch
+        Whether the host launches kernels before it.
+    overlaps_next
+        Whether it starts with the next part.
     """
 
     legs: int
@@ -48,11 +56,20 @@ class PartShape(NamedTuple):
 
 
 class Leaving(NamedTuple):
-    """A bucket of gradients by its number: after which part it leaves of a pass of each kind, and how it is reduced.
+    """A bucket of gradients that leaves after a part of a pass, and how it is reduced.
 
-    ``parts`` are those of a whole backward, and of the gradients of weights where they are apart. First by groups of
-    a ``kind``, in ``legs`` phases, and of the last gradients then over ``replicas``, in as many; then it may be
-    ``copied`` to the host.
+    Parameters
+    ----------
+    number
+        The number of the bucket in its stage.
+    parts
+        The part after which it leaves in a whole backward, and in the gradients of weights where they are apart.
+    kind, num_phases
+        Kind of the groups that reduce it, and phases of that reduction.
+    num_replica_phases
+        Phases of the sum of a stage's last gradients over replicas.
+    is_copied
+        Whether it is then copied to the host.
     """
 
     number: int
@@ -63,14 +80,14 @@ class Leaving(NamedTuple):
     copied: bool = False
 
     def after(self, kind: ActionKind) -> int:
-        """Return the part of a pass of a kind after which it leaves."""
+        """Return the part of a pass of a kind after which the bucket leaves."""
         return self.parts[MAKES_GRADIENTS.index(kind)]
 
 
 class UnitShape(NamedTuple):
     """A unit of a pass whose parameters are gathered: the first part that reads them, its block, and its gathers.
 
-    ``gathers`` are kinds of groups and phases of each.
+    ``gathers`` are kinds of groups, each with the number of its phases.
     """
 
     first: int
@@ -79,11 +96,19 @@ class UnitShape(NamedTuple):
 
 
 class StageShape(NamedTuple):
-    """The parts of a stage's passes; those of the last gradients may be cut more finely than the others of their kind.
+    """The parts of a stage's passes, its buckets and units.
 
-    ``split`` are the parts of `SPLIT` variants, where the schedule has such. Units are those whose parameters are
-    gathered for a forward, a backward and the gradients of inputs, in the order of the pass, and kept those whose
-    activations go to the host; none without ZeRO 3 or offload.
+    Parameters
+    ----------
+    forward, backward, last_backward
+        Parts of the passes; those of the last gradients may be cut more finely than the others of their kind.
+    split_passes
+        Parts of the `SPLIT_VARIANTS`, where the schedule splits backward.
+    units
+        Units whose parameters are gathered for a forward, a backward and the gradients of inputs, in the order of the
+        pass; none without ZeRO 3 or offload.
+    forward_offloads, backward_offloads
+        Blocks whose activations go to the host; none without offload.
     """
 
     forward: tuple[PartShape, ...]
@@ -96,7 +121,7 @@ class StageShape(NamedTuple):
     backward_kept: tuple[KeptShape, ...] = ()
 
     def parts(self, variant: int) -> tuple[PartShape, ...]:
-        """Return the parts of one of the variants of a pass."""
+        """Return the parts of one variant of a pass."""
         return (self.forward, self.backward, self.last, *self.split)[variant % JOINED]
 
     def gathered(self, kind: ActionKind) -> tuple[UnitShape, ...]:
@@ -105,30 +130,31 @@ class StageShape(NamedTuple):
 
 
 class StepShape(NamedTuple):
-    """Everything a skeleton depends on.
+    """Everything that a skeleton depends on.
 
     Parameters
     ----------
     reductions
-        Per position the reductions of all gradients after the last backward: kind of groups and phases of each.
+        Per position the reductions of all gradients after the last backward: kinds of groups, with phases of each.
     gathers
         Per position the gathers of updated parameters, in the same form.
-    replicas
-        Per position the sums over replicas of what ``reductions`` left: number of the kind in `SHARED`, and phases.
-    replicated
-        Per position the operator axes along which gradients of ranks' own parts are summed, and phases of each.
-    tied
-        Pairs of positions that keep one parameter, and the phases of the sum of its gradients.
+    replicated_sums
+        Per position the operator axes along which gradients of replicated parameters are summed, with phases of each.
+    tied_sums
+        Pairs of positions that keep one parameter, with the phases of the sum of its gradients.
     updates
         Per position how parameters are updated.
+    replica_sums
+        Per position the sums over replicas of what ``reductions`` left: index of the kind in `SHARING_KINDS`, and
+        phases.
     sharing
         What data ranks share besides the optimizer's states.
-    norm
-        Phases of the sum of the norm of gradients over all positions; ``None`` where it is not asked for.
+    norm_phases
+        Phases of the sum of the norm of gradients over all positions; ``None`` without clipping.
     hosts_wait
-        Whether hosts launch nothing of a pass before what it receives is there and all before it has ended.
+        Whether hosts launch nothing of a pass before its inputs have arrived and all earlier work has ended.
     hosts_wait_inside
-        Whether they launch nothing before a collective inside a pass has ended.
+        Whether hosts launch nothing before a collective inside a pass has ended.
     """
 
     schedule: str
@@ -149,11 +175,11 @@ class StepShape(NamedTuple):
 
 
 Volume = tuple[Collective, float]
-"""A collective, and the bytes that it is given."""
+"""A collective, and its bytes."""
 
 
 class Volumes:
-    """What the communications of one plan move outside its passes."""
+    """The collectives of one plan outside its passes, with their bytes."""
 
     def __init__(self, cuts: Cuts) -> None:
         self.cuts, self.plan, self.costs = cuts, cuts.plan, cuts.costs
@@ -174,7 +200,7 @@ class Volumes:
         return Collective.ALL_GATHER, float(self.shared(kind, position) * self.training.updated_bytes)
 
     def replica_sum(self, kind: str, elements: int) -> Volume:
-        """Return the sum over replicas of a rank's share of so many gradients."""
+        """Return the sum over replicas of a rank's share of ``elements`` gradients."""
         return replica_sum(self.training, self.plan, kind, elements)
 
     def unit(self, kind: str, stage: int, block: int) -> Volume:
@@ -184,14 +210,14 @@ class Volumes:
         return Collective.ALL_GATHER, float(elements * self.training.parameter_bytes)
 
     def boundary(self, stage: int, batch: int) -> Volume:
-        """Return the send of what one microbatch of a stage gives the next one, of ``batch`` sequences as in `Rank`."""
+        """Return the send of one microbatch from a stage to the next; ``batch`` is that of a `RankProfile`."""
         if (stage, batch) not in self._boundaries:
             size = self.plan.boundary_part(self.costs.boundary_bytes(self.costs.seen(self.plan, batch), stage))
             self._boundaries[stage, batch] = Collective.SEND, size
         return self._boundaries[stage, batch]
 
     def replicated(self, axis: str, position: int) -> Volume:
-        """Return the sum of the gradients at a position that each rank along an axis has of its own part."""
+        """Return the sum of the gradients at a position of parameters that ranks along an axis have whole."""
         elements = summed_share(self.plan, self.held(position).replicated[OPERATOR_AXES.index(axis)])
         return Collective.ALL_REDUCE, float(elements * self.training.gradient_bytes)
 
@@ -201,7 +227,7 @@ class Volumes:
         return Collective.ALL_REDUCE, float(share * self.training.gradient_bytes)
 
     def shared(self, kind: str, position: int) -> int:
-        """Return the parameters of a position that the groups of a kind share."""
+        """Return the number of parameters of a position that the groups of a kind share."""
         held = self.held(position)
         return held.experts if kind == EXPERT_DATA else held.elements - held.experts
 
@@ -210,7 +236,7 @@ class Volumes:
         return self.cuts.plan_costs.held.positions[position]
 
     def at_the_end(self, slot: Slot) -> tuple[int, int, Volume, str]:
-        """Return stage, phase, volume and name of a communication of gradients or parameters."""
+        """Return stage, phase, volume and name of a communication of states; stage -1 stands for all stages."""
         position, key = slot.site.position, slot.key
         if slot.what == "unshard":
             name = self.plan.stages[key[0]].blocks[key[1]]
@@ -236,19 +262,19 @@ class Volumes:
 
 
 def step_shape(cuts: Cuts, volumes: Volumes) -> StepShape:
-    """Return what the skeleton of a plan's step depends on."""
+    """Return the shape of a plan's step, on which its skeleton depends."""
     return _Shape(cuts, volumes).step()
 
 
 class _Shape:
-    """The parts, buckets and communications of one plan, without what they take."""
+    """Builds the shape of one plan's step."""
 
     def __init__(self, cuts: Cuts, volumes: Volumes) -> None:
         self.cuts, self.volumes, self.plan = cuts, volumes, cuts.plan
         self.machine, self.table, self.training = cuts.machine, cuts.machine.table, cuts.training
 
     def step(self) -> StepShape:
-        """Return what the skeleton depends on."""
+        """Return the shape of the step."""
         plan, framework = self.plan, self.training.conventions
         positions = range(plan.pipeline)
         late = plan.replicas > 1 and not self.cuts.in_buckets
@@ -271,17 +297,19 @@ class _Shape:
         )
 
     def _replicated(self, position: int) -> tuple[tuple[str, int], ...]:
-        """Return the operator axes along which gradients are summed at the end of the step, and its phases."""
+        """Return the operator axes along which gradients are summed at the end of the step, with phases of each."""
         found = ((axis, self._legs(axis, position, self.volumes.replicated(axis, position))) for axis in OPERATOR_AXES)
         return tuple((axis, legs) for axis, legs in found if legs)
 
     def _norm_legs(self) -> int | None:
-        """Return the phases of the sum of the norm of gradients; ``None`` where they are not clipped."""
+        """Return the phases of the sum of the norm of gradients; ``None`` without clipping."""
         if not self.training.gradient_clipping:
             return None
         return self._legs(NORM, 0, SQUARES) if NORM in self.table.tables else 0
 
     def _stage_shape(self, stage: int) -> StageShape:
+        # Ranks with larger microbatches may need more phases; tasks of phases that a rank lacks take no ticks.
+        """Return the shape of a stage."""
         first, *others = self._sized(self.cuts.positions[stage])
         used = WHOLE + SPLIT if self.plan.splits_backward else WHOLE
         variants = [self.cuts.parts(stage, variant, first) for variant in used]
@@ -294,33 +322,34 @@ class _Shape:
         away = blocks_on_host(self.plan, stage)
         names = self.plan.stages[stage].blocks
         if self.cuts.in_buckets:
-            ends = [{part.completes: index for index, part in enumerate(variants[each])} for each in makes]
+            ends = [{part.completes: index for index, part in enumerate(variants[variant])} for variant in makes]
             for number, bucket in enumerate(self.cuts.buckets(stage)):
                 legs = self._legs(bucket.kind, self.cuts.positions[stage], self.volumes.gradients(stage, number))
                 over = self._replica_legs(bucket.kind, self.cuts.positions[stage], bucket.parameters)
                 copied = bucket.last in names[:away]
                 if legs or over or copied:
-                    parts = tuple(each[bucket.last] for each in ends)
+                    parts = tuple(end_parts[bucket.last] for end_parts in ends)
                     leaving.append(Leaving(number, parts, bucket.kind, legs, over, copied))
         forward, backward, last, *split = shapes
         ways = variants[FORWARD_PASS], variants[LAST_BACKWARD]
         reading = (FORWARD_PASS, LAST_BACKWARD, INPUTS)
-        units = tuple(self._units(stage, variants[each]) for each in reading if each in used)
-        kept = [self._kept(stage, each) for each in ways]
+        units = tuple(self._units(stage, variants[variant]) for variant in reading if variant in used)
+        kept = [self._kept(stage, pass_parts) for pass_parts in ways]
         return StageShape(forward, backward, last, tuple(leaving), tuple(split), units, kept[0], kept[1])
 
     def _sized(self, position: int) -> tuple[int, ...]:
-        """Return one rank class at a position for every size of microbatches that ranks there run."""
+        """Return, for every size of microbatches of the ranks at a position, one rank class."""
         classes = self.table.by_position[position]
         if not self.table.placed.batches:
             return classes[:1]
         return tuple({self.machine.rank(index).batch: index for index in reversed(classes)}.values())
 
     def _pass_shape(self, stage: int, parts: tuple[Part, ...]) -> tuple[PartShape, ...]:
+        """Return the shapes of the parts of a pass."""
         return tuple(self._part_shape(stage, part) for part in parts)
 
     def _units(self, stage: int, parts: tuple[Part, ...]) -> tuple[UnitShape, ...]:
-        """Return the units whose parameters are gathered, in the order of a pass; none where none are."""
+        """Return the units whose parameters are gathered, in the order of a pass."""
         if not self.cuts.sharing.parameters:
             return ()
         ended = [index for index, part in enumerate(parts) if part.ends_loss]
@@ -331,24 +360,25 @@ class _Shape:
         return tuple(units)
 
     def _kept(self, stage: int, parts: tuple[Part, ...]) -> tuple[KeptShape, ...]:
-        """Return the blocks of a pass whose activations are on the host in between, in its order."""
+        """Return the blocks of a pass whose activations are on the host between passes, in its order."""
         blocks = self.cuts.plan_costs.stages[stage].blocks
         if not any(block.away for block in blocks):
             return ()
         return tuple(KeptShape(*where) for where in self._blocks(stage, parts) if blocks[where[2]].away)
 
     def _blocks(self, stage: int, parts: tuple[Part, ...]) -> Iterator[tuple[int, int, int]]:
-        """Yield the first and the last part of every block of a pass, and its number, where passes are cut there."""
+        """Yield the first part, last part and number of every block of a pass, where passes are cut at blocks."""
         number = {name: index for index, name in enumerate(self.plan.stages[stage].blocks)}
         ends = [(index, number[part.completes]) for index, part in enumerate(parts) if part.completes is not None]
         starts = [0, *(index + 1 for index, _ in ends)]
         yield from ((start, end, block) for start, (end, block) in zip(starts, ends, strict=False))
 
     def _update(self, position: int) -> Update:
+        """Return how the ranks of a position update their parameters."""
         return update(self.training, self.plan, self.volumes.held(position), self.cuts.on_host[position])
 
     def _gathers(self, stage: int, block: int) -> tuple[tuple[str, int], ...]:
-        """Return the kinds of groups that gather a unit, its way from the host first, and the phases of each."""
+        """Return the kinds of groups that gather a unit, with phases of each; first its copy from the host."""
         found = (
             (kind, self._legs(kind, self.cuts.positions[stage], self.volumes.unit(kind, stage, block)))
             for kind in SHARED
@@ -357,6 +387,7 @@ class _Shape:
         return (*first, *((kind, legs) for kind, legs in found if legs))
 
     def _part_shape(self, stage: int, part: Part) -> PartShape:
+        """Return the shape of a part."""
         step, legs = part.collective, 0
         if step is not None and step.collective is not None:
             legs = self._legs(step.axis, self.cuts.positions[stage], (step.collective, step.size)) or 1
@@ -365,25 +396,25 @@ class _Shape:
         return PartShape(legs, together, part.lead > 0, along, part.beside)
 
     def _ending(self, position: int, what: Callable[[str, int], Volume]) -> tuple[tuple[str, int], ...]:
-        """Return the kinds of groups that run a collective at the end of the step, and its phases."""
+        """Return the kinds of groups that run a collective at the end of the step, with phases of each."""
         found = ((kind, self._legs(kind, position, what(kind, position))) for kind in SHARED)
         return tuple((kind, legs) for kind, legs in found if legs)
 
     def _late_replicas(self, position: int) -> tuple[tuple[int, int], ...]:
-        """Return the numbers of the kinds of shares that are summed over replicas at the end, and the phases."""
+        """Return the indices of the kinds of shares that are summed over replicas at the end, with phases of each."""
         found = (self._replica_legs(kind, position, self.volumes.shared(kind, position)) for kind in SHARED)
         return tuple((number, legs) for number, legs in enumerate(found) if legs)
 
     def _replica_legs(self, kind: str, position: int, elements: int) -> int:
-        """Return the phases of the sum over replicas of a rank's share of so many gradients."""
+        """Return the phases of the sum over replicas of a rank's share of ``elements`` gradients."""
         return self._legs(REPLICA, position, self.volumes.replica_sum(kind, elements))
 
     def _legs(self, kind: str, position: int, what: Volume) -> int:
-        """Return the most phases that a communication has on the groups at a position."""
+        """Return the most phases of a communication on any group at a position."""
         groups = self.table.groups_at(kind, position) if kind in self.table.tables else ()
         return max((len(self.machine.communicator(kind, group).legs(*what)) for group in groups), default=0)
 
 
 def _longest(one: tuple[PartShape, ...], other: tuple[PartShape, ...]) -> tuple[PartShape, ...]:
-    """Return the parts of a pass with the most phases: collectives of more bytes may have others."""
+    """Return the parts of a pass with the most phases: collectives of more bytes may run other algorithms."""
     return tuple(max(pair, key=lambda part: part.legs) for pair in zip(one, other, strict=True))

@@ -1,10 +1,7 @@
-"""What a step is made of before anything is known of machine or cost: abstract tasks, and what each waits for.
+"""Skeleton of a step: abstract tasks and what each waits for, before anything is known of machine or costs.
 
-A skeleton speaks of *sites*: the ranks of a pipeline position, their tensor or data groups,
-the pairs that send to the next position. One abstract task at a site stands for one task of
-every class there.
-
-Abstract tasks and their edges while they are collected.
+A skeleton speaks of *sites*: the ranks of a pipeline position, their tensor or data groups, or the pairs that send to
+the next position. One abstract task at a site stands for one task of every class there.
 """
 
 from dataclasses import dataclass
@@ -15,19 +12,21 @@ import numpy as np
 from meshwise.simulator.program import IntArray, StreamKind
 
 RANK = "rank"
+"""Kind of the sites of single ranks."""
 
 
 class Site(NamedTuple):
-    """Where tasks are: ranks, groups or pairs of a ``kind`` at a pipeline position."""
+    """Where tasks run: ranks, groups or pairs of a ``kind`` at a pipeline position."""
 
     kind: str
     position: int
 
 
 class Slot(NamedTuple):
-    """What all microbatches of a task share.
+    """What the tasks of all microbatches share.
 
-    ``what`` and ``key`` name it for the lowering; ``streams`` are (position, stream) held.
+    ``role`` and ``key`` identify it for the lowering; ``streams`` are the pipeline positions and streams that it
+    occupies.
     """
 
     site: Site
@@ -42,12 +41,12 @@ class Skeleton:
 
     Parameters
     ----------
-    slots
-        What the tasks are; ``slot_of`` and ``microbatch_of`` say it for each.
-    before, after, through
-        Edges: the task ``after`` waits for ``before`` at a pipeline position they share.
+    templates
+        The different templates; ``template_of`` and ``microbatch_of`` are for each task its template and microbatch.
+    edge_sources, edge_targets, edge_positions
+        Edges: task ``edge_targets[i]`` waits for task ``edge_sources[i]`` at a pipeline position that they share.
     step_of
-        Of several steps in a row, that of every task.
+        The step of every task, where several steps run in a row.
     """
 
     slots: tuple[Slot, ...]
@@ -60,15 +59,15 @@ class Skeleton:
 
 
 Waits = list[tuple[int | None, int]]
-"""Tasks that must have ended, and the pipeline positions through which that is known."""
+"""Tasks that must have ended, each with the pipeline position where that is known."""
 Streams = tuple[tuple[int, StreamKind], ...]
-"""Pipeline positions and streams that a task holds."""
+"""Pipeline positions and streams that a task occupies."""
 
 
 class TaskList:
     """Abstract tasks while they are collected.
 
-    ``repeated`` are edges that count from the first task of a pass, and the first tasks of passes that have them too.
+    ``repeated_edges`` are the edges of a pass, counted from its first task, with the first tasks of all equal passes.
     """
 
     def __init__(self) -> None:
@@ -91,11 +90,11 @@ class TaskList:
         return self.task(self.slot(site, what, key, streams), microbatch, waits)
 
     def slot(self, site: Site, what: str, key: tuple[int, ...], streams: Streams) -> int:
-        """Return the number of a slot."""
+        """Return the number of a template."""
         return self.slots.setdefault(Slot(site, what, key, streams), len(self.slots))
 
     def task(self, slot: int, microbatch: int, waits: Waits) -> int:
-        """Add a task of a slot and return its number."""
+        """Add a task of a template and return its number."""
         number = len(self.slot_of)
         self.slot_of.append(slot)
         self.microbatch_of.append(microbatch)
@@ -108,15 +107,16 @@ class TaskList:
         self.microbatch_of += [microbatch] * len(slots)
 
     def skeleton(self) -> Skeleton:
-        """Return what was collected."""
+        """Return the collected tasks."""
         edges = self._edges()
         slot_of, microbatch_of = (np.array(c, dtype=np.int64) for c in (self.slot_of, self.microbatch_of))
         return Skeleton(tuple(self.slots), slot_of, microbatch_of, edges[:, 0], edges[:, 1], edges[:, 2])
 
     def _edges(self) -> IntArray:
-        """Return all edges, by the task that waits."""
+        """Return all edges, sorted by the task that waits."""
         parts = [np.array(self.edges, dtype=np.int64).reshape(-1, 3)]
         for edges, starts in self.repeated:
+            # Only tasks shift, not the position.
             shift = np.array(starts, dtype=np.int64)[:, None, None] * (1, 1, 0)
             parts.append((edges + shift).reshape(-1, 3))
         edges = np.concatenate(parts)

@@ -1,8 +1,7 @@
-"""The abstract tasks of one training step: its passes, and what ends it.
+"""The abstract tasks of one training step: the passes of its schedule, and what ends it.
 
-Skeletons depend on the schedule and on how passes are cut alone, so that one serves many plans; they are kept.
-
-The passes of a schedule as abstract tasks: parts, what they gather, keep, reduce and send, in order of each rank.
+Passes are added in the order of each rank, part by part, with what they gather, keep, reduce and send. A skeleton
+depends on the schedule and on how passes are cut alone, so that one serves many plans: skeletons are cached.
 """
 
 from collections import defaultdict
@@ -30,7 +29,7 @@ from meshwise.strategies.schedules.schedule import KINDS, MAKES_GRADIENTS, Actio
 
 
 class _PartSlots(NamedTuple):
-    """The stream that a part holds and its slots: launching before, itself phase by phase, launching after."""
+    """The stream that a part occupies and its templates: launches before it, its phases, and launches after it."""
 
     stream: StreamKind
     lead: int
@@ -40,9 +39,9 @@ class _PartSlots(NamedTuple):
 
 @dataclass(slots=True)
 class Chain:
-    """The end of what runs one after another: the last task, the stream it holds, and others that must end too.
+    """The end of tasks that run one after another: the last task, its stream, and another task that must end too.
 
-    ``beside`` is what runs beside the next task.
+    ``pending_side`` runs beside the next task, and ``side_tail`` has run beside the last one.
     """
 
     tail: int | None = None
@@ -52,15 +51,12 @@ class Chain:
 
     @property
     def ends(self) -> tuple[int | None, int | None]:
-        """All that has to end."""
+        """The tasks that have to end."""
         return self.tail, self.joined
 
 
 class _Body(NamedTuple):
-    """The tasks of a pass that wait for none but its own; numbers count from the first of them.
-
-    ``tail`` and ``joined`` end the chain, and ``stream`` is the one there.
-    """
+    """The tasks of a pass that wait only for each other, numbered from the first, and the end of their chain."""
 
     slots: list[int]
     edges: IntArray
@@ -72,11 +68,22 @@ class _Body(NamedTuple):
 class Passes(TaskList):
     """Abstract tasks of passes while they are collected.
 
-    ``chain`` is each position's end of its passes, ``leaving`` its last reduction and ``scattered`` its last within
-    a group that shares states, ``summed`` the last sum on its host; ``joins`` are the passes of variants that are
-    joined, ``on_host`` the buckets that hosts have gradients of, ``computed`` each position's last task that computes.
-    ``bodies`` are the tasks of passes alike, and where they were added again; ``buckets`` are by stage and kind of
-    pass those that leave after each part.
+    Attributes
+    ----------
+    chains
+        Per position, the end of its passes.
+    last_reductions, last_scatters
+        Per position, its last reduction of gradients, and its last one within a group that shares states.
+    host_sums, host_buckets
+        Per position, the last sum on its host; the buckets whose gradients hosts have.
+    last_computed
+        Per position, its last task that computes.
+    joined_actions
+        Actions whose passes are of joined variants.
+    bodies
+        The tasks of a pass of each variant, and the first tasks of its repetitions.
+    leaving_buckets
+        By stage and kind of pass, the buckets that leave after each part.
     """
 
     def __init__(self, shape: StepShape) -> None:
@@ -99,12 +106,14 @@ class Passes(TaskList):
         self.buckets: dict[tuple[int, ActionKind], dict[int, list[Leaving]]] = {}
 
     def add_actions(self, actions: tuple[Action, ...]) -> None:
-        """Add an action, or two that overlap: in turn up to a collective, beneath which the other one computes."""
+        """Add an action, or two that overlap: they take turns at collectives, beneath which the other one computes."""
         check_deadline()
         chain = self.chain[self.order.rank_of(actions[0].stage)]
+        # Both actions of a pair continue from the same end.
         chains = [chain, *(replace(chain) for _ in actions[1:])]
         alone = len(actions) == 1
         runs = [self.action(action, own, alone=alone) for action, own in zip(actions, chains, strict=True)]
+        # Each generator pauses at its next collective, which makes the two take turns.
         for _ in zip_longest(*runs):
             pass
         for other in chains[1:]:
@@ -113,7 +122,7 @@ class Passes(TaskList):
     def action(self, action: Action, chain: Chain, *, alone: bool) -> Iterator[None]:
         """Add the tasks of an action, up to its next collective at a time.
 
-        Where it runs ``alone`` and gathers, keeps and reduces nothing, it is like all others of its variant.
+        A pass that runs alone and gathers, keeps and reduces nothing is a copy of the others of its variant.
         """
         position, stage = self.order.rank_of(action.stage), self.shape.stages[action.stage]
         final, shared = self.is_final(action), self.shape.sharing
@@ -125,6 +134,7 @@ class Passes(TaskList):
         hosts_wait = [*waits, chain.tail] if self.shape.hosts_wait else []
         if shared.gradients:
             waits.append(self.leaving[position])
+        # The common pass of a schedule is added once and repeated by array operations.
         if alone and not (leaves or blocks or shared.parameters or self.shape.hosts_wait_inside):
             self._alike(chain, position, action, variant, waits, hosts_wait)
         else:
@@ -156,7 +166,7 @@ class Passes(TaskList):
         waits: list[int | None],
         hosts_wait: list[int | None],
     ) -> None:
-        """Add the parts of a pass like others: but for the first each waits for those before it alone."""
+        """Add the parts of a pass like others: only the first part waits for tasks outside it."""
         for index, part in enumerate(self.shape.stages[action.stage].parts(variant)):
             self._part(chain, position, (action.stage, variant, index), part, action.microbatch, waits, hosts_wait)
             if not part.beside:
@@ -165,7 +175,7 @@ class Passes(TaskList):
             hosts_wait = []  # the next one starts with it
 
     def _rest(self, chain: Chain, position: int, action: Action, variant: int, first: int) -> None:
-        """Add the parts of a pass from ``first`` on, of which each waits for those before it alone."""
+        """Add the parts of a pass from ``first_part`` on, which wait only for each other."""
         key, start = (action.stage, variant), len(self.slot_of)
         if key in self.bodies:
             body, starts = self.bodies[key]
@@ -178,7 +188,7 @@ class Passes(TaskList):
         chain.tail, chain.joined, chain.stream = start + body.tail, _shifted(body.joined, start), body.stream
 
     def _body(self, chain: Chain, position: int, action: Action, variant: int, first: int) -> _Body:
-        """Add the parts of a pass from ``first`` on, and return what they are."""
+        """Add the parts of a pass from ``first_part`` on, and return them as a body."""
         start, num_edges = len(self.slot_of), len(self.edges)
         for index, part in enumerate(self.shape.stages[action.stage].parts(variant)[first:], first):
             self._part(chain, position, (action.stage, variant, index), part, action.microbatch, [], [])
@@ -191,7 +201,7 @@ class Passes(TaskList):
         return action == self.final[action.stage]
 
     def awaited(self, action: Action) -> list[int | None]:
-        """Return what an action waits for besides those before it on its rank: what another rank sends."""
+        """Return the tasks that an action waits for besides earlier ones on its rank: what another rank sends."""
         if action.kind is ActionKind.WEIGHT:
             return []
         return [self.arrived.pop(action._replace(kind=_AWAITED[action.kind]), None)]
@@ -206,6 +216,7 @@ class Passes(TaskList):
         after: list[int | None],
         launched_after: list[int | None],
     ) -> None:
+        """Add the tasks of a part: launches, phases, and launches that run ahead."""
         if key not in self.parts:
             self.parts[key] = self._part_slots(position, key, part)
         slots = self.parts[key]
@@ -229,7 +240,7 @@ class Passes(TaskList):
         chain.tail, chain.stream = number, slots.stream
 
     def _part_slots(self, position: int, key: tuple[int, ...], part: PartShape) -> _PartSlots:
-        """Return the slots of a part, in the order of its tasks."""
+        """Return the templates of a part, in the order of its tasks."""
         kind = StreamKind.COMPUTE if not part.legs else StreamKind.CONTEXT if part.beside else StreamKind.TENSOR
         rank, launch = Site(RANK, position), ((position, StreamKind.LAUNCH),)
         site = Site(part.along, position) if part.legs or part.together else rank
@@ -242,7 +253,7 @@ class Passes(TaskList):
         return _PartSlots(kind, lead, legs, self.slot(rank, "rest", key, launch) if part.launched else -1)
 
     def _reduce(self, chain: Chain, position: int, action: Action, part: int) -> list[int | None]:
-        """Reduce the gradients that a part has made whole; return the reductions that the next part waits for."""
+        """Reduce the gradients that a part has completed, and return the reductions that the next part waits for."""
         shared, before = self.shape.sharing, self.scattered[position]
         found = self._leaving_after(action, part)
         for leaving in found:
@@ -261,7 +272,7 @@ class Passes(TaskList):
         return self.buckets[key].get(part, [])
 
     def _leave(self, chain: Chain, position: int, action: Action, leaving: Leaving) -> None:
-        """Reduce a bucket of gradients, of a stage's last ones over replicas too, and copy it to the host."""
+        """Reduce a bucket of gradients, a stage's last ones over replicas too, and copy it to the host."""
         final = self.is_final(action)
         microbatch = action.microbatch if self.shape.sharing.gradients else -1
         after = chain.tail
@@ -282,6 +293,7 @@ class Passes(TaskList):
             waits = [(after, position), (chain.joined, position)]
             copy = self.copy(TO_HOST, position, GRADIENTS, bucket, microbatch, waits)
             self.leaving[position] = self.scattered[position] = copy
+            # The host adds to the gradients of earlier microbatches; the first ones it only receives.
             if bucket in self.on_host:
                 self.summed[position] = self.copy(HOST, position, SUM, bucket, microbatch, [(copy, position)])
             self.on_host.add(bucket)
@@ -295,11 +307,11 @@ class Passes(TaskList):
         microbatch: int,
         waits: Waits,
     ) -> int:
-        """Add a copy between a rank and its host."""
+        """Add a copy between a rank and its host, and return its task."""
         return self.add(Site(kind, position), what, key, ((position, _HOST_STREAMS[kind]),), microbatch, waits)
 
     def _send(self, chain: Chain, position: int, action: Action) -> None:
-        """Send what an action made to the stage that waits for it, if it is on another rank."""
+        """Send the result of an action to the stage that waits for it, if that is on another rank."""
         forward = action.kind is ActionKind.FORWARD
         stage = action.stage + (1 if forward else -1)
         if not 0 <= stage < self.order.num_stages:
@@ -334,11 +346,11 @@ class _Units:
         return [self.ready[part]] if part in self.ready else []
 
     def after(self, part: int) -> None:
-        """Gather the unit that may come now that a part has ended."""
+        """Gather the unit that may be gathered once a part has ended."""
         self._reach(part + 1)
 
     def _reach(self, part: int) -> None:
-        """Gather the unit that may come as a part begins: ahead of the one that is read from there on."""
+        """Gather the unit that may be gathered as a part begins: one ahead of the unit that is read from there on."""
         if self.begun == len(self.units) or self.units[self.begun].first != part:
             return
         following = self.begun + self.builder.shape.sharing.ahead
@@ -348,9 +360,10 @@ class _Units:
         self.begun += 1
 
     def _gather(self, unit: int, computed: int | None = None) -> None:
-        """Gather a unit's parameters when what the rank computes now has ended; the stream keeps gathers in order.
+        """Gather a unit's parameters after the rank's present work; the stream keeps gathers in order.
 
-        The first of a pass wait for all that was ``computed`` before, of which some may be another pass's in turns.
+        The first gather of a pass waits for ``compute_task``, all that was computed before, which may belong to another
+        pass that runs in turns with this one.
         """
         shape, position, builder = self.units[unit], self.position, self.builder
         reduced = None if builder.shape.sharing.ahead else builder.leaving[position]
@@ -379,20 +392,23 @@ def _joins(shape: StepShape) -> frozenset[Action]:
 
 
 def _shifted(task: int | None, by: int) -> int | None:
+    """Return the number of a task, counted from another one."""
     return None if task is None else task + by
 
 
 _HOST_STREAMS = {TO_HOST: StreamKind.TO_HOST, HOST: StreamKind.HOST, FROM_HOST: StreamKind.FROM_HOST}
+"""Streams of copies and of work on the host, by kind of site."""
 _STREAMS = {
     True: (StreamKind.SEND_FORWARD, StreamKind.RECEIVE_FORWARD),
     False: (StreamKind.SEND_BACKWARD, StreamKind.RECEIVE_BACKWARD),
 }
+"""Streams of sender and receiver, by whether a send goes to a later position."""
 _AWAITED = {
     ActionKind.FORWARD: ActionKind.FORWARD,
     ActionKind.BACKWARD: ActionKind.BACKWARD,
     ActionKind.INPUT: ActionKind.BACKWARD,
 }
-"""What the next stage waits for, by what makes it."""
+"""Kind of action that the next stage waits for, by the kind that makes it."""
 
 
 @lru_cache(maxsize=256)
@@ -422,7 +438,7 @@ class Step(Passes):
         return self.skeleton()
 
     def _chain(self, site: Site, what: str, key: tuple[int, ...], streams: Streams, legs: int) -> None:
-        """Add the phases of a communication at the end of the step; the streams keep them in order."""
+        """Add the phases of a communication at the end of the step; streams keep them in order."""
         positions = [position for position, _ in streams]
         for leg in range(legs):
             waits = (
@@ -434,7 +450,7 @@ class Step(Passes):
                 self.leaving[position] = number
 
     def _sum(self, position: int) -> None:
-        """Reduce all gradients of a position that were not reduced as they were made, then those in parts."""
+        """Reduce the gradients of a position that passes have not reduced, then those of replicated parameters."""
         own = ((position, StreamKind.DATA),)
         for kind, legs in self.shape.reductions[position]:
             self._chain(Site(kind, position), "reduce", (-1, 0), own, legs)
@@ -450,7 +466,7 @@ class Step(Passes):
             self._chain(Site(kind, position), "gather", (), ((position, StreamKind.DATA),), legs)
 
     def _clip(self, legs: int) -> None:
-        """Read the gradients of every rank, and sum what their norm needs over the ranks of all positions."""
+        """Read the gradients of every rank, and sum their norm over the ranks of all positions."""
         for position in range(self.shape.ranks):
             chain, own = self.chain[position], ((position, StreamKind.COMPUTE),)
             waits = [(task, position) for task in (self.leaving[position], *chain.ends)]
@@ -462,7 +478,7 @@ class Step(Passes):
         self._chain(Site(NORM, 0), "norm", (), streams, legs)
 
     def _update(self, position: int) -> None:
-        """Update the parameters: those whose states are on the device there, and others chunk by chunk."""
+        """Update the parameters: those with states on the device at once, the others chunk by chunk."""
         chain, update = self.chain[position], self.shape.updates[position]
         waits = [(task, position) for task in (self.leaving[position], self.summed[position], *chain.ends)]
         if update.device:

@@ -1,9 +1,9 @@
 """Steps in a row without a flush: PipeDream updates weights after every backward, 2BW once a step and later.
 
-PipeDream updates the weights of a stage as soon as the gradients of one microbatch are summed over data ranks: one
-round of replicas. 2BW accumulates the gradients of the microbatches of a step. Those of step ``t`` were made with the
-weights that the update of step ``t - 2`` left, so that the update of step ``t`` is due before the first forward of
-step ``t + 2`` of its stage. Where gradients are summed beneath passes or with those of another stage (tied
+PipeDream updates the weights of a stage as soon as the gradients of one microbatch, one round of replicas, are summed
+over data ranks [1]_. 2BW accumulates the gradients of the microbatches of a step. Gradients of step ``t`` are made with
+the weights that the update of step ``t - 2`` left, so that the update of step ``t`` is due before the first forward of
+step ``t + 2`` of its stage [2]_. Where gradients are summed beneath passes or with those of another stage (tied
 parameters), or the host steps, the update waits until then, and at the longest until the last backward of step
 ``t + 1``, which fills a second buffer of gradients; else it follows the last backward of step ``t`` at once.
 
@@ -33,14 +33,14 @@ from meshwise.strategies.schedules.schedule import Action, ActionKind
 
 @lru_cache(maxsize=64)
 def unflushed(shape: StepShape, when: Updates, count: int) -> Skeleton:
-    """Return the abstract tasks of ``count`` steps in a row, each of the shape of one."""
+    """Return the abstract tasks of ``num_steps`` steps in a row, each of the shape of one."""
     return _Unflushed(shape, when, count).build()
 
 
 def steps(tasks: Skeleton, place: Frame, plan: Plan) -> Steps:
-    """Return the tasks of every step: those of one slot on one class in the order in which they run.
+    """Return the tasks of every step; tasks of one template on one class are in the order in which they run.
 
-    Launches are left out: they wait for nothing but each other, and so may run ahead of all else for ever.
+    Launches are left out: they wait only for each other, and so may run ahead of all other tasks for ever.
     """
     assert tasks.step_of is not None
     counts = np.array([len(found) for found in place.instances], dtype=np.int64)
@@ -54,9 +54,16 @@ def steps(tasks: Skeleton, place: Frame, plan: Plan) -> Steps:
 class _Unflushed(Step):
     """Abstract tasks of many steps while they are collected.
 
-    ``due`` are for each position the steps whose update is still to come, ``made`` what ends its gradients of a
-    step, ``tied`` the tied parameters, and the steps, of which gradients are summed, and ``weights`` what the first
-    forward of a step waits for: the end of the update of its weights.
+    Attributes
+    ----------
+    due_steps
+        For each position the steps whose update is still to come.
+    gradient_ends
+        By position and step, the tasks that end its gradients.
+    summed_ties
+        The tied parameters, each with a step, whose gradients are summed.
+    weight_updates
+        By position and step, the end of the update of weights, for which a later step's first forward waits.
     """
 
     def __init__(self, shape: StepShape, when: Updates, count: int) -> None:
@@ -126,7 +133,7 @@ class _Unflushed(Step):
             self.due[position].append(step)
 
     def _tie(self, step: int) -> None:
-        """Sum the gradients of tied parameters of a step where both positions have made theirs."""
+        """Sum the gradients of a step's tied parameters where both positions have made theirs."""
         for number, (first, second, legs) in enumerate(self.shape.tied):
             pair = (first, second)
             if (number, step) in self.tied or any((position, step) not in self.made for position in pair):
@@ -139,7 +146,7 @@ class _Unflushed(Step):
                 self.leaving[first] = self.leaving[second] = summed
 
     def _renew(self, position: int, step: int) -> None:
-        """Update the weights of a position; its passes go on after that.
+        """Update the weights of a position, after which its passes go on.
 
         Where updates are late, only the first forward with the new weights waits for host and gather.
         """

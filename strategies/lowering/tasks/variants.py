@@ -1,4 +1,4 @@
-"""Variants of a stage's passes: those of one variant do the same and hold the same memory."""
+"""Variants of a stage's passes: passes of one variant do the same work and hold the same memory."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,19 +8,19 @@ from meshwise.strategies.schedules.orders import Actions
 from meshwise.strategies.schedules.schedule import KINDS, Action, ActionKind
 
 FORWARD_PASS, BACKWARD_PASS, LAST_BACKWARD, INPUTS, WEIGHTS, LAST_WEIGHTS = range(6)
-"""What makes a stage's last gradients is apart from others of its kind."""
+"""The pass that makes a stage's last gradients is a variant of its own."""
 
 WHOLE = (FORWARD_PASS, BACKWARD_PASS, LAST_BACKWARD)
-"""The variants of schedules that do not split backward."""
+"""Variants of schedules that do not split backward."""
 
 SPLIT = (INPUTS, WEIGHTS, LAST_WEIGHTS)
-"""Those that others have besides."""
+"""Further variants of schedules that split backward."""
 
 JOINED = len(WHOLE + SPLIT)
-"""Added to the variant of a `joined` pass."""
+"""Added to the variant of a pass that `find_joined` marks."""
 
 FIRST = 2 * JOINED
-"""Added to the variant of a pass with which a stage's gradients `begin`."""
+"""Added to the variant of a pass that `find_first_gradients` marks."""
 
 _KINDS = (
     ActionKind.FORWARD,
@@ -33,12 +33,12 @@ _KINDS = (
 
 
 def kind_of(variant: int) -> ActionKind:
-    """Return what the passes of a variant do."""
+    """Return the kind of action of a variant's passes."""
     return _KINDS[variant % JOINED]
 
 
 def joins(variant: int) -> bool:
-    """Return whether passes of a variant are `joined`.
+    """Return whether passes of a variant are joined to their neighbour.
 
     >>> joins(FORWARD_PASS + JOINED), joins(LAST_BACKWARD + FIRST)
     (True, False)
@@ -47,7 +47,7 @@ def joins(variant: int) -> bool:
 
 
 def variant_of(action: Action, final: bool) -> int:
-    """Return the variant of a pass that an action runs; ``final`` for that which makes a stage's last gradients."""
+    """Return the variant of the pass of an action; ``final`` where it makes a stage's last gradients."""
     match action.kind:
         case ActionKind.FORWARD:
             return FORWARD_PASS
@@ -72,7 +72,7 @@ def variants(rows: Actions, joins: NDArray[np.bool_]) -> IntArray:
 
 
 def begin(rows: Actions) -> NDArray[np.bool_]:
-    """Return for every action whether it makes the first gradients of its stage's weights.
+    """Return, for every action, whether it makes the first gradients of its stage's weights.
 
     >>> from meshwise.strategies.schedules.orders import actions
     >>> begin(actions("zb1p", 1, 2)).tolist()  # F0 I0 W0 F1 I1 W1
@@ -82,9 +82,10 @@ def begin(rows: Actions) -> NDArray[np.bool_]:
 
 
 def joined(rows: Actions) -> NDArray[np.bool_]:
-    """Return for every action whether it is a forward that a backward of its stage follows at once, or that backward.
+    """Return, for every action, whether it is a forward directly followed by a backward of its stage, or that backward.
 
-    Of a backward in two it is that of the inputs, which alone reads parameters. Two that run as one do not follow.
+    Of a split backward it is the part for inputs, which alone reads parameters. Actions that overlap do not follow each
+    other.
 
     >>> from meshwise.strategies.schedules.orders import actions
     >>> joined(actions("gpipe", 1, 2)).tolist()
@@ -97,7 +98,7 @@ def joined(rows: Actions) -> NDArray[np.bool_]:
 
 
 def first_and_last(rows: Actions) -> NDArray[np.bool_]:
-    """Return for every action whether it is the first of its stage, or the last, until which parameters may stay.
+    """Return, for every action, whether it is the first of its stage, or the last one, until which parameters may stay.
 
     >>> from meshwise.strategies.schedules.orders import actions
     >>> first_and_last(actions("zb1p", 1, 2)).tolist()  # F0 I0 W0 F1 I1 W1
@@ -107,19 +108,19 @@ def first_and_last(rows: Actions) -> NDArray[np.bool_]:
 
 
 def _goes_back(rows: Actions) -> NDArray[np.bool_]:
-    """Return for every action whether it makes gradients of inputs."""
+    """Return, for every action, whether it makes gradients of inputs."""
     result: NDArray[np.bool_] = (rows.kind == _BACKWARD) | (rows.kind == _INPUT)
     return result
 
 
 def _makes(rows: Actions) -> NDArray[np.bool_]:
-    """Return for every action whether it makes gradients of weights."""
+    """Return, for every action, whether it makes gradients of weights."""
     result: NDArray[np.bool_] = (rows.kind == _BACKWARD) | (rows.kind == _WEIGHT)
     return result
 
 
 def _first(rows: Actions, among: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return for every action whether it is the first of some of its stage."""
+    """Return, for every action, whether it is the first one of its stage within ``mask``."""
     places = np.flatnonzero(among)
     result: NDArray[np.bool_] = np.zeros(len(among), np.bool_)
     result[places[np.unique(rows.stage[places], return_index=True)[1]]] = True
@@ -127,7 +128,7 @@ def _first(rows: Actions, among: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def _last(rows: Actions, among: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return for every action whether it is the last of some of its stage."""
+    """Return, for every action, whether it is the last one of its stage within ``mask``."""
     places = np.flatnonzero(among)[::-1]
     _, found = np.unique(rows.stage[places], return_index=True)
     result = np.zeros(len(among), np.bool_)
