@@ -202,7 +202,7 @@ def _rank_check(
     from meshwise.executor.check.oracle import rank_oracle
 
     found = rank_oracle(job, rank)
-    members = next(each for each in program.rank_classes if rank in each.ranks)
+    members = next(rank_class for rank_class in program.rank_classes if rank in rank_class.ranks)
     kept = dict(zip(CATEGORIES, profile.usage[-1], strict=True))  # as the step ends
     memory = found.memory
     lines = (
@@ -212,7 +212,7 @@ def _rank_check(
         MemoryLine(PEAK, profile.peak, memory.peak, PEAK_TOLERANCE * memory.peak),
     )
     measured = Counter(
-        Communication(each.kind, along(job.plan, each.ranks), float(each.size)) for each in found.messages
+        Communication(message.kind, along(job.plan, message.ranks), float(message.size)) for message in found.messages
     )
     return RankCheck(rank, members.stages, lines, tuple(_traffic(told, measured, by_unit=job.plan.zero == 3)))
 

@@ -154,14 +154,15 @@ class Move(torch.autograd.Function):
             The layout in which the gradient comes back. It is given on as the value is, ``have`` with nothing left
             to sum.
         """
-        ctx.ranks, ctx.dims, ctx.have, ctx.back = ranks, dims, have, back
+        ctx.ranks, ctx.dims, ctx.source, ctx.gradient_layout = ranks, dims, have, back
         result = ranks.redistribute(local, dims, have, wanted)
         return result.view_as(result) if result is local else result
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         """Return the gradient of the value as it was."""
-        return ctx.ranks.redistribute(gradients[0], ctx.dims, ctx.back, ctx.have.complete), None, None, None, None, None
+        source, target = ctx.gradient_layout, ctx.source.complete
+        return ctx.ranks.redistribute(gradients[0], ctx.dims, source, target), None, None, None, None, None
 
 
 class Once(torch.autograd.Function):

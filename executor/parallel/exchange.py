@@ -102,10 +102,10 @@ class Share(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, local: Tensor, ways: int) -> Tensor:
         """Return the value."""
-        ctx.ways = ways
+        ctx.num_ranks = ways
         return local.view_as(local)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         """Return the part of the gradient that a rank adds."""
-        return gradients[0] / ctx.ways, None
+        return gradients[0] / ctx.num_ranks, None

@@ -206,7 +206,7 @@ def _message(event: TraceEvent, passes: _Nested, regions: _Nested) -> Row:
 
 def _copies(records: Iterable[Record], device: Sequence[TraceEvent]) -> Iterator[Row]:
     """Yield what was recorded as copies: as long as the GPU copied, or as the host was busy."""
-    copies = sorted((event for event in device if event.name.startswith(COPY)), key=attrgetter("launched"))
+    copies = sorted((event for event in device if event.name.startswith(COPY)), key=lambda event: event.launched)
     launched = [event.launched for event in copies]
     for record in records:
         if record.kind is TaskKind.HOST_COPY:

@@ -130,7 +130,7 @@ def save(trainer: Trainer, step: int, place: Path) -> None:
     found = {
         "step": step,
         "tensors": {name: described for each in written if each for name, described in each["tensors"].items()},
-        "files": {f"rank-{each}.bin": file["file"] for each, file in enumerate(written) if file},
+        "files": {f"rank-{writer}.bin": file["file"] for writer, file in enumerate(written) if file},
     }
     job = trainer.job
     _agreed(lambda: commit(partial, facts(job, trainer.text) | found, job.keep) if rank == 0 else None, partial)
