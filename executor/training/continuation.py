@@ -1,4 +1,4 @@
-"""How a run goes on from a checkpoint: what has to be the same, what is taken from it, and what is refused."""
+"""How a run continues from a checkpoint: what must be the same, what it takes over, and what is refused."""
 
 import json
 from dataclasses import asdict, dataclass, replace
@@ -10,7 +10,7 @@ from meshwise.executor.training.checkpoint import Checkpoint, last_good, names
 from meshwise.executor.training.data import Text, TextFiles, text_of
 
 _TRAINING = ("global_batch", "sequence", "precision", "optimizer", "gradient_precision", "gradient_clipping")
-"""What of a training step decides the numbers that a run computes."""
+"""The fields of a training step that decide the numbers that a run computes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,10 @@ class RunOptions:
 
 
 def facts(job: Job, text: Text) -> dict[str, Any]:
-    """Return what a checkpoint of a job says besides its step and tensors, as JSON reads it back."""
+    """Return what a checkpoint of a job says besides its step and tensors, as JSON-ready data.
+
+    It has gone through JSON once, so that it compares equal with what a manifest reads back: lists, not tuples.
+    """
     document = {
         "model": asdict(job.spec),
         "training": {field: getattr(job.training, field) for field in _TRAINING},
@@ -58,19 +61,19 @@ def facts(job: Job, text: Text) -> dict[str, Any]:
 
 
 def prepared(job: Job, seed: int | None, options: RunOptions, folder: Path) -> tuple[Job, tuple[str, ...]]:
-    """Return the job with its options, from its beginning or from a checkpoint, and what is wrong with newer ones.
+    """Return the job with its options, at its first step or at a checkpoint, and what is wrong with newer checkpoints.
 
     Parameters
     ----------
     seed
-        ``None`` for that of the checkpoint, or 0.
+        ``None`` for the seed of the checkpoint, or 0 without one.
     folder
-        That of the run.
+        The folder of the run.
 
     Raises
     ------
     ValueError
-        Where data or checkpoint do not fit, or where the run would write over checkpoints.
+        Where data or checkpoint do not fit, or where the run would overwrite checkpoints.
     """
     plan = job.plan
     if plan.asynchronous and (options.checkpoint_every or options.resume):
@@ -99,7 +102,7 @@ def prepared(job: Job, seed: int | None, options: RunOptions, folder: Path) -> t
 def continued(
     job: Job, text: Text, seed: int | None, learning_rate: LearningRate | None, checkpoint: Checkpoint
 ) -> Job:
-    """Return the job as it goes on from a checkpoint; ``ValueError`` where that is of something else."""
+    """Return the job as it continues from a checkpoint; ``ValueError`` where the checkpoint is of another run."""
     if job.steps <= checkpoint.step:
         held = f"{checkpoint.folder} was made after {checkpoint.step} steps; a run that resumes has more of them in all"
         raise ValueError(f"{held}, met steps {job.steps}")
@@ -118,7 +121,7 @@ def continued(
 
 
 def _differences(key: str, saved: Any, expected: Any) -> list[str]:
-    """Return what differs; names of models and data do not count."""
+    """Return the differences in words; names of models and data may differ."""
     if not isinstance(saved, dict) or not isinstance(expected, dict):
         return [] if saved == expected else [f"its {key} is {saved!r:.60}, this run's {expected!r:.60}"]
     rows = [(field, saved.get(field), expected.get(field)) for field in {**expected, **saved} if field != "name"]
