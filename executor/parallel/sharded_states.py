@@ -52,7 +52,7 @@ class Kind(NamedTuple):
 
 
 class States(NamedTuple):
-    """Where optimizer states are: the fraction ``on_host``, the first ones, on the host, which are updated at ``place``."""
+    """Where optimizer states are: the first ``on_host`` of them, a fraction, on the host, and updated at ``place``."""
 
     host: HostMemory
     on_host: float = 0.0
