@@ -1,8 +1,8 @@
-"""One rank of a captured module, whose results lie beside each job.
+"""The process of one rank that trains a captured module; results go beside each job's file.
 
 ``python -m meshwise.executor.operators.worker JOB.json [CHECK.json]``
 
-The check runs first: the same job in fp64, which is compared with one process. Where it differs the job is not begun.
+The check runs first: the same job in fp64, which is compared with one process. Where it differs the job does not start.
 """
 
 import os
@@ -22,7 +22,7 @@ def _run(paths: list[Path], rank: int) -> None:
 
     heartbeat = Heartbeat(paths[0].parent, rank)
     heartbeat.beat("start")
-    jobs = [OperatorJob.read(path) for path in paths]  # the run is the first one: its folder has the signs of life
+    jobs = [OperatorJob.read(path) for path in paths]  # the first is the run: its folder has the heartbeats
     device = jobs[0].device
     require_device(device, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     accelerator = accelerator_of(device)

@@ -109,7 +109,7 @@ def runtime(
 
 
 def reduce_shards(module: nn.Module, *, last: bool) -> None:
-    """Reduce the gradients that a backward pass left of a module of ``fully_shard``; with ``is_last`` over replicas too.
+    """Reduce the gradients that a backward pass left of a module of ``fully_shard``; the last one over replicas too.
 
     Parameters stay gathered. The hooks of ``fully_shard`` would do this, but they miss weight gradients that are
     computed apart from the backward pass, and torch's pipeline keeps whole gradients to the end of a step.
