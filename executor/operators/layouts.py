@@ -138,7 +138,7 @@ class Layouts:
         return Reading(sharding.of_input(tensor), gradient)
 
     def bringing(self, node: Node, root: str) -> Bringing:
-        """Return the key of a reading, which readers of a root in one layout and one occurrence of a block share."""
+        """Return the key of a reading, shared by readers of a root in one layout and one block occurrence."""
         return root, self.reading(node, root).wanted, self._occurrence(node.name)
 
     def _occurrence(self, node: str) -> str:
