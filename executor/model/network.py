@@ -274,7 +274,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def checkpointed(contexts: ContextFactory, function: Callable[..., Any], *inputs: Any) -> Any:
-    """Return ``function(*inputs)``, of which backward keeps nothing but the inputs."""
+    """Return ``function(*inputs)``; backward keeps only the inputs, and runs the function again."""
     return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
 
 

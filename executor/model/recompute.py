@@ -38,7 +38,7 @@ Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManage
 
 
 def remade_once(contexts: Contexts, function: Callable[..., Any], *inputs: Any) -> Any:
-    """Return ``function(*inputs)``, of which backward keeps nothing but the inputs, and which it runs again once.
+    """Return ``function(*inputs)``; backward keeps only the inputs, and runs the function again once.
 
     ``contexts`` makes the contexts under which the function runs, and runs again.
     """

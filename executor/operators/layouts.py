@@ -158,7 +158,7 @@ class Layouts:
         return needed and self.reading(node, root).wanted != self.produced[root]
 
     def values(self, node: Node) -> list[str]:
-        """Return the names of a node's values, in order; of several values each has the name of its ``getitem`` node."""
+        """Return the names of a node's values, in order; several values have the names of their ``getitem`` nodes."""
         if node.name in self.captured.dims:
             return [node.name]
         return [user.name for user in sorted(filter(_picks, node.users), key=lambda user: int(str(user.args[1])))]
