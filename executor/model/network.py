@@ -286,6 +286,8 @@ def no_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[A
 class Network(nn.Module):
     """The blocks named ``blocks``, in order; all blocks of the graph make the whole model.
 
+    ``make_layer_context(number, layer)`` makes the context under which a layer runs forward, but not its recomputation.
+
     Parameters
     ----------
     recompute
@@ -295,8 +297,6 @@ class Network(nn.Module):
         Makes the contexts under which the forward pass and its recomputation run.
     splits_backward
         Whether backward comes in two parts, which then share one recomputation.
-
-    ``make_layer_context(number, layer)`` makes the context under which a layer runs forward, but not its recomputation.
     """
 
     def __init__(
