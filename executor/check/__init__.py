@@ -1,1 +1,1 @@
-"""What a run is held against: one process, and what torch itself counts of memory and messages."""
+"""References for a run: training by one process, and what torch itself counts of memory and messages."""

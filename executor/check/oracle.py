@@ -1,13 +1,11 @@
-"""What one rank of a job of any size keeps and sends in a step: the executor's own trainer on tensors without data.
+"""The memory and the messages of one rank in a step, for a job of any size: the executor's trainer on fake tensors.
 
 No figure comes from the simulator: parameters, gradients and optimizer states are those that torch makes, the peak is
 that of torch's memory tracker, and communications are those that reach torch's dispatcher.
 
-Every private interface of torch by which one process is any rank of a job that does not exist (torch 2.13).
-
-Fake tensors have shapes and no storage, and a fake process group answers every collective at once. torch's
-``MemTracker`` counts the bytes of every storage from its first use until it is freed; collectives are seen where they
-reach torch's dispatcher.
+Fake tensors have shapes but no data, and a fake process group answers every collective at once, so one process can be
+any rank of a job that does not exist. torch's ``MemTracker`` counts the bytes of every storage from its first use until
+it is freed. The private interfaces of torch for this are all in this file (torch 2.13).
 """
 
 import weakref
@@ -64,16 +62,16 @@ _NAMES = {
     "alltoall_base_": "all_to_all",
     "all_to_all_single": "all_to_all",
 }
-"""What torch's operators are called elsewhere; those that are missing have their own names."""
+"""Names of collectives here, by torch's operators; operators that are missing here keep their own names."""
 _SILENT = ("wait_tensor", "recv_", "barrier", "monitored_barrier_", "check_for_nan")
-"""Operators of torch's that move nothing, or what the sender has counted."""
+"""Operators of torch that move nothing, or move what the sender counts."""
 
 
 class Message(NamedTuple):
-    """A communication that a rank takes part in, or a send of its own: what, among which ranks, and its bytes.
+    """A collective that a rank takes part in, or a send from it: its kind, its ranks and its size in bytes.
 
-    Bytes are those of the buffer of one rank; of gathers and scatters those of the full one. The group of a send are
-    both its ends.
+    The size is that of one rank's buffer, for gathers and scatters that of the full buffer. The ranks of a send are its
+    two ends.
     """
 
     kind: str
@@ -82,7 +80,7 @@ class Message(NamedTuple):
 
 
 class _NoModules(ModTracker):
-    """Knows of no modules: its hooks stand in the way of a backward that is split."""
+    """A tracker that ignores modules: the hooks of torch's own break a backward pass that is split."""
 
     def __enter__(self) -> None: ...
 
@@ -90,7 +88,7 @@ class _NoModules(ModTracker):
 
 
 class _OneBucket:
-    """A reducer that keeps the bucket of its first step: it would read the sizes of new ones from other ranks."""
+    """A reducer that keeps its first bucket: to make new ones it would read their sizes from other ranks."""
 
     def __init__(self, reducer: Any) -> None:
         self._reducer = reducer
@@ -103,10 +101,10 @@ class _OneBucket:
 
 
 class Tracker(MemTracker):
-    """Counts live bytes and notes messages; modules may run any number of times.
+    """Counts live bytes and records messages; modules may run any number of times.
 
-    ``MemTracker`` itself refuses a second forward pass, as every microbatch is one, for its
-    statistics by module; and it counts the global shapes on which DTensor infers layouts.
+    ``MemTracker`` itself refuses a second forward pass, and so a second microbatch, for its statistics by module. It
+    would also count the tensors of global shape on which DTensor infers layouts.
     """
 
     def __init__(self) -> None:
@@ -117,18 +115,18 @@ class Tracker(MemTracker):
         self._left_out: Any = WeakIdKeyDictionary(ref_type=weakref.ref)
 
     def reset(self) -> None:
-        """Forget the peak and the messages so far."""
+        """Reset the peak and the messages."""
         self.peak = 0
         self.messages.clear()
 
     def uncounted(self, elements: int, dtype: torch.dtype) -> Tensor:
-        """Return a vector that is not counted."""
+        """Return a vector that does not count."""
         made: Tensor = self.quiet(torch.empty)(elements, dtype=dtype)
         self._left_out[made.untyped_storage()] = True
         return made
 
     def leaves_out(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is not counted."""
+        """Return whether a tensor does not count."""
         return tensor.untyped_storage() in self._left_out
 
     def _track(self, reftype: Any, t: Tensor) -> None:
@@ -136,7 +134,7 @@ class Tracker(MemTracker):
             super()._track(reftype, t)
 
     def _update_and_maybe_create_winfos(self, t: Tensor, *args: Any, **kwargs: Any) -> set[Any]:
-        if not isinstance(t, DTensor) and self.leaves_out(t):  # a state of an optimizer on the host
+        if not isinstance(t, DTensor) and self.leaves_out(t):  # an optimizer state on the host
             return set()
         return super()._update_and_maybe_create_winfos(t, *args, **kwargs)
 
@@ -146,7 +144,8 @@ class Tracker(MemTracker):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.inferring:
             return func(*args, **kwargs or {})
-        if (read := _tensors((args, kwargs))) and all(map(self.leaves_out, read)):  # the host computes
+        # an operator that reads only tensors of the host runs there, and so does not count what it makes
+        if (read := _tensors((args, kwargs))) and all(map(self.leaves_out, read)):
             made = func(*args, **kwargs or {})
             for tensor in _tensors(made):
                 self._left_out[tensor.untyped_storage()] = True
@@ -163,14 +162,14 @@ class Tracker(MemTracker):
         kind, ranks = _NAMES.get(operator, operator), _ranks(args)
         sizes = [sum(t.nbytes for t in _tensors(part)) for part in args]
         size = max(sizes)
-        if operator == "all_gather_into_tensor":  # it makes the full buffer
+        if operator == "all_gather_into_tensor":  # its argument is one rank's part: it makes the full buffer itself
             size *= len(ranks)
         if kind == "send":
             ranks = tuple(sorted({dist.get_rank(), ranks[args[2]]}))
         self.messages.append(Message(kind, ranks, size))
 
     def quiet(self, infer: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``infer`` with what it makes left uncounted."""
+        """Return ``infer`` as a function whose new tensors do not count."""
 
         def quiet(*arguments: Any, **options: Any) -> Any:
             self.inferring = True
@@ -182,7 +181,7 @@ class Tracker(MemTracker):
         return quiet
 
     def unsynchronised(self, network: nn.Module, **options: Any) -> DistributedDataParallel:
-        """Return ``network`` as DistributedDataParallel without what reads data: the first broadcast, the reduction."""
+        """Return ``network`` in DistributedDataParallel without its first broadcast and reduction, which read data."""
         module = DistributedDataParallel(network, init_sync=False, **options)
         ranks = tuple(dist.get_process_group_ranks(options["process_group"]))
 
@@ -202,7 +201,7 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def _ranks(args: Any) -> tuple[int, ...]:
-    """Return the ranks of the group that a communication's arguments name."""
+    """Return the ranks of the process group among a communication's arguments."""
     for argument in args:
         if isinstance(argument, torch.ScriptObject):
             group = dist.ProcessGroup.unbox(argument)
@@ -216,17 +215,17 @@ def _ranks(args: Any) -> tuple[int, ...]:
 
 @contextmanager
 def fake_rank(rank: int, ranks: int, replaced: Sequence[tuple[Any, str, Any]]) -> Iterator[Tracker]:
-    """Run the body as ``rank`` of ``ranks`` that do not exist, on tensors without data, and yield what counts them.
+    """Run the body as ``rank`` of ``ranks`` that do not exist, on tensors without data, and yield their tracker.
 
     Parameters
     ----------
-    replaced
-        Objects, names of theirs and what these are meanwhile.
+    replacements
+        Objects, the names of attributes and the values that these have meanwhile.
     """
     tracker, infer = Tracker(), "_propagate_tensor_meta_non_cached"
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
     try:
-        # what an equal mesh of another rank has left there names that rank's groups
+        # an equal mesh of another rank may have left entries there that name that rank's groups
         _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
         with ExitStack() as stack:
             for target, name, value in (
@@ -245,7 +244,7 @@ def fake_rank(rank: int, ranks: int, replaced: Sequence[tuple[Any, str, Any]]) -
 
 
 def really(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``function`` on tensors with data: the ranks of a mesh are numbers that it reads."""
+    """Return ``function`` as one that runs on tensors with data: a mesh reads the numbers of its ranks."""
 
     def real(*arguments: Any, **options: Any) -> Any:
         with unset_fake_temporarily():
@@ -255,9 +254,9 @@ def really(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def alone(runtime: Any) -> None:
-    """Let a pipeline's runtime take shapes as stated, where torch's asks its neighbours.
+    """Make a pipeline's runtime take shapes as stated, instead of asking the neighbouring stages.
 
-    torch drops gradients before the first step, as if they were of a trial of those shapes; here they are kept.
+    After its own trial of shapes torch would also drop gradients before the first step; here they stay.
     """
     runtime._warmup_p2p = _no_warmup
     for stage in runtime._stages:
@@ -271,13 +270,13 @@ def _no_warmup(stages: Sequence[Any], *_: Any) -> None:
 
 
 def nbytes(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of the storages of ``tensors``, one that several share once."""
+    """Return the bytes of the storages of ``tensors``; a storage that several tensors share counts once."""
     storages = {id(storage): storage for tensor in tensors for storage in get_untyped_storages(tensor)}
     return sum(storage.nbytes() for storage in storages.values())
 
 
 class _SilentHeart:
-    """Beats for nobody."""
+    """A heartbeat that nobody reads."""
 
     step = -1
 
@@ -286,7 +285,7 @@ class _SilentHeart:
 
 
 class FakeHostMemory(HostMemory):
-    """Tensors without data on the host, which ``tracker`` does not count."""
+    """Makes fake tensors on the host, which ``tracker`` does not count."""
 
     def __init__(self, recorder: Recorder, accelerator: Accelerator, *, tracker: Tracker) -> None:
         super().__init__(recorder, accelerator)
@@ -301,16 +300,16 @@ class FakeHostMemory(HostMemory):
         return self.tracker.leaves_out(tensor)
 
     def keep(self, tensor: Tensor) -> Tensor:
-        """Return a tensor on the host: itself or a copy."""
+        """Return a tensor on the host: a copy, or the tensor itself where it is there."""
         return tensor if self.holds(tensor) else self.copy(tensor)
 
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """Bytes of one rank: what stays from step to step, and the most at any moment of a step.
+    """Bytes of one rank: those that stay from step to step, and the peak of a step.
 
-    Shards of 16 bits are the main weights, which are among ``optimizer``.
-    ``steps`` are the counters that Adam keeps, one fp32 number a parameter tensor; ``optimizer`` is without them.
+    Main weights count in ``optimizer``, also where the shards of parameters are the main weights of a training in 16
+    bits. ``steps`` are the counters of Adam, one fp32 number for each parameter tensor, which ``optimizer`` leaves out.
     """
 
     parameters: int
@@ -322,7 +321,7 @@ class RankMemory:
 
 @dataclass(frozen=True, slots=True)
 class RankOracle:
-    """What a rank keeps, and what it sends in one step, in order."""
+    """The memory of a rank, and its messages in one step, in order."""
 
     memory: RankMemory
     messages: tuple[Message, ...]
@@ -331,14 +330,14 @@ class RankOracle:
 
 
 class FakeTrainer(Trainer):
-    """The executor's trainer, without what needs other ranks."""
+    """The executor's trainer as the only rank that exists."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(job, Recorder(_SilentHeart()))  # type: ignore[arg-type]
         alone(self.runtime)
 
     def oracle(self, tracker: Tracker) -> RankOracle:
-        """Return what the rank keeps, and what it did in the step that was tracked."""
+        """Return the memory of the rank, and its messages in the step that was tracked."""
         each = (values.values() for values in states(self.optimizer).values())
         kept = [value for values in each for value in values if isinstance(value, Tensor)]
         here = [parameter for parameter in self.parameters if not self.host.holds(local(parameter.detach()))]
@@ -354,8 +353,8 @@ class FakeTrainer(Trainer):
 
 
 def _converted(network: Network, dtype: torch.dtype) -> Network:
-    """Do as ``Module.to`` does, which refuses tensors that something knows by weak references, as the tracker does."""
-    made: dict[Tensor, nn.Parameter] = {}  # tied ones once
+    """Convert a network in place: ``Module.to`` refuses tensors with weak references, which the tracker has."""
+    made: dict[Tensor, nn.Parameter] = {}  # a tied parameter is converted once
     for module in network.modules():
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             if parameter.dtype is not dtype:
@@ -367,7 +366,7 @@ def _converted(network: Network, dtype: torch.dtype) -> Network:
 
 
 def rank_oracle(job: Job, rank: int, make: Callable[[Job], FakeTrainer] = FakeTrainer) -> RankOracle:
-    """Return what ``rank`` does in any step but the first, with the trainer that ``make`` makes."""
+    """Return the memory and the messages of ``rank`` in any step but the first; ``make_trainer`` makes its trainer."""
     replaced = (
         (executor_trainer, "_device_mesh", really(executor_trainer._device_mesh)),
         (executor_trainer, "initialize", lambda network, seed: None),

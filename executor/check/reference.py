@@ -1,8 +1,8 @@
-"""One process that trains the whole model on the whole batch with plain autograd.
+"""Training by one process: the whole model on the whole batch, with plain autograd.
 
-One process that trains the whole model as PipeDream and 2BW publish it: each stage on the weights that are due.
-
-Microbatch after microbatch, with all versions of all weights kept: no pipeline, no order of passes, no stashing.
+For PipeDream and 2BW the process computes what their authors define: each stage on the version of the weights that is
+due. It runs microbatch after microbatch and keeps all versions of all weights, so it needs no pipeline, no order of
+passes and no stashing.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ from meshwise.strategies.plan.plan import Plan
 
 
 def train_unflushed(job: Job) -> tuple[tuple[float, ...], dict[str, Any]]:
-    """Return the losses, and the gradients of the last update and the parameters by name as arrays."""
+    """Return the losses and, as arrays by name, the gradients of the last update and the parameters."""
     plan, training = job.plan, job.training
     blocks = [name for stage in plan.stages for name in stage.blocks]
     network = Network(job.spec, training.sequence, blocks).to(DTYPES[training.precision])
@@ -58,7 +58,7 @@ def train_unflushed(job: Job) -> tuple[tuple[float, ...], dict[str, Any]]:
 
 
 def version_of(plan: Plan, stage: int, microbatch: int) -> int:
-    """Return on the weights of how many updates a stage runs a microbatch, counted over all steps.
+    """Return the number of updates in the weights on which a stage runs a microbatch, counted over all steps.
 
     PipeDream: ``w(t+1) = w(t) - v f'(w_1(t-n+1), w_2(t-n+2), ..., w_n(t))`` for ``n`` stages, counted from 1 (SOSP
     2019, section 3.3). 2BW: ``W(t+1) = W(t) - v f'(W(t-1))`` for all of them (ICML 2021, section 3.1).
@@ -78,13 +78,13 @@ def _accumulate(network: Network, gradients: tuple[Tensor, ...]) -> None:
 
 
 def _block(name: str) -> str:
-    """Return the block of a parameter, as plans name it."""
+    """Return the block that a parameter is in, as plans name it."""
     parts = name.split(".")
     return ".".join(parts[:2]) if parts[0] == "layers" else parts[0]
 
 
 def _microbatch(job: Job, step: int, number: int) -> tuple[Tensor, Tensor]:
-    """Return the tokens and targets of a microbatch on all data ranks."""
+    """Return the tokens and targets of a microbatch, of all data ranks together."""
     plan, training = job.plan, job.training
     sizes = plan.microbatch if isinstance(plan.microbatch, tuple) else (plan.microbatch,) * plan.data
     found: list[list[Tensor]] = [[], []]
@@ -97,10 +97,10 @@ def _microbatch(job: Job, step: int, number: int) -> tuple[Tensor, Tensor]:
 
 
 def train(job: Job) -> tuple[tuple[float, ...], dict[str, Any]]:
-    """Return the losses, and the last gradients and the parameters by name as arrays.
+    """Return the losses and, as arrays by name, the last gradients and the parameters.
 
-    Nothing of the plan is used but the names of its blocks: no microbatches, no groups, no recompute. Steps without a
-    flush are another computation, which `train_unflushed` does.
+    Of the plan only the names of blocks are used: there are no microbatches, no groups and no recomputation. Steps
+    without a flush are another computation, which `train_unflushed` runs.
     """
     if job.plan.asynchronous:
         return train_unflushed(job)

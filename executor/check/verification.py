@@ -1,4 +1,4 @@
-"""The same training run by one process, plainly, and how far the ranks are from it."""
+"""Compares what the ranks of a run computed with the same training by one process."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,20 +9,20 @@ import numpy as np
 from meshwise.executor.job import Job, tensors_file
 
 TOLERANCE = 1e-12
-"""Largest difference that is equal: of a loss, absolute, and of a gradient's element, over its `gradient_scale`.
+"""The largest difference that counts as equal, of a loss and of a gradient's element over its `gradient_scale`.
 
-fp64 keeps 16 digits; the order of sums differs between ranks and one process.
+fp64 has 16 digits, but sums have another order on ranks than in one process.
 """
 SINGLE = 1e-4
-"""The same of a module that turns to fp32 by itself, as norms of Llama do: fp32 keeps 7 digits."""
+"""The same for a module that casts to fp32 by itself, as norms of Llama do: fp32 has 7 digits."""
 LEAST_SHARE = 1e-2
-"""Part of the largest gradient that differences of a smaller one are set beside: its sums have errors of that size."""
+"""The least `gradient_scale`, as a part of the largest gradient: sums of smaller ones have errors of that size too."""
 
 
 def gradient_scale(own: float, largest: float) -> float:
-    """Return what differences of a gradient are set beside: its largest element, or a part of that of all gradients.
+    """Return the divisor of a gradient's differences: its largest element, or a part of the largest of all gradients.
 
-    1 where all are zero. So a gradient that is small, as that of a mean over many tokens is, is told from zero.
+    It is 1 where all gradients are zero. So a small gradient, as of a mean over many tokens, is told from zero.
 
     >>> gradient_scale(2e-6, 4e-6), gradient_scale(1e-9, 1e-6), gradient_scale(0.0, 0.0)
     (2e-06, 1e-08, 1.0)
@@ -32,7 +32,7 @@ def gradient_scale(own: float, largest: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """How far the ranks are from one process in fp64.
+    """How far the results of the ranks are from those of one process, in fp64.
 
     Parameters
     ----------
@@ -43,9 +43,9 @@ class Verification:
     parameter_error
         Largest absolute difference of a parameter, or of a buffer that forward renews, after the last step.
     tolerance
-        What loss and gradients may differ by.
+        The largest difference of loss and gradients that counts as equal.
     largest
-        What differs most: the loss, or a gradient, parameter or buffer by name.
+        The name of what differs most: ``loss``, or a gradient, parameter or buffer.
     equal
         Whether loss and gradients differ by at most ``tolerance`` and parameters by at most a thousand
         times that: AdamW divides by the root of a second moment that may be near 0.
@@ -60,7 +60,7 @@ class Verification:
 
     @property
     def equal(self) -> bool:
-        """Whether the ranks computed what one process computes."""
+        """Whether the ranks computed what one process computes, within the tolerance."""
         close = max(self.loss_error, self.gradient_error) <= self.tolerance
         return close and self.parameter_error <= 1000 * self.tolerance
 
@@ -70,12 +70,12 @@ class VerificationError(RuntimeError):
 
 
 def require_equal(found: Verification, of: str = " on a scaled-down model") -> Verification:
-    """Return ``found`` where it is equal; ``of`` says of which model it is.
+    """Return ``verification`` if it is equal; ``subject`` says, for the message, which model was compared.
 
     Raises
     ------
     VerificationError
-        Where it is not.
+        Where it is not equal.
     """
     if found.equal:
         return found
@@ -91,7 +91,7 @@ def require_equal(found: Verification, of: str = " on a scaled-down model") -> V
 
 
 def verify(job: Job, folder: Path, losses: tuple[float, ...]) -> Verification:
-    """Return how far the tensors that the ranks left in ``folder``, and their ``losses``, are from one process.
+    """Return how far the ranks' ``losses``, and their tensors in ``folder``, are from those of one process.
 
     Every data-parallel replica is compared.
 
@@ -113,12 +113,12 @@ def distance(
     expected: dict[str, Any],
     tolerance: float = TOLERANCE,
 ) -> Verification:
-    """Return how far the tensors that ``ranks`` ranks left in ``folder``, and ``losses``, are from what is expected.
+    """Return how far ``losses``, and the tensors of ``ranks`` ranks in ``folder``, are from what is expected.
 
     Raises
     ------
     ValueError
-        Where the ranks together did not leave every tensor.
+        Where the ranks together did not write every tensor.
     """
     sizes = {name: _largest(value) for name, value in expected.items() if name.startswith("gradient")}
     largest_gradient = max(sizes.values(), default=0.0)
@@ -136,7 +136,7 @@ def distance(
                     scale = gradient_scale(sizes[name], largest_gradient) if kind == "gradient" else 1.0
                     found = _distance(arrays[name], expected[name]) / scale
                     errors[kind] = max(errors[kind], found)
-                    # an optimizer carries an error of a gradient into its parameter: the gradient is the reason
+                    # AdamW magnifies an error of a gradient in the parameter: name the gradient, which is the reason
                     worst = max(worst, (found / (1.0 if kind == "gradient" else 1000.0), name))
                     seen.add(name)
     if missing := expected.keys() - seen:
@@ -153,7 +153,7 @@ def _distance(actual: Any, expected: Any) -> float:
 
 
 def _largest(values: Any) -> float:
-    """Return the largest size of an element: infinite where one is no number, which `max` would pass over.
+    """Return the largest absolute element; infinite where one is not a number, which ``max`` might skip.
 
     >>> _largest(np.array([1.0, -2.0])), _largest(float("nan"))
     (2.0, inf)

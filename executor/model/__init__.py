@@ -1,1 +1,1 @@
-"""The transformer that is trained, whole or in the blocks of a stage."""
+"""The transformer that ranks train: the whole model, or the blocks of one stage."""

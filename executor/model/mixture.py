@@ -1,11 +1,10 @@
-"""A mixture of experts in the place of a feed-forward layer; no token is dropped, however uneven the choice.
+"""A mixture of experts in place of a feed-forward layer, and the activations of both; no token is ever dropped.
 
-A token goes to the ``top_k`` experts of the largest probabilities, a softmax over all experts. What they return is
-weighted by these, which are made to sum to 1 where there are several [1]_; of a single expert the probability stays,
-for the router learns by it [2]_. Nothing balances the load besides. Tokens go to experts in products of as many rows
-as each has [3]_, so that neither slots nor padding depend on how tokens are grouped.
-
-What is between the two products of a feed-forward layer.
+The router takes a softmax over all experts, and a token goes to the ``top_k`` experts of the largest probabilities.
+The token's result is the sum of what these experts return, weighted by their probabilities. With several experts the
+weights are normalised to sum to 1 [1]_; with one expert the probability itself stays, because the router learns through
+it [2]_. There is no load balancing. Each expert multiplies exactly the rows that it got [3]_: there are no slots and
+no padding, so results do not depend on how tokens are grouped into microbatches.
 
 References
 ----------
@@ -30,7 +29,7 @@ _GATES: dict[str, Callable[[Tensor], Tensor]] = {"swiglu": functional.silu, "geg
 
 
 def width(kind: str, ffn: int) -> int:
-    """Return the width of what comes into an activation of a kind that ``ffn`` values leave.
+    """Return how many values enter an activation function that returns ``ffn`` values: twice as many where it is gated.
 
     >>> width("gelu", 8), width("swiglu", 8)
     (8, 16)
@@ -39,40 +38,43 @@ def width(kind: str, ffn: int) -> int:
 
 
 def activation(kind: str) -> Callable[[Tensor], Tensor]:
-    """Return what makes the middle, ``(..., ffn)``, of what is wide: where it is gated, of pairs ``[ffn, 2]``."""
+    """Return the activation function of a feed-forward layer, whose result is ``(..., ffn)``.
+
+    A gated one takes ``(..., 2 ffn)``: pairs ``[ffn, 2]`` of a gate and a value.
+    """
     if kind not in _GATES:
         return functional.gelu
     function = _GATES[kind]
 
     def gated(wide: Tensor) -> Tensor:
         gate, value = _pairs(wide) if wide.is_cuda else _Apart.apply(wide)  # type: ignore[no-untyped-call]
-        del wide  # where both were copied it is not needed any longer, and whoever made it has let it go
+        del wide  # the caller holds no reference either, so where both were copied the input is freed here
         return function(gate) * value
 
     return gated
 
 
 def _pairs(wide: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gates and the values of ``(..., 2 ffn)`` as views."""
+    """Return the gates and the values of ``pairs``, ``(..., 2 ffn)``, as views with a stride of 2."""
     gate, value = wide.view(*wide.shape[:-1], wide.shape[-1] // 2, 2).unbind(-1)
     return gate, value
 
 
 class _Apart(torch.autograd.Function):
-    """Gates and values, each brought together: of every second number a CPU computes six times as slowly.
+    """Copies gates and values into contiguous tensors: a CPU is six times slower on every second number.
 
-    What a gate and a product keep of them is as large as the input, which nothing keeps then.
+    It costs no memory: backward keeps the two copies, together as large as the input, instead of the input.
     """
 
     @staticmethod
     def forward(ctx: Any, wide: Tensor) -> tuple[Tensor, Tensor]:
-        """Return gates and values."""
+        """Return the gates and the values, each contiguous."""
         gate, value = _pairs(wide)
         return gate.contiguous(), value.contiguous()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        """Return both gradients beside each other."""
+        """Return the gradient of the input: those of gates and values, interleaved as pairs."""
         *shape, ffn = gradients[0].shape
         wide = gradients[0].new_empty(*shape, 2 * ffn)
         for place, gradient in zip(_pairs(wide), gradients, strict=True):
@@ -81,14 +83,14 @@ class _Apart(torch.autograd.Function):
 
 
 Compute = Callable[[Tensor, Sequence[int]], Tensor]
-"""What experts make of rows: first those of the first expert, as many as said, then those of the next."""
+"""Computes the results of experts for rows sorted by expert, of the given number of rows for each expert."""
 
 
 class Experts(nn.Module):
-    """The feed-forward layers of all experts, or of a rank's.
+    """The feed-forward layers of all experts, or of the experts of one rank.
 
-    ``up`` is ``(experts, width, hidden)`` with rows ``[ffn, 2]`` where it is gated, ``down`` is
-    ``(experts, hidden, ffn)``. ``own`` makes of a parameter what this rank multiplies by.
+    ``up`` is ``(experts, width, hidden)``, with rows ``[ffn, 2]`` where the activation is gated; ``down`` is
+    ``(experts, hidden, ffn)``. ``read_weight`` returns the part of a parameter that this rank multiplies by.
     """
 
     def __init__(self, spec: Transformer, count: int, ffn: int) -> None:
@@ -99,29 +101,29 @@ class Experts(nn.Module):
         self.own: Callable[[Tensor], Tensor] = local
 
     def forward(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
-        """Return what every expert makes of its ``counts`` rows, ``(rows, hidden)``."""
+        """Return the results of the experts, ``(rows, hidden)``: expert i computes the next ``counts[i]`` rows."""
         up, down = self.own(self.up), self.own(self.down)
         parts = zip(rows.split(list(counts)), up.unbind(), down.unbind(), strict=True)  # type: ignore[no-untyped-call]
         return torch.cat([self.activation(part @ wide.t()) @ narrow.t() for part, wide, narrow in parts])
 
 
 class Router(nn.Linear):
-    """Scores of every expert for the tokens of this rank, plain tensors both.
+    """Scores every expert for the tokens of this rank; tokens and scores are plain tensors.
 
-    Where ranks cut the sequence the weight is one that they all have, and of its gradient each has the part of its
-    tokens.
+    Where tensor ranks cut the sequence, the weight is a replicated DTensor: the gradient of a rank covers its own
+    tokens only, and is partial until the ranks sum it.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``(batch, sequence, experts)`` of ``(batch, sequence, hidden)``."""
+        """Return the scores ``(batch, sequence, experts)`` of tokens ``(batch, sequence, hidden)``."""
         weight = self.weight
         return linear(x, weight.to_local(grad_placements=[Partial()]) if isinstance(weight, DTensor) else weight)
 
 
 class Mixture(nn.Module):
-    """Router, experts and, where the model has some, the experts that all tokens go to.
+    """Router, experts and, where the model has them, shared experts that all tokens go to.
 
-    ``spread`` runs experts where they are; it gives ``Experts`` its rows, and the results back.
+    ``dispatch`` brings rows to the ranks that have their experts, runs these, and returns the results in order.
     """
 
     def __init__(self, spec: Transformer) -> None:
@@ -138,7 +140,7 @@ class Mixture(nn.Module):
         self.shared_down = nn.Linear(shared, spec.hidden, bias=False) if shared else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the weighted sum over every token's experts, ``(batch, sequence, hidden)``."""
+        """Return the weighted sum over the experts of every token, ``(batch, sequence, hidden)``."""
         x = local(x)
         weights, chosen = choice(self.router(x).flatten(0, 1), self.top_k)
         order = chosen.flatten().argsort(stable=True)
@@ -153,9 +155,9 @@ class Mixture(nn.Module):
 
 
 def choice(scores: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """Return weights and indices of the experts of every token, both ``(tokens, top_k)``, from ``(tokens, experts)``.
+    """Return the weights and the indices of the experts of every token, both ``(tokens, top_k)``.
 
-    Probabilities are in fp32, or in fp64 where scores are.
+    ``scores`` are ``(tokens, experts)``. The softmax is in fp32, or in fp64 where the scores are fp64.
     """
     probabilities = torch.softmax(scores, -1, dtype=torch.promote_types(scores.dtype, torch.float))
     weights, chosen = probabilities.topk(top_k)
@@ -163,5 +165,5 @@ def choice(scores: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
 
 
 def here(experts: Compute, rows: Tensor, counts: Tensor) -> Tensor:
-    """Return what experts make of ``rows``, in their order, where all experts are on this rank."""
+    """Return the results of experts for ``rows``, in the same order, where this rank has all experts."""
     return experts(rows, counts.tolist())

@@ -1,20 +1,18 @@
 """The decoder transformer that the executor trains, GPT or Llama, cut into the blocks of the operator graph.
 
-Blocks carry the graph's names (``embedding``, ``layers.0``, ..., ``head``), so that a stage
-is built from the names that a plan puts on it, and a parameter has the same name, and the
-same first value, whatever stage or process it lives on.
+Blocks carry the graph's names (``embedding``, ``layers.0``, ..., ``head``), so a stage is built from the names that a
+plan puts on it, and a parameter has the same name and the same first value whatever stage or process it lives on.
 
-Rotary positions: queries and keys are turned by where their token stands.
+Rotary positions [1]_ rotate queries and keys by an angle that grows with the position of their token.
 
-Root mean square norm that keeps its input alone for backward, as torch's own kernel for GPUs does.
-
-On other devices torch composes it of operators, of which each keeps what it reads: the normalised input too, and the
-input in fp32 where it has 16 bits.
+The root mean square norm [2]_ keeps only its input for backward, as torch's own kernel for GPUs does. On other devices
+torch composes the norm of operators that each keep what they read: the normalised input too, and an fp32 copy of an
+input of 16 bits.
 
 References
 ----------
-Su et al. 2021, "RoFormer: enhanced transformer with rotary position embedding", section 3.2.2.
-Zhang and Sennrich 2019, "Root mean square layer normalization", equation 4.
+.. [1] Su et al. 2021, "RoFormer: enhanced transformer with rotary position embedding", section 3.2.2.
+.. [2] Zhang and Sennrich 2019, "Root mean square layer normalization", equation 4.
 """
 
 import math
@@ -36,16 +34,16 @@ from meshwise.simulator.models.transformer import Transformer
 from meshwise.strategies.plan.recomputation import OfStage, Recompute, SomeOperators
 
 BASE = 10000.0
-"""Base of the wavelengths."""
+"""Base of the geometric series of rotary wavelengths."""
 
 Turn = tuple[Tensor, Tensor]
 """Cosines and sines, each (positions, half of a head)."""
 
 
 def rotation(positions: Tensor, values: Tensor) -> Turn:
-    """Return cosines and sines that turn ``values``, ``(..., head_dim)``, at some positions.
+    """Return the cosines and sines that rotate ``values``, ``(..., head_dim)``, at the given positions.
 
-    Angles are reckoned in fp64 for values of fp64, else in fp32.
+    Angles are computed in fp64 for values of fp64, else in fp32: 16 bits do not tell large positions apart.
     """
     half, device = values.shape[-1] // 2, values.device
     exact = torch.float64 if values.dtype is torch.float64 else torch.float32
@@ -55,26 +53,26 @@ def rotation(positions: Tensor, values: Tensor) -> Turn:
 
 
 def rotated(heads: Tensor, turn: Turn) -> Tensor:
-    """Return ``(batch, sequence, ..., head_dim)`` turned by position: value i with i + half of them.
+    """Return ``heads``, ``(batch, sequence, ..., head_dim)``, rotated by position: value i with value i + head_dim / 2.
 
-    Tokens come before heads, so that what attention puts out lies as the next product reads it.
+    Tokens come before heads, so that the result of attention lies in memory as the next product reads it.
     """
     result: Tensor = _Rotated.apply(heads, *turn)  # type: ignore[no-untyped-call]
     return result
 
 
 class _Rotated(torch.autograd.Function):
-    """A turn of pairs of numbers; its gradient is turned back by the same angles, which are all that is kept."""
+    """Rotates pairs of numbers; the gradient is rotated back, so backward keeps only cosines and sines."""
 
     @staticmethod
     def forward(ctx: Any, heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        """Return what is turned."""
+        """Return the rotated heads."""
         ctx.save_for_backward(cosine, sine)
         return _turned(heads, cosine, sine)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        """Return the gradient of what was turned; none is made of angles."""
+        """Return the gradient of the heads; angles have none."""
         cosine, sine = ctx.saved_tensors
         return _turned(gradients[0], cosine, -sine), None, None
 
@@ -99,7 +97,7 @@ class RMSNorm(nn.RMSNorm):
 
 
 class _Norm(torch.autograd.Function):
-    """``y = x r w`` with ``r = (mean(x**2) + eps) ** -0.5``; values of 16 bits are reckoned in fp32."""
+    """``y = x r w`` with ``r = (mean(x**2) + eps) ** -0.5``; values of 16 bits are computed in fp32."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -112,7 +110,7 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
-        """Return gradients: of ``x`` ``r (g w - n mean(g w n))`` with ``n = x r``, and of the weight ``g n`` summed."""
+        """Return the gradients of ``x``, ``r (g w - n mean(g w n))`` with ``n = x r``, and of ``w``, ``g n`` summed."""
         x, weight, scale = ctx.saved_tensors
         gradient = gradients[0].to(scale.dtype)
         normal = x.to(scale.dtype) * scale
@@ -124,17 +122,18 @@ class _Norm(torch.autograd.Function):
 
 ContextFactory = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
 Core = Callable[..., Tensor]
-"""Attention of queries to keys and values; a fourth argument says which keys a query sees, in the place of causal."""
+"""Attention of queries to keys and values: causal, or with a fourth argument by the mask that this is."""
 
 
 _NORM = 1e-5
-"""What norms add to a variance, of whatever kind."""
+"""What root mean square norms add to the mean square under the root."""
 
 
 class Embedding(nn.Module):
-    """Token, and where they are learned position embedding: ``(batch, sequence)`` -> ``(batch, sequence, hidden)``.
+    """Token embedding, plus learned position embedding where the model has it.
 
-    ``own`` are the positions of the tokens that come; None for all of them.
+    Maps ``(batch, sequence)`` to ``(batch, sequence, hidden)``. ``token_positions`` are the positions of the tokens
+    that this rank gets; ``None`` where it gets whole sequences.
     """
 
     own: Tensor | None = None
@@ -154,12 +153,12 @@ class Embedding(nn.Module):
 
 
 class Layer(nn.Module):
-    """One pre-norm layer.
+    """One pre-norm layer of attention and feed-forward.
 
-    Rows of ``qkv`` lie as ``[kv_heads, group + 2, head_dim]`` and those of a gated ``up`` as ``[ffn, 2]``: a column
-    cut is a cut over heads of keys, or over the width. ``own`` are the positions of the tokens that come; None for all
-    of them. ``run`` runs the core of attention. Where tokens are ``routed``, a mixture of experts is in the place of
-    the feed-forward layer.
+    Rows of ``qkv`` lie as ``[kv_heads, group + 2, head_dim]`` and rows of a gated ``up`` as ``[ffn, 2]``, so that
+    cutting columns cuts over heads of keys, or over the width, and leaves each group or pair whole.
+    ``token_positions`` are the positions of the tokens that this rank gets; ``None`` where it gets whole sequences.
+    ``run_core`` calls the core of attention. With ``routed``, a mixture of experts replaces the feed-forward layer.
     """
 
     own: Tensor | None = None
@@ -184,34 +183,35 @@ class Layer(nn.Module):
             self.down = nn.Linear(spec.ffn, hidden, bias=biases == "all")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``x`` after attention and feed-forward, both with a residual."""
+        """Return ``x`` after attention and feed-forward, each with a residual."""
         x = x + self.projection(self.attention(self.qkv(self.input_norm(x))))
         result: Tensor = x + self.feed_forward(self.feed_forward_norm(x))
         return result
 
     def feed_forward(self, x: Tensor) -> Tensor:
-        """Return what the feed-forward layer, or the mixture of experts, makes of ``x``."""
+        """Return the result of the feed-forward layer, or of the mixture of experts, for ``x``."""
         made = self.down(self.activation(self.up(x))) if self.mixture is None else self.mixture(x)
         result: Tensor = made
         return result
 
     def attention(self, qkv: Tensor) -> Tensor:
-        """Return the attention of however many heads ``qkv`` holds."""
+        """Return attention over as many heads as ``qkv`` has: all of the model, or those of a tensor rank."""
         batch, sequence, _ = qkv.shape
         parts = qkv.view(batch, sequence, -1, self.group + 2, self.head_dim)
-        heads = torch.split(parts, [self.group, 1, 1], dim=-2)  # its backward puts three gradients together at once
+        heads = torch.split(parts, [self.group, 1, 1], dim=-2)  # its backward joins the three gradients in one copy
         query, key, value = self.query_norm(heads[0]), self.key_norm(heads[1]), heads[2]
         if self.rotary:
             turn = rotation(torch.arange(sequence, device=qkv.device) if self.own is None else self.own, query)
             query, key = rotated(query, turn), rotated(key, turn)
-        if not self.normed and (self.rotary or self.group > 1):  # queries are a copy: a view would keep all of qkv
+        # queries are already copies then; keys and values as views would keep all of qkv alive for backward
+        if not self.normed and (self.rotary or self.group > 1):
             key, value = key if self.rotary else key.clone(), value.clone()
         context = self.run(self.core, *(part.flatten(2, 3).transpose(1, 2) for part in (query, key, value)))
         return context.transpose(1, 2).reshape(batch, sequence, -1)
 
     @staticmethod
     def run_once(core: Core, *tensors: Tensor) -> Tensor:
-        """Return what a core makes; what backward needs of it is kept."""
+        """Return the result of an attention core, which keeps what its backward reads."""
         return core(*tensors)
 
 
@@ -221,7 +221,7 @@ def biases_of(spec: Transformer) -> str:
 
 
 def norm_of(spec: Transformer) -> nn.Module:
-    """Return a norm over the hidden size, of the kind that a model has."""
+    """Return a norm over the hidden size, of the kind that the model has."""
     kind = spec.norm or ("layer" if spec.ffn_kind == "gelu" else "rms")
     return nn.LayerNorm(spec.hidden) if kind == "layer" else RMSNorm(spec.hidden, eps=_NORM)
 
@@ -233,8 +233,8 @@ def _head_norm(spec: Transformer) -> nn.Module:
 def flash_attention(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None = None) -> Tensor:
     """Return causal attention as one kernel; shapes ``(batch, heads, sequence, head_dim)``.
 
-    Several heads of queries may share one of keys and values. Where ``visible``, ``(queries, keys)``, is given, it
-    says which keys a query sees.
+    Several heads of queries may share one head of keys and values. ``mask``, ``(queries, keys)``, replaces the causal
+    mask: it is true where a query sees a key.
     """
     grouped = query.shape[1] != key.shape[1]
     return functional.scaled_dot_product_attention(
@@ -243,7 +243,7 @@ def flash_attention(query: Tensor, key: Tensor, value: Tensor, visible: Tensor |
 
 
 def unfused_attention(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None = None) -> Tensor:
-    """Return causal attention with scores and probabilities kept, operator by operator; else as `flash_attention`."""
+    """Return causal attention operator by operator, with scores and probabilities kept; see `flash_attention`."""
     sequence, group = query.shape[-2], query.shape[1] // key.shape[1]
     if group > 1:
         key, value = (tensor.repeat_interleave(group, dim=1) for tensor in (key, value))
@@ -255,7 +255,7 @@ def unfused_attention(query: Tensor, key: Tensor, value: Tensor, visible: Tensor
 
 
 class Head(nn.Module):
-    """Final norm and logits; `cross_entropy` is the rest of the block."""
+    """Final norm and logits; the head block of the graph ends with `cross_entropy`."""
 
     def __init__(self, spec: Transformer) -> None:
         super().__init__()
@@ -274,7 +274,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def checkpointed(contexts: ContextFactory, function: Callable[..., Any], *inputs: Any) -> Any:
-    """Return what ``function`` makes of ``inputs``, of which backward keeps nothing but the inputs."""
+    """Return ``function(*inputs)``; backward keeps only the inputs, and runs the function again."""
     return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
 
 
@@ -284,19 +284,19 @@ def no_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[A
 
 
 class Network(nn.Module):
-    """The blocks named ``blocks``, in order; all of them make the whole model.
+    """The blocks named ``blocks``, in order; all blocks of the graph make the whole model.
+
+    ``make_layer_context(number, layer)`` makes the context under which a layer runs forward, but not its recomputation.
 
     Parameters
     ----------
     recompute
-        What is dropped in the forward pass: nothing, the attention core, operators by name, or whole layers; of all or
-        of the first.
+        What the forward pass drops and backward computes again: nothing, the attention core, operators by name, or
+        whole layers; in all layers or in the first ones.
     contexts
         Makes the contexts under which the forward pass and its recomputation run.
     splits_backward
-        Whether backward comes in two parts, for both of which what was dropped is made again once.
-
-    ``keeping(number, layer)`` makes the context under which a layer runs forward, its recomputation left out.
+        Whether backward comes in two parts, which then share one recomputation.
     """
 
     def __init__(
@@ -334,17 +334,17 @@ class Network(nn.Module):
         return [layer for layer in self.layers.values() if isinstance(layer, Layer)]
 
     def tie(self) -> None:
-        """Make the output weight the token table where both are here and the model ties them."""
+        """Make the output weight the token table where this stage has both and the model ties them."""
         if self.tied and self.embedding is not None and self.head is not None:
             self.head.logits.weight = self.embedding.token.weight
 
     def model_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield parameters with their names in the whole model: there a tied output weight is the token table."""
+        """Yield parameters with their names in the whole model, where a tied output weight is the token table."""
         for name, parameter in self.named_parameters():
             yield ("embedding.token.weight" if self.tied and name == "head.logits.weight" else name), parameter
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the activations that leave the blocks: logits where the head is one of them."""
+        """Return the activations that leave the last block: logits where it is the head."""
         if self.embedding is not None:
             x = self.embedding(x)
         for number, layer in enumerate(self.decoder_layers()):
@@ -354,16 +354,20 @@ class Network(nn.Module):
 
 
 def layer_index(name: str, spec: Transformer) -> int:
-    """Return the index among all layers of ``layers.3``, which follow ``dense_layers``; one alone has no number."""
+    """Return the index among all layers of a block such as ``layers.3`` or ``dense_layers.0``.
+
+    The blocks ``layers`` follow those of ``dense_layers``; a block that occurs once has no number in its name.
+    """
     kind, _, number = name.partition(".")
     dense = spec.experts.dense_layers if spec.experts is not None and kind == "layers" else 0
     return dense + int(number or 0)
 
 
 def initialize(network: Network, seed: int) -> None:
-    """Fill every parameter from its own name and ``seed``: random throughout, so that no error hides behind a zero.
+    """Fill every parameter with random values that only its name and ``seed`` decide, whatever rank has it.
 
-    Values are drawn in fp64 and rounded to the parameter's dtype.
+    Biases are random too, for an error in a plan would hide behind zeros. Values are drawn in fp64 and rounded to the
+    parameter's dtype.
     """
     with torch.no_grad():
         for name, parameter in network.model_parameters():

@@ -1,21 +1,23 @@
-"""Single operators of a layer computed again in backward, by torch's checkpoints and hooks on what autograd keeps.
+"""Recomputation in backward: of single operators of a layer [1]_, and of whole functions for a backward in two parts.
 
-What a recomputed operator keeps for its own backward goes: it is checkpointed. What it puts out goes too, if only
-recomputed operators keep it or it is no result of a product or of attention: where another operator keeps it, that one
-keeps instead how to make it again (`meshwise.strategies.lowering.costs.recompute` says which results stay). An operator
-whose result was dropped so runs twice in backward: for the one that reads the result, and for itself.
+Both use hooks on the tensors that autograd saves [2]_.
 
-A function that a backward in two parts runs again once, in whichever part first needs what it made.
+A recomputed operator is checkpointed, so what it saves for its own backward is dropped. Its result is dropped too
+where only recomputed operators save it, or where it is not the result of a product or of attention; an operator that
+saved the result then saves a recipe to make it again (`meshwise.strategies.lowering.costs.recompute` says which results
+stay). An operator whose result was dropped therefore runs twice in backward: for the operator that reads its result,
+and for itself.
 
-torch's own checkpoint runs a function again in every call of autograd, and gives nothing of one call to another. The
-gradients of weights that come apart are a call for each group of weights (torch/distributed/pipelining/_backward.py,
-stage_backward_weight): a layer would run six times more, and all that each of them makes would lie there to the end.
-Here what was made again is kept as the function itself would have kept it: as long as autograd's graph.
+A backward in two parts, of inputs and of weights, runs a function again only once, in whichever part first needs its
+results. torch's own checkpoint would run it in every call of autograd, and passes nothing from one call to the next.
+The gradients of weights are a call for each group of weights (torch/distributed/pipelining/_backward.py,
+stage_backward_weight), so a layer would run six more times, and the results of each run would stay to the end. Here
+recomputed tensors live as long as those that the function itself would have saved: as long as autograd's graph.
 
 References
 ----------
-Megatron-LM, ``--recompute-modules`` and ``CheckpointWithoutOutput``.
-torch, ``torch.utils.checkpoint`` and ``torch.autograd.graph.saved_tensors_hooks``.
+.. [1] Megatron-LM, ``--recompute-modules`` and ``CheckpointWithoutOutput``.
+.. [2] torch, ``torch.utils.checkpoint`` and ``torch.autograd.graph.saved_tensors_hooks``.
 """
 
 import weakref
@@ -36,9 +38,9 @@ Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManage
 
 
 def remade_once(contexts: Contexts, function: Callable[..., Any], *inputs: Any) -> Any:
-    """Return what ``function`` makes of ``inputs``, of which backward keeps nothing but the inputs.
+    """Return ``function(*inputs)``; backward keeps only the inputs, and runs the function again once.
 
-    ``contexts`` makes the contexts under which it runs, and runs again.
+    ``contexts`` makes the contexts under which the function runs, and runs again.
     """
     first, again = contexts()
     run = _Run(function, inputs, again)
@@ -47,18 +49,18 @@ def remade_once(contexts: Contexts, function: Callable[..., Any], *inputs: Any) 
 
 
 class _Done(Exception):
-    """All that was kept has been made again."""
+    """Ends a recomputation early: every saved tensor has been made again, so the rest of the function is not needed."""
 
 
 class _Kept:
-    """A tensor that autograd would keep."""
+    """Stands for a tensor that autograd would save; the tensor itself is dropped until backward needs it."""
 
     def __init__(self, run: "_Run") -> None:
         self.run = run
         self.tensor: Tensor | None = None
 
     def remade(self) -> Tensor:
-        """Return the tensor, made again if it is not there."""
+        """Return the tensor; the first call for a function runs the function again."""
         if self.tensor is None:
             self.run.again()
         assert self.tensor is not None
@@ -66,22 +68,24 @@ class _Kept:
 
 
 class _Run:
-    """One run of a function, which can be run again."""
+    """One call of a function, with what is needed to run it again."""
 
     def __init__(self, function: Callable[..., Any], inputs: tuple[Any, ...], context: Any) -> None:
         self.function, self.context = function, context
+        # inputs are saved through autograd, so that hooks around this call, as those of offload, see them too; the seed
+        # makes autograd record a node, which holds them as long as its result lives
         seed = torch.empty((0,), requires_grad=True)
-        self.inputs: Any = _Inputs.apply(seed, *inputs)  # type: ignore[no-untyped-call]  # its node lives as long as it
+        self.inputs: Any = _Inputs.apply(seed, *inputs)  # type: ignore[no-untyped-call]
         self.places: list[weakref.ref[_Kept]] = []
 
     def keep(self, tensor: Tensor) -> _Kept:
-        """Return what is kept for a tensor."""
+        """Return the stand-in that autograd keeps for a tensor."""
         kept = _Kept(self)
         self.places.append(weakref.ref(kept))
         return kept
 
     def again(self) -> None:
-        """Run the function again as far as it makes what was kept, and fill the places of what is still needed."""
+        """Run the function again until it has made the last saved tensor, and fill the stand-ins that still live."""
         inputs = [each.detach().requires_grad_(each.requires_grad) for each in self.inputs.grad_fn.saved_tensors]
         places = iter(self.places)
         left = len(self.places)
@@ -104,7 +108,7 @@ def _never(_: object) -> Tensor:
 
 
 class _Inputs(torch.autograd.Function):
-    """Keeps tensors as autograd keeps them, so that hooks see them."""
+    """Saves tensors by autograd, so that hooks on saved tensors see them."""
 
     @staticmethod
     def forward(ctx: Any, seed: Tensor, *inputs: Tensor) -> Tensor:
@@ -114,20 +118,20 @@ class _Inputs(torch.autograd.Function):
 
 NORMS = ("input_norm", "feed_forward_norm")
 READERS = {"qkv": "attention", "attention": "projection", "up": "activation"}
-"""The operators that keep the results of products and of attention for their backward; of others none does."""
+"""For products and attention, the operator that saves their result for its backward; other results have no such one."""
 
 Again = Callable[..., Any]
 
 
 class _Recipe:
-    """How to make a result again; made once for all that read it at a time."""
+    """How to make a dropped result again; operators that need it at the same time share one."""
 
     def __init__(self, function: Callable[..., Tensor], inputs: list[Any], contexts: Contexts | None) -> None:
         self.function, self.inputs, self.contexts = function, inputs, contexts
         self._made: Callable[[], Tensor | None] = lambda: None
 
     def make(self) -> Tensor:
-        """Return the result."""
+        """Return the result, computed again unless it is still alive."""
         made = self._made()
         if made is None:
             inputs = [_unpack(each) for each in self.inputs]
@@ -142,7 +146,7 @@ class _Recipe:
 
 
 class _Remade(NamedTuple):
-    """A tensor that autograd would keep, as a part of a result that is made again."""
+    """A saved tensor as a view of a result that its recipe makes again."""
 
     recipe: _Recipe
     size: torch.Size
@@ -158,21 +162,21 @@ def _unpack(kept: Any) -> Tensor:
 
 
 class _Operators:
-    """Runs the operators of one layer, some of which are computed again."""
+    """Runs the operators of one layer, some of which backward computes again."""
 
     def __init__(self, names: Collection[str], again: Again, contexts: Contexts | None) -> None:
         self.names, self.again, self.contexts = names, again, contexts
         self.dropped: dict[int, tuple[Any, _Recipe]] = {}
 
     def layer(self, forward: Callable[..., Tensor], x: Tensor) -> Tensor:
-        """Run the layer."""
+        """Return the layer's result; recipes stand in for the dropped results that its operators save."""
         with torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack):
             result = forward(x)
         self.dropped.clear()
         return result
 
     def run(self, name: str, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-        """Run an operator that is computed again."""
+        """Return the result of an operator that backward computes again; note a recipe where the result is dropped."""
         result: Tensor = self.again(function, *inputs)
         reader = READERS.get(name)
         if name in NORMS or name == "activation" or reader in self.names:
@@ -183,17 +187,18 @@ class _Operators:
 
     def _pack(self, tensor: Tensor) -> Tensor | _Remade:
         found = self.dropped.get(storage(tensor))
-        if found is None or found[0].expired():  # another tensor lies there now
+        # a storage's number is used again once it is freed: an expired reference means another tensor is there now
+        if found is None or found[0].expired():
             return to_keep(tensor)
         return _Remade(found[1], tensor.size(), tensor.stride(), int(tensor.storage_offset()))
 
 
 def recompute_operators(layer: nn.Module, names: Collection[str], again: Again, contexts: Contexts | None) -> None:
-    """Let the operators ``names`` of a layer be computed again; its parameters keep their names.
+    """Make backward compute the operators ``names`` of a layer again; its parameters keep their names.
 
     Parameters
     ----------
-    again
+    checkpoint_function
         Runs a function under a checkpoint.
     contexts
         Makes the contexts of a forward pass and of its recomputation.

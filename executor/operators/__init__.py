@@ -1,1 +1,1 @@
-"""The operator back end: a captured program with every operator cut as a plan says."""
+"""The operator back end: runs a captured program with every operator cut as a plan says."""

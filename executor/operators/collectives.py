@@ -1,11 +1,9 @@
-"""Collectives on one rank's part of a tensor, along one axis of a mesh, and operators on such parts.
+"""Collectives on a rank's part of a tensor, along one axis of a mesh, and operators on such parts.
 
-Values and their gradients move between layouts by autograd functions.
+Autograd functions redistribute values between layouts, and their gradients back.
 
-ATen operators on the parts that a rank has, where that is not the same call.
-
-Most operators do on parts what they do on wholes. Here are those that must know which part they have: a table of
-which a rank has some rows, a bias that must be added once, a mean over more than a rank has.
+Most ATen operators run on parts as on whole tensors. A few must know which part they have, and are replaced here: a
+table of which a rank has some rows, a bias that must be added once, a mean over more elements than a rank has.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +26,7 @@ Dims = tuple[str, ...]
 
 
 class Ran(NamedTuple):
-    """A collective that ran; ``size`` in bytes as `meshwise.simulator.collectives.choose` counts it, times in ns."""
+    """A collective that ran; ``size`` in bytes, as `meshwise.simulator.collectives.choose` counts it, times in ns."""
 
     collective: Collective
     axis: str
@@ -38,7 +36,7 @@ class Ran(NamedTuple):
 
 
 class Ranks:
-    """The mesh as one rank sees it; notes every collective that it runs."""
+    """The mesh as one rank sees it, with its size and the rank's coordinate by axis, and the collectives that ran."""
 
     def __init__(self, mesh: DeviceMesh, now: Callable[[], int] = perf_counter_ns) -> None:
         self.mesh, self.now = mesh, now
@@ -48,21 +46,21 @@ class Ranks:
         self.coordinate = {name: mesh.get_local_rank(name) for name in names}
 
     def ways(self, axes: tuple[str, ...]) -> int:
-        """Return into how many parts some axes cut a dim."""
+        """Return the number of parts into which axes cut a dim: the product of their sizes."""
         result = 1
         for axis in axes:
             result *= self.size.get(axis, 1)
         return result
 
     def part(self, axes: tuple[str, ...]) -> int:
-        """Return which of these parts this rank has."""
+        """Return the number of this rank's part of a dim that axes cut, the first axis outermost."""
         result = 0
         for axis in axes:
             result = result * self.size.get(axis, 1) + self.coordinate.get(axis, 0)
         return result
 
     def redistribute(self, local: Tensor, dims: Dims, source: ShardingSpec, target: ShardingSpec) -> Tensor:
-        """Return this rank's part of a tensor in the layout ``target``, from that in ``source``."""
+        """Return this rank's part of a tensor in the layout ``target``, from its part in the layout ``source``."""
         layout = source
         for move in redistribute(source, target):
             local = self.run(local, dims, layout, move)
@@ -89,16 +87,16 @@ class Ranks:
         return run()
 
     def all_reduce(self, local: Tensor, axis: str, group: dist.ProcessGroup | None = None) -> Tensor:
-        """Return the sum of every rank's part along an axis, or of those of some ranks along it."""
+        """Return the sum of the parts of all ranks along an axis, or of the ranks of ``group`` along it."""
         total = local.clone(memory_format=torch.contiguous_format)
         with self._noted(Collective.ALL_REDUCE, axis, total):
             dist.all_reduce(total, group=group or self.mesh.get_group(axis))
         return total
 
     def some(self, axis: str, places: tuple[int, ...]) -> dist.ProcessGroup | None:
-        """Return the group of the ranks at some places along an axis that differ in nothing else, if this rank is one.
+        """Return this rank's group of the ranks at some positions along an axis; ``None`` where it is at none of them.
 
-        Every rank of the mesh calls this alike.
+        Ranks of a group differ only along this axis. Every rank of the mesh must make the same call.
         """
         lines = self.mesh.mesh.movedim(list(self.size).index(axis), -1).reshape(-1, self.size[axis])
         group: dist.ProcessGroup | None
@@ -138,43 +136,44 @@ class Ranks:
 
 
 class Move(torch.autograd.Function):
-    """A value to the layout in which it is read; its gradient back to the layout of the value."""
+    """Redistributes a value to the layout in which it is read, and its gradient back to the layout of the value."""
 
     @staticmethod
     def forward(
         ctx: Any, local: Tensor, ranks: Ranks, dims: Dims, have: ShardingSpec, wanted: ShardingSpec, back: ShardingSpec
     ) -> Tensor:
-        """Return the part of a rank in the layout ``wanted``.
+        """Return this rank's part in the layout ``target``.
 
         Parameters
         ----------
-        have
-            The layout of ``local``.
-        back
-            The layout in which the gradient comes back. It is given on as the value is, ``have`` with nothing left
-            to sum.
+        source
+            The layout of ``local_part``.
+        gradient_layout
+            The layout in which the gradient arrives. Backward returns it in the layout ``source``, with nothing left to
+            sum.
         """
-        ctx.ranks, ctx.dims, ctx.have, ctx.back = ranks, dims, have, back
+        ctx.ranks, ctx.dims, ctx.source, ctx.gradient_layout = ranks, dims, have, back
         result = ranks.redistribute(local, dims, have, wanted)
         return result.view_as(result) if result is local else result
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        """Return the gradient of the value as it was."""
-        return ctx.ranks.redistribute(gradients[0], ctx.dims, ctx.back, ctx.have.complete), None, None, None, None, None
+        """Return the gradient of the value, in the value's own layout."""
+        source, target = ctx.gradient_layout, ctx.source.complete
+        return ctx.ranks.redistribute(gradients[0], ctx.dims, source, target), None, None, None, None, None
 
 
 class Once(torch.autograd.Function):
-    """A bias of results that ranks sum, on one of them; its gradient is that of a bias of the sum, on every rank."""
+    """Keeps a bias on one of the ranks whose results are summed; every rank has the gradient of a bias of the sum."""
 
     @staticmethod
     def forward(ctx: Any, bias: Tensor, counts: bool) -> Tensor:
-        """Return the bias, or zeros."""
+        """Return the bias, or zeros on ranks where it does not count."""
         return bias.view_as(bias) if counts else torch.zeros_like(bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        """Return the gradient."""
+        """Return the gradient unchanged: it is that of the sum on every rank."""
         return gradients[0], None
 
 
@@ -182,14 +181,14 @@ aten = torch.ops.aten
 
 
 class Part(NamedTuple):
-    """What a rank has of an operator.
+    """The part of an operator that a rank computes.
 
     Parameters
     ----------
-    summed
-        Axes over which its result is partial.
-    rows
-        Axes that cut the first dim of its first argument.
+    summed_axes
+        Axes over which the result is partial.
+    row_axes
+        Axes that cut the first dim of the first argument.
     """
 
     ranks: Ranks
@@ -198,7 +197,7 @@ class Part(NamedTuple):
 
 
 def run_on_part(node: Node, part: Part, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
-    """Return what the operator of a node makes of a rank's part."""
+    """Return the result of a node's operator on this rank's part."""
     special = _SPECIAL.get(node.target) if part.summed else None
     if special is not None:
         return special(part, *arguments, **options)
@@ -206,14 +205,14 @@ def run_on_part(node: Node, part: Part, arguments: tuple[Any, ...], options: Map
 
 
 def on_device(options: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """Return the options of an operator that was captured on another device."""
+    """Return an operator's options, captured on another device, with ``device`` in its place."""
     return {name: device if name == "device" else value for name, value in options.items()}
 
 
 def _embedding(
     part: Part, table: Tensor, indices: Tensor, padding: int = -1, by_frequency: bool = False, sparse: bool = False
 ) -> Tensor:
-    """Return the rows that a rank has, and zeros for those that others have."""
+    """Return the embeddings whose rows this rank has, and zeros for those of other ranks."""
     start = part.ranks.part(part.rows) * table.shape[0]
     own = indices - start
     held = (own >= 0) & (own < table.shape[0])
@@ -224,7 +223,7 @@ def _embedding(
 
 
 def _once(part: Part, bias: Tensor | None) -> Tensor | None:
-    """Return a bias that counts on the first of the ranks whose results are summed."""
+    """Return the bias on the first of the ranks whose results are summed, and zeros on the others."""
     if bias is None:
         return None
     once: Tensor = Once.apply(bias, part.ranks.part(part.summed) == 0)  # type: ignore[no-untyped-call]
@@ -240,7 +239,7 @@ def _addmm(part: Part, bias: Tensor, first: Tensor, second: Tensor) -> Tensor:
 
 
 def _convolution(kind: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a convolution whose bias, its third argument, counts once."""
+    """Return a convolution whose bias, the third argument, counts once."""
 
     def run(part: Part, inputs: Tensor, weight: Tensor, bias: Tensor | None = None, *rest: Any) -> Tensor:
         return kind(inputs, weight, _once(part, bias), *rest)

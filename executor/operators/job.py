@@ -1,6 +1,7 @@
-"""What the workers of a captured module are told: one JSON document in the job folder.
+"""The job of the workers of a captured module, one JSON document in the job folder, and the files of its verification.
 
-The first step of every run is in fp64, on the ranks, beside the module itself on the whole batch in one process.
+The first step of every run is verified: it runs in fp64 on the ranks, and the module itself runs on the whole batch in
+one process.
 """
 
 import json
@@ -32,7 +33,7 @@ class OperatorJob:
     optimizer
         A name of `meshwise.executor.training.optimizer.OPTIMIZERS`.
     double
-        Whether parameters and inputs are turned to fp64, to compare with one process.
+        Whether parameters and inputs are cast to fp64, for the comparison with one process.
     dump
         Whether gradients of the last step, final parameters and collectives are written.
     profile
@@ -57,7 +58,7 @@ class OperatorJob:
     __repr__ = brief()
 
     def write(self, folder: Path) -> Path:
-        """Write the job into ``folder`` and return the file; results go beside it."""
+        """Write the job into ``folder`` and return the path of its file; results go beside it."""
         folder.mkdir(parents=True, exist_ok=True)
         document = {name: getattr(self, name) for name in self.__dataclass_fields__} | {"plan": self.plan.to_json()}
         path = folder / "job.json"
@@ -66,7 +67,7 @@ class OperatorJob:
 
     @classmethod
     def read(cls, path: Path) -> "OperatorJob":
-        """Return the job in a file; ``ValueError`` where it is none."""
+        """Return the job in a file; ``ValueError`` where the file is not a job."""
         document: dict[str, Any] = json.loads(path.read_text())
         if document.pop("version", None) != JOB_VERSION:
             raise ValueError(f"{path}: a job of this program has version {JOB_VERSION}")
@@ -77,7 +78,7 @@ class OperatorJob:
 
 
 def collectives_file(folder: Path, rank: int) -> Path:
-    """Return where ``rank`` writes the collectives of its last step as JSON."""
+    """Return the path of the JSON file with the collectives of ``rank`` in its last step."""
     return folder / f"rank-{rank}.collectives.json"
 
 
@@ -86,7 +87,7 @@ _LOSSES, _TOLERANCE = "losses", "tolerance"
 
 
 def expect(folder: Path, expected_losses: tuple[float, ...], arrays: dict[str, Any], tolerance: float) -> None:
-    """Write what one process computes into the folder of a verification, of which nothing older stays."""
+    """Write the results of one process into the folder of a verification, and remove those of earlier runs."""
     folder.mkdir(parents=True, exist_ok=True)
     clear(folder)
     (folder / _DONE).unlink(missing_ok=True)
@@ -95,7 +96,7 @@ def expect(folder: Path, expected_losses: tuple[float, ...], arrays: dict[str, A
 
 
 def verdict(job: OperatorJob, folder: Path) -> Verification:
-    """Return how far what the ranks of a dumped job left is from what was expected; ``is_done`` says so then."""
+    """Return how far the results of a dumped job are from those expected, and mark the verification as done."""
     with np.load(folder / _EXPECTED, allow_pickle=False) as stored:
         expected = {name: stored[name] for name in stored.files}
     wanted, tolerance = expected.pop(_LOSSES), expected.pop(_TOLERANCE)
@@ -106,5 +107,5 @@ def verdict(job: OperatorJob, folder: Path) -> Verification:
 
 
 def is_done(folder: Path) -> bool:
-    """Return whether all ranks came to the end of a verification."""
+    """Return whether a verification is done: all ranks reached its end, and their results were compared."""
     return (folder / _DONE).exists()

@@ -1,9 +1,7 @@
-"""The layout of every value of a captured program under a plan, and of every gradient that comes back.
+"""The layouts of the values and gradients of a captured program under a plan, and the program of each stage.
 
-Views have no layout of their own: what reads one reads the value behind it, its *root*, which is kept with one
-torch dim for each named dim.
-
-Which nodes of a captured program run in which pipeline stage, and which values cross the boundaries.
+A view has no layout of its own: a node that reads a view reads the value behind it, its *root*, which is kept with one
+torch dim for each named dim. The program of a pipeline stage has its nodes, and the values that cross its boundaries.
 """
 
 from collections.abc import Mapping
@@ -22,26 +20,29 @@ Cuts = tuple[tuple[str, tuple[str, ...]], ...]
 
 
 Bringing = tuple[str, ShardingSpec, str]
-"""A root, the layout in which it is read, and the occurrence of a block that reads it."""
+"""Identifies one redistribution of a root: the root, the layout that it is read in, and the block's occurrence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How an operator reads a root: in which layout, and the layout of the gradient that it gives back."""
+    """How an operator reads a root: the layout that it needs, and the layout of the gradient that it returns."""
 
     wanted: ShardingSpec
     gradient: ShardingSpec
 
 
 class Layouts:
-    """Layouts of roots by name.
+    """The layouts of roots, by name.
+
+    ``roots`` has the root of every value, ``value_layouts`` the layout in which an operator makes each root, and
+    ``gradient_layouts`` the layout of the gradient that comes back from all readers with one read key.
 
     Parameters
     ----------
     shardings
-        By the name of an operator in the graph, or of an operator of one occurrence of a block.
+        Shardings by the name of an operator in the graph, or of an operator in one occurrence of a block.
     batch_axes
-        Axes that cut the batch of everything that has one, outside of what the shardings say (data parallelism).
+        Axes that cut the batch of every operator that has one, before the axes of its sharding: data parallelism.
     """
 
     def __init__(
@@ -83,18 +84,18 @@ class Layouts:
         return tuple(dim for dims in self.captured.dims[root] for dim in dims)
 
     def sizes(self, name: str) -> Mapping[str, int]:
-        """Return the sizes of the named dims of the block in which a value is made, or first read, by name."""
+        """Return the sizes, by named dim, in the block that makes a value or reads it first."""
         return self._sizes[self._home[name]]
 
     def tensor(self, root: str) -> Tensor:
-        """Return a root as a tensor of the graph."""
+        """Return a root as a tensor of the operator graph."""
         dims = self.dims(root)
         return Tensor(root, dims, tuple(self.sizes(root)[dim] for dim in dims), "fp32")
 
     def _sharding(
         self, node: str, shardings: Mapping[str, OperatorSharding], batch_axes: tuple[str, ...]
     ) -> OperatorSharding:
-        """Return how a node is cut: as is said of its occurrence, or of all occurrences of its block."""
+        """Return the sharding of a node: that of its occurrence of the block, or that of all occurrences."""
         name = self.captured.operators[node]
         block, _, operator = name.rpartition(".")
         own = f"{block}.{self.captured.occurrence[node]}.{operator}" if self._repeats[block] > 1 else name
@@ -102,21 +103,21 @@ class Layouts:
         whole = [dim for dim, _ in found.cuts if dim in self._operators[name].uncut]
         if whole:
             raise ValueError(f"shardings: {name} needs {', '.join(whole)} whole, met {found.cuts}")
-        # a tensor in which each sample meets all of the batch is read whole, and so gathered from data ranks
+        # where each sample depends on the whole batch, the operator reads it whole, gathered from data ranks
         cut_by_data = BATCH in dict(self._operators[name].dims) and BATCH not in self._operators[name].uncut
         return _with_batch(found, batch_axes) if cut_by_data else found
 
     def sharding(self, node: Node) -> OperatorSharding | None:
-        """Return how the operator of a node is cut; ``None`` where it has none."""
+        """Return the sharding of a node's operator; ``None`` where it has no operator."""
         return self._shardings.get(node.name)
 
     def operator(self, node: Node) -> Operator | None:
-        """Return the operator of a node; ``None`` where it has none."""
+        """Return the operator of a node in the graph; ``None`` where it has none."""
         name = self.captured.operators.get(node.name)
         return None if name is None else self._operators[name]
 
     def read_by(self, node: Node) -> tuple[str, ...]:
-        """Return the roots that a node reads, each once; an alias reads none."""
+        """Return the roots that an operator's node reads, each once; other nodes, as aliases, read none."""
         if node.name not in self.captured.operators:
             return ()
         return tuple(dict.fromkeys(self.root[each.name] for each in node.all_input_nodes if each.name in self.root))
@@ -124,7 +125,8 @@ class Layouts:
     def reading(self, node: Node, root: str) -> Reading:
         """Return how the operator of a node reads a root.
 
-        A bias of a product whose result is partial is added once, as if to the sum: its gradient is whole.
+        Where the result of a product is partial, its bias is added on one rank only, as if to the sum, so the gradient
+        of the bias is whole on every rank.
         """
         sharding, operator, tensor = self.sharding(node), self.operator(node), self.tensor(root)
         assert sharding is not None
@@ -136,16 +138,19 @@ class Layouts:
         return Reading(sharding.of_input(tensor), gradient)
 
     def bringing(self, node: Node, root: str) -> Bringing:
-        """Return what the readers of a root share that read it in one layout: those of one occurrence of a block."""
+        """Return the key of a reading, shared by readers of a root in one layout and one block occurrence."""
         return root, self.reading(node, root).wanted, self._occurrence(node.name)
 
     def _occurrence(self, node: str) -> str:
-        """Return the occurrence of a block in which an operator is."""
+        """Return the block and the occurrence that an operator's node is in, as ``block.number``."""
         block = self.captured.operators[node].rpartition(".")[0]
         return f"{block}.{self.captured.occurrence[node]}"
 
     def gathered_again(self, node: Node, root: str) -> bool:
-        """Return whether an operator gathers a parameter for backward too: one that it needs and that is kept cut."""
+        """Return whether a node's operator gathers a parameter again for backward.
+
+        It does where its backward reads the parameter, and the parameter is kept in another layout than it is read in.
+        """
         operator = self.operator(node)
         if operator is None or root not in self.captured.parameters:
             return False
@@ -153,7 +158,7 @@ class Layouts:
         return needed and self.reading(node, root).wanted != self.produced[root]
 
     def values(self, node: Node) -> list[str]:
-        """Return the names of a node's values in order: of several, those of the nodes that pick one."""
+        """Return the names of a node's values, in order; several values have the names of their ``getitem`` nodes."""
         if node.name in self.captured.dims:
             return [node.name]
         return [user.name for user in sorted(filter(_picks, node.users), key=lambda user: int(str(user.args[1])))]
@@ -168,7 +173,7 @@ class Layouts:
                 self._home.setdefault(value, name.rpartition(".")[0])
 
     def _place(self, node: Node) -> None:
-        """Note root and layout of what a node makes."""
+        """Store the roots and the layouts of the values that a node makes."""
         if node.op == "placeholder" or node.name in self.constants:
             if node.name in self.captured.dims:
                 self.root[node.name] = node.name
@@ -184,7 +189,7 @@ class Layouts:
             self.root[node.name] = self.root[_source(node).name]
 
     def _of_placeholder(self, node: Node) -> ShardingSpec:
-        """Return how an input, constant or buffer comes, whole; a parameter as its first reader keeps it."""
+        """Return the layout of a placeholder: a parameter is cut as its first reader keeps it, all others are whole."""
         if node.name not in self.captured.parameters:
             return REPLICATED
         for reader in _readers(self.captured, node):
@@ -194,14 +199,14 @@ class Layouts:
         return REPLICATED
 
     def _of_kept(self, sharding: OperatorSharding, placeholder: str) -> ShardingSpec:
-        """Return the layout in which an operator keeps a parameter, which the graph knows by another name."""
+        """Return the layout in which an operator keeps a parameter, which the graph calls by another name."""
         tensor = self.tensor(placeholder)
         name = self._parameter_names.get(placeholder, placeholder)
         return sharding.of_kept(Tensor(name, tensor.dims, tensor.shape, tensor.dtype))
 
 
 def _constants(captured: Captured) -> frozenset[str]:
-    """Return the nodes that depend on constants and buffers alone: of the latter the loss reads none that changes."""
+    """Return the nodes that depend on constants and buffers alone: the loss reads no buffer that changes."""
     known = captured.constants.keys() | captured.buffers.keys()
     found = set(known)
     for node in captured.program.graph.nodes:
@@ -216,7 +221,7 @@ def _sizes(block: Block, batch: int) -> dict[str, int]:
 
 
 def _source(node: Node) -> Node:
-    """Return the node that another one views; of several the one that it picks."""
+    """Return the node behind a view; a ``getitem`` of a tuple is a view of the element that it picks."""
     source = node.all_input_nodes[0]
     if _picks(node):
         parts = source.args[0]
@@ -226,7 +231,7 @@ def _source(node: Node) -> Node:
 
 
 def _readers(captured: Captured, node: Node) -> list[Node]:
-    """Return the nodes that read a value, through aliases too, in order."""
+    """Return the operators' nodes that read a value, directly or through aliases, in order."""
     found: list[Node] = []
     for user in node.users:
         found += _readers(captured, user) if user.name not in captured.operators else [user]
@@ -248,19 +253,19 @@ def _with_batch(sharding: OperatorSharding, axes: tuple[str, ...]) -> OperatorSh
 
 @dataclass(frozen=True, slots=True)
 class StageProgram:
-    """One stage of a program.
+    """The part of a captured program that one stage runs.
 
     Parameters
     ----------
     nodes
-        What it runs, in order.
+        The nodes that it runs, in order.
     parameters
-        The parameters that it reads; another stage may read one too.
+        The parameters that it reads; other stages may read them too.
     updates
-        The buffers that it renews.
-    received, sent
-        Roots that come from the stage before and go to the next one, in the order in which they are made: all that
-        is still alive, also what this stage only passes on.
+        The updates of buffers that it runs.
+    received_roots, sent_roots
+        The roots that come from the stage before and go to the next one, in the order in which they are made. These are
+        all roots that a later stage reads, also those that this stage only passes on.
     """
 
     nodes: tuple[Node, ...]

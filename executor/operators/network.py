@@ -1,10 +1,10 @@
-"""A captured program on one rank, every operator cut as a plan says.
+"""Runs a captured program on one rank, with every operator cut as a plan says.
 
-Every value is a DTensor with one torch dim for each named dim. An operator reads it in the layout that its sharding
-asks for, brought there by collectives that are run one by one; nothing is moved implicitly. Gradients return to the
-layout of their value, those of parameters are summed once a step.
+Every value is a DTensor with one torch dim for each named dim. An operator reads a value in the layout that its
+sharding needs; explicit collectives, one after the other, bring it there, and nothing moves implicitly. Gradients
+return to the layout of their value; those of parameters are summed once a step.
 
-The buffers that a rank renews: running statistics and counts, each rank's part.
+A rank also renews its parts of buffers: running statistics and counts.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,14 +29,16 @@ from meshwise.strategies.plan.sharding import REPLICATED, OperatorSharding, Shar
 
 
 class Buffers:
-    """Buffers by name, each cut as the value is that it is renewed from; whole where it is renewed from none.
+    """The buffers that this rank renews, by name.
+
+    A buffer is cut as the value that it is renewed from is; it is whole where it is renewed from no value.
 
     Parameters
     ----------
     updates
-        Those of the stages of this rank.
-    whole
-        The buffers of the module.
+        The updates of the stages of this rank.
+    module_buffers
+        The whole buffers of the module.
     """
 
     def __init__(self, layouts: Layouts, ranks: Ranks, updates: Iterable[Update], whole: Mapping[str, Tensor]) -> None:
@@ -58,7 +60,7 @@ class Buffers:
         self._parts[update.buffer] = update.program.forward(have, value.permute([own.index(dim) for dim in dims]))
 
     def whole(self, name: str) -> Tensor:
-        """Return a whole buffer from the parts of all ranks."""
+        """Return a whole buffer, gathered from the parts of all ranks."""
         dims, spec = self._layout(self.updates[name])
         return self.ranks.redistribute(self._parts[name], dims, spec, REPLICATED).reshape(self._shapes[name])
 
@@ -78,14 +80,17 @@ class Buffers:
 
 
 class OperatorNetwork(nn.Module):
-    """A captured module on one rank of a mesh; ``names`` are those of its parameters, one of several for tied ones.
+    """A captured module on one rank of a mesh.
+
+    ``parts`` has this rank's parts of parameters by root, ``names`` the names of the parameters in the module. A tied
+    parameter has one of its names.
 
     Parameters
     ----------
     module
-        The module that was captured: its parameters and buffers are copied, each rank's part.
+        The module that was captured; this rank's parts of its parameters and buffers are copied.
     device
-        Where these are, and all that is computed.
+        The device of these parts and of all computation.
     """
 
     def __init__(self, captured: Captured, module: nn.Module, plan: Plan, ranks: Ranks, device: torch.device) -> None:
@@ -118,7 +123,7 @@ class OperatorNetwork(nn.Module):
         self.renewed = Buffers(self.layouts, ranks, updates, whole)
 
     def _readers(self, plan: Plan) -> dict[str, tuple[int, ...]]:
-        """Return the pipeline positions that read each parameter."""
+        """Return the pipeline positions that read each parameter, in order."""
         found: dict[str, set[int]] = {}
         for program, position in zip(self.programs, plan.positions, strict=True):
             for root in program.parameters:
@@ -126,7 +131,7 @@ class OperatorNetwork(nn.Module):
         return {root: tuple(sorted(found[root])) for root in self.captured.parameters if root in found}
 
     def _evaluate_constants(self) -> None:
-        """Compute what depends on no input once, whole."""
+        """Compute the nodes that depend on no input, once and whole."""
         known = dict(self._fixed)
         for node in self.captured.program.graph.nodes:
             if node.name in self.layouts.constants:
@@ -142,13 +147,13 @@ class OperatorNetwork(nn.Module):
         return self.ranks.redistribute(shaped, dims, REPLICATED, self.layouts.produced[root]).clone()
 
     def whole(self, root: str, part: Tensor) -> Tensor:
-        """Return a whole parameter, or its whole gradient, from the parts of all ranks."""
+        """Return a whole parameter, or its whole gradient, gathered from the parts of all ranks."""
         dims = self.layouts.dims(root)
         full = self.ranks.redistribute(part, dims, self.layouts.produced[root], REPLICATED)
         return full.reshape(self._values[root].shape)
 
     def unread(self, module: nn.Module) -> dict[str, nn.Parameter]:
-        """Return the parameters of a module that no stage reads, by name: they stay as they are."""
+        """Return the parameters of a module, by name, that no stage reads and so no step changes."""
         read = {self.names[root] for program in self.programs for root in program.parameters}
         return {name: each for name, each in module.named_parameters() if name not in read}
 
@@ -157,9 +162,9 @@ class OperatorNetwork(nn.Module):
         return self._values[root].dtype  # type: ignore[no-any-return]
 
     def sum_gradients(self) -> None:
-        """Sum gradients over the axes along which ranks have the same parameter and other parts of its operators.
+        """Sum gradients over the axes along which ranks have the same parameter, but other parts of its operators.
 
-        Then those of a parameter that operators of several pipeline ranks read, over these.
+        The gradients of a parameter that several pipeline ranks read are then summed over these ranks.
         """
         for axis in self.ranks.size:
             found = [part.grad for root, part in self.parts.items() if axis in self.summed(root)]
@@ -176,14 +181,14 @@ class OperatorNetwork(nn.Module):
                 part.grad = self.ranks.all_reduce(gradient, PIPELINE, group)
 
     def summed(self, root: str) -> tuple[str, ...]:
-        """Return the axes over which the gradient of a parameter is left to be summed once a step."""
+        """Return the axes over which the gradient of a parameter is summed once a step, not in every pass."""
         placed = self.layouts.produced[root].placed
         found = [spec.partial for (name, *_), spec in self.layouts.gradient.items() if name == root]
         return tuple(axis for axis in dict.fromkeys(chain.from_iterable(found)) if axis not in placed)
 
 
 class Pass:
-    """One microbatch in one stage: the values so far, each also as it was brought to a layout."""
+    """One microbatch in one stage: its values so far, and these values in the layouts that operators read."""
 
     def __init__(self, network: OperatorNetwork, program: StageProgram, inputs: Sequence[Tensor]) -> None:
         self.network, self.ranks, self.layouts = network, network.ranks, network.layouts
@@ -197,7 +202,7 @@ class Pass:
         self.locals |= dict(network.parts.items())
 
     def forward(self, received: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Run the stage on the values that come from the stage before; return those that go to the next one."""
+        """Run the stage on the values from the stage before, and return the values for the next one."""
         for root, value in zip(self.program.received, received, strict=True):
             self.locals[root] = value.requires_grad_(value.is_floating_point())
         for node in self.program.nodes:
@@ -209,7 +214,7 @@ class Pass:
         return tuple(value.detach() for value in self.sent)
 
     def backward(self, gradients: Sequence[Tensor], loss: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Run backward from the gradients of what was sent, or from a loss; return those of what was received."""
+        """Run backward from the gradients of sent values, or from a loss; return the gradients of received values."""
         ends = [(value, gradient) for value, gradient in zip(self.flowing(self.sent), gradients, strict=True)]
         ends += [(loss, torch.ones_like(loss))] if loss is not None else []
         ends = [(value, gradient) for value, gradient in ends if value.requires_grad]
@@ -218,11 +223,11 @@ class Pass:
         return tuple(torch.zeros_like(value) if value.grad is None else value.grad for value in received)
 
     def empty_received(self) -> list[Tensor]:
-        """Return tensors to receive what the stage before sends."""
+        """Return empty tensors for the values from the stage before."""
         return [self._empty(root) for root in self.program.received]
 
     def empty_gradients(self) -> list[Tensor]:
-        """Return tensors to receive the gradients of what this stage sent."""
+        """Return empty tensors for the gradients of the values that this stage sent."""
         return [torch.empty_like(value, memory_format=torch.contiguous_format) for value in self.flowing(self.sent)]
 
     def _empty(self, root: str) -> Tensor:
@@ -236,7 +241,7 @@ class Pass:
 
     @staticmethod
     def flowing(values: Sequence[Tensor]) -> list[Tensor]:
-        """Return those of some values that have gradients."""
+        """Return the values that can have gradients: those of floating point."""
         return [value for value in values if value.is_floating_point()]
 
     def _run(self, node: Node) -> None:
@@ -266,7 +271,7 @@ class Pass:
             raise
 
     def loss(self) -> Tensor:
-        """Return the loss, summed where it is partial."""
+        """Return the loss, summed over ranks where it is partial."""
         root = self.layouts.loss
         have = self.layouts.produced[root]
         local = self._local(root)
@@ -297,14 +302,14 @@ class Pass:
         return [found.get(axis, Replicate()) for axis in self.ranks.size]
 
     def _local(self, root: str) -> Tensor:
-        """Return this rank's part of a root; what comes back as its gradient is in the layout of the root."""
+        """Return this rank's part of a root; its gradient comes back in the layout of the root, complete."""
         if root not in self.locals:
             dims, spec = self.layouts.dims(root), self.layouts.produced[root].complete
             self.locals[root] = self.values[root].to_local(grad_placements=self._placements(dims, spec))
         return self.locals[root]
 
     def _read(self, node: Node, root: str) -> Tensor:
-        """Return this rank's part of a root as a node reads it."""
+        """Return this rank's part of a root in the layout in which a node reads it."""
         reading, dims = self.layouts.reading(node, root), self.layouts.dims(root)
         key = self.layouts.bringing(node, root)
         union = self.layouts.gradient[key]
@@ -315,7 +320,10 @@ class Pass:
         return self._shared(value, missing) if value.is_floating_point() else value
 
     def _shared(self, value: Tensor, axes: tuple[str, ...]) -> Tensor:
-        """Return a value whose gradient, whole on every rank, counts once in a sum over axes that others need."""
+        """Return a value for a reader whose gradient is complete on every rank, while others' are summed over ``axes``.
+
+        The sum then counts this gradient once.
+        """
         if self.ranks.ways(axes) == 1:
             return value
         shared: Tensor = Share.apply(value, self.ranks.ways(axes))  # type: ignore[no-untyped-call]
@@ -334,7 +342,7 @@ class Pass:
         return moved
 
     def _shaped(self, node: Node, argument: Node, value: Tensor) -> Tensor:
-        """Return a root's part in the dims and the shape in which a node's argument has them."""
+        """Return a root's part in the dims and the shape that a node's argument has."""
         captured, root = self.network.captured, self.layouts.root[argument.name]
         have, dims = self.layouts.dims(root), captured.dims[argument.name]
         sharding = self.layouts.sharding(node)
@@ -356,7 +364,7 @@ class Pass:
         return value.reshape(shape)
 
     def _gathering(self, node: Node) -> tuple[Any, Any]:
-        """Return hooks that keep of gathered weights only the part, and gather them again for backward."""
+        """Return hooks on saved tensors: of gathered weights only the part is kept, and gathered again for backward."""
         gathered: dict[int, tuple[str, ShardingSpec]] = {}
         for root in self.layouts.read_by(node):
             wanted = self.layouts.reading(node, root).wanted

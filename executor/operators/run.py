@@ -1,4 +1,4 @@
-"""Execute a user's module under a plan on this host and return what was measured."""
+"""Executes a user's module under a plan on this host, and returns what was measured."""
 
 import re
 import sys
@@ -68,7 +68,7 @@ def execute_module(
     ExecutionError
         Where a rank fails.
     VerificationError
-        Where the ranks do not compute what one process computes; the steps were not begun.
+        Where the ranks do not compute what one process computes; the steps were not started.
     """
     if options.needs_own_model:
         own = "data, learning rate, checkpoints and resume are of the executor's own model"
@@ -101,7 +101,7 @@ def execute_module(
 
 
 def absolute(module: str) -> str:
-    """Return ``FILE.py:FACTORY`` with the whole path of the file.
+    """Return ``FILE.py:FACTORY`` with the absolute path of the file.
 
     >>> absolute("/models/mine.py:small")
     '/models/mine.py:small'
@@ -113,14 +113,14 @@ def absolute(module: str) -> str:
 def run_verified(
     job: OperatorJob, check: OperatorJob, folder: Path, tolerance: float, progress: Progress | None = None
 ) -> Verification:
-    """Run a job in one set of processes, its check before it, and return how far the check was from one process.
+    """Run a check and then its job in one set of processes; return how far the check was from one process.
 
     Raises
     ------
     ValueError
-        Where a rank fails in the check: the job was not begun.
+        Where a rank fails in the check; the job was not started.
     VerificationError
-        Where the check differs: nor was it then.
+        Where the check differs from one process; the job was not started.
     """
     from meshwise.executor.capture.captured import CaptureError
     from meshwise.executor.operators.trainer import train
@@ -144,15 +144,15 @@ def run_verified(
 
 
 def refuse(job: OperatorJob, graph: OperatorGraph, training: Training) -> float:
-    """Return how far from one process in fp64 the ranks of a job may be, else raise ``ValueError`` with every reason.
+    """Raise ``ValueError`` with every reason why a job cannot run; else return the tolerance of its verification.
 
-    The module is captured, and run in fp64 in this process.
+    The module is captured, and compared in fp64 with its captured program, in this process.
 
     Raises
     ------
     ValueError
-        Where the plan or its graph is not of this module or batch, or plan, training or module ask for what the back
-        end does not do.
+        Where plan or graph do not belong to this module and batch, or where plan, training or module need what the back
+        end does not support.
     """
     require_torch()
     if reasons := (*unsupported(job.plan), *unsupported_training(training)):
@@ -163,7 +163,7 @@ def refuse(job: OperatorJob, graph: OperatorGraph, training: Training) -> float:
 
 
 def run_jobs(jobs: list[tuple[OperatorJob, Path]], progress: Progress | None = None) -> None:
-    """Run jobs of as many ranks one after the other in one set of processes; progress is the first one's."""
+    """Run jobs of equally many ranks in one set of processes, the last job first; progress is that of the first."""
     paths = [str(job.write(folder).resolve()) for job, folder in jobs]
     first, folder = jobs[0]
     poll: Callable[[], None] = progress_of(first.plan, folder, progress)
@@ -172,7 +172,7 @@ def run_jobs(jobs: list[tuple[OperatorJob, Path]], progress: Progress | None = N
 
 
 def unsupported_training(training: Training) -> tuple[str, ...]:
-    """Return every reason why the operator back end cannot train so; empty where it can."""
+    """Return every reason why the operator back end cannot run such a training; empty where it can."""
     reasons = []
     if training.precision != "fp32":
         reasons.append(

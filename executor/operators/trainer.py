@@ -1,7 +1,7 @@
-"""One rank's share of a captured module under a plan, stepped.
+"""Trains one rank's part of a captured module under a plan, and the module itself in one process.
 
-The passes of a step run in the order of its schedule, and stages send each other what crosses their boundaries. The
-same training run by one process is of the module itself, on the whole batch at once.
+The passes of a step run in the order of the schedule, and stages send each other the values that cross their
+boundaries. The reference in one process runs the user's module on the whole batch at once.
 """
 
 import json
@@ -42,7 +42,7 @@ class Pipeline:
     network
         The stages of this rank.
     recorder
-        Notes every pass, and tells the launcher of it.
+        Records every pass, and writes the heartbeat.
     """
 
     def __init__(self, network: OperatorNetwork, plan: Plan, recorder: Recorder) -> None:
@@ -55,9 +55,10 @@ class Pipeline:
         self._handed: dict[tuple[int, int, int], list[Tensor]] = {}
 
     def _boundaries(self) -> dict[tuple[int, int], dist.ProcessGroup]:
-        """Return a group for the messages of each stage to the next or the one before, of this rank's line of ranks.
+        """Return a process group for every pair (sending stage, receiving stage), of this rank's line of ranks.
 
-        NCCL runs what two ranks send each other in a group in one order, which theirs is not.
+        NCCL runs the messages between two ranks of a group in one order, and the two ranks start theirs in different
+        orders, so each direction of each boundary has a group of its own.
         """
         if self.plan.pipeline == 1:
             return {}
@@ -70,9 +71,9 @@ class Pipeline:
         return groups
 
     def step(self, microbatches: Sequence[tuple[Tensor, ...]]) -> float | None:
-        """Run all passes of a step and return the mean loss; ``None`` where this rank has not the last stage.
+        """Run all passes of a step and return the mean loss; ``None`` where this rank does not have the last stage.
 
-        ``microbatches`` has the inputs of every microbatch, whole.
+        ``microbatches`` has the whole inputs of every microbatch.
         """
         passes: dict[tuple[int, int], tuple[Pass, Tensor | None]] = {}
         total: float | None = None
@@ -100,20 +101,20 @@ class Pipeline:
         return total
 
     def _send(self, stage: int, to: int, microbatch: int, tensors: Sequence[Tensor]) -> None:
-        """Send tensors to another stage; one on the same rank gets them as they are."""
+        """Send tensors to another stage; a stage on the same rank gets the tensors themselves."""
         if tensors and self.plan.positions[stage] == self.plan.positions[to]:
             self._handed[stage, to, microbatch] = list(tensors)
             return
         start, group = self.recorder.now(), self.groups.get((stage, to))
         for tensor, tag in zip(tensors, self._tags(stage, to, microbatch), strict=False):
-            whole = tensor.contiguous()
+            whole = tensor.contiguous()  # kept with its work: the tensor must live until the message has left
             self._sends.append((dist.isend(whole, self._rank(to), group=group, tag=tag), whole))
         if tensors:
             stream = StreamKind.SEND_FORWARD if to > stage else StreamKind.SEND_BACKWARD
             self._note(stream, stage, microbatch, tensors, start)
 
     def _receive(self, source: int, stage: int, microbatch: int, empty: Sequence[Tensor]) -> list[Tensor]:
-        """Return what another stage sends, received into ``empty`` tensors."""
+        """Return the tensors that another stage sends, received into ``empty`` ones."""
         if empty and self.plan.positions[source] == self.plan.positions[stage]:
             return self._handed.pop((source, stage, microbatch))
         start, group = self.recorder.now(), self.groups.get((source, stage))
@@ -131,23 +132,23 @@ class Pipeline:
         self.transfers.append(Row(stream, kind, sender, microbatch, name, start, self.recorder.now(), size))
 
     def _rank(self, stage: int) -> int:
-        """Return the rank that runs another stage at the same place of the other axes."""
+        """Return the rank that runs a stage, at this rank's coordinates along the other axes."""
         return dist.get_global_rank(self.network.ranks.mesh.get_group(PIPELINE), self.plan.positions[stage])
 
     def _tags(self, source: int, to: int, microbatch: int) -> Iterator[int]:
-        """Yield tags that no other message between two ranks has."""
+        """Return tags that no other message between the same ranks has in a step."""
         stages, direction = len(self.plan.stages), int(to > source)
         first = ((microbatch * stages + source) * 2 + direction) * _MOST
         return iter(range(first, first + _MOST))
 
 
 _MOST = 1 << 10
-"""Tensors that cross a boundary at most."""
+"""The most tensors that cross a boundary."""
 
 
 @dataclass(frozen=True)
 class Made:
-    """What a factory makes for a job: the module, and its inputs microbatch by microbatch."""
+    """The module that a factory builds for a job, and its inputs, cut into microbatches."""
 
     module: nn.Module
     microbatches: tuple[tuple[Tensor, ...], ...]
@@ -158,18 +159,18 @@ class Made:
         return tuple(torch.cat(parts) for parts in zip(*self.microbatches, strict=True))
 
     def on(self, device: torch.device) -> "Made":
-        """Return the module, which goes there, and its inputs on a device."""
+        """Return the module and its inputs on a device; the module itself is moved."""
         moved = tuple(tuple(tensor.to(device) for tensor in inputs) for inputs in self.microbatches)
         return Made(self.module.to(device), moved)
 
 
 def make(job: OperatorJob) -> Made:
-    """Return the module of a job, seeded, and its inputs cut along their batch.
+    """Return the module of a job, built with its seed, and its inputs cut into microbatches.
 
     Raises
     ------
     ValueError
-        Where the plan does not train on the batch that the factory makes, or on single samples.
+        Where the factory's batch is not that of the plan, or a microbatch has a single sample.
     """
     torch.manual_seed(job.seed)
     module, inputs = made(job.module)
@@ -189,7 +190,7 @@ def make(job: OperatorJob) -> Made:
 
 
 class OperatorTrainer:
-    """Builds the stages of this rank and runs steps; every rank of the job makes one."""
+    """Builds the stages of this rank and runs training steps; every rank of the job makes one."""
 
     def __init__(self, job: OperatorJob, heartbeat: Heartbeat, accelerator: Accelerator) -> None:
         accelerator.settle(exact=job.double)
@@ -197,7 +198,7 @@ class OperatorTrainer:
         self.recorder = Recorder(heartbeat, accelerator.synchronise)
         self.ranks = Ranks(device_mesh(job.plan, accelerator.device.type), self.recorder.now)
         plan, made = job.plan, make(job)
-        captured = capture(made.module, made.microbatches[0])  # on a core, as the graph of the plan was
+        captured = capture(made.module, made.microbatches[0])  # on the CPU, as the graph of the plan was captured
         self.made = made.on(accelerator.device)
         self.network = OperatorNetwork(captured, self.made.module, plan, self.ranks, accelerator.device)
         self.pipeline = Pipeline(self.network, plan, self.recorder)
@@ -205,7 +206,7 @@ class OperatorTrainer:
         self.optimizer = kind(self.network.parameters(), **options)
 
     def step(self) -> float | None:
-        """Run one training step and return the loss; ``None`` off the last stage."""
+        """Run one training step and return the loss; ``None`` where this rank does not have the last stage."""
         self.optimizer.zero_grad(set_to_none=True)
         self.ranks.ran.clear()
         self.pipeline.transfers.clear()
@@ -217,7 +218,7 @@ class OperatorTrainer:
         return loss
 
     def train(self, folder: Path, rank: int) -> None:
-        """Run the job and leave this rank's results in ``folder``."""
+        """Run the job and write this rank's results into ``folder``."""
         self.accelerator.reset_peak()
         dist.barrier()
         with metrics_file(folder, rank).open("w") as metrics:
@@ -254,7 +255,7 @@ class OperatorTrainer:
         return (part.grad for part in self.network.parameters() if part.grad is not None)
 
     def _spans(self, records: Sequence[Record], _: Sequence[TraceEvent]) -> list[Row]:
-        """Return the spans of a step: passes without the collectives inside them, these, and transfers."""
+        """Return the spans of a step: collectives, transfers, and passes without the collectives inside them."""
         inside = [_collective(each, records) for each in self.ranks.ran]
         passes = [piece for each in records for piece in without(Row(StreamKind.COMPUTE, *each), inside)]
         return sorted([*passes, *inside, *self.pipeline.transfers], key=lambda row: (row.start, row.end))
@@ -277,8 +278,8 @@ class OperatorTrainer:
 
 
 def agrees(job: OperatorJob, folder: Path, device: torch.device) -> bool:
-    """Return whether the ranks of a job that has run computed what one process does: the first one tells all."""
-    dist.barrier()  # all have left what they computed
+    """Return whether the ranks of a finished job computed what one process does; rank 0 compares for all."""
+    dist.barrier()  # every rank has written its tensors
     equal = torch.zeros(1, device=device)
     if dist.get_rank() == 0:
         equal[0] = float(verdict(job, folder).equal)
@@ -287,7 +288,7 @@ def agrees(job: OperatorJob, folder: Path, device: torch.device) -> bool:
 
 
 def _collective(ran: Ran, records: Sequence[Record]) -> Row:
-    """Return a collective as a span of the pass that runs it; after all passes it sums gradients."""
+    """Return a collective as a span of the pass that runs it; outside of passes collectives sum gradients."""
     where = next(((r.stage, r.microbatch) for r in records if r.start <= ran.start <= r.end), (-1, -1))
     name = str(ran.collective)
     if where[0] < 0 or ran.axis == DATA:
@@ -296,15 +297,15 @@ def _collective(ran: Ran, records: Sequence[Record]) -> Row:
 
 
 def device_mesh(plan: Plan, kind: str) -> dist.device_mesh.DeviceMesh:
-    """Return the mesh of a plan without axes of one rank, of processes that have joined."""
+    """Return the device mesh of a plan, without axes of one rank; the process group must exist."""
     axes = [axis for axis in plan.mesh.axes if axis.size > 1] or list(plan.mesh.axes[:1])
     return init_device_mesh(kind, tuple(size for _, size in axes), mesh_dim_names=tuple(name for name, _ in axes))
 
 
 def train(job: OperatorJob) -> tuple[tuple[float, ...], dict[str, Any]]:
-    """Return the losses, and the last gradients, the parameters and the buffers that changed by name as arrays.
+    """Return the losses and, as arrays by name, the last gradients, the parameters and the buffers that changed.
 
-    Nothing of the plan is used: no microbatch, no captured program.
+    Nothing of the plan is used, neither its microbatches nor the captured program.
     """
     made = make(job)
     kind, options = kind_of(job.optimizer)

@@ -1,8 +1,8 @@
-"""A user's module in one process on the whole batch: what every run of it must compute.
+"""Compares a captured program with the user's module in one process on the whole batch, before ranks start.
 
-Before ranks start, the module itself, as its user wrote it, runs in fp64 on all samples at once. The captured program
-runs on one microbatch after the other. Loss, gradients and buffers of both are compared, for the inputs and
-parameters that are given and for others: at the first step, with a layer that begins at zero, an error may not show.
+The module, as its user wrote it, runs in fp64 on all samples at once; the captured program runs on one microbatch after
+the other. Loss, gradients and buffers of both must be equal, for the given inputs and parameters and for changed ones:
+with a layer that is zero at the first step, an error may not show.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,21 +32,21 @@ HALF = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 class Step(NamedTuple):
-    """What one forward and backward pass leaves: the loss, and gradients and renewed buffers by name."""
+    """The results of one forward and backward pass: the loss, and gradients and renewed buffers by name."""
 
     loss: Tensor
     gradients: dict[str, Tensor]
     buffers: dict[str, Tensor]
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield all of it by name."""
+        """Yield the loss, the gradients and the buffers with their names in messages."""
         yield "loss", self.loss
         yield from ((f"gradient of {name}", each) for name, each in self.gradients.items())
         yield from ((f"buffer {name}", each) for name, each in self.buffers.items())
 
 
 def step(module: nn.Module, batches: Sequence[Inputs]) -> Step:
-    """Return what a module makes of batches one after the other, of equal weight; it is left as it was."""
+    """Return the results of a module for batches of equal weight, one after the other; its state is restored."""
     before = {name: each.clone() for name, each in module.named_buffers()}
     total = torch.zeros((), dtype=torch.float64)
     try:
@@ -71,12 +71,12 @@ def step(module: nn.Module, batches: Sequence[Inputs]) -> Step:
 def program_step(
     program: Program, module: nn.Module, batches: Sequence[Inputs], seen: list[dict[str, Any]] | None = None
 ) -> Step:
-    """Return what a program makes of batches with the parameters and buffers of its module.
+    """Return the results of a program for batches, with the parameters and buffers of its module.
 
-    The values of its nodes by name are added to ``seen``, those of each batch.
+    For each batch the values of all nodes, by name, are appended to ``node_values``.
     """
     kept = set() if seen is None else {node.name for node in program.module.graph.nodes}
-    # not the parameters themselves: hooks of theirs run where they do, and not on ranks
+    # copies, not the parameters: their hooks would run here, but do not on ranks
     own = {name: each.detach().clone() for name, each in module.named_parameters()}
     leaves = {name: own[name].requires_grad_(each.requires_grad) for name, each in module.named_parameters()}
     first = {id(each): name for name, each in module.named_parameters()}
@@ -108,7 +108,7 @@ def program_step(
 
 
 class _Values(torch.fx.Interpreter):
-    """Runs a program and keeps the values of some nodes."""
+    """Runs a program and stores the values of some nodes, by name."""
 
     def __init__(self, module: torch.fx.GraphModule, names: set[str]) -> None:
         super().__init__(module)
@@ -116,7 +116,7 @@ class _Values(torch.fx.Interpreter):
         self.kept: dict[str, Any] = {}
 
     def run_node(self, n: Node) -> Any:
-        """Run a node."""
+        """Return the value of a node."""
         value = super().run_node(n)
         if n.name in self.names:
             self.kept[n.name] = value
@@ -124,9 +124,10 @@ class _Values(torch.fx.Interpreter):
 
 
 def difference(one: Step, other: Step, *, buffers: bool = True) -> tuple[float, str]:
-    """Return the largest difference of two steps, and of what.
+    """Return the largest relative difference of two results, and the name of the tensor that has it.
 
-    Gradients are set beside their `gradient_scale`, the loss and buffers beside their largest finite element, or 1.
+    Differences of gradients are over their `gradient_scale`, those of loss and buffers over their largest finite
+    element, or 1.
     """
     largest = max((_largest(gradient) for gradient in one.gradients.values()), default=0.0)
     others, differences = dict(other.tensors()), [(0.0, "")]
@@ -139,20 +140,20 @@ def difference(one: Step, other: Step, *, buffers: bool = True) -> tuple[float, 
 
 
 def _distance(one: Tensor, other: Tensor) -> float:
-    """Return the largest difference of two tensors: 0 where both are infinite, infinite where one is no number."""
+    """Return the largest difference of two tensors: 0 where both are infinite, infinite where one is not a number."""
     apart = (one.double() - other.double()).abs()
     apart = torch.where(apart.isnan(), torch.inf, apart)
     return float(torch.where(one == other, 0.0, apart).max())
 
 
 def _largest(values: Tensor) -> float:
-    """Return the size of the largest finite element of a tensor; 0 where it has none."""
+    """Return the largest finite absolute element of a tensor; 0 where it has none."""
     finite = values.detach().double()[values.isfinite()]
     return float(finite.abs().max()) if finite.numel() else 0.0
 
 
 def tolerance_of(program: Program) -> float:
-    """Return how far from one process a program in fp64 may be: what turns to fp32 by itself rounds there."""
+    """Return how far from one process a program in fp64 may be: more where it casts to fp32 by itself, and rounds."""
     values = (node.meta.get("val") for node in program.module.graph.nodes)
     every = [each for value in values for each in (value if isinstance(value, tuple | list) else (value,))]
     single = any(isinstance(each, Tensor) and each.dtype in (torch.float32, torch.complex64) for each in every)
@@ -160,21 +161,21 @@ def tolerance_of(program: Program) -> float:
 
 
 def check(program: Program, module: nn.Module, batches: Sequence[Inputs], microbatch: int) -> None:
-    """Raise unless a program, microbatch by microbatch, computes what its module computes of the whole batch.
+    """Raise unless a program, microbatch by microbatch, computes what its module computes on the whole batch.
 
     Parameters
     ----------
     program
-        Of ``module``, which is in fp64.
+        The program of ``module``, which is in fp64.
     batches
-        The microbatches.
+        The inputs of the microbatches.
     microbatch
-        Sequences of a microbatch on a data rank, to name the plan that would be equal.
+        Sequences of a microbatch on a data rank; the message names a plan that would be equal.
 
     Raises
     ------
     CaptureError
-        Where it does not: the message begins with the line of the module that is the reason, where it is known.
+        Where they differ: the message begins with the line of the module that is the reason, where it is known.
     """
     _check_precision(program)
     _check_hooks(module)
@@ -187,7 +188,7 @@ def check(program: Program, module: nn.Module, batches: Sequence[Inputs], microb
         met = f"met {type(error).__name__}: {' '.join(str(error).split())[:300]}; nearest: a module that trains in fp64"
         line = line_of_error(error) or line_of_forward(module)
         raise CaptureError(f"a module runs forward and backward in one process, {met}", line) from error
-    if casts:  # it does nothing in fp64, so that no comparison shows it
+    if casts:  # autocast does nothing in fp64, so no comparison would show it
         met = "met torch.autocast; nearest: none"
         raise CaptureError(f"a captured module computes in its own precision, {met}", casts[0])
     _check_repeats(program, module, whole, expected)
@@ -199,7 +200,7 @@ def check(program: Program, module: nn.Module, batches: Sequence[Inputs], microb
         other = _shuffled(whole)
         try:
             expected = step(module, [other])
-        except (RuntimeError, ValueError, IndexError):  # a module that takes no inputs in another order
+        except (RuntimeError, ValueError, IndexError):  # the module does not take shuffled inputs
             other = whole
             expected = step(module, [other])
         if _is_finite(expected):
@@ -208,7 +209,7 @@ def check(program: Program, module: nn.Module, batches: Sequence[Inputs], microb
 
 
 def _is_finite(made: Step) -> bool:
-    """Return whether loss and gradients are numbers; a buffer may be infinite, as a mask of attention is."""
+    """Return whether loss and gradients are finite; a buffer may be infinite, as a mask of attention is."""
     return all(bool(values.isfinite().all()) for name, values in made.tensors() if not name.startswith("buffer"))
 
 
@@ -239,7 +240,7 @@ def _compare(program: Program, module: nn.Module, expected: Step, batches: Seque
 def _interaction(
     program: Program, module: nn.Module, whole: Step, parts: Step, what: str, batches: Sequence[Inputs]
 ) -> tuple[str, str]:
-    """Return the line on which samples meet, where it is known, and what is met there."""
+    """Return the line on which samples depend on each other, where it is known, and how they do."""
     count, batch = len(batches), len(batches[0][0])
     if what.startswith("buffer"):
         line = program.renewal_lines.get(what.removeprefix("buffer "), "")
@@ -263,7 +264,7 @@ def _check_precision(program: Program) -> None:
 
 
 def _check_repeats(program: Program, module: nn.Module, whole: Inputs, expected: Step) -> None:
-    """Raise where the module makes something else of the same inputs the second time."""
+    """Raise where the module computes something else from the same inputs the second time."""
     before = _plain_attributes(module)
     met, what = difference(expected, step(module, [whole]))
     changed = [
@@ -298,13 +299,13 @@ def _plain_attributes(module: nn.Module) -> dict[tuple[str, str], Any]:
         (owner, name): value
         for owner, each in module.named_modules()
         for name, value in vars(each).items()
-        if isinstance(value, int | float | str | bool) and value == value  # no NaN, which is never what it was
+        if isinstance(value, int | float | str | bool) and value == value  # without NaN, which never equals itself
     }
 
 
 @contextmanager
 def _perturbed(module: nn.Module) -> Iterator[None]:
-    """Give a module other parameters inside the body: those of zeros would hide what depends on them."""
+    """Change a module's parameters inside the body: parameters of zeros would hide errors behind them."""
     generator = torch.Generator().manual_seed(1)
     floats = [each for each in module.parameters() if each.is_floating_point()]
     before = [each.detach().clone() for each in floats]
@@ -321,7 +322,7 @@ def _perturbed(module: nn.Module) -> Iterator[None]:
 
 
 def _shuffled(inputs: Inputs) -> Inputs:
-    """Return inputs whose samples are others, of the same values: an index stays one, and a share of padding."""
+    """Return inputs with their elements shuffled: indices stay valid, and as much is padding as before."""
     generator = torch.Generator().manual_seed(2)
     return tuple(each.flatten()[torch.randperm(each.numel(), generator=generator)].view(each.shape) for each in inputs)
 
@@ -334,7 +335,7 @@ def _check_hooks(module: nn.Module) -> None:
 
 
 def _hidden(module: nn.Module, inputs: Inputs) -> list[tuple[str, str, str]]:
-    """Return what a module runs that its program has not, each with its line and the nearest that would be."""
+    """Return the calls of a module that its program lacks: for each its line, what it is, and what to use instead."""
     seen: list[tuple[str, str, str]] = []
     with _watched(seen), torch.enable_grad():
         module(*(each.clone() for each in inputs))
@@ -343,7 +344,7 @@ def _hidden(module: nn.Module, inputs: Inputs) -> list[tuple[str, str, str]]:
 
 @contextmanager
 def _noted_autocast(lines: list[str]) -> Iterator[None]:
-    """Note the line of every `torch.autocast` that the body turns on."""
+    """Append the line of every `torch.autocast` that the body turns on to ``lines``."""
     enter: Any = torch.autocast.__enter__
 
     def noted(context: Any) -> Any:
@@ -371,7 +372,7 @@ class _Hooks(TorchFunctionMode):
 
 @contextmanager
 def _watched(seen: list[tuple[str, str, str]]) -> Iterator[None]:
-    """Note functions with gradients of their own, and hooks, that the body calls."""
+    """Append functions with gradients of their own, and hooks, that the body calls to ``calls``."""
     kind: Any = torch.autograd.Function
     apply = kind.__dict__["apply"]
 

@@ -1,8 +1,8 @@
-"""One rank of a captured module, whose results lie beside each job.
+"""The process of one rank that trains a captured module; results go beside each job's file.
 
 ``python -m meshwise.executor.operators.worker JOB.json [CHECK.json]``
 
-The check runs first: the same job in fp64, which is compared with one process. Where it differs the job is not begun.
+The check runs first: the same job in fp64, which is compared with one process. Where it differs the job does not start.
 """
 
 import sys

@@ -1,1 +1,1 @@
-"""How ranks share a model and its data: one technique a file."""
+"""Techniques that divide a model and its data among ranks, one in each file."""

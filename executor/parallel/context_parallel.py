@@ -1,13 +1,12 @@
-"""Context parallelism: every rank of a group has a part of each sequence, and attention spans them all.
+"""Context parallelism: every rank of a group has a part of each sequence, and attention spans the whole sequence.
 
-A sequence is cut into two parts a rank: rank ``i`` of ``n`` has part ``i`` and part ``2n - 1 - i``, so that causal
-attention is equal work for all [1]_. Keys and values go round (ring), are gathered [1]_, or heads are exchanged for
-tokens (Ulysses [2]_).
+A sequence is cut into two parts for each rank: rank ``i`` of ``n`` has part ``i`` and part ``2n - 1 - i``, so that
+causal attention is equal work for all ranks [1]_. Attention sends keys and values round a ring, gathers them [1]_, or
+exchanges heads for tokens (Ulysses [2]_).
 
-Ring attention: keys and values go round a group while each rank meets them part by part.
-
-A part's softmax is over its own keys. Two of them are merged by the logarithms of their denominators [3]_, and
-backward of a part reads those of the whole [4]_: nothing of the size of the scores is kept.
+In ring attention each rank computes attention to the keys and values of one rank at a time. Each part has a softmax
+over its own keys; two parts are merged by the logarithms of their denominators [3]_. Backward of a part reads the
+logarithm of the whole softmax [4]_, so nothing of the size of the scores is kept.
 
 References
 ----------
@@ -36,7 +35,7 @@ from meshwise.strategies.plan.parallelism import Attention
 
 
 class Seen(NamedTuple):
-    """What queries of this rank see of a part: those from ``query`` on, of keys those before ``end``."""
+    """The part of the score matrix that causal attention needs: queries from ``query`` on, keys before ``end``."""
 
     query: int
     end: int
@@ -44,11 +43,12 @@ class Seen(NamedTuple):
 
 
 def seen(rank: int, source: int, sequence: int) -> Seen:
-    """Return what a rank's queries see of the keys of the rank ``source``.
+    """Return which queries of ``rank`` see which keys of the rank ``source``.
 
-    Each has ``sequence`` tokens: an early half and, of the ranks in the opposite order, a late half
-    (`meshwise.executor.parallel.context_parallel.positions`). Of an earlier rank's keys all queries see the early half,
-    of a later one's the late half of queries sees all: half of the square, as of the rank's own.
+    Each rank has ``sequence`` tokens: an early half, in the order of the ranks, and a late half, in the opposite order
+    (`meshwise.executor.parallel.context_parallel.list_positions`). All queries see the early half of an earlier rank's
+    keys; the late half of queries sees all keys of a later rank. Both are half of the square, as is the triangle of the
+    rank's own keys.
 
     >>> seen(1, 1, 8), seen(1, 0, 8), seen(1, 2, 8)
     (Seen(query=0, end=8, causal=True), Seen(query=0, end=4, causal=False), Seen(query=4, end=8, causal=False))
@@ -59,7 +59,7 @@ def seen(rank: int, source: int, sequence: int) -> Seen:
 
 
 class _Shift:
-    """A tensor on its way to the next rank of a ring, and what comes from the one before."""
+    """A tensor on its way to the next rank of a ring, and the one that comes from the rank before."""
 
     def __init__(self, tensor: Tensor, group: dist.ProcessGroup, tag: int) -> None:
         rank, ranks = group.rank(), group.size()
@@ -73,18 +73,18 @@ class _Shift:
             )
 
     def wait(self) -> Tensor:
-        """Return what has come."""
+        """Return the tensor from the rank before, once it is here."""
         for work in self.works:
             work.wait()
         return self.received
 
 
 _KEYS, _GRADIENTS = 0, 1
-"""Tags of what goes round."""
+"""Message tags: keys and values, and their gradients, go round the ring at the same time."""
 
 
 class RingAttention(torch.autograd.Function):
-    """Causal attention of a rank's queries to the keys of all ranks of a group."""
+    """Causal attention of one rank's queries to the keys of all ranks of a group."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -93,11 +93,12 @@ class RingAttention(torch.autograd.Function):
         Several heads of queries may share one of keys and values.
         """
         rank, ranks, sequence = group.rank(), group.size(), query.shape[2]
-        wide = torch.promote_types(query.dtype, torch.float)  # in which parts are added
+        wide = torch.promote_types(query.dtype, torch.float)  # parts are added in fp32 at least
         out = torch.zeros_like(query, dtype=wide)
         logsumexp = query.new_full(query.shape[:3], float("-inf"), dtype=wide)
         part = torch.stack([key, value])
         for turn in range(ranks):
+            # sent before the attention to the same part: the message runs beneath it
             shift = _Shift(part, group, _KEYS) if turn < ranks - 1 else None
             first, end, causal = seen(rank, (rank - turn) % ranks, sequence)
             keys, values = (heads[:, :, :end] for heads in _grouped(part, query))
@@ -110,7 +111,11 @@ class RingAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        """Return the gradients; those of keys and values follow them round the ring, one turn behind."""
+        """Return the gradients of queries, keys and values.
+
+        The gradient of a part of keys and values follows it round the ring, one turn behind, and each rank adds its
+        share. After the last turn it is back at the rank that has the part.
+        """
         query, key, value, out, logsumexp = ctx.saved_tensors
         group, gradient = ctx.group, gradients[0].contiguous()
         rank, ranks, sequence = group.rank(), group.size(), query.shape[2]
@@ -132,13 +137,13 @@ class RingAttention(torch.autograd.Function):
 
 
 def ring_attention(query: Tensor, key: Tensor, value: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return the context of a rank's queries over the keys of all ranks of ``group``."""
+    """Return the context of this rank's queries over the keys of all ranks of ``group``."""
     result: Tensor = RingAttention.apply(query, key, value, group)  # type: ignore[no-untyped-call]
     return result
 
 
 def merge(out: Tensor, logsumexp: Tensor, query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> None:
-    """Add the keys of a part to a softmax in place: its context ``out``, ``logsumexp`` of its scores."""
+    """Add the keys of one part to a softmax, in place: to its context ``out`` and the ``logsumexp`` of its scores."""
     more, denominator = attention_with_logsumexp(query, key, value, causal=causal)
     together = torch.logaddexp(logsumexp, denominator)
     before, after = ((each - together).exp().unsqueeze(-1) for each in (logsumexp, denominator))
@@ -147,18 +152,18 @@ def merge(out: Tensor, logsumexp: Tensor, query: Tensor, key: Tensor, value: Ten
 
 
 def _grouped(part: Tensor, query: Tensor) -> Tensor:
-    """Return keys and values with as many heads as queries."""
+    """Return keys and values repeated to as many heads as the queries have."""
     return part.repeat_interleave(query.shape[1] // part.shape[2], dim=2)
 
 
 def _ungrouped(gradient: Tensor, key: Tensor) -> Tensor:
-    """Return the gradient of heads that several heads of queries share."""
+    """Return the gradient of the heads of keys or values: the sum over the heads of queries that share each."""
     batch, _, tokens, width = gradient.shape
     return gradient.reshape(batch, key.shape[1], -1, tokens, width).sum(2)
 
 
 def positions(rank: int, ranks: int, sequence: int) -> NDArray[np.int64]:
-    """Return the positions of the tokens that a rank of a context group has.
+    """Return the positions in a sequence of the tokens that a rank of a context group has.
 
     >>> positions(1, 2, 8).tolist()
     [2, 3, 4, 5]
@@ -170,7 +175,7 @@ def positions(rank: int, ranks: int, sequence: int) -> NDArray[np.int64]:
 
 
 def apply(network: Network, group: dist.ProcessGroup, attention: Attention, sequence: int) -> None:
-    """Make ``network`` read this rank's part of sequences of ``sequence`` tokens, in place."""
+    """Make ``network``, in place, compute this rank's part of sequences of ``sequence`` tokens."""
     device = next(network.parameters()).device
     own = torch.from_numpy(positions(group.rank(), group.size(), sequence)).to(device)
     if network.embedding is not None:
@@ -185,15 +190,15 @@ def apply(network: Network, group: dist.ProcessGroup, attention: Attention, sequ
 
 
 def gathered_attention(core: Core, query: Tensor, key: Tensor, value: Tensor, *, group: dist.ProcessGroup) -> Tensor:
-    """Return the context of a rank's queries, with ``core`` over the keys gathered from all ranks.
+    """Return the context of this rank's queries: ``core`` runs over keys and values gathered from all ranks.
 
-    Each half of the queries meets the keys up to its own end: together half of the square.
+    Each half of the queries reads the keys up to its own end, together half of the square of scores.
     """
     half = query.shape[2] // 2
     keys, values = (natural_order(gather_parts(part, group, CONTEXT)) for part in (key, value))
     ends = (group.rank() + 1) * half, (2 * group.size() - group.rank()) * half
     result = []
-    own = query.contiguous()  # what backward keeps of a view is all of the storage, where keys and values are too
+    own = query.contiguous()  # backward keeps the whole storage of a view, and this one has keys and values too
     for queries, end in zip(own.chunk(2, 2), ends, strict=True):
         places = torch.arange(end, device=query.device)
         result.append(core(queries, keys[:, :, :end], values[:, :, :end], places <= places[end - half :, None]))
@@ -201,7 +206,10 @@ def gathered_attention(core: Core, query: Tensor, key: Tensor, value: Tensor, *,
 
 
 def ulysses_attention(core: Core, query: Tensor, key: Tensor, value: Tensor, *, group: dist.ProcessGroup) -> Tensor:
-    """Return the context of a rank's queries: whole sequences of its heads by ``core``, exchanged before and after."""
+    """Return the context of this rank's queries: ``core`` computes whole sequences of some heads of all ranks.
+
+    All-to-alls exchange heads for tokens before it, and tokens for heads after it.
+    """
 
     def whole(heads: Tensor) -> Tensor:
         return natural_order(exchange_parts(torch.stack(heads.chunk(group.size(), 1)), group, CONTEXT))
@@ -211,12 +219,15 @@ def ulysses_attention(core: Core, query: Tensor, key: Tensor, value: Tensor, *, 
 
 
 def natural_order(parts: Tensor) -> Tensor:
-    """Return ``(batch, heads, sequence, width)`` from what each rank has of it, ``(ranks, batch, heads, ...)``."""
+    """Return the sequence in order, ``(batch, heads, sequence, width)``, from the parts of all ranks.
+
+    The parts are ``(ranks, batch, heads, tokens of a rank, width)``.
+    """
     early, late = parts.chunk(2, 3)
     return torch.cat([early, late.flip(0)]).movedim(0, 2).flatten(2, 3)
 
 
 def rank_order(whole: Tensor, ranks: int) -> Tensor:
-    """Return what each rank has of ``(batch, heads, sequence, width)``: the inverse of `natural_order`."""
+    """Return the parts of all ranks of ``(batch, heads, sequence, width)``: the inverse of `to_natural_order`."""
     early, late = torch.stack(whole.chunk(2 * ranks, 2)).chunk(2)
     return torch.cat([early, late.flip(0)], 3)

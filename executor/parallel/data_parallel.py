@@ -1,13 +1,13 @@
-"""Data parallelism: gradients become the mean over the data axis, on all its ranks or on one that updates for all.
+"""Data parallelism: gradients become the mean over data ranks, on all of them or on one that updates for all.
 
-With ZeRO 1 each rank gets the mean of its own part alone (`meshwise.executor.parallel.sharded_states`).
+With ZeRO 1 each rank gets the mean of its own shard only (`meshwise.executor.parallel.sharded_states`).
 
-DistributedDataParallel does it where it can. It cannot hold DTensors ("aten.cat.default got
-mixed torch.Tensor and DTensor"), so with tensor parallelism, or where the plan wants no
-overlap, a stage's gradients are summed as one flat buffer: as soon as its last backward
-ended, or after the last backward of the rank.
+DistributedDataParallel averages gradients where it can. It cannot take DTensors ("aten.cat.default got mixed
+torch.Tensor and DTensor"), so with tensor parallelism, or where the plan wants no overlap, the gradients of a stage are
+reduced as one flat buffer: as soon as its last backward has ended, or after the last backward of the rank.
 
-Which ranks keep the same parameters, and share their states: of experts other ones than of the rest.
+`Sharing` says which ranks have the same parameters and shard their states: for experts they are others than for the
+dense parameters.
 """
 
 from collections.abc import Callable
@@ -31,11 +31,11 @@ class Sharing:
     Parameters
     ----------
     shards
-        Those that ZeRO shares states over, as one axis.
+        The ranks over which ZeRO shards states, as one axis.
     replicas
-        Those whose gradients are averaged, as one axis: of all groups that share states.
+        The ranks whose gradients are averaged, as one axis: those of all groups that shard states.
     states
-        The mesh of shards, with replicas outside where there are any.
+        The mesh of shards, with an outer axis of replicas where several groups shard states (hybrid sharding).
     """
 
     shards: DeviceMesh
@@ -44,12 +44,12 @@ class Sharing:
 
     @property
     def axis(self) -> str:
-        """The name of the axis along which states are shared."""
+        """The name of the axis along which states are sharded."""
         return str((self.shards.mesh_dim_names or ("",))[0])
 
 
 def sharing(mesh: DeviceMesh, kind: str) -> Sharing:
-    """Return the ranks with the same part of the model: ``kind`` is one of `meshwise.strategies.plan.mesh.GROUPS`."""
+    """Return the ranks that have the same parameters of a kind, one of `meshwise.strategies.plan.mesh.GROUPS`."""
     shards = flattened(mesh, GROUPS[kind])
     if mesh[REPLICA].size() == 1:
         return Sharing(shards, shards, shards)
@@ -58,29 +58,29 @@ def sharing(mesh: DeviceMesh, kind: str) -> Sharing:
 
 
 def reduces_itself(module: nn.Module) -> bool:
-    """Return whether a module's gradients are averaged as backward makes them."""
+    """Return whether a module averages its gradients itself, as backward makes them."""
     return isinstance(module, DistributedDataParallel)
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Parameters whose gradients are whole at one moment and leave together, and the ranks that have the same ones."""
+    """Parameters whose gradients are complete at one time and reduced together, and the ranks that have them too."""
 
     parameters: tuple[nn.Parameter, ...]
     sharing: Sharing
 
     @property
     def gradients(self) -> list[Tensor]:
-        """What this rank has of the gradients."""
+        """This rank's parts of the gradients."""
         return [local(parameter.grad) for parameter in self.parameters if parameter.grad is not None]
 
 
 Finish = Callable[[], None]
-"""Waits for a reduction and puts what it made where it belongs."""
+"""Waits for a reduction and copies its result into the gradients."""
 
 
 def average(unit: Unit) -> Finish:
-    """Begin to make gradients the mean over all ranks that have the same parameters."""
+    """Begin to average the gradients of a unit over all ranks that have the same parameters."""
     group, gradients = unit.sharing.replicas.get_group(), unit.gradients
     flat = flatten(gradients)
     work: Any = dist.all_reduce(flat, group=group, async_op=True)
@@ -93,7 +93,7 @@ def average(unit: Unit) -> Finish:
 
 
 def average_on_server(unit: Unit) -> Finish:
-    """Begin to make gradients the mean on the first rank of a group; the others keep none."""
+    """Begin to average the gradients of a unit on the first rank of a group; the other ranks drop theirs."""
     group, gradients = unit.sharing.replicas.get_group(), unit.gradients
     flat = flatten(gradients)
     work: Any = dist.reduce(flat, dist.get_global_rank(group, 0), group=group, async_op=True)
@@ -110,14 +110,14 @@ def average_on_server(unit: Unit) -> Finish:
 
 
 class GradientReducer:
-    """Reduces the gradients of whole stages.
+    """Reduces the gradients of units, one stage or the token table each.
 
     Parameters
     ----------
     begin
         Begins the reduction of a unit.
     overlap
-        Whether a stage is reduced while earlier ones still run backward.
+        Whether a unit is reduced at once, while other stages still run backward, or at the end.
     """
 
     def __init__(self, begin: Callable[[Unit], Finish], overlap: bool) -> None:
@@ -126,7 +126,7 @@ class GradientReducer:
         self._running: list[Finish] = []
 
     def done(self, unit: Unit) -> None:
-        """Take note that the gradients of a unit, together, are this rank's whole ones."""
+        """Add a unit whose gradients are complete on this rank, to be reduced."""
         if unit.sharing.replicas.size() == 1:
             return
         self._waiting.append(unit)
@@ -138,7 +138,7 @@ class GradientReducer:
         self._waiting.clear()
 
     def finish(self) -> None:
-        """Return when every gradient is reduced."""
+        """Reduce what is not reduced yet, and return when every gradient is."""
         self._launch()
         while self._running:
             self._running.pop(0)()

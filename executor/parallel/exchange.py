@@ -1,9 +1,9 @@
-"""Collectives whose gradients go the opposite way, as autograd functions, marked for the profiler.
+"""Collectives as autograd functions, whose gradients go the opposite way, marked for the profiler.
 
-Every one runs inside a region that `moving` names after the axis and the collective, by which
-`meshwise.executor.recording.trace` tells whose communication it is.
+Each runs inside a region that `mark_collective` names after its axis and collective. By these names
+`meshwise.executor.recording.trace` tells which technique communicates.
 
-A `Share` moves nothing: it counts the gradient of one of several readers once.
+`Share` moves nothing: it makes the gradient of one of several readers count once in a sum over ranks.
 """
 
 from collections.abc import Sequence
@@ -20,37 +20,37 @@ from meshwise.executor.recording.trace import MOVING
 
 
 def moving(axis: str, collective: str) -> AbstractContextManager[Any]:
-    """Return a region of the profiler in which ranks along ``axis`` run a collective."""
+    """Return a context that marks, for the profiler, a collective of the ranks along ``axis``."""
     return record_function(f"{MOVING}{axis} {collective}")
 
 
 class Exchange(torch.autograd.Function):
-    """Rows sent to every rank of a group, and those received from every one, by rank (all-to-all)."""
+    """Sends rows to every rank of a group and receives rows from each (all-to-all)."""
 
     @staticmethod
     def forward(
         ctx: Any, rows: Tensor, group: dist.ProcessGroup, axis: str, sent: Sequence[int], received: Sequence[int]
     ) -> Tensor:
-        """Return the rows that other ranks sent here.
+        """Return the rows that all ranks sent to this one, in the order of the ranks.
 
         Parameters
         ----------
         rows
-            ``(sum(sent), ...)``: first those for rank 0 of the group.
-        sent, received
-            Rows to and from every rank.
+            ``(sum(send_counts), ...)``: first the rows for rank 0 of the group.
+        send_counts, receive_counts
+            The number of rows to and from each rank.
         """
         ctx.group, ctx.axis, ctx.sent, ctx.received = group, axis, sent, received
         return _all_to_all(rows, group, axis, sent, received)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        """Return the gradient of the rows, which comes back the same way."""
+        """Return the gradient of the rows, from the ranks that they went to."""
         return _all_to_all(gradients[0], ctx.group, ctx.axis, ctx.received, ctx.sent), None, None, None, None
 
 
 def exchange_parts(parts: Tensor, group: dist.ProcessGroup, axis: str) -> Tensor:
-    """Return what every rank sent here, of ``parts`` with one for each rank in dim 0."""
+    """Return the parts that all ranks sent to this one; dim 0 of ``parts`` has one part for each rank."""
     even = [1] * group.size()
     result: Tensor = Exchange.apply(parts, group, axis, even, even)  # type: ignore[no-untyped-call]
     return result
@@ -66,7 +66,7 @@ def _all_to_all(
 
 
 class Gather(torch.autograd.Function):
-    """The parts of all ranks of a group, one after the other in a new dim 0; its gradient is reduced and scattered."""
+    """Gathers the parts of all ranks of a group in a new dim 0; its gradient is reduced and scattered."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup, axis: str) -> Tensor:
@@ -79,7 +79,7 @@ class Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        """Return the sum over ranks of the gradients of this rank's part."""
+        """Return the gradient of this rank's part, summed over ranks."""
         whole = gradients[0].contiguous()
         part = whole.new_empty(whole.shape[1:])
         with moving(ctx.axis, "reduce_scatter"):
@@ -94,18 +94,18 @@ def gather_parts(part: Tensor, group: dist.ProcessGroup, axis: str) -> Tensor:
 
 
 class Share(torch.autograd.Function):
-    """A value for one of several readers whose gradients are added before they are summed over ``axes``.
+    """Passes on a value to one of several readers whose gradients are added first and then summed over ranks.
 
-    Where the gradient of this reader is whole on every rank it must count once, not once a rank.
+    Where the gradient of this reader is complete on every rank, the sum must count it once, not once for each rank.
     """
 
     @staticmethod
     def forward(ctx: Any, local: Tensor, ways: int) -> Tensor:
         """Return the value."""
-        ctx.ways = ways
+        ctx.num_ranks = ways
         return local.view_as(local)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        """Return the part of the gradient that a rank adds."""
-        return gradients[0] / ctx.ways, None
+        """Return this rank's share of the gradient: ``1 / num_ranks`` of it."""
+        return gradients[0] / ctx.num_ranks, None

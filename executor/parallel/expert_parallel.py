@@ -1,13 +1,16 @@
-"""Expert parallelism: ranks share the experts of a layer, and tokens go to them and back in all-to-alls.
+"""Expert parallelism: ranks divide the experts of a layer, and all-to-alls bring tokens to them and back [1]_.
 
-Every rank routes its own tokens. Ranks first say how many they send, so that none is padded or dropped. With tensor
-parallelism the experts are cut along their width; where ranks also cut the sequence, each sends its part of the
-tokens, and the parts of an expert's tokens are gathered where the expert is.
+Every rank routes its own tokens. Ranks first exchange how many tokens they send, so no token is padded or dropped. With
+tensor parallelism the experts are cut along their width [2]_. Where tensor ranks also cut the sequence, each sends its
+own part of the tokens, and the tokens of an expert are gathered over the tensor ranks before it and scattered after it
+[3]_.
 
 References
 ----------
-Lepikhin et al. 2020, "GShard", section 3; Korthikanti et al. 2022, "Reducing activation recomputation in large
-transformer models", section 4.2.2 (gather before, scatter after); Shoeybi et al. 2019, "Megatron-LM", section 3.
+.. [1] Lepikhin et al. 2020, "GShard", section 3.
+.. [2] Shoeybi et al. 2019, "Megatron-LM", section 3.
+.. [3] Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models", section 4.2.2 (gather
+   before, scatter after).
 """
 
 from collections.abc import Callable, Sequence
@@ -29,10 +32,10 @@ from meshwise.strategies.plan.mesh import EXPERT, TENSOR
 
 
 def apply(network: Network, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
-    """Give every rank along the expert and tensor axes of ``mesh`` its share of the experts of ``network``, in place.
+    """Cut the experts of ``network`` over the expert and tensor axes of ``mesh``, in place.
 
-    The loss of a rank is over its own tokens and gradients become means over ranks: those of an expert, which all
-    ranks along the expert axis send tokens, are divided by these.
+    The loss of a rank is over its own tokens, and gradients become means over data ranks. An expert gets the tokens of
+    all ranks along the expert axis, so its gradient is divided by the number of these ranks.
     """
     group = mesh[EXPERT].get_group()
     for layer in network.decoder_layers():
@@ -45,7 +48,7 @@ def apply(network: Network, mesh: DeviceMesh, *, sequence_parallel: bool) -> Non
 
 
 def apart(parameters: Sequence[nn.Parameter]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Return the parameters that all ranks along the expert axis have, and those of which each has its own part."""
+    """Return the parameters that all ranks along the expert axis have, and those of experts, which they divide."""
     spread = [parameter for parameter in parameters if _is_spread(parameter)]
     return [parameter for parameter in parameters if not _is_spread(parameter)], spread
 
@@ -55,7 +58,7 @@ def _is_spread(parameter: nn.Parameter) -> bool:
 
 
 def _with(spread: Callable[..., Tensor], across: Callable[..., Tensor], experts: Compute, *rows: Tensor) -> Tensor:
-    """Return what experts make of rows, cut along their width where they are."""
+    """Return the results of experts that tensor ranks cut along their width, for rows of all expert ranks."""
     return spread(partial(across, experts), *rows)
 
 
@@ -77,14 +80,14 @@ def _share(parameter: Tensor, *, ways: int) -> Tensor:
 
 
 def spread(experts: Compute, rows: Tensor, counts: Tensor, *, group: dist.ProcessGroup) -> Tensor:
-    """Return what experts make of ``rows``, in their order: sent to the ranks that have them, and back.
+    """Return the results of experts for ``rows``, in the same order; rows go to the ranks of their experts and back.
 
     Parameters
     ----------
     rows
-        ``(rows, hidden)``: those for the first expert, then those for the next.
+        ``(rows, hidden)``, sorted by expert.
     counts
-        Rows for every expert. Ranks of the group have equally many experts, the first of them the first ones.
+        The number of rows for each expert. Ranks of the group have equally many experts each, in order.
     """
     sent = counts.view(group.size(), -1)
     received = torch.empty_like(sent)
@@ -99,7 +102,9 @@ def spread(experts: Compute, rows: Tensor, counts: Tensor, *, group: dist.Proces
 
 
 def by_expert(counts: Tensor) -> Tensor:
-    """Return the order that puts rows of one expert together, of ``counts`` rows ``(sources, experts)`` by source.
+    """Return the indices that sort rows by expert, where they come sorted by source rank and then by expert.
+
+    ``counts``, ``(sources, experts)``, has the number of rows from each source for each expert.
 
     >>> by_expert(torch.tensor([[1, 2], [2, 0]])).tolist()
     [0, 3, 4, 1, 2]
@@ -114,14 +119,18 @@ def by_expert(counts: Tensor) -> Tensor:
 
 
 def replicated(group: dist.ProcessGroup, experts: Compute, rows: Tensor, counts: Sequence[int]) -> Tensor:
-    """Return what experts make of ``rows`` that all tensor ranks have, each with a part of the width."""
+    """Return the results of experts for ``rows``, which all tensor ranks have, and which each computes in part."""
     made = experts(_Enter.apply(rows, group), counts)  # type: ignore[no-untyped-call]
     result: Tensor = _Leave.apply(made, group)  # type: ignore[no-untyped-call]
     return result
 
 
 def gathered(group: dist.ProcessGroup, experts: Compute, rows: Tensor, counts: Sequence[int]) -> Tensor:
-    """Return what experts make of this rank's ``rows``, each tensor rank with a part of the width and of the tokens."""
+    """Return the results of experts for this rank's ``rows``, where tensor ranks cut both the width and the tokens.
+
+    Every tensor rank computes its part of the width for the rows of all; the parts of a row are summed where it came
+    from.
+    """
     ranks, own = group.size(), torch.tensor(counts, device=rows.device)
     every = own.new_empty(ranks * len(own))
     with moving(TENSOR, "all_gather counts"):
@@ -143,7 +152,7 @@ def _sum(part: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 class _Enter(torch.autograd.Function):
-    """What all tensor ranks have; its gradients, of which each rank has a part, are summed."""
+    """Passes on values that all tensor ranks have; in backward it sums the partial gradients of the ranks."""
 
     @staticmethod
     def forward(ctx: Any, whole: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -156,7 +165,7 @@ class _Enter(torch.autograd.Function):
 
 
 class _Leave(torch.autograd.Function):
-    """The sum of what tensor ranks have; its gradient is that of each part."""
+    """Sums the partial values of tensor ranks; the gradient of the sum is the gradient of each part."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:

@@ -1,15 +1,15 @@
-"""ZeRO 2 and 3: parameters, gradients and optimizer states of a stage as shards, by torch's ``fully_shard``.
+"""ZeRO 2 and 3 [1]_: parameters, gradients and optimizer states of a stage as shards, by torch's ``fully_shard`` [2]_.
 
-A unit is a block of the network: it is gathered before its forward, and its gradients are reduced as its
-backward ends, for every microbatch; where groups of ranks share states, their sums are summed once a step. ZeRO 2
-keeps gathered parameters from the first forward of a step to the last backward; torch keeps only shards of them
-between steps, which ZeRO 2 as published need not.
+A unit is a block of the network. For every microbatch it is gathered before its forward, and its gradients are reduced
+as its backward ends; where several groups of ranks shard states, their sums are added once a step. ZeRO 2 keeps
+gathered parameters from the first forward of a step to the last backward. Between steps torch keeps only shards of
+them, which ZeRO 2 as published does not ask for.
 
 References
 ----------
-Rajbhandari et al. 2020, "ZeRO", sections 5.2 and 5.3 (gradient and parameter partitioning).
-Zhao et al., "PyTorch FSDP: experiences on scaling fully sharded data parallel", VLDB 2023, section 3.2 (units,
-hybrid sharding).
+.. [1] Rajbhandari et al. 2020, "ZeRO", sections 5.2 and 5.3 (gradient and parameter partitioning).
+.. [2] Zhao et al., "PyTorch FSDP: experiences on scaling fully sharded data parallel", VLDB 2023, section 3.2 (units,
+   hybrid sharding).
 """
 
 from collections.abc import Callable, Sequence
@@ -30,13 +30,13 @@ from meshwise.executor.parallel.offload import HostMemory
 class Whole(nn.Module):
     """A stage that hides from torch's pipeline runtime that it is sharded.
 
-    The runtime would gather all of a sharded stage before its first pass and keep it to the last, and reduce its
-    gradients once, after that.
+    The runtime would gather a whole sharded stage before its first pass, keep it to the last pass, and only then
+    reduce its gradients.
 
     Parameters
     ----------
     reshard
-        Whether parameters are given up after every pass; else they stay to the last backward of a step.
+        Whether gathered parameters are freed after every pass; else they stay to the last backward of a step.
     """
 
     def __init__(self, network: Network, *, reshard: bool) -> None:
@@ -44,20 +44,20 @@ class Whole(nn.Module):
         self.network, self.reshard = network, reshard
 
     def prepare_forward(self, *, turns: bool) -> None:
-        """Say whether a backward follows the next forward at once: it begins with the unit that comes last."""
+        """Prepare the next forward; where ``turns``, a backward follows at once and the last unit stays gathered."""
         blocks: list[Any] = blocks_of(self.network)
         last = blocks[-1]
         if self.reshard and isinstance(last, FSDPModule):
             last.set_reshard_after_forward(not turns, recurse=False)
 
     def prepare_backward(self, *, last: bool) -> None:
-        """Say what follows the next backward: the last one of a step sums over replicas and gives parameters up."""
+        """Prepare the next backward; the last one of a step sums over replicas and frees gathered parameters."""
         sharded: Any = self.network
         sharded.set_requires_all_reduce(last)
         sharded.set_reshard_after_backward(last or self.reshard)
 
     def forward(self, x: Any) -> Any:
-        """Return what the stage returns."""
+        """Return the result of the stage."""
         return self.network(x)
 
 
@@ -71,18 +71,18 @@ def shard(
     away: int = 0,
     host: HostMemory | None = None,
 ) -> None:
-    """Share the states of a stage over ``mesh`` in place: its last axis, and replicas along the one before it.
+    """Shard the states of a stage over the last axis of ``mesh``, in place; the axis before it has replicas.
 
     Parameters
     ----------
     experts
-        What the states of experts are shared over, where ranks have different ones.
+        The mesh over which the states of experts are sharded, where ranks have different experts.
     reshard
-        Whether gathered parameters are given up after forward and gathered again for backward.
+        Whether gathered parameters are freed after forward and gathered again for backward.
     precision
-        In what parameters are gathered and gradients reduced, if not in that of the shards.
-    away
-        Of how many blocks, the first ones, the shards and their gradients are on ``host``.
+        The dtypes of gathered parameters and of reductions; ``None`` for the dtype of the shards.
+    num_offloaded
+        How many of the first blocks have their shards and gradients on ``host``.
     """
     policy = precision or MixedPrecisionPolicy()
     pins = host is not None and host.accelerator.pins
@@ -99,10 +99,10 @@ def shard(
             )
     ends = [network.embedding, network.head]
     if network.tied and None not in ends:
-        ends = []  # they share a table: the root's unit
+        ends = []  # they share a table, which must be in one unit: the root's
     for unit in (*ends, *network.decoder_layers()):
         if unit is not None:
-            kept = unit is network.head  # its backward comes next
+            kept = unit is network.head  # its backward comes next: freeing it would gather it twice
             fully_shard(
                 unit,
                 mesh=mesh,
@@ -115,20 +115,20 @@ def shard(
         network, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy, offload_policy=policy_of(tied_away)
     )
     first: Any = blocks_of(network)[0]
-    if isinstance(first, FSDPModule):  # else the unit that another microbatch's forward ended with
+    if isinstance(first, FSDPModule):  # by default it prefetches the unit that another microbatch's forward ended with
         first.set_modules_to_backward_prefetch([first])
     if host is not None:
         _move(distant, host)
 
 
 def blocks_of(network: Network) -> list[nn.Module]:
-    """Return the blocks of a network in order."""
+    """Return the blocks of a network as modules, in order."""
     every = (network.embedding, *network.decoder_layers(), network.head)
     return [block for block in every if block is not None]
 
 
 def mixed(dtype: torch.dtype) -> MixedPrecisionPolicy:
-    """Return how fp32 shards are trained in 16 bits: gathered in ``dtype``, gradients reduced in fp32."""
+    """Return the policy that trains fp32 shards in 16 bits: gathers in ``dtype`` and reduces gradients in fp32."""
     return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
 
 
@@ -137,11 +137,11 @@ def _policy(away: bool, *, pins: bool) -> OffloadPolicy:
 
 
 def _move(blocks: Sequence[nn.Module], host: HostMemory) -> None:
-    """Put shards on the host; gradients follow as soon as they are reduced.
+    """Move the shards of blocks to the host; their gradients follow as soon as they are reduced.
 
-    Where the device has memory of its own torch has done so, and shards and gradients are counted.
+    Where the device has memory of its own, torch has moved both already, and they are only counted.
     """
-    moved: dict[DTensor, nn.Parameter] = {}  # tied ones once
+    moved: dict[DTensor, nn.Parameter] = {}  # a tied parameter occurs in two modules and is moved once
     with torch.no_grad():
         for module in chain.from_iterable(block.modules() for block in blocks):
             for name, parameter in module.named_parameters(recurse=False):
@@ -159,7 +159,7 @@ def _move(blocks: Sequence[nn.Module], host: HostMemory) -> None:
 
 
 def _follow(host: HostMemory, parameter: Tensor) -> None:
-    """Move a gradient to the host; later ones are added to it there."""
+    """Move a gradient to the host, where later gradients are added to it."""
     gradient = parameter.grad
     assert isinstance(gradient, DTensor)
     with host.moving("gradients to host", *host.recorder.current):
@@ -168,6 +168,6 @@ def _follow(host: HostMemory, parameter: Tensor) -> None:
 
 
 def _like(whole: DTensor, part: Tensor) -> DTensor:
-    """Return a tensor cut as another one, whose part on this rank is ``part``."""
+    """Return a DTensor that is cut as ``tensor`` is, and whose part on this rank is ``part``."""
     size, stride = whole.shape, whole.stride()
     return DTensor.from_local(part, whole.device_mesh, whole.placements, run_check=False, shape=size, stride=stride)

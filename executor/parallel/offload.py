@@ -1,23 +1,20 @@
-"""Offload: memory of the host, and activations that are there from forward to backward.
+"""Offload: memory of the host, and activations that stay there from forward to backward, layer by layer.
 
-Activations in host memory from forward to backward, layer by layer, through two buffers on the device.
+The tensors that autograd saves of a layer [1]_ are copied to the host when the layer's forward has ended. The device
+has two buffers, each for the activations of one layer [2]_: the tensors stay on it until the forward of the layer after
+the next needs their buffer. They come back while the layer behind theirs runs backward. The last two layers of a
+microbatch whose backward follows its forward at once are not moved. So the device has the activations of at most two
+layers (`meshwise.strategies.lowering.tasks.contents` says the same of the simulated step). Where copies run beneath
+computing, the computation waits only for a copy whose buffer it overwrites, or whose values it reads.
 
-What autograd keeps of a layer is copied to the host when the layer's forward has ended, and stays on the device until
-the forward of the layer after the next needs the room. It comes back while the layer behind it runs backward. The last
-two layers of a microbatch whose backward follows its forward at once move nowhere. So at most two layers' activations
-are on the device (`meshwise.strategies.lowering.tasks.contents` says the same of the simulated step). Where copies run
-beside what computes, what computes waits for the copy whose room it takes, or whose values it reads.
-
-Memory of the host, apart from the device's.
-
-A rank on a core is its own host: both are main memory. What torch allocates counts as its device; what is on its host
-lies in arrays of NumPy, which torch's allocator and its profiler do not see. A tensor on the host reads and writes such
-an array; that of a GPU is page-locked. All that moves between the two is copied, and every copy is recorded.
+A rank on a core is its own host: both are main memory. Memory that torch allocates counts as its device. Memory of its
+host is in NumPy arrays, which torch's allocator and profiler do not see; a tensor on the host is a view of such an
+array, page-locked on a host of GPUs. Everything that moves between the two is copied, and every copy is recorded.
 
 References
 ----------
-TransformerEngine, ``pytorch/cpu_offload.py``, ``AsyncDoubleBufferGroupOffloadHandler`` (two buffers in turns).
-torch, ``torch.autograd.graph.saved_tensors_hooks``.
+.. [1] torch, ``torch.autograd.graph.saved_tensors_hooks``.
+.. [2] TransformerEngine, ``pytorch/cpu_offload.py``, ``AsyncDoubleBufferGroupOffloadHandler`` (two buffers in turns).
 """
 
 import weakref
@@ -42,7 +39,7 @@ from meshwise.strategies.schedules.schedule import ActionKind
 
 
 class HostMemory:
-    """Makes tensors on the host and counts their bytes: those there are, and the most there have been."""
+    """Makes tensors on the host and counts their bytes: those in use now, and the peak."""
 
     def __init__(self, recorder: Recorder, accelerator: Accelerator = CORE) -> None:
         self.recorder, self.accelerator = recorder, accelerator
@@ -50,7 +47,7 @@ class HostMemory:
         self._addresses: set[int] = set()
 
     def room(self, elements: int, dtype: torch.dtype) -> Tensor:
-        """Return a vector on the host, of any values."""
+        """Return an uninitialised vector on the host."""
         array = self.accelerator.host_bytes(max(elements * dtype.itemsize, 1))
         self.count(array.nbytes)
         address = array.ctypes.data
@@ -63,7 +60,7 @@ class HostMemory:
         self.used -= size
 
     def count(self, size: int) -> None:
-        """Take note of bytes that are held on the host."""
+        """Add bytes to those in use on the host."""
         self.used += size
         self.peak = max(self.peak, self.used)
 
@@ -72,11 +69,11 @@ class HostMemory:
         return self.is_apart(tensor) or tensor.untyped_storage().data_ptr() in self._addresses
 
     def is_apart(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is where the device is not."""
+        """Return whether a tensor is on another kind of device than the accelerator: never where this is a core."""
         return tensor.device.type != self.accelerator.device.type
 
     def keep(self, tensor: Tensor) -> Tensor:
-        """Return a tensor on the host: itself where it is there, which is counted from now on, else a copy."""
+        """Return a tensor on the host: a copy, or the tensor itself where it is there, which then counts."""
         storage = tensor.untyped_storage()
         if storage.data_ptr() in self._addresses:
             return tensor
@@ -87,33 +84,33 @@ class HostMemory:
         return tensor
 
     def bring(self, tensor: Tensor) -> Tensor:
-        """Return a tensor on the device: a copy of one on the host."""
+        """Return a tensor on the device: a copy, or the tensor itself where it is there."""
         if not self.holds(tensor):
             return tensor
         return torch.empty_like(tensor, device=self.accelerator.device).copy_(tensor)
 
     def copy(self, tensor: Tensor) -> Tensor:
-        """Return a copy on the host of a tensor without gaps."""
+        """Return a copy, on the host, of a contiguous tensor."""
         there = self.room(tensor.numel(), tensor.dtype).view(tensor.shape)
         return there.copy_(tensor)
 
     def cast(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return a tensor that is on the host there in a dtype: itself where it has it."""
+        """Return a tensor of the host in a dtype: a copy on the host, or the tensor itself where it has the dtype."""
         return tensor if tensor.dtype is dtype else self.room(tensor.numel(), dtype).view(tensor.shape).copy_(tensor)
 
     @contextmanager
     def moving(self, name: str, stage: int = -1, microbatch: int = -1) -> Iterator[None]:
-        """Record the body as copies to, on or from the host: the last words of ``name`` say which."""
+        """Record the body as a copy to, on or from the host, as the last words of ``name`` say."""
         with self.recorder.host_copy(name, stage, microbatch), torch.no_grad():
             yield
 
 
 BUFFERS = 2
-"""Layers whose activations the device has room for."""
+"""Layers whose activations the device has memory for."""
 
 
 class _Storage:
-    """The bytes of one storage that autograd keeps, on the device, on the host or on both."""
+    """The bytes of one storage that autograd saves: on the device, on the host or on both."""
 
     def __init__(self, layer: "_Layer", tensor: Tensor) -> None:
         self.layer = layer
@@ -121,11 +118,11 @@ class _Storage:
         self.device: Tensor | None = torch.as_strided(tensor.detach(), (elements,), (1,), 0)
         self.host: Tensor | None = None
         self.copied: Any = None
-        """What to wait for: the copy to the host before the device gives its own up, or the one back before its use."""
+        """The copy to wait for: to the host, before the device frees its bytes, or back, before their use."""
 
 
 class _Kept(NamedTuple):
-    """One tensor that autograd keeps: where in a storage it lies, and how a rank's part of a whole one is cut."""
+    """Stands for a tensor that autograd saves: its place in a storage, and its cut where it is a DTensor."""
 
     storage: _Storage
     size: torch.Size
@@ -135,7 +132,7 @@ class _Kept(NamedTuple):
 
 
 class _Cut(NamedTuple):
-    """How a whole tensor is cut, of which a rank keeps a part."""
+    """How a DTensor is cut, of which a rank has one part."""
 
     mesh: DeviceMesh
     placements: tuple[Placement, ...]
@@ -144,10 +141,11 @@ class _Cut(NamedTuple):
 
 
 class _Layer:
-    """What autograd keeps of one layer for one microbatch; backward gives it up piece by piece."""
+    """The storages that autograd saves of one layer for one microbatch; backward frees them one by one."""
 
     def __init__(self, name: str, stage: int, microbatch: int, before: "_Layer | None") -> None:
         self.name, self.stage, self.microbatch, self.before = name, stage, microbatch, before
+        # weak: only autograd's saved tensors keep storages alive, so a layer is done when its set is empty
         self.storages: WeakSet[_Storage] = WeakSet()
         self.by_number: WeakValueDictionary[int, _Storage] = WeakValueDictionary()
         self.weights: set[int] | None = None
@@ -155,7 +153,7 @@ class _Layer:
 
 
 class ActivationOffload:
-    """Moves the activations of the layers of one rank; all its stages share two buffers."""
+    """Moves the activations of the layers of one rank; all stages of the rank share two buffers."""
 
     def __init__(self, plan: Plan, position: int, host: HostMemory) -> None:
         self.host, self.copier = host, host.accelerator.copier()
@@ -167,7 +165,10 @@ class ActivationOffload:
 
     @contextmanager
     def layer(self, module: nn.Module, name: str, left: int) -> Iterator[None]:
-        """Run the body, which is the forward of a layer with ``left`` more behind it whose activations move too."""
+        """Move the activations of a layer, whose forward is the body.
+
+        ``num_behind`` more layers with activations that move come after it in the stage.
+        """
         stage, microbatch = self.host.recorder.current
         before = self.last if self.last and (self.last.stage, self.last.microbatch) == (stage, microbatch) else None
         layer = self.last = _Layer(name, stage, microbatch, before)
@@ -184,10 +185,10 @@ class ActivationOffload:
 
     def _pack(self, layer: _Layer, module: nn.Module, tensor: Tensor) -> _Kept | Tensor:
         part = waited(local(tensor.detach()))
-        if layer.weights is None:  # now: a sharded layer is gathered by its own forward
+        if layer.weights is None:  # not before: a sharded layer gathers its parameters in its own forward
             layer.weights = set(_numbers(module.parameters()))
         number = storage(part)
-        if number in layer.weights or self.host.is_apart(part):  # some kernels keep a number or two on the host
+        if number in layer.weights or self.host.is_apart(part):  # some kernels save a number or two on the host
             return tensor
         found = layer.by_number.get(number)
         if found is None:
@@ -218,7 +219,7 @@ class ActivationOffload:
         return DTensor.from_local(part, mesh, placements, run_check=False, shape=size, stride=stride)
 
     def _admit(self, layer: _Layer, beside: _Layer | None = None) -> None:
-        """Make room on the device for a layer, beside one that runs backward."""
+        """Give a layer a buffer on the device; a layer that runs backward keeps the other buffer."""
         self.buffers = [each for each in self.buffers if each.storages and each is not layer]
         while len(self.buffers) >= BUFFERS:
             self._leave(next(each for each in self.buffers if each is not beside))
@@ -257,7 +258,7 @@ class ActivationOffload:
 
 
 def layers_away(plan: Plan, position: int, layers: int) -> int:
-    """Return of how many of the layers of a stage, the first ones, activations go to the host."""
+    """Return how many of the first layers of a stage move their activations to the host."""
     return fraction_of(layers, plan.offload.at("activations", position))
 
 

@@ -1,26 +1,27 @@
-"""ZeRO 1: every rank keeps the optimizer's states of its own part of the parameters, and updates that part.
+"""Optimizers with sharded states (ZeRO 1), with states on the host, and with main weights in fp32.
 
-The gradients of a unit are one vector, cut into as many equal parts as ranks share states, without regard to where a
-parameter ends. A reduce-scatter gives each rank the mean of its part; an all-gather brings the parts that others have
-updated. Where groups of ranks share states, parts are summed over the groups' replicas.
+With ZeRO 1 every rank has the optimizer states of its shard of the parameters, and updates that shard [1]_. The
+gradients of a unit are one vector, cut into as many equal shards as ranks shard states, without regard to where a
+parameter ends [2]_. A reduce-scatter gives each rank the mean of its shard; an all-gather brings the shards that other
+ranks have updated. Where several groups of ranks shard states, shards are also summed over the groups' replicas.
 
-An optimizer whose states, or the weights that it updates, are not where parameters are.
+For states on the host, parameters are cut into ranges of elements, flat and without regard to their shapes: the update
+of an element by AdamW or SGD depends on that element alone. States of the first ranges, a fraction of all that a rank
+updates, are on its host and are updated chunk by chunk. Either the host steps: gradients go to it, and updated
+parameters come back [3]_. Or the device steps: states come to it, two chunks at a time, are updated and go back [4]_.
 
-Parameters are cut into pieces, flat and without regard to their shapes: what AdamW and SGD do to an element depends on
-nothing but that element. States of the first pieces, a fraction of all that a rank updates, are on its host; they are
-updated chunk after chunk. Either the host steps: gradients go to it, and updated parameters come back. Or the device
-steps: states come to it, two chunks at a time, are updated and go back. Parameters in 16 bits have main weights in fp32
-among their states.
+Parameters in 16 bits have main weights in fp32 among their states [5]_.
 
 References
 ----------
-Rajbhandari et al. 2020, "ZeRO", section 5.1 (optimizer state partitioning) and 7.1 (a reduce-scatter and an
-all-gather move what an all-reduce does).
-Megatron-Core, ``core/optimizer/distrib_optimizer.py`` (parts of a contiguous buffer of gradients).
-Ren et al., "ZeRO-Offload: democratizing billion-scale model training", USENIX ATC 2021 (the host steps; it keeps main
-weights, also where they are as precise as the device's).
-Rajbhandari et al., "ZeRO-Infinity", SC 2021, section 5.2 (states come in, are updated and written back in chunks).
-Micikevicius et al., "Mixed precision training", ICLR 2018, section 3.1 (a main copy of weights in fp32).
+.. [1] Rajbhandari et al. 2020, "ZeRO", section 5.1 (optimizer state partitioning) and 7.1 (a reduce-scatter and an
+   all-gather move what an all-reduce does).
+.. [2] Megatron-Core, ``core/optimizer/distrib_optimizer.py`` (parts of a contiguous buffer of gradients).
+.. [3] Ren et al., "ZeRO-Offload: democratizing billion-scale model training", USENIX ATC 2021 (the host steps; it keeps
+   main weights, also where they are as precise as the device's).
+.. [4] Rajbhandari et al., "ZeRO-Infinity", SC 2021, section 5.2 (states come in, are updated and written back in
+   chunks).
+.. [5] Micikevicius et al., "Mixed precision training", ICLR 2018, section 3.1 (a main copy of weights in fp32).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -44,14 +45,14 @@ GRADIENTS_TO_HOST, ON_HOST, PARAMETERS_FROM_HOST, STATES_FROM_HOST, _, STATES_TO
 
 
 class Kind(NamedTuple):
-    """An optimizer: its class, and what it is made with."""
+    """The class of an optimizer and the options that it is made with."""
 
     make: type[torch.optim.Optimizer]
     options: dict[str, Any]
 
 
 class States(NamedTuple):
-    """Where optimizer states are: a fraction of them on the host, the first ones, updated there or on the device."""
+    """Where optimizer states are: the first ``on_host`` of them, a fraction, on the host, and updated at ``place``."""
 
     host: HostMemory
     on_host: float = 0.0
@@ -59,7 +60,7 @@ class States(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Elements ``start`` to ``stop`` of the part of a parameter that this rank has."""
+    """Elements ``start`` to ``stop`` of this rank's part of a parameter, counted flat."""
 
     parameter: nn.Parameter
     start: int
@@ -72,18 +73,18 @@ class Piece(NamedTuple):
 
     @property
     def gradient(self) -> Tensor:
-        """A view of their gradient."""
+        """A view of the gradient of the elements."""
         assert self.parameter.grad is not None
         return local(self.parameter.grad).view(-1)[self.start : self.stop]
 
 
 def main_type(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of the weights that an optimizer updates: fp32 for those in 16 bits."""
+    """Return the dtype of the main weights, which the optimizer updates: fp32 for parameters in 16 bits."""
     return torch.promote_types(dtype, torch.float32)
 
 
 class _Chunk:
-    """Pieces that are updated together; here, and in fp32 or more, the optimizer updates them in place."""
+    """Ranges that are updated together, on the device; parameters of fp32 or more are updated in place."""
 
     def __init__(self, pieces: Sequence[Piece], kind: Kind, host: HostMemory) -> None:
         self.pieces, self.host = pieces, host
@@ -95,11 +96,11 @@ class _Chunk:
         return values.to(main_type(values.dtype))
 
     def _own(self, main: Tensor, piece: Piece) -> bool:
-        """Return whether a main weight is a copy of the parameter."""
+        """Return whether a main weight has memory of its own, beside the parameter's."""
         return storage(main) != storage(piece.values)
 
     def step(self) -> None:
-        """Update the pieces."""
+        """Update the ranges."""
         for main, piece in zip(self.mains, self.pieces, strict=True):
             main.grad = piece.gradient.to(main.dtype)
         self._update()
@@ -112,13 +113,13 @@ class _Chunk:
                 piece.values.copy_(main.detach())
 
     def _states(self) -> Iterator[tuple[dict[str, Any], str]]:
-        """Yield where the states are that have the size of a parameter."""
+        """Yield the states that have an element for each of a parameter's, as dict and key; scalars are left out."""
         for state in self.optimizer.state.values():
             yield from ((state, name) for name, value in state.items() if isinstance(value, Tensor) and value.dim())
 
 
 class _HostChunk(_Chunk):
-    """Pieces that the host updates."""
+    """Ranges whose states are on the host, which updates them."""
 
     def _main(self, values: Tensor) -> Tensor:
         return self.host.keep(values.to(main_type(values.dtype)))
@@ -141,7 +142,7 @@ class _HostChunk(_Chunk):
 
 
 class _StreamedChunk(_Chunk):
-    """Pieces whose states come to the device to be updated."""
+    """Ranges whose states are on the host, and come to the device to be updated."""
 
     def _main(self, values: Tensor) -> Tensor:
         wide = values.to(main_type(values.dtype))
@@ -152,7 +153,7 @@ class _StreamedChunk(_Chunk):
         self.homes = [main.data for main in self.mains]
 
     def bring(self) -> None:
-        """Bring to the device what the update reads."""
+        """Bring the main weights, gradients and states to the device."""
         with self.host.moving(STATES_FROM_HOST):
             for main, piece in zip(self.mains, self.pieces, strict=True):
                 main.data = self.host.bring(main.data)
@@ -164,7 +165,7 @@ class _StreamedChunk(_Chunk):
         self._update()
 
     def leave(self) -> None:
-        """Bring back to the host what the update wrote."""
+        """Bring the updated main weights and states back to the host."""
         with self.host.moving(STATES_TO_HOST):
             for main, home in zip(self.mains, self.homes, strict=True):
                 if main.data_ptr() != home.data_ptr():
@@ -175,7 +176,7 @@ class _StreamedChunk(_Chunk):
 
 
 class SplitOptimizer:
-    """Steps pieces of parameters, of whose states a fraction may be on the host."""
+    """Updates ranges of parameters; a fraction of their states may be on the host."""
 
     def __init__(self, pieces: Sequence[Piece], kind: Kind, states: States) -> None:
         self.parameters = list(dict.fromkeys(piece.parameter for piece in pieces))
@@ -185,12 +186,12 @@ class SplitOptimizer:
         chunks = [list(_between(pieces, start, min(start + size, away))) for start in range(0, away, size)]
         make = _HostChunk if states.place is StepPlace.HOST else _StreamedChunk
         self.away = [make(chunk, kind, host) for chunk in chunks]
-        # one a parameter: temporaries of its update are small
+        # a chunk for each parameter: the temporary tensors of an update are then no larger than one parameter
         self.here = [_Chunk([piece], kind, host) for piece in _between(pieces, away, total)]
 
     @property
     def state(self) -> dict[Any, dict[str, Any]]:
-        """Optimizer states on the device, the main weights among them."""
+        """Optimizer states on the device, by main weight; main weights with memory of their own are among them."""
         found = {}
         for chunk in self.here:
             for main, piece in zip(chunk.mains, chunk.pieces, strict=True):
@@ -200,11 +201,11 @@ class SplitOptimizer:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Options of all pieces."""
+        """Options of all ranges."""
         return [group for chunk in (*self.here, *self.away) for group in chunk.optimizer.param_groups]
 
     def held(self) -> "Iterator[tuple[Piece, Tensor, dict[str, Any]]]":
-        """Yield every piece with the weights that its update writes and its states, wherever they are."""
+        """Yield every range with its main weights and its states, on device or host."""
         for chunk in (*self.here, *self.away):
             for main, piece in zip(chunk.mains, chunk.pieces, strict=True):
                 yield piece, main.detach(), chunk.optimizer.state[main]
@@ -218,7 +219,7 @@ class SplitOptimizer:
                 parameter.grad.zero_()
 
     def hand_over(self, renewed: dict[nn.Parameter, nn.Parameter]) -> None:
-        """Go on with copies of the parameters."""
+        """Update copies of the parameters from now on, with the same states."""
         self.parameters = [renewed[parameter] for parameter in self.parameters]
         for chunk in (*self.here, *self.away):
             chunk.pieces = [piece._replace(parameter=renewed[piece.parameter]) for piece in chunk.pieces]
@@ -232,6 +233,7 @@ class SplitOptimizer:
         for chunk in self.away:
             if isinstance(chunk, _HostChunk):
                 chunk.step()
+        # the next chunk comes before the last one leaves: two chunks are on the device at a time
         for chunk in streamed[:1]:
             chunk.bring()
         for chunk, after in zip_longest(streamed, streamed[1:]):
@@ -242,12 +244,12 @@ class SplitOptimizer:
 
 
 def whole(parameters: Iterable[nn.Parameter]) -> list[Piece]:
-    """Return what this rank has of some parameters."""
+    """Return one range for each parameter: all of this rank's part."""
     return [Piece(parameter, 0, local(parameter.detach()).numel()) for parameter in parameters]
 
 
 def _between(pieces: Iterable[Piece], start: int, stop: int) -> Iterator[Piece]:
-    """Yield the parts of pieces that lie between two elements of all, one behind the other."""
+    """Yield the ranges that make up elements ``start`` to ``stop`` of all ranges put in a row."""
     first = 0
     for piece in pieces:
         size = piece.stop - piece.start
@@ -258,13 +260,13 @@ def _between(pieces: Iterable[Piece], start: int, stop: int) -> Iterator[Piece]:
 
 
 def share(unit: Unit) -> int:
-    """Return the elements of a rank's part; those of the last ranks may be fewer."""
+    """Return the number of elements in a rank's shard of a unit; the shards of the last ranks may have fewer."""
     total = sum(local(parameter.detach()).numel() for parameter in unit.parameters)
     return ceil(total / unit.sharing.shards.size())
 
 
 def own_pieces(unit: Unit) -> Iterator[Piece]:
-    """Yield what this rank updates of every parameter; of most it is all or nothing."""
+    """Yield the range of every parameter that this rank updates: of most parameters all or nothing."""
     first, each = 0, share(unit)
     begin = unit.sharing.shards.get_local_rank() * each
     for parameter in unit.parameters:
@@ -275,7 +277,7 @@ def own_pieces(unit: Unit) -> Iterator[Piece]:
 
 
 def average_own(unit: Unit) -> Finish:
-    """Begin to make the gradients of this rank's part the mean over all ranks that have the same parameters."""
+    """Begin to average the gradients of this rank's shard over all ranks that have the same parameters."""
     sharing = unit.sharing
     group, count, each = sharing.shards.get_group(), sharing.shards.size(), share(unit)
     flat = _padded(unit.gradients, count * each)
@@ -297,7 +299,7 @@ def average_own(unit: Unit) -> Finish:
 
 
 def gather(unit: Unit, tensors: Sequence[Tensor]) -> None:
-    """Fill ``tensors``, one a parameter of a unit, of which this rank has its own part, with the parts of others."""
+    """Fill ``tensors``, one for each parameter of a unit, which have this rank's shard, with the shards of others."""
     each, group = share(unit), unit.sharing.shards.get_group()
     parts = zip(tensors, own_pieces(unit), strict=True)
     own = _padded([tensor.flatten()[piece.start : piece.stop] for tensor, piece in parts], each)
@@ -307,12 +309,12 @@ def gather(unit: Unit, tensors: Sequence[Tensor]) -> None:
 
 
 def _padded(tensors: Sequence[Tensor], elements: int) -> Tensor:
-    """Return all elements of ``tensors``, and zeros behind them, as one vector."""
+    """Return the elements of ``tensors`` as one vector of ``elements``, with zeros at its end."""
     return flatten([*tensors, tensors[0].new_zeros(elements - sum(tensor.numel() for tensor in tensors))])
 
 
 class ShardedOptimizer:
-    """Steps this rank's part of every unit and receives the others from their ranks."""
+    """Updates this rank's shard of every unit and receives the other shards from their ranks."""
 
     def __init__(self, units: Sequence[Unit], kind: Kind, states: States) -> None:
         self.units = units
@@ -321,17 +323,17 @@ class ShardedOptimizer:
 
     @property
     def state(self) -> dict[Any, dict[str, Any]]:
-        """Optimizer states of this rank's part."""
+        """Optimizer states of this rank's shards."""
         return self.optim.state
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Options of this rank's part."""
+        """Options of this rank's shards."""
         return self.optim.param_groups
 
     @property
     def own(self) -> Iterator[tuple[nn.Parameter, Tensor, str]]:
-        """Every parameter with the gradient of this rank's part, and the axis along which ranks have other parts."""
+        """Every parameter with the gradient of this rank's range, and the axis along which ranks have other ranges."""
         return ((piece.parameter, piece.gradient, u.sharing.axis) for u in self.units for piece in own_pieces(u))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -342,7 +344,7 @@ class ShardedOptimizer:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Update this rank's part and gather the others."""
+        """Update this rank's shards and gather the others."""
         self.optim.step()
         for unit in self.units:
             gather(unit, [local(parameter.detach()) for parameter in unit.parameters])

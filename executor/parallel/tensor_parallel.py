@@ -1,4 +1,4 @@
-"""Tensor parallelism: the Megatron cut of a network, applied with DTensor."""
+"""Tensor parallelism: Megatron's cut of a network into columns and rows, applied with DTensor."""
 
 from typing import Any
 
@@ -20,10 +20,10 @@ from meshwise.executor.recording.tensors import fill, flatten
 
 
 def apply(network: Network, mesh: DeviceMesh, sequence_parallel: bool) -> None:
-    """Cut ``network`` over the one-dimensional ``mesh`` in place.
+    """Cut ``network`` over the one-dimensional ``mesh``, in place.
 
-    Activations between blocks are plain tensors: whole on every rank, or each rank's part of
-    the sequence with ``sequence_parallel``.
+    Activations between blocks are plain tensors: whole on every rank or, with ``sequence_parallel``, each rank's part
+    of the sequence.
     """
     between = Shard(1) if sequence_parallel else Replicate()
     layer = layer_plan(between)
@@ -46,7 +46,7 @@ def apply(network: Network, mesh: DeviceMesh, sequence_parallel: bool) -> None:
 
 
 def layer_plan(between: Placement) -> dict[str, ParallelStyle]:
-    """Return how a layer's products are cut; ``between`` is the layout of what enters and leaves it."""
+    """Return how the products of a layer are cut; ``boundary`` is the layout of what enters and leaves the layer."""
     return {
         "qkv": ColwiseParallel(input_layouts=between),
         "projection": RowwiseParallel(output_layouts=between),
@@ -56,7 +56,10 @@ def layer_plan(between: Placement) -> dict[str, ParallelStyle]:
 
 
 def mixture_plan(between: Placement) -> dict[str, ParallelStyle]:
-    """Return how the products of a mixture are cut that all tokens go through; every rank routes its own."""
+    """Return how the shared experts of a mixture are cut; ``boundary`` is as in `layer_plan`.
+
+    The router is not cut: every rank routes its own tokens.
+    """
     return {
         "shared_up": ColwiseParallel(input_layouts=between),
         "shared_down": RowwiseParallel(output_layouts=between),
@@ -64,12 +67,12 @@ def mixture_plan(between: Placement) -> dict[str, ParallelStyle]:
 
 
 def _replicate(router: nn.Linear, mesh: DeviceMesh) -> None:
-    """Make the weight one that all ranks have; what a rank knows of its gradient is then a part."""
+    """Make the router's weight a replicated DTensor, so that its gradient on a rank counts as partial."""
     router.weight = nn.Parameter(DTensor.from_local(router.weight.detach(), mesh, [Replicate()], run_check=False))
 
 
 def _cut_embedding(embedding: nn.Module, mesh: DeviceMesh, sequence_parallel: bool) -> None:
-    scatters = sequence_parallel and embedding.position is None  # what its ranks' rows give is summed and cut at once
+    scatters = sequence_parallel and embedding.position is None  # one reduce-scatter sums the ranks' rows and cuts them
     table = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1) if scatters else Replicate())
     parallelize_module(embedding, mesh, {"token": table})
     weight: Any = embedding.get_parameter("token.weight")
@@ -80,16 +83,16 @@ def _cut_embedding(embedding: nn.Module, mesh: DeviceMesh, sequence_parallel: bo
 
 
 def _own_rows(table: nn.Parameter) -> None:
-    """Keep the gradient of this rank's rows: torch makes one of all rows, the same on every rank, and leaves it so."""
+    """Keep only this rank's rows of the table's gradient: torch leaves the gradient of all rows on every rank."""
     gradient = table.grad
     if isinstance(table, DTensor) and isinstance(gradient, DTensor) and gradient.placements != table.placements:
         rows = gradient.redistribute(placements=table.placements).to_local()
-        rows = rows.clone() if rows.untyped_storage().nbytes() > rows.nbytes else rows
+        rows = rows.clone() if rows.untyped_storage().nbytes() > rows.nbytes else rows  # a view would keep all rows
         table.grad = DTensor.from_local(rows, table.device_mesh, table.placements, run_check=False)
 
 
 def complete_gradients(network: nn.Module) -> None:
-    """Sum gradients that are partial over the tensor axis, as those of sequence-parallel norms are, in one piece."""
+    """Sum the gradients that are partial over the tensor axis, as of sequence-parallel norms, in one all-reduce."""
     partial = [(p, p.grad) for p in network.parameters() if isinstance(p.grad, DTensor) and _is_partial(p.grad)]
     if not partial:
         return

@@ -1,13 +1,13 @@
-"""Tied embeddings: the token table is also the output weight, and each end of a pipeline has one.
+"""Tied embeddings: the token table is also the output weight, and each end of a pipeline has a copy.
 
-Both ends begin with the same table. Once a step, when gradients are summed over data ranks, those of the two ends
-are added, so that both take the same step. Where both ends are on one rank, as with schedules that turn back, they
-are one parameter; where they are sharded (ZeRO 2 and 3), each end is part of a unit of its own.
+Both ends begin with the same table. Once a step, when gradients have been summed over data ranks, those of the two
+ends are added [1]_, so that both copies stay equal. Where both ends are on one rank, as with schedules in a V, they are
+one parameter; where they are sharded (ZeRO 2 and 3), each end belongs to the unit of its block.
 
 References
 ----------
-Shoeybi et al. 2019, "Megatron-LM": the word embedding is also the output layer; with a pipeline its gradient is
-summed between the first and the last stage.
+.. [1] Shoeybi et al. 2019, "Megatron-LM": the word embedding is also the output layer; with a pipeline its gradient is
+   summed between the first and the last stage.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,16 +22,15 @@ from meshwise.strategies.plan.plan import Plan
 
 
 class TiedTable:
-    """What this rank has of a table that the first and the last block of a model share.
+    """This rank's ends of the table that the first and the last block of a model share.
 
-    ``apart`` says whether these are on two stages.
-
-    Every rank of the mesh makes one, for ranks that hold different ends form groups.
+    ``is_split`` says whether these blocks are on two stages. Every rank of the mesh must make one, because the ranks of
+    the two ends form process groups.
 
     Parameters
     ----------
     networks
-        The stages of this rank, their parameters not yet sharded.
+        The stages of this rank, with parameters not yet sharded.
     """
 
     def __init__(self, plan: Plan, networks: Mapping[int, Network]) -> None:
@@ -50,20 +49,20 @@ class TiedTable:
 
     @property
     def ends(self) -> tuple[nn.Parameter, ...]:
-        """The parameters of this rank that are the table, that of the first block before that of the last."""
+        """The parameters of this rank that are the table: that of the first block, then that of the last."""
         modules = [self.embedding and self.embedding.token, self.head and self.head.logits]
         found = (parameter for module in modules if module is not None for parameter in module.parameters())
         return tuple(dict.fromkeys(found))
 
     @property
     def shared(self) -> nn.Parameter | None:
-        """The table where two stages of this rank have it as one parameter."""
+        """The table, where two stages of this rank share it as one parameter."""
         both = self.apart and self.embedding is not None and self.head is not None and len(self.ends) == 1
         return self.ends[0] if both else None
 
     @property
     def copies(self) -> Sequence[nn.Parameter]:
-        """The end that a norm over all parameters does not count: that of the first block, where both are kept."""
+        """The end that a norm over all parameters leaves out: that of the first block, where there are two copies."""
         return self.ends[:1] if self.apart and self.shared is None and self.embedding is not None else ()
 
     def sum_gradients(self) -> None:

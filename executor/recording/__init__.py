@@ -1,1 +1,1 @@
-"""What a rank computes on, and what is recorded of it: spans, memory, signs of life."""
+"""The accelerator of a rank, and what is recorded of a run: spans, memory, heartbeats, errors."""

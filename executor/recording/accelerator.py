@@ -1,14 +1,14 @@
-"""What a rank computes on, a core or a GPU, and all that differs between the two.
+"""The accelerator of a rank, a core or a GPU, and everything that differs between the two.
 
-Every tensor of a rank is on its `Accelerator.device`; what stays on the host is asked for by name. Ranks on GPUs have a
-gloo group beside each NCCL group: tensors in main memory, and objects, go by it.
-
-Copies between device and host while the device computes on.
+Every tensor of a rank is on its `Accelerator.device`; code names the host explicitly where a tensor stays there. Ranks
+on GPUs have a gloo group beside each NCCL group, for tensors in main memory and for objects [1]_. Copiers move tensors
+between device and host, on a GPU while it computes.
 
 References
 ----------
-torch, ``torch.distributed.init_process_group`` (a backend for each kind of device), ``torch.cuda`` (streams, events,
-statistics of the caching allocator), "Reproducibility" (deterministic algorithms, ``CUBLAS_WORKSPACE_CONFIG``).
+.. [1] torch, ``torch.distributed.init_process_group`` (a backend for each kind of device), ``torch.cuda`` (streams,
+   events, statistics of the caching allocator), "Reproducibility" (deterministic algorithms,
+   ``CUBLAS_WORKSPACE_CONFIG``).
 """
 
 import os
@@ -35,19 +35,19 @@ class Copier(Protocol):
     """Copies tensors between device and host."""
 
     def copy(self, source: Tensor, target: Tensor) -> Any:
-        """Begin a copy of what has been computed so far and return what `wait` takes."""
+        """Begin a copy, after all work so far, and return the event that `wait` takes."""
         ...
 
     def wait(self, copied: Any) -> None:
-        """Make all that is computed from now on come after a copy."""
+        """Make all later work wait for a copy."""
         ...
 
 
 class AtOnce:
-    """Copies in step with the host."""
+    """Copies synchronously with the host."""
 
     def copy(self, source: Tensor, target: Tensor) -> None:
-        """Copy."""
+        """Copy ``source`` to ``target``."""
         target.copy_(source)
 
     def wait(self, copied: Any) -> None:
@@ -55,14 +55,14 @@ class AtOnce:
 
 
 class Streams:
-    """Copies on two streams of a GPU, one for each direction, beside the one that computes."""
+    """Copies on two streams of a GPU beside the compute stream, one for each direction."""
 
     def __init__(self, device: torch.device) -> None:
         make: Any = torch.cuda.Stream
         self.outward, self.inward = make(device), make(device)
 
     def copy(self, source: Tensor, target: Tensor) -> Any:
-        """Begin a copy when the stream that computes has come to here: what it reads and the room are ready then."""
+        """Begin a copy after the work so far on the compute stream, which makes the source and frees the target."""
         stream = self.outward if source.is_cuda else self.inward
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -70,12 +70,12 @@ class Streams:
         return stream.record_event()
 
     def wait(self, copied: Any) -> None:
-        """Let the stream that computes wait; the host goes on."""
+        """Make the compute stream wait for a copy; the host does not wait."""
         torch.cuda.current_stream().wait_event(copied)
 
 
 class Held(NamedTuple):
-    """Bytes of a device: what its allocator gave out now, the most it gave out, and the most it took to do so."""
+    """Bytes of a device: given out by its allocator now, the most given out, and the most that it reserved."""
 
     now: int
     peak: int
@@ -83,91 +83,91 @@ class Held(NamedTuple):
 
 
 class Accelerator(Protocol):
-    """What a rank computes on."""
+    """A device that a rank computes on."""
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors of the rank are."""
+        """The device of the rank's tensors."""
         ...
 
     @property
     def backend(self) -> str:
-        """What ranks communicate by, as ``init_process_group`` takes it."""
+        """The communication backend, as ``init_process_group`` takes it."""
         ...
 
     @property
     def engine(self) -> str:
-        """What tensors on the device go by, in a word."""
+        """The name of the library that communicates tensors of the device."""
         ...
 
     @property
     def capacity(self) -> float | None:
-        """Bytes of the device; ``None`` where it shares main memory with other ranks."""
+        """The device's memory in bytes; ``None`` where ranks share main memory."""
         ...
 
     @property
     def timer(self) -> Timer:
-        """The clock of the device."""
+        """The timer of the device."""
         ...
 
     @property
     def optimizer_options(self) -> dict[str, Any]:
-        """How optimizers of torch's are implemented here."""
+        """Options that choose the implementation of torch's optimizers on this device."""
         ...
 
     @property
     def pins(self) -> bool:
-        """Whether host memory is page-locked, so that copies run beside what the device computes."""
+        """Whether host memory is page-locked, so that copies run beneath computing."""
         ...
 
     def begin(self, ranks: int) -> None:
-        """Make the device this process's own, one of ``ranks`` on this host; before any tensor."""
+        """Claim the device for this process, one of ``ranks`` on this host; called before any tensor is made."""
         ...
 
     def settle(self, *, exact: bool) -> None:
-        """Choose how products are computed: as fast as their dtype allows, or each time alike to the last digit."""
+        """Choose how products are computed: as fast as their dtype allows or, where ``exact``, reproducibly."""
         ...
 
     def synchronise(self) -> None:
-        """Return when the device has done all that it was given."""
+        """Return when the device has finished all work."""
         ...
 
     def reset_peak(self) -> None:
-        """Forget the most that was held, and give back what is held for nothing."""
+        """Reset the peak of memory, and free what the allocator keeps in reserve."""
         ...
 
     def held(self) -> Held | None:
-        """Return what the device's allocator says; ``None`` where it says nothing."""
+        """Return the memory statistics of the device's allocator; ``None`` where it has none."""
         ...
 
     def host_bytes(self, size: int) -> NDArray[np.uint8]:
-        """Return so many bytes of the host's memory, which the device's own does not count."""
+        """Return ``size`` bytes of host memory, which do not count as the device's."""
         ...
 
     def copier(self) -> Copier:
-        """Return what copies activations."""
+        """Return a copier for activations."""
         ...
 
     def profiler(self, *, timed: bool, shapes: bool, memory: bool) -> profile:
-        """Return a profiler of the host, and where it is ``timed`` of the device."""
+        """Return a profiler of the host and, where ``timed``, of the device too."""
         ...
 
     def events(self, profiler: profile, *, timed: bool) -> list[TraceEvent]:
-        """Return what a profiler saw, in order of start; ns of its clock."""
+        """Return the events of a profiler, in order of start, in ns of its clock."""
         ...
 
     def allocations(self, profiler: profile) -> list[Allocation]:
-        """Return what was taken and given back on the device, in order."""
+        """Return the allocations and frees on the device, in order of time."""
         ...
 
     def rows(self, records: Sequence[Record], events: Sequence[TraceEvent]) -> list[Row]:
-        """Return the spans of a step from what was recorded and what the profiler saw."""
+        """Return the spans of a step from records and from events of the profiler."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """A core: the device's memory is the host's, and it runs in step with the host."""
+    """A core of the host: its memory is the host's, and it works synchronously with the host."""
 
     engine: str = "gloo"
     backend: str = "gloo"
@@ -176,27 +176,27 @@ class Core:
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors of the rank are."""
+        """The device of the rank's tensors."""
         return torch.device(CPU)
 
     @property
     def timer(self) -> Timer:
-        """The clock of the host."""
+        """A timer by the host's clock."""
         return HostTimer()
 
     @property
     def optimizer_options(self) -> dict[str, Any]:
-        """One operation after the other."""
+        """Options to update one parameter and run one operation after the other."""
         return {"foreach": False}
 
     def begin(self, ranks: int) -> None:
-        """Compute on one core, with instructions that work."""
-        if WATCH_PARENT not in os.environ:  # else who started this rank has seen to it
+        """Compute on one core, and avoid instructions that are broken on this host."""
+        if WATCH_PARENT not in os.environ:  # else the launcher of this rank has done it already
             avoid_broken_tiles()
         torch.set_num_threads(1)
 
     def settle(self, *, exact: bool) -> None:
-        """Do nothing: a core computes each time alike."""
+        """Do nothing: a core computes reproducibly."""
 
     def synchronise(self) -> None:
         """Do nothing."""
@@ -205,15 +205,15 @@ class Core:
         """Do nothing."""
 
     def held(self) -> Held | None:
-        """Return nothing: the profiler counts."""
+        """Return ``None``: on cores the profiler counts memory."""
         return None
 
     def host_bytes(self, size: int) -> NDArray[np.uint8]:
-        """Return memory of NumPy's, which torch's allocator and its profiler do not see."""
+        """Return an array of NumPy, which torch's allocator and profiler do not see."""
         return np.empty(size, np.uint8)
 
     def copier(self) -> Copier:
-        """Return what copies in step with the host."""
+        """Return a copier that is synchronous with the host."""
         return AtOnce()
 
     def profiler(self, *, timed: bool, shapes: bool, memory: bool) -> profile:
@@ -221,21 +221,21 @@ class Core:
         return profile(activities=[ProfilerActivity.CPU], profile_memory=memory, record_shapes=shapes)
 
     def events(self, profiler: profile, *, timed: bool) -> list[TraceEvent]:
-        """Return what the profiler saw of the host."""
+        """Return the events of the host."""
         return trace_events(profiler)
 
     def allocations(self, profiler: profile) -> list[Allocation]:
-        """Return what torch allocated."""
+        """Return the allocations and frees of torch in main memory."""
         return allocations(profiler, CPU)
 
     def rows(self, records: Sequence[Record], events: Sequence[TraceEvent]) -> list[Row]:
-        """Return spans by what the host was seen to do."""
+        """Return spans from the events of the host."""
         return trace.rows(records, events)
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU of a host, by its number among those that the process sees."""
+    """A GPU, by its number among those that the process sees."""
 
     index: int
     engine: str = "nccl"
@@ -244,75 +244,75 @@ class Gpu:
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors of the rank are."""
+        """The device of the rank's tensors."""
         return torch.device(CUDA, self.index)
 
     @property
     def capacity(self) -> float | None:
-        """Bytes of the GPU."""
+        """The GPU's memory in bytes."""
         return float(torch.cuda.get_device_properties(self.index).total_memory)
 
     @property
     def timer(self) -> Timer:
-        """The host's clock around all that the GPU does."""
+        """A timer by CUDA events and, for single runs, by the host's clock."""
         return CudaTimer()
 
     @property
     def optimizer_options(self) -> dict[str, Any]:
-        """One kernel for several parameters."""
+        """Options to update several parameters with one kernel."""
         return {"fused": True}
 
     def begin(self, ranks: int) -> None:
-        """Make the GPU the current one, and share the cores of the host among its ranks: some optimizers step there."""
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # asked for by `settle`, before cuBLAS is loaded
+        """Make the GPU the current one, and divide the host's cores among its ranks: some optimizers step there."""
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # `settle` needs it, set before cuBLAS is loaded
         torch.cuda.set_device(self.index)
         torch.set_num_threads(max((os.cpu_count() or 1) // ranks, 1))
 
     def settle(self, *, exact: bool) -> None:
-        """Keep TF32 off in every case: what a scenario calls fp32 has 24 digits."""
+        """Choose deterministic algorithms where ``exact``; TF32 is always off: a scenario's fp32 has 24 bits."""
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
         torch.use_deterministic_algorithms(exact, warn_only=True)
 
     def synchronise(self) -> None:
-        """Return when all streams of the GPU are done."""
+        """Return when all streams of the GPU have finished."""
         torch.cuda.synchronize(self.index)
 
     def reset_peak(self) -> None:
-        """Begin a new peak from what is held now, with nothing reserved besides."""
+        """Begin a new peak at the memory in use now, with nothing else reserved."""
         self.synchronise()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.index)
 
     def held(self) -> Held | None:
-        """Return what torch's caching allocator says."""
+        """Return the memory statistics of torch's caching allocator."""
         now, peak = torch.cuda.memory_allocated(self.index), torch.cuda.max_memory_allocated(self.index)
         return Held(now, peak, torch.cuda.max_memory_reserved(self.index))
 
     def host_bytes(self, size: int) -> NDArray[np.uint8]:
-        """Return page-locked memory, which goes back to torch's pool of it."""
+        """Return page-locked memory, which goes back to torch's pool when it is freed."""
         pinned: NDArray[np.uint8] = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
         return pinned
 
     def copier(self) -> Copier:
-        """Return what copies beside the stream that computes."""
+        """Return a copier on streams beside the compute stream."""
         return Streams(self.device)
 
     def profiler(self, *, timed: bool, shapes: bool, memory: bool) -> profile:
-        """Return a profiler of the host, and where it is ``timed`` of the kernels and copies of the GPU."""
+        """Return a profiler of the host and, where ``timed``, of the kernels and copies of the GPU too."""
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if timed else [])]
         return profile(activities=activities, profile_memory=memory, record_shapes=shapes)
 
     def events(self, profiler: profile, *, timed: bool) -> list[TraceEvent]:
-        """Return what the profiler saw of the host that names others, and all of the GPU."""
+        """Return the events of the GPU, and those of the host that name them; all of the host where not ``timed``."""
         return gpu_trace.of_profiler(profiler) if timed else trace_events(profiler)
 
     def allocations(self, profiler: profile) -> list[Allocation]:
-        """Return what torch's caching allocator gave out and took back."""
+        """Return the allocations and frees of torch's caching allocator."""
         return allocations(profiler, CUDA)
 
     def rows(self, records: Sequence[Record], events: Sequence[TraceEvent]) -> list[Row]:
-        """Return spans by what the GPU was seen to do."""
+        """Return spans from the events of the GPU."""
         return gpu_trace.rows(records, events)
 
 
@@ -320,5 +320,5 @@ CORE = Core()
 
 
 def accelerator_of(device: str, environment: Callable[[str, str], str] = os.environ.get) -> Accelerator:
-    """Return what this rank computes on: a core, or the GPU whose number is that of the rank on its host."""
+    """Return the accelerator of this rank: a core, or the GPU with the number of the rank on its host."""
     return Gpu(int(environment("LOCAL_RANK", "0"))) if device == CUDA else CORE

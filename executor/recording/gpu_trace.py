@@ -1,15 +1,15 @@
-"""One rank's profiled step on a GPU: kernels, messages and copies of torch's profiler, joined into spans.
+"""Joins kernels, messages and copies that torch's profiler saw on a GPU [1]_ into the spans of a rank's step.
 
-The GPU runs behind the host, so a kernel belongs to the pass during which the host launched it. What one pass launches
-on the stream that computes is one span from its first kernel to its last, cut where another pass came between, and
-where no kernel ran while a message or a copy was under way: that is what the pass waited for. Spans have the names,
-kinds and streams of `meshwise.executor.recording.trace`.
+The GPU runs behind the host, so a kernel belongs to the pass during which the host launched it. The kernels of a pass
+on the compute stream are one span from the first to the last. It is cut where another pass came between, and where no
+kernel ran during a message or a copy, for which the pass waited. Spans have the names, kinds and streams of
+`meshwise.executor.recording.trace`.
 
 References
 ----------
-torch, ``torch.profiler.profile.export_chrome_trace``; Kineto, ``libkineto/src/output_json.cpp`` (categories
-``kernel``, ``gpu_memcpy``, ``cuda_runtime``, arguments ``correlation``, ``External id``, ``stream``, ``bytes``, and of
-NCCL's kernels ``Collective name``, ``In msg nelems``, ``dtype``).
+.. [1] torch, ``torch.profiler.profile.export_chrome_trace``; Kineto, ``libkineto/src/output_json.cpp`` (categories
+   ``kernel``, ``gpu_memcpy``, ``cuda_runtime``, arguments ``correlation``, ``External id``, ``stream``, ``bytes``, and
+   of NCCL's kernels ``Collective name``, ``In msg nelems``, ``dtype``).
 """
 
 import json
@@ -47,15 +47,15 @@ from meshwise.simulator.program import StreamKind, TaskKind
 from meshwise.strategies.plan.mesh import COMMUNICATION
 
 MESSAGE = "message "
-"""Begins the names of NCCL's kernels, before the collective."""
+"""Prefix that NCCL's kernels get here, before the name of the collective."""
 COPY = "Memcpy "
 PAUSE = 10_000
-"""Ns between two kernels that are a launch rather than a wait."""
+"""Longest gap in ns between two kernels that counts as launch time, not as a wait."""
 _GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHING = ("cuda_runtime", "cuda_driver")
 _REGIONS = (MOVING, "PP:", "FSDP::", FUNCTIONAL)
 _ITEMSIZE = {"double": 8, "long": 8, "int64": 8, "float": 4, "int": 4, "half": 2, "bfloat16": 2}
-"""Bytes of an element of what Kineto calls a dtype; others have 1."""
+"""Bytes of an element, by Kineto's name of the dtype; 1 for other names."""
 _COLLECTIVES = (
     ("allreduce", "all_reduce"),
     ("allgather", "all_gather"),
@@ -67,11 +67,11 @@ _COLLECTIVES = (
     ("recv", "receive"),
     ("reduce", "reduce"),
 )
-"""What names of collectives and of kernels hold, without marks, and what they are here."""
+"""Letters in the names of collectives and of kernels, and the collective's name here; the first that occurs counts."""
 
 
 def of_profiler(profiler: Any) -> list[TraceEvent]:
-    """Return the events of a finished ``torch.profiler.profile`` that minds a GPU."""
+    """Return the events of a finished ``torch.profiler.profile`` that recorded a GPU."""
     with tempfile.TemporaryDirectory(prefix="meshwise-") as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
@@ -79,7 +79,7 @@ def of_profiler(profiler: Any) -> list[TraceEvent]:
 
 
 def events(document: Mapping[str, Any]) -> list[TraceEvent]:
-    """Return what a Chrome trace of torch's profiler has of a GPU, and of the host what names it, in order of start."""
+    """Return the GPU's events in a Chrome trace, and the host's regions that name them, in order of start."""
     whole = [each for each in document["traceEvents"] if each.get("ph") == "X"]
     launched: dict[int, int] = {}
     operators: dict[int, int] = {}
@@ -109,7 +109,7 @@ def _ns(microseconds: float) -> int:
 
 
 def _named(name: str, arguments: Mapping[str, Any]) -> tuple[str, int]:
-    """Return what an event of a GPU is called here, and the bytes that it moves between devices."""
+    """Return the name of a GPU's event here, and the bytes that it moves between devices."""
     if name.startswith(COPY):
         return name, int(arguments.get("bytes", 0))
     if not name.startswith("nccl"):
@@ -121,7 +121,7 @@ def _named(name: str, arguments: Mapping[str, Any]) -> tuple[str, int]:
 
 
 def rows(records: Sequence[Record], events: Sequence[TraceEvent]) -> list[Row]:
-    """Return the spans of a rank: passes without what they waited for, and messages and copies."""
+    """Return the spans of a rank: passes, cut where they waited, and messages and copies."""
     device = [event for event in events if event.stream != HOST]
     passes = _Nested([record for record in records if record.kind is not TaskKind.HOST_COPY])
     regions = _Nested([event for event in events if event.name.startswith(_REGIONS)])
@@ -135,11 +135,12 @@ def rows(records: Sequence[Record], events: Sequence[TraceEvent]) -> list[Row]:
 
 
 class _Nested:
-    """Stretches of the host's time that may lie inside each other; finds the innermost one at an instant."""
+    """Intervals of the host's time, which may be nested; finds the innermost interval at an instant."""
 
     def __init__(self, stretches: Iterable[Any]) -> None:
         self.stretches = sorted(stretches, key=lambda each: (each.start, -each.end))
         self.starts = [each.start for each in self.stretches]
+        # for each interval the number of the one around it: a search goes outward from the last that began
         self.around: list[int] = []
         open_: list[int] = []
         for index, each in enumerate(self.stretches):
@@ -149,7 +150,7 @@ class _Nested:
             open_.append(index)
 
     def at(self, instant: int) -> Any:
-        """Return the innermost stretch, or ``None`` outside of all."""
+        """Return the innermost interval; ``None`` outside all of them."""
         index = bisect_right(self.starts, instant) - 1
         while index >= 0 and self.stretches[index].end < instant:
             index = self.around[index]
@@ -157,7 +158,7 @@ class _Nested:
 
 
 def _computing(device: Iterable[TraceEvent]) -> list[TraceEvent]:
-    """Return the kernels of the stream that computes longest."""
+    """Return the kernels of the compute stream: the stream whose kernels run longest in sum."""
     streams: dict[int, list[TraceEvent]] = defaultdict(list)
     for event in device:
         if not event.name.startswith((MESSAGE, COPY)):
@@ -167,7 +168,7 @@ def _computing(device: Iterable[TraceEvent]) -> list[TraceEvent]:
 
 
 def _passes(kernels: Sequence[TraceEvent], passes: _Nested, records: Sequence[Record]) -> Iterator[Row]:
-    """Yield a span for every pass and each time it goes on; where a pass has no kernels it was the host's."""
+    """Yield a span for every run of kernels of one pass in a row; a pass without kernels has its time on the host."""
     owned = [(passes.at(event.launched), event) for event in kernels]
     seen: set[Record] = set()
     for record, group in groupby(((record, event) for record, event in owned if record is not None), lambda x: x[0]):
@@ -180,7 +181,7 @@ def _passes(kernels: Sequence[TraceEvent], passes: _Nested, records: Sequence[Re
 
 
 def _message(event: TraceEvent, passes: _Nested, regions: _Nested) -> Row:
-    """Return a kernel of NCCL's as what the region says in which the host launched it."""
+    """Return a kernel of NCCL as a span, named by the region in which the host launched it."""
     event = event._replace(name=event.name.removeprefix(MESSAGE))
     region: TraceEvent | None = regions.at(event.launched)
     origin: Record | None = passes.at(event.launched)
@@ -205,8 +206,8 @@ def _message(event: TraceEvent, passes: _Nested, regions: _Nested) -> Row:
 
 
 def _copies(records: Iterable[Record], device: Sequence[TraceEvent]) -> Iterator[Row]:
-    """Yield what was recorded as copies: as long as the GPU copied, or as the host was busy."""
-    copies = sorted((event for event in device if event.name.startswith(COPY)), key=attrgetter("launched"))
+    """Yield a span for every recorded copy: while the GPU copied or, without copies of the GPU, while the host did."""
+    copies = sorted((event for event in device if event.name.startswith(COPY)), key=lambda event: event.launched)
     launched = [event.launched for event in copies]
     for record in records:
         if record.kind is TaskKind.HOST_COPY:
@@ -219,7 +220,7 @@ def _copies(records: Iterable[Record], device: Sequence[TraceEvent]) -> Iterator
 
 
 def _gathered_from_host(records: Iterable[Record], device: Iterable[TraceEvent], regions: _Nested) -> Iterator[Row]:
-    """Yield the copies with which ``fully_shard`` gathers units whose shards are on the host."""
+    """Yield the copies by which ``fully_shard`` gathers units whose shards are on the host."""
     recorded = _Nested([record for record in records if record.kind is TaskKind.HOST_COPY])
     for event in device:
         if event.name.startswith(f"{COPY}HtoD") and recorded.at(event.launched) is None:
@@ -231,7 +232,7 @@ def _gathered_from_host(records: Iterable[Record], device: Iterable[TraceEvent],
 
 
 def _merged(kernels: Sequence[TraceEvent]) -> list[tuple[int, int]]:
-    """Return when kernels run, those one that launches alone hold apart."""
+    """Return the intervals (start, end) in which kernels run; gaps up to `PAUSE` do not split them."""
     result: list[tuple[int, int]] = []
     for event in kernels:
         if result and event.start <= result[-1][1] + PAUSE:
@@ -242,7 +243,7 @@ def _merged(kernels: Sequence[TraceEvent]) -> list[tuple[int, int]]:
 
 
 def _gaps(row: Row, busy: Sequence[tuple[int, int]]) -> Iterator[Row]:
-    """Yield the parts of a message or copy in which no kernel runs."""
+    """Yield the parts of a message or copy during which no kernel runs."""
     first = max(bisect_right(busy, (row.start, row.start)) - 1, 0)
     last = bisect_left(busy, (row.end, row.end))
     edges = [(row.start, row.start), *busy[first:last], (row.end, row.end)]

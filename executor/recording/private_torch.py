@@ -1,17 +1,14 @@
-"""Every private interface of torch that the executor uses, and what its versions name otherwise, in one place.
+"""All private interfaces of torch that the executor uses, and names that differ between its versions.
 
-Checked with torch 2.13 and 2.11.
+Checked with torch 2.13 and 2.11. ``torch.distributed.pipelining`` documents its schedule classes; the runtime that
+takes any order of actions, and the actions themselves, are private.
 
-``torch.distributed.pipelining`` documents its schedule classes; the runtime that takes any
-order of actions, and the actions themselves, are private.
-
-Causal attention as products of whole scores, with what merges it with attention to other keys.
-
-For devices and dtypes for which torch has no fused kernel that tells the logsumexp of its scores.
+Attention that also returns the logsumexp of its scores, which merging it with attention to other keys needs, runs on
+torch's fused kernels. For devices and dtypes without one it is computed here by products of whole scores [1]_.
 
 References
 ----------
-Dao 2023, "FlashAttention-2", section 2.3.2 (gradients from the output and the logsumexp).
+.. [1] Dao 2023, "FlashAttention-2", section 2.3.2 (gradients from the output and the logsumexp).
 """
 
 import math
@@ -42,7 +39,7 @@ from meshwise.strategies.schedules.schedule import Schedule
 def attention_by_products(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
     """Return attention and the logsumexp of its scores.
 
-    Shapes ``(batch, heads, tokens, head_dim)`` and ``(batch, heads, tokens)``.
+    Shapes are ``(batch, heads, tokens, head_dim)`` and ``(batch, heads, tokens)``.
     """
     scores = _scores(query, key, causal=causal)
     logsumexp = scores.logsumexp(-1)
@@ -52,7 +49,7 @@ def attention_by_products(query: Tensor, key: Tensor, value: Tensor, *, causal: 
 def attention_gradients_by_products(
     gradient: Tensor, query: Tensor, out: Tensor, logsumexp: Tensor, key: Tensor, value: Tensor, *, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of queries, keys and values; the keys may be some of those that ``out`` is over."""
+    """Return the gradients of queries, keys and values, where the keys may be some of those behind ``out``."""
     share = (_scores(query, key, causal=causal) - logsumexp.unsqueeze(-1)).exp()
     inner = (gradient * out).sum(-1, keepdim=True)
     of_scores = share * (gradient @ value.transpose(-1, -2) - inner) / math.sqrt(query.shape[-1])
@@ -69,18 +66,18 @@ def _scores(query: Tensor, key: Tensor, *, causal: bool) -> Tensor:
 
 reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-"""Collectives of one tensor, by their names of torch 2.13 or else of those before."""
+"""Collectives of one tensor, by their names in torch 2.13, or in earlier versions."""
 
 _COMMUNICATING = ("gloo:", "c10d::_", "_c10d_functional::")
 _ITEMSIZE = {"float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2, "long int": 8, "long": 8, "int": 4}
-"""Bytes of an element of what the profiler calls a dtype."""
+"""Bytes of an element, by the profiler's name of the dtype."""
 
 
 class QuietStage(PipelineStage):
-    """A pipeline stage that sends no first messages to those beside it: the group has had one of all its ranks.
+    """A pipeline stage that sends no first messages to its neighbours: its group has already had one of all its ranks.
 
-    Those of torch 2.11 go to the rank itself where two stages in a row are on one, as of a schedule in a V, and gloo
-    has no way there ("Pair is not connected").
+    In torch 2.11 such a message goes to the rank itself where two stages in a row are on one rank, as in a schedule in
+    a V, which gloo cannot send ("Pair is not connected").
     """
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
@@ -93,9 +90,9 @@ def runtime(
     loss: Callable[[Tensor, Tensor], Tensor],
     reduce_gradients: Callable[[int], None],
 ) -> Any:
-    """Return torch's pipeline runtime loaded with exactly the order that ``schedule`` prints.
+    """Return torch's pipeline runtime, loaded with exactly the order of ``schedule``.
 
-    ``reduce_gradients(stage)`` is called once a stage, after its last backward.
+    It calls ``reduce_gradients(stage)`` once for each stage, after the stage's last backward.
     """
     make: Any = _PipelineScheduleRuntime
     result = make(list(stages), schedule.num_microbatches, loss_fn=loss, scale_grads=False)
@@ -104,7 +101,7 @@ def runtime(
     of_stage = {stage.stage_index: stage for stage in stages}
 
     def reduce(action: _Action, _: object) -> None:
-        of_stage[action.stage_index].perform_reduce_grad(1)  # of a sharded stage; nothing of another
+        of_stage[action.stage_index].perform_reduce_grad(1)  # reduces a sharded stage, does nothing for others
         reduce_gradients(action.stage_index)
 
     result.register_custom_function(REDUCE_GRAD, reduce)
@@ -112,45 +109,45 @@ def runtime(
 
 
 def reduce_shards(module: nn.Module, *, last: bool) -> None:
-    """Reduce the gradients that a backward has left, where ``fully_shard`` shares a module's; to replicas at the last.
+    """Reduce the gradients that a backward pass left of a module of ``fully_shard``; the last one over replicas too.
 
-    It keeps parameters gathered. The hooks by which ``fully_shard`` does so itself do not see gradients of weights that
-    come apart, and torch's pipeline keeps whole gradients to the end of a step.
+    Parameters stay gathered. The hooks of ``fully_shard`` would do this, but they miss weight gradients that are
+    computed apart from the backward pass, and torch's pipeline keeps whole gradients to the end of a step.
     """
     if not isinstance(module, FSDPModule):
         return
     module.set_requires_gradient_sync(True)
     module.set_requires_all_reduce(last)
-    module.set_is_last_backward(True)  # of this pass: torch's pipeline says so at the end of a step
+    module.set_is_last_backward(True)  # each pass reduces; torch's pipeline sets it only at the end of a step
     state: Any = module._get_fsdp_state()
     for each in state._state_ctx.all_states:
         groups = each._fsdp_param_groups if hasattr(each, "_fsdp_param_groups") else [each._fsdp_param_group]
         for group in filter(None, groups):
             group.post_backward()
-    state._root_post_backward_final_callback()  # without it what was reduced last is kept to the next reduction
+    state._root_post_backward_final_callback()  # without it the last reduced gradients stay until the next reduction
 
 
 def storage(tensor: Tensor) -> int:
-    """Return a number of the memory that a tensor lies in, while that is there; a fake tensor's has no address."""
+    """Return a number that identifies a tensor's storage while it lives; a fake tensor's storage has no address."""
     return int(tensor.untyped_storage()._cdata)
 
 
 def to_keep(tensor: Tensor) -> Tensor:
-    """Return what a hook for saved tensors may keep of one, apart from its node.
+    """Return a saved tensor without its node of autograd's graph, for a hook to keep.
 
-    What an operator keeps of its own results would keep the operator's node, which keeps the hook's: where autograd
-    does not free the graph, as in a backward in two parts, nothing ever would.
+    An operator that saves its own result would otherwise make a cycle: the result keeps the operator's node, which
+    keeps what the hook returned. Where autograd does not free the graph, as in a backward in two parts, nothing would.
     """
     return tensor.detach() if tensor.grad_fn is not None else tensor
 
 
 def waited(tensor: Tensor) -> Tensor:
-    """Return a tensor whose collective, if one makes it, has ended."""
+    """Return a tensor after its collective, if it is the result of one, has ended."""
     return tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
 
 
 def flattened(mesh: DeviceMesh, axes: tuple[str, ...]) -> DeviceMesh:
-    """Return the ranks along several axes of a mesh, in its order, as one axis; alone those of one rank count not."""
+    """Return the ranks along several axes of a mesh, in its order, as one axis; axes of one rank are left out."""
     wide = tuple(axis for axis in axes if mesh[axis].size() > 1)
     if len(wide) < 2:
         return mesh[wide[0] if wide else axes[-1]]
@@ -158,15 +155,15 @@ def flattened(mesh: DeviceMesh, axes: tuple[str, ...]) -> DeviceMesh:
 
 
 def attention_with_logsumexp(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
-    """Return attention, by torch's fused kernel where it has one for the device and dtype, and the logsumexp of scores.
+    """Return attention and the logsumexp of its scores, by torch's fused kernel where the device and dtype have one.
 
-    Shapes ``(batch, heads, tokens, head_dim)`` and ``(batch, heads, tokens)``.
+    Shapes are ``(batch, heads, tokens, head_dim)`` and ``(batch, heads, tokens)``.
     """
     if query.is_cpu:
         out, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, causal)
     elif query.dtype.itemsize == 2:
         out, logsumexp, *_ = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal)
-    else:  # FlashAttention is of 16 bits alone
+    else:  # FlashAttention takes only 16 bits
         out, logsumexp = attention_by_products(query, key, value, causal=causal)
     return out, logsumexp
 
@@ -174,9 +171,9 @@ def attention_with_logsumexp(query: Tensor, key: Tensor, value: Tensor, *, causa
 def attention_gradients(
     gradient: Tensor, query: Tensor, out: Tensor, logsumexp: Tensor, key: Tensor, value: Tensor, *, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of queries, keys and values, by the logsumexp and the output over all keys.
+    """Return the gradients of queries, keys and values, where the keys may be some of all.
 
-    The keys may be some of those that ``out`` and ``logsumexp`` are over.
+    ``out`` and ``logsumexp`` are those of attention over all keys.
     """
     if query.is_cpu:
         backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -193,10 +190,10 @@ def attention_gradients(
 
 
 def torch_order(name: str, ranks: int, microbatches: int, chunks: int = 1) -> str:
-    """Return torch's own order for a schedule as the text that `Schedule` prints: one line a pipeline rank.
+    """Return torch's own order of a schedule as the text that `Schedule` prints: one line for each pipeline rank.
 
-    Makes and drops a fake process group, so no other may exist. torch 2.13's table for 1F1B
-    counts the forwards of the last rank from 1 (what its own class runs counts from 0).
+    Makes and destroys a fake process group, so no other may exist. torch 2.13's table for 1F1B counts the forwards of
+    the last rank from 1, while the order that its class runs counts from 0.
     """
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -216,7 +213,7 @@ def torch_order(name: str, ranks: int, microbatches: int, chunks: int = 1) -> st
 
 
 def has_kernel(operator: str, device: str) -> bool:
-    """Return whether torch has an operator of this name for a kind of device.
+    """Return whether torch has a kernel of an operator for a kind of device.
 
     >>> has_kernel("aten::mm", "cpu"), has_kernel("aten::_no_such_product", "cpu")
     (True, False)
@@ -227,33 +224,33 @@ def has_kernel(operator: str, device: str) -> bool:
 
 
 def chunks(tensor: DTensor) -> list[Any]:
-    """Return the offsets and sizes of what this rank holds of ``tensor``, as torch's own checkpoints ask for them."""
+    """Return the offsets and sizes of this rank's chunks of ``tensor``, as torch's own checkpoints do."""
     found: list[Any] = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
     return found
 
 
 def trace_events(profiler: Any) -> list[TraceEvent]:
-    """Return the events of a finished ``torch.profiler.profile`` that minds shapes, in order of start."""
+    """Return the events of a finished ``torch.profiler.profile`` that recorded shapes, in order of start."""
     raw = profiler.profiler.kineto_results.events()
     rows = [TraceEvent(e.name(), e.start_ns(), e.end_ns(), _message(e)) for e in raw]
     return sorted(rows, key=lambda row: row.start)
 
 
 def _message(event: Any) -> int:
-    """Return the bytes of the largest tensor that a communication reads or writes; 0 where that is not told."""
+    """Return the bytes of the largest tensor that a communication reads or writes; 0 where shapes are unknown."""
     name: str = event.name()
     if not name.startswith(_COMMUNICATING) or not event.shapes():
         return 0
     tensors = zip(event.shapes(), event.dtypes(), strict=True)
     size = max((math.prod(shape) * _ITEMSIZE.get(dtype, 0) for shape, dtype in tensors if shape), default=0)
-    gathered = name.startswith("_c10d_functional::all_gather")  # shows its input and the number of ranks
+    gathered = name.startswith("_c10d_functional::all_gather")  # its shapes are the input's, then the number of ranks
     return size * int(event.concrete_inputs()[1]) if gathered else size
 
 
 def allocations(profiler: Any, device: str) -> list[Allocation]:
-    """Return what a profiler that minds memory saw taken and given back on a kind of device, in order.
+    """Return the allocations and frees that a profiler saw on a kind of device, in order of time.
 
-    It tells addresses in a tree.
+    Only the profiler's tree of events has their addresses.
     """
     found, left = [], list(profiler.profiler.kineto_results.experimental_event_tree())
     while left:

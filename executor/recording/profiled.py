@@ -1,20 +1,19 @@
-"""Steps under torch's profiler: the spans of a typical one, and the memory of one more.
+"""Profiles steps with torch's profiler: the spans of a typical step, and the memory of one more.
 
-Shapes of messages cost a profiled step some percent, allocations more, so these are looked at apart. Of several
-steps the one is kept that took the median time: one step of a shared machine says little. While allocations are looked
-at, passes wait for the device, so that what is taken in a pass is seen in its time.
+Recording the shapes of messages slows a profiled step by some percent, and recording allocations by more, so spans and
+memory come from different steps. Spans are those of the step of median time out of several, because one step on a
+shared machine says little. While allocations are recorded, passes wait for the device, so that the memory that a pass
+allocates falls into its time.
 
-What a rank holds over a step by category, from where and when each piece of memory was taken and given back.
+The memory of a rank over a step, by category, follows from the address, the bytes and the time of every allocation and
+free. The profiler does not tell what an allocation is for, but three facts are known: the addresses of gradients at the
+end of the step, the pass in which memory was allocated, and whether it outlived that pass. So
 
-torch's profiler tells address, bytes and moment of every allocation, not what it is for. What is known: the
-addresses at which gradients lie when the step is over; the pass in which something was taken, and whether it lived
-longer than that pass. So
-
-* a gradient is what lies, at the end, where a gradient lies;
-* a parameter is what was taken while ``fully_shard`` gathered, and stayed;
-* an optimizer state is what was taken in the update, and stayed;
-* an activation is what a forward or a recomputation took and left to a later pass;
-* all else is a buffer: taken and given back inside one pass, or a gradient between two passes.
+* a gradient is memory at the address of a gradient at the end;
+* a parameter was allocated while ``fully_shard`` gathered, and stayed;
+* an optimizer state was allocated in the update, and stayed;
+* an activation was allocated by a forward pass or a recomputation, and outlived it;
+* everything else is a buffer: freed in the pass that allocated it, or a gradient between two passes.
 """
 
 import platform
@@ -42,7 +41,7 @@ _GATHER = "FSDP::all_gather"
 
 
 class _Window(NamedTuple):
-    """A stretch of the step, and what is taken in it that stays."""
+    """An interval of the step, and the category of memory that is allocated in it and outlives it."""
 
     start: int
     end: int
@@ -55,16 +54,16 @@ def categories(
     events: Iterable[TraceEvent],
     gradients: Container[int],
 ) -> list[tuple[int, Category, int]]:
-    """Return (ns, category, bytes) of everything that is taken and given back, in order.
+    """Return (ns, category, bytes) of every allocation and, with bytes below 0, of every free, in order.
 
     Parameters
     ----------
     records
         The passes of the step.
     events
-        Among them the gathers of ``fully_shard``.
+        Events of the profiler, among them the gathers of ``fully_shard``.
     gradients
-        Addresses at which gradients lie at the end.
+        Addresses of gradients at the end of the step.
     """
     windows = sorted(_windows(records, events), key=lambda window: (window.start, -window.end))
     starts = [window.start for window in windows]
@@ -77,7 +76,7 @@ def categories(
             window = _window(windows, starts, before.time)
             category = window.leaves if window is not None and taken.time > window.end else Category.BUFFERS
             found += [(before.time, category, before.size), (taken.time, category, taken.size)]
-        else:  # of before the step
+        else:  # allocated before the step
             found.append((taken.time, Category.BUFFERS, taken.size))
     for address, left in held.items():
         window = _window(windows, starts, left.time)
@@ -97,13 +96,13 @@ def _windows(records: Iterable[Record], events: Iterable[TraceEvent]) -> Iterato
 
 
 def _window(windows: Sequence[_Window], starts: Sequence[int], instant: int) -> _Window | None:
-    """Return the innermost window at ``instant``: the last begun of those that have not ended."""
+    """Return the innermost window at ``instant``: of those that have not ended, the one that began last."""
     index = bisect_right(starts, instant)
     return next((window for window in reversed(windows[:index]) if instant <= window.end), None)
 
 
 def turning_points(changes: Iterable[tuple[int, Category, int]], start: int) -> list[tuple[int, list[int]]]:
-    """Return (ns, bytes by category beyond what was held at ``start``) where the total turns, from ``start`` on."""
+    """Return (ns, change of bytes by category since ``start``) where the total turns between rising and falling."""
     level = [0] * len(CATEGORIES)
     result, rising = [(start, level.copy())], True
     for instant, category, size in changes:
@@ -119,7 +118,7 @@ def turning_points(changes: Iterable[tuple[int, Category, int]], start: int) -> 
 
 
 STEPS = 3
-"""Profiled steps of which the median one is kept."""
+"""The number of profiled steps, of which the one of median time counts."""
 Spans = Callable[[Sequence[Record], Sequence[TraceEvent]], list[trace.Row]]
 _MARK = "meshwise mark "
 _MARKS = 20
@@ -127,7 +126,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class _Profiled(NamedTuple):
-    """One step under the profiler; ns of the host's clock."""
+    """One step under the profiler; times in ns of the host's clock."""
 
     start: int
     end: int
@@ -148,22 +147,24 @@ def profiled(
     spans: Spans | None = None,
     once: bool = False,
 ) -> dict[str, Any]:
-    """Return spans and memory of steps that are not among the timed ones, for the profiler slows them.
+    """Return the spans and the memory of profiled steps, in the form of a rank's result file.
+
+    The steps are not among the timed ones, because the profiler slows them.
 
     Parameters
     ----------
     resident
         Bytes that live from step to step, by category.
     gradients
-        Those that a rank holds when a step is over.
-    before
-        Called before each step: what lives from an earlier one goes there, unseen. Inside a step torch would tell of it
-        by what it last saw at its address, which may be of another job.
+        Returns the gradients that a rank has when a step is over.
+    prepare_step
+        Called before each step, to free tensors of an earlier step unseen. If they were freed inside the step, torch
+        would report them with what it last saw at their address, which may belong to another job.
     spans
-        What happened, from what was recorded, exactly by the host's clock; by default what the accelerator says.
-    once
-        Whether one step has to tell all: where messages are under way between steps, they would end under another
-        profiler than they began under, which corrupts torch's memory.
+        Returns spans from records that are exact by the host's clock and from events; by default the accelerator does.
+    single_step
+        Whether one step gives both spans and memory. It must where messages are in flight between steps: they would end
+        under another profiler than they began under, which corrupts torch's memory.
     """
 
     def run(*, timed: bool, memory: bool = False) -> _Profiled:
@@ -186,19 +187,19 @@ def profiled(
         "resident": resident,
     }
     changes = categories(minded.allocations, minded.records, minded.events, addresses(gradients()))
-    later = typical.start - minded.start  # the memory of another step is shown as if it were of the typical one
+    later = typical.start - minded.start  # the memory of this step is shown at the time of the typical one
     points = turning_points(changes, minded.start)
     result["memory"] = [(instant + later, usage) for instant, usage in points]
     return result
 
 
 def clock() -> str:
-    """Return what tells this host's monotonic clock from another's: its boot, or its name where that is not told."""
+    """Return an identifier of this host's monotonic clock: the id of its boot, or its name where there is no id."""
     return _BOOT.read_text().strip() if _BOOT.exists() else platform.node()
 
 
 def addresses(tensors: Iterable[Tensor]) -> set[int]:
-    """Return where the storages of tensors begin."""
+    """Return the addresses of the storages of tensors."""
     return {local(tensor).untyped_storage().data_ptr() for tensor in tensors}
 
 
@@ -232,14 +233,14 @@ def _profiled(
 
 
 def _median(steps: Sequence[_Profiled]) -> _Profiled:
-    """Return the step that took the median time on its slowest rank: the same one on every rank."""
+    """Return the step of median time, taken on its slowest rank: the same step on every rank."""
     times = torch.tensor([each.end - each.start for each in steps])
     dist.all_reduce(times, op=dist.ReduceOp.MAX)
     return steps[int(times.argsort()[len(steps) // 2])]
 
 
 def _mark(index: int) -> tuple[int, int]:
-    """Return the instants of the host's clock between which the profiler notes a mark."""
+    """Return the times of the host's clock between which the profiler records a mark."""
     before = perf_counter_ns()
     with record_function(f"{_MARK}{index}"):
         pass
@@ -247,7 +248,10 @@ def _mark(index: int) -> tuple[int, int]:
 
 
 def _offset(marks: Sequence[tuple[int, int]], events: Iterable[TraceEvent]) -> int:
-    """Return what to add to the profiler's clock, by the mark with the narrowest bounds: a host may pause in a mark."""
+    """Return the ns to add to the profiler's clock to get the host's.
+
+    Of all marks the one with the narrowest bounds counts, because the host may pause inside a mark.
+    """
     middles = {event.name: (event.start + event.end) // 2 for event in events if event.name.startswith(_MARK)}
     index = min(range(len(marks)), key=lambda index: marks[index][1] - marks[index][0])
     return sum(marks[index]) // 2 - middles[f"{_MARK}{index}"]

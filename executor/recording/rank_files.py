@@ -1,7 +1,7 @@
-"""What ranks leave in the folder of a run: what each is doing, where it runs, and how it failed.
+"""The small files of a rank in the folder of a run: what it is doing, where it runs, and how it failed.
 
-A heartbeat is one small shared file a rank: cheap to write, readable at any time. By the others the ranks of several
-hosts know who is where, and who failed first.
+A heartbeat is one small memory-mapped file for each rank: cheap to write and readable at any time. The other files tell
+the ranks of several hosts which rank runs where, and which failed first.
 """
 
 import json
@@ -18,12 +18,12 @@ SIZE = 128
 
 
 def heartbeat_file(folder: Path, rank: int) -> Path:
-    """Return where ``rank`` beats."""
+    """Return the path of the heartbeat of ``rank``."""
     return folder / f"rank-{rank}.heartbeat"
 
 
 class Heartbeat:
-    """Writes the step and operation of one rank, a microsecond or two a time."""
+    """Writes the step and the operation of one rank; a beat takes a microsecond or two."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         descriptor = os.open(heartbeat_file(folder, rank), os.O_RDWR | os.O_CREAT)
@@ -34,7 +34,7 @@ class Heartbeat:
         self.step = -1
 
     def beat(self, operation: str) -> None:
-        """Say that ``operation`` begins."""
+        """Write that ``operation`` begins."""
         self._count += 1
         where = f"step {self.step}, {operation}" if self.step >= 0 else operation
         self._memory[:] = f"{self._count} {where}".encode()[:SIZE].ljust(SIZE)
@@ -58,7 +58,7 @@ def operation(beat: str) -> str:
 
 
 def teller(folder: Path, told: Callable[[str], None] | None) -> Callable[[], None]:
-    """Return what to call often: it tells the operation of rank 0 whenever it is another one."""
+    """Return a function to call often, which calls ``report`` with the operation of rank 0 whenever it has changed."""
     last = ""
 
     def look() -> None:
@@ -72,31 +72,31 @@ def teller(folder: Path, told: Callable[[str], None] | None) -> Callable[[], Non
 
 
 LENGTH = 800
-"""Characters of an exception that are kept at most."""
+"""The most characters of an exception that are kept."""
 
 
 def error_file(folder: Path, rank: int) -> Path:
-    """Return where ``rank`` leaves its exception as JSON."""
+    """Return the path of the JSON file with the exception of ``rank``."""
     return folder / f"rank-{rank}.error"
 
 
 @dataclass(frozen=True, slots=True)
 class RankError:
-    """An exception that ended a rank, and when: seconds since 1970."""
+    """An exception that ended a rank, and its time in seconds since 1970."""
 
     time: float
     error: str
 
     @classmethod
     def of(cls, error: Exception) -> "RankError":
-        """Return an exception as one line, with what it came from, now."""
+        """Return an exception with its causes, as one line, and the time now."""
         chain: list[BaseException] = [error]
         while chain[-1].__cause__ is not None:
             chain.append(chain[-1].__cause__)
         return cls(time.time(), ", because of ".join(map(_line, chain)))
 
     def write(self, folder: Path, rank: int) -> None:
-        """Leave this as the error of ``rank``."""
+        """Write this as the error of ``rank``."""
         error_file(folder, rank).write_text(json.dumps(asdict(self)))
 
 
@@ -105,41 +105,41 @@ def _line(error: BaseException) -> str:
 
 
 def read_errors(folder: Path, ranks: int) -> dict[int, RankError]:
-    """Return the errors of the ranks that left one."""
+    """Return the errors by rank, of the ranks that wrote one."""
     paths = {rank: error_file(folder, rank) for rank in range(ranks)}
     return {rank: RankError(**json.loads(path.read_text())) for rank, path in paths.items() if path.exists()}
 
 
 WATCH_PARENT = "MESHWISE_WATCH_PARENT"
-"""Environment variable with the process id of the launcher of a rank."""
+"""Environment variable with the process id of the launcher that a rank watches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rank runs: the name of its host, and its address in the network that the ranks use."""
+    """Where a rank runs: the name of its host, and the host's address in the network of the ranks."""
 
     host: str
     address: str
 
 
 def several_hosts() -> bool:
-    """Return whether torchrun started ranks on other hosts, or in other agents of this one, too."""
+    """Return whether torchrun also started ranks on other hosts, or by other agents on this host."""
     ranks = os.environ.get("WORLD_SIZE", "1")
     return "MASTER_ADDR" in os.environ and os.environ.get("LOCAL_WORLD_SIZE", ranks) != ranks
 
 
 def place_file(folder: Path, rank: int) -> Path:
-    """Return where ``rank`` says where it runs."""
+    """Return the path of the file that says where ``rank`` runs."""
     return folder / f"rank-{rank}.place"
 
 
 def note_place(folder: Path, rank: int, address: str) -> None:
-    """Leave in the shared folder that ``rank`` runs on this host, which has ``address`` for the others."""
+    """Write into the shared folder that ``rank`` runs on this host, which the others reach at ``address``."""
     place_file(folder, rank).write_text(json.dumps(asdict(Place(socket.gethostname(), address))))
 
 
 def first_failure(folder: Path, ranks: int) -> str:
-    """Return which rank failed first of those that could say so, where, how, and which host it lost."""
+    """Return a sentence about the first failure that a rank wrote: the rank, its host, the error and a lost host."""
     errors, places = read_errors(folder, ranks), _places(folder, ranks)
     rank = min(errors, key=lambda rank: errors[rank].time)
     host = f" on host {places[rank].host}" if rank in places else ""
@@ -159,7 +159,7 @@ def _missing(places: Mapping[int, Place], ranks: int) -> str:
 
 
 def lost(places: Mapping[int, Place], error: str) -> str:
-    """Return which host an error of gloo's says is gone, and its ranks; empty where it says none.
+    """Return which host was lost and its ranks, by an error of gloo; empty where the error names none.
 
     gloo names the address of the peer whose connection broke.
 

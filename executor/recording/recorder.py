@@ -1,4 +1,4 @@
-"""Collects what a rank does and when, in nanoseconds of the host's monotonic clock."""
+"""Records what a rank does and when, in nanoseconds of the host's monotonic clock."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -10,7 +10,7 @@ from meshwise.simulator.program import TaskKind
 
 
 class Record(NamedTuple):
-    """One thing a rank did, from ``start`` to ``end`` ns."""
+    """One pass, recomputation, update or copy of a rank, from ``start`` to ``end`` in ns."""
 
     kind: TaskKind
     stage: int
@@ -24,10 +24,10 @@ _LETTER = {TaskKind.FORWARD: "F", TaskKind.BACKWARD: "B", TaskKind.WEIGHT_GRADIE
 
 
 class Recorder:
-    """Notes spans of one rank, while `records` is a list, and beats its heart at each.
+    """Records spans of one rank while `records` is a list, and writes the rank's heartbeat at the start of each.
 
-    ``synchronise`` returns when the device has done all that it was given. Where spans are to be ``exact`` by the
-    host's clock, it is called where they begin and end.
+    ``synchronise`` returns when the device has finished all work. With ``exact``, it is called where spans begin and
+    end, so that they are right by the host's clock though the device runs behind the host.
     """
 
     def __init__(self, heartbeat: Heartbeat, synchronise: Callable[[], None] = lambda: None) -> None:
@@ -37,7 +37,7 @@ class Recorder:
         self._stage, self._microbatch = -1, -1
 
     def now(self) -> int:
-        """Return the instant of the host's clock, in ns; where spans are exact when the device is done."""
+        """Return the host's clock in ns; where spans are exact, after the device has finished."""
         if self.exact and self.records is not None:
             self.synchronise()
         return perf_counter_ns()
@@ -54,20 +54,20 @@ class Recorder:
 
     @contextmanager
     def loss_span(self) -> Iterator[None]:
-        """Lengthen the forward span before it by the body, which belongs to the same pass."""
+        """Extend the forward span before it by the body, the loss, which belongs to the same pass."""
         yield
         if self.records:
             self.records[-1] = self.records[-1]._replace(end=self.now())
 
     def recomputed(self, start: int) -> None:
-        """Record what has been recomputed since ``start`` ns for the pass at hand."""
+        """Record a recomputation of the current pass, from ``start`` ns to now."""
         if self.records is not None:
             end = self.now()
             self.records.append(Record(TaskKind.RECOMPUTE, self._stage, self._microbatch, "", start, end))
 
     @contextmanager
     def host_copy(self, name: str, stage: int, microbatch: int) -> Iterator[None]:
-        """Record the body as a copy to, on or from the host: inside a pass, which waits for it, or outside of all."""
+        """Record the body as a copy to, on or from the host: in a pass, which waits for it, or outside of passes."""
         self.heartbeat.beat(name)
         start = self.now()
         yield
@@ -76,11 +76,11 @@ class Recorder:
 
     @property
     def current(self) -> tuple[int, int]:
-        """Stage and microbatch of the pass that runs."""
+        """The stage and the microbatch of the pass that runs."""
         return self._stage, self._microbatch
 
     def checkpoint_contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        """Return contexts for a checkpointed forward pass and for its recomputation."""
+        """Return the contexts of a checkpointed forward pass and of its recomputation, which is recorded."""
         return nullcontext(), _Recomputing(self)
 
 
@@ -94,4 +94,5 @@ class _Recomputing(AbstractContextManager[None]):
         self._start = self._recorder.now()
 
     def __exit__(self, *_: object) -> None:
-        self._recorder.recomputed(self._start)  # it may end early, by an exception, when it has what it needs
+        # also after an exception: a checkpoint stops its recomputation by one when it has all that it needs
+        self._recorder.recomputed(self._start)

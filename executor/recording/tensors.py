@@ -1,4 +1,4 @@
-"""Tensors as ranks have them: the part of one that lives here, and several as one vector."""
+"""A rank's part of a tensor, and several tensors as one vector."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from torch.distributed.tensor import DTensor
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return the part of ``tensor`` that lives on this rank."""
+    """Return this rank's part of ``tensor``: all of it, unless it is a DTensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -18,7 +18,7 @@ def flatten(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def fill(tensors: Sequence[Tensor], flat: Tensor) -> None:
-    """Copy a vector that `flatten` made back into ``tensors``."""
+    """Copy a vector, as `flatten` makes it, back into ``tensors``."""
     start = 0
     for tensor in tensors:
         tensor.copy_(flat[start : start + tensor.numel()].view_as(tensor))

@@ -1,4 +1,4 @@
-"""What the ranks of a profiled step measured, as one Timeline on one clock, and how long each kind of task ran."""
+"""Reads what the ranks measured in a profiled step as one Timeline on one clock, and sums it by kind of task."""
 
 import json
 import os
@@ -18,10 +18,10 @@ Key = tuple[bool, int, int, int]
 
 
 def read_timeline(plan: Plan, folder: Path) -> Timeline:
-    """Return the measured timeline of the job in ``folder``: one rank a class, seconds from the first start.
+    """Return the measured timeline of the job in ``folder``: a class for each rank, in seconds from the first start.
 
-    A transfer lasts from when both ends are ready to when the receiver takes it. Ranks of one host
-    share its clock; those of another are put where all left the barrier before the step at once.
+    A transfer lasts from when both ends are ready to when the receiver has it. Ranks of one host share its clock; the
+    clocks of several hosts are aligned at the barrier before the step, which all ranks leave at the same time.
     """
     ranks = range(plan.mesh.num_ranks)
     results = [json.loads(result_file(folder, rank).read_text()) for rank in ranks]
@@ -49,9 +49,9 @@ def read_timeline(plan: Plan, folder: Path) -> Timeline:
 
 
 def _align(results: list[dict[str, Any]]) -> None:
-    """Put the ranks of other hosts, in place, on the clock of the first one: all began at the same barrier.
+    """Convert the times of all ranks, in place, to the clock of rank 0's host: all left the same barrier at once.
 
-    The first rank of a host that left the barrier stands for all of its ranks.
+    Of each host the rank counts that left the barrier first.
     """
     begun: dict[str, int] = {}
     for result in results:
@@ -66,7 +66,7 @@ def _align(results: list[dict[str, Any]]) -> None:
 
 
 def _match_transfers(plan: Plan, results: list[dict[str, Any]]) -> None:
-    """Cut sends and receives, in place, to the time in which both ends took part."""
+    """Cut sends and receives, in place, to the time in which both ends took part in the transfer."""
     sends: dict[Key, Row] = {}
     receives: dict[Key, Row] = {}
     for rank, result in enumerate(results):
@@ -79,7 +79,7 @@ def _match_transfers(plan: Plan, results: list[dict[str, Any]]) -> None:
                 receives[forward, row[2], row[3], column] = row
     for key, receive in receives.items():
         send = sends.get(key)
-        if send is None:  # in the step before, where steps run without a flush
+        if send is None:  # it was sent in the step before, as steps without a flush do
             continue
         start = min(max(send[5], receive[5]), receive[6])
         send[5:7] = receive[5:7] = [start, receive[6]]
@@ -96,12 +96,12 @@ def _profile(rank: int, ranks: int, result: dict[str, Any], first: int) -> Memor
 
 
 def physical_memory() -> float:
-    """Return the bytes of main memory of this host."""
+    """Return the bytes of this host's main memory."""
     return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def busy_by_kind(timeline: Timeline) -> dict[TaskKind, float]:
-    """Return the seconds of a step in which the mean rank runs each kind of task; kinds that never run are left out."""
+    """Return the seconds of a step that each kind of task runs, on average over ranks; absent kinds never run."""
     total = sum(len(each.ranks) for each in timeline.rank_classes) * timeline.steps
     found = {}
     for kind in TaskKind:

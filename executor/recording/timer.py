@@ -1,4 +1,4 @@
-"""How long a device takes for what is launched on it: by its own clock on CUDA, by the host's on a CPU."""
+"""Measures how long a device takes for work launched on it: by its own clock on CUDA, by the host's on a CPU."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -12,49 +12,49 @@ import torch
 Run = Callable[[], Any]
 
 LEAST, MOST = 5, 100
-"""Repetitions of a kernel whose median is taken."""
+"""Least and most repetitions of a kernel, of which the median is taken."""
 FLUSH = 512 * 2**20
-"""Bytes that are written before each repetition: several times the largest L2 (B200: 126 MB)."""
+"""Bytes that are written before each repetition, to flush the L2: several times the largest (B200: 126 MB)."""
 MOST_FLUSHES = 64
 
 
 class Timer(Protocol):
-    """A clock for one device."""
+    """A stopwatch for one device."""
 
     device: str
-    """Its kind: ``"cuda"`` or ``"cpu"``."""
+    """The kind of device: ``"cuda"`` or ``"cpu"``."""
 
     def once(self, run: Run) -> float:
-        """Return the seconds of a single run until the device is done."""
+        """Return the seconds of a single run, until the device has finished."""
         ...
 
     def median(self, run: Run, share: float) -> float:
-        """Return the median seconds of ``run`` from cold caches, repeated for about ``share`` seconds."""
+        """Return the median seconds of ``run`` from cold caches, repeated for about ``duration`` seconds."""
         ...
 
     def in_a_row(self, run: Run, count: int) -> float:
-        """Return the seconds of each of ``count`` runs that follow one another at once, after as many unmeasured."""
+        """Return the mean seconds of ``count`` runs in a row, after ``count`` unmeasured runs."""
         ...
 
 
 class CudaTimer:
     """Reads CUDA events around each run, with the L2 flushed before.
 
-    Flushing goes on for longer than the host takes to launch a run, so that the device never waits for the host
-    between the two events.
+    The flush takes longer than the host takes to launch a run, so the device never waits for the host between the two
+    events.
     """
 
     device = "cuda"
 
     @cached_property
     def _flush(self) -> tuple[Run, float]:
-        """What flushes the L2, and its seconds; no memory is taken before it is needed."""
+        """The function that flushes the L2, and its seconds; its memory is allocated on first use."""
         flush = torch.empty(FLUSH, dtype=torch.int8, device="cuda").zero_
         flush()
         return flush, self._between(flush, 10)
 
     def median(self, run: Run, share: float) -> float:
-        """Return the median seconds of ``run`` from cold caches, repeated for about ``share`` seconds."""
+        """Return the median seconds of ``run`` from cold caches, repeated for about ``duration`` seconds."""
         flush, flush_time = self._flush
         run()
         torch.cuda.synchronize()
@@ -75,13 +75,13 @@ class CudaTimer:
         return median(_seconds(begin, end) for begin, end in events)
 
     def in_a_row(self, run: Run, count: int) -> float:
-        """Return the seconds of each of ``count`` runs that follow one another at once, after as many unmeasured."""
+        """Return the mean seconds of ``count`` runs in a row, after ``count`` unmeasured runs."""
         for _ in range(count):
             run()
         return self._between(run, count)
 
     def once(self, run: Run) -> float:
-        """Return the seconds of a single run, the host's part included, until the device is done."""
+        """Return the seconds of a single run with the host's part, until the device has finished."""
         torch.cuda.synchronize()
         start = perf_counter()
         run()
@@ -99,18 +99,18 @@ class CudaTimer:
 
 
 class HostTimer:
-    """Reads the host's clock around each run, for a device that runs in step with the host."""
+    """Reads the host's clock around each run, for a device that works synchronously with the host."""
 
     device = "cpu"
 
     def median(self, run: Run, share: float) -> float:
-        """Return the median seconds of ``run`` after one unmeasured, repeated for about ``share`` seconds."""
+        """Return the median seconds of ``run`` after one unmeasured run, repeated for about ``duration`` seconds."""
         run()
         first = self.once(run)
         return median(self.once(run) for _ in range(_count(share, first)))
 
     def in_a_row(self, run: Run, count: int) -> float:
-        """Return the seconds of each of ``count`` runs that follow one another at once, after as many unmeasured."""
+        """Return the mean seconds of ``count`` runs in a row, after ``count`` unmeasured runs."""
         self._between(run, count)
         return self._between(run, count)
 
@@ -126,7 +126,7 @@ class HostTimer:
 
 
 def device_timer(device: str) -> Timer:
-    """Return the clock of a kind of device, ``"cuda"`` or ``"cpu"``."""
+    """Return the timer of a kind of device, ``"cuda"`` or ``"cpu"``."""
     return CudaTimer() if device == "cuda" else HostTimer()
 
 

@@ -1,16 +1,20 @@
-"""One rank's profiled step: what it recorded and what the profiler saw, joined into spans.
+"""Joins what a rank recorded of a profiled step with what the profiler saw, into spans; for ranks on cores.
 
-The profiler sees what gloo does as ``gloo:*`` spans. Sends and receives start inside the
-pipeline runtime's ``PP:`` actions. Collectives run on gloo's own threads: those between the
-launch of a functional collective and the end of its wait are DTensor's (tensor parallelism),
-those in a region that `meshwise.executor.parallel.exchange` marks run along the axis that it names (context, expert
-and tensor), the others are data parallelism. A tensor collective belongs to the pass that launches
-it, whenever gloo's threads come to it. What goes round a ring runs beside a pass. A span of data parallelism is a wait
-of its pass from the last operator that the pass ran before it ended.
+The profiler shows communication as ``gloo:*`` events. Sends and receives start inside the ``PP:`` actions of torch's
+pipeline runtime. Collectives run on gloo's own threads, so their technique follows from where they were launched:
 
-Spans have the names, kinds and streams of the simulator's own, so that the two can be set side by side: a transfer
-has the stage that sends, what ``fully_shard`` gathers runs on a stream of its own, and its reductions are
-``reduce_scatter``, which gloo does as ``all_reduce``.
+* between the launch of a functional collective and the end of its wait: tensor parallelism, by DTensor;
+* in a region that `meshwise.executor.parallel.exchange` marks: along the axis that the region names (context, expert
+  or tensor);
+* anywhere else: data parallelism.
+
+A tensor collective belongs to the pass that launches it, whenever gloo's threads run it. Messages round a ring run
+beneath a pass. A collective of data parallelism is waiting time of its pass from the last operator that the pass ran
+before the collective ended.
+
+Spans have the names, kinds and streams of the simulator's, so that both can be compared: a transfer has the stage that
+sends it, gathers of ``fully_shard`` run on a stream of their own, and its reductions are called ``reduce_scatter``,
+which gloo runs as ``all_reduce``.
 """
 
 import re
@@ -33,7 +37,7 @@ FUNCTIONAL = "_c10d_functional::"
 _end = attrgetter("end")
 _SUFFIX = re.compile(r"(_into)?_tensor$|_single$")
 _WRAP = "_wrap_tensor_autograd"
-"""What follows a launch where gradients are recorded; it communicates nothing."""
+"""An operator that follows a launch where autograd records; it communicates nothing."""
 _STREAMS = {
     ("SEND", "F"): StreamKind.SEND_FORWARD,
     ("RECV", "F"): StreamKind.RECEIVE_FORWARD,
@@ -43,21 +47,21 @@ _STREAMS = {
 
 
 MOVING = "meshwise moving "
-"""Begins the names of regions in which ranks along an axis communicate: then come the axis and the collective."""
+"""Prefix of the names of regions in which ranks along an axis communicate; the axis and the collective follow."""
 SHIFT = "shift"
-"""The collective of a region that posts sends and receives, which end later."""
+"""The name, instead of a collective's, of a region that posts sends and receives, which end later."""
 
 PASSES = (TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.WEIGHT_GRADIENT, TaskKind.OPTIMIZER)
 
 
 HOST = -1
-"""The stream of an event of the host."""
+"""The stream number of an event of the host."""
 
 
 class TraceEvent(NamedTuple):
-    """One event of the profiler: ns of its own clock; ``size`` bytes of the message of a communication.
+    """One event of the profiler: times in ns of the profiler's clock, ``size`` the bytes of a communication.
 
-    One of a GPU has the number of its ``stream`` there, and was ``launched`` by the host at an instant.
+    An event of a GPU has the number of its ``stream``, and ``launch_time``, at which the host launched it.
     """
 
     name: str
@@ -68,12 +72,12 @@ class TraceEvent(NamedTuple):
     launched: int = 0
 
     def later(self, offset: int) -> "TraceEvent":
-        """Return the event on another clock."""
+        """Return the event on another clock, which is ``offset`` ns ahead."""
         return self._replace(start=self.start + offset, end=self.end + offset, launched=self.launched + offset)
 
 
 class Allocation(NamedTuple):
-    """Bytes taken (given back: below 0) at an address, in ns."""
+    """An allocation of ``size`` bytes at an address, or a free with a negative size; ``time`` in ns."""
 
     time: int
     address: int
@@ -94,7 +98,7 @@ class Row(NamedTuple):
 
 
 class Blocking(NamedTuple):
-    """A collective that a pass waits for, from its launch to the end of the wait."""
+    """A collective that a pass waits for, from its launch to the end of the wait; times in ns, size in bytes."""
 
     kind: TaskKind
     name: str
@@ -104,20 +108,20 @@ class Blocking(NamedTuple):
 
 
 class Intervals:
-    """Intervals of one thread that do not overlap; finds the one that holds an instant."""
+    """Intervals of one thread, which do not overlap; finds the interval at an instant."""
 
     def __init__(self, rows: Iterable[tuple[int, int, int]]) -> None:
         self.rows = sorted(rows)
         self.starts = [start for start, _, _ in self.rows]
 
     def at(self, instant: int) -> int | None:
-        """Return the number of the interval at an instant; ``None`` outside of all."""
+        """Return the number of the interval at an instant; ``None`` outside all of them."""
         index = bisect_right(self.starts, instant) - 1
         return self.rows[index][2] if index >= 0 and instant <= self.rows[index][1] else None
 
 
 def rows(records: Sequence[Record], events: Sequence[TraceEvent]) -> list[Row]:
-    """Return the spans of a rank: passes without the communication they wait for, and that communication."""
+    """Return the spans of a rank: passes, cut where they wait for communication, and the communication."""
     communication = list(_communication(records, events))
     copies = [row_of(record) for record in records if record.kind is TaskKind.HOST_COPY]
     blocking = {
@@ -138,7 +142,7 @@ def rows(records: Sequence[Record], events: Sequence[TraceEvent]) -> list[Row]:
 
 
 def row_of(record: Record) -> Row:
-    """Return what was recorded as a span."""
+    """Return a record as a span."""
     return Row(_host_stream(record.operators) if record.kind is TaskKind.HOST_COPY else StreamKind.COMPUTE, *record)
 
 
@@ -153,7 +157,10 @@ def _host_stream(name: str) -> StreamKind:
 
 
 def without(row: Row, holes: Sequence[Row]) -> list[Row]:
-    """Return what is left of ``row`` outside ``holes``; never nothing, so that an order is complete."""
+    """Return the parts of ``row`` outside ``holes``.
+
+    A row that holes cover entirely is left as a span of length 0, so that every pass stays in the order.
+    """
     result, start = [], row.start
     for hole in holes:
         if hole.end <= start or hole.start >= row.end:
@@ -167,7 +174,7 @@ def without(row: Row, holes: Sequence[Row]) -> list[Row]:
 
 
 def _waits(communication: Sequence[Row], events: Sequence[TraceEvent]) -> list[Row]:
-    """Return of every span of data parallelism the end in which no operator runs: who runs a pass waits for it."""
+    """Return the end of every span of data parallelism in which no operator runs: there the pass waits for it."""
     operators = [event for event in events if event.name.startswith(_OPERATOR)]
     starts = [event.start for event in operators]
     ends = list(accumulate((event.end for event in operators), max, initial=0))
@@ -209,20 +216,20 @@ def blocking_row(each: Blocking, origin: Record | None) -> Row:
 
 
 def sum_of_replicated(each: Blocking) -> Row:
-    """Return a collective outside of passes: of gradients of what every tensor rank holds."""
+    """Return a collective outside of passes as a span: a sum of gradients of replicated parameters."""
     what = f"{each.name} gradients of replicated parameters"
     return Row(StreamKind.DATA, TaskKind.DATA_COMMUNICATION, -1, -1, what, each.start, each.end, each.size)
 
 
 def _shift(event: TraceEvent, region: TraceEvent, origin: Record | None) -> Row:
-    """Return what goes round a ring, from when it was posted."""
+    """Return a message round a ring as a span, from when it was posted."""
     where = (-1, -1) if origin is None else (origin.stage, origin.microbatch)
     what = f"{SHIFT} {event.name.removeprefix(GLOO)}"
     return Row(StreamKind.CONTEXT, COMMUNICATION[moved(region)[0]], *where, what, region.start, event.end, event.size)
 
 
 def transfer_row(event: TraceEvent, action: TraceEvent, match: re.Match[str]) -> Row:
-    """Return a send or receive, of the stage that sends, from when it was posted."""
+    """Return a send or receive as a span of the stage that sends, from when it was posted."""
     stage, way, direction, microbatch = match.groups()
     ahead = (1 if direction == "F" else -1) if way == "RECV" else 0
     what = "send activations" if direction == "F" else "send gradients"
@@ -231,7 +238,7 @@ def transfer_row(event: TraceEvent, action: TraceEvent, match: re.Match[str]) ->
 
 
 class Launch(NamedTuple):
-    """A collective of ``fully_shard`` as it is launched: gathers ``unit`` or reduces its gradients."""
+    """The launch of a collective of ``fully_shard``, which gathers ``unit`` or reduces its gradients."""
 
     gathers: bool
     unit: str
@@ -254,7 +261,7 @@ def _launches(events: Sequence[TraceEvent]) -> list[Launch]:
 
 
 def _taken(launches: list[Launch], event: TraceEvent) -> Launch | None:
-    """Return the first launch, which is taken from the list, of what gloo runs in ``event``."""
+    """Remove and return the first launch that fits an event of gloo; ``None`` where none does."""
     gathers = event.name == "gloo:all_gather"
     for launch in launches:
         same = gathers or (event.name == "gloo:all_reduce" and launch.size == event.size)
@@ -265,7 +272,7 @@ def _taken(launches: list[Launch], event: TraceEvent) -> Launch | None:
 
 
 def data_row(event: TraceEvent, launch: Launch | None, origin: Record | None) -> Row:
-    """Return a collective of data parallelism, named as the simulator names it."""
+    """Return a collective of data parallelism as a span, named as the simulator names it."""
     kind, name = TaskKind.DATA_COMMUNICATION, event.name.removeprefix(GLOO)
     where = (-1, -1) if origin is None else (origin.stage, origin.microbatch)
     if launch is not None:
@@ -280,7 +287,7 @@ def data_row(event: TraceEvent, launch: Launch | None, origin: Record | None) ->
 
 
 def _pass_at(passes: Sequence[Record], passing: Intervals, instant: int) -> Record | None:
-    """Return the pass at ``instant``; ``None`` outside of all."""
+    """Return the pass at ``instant``; ``None`` outside of passes."""
     origin = passing.at(instant)
     return None if origin is None else passes[origin]
 
@@ -292,7 +299,7 @@ def moved(region: TraceEvent) -> tuple[str, str]:
 
 
 def _blocking_collectives(events: Sequence[TraceEvent]) -> list[Blocking]:
-    """Return every functional collective, and those that regions name."""
+    """Return all functional collectives, and those that marked regions name."""
     functional = [event for event in events if event.name.startswith(FUNCTIONAL)]
     waits = [event for event in functional if event.name.endswith("wait_tensor")]
     starts = [event.start for event in waits]
@@ -322,7 +329,10 @@ def _largest(events: Sequence[TraceEvent], region: TraceEvent) -> int:
 
 
 def _outside_blocking_collectives(events: Sequence[TraceEvent]) -> list[TraceEvent]:
-    """Return gloo's events but one for each blocking collective: of those inside it, the one it ends with."""
+    """Return gloo's events that belong to no blocking collective.
+
+    Each blocking collective takes one event inside it: the last that ended, or the next to end where none has.
+    """
     left = [event for event in events if event.name.startswith(GLOO)]
     for _, _, start, end, _ in _blocking_collectives(events):
         inside = [event for event in left if start <= event.start <= end and event.name not in _POINT_TO_POINT]

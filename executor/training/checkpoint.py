@@ -1,16 +1,15 @@
-"""Checkpoints on disk: folders that appear whole, whose every byte is verified before any of it is read.
+"""Checkpoints on disk: folders that appear only when they are complete, and are verified before they are read.
 
 A run keeps them in ``checkpoints/step-00000020`` and so on, 20 being the steps done::
 
-    rank-0.bin        pieces of tensors, one after the other, as this rank held them
-    manifest.json     step, seed, what was trained and how, and of every file its size, SHA-256 and pieces
+    rank-0.bin        pieces of tensors, one after the other, as this rank had them
+    manifest.json     step, seed, what was trained and how, and the size, SHA-256 and pieces of every file
     manifest.sha256   SHA-256 of the manifest, as ``sha256sum -c`` reads it
 
-Files are written into ``step-00000020.partial``, the manifest last, and forced to the disk before the folder is
-renamed: a folder without that ending is whole. Nothing in a checkpoint is code, and nothing is unpickled. What a
-manifest says is checked against the files before it is believed, so one that was made to deceive names no file
-outside its folder and makes nobody allocate more than the model needs. The digests find damage; they do not prove
-who wrote a checkpoint.
+Files are written into ``step-00000020.partial``, the manifest last, and synced to the disk before the folder is
+renamed: a folder without that suffix is complete. Nothing in a checkpoint is code, and nothing is unpickled. A manifest
+is checked against the files before it is trusted, so a forged one cannot name a file outside its folder or make a
+rank allocate more than the model needs. The digests find damage; they do not prove who wrote a checkpoint.
 
 ``torch.distributed.checkpoint`` is not used: its ``.metadata`` file is a pickle, which runs code when it is read (torch
 2.13, ``FileSystemReader.read_metadata``), its files have no digests, and the states of `ZeroRedundancyOptimizer` and
@@ -38,7 +37,7 @@ VERSION = 1
 MANIFEST, SEAL = "manifest.json", "manifest.sha256"
 MAX_MANIFEST_BYTES = 2**24
 ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8}
-"""Bytes of an element of the dtypes that a checkpoint may hold, by torch's names."""
+"""Bytes of an element, by torch's name of the dtype; a checkpoint has no other dtypes."""
 _FOLDER = re.compile(r"step-(\d{8,15})")
 _FILE = re.compile(r"rank-\d{1,7}\.bin")
 _PARTIAL = ".partial"
@@ -46,26 +45,26 @@ _BLOCK = 2**22
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint could not be written; the ones before are as they were."""
+    """A checkpoint could not be written; earlier checkpoints are unchanged."""
 
 
 class DamagedError(ValueError):
-    """A checkpoint is not what was written."""
+    """A checkpoint differs from what was written."""
 
 
 class Box(NamedTuple):
-    """A range of indices of a tensor: from ``offsets``, ``sizes`` many along each dim."""
+    """A box of indices of a tensor: along each dim, ``sizes`` indices from ``offsets`` on."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
 
     @property
     def volume(self) -> int:
-        """Elements in it."""
+        """The number of elements in the box."""
         return prod(self.sizes)
 
     def overlap(self, other: "Box") -> "Box | None":
-        """Return the indices that both have; ``None`` where there are none.
+        """Return the box of indices that both boxes have; ``None`` where they have none in common.
 
         >>> Box((0, 4), (2, 4)).overlap(Box((1, 0), (5, 6)))
         Box(offsets=(1, 4), sizes=(1, 2))
@@ -76,13 +75,15 @@ class Box(NamedTuple):
         return Box(starts, sizes) if min(sizes, default=1) > 0 else None
 
     def within(self, outer: "Box") -> tuple[slice, ...]:
-        """Return where this range lies in a tensor that holds ``outer``."""
+        """Return the slices that select this box from a tensor that has the indices of ``outer_box``."""
         starts = (mine - theirs for mine, theirs in zip(self.offsets, outer.offsets, strict=True))
         return tuple(slice(start, start + size) for start, size in zip(starts, self.sizes, strict=True))
 
 
 def boxes(box: Box, start: int, stop: int) -> Iterator[tuple[int, Box]]:
-    """Yield ranges of indices that make up elements ``start`` to ``stop`` of a range, row by row, and where they begin.
+    """Yield boxes that make up elements ``start`` to ``stop`` of a box in row-major order, with their first elements.
+
+    An optimizer that cuts a flat parameter has such elements: part of a row, whole rows, part of a row.
 
     >>> [(place, part.offsets, part.sizes) for place, part in boxes(Box((0, 4), (3, 5)), 3, 11)]
     [(3, (0, 7), (1, 2)), (5, (1, 4), (1, 5)), (10, (2, 4), (1, 1))]
@@ -105,7 +106,7 @@ def boxes(box: Box, start: int, stop: int) -> Iterator[tuple[int, Box]]:
 
 
 class Stored(NamedTuple):
-    """Where a piece of a tensor lies: in which file, from which byte on."""
+    """A piece of a tensor in a checkpoint: its indices, its file, and its first byte there."""
 
     box: Box
     file: str
@@ -114,18 +115,18 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint whose manifest holds together; `verify` reads the rest.
+    """A checkpoint whose manifest is consistent; `verify` checks its files too.
 
     Parameters
     ----------
     facts
-        What the manifest says besides its tensors: step, seed, model, training, learning rate, data.
+        What the manifest says besides tensors and files: step, seed, model, training, learning rate, data.
     shapes, dtypes
-        Of whole tensors, by name.
+        Those of whole tensors, by name.
     pieces
-        Where their pieces lie.
+        The stored pieces of every tensor, by name.
     files
-        Bytes and SHA-256 of every file.
+        Bytes and SHA-256 of every file, by name.
     """
 
     folder: Path
@@ -139,25 +140,28 @@ class Checkpoint:
 
     @property
     def step(self) -> int:
-        """Steps done."""
+        """The number of steps done."""
         step: int = self.facts["step"]
         return step
 
     @classmethod
     def open(cls, folder: Path) -> "Checkpoint":
-        """Return the checkpoint in a folder; ``DamagedError`` where its manifest is damaged or contradicts itself."""
+        """Return the checkpoint in a folder; ``DamagedError`` where its manifest is damaged or inconsistent."""
         text = _small(folder / MANIFEST, MAX_MANIFEST_BYTES)
         if _small(folder / SEAL, 200) != seal(text):
             raise DamagedError(f"{folder / MANIFEST} has the SHA-256 that {SEAL} states, met another")
         return manifest(folder, text)
 
     def verify(self) -> None:
-        """Return where every file is as it was written, else raise ``DamagedError``."""
+        """Raise ``DamagedError`` unless every file is as it was written."""
         for name in self.files:
             self.mapped(name).close()
 
     def mapped(self, name: str) -> mmap.mmap:
-        """Return a file's bytes, in memory of this process alone, once their SHA-256 has been found right."""
+        """Return the bytes of a file as a private mapping, after comparing their SHA-256.
+
+        The mapping is copy-on-write: a tensor on it never changes the file.
+        """
         size, digest = self.files[name]
         path = self.folder / name
         with _opened(path) as file:
@@ -171,7 +175,7 @@ class Checkpoint:
 
 
 def manifest(folder: Path, text: bytes) -> Checkpoint:
-    """Return the checkpoint in a folder whose manifest is ``text``; ``DamagedError`` where that contradicts itself."""
+    """Return the checkpoint in a folder whose manifest is ``text``; ``DamagedError`` where it is inconsistent."""
     try:
         return _checked(folder, parse_json(text))
     except DamagedError:
@@ -181,7 +185,7 @@ def manifest(folder: Path, text: bytes) -> Checkpoint:
 
 
 def seal(manifest: bytes) -> bytes:
-    """Return what the file beside a manifest says."""
+    """Return the content of the digest file beside a manifest."""
     return f"{sha256(manifest).hexdigest()}  {MANIFEST}\n".encode()
 
 
@@ -194,8 +198,8 @@ def digest_of(data: mmap.mmap) -> str:
 
 
 def _opened(path: Path) -> Any:
-    """Return a file open for reading: one that is itself in its folder, and no pipe or device."""
-    try:
+    """Return a regular file open for reading; ``DamagedError`` for a link, a pipe or a device."""
+    try:  # O_NONBLOCK: opening a pipe would wait for a writer
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         raise DamagedError(f"{path} cannot be read: {error.strerror}") from None
@@ -214,7 +218,7 @@ def _small(path: Path, most: int) -> bytes:
 
 
 def _checked(folder: Path, document: dict[str, Any]) -> Checkpoint:
-    """Return what a manifest says where every statement about files and tensors is possible."""
+    """Return the checkpoint that a manifest describes; ``DamagedError`` where it states what cannot be."""
     if document["version"] != VERSION:
         raise DamagedError(f"{folder / MANIFEST} has version {VERSION}, met {document['version']!r:.40}")
     shapes: dict[str, tuple[int, ...]] = {}
@@ -246,25 +250,25 @@ def _checked(folder: Path, document: dict[str, Any]) -> Checkpoint:
 
 
 def _sizes(values: list[int]) -> tuple[int, ...]:
-    """Return a few whole numbers that are counts, else raise ``DamagedError``."""
+    """Return at most 8 counts as a tuple; ``DamagedError`` where they are no whole numbers from 0 on."""
     if len(values) > 8 or any(type(value) is not int or not 0 <= value < 2**63 for value in values):
         raise DamagedError(f"a manifest counts in whole numbers from 0 on, of 8 dims at most, met {values!r:.80}")
     return tuple(values)
 
 
 def names(place: Path) -> list[Path]:
-    """Return the folders of checkpoints in a folder, newest first, whether or not they are good."""
+    """Return the folders of all checkpoints in a folder, newest first, damaged ones too."""
     found = [path for path in place.glob("step-*") if _FOLDER.fullmatch(path.name)]
     return sorted(found, key=lambda path: int(path.name[5:]), reverse=True)
 
 
 def last_good(place: Path) -> tuple[Checkpoint, tuple[str, ...]]:
-    """Return the newest checkpoint in a folder that is verified, and what is wrong with those after it.
+    """Return the newest good checkpoint in a folder, verified, and what is wrong with newer ones.
 
     Raises
     ------
     ValueError
-        Where there is none.
+        Where no checkpoint is good.
     """
     reasons: list[str] = []
     for path in names(place):
@@ -291,7 +295,7 @@ def folder_name(step: int) -> str:
 
 
 def begin(place: Path, step: int) -> Path:
-    """Return the folder into which the files of a checkpoint go; what a killed run left half written is removed."""
+    """Make and return the folder for the files of a checkpoint; partial ones of a killed run are removed first."""
     place.mkdir(parents=True, exist_ok=True)
     sweep(place)
     partial = place / (folder_name(step) + _PARTIAL)
@@ -300,13 +304,13 @@ def begin(place: Path, step: int) -> Path:
 
 
 def sweep(place: Path) -> None:
-    """Remove what was left half written, or half removed, in a folder of checkpoints; nobody may be writing there."""
+    """Remove half-written and half-removed checkpoints from a folder; no run may be writing there."""
     for left in place.glob(f"step-*{_PARTIAL}"):
         shutil.rmtree(left)
 
 
 def write_file(path: Path, chunks: Iterable[memoryview]) -> tuple[int, str]:
-    """Write a new file to the disk and return its bytes and SHA-256."""
+    """Write a new file, sync it to the disk, and return its size in bytes and its SHA-256."""
     found, size = sha256(), 0
     with path.open("xb") as file:
         for chunk in chunks:
@@ -319,16 +323,16 @@ def write_file(path: Path, chunks: Iterable[memoryview]) -> tuple[int, str]:
 
 
 def commit(partial: Path, document: Mapping[str, Any], keep: int) -> Path:
-    """Write the manifest, give the folder its name, remove all but the newest ``keep`` and return where it is.
+    """Write the manifest, give the folder its final name and return it; remove all but the newest ``keep`` checkpoints.
 
-    Those of later steps go too: a run that resumes takes the newest good one, so they are damaged.
+    Checkpoints of later steps go too. They must be damaged: a resumed run begins at the newest good checkpoint.
     """
     text = json.dumps({"version": VERSION, **document}, separators=(",", ":"), allow_nan=False).encode()
     if len(text) > MAX_MANIFEST_BYTES:
         raise CheckpointError(f"a manifest has at most {MAX_MANIFEST_BYTES} bytes, met {len(text)}: too many tensors")
     for name, content in ((MANIFEST, text), (SEAL, seal(text))):
         write_file(partial / name, [memoryview(content)])
-    _sync(partial)
+    _sync(partial)  # before the rename: after a power failure a complete name must mean complete content
     final = partial.with_name(partial.name.removesuffix(_PARTIAL))
     if final.exists():
         _discard(final)
@@ -342,7 +346,7 @@ def commit(partial: Path, document: Mapping[str, Any], keep: int) -> Path:
 
 
 def _discard(folder: Path) -> None:
-    """Remove a checkpoint so that no part of it is ever taken for the whole."""
+    """Remove a checkpoint under a partial name, so that a half-removed one is never taken for a complete one."""
     condemned = folder.with_name(f"{folder.name}.old{_PARTIAL}")
     folder.rename(condemned)
     shutil.rmtree(condemned)
@@ -362,7 +366,7 @@ def abandon(partial: Path) -> None:
 
 
 def reason(error: OSError) -> str:
-    """Return why something could not be written.
+    """Return the reason of a failed write in words.
 
     >>> reason(OSError(errno.ENOSPC, "No space left on device"))
     'the disk is full'

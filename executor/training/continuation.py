@@ -1,4 +1,4 @@
-"""How a run goes on from a checkpoint: what has to be the same, what is taken from it, and what is refused."""
+"""How a run continues from a checkpoint: what must be the same, what it takes over, and what is refused."""
 
 import json
 from dataclasses import asdict, replace
@@ -14,11 +14,14 @@ from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Training
 
 _TRAINING = ("global_batch", "sequence", "precision", "optimizer", "gradient_precision", "gradient_clipping")
-"""What of a training step decides the numbers that a run computes."""
+"""The fields of a training step that decide the numbers that a run computes."""
 
 
 def facts(job: Job, text: Text) -> dict[str, Any]:
-    """Return what a checkpoint of a job says besides its step and tensors, as JSON reads it back."""
+    """Return what a checkpoint of a job says besides its step and tensors, as JSON-ready data.
+
+    It has gone through JSON once, so that it compares equal with what a manifest reads back: lists, not tuples.
+    """
     document = {
         "model": asdict(job.spec),
         "training": {field: getattr(job.training, field) for field in _TRAINING},
@@ -39,12 +42,12 @@ def prepare_job(
     Parameters
     ----------
     folder
-        That of the run.
+        The folder of the run.
 
     Raises
     ------
     ValueError
-        Where data or checkpoint do not fit, or where the run would write over checkpoints.
+        Where data or checkpoint do not fit, or where the run would overwrite checkpoints.
     """
     if plan.asynchronous and (options.checkpoint_every or options.resume):
         held = "between steps of a schedule without a flush microbatches are under way, which no checkpoint has"
@@ -94,7 +97,7 @@ def continue_job(job: Job, text: Text, options: RunOptions, checkpoint: Checkpoi
 
 
 def _differences(key: str, saved: Any, expected: Any) -> list[str]:
-    """Return what differs; names of models and data do not count."""
+    """Return the differences in words; names of models and data may differ."""
     if not isinstance(saved, dict) or not isinstance(expected, dict):
         return [] if saved == expected else [f"its {key} is {saved!r:.60}, this run's {expected!r:.60}"]
     rows = [(field, saved.get(field), expected.get(field)) for field in {**expected, **saved} if field != "name"]

@@ -1,10 +1,8 @@
-"""What to train on, as bytes: the documentation topics that ship with Python, or text files.
+"""The training data, bytes as tokens: the documentation topics that ship with Python, or text files in UTF-8.
 
-Text files to train on: bytes of UTF-8 as tokens, memory-mapped, in an order that a seed decides.
-
-All files together are one text, cut into windows of a sequence each. An epoch visits every window once, in an order
-of its own. Sample i is window i modulo the windows, of epoch i divided by the windows: a position in the data is one
-number, and neither processes nor batches change what it means.
+Text files are memory-mapped. All files together are one text, cut into windows of one sequence each. An epoch visits
+every window once, in an order that the seed decides. Of ``n`` windows, sample ``i`` is number ``i mod n`` of epoch
+``i // n``: one number is a position in the data, and neither the plan nor the batch changes what it means.
 """
 
 import codecs
@@ -24,16 +22,16 @@ STRIDE = 1_000_003
 
 
 class Text(Protocol):
-    """Samples by number, the same for any plan, and what names them."""
+    """Numbered samples of a text, the same for any plan, and the facts that identify the text."""
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """The name of the text in messages."""
         ...
 
     @property
     def num_bytes(self) -> int:
-        """Bytes in all."""
+        """The size of the text in bytes."""
         ...
 
     @property
@@ -62,7 +60,7 @@ class Topics:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes in all."""
+        """The size of the text in bytes."""
         return len(corpus())
 
     @property
@@ -84,19 +82,21 @@ TOPICS = Topics()
 def batch(
     step: int, global_batch: int, sequence: int, text: Text = TOPICS
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return (tokens, targets), both ``(global_batch, sequence)``, of a step: the same for any plan."""
+    """Return the tokens and targets of a step, both ``(global_batch, sequence)``: the same for any plan."""
     return share(step, global_batch, sequence, 0, (global_batch,), text)
 
 
 def share(
     step: int, global_batch: int, sequence: int, rank: int, sizes: Sequence[int], text: Text = TOPICS
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the contiguous part of `batch` that data-parallel ``rank`` works on.
+    """Return the tokens and targets of one data rank in a step: its contiguous share of the global batch.
 
     Parameters
     ----------
+    rank
+        The data rank.
     sizes
-        Sequences of a microbatch of every rank; all run as many microbatches.
+        Sequences of a microbatch on every data rank; all ranks run equally many microbatches.
     """
     microbatches, left = divmod(global_batch, sum(sizes))
     if left:
@@ -111,14 +111,14 @@ _ROUNDS = 6
 
 
 class TextFiles:
-    """The text in a file, or in all files of a folder and its folders, one after the other in order of their names.
+    """The text in a file, or in all files below a folder, one after the other in the order of their names.
 
     Files and folders whose names begin with a dot are left out.
 
     Raises
     ------
     ValueError
-        Where the place holds no text, or something else than text.
+        Where there is no text, or something else than text.
     """
 
     def __init__(self, place: str | Path, seed: int) -> None:
@@ -131,12 +131,12 @@ class TextFiles:
 
     @property
     def name(self) -> str:
-        """What messages call it: the name of the file or folder."""
+        """The name of the file or folder."""
         return self.place.resolve().name
 
     @property
     def num_bytes(self) -> int:
-        """Bytes in all."""
+        """The size of all files in bytes."""
         return int(self.ends[-1])
 
     @cached_property
@@ -156,7 +156,7 @@ class TextFiles:
         return found.hexdigest()
 
     def check(self, sequence: int) -> None:
-        """Raise ``ValueError`` where the text is no UTF-8 or shorter than one sequence and the byte after it."""
+        """Raise ``ValueError`` where the text is not UTF-8, or shorter than one sequence and the byte after it."""
         if self.num_bytes <= sequence:
             held = f"data has at least the {sequence + 1} bytes of a sequence({sequence}) and its last target"
             raise ValueError(f"{self.place}: {held}, met {self.num_bytes}")
@@ -184,16 +184,16 @@ class TextFiles:
 
 
 def text_of(data: str | None, seed: int) -> Text:
-    """Return the text at a place; ``None`` is what ships with Python, whose order no seed changes."""
+    """Return the text in a file or folder, or with ``None`` Python's topics, whose order no seed changes."""
     return TOPICS if data is None else TextFiles(data, seed)
 
 
 def permuted(index: int, count: int, key: str) -> int:
-    """Return where a permutation of ``range(count)`` that ``key`` decides puts ``index``; nothing is stored.
+    """Return the image of ``index`` under a permutation of ``range(count)`` that ``key`` decides; nothing is stored.
 
-    A Feistel network permutes the numbers of the next even count of bits (Luby and Rackoff 1988, "How to construct
-    pseudorandom permutations from pseudorandom functions"), and is applied until the result is below ``count``
-    (Black and Rogaway 2002, "Ciphers with arbitrary finite domains", section 3, cycle walking).
+    A Feistel network permutes the numbers of the next even number of bits (Luby and Rackoff 1988, "How to construct
+    pseudorandom permutations from pseudorandom functions"). It is applied until the result is below ``count`` (Black
+    and Rogaway 2002, "Ciphers with arbitrary finite domains", section 3, cycle walking).
 
     >>> sorted(permuted(index, 10, "0 0") for index in range(10)) == list(range(10))
     True
@@ -230,7 +230,7 @@ def _size(path: Path) -> int:
 
 
 def _blocks(path: str) -> Iterator[bytes]:
-    """Yield all of a file in blocks, the last of which is empty."""
+    """Yield the bytes of a file in blocks; the last block is empty."""
     try:
         with open(path, "rb") as file:
             block = b"-"

@@ -1,4 +1,4 @@
-"""What one rank does with a job: timed steps, then its tensors, then steps under the profiler."""
+"""Runs a job on one rank: timed steps, then a dump of its tensors, then steps under the profiler."""
 
 import json
 import warnings
@@ -30,7 +30,7 @@ from meshwise.strategies.plan.mesh import TENSOR
 
 
 def measure(job: Job, folder: Path, heartbeat: Heartbeat, rank: int, accelerator: Accelerator) -> None:
-    """Train as ``job`` says and leave this rank's results in ``folder``."""
+    """Train as ``job`` says and write this rank's results into ``folder``."""
     warnings.filterwarnings("ignore", category=UserWarning)
     heartbeat.step = -1
     heartbeat.beat("build")
@@ -48,9 +48,9 @@ def measure(job: Job, folder: Path, heartbeat: Heartbeat, rank: int, accelerator
 
 
 def timed_steps(trainer: Trainer, folder: Path, rank: int) -> Held | None:
-    """Run the steps of the job, write a line of metrics after each, and return what the device's allocator held.
+    """Run the steps of the job, write a line of metrics after each, and return the device memory that they took.
 
-    The first step, which makes optimizer states, does not count for the most that was held, but where it is alone.
+    The first step, which makes the optimizer states, does not count in the peak, unless it is the only one.
     """
     job, heartbeat, accelerator = trainer.job, trainer.recorder.heartbeat, trainer.accelerator
     accelerator.reset_peak()
@@ -71,20 +71,20 @@ def timed_steps(trainer: Trainer, folder: Path, rank: int) -> Held | None:
 
 
 def timed(accelerator: Accelerator, step: Callable[[], float | None]) -> tuple[float | None, float]:
-    """Return what a step returns, and its seconds until the device is done."""
+    """Return the loss of a step, and its seconds until the device has finished."""
     losses: list[float | None] = []
     seconds = accelerator.timer.once(lambda: losses.append(step()))
     return losses[0], seconds
 
 
 def described(held: Held | None) -> dict[str, Any]:
-    """Return what an allocator held as a result says it."""
+    """Return the entry of a rank's result file for its device memory."""
     return {"held": None if held is None else held._asdict()}
 
 
 def profiled_step(trainer: Trainer) -> dict[str, Any]:
-    """Return spans and memory of a step that is not among the timed ones, and the bytes on the host."""
-    once = trainer.job.plan.asynchronous  # then gradients are there between steps
+    """Return spans and memory of a profiled step, which is not among the timed ones, and the peak bytes on the host."""
+    once = trainer.job.plan.asynchronous  # then gradients live on between steps, and nothing is dropped before one
     before: Callable[[], object] = (lambda: None) if once else trainer.zero_gradients
     before()
     steps = count(trainer.job.steps)
@@ -96,9 +96,10 @@ def profiled_step(trainer: Trainer) -> dict[str, Any]:
 
 
 def resident(trainer: Trainer) -> dict[str, int]:
-    """Return bytes of this rank that live from step to step, by category; DDP keeps gradients in its buckets.
+    """Return the bytes of this rank that live from step to step, by category.
 
-    What the device's allocator has given out besides, to libraries as cuBLAS, are buffers.
+    Gradients are among them where DistributedDataParallel keeps them in buckets. Other bytes of the device's allocator,
+    as those that cuBLAS took, count as buffers.
     """
     networks = trainer.networks
     buckets = [module for module in trainer.modules.values() if isinstance(module, DistributedDataParallel)]
@@ -119,13 +120,13 @@ def resident(trainer: Trainer) -> dict[str, int]:
 
 
 def nbytes(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of the storages of ``tensors``, one that several share once."""
+    """Return the bytes of the storages of ``tensors``; a storage that several tensors share counts once."""
     storages = {storage.data_ptr(): storage.nbytes() for storage in (local(t).untyped_storage() for t in tensors)}
     return sum(storages.values())
 
 
 def _dump(trainer: Trainer, path: Path) -> None:
-    """Write whole gradients and parameters by name, once a tensor group."""
+    """Write whole gradients and parameters by name, on the first rank of each tensor group."""
     arrays: dict[str, Any] = {}
     if isinstance(trainer.optimizer, ShardedOptimizer):
         trainer.optimizer.gather_gradients()

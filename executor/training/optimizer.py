@@ -1,14 +1,13 @@
-"""The optimizer of a rank: plain, with its states shared over the data axis (ZeRO 1), or on a server.
+"""The optimizer of a rank: plain, with its states sharded over the data axis (ZeRO 1), or on a parameter server.
 
-Gradient clipping: all gradients are scaled so that the norm of them together is at most `MAX_NORM`.
-
-torch's ``clip_grad_norm_`` takes tensors of one mesh only ("All operands in aten.stack.default must have the same
-mesh"), and knows nothing of other pipeline stages. Here squares are summed over the axes along which a gradient is
-cut, and then over pipeline ranks.
+Gradient clipping scales all gradients so that their global norm is at most `MAX_NORM` [1]_. torch's ``clip_grad_norm_``
+takes tensors of one mesh only ("All operands in aten.stack.default must have the same mesh"), and knows nothing of
+other pipeline stages. Here the squares are summed over the axes along which a gradient is cut, and then over pipeline
+ranks.
 
 References
 ----------
-Pascanu, Mikolov, Bengio, "On the difficulty of training recurrent neural networks", ICML 2013, section 3.2.
+.. [1] Pascanu, Mikolov, Bengio, "On the difficulty of training recurrent neural networks", ICML 2013, section 3.2.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -32,22 +31,22 @@ OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "sgd": (torch.optim.SGD, {"lr": PEAKS["sgd"], "momentum": 0.9}),
 }
 PLAIN = CORE.optimizer_options
-"""One parameter and operation after the other."""
+"""Options of an optimizer that updates one parameter and runs one operation after the other."""
 
 
 def kind_of(name: str, how: Mapping[str, Any] = PLAIN) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-    """Return the class of an optimizer and what it is made with; ``how`` says which of torch's implementations."""
+    """Return the class of an optimizer and its options, among them those that choose torch's ``implementation``."""
     kind, options = OPTIMIZERS[name]
     return kind, {**options, **how}
 
 
 SERVER = "parameter_server"
-"""What a plan says where the first data rank updates all parameters: centralised data parallelism (Li et al. 2014,
-"Scaling distributed machine learning with the parameter server", OSDI)."""
+"""The gradient reduction of a plan whose first data rank updates all parameters: centralised data parallelism
+(Li et al. 2014, "Scaling distributed machine learning with the parameter server", OSDI)."""
 
 
 class ServerOptimizer:
-    """Steps all parameters on the first rank of ``group``, from which the others receive them."""
+    """Updates all parameters on the first rank of ``group``, which broadcasts them to the others."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], optim: Any, group: dist.ProcessGroup) -> None:
         self.parameters, self.group = parameters, group
@@ -55,12 +54,12 @@ class ServerOptimizer:
 
     @property
     def state(self) -> dict[Any, dict[str, Any]]:
-        """Optimizer state of all parameters, on the first rank."""
+        """Optimizer states of all parameters on the first rank; empty on the others."""
         return self.optim.state if self.optim is not None else {}
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Options of all parameters, on the first rank."""
+        """Options of all parameters on the first rank; empty on the others."""
         return self.optim.param_groups if self.optim is not None else []
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -80,20 +79,20 @@ class ServerOptimizer:
 
 
 class Several:
-    """Optimizers of different parameters as one."""
+    """Several optimizers of different parameters, used as one."""
 
     def __init__(self, optimizers: Sequence[Any]) -> None:
         self.optimizers = optimizers
 
     @property
     def state(self) -> dict[Any, dict[str, Any]]:
-        """Optimizer state of all parameters that this rank owns."""
+        """Optimizer states of all parameters that this rank updates."""
         parts = (states(each) for each in self.optimizers)
         return {parameter: values for part in parts for parameter, values in part.items()}
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of parameters of all, with their learning rates."""
+        """The parameter groups of all optimizers, with their learning rates."""
         return [group for each in self.optimizers for group in each.param_groups]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -115,10 +114,14 @@ def build(
     states: States | None = None,
     how: Mapping[str, Any] = PLAIN,
 ) -> Any:
-    """Return the optimizer ``name`` for one rank's parameters, which ``group`` has too.
+    """Return the optimizer ``name`` of one rank's parameters, of which every rank of ``group`` has a replica.
 
-    ``states`` says where its states are, if not with the parameters, and as precise as these; ``how`` which of torch's
-    implementations it is.
+    Parameters
+    ----------
+    placement
+        Where its states are; ``None`` where they are beside the parameters and of the same precision.
+    implementation
+        Options that choose one of torch's implementations.
     """
     make, options = kind_of(name, how)
     serves = plan.gradient_reduction == SERVER and group.size() > 1
@@ -132,12 +135,12 @@ def build(
 
 
 def sharded(name: str, units: Sequence[Unit], states: States, how: Mapping[str, Any] = PLAIN) -> ShardedOptimizer:
-    """Return the optimizer ``name`` whose states ranks share (ZeRO 1)."""
+    """Return the optimizer ``name`` whose states are sharded over ranks (ZeRO 1)."""
     return ShardedOptimizer(units, Kind(*kind_of(name, how)), states)
 
 
 def inner(optimizer: Any) -> Iterator[Any]:
-    """Yield the optimizers that step this rank's own part of the parameters, of those that share or combine."""
+    """Yield the optimizers that hold this rank's states: those inside combined, server and sharded optimizers."""
     for each in optimizer.optimizers if isinstance(optimizer, Several) else (optimizer,):
         if isinstance(each, ServerOptimizer | ShardedOptimizer):
             if each.optim is not None:
@@ -147,24 +150,24 @@ def inner(optimizer: Any) -> Iterator[Any]:
 
 
 def states(optimizer: Any) -> Any:
-    """Return the state tensors by name of every parameter whose states this rank keeps."""
+    """Return the state tensors by name, of every parameter whose states this rank has."""
     return optimizer.state
 
 
 def set_learning_rate(optimizer: Any, rate: float) -> None:
-    """Make the next steps of an optimizer have a learning rate."""
+    """Set the learning rate of the next steps of an optimizer."""
     for group in optimizer.param_groups:
         group["lr"] = rate
 
 
 MAX_NORM = 1.0
-"""The norm that the field clips to (Brown et al. 2020, "Language models are few-shot learners", appendix B)."""
+"""The usual norm to clip to (Brown et al. 2020, "Language models are few-shot learners", appendix B)."""
 _EPSILON = 1e-6
 """What ``torch.nn.utils.clip_grad_norm_`` adds to the norm."""
 
 
 class Part(NamedTuple):
-    """What a rank has of the gradient of a parameter, and the axes along which others have other parts of it."""
+    """The part of a parameter's gradient that a rank has, and the axes along which other ranks have other parts."""
 
     parameter: nn.Parameter
     values: Tensor
@@ -172,7 +175,7 @@ class Part(NamedTuple):
 
 
 def whole_parts(parameters: Iterable[nn.Parameter]) -> Iterator[Part]:
-    """Yield the gradients of some parameters, of those that have one."""
+    """Yield this rank's part of every gradient; parameters without a gradient are left out."""
     for parameter in parameters:
         if parameter.grad is not None:
             yield Part(parameter, local(parameter.grad), cut_axes(parameter.grad))
@@ -181,20 +184,20 @@ def whole_parts(parameters: Iterable[nn.Parameter]) -> Iterator[Part]:
 def clip(
     parts: Sequence[Part], mesh: DeviceMesh, sums: tuple[str, ...], over: str, copies: Collection[nn.Parameter] = ()
 ) -> float:
-    """Scale gradients in place and return their norm before.
+    """Scale gradients in place and return their global norm as it was before.
 
     Parameters
     ----------
     parts
-        Of gradients that are cut along the same axes on all ranks, in the same order.
+        This rank's parts of gradients. On all ranks they are cut along the same axes, in the same order.
     mesh
         All ranks.
-    sums
+    sum_axes
         The axes along which gradients may be cut.
-    over
-        The axis whose ranks hold different parameters.
+    stage_axis
+        The axis whose ranks have different parameters: that of the pipeline.
     copies
-        Parameters that are kept a second time and count there.
+        Parameters of which another rank has a second copy: only that copy counts in the norm.
     """
     uncounted = {id(copy) for copy in copies}
     counted = (part for part in parts if id(part.parameter) not in uncounted)
@@ -202,7 +205,7 @@ def clip(
     with torch.no_grad():
         for axis in sums:
             cut = [key for key in squares if axis in key]
-            if cut:
+            if cut:  # one all-reduce an axis for all sums: every rank has the same keys, so the order agrees
                 together = torch.stack([squares[key] for key in cut])
                 dist.all_reduce(together, group=mesh[axis].get_group())
                 squares |= dict(zip(cut, together, strict=True))
@@ -215,7 +218,7 @@ def clip(
 
 
 def scale(norm: float) -> float:
-    """Return what gradients of a norm are multiplied by.
+    """Return the factor that clips gradients of a norm.
 
     >>> scale(0.5), round(scale(4.0), 6)
     (1.0, 0.25)
@@ -224,7 +227,7 @@ def scale(norm: float) -> float:
 
 
 def _squares(parts: Iterable[Part], device: torch.device) -> dict[tuple[str, ...], Tensor]:
-    """Return the sum of squares on this rank of the gradients that are cut along the same axes."""
+    """Return the sum of squares of this rank's parts of gradients, by the axes along which these are cut."""
     found: dict[tuple[str, ...], Tensor] = {}
     for part in parts:
         square = part.values.double().square().sum().to(device)

@@ -1,7 +1,7 @@
-"""Saves what a rank holds of a training run as pieces of whole tensors, and fills it again from pieces of any plan.
+"""Saves a rank's part of a training run as pieces of whole tensors, and loads it from the pieces of any plan.
 
-A piece is named by its tensor and by the range of indices that the rank has of it, so nothing in a checkpoint depends
-on the plan under which it was made. What several ranks hold alike one of them writes.
+A piece is identified by its tensor and its box of indices, so nothing in a checkpoint depends on the plan that made it.
+Of ranks that have the same piece, one writes it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -39,9 +39,10 @@ Key = tuple[str, Box]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What this rank holds of a tensor: the range ``box`` of its indices, as ``values``.
+    """The part of a tensor that this rank has: ``values`` at the indices ``box``.
 
-    ``saved`` says whether a checkpoint has it from here: weights that are a rounded copy, or another one, are not.
+    ``is_saved`` says whether a checkpoint is written from it: not from rounded weights, nor from a second copy of
+    weights. These are only loaded.
     """
 
     name: str
@@ -52,15 +53,15 @@ class Piece:
 
     @property
     def dtype(self) -> str:
-        """The dtype by torch's name."""
+        """The name of the dtype, as torch spells it."""
         return str(self.values.dtype).removeprefix("torch.")
 
 
 def pieces(trainer: Trainer) -> Iterator[Piece]:
-    """Yield what this rank holds of parameters and of the states of its optimizer.
+    """Yield this rank's pieces of parameters and of optimizer states.
 
-    Parameters are in the precision in which they are updated, so plans that keep main weights apart from those in 16
-    bits, and plans whose shards are the main weights, go on from each other.
+    Parameters are saved in the precision of their update. So a plan with main weights beside weights of 16 bits, and a
+    plan whose shards are the main weights, continue from each other's checkpoints.
     """
     names: dict[nn.Parameter, str] = {}
     for network in trainer.networks.values():
@@ -79,7 +80,7 @@ def pieces(trainer: Trainer) -> Iterator[Piece]:
 
 
 def _split(optimizer: SplitOptimizer, names: Mapping[nn.Parameter, str]) -> Iterator[Piece]:
-    """Yield the weights and states of an optimizer that cuts parameters without regard to their shapes."""
+    """Yield the weights and states of an optimizer that cuts flat parameters, without regard to their shapes."""
     for piece, main, kept in optimizer.held():
         parameter, name = piece.parameter, names[piece.parameter]
         rounded = parameter.dtype.itemsize <= 2
@@ -99,7 +100,7 @@ def _piece(name: str, tensor: Tensor, *, saved: bool = True) -> Iterator[Piece]:
 
 
 def box_of(tensor: Tensor) -> Box:
-    """Return the indices of a tensor that this rank has."""
+    """Return the box of indices that this rank has of a tensor."""
     if isinstance(tensor, DTensor):
         (chunk,) = chunks(tensor)
         return Box(tuple(chunk.offsets), tuple(chunk.sizes))
@@ -112,12 +113,12 @@ def save(trainer: Trainer, step: int, place: Path) -> None:
     Parameters
     ----------
     place
-        A folder that all hosts of the run share.
+        The folder of checkpoints, which all hosts of the run share.
 
     Raises
     ------
     CheckpointError
-        On every rank, where one could not write. The checkpoints before are as they were.
+        On every rank, where one of them could not write. Earlier checkpoints are unchanged.
     """
     rank = dist.get_rank()
     held = list(
@@ -130,14 +131,17 @@ def save(trainer: Trainer, step: int, place: Path) -> None:
     found = {
         "step": step,
         "tensors": {name: described for each in written if each for name, described in each["tensors"].items()},
-        "files": {f"rank-{each}.bin": file["file"] for each, file in enumerate(written) if file},
+        "files": {f"rank-{writer}.bin": file["file"] for writer, file in enumerate(written) if file},
     }
     job = trainer.job
     _agreed(lambda: commit(partial, facts(job, trainer.text) | found, job.keep) if rank == 0 else None, partial)
 
 
 def _agreed(write: Callable[[], Any], partial: Path) -> list[Any]:
-    """Return what ``write()`` returned on every rank; where it failed on one, leave nothing and raise on all."""
+    """Return what ``write()`` returned, of every rank; where it failed on one, remove the folder and raise on all.
+
+    Every rank takes part in the gather, also one that failed, so none waits for another.
+    """
     try:
         outcome, failed = write(), None
     except (OSError, CheckpointError) as error:
@@ -153,7 +157,7 @@ def _agreed(write: Callable[[], Any], partial: Path) -> list[Any]:
 
 
 def _share(keys: list[Key], sizes: list[int]) -> dict[Key, int]:
-    """Return which rank writes every piece: of those that hold it, the one that has least to write so far."""
+    """Return the rank that writes each piece: of the ranks that have it, the one with the least to write so far."""
     held: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(held, list(zip(keys, sizes, strict=True)))
     holders: dict[Key, list[int]] = {}
@@ -171,7 +175,7 @@ def _share(keys: list[Key], sizes: list[int]) -> dict[Key, int]:
 
 
 def _write(path: Path, mine: list[Piece]) -> dict[str, Any]:
-    """Write pieces into a file and return what the manifest says of it."""
+    """Write pieces into a file and return its entry for the manifest."""
     rows, start = [], 0
     for piece in mine:
         rows.append([piece.name, piece.box.offsets, piece.box.sizes, start])
@@ -189,15 +193,15 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 
 def load(trainer: Trainer, folder: Path) -> None:
-    """Fill ``trainer`` from a checkpoint of any plan of the same model; it has done no steps yet.
+    """Fill ``trainer``, which has done no steps yet, from a checkpoint of any plan of the same model.
 
-    A step is done first and overwritten: it makes the optimizer's states, and it makes DistributedDataParallel sort
-    its buckets as they were in the run that is continued, so that sums of gradients have the same order.
+    The trainer first runs one step, whose results are overwritten. It makes the optimizer states, and it makes
+    DistributedDataParallel sort its buckets as in the run that is continued, so gradients are summed in the same order.
 
     Raises
     ------
     DamagedError
-        Where the checkpoint is not what was written, or not of this model.
+        Where the checkpoint is damaged, or is of another model.
     """
     checkpoint = Checkpoint.open(folder)
     trainer.step(checkpoint.step)
@@ -220,6 +224,6 @@ def load(trainer: Trainer, folder: Path) -> None:
 
 def _stored(file: Tensor, stored: Stored, dtype: torch.dtype) -> Tensor:
     raw = file[stored.start : stored.start + stored.box.volume * dtype.itemsize]
-    if stored.start % dtype.itemsize:
+    if stored.start % dtype.itemsize:  # a view as another dtype needs an aligned start
         raw = raw.clone()
     return raw.view(dtype).view(stored.box.sizes)

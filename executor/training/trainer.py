@@ -1,4 +1,4 @@
-"""One rank's share of a plan, built on torch.distributed and stepped."""
+"""Builds one rank's part of a plan on torch.distributed, and runs its training steps."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -59,18 +59,21 @@ _TURN = ActionKind.FORWARD, ActionKind.BACKWARD
 
 
 class MeasuredStage(QuietStage):
-    """A pipeline stage whose passes are recorded."""
+    """A pipeline stage that records its passes.
+
+    ``turn_microbatches`` are the microbatches whose backward follows their forward at once.
+    """
 
     recorder: Recorder
     turning: frozenset[int]
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        """Run and record one forward pass; ``turning`` are the microbatches after which a backward follows."""
+        """Run and record one forward pass."""
         if isinstance(self.submod, fully_sharded.Whole):
             self.submod.prepare_forward(turns=fwd_chunk_id in self.turning)
         with self.recorder.span(TaskKind.FORWARD, self.stage_index, fwd_chunk_id):
             output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
-        if self.is_last:  # backward starts from the loss: logits kept until then are memory that nothing reads
+        if self.is_last:  # backward starts from the loss and never reads the logits: free their memory now
             self.fwd_cache[fwd_chunk_id] = ((), self.fwd_cache[fwd_chunk_id][1])
         return output
 
@@ -82,12 +85,13 @@ class MeasuredStage(QuietStage):
             result = super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
             if kwargs.get("full_backward", True):
                 reduce_shards(self.submod, last=kwargs["last_backward"])
-        for value in self.backward_state.get(bwd_chunk_id, ((),))[0]:  # a buffer, which would keep it to the end
+        # the stage's input is a receive buffer, which would keep its gradient to the end of the step
+        for value in self.backward_state.get(bwd_chunk_id, ((),))[0]:
             value.grad = None
         return result
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
-        """Run and record the gradients of weights of one backward pass."""
+        """Run and record the weight gradients of one backward pass."""
         with self.recorder.span(TaskKind.WEIGHT_GRADIENT, self.stage_index, bwd_chunk_id):
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
             reduce_shards(self.submod, last=last_backward)
@@ -101,7 +105,7 @@ class Trainer:
         self.job, self.recorder, self.accelerator = job, recorder, accelerator
         self.text = text_of(job.data, job.seed)
         self.mesh = _device_mesh(plan, accelerator.device.type)
-        if plan.pipeline > 1:  # NCCL's first message in a group is to be one of all its ranks
+        if plan.pipeline > 1:  # NCCL needs a first message among all ranks of a group before any between two
             dist.all_reduce(torch.zeros((), device=accelerator.device), group=self.mesh[PIPELINE].get_group())
         self.host = HostMemory(recorder, accelerator)
         self.position = self.mesh[PIPELINE].get_local_rank()
@@ -124,7 +128,7 @@ class Trainer:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """Every parameter that this rank steps."""
+        """Every parameter of this rank, each once."""
         return list(dict.fromkeys(p for network in self.networks.values() for p in network.parameters()))
 
     def _optimizer(self) -> Any:
@@ -148,7 +152,7 @@ class Trainer:
             splits = job.plan.splits_backward
             network = Network(job.spec, job.training.sequence, blocks, *how, splits_backward=splits)
         dtype = DTYPES[job.training.precision]
-        network.to(main_type(dtype) if self._fully_sharded(stage) else dtype)  # shards are the main weights
+        network.to(main_type(dtype) if self._fully_sharded(stage) else dtype)  # `fully_shard`'s shards are main weights
         self._initialize(network)
         network.keeping = partial(self._keeping, network)
         if job.plan.tensor > 1:
@@ -167,12 +171,12 @@ class Trainer:
         initialize(network, self.job.seed)
 
     def _fully_sharded(self, stage: int) -> bool:
-        """Return whether torch's ``fully_shard`` keeps the parameters of a stage."""
+        """Return whether ``fully_shard`` has the parameters of a stage: with ZeRO 2 and 3, or blocks on the host."""
         plan = self.job.plan
         return (plan.zero >= 2 and plan.shards > 1) or blocks_on_host(plan, stage) > 0
 
     def _keeping(self, network: Network, number: int, layer: nn.Module) -> AbstractContextManager[None]:
-        """Return the context under which a layer runs forward: its activations may go to the host."""
+        """Return the context under which a layer runs forward, which may move its activations to the host."""
         away = layers_away(self.job.plan, self.position, len(network.layers))
         if number >= away:
             return nullcontext()
@@ -181,18 +185,18 @@ class Trainer:
 
     @property
     def _shares_states(self) -> bool:
-        """Whether ranks share the optimizer's states alone: ZeRO 1."""
+        """Whether ranks shard only the optimizer states: ZeRO 1."""
         return self.job.plan.zero == 1 and self.job.plan.shards > 1
 
     @property
     def _reduction(self) -> Callable[[Unit], Finish]:
-        """What becomes of the gradients of a unit."""
+        """The function that begins to reduce the gradients of a unit."""
         if self.job.plan.gradient_reduction == optimizer.SERVER:
             return average_on_server
         return average_own if self._shares_states else average
 
     def _states(self) -> States | None:
-        """Return where optimizer states are; None where they are with the parameters, and as precise as these."""
+        """Return where optimizer states are; ``None`` where they are beside the parameters, of the same precision."""
         offload = self.job.plan.offload
         on_host = offload.at("optimizer", self.position)
         if not on_host and DTYPES[self.job.training.precision].itemsize > 2:
@@ -218,9 +222,10 @@ class Trainer:
 
     @property
     def _in_buckets(self) -> bool:
-        """Whether torch can average gradients as backward makes them: of plain parameters that are used once.
+        """Whether DistributedDataParallel averages gradients as backward makes them.
 
-        It reduces them in the precision of parameters, which is too little of 16 bits.
+        It takes plain tensors that one stage uses, and reduces them in the precision of the parameters, which is not
+        enough for 16 bits.
         """
         plan = self.job.plan
         whole = DTYPES[self.job.training.precision].itemsize > 2
@@ -242,8 +247,8 @@ class Trainer:
             index,
             len(plan.stages),
             self.accelerator.device,
-            # shapes are stated because torch's own inference of them runs a backward pass that
-            # DistributedDataParallel counts: "rebuilt parameter indices size is not same"
+            # shapes are stated: torch's own inference of them runs a backward pass, which DistributedDataParallel
+            # counts as the first ("rebuilt parameter indices size is not same")
             input_args=tokens if index == 0 else between,
             output_args=logits if index == len(plan.stages) - 1 else between,
             group=self.mesh[PIPELINE].get_group(),
@@ -256,7 +261,8 @@ class Trainer:
 
     def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         with self.recorder.loss_span():
-            share = self.microbatch * len(self.sizes) / sum(self.sizes)  # of a mean over ranks
+            # gradients become means over data ranks, so a rank's loss is weighted by its share of the sequences
+            share = self.microbatch * len(self.sizes) / sum(self.sizes)
             return cross_entropy(logits.to(main_type(logits.dtype)), targets) * (share / self.job.plan.num_microbatches)
 
     def _reduce_gradients(self, stage: int) -> None:
@@ -269,7 +275,7 @@ class Trainer:
                 self.reducer.done(unit)
 
     def _units(self, stage: int) -> list[Unit]:
-        """Return the parameters of a stage whose gradients leave when its last backward has ended."""
+        """Return the units of a stage whose gradients are reduced when its last backward has ended."""
         late = {id(parameter) for unit in self._late_units for parameter in unit.parameters}
         dense, experts = apart([each for each in self.modules[stage].parameters() if id(each) not in late])
         units = Unit(tuple(dense), self.sharing), Unit(tuple(experts), self.expert_sharing)
@@ -277,9 +283,9 @@ class Trainer:
 
     @property
     def _late_units(self) -> list[Unit]:
-        """The token table where two stages use it, so that its gradient is whole when both have ended.
+        """The token table where two stages use it: its gradient is complete only when both have ended backward.
 
-        Both ends of it are cut alike where ranks share its states.
+        Where ranks shard its states, both ends are one unit, and so cut alike.
         """
         if self.table is None or not self.table.apart:
             return []
@@ -288,7 +294,7 @@ class Trainer:
         return [Unit(late, self.sharing)] if late else []
 
     def _own_tokens(self) -> Any:
-        """Return which tokens of a sequence this rank has, as an array indexes them."""
+        """Return the index of this rank's tokens in the positions of a sequence."""
         context, sequence = self.job.plan.context, self.job.training.sequence
         if context == 1:
             return slice(None)
@@ -296,11 +302,11 @@ class Trainer:
 
     @property
     def _shared_table(self) -> nn.Parameter | None:
-        """The token table where two stages of this rank have it as one parameter."""
+        """The token table where two stages of this rank share it as one parameter."""
         return self.table.shared if self.table is not None else None
 
     def _sum_gradients(self) -> None:
-        """Make every gradient the whole one; those of stages were launched as their passes ended."""
+        """Finish all reductions of gradients; those of stages began as their last backward ended."""
         for unit in self._late_units:
             self.reducer.done(unit)
         self.reducer.finish()
@@ -309,19 +315,19 @@ class Trainer:
 
     @property
     def in_buckets(self) -> bool:
-        """Whether DistributedDataParallel sums gradients, in buckets that it keeps."""
+        """Whether DistributedDataParallel keeps gradients in its buckets."""
         return any(isinstance(module, DistributedDataParallel) for module in self.modules.values())
 
     def zero_gradients(self) -> None:
-        """Drop all gradients; parts of buckets stay there as zeros, else microbatches would have others besides."""
+        """Drop all gradients; views of buckets become zeros, or backward would make new tensors beside the buckets."""
         self.optimizer.zero_grad(set_to_none=not self.in_buckets)
 
     def step(self, index: int) -> float | None:
-        """Run training step ``index`` and return the loss over this rank's samples; None off the last stage."""
+        """Run training step ``index`` and return the loss over this rank's samples; ``None`` off the last stage."""
         training = self.job.training
         arrays = data.share(index, training.global_batch, training.sequence, self.data_rank, self.sizes, self.text)
         own, device = self._own_tokens(), self.accelerator.device
-        # copied, so without gaps: torch's pipeline compares strides with those of the stage's example input
+        # a contiguous copy: torch's pipeline compares strides with those of the stage's example input
         tokens, targets = (torch.from_numpy(array[:, own].copy()).to(device) for array in arrays)
         self.zero_gradients()
         losses: list[Tensor] = []
@@ -342,7 +348,7 @@ class Trainer:
         return sum(float(local(loss.detach())) for loss in losses) if self.is_last else None
 
     def _clip(self) -> None:
-        """Scale all gradients by the norm of them together."""
+        """Clip all gradients by their global norm."""
         parts = list(whole_parts(self.parameters))
         if isinstance(self.optimizer, ShardedOptimizer):
             cuts = {id(part.parameter): part.axes for part in parts}

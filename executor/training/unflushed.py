@@ -1,14 +1,15 @@
-"""Steps in a row without a flush: PipeDream with weight stashing, and PipeDream-2BW.
+"""Pipeline steps without a flush between them: PipeDream with weight stashing, and PipeDream-2BW.
 
-A microbatch's backward sees the weights of its forward. PipeDream runs forward on the newest weights of a stage, and
-updates them after every backward; older ones stay as long as microbatches are under way on them. 2BW runs the
-microbatches of step ``t`` on the weights that step ``t - 2`` left, sums their gradients and updates the newest ones, so
-that two versions suffice. torch's pipeline schedules end every step on all ranks, so the passes are run here.
+The backward pass of a microbatch uses the weights of its forward pass. PipeDream [1]_ runs forward on the newest
+weights of a stage, and updates them after every backward; older versions stay as long as microbatches are in flight on
+them. 2BW [2]_ runs the microbatches of step ``t`` on the weights that step ``t - 2`` left, sums their gradients and
+updates the newest weights, so two versions suffice. torch's pipeline schedules end every step on all ranks, so this
+module runs the passes itself.
 
 References
 ----------
-Narayanan et al., "PipeDream", SOSP 2019, section 3.3 (weight stashing, without vertical sync).
-Narayanan et al., "Memory-efficient pipeline-parallel DNN training", ICML 2021, section 3.1 (2BW).
+.. [1] Narayanan et al., "PipeDream", SOSP 2019, section 3.3 (weight stashing, without vertical sync).
+.. [2] Narayanan et al., "Memory-efficient pipeline-parallel DNN training", ICML 2021, section 3.1 (2BW).
 """
 
 from collections.abc import Sequence
@@ -35,11 +36,11 @@ from meshwise.strategies.plan.mesh import PIPELINE
 from meshwise.strategies.schedules.schedule import KINDS, ActionKind
 
 Version = list[nn.Parameter]
-"""The weights of a stage, in the order of its modules; a tied one several times."""
+"""The weights of a stage, in the order of its modules; a tied weight occurs once for each module that has it."""
 
 
 class Microbatch(NamedTuple):
-    """A microbatch on its way back: what entered a stage, what left it, and the weights it saw."""
+    """A microbatch between forward and backward: the input of the stage, its result, and the weights of the forward."""
 
     source: Tensor
     result: Tensor
@@ -47,7 +48,7 @@ class Microbatch(NamedTuple):
 
 
 def new_version(version: Version) -> Version:
-    """Return a copy of weights, which training changes while passes still need the old ones."""
+    """Return a copy of weights, for an update to change while microbatches still need the old ones."""
     copies: dict[int, nn.Parameter] = {}
     for parameter in version:
         if id(parameter) not in copies:
@@ -58,7 +59,7 @@ def new_version(version: Version) -> Version:
 
 
 class Weights:
-    """The versions of the weights of one stage that are still needed, by how many updates made them."""
+    """The versions of one stage's weights that microbatches still need, by the number of updates that made each."""
 
     def __init__(self, network: Network) -> None:
         self.sites = [
@@ -68,12 +69,20 @@ class Weights:
         self.versions: dict[int, Version] = {0: [getattr(module, name) for module, name in self.sites]}
 
     def install(self, version: Version) -> None:
-        """Let the network run on a version."""
+        """Make the network run on a version of its weights."""
         for (module, name), parameter in zip(self.sites, version, strict=True):
             setattr(module, name, parameter)
 
     def renew(self, optimizer: Any, *, in_use: bool, kept: int) -> Version:
-        """Install what an update is to change, a copy where the newest version is ``in_use``; keep ``kept`` before."""
+        """Install and return the version that the next update changes.
+
+        Parameters
+        ----------
+        in_use
+            Whether microbatches still need the newest version; the update then changes a copy of it.
+        num_older
+            How many versions before the new one stay.
+        """
         version = self.versions[self.newest]
         if in_use:
             renewed = new_version(version)
@@ -90,7 +99,7 @@ class Weights:
 
 
 def hand_over(optimizer: Any, renewed: dict[nn.Parameter, nn.Parameter]) -> None:
-    """Let an optimizer go on with other parameters, and the states of those that they are copies of."""
+    """Make an optimizer update other parameters, with the states of the parameters that they replace."""
     if isinstance(optimizer, SplitOptimizer):
         optimizer.hand_over(renewed)
         return
@@ -102,10 +111,10 @@ def hand_over(optimizer: Any, renewed: dict[nn.Parameter, nn.Parameter]) -> None
 
 
 class UnflushedTrainer(Trainer):
-    """Trains one stage a rank without a flush; the steps of a job, the profiled one too, are one long schedule.
+    """Trains one stage a rank without a flush; all steps of a job, the profiled one too, are one long schedule.
 
-    The profiled step begins with microbatches under way. The profiler sees neither what they keep nor when it is given
-    up, so that the peak memory that it reports is an estimate.
+    The profiled step begins with microbatches in flight. The profiler sees neither the memory that they hold nor when
+    it is freed, so the peak memory that it reports is an estimate.
     """
 
     def __init__(self, job: Job, recorder: Recorder, accelerator: Accelerator = CORE) -> None:
@@ -122,7 +131,8 @@ class UnflushedTrainer(Trainer):
         self.gradients: list[Tensor] | None = None
         self.losses: dict[int, Tensor] = {}
         lines = plan.mesh.rows(PIPELINE).tolist()
-        # one a direction: NCCL runs what two ranks send each other in one order, which theirs is not
+        # one group a direction: NCCL runs the messages between two ranks of a group in one order, and the two ranks
+        # start theirs in different orders
         self.ways = {kind: _group_of(lines) for kind in (ActionKind.FORWARD, ActionKind.BACKWARD)}
 
     def _replicate(self, stage: int, network: Network) -> nn.Module:
@@ -139,7 +149,7 @@ class UnflushedTrainer(Trainer):
                     continue
                 self._backward(microbatch)
                 if plan.rule.updates_every_microbatch or microbatch == last:
-                    self._update(index)  # when the weights that the backward saw have gone
+                    self._update(index)  # after `_backward` returned: it held the last reference to its version
                 if microbatch == last:
                     break
         if last == self.total - 1:
@@ -149,7 +159,8 @@ class UnflushedTrainer(Trainer):
 
     def _forward(self, microbatch: int) -> None:
         step, number = divmod(microbatch, self.job.plan.num_microbatches)
-        arrived = microbatch - (self.job.plan.pipeline - self.position + 1)  # the rank before went on from there
+        # the rank before has received the gradient of this microbatch, or it could not have sent the input of this pass
+        arrived = microbatch - (self.job.plan.pipeline - self.position + 1)
         self._wait([key for key in self.sent if key[0] is ActionKind.BACKWARD and key[1] <= arrived])
         version = self._version(step)
         self.weights.install(version)
@@ -173,7 +184,7 @@ class UnflushedTrainer(Trainer):
         gradient = None if self.is_last else self._receive(ActionKind.BACKWARD, microbatch)
         self._wait([key for key in self.sent if key == (ActionKind.FORWARD, microbatch)])
         for parameter in self.weights.versions[self.weights.newest]:
-            parameter.grad = None  # that of the update before
+            parameter.grad = None  # the gradient of the update before
         self.weights.install(version)  # recomputation reads it
         unique = list(dict.fromkeys(version))
         scale = float(plan.num_microbatches) if plan.rule.updates_every_microbatch else 1.0
@@ -193,7 +204,7 @@ class UnflushedTrainer(Trainer):
                 total.add_(gradient)
 
     def _update(self, step: int) -> None:
-        """Make the next version of the newest weights and the gradients that are there."""
+        """Make the next version of the weights from the newest one and the gradients summed so far."""
         plan, newest = self.job.plan, self.weights.versions[self.weights.newest]
         double = not plan.rule.updates_every_microbatch
         in_use = double or any(each.version is newest for each in self.under_way.values())
@@ -209,7 +220,7 @@ class UnflushedTrainer(Trainer):
             self.optimizer.step()
 
     def _version(self, step: int) -> Version:
-        """Return the weights on which the microbatches of a step run forward."""
+        """Return the version of the weights on which the microbatches of a step run forward."""
         if self.job.plan.rule.updates_every_microbatch:
             return self.weights.versions[self.weights.newest]
         return self.weights.versions[max(step - 1, 0)]
@@ -243,7 +254,7 @@ class UnflushedTrainer(Trainer):
         return message
 
     def _wait(self, keys: list[tuple[ActionKind, int]]) -> None:
-        """Give up messages, which have arrived."""
+        """Wait for sends, which have arrived, and free their tensors."""
         for key in keys:
             self.sent.pop(key)[0].wait()
 
@@ -256,12 +267,12 @@ class UnflushedTrainer(Trainer):
 
 
 def _group_of(lines: list[list[int]]) -> dist.ProcessGroup:
-    """Return a new group of this rank's line of ranks; every rank calls this alike."""
+    """Return a new group of the line of ranks that this rank is in; every rank makes the same call."""
     group: dist.ProcessGroup
     group, _ = dist.new_subgroups_by_enumeration(lines)  # type: ignore[no-untyped-call]
     return group
 
 
 def _ahead(kind: ActionKind) -> int:
-    """Return in which direction of the pipeline the results of passes go."""
+    """Return how many pipeline positions ahead the result of a pass goes: 1, or -1 for a backward pass."""
     return 1 if kind is ActionKind.FORWARD else -1
