@@ -228,7 +228,7 @@ class _Builder:
             self.constants.append(step.output)
             return ()
         self._add(Factor(step.output, around, 1 + max(factor.level for factor in factors)))
-        second = {other for near in around for other in self._around(near)} if self.fill else set()
+        second = {distant for near in around for distant in self._around(near)} if self.fill else set()
         return tuple(sorted({*around, *second}))
 
     def _step(self, inputs: tuple[tuple[int, tuple[int, ...]], ...], rank: int) -> tuple[int, Step]:

@@ -161,7 +161,7 @@ def _cut_besides(tensor: Tensor, cuts: Cuts, axes: tuple[str, ...], degrees: Map
         together = (*have.get(dim, ()), *axes)
         if dim != SEQUENCE and size % prod(degrees[axis] for axis in together) == 0:
             after = have | {dim: together}
-            return tuple((each, after[each]) for each in tensor.dims if each in after)
+            return tuple((name, after[name]) for name in tensor.dims if name in after)
     return None
 
 

@@ -302,7 +302,7 @@ class EdgeCosts:
         self, block: Block, reader: Operator, name: str, haves: list[ShardingSpec], readers: list[_Reader]
     ) -> IntArray:
         """Return the ticks of a tensor between every layout in which it is made and every way to read it."""
-        made, reads = {each: i for i, each in enumerate(dict.fromkeys(haves))}, dict.fromkeys(readers)
+        made, reads = {have: i for i, have in enumerate(dict.fromkeys(haves))}, dict.fromkeys(readers)
         of_read = {each: i for i, each in enumerate(reads)}
         unique = np.array([[self._ticks(block, reader, name, have, each) for each in reads] for have in made], np.int64)
         found: IntArray = unique[np.ix_([made[have] for have in haves], [of_read[each] for each in readers])]
@@ -463,7 +463,7 @@ class _Table:
         """Return all costs."""
         options, own = tuple(map(self._options, self.nodes)), NodeCosts(self.setting)
         columns = [own.of(node.block, node.operator, each) for node, each in zip(self.nodes, options, strict=True)]
-        times, kept, transient = ([each[of] for each in columns] for of in range(3))
+        times, kept, transient = ([column[i] for column in columns] for i in range(3))
         times[0] = times[0] + own.once
         edges = tuple(EdgeCosts(self.setting).all(options))
         graph = CostGraph(tuple(times), tuple(kept), tuple(transient), edges, self._copies(options))

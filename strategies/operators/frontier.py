@@ -15,8 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from meshwise.simulator.deadline import check_deadline
-from meshwise.strategies.operators.bucket_elimination import MOST_SWEEP_ENTRIES as MOST_ENTRIES
-from meshwise.strategies.operators.bucket_elimination import Buckets, Price, Sweep, buckets
+from meshwise.strategies.operators.bucket_elimination import MOST_SWEEP_ENTRIES, Buckets, Price, Sweep, buckets
 from meshwise.strategies.operators.cost_graph import (
     MOST,
     CostGraph,
@@ -268,14 +267,14 @@ class _Search:
         level = int(self.relaxation.levels[least.low])
         allowed = tuple(np.flatnonzero(each <= level) for each in self.graph.transient)
         sweep = Sweep(restrict(self.graph, allowed), self.limit - level, least.price)
-        if sweep.entries > MOST_ENTRIES:
+        if sweep.entries > MOST_SWEEP_ENTRIES:
             return least.bound
         bound = least.bound
         for labels in sorted({min(self.labels, FEW), self.labels}):
             swept = sweep.below(self.time, labels)
             bound = max(bound, min(swept.bound, self.time))
             if swept.choice is not None:
-                self._offer(tuple(int(each[index]) for each, index in zip(allowed, swept.choice, strict=True)))
+                self._offer(tuple(int(options[index]) for options, index in zip(allowed, swept.choice, strict=True)))
             if bound * (1 + self.gap) >= self.time:
                 break
         return bound

@@ -98,7 +98,7 @@ class _Program:
         self.graph, self.limit, self.interrupted = graph, limit, False
         self.starts = np.cumsum([0, *graph.sizes])
         self.pairs = np.cumsum([self.starts[-1], *(edge.times.size for edge in graph.edges)])
-        ticks = sum(int(each.max()) for each in graph.times) + sum(int(each.times.max()) for each in graph.edges)
+        ticks = sum(int(each.max()) for each in graph.times) + sum(int(edge.times.max()) for edge in graph.edges)
         self.ticks = min(1.0, LARGEST / max(1, ticks))
         self.bytes = 1.0 if limit is None else min(1.0, LARGEST / max(1, limit))
         self.solver = highspy.Highs()  # type: ignore[no-untyped-call]

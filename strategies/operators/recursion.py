@@ -303,6 +303,6 @@ def propagate(graph: CostGraph, seeds: Mapping[int, int]) -> tuple[int, ...]:
                 ready = not ahead or all(each in chosen for each, _ in backward[other])
                 if other not in chosen and ready:
                     own = graph.times[other]
-                    chosen[other] = min(range(len(own)), key=lambda each: (int(moved[each]), int(own[each])))
+                    chosen[other] = min(range(len(own)), key=lambda index: (int(moved[index]), int(own[index])))
                     waiting.append(other)
     return tuple(chosen.get(node, 0) for node in range(len(graph.times)))

@@ -242,13 +242,13 @@ def formula(points: Sequence[tuple[float, float]], microbatches: int) -> float:
 
 def inter_stage(stages: Sequence[Points], layers: int, microbatches: int) -> Chosen | None:
     """Return the layers and points for which the formula is least; ``None`` where none add up to all layers."""
-    rows = [[(n, k, *point) for n, points in each.items() for k, point in enumerate(points)] for each in stages]
+    rows = [[(n, k, *point) for n, points in table.items() for k, point in enumerate(points)] for table in stages]
     if not all(rows):
         return None
     starts = np.cumsum([0, *map(len, rows)])
     slowest, extra = int(starts[-1]), int(starts[-1]) + 1
     times = [np.array([row[2] for row in each]) for each in rows]
-    scale = 1.0 / max(float(each.max()) for each in times) if max(map(np.max, times)) > 0 else 1.0
+    scale = 1.0 / max(float(column.max()) for column in times) if max(map(np.max, times)) > 0 else 1.0
     solver = highspy.Highs()  # type: ignore[no-untyped-call]
     solver.setOptionValue("output_flag", False)
     solver.setOptionValue("threads", 1)

@@ -109,7 +109,7 @@ class _Tables:
             tail_layer=tail_layer,
             kept=np.array([sum(self._memory(n, Recompute.NONE) for n in row) for row in self.besides_kinds], float),
             kept_layer=np.full(stages, float(kept_layer)),
-            saved=np.array([np.full(stages, max(kept_layer - each, 0)) for each in least], float).reshape(-1, stages),
+            saved=np.array([np.full(stages, max(kept_layer - size, 0)) for size in least], float).reshape(-1, stages),
             moments=self._moments(needs.capacity(self.plan, self.plan.sequences) - held + ROUNDING),
             states=states,
         )
