@@ -1,8 +1,8 @@
-"""Schedules of whole backwards that end every step with a flush.
+"""Schedules with unsplit backwards whose pipeline is flushed, emptied, at the end of every step.
 
-Naive model parallelism: one microbatch at a time through all stages, forward and backward. GPipe: all microbatches
-forward, then all backward. One forward, one backward (1F1B). Interleaved 1F1B: several chunks a rank, depth first.
-Breadth-first pipeline: all microbatches through one chunk, then through the next.
+Naive model parallelism runs one microbatch at a time through all stages, forward and backward; GPipe all microbatches
+forward, then all backward; 1F1B one forward and one backward by turns. Interleaved 1F1B has several chunks a rank and
+goes depth first; the breadth-first pipeline runs all microbatches through one chunk, then through the next.
 
 References
 ----------
@@ -46,7 +46,7 @@ def one_f_one_b_order(rank: int, ranks: int, microbatches: int, chunks: int) -> 
 
 
 def one_f_one_b_bubble(ranks: int, microbatches: int, times: PassTimes) -> float:
-    """Return the idle seconds of a rank in a step: ``(p - 1) (F + B)``, as of GPipe, for any ``m`` [2]_ [3]_."""
+    """Return the idle seconds of a rank in a step: ``(p - 1) (F + B)``, as in GPipe, for any ``m`` [2]_ [3]_."""
     return (ranks - 1) * times.total
 
 
@@ -89,7 +89,7 @@ def gpipe_order(rank: int, ranks: int, microbatches: int, chunks: int) -> Order:
 
 
 def gpipe_bubble(ranks: int, microbatches: int, times: PassTimes) -> float:
-    """Return the idle seconds of a rank in a step: ``(p - 1) (F + B)``, the part ``(p - 1) / (m + p - 1)`` [5]_."""
+    """Return the idle seconds of a rank in a step: ``(p - 1) (F + B)``, a fraction ``(p - 1) / (m + p - 1)`` [5]_."""
     return (ranks - 1) * times.total
 
 
@@ -112,13 +112,14 @@ def interleaved_order(rank: int, ranks: int, microbatches: int, chunks: int) -> 
 
 
 def _warmup(rank: int, ranks: int, microbatches: int, chunks: int) -> int:
+    """Return the forwards of a rank before its first backward [6]_."""
     return min((chunks - 1) * ranks + 2 * (ranks - rank - 1), microbatches * chunks)
 
 
 def interleaved_bubble(ranks: int, microbatches: int, chunks: int, times: PassTimes) -> float:
     """Return the idle seconds of a rank in a step: ``(p - 1) (F + B)`` of one stage [6]_.
 
-    A stage has the ``v``-th part of a rank's layers, so that this is ``1 / v`` of the bubble of 1F1B.
+    A stage has ``1 / v`` of a rank's layers, so this is ``1 / v`` of the bubble of 1F1B.
     """
     return (ranks - 1) * times.total
 
@@ -147,7 +148,7 @@ def looped_bfs_order(rank: int, ranks: int, microbatches: int, chunks: int) -> O
 def looped_bfs_bubble(ranks: int, microbatches: int, chunks: int, times: PassTimes) -> float:
     """Return the idle seconds of a rank in a step: ``(p - 1) (F + B)`` of one stage, for ``m >= p`` [7]_.
 
-    Of the work that is ``(p - 1) / (m v)``, with ``v`` chunks a rank.
+    That is the fraction ``(p - 1) / (m v)`` of the work, with ``v`` chunks a rank.
     """
     return (ranks - 1) * times.total
 

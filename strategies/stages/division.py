@@ -53,7 +53,7 @@ def critical_paths(arranged: Arrangement, ticks: FloatArray, sends: FloatArray) 
     latest = np.full(ranks, -1), np.full(2 * ranks, -1), np.full(arranged.boxes, -1)
     columns = (arranged.code, arranged.arrives, arranged.leaves, ticks, sends)
     result = CriticalPaths(np.zeros(ranks), *np.zeros((2, ranks, len(ticks)), np.int64))
-    # compiled on arrays where the schedule is long; plain lists are faster for short ones than compiling is
+    # compiled on arrays where that pays; otherwise on lists, which Python walks faster than arrays
     if pays(count):
         compiled(_walk)(*columns, done, before, *latest)
         compiled(_trace)(arranged.code, done, before, latest[0], *result)
