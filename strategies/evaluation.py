@@ -45,7 +45,7 @@ class Resource(StrEnum):
 
 
 def spent(timeline: Timeline) -> dict[Resource, float]:
-    """Return the seconds of a step that every resource takes: exposed ones, averaged over rank classes."""
+    """Return the seconds of a step that every resource takes, averaged over rank classes; communication if exposed."""
     exposed, classes = timeline.exposed_communication(), range(len(timeline.rank_classes))
     computing = [kind for kind in TaskKind if kind.computes and kind is not TaskKind.RECOMPUTE]
 
