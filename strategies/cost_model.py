@@ -1,6 +1,6 @@
 """The cost model of searches: memory and lower bounds of plans within microseconds, step times by simulation.
 
-Each level bounds the next: ``lower_bound(plan) <= evaluate(plan).step_time``. ``peak_memory(plan)`` is exactly the peak
+Each level bounds the next: ``plan_bound(plan) <= evaluate(plan).step_time``. ``peak_memory(plan)`` is exactly the peak
 that the simulation reaches, because memory changes only on each rank's in-order compute stream.
 """
 
@@ -38,7 +38,7 @@ class CostModel(Protocol):
         ...
 
     def floor(self, family: Layout) -> float:
-        """Return a lower bound in seconds of all plans of a family; at most ``lower_bound`` of any of them."""
+        """Return a lower bound in seconds of all plans of a family; at most ``plan_bound`` of any of them."""
         ...
 
     def reach(self, family: Layout) -> float:
@@ -46,14 +46,14 @@ class CostModel(Protocol):
         ...
 
     def table(self, group: Group, limit: float = inf) -> FloatArray:
-        """Return for every row and column of a group a lower bound in seconds, at most ``lower_bound`` of the member.
+        """Return for every row and column of a group a lower bound in seconds, at most ``plan_bound`` of the member.
 
         It is infinite where there is no member, where the member cannot fit, and where it takes ``limit`` or more.
         """
         ...
 
     def longest_paths(self, plans: Sequence[Plan]) -> list[float]:
-        """Return for every plan a tighter lower bound of its step time in seconds, at least ``lower_bound``."""
+        """Return for every plan a tighter lower bound of its step time in seconds, at least ``plan_bound``."""
         ...
 
     def evaluate(self, plan: Plan) -> Evaluation:

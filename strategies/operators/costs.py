@@ -246,7 +246,7 @@ class EdgeCosts:
     def _whole(self) -> dict[str, BlockLayout]:
         return {block.name: self.setting.layout(block) for block in self.setting.problem.graph.blocks}
 
-    def all(self, options: tuple[tuple[OperatorSharding, ...], ...]) -> list[Edge]:
+    def list_edges(self, options: tuple[tuple[OperatorSharding, ...], ...]) -> list[Edge]:
         """Return the redistributions between the operator that makes a tensor and every operator that reads it.
 
         ``options`` are the choices of every operator of every occurrence of a block, in execution order. A tensor that
@@ -486,7 +486,7 @@ class _Table:
         columns = [own.of(node.block, node.operator, each) for node, each in zip(self.nodes, options, strict=True)]
         times, kept, transient = ([column[i] for column in columns] for i in range(3))
         times[0] = times[0] + own.once
-        edges = tuple(EdgeCosts(self.setting).all(options))
+        edges = tuple(EdgeCosts(self.setting).list_edges(options))
         graph = CostGraph(tuple(times), tuple(kept), tuple(transient), edges, self._copies(options))
         problem, microbatch = self.setting.problem, self.setting.plan.sequences
         return OperatorCosts(problem, self.degrees, microbatch, self.nodes, options, graph, own.resident)

@@ -2,7 +2,8 @@
 
 Naive model parallelism runs one microbatch at a time through all stages, forward and backward; GPipe all microbatches
 forward, then all backward; 1F1B one forward and one backward by turns. Interleaved 1F1B has several chunks a rank and
-goes depth first; the breadth-first pipeline runs all microbatches through one chunk, then through the next.
+goes depth first; the breadth-first pipeline runs all microbatches through one chunk, then through the next. In
+formulas ``p`` is the number of pipeline ranks, ``m`` of microbatches and ``v`` of chunks.
 
 References
 ----------
@@ -37,7 +38,7 @@ from meshwise.strategies.schedules.rule import (
 
 
 def one_f_one_b_order(rank: int, ranks: int, microbatches: int, chunks: int) -> Order:
-    """Return one rank's actions of flushed 1F1B [1]_: ``ranks - rank`` forwards, then by turns."""
+    """Return one rank's actions of flushed 1F1B [1]_: ``p - rank`` forwards, then backwards and forwards by turns."""
     warmup = min(ranks - rank, microbatches)
     turns = np.tile([BACKWARD, FORWARD], microbatches - warmup)
     kinds = np.concatenate([np.repeat(FORWARD, warmup), turns, np.repeat(BACKWARD, warmup)])
@@ -102,7 +103,7 @@ GPIPE = ScheduleRule("gpipe", gpipe_order, 'Huang et al., "GPipe", NeurIPS 2019'
 
 
 def interleaved_order(rank: int, ranks: int, microbatches: int, chunks: int) -> Order:
-    """Return one rank's actions of interleaved 1F1B [6]_: rounds of ``ranks`` microbatches through each chunk."""
+    """Return one rank's actions of interleaved 1F1B [6]_: rounds of ``p`` microbatches through each chunk."""
     total = microbatches * chunks
     warmup = _warmup(rank, ranks, microbatches, chunks)
     turns = np.tile([FORWARD, BACKWARD], total - warmup)

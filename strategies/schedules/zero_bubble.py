@@ -115,7 +115,7 @@ ZB2P = ScheduleRule(
 def zbv_order(rank: int, ranks: int, microbatches: int, chunks: int) -> Order:
     """Return one rank's actions of ZB-V [2]_: a forward, its gradients and those of the weights by turns.
 
-    With fewer than ``2 ranks - 1`` microbatches it is the order of that many, without those that do not exist [3]_.
+    With fewer than ``2 p - 1`` microbatches it is the order of that many, without those that do not exist [3]_.
     """
     total, first, second = max(2 * ranks - 1, microbatches), rank, 2 * ranks - 1 - rank
     rows: list[tuple[int, int, int]] = []

@@ -32,7 +32,7 @@ class CriticalPaths(NamedTuple):
         ``(ranks, 2 * stages)``, column ``2 * stage`` for a forward and 1 more for a backward.
     """
 
-    ends: FloatArray
+    end_ticks: FloatArray
     passes: IntArray
     sends: IntArray
 
@@ -45,7 +45,7 @@ def critical_paths(arranged: Arrangement, ticks: FloatArray, sends: FloatArray) 
 
     >>> from meshwise.strategies.bounds.longest_path import arrangement
     >>> found = critical_paths(arrangement("1f1b", 2, 2), np.array([1.0, 2.0, 1.0, 2.0]), np.zeros(4))
-    >>> found.ends.tolist(), found.passes.tolist()
+    >>> found.end_ticks.tolist(), found.passes.tolist()
     ([9.0, 7.0], [[1, 1, 2, 2], [1, 0, 2, 2]])
     """
     count, ranks = len(arranged.code), arranged.ranks
@@ -169,7 +169,7 @@ class DivisionProblem:
     layers: int
     fewest: int
     most: int
-    ends: FloatArray
+    base_ticks: FloatArray
     layer: FloatArray
     again: FloatArray
     sends: FloatArray
@@ -203,7 +203,7 @@ class DivisionProblem:
 
     def ticks(self, counts: FloatArray, recomputed: FloatArray) -> FloatArray:
         """Return the ticks of every pass, given each stage's layers and how many each choice recomputes."""
-        result = self.ends + self.layer * np.repeat(counts, 2)
+        result = self.base_ticks + self.layer * np.repeat(counts, 2)
         result[1::2] += (self.again * recomputed).sum(axis=0)
         return result
 
@@ -215,7 +215,7 @@ class DivisionProblem:
         """Return the ticks of a step with ``counts`` layers a stage, ``recompute_counts[i]`` by recompute choice i."""
         given = np.asarray(counts, float), np.asarray(recomputed, float).reshape(self.ways, self.stages)
         tails = self.tail + self.tail_layer * self.position(given[0])
-        return float((self.paths(*given).ends + tails).max())
+        return float((self.paths(*given).end_ticks + tails).max())
 
     def fits(self, counts: Sequence[float] | FloatArray, recomputed: Sequence[Sequence[float]] | FloatArray) -> bool:
         """Return whether every pipeline rank has the memory at each of its moments."""

@@ -138,7 +138,7 @@ class DivisionProgram:
     def _add_path(self, rank: int, passes: IntArray, sends: IntArray) -> None:
         """Add the row of a path that ends with the last pass of a rank: the step takes at least its length."""
         given = self.problem
-        known = float(passes @ given.ends + sends @ given.sends + given.tail[rank])
+        known = float(passes @ given.base_ticks + sends @ given.sends + given.tail[rank])
         layers = (passes * given.layer).reshape(given.stages, 2).sum(axis=1)
         layers[rank :: given.ranks] += given.tail_layer[rank]
         again = (passes[1::2] * given.again).ravel()
@@ -149,7 +149,7 @@ class DivisionProgram:
         """Add the critical paths of a division, and return the ticks of its step."""
         given = self.problem
         paths = given.paths(counts, recomputed)
-        steps = paths.ends + given.tail + given.tail_layer * given.position(counts)
+        steps = paths.end_ticks + given.tail + given.tail_layer * given.position(counts)
         for rank in np.flatnonzero(steps >= steps.max() * NEARLY):
             self._add_path(int(rank), paths.passes[rank], paths.sends[rank])
         return float(steps.max())

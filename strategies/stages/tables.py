@@ -104,7 +104,7 @@ class _Tables:
             layers=self.layers,
             fewest=self.fewest,
             most=self.most,
-            ends=self.ends(),
+            base_ticks=self.count_base_ticks(),
             layer=layer,
             again=np.maximum(full.reshape(len(self.ways), stages) - plain, 0.0),
             sends=self._sends(),
@@ -121,7 +121,7 @@ class _Tables:
         """Return the ticks of a step in which all ranks end at once."""
         ranks, count = self.plan.pipeline, self.plan.num_microbatches
         each = self.layer(forward=True) + self.layer(forward=False)
-        besides, sends = (row.reshape(-1, 2).sum(axis=1) for row in (self.ends(), self._sends()))
+        besides, sends = (row.reshape(-1, 2).sum(axis=1) for row in (self.count_base_ticks(), self._sends()))
         way = np.cumsum(self.fewest * each + besides + sends)[: ranks - 1]
         tail = min(self.costs.once(Bounds).tails(self._same(self.fewest), self.machine))
         fixed = count * besides.reshape(-1, ranks).sum(axis=0) + np.r_[0.0, way] + tail
@@ -165,7 +165,7 @@ class _Tables:
             for own in ranks
         ]
 
-    def ends(self) -> FloatArray:
+    def count_base_ticks(self) -> FloatArray:
         """Return the least ticks of the blocks of every stage that are no layers, by pass."""
         result = np.zeros((len(self.positions), 2))
         for stage, names in enumerate(self.besides_kinds):
