@@ -1,8 +1,7 @@
-"""The simulator as a cost model: memory and a bound in microseconds, step time by simulation.
+"""The cost model of searches: memory and lower bounds of plans within microseconds, step times by simulation.
 
-Each level bounds the next: ``bound(plan) <= evaluate(plan).step_time``, and
-``peak_memory(plan)`` is exactly the peak that the simulation reaches, because memory
-changes only on each rank's in-order compute stream.
+Each level bounds the next: ``plan_bound(plan) <= evaluate(plan).step_time``. ``peak_memory(plan)`` is exactly the peak
+that the simulation reaches, because memory changes only on each rank's in-order compute stream.
 """
 
 from collections.abc import Sequence
@@ -24,10 +23,10 @@ from meshwise.strategies.plan.problem import Problem
 
 
 class CostModel(Protocol):
-    """What a search asks of a plan."""
+    """What searches ask about plans, families of plans and groups of plans."""
 
     def peak_memory(self, plan: Plan) -> float:
-        """Return the bytes of the fullest device."""
+        """Return the peak memory in bytes of the fullest device."""
         ...
 
     def fits(self, plan: Plan) -> bool:
@@ -35,26 +34,26 @@ class CostModel(Protocol):
         ...
 
     def bound(self, plan: Plan) -> float:
-        """Return seconds that the step time is never below."""
+        """Return a lower bound of the step time in seconds."""
         ...
 
     def floor(self, family: Layout) -> float:
-        """Return seconds that no step of a family, whatever its schedule, is below; never above a bound."""
+        """Return a lower bound in seconds of all plans of a family; at most ``plan_bound`` of any of them."""
         ...
 
     def reach(self, family: Layout) -> float:
-        """Return seconds that no step of a family is below whose schedule runs one pass at a time."""
+        """Return a lower bound in seconds of the plans of a family whose schedules run one pass at a time."""
         ...
 
     def table(self, group: Group, limit: float = inf) -> FloatArray:
-        """Return for every row and column of a group seconds that are never above the bound.
+        """Return for every row and column of a group a lower bound in seconds, at most ``plan_bound`` of the member.
 
-        Infinite where there is no member, where it cannot fit, and where it takes ``limit`` or more.
+        It is infinite where there is no member, where the member cannot fit, and where it takes ``limit`` or more.
         """
         ...
 
     def longest_paths(self, plans: Sequence[Plan]) -> list[float]:
-        """Return for every plan seconds that its step time is never below, at least the bound."""
+        """Return for every plan a tighter lower bound of its step time in seconds, at least ``plan_bound``."""
         ...
 
     def evaluate(self, plan: Plan) -> Evaluation:
@@ -66,12 +65,12 @@ class CostModel(Protocol):
         ...
 
     def check_time(self) -> None:
-        """End what asks where the time in which plans may be looked at is over."""
+        """Raise, to end the search, where its time for looking at plans is over."""
         ...
 
 
 class SimulatedCost:
-    """The discrete-event simulation of one problem, with what it has computed kept."""
+    """The cost model by simulation of one problem; everything that plans share is computed once."""
 
     def __init__(self, problem: Problem, engine: str = "discrete_event") -> None:
         self.problem, self.engine = problem, engine
@@ -80,14 +79,14 @@ class SimulatedCost:
         self._groups = self.costs.once(GroupBounds)
 
     def __reduce__(self) -> tuple[type["SimulatedCost"], tuple[Problem, str]]:
-        """Pickle without what was computed: the copy computes it again."""
+        """Pickle without the caches: a copy computes them again."""
         return type(self), (self.problem, self.engine)
 
     def check_time(self) -> None:
-        """Do nothing: there is time without end."""
+        """Do nothing: time is unlimited here."""
 
     def peak_memory(self, plan: Plan) -> float:
-        """Return the bytes of the fullest device, exactly as the simulation would reach them."""
+        """Return the peak memory in bytes of the fullest device, exactly that of the simulation."""
         return self._needs.peak(plan)
 
     def fits(self, plan: Plan) -> bool:
@@ -95,40 +94,40 @@ class SimulatedCost:
         return self._needs.fit(plan)
 
     def evaluate(self, plan: Plan) -> Evaluation:
-        """Return step time and memory; a plan that does not fit is simulated only where its memory asks for that."""
+        """Return step time and memory; a plan that does not fit is simulated only where its memory needs that."""
         peak = self.peak_memory(plan)
         if not self.fits(plan):
             return Evaluation(inf, peak, False)
         return Evaluation(self.step_time(plan), peak, True)
 
     def step_time(self, plan: Plan) -> float:
-        """Return the seconds of a step, whatever memory it needs."""
+        """Return the step time in seconds, whether the plan fits or not."""
         if self.engine == "discrete_event" and self._needs.needs_simulation(plan):
             return self._needs.simulated(plan).step_time
         return step_time(lower(self.problem, plan, costs=self.costs), self.engine)
 
     def hosts_fit(self, plan: Plan) -> bool:
-        """Return whether every host has the memory that the plan needs there, whatever devices have."""
+        """Return whether every host has the memory that the plan needs there, whatever devices need."""
         return self._needs.hosts_fit(plan)
 
     def memory_needs_simulation(self, plan: Plan) -> bool:
-        """Return whether a simulation alone tells the memory of a plan, not the order of its passes."""
+        """Return whether only a simulation tells the memory of a plan, because the order of passes does not."""
         return self._needs.needs_simulation(plan)
 
     def bound(self, plan: Plan) -> float:
-        """Return the length in seconds of a path through the step: a lower bound."""
+        """Return a lower bound of the step time: the length in seconds of a path through the step."""
         return to_seconds(self._bounds.ticks(plan))
 
     def floor(self, family: Layout) -> float:
-        """Return the seconds that the devices of a family compute at least."""
+        """Return the least seconds that the devices of a family compute."""
         return self._groups.floor(family)
 
     def reach(self, family: Layout) -> float:
-        """Return the seconds that the devices of a family work at least, one pass at a time."""
+        """Return the least seconds that the devices of a family are busy, one pass at a time."""
         return self._groups.reach(family)
 
     def table(self, group: Group, limit: float = inf) -> FloatArray:
-        """Return bounds in seconds of all members of a group."""
+        """Return lower bounds in seconds of all members of a group."""
         return self._groups.table(group, limit)
 
     def spent(self, plan: Plan) -> dict[Resource, float]:

@@ -1,4 +1,4 @@
-"""Evaluations and trials: what the search learns about a plan, and what a step spends its time on."""
+"""Evaluations and trials of plans, and the resources that take the time of a step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,9 +12,10 @@ from meshwise.strategies.plan.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What the simulator says of one plan: seconds, bytes of the fullest device, whether it fits on devices and hosts.
+    """The result of evaluating a plan: step time in seconds, bytes of the fullest device, and whether it fits.
 
-    ``step_time`` is infinite where the plan does not fit and was not simulated.
+    A plan fits if all devices and hosts have its memory. ``step_time`` is infinite where it does not fit and was not
+    simulated.
     """
 
     step_time: float
@@ -24,7 +25,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A plan with its evaluation; ``elapsed`` seconds since the search began."""
+    """A plan with its evaluation, ``elapsed`` seconds after the search began."""
 
     plan: Plan
     evaluation: Evaluation
@@ -34,7 +35,7 @@ class Trial:
 
 
 class Resource(StrEnum):
-    """What may hold a plan up."""
+    """What the time of a step is spent on."""
 
     COMPUTE = "compute"
     RECOMPUTE = "recompute"
@@ -44,7 +45,7 @@ class Resource(StrEnum):
 
 
 def spent(timeline: Timeline) -> dict[Resource, float]:
-    """Return the seconds of a step that every resource takes, averaged over rank classes and communication exposed."""
+    """Return the seconds of a step that every resource takes, averaged over rank classes; communication if exposed."""
     exposed, classes = timeline.exposed_communication(), range(len(timeline.rank_classes))
     computing = [kind for kind in TaskKind if kind.computes and kind is not TaskKind.RECOMPUTE]
 

@@ -1,1 +1,1 @@
-"""Operator-level parallelism: a layout for every operator, chosen together."""
+"""Operator-level parallelism: a sharding for every operator, chosen together: costs, solvers and plans."""

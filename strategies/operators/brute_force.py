@@ -1,4 +1,4 @@
-"""Every choice of a small graph, one by one: what the other methods are held to."""
+"""Enumeration of all choices of a small cost graph: the reference for the other solvers in tests."""
 
 import numpy as np
 
@@ -6,10 +6,11 @@ from meshwise.strategies.operators.cost_graph import CostGraph, IntArray, Shortf
 
 MOST_CHOICES = 2**27
 BLOCK = 2**18
+"""Choices that are priced at once, so that arrays stay small however many choices there are."""
 
 
 def brute_force(graph: CostGraph, limit: int | None = None) -> Solution | Shortfall:
-    """Return the fastest of all choices within ``limit`` bytes, the first of equals.
+    """Return the fastest choice within ``limit`` bytes; of equally fast ones the first in lexicographic order.
 
     Raises
     ------

@@ -1,23 +1,19 @@
-"""Dynamic programs over a graph of costs: without a limit by elimination, within one by a sweep.
+"""Two exact dynamic programs over a cost graph: bucket elimination without a memory limit, a sweep within one.
 
-Minimum over all choices of a sum of tables, by eliminating one node after another.
+Bucket elimination (Dechter, "Bucket elimination: a unifying framework for reasoning", Artificial Intelligence 1999)
+eliminates one node after another: it adds up all tables that mention the node and minimises the node out, which
+leaves a table over the node's neighbours. It is exact for any graph; its largest table has an entry for every
+combination of choices of a node and its neighbours.
 
-Bucket elimination (Dechter, "Bucket elimination: a unifying framework for reasoning",
-Artificial Intelligence 1999): all tables that mention a node are added up, and the node is
-minimised out; what remains is a table over its neighbours. Exact for any graph, with tables
-as large as the choices of a node and its neighbours together.
+Equal tables share one number. An elimination of the same numbers in the same arrangement as an earlier one has the
+same result, so identical layers are eliminated once, and a chain of equal layers by doubling, although nothing tells
+the algorithm that there are layers.
 
-Equal tables get one number. An elimination whose tables have numbers met before, in the same
-arrangement, has a result met before. So identical layers are eliminated once, and a row of
-equal layers by doubling, without being told that there are layers.
-
-Fastest choice within a budget, node by node over the frontier, with a list of partial choices for each state.
-
-The frontier are the nodes behind which some consumer is still ahead. Partial choices that agree
-on it differ only in time and memory: those that another beats in both are dropped (Nemhauser
-and Ullmann, "Discrete dynamic programming and capital allocation", Management Science 1969).
-A price of memory bounds what the rest takes: partial choices that cannot become faster than what is
-known are dropped too.
+The sweep finds the fastest choice within a budget of bytes. It visits the nodes in order and keeps a list of partial
+choices for each state of the frontier: the nodes already visited that still have an edge to a node ahead. Partial
+choices of one state differ only in time and memory, so those that another one beats in both are dropped (Nemhauser
+and Ullmann, "Discrete dynamic programming and capital allocation", Management Science 1969). A price of memory bounds
+the cost of the nodes ahead: partial choices that cannot become faster than the best known choice are dropped too.
 """
 
 import heapq
@@ -35,10 +31,11 @@ from meshwise.strategies.operators.cost_graph import MOST, CostGraph, Edge, IntA
 
 MOST_TABLE_ENTRIES = 2**25
 MANY_ENTRIES = 2**16
+"""Entries of the largest table beyond which the minimum-fill order is tried as well: it costs more to find."""
 
 
 class Factor(NamedTuple):
-    """A table over the choices of the nodes in ``scope``, in that order; ``level`` eliminations went into it."""
+    """A table over the choices of the nodes in ``scope``, in that order, after a chain of ``level`` eliminations."""
 
     table: int
     scope: tuple[int, ...]
@@ -46,7 +43,11 @@ class Factor(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A distinct elimination: the tables added, and for each the axes of the sum; the last axis is minimised out."""
+    """A distinct elimination: it adds ``inputs`` to a table of ``num_axes`` axes and minimises the last axis out.
+
+    ``inputs`` are pairs of a table's number and the axes of the sum that the table spans; ``output`` is the number of
+    the resulting table.
+    """
 
     inputs: tuple[tuple[int, tuple[int, ...]], ...]
     rank: int
@@ -63,12 +64,13 @@ class Buckets:
         Per node the number of its costs; nodes of equal costs have the same number.
     nodes, edges
         Per distinct table a node, or an edge, that has it, and the number of the table.
-    steps
+    distinct_buckets
         The distinct eliminations, in order.
-    eliminated
-        Per node its elimination: the node, the number of the step, the neighbours that the result depends on.
+    eliminations
+        Per node, in order of elimination: the node, the index of its bucket, and the neighbours on whose choices the
+        best choice of the node depends.
     constants
-        Numbers of the tables that are left, over no node.
+        Numbers of the final tables, over no node: their sum is the minimum.
     """
 
     classes: tuple[int, ...]
@@ -79,14 +81,14 @@ class Buckets:
     constants: tuple[int, ...]
 
     def minimum(self, costs: Sequence[IntArray], edges: Sequence[IntArray]) -> tuple[int, tuple[int, ...]]:
-        """Return the least sum and a choice per node that has it.
+        """Return the least sum of tables, and a choice for every node that attains it.
 
         Parameters
         ----------
         costs
-            Per distinct node table, in order of ``nodes``, the cost of each choice.
+            Per distinct node table, in order of the field ``nodes``, the cost of each choice.
         edges
-            Per distinct edge table, in order of ``edges``, the costs.
+            Per distinct edge table, in order of the field ``edges``, the costs.
         """
         tables: dict[int, IntArray] = {number: each for (_, number), each in zip(self.nodes, costs, strict=True)}
         tables |= {number: each for (_, number), each in zip(self.edges, edges, strict=True)}
@@ -95,6 +97,7 @@ class Buckets:
             total = _added(step, tables)
             best.append(total.argmin(axis=-1))
             tables[step.output] = np.take_along_axis(total, best[-1][..., None], axis=-1)[..., 0]
+        # backwards, so that the neighbours on which a node depends have chosen before it
         choice = [0] * len(self.eliminated)
         for node, number, around in reversed(self.eliminated):
             choice[node] = int(best[number][tuple(choice[other] for other in around)])
@@ -113,7 +116,7 @@ def _added(step: Step, tables: dict[int, IntArray]) -> IntArray:
 
 
 def buckets(graph: CostGraph) -> Buckets:
-    """Return the eliminations of a graph: smallest tables first, or least fill where that keeps tables smaller.
+    """Return the eliminations of a graph: smallest table first, or minimum fill where that keeps tables smaller.
 
     Raises
     ------
@@ -134,7 +137,10 @@ def buckets(graph: CostGraph) -> Buckets:
 
 
 class _Builder:
-    """The factors left during elimination, and what each node costs to eliminate next."""
+    """The remaining factors during elimination, and the key that orders the nodes to eliminate.
+
+    With ``min_fill`` the node whose elimination adds fewest entries of new edges comes first.
+    """
 
     def __init__(self, graph: CostGraph, fill: bool) -> None:
         self.sizes, self.fill, self.most = graph.sizes, fill, 0
@@ -164,6 +170,7 @@ class _Builder:
         done = [False] * len(self.sizes)
         while heap:
             key, node = heapq.heappop(heap)
+            # a node is pushed again whenever its key changes; older entries of the heap are stale
             if done[node] or key != keys[node]:
                 continue
             done[node] = True
@@ -193,10 +200,11 @@ class _Builder:
         return tuple(sorted({other for factor in self.factors[node] for other in factor.scope} - {node}))
 
     def _key(self, node: int) -> tuple[int, int, int, int, int]:
-        """Return what to eliminate by, least first.
+        """Return the key by which nodes are eliminated, least first.
 
-        A node of at most two neighbours never makes the tables of others wider. Among those, nodes far from past
-        eliminations come first: this pairs equal layers, then pairs of pairs.
+        A node with at most two neighbours never widens the tables of others, so the size of its table does not count.
+        Among such nodes those that fewest eliminations have touched come first: this joins equal layers in pairs,
+        then pairs of pairs, whose tables are then equal too.
         """
         around = self._around(node)
         factors = self.factors[node]
@@ -211,10 +219,11 @@ class _Builder:
         return sum(self.sizes[a] * self.sizes[b] for a, b in combinations(around, 2) if (a, b) not in known)
 
     def _eliminate(self, node: int) -> tuple[int, ...]:
-        """Eliminate a node and return the nodes whose elimination now costs something else."""
+        """Eliminate a node and return the nodes whose keys may have changed."""
         around = self._around(node)
         joined = (*around, node)
         self.most = max(self.most, prod(self.sizes[other] for other in joined))
+        # sorted, so that equal layers add equal tables in one order and find one bucket
         factors = sorted(self.factors[node], key=lambda each: (len(each.scope), each.scope, each.table))
         inputs: list[tuple[int, tuple[int, ...]]] = []
         for factor in factors:
@@ -228,7 +237,7 @@ class _Builder:
             self.constants.append(step.output)
             return ()
         self._add(Factor(step.output, around, 1 + max(factor.level for factor in factors)))
-        second = {other for near in around for other in self._around(near)} if self.fill else set()
+        second = {distant for near in around for distant in self._around(near)} if self.fill else set()
         return tuple(sorted({*around, *second}))
 
     def _step(self, inputs: tuple[tuple[int, tuple[int, ...]], ...], rank: int) -> tuple[int, Step]:
@@ -247,14 +256,15 @@ BoolArray = NDArray[np.bool_]
 
 
 def undominated(group: IntArray, *criteria: IntArray) -> IntArray:
-    """Return the indices of rows that no row of their group beats, of equal rows one, in order of group.
+    """Return the indices of rows that no other row of their group dominates, one of equal rows, in order of group.
 
     Parameters
     ----------
     group
-        Shape (rows,): only rows of the same group are compared.
+        Number of each row's group, shape (rows,): only rows of the same group are compared.
     criteria
-        One to three arrays of shape (rows,), none negative; less is better. Of three the last one has few values.
+        One to three arrays of shape (rows,), none negative; less is better. The third should have few distinct
+        values: the work grows with their number.
 
     Examples
     --------
@@ -264,6 +274,7 @@ def undominated(group: IntArray, *criteria: IntArray) -> IntArray:
     first, second = criteria[0], criteria[1] if len(criteria) > 1 else np.zeros_like(criteria[0])
     levels = criteria[2] if len(criteria) > 2 else np.zeros_like(first)
     order = np.lexsort((first, second, levels, group))
+    # rows that a row of their own level beats go first: the loop over levels then has fewer rows
     order = order[_leads(_together(group[order], levels[order]), first[order])]
     order = order[np.lexsort((levels[order], first[order], second[order], group[order]))]
     group, first, levels = group[order], first[order], levels[order]
@@ -277,16 +288,17 @@ def undominated(group: IntArray, *criteria: IntArray) -> IntArray:
 
 
 def _together(group: IntArray, levels: IntArray) -> IntArray:
-    """Return one number per group and level of rows sorted by both."""
+    """Return for every row the number of its pair of group and level; rows are sorted by both."""
     return np.cumsum(np.r_[True, (group[1:] != group[:-1]) | (levels[1:] != levels[:-1])][: len(group)])
 
 
 def _leads(group: IntArray, values: IntArray) -> BoolArray:
-    """Return which rows are below all earlier rows of their group; the rows of a group are together."""
+    """Return which rows have a value below all earlier rows of their group; the rows of a group are adjacent."""
     if not len(values):
         return np.zeros(0, dtype=np.bool_)
     starts = np.r_[True, group[1:] != group[:-1]]
     number = np.cumsum(starts) - 1
+    # ranks in place of values where the shift below would leave 64 bits: only their order matters
     if (int(values.max()) + 1) * int(number[-1] + 1) >= MOST:
         values = np.unique(values, return_inverse=True)[1].astype(np.int64)
     shifted = values - number * (int(values.max()) + 1)  # every later group lies below all earlier ones
@@ -296,28 +308,32 @@ def _leads(group: IntArray, values: IntArray) -> BoolArray:
 
 
 MOST_SWEEP_ENTRIES = 2**22
+"""Entries of the largest table of a sweep; a graph that needs more keeps the bound of its price."""
 
 
 class Price(NamedTuple):
-    """``ticks`` / ``of`` is the price of a byte in ticks, in whole numbers so that bounds are exact."""
+    """The price of memory: ``ticks`` for ``num_bytes`` bytes, in whole numbers so that bounds are exact."""
 
     ticks: int
     of: int
 
     def bound(self, least: int, budget: int) -> int:
-        """Return the ticks that a choice within ``budget`` takes at least, if of * ticks + price * bytes >= least."""
+        """Return the least ticks of any choice that keeps at most ``budget`` bytes.
+
+        ``min_priced`` is the least of ``num_bytes`` * time + ``ticks`` * kept bytes over all choices.
+        """
         return -((self.ticks * budget - least) // self.of)
 
 
 class Swept(NamedTuple):
-    """The fastest choice found, None if none is fast enough; no choice takes fewer ticks than ``bound``."""
+    """The fastest choice of a sweep, None if none is fast enough; no choice takes fewer ticks than ``bound``."""
 
     choice: tuple[int, ...] | None
     bound: int
 
 
 class Labels(NamedTuple):
-    """Partial choices: number of the frontier's choices, ticks and bytes so far; all of shape (labels,)."""
+    """Partial choices: number of the frontier's state, ticks and kept bytes so far; all of shape (labels,)."""
 
     state: IntArray
     times: IntArray
@@ -326,7 +342,7 @@ class Labels(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """The order of a graph, and the least that each state of the frontier has ahead at a price."""
+    """A graph in the order of its nodes, with the least priced time ahead of each state of the frontier."""
 
     graph: CostGraph
     budget: int
@@ -334,7 +350,7 @@ class Sweep:
 
     @cached_property
     def into(self) -> tuple[tuple[Edge, ...], ...]:
-        """Per node its edges from nodes before it."""
+        """Per node its edges from earlier nodes."""
         result: list[list[Edge]] = [[] for _ in self.graph.times]
         for edge in self.graph.edges:
             result[edge.target].append(edge)
@@ -342,7 +358,7 @@ class Sweep:
 
     @cached_property
     def frontiers(self) -> tuple[tuple[int, ...], ...]:
-        """Per place the nodes before it that have an edge to a node at or after it."""
+        """Per position in the order the earlier nodes that have an edge to a node at or after it."""
         last = list(range(len(self.graph.times)))
         for source, target, _ in self.graph.edges:
             last[source] = max(last[source], target)
@@ -353,7 +369,7 @@ class Sweep:
 
     @property
     def entries(self) -> int:
-        """Size of the largest table that a sweep needs."""
+        """Entries of the largest table of a sweep."""
         return max(self._shape((*ahead, node)) for node, ahead in enumerate(self.frontiers[:-1]))
 
     def _shape(self, nodes: tuple[int, ...]) -> int:
@@ -361,7 +377,7 @@ class Sweep:
 
     @cached_property
     def ahead(self) -> tuple[IntArray, ...]:
-        """Per place, over the choices of its frontier, the least priced time of all nodes at or after it."""
+        """Per position, over the choices of its frontier, the least priced time of all nodes at or after it."""
         result = [np.zeros((), dtype=np.int64)]
         for node in range(len(self.graph.times) - 1, -1, -1):
             joined = (*self.frontiers[node], node)
@@ -376,13 +392,16 @@ class Sweep:
 
     @cached_property
     def least(self) -> IntArray:
-        """Per place the fewest bytes that all nodes at or after it keep."""
+        """Per position the fewest bytes that all nodes at or after it keep."""
         fewest = np.array([int(each.min()) for each in self.graph.kept], dtype=np.int64)
         result: IntArray = np.r_[np.cumsum(fewest[::-1])[::-1], 0]
         return result
 
     def below(self, ticks: int, labels: int) -> Swept:
-        """Return the fastest choice that takes fewer than ``ticks``, with at most ``labels`` partial choices a node."""
+        """Return the fastest choice that takes fewer than ``ticks``.
+
+        At most ``max_labels`` partial choices are kept at a node.
+        """
         now = Labels(*(np.zeros(1, dtype=np.int64) for _ in range(3)))
         history: list[tuple[IntArray, IntArray]] = []
         bound = ticks
@@ -391,6 +410,7 @@ class Sweep:
             fits = np.flatnonzero((least <= self._worth(bound)) & (ahead.kept + self.least[node + 1] <= self.budget))
             best = undominated(ahead.state[fits], ahead.times[fits], ahead.kept[fits])
             rows = fits[best]
+            # labels that are dropped for want of room lower the bound to the least that they promised
             if len(rows) > labels:
                 order = np.argpartition(least[rows], labels)
                 bound = min(bound, self.price.bound(int(least[rows[order[labels]]]), self.budget))
@@ -403,11 +423,11 @@ class Sweep:
         return Swept(_traced(history, row), min(bound, int(now.times[row])))
 
     def _worth(self, ticks: int) -> int:
-        """Return the most priced time at which a choice within the budget may take fewer than ``ticks``."""
+        """Return the highest priced time at which a choice within the budget may still take fewer than ``ticks``."""
         return self.price.of * (ticks - 1) + self.price.ticks * self.budget
 
     def _extended(self, node: int, now: Labels) -> tuple[Labels, IntArray]:
-        """Return every label with every choice of a node, and the least priced time with what is ahead."""
+        """Return every label extended by every choice of a node, and their least priced times over the whole graph."""
         frontier, following = self.frontiers[node], self.frontiers[node + 1]
         shape = tuple(self.graph.sizes[each] for each in frontier)
         met = dict(zip(frontier, np.unravel_index(now.state, shape), strict=True)) if frontier else {}

@@ -1,12 +1,8 @@
-"""The legal shardings of an operator, and which of them the user has decided.
+"""The legal shardings of an operator over the operator axes of a mesh, and the pins by which users decide them.
 
-The legal shardings of an operator over the operator axes of a mesh.
-
-An axis cuts one dim of an operator's iteration space or none, and two axes may cut one dim. A dim that all
-results have is cut into independent parts; one that is summed leaves partial results; one of which a norm
-takes statistics leaves partial statistics. All others are needed whole.
-
-Operators that the user has decided: how a pin is written, and which choices it leaves.
+An axis cuts one dim of an operator's iteration space or none, and two axes may cut one dim. Cutting a dim that all
+results have gives independent parts; cutting a summed dim gives partial results; cutting a dim over which a norm
+takes statistics gives partial statistics. No other dim may be cut.
 
 A pin names an operator, ``layers.attention`` for all layers or ``layers.0.attention`` for one, and says which
 axes cut which of its dims: by name, or in the order of the dims that may be cut. All other dims are whole.
@@ -26,7 +22,7 @@ from meshwise.strategies.plan.parallelism import CAPACITY
 from meshwise.strategies.plan.sharding import OperatorSharding
 
 Cuts = tuple[tuple[str, tuple[str, ...]], ...]
-"""Per cut dim its axes, outermost first."""
+"""The axes that cut each dim, outermost first; dims without a cut are left out."""
 
 _SUMS = frozenset(
     {
@@ -39,20 +35,20 @@ _SUMS = frozenset(
         OperatorKind.ELEMENTWISE,
     }
 )
-"""Kinds whose reduced dims may be cut: each rank sums its part, and the parts are summed."""
+"""Kinds whose reduced dims may be cut: each rank sums its part, and a collective sums the partial results."""
 
 _WINDOWS = frozenset({"height", "width", "input_height", "input_width", "rows", "columns", "kernel"})
-"""Dims along which windows reach into the next part."""
+"""Dims along which the window of a convolution or pooling would reach into the next rank's part."""
 
 _MIXED = frozenset({"head_dim", "gate", "top_k"})
-"""Dims whose points go together: rotations and gates pair them, and a token's experts are summed."""
+"""Dims whose points belong together: rotations and gates pair them, and a token's experts are summed."""
 
 _ALIASES = (SEQUENCE, "key", CAPACITY)
-"""Names of one dim in tensors of operators that have one of them: tokens, as keys, or as sent to experts."""
+"""Names that one dim, the tokens, has in different tensors: as tokens, as keys, or as sent to experts."""
 
 
 def cuttable(block: Block, operator: Operator) -> tuple[str, ...]:
-    """Return the dims of an operator that an axis may cut, in the order of its iteration space."""
+    """Return the dims of an operator that axes may cut, in the order of its iteration space."""
     return tuple(dim for dim, _ in operator.dims if _may_cut(block, operator, dim))
 
 
@@ -61,6 +57,7 @@ def _may_cut(block: Block, operator: Operator, dim: str) -> bool:
         return False
     if dim in operator.reduced:
         return operator.kind in _SUMS
+    # a result without the dim would be whole on every rank: only sums, above, may leave it partial
     names = {dim, *followers(block, operator, dim)}
     if any(names.isdisjoint(block.tensor[name].dims) for name in operator.outputs):
         return False
@@ -73,7 +70,7 @@ def _may_cut(block: Block, operator: Operator, dim: str) -> bool:
 
 
 def followers(block: Block, operator: Operator, dim: str) -> tuple[str, ...]:
-    """Return the names that a dim of an operator has in tensors that name it otherwise."""
+    """Return the names that a dim of an operator has in those of its tensors that name it differently."""
     if dim not in _ALIASES:
         return ()
     own = dict(operator.dims)
@@ -93,7 +90,7 @@ def choices(
     degrees
         Ranks along each operator axis, from the outermost to the innermost.
     microbatch
-        Sequences of a microbatch, of which a cut batch takes a part.
+        Sequences of a microbatch: the size of the batch dim that axes divide.
     """
     axes = [axis for axis, degree in degrees.items() if degree > 1]
     dims = cuttable(block, operator)
@@ -112,7 +109,7 @@ def choices(
 def refused(
     block: Block, operator: Operator, dim: str, axes: tuple[str, ...], degrees: Mapping[str, int], microbatch: int
 ) -> str:
-    """Return the equation that cutting a dim by some axes breaks; empty where it breaks none."""
+    """Return the divisibility rule that cutting a dim by ``axes`` breaks; empty where it breaks none."""
     ways = prod(degrees[axis] for axis in axes)
     for each, size in _sizes(block, operator, dim, microbatch).items():
         if size % ways:
@@ -122,7 +119,7 @@ def refused(
 
 
 def _sizes(block: Block, operator: Operator, dim: str, microbatch: int) -> dict[str, int]:
-    """Return the sizes of a dim by the names that it has in an operator and its tensors."""
+    """Return the sizes of a dim by its names in an operator and its tensors: every one must divide."""
     found = {dim: dict(operator.dims)[dim] * (microbatch if dim == BATCH else 1)}
     names = set(followers(block, operator, dim))
     for name in operator.inputs + operator.outputs:
@@ -138,9 +135,10 @@ def _with_followers(block: Block, operator: Operator, cuts: Cuts) -> Cuts:
 def ways_to_keep(
     block: Block, operator: Operator, cuts: Cuts, degrees: Mapping[str, int]
 ) -> Iterator[tuple[tuple[str, Cuts], ...]]:
-    """Yield the ways to keep parameters: as they are read, or cut besides along axes that cut only what they lack.
+    """Yield the layouts in which parameters may be kept: as they are read, or also cut along further axes.
 
-    The last way cuts them along most axes.
+    Further axes are those that cut only dims which no parameter has, so that all their ranks hold the same parameters
+    (as in ZeRO 3). The last layout cuts them along most axes.
     """
     yield ()
     tensors = [block.tensor[name] for name in operator.parameters]
@@ -155,29 +153,29 @@ def ways_to_keep(
 
 
 def _cut_besides(tensor: Tensor, cuts: Cuts, axes: tuple[str, ...], degrees: Mapping[str, int]) -> Cuts | None:
-    """Return the cuts of a parameter and one more of the first dim that some axes divide besides; or none does."""
+    """Return the cuts of a parameter with ``axes`` added to the first dim that they divide; None where none is."""
     have = {dim: each for dim, each in cuts if dim in tensor.dims and dim != SEQUENCE}
     for dim, size in zip(tensor.dims, tensor.shape, strict=True):
         together = (*have.get(dim, ()), *axes)
         if dim != SEQUENCE and size % prod(degrees[axis] for axis in together) == 0:
             after = have | {dim: together}
-            return tuple((each, after[each]) for each in tensor.dims if each in after)
+            return tuple((name, after[name]) for name in tensor.dims if name in after)
     return None
 
 
 AXIS_NAMES = {DATA: TENSOR_ROWS} | {axis: axis for axis in OPERATOR_AXES}
-"""What a pin calls the operator axes."""
+"""The operator axis that each name in a pin means."""
 
 
 class Pin(NamedTuple):
-    """What the user has decided of an operator: the axes of each dim, by its name or its place among those to cut."""
+    """The cuts that the user demands of an operator: axes by dim, a name or an index into the dims that may be cut."""
 
     operator: str
     cuts: tuple[tuple[str | int, tuple[str, ...]], ...]
 
 
 class Resolved(NamedTuple):
-    """A pin of one operator of one occurrence of a block."""
+    """The cuts that a pin demands of one operator of one occurrence of a block."""
 
     block: Block
     operator: Operator
@@ -185,13 +183,16 @@ class Resolved(NamedTuple):
 
 
 def resolved(graph: OperatorGraph, pins: tuple[Pin, ...]) -> dict[str, Resolved]:
-    """Return the pins by operator of an occurrence; one that names an occurrence goes before one that names a block.
+    """Return the pins by the names of the operators, ``layers.0.attention``, that they decide.
+
+    A pin that names one occurrence of a block overrides one that names the block.
 
     Raises
     ------
     ValueError
         Where an operator, dim or axis does not exist; the message offers the nearest.
     """
+    # names of occurrences have one more dot: sorted by dots, they come last and override
     found: dict[str, Resolved] = {}
     for pin in sorted(pins, key=lambda each: each.operator.count(".")):
         targets = list(_named(graph, pin.operator))
@@ -245,7 +246,7 @@ def _cuts(pin: Pin, block: Block, operator: Operator) -> Cuts:
 
 
 def broken(pins: Mapping[str, Resolved], degrees: Mapping[str, int], microbatch: int) -> str:
-    """Return the first rule that pins break on a mesh; empty where they break none."""
+    """Return the first rule that pins break on a mesh of these degrees; empty where they break none."""
     for name, pin in pins.items():
         for dim, axes in pin.cuts:
             missing = next((axis for axis in axes if degrees.get(axis, 1) == 1), None)
@@ -260,7 +261,7 @@ def broken(pins: Mapping[str, Resolved], degrees: Mapping[str, int], microbatch:
 def admitted(
     pins: Mapping[str, Resolved], name: str, legal: tuple[OperatorSharding, ...]
 ) -> tuple[OperatorSharding, ...]:
-    """Return the choices that pins leave of the legal ones of an operator of an occurrence."""
+    """Return those of the shardings of an operator, named with its occurrence, that the pins allow."""
     if name not in pins:
         return legal
     pin = pins[name]

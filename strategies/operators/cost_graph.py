@@ -1,10 +1,8 @@
-"""Costs of operators as a graph; smaller graphs without choices never needed, and with copies of a layer tied.
+"""The cost graph of operators: time and memory of every choice, as whole numbers, and reductions of the graph.
 
-Costs of every choice of every operator, as numbers only.
-
-A node chooses one of its layouts. A choice takes time on its own, and every edge takes time
-that depends on the choices at its two ends. Some of the memory of a choice stays through
-the step, the rest is there only while the node runs.
+A node is an operator and chooses one of its shardings. A choice takes time of its own, and every edge takes time that
+depends on the choices at its two ends. Some of the memory of a choice is kept through the step, the rest is transient:
+it is there only while the node runs.
 """
 
 from collections.abc import Sequence
@@ -18,11 +16,11 @@ from meshwise.simulator.brief import brief
 
 IntArray = NDArray[np.int64]
 MOST = 2**62
-"""No sum over all nodes and edges may reach this: sums of 64-bit integers stay exact."""
+"""No sum over all nodes and edges reaches this, so that sums of 64-bit integers are exact."""
 
 
 class Edge(NamedTuple):
-    """Ticks of a redistribution: ``times`` has shape (choices of source, choices of target)."""
+    """A redistribution between two nodes: its ticks, of shape (choices of source, choices of target)."""
 
     source: int
     target: int
@@ -37,14 +35,14 @@ class CostGraph:
     ----------
     times
         Per node the ticks of each choice, its own collectives included.
-    kept
+    kept_bytes
         Per node the bytes of each choice that stay through the step.
-    transient
+    transient_bytes
         Per node the bytes of each choice that are there only while the node runs.
     edges
-        Redistributions; the source comes before the target. Several may join the same two nodes.
+        Redistributions; the source comes before the target. Several may connect the same two nodes.
     copies
-        Per node the number of its class: nodes of one class are at the same place of repeated layers. -1 is none.
+        Per node the number of its class: nodes of one class are the same operator in copies of a layer. -1 is none.
 
     Raises
     ------
@@ -93,32 +91,32 @@ class CostGraph:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Number of choices of every node."""
+        """The number of choices of every node."""
         return tuple(len(each) for each in self.times)
 
     def time(self, choice: Sequence[int]) -> int:
-        """Return the ticks of one choice for every node."""
+        """Return the ticks of a step in which every node runs as ``choice`` says."""
         nodes = sum(int(each[index]) for each, index in zip(self.times, choice, strict=True))
         return nodes + sum(int(edge.times[choice[edge.source], choice[edge.target]]) for edge in self.edges)
 
     def memory(self, choice: Sequence[int]) -> int:
-        """Return the bytes of one choice for every node: all that is kept, and the most that is transient."""
+        """Return the bytes of a choice for every node: the sum of what is kept, and the largest transient part."""
         kept = sum(int(each[index]) for each, index in zip(self.kept, choice, strict=True))
         return kept + max(int(each[index]) for each, index in zip(self.transient, choice, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """A choice for every node that fits.
+    """A choice for every node that fits in memory, with its ticks and bytes.
 
     Parameters
     ----------
     bound
-        No choice that fits takes fewer ticks.
+        Ticks that every choice that fits takes at least.
     price
         Ticks saved by one more byte of memory, over the next bytes above the limit; None where it is not known.
-    interrupted
-        Whether the user ended the search for it: what it is is the best by then.
+    was_interrupted
+        Whether the user stopped the search: the choice is the best found until then.
     """
 
     choice: tuple[int, ...]
@@ -132,13 +130,13 @@ class Solution:
 
     @property
     def gap(self) -> float:
-        """Fraction by which the time is above the bound; 0 is proven optimal."""
+        """The fraction by which the time is above the bound; 0 means proven optimal."""
         return 0.0 if self.time == self.bound else self.time / self.bound - 1 if self.bound else float("inf")
 
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """Nothing fits: the choice that needs least memory, and the limit that is below it."""
+    """The proof that nothing fits: the choice of least memory, whose bytes are above the limit."""
 
     choice: tuple[int, ...]
     memory: int
@@ -148,10 +146,10 @@ class Shortfall:
 
 
 def least_memory(graph: CostGraph) -> tuple[int, ...]:
-    """Return the choice that needs least memory.
+    """Return the choice that needs least memory, exactly.
 
-    Edges hold no memory. So for a given most of transient bytes every node takes, among its
-    choices within it, the one that keeps fewest, and every transient size is tried as the most.
+    Edges take no memory. So under a given ceiling of transient bytes every node takes, of its choices below the
+    ceiling, the one that keeps fewest bytes; every size of transient bytes is tried as the ceiling.
     """
     least = max(int(each.min()) for each in graph.transient)
     levels = np.unique(np.concatenate(graph.transient))
@@ -164,7 +162,7 @@ def least_memory(graph: CostGraph) -> tuple[int, ...]:
 
 
 def _fewest(graph: CostGraph, node: int, levels: IntArray) -> IntArray:
-    """Return the fewest bytes that a node keeps within each level of transient bytes."""
+    """Return for each level of transient bytes the fewest bytes that a node keeps within it."""
     order = np.argsort(graph.transient[node], kind="stable")
     fewest = np.minimum.accumulate(graph.kept[node][order])
     result: IntArray = fewest[np.searchsorted(graph.transient[node][order], levels, side="right") - 1]
@@ -172,17 +170,18 @@ def _fewest(graph: CostGraph, node: int, levels: IntArray) -> IntArray:
 
 
 def _leanest(graph: CostGraph, node: int, level: int) -> int:
+    """Return the choice of a node that keeps fewest bytes, of those within ``level`` transient bytes."""
     within = np.flatnonzero(graph.transient[node] <= level)
     return int(within[np.argmin(graph.kept[node][within])])
 
 
 def least_time(graph: CostGraph) -> int:
-    """Return ticks that no choice is below: the least of every node and every edge alone."""
+    """Return a lower bound in ticks of every choice: the sum of the least time of every node and every edge."""
     return sum(int(each.min()) for each in graph.times) + sum(int(edge.times.min()) for edge in graph.edges)
 
 
 def shortfall(graph: CostGraph, limit: int | None) -> Shortfall | None:
-    """Return what is missing if nothing fits within ``limit`` bytes, else None."""
+    """Return the proof that nothing fits within ``limit`` bytes, None if something does."""
     if limit is None:
         return None
     choice = least_memory(graph)
@@ -191,7 +190,7 @@ def shortfall(graph: CostGraph, limit: int | None) -> Shortfall | None:
 
 
 def merge_parallel_edges(graph: CostGraph) -> CostGraph:
-    """Return the same costs with at most one edge between two nodes, in order of the nodes."""
+    """Return the graph with parallel edges added up to one, and edges in order of their nodes."""
     sums: dict[tuple[int, int], IntArray] = {}
     for source, target, times in graph.edges:
         met = sums.get((source, target))
@@ -201,7 +200,10 @@ def merge_parallel_edges(graph: CostGraph) -> CostGraph:
 
 
 def restrict(graph: CostGraph, allowed: Sequence[IntArray]) -> CostGraph:
-    """Return the graph in which each node has only the ``allowed`` choices, by index and in that order."""
+    """Return the graph in which each node has only its ``allowed_choices``, by index and in that order.
+
+    No nodes are copies any more: their choices may now differ.
+    """
 
     def columns(values: tuple[IntArray, ...]) -> tuple[IntArray, ...]:
         return tuple(each[index] for each, index in zip(values, allowed, strict=True))
@@ -241,11 +243,11 @@ def _check_numbers(name: str, values: IntArray) -> None:
 
 
 def needed(graph: CostGraph, memory: bool) -> tuple[IntArray, ...]:
-    """Return per node choices among which one of the best choices of the graph remains.
+    """Return per node the choices that suffice: they still contain an optimal choice of the graph.
 
     A choice is not needed if another one of its node is no slower whatever the neighbours choose (Desmet et al.,
-    "The dead-end elimination theorem", Nature 1992, in the form of Goldstein 1994), and needs no more memory if
-    ``memory`` counts.
+    "The dead-end elimination theorem", Nature 1992, in the form of Goldstein 1994), and, where ``memory`` is limited,
+    needs no more of it.
     """
     allowed = [np.arange(size) for size in graph.sizes]
     around: list[list[Edge]] = [[] for _ in allowed]
@@ -270,6 +272,7 @@ def _undominated(
     beats = worst <= 0
     for bytes_needed in (graph.kept[node][mine], graph.transient[node][mine]) if memory else ():
         beats &= bytes_needed[:, None] <= bytes_needed
+    # one by one against those still alive, so that of choices that beat each other one remains
     alive = np.ones(len(mine), dtype=np.bool_)
     for index in range(len(mine)):
         alive[index] = False
@@ -279,7 +282,7 @@ def _undominated(
 
 
 def tied(graph: CostGraph) -> tuple[CostGraph, tuple[int, ...]]:
-    """Return the graph in which all copies choose alike, and for every node its place in that graph."""
+    """Return the graph in which all copies choose alike, and for every node its index in that graph."""
     members: dict[tuple[bool, int], list[int]] = {}
     for node, number in enumerate(graph.copies):
         members.setdefault((True, node) if number == -1 else (False, number), []).append(node)
@@ -289,6 +292,7 @@ def tied(graph: CostGraph) -> tuple[CostGraph, tuple[int, ...]]:
     edges: list[Edge] = []
     for source, target, table in graph.edges:
         first, second = place[source], place[target]
+        # copies choose alike, so an edge between two copies takes the time of equal choices
         if first == second:
             times[first] = times[first] + table.diagonal()
         else:

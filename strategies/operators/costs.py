@@ -1,18 +1,16 @@
-"""Costs of the choices of operators: of each alone, and of each pair.
+"""The cost graph of a problem: ticks and bytes of every sharding of every operator, and of every redistribution.
 
-What every choice of every operator costs, taken from the lowering of whole plans.
+All costs come from the lowering of whole plans. The ticks of a choice are those of its compute and its own
+collectives, forward and backward, for all microbatches, with its part of the end of a step. The ticks of a pair of
+choices are the redistributions between them, of the tensor forward and of its gradient backward. Their sum is the step
+time of the plan on an idle network, with two exceptions that are no sums:
 
-The ticks of a choice are those of its compute and its own collectives, forward and backward, for all
-microbatches, with its part of what ends a step; those of a pair of choices are the redistributions between
-them, of the tensor forward and of its gradient backward. Their sum is the step of the plan on an idle network,
-but for what is not a sum:
+* two readers that ask for a tensor in the same layout share one redistribution, but it is counted for each;
+* gradients of all operators are summed along an axis together, once a step. They are counted at the rate of all
+  parameters together, which leaves out part of the collective's latency where fewer parameters are summed.
 
-* two readers of a tensor that want it in one layout share a redistribution, which is counted for each;
-* gradients that ranks along an axis sum are summed together once a step, and counted at the rate of all
-  parameters together, which leaves out part of a collective's latency where they are fewer.
-
-The bytes that a choice keeps are its parameters, gradients and optimizer states and what it saves for all
-microbatches under way; a tensor that several operators save is counted with the first.
+The kept bytes of a choice are its parameters, gradients and optimizer states and the tensors that it saves for
+backward; a tensor that several operators save is counted with the first of them.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -61,7 +59,7 @@ from meshwise.strategies.plan.sharding import OperatorSharding, ShardingSpec
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """A plan that cuts no operator, on a machine; ``costs`` are what the lowering of whole plans has measured there."""
+    """The plan whose operators are to be cut, here all whole, with the stage costs of the lowering of whole plans."""
 
     problem: Problem
     plan: Plan
@@ -74,12 +72,12 @@ class Setting:
 
     @cached_property
     def machine(self) -> Machine:
-        """The devices with the groups of the plan's mesh."""
+        """The devices, with the process groups of the plan's mesh."""
         return self.costs.machine(self.plan)
 
     @cached_property
     def rank(self) -> Rank:
-        """A rank of the machine, which stands for all."""
+        """Rank 0, which stands for all: all ranks of these plans do the same."""
         return self.machine.rank(0)
 
     def layout(self, block: Block, shardings: Mapping[str, OperatorSharding] | None = None) -> BlockLayout:
@@ -88,30 +86,30 @@ class Setting:
         return BlockLayout(block, self.plan.mesh, shardings or {}, self.plan.sequences, training)
 
     def alone(self, block: Block, operator: Operator, sharding: OperatorSharding) -> BlockLayout:
-        """Return the layout of an operator whose inputs come as it reads them."""
+        """Return the layout of a block of one operator, whose inputs already have the layouts that it reads."""
         alone = replace(
             block, operators=(operator,), inputs=operator.inputs, outputs=operator.outputs, repeat=1, layer=block.layer
         )
         return self.layout(alone, {f"{block.name}.{operator.name}": sharding})
 
     def steps(self, layout: BlockLayout) -> OperatorSteps:
-        """Return the steps of the one operator of a layout."""
+        """Return the segments, compute and collectives, of the one operator of a layout."""
         return operator_steps(layout, self.rank.accelerator, self.rank.groups, layout.block.operators[0])
 
 
 Columns = tuple[IntArray, IntArray, IntArray]
-"""Ticks, bytes kept and bytes held besides, of each choice."""
+"""Ticks, kept bytes and transient bytes of each choice."""
 
 
 @dataclass(frozen=True, eq=False)
 class NodeCosts:
-    """The costs of choices of operators; those of an operator that occurs again are known."""
+    """The costs of the choices of single operators, cached: copies of a block cost the same."""
 
     setting: Setting
     _columns: dict[tuple[str, tuple[OperatorSharding, ...]], Columns] = field(default_factory=dict)
 
     def of(self, block: Block, operator: Operator, options: tuple[OperatorSharding, ...]) -> Columns:
-        """Return the ticks, the bytes kept and the bytes held while it runs, of each choice of an operator."""
+        """Return the ticks, the kept bytes and the transient bytes of each choice of an operator."""
         key = (f"{block.name}.{operator.name}", options)
         if key not in self._columns:
             rows = [self._of_choice(block, operator, each) for each in options]
@@ -129,13 +127,14 @@ class NodeCosts:
         return ticks, *self._bytes(layout, block)
 
     def _accumulated(self, layout: BlockLayout, backward: Step) -> tuple[Step, ...]:
-        """Return the backward of an operator, and the addition of its gradients where that is one of its own."""
+        """Return the backward of an operator, and the addition to its gradients where that is a segment of its own."""
         if not self.setting.costs.blocks.adds_gradients(self.setting.plan):
             return (backward,)
         accelerator, size = self.setting.rank.accelerator, self.setting.training.gradient_bytes
         return with_accumulation(layout, accelerator, BlockSteps((), (backward,)), size).backward
 
     def _held(self, layout: BlockLayout) -> Parameters:
+        # the second user of a tied parameter has it from the first: it is updated and kept once
         seconds = {second for _, second in self.setting.problem.graph.tied}
         once = [each for each in layout.block.parameters if (layout.block.name, each.name) not in seconds]
         return Parameters(
@@ -146,7 +145,8 @@ class NodeCosts:
         )
 
     def _ending(self, layout: BlockLayout) -> int:
-        """Return the ticks of an operator's part of what ends a step: its gradients are summed, and its update."""
+        """Return the ticks of an operator's part of the end of a step: the sum of its gradients, and its update."""
+        # what an update of no parameters takes is in `fixed_ticks`, once for the whole step
         ticks = self._update(self._held(layout)) - self._update(Parameters(0, 0))
         parts = replicated_elements(layout, self.setting.training.conventions)
         for axis, elements in zip(OPERATOR_AXES, parts, strict=True):
@@ -155,32 +155,32 @@ class NodeCosts:
         return ticks
 
     def _update(self, held: Parameters) -> int:
-        """Return the ticks in which a rank updates parameters, and reads their gradients where they are clipped."""
+        """Return the ticks in which a rank updates parameters, and computes the norm of gradients that are clipped."""
         step = self.setting.rank.accelerator, self.setting.training, self.setting.plan, held
         return optimizer_ticks(*step) + (norm_ticks(*step) if self.setting.training.gradient_clipping else 0)
 
     @cached_property
     def once(self) -> int:
-        """Ticks of the end of a step that no choice changes."""
+        """The ticks of the end of a step that do not depend on any choice."""
         machine = self.setting.machine
         norm = machine.communicator(NORM, 0).ticks(*SQUARES) if NORM in machine.table.tables else 0
         return self._update(Parameters(0, 0)) + norm
 
     @cached_property
     def _rates(self) -> dict[str, float]:
-        """Ticks of a byte of gradients that ranks along each axis sum, at the rate of all parameters together."""
+        """Ticks to sum a byte of gradients along each axis, at the rate of an all-reduce of all parameters together."""
         size = float(self.setting.problem.graph.num_parameters * self.setting.training.gradient_bytes)
         groups = self.setting.rank.groups
         sums = ((axis, groups[axis].ticks(Collective.ALL_REDUCE, size)) for axis in OPERATOR_AXES if axis in groups)
         return {axis: ticks / size for axis, ticks in sums}
 
     def _bytes(self, layout: BlockLayout, block: Block) -> tuple[int, int]:
-        """Return the bytes that an operator keeps, and those it holds besides while it runs."""
+        """Return the kept bytes and the transient bytes of the one operator of a layout."""
         training, plan = self.setting.training, self.setting.plan
         held, bare = self._held(layout), _bare(self.setting.rank)
         states = sum(change.size for change in resident(bare, training, plan, held, 0, 0))
         if begin_in_step(training, plan):
-            states += held.elements * training.gradient_bytes  # all are there as the last microbatch begins
+            states += held.elements * training.gradient_bytes  # all of them exist when the last microbatch begins
         live = Liveness(layout, training.conventions)
         found = moments(live, Recompute.NONE).memory()
         (operator,) = layout.block.operators
@@ -191,32 +191,34 @@ class NodeCosts:
         return states + saved, besides + self._around(layout)
 
     def _around(self, layout: BlockLayout) -> int:
-        """Return the bytes of what an operator reads and makes, which others hold for it or wait for."""
+        """Return the bytes of an operator's inputs and outputs, which exist while it runs whoever made them."""
         (operator,) = layout.block.operators
         names = dict.fromkeys((*operator.inputs, *operator.outputs))
         return sum(layout.tensor_bytes(name, layout.produced[name].complete) for name in names)
 
     @property
     def resident(self) -> int:
-        """Bytes on a device whatever is chosen: what the runtime reserves, and buffers."""
+        """Bytes on a device that do not depend on any choice: the reserve of the runtime, and buffers."""
         (buffers,) = self.setting.costs.buffers(self.setting.plan)
         return int(self.setting.rank.accelerator.reserved) + buffers
 
 
 def _first_to_save(block: Block, name: str) -> str:
+    """Return the name of the first operator of a block that saves a tensor for backward."""
     return next(operator.name for operator in block.operators if name in operator.saved)
 
 
 def _bare(rank: Rank) -> Accelerator:
-    """Return the accelerator of a rank without what its runtime reserves, which no choice changes."""
+    """Return the accelerator of a rank without the reserve of its runtime, which no choice changes."""
     return replace(rank.accelerator, reserved=0.0)
 
 
 class _Reader(NamedTuple):
-    """How a choice reads a tensor: what it asks for, and what it leaves of the gradient.
+    """How a choice reads a tensor: the layout that it asks for, and the layout in which it leaves the gradient.
 
-    ``again`` are the ticks of its backward beside which it gathers again what it gathers forward, and ``hidden`` those
-    of the gradient of its weight, beside which the gradient of what it reads is summed; 0 where it does not.
+    ``gather_cover`` are the ticks of its backward that can hide the repeated gather of a tensor gathered in forward,
+    None where backward gathers nothing again. ``sum_cover`` are the ticks of its weight gradient that can hide the sum
+    of the tensor's gradient; 0 where nothing is hidden.
     """
 
     wanted: ShardingSpec
@@ -227,7 +229,7 @@ class _Reader(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class EdgeCosts:
-    """The costs of redistributions; those between the same choices of the same operators are known."""
+    """The costs of redistributions, cached by the operators and their choices."""
 
     setting: Setting
     _known: dict[tuple[object, ...], IntArray] = field(default_factory=dict)
@@ -236,13 +238,14 @@ class EdgeCosts:
     def _whole(self) -> dict[str, BlockLayout]:
         return {block.name: self.setting.layout(block) for block in self.setting.problem.graph.blocks}
 
-    def all(self, options: tuple[tuple[OperatorSharding, ...], ...]) -> list[Edge]:
-        """Return the redistributions between every operator that makes a tensor and every one that reads it.
+    def list_edges(self, options: tuple[tuple[OperatorSharding, ...], ...]) -> list[Edge]:
+        """Return the redistributions between the operator that makes a tensor and every operator that reads it.
 
-        ``options`` are the choices of every operator of every occurrence of a block, in execution order.
+        ``options`` are the choices of every operator of every occurrence of a block, in execution order. A tensor that
+        no operator makes, such as an input of the model, has the layout of its first reader.
         """
         result = []
-        crossing: list[_Source | None] = []  # by place; what nobody has read yet has no layout
+        crossing: list[_Source | None] = []  # by position; a tensor that nobody has read yet has no layout
         number = 0
         for _, block in self.setting.problem.graph.occurrences:
             met = zip(block.inputs, crossing, strict=False)
@@ -287,15 +290,16 @@ class EdgeCosts:
         backward = steps.backward.ticks if again else None
         hides = self.setting.costs.blocks.hides_gradients(self.setting.plan) and is_cut_product(layout, operator)
         weights = weight_gradient_ticks(layout, self.setting.rank.accelerator, operator, steps.backward) if hides else 0
-        next_to = not steps.after  # what follows the product is the sum
+        next_to = not steps.after  # only then the sum directly follows the product that hides it
         return _Reader(sharding.of_input(tensor), sharding.of_gradient(tensor), backward, weights if next_to else 0)
 
     def _times(
         self, block: Block, reader: Operator, name: str, haves: list[ShardingSpec], readers: list[_Reader]
     ) -> IntArray:
-        """Return the ticks of a tensor between every layout in which it is made and every way to read it."""
-        made, reads = {each: i for i, each in enumerate(dict.fromkeys(haves))}, dict.fromkeys(readers)
+        """Return the ticks of redistributing a tensor from every layout of its source to every layout of its reader."""
+        made, reads = {have: i for i, have in enumerate(dict.fromkeys(haves))}, dict.fromkeys(readers)
         of_read = {each: i for i, each in enumerate(reads)}
+        # many choices make or read a tensor in one layout: each distinct pair is priced once
         unique = np.array([[self._ticks(block, reader, name, have, each) for each in reads] for have in made], np.int64)
         found: IntArray = unique[np.ix_([made[have] for have in haves], [of_read[each] for each in readers])]
         return found * self.setting.plan.num_microbatches
@@ -316,7 +320,10 @@ class EdgeCosts:
 
 
 class _Source(NamedTuple):
-    """What makes a tensor, or reads it first where it comes from outside; its name there, its dims where it is read."""
+    """The operator that makes a tensor, or with ``is_reader`` the first reader of one that no operator makes.
+
+    ``name`` is the tensor's name in the operator's block, ``dims`` are the names of its dims where it is read next.
+    """
 
     node: int
     block: Block
@@ -326,11 +333,11 @@ class _Source(NamedTuple):
     read: bool = False
 
     def into(self, tensor: Tensor) -> "_Source":
-        """Return the same in the next block, where its dims have the names of ``tensor``'s."""
+        """Return the source as the next block sees it, where the tensor is ``tensor`` and its dims have other names."""
         return self._replace(dims=tensor.dims)
 
     def layout(self, sharding: OperatorSharding) -> ShardingSpec:
-        """Return the layout in which the tensor is there, given how its maker is cut."""
+        """Return the layout in which the source has the tensor if its operator is cut by ``sharding``."""
         tensor = self.block.tensor[self.name]
         made = sharding.of_kept(tensor) if self.read else sharding.of_output(self.operator, tensor)
         renamed = dict(zip(tensor.dims, self.dims, strict=False))
@@ -338,7 +345,7 @@ class _Source(NamedTuple):
 
 
 Allowed = Callable[[str, tuple[OperatorSharding, ...]], tuple[OperatorSharding, ...]]
-"""Which of the legal shardings of an operator, named by the occurrence of its block, may be chosen."""
+"""Returns those of an operator's legal shardings that may be chosen; the name is that of ``Node.name``."""
 
 
 class Node(NamedTuple):
@@ -350,20 +357,22 @@ class Node(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name by which a plan means this operator alone."""
+        """The name by which a plan names this occurrence of the operator alone."""
         return f"{self.occurrence}.{self.operator.name}"
 
 
 @dataclass(frozen=True, eq=False)
 class OperatorCosts:
-    """The costs of every choice, and what each means.
+    """The cost graph of a problem on a mesh, with the sharding that each choice stands for.
 
     Parameters
     ----------
+    microbatch
+        Sequences of a microbatch.
     choices
-        For every node its shardings, by the block's name.
-    resident
-        Bytes on a device whatever is chosen: what the framework keeps.
+        For every node its shardings, named by the block.
+    resident_bytes
+        Bytes on a device that do not depend on any choice: what the framework keeps.
     """
 
     problem: Problem
@@ -378,12 +387,12 @@ class OperatorCosts:
 
     @property
     def limit(self) -> int:
-        """Bytes that choices may take on a device."""
+        """Bytes on a device that are left for choices."""
         return int(self.problem.usable(self.problem.cluster.accelerator)) - self.resident
 
     @cached_property
     def tied(self) -> tuple[tuple[tuple[int, str], tuple[int, str]], ...]:
-        """The nodes that use one parameter, each with its name there."""
+        """Pairs of nodes that use one tied parameter, each with the parameter's name there."""
 
         def user(end: tuple[str, str]) -> tuple[int, str]:
             users = (n for n, o in enumerate(self.nodes) if o.occurrence == end[0] and end[1] in o.operator.parameters)
@@ -392,11 +401,11 @@ class OperatorCosts:
         return tuple((user(first), user(second)) for first, second in self.problem.graph.tied)
 
     def keeps(self, node: int, choice: int, parameter: str) -> dict[str, tuple[str, ...]]:
-        """Return how a choice keeps a parameter: the axes of each dim."""
+        """Return the axes that cut each dim of a parameter as a choice of a node keeps it."""
         return dict(self.choices[node][choice].of_kept(self.nodes[node].block.tensor[parameter]).cuts)
 
     def only(self, allowed: Mapping[int, Sequence[int]]) -> "OperatorCosts":
-        """Return the costs where some nodes have only some of their choices."""
+        """Return the costs where the nodes of ``allowed_choices`` have only those choices; they are no copies then."""
         graph = self.graph
         index = [np.array(allowed.get(n, range(size)), np.int64) for n, size in enumerate(graph.sizes)]
 
@@ -415,7 +424,7 @@ class OperatorCosts:
         return replace(self, choices=choices, graph=CostGraph(*columns, tuple(edges), copies))
 
     def plan(self, chosen: Iterable[int]) -> Plan:
-        """Return the plan of one choice a node."""
+        """Return the plan in which every node has one of its choices, given by index."""
         found = {
             node.name: replace(options[choice], operator=node.name)
             for node, options, choice in zip(self.nodes, self.choices, chosen, strict=True)
@@ -431,14 +440,26 @@ def operator_costs(
     costs: StageCosts | None = None,
     allowed: Allowed | None = None,
 ) -> OperatorCosts:
-    """Return the costs of all choices of all operators on the operator axes of a mesh that has no others."""
+    """Return the costs of all choices of all operators, on a mesh of operator axes only.
+
+    Parameters
+    ----------
+    degrees
+        Ranks along each operator axis.
+    microbatch
+        Sequences of a microbatch on all ranks together.
+    costs
+        Stage costs already known for the problem.
+    choice_filter
+        Which legal shardings may be chosen; by default all.
+    """
     plan = operator_plan(problem, degrees, microbatch)
     return _Table(Setting(problem, plan, costs or StageCosts(problem)), degrees, allowed).costs()
 
 
 @dataclass(frozen=True, eq=False)
 class _Table:
-    """The costs of all choices while they are taken."""
+    """Builds the costs of all choices; copies of a block share their lists of shardings."""
 
     setting: Setting
     degrees: Degrees
@@ -455,9 +476,9 @@ class _Table:
         """Return all costs."""
         options, own = tuple(map(self._options, self.nodes)), NodeCosts(self.setting)
         columns = [own.of(node.block, node.operator, each) for node, each in zip(self.nodes, options, strict=True)]
-        times, kept, transient = ([each[of] for each in columns] for of in range(3))
+        times, kept, transient = ([column[i] for column in columns] for i in range(3))
         times[0] = times[0] + own.once
-        edges = tuple(EdgeCosts(self.setting).all(options))
+        edges = tuple(EdgeCosts(self.setting).list_edges(options))
         graph = CostGraph(tuple(times), tuple(kept), tuple(transient), edges, self._copies(options))
         problem, microbatch = self.setting.problem, self.setting.plan.sequences
         return OperatorCosts(problem, self.degrees, microbatch, self.nodes, options, graph, own.resident)

@@ -1,14 +1,14 @@
 """Dynamic programming by elimination, as in MindSpore's automatic parallel.
 
-Source: MindSpore, ``frontend/parallel/auto_parallel`` (``dp_algo_costmodel.cc``, ``graph_costmodel.cc``): the graph
-shrinks by the first of six eliminations that applies, again and again; each keeps lists of
-costs with the decisions behind them; at the end a cost is chosen and its decisions are replayed.
+Source: MindSpore, ``frontend/parallel/auto_parallel`` (``dp_algo_costmodel.cc``, ``graph_costmodel.cc``). The graph
+shrinks by the first of six eliminations that applies, again and again. Each elimination keeps lists of costs with the
+decisions behind them; at the end one cost is chosen and its decisions are replayed.
 
-As published a list drops what is no better in computation and communication, whatever memory it
-saves; and a source with several consumers goes into the list of one of them, where the choices of
-the other ones are only remembered, and may in the end be others. Both can be had by
-``faithful=True``. Otherwise lists hold all that no other beats in time, kept and transient memory, and a
-source with two consumers becomes an edge between them.
+The published algorithm has two defects. A list drops costs that are no better in computation and communication, even
+if they save memory. And a source with several consumers is folded into the list of one of them, which only remembers
+the choices of the others: in the end they may choose differently. ``faithful=True`` reproduces both. Otherwise lists
+keep all rows that no other row beats in time, kept and transient memory, and a source with two consumers becomes an
+edge between them.
 """
 
 from collections.abc import Callable
@@ -22,26 +22,27 @@ from meshwise.strategies.operators.cost_graph import CostGraph, IntArray, Shortf
 from meshwise.strategies.operators.frontier import frontier
 
 Simplify = Callable[[IntArray, IntArray], IntArray]
+"""Returns the rows of a list that are worth keeping, given the group and the costs of each row."""
 
 
 class ListsTooLong(ValueError):
-    """Too many partial plans are worth keeping."""
+    """Raised where lists of costs would have more rows than allowed."""
 
 
 @dataclass(frozen=True, eq=False)
 class CostList:
-    """Partial plans by the choices of some nodes.
+    """Costs of partial plans, by the choices of some nodes.
 
     Parameters
     ----------
     nodes
-        The nodes whose choices tell rows apart.
+        The nodes whose choices distinguish rows.
     choices
         Shape (nodes, rows).
     costs
         Shape (4, rows): ticks of nodes, ticks of edges, bytes kept, bytes transient.
     decisions
-        The lists this one is made from, and for each row the row there.
+        The lists that this one was made from, and for each row its row there.
     """
 
     nodes: tuple[int, ...]
@@ -50,14 +51,14 @@ class CostList:
     decisions: tuple[tuple["CostList", IntArray], ...] = ()
 
     def key(self, nodes: tuple[int, ...], sizes: tuple[int, ...]) -> IntArray:
-        """Return one number a row for its choices of ``nodes``."""
+        """Return for every row one number of its choices of ``nodes``."""
         result = np.zeros(self.costs.shape[1], dtype=np.int64)
         for node in nodes:
             result = result * sizes[node] + self.choices[self.nodes.index(node)]
         return result
 
     def rows(self, rows: IntArray, nodes: tuple[int, ...]) -> "CostList":
-        """Return some of the rows, told apart by ``nodes`` only."""
+        """Return some of the rows as a list over ``nodes`` only."""
         places = [self.nodes.index(node) for node in nodes]
         return CostList(nodes, self.choices[places][:, rows], self.costs[:, rows], ((self, rows),))
 
@@ -65,25 +66,26 @@ class CostList:
 def eliminate(
     graph: CostGraph, limit: int | None = None, *, faithful: bool = False, rows: int = 2**23
 ) -> Solution | Shortfall:
-    """Return the fastest choice within ``limit`` bytes, or what is missing if none fits.
+    """Return the fastest choice within ``limit`` bytes, or the proof that none fits.
 
     Parameters
     ----------
     faithful
-        As published, with its defects: it may say that nothing fits when something does, and choose what is not
-        fastest. Then the bound is that of every node and edge alone, and a shortfall is the least that it saw.
-    rows
-        Most rows of all lists while they are joined.
+        Run the algorithm as published, with its defects: it may say that nothing fits when something does, and its
+        choice may not be the fastest. The bound is then the sum of the least time of every node and edge, and a
+        shortfall has the least memory that the algorithm saw.
+    max_rows
+        Rows of all lists together while they are joined, at most.
 
     Notes
     -----
-    What fits anyway needs no lists of memory. What no elimination reduces, and what needs longer lists, is
-    solved by `meshwise.strategies.operators.frontier.frontier`.
+    Memory is added to the lists only where the fastest choice does not fit. Graphs that no elimination reduces to
+    single nodes, or whose lists get too long, are solved by `meshwise.strategies.operators.frontier.frontier`.
 
     Raises
     ------
     ListsTooLong
-        If the published lists need more than ``rows`` rows.
+        If the published lists need more than ``max_rows`` rows.
     """
     if faithful:
         published = Elimination(graph, _published, rows, faithful=True)
@@ -99,7 +101,7 @@ def eliminate(
 
 
 def _exact(graph: CostGraph, limit: int | None, simplify: Simplify, rows: int) -> Solution | Shortfall | None:
-    """Return what exact eliminations choose, None if they do not reduce the graph or get too long."""
+    """Return what exact eliminations choose; None if they do not reduce the graph, or their lists get too long."""
     shrinking = Elimination(graph, simplify, rows, faithful=False)
     try:
         shrinking.run()
@@ -109,7 +111,7 @@ def _exact(graph: CostGraph, limit: int | None, simplify: Simplify, rows: int) -
 
 
 class Elimination:
-    """The lists of the nodes and edges that are alive."""
+    """A graph that shrinks by eliminations: the lists of costs of its remaining nodes and edges."""
 
     def __init__(self, graph: CostGraph, simplify: Simplify, rows: int, faithful: bool) -> None:
         self.graph, self.simplify, self.faithful = graph, simplify, faithful
@@ -122,13 +124,13 @@ class Elimination:
             self._add(_edge_list(source, target, times))
 
     def run(self) -> None:
-        """Eliminate until only nodes without edges are left, or nothing applies."""
+        """Apply eliminations until none applies: at best only nodes without edges are left."""
         kinds = (self._operator, self._edge, self._merge, self._contract, self._triangle, self._star, self._last)
         while any(kind() for kind in kinds):
             check_deadline()
 
     def chosen(self, limit: int | None) -> Solution | Shortfall:
-        """Return the best of all combinations of the lists left, its decisions replayed."""
+        """Return the best combination of rows of the remaining lists, as a choice for every node."""
         total = CostList((), np.zeros((0, 1), dtype=np.int64), np.zeros((4, 1), dtype=np.int64))
         for each in self.nodes.values():
             alone = each if self.faithful else self._simplified(each, ())
@@ -144,6 +146,7 @@ class Elimination:
         return Solution(choice, time, self.graph.memory(choice), least_time(self.graph) if self.faithful else time)
 
     def _replayed(self, last: CostList, row: int) -> tuple[int, ...]:
+        """Return the choice of every node behind a row, by following its decisions back to the lists of nodes."""
         choice = [0] * len(self.graph.times)
         waiting = [(last, row)]
         while waiting:
@@ -166,7 +169,7 @@ class Elimination:
         return False
 
     def _edge(self) -> bool:
-        """Replace edges that join the same two nodes by one."""
+        """Replace two edges between the same nodes by one."""
         for ends, lists in self.edges.items():
             if len(lists) > 1:
                 self.edges[ends] = [self._simplified(self._joined(lists[0], lists[1]), ends), *lists[2:]]
@@ -174,7 +177,7 @@ class Elimination:
         return False
 
     def _merge(self) -> bool:
-        """Put a source with one consumer, which has other producers, into the list of the consumer."""
+        """Absorb a source into its only consumer, which has other producers."""
         for node in self.nodes:
             after = self._after(node)
             if not self._before(node) and len(after) == 1 and len(self._before(after[0])) > 1:
@@ -182,7 +185,7 @@ class Elimination:
         return False
 
     def _contract(self) -> bool:
-        """Put a sink with one producer, which has other consumers, into the list of the producer."""
+        """Absorb a sink into its only producer, which has other consumers."""
         for node in self.nodes:
             before = self._before(node)
             if not self._after(node) and len(before) == 1 and len(self._after(before[0])) > 1:
@@ -190,7 +193,7 @@ class Elimination:
         return False
 
     def _last(self) -> bool:
-        """Put the source of a component of two nodes into the list of the other one."""
+        """Absorb the source of a component of two nodes into its consumer."""
         for source, target in self.edges:
             alone = not self._before(source) and not self._after(target)
             if alone and self._before(target) == (source,) and self._after(source) == (target,):
@@ -206,7 +209,7 @@ class Elimination:
         return False
 
     def _star(self) -> bool:
-        """Remove a source with several consumers; exactly only if they are two."""
+        """Remove a source with several consumers; without ``faithful`` only one with two."""
         for node in self.nodes:
             after = self._after(node)
             if not self._before(node) and (len(after) > 1 if self.faithful else len(after) == 2):
@@ -214,6 +217,7 @@ class Elimination:
         return False
 
     def _fold(self, node: int, after: tuple[int, ...]) -> bool:
+        """Replace a source by an edge between its consumers; as published fold it into the list of the first one."""
         joined = self._joined(self.nodes.pop(node), self._taken(node, after[0]))
         if not self.faithful:
             joined = self._joined(joined, self._taken(node, after[1]))
@@ -225,6 +229,7 @@ class Elimination:
         return True
 
     def _absorb(self, node: int, ends: tuple[int, int]) -> bool:
+        """Join the edge ``ends`` and the node at its other end into the list of ``node``."""
         other = ends[0] if ends[1] == node else ends[1]
         joined = self._joined(self._joined(self.nodes.pop(other), self._taken(*ends)), self.nodes[node])
         self.nodes[node] = self._simplified(joined, (node,))
@@ -237,7 +242,7 @@ class Elimination:
         self.before[target].add(source)
 
     def _taken(self, source: int, target: int) -> CostList:
-        """Return the list of an edge and remove the edge; parallel ones are joined first."""
+        """Remove an edge and return its list; parallel edges are joined."""
         first, *others = self.edges.pop((source, target))
         self.after[source].discard(target)
         self.before[target].discard(source)
@@ -258,7 +263,7 @@ class Elimination:
         return given.rows(self.simplify(given.key(nodes, self.graph.sizes), given.costs), nodes)
 
     def _joined(self, first: CostList, second: CostList) -> CostList:
-        """Return all pairs of rows that agree on the nodes of both."""
+        """Return the list of all pairs of rows that agree on the nodes which both lists have."""
         shared = tuple(node for node in first.nodes if node in second.nodes)
         own = first.key(shared, self.graph.sizes)
         keys = second.key(shared, self.graph.sizes)
@@ -268,17 +273,20 @@ class Elimination:
         self.num_rows += int(counts.sum())
         if self.num_rows > self.most_rows:
             raise ListsTooLong(f"lists of costs have at most {self.most_rows} rows in all, got {self.num_rows}")
+        # a join by sorting: each row of the first list, once for each row of the second one with its key
         left = np.repeat(np.arange(len(own)), counts)
         right = order[np.arange(len(left)) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(starts, counts)]
         new = [place for place, node in enumerate(second.nodes) if node not in first.nodes]
         nodes = first.nodes + tuple(second.nodes[place] for place in new)
         choices = np.concatenate([first.choices[:, left], second.choices[new][:, right]])
         costs = first.costs[:, left] + second.costs[:, right]
+        # transient bytes are not there at the same time: the larger counts, not the sum
         costs[3] = np.maximum(first.costs[3, left], second.costs[3, right])
         return CostList(nodes, choices, costs, ((first, left), (second, right)))
 
 
 def _through(given: CostList) -> tuple[tuple[CostList, IntArray], ...]:
+    """Return the decisions of a list whose rows are the rows of ``cost_list``."""
     return ((given, np.arange(given.costs.shape[1])),)
 
 
@@ -295,12 +303,15 @@ def _edge_list(source: int, target: int, times: IntArray) -> CostList:
 
 
 def _published(group: IntArray, costs: IntArray) -> IntArray:
+    """Return the rows that none beats in ticks of nodes and ticks of edges, as published."""
     return undominated(group, costs[0], costs[1])
 
 
 def _by_time(group: IntArray, costs: IntArray) -> IntArray:
+    """Return the fastest row of every group."""
     return undominated(group, costs[0] + costs[1])
 
 
 def _with_memory(group: IntArray, costs: IntArray) -> IntArray:
+    """Return the rows that none beats in time, kept bytes and transient bytes."""
     return undominated(group, costs[0] + costs[1], costs[2], costs[3])

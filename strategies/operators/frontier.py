@@ -1,11 +1,10 @@
-"""The exact core: bucket elimination, a price of memory, and a proof.
+"""The exact solver of a cost graph: bucket elimination, a price of memory, and a proof of the gap.
 
-Without a limit bucket elimination alone is exact. With one, memory is the sum of what is kept and
-the most that is transient. A range of levels of the transient part gives a relaxation: choices up to its
-highest level, and the budget that its lowest level leaves. A price on kept bytes bounds each
-range from below (Lagrangian relaxation; Handler and Zang, "A dual algorithm for the
-constrained shortest path problem", Networks 1980). Ranges are halved, the least bound first;
-a single level is swept exactly.
+Without a limit bucket elimination alone is exact. With a limit, memory is the sum of the kept bytes and the largest
+transient bytes. A range of levels of transient bytes gives a relaxation: all choices up to its highest level, with the
+budget of kept bytes that its lowest level leaves. A price on kept bytes bounds every range from below (Lagrangian
+relaxation; Handler and Zang, "A dual algorithm for the constrained shortest path problem", Networks 1980). Ranges are
+halved, the one with the least bound first; a single level is solved by an exact sweep.
 """
 
 import heapq
@@ -15,8 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from meshwise.simulator.deadline import check_deadline
-from meshwise.strategies.operators.bucket_elimination import MOST_SWEEP_ENTRIES as MOST_ENTRIES
-from meshwise.strategies.operators.bucket_elimination import Buckets, Price, Sweep, buckets
+from meshwise.strategies.operators.bucket_elimination import MOST_SWEEP_ENTRIES, Buckets, Price, Sweep, buckets
 from meshwise.strategies.operators.cost_graph import (
     MOST,
     CostGraph,
@@ -30,25 +28,25 @@ from meshwise.strategies.operators.cost_graph import (
 from meshwise.strategies.operators.neighbourhood import Neighbourhood
 
 ROUNDS = 40
-"""Most prices tried for one range; each halves what is between two choices, so more are not needed."""
+"""Prices tried for one range, at most; each one about halves what lies between two choices, so more never help."""
 
 
 def frontier(
     graph: CostGraph, limit: int | None = None, *, gap: float = 0.0, labels: int = 10_000
 ) -> Solution | Shortfall:
-    """Return the fastest choice within ``limit`` bytes, or what is missing if none fits.
+    """Return the fastest choice within ``limit`` bytes, or the proof that none fits.
 
     Parameters
     ----------
     graph
         Costs of every choice.
     limit
-        Most bytes; None is no limit.
+        Bytes of memory; None for no limit.
     gap
         Stop when the time is proven within this fraction of the least; 0 proves the least.
-    labels
-        Most partial choices kept at a node while a proof is made. Where more would be needed the bound stays
-        below the time, and true.
+    max_labels
+        Partial choices kept at a node of an exact sweep, at most. Where more are needed the bound remains valid, but
+        stays below the time.
 
     Raises
     ------
@@ -67,20 +65,27 @@ def frontier(
 
 
 STEP = 100
-"""What a byte more saves is told by this part of the limit more: at a corner the very next byte saves far more."""
+"""The price of memory is measured over one part of this many of the limit.
+
+The very next byte may save far more than those after it, where it lets another choice fit.
+"""
 
 FEW = 500
-"""Partial choices of the first sweep, which is quick and finds a better choice to prune with."""
+"""Partial choices of a first, quick sweep, which often finds a better choice to prune the full sweep with."""
 
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """The graph with choices up to some level of transient bytes.
+    """The graph without choices above some level of transient bytes.
 
     Parameters
     ----------
-    allowed
-        Per node class the choices that remain.
+    allowed_choices
+        Per class of nodes the choices that remain.
+    times, kept_bytes
+        Per distinct node table the costs of those choices.
+    edges
+        Per distinct edge table the ticks of those choices.
     """
 
     graph: CostGraph
@@ -91,25 +96,26 @@ class Cut:
     edges: tuple[IntArray, ...]
 
     def least(self, price: Price) -> tuple[int, tuple[int, ...]]:
-        """Return the least of ``price.of`` * ticks + ``price.ticks`` * kept bytes, and the choice that has it."""
+        """Return the least of ``price.num_bytes`` * ticks + ``price.ticks`` * kept bytes, and the choice with it."""
         costs = [price.of * times + price.ticks * kept for times, kept in zip(self.times, self.kept, strict=True)]
         value, choice = self.eliminations.minimum(costs, [price.of * each for each in self.edges])
         return value, self._named(choice)
 
     def leanest(self) -> tuple[int, ...]:
-        """Return the choice that keeps fewest bytes, of equal ones the fastest of each node."""
+        """Return the choice that keeps fewest bytes; of equal choices of a node the fastest."""
         order = [int(np.lexsort((times, kept))[0]) for times, kept in zip(self.times, self.kept, strict=True)]
         of_class = {number: index for (_, number), index in zip(self.eliminations.nodes, order, strict=True)}
         return self._named(tuple(of_class[number] for number in self.eliminations.classes))
 
     def _named(self, choice: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the choice with the indices of the whole graph."""
         lists = {number: each.tolist() for number, each in self.allowed.items()}
         return tuple(lists[number][index] for number, index in zip(self.eliminations.classes, choice, strict=True))
 
 
 @dataclass(frozen=True, eq=False)
 class Relaxation:
-    """The eliminations of a graph, and the graph cut at any level of transient bytes."""
+    """A graph with its eliminations, limited to any level of transient bytes; the limited graphs are cached."""
 
     graph: CostGraph
     eliminations: Buckets
@@ -117,7 +123,7 @@ class Relaxation:
 
     @cached_property
     def levels(self) -> IntArray:
-        """The values that the most transient bytes can take, ascending."""
+        """The values that the largest transient bytes of a choice can take, ascending."""
         distinct = [self.graph.transient[node] for node, _ in self.eliminations.nodes]
         levels = np.unique(np.concatenate(distinct))
         result: IntArray = levels[levels >= max(int(each.min()) for each in distinct)]
@@ -131,14 +137,15 @@ class Relaxation:
 
     @cached_property
     def most(self) -> tuple[int, int]:
-        """No choice takes more ticks, or keeps more bytes."""
+        """Upper bounds of any choice: ticks, and kept bytes."""
         ticks = sum(int(each.max()) for each in self.graph.times)
         edges = sum(int(edge.times.max()) for edge in self.graph.edges)
         return ticks + edges, sum(int(each.max()) for each in self.graph.kept)
 
     def price(self, ticks: int, of: int) -> Price:
-        """Return about ``ticks`` per ``of`` bytes, such that no priced sum leaves 64 bits."""
+        """Return a price of about ``ticks`` for ``num_bytes`` bytes, such that no priced sum leaves 64 bits."""
         most_ticks, most_bytes = (max(1, each) for each in self.most)
+        # the larger the scale the finer the price, which is rounded to a whole number of ticks
         highest = MOST // most_bytes
         scale = 1
         while scale < 2**40 and 2 * scale * most_ticks < MOST and 2 * scale * ticks < highest * of:
@@ -146,7 +153,7 @@ class Relaxation:
         return Price(min(highest, scale * ticks // of), scale)
 
     def within(self, level: int) -> Cut:
-        """Return the graph with choices up to ``level`` transient bytes."""
+        """Return the graph without choices above ``level`` transient bytes."""
         if level not in self._cuts:
             self._cuts[level] = self._cut(level)
         return self._cuts[level]
@@ -168,7 +175,7 @@ class Relaxation:
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Range:
-    """Levels ``low`` to ``high`` of transient bytes: no choice among them is below ``bound``."""
+    """A range of levels of transient bytes, by index; no choice within it takes fewer ticks than ``bound``."""
 
     bound: int
     low: int
@@ -177,7 +184,7 @@ class _Range:
 
 
 class _Search:
-    """Best first over ranges of transient bytes."""
+    """Best-first search over ranges of levels of transient bytes."""
 
     def __init__(self, relaxation: Relaxation, limit: int, gap: float, labels: int) -> None:
         self.relaxation, self.graph = relaxation, relaxation.graph
@@ -188,7 +195,7 @@ class _Search:
         self.ranges: list[_Range] = []
 
     def run(self, bound: int) -> Solution:
-        """Return the best choice; ``bound`` is the time without a limit."""
+        """Return the best choice; ``bound`` is the least time without a limit."""
         whole = _Range(bound, 0, len(self.relaxation.levels) - 1, Price(0, 1))
         relaxed = self._push(whole)
         closed = self.time
@@ -211,22 +218,22 @@ class _Search:
             self.best, self.time = choice, self.graph.time(choice)
 
     def _push(self, given: _Range) -> int:
-        """Raise the bound of a range, keep it if something in it may be faster than the best, and return the bound."""
+        """Raise the bound of a range, queue the range if it may hold a faster choice, and return the bound."""
         raised = self._raised(given)
         if raised.bound < self.time:
             heapq.heappush(self.ranges, raised)
         return raised.bound
 
     def _raised(self, given: _Range, more: int = 0) -> _Range:
-        """Return the range with the bound of the best price met, if there are so many bytes ``more``.
+        """Return the range with the bound of its best price, if the limit had ``extra_bytes`` more.
 
-        Two choices, one within the budget and one beyond it, name a price at which both cost the same. What is
-        least at that price replaces one of the two, until nothing is below both.
+        Two choices, one within the budget and one beyond it, define the price at which both cost the same. The
+        cheapest choice at that price replaces one of the two, until no choice is cheaper than both.
         """
         cut = self.relaxation.within(int(self.relaxation.levels[given.high]))
         lean, budget = cut.leanest(), self.limit + more - int(self.relaxation.levels[given.low])
         if self._kept(lean) > budget:
-            return replace(given, bound=self.time)  # nothing of it fits
+            return replace(given, bound=self.time)  # no choice of the range fits
         fast: tuple[int, ...] | None = None
         bound, best, price = given.bound, given.price, given.price
         for _ in range(ROUNDS):
@@ -248,13 +255,14 @@ class _Search:
         return _Range(bound, given.low, given.high, best)
 
     def _between(self, fast: tuple[int, ...] | None, lean: tuple[int, ...]) -> Price:
-        """Return the price at which both choices cost the same; nothing, while no choice is beyond the budget."""
+        """Return the price at which both choices cost the same; 0 while no choice beyond the budget is known."""
         if fast is None:
             return Price(0, 1)
         slower = self.graph.time(lean) - self.graph.time(fast)
         return self.relaxation.price(max(0, slower), self._kept(fast) - self._kept(lean))
 
     def _mix(self, fast: tuple[int, ...], lean: tuple[int, ...]) -> None:
+        """Offer mixtures of a choice beyond the budget and one within it: they use memory that a price leaves idle."""
         for first, second in ((fast, lean), (lean, fast)):
             mixture = self.near.mixed(first, second)
             if mixture is not None:
@@ -264,18 +272,18 @@ class _Search:
         return sum(each[index] for each, index in zip(self.relaxation.kept, choice, strict=True))
 
     def _swept(self, least: _Range) -> int:
-        """Return what no choice of one level is below, after a sweep of all of them."""
+        """Return the bound of a range of one level after an exact sweep of its choices."""
         level = int(self.relaxation.levels[least.low])
         allowed = tuple(np.flatnonzero(each <= level) for each in self.graph.transient)
         sweep = Sweep(restrict(self.graph, allowed), self.limit - level, least.price)
-        if sweep.entries > MOST_ENTRIES:
+        if sweep.entries > MOST_SWEEP_ENTRIES:
             return least.bound
         bound = least.bound
         for labels in sorted({min(self.labels, FEW), self.labels}):
             swept = sweep.below(self.time, labels)
             bound = max(bound, min(swept.bound, self.time))
             if swept.choice is not None:
-                self._offer(tuple(int(each[index]) for each, index in zip(allowed, swept.choice, strict=True)))
+                self._offer(tuple(int(options[index]) for options, index in zip(allowed, swept.choice, strict=True)))
             if bound * (1 + self.gap) >= self.time:
                 break
         return bound

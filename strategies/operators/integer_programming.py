@@ -1,13 +1,12 @@
-"""Alpa's integer program for the choice of layouts, solved by HiGHS.
+"""Alpa's integer program for the choice of shardings, solved by HiGHS.
 
-Zheng et al., "Alpa: automating inter- and intra-operator parallelism for distributed deep learning",
-OSDI 2022, section 4.2: one binary variable per choice, one variable per pair of choices of
-an edge, and a memory constraint for every moment. Here a moment is the run of one node: all that is
-kept, and what is transient at that node, stay within the limit.
+Zheng et al., "Alpa: automating inter- and intra-operator parallelism for distributed deep learning", OSDI 2022,
+section 4.2: one binary variable per choice, one variable per pair of choices of an edge, and a memory constraint for
+every moment. Here a moment is the run of one node: all kept bytes and that node's transient bytes fit within the limit.
 
-The pairs of an edge add up to exactly the choices at its ends (the local marginal polytope), where Alpa's
-text has inequalities. That is tighter, and the variables of pairs need not be binary: when
-the choices are whole, so are the pairs.
+The pairs of an edge add up to exactly the choices at its ends (the local marginal polytope), where Alpa's text has
+inequalities. That is tighter, and the variables of pairs need not be binary: when the choices are whole, so are the
+pairs.
 """
 
 from collections.abc import Sequence
@@ -32,7 +31,7 @@ from meshwise.strategies.operators.neighbourhood import Neighbourhood
 
 FloatArray = NDArray[np.float64]
 LARGEST = 1e6
-"""Sums are scaled to at most this: the solver's absolute tolerances are 1e-6 and finer."""
+"""The largest sum after scaling: the solver's absolute tolerances, 1e-6 and finer, suit numbers up to this."""
 
 
 def integer_programming(
@@ -44,26 +43,26 @@ def integer_programming(
     tie: bool = False,
     prune: bool = True,
 ) -> Solution | Shortfall:
-    """Return the fastest choice within ``limit`` bytes, or what is missing if none fits.
+    """Return the fastest choice within ``limit`` bytes, or the proof that none fits.
 
-    At Ctrl-C, and after ``seconds``, the best choice so far is returned with what is proven by then.
+    At Ctrl-C and after ``seconds`` it returns the best choice so far, with the bound proven until then.
 
     Parameters
     ----------
     gap
         Stop when the time is proven within this fraction of the least.
     seconds
-        Most seconds of the solver; None is no limit.
+        Time of the solver; None for no limit.
     tie
-        All copies of a node choose alike. Much smaller; but if mixing copies would be faster, it is not seen, and
-        the bound holds among such choices only.
+        Let all copies of a node choose alike. The program is much smaller, but misses choices in which copies differ,
+        and the bound holds among such choices only.
     prune
-        Leave out choices that are never needed. The result is as fast.
+        Leave out choices that are never needed; the result is as fast.
 
     Notes
     -----
-    The solver computes in floating point: the bound is right to about nine digits. Time and memory of
-    the result are exact.
+    The solver computes in floating point, so the bound is right to about nine digits; time and memory of the result
+    are exact.
     """
     if tie:
         return _tied(graph, limit, gap, seconds, prune)
@@ -92,13 +91,16 @@ def _solution(graph: CostGraph, choice: Sequence[int], bound: int, interrupted: 
 
 
 class _Program:
-    """Columns: the choices of all nodes, the pairs of all edges, and the most transient bytes."""
+    """The integer program of a graph on the solver.
+
+    Its columns are the choices of all nodes, the pairs of all edges, and, with a limit, the largest transient bytes.
+    """
 
     def __init__(self, graph: CostGraph, limit: int | None, gap: float, seconds: float | None) -> None:
         self.graph, self.limit, self.interrupted = graph, limit, False
         self.starts = np.cumsum([0, *graph.sizes])
         self.pairs = np.cumsum([self.starts[-1], *(edge.times.size for edge in graph.edges)])
-        ticks = sum(int(each.max()) for each in graph.times) + sum(int(each.times.max()) for each in graph.edges)
+        ticks = sum(int(each.max()) for each in graph.times) + sum(int(edge.times.max()) for edge in graph.edges)
         self.ticks = min(1.0, LARGEST / max(1, ticks))
         self.bytes = 1.0 if limit is None else min(1.0, LARGEST / max(1, limit))
         self.solver = highspy.Highs()  # type: ignore[no-untyped-call]
@@ -113,12 +115,12 @@ class _Program:
         self.solver.passModel(self._model())
 
     def solved(self) -> tuple[list[int], int]:
-        """Return the best choice found and the ticks that no choice is below."""
+        """Return the best choice found, and a lower bound in ticks of every choice."""
         if self.limit is None:
             best = [int(each.argmin()) for each in self.graph.times]
         else:
             best = list(Neighbourhood(self.graph, self.limit).polished(least_memory(self.graph)))
-        self._start(best)
+        self._start(best)  # a start that fits gives the solver something to prune with, and Ctrl-C an answer
         self._run()
         bound = self._bound()
         found = self._found()
@@ -131,12 +133,13 @@ class _Program:
         return best, bound
 
     def _run(self) -> None:
-        """Run the solver; Ctrl-C stops it, and it keeps what it has."""
+        """Run the solver in its own thread; Ctrl-C stops it, and its best solution so far remains."""
         self.solver.HandleUserInterrupt = True
         self.solver.startSolve()
         finished = False
         while not finished:
             try:
+                # short waits, for Python raises KeyboardInterrupt only between them
                 while not finished:
                     finished = self.solver.wait(0.1)[0]
             except KeyboardInterrupt:
@@ -144,12 +147,14 @@ class _Program:
                 self.solver.cancelSolve()  # type: ignore[no-untyped-call]
 
     def _found(self) -> list[int] | None:
+        """Return the choice of the solver's solution, None if it has none."""
         if self.solver.getInfo().primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
             return None
         values = np.array(self.solver.getSolution().col_value)
         return [int(values[start:end].argmax()) for start, end in zip(self.starts, self.starts[1:], strict=False)]
 
     def _bound(self) -> int:
+        """Return the proven bound in ticks, lowered by what the solver may have rounded."""
         trivial = least_time(self.graph)
         proven = self.solver.getInfo().mip_dual_bound
         if not np.isfinite(proven):
@@ -157,10 +162,11 @@ class _Program:
         return max(trivial, int(np.ceil((proven * (1 - 1e-10) - 1e-5) / self.ticks)))
 
     def _overrun(self, choice: Sequence[int]) -> int:
+        """Return the bytes by which a choice is above the limit."""
         return 0 if self.limit is None else self.graph.memory(choice) - self.limit
 
     def _tighten(self, overrun: int) -> None:
-        """Lower the limit: rounding let a choice through that is over it by a few bytes."""
+        """Lower the limit: by rounding, the solver let a choice pass that is a few bytes above it."""
         row = self.solver.getNumRow() - 1
         upper = self.solver.getLp().row_upper_[row]
         self.solver.changeRowBounds(row, -highspy.kHighsInf, upper - 2 * overrun * self.bytes)
@@ -195,7 +201,7 @@ class _Program:
         return rows.model(np.concatenate([*(each * self.ticks for each in costs), *memory]), int(self.starts[-1]))
 
     def _add_memory(self, rows: "_Rows", limit: int) -> None:
-        """Add, per moment, that the last column is at least what is transient; and that it fits with all kept."""
+        """Add that the last column is at least every node's transient bytes, and fits with all kept bytes."""
         last = int(self.pairs[-1])
         for node, transient in enumerate(self.graph.transient):
             columns = np.r_[np.arange(self.starts[node], self.starts[node + 1]), last]
@@ -205,7 +211,7 @@ class _Program:
 
 
 class _Rows:
-    """The rows of a program as they are added."""
+    """The constraints of a program, collected row by row as a sparse matrix."""
 
     def __init__(self) -> None:
         self.columns: list[NDArray[np.int64]] = []
@@ -220,7 +226,7 @@ class _Rows:
         self.upper.append(upper)
 
     def marginal(self, pairs: NDArray[np.int64], column: int) -> None:
-        """Add that the pairs sum to a choice."""
+        """Add the row in which pairs of an edge sum to the choice at one of its ends."""
         self.add(np.r_[pairs, column], np.r_[np.ones(len(pairs)), -1.0], 0.0, 0.0)
 
     def model(self, costs: FloatArray, binaries: int) -> highspy.HighsLp:

@@ -1,4 +1,4 @@
-"""Choices near a given one: two choices mixed at any place, and one node changed at a time."""
+"""Local improvements of choices: mixtures of two choices, and changes of one node at a time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from meshwise.strategies.operators.cost_graph import CostGraph, Edge, IntArray
 
 @dataclass(frozen=True, eq=False)
 class Neighbourhood:
-    """What is near a choice of a graph, within ``limit`` bytes."""
+    """Improves choices of a cost graph within ``limit`` bytes."""
 
     graph: CostGraph
     limit: int
@@ -26,10 +26,10 @@ class Neighbourhood:
         return tuple(tuple(each) for each in result)
 
     def mixed(self, first: Sequence[int], second: Sequence[int]) -> tuple[int, ...] | None:
-        """Return the fastest mixture that fits: nodes before some place as in ``first``, the others as in ``second``.
+        """Return the fastest mixture that fits: a prefix of the nodes as in one choice, the others as in another.
 
-        Layers are alike, so it matters only how many of them choose one way; and as they follow each other,
-        one place of change costs least.
+        Layers are alike, so it matters only how many of them choose as in ``prefix_choice``; and since they follow each
+        other, one change between neighbours costs least.
         """
         times, memory = self._mixtures(np.array(first), np.array(second))
         fits = np.flatnonzero(memory <= self.limit)
@@ -39,11 +39,12 @@ class Neighbourhood:
         return (*first[:place], *second[place:])
 
     def _mixtures(self, first: IntArray, second: IntArray) -> tuple[IntArray, IntArray]:
-        """Return ticks and bytes for every number of nodes that choose as in ``first``, from none to all."""
+        """Return the ticks and bytes of the mixtures with a prefix of 0, 1, ... and all nodes."""
         changes = np.zeros(len(first) + 2, dtype=np.int64)
         for source, target, times in self.graph.edges:
             neither, both = times[second[source], second[target]], times[first[source], first[target]]
             one = times[first[source], second[target]]
+            # for every length of the prefix the time of the edge, as differences that a cumulative sum adds up
             changes[0] += neither
             changes[source + 1] += one - neither
             changes[target + 1] += both - one
@@ -58,7 +59,7 @@ class Neighbourhood:
         return np.array([each[index] for each, index in zip(columns, choice, strict=True)], dtype=np.int64)
 
     def polished(self, choice: Sequence[int]) -> tuple[int, ...]:
-        """Return ``choice``, which fits, after changes of one node at a time, each faster and within the limit."""
+        """Return a choice that fits, improved one node at a time until no change is faster within the limit."""
         now = list(choice)
         kept = sum(int(each[index]) for each, index in zip(self.graph.kept, now, strict=True))
         faster = True
@@ -81,6 +82,6 @@ class Neighbourhood:
 
 
 def _ahead(first: IntArray, second: IntArray) -> IntArray:
-    """Return the sums of the first i of ``first`` and all but the first i of ``second``, for every i."""
+    """Return for every i the sum of the first i values of the prefix and of all but the first i of the suffix."""
     result: IntArray = np.r_[0, np.cumsum(first)] + np.r_[np.cumsum(second[::-1])[::-1], 0]
     return result

@@ -1,4 +1,4 @@
-"""The complete plan that a sharding for every operator means, and its rules."""
+"""Complete plans from a sharding for every operator, and the rules that such plans obey."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -32,7 +32,7 @@ def operator_plan(
     schedule: str = "1f1b",
     chunks: int = 1,
 ) -> Plan:
-    """Return the plan in which operators are cut as their shardings say.
+    """Return the complete plan with the given shardings of operators; other operators are whole.
 
     Parameters
     ----------
@@ -41,14 +41,14 @@ def operator_plan(
     microbatch
         Sequences of a microbatch on all ranks along the operator axes together.
     stages
-        The blocks of every pipeline stage, ``chunks`` of them a rank; by default one of all blocks.
+        The blocks of every pipeline stage, ``chunks`` stages a rank; by default one stage of all blocks.
     shardings
-        By name ``block.operator``, or ``layers.3.operator`` for one occurrence of a block that repeats.
+        Named ``block.operator``, or ``layers.3.operator`` for one occurrence of a repeated block.
 
     Raises
     ------
     ValueError
-        Where the ranks are not the devices, or the batch is not whole microbatches.
+        Where the ranks are not as many as the free devices, or microbatches do not divide the batch.
     """
     axes = [Axis(name, degrees.get(name, 1)) for name in OPERATOR_AXES]
     mesh = Mesh(
@@ -80,7 +80,7 @@ def operator_plan(
 
 
 def shared(problem: Problem, chosen: Mapping[str, OperatorSharding]) -> tuple[OperatorSharding, ...]:
-    """Return shardings of operators of occurrences with those that all occurrences have named once, by their block."""
+    """Return the shardings of a plan: for each block that of its first occurrence, and those that differ from it."""
     result: list[OperatorSharding] = []
     for block in problem.graph.blocks:
         for operator in block.operators:
@@ -92,9 +92,9 @@ def shared(problem: Problem, chosen: Mapping[str, OperatorSharding]) -> tuple[Op
 
 
 def with_data(problem: Problem, plan: Plan) -> Plan:
-    """Return the plan in which axes that cut the batch of every operator, and nothing else, are data parallelism.
+    """Return the plan with axes that cut the batch of every operator, and nothing else, turned into data parallelism.
 
-    Where every parameter is kept cut along them it is ZeRO 3. Other plans come back as they are.
+    It is ZeRO 3 where every parameter is kept cut along them. Other plans are returned unchanged.
     """
     if plan.data > 1 or not isinstance(plan.microbatch, int):
         return plan
@@ -108,9 +108,10 @@ def with_data(problem: Problem, plan: Plan) -> Plan:
 
 
 def nearly_data(problem: Problem, plan: Plan) -> tuple[Plan, ...]:
-    """Return the plan, and where an axis cuts the batch of most operators the plan in which it cuts that of all.
+    """Return a plan, and variants in which an axis that cuts the batch of most operators cuts that of all.
 
-    Data parallelism sums gradients beneath backward, which no sum of operators' times tells.
+    Data parallelism hides the sums of gradients under backward, which a sum of operators' times cannot show: so the
+    variants are worth a simulation.
     """
     found = [with_data(problem, plan)]
     for axis in (axis.name for axis in plan.mesh.axes if axis.name in OPERATOR_AXES and axis.size > 1):
@@ -123,9 +124,9 @@ def nearly_data(problem: Problem, plan: Plan) -> tuple[Plan, ...]:
 
 
 def agreeing(problem: Problem, plan: Plan) -> Plan:
-    """Return the plan in which the first user of a tied parameter keeps it as the second does.
+    """Return the plan in which the first user of every tied parameter keeps it in the layout of the second.
 
-    Of the shardings that do, it has the one that is most like its own.
+    The first user gets the legal sharding with that layout that is most like its present one.
     """
     degrees = {axis: plan.mesh.size(axis) for axis in OPERATOR_AXES}
     operators, found = operators_by_name(problem), {each.operator: each for each in plan.shardings}
@@ -149,7 +150,7 @@ def _user(problem: Problem, block: str, parameter: str) -> str:
 
 
 def all_kept(problem: Problem, plan: Plan) -> Plan:
-    """Return the plan in which every parameter is kept cut along all axes that cut only what it lacks."""
+    """Return the plan that keeps every parameter cut along all axes that cut none of its dims, as ZeRO 3 does."""
     degrees = {axis: plan.mesh.size(axis) for axis in OPERATOR_AXES}
     operators, result = operators_by_name(problem), []
     for sharding in plan.shardings:
@@ -161,7 +162,7 @@ def all_kept(problem: Problem, plan: Plan) -> Plan:
 
 
 def _with_batch(problem: Problem, plan: Plan, axis: str) -> Plan | None:
-    """Return the plan in which an axis cuts the batch of every operator that has one, if that divides it."""
+    """Return the plan in which an axis cuts the batch of every operator that has one; None where it does not divide."""
     order = [each.name for each in plan.mesh.axes]
     operators = operators_by_name(problem)
     result = []
@@ -179,7 +180,7 @@ def _with_batch(problem: Problem, plan: Plan, axis: str) -> Plan | None:
 
 
 def operators_by_name(problem: Problem) -> dict[str, tuple[Block, Operator]]:
-    """Return every operator by each of the names that a plan may use."""
+    """Return every operator, with its block, by each name that a plan may use for it."""
     return {
         f"{name}.{operator.name}": (block, operator)
         for occurrence, block in problem.graph.occurrences
@@ -189,12 +190,15 @@ def operators_by_name(problem: Problem) -> dict[str, tuple[Block, Operator]]:
 
 
 def _said_once(plan: Plan) -> Plan:
-    """Return the plan without shardings that cut nothing, where nothing is cut at all: that of a layout."""
+    """Return the plan without its shardings if none of them cuts anything, as plans of layouts have none."""
     return plan if any(each.cuts or each.kept for each in plan.shardings) else replace(plan, shardings=())
 
 
 def _is_data(problem: Problem, plan: Plan, axis: str, *, keeps: bool) -> bool:
-    """Return whether an axis cuts the batch of all operators that have one, and parameters are all kept cut or none."""
+    """Return whether an axis cuts the batch of all operators that have one, and nothing else.
+
+    With ``keeps_cut`` it also keeps all their parameters cut, otherwise none.
+    """
     operators = operators_by_name(problem)
     for sharding in plan.shardings:
         block, operator = operators[sharding.operator]
@@ -208,11 +212,12 @@ def _is_data(problem: Problem, plan: Plan, axis: str, *, keeps: bool) -> bool:
 
 
 def _axes(spec: ShardingSpec) -> set[str]:
+    """Return the axes that cut any dim of a tensor."""
     return {axis for _, axes in spec.cuts for axis in axes}
 
 
 def _moved(plan: Plan, axes: tuple[str, ...], zero: int) -> Plan:
-    """Return the plan with some neighbouring axes together as its data axis, where they are."""
+    """Return the plan with adjacent axes replaced by one data axis, at their position in the mesh."""
     ways = prod(plan.mesh.size(axis) for axis in axes)
     assert isinstance(plan.microbatch, int)
     left = [axis for axis in plan.mesh.axes if axis.name not in (*axes[1:], DATA)]
@@ -229,26 +234,27 @@ def _moved(plan: Plan, axes: tuple[str, ...], zero: int) -> Plan:
 
 
 def _without(sharding: OperatorSharding, axes: tuple[str, ...]) -> OperatorSharding:
-    """Return a sharding without some axes; what is kept as it is read then is not named."""
+    """Return a sharding without some axes; parameters that it then keeps as it reads them are not named."""
     cuts = _left(sharding.cuts, axes)
     kept = ((name, _left(each, axes)) for name, each in sharding.kept)
     return OperatorSharding(sharding.operator, cuts, tuple((name, each) for name, each in kept if _wider(each, cuts)))
 
 
 def _wider(kept: tuple[tuple[str, tuple[str, ...]], ...], cuts: tuple[tuple[str, tuple[str, ...]], ...]) -> bool:
-    """Return whether a parameter is kept cut where it is not read cut."""
+    """Return whether a parameter is kept in another layout than the operator reads."""
     return any(dict(cuts).get(dim, ()) != axes for dim, axes in kept)
 
 
 def _left(
     cuts: tuple[tuple[str, tuple[str, ...]], ...], axes: tuple[str, ...]
 ) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Return cuts without some axes; dims that no other axis cuts are left out."""
     found = ((dim, tuple(axis for axis in each if axis not in axes)) for dim, each in cuts)
     return tuple((dim, each) for dim, each in found if each)
 
 
 def cuts_operators(problem: Problem, plan: Plan) -> bool:
-    """Return whether a plan cuts operators of the model in other ways than layouts of the whole network do."""
+    """Return whether a plan has shardings of single operators that no layout of the whole network means."""
     if not plan.shardings:
         return plan.tensor_depth > 1
     by = Parallelism(
@@ -264,9 +270,9 @@ def cuts_operators(problem: Problem, plan: Plan) -> bool:
 
 
 def operator_violations(problem: Problem, plan: Plan) -> Iterator[Violation]:
-    """Yield every rule that a plan breaks which cuts operators in ways of its own.
+    """Yield every rule that a plan with shardings of single operators breaks.
 
-    Besides its mesh, batch, shardings, pipeline and ZeRO stage it is as the searches among shardings make it.
+    All its fields but mesh, batch, shardings, pipeline and ZeRO stage must be those of `build_operator_plan`.
     """
     known = (PIPELINE, DATA, *OPERATOR_AXES)
     unknown = next((axis.name for axis in plan.mesh.axes if axis.name not in known), None)
@@ -305,7 +311,7 @@ def operator_violations(problem: Problem, plan: Plan) -> Iterator[Violation]:
 
 
 def _pipeline_violations(problem: Problem, plan: Plan) -> Iterator[Violation]:
-    """Yield every rule of stages and of a published schedule that a plan breaks."""
+    """Yield every rule of stages and schedules that a plan of single operators breaks."""
     names = [name for name, _ in problem.graph.occurrences]
     met = [name for stage in plan.stages for name in stage.blocks]
     if met != names:
@@ -329,6 +335,7 @@ def _pipeline_violations(problem: Problem, plan: Plan) -> Iterator[Violation]:
 
 
 def _sharding_violations(problem: Problem, plan: Plan, degrees: dict[str, int]) -> Iterator[Violation]:
+    """Yield the first broken rule of every sharding of a plan."""
     operators = operators_by_name(problem)
     seen: set[str] = set()
     for number, sharding in enumerate(plan.shardings):
@@ -348,7 +355,7 @@ def _sharding_violations(problem: Problem, plan: Plan, degrees: dict[str, int]) 
 def _broken(
     block: Block, operator: Operator, sharding: OperatorSharding, degrees: dict[str, int], microbatch: int
 ) -> str:
-    """Return the first rule that a sharding breaks; empty where it breaks none."""
+    """Return the first rule that a sharding of an operator breaks; empty where it breaks none."""
     legal, own = cuttable(block, operator), dict(operator.dims)
     used = [axis for dim, axes in sharding.cuts if dim in own for axis in axes]
     wrong = next((axis for axis in used if degrees.get(axis, 1) == 1 or used.count(axis) > 1), None)
@@ -373,6 +380,7 @@ def _broken(
 
 
 def _kept_broken(block: Block, operator: Operator, name: str, cuts: Cuts, degrees: dict[str, int]) -> str:
+    """Return the first rule that the layout of a kept parameter breaks; empty where it breaks none."""
     if name not in operator.parameters:
         return f"keeps its parameters ({', '.join(operator.parameters) or 'none'}) cut, met {name}"
     tensor = block.tensor[name]

@@ -1,10 +1,11 @@
-"""MindSpore's double recursion and its sharding propagation.
+"""MindSpore's double recursion [1]_ and its sharding propagation [2]_.
 
-Double recursion: the machine is divided level by level, and at each level every operator is cut along one dim.
+Double recursion divides the machine level by level and cuts every operator along one dim at each level. The outer
+recursion visits the levels of the machine, the outermost first; a level cuts the parts that earlier levels left. The
+inner recursion chooses a dim for every operator at that level, by the data that would have to move. Occurrences of a
+block are cut alike, and memory plays no part.
 
-The outer recursion goes over the levels of the machine, the outermost first; a level cuts what the levels before
-have left. The inner one chooses a dim for every operator at that level, from what would have to be moved.
-Occurrences of a block are cut alike. Memory has no part in it.
+Sharding propagation starts from operators whose sharding is given and carries it along the edges of the graph.
 
 References
 ----------
@@ -29,13 +30,13 @@ from meshwise.strategies.operators.frontier import frontier
 from meshwise.strategies.plan.sharding import OperatorSharding
 
 WEIGHT_GRADIENT = 0.25
-"""What moving an element of a weight's gradient costs, next to one of an activation [1]_ (``MATMUL_MEM_COEF``)."""
+"""The cost of moving an element of a weight's gradient; one of an activation costs 1 [1]_ (``MATMUL_MEM_COEF``)."""
 REDISTRIBUTION = 16
-"""What moving an element of a tensor between operators costs, where their cuts of it disagree [1]_ (``REDIS_COEF``)."""
+"""The cost of moving an element of a tensor between operators whose cuts of it disagree [1]_ (``REDIS_COEF``)."""
 
 
 class Level(NamedTuple):
-    """A level of the machine: the axis that divides it, in how many ways, and ticks of a byte that is all-reduced."""
+    """A level of the machine: its axis, into how many parts it divides, and the ticks to all-reduce a byte along it."""
 
     axis: str
     ways: int
@@ -43,7 +44,7 @@ class Level(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """An operator of a block, and how often it occurs."""
+    """An operator of a block; ``name`` is ``block.operator``."""
 
     block: Block
     operator: Operator
@@ -51,7 +52,10 @@ class _Place(NamedTuple):
 
 
 class _Link(NamedTuple):
-    """A tensor from the operator that makes it to one that reads it, how often, and its names at either."""
+    """A tensor between the operator that makes it and one that reads it, by number, with its name at either end.
+
+    ``num_transfers`` counts the pairs of occurrences of the two operators.
+    """
 
     source: int
     target: int
@@ -69,11 +73,11 @@ def recurse(
     ----------
     levels
         From the outermost to the innermost.
-    microbatch, microbatches
-        Sequences of one on all devices together, and how many a step has.
+    microbatch, num_microbatches
+        Sequences of a microbatch on all devices together, and the microbatches of a step.
     faithful
-        As published: one operator after another, the one with most to lose first, by the sizes of what disagrees with
-        those that are decided; all levels are equally fast.
+        Choose as published: one operator after another, the one with most to lose first, by the sizes of tensors whose
+        cuts disagree with operators that are decided; all levels are taken as equally fast.
     """
     recursion = _Recursion(graph, microbatch, microbatches)
     for level in levels:
@@ -82,7 +86,7 @@ def recurse(
 
 
 class _Recursion:
-    """Every operator with the cuts of the levels so far."""
+    """The operators of all blocks, each with its cuts at the levels so far."""
 
     def __init__(self, graph: OperatorGraph, microbatch: int, microbatches: int) -> None:
         self.graph, self.microbatch, self.microbatches = graph, microbatch, microbatches
@@ -93,7 +97,7 @@ class _Recursion:
         self.links = list(_links(graph))
 
     def divide(self, level: Level, chosen: Sequence[str | None]) -> None:
-        """Cut every operator along the dim that was chosen for it."""
+        """Cut every operator along the dim that is chosen for it at a level."""
         for number, dim in enumerate(chosen):
             if dim is not None:
                 place = self.places[number]
@@ -102,7 +106,7 @@ class _Recursion:
                     self.ways[number][each] = self.ways[number].get(each, 1) * level.ways
 
     def shardings(self) -> tuple[OperatorSharding, ...]:
-        """Return how every operator is cut."""
+        """Return the sharding of every operator."""
         found = []
         for place, cuts in zip(self.places, self.cuts, strict=True):
             order = [dim for dim, _ in place.operator.dims]
@@ -111,14 +115,14 @@ class _Recursion:
         return tuple(found)
 
     def options(self, number: int, level: Level) -> list[str | None]:
-        """Return the dims of an operator that a level can cut of what is left, or ``None`` for whole."""
+        """Return the dims of an operator whose remaining size a level divides, and ``None`` for no cut."""
         sizes = dict(self.places[number].operator.dims)
         sizes[BATCH] = sizes.get(BATCH, 1) * self.microbatch
         left = {dim: size // self.ways[number].get(dim, 1) for dim, size in sizes.items()}
         return [dim for dim in self.dims[number] if dim is None or left[dim] % level.ways == 0]
 
     def size(self, number: int, name: str) -> float:
-        """Return the elements of a tensor that a rank has as an operator has it at the levels so far."""
+        """Return the elements of an operator's tensor on one rank, at the levels so far."""
         tensor = self.places[number].block.tensor[name]
         batch = self.microbatch if BATCH in tensor.dims else 1
         return batch * tensor.size / prod(self.ways[number].get(dim, 1) for dim in tensor.dims)
@@ -126,9 +130,9 @@ class _Recursion:
     # as published
 
     def greedy(self, level: Level) -> list[str | None]:
-        """Return a dim for every operator: the heaviest decides first, those after it look at it."""
+        """Return a dim for every operator: the heaviest operator decides first, and later ones see its decision."""
         options = [self.options(number, level) for number in range(len(self.places))]
-        options = [own[1:] or own for own in options]  # every operator is cut that can be
+        options = [own[1:] or own for own in options]  # every operator that can be cut is cut
         costs = [{dim: self._published(number, dim, level) for dim in own} for number, own in enumerate(options)]
         chosen: list[str | None] = [None] * len(self.places)
         decided: set[int] = set()
@@ -141,13 +145,14 @@ class _Recursion:
         return chosen
 
     def _weight(self, number: int, costs: Mapping[str | None, float]) -> float:
+        """Return how much an operator has to lose: the ratio of its highest cost to its least; norms decide first."""
         if self.places[number].operator.kind in (OperatorKind.NORM, OperatorKind.SOFTMAX):
             return float("inf")
         least, most = min(costs.values()), max(costs.values())
         return most / least if least else most
 
     def _published(self, number: int, dim: str | None, level: Level) -> float:
-        """Return the elements that a product moves when it is cut; others move none, and norms are cut by samples."""
+        """Return the elements that a cut product moves; others move none, and norms are cut along the batch."""
         place = self.places[number]
         if place.operator.kind in (OperatorKind.NORM, OperatorKind.SOFTMAX):
             return 0.0 if dim == BATCH else float("inf") if dim is not None else 1.0
@@ -161,7 +166,7 @@ class _Recursion:
         return self.size(number, second) / level.ways * WEIGHT_GRADIENT
 
     def _disagreeing(self, number: int, dim: str | None, chosen: Sequence[str | None], decided: set[int]) -> float:
-        """Return what is moved between an operator and its neighbours that are decided."""
+        """Return the cost of tensors between an operator and decided neighbours whose cuts disagree."""
         total = 0.0
         for link in self.links:
             here, there = (link.source, link.target) if link.source == number else (link.target, link.source)
@@ -174,9 +179,9 @@ class _Recursion:
     # corrected
 
     def exact(self, level: Level) -> list[str | None]:
-        """Return the dims that together take least time at a level."""
+        """Return a dim for every operator: those that together take least time at a level."""
         options = [self.options(number, level) for number in range(len(self.places))]
-        options = [own[1:] or own for own in options]  # every operator is cut that can be
+        options = [own[1:] or own for own in options]  # every operator that can be cut is cut
         times = tuple(self._times(number, own, level) for number, own in enumerate(options))
         none = tuple(np.zeros(len(own), np.int64) for own in options)
         edges = []
@@ -187,15 +192,16 @@ class _Recursion:
                 times[link.source][:] += table.diagonal()
             elif link.source < link.target:
                 edges.append(Edge(link.source, link.target, table))
-            else:  # from the end of a layer to the start of the next
+            else:  # from the end of a layer to the start of the next: a cost graph has forward edges only
                 edges.append(Edge(link.target, link.source, table.T.copy()))
         solution = frontier(CostGraph(times, none, none, tuple(edges), (-1,) * len(options)))
         return [own[choice] for own, choice in zip(options, solution.choice, strict=True)]
 
     def _times(self, number: int, options: Sequence[str | None], level: Level) -> IntArray:
-        """Return the ticks of what all occurrences of an operator move for themselves, for each dim.
+        """Return the ticks of the collectives of an operator's own, in all its occurrences, for each dim.
 
-        Partial results are summed, and so are gradients of inputs that all ranks read; once a step those of parameters.
+        Partial results are summed for every microbatch, as are gradients of inputs that all ranks read; gradients of
+        parameters are summed once a step.
         """
         place = self.places[number]
         operator, tensor = place.operator, place.block.tensor
@@ -215,16 +221,17 @@ class _Recursion:
         return np.array(found, np.int64)
 
     def _names(self, number: int, name: str, dim: str) -> tuple[str, ...]:
-        """Return the dims of a tensor of an operator, ``dim`` by its own name where it has another there."""
+        """Return the dims of an operator's tensor, with ``dim`` in place of an alias that the tensor uses for it."""
         place = self.places[number]
         own = followers(place.block, place.operator, dim)
         return tuple(dim if each in own else each for each in place.block.tensor[name].dims)
 
     def _between(self, link: _Link, made: str | None, read: str | None, level: Level) -> int:
-        """Return the ticks of bringing a tensor from its maker to a reader, and its gradient back.
+        """Return the ticks of moving a tensor from its source to its reader, and its gradient back.
 
-        What is cut alike moves nothing; what is cut at one end alone is gathered in one pass, half of an all-reduce;
-        what is cut otherwise goes in all-to-alls in both, of a rank's part.
+        A tensor that is cut alike at both ends does not move. One that is cut at one end only is gathered in one of
+        the two passes, for half the time of an all-reduce. One that is cut along different dims goes through an
+        all-to-all of a rank's part in both passes.
         """
         have, want = self._as_made(link, made), self._as_read(link, read)
         if have == want:
@@ -238,13 +245,13 @@ class _Recursion:
     # tensors
 
     def _as_made(self, link: _Link, dim: str | None) -> int | None:
-        """Return which dim of a tensor its maker leaves cut; none where it is summed."""
+        """Return the index of the dim of a tensor that its source leaves cut; none where it is summed."""
         place = self.places[link.source]
         summed = dim is None or (dim in place.operator.reduced and link.made in place.operator.outputs)
         return None if summed else self._index(link.source, link.made, dim)
 
     def _as_read(self, link: _Link, dim: str | None) -> int | None:
-        """Return which dim of a tensor a reader asks to be cut."""
+        """Return the index of the dim of a tensor that a reader asks to be cut."""
         return None if dim is None else self._index(link.target, link.read, dim)
 
     def _index(self, number: int, name: str, dim: str | None) -> int | None:
@@ -253,7 +260,7 @@ class _Recursion:
 
 
 def _links(graph: OperatorGraph) -> Iterator[_Link]:
-    """Yield the tensors between operators, those between occurrences of a block once."""
+    """Yield the tensors between operators; those of a repeated block once, with the number of transfers."""
     first = 0
     crossing: list[tuple[int, str] | None] = []
     for block in graph.blocks:
@@ -280,11 +287,11 @@ def _from(source: tuple[int, str], target: int) -> tuple[int, int, str]:
 
 
 def propagate(graph: CostGraph, seeds: Mapping[int, int]) -> tuple[int, ...]:
-    """Return a choice for every node, given those of some: breadth first from each seed, in their order.
+    """Return a choice for every node, given those of some: breadth first from each seed, in order of the seeds [2]_.
 
-    A neighbour takes the choice with the least ticks on the edge by which it is reached, of equal ones that with the
-    fewest of its own, and the first of these. One with several nodes before it is reached from them only when all
-    have chosen; the edges to the others do not count. What no seed reaches takes its first choice.
+    A neighbour takes the choice with the least ticks on the edge by which it is reached; of equal ones that with the
+    fewest ticks of its own, then the first. A node with several producers is reached from them only when all of them
+    have chosen, and the edges to the others do not count. Nodes that no seed reaches take their first choice.
     """
     edges = merge_parallel_edges(graph).edges
     forward: dict[int, list[tuple[int, IntArray]]] = {}
@@ -303,6 +310,6 @@ def propagate(graph: CostGraph, seeds: Mapping[int, int]) -> tuple[int, ...]:
                 ready = not ahead or all(each in chosen for each, _ in backward[other])
                 if other not in chosen and ready:
                     own = graph.times[other]
-                    chosen[other] = min(range(len(own)), key=lambda each: (int(moved[each]), int(own[each])))
+                    chosen[other] = min(range(len(own)), key=lambda index: (int(moved[index]), int(own[index])))
                     waiting.append(other)
     return tuple(chosen.get(node, 0) for node in range(len(graph.times)))

@@ -1,4 +1,4 @@
-"""DualPipeV: two stages a rank, down and up again, a forward and a backward of different microbatches as one.
+"""DualPipeV: two stages a rank, down and up again, with pairs of a forward and a backward that run as one.
 
 References
 ----------
@@ -25,7 +25,10 @@ from meshwise.strategies.schedules.rule import (
 
 
 class _Actions:
-    """The actions of one rank while they are collected; every stage takes its microbatches in turn."""
+    """Collects the actions of one rank; every stage takes its microbatches in order.
+
+    ``pairs`` are the rows of the forwards that run as one with the backward in the next row.
+    """
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, int, int]] = []
@@ -46,19 +49,20 @@ class _Actions:
             self.weights.append((stage, microbatch))
 
     def weight(self) -> None:
-        """Run the gradients of weights that wait longest, if any do."""
+        """Add the gradients of weights that have waited longest, if any wait."""
         if self.weights:
             stage, microbatch = self.weights.popleft()
             self.rows.append((stage, WEIGHT, microbatch))
 
     def together(self, forward: int, backward: int) -> None:
+        """Add a forward of one stage and a backward of the other that run as one."""
         self.pairs.append(len(self.rows))
         self.forward(forward)
         self.backward(backward)
 
 
 def _actions(rank: int, ranks: int, microbatches: int) -> _Actions:
-    """Collect the eight phases of the schedule, named as its source names them [1]_."""
+    """Return the actions of one rank: the eight phases of the schedule, with their names in the source [1]_."""
     actions, first, second, behind = _Actions(), rank, 2 * ranks - 1 - rank, ranks - rank - 1
     for _ in range(2 * behind):  # nF0
         actions.forward(first)
@@ -95,16 +99,16 @@ def dualpipev_order(rank: int, ranks: int, microbatches: int, chunks: int) -> Or
 
 
 def dualpipev_pairs(rank: int, ranks: int, microbatches: int, chunks: int) -> tuple[int, ...]:
-    """Return the forwards, as numbers of rows, that run as one with the backward in the next row."""
+    """Return the rows of the forwards that run as one with the backward in the next row."""
     return tuple(_actions(rank, ranks, microbatches).pairs)
 
 
 def dualpipev_bubble(ranks: int, microbatches: int, times: PassTimes, together: float) -> float:
     """Return the idle seconds of a rank in a step: ``(p - 1) (F&B + B - 3 W)`` [1]_.
 
-    ``B`` is a whole backward, ``F&B`` (``together``) a forward and a backward as one, all of one stage; the source
-    counts stages, of which there are two a rank. Holds for ``F = I = W`` and ``F&B = F + B``; an upper bound where
-    the pair is shorter, or ``W`` shorter than the others.
+    ``B`` is a whole backward, ``F&B`` (``pair_seconds``) a forward and a backward as one, all of one stage; the source
+    counts stages, two a rank. The formula holds for ``F = I = W`` and ``F&B = F + B``; it is an upper bound where the
+    pair is shorter, or ``W`` shorter than the others.
     """
     return (ranks - 1) * (together + times.backward - 3 * times.weight)
 

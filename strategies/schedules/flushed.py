@@ -1,8 +1,9 @@
-"""Schedules of whole backwards that end every step with a flush.
+"""Schedules with unsplit backwards whose pipeline is flushed, emptied, at the end of every step.
 
-Naive model parallelism: one microbatch at a time through all stages, forward and backward. GPipe: all microbatches
-forward, then all backward. One forward, one backward (1F1B). Interleaved 1F1B: several chunks a rank, depth first.
-Breadth-first pipeline: all microbatches through one chunk, then through the next.
+Naive model parallelism runs one microbatch at a time through all stages, forward and backward; GPipe all microbatches
+forward, then all backward; 1F1B one forward and one backward by turns. Interleaved 1F1B has several chunks a rank and
+goes depth first; the breadth-first pipeline runs all microbatches through one chunk, then through the next. In
+formulas ``p`` is the number of pipeline ranks, ``m`` of microbatches and ``v`` of chunks.
 
 References
 ----------
@@ -37,7 +38,7 @@ from meshwise.strategies.schedules.rule import (
 
 
 def one_f_one_b_order(rank: int, ranks: int, microbatches: int, chunks: int) -> Order:
-    """Return one rank's actions of flushed 1F1B [1]_: ``ranks - rank`` forwards, then by turns."""
+    """Return one rank's actions of flushed 1F1B [1]_: ``p - rank`` forwards, then backwards and forwards by turns."""
     warmup = min(ranks - rank, microbatches)
     turns = np.tile([BACKWARD, FORWARD], microbatches - warmup)
     kinds = np.concatenate([np.repeat(FORWARD, warmup), turns, np.repeat(BACKWARD, warmup)])
@@ -46,7 +47,7 @@ def one_f_one_b_order(rank: int, ranks: int, microbatches: int, chunks: int) -> 
 
 
 def one_f_one_b_bubble(ranks: int, microbatches: int, times: PassTimes) -> float:
-    """Return the idle seconds of a rank in a step: ``(p - 1) (F + B)``, as of GPipe, for any ``m`` [2]_ [3]_."""
+    """Return the idle seconds of a rank in a step: ``(p - 1) (F + B)``, as in GPipe, for any ``m`` [2]_ [3]_."""
     return (ranks - 1) * times.total
 
 
@@ -89,7 +90,7 @@ def gpipe_order(rank: int, ranks: int, microbatches: int, chunks: int) -> Order:
 
 
 def gpipe_bubble(ranks: int, microbatches: int, times: PassTimes) -> float:
-    """Return the idle seconds of a rank in a step: ``(p - 1) (F + B)``, the part ``(p - 1) / (m + p - 1)`` [5]_."""
+    """Return the idle seconds of a rank in a step: ``(p - 1) (F + B)``, a fraction ``(p - 1) / (m + p - 1)`` [5]_."""
     return (ranks - 1) * times.total
 
 
@@ -102,7 +103,7 @@ GPIPE = ScheduleRule("gpipe", gpipe_order, 'Huang et al., "GPipe", NeurIPS 2019'
 
 
 def interleaved_order(rank: int, ranks: int, microbatches: int, chunks: int) -> Order:
-    """Return one rank's actions of interleaved 1F1B [6]_: rounds of ``ranks`` microbatches through each chunk."""
+    """Return one rank's actions of interleaved 1F1B [6]_: rounds of ``p`` microbatches through each chunk."""
     total = microbatches * chunks
     warmup = _warmup(rank, ranks, microbatches, chunks)
     turns = np.tile([FORWARD, BACKWARD], total - warmup)
@@ -112,13 +113,14 @@ def interleaved_order(rank: int, ranks: int, microbatches: int, chunks: int) -> 
 
 
 def _warmup(rank: int, ranks: int, microbatches: int, chunks: int) -> int:
+    """Return the forwards of a rank before its first backward [6]_."""
     return min((chunks - 1) * ranks + 2 * (ranks - rank - 1), microbatches * chunks)
 
 
 def interleaved_bubble(ranks: int, microbatches: int, chunks: int, times: PassTimes) -> float:
     """Return the idle seconds of a rank in a step: ``(p - 1) (F + B)`` of one stage [6]_.
 
-    A stage has the ``v``-th part of a rank's layers, so that this is ``1 / v`` of the bubble of 1F1B.
+    A stage has ``1 / v`` of a rank's layers, so this is ``1 / v`` of the bubble of 1F1B.
     """
     return (ranks - 1) * times.total
 
@@ -147,7 +149,7 @@ def looped_bfs_order(rank: int, ranks: int, microbatches: int, chunks: int) -> O
 def looped_bfs_bubble(ranks: int, microbatches: int, chunks: int, times: PassTimes) -> float:
     """Return the idle seconds of a rank in a step: ``(p - 1) (F + B)`` of one stage, for ``m >= p`` [7]_.
 
-    Of the work that is ``(p - 1) / (m v)``, with ``v`` chunks a rank.
+    That is the fraction ``(p - 1) / (m v)`` of the work, with ``v`` chunks a rank.
     """
     return (ranks - 1) * times.total
 

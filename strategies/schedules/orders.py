@@ -1,6 +1,7 @@
-"""The orders of a schedule as columns, all pipeline ranks one after another.
+"""The orders of a schedule as columns of numbers, and an order in which the actions of all ranks can run.
 
-And an order in which the actions of all pipeline ranks can run, or why their own orders wait for ever.
+The columns have the actions of all pipeline ranks one after another. `order_actions` merges the ranks' orders into one
+that respects dependencies, or says why they deadlock.
 """
 
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from meshwise.strategies.schedules.schedule import Action, ActionKind, Order, Or
 
 
 class Orders(NamedTuple):
-    """The actions of all pipeline ranks: rank ``r`` runs ``start[r]:start[r + 1]`` in that order.
+    """The passes of all pipeline ranks as columns: rank ``r`` runs rows ``start[r]:start[r + 1]`` in that order.
 
     ``passes`` are ``2 * stage``, and 1 more for a backward.
     """
@@ -26,7 +27,7 @@ class Orders(NamedTuple):
 
 @lru_cache(maxsize=512)
 def orders(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Orders:
-    """Return the orders of a schedule by name; the same value for the same arguments.
+    """Return the orders of a schedule without split backwards, by name; cached, so do not change it.
 
     >>> orders("1f1b", 2, 2).passes.tolist()
     [0, 0, 1, 1, 2, 3, 2, 3]
@@ -38,9 +39,9 @@ def orders(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Orders:
 
 
 class Actions(NamedTuple):
-    """The actions of all pipeline ranks: rank ``r`` runs ``start[r]:start[r + 1]``.
+    """The actions of all pipeline ranks as columns: rank ``r`` runs rows ``start[r]:start[r + 1]`` in that order.
 
-    ``kind`` is a number of `KINDS`, ``together`` says whether an action runs as one with the next.
+    ``kind`` is an index into `KINDS`; ``pairs_next`` says whether an action runs as one with the next.
     """
 
     stage: Order
@@ -52,7 +53,7 @@ class Actions(NamedTuple):
 
 @lru_cache(maxsize=512)
 def actions(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Actions:
-    """Return the orders of any schedule by name, also of one that splits backward.
+    """Return the orders of any schedule by name, with backwards split or not; cached, so do not change it.
 
     >>> actions("zb1p", 1, 1).kind.tolist()
     [0, 2, 3]
@@ -67,9 +68,10 @@ def actions(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Action
 
 
 def requirement(schedule: Schedule, action: Action) -> Action | None:
-    """Return the action on another stage (or the same one's forward) that must come first.
+    """Return the action that must run before another one; None for a forward of the first stage.
 
-    Gradients of weights follow those of inputs on the same rank; those of inputs are asked for as ``B``.
+    A forward requires that of the stage before, a backward that of the stage behind, or, on the last stage, its own
+    forward. Gradients of weights require those of inputs. The latter are named as a whole backward, ``B``.
     """
     stage, kind, microbatch = action
     if kind is ActionKind.FORWARD:
@@ -81,12 +83,12 @@ def requirement(schedule: Schedule, action: Action) -> Action | None:
 
 
 def in_order(schedule: Schedule) -> Iterator[tuple[Action, ...]]:
-    """Yield every action after the one it requires, each pipeline rank's in its own order; those that overlap together.
+    """Yield all actions, each after the one it requires and each rank's in its own order; a pair is yielded together.
 
     Raises
     ------
-    ValueError
-        Where the orders wait for each other for ever; the message names ranks of which each waits for the next.
+    OrderError
+        Where the orders deadlock; the message names the ranks of a cycle, each of which waits for the next.
     """
     done: set[Action] = set()
     orders = _together(schedule)
@@ -109,7 +111,7 @@ def in_order(schedule: Schedule) -> Iterator[tuple[Action, ...]]:
 
 
 def _together(schedule: Schedule) -> tuple[tuple[tuple[Action, ...], ...], ...]:
-    """Return the order of every rank, with the two actions of a pair as one item."""
+    """Return the order of every rank, in which the two actions of a pair are one item."""
     pairs = dict(schedule.overlapped)
     seconds = set(pairs.values())
     return tuple(
@@ -119,23 +121,25 @@ def _together(schedule: Schedule) -> tuple[tuple[tuple[Action, ...], ...], ...]:
 
 
 def _needed(schedule: Schedule, actions: tuple[Action, ...]) -> Iterator[Action | None]:
+    """Yield what each of some actions requires."""
     return (requirement(schedule, action) for action in actions)
 
 
 def _unsplit(action: Action) -> Action:
-    """Return the action that others wait for: where gradients come from inputs alone, as of a whole backward."""
+    """Return the action under the name by which others require it: gradients of inputs count as a whole backward."""
     return action._replace(kind=ActionKind.BACKWARD) if action.kind is ActionKind.INPUT else action
 
 
 def _deadlock(schedule: Schedule, stuck: dict[int, tuple[Action, ...]], done: set[Action]) -> OrderError:
-    """Return the error that names a cycle of ranks of which each waits for the next, and the last for the first.
+    """Return the error that names a cycle of ranks, each of which waits for the next and the last for the first.
 
-    ``stuck`` are the next actions of the ranks that have not finished.
+    ``stuck_actions`` are the next actions of the ranks that have not finished.
     """
     waits: dict[int, tuple[Action, Action]] = {}
     for rank, actions in stuck.items():
         pairs = zip(actions, _needed(schedule, actions), strict=True)
         waits[rank] = next((action, needed) for action, needed in pairs if needed is not None and needed not in done)
+    # each stuck rank waits for a stuck rank, so the walk must return to one that it has seen
     path, rank = list[int](), min(waits)
     while rank not in path:
         path.append(rank)
@@ -146,7 +150,7 @@ def _deadlock(schedule: Schedule, stuck: dict[int, tuple[Action, ...]], done: se
 
 
 def _words(schedule: Schedule, rank: int, action: Action, needed: Action) -> str:
-    """Return what a rank wants to do and whom it waits for."""
+    """Return the words of what a rank is to do, and of what it waits for."""
     peer = schedule.rank_of(needed.stage)
     whom = f"rank {peer}" if peer != rank else "its own order, further on"
     what = f"{_NAMES[action.kind]} of microbatch {action.microbatch} through stage {action.stage}"

@@ -1,9 +1,9 @@
 """PipeDream and PipeDream-2BW: 1F1B without flush, on older versions of the weights.
 
 The pipeline never empties: the first forwards of a step run among the last backwards of the step before it. The
-orders here are those of a pipeline that starts empty and stops after the last microbatch; the orders of ``n`` steps
-are those of ``n m`` microbatches, of which step ``k`` has ``k m`` to ``(k + 1) m - 1``. A step in the steady state
-therefore takes what ``m`` more microbatches add.
+orders here are those of a pipeline that starts empty and stops after the last microbatch. The orders of ``n`` steps are
+those of ``n m`` microbatches; step ``k`` has microbatches ``k m`` to ``(k + 1) m - 1``. So a step in the steady state
+takes the time that ``m`` more microbatches add.
 
 References
 ----------
@@ -29,15 +29,15 @@ def pipedream_2bw_order(rank: int, ranks: int, microbatches: int, chunks: int) -
 
 
 def weight_versions(rank: int, ranks: int) -> int:
-    """Return the versions of its weights that a rank of PipeDream keeps: ``p - rank`` [1]_.
+    """Return how many versions of its weights a rank of PipeDream keeps: ``p - rank`` [1]_.
 
-    One for every microbatch in flight, so that a backward sees the weights of its forward.
+    It keeps one for every microbatch in flight, so that a backward sees the weights of its forward.
     """
     return ranks - rank
 
 
 def double_buffered(rank: int, ranks: int) -> int:
-    """Return the versions of its weights that a rank of PipeDream-2BW keeps: 2 [2]_."""
+    """Return how many versions of its weights a rank of PipeDream-2BW keeps: 2 [2]_."""
     return 2
 
 
@@ -49,7 +49,7 @@ def pipedream_bubble(ranks: int, microbatches: int, times: PassTimes) -> float:
 def pipedream_in_flight(rank: int, ranks: int, microbatches: int) -> int:
     """Return the most microbatches whose activations a rank holds: ``p - rank`` in the steady state [1]_.
 
-    Fewer where the pipeline stops after fewer microbatches.
+    There are fewer where the pipeline stops after fewer microbatches.
     """
     return min(ranks - rank, microbatches)
 

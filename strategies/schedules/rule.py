@@ -1,7 +1,7 @@
-"""What a schedule is by name: its order, where its stages are, and for which sizes it exists.
+"""Rules of schedules: the order of a rank's actions, the placement of stages, and the sizes for which they exist.
 
-An order is the actions of one pipeline rank as rows of numbers. A schedule of one size may be written out, action by
-action.
+An order is the actions of one pipeline rank as rows of numbers. A rule holds for any size; a schedule of one size may
+also be written out, action by action.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ FORWARD, BACKWARD, INPUT, WEIGHT = range(4)
 
 
 class PassTimes(NamedTuple):
-    """Seconds of one microbatch in one stage: forward, gradients of inputs, gradients of weights."""
+    """Seconds of one microbatch in one stage: of forward, gradients of inputs and gradients of weights."""
 
     forward: float
     input: float
@@ -43,11 +43,11 @@ class PassTimes(NamedTuple):
 
 
 Columns = tuple[Order, Order]
-"""Stages and microbatches of all actions of one kind, in their order."""
+"""The stages and the microbatches of all actions of one kind, in their order."""
 
 
 def merged(kinds: Order, columns: dict[int, Columns]) -> Order:
-    """Return rows in the order of ``kinds``, each kind's stages and microbatches in turn.
+    """Return an order whose rows have the given kinds; each kind takes its stages and microbatches in turn.
 
     >>> first = np.array([0, 0]), np.array([0, 1])
     >>> merged(np.array([FORWARD, BACKWARD, FORWARD, BACKWARD]), {FORWARD: first, BACKWARD: first}).tolist()
@@ -61,12 +61,12 @@ def merged(kinds: Order, columns: dict[int, Columns]) -> Order:
 
 
 def in_turn(stage: int, microbatches: int) -> Columns:
-    """Return the columns of a stage that takes the microbatches as they come."""
+    """Return the columns of a stage that takes the microbatches in ascending order."""
     return np.full(microbatches, stage), np.arange(microbatches)
 
 
 def rounds(rank: int, ranks: int, chunks: int, size: int, microbatches: int) -> tuple[Columns, Columns]:
-    """Return the columns of forwards and of backwards that take ``size`` microbatches through each chunk in turn.
+    """Return the columns of forwards and backwards that take ``round_size`` microbatches through each chunk in turn.
 
     Forwards visit the chunks of a looped placement from the first to the last, backwards from the last to the first.
     """
@@ -76,7 +76,7 @@ def rounds(rank: int, ranks: int, chunks: int, size: int, microbatches: int) -> 
 
 
 class Placement(StrEnum):
-    """Where the stages are: round and round the pipeline ranks, down and up again, or anywhere, as it is written."""
+    """How stages lie on pipeline ranks: round and round, down and up again, or as a written schedule says."""
 
     LOOP = "loop"
     V = "v"
@@ -97,16 +97,16 @@ def place(placement: Placement, ranks: int, chunks: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What the microbatches of a schedule must fulfil.
+    """A condition on the number of microbatches of a schedule.
 
     Parameters
     ----------
-    holds
-        Whether it does for so many pipeline ranks and microbatches.
+    is_fulfilled
+        Returns whether it holds, of (pipeline ranks, microbatches).
     equation
-        The same in words, with both numbers.
-    defines
-        Whether there is no order otherwise; else there is one, but its source does not run it.
+        Returns it as text, with both numbers.
+    is_necessary
+        Whether no order exists otherwise; if not, one exists that the schedule's source does not run.
     """
 
     holds: Callable[[int, int], bool]
@@ -114,7 +114,7 @@ class Condition:
     defines: bool = True
 
     def nearest(self, ranks: int, microbatches: int) -> int:
-        """Return the number of microbatches nearest to ``microbatches`` that fulfils it, the smaller of two."""
+        """Return the nearest number of microbatches that fulfils the condition, of two the smaller."""
         near = (m for distance in count() for m in (microbatches - distance, microbatches + distance))
         return next(m for m in near if m >= 1 and self.holds(ranks, m))
 
@@ -130,12 +130,12 @@ WHOLE_ROUNDS = Condition(lambda ranks, m: m % ranks == 0, lambda ranks, m: f"mic
 
 
 def one_version(rank: int, ranks: int) -> int:
-    """Return the versions of its weights that a rank of a synchronous schedule keeps: 1."""
+    """Return how many versions of its weights a rank of a synchronous schedule keeps: 1."""
     return 1
 
 
 def no_pairs(rank: int, ranks: int, microbatches: int, chunks: int) -> tuple[int, ...]:
-    """Return the rows that run as one with the next: none."""
+    """Return the rows that run as one with the next row, of a schedule without pairs: none."""
     return ()
 
 
@@ -146,25 +146,25 @@ class ScheduleRule:
     Parameters
     ----------
     order
-        The actions of a rank, of (rank, ranks, microbatches, chunks).
+        Returns the actions of a rank, of (rank, ranks, microbatches, chunks).
     source
-        Where it was published.
+        The publication.
     placement
-        Where the stages are.
+        How stages lie on ranks.
     chunks
         The fewest and the most stages a rank; None for no limit.
     condition
-        What its microbatches fulfil.
+        What the number of microbatches must fulfil.
     splits_backward
-        Whether gradients of inputs and of weights are actions of their own, in places at least.
-    asynchronous
-        Whether a step begins before the one before it has ended on all ranks, on older weights.
+        Whether gradients of inputs and of weights are separate actions, at least of some microbatches.
+    is_asynchronous
+        Whether a step begins on older weights, before the previous step has ended on all ranks.
     weight_versions
-        How many versions of its weights a rank keeps, of (rank, ranks).
+        Returns how many versions of its weights a rank keeps, of (rank, ranks).
     updates_every_microbatch
-        Whether weights are updated after every backward, and not once a step.
+        Whether weights are updated after every backward, not once a step.
     pairs
-        The rows of ``order`` that run as one with the row after them, of the same arguments.
+        Returns the rows of ``order`` that run as one with the row after them, of the same arguments.
     """
 
     name: str
@@ -190,7 +190,7 @@ class ScheduleRule:
         return ranks * chunks
 
     def undefined(self, ranks: int, microbatches: int, chunks: int) -> str | None:
-        """Return the equation for want of which there is no such order, and the nearest size; None where there is."""
+        """Return the equation without which no order exists, and the nearest size; None where one exists."""
         fewest, most = self.chunks
         if ranks < 1:
             return f"{self.name}: pipeline({ranks}) >= 1 does not hold; nearest: 1"
@@ -202,7 +202,7 @@ class ScheduleRule:
         return self._unfulfilled(self.condition, ranks, microbatches) if self.condition.defines else None
 
     def violation(self, ranks: int, microbatches: int, chunks: int) -> str | None:
-        """Return the equation that does not hold for these sizes, and the nearest size; None where all hold."""
+        """Return the first equation that these sizes break, and the nearest size; None where all hold."""
         undefined = self.undefined(ranks, microbatches, chunks)
         return undefined or self._unfulfilled(self.condition, ranks, microbatches)
 
@@ -214,19 +214,19 @@ class ScheduleRule:
 
 
 NAME = "custom"
-"""What messages call a schedule that has no name of its own."""
+"""The name of a written schedule, in messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenRule(ScheduleRule):
-    """A schedule for one number of pipeline ranks and of microbatches, with its stages where they are.
+    """A written schedule: it exists for one number of pipeline ranks and of microbatches.
 
     Parameters
     ----------
     ranks_of_stages
         The pipeline rank of every stage.
-    microbatches
-        How many there are.
+    num_microbatches
+        The number of microbatches.
     """
 
     ranks_of_stages: tuple[int, ...] = (0,)
@@ -234,7 +234,7 @@ class WrittenRule(ScheduleRule):
 
     @property
     def ranks(self) -> int:
-        """Pipeline ranks."""
+        """The number of pipeline ranks."""
         return 1 + max(self.ranks_of_stages)
 
     def stage_ranks(self, ranks: int, chunks: int) -> tuple[int, ...]:
@@ -246,7 +246,7 @@ class WrittenRule(ScheduleRule):
         return len(self.ranks_of_stages)
 
     def undefined(self, ranks: int, microbatches: int, chunks: int) -> str | None:
-        """Return the equation for want of which there is no such order; None where there is."""
+        """Return the equation that these sizes break, with the only size; None where they are that size."""
         met = (("pipeline", ranks, self.ranks), ("chunks", chunks, self.chunks[0]))
         for name, value, own in (*met, ("microbatches", microbatches, self.microbatches)):
             if value != own:
@@ -257,7 +257,7 @@ class WrittenRule(ScheduleRule):
 def written(
     orders: Sequence[Order], pairs: Sequence[tuple[int, ...]], stage_ranks: tuple[int, ...], microbatches: int
 ) -> WrittenRule:
-    """Return the rule of orders that are written out.
+    """Return the rule of a schedule that is written out, given the order of every rank.
 
     Parameters
     ----------

@@ -1,17 +1,16 @@
-"""The order of forward and backward passes on every pipeline rank.
+"""Pipeline schedules: the order of forward and backward passes on every pipeline rank, as data, text and CSV.
 
 A schedule is data: per pipeline rank a tuple of actions, which print and parse as ``2F0`` (stage 2, forward,
-microbatch 0), the form torch.distributed.pipelining prints and reads too. A backward is one action, ``2B0``, or two:
-``2I0`` for the gradients of inputs, which the stage before waits for, and later ``2W0`` for those of weights
+microbatch 0), a form that torch.distributed.pipelining prints and reads too. A backward is one action, ``2B0``, or two:
+``2I0`` for the gradients of inputs, which the previous stage waits for, and later ``2W0`` for those of weights
 (Qi et al., "Zero bubble pipeline parallelism", ICLR 2024). ``(0F3;7B0)OVERLAP_F_B`` is a forward and a backward that
 run as one.
 
 The published schedules are in `meshwise.strategies.schedules`, by name in `SCHEDULES`.
 
-Schedules as torch.distributed.pipelining's CSV: a row a pipeline rank, a cell an action.
-
-What its runtime schedules read with ``_load_csv(FILE, format="compute_only")`` and write with ``_dump_csv``. Empty
-cells are steps in which a rank idles; they say nothing, for an order has no clock.
+The CSV form is torch.distributed.pipelining's, a row a pipeline rank and a cell an action: its runtime schedules read
+it with ``_load_csv(FILE, format="compute_only")`` and write it with ``_dump_csv``. Empty cells, in which a rank idles,
+are skipped, because an order has no clock.
 """
 
 import csv
@@ -46,20 +45,21 @@ class ActionKind(StrEnum):
 
 
 KINDS = tuple(ActionKind)
-"""The kinds by their numbers in an `Order`."""
+"""The kinds of actions; a kind's index is its number in an `Order`."""
 
 MAKES_GRADIENTS = (ActionKind.BACKWARD, ActionKind.WEIGHT)
-"""The kinds that make gradients of weights whole."""
+"""The kinds that compute gradients of weights."""
 
 MAX_WRITTEN = 100_000
-"""Actions of a schedule that is written out: 64 ranks of 780 microbatches have as many."""
+"""Actions of a written schedule, at most: 64 ranks with 780 microbatches have as many."""
 _ACTION = re.compile(r"([0-9]{1,9})([FBIW])([0-9]{1,9})")
+# anywhere in a text: one that has any action is meant as a schedule, and is told what is wrong with it
 _TEXT = re.compile(r"(^|[\s(;])[0-9]+[FBIW][0-9]+($|[\s;)])")
 _PAIR = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B")
 
 
 class OrderError(ValueError):
-    """What is wrong with the order of a schedule's pipeline ``rank``, which is also its line in the text form."""
+    """Says what is wrong with the order of a pipeline ``rank``, which is also the rank's line in the text form."""
 
     def __init__(self, message: str, rank: int) -> None:
         super().__init__(message)
@@ -95,7 +95,7 @@ Pair = tuple[Action, Action]
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Orders of actions, one tuple a pipeline rank.
+    """The actions of every pipeline rank, in order.
 
     Parameters
     ----------
@@ -103,14 +103,15 @@ class Schedule:
         The actions of every pipeline rank.
     stage_ranks
         The pipeline rank of every stage.
-    overlapped
-        The pairs that run as one; the forward of each stands just before its backward.
+    overlapped_pairs
+        The pairs that run as one; each forward stands just before its backward.
 
     Raises
     ------
-    ValueError
-        Where a stage is on no rank or another one than ``stage_ranks`` says, or a microbatch does not run forward
-        and backward once through it, or its gradients of weights come before those of inputs.
+    OrderError
+        Where an action runs on another rank than ``stage_ranks`` says or a rank has no stage; where a microbatch does
+        not run forward and backward exactly once through every stage; or where its gradients of weights come before
+        those of inputs.
     """
 
     name: str
@@ -128,6 +129,7 @@ class Schedule:
         for rank, order in enumerate(self.orders):
             with _blaming(rank):
                 _check_placed(order, rank, self.stage_ranks, stages)
+        # after all placements, so that an action on a wrong rank is not reported as missing on the right one
         for rank, order in enumerate(self.orders):
             with _blaming(rank):
                 _check_once(order, stages[rank], self.num_microbatches)
@@ -136,12 +138,12 @@ class Schedule:
 
     @property
     def num_ranks(self) -> int:
-        """Pipeline ranks."""
+        """The number of pipeline ranks."""
         return len(self.orders)
 
     @property
     def num_stages(self) -> int:
-        """Pipeline stages of all ranks."""
+        """The number of stages, of all ranks."""
         return len(self.stage_ranks)
 
     def rank_of(self, stage: int) -> int:
@@ -154,26 +156,26 @@ class Schedule:
 
     @property
     def last_gradients(self) -> tuple[Action, ...]:
-        """For every stage the action that makes the last gradients of its weights."""
+        """For every stage the action that computes the last gradients of its weights in a step."""
         return tuple(self.last_gradient(stage) for stage in range(self.num_stages))
 
     def last_gradient(self, stage: int) -> Action:
-        """Return the action that makes the last gradients of a stage's weights: it is in its rank's own order."""
+        """Return the action that computes the last gradients of a stage's weights in a step."""
         order = reversed(self.orders[self.stage_ranks[stage]])
         return next(action for action in order if action.stage == stage and action.kind in MAKES_GRADIENTS)
 
     @property
     def first_gradients(self) -> tuple[Action, ...]:
-        """For every stage the action that makes the first gradients of its weights."""
+        """For every stage the action that computes the first gradients of its weights in a step."""
         first: dict[int, Action] = {}
         for action in (action for order in self.orders for action in order if action.kind in MAKES_GRADIENTS):
             first.setdefault(action.stage, action)
         return tuple(first[stage] for stage in range(self.num_stages))
 
     def in_flight(self, rank: int) -> int:
-        """Return the most microbatch activations, summed over chunks, that a rank holds at once.
+        """Return the most activations, each of one microbatch and chunk, that a rank holds at once.
 
-        A backward gives them back; where it is split, its gradients of weights do.
+        A backward frees them; where it is split, its gradients of weights do.
         """
         held = peak = 0
         for action in self.orders[rank]:
@@ -216,12 +218,12 @@ class Schedule:
 
 
 _HELD = {ActionKind.FORWARD: 1, ActionKind.BACKWARD: -1, ActionKind.INPUT: 0, ActionKind.WEIGHT: -1}
-"""By kind, how many microbatches' activations of a stage come to be held."""
+"""By kind, the change in the number of activations that a stage holds."""
 
 
 @contextmanager
 def _blaming(rank: int) -> Iterator[None]:
-    """Say of what goes wrong inside that it is in the order of a rank."""
+    """Turn a ValueError raised inside into an `OrderError` of a rank."""
     try:
         yield
     except ValueError as error:
@@ -229,13 +231,13 @@ def _blaming(rank: int) -> Iterator[None]:
 
 
 def _parse_line(line: str, rank: int) -> list[tuple[Action, ...]]:
-    """Return the actions, and overlapped pairs, that a rank's line says."""
+    """Return the items of a rank's line: single actions, and pairs that run as one."""
     with _blaming(rank):
         return [_parse_word(word) for word in line.split()]
 
 
 def _parse_word(word: str) -> tuple[Action, ...]:
-    """Return the action that ``word`` says, or the two of an overlapped pair."""
+    """Return the action that ``word`` spells, or the two actions of a pair."""
     pair = _PAIR.fullmatch(word)
     return (Action.parse(word),) if pair is None else (Action.parse(pair[1]), Action.parse(pair[2]))
 
@@ -243,7 +245,7 @@ def _parse_word(word: str) -> tuple[Action, ...]:
 def _check_placed(
     order: tuple[Action, ...], rank: int, stage_ranks: tuple[int, ...], stages: Mapping[int, list[int]]
 ) -> None:
-    """Raise where a rank has no stage, or runs an action of a stage that is none or elsewhere."""
+    """Raise ValueError where a rank has no stage, or an action of an unknown stage or of another rank's."""
     for action in order:
         if action.stage >= len(stage_ranks):
             raise ValueError(f"stages are 0 to {len(stage_ranks) - 1}, met {action}")
@@ -256,7 +258,7 @@ def _check_placed(
 
 
 def _check_once(order: tuple[Action, ...], stages: Sequence[int], num_microbatches: int) -> None:
-    """Raise where a microbatch does not run forward and backward once through every stage of a rank."""
+    """Raise ValueError where a microbatch does not run forward and backward once through every stage of a rank."""
     place_of = {action: index for index, action in enumerate(order)}
     if len(place_of) < len(order):
         twice = next(action for index, action in enumerate(order) if place_of[action] != index)
@@ -285,7 +287,7 @@ def _check_once(order: tuple[Action, ...], stages: Sequence[int], num_microbatch
 
 
 def _check_pairs(pairs: tuple[Pair, ...], neighbours: set[Pair]) -> None:
-    """Raise where two actions cannot run as one."""
+    """Raise ValueError where the two actions of a pair cannot run as one."""
     for forward, backward in pairs:
         kinds = forward.kind is ActionKind.FORWARD and backward.kind in (ActionKind.BACKWARD, ActionKind.INPUT)
         if not kinds or forward.microbatch == backward.microbatch:
@@ -317,19 +319,19 @@ SCHEDULES: dict[str, ScheduleRule] = {
 
 
 def rank_order(name: str, rank: int, ranks: int, microbatches: int, chunks: int = 1) -> Order:
-    """Return the actions of one pipeline rank of a schedule by name, or by text.
+    """Return the actions of one pipeline rank of a schedule, given by name or text.
 
     Raises
     ------
     ValueError
-        Where there is no such order; the message is the equation that does not hold.
+        Where no such order exists; the message is the equation that does not hold.
     """
     rule = _rule(name, ranks, microbatches, chunks)
     return rule.order(rank, ranks, microbatches, chunks)
 
 
 def is_text(name: str) -> bool:
-    """Return whether ``name`` is no name but the text form of a schedule.
+    """Return whether ``name`` is the text form of a schedule, not a name.
 
     >>> is_text("1f1b"), is_text("0F0 0B0")
     (False, True)
@@ -338,12 +340,12 @@ def is_text(name: str) -> bool:
 
 
 def rule_of(name: str) -> ScheduleRule:
-    """Return the rule of a schedule by its name, or by its text form.
+    """Return the rule of a schedule, given by name or text.
 
     Raises
     ------
     ValueError
-        Where there is no schedule of that name, or the text is none.
+        Where no schedule has that name, or the text is no schedule.
     """
     if name in SCHEDULES:
         return SCHEDULES[name]
@@ -354,6 +356,7 @@ def rule_of(name: str) -> ScheduleRule:
 
 @lru_cache(maxsize=64)
 def _written(text: str) -> ScheduleRule:
+    """Return the rule of a schedule in its text form; cached, because every plan that has it asks again."""
     value = Schedule.parse(text)
     numbers = {kind: number for number, kind in enumerate(KINDS)}
     rows = [np.array([(a.stage, numbers[a.kind], a.microbatch) for a in order], np.int64) for order in value.orders]
@@ -363,6 +366,7 @@ def _written(text: str) -> ScheduleRule:
 
 
 def _rule(name: str, ranks: int, microbatches: int, chunks: int) -> ScheduleRule:
+    """Return the rule of a schedule; raise ValueError where it has no order of these sizes."""
     rule = rule_of(name)
     undefined = rule.undefined(ranks, microbatches, chunks)
     if undefined is not None:
@@ -372,7 +376,7 @@ def _rule(name: str, ranks: int, microbatches: int, chunks: int) -> ScheduleRule
 
 @lru_cache(maxsize=256)
 def schedule(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
-    """Return a schedule by name, or by text; the same value for the same arguments.
+    """Return a schedule, given by name or text; cached: the same object for the same arguments.
 
     >>> print(schedule("gpipe", 1, 2))
     0F0 0F1 0B0 0B1
@@ -392,7 +396,7 @@ def schedule(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Sched
 
 
 def to_csv(schedule: Schedule) -> str:
-    """Return the orders of a schedule.
+    """Return a schedule as CSV: a row a pipeline rank, a cell an action.
 
     >>> from meshwise.strategies.schedules.schedule import schedule
     >>> print(to_csv(schedule("gpipe", 1, 2)), end="")
@@ -402,12 +406,12 @@ def to_csv(schedule: Schedule) -> str:
 
 
 def from_csv(text: str) -> Schedule:
-    """Return the schedule whose orders are rows of cells.
+    """Return the schedule of a CSV text: a row a pipeline rank, a cell an action; empty cells are skipped.
 
     Raises
     ------
     ValueError
-        Where it is none; an `OrderError` names the row.
+        Where the text is no schedule; an `OrderError` has the row as its rank.
 
     >>> print(from_csv("0F0,,0B0,\\n,1F0,1B0,\\n"))
     0F0 0B0

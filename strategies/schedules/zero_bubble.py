@@ -1,7 +1,7 @@
-"""Zero-bubble schedules: gradients of weights fill what would be idle.
+"""Zero-bubble schedules: backwards are split, and gradients of weights fill time that would be idle.
 
-ZB-H1 and ZB-H2 have one stage a rank. ZB-V has two, down and up again, without bubble and with the activations of 1F1B.
-Interleaved 1F1B whose gradients of weights come later does with several what ZB-H1 does with one.
+ZB-H1 and ZB-H2 have one stage a rank. ZB-V has two, down and up again: no bubble, with the activations of 1F1B.
+Interleaved 1F1B with delayed gradients of weights does with several stages a rank what ZB-H1 does with one.
 
 References
 ----------
@@ -43,16 +43,17 @@ def zb2p_order(rank: int, ranks: int, microbatches: int, chunks: int) -> Order:
 
 
 def _one_stage(rank: int, microbatches: int, warmup: int, delay: int) -> Order:
+    """Return the order of a rank with one stage, of the kinds that `list_split_kinds` lists."""
     columns = in_turn(rank, microbatches)
     kinds = split_kinds(microbatches, warmup, delay)
     return merged(kinds, {FORWARD: columns, INPUT: columns, WEIGHT: columns})
 
 
 def split_kinds(total: int, warmup: int, delay: int) -> Order:
-    """Return the kinds of ``total`` forwards and split backwards in their order.
+    """Return the kinds of the actions of ``total`` forwards and split backwards, in order.
 
-    After ``warmup`` forwards come, by turns, gradients of inputs, gradients of the weights that are ``delay`` turns
-    older, and a forward.
+    After ``warmup`` forwards come by turns: gradients of inputs, gradients of weights of ``delay`` turns before, and a
+    forward.
 
     >>> "".join("FBIW"[kind] for kind in split_kinds(4, 2, 1))
     'FFIFIWFIWIWW'
@@ -70,7 +71,7 @@ def split_kinds(total: int, warmup: int, delay: int) -> Order:
 def zb1p_bubble(ranks: int, microbatches: int, times: PassTimes) -> float:
     """Return the idle seconds of the rank that is busy longest: ``(p - 1) (F + B - W)`` [1]_.
 
-    ``B`` are here the gradients of inputs. Holds for ``m >= p`` and ``W`` no longer than ``F`` and ``B``.
+    Here ``B`` are the gradients of inputs. It holds for ``m >= p`` and ``W`` no longer than ``F`` and ``B``.
     """
     return (ranks - 1) * (times.forward + times.input - times.weight)
 
@@ -78,22 +79,22 @@ def zb1p_bubble(ranks: int, microbatches: int, times: PassTimes) -> float:
 def zb2p_bubble(ranks: int, microbatches: int, times: PassTimes) -> float:
     """Return the idle seconds between a rank's first and last action: ``(p - 1) (F + B - 2 W)`` [1]_.
 
-    ``B`` are here the gradients of inputs. Holds for ``m >= 2 p - 1`` and ``W`` no longer than ``F`` and ``B``;
-    ranks end one after another, so that the next step must not wait for all of them ([1]_, section 4).
+    Here ``B`` are the gradients of inputs. It holds for ``m >= 2 p - 1`` and ``W`` no longer than ``F`` and ``B``.
+    Ranks end one after another, so the next step must start without waiting for all of them ([1]_, section 4).
     """
     return (ranks - 1) * (times.forward + times.input - 2 * times.weight)
 
 
 def zb1p_in_flight(rank: int, ranks: int, microbatches: int) -> int:
-    """Return the most microbatches of which a rank holds activations: ``min(p, m)`` [1]_.
+    """Return the most microbatches whose activations a rank holds: ``min(p, m)`` [1]_.
 
-    That is ``p - rank`` waiting for their gradients and ``rank`` for those of the weights.
+    Of these ``p - rank`` wait for their gradients of inputs, and ``rank`` for those of weights.
     """
     return min(ranks, microbatches)
 
 
 def zb2p_in_flight(rank: int, ranks: int, microbatches: int) -> int:
-    """Return the most microbatches of which a rank holds activations: ``min(2 p - 1, m)`` [1]_."""
+    """Return the most microbatches whose activations a rank holds: ``min(2 p - 1, m)`` [1]_."""
     return min(2 * ranks - 1, microbatches)
 
 
@@ -114,7 +115,7 @@ ZB2P = ScheduleRule(
 def zbv_order(rank: int, ranks: int, microbatches: int, chunks: int) -> Order:
     """Return one rank's actions of ZB-V [2]_: a forward, its gradients and those of the weights by turns.
 
-    The order is that of at least ``2 ranks - 1`` microbatches, without those that do not exist [3]_.
+    With fewer than ``2 p - 1`` microbatches it is the order of that many, without those that do not exist [3]_.
     """
     total, first, second = max(2 * ranks - 1, microbatches), rank, 2 * ranks - 1 - rank
     rows: list[tuple[int, int, int]] = []
@@ -154,7 +155,7 @@ def zbv_bubble(ranks: int, microbatches: int, times: PassTimes) -> float:
     Raises
     ------
     ValueError
-        Where the three times differ: no closed form is published for those.
+        Where the three times differ: no closed form is published for that.
     """
     if not times.forward == times.input == times.weight:
         raise ValueError(f"the bubble of zbv is known for forward = input = weight, met {tuple(times)}")
@@ -164,7 +165,7 @@ def zbv_bubble(ranks: int, microbatches: int, times: PassTimes) -> float:
 def zbv_in_flight(rank: int, ranks: int, microbatches: int) -> int:
     """Return the most activations, each of one microbatch and chunk, that a rank holds: ``2 p`` for ``m >= 2 p - 1``.
 
-    A chunk has half the layers of a rank, so that this is the ``p`` of 1F1B ([4]_).
+    A chunk has half the layers of a rank, so this is as much as the ``p`` microbatches of 1F1B ([4]_).
     """
     return 2 * ranks
 
@@ -189,13 +190,14 @@ def interleaved_zero_bubble_order(rank: int, ranks: int, microbatches: int, chun
 
 
 def _num_rounds(ranks: int, microbatches: int) -> int:
+    """Return into how many rounds torch divides the microbatches [5]_: of at least as many as there are ranks."""
     return max(1, microbatches // ranks)
 
 
 def interleaved_zb_bubble(ranks: int, microbatches: int, chunks: int, times: PassTimes) -> float:
     """Return the idle seconds of the rank that is busy longest: ``(p - 1) (F + B - W)`` of one stage [6]_.
 
-    ``B`` are here the gradients of inputs. Holds for ``m >= p`` and equal times.
+    Here ``B`` are the gradients of inputs. It holds for ``m >= p`` and equal times.
     """
     return (ranks - 1) * (times.forward + times.input - times.weight)
 

@@ -110,7 +110,7 @@ def stage_options(
     Without recomputation where that fits, else in every way that does.
     """
     own = slice(2 * stage, 2 * stage + 2)
-    plain = float(given.ends[own].sum() + count * given.layer[own].sum())
+    plain = float(given.base_ticks[own].sum() + count * given.layer[own].sum())
     if forgets or _needed(given, stage, count, None) == 0:
         return [(plain, Recompute.NONE)]
     needed = [(number, way, _needed(given, stage, count, number)) for number, way in enumerate(allowed)]

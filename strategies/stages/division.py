@@ -1,9 +1,8 @@
-"""The division of layers among stages as a mathematical program: what its numbers are, and what a choice takes.
+"""The division of layers among pipeline stages as a mathematical program, and the critical paths of a division.
 
-The longest path through the passes of a schedule: not only how long it is, but what lies on it.
-
-A path keeps its passes whatever they take, so that its length is linear in the ticks of passes, and the end of a
-step is never before it.
+A critical path is the longest path through the passes of a schedule. The passes on a path do not depend on what they
+take, so the length of any path is linear in the ticks of passes, and a step never ends before it: each critical path
+is a linear lower bound on the step time of every division.
 """
 
 from collections.abc import Sequence
@@ -21,18 +20,18 @@ FloatArray = NDArray[np.float64]
 
 
 class CriticalPaths(NamedTuple):
-    """For every pipeline rank the path that ends with its last pass.
+    """For every pipeline rank the longest path that ends with the rank's last pass.
 
     Parameters
     ----------
-    ends
-        Ticks at which it ends.
-    passes, sends
-        How often it goes through each pass, and through the transfer of what each makes: shape
-        ``(ranks, 2 * stages)``, columns ``2 * stage`` and 1 more for a backward.
+    end_ticks
+        Ticks at which the path ends, by rank.
+    pass_counts, send_counts
+        How often the path runs through each pass, and through the transfer of each pass's result: shape
+        ``(ranks, 2 * stages)``, column ``2 * stage`` for a forward and 1 more for a backward.
     """
 
-    ends: FloatArray
+    end_ticks: FloatArray
     passes: IntArray
     sends: IntArray
 
@@ -60,14 +59,14 @@ class _Latest(NamedTuple):
 
 
 def critical_paths(arranged: Arrangement, ticks: FloatArray, sends: FloatArray) -> CriticalPaths:
-    """Return the longest paths of a step whose passes, and transfers of what they make, take so many ticks.
+    """Return the critical paths of a step, given the ticks of its passes and of the transfers of their results.
 
-    As in `meshwise.strategies.bounds.longest_path`: a pass starts when the one before it on its rank has ended and what
-    it needs has arrived; transfers of a rank in one direction follow one another.
+    As in `meshwise.strategies.bounds.longest_path`, a pass starts when the previous pass of its rank has ended and its
+    input has arrived; transfers of a rank in one direction follow one another.
 
     >>> from meshwise.strategies.bounds.longest_path import arrangement
     >>> found = critical_paths(arrangement("1f1b", 2, 2), np.array([1.0, 2.0, 1.0, 2.0]), np.zeros(4))
-    >>> found.ends.tolist(), found.passes.tolist()
+    >>> found.end_ticks.tolist(), found.passes.tolist()
     ([9.0, 7.0], [[1, 1, 2, 2], [1, 0, 2, 2]])
     """
     count, ranks = len(arranged.code), arranged.ranks
@@ -75,6 +74,7 @@ def critical_paths(arranged: Arrangement, ticks: FloatArray, sends: FloatArray) 
     nodes = _Nodes(np.zeros(2 * count), np.full(2 * count, -1))
     latest = _Latest(np.full(ranks, -1), np.full(2 * ranks, -1), np.full(arranged.boxes, -1))
     result = CriticalPaths(np.zeros(ranks), *np.zeros((2, ranks, len(ticks)), np.int64))
+    # compiled on arrays where that pays; otherwise on lists, which Python walks faster than arrays
     if pays(count):
         compiled(_walk)(arranged, work, nodes, latest)
         compiled(_trace)(arranged.code, nodes, latest.clock, result)
@@ -129,14 +129,14 @@ def _trace(code: Column, nodes: _Nodes, clock: IntArray, result: CriticalPaths) 
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Moments at which a pipeline rank holds most: shape ``(moments, stages)``, and bytes.
+    """The moments of a step at which a pipeline rank's memory is fullest.
 
     Parameters
     ----------
-    alive
-        Microbatches of which each stage then keeps activations; 0 for stages of other ranks.
-    room
-        Bytes that are left for what they keep, on a rank without layers.
+    num_alive
+        Microbatches whose activations each stage keeps then, 0 for stages of other ranks: shape ``(moments, stages)``.
+    free_bytes
+        Bytes that the rank has for activations and layers, of shape ``(moments,)``.
     """
 
     alive: IntArray
@@ -145,44 +145,44 @@ class Moments:
 
 @dataclass(frozen=True, eq=False)
 class DivisionProblem:
-    """Equal layers in a row that are to be divided among the stages of a schedule; and how many are recomputed.
+    """The division of a row of equal layers among the stages of a schedule, and of how many layers are recomputed.
 
-    Everything is linear in two kinds of numbers: the layers of a stage, and how many of them are recomputed in each
-    of some ways. Ticks and bytes are floats.
+    Ticks and bytes are linear in two kinds of numbers: the layers of every stage, and how many of them are recomputed
+    by each recompute choice. Both are floats.
 
     Parameters
     ----------
-    arranged
+    arrangement
         The schedule.
-    layers
-        Layers in all.
-    fewest, most
+    num_layers
+        Layers of all stages together.
+    min_layers, max_layers
         Layers that a stage may have.
-    ends
-        Ticks of the passes of every stage besides its layers: columns ``2 * stage``, and 1 more for a backward.
-    layer
-        Ticks that a layer adds to each of them.
-    again
-        Ticks that a recomputed layer adds to the backward of a stage: shape ``(ways, stages)``.
-    sends
-        Ticks of the transfer of what each pass makes, in the columns of ``ends``.
-    tail, tail_layer
-        Ticks after the last pass of every pipeline rank, and what a layer on it adds.
-    kept, kept_layer
-        Bytes that a stage keeps for a microbatch besides its layers, and for a layer that is not recomputed.
-    saved
-        Bytes that a recomputed layer saves of them: shape ``(ways, stages)``.
+    base_ticks
+        Ticks of the passes of every stage without its layers: column ``2 * stage``, and 1 more for a backward.
+    layer_ticks
+        Ticks that a layer adds to each pass.
+    recompute_ticks
+        Ticks that a recomputed layer adds to the backward of a stage: shape ``(recompute choices, stages)``.
+    send_ticks
+        Ticks of the transfer of each pass's result, in the columns of ``base_ticks``.
+    tail_ticks, tail_layer_ticks
+        Ticks after the last pass of every pipeline rank, and those that a layer on it adds.
+    base_kept_bytes, layer_kept_bytes
+        Bytes that a stage keeps for a microbatch without its layers, and for a layer that is not recomputed.
+    saved_bytes
+        Bytes fewer that a recomputed layer keeps: shape ``(recompute choices, stages)``.
     moments
-        Of every pipeline rank.
-    states
-        Bytes that a layer takes on every pipeline rank whatever the microbatches are.
+        The fullest moments of every pipeline rank.
+    state_bytes
+        Bytes that a layer takes on every pipeline rank however many microbatches there are.
     """
 
     arranged: Arrangement
     layers: int
     fewest: int
     most: int
-    ends: FloatArray
+    base_ticks: FloatArray
     layer: FloatArray
     again: FloatArray
     sends: FloatArray
@@ -196,42 +196,42 @@ class DivisionProblem:
 
     @property
     def stages(self) -> int:
-        """Stages of all ranks."""
+        """The number of stages, of all ranks."""
         return len(self.kept)
 
     @property
     def ranks(self) -> int:
-        """Pipeline ranks."""
+        """The number of pipeline ranks."""
         return len(self.tail)
 
     @property
     def ways(self) -> int:
-        """Ways in which a layer may be recomputed."""
+        """The number of ways to recompute a layer."""
         return len(self.again)
 
     def position(self, values: FloatArray) -> FloatArray:
-        """Return what stages have, summed over those of each rank."""
+        """Return values of stages summed over the stages of each pipeline rank."""
         result: FloatArray = values.reshape(-1, self.ranks).sum(axis=0)
         return result
 
     def ticks(self, counts: FloatArray, recomputed: FloatArray) -> FloatArray:
-        """Return the ticks of every pass."""
-        result = self.ends + self.layer * np.repeat(counts, 2)
+        """Return the ticks of every pass, given each stage's layers and how many each choice recomputes."""
+        result = self.base_ticks + self.layer * np.repeat(counts, 2)
         result[1::2] += (self.again * recomputed).sum(axis=0)
         return result
 
     def paths(self, counts: FloatArray, recomputed: FloatArray) -> CriticalPaths:
-        """Return the critical path of every rank."""
+        """Return the critical path of every pipeline rank."""
         return critical_paths(self.arranged, self.ticks(counts, recomputed), self.sends)
 
     def step(self, counts: Sequence[float] | FloatArray, recomputed: Sequence[Sequence[float]] | FloatArray) -> float:
-        """Return the ticks of a step: ``counts`` layers a stage, ``recomputed[way]`` of them in each way."""
+        """Return the ticks of a step with ``counts`` layers a stage, ``recompute_counts[i]`` by recompute choice i."""
         given = np.asarray(counts, float), np.asarray(recomputed, float).reshape(self.ways, self.stages)
         tails = self.tail + self.tail_layer * self.position(given[0])
-        return float((self.paths(*given).ends + tails).max())
+        return float((self.paths(*given).end_ticks + tails).max())
 
     def fits(self, counts: Sequence[float] | FloatArray, recomputed: Sequence[Sequence[float]] | FloatArray) -> bool:
-        """Return whether every rank has room at every moment."""
+        """Return whether every pipeline rank has the memory at each of its moments."""
         count, again = np.asarray(counts, float), np.asarray(recomputed, float).reshape(self.ways, self.stages)
         kept = self.kept + self.kept_layer * count - (self.saved * again).sum(axis=0)
         states = self.states * self.position(count)

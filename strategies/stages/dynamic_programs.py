@@ -1,23 +1,26 @@
-"""Layers of stages, and a way for each of them, by published dynamic programs.
+"""Published dynamic programs: the layers of every pipeline stage, and an option for every layer of a stage.
 
-How many layers each stage of a pipeline gets: published dynamic programs, each exact for its own formula.
+The programs that divide layers among stages are each exact for their own formula. All take ``times[stage, n]``, the
+time of a microbatch on a stage with ``n`` layers, ``inf`` where that is not allowed. They return the layers of every
+stage and the value of the formula; ``None`` where no division is allowed.
 
-All take ``times[stage, n]``, what a microbatch takes on a stage with ``n`` layers, ``inf`` where that is not allowed,
-and return the layers of every stage and what the formula says of them; ``None`` where nothing is allowed.
-
-A way for every layer of a stage within its memory: Galvatron's dynamic program over layers and memory.
-
-Miao et al., "Galvatron: efficient transformer training over multiple GPUs using automatic parallelism", VLDB 2023,
-section 3.3. Galvatron counts memory in steps of a megabyte, each layer's rounded up, so that many layers lose many
-steps; here lists of all pairs of memory and time are kept of which none is worse in both, which is exact.
+`choose_options` chooses an option, such as a recomputation, for every layer of a stage within its memory: Galvatron's
+dynamic program over layers and memory [5]_. Galvatron counts memory in megabytes and rounds each layer's up, so that
+many layers lose many megabytes; here lists keep all pairs of memory and time that no other pair dominates, which is
+exact.
 
 References
 ----------
-Narayanan et al., "PipeDream: generalized pipeline parallelism for DNN training", SOSP 2019, section 3.1 (bottleneck);
-Tarnawski et al., "Piper: multidimensional planner for DNN parallelization", NeurIPS 2021 (bottleneck, with memory in
-``times``); Fan et al., "DAPPLE: a pipelined data parallel approach for training large models", PPoPP 2021, section 4
-(pivot); Zheng et al., "Alpa: automating inter- and intra-operator parallelism for distributed deep learning", OSDI
-2022, section 5.2 (sum and slowest).
+.. [1] Narayanan et al., "PipeDream: generalized pipeline parallelism for DNN training", SOSP 2019, section 3.1
+   (bottleneck).
+.. [2] Tarnawski et al., "Piper: multidimensional planner for DNN parallelization", NeurIPS 2021 (bottleneck,
+   with memory in ``times``).
+.. [3] Zheng et al., "Alpa: automating inter- and intra-operator parallelism for distributed deep learning", OSDI 2022,
+   section 5.2 (sum and slowest).
+.. [4] Fan et al., "DAPPLE: a pipelined data parallel approach for training large models", PPoPP 2021, section 4
+   (pivot).
+.. [5] Miao et al., "Galvatron: efficient transformer training over multiple GPUs using automatic parallelism", VLDB
+   2023, section 3.3.
 """
 
 from collections.abc import Sequence
@@ -30,19 +33,19 @@ from meshwise.strategies.stages.division import FloatArray
 
 
 class Partition(NamedTuple):
-    """Layers of every stage, and the time that a formula gives."""
+    """The layers of every stage, and the time by a formula."""
 
     counts: tuple[int, ...]
     time: float
 
 
 def least_sum(times: FloatArray, layers: int) -> Partition | None:
-    """Return the division whose sum over stages is least."""
+    """Return the division with the least sum of times over stages."""
     return _divided(times, layers, np.add)
 
 
 def least_bottleneck(times: FloatArray, layers: int) -> Partition | None:
-    """Return the division whose slowest stage is fastest: the steady state of PipeDream, and Piper's time per sample.
+    """Return the division with the fastest bottleneck: PipeDream's steady state [1]_, and Piper's time per sample [2]_.
 
     >>> least_bottleneck(np.array([[9, 1, 2, 3], [9, 2, 4, 6.0]]), 3)
     Partition(counts=(2, 1), time=2.0)
@@ -51,7 +54,10 @@ def least_bottleneck(times: FloatArray, layers: int) -> Partition | None:
 
 
 def _divided(times: FloatArray, layers: int, joined: np.ufunc) -> Partition | None:
-    """Return the division of least time, of stages ``joined`` one after another: by how many layers are used up."""
+    """Return the division of least time, where ``combine`` adds a stage's time to that of the stages before it.
+
+    The state of the program is the number of layers that the stages so far have.
+    """
     best = np.full(layers + 1, np.inf)
     best[0] = 0.0
     before = np.subtract.outer(np.arange(layers + 1), np.arange(times.shape[1]))
@@ -69,9 +75,10 @@ def _divided(times: FloatArray, layers: int, joined: np.ufunc) -> Partition | No
 
 
 def sum_and_slowest(times: FloatArray, layers: int, microbatches: int) -> Partition | None:
-    """Return the division with the least sum over stages and ``microbatches - 1`` times the slowest: Alpa's formula.
+    """Return the division that is least by Alpa's formula [3]_: the sum over stages, and the slowest stage again.
 
-    As published: one least sum for every time that the slowest stage may take, until that alone is too much.
+    The slowest stage counts ``num_microbatches - 1`` times. As published, the program minimises the sum for every time
+    that the slowest stage may take, until that time alone is too much.
 
     >>> sum_and_slowest(np.array([[9, 1, 2, 3], [9, 2, 4, 6.0]]), 3, 10)
     Partition(counts=(2, 1), time=22.0)
@@ -91,10 +98,10 @@ def sum_and_slowest(times: FloatArray, layers: int, microbatches: int) -> Partit
 
 
 def pivot(times: FloatArray, layers: int, microbatches: int) -> Partition | None:
-    """Return the division with the least latency by DAPPLE: that of the pivot, the stage for which it is longest.
+    """Return the division with the least latency by DAPPLE [4]_: that of the pivot, the stage for which it is longest.
 
-    For a pivot it is the sum of the stages before it, and ``microbatches`` times its own time. Exact by lists of all
-    pairs of a sum and a latency of which none is worse in both.
+    The latency for a pivot is the sum of the stages before it, plus ``num_microbatches`` times its own time. Lists
+    keep all pairs of a sum and a latency that no other pair dominates, which is exact.
 
     >>> pivot(np.array([[9, 1, 2, 3], [9, 2, 4, 6.0]]), 3, 10)
     Partition(counts=(2, 1), time=22.0)
@@ -118,6 +125,7 @@ def pivot(times: FloatArray, layers: int, microbatches: int) -> Partition | None
 def _drop_dominated_divisions(
     rows: list[tuple[float, float, tuple[int, ...]]],
 ) -> list[tuple[float, float, tuple[int, ...]]]:
+    """Return the rows that no other row beats in sum and latency."""
     kept: list[tuple[float, float, tuple[int, ...]]] = []
     for row in sorted(rows):
         if not kept or row[1] < kept[-1][1]:
@@ -126,11 +134,11 @@ def _drop_dominated_divisions(
 
 
 GRID = 2.0**20
-"""Bytes of a step of memory as published."""
+"""The unit in bytes by which Galvatron counts memory."""
 
 
 class Choice(NamedTuple):
-    """The way of every layer, and the time and memory of all."""
+    """The option of every layer, with the time and memory of all layers."""
 
     ways: tuple[int, ...]
     time: float
@@ -138,18 +146,19 @@ class Choice(NamedTuple):
 
 
 Ways = Sequence[tuple[float, float]]
-"""What a layer takes in each way: time and bytes."""
+"""The time and the bytes of a layer with each of its options."""
 
 
 def fastest_ways(
     layers: Sequence[Ways], limit: float, between: Sequence[Sequence[float]] | None = None
 ) -> Choice | None:
-    """Return the fastest ways of layers that need at most ``limit`` bytes; ``None`` where none do.
+    """Return the fastest options of layers that need at most ``limit`` bytes; ``None`` where none fit.
 
     Parameters
     ----------
-    between
-        Time between a layer in one way and the next one in another: ``between[one][other]``; by default none.
+    transition_times
+        Time between a layer with one option and the next layer with another, ``transition_times[one][other]``; by
+        default 0.
 
     >>> fastest_ways([[(1.0, 4.0), (2.0, 1.0)]] * 3, 9.0)
     Choice(ways=(0, 1, 0), time=4.0, memory=9.0)
@@ -171,7 +180,7 @@ def fastest_ways(
 
 
 def fastest_ways_on_grid(layers: Sequence[Ways], limit: float) -> Choice | None:
-    """Return the fastest ways where every layer's bytes are rounded up to megabytes, as published.
+    """Return the fastest options where every layer's bytes are rounded up to megabytes, as published.
 
     >>> fastest_ways_on_grid([[(1.0, 0.4 * 2**20), (2.0, 0.0)]] * 3, 2.0 * 2**20).ways
     (0, 1, 0)
@@ -184,6 +193,7 @@ def fastest_ways_on_grid(layers: Sequence[Ways], limit: float) -> Choice | None:
 
 
 def _drop_dominated_choices(rows: list[Choice]) -> list[Choice]:
+    """Return the choices that no other choice beats in memory and time, by ascending memory."""
     kept: list[Choice] = []
     for row in sorted(rows, key=lambda row: (row.memory, row.time, row.ways)):
         if not kept or row.time < kept[-1].time:

@@ -1,21 +1,20 @@
-"""Layers of stages, and what they recompute, by mixed integer programs.
+"""Layers and recomputed layers of every pipeline stage, by mixed integer programs.
 
-The best division of layers by cutting planes: each critical path that a choice has bounds all others.
+`DivisionProgram` finds the best division of layers by cutting planes [1]_ [2]_: the critical path of one choice is a
+lower bound on the step time of every other.
 
-Layers and a point of every stage by a mixed integer program: Mist's formula for the time of a step.
-
-Zhu et al., "Mist: efficient distributed training of large language models via memory-parallelism co-optimization",
-EuroSys 2025. A point is what a stage with some layers takes: ``t`` for a microbatch, and ``d`` more for the first and
-the last ones. A step takes ``(microbatches - 1) * max t + sum t + max over stages of (d - sum of t before it)``.
+`solve_inter_stage` is the mixed integer program of Mist [3]_ over the layers and a point of every stage. A point is
+what a stage with some layers takes: ``t`` for a microbatch, and ``d`` more for the first and the last ones. A step
+takes ``(microbatches - 1) * max t + sum t + max over stages of (d - sum of t before it)``.
 
 References
 ----------
-.. [1] Kelley, "The cutting-plane method for solving convex programs", Journal of the SIAM 8(4), 1960: the longest of
-   all paths is a convex function of the ticks of passes, and every one of them a plane below it.
+.. [1] Kelley, "The cutting-plane method for solving convex programs", Journal of the SIAM 8(4), 1960: the length of
+   the longest path is a convex function of the ticks of passes, and every path a plane below it.
 .. [2] Ben-Ameur, Neto, "Acceleration of cutting-plane and column generation algorithms: applications to network
    design", Networks 49(1), 2007: planes are also taken half way to the best choice so far.
 .. [3] Zhu et al., "Mist: efficient distributed training of large language models via memory-parallelism
-   co-optimization", EuroSys 2025: layers of a stage and what it recomputes as a mixed integer program.
+   co-optimization", EuroSys 2025.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,22 +29,22 @@ from meshwise.simulator.program import IntArray
 from meshwise.strategies.stages.division import DivisionProblem, FloatArray
 
 LARGEST_STEP = 100.0
-"""Steps are scaled to about this, for the solver's tolerances are absolute."""
+"""Step times are scaled to about this, because the solver's tolerances are absolute."""
 WHOLE_TURNS = 5
-"""Most times that paths are added to an integer program."""
+"""How often paths are added to an integer program, at most."""
 NEARLY = 0.95
-"""Part of a step from which on the path of a rank is added too."""
+"""The path of every rank that ends after this part of the step time is added."""
 WHOLE = 1e-6
-"""By how much less than a whole number a solver's value is taken for it."""
+"""A value of the solver that is less than a whole number by up to this counts as that number."""
 SLACK = 1e-7
-"""Part by which a bound is lowered for what the solver rounds."""
+"""The part by which a bound is lowered, for what the solver may have rounded."""
 
 
 @dataclass(frozen=True, eq=False)
 class Divided:
-    """What a program says: a choice, which no other one is faster than ``bound`` says, in ticks.
+    """The solution of a program: a division, and the bound in ticks that no division is faster than.
 
-    ``counts`` are the layers of every stage, ``recomputed`` how many of them are in each way.
+    ``counts`` are the layers of every stage; ``recompute_counts`` says how many of them each recompute choice takes.
     """
 
     counts: FloatArray
@@ -54,17 +53,17 @@ class Divided:
 
 
 class DivisionProgram:
-    """A linear program that learns critical paths.
+    """A linear program over divisions of layers, whose rows are critical paths.
 
-    Its columns are the layers of every stage, those recomputed in each way, the step, and sums over the stages of each
-    rank of all but the step.
+    Its columns are the layers of every stage, the layers that each recompute choice takes there, the step time, and,
+    for all columns but the step time, their sums over the stages of each rank.
 
     Parameters
     ----------
-    turns
-        Most times that paths are added.
+    max_rounds
+        How often critical paths are added, at most.
     accuracy
-        Paths are added until the step of the choice is within this part of the bound.
+        Paths are added until the step time of the solution is above the bound by no more than this part.
     """
 
     def __init__(self, problem: DivisionProblem, *, turns: int = 40, accuracy: float = 1e-3) -> None:
@@ -89,6 +88,7 @@ class DivisionProgram:
             self.solver.addVar(float(given.fewest if index < stages else 0), float(given.most))
         self.solver.addVar(0.0, highspy.kHighsInf)
         self.solver.changeColCost(self.columns, 1.0)
+        # the sums are columns of their own, for the integer program asks for whole sums of a rank, not whole stages
         for index in range(ranks * (1 + given.ways)):
             self.solver.addVar(0.0, highspy.kHighsInf)
             first = index // ranks * stages + index % ranks
@@ -111,11 +111,12 @@ class DivisionProgram:
                 layers = alive * given.kept_layer[own] + given.states[rank]
                 saved = (-alive * given.saved[:, own]).ravel()
                 most = room - float(alive @ given.kept[own])
+                # rows are scaled to numbers of about 1: the solver's tolerances are absolute
                 unit = 1.0 / max(abs(most), float(layers.max(initial=0.0)), 1.0)
                 self._row(-inf, most * unit, columns, np.r_[layers, saved] * unit)
 
     def _add_ways(self) -> None:
-        """Add the paths on which a rank works all the time from a stage's first forward to its last backward."""
+        """Add the paths on which a rank is busy from a stage's first forward to its last backward."""
         given = self.problem
         passes, stages = given.arranged.code >> 1, np.arange(2 * given.stages) // 2
         for rank in range(given.ranks):
@@ -135,9 +136,9 @@ class DivisionProgram:
         self.solver.addRow(low, high, len(columns), columns.astype(np.int32), values)
 
     def _add_path(self, rank: int, passes: IntArray, sends: IntArray) -> None:
-        """Add a path that ends with the last pass of a rank."""
+        """Add the row of a path that ends with the last pass of a rank: the step takes at least its length."""
         given = self.problem
-        known = float(passes @ given.ends + sends @ given.sends + given.tail[rank])
+        known = float(passes @ given.base_ticks + sends @ given.sends + given.tail[rank])
         layers = (passes * given.layer).reshape(given.stages, 2).sum(axis=1)
         layers[rank :: given.ranks] += given.tail_layer[rank]
         again = (passes[1::2] * given.again).ravel()
@@ -145,22 +146,22 @@ class DivisionProgram:
         self._row(known * self.scale, inf, np.arange(self.columns + 1), values)
 
     def learn(self, counts: FloatArray, recomputed: FloatArray) -> float:
-        """Add the critical paths of a choice; return the ticks of its step."""
+        """Add the critical paths of a division, and return the ticks of its step."""
         given = self.problem
         paths = given.paths(counts, recomputed)
-        steps = paths.ends + given.tail + given.tail_layer * given.position(counts)
+        steps = paths.end_ticks + given.tail + given.tail_layer * given.position(counts)
         for rank in np.flatnonzero(steps >= steps.max() * NEARLY):
             self._add_path(int(rank), paths.passes[rank], paths.sends[rank])
         return float(steps.max())
 
     def relaxed(self, enough: float = inf) -> Divided | None:
-        """Return the best choice where layers may be cut; ``None`` where all that fit take ``enough`` ticks."""
+        """Return the best division into fractions of layers; None where all that fit take ``cutoff`` ticks or more."""
         return self._solved(enough, self.turns)
 
     def whole(self, nodes: int, enough: float = inf) -> Divided | None:
-        """Return the best choice where every rank has whole layers, and recomputes whole ones; ``None`` as above.
+        """Return the best division into whole layers a rank; None where all that fit take ``cutoff`` ticks or more.
 
-        Each time that paths are added the solver has as many nodes of its tree.
+        After every addition of paths the solver may visit ``max_nodes`` nodes of its tree.
         """
         for option, value in (
             ("mip_max_nodes", nodes),
@@ -190,7 +191,7 @@ class DivisionProgram:
             values = np.maximum(np.array(self.solver.getSolution().col_value)[: self.columns], 0.0)
             counts, recomputed = values[: given.stages], values[given.stages :].reshape(given.ways, given.stages)
             step = self.learn(counts, recomputed)
-            if best is not None:
+            if best is not None:  # half way to the best choice [2]_
                 self.learn((best[0] + counts) / 2, (best[1] + recomputed) / 2)
             if step < least:
                 best, least = (counts, recomputed), step
@@ -200,9 +201,9 @@ class DivisionProgram:
 
 
 def rounded(parts: FloatArray, most: FloatArray, ranks: int) -> IntArray:
-    """Return whole numbers at most ``most`` whose sums over the stages of every rank are those of ``parts``, rounded.
+    """Return ``parts`` as whole numbers up to ``max_values``, whose sum over the stages of a rank is that of its parts.
 
-    Of a rank those with the largest parts left are rounded up (largest remainder method, Hamilton 1792).
+    Of a rank's stages those with the largest remainders are rounded up (largest remainder method, Hamilton 1792).
 
     >>> rounded(np.array([1.3, 2.0, 1.7, 2.0]), np.full(4, 9.0), 2).tolist()
     [1, 2, 2, 2]
@@ -218,11 +219,11 @@ def rounded(parts: FloatArray, most: FloatArray, ranks: int) -> IntArray:
 
 
 Points = Mapping[int, Sequence[tuple[float, float]]]
-"""Of a stage, for every number of layers the points that it may have."""
+"""The points, ``t`` and ``d``, that a stage may have with each number of layers."""
 
 
 class Chosen(NamedTuple):
-    """Layers and the number of the point of every stage, and the time of the formula."""
+    """The layers of every stage, the index of its point, and the step time by the formula."""
 
     counts: tuple[int, ...]
     points: tuple[int, ...]
@@ -230,7 +231,7 @@ class Chosen(NamedTuple):
 
 
 def formula(points: Sequence[tuple[float, float]], microbatches: int) -> float:
-    """Return the time of a step whose stages have these points.
+    """Return the step time by Mist's formula [3]_ of stages with these points.
 
     >>> formula([(2.0, 3.0), (1.0, 4.0)], 5)
     14.0
@@ -241,18 +242,19 @@ def formula(points: Sequence[tuple[float, float]], microbatches: int) -> float:
 
 
 def inter_stage(stages: Sequence[Points], layers: int, microbatches: int) -> Chosen | None:
-    """Return the layers and points for which the formula is least; ``None`` where none add up to all layers."""
-    rows = [[(n, k, *point) for n, points in each.items() for k, point in enumerate(points)] for each in stages]
+    """Return the layers and points of stages with the least step time; None where none add up to all layers."""
+    rows = [[(n, k, *point) for n, points in table.items() for k, point in enumerate(points)] for table in stages]
     if not all(rows):
         return None
     starts = np.cumsum([0, *map(len, rows)])
     slowest, extra = int(starts[-1]), int(starts[-1]) + 1
     times = [np.array([row[2] for row in each]) for each in rows]
-    scale = 1.0 / max(float(each.max()) for each in times) if max(map(np.max, times)) > 0 else 1.0
+    scale = 1.0 / max(float(column.max()) for column in times) if max(map(np.max, times)) > 0 else 1.0
     solver = highspy.Highs()  # type: ignore[no-untyped-call]
     solver.setOptionValue("output_flag", False)
     solver.setOptionValue("threads", 1)
     solver.setOptionValue("mip_rel_gap", 0.0)
+    # one binary column a point of a stage, then the slowest time and the extra time
     for time in np.concatenate(times):
         solver.addVar(0.0, 1.0)
         solver.changeColIntegrality(solver.getNumCol() - 1, highspy.HighsVarType.kInteger)

@@ -1,4 +1,4 @@
-"""The numbers of a division of layers, from the costs of a plan."""
+"""Builds the numbers of a `DivisionProblem` from the costs of a plan."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -19,42 +19,44 @@ from meshwise.strategies.schedules.orders import orders
 from meshwise.strategies.stages.division import DivisionProblem, FloatArray, Moments
 
 WAYS = (Recompute.SELECTIVE, Recompute.FULL)
-"""How a layer may be recomputed."""
+"""The recompute choices of a layer, besides none."""
 
 ROUNDING = 1024.0
-"""Bytes by which shares of states that are rounded up may differ from a straight line: of each less than an element."""
+"""Bytes by which states may differ from a straight line: shares are rounded up, each by less than an element."""
 
 
 def division_problem(costs: StageCosts, plan: Plan, ways: tuple[Recompute, ...], spread: int) -> DivisionProblem:
-    """Return the division of the layers of a plan of one rank a data shard and stage.
+    """Return the problem of dividing the layers of a plan among its stages.
 
-    No step that the simulator makes of a division and its recomputations takes less than its critical path, and every
-    division that fits in memory has room: of layers or ranks that differ, the least counts.
+    It is a relaxation: no division is simulated faster than its critical path here, and every division that fits in
+    memory fits here. Where layers or ranks differ, the least of them counts.
 
     Parameters
     ----------
     plan
         Any division of the layers, on a schedule of `meshwise.strategies.bounds.path_times.WALKED`.
-    ways
-        Those of `WAYS` that a layer may be recomputed in.
+    recompute_choices
+        Those of `RECOMPUTE_CHOICES` that layers may have.
     spread
-        Layers that a stage may have more or fewer than if all had as many, if no stage of the plan has still more or
-        fewer; each has at least one.
+        Layers that a stage may have more or fewer than in an even division, or as many as a stage of the plan; each
+        stage has at least one.
     """
     return _Tables(costs, plan, ways, spread).problem()
 
 
 def least_work(costs: StageCosts, plan: Plan, spread: int) -> float:
-    """Return ticks that no division of a plan's layers is below: ranks share the work as their speeds allow.
+    """Return a lower bound in ticks of the step time of every division: ranks share the work as their speeds allow.
 
-    A rank with ``n`` layers of ``w`` ticks, ``h`` ticks besides and a way of ``d`` ticks before its first pass and
-    after its last takes ``d + microbatches * (w * n + h)``. The layers of all ranks are given, and the latest rank is
-    earliest where all are as late. Ways are as short as they can be: through stages with the fewest layers.
+    A rank with ``n`` layers of ``w`` ticks, ``h`` other ticks, and a path of ``d`` ticks before its first pass and
+    after its last one takes ``d + microbatches * (w * n + h)``. The sum of ``n`` over ranks is given, so the latest
+    rank is earliest where all end at once. Paths are the shortest possible: through stages with the fewest layers.
     """
     return _Tables(costs, plan, (), spread).work()
 
 
 class _Tables:
+    """The costs of a plan's layers, other blocks and transfers; the least where layers or ranks differ."""
+
     def __init__(self, costs: StageCosts, plan: Plan, ways: tuple[Recompute, ...], spread: int) -> None:
         self.costs, self.ways = costs, ways
         self.plan = replace(plan, recompute=Recompute.NONE)
@@ -76,7 +78,7 @@ class _Tables:
         self.most = min(self.layers, max(-(-self.layers // stages) + spread, *counts, 1))
 
     def _slowest(self) -> Rank:
-        """Return the rank that takes longest where each runs all layers: all wait for it."""
+        """Return the slowest rank of a plan with one stage, where each rank runs all layers and all wait for it."""
 
         def ticks(rank: Rank) -> int:
             found = (self.costs.blocks.cost(self.plan, name, rank, Recompute.NONE) for name in self.kinds)
@@ -85,7 +87,8 @@ class _Tables:
         return max(self.machine.ranks[0], key=ticks)
 
     def problem(self) -> DivisionProblem:
-        """Return the numbers."""
+        """Return the problem of the division."""
+        # states and tails are linear in the layers of a rank: two plans with equal stages give the lines
         low, high = (self._same(count) for count in (self.fewest, max(self.most, self.fewest + 1)))
         bounds, needs = self.costs.once(Bounds), self.costs.once(Needs)
         tail, tail_layer = self._line(*(np.array(bounds.tails(each, self.machine), float) for each in (low, high)))
@@ -101,7 +104,7 @@ class _Tables:
             layers=self.layers,
             fewest=self.fewest,
             most=self.most,
-            ends=self.ends(),
+            base_ticks=self.count_base_ticks(),
             layer=layer,
             again=np.maximum(full.reshape(len(self.ways), stages) - plain, 0.0),
             sends=self._sends(),
@@ -109,38 +112,40 @@ class _Tables:
             tail_layer=tail_layer,
             kept=np.array([sum(self._memory(n, Recompute.NONE) for n in row) for row in self.besides_kinds], float),
             kept_layer=np.full(stages, float(kept_layer)),
-            saved=np.array([np.full(stages, max(kept_layer - each, 0)) for each in least], float).reshape(-1, stages),
+            saved=np.array([np.full(stages, max(kept_layer - size, 0)) for size in least], float).reshape(-1, stages),
             moments=self._moments(needs.capacity(self.plan, self.plan.sequences) - held + ROUNDING),
             states=states,
         )
 
     def work(self) -> float:
-        """Return the ticks that the ranks take if all are as late."""
+        """Return the ticks of a step in which all ranks end at once."""
         ranks, count = self.plan.pipeline, self.plan.num_microbatches
         each = self.layer(forward=True) + self.layer(forward=False)
-        besides, sends = (row.reshape(-1, 2).sum(axis=1) for row in (self.ends(), self._sends()))
+        besides, sends = (row.reshape(-1, 2).sum(axis=1) for row in (self.count_base_ticks(), self._sends()))
         way = np.cumsum(self.fewest * each + besides + sends)[: ranks - 1]
         tail = min(self.costs.once(Bounds).tails(self._same(self.fewest), self.machine))
         fixed = count * besides.reshape(-1, ranks).sum(axis=0) + np.r_[0.0, way] + tail
         least = count * each[:ranks]
+        # a rank whose layers take no time can take all of them
         if (least <= 0).any():
             return float(fixed.max())
         return float((self.layers + (fixed / least).sum()) / (1 / least).sum())
 
     def _same(self, count: int) -> Plan:
-        """Return a plan whose stages all have so many copies of the lightest layer."""
+        """Return a plan whose stages all have ``num_layers`` copies of the layer with fewest parameters."""
         layers = (self.lightest,) * count
         rows = [(*row, *layers) if stage == 0 else (*layers, *row) for stage, row in enumerate(self.besides)]
         return replace(self.plan, stages=tuple(map(Stage, rows)))
 
     def _line(self, low: FloatArray, high: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return the line through the values with the fewest and the most layers on every rank."""
+        """Return offset and slope of the lines through values of the plans with the fewest and the most layers."""
         chunks = self.plan.chunks
         first, last = chunks * self.fewest, chunks * max(self.most, self.fewest + 1)
         each = (high - low) / (last - first)
         return low - each * first, each
 
     def layer(self, *, forward: bool) -> FloatArray:
+        """Return the least ticks of a layer's forward, or else backward, on every stage."""
         if not forward:
             result: FloatArray = np.array(self._backward(Recompute.NONE), float)[self.positions]
             return result
@@ -153,15 +158,15 @@ class _Tables:
         return least
 
     def _backward(self, how: OfLayer) -> list[int]:
-        """Return the least ticks of a layer's backward on every position."""
+        """Return the least ticks of a layer's backward on every pipeline position."""
         blocks, ranks = self.costs.blocks, self.ranks
         return [
             min(blocks.cost(self.plan, name, rank, how).backward_ticks for rank in own for name in self.kinds)
             for own in ranks
         ]
 
-    def ends(self) -> FloatArray:
-        """Return the least ticks of what every stage runs besides layers."""
+    def count_base_ticks(self) -> FloatArray:
+        """Return the least ticks of the blocks of every stage that are no layers, by pass."""
         result = np.zeros((len(self.positions), 2))
         for stage, names in enumerate(self.besides_kinds):
             ranks = self.ranks[self.positions[stage]]
@@ -171,7 +176,7 @@ class _Tables:
         return result.ravel()
 
     def _sends(self) -> FloatArray:
-        """Return the ticks of transfers; none where it depends on the division what is sent."""
+        """Return the ticks of transfers by pass; 0 where the bytes sent depend on the division."""
         stages = len(self.positions)
         if len({self.costs.boundary_bytes(self.plan, stage) for stage in range(stages - 1)}) > 1:
             return np.zeros(2 * stages)
@@ -182,7 +187,7 @@ class _Tables:
         return self.costs.blocks.memory(self.plan, name, how).kept
 
     def _moments(self, room: FloatArray) -> tuple[Moments, ...]:
-        """Return the moments at which backwards begin, of those with as little room the ones when most is kept."""
+        """Return for every rank the moments at which backwards begin with most activations kept."""
         plan, stages = self.plan, len(self.positions)
         if self.costs.problem.training.conventions.buffers_every_microbatch:
             return (Moments(np.zeros((0, stages), np.int64), np.zeros(0)),) * plan.pipeline
@@ -197,7 +202,7 @@ class _Tables:
         return tuple(result)
 
     def _working(self, stage: int) -> int:
-        """Return bytes that a backward of a stage holds at least besides what is kept: at the end of the stage."""
+        """Return the least working bytes of a stage's backward as it begins, in the last block of the stage."""
         if self.plan.zero >= 2:  # gradients may be counted with what they take the place of
             return 0
         memory = self.costs.blocks.memory
@@ -210,9 +215,10 @@ class _Tables:
 
 @lru_cache(maxsize=512)
 def fullest_moments(name: str, ranks: int, microbatches: int, chunks: int) -> tuple[list[tuple[IntArray, int]], ...]:
-    """Return for every rank the moments when most is kept: microbatches of each of its stages, whose backward begins.
+    """Return for every rank the moments of most activations: microbatches kept by each of its stages, and a stage.
 
-    Left out are moments at which a backward of the same stage begins with no more of any stage.
+    The stage is the one whose backward begins at the moment. Moments are left out where another backward of the stage
+    begins with at least as many microbatches of every stage.
 
     >>> [[(kept.tolist(), stage) for kept, stage in rank] for rank in fullest_moments("1f1b", 2, 4, 1)]
     [[([2], 0)], [([1], 1)]]
@@ -233,7 +239,7 @@ def fullest_moments(name: str, ranks: int, microbatches: int, chunks: int) -> tu
 
 
 def _largest(rows: IntArray) -> list[IntArray]:
-    """Return the rows of which no other one is at least as large everywhere."""
+    """Return the rows that no other row equals or exceeds in all columns."""
     rows = np.unique(rows, axis=0)
     rows = rows[np.argsort(-rows.sum(axis=1), kind="stable")]
     kept: list[IntArray] = []

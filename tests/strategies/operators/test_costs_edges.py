@@ -49,7 +49,7 @@ def edges(how: Setting, cuts: dict[str, Cuts], **kept: tuple[str, Cuts]) -> dict
         shardings.append((OperatorSharding(f"{block.name}.{operator.name}", own, keeps),))
     return {
         f"{block.operators[s].name} {block.operators[t].name}": int(times[0, 0]) / TICKS_PER_SECOND / 3
-        for s, t, times in EdgeCosts(how).all(tuple(shardings))
+        for s, t, times in EdgeCosts(how).list_edges(tuple(shardings))
     }
 
 
@@ -188,7 +188,7 @@ def crossing(made: str, read: str) -> Setting:
 def crossed(how: Setting, first: Cuts, second: Cuts) -> list[float]:
     """Return the seconds of redistributions of a microbatch between two blocks of one operator each."""
     own = (("first.work", first), ("second.work", second))
-    found = EdgeCosts(how).all(tuple((OperatorSharding(name, tuple(cuts.items())),) for name, cuts in own))
+    found = EdgeCosts(how).list_edges(tuple((OperatorSharding(name, tuple(cuts.items())),) for name, cuts in own))
     return [int(times[0, 0]) / TICKS_PER_SECOND / how.plan.num_microbatches for _, _, times in found]
 
 

@@ -18,7 +18,7 @@ from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.rules import violations
-from meshwise.strategies.schedules.rule import Placement
+from meshwise.strategies.schedules.rule import Placement, WrittenRule
 from meshwise.strategies.schedules.schedule import SCHEDULES, Action, ActionKind, rule_of, schedule
 
 from ..problems import problem
@@ -74,8 +74,9 @@ def orders(draw: st.DrawFn) -> str:
 def plan_of(text: str, data: int = 1, **fields: object) -> tuple[SimulatedCost, Plan]:
     """Return a plan of an order on a node of its own, and what evaluates it."""
     rule = rule_of(text)
-    ranks = rule.ranks  # type: ignore[attr-defined]
-    count = schedule(text, ranks, rule.microbatches, rule.chunks[0]).num_microbatches  # type: ignore[attr-defined]
+    assert isinstance(rule, WrittenRule)
+    ranks = rule.ranks
+    count = schedule(text, ranks, rule.microbatches, rule.chunks[0]).num_microbatches
     small = problem(devices=ranks * data, nics=ranks * data, layers=8, batch=count * data, **fields)  # type: ignore[arg-type]
     return SimulatedCost(small), complete(small, Layout(pipeline=ranks, data=data, schedule=text))
 

@@ -19,7 +19,7 @@ def test_a_path_is_as_long_as_its_rank_takes_and_no_longer_in_any_other_step(
     steps = [np.array([[random.randint(0, 9) for _ in range(columns)]] * 1, np.int64) for _ in range(4)]
     ends = walk(arranged, *steps[:2]).ends[0]
     found = critical_paths(arranged, steps[0][0].astype(float), steps[1][0].astype(float))
-    assert found.ends.tolist() == ends.tolist()
+    assert found.end_ticks.tolist() == ends.tolist()
     assert (found.passes @ steps[0][0] + found.sends @ steps[1][0]).tolist() == ends.tolist()
     other = walk(arranged, *steps[2:]).ends[0]
     assert (found.passes @ steps[2][0] + found.sends @ steps[3][0] <= other).all()
