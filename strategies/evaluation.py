@@ -3,11 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from meshwise.simulator.brief import brief
 from meshwise.simulator.program import TaskKind
-from meshwise.simulator.timeline import Timeline
 from meshwise.strategies.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from meshwise.simulator.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ class Resource(StrEnum):
     DATA = "data communication"
 
 
-def spent(timeline: Timeline) -> dict[Resource, float]:
+def spent(timeline: "Timeline") -> dict[Resource, float]:
     """Return the seconds of a step that every resource takes, averaged over rank classes; communication if exposed."""
     exposed, classes = timeline.exposed_communication(), range(len(timeline.rank_classes))
     computing = [kind for kind in TaskKind if kind.computes and kind is not TaskKind.RECOMPUTE]

@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from meshwise.executor.calibration.device_calibration import chosen_device, chosen_ranks, kept
-from meshwise.executor.calibration.device_calibration import measure as measure_gpus
+from meshwise.executor.calibration import device_calibration
 from meshwise.executor.calibration.device_cluster import cluster_of, is_measured
 from meshwise.scenarios.calibration.calibrate import calibrate as measure_cores
 from meshwise.scenarios.calibration.published_timings import (
@@ -90,8 +89,8 @@ def _refuse(why: str, **given: Any) -> None:
 
 def _measure(out: str | None, device: str | None, processes: int | None, seconds: float, as_json: bool) -> None:
     check_output(out, (".yaml", ".yml"))
-    kind = chosen_device(device)
-    ranks = chosen_ranks(kind, processes)
+    kind = device_calibration.chosen_device(device)
+    ranks = device_calibration.chosen_ranks(kind, processes)
     if kind == "cuda":
         _measure_gpus(out, ranks, seconds, as_json)
     else:
@@ -110,10 +109,10 @@ def _measure_gpus(out: str | None, ranks: int, seconds: float, as_json: bool) ->
     check_output(rows)
     ticker = Ticker()
     try:
-        skipped = measure_gpus(rows, "cuda", ranks, seconds, progress=ticker)
+        skipped = device_calibration.measure(rows, "cuda", ranks, seconds, progress=ticker)
     finally:
         ticker.done()
-        note(kept(rows))
+        note(device_calibration.kept(rows))
     for line in skipped:
         note(f"left out: {line}")
     _to_cluster(str(rows), out, as_json)
