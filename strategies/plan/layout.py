@@ -33,7 +33,7 @@ CORE_SCHEDULES = ("1f1b", "gpipe", "interleaved")
 """The schedules of a core space."""
 
 USUAL_SCHEDULES = (*CORE_SCHEDULES, "zb1p", "interleaved_zero_bubble", "zbv")
-"""The schedules in use today: torchtitan, torch.distributed.pipelining and zero-bubble forks of Megatron-LM run them."""
+"""Schedules in use today: torchtitan, torch.distributed.pipelining and zero-bubble forks of Megatron-LM run them."""
 
 
 class Level(Enum):
