@@ -173,7 +173,6 @@ class Choices:
         dims = (dim for block in self.graph.blocks for each in block.operators for dim, _ in each.dims)
         self._has_experts = EXPERTS in dims
         self._cuts: dict[tuple[object, ...], bool] = {}
-        self._offloads: dict[tuple[object, ...], bool] = {}
         self._schedules: dict[tuple[object, ...], tuple[Scheduled, ...]] = {}
         self._passes: dict[tuple[object, ...], tuple[PassChoice, ...]] = {}
         self._states: dict[tuple[object, ...], tuple[StateChoice, ...]] = {}
@@ -421,7 +420,7 @@ class Choices:
         return list(found.values())
 
     def microbatches(self, data: int, rows: int) -> tuple[int, ...]:
-        """Return the sizes of a microbatch on a data rank, in sequences; none where ``data`` leaves part of the batch."""
+        """Return the sizes of a microbatch on a data rank, in sequences; none where data does not divide the batch."""
         share, left = divmod(self.batch, data)
         if left:
             return ()

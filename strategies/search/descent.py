@@ -112,7 +112,7 @@ def _within(space: Space, layout: Layout) -> Layout:
 
 
 def soonest_known(problem: Problem, space: Space) -> list[tuple[Plan, Layout]]:
-    """Return the known plans with their layouts, by rising number of passes, to which simulation time is in proportion."""
+    """Return the known plans with their layouts, by rising number of passes: the soonest simulated first."""
     plans = [(complete(problem, layout), layout) for layout in known_layouts(problem, space)]
     return sorted(plans, key=lambda row: num_passes(problem, row[1]))
 

@@ -343,9 +343,10 @@ def _gap(best: Trial | None, lower_bound: float | None) -> float | None:
 
 
 def _that_keep_least(problem: Problem, space: Space) -> Iterator[Layout]:
-    """Yield the layouts of a space that need little memory: microbatches of 1, and full recompute in groups with it.
+    """Yield the layouts of a space that need little memory.
 
-    All layouts, where the space has no microbatches of 1.
+    Microbatches are of 1 sequence unless the space limits them, and groups with full recompute have it. Where the
+    space has no such layouts, all of it.
     """
     frugal = space if space.microbatch else space.with_limits(microbatch=(1,))
     for group in groups(problem, frugal):
