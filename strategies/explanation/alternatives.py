@@ -55,6 +55,7 @@ def alternatives(ranking: Ranking, best: Trial, layout: Layout) -> Iterator[Alte
     for decision, names in DECISIONS.items():
         own = _values(layout, names)
 
+        # defaults bind this topic's values: a closure would see those of a later turn
         def otherwise(candidate: Candidate, names: tuple[str, ...] = names, own: tuple[object, ...] = own) -> bool:
             return fits(candidate) and _values(candidate.layout, names) != own
 

@@ -136,6 +136,7 @@ def critical_path(program: Program, engine: str = "discrete_event") -> CriticalP
         kinds = _launched(about) if launches and about.kind is not TaskKind.LAUNCH else pieces[number]
         spent = _late_part(_spent(about, kinds, alone, taken), end - first)
         place = position_of[task], class_of[task], about.stage, int(program.microbatch_of[task])
+        # the path is walked from its end, and so is every task
         segments += [Segment(kind, *place, ticks) for kind, ticks in reversed(spent) if ticks]
     segments.reverse()
     return CriticalPath(tuple(segments), _longest(segments), shown.steps)
@@ -154,7 +155,7 @@ def _back(program: Program, graph: StepGraph, starts: IntArray, ends: IntArray, 
     together = (computes[source] == computes[target]) & (computes[target] >= 0)
     before = np.full(graph.num_tasks, -1)
     before[target] = source
-    before[target[together]] = source[together]
+    before[target[together]] = source[together]  # the second assignment wins
     path, task = [], last
     while task >= 0:
         path.append(task)

@@ -195,7 +195,7 @@ def _hidden(plan: Plan, timeline: Timeline) -> Recommendation:
         "sums of gradients, and gathers of parameters, run beneath passes, most of them",
         f"a rank communicates along the data axis for up to {format_time(whole)} of a step; on average "
         f"{format_time(exposed)} are not hidden, {exposed / timeline.step_time:.1%} of the step",
-        exposed <= 0.5 * whole,
+        exposed <= 0.5 * whole,  # "most of them" is taken as half
         f"{MINDSPORE}; {ZERO}, section 7",
     )
 

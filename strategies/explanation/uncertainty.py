@@ -63,6 +63,7 @@ class Uncertainty:
         counts as needed, so that the probability is rather too high.
         """
         sigma = self._sigma(self.peak_memory)
+        # the midpoint rule over the quantiles of the error
         errors = (exp(sigma * NORMAL.inv_cdf((point + 0.5) / POINTS)) for point in range(POINTS))
         room = (has - taken) / max(peak - taken, 1.0)
         return sum(1 - self._below(room / error) for error in errors) / POINTS

@@ -157,6 +157,7 @@ def _broken(problem: Problem, layout: Layout, asked: Asked) -> tuple[Violation, 
 
 
 def _choices(layout: Layout) -> Iterator[dict[str, Any]]:
+    # the fields asked for may be illegal beside the plan's other choices, so these give way where they must
     schedules = ((layout.schedule, layout.chunks), ("1f1b", 1), ("interleaved", 2))
     microbatches = (layout.microbatch, 1)
     for (schedule, chunks), size, sequence, stages in product(

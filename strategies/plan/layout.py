@@ -446,6 +446,7 @@ class Layout(StepDecisions):
 def _list_decisions() -> dict[str, Decision]:
     """Return the decisions of a layout by name, the decisions about the mesh first."""
     step = [item.name for item in fields(StepDecisions)]
+    # the sort is stable: within both parts decisions stay in the order of their declaration
     items = sorted(fields(Layout), key=lambda item: item.name in step)
     return {item.name: Decision(item.name, item.default, **item.metadata) for item in items}
 

@@ -200,6 +200,7 @@ def _optimizer(document: Mapping[str, Any]) -> tuple[Any, StepPlace]:
 
 def _fractions(name: str, value: Any) -> tuple[float, ...]:
     each = value if isinstance(value, list | tuple) else [value]
+    # type() and not isinstance: true and false are ints in Python
     if not each or not all(type(one) in (int, float) for one in each):
         raise ValueError(
             f"{name}: is a fraction of more than 0 and at most 1, or one for every pipeline rank, "

@@ -103,6 +103,7 @@ def broken_rules(
     graph: OperatorGraph, shardings: tuple[OperatorSharding, ...], rows: int, columns: int, microbatch: int
 ) -> Iterator[tuple[str, str]]:
     """Yield every rule that a grid breaks: the field to blame, and the message."""
+    # rows cut the batch dim, which has the microbatch's size on a data rank
     if microbatch % rows:
         near = -(-microbatch // rows) * rows
         yield "microbatch", f"tensor_rows({rows}) divides microbatch, met {microbatch}; nearest: {near}"
@@ -223,7 +224,7 @@ def _operator(block: Block, operator: Operator, by: Parallelism) -> OperatorShar
     whole = by.gathers_logits and operator.kind is OperatorKind.CROSS_ENTROPY
     free = [dim for dim in TENSOR_DIMS if dim in names and dim not in operator.uncut and not whole]
     tensor = free[0] if by.tensor and free else None
-    alone = tensor
+    alone = tensor  # with a grid the columns may cut another dim, but inputs are kept by this one
     if by.rows:
         tensor = column_dim(operator, tensor) if by.tensor else None
         cuts |= {BATCH: (TENSOR_ROWS,)} if BATCH in names or _has(block, operator, BATCH) else {}
@@ -234,6 +235,7 @@ def _operator(block: Block, operator: Operator, by: Parallelism) -> OperatorShar
     between = tensor is None and operator.kind in _SEQUENCE_CUT and SEQUENCE in names
     if by.sequence_parallel and between and SEQUENCE not in operator.reduced + operator.uncut:
         cuts[SEQUENCE] = (*cuts.get(SEQUENCE, ()), TENSOR)
+    # each tensor rank sends its part of the tokens to experts
     if by.sequence_parallel and operator.kind is OperatorKind.PERMUTE:
         cuts |= {dim: (*cuts.get(dim, ()), TENSOR) for dim in (SEQUENCE, CAPACITY) if _has(block, operator, dim)}
     if by.expert:

@@ -244,6 +244,7 @@ class Plan(StepDecisions):
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON-ready data with the version of the format."""
         keys = {item.name: item.key for item in STEP_DECISIONS}
+        # these two have documents of their own, shorter than the nested fields of asdict
         values = asdict(self) | {name: getattr(self, name).document for name in ("recompute", "offload")}
         return {"version": PLAN_VERSION} | {keys.get(name, name): value for name, value in values.items()}
 

@@ -165,6 +165,7 @@ class Training:
 
     @property
     def _state_bytes(self) -> int:
+        """Bytes of one element of an optimizer state: fp32 at least."""
         return max(ITEMSIZE[self.dtype], 4)
 
 

@@ -398,7 +398,7 @@ def _batch_violations(training: Training, layout: Layout) -> Iterator[Violation]
 def _recompute_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Violation]:
     how = layout.recompute
     if isinstance(how, Recompute):
-        return
+        return  # a word for all layers is always legal
     count = rule_of(layout.schedule).num_stages(layout.pipeline, layout.chunks)
     if isinstance(how, PerStage) and len(how.stages) != count:
         alike = f"; nearest: {how.stages[0]} for all stages alike" if len(set(how.stages)) == 1 else ""
@@ -497,6 +497,7 @@ def chunks_of(layout: Layout, rule: ScheduleRule) -> int:
 
 def _written_violations(problem: Problem, layout: Layout, rule: WrittenRule) -> Iterator[Violation]:
     """Yield the rules that a written order breaks: ranks, chunks, microbatches, or a deadlock of its actions."""
+    # one fault at a time: the later checks need an order that is defined for these ranks and microbatches
     wrong = rule.undefined(layout.pipeline, rule.microbatches, chunks_of(layout, rule))
     if wrong is not None:
         yield Violation("chunks" if layout.pipeline == rule.ranks else "pipeline", wrong)

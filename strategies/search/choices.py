@@ -462,6 +462,7 @@ class Choices:
         They divide the layers of the fullest rank, so that no rank has more layers than with one chunk.
         """
         most = most_stages(self.graph) // pipeline
+        # a limit may name counts that do not divide the layers: stages are then balanced
         if self.space.chunks is not None:
             return tuple(count for count in sorted(set(self.space.chunks)) if 2 <= count <= most)
         if self.space.core and self.layers % pipeline:
@@ -484,7 +485,7 @@ class Choices:
             how: str | tuple[int, ...] = paced(self.problem, family, positions) if choice == "paced" else choice
             wrong = len(how) != stages or sum(how) != self.layers if isinstance(how, tuple) else False
             if not wrong and not (how == "even" and self.layers % stages):
-                found.setdefault(self._layers(stages, how), how)
+                found.setdefault(self._layers(stages, how), how)  # of words that mean the same layers the first
         return list(found.values())
 
     def _shared_ends(self, stages: int, usual: str | tuple[int, ...]) -> tuple[int, ...]:

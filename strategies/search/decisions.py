@@ -126,6 +126,7 @@ class Decisions:
         return partial.closed
 
     def _decided(self, partial: Partial) -> Iterator[Branch]:
+        # families stand for their layouts until one is left, so that the top of the tree needs no lists of layouts
         if partial.families and len(partial.open) == 1:
             partial = self._partial(tuple(self._members[partial.open[0]]), families=False)
 

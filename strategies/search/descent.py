@@ -161,6 +161,7 @@ def known_by_path(problem: Problem, space: Space, costs: CostModel) -> Rising:
     nodes: list[Layout | Group] = [*layouts, *known_groups(problem, space)]
     for number, node in enumerate(nodes):
         layout = node.layout if isinstance(node, Group) else node
+        # a family has one size of microbatches: there is no bound for others
         floor = costs.floor(family_of(layout)) if isinstance(layout.microbatch, int) else 0.0
         heappush(waiting, (floor, _FLOOR, number, node))
     found = set(layouts)
@@ -328,6 +329,7 @@ class _Way:
             plan, late = complete(self.problem, candidate), memory_depends_on_timing(candidate)
             if self.costs.bound(plan) >= self.lowest or not (late or self.costs.fits(plan)):
                 continue
+            # a plan that is simulated soon is evaluated before the descent goes far, and needs no patience
             if self.is_open and self.asked >= self.patience and not is_simulated_soon(self.problem, self.layout):
                 yield from self.evaluate_quick()
             self.asked += 1

@@ -332,7 +332,7 @@ def search(
         end=run.end,
         certificate=run.certificate,
         scope=scope,
-        nothing_fits=run.lower_bound == inf and space is whole,
+        nothing_fits=run.lower_bound == inf and space is whole,  # a proof about the core says nothing of the rest
     )
 
 
@@ -418,6 +418,7 @@ class _Run:
     def drive(self, proposals: Proposals) -> None:
         """Answer every proposal until the algorithm, the budget or the time ends."""
         answer: Evaluation | None = None
+        # long computations of an algorithm look at the time too, and its generator is closed however the loop ends
         with watched_by(self.check_time), closing(proposals):
             while True:
                 try:

@@ -60,6 +60,7 @@ class FanOut:
         begun = self._begun.pop(plan, None)
         if begun is None:
             return self.costs.evaluate(plan)
+        # a wait without end would outlast the time of the search
         while True:
             try:
                 return begun.result(POLL)

@@ -38,6 +38,7 @@ def operator_search(problem: Problem, space: Space, costs: CostModel, solve: Sol
     of all plans: no device computes faster than its peak.
     """
     yield Proof(least_step_time(problem))
+    # one StageCosts for all arrangements: the costs of equally cut operators are shared
     stages, pins = StageCosts(problem), resolved(problem.graph, space.pin)
     in_time = partial(_in_time, costs, solve)
     for degrees in arrangements(problem, space):
@@ -99,6 +100,7 @@ def _proposals(
         fitted = fitted or fits
         if not needed or (fits and (solution.memory < BINDING * limit or needed > BINDING * room)):
             break
+        # a byte less where the plan did not fit, so that the same choice is not made again
         limit = int(solution.memory * room / needed) - (not fits)
     return fitted
 

@@ -223,6 +223,7 @@ _LATEST: list[Choices] = []
 
 def choices_of(problem: Problem, space: Space) -> Choices:
     """Return the choices of a space; the latest are cached, since searches ask for neighbours layout by layout."""
+    # by identity, because to compare two problems is to compare their graphs
     if not _LATEST or _LATEST[0].problem is not problem or _LATEST[0].space != space:
         _LATEST[:] = [Choices(problem, space)]
     return _LATEST[0]
@@ -257,6 +258,7 @@ def groups_near(problem: Problem, space: Space, layout: Layout) -> Iterator[tupl
 
 def _of_schedule(choices: Choices, family: Layout, schedule: str) -> Iterator[Group]:
     """Yield the groups of a family that have a schedule; all groups where one pipeline rank leaves no choice."""
+    # a generator: a descent often moves on before it has looked at all families
     return (group for group in choices.groups(family) if family.pipeline == 1 or group.layout.schedule == schedule)
 
 

@@ -127,6 +127,7 @@ def _needed(given: DivisionProblem, stage: int, count: int, way: int | None) -> 
 
     ``choice_index`` ``None`` is no recomputation: the result is then 0 where the stage fits.
     """
+    # a stage has several moments of many live microbatches: the one that needs most decides
     most, moments = 0, given.moments[stage]
     for alive, room in zip(moments.alive[:, stage].tolist(), moments.room.tolist(), strict=True):
         held = alive * (given.kept[stage] + count * given.kept_layer[stage]) + count * given.states[stage]
@@ -145,7 +146,7 @@ def best_of(
         yield complete(problem, first)
     found: list[Found] = []
     for each in meshes:
-        costs.check_time()
+        costs.check_time()  # tables of meshes look at no plan, and would not notice that time is up
         found += [] if each is None else [each]
     tried = 0
     for _, layout in sorted(found, key=lambda each: each[0]):

@@ -52,6 +52,7 @@ class Beam:
             for layout in chosen:
                 times[layout] = (yield complete(problem, layout)).step_time
             beam = sorted([*beam, *chosen], key=times.__getitem__)[: self.width]
+            # while the beam is not full any rewrite can enter it
             limit = times[beam[-1]] if len(beam) == self.width else inf
             rewrites = dict.fromkeys(rewrite for layout in beam for rewrite in neighbours(problem, space, layout))
             able = [rewrite for rewrite in rewrites if rewrite not in times and bounds[rewrite] < limit]

@@ -99,7 +99,7 @@ def _best(
     """Yield the variants that fit, at least one; return the fastest layout."""
     plans = {layout: complete(problem, layout) for layout in variants}
     fitting = {layout: plan for layout, plan in plans.items() if costs.fits(plan)}
-    yield Upcoming(tuple(fitting.values()))
+    yield Upcoming(tuple(fitting.values()))  # all are evaluated, so an executor may take them at once
     times: dict[Layout, float] = {}
     for layout, plan in fitting.items():
         times[layout] = (yield plan).step_time

@@ -101,7 +101,7 @@ class MCMC:
                 current, waited = (yield from _first(problem, space, costs, draws)) or best, 0
             waited += 1
             if not current.around:
-                continue
+                continue  # a place without neighbours is left by a restart
             place = yield from _visit(problem, space, costs, rng.choice(current.around))
             if place is None:
                 continue
@@ -118,7 +118,7 @@ class MCMC:
     def _acceptance(self, current: _Place, place: _Place) -> float:
         """Return the probability of going from ``current_place`` to ``place``."""
         if self.faithful:
-            return exp(min(0.0, -self.alpha * (place.cost - current.cost) * 1e3))
+            return exp(min(0.0, -self.alpha * (place.cost - current.cost) * 1e3))  # alpha is for times in ms
         ratio = log(current.cost / place.cost) / self.temperature
         return exp(min(0.0, ratio + log(len(current.around) / len(place.around))))
 

@@ -108,6 +108,7 @@ class MCTS:
                     _learn(arms, path, -shortfall if bound == inf else expert / bound)
             if able:
                 layout = _softmin(list(able), [outlooks[each].bound for each in able], self.temperature, rng)
+                # the first plan has been evaluated already; a repeated proposal would count as one
                 time = expert if layout == first else (yield complete(problem, layout)).step_time
                 best = min(best, time)
                 tree.close(layout)

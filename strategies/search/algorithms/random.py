@@ -50,6 +50,7 @@ def drawn(problem: Problem, space: Space, random: Random) -> Iterator[Layout]:
     def groups(family: int) -> tuple[Group, ...]:
         return tuple(choices.groups(families[family]))
 
+    # a number is a position among all layouts; only the groups of its family are made to find the layout
     for number in permuted(before[-1], random):
         family = bisect_right(before, number) - 1
         left = number - before[family]

@@ -138,6 +138,7 @@ class Reinforcement:
             cost = torch.tensor([sqrt(ratio) for ratio in known])
             good = float(cost.quantile(self.risk))
             baseline = good if baseline is None else baseline
+            # only plans better than the baseline count [5]; costs of a batch may all be equal, hence the small term
             advantage = ((baseline - cost) / (cost.std(correction=0) + 1e-6)).clamp(min=0)
             policy.learn(-(advantage * walks.log_probability + self.entropy * walks.entropy).mean())
             baseline = self.memory * baseline + (1 - self.memory) * good

@@ -139,7 +139,7 @@ class InterStageMILP:
         for number, layout in enumerate(among):
             if dividable(layout):
                 plan = complete(problem, layout)
-                costs.bound(plan)  # raises OutOfTime where the time of the search is over
+                costs.bound(plan)  # raises OutOfTime where time is up: tables look at no plan and would not notice
                 work = to_seconds(int(least_work(tables, plan, self._spread(layout))))
                 heappush(queue, _Waiting(work, False, number, layout))
             else:
