@@ -180,7 +180,7 @@ class Answers:
             return Group(group.layout, group.passes, group.states, np.zeros_like(group.legal))
         if not hanging:
             return group
-        # rules that hang on no undecided field have answered above and need not be in the key
+        # rules that depend on no undecided field have answered above and need not be in the key
         key = group.passes, group.states, group.legal.tobytes(), *hanging
         if key not in self._groups:
             self._groups[key] = _RuleMemo(lambda layout: (self._legal(group, layout, hanging),))
