@@ -1,1 +1,1 @@
-"""Explanation: why a plan is the best, what holds it up, and what would change it."""
+"""Explanation of a plan: why it is the best, what takes its time, and what would change the choice."""

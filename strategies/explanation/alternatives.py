@@ -1,9 +1,7 @@
-"""Plans beside the fastest: what each decision is worth, what can be traded, and what is safe.
+"""Alternatives to the fastest plan: by topic, on Pareto fronts, and by a quantile of the step time.
 
-Choosing by what a run may take, not by what it is predicted to take.
-
-A plan that runs out of memory takes for ever: with probability ``p`` of that, the ``q`` quantile of its step time is
-the ``q / (1 - p)`` quantile of the times of runs that go through, and infinite for ``q`` above ``1 - p``.
+A run that lacks memory never ends. If it does so with probability ``p``, the ``q`` quantile of the step time is the
+``q / (1 - p)`` quantile of the step times of runs with enough memory, and infinite for ``q`` above ``1 - p``.
 
 References
 ----------
@@ -31,12 +29,12 @@ DECISIONS: dict[str, tuple[str, ...]] = {
     "offload": ("offload",),
     "rank order": ("order", "placement"),
 }
-"""The fields of a layout that one decision is about."""
+"""The fields of a layout by the topic that they decide together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """The fastest plan that decides something otherwise; its ``margin`` is the fraction that it takes more."""
+    """The fastest plan that decides a topic otherwise; ``margin`` is its extra step time, as a fraction of the best."""
 
     decision: str
     trial: Trial
@@ -44,7 +42,7 @@ class Alternative:
 
 
 def runner_up(ranking: Ranking, best: Trial, layout: Layout) -> Alternative | None:
-    """Return the fastest plan that fits, of all but ``layout``; its decisions are those in which it differs."""
+    """Return the fastest plan that fits other than ``layout``, with the topics in which it differs."""
     second = ranking.fastest(lambda each: each.fits and each.layout != layout)
     if second is None:
         return None
@@ -53,10 +51,11 @@ def runner_up(ranking: Ranking, best: Trial, layout: Layout) -> Alternative | No
 
 
 def alternatives(ranking: Ranking, best: Trial, layout: Layout) -> Iterator[Alternative]:
-    """Yield for every decision of which the space has more than one the fastest plan that fits and has another."""
+    """Yield for every topic the fastest plan that fits and decides it otherwise, if the ranking has one."""
     for decision, names in DECISIONS.items():
         own = _values(layout, names)
 
+        # defaults bind this topic's values: a closure would see those of a later turn
         def otherwise(candidate: Candidate, names: tuple[str, ...] = names, own: tuple[object, ...] = own) -> bool:
             return fits(candidate) and _values(candidate.layout, names) != own
 
@@ -66,7 +65,7 @@ def alternatives(ranking: Ranking, best: Trial, layout: Layout) -> Iterator[Alte
 
 
 def differing(one: Layout, other: Layout) -> tuple[str, ...]:
-    """Return the decisions in which two layouts differ.
+    """Return the topics in which two layouts differ.
 
     >>> differing(Layout(data=2), Layout(tensor=2, microbatch=2))
     ('mesh degrees', 'microbatch')
@@ -83,22 +82,22 @@ def _margin(best: Trial, other: Trial) -> float:
 
 
 SLOWEST = 1.25
-"""How many times the step time of the best plan a front goes up to."""
+"""The step time at which a memory front ends, over that of the best plan."""
 
 APART = 0.98
-"""A plan of the front needs at most this fraction of the memory of the one before."""
+"""A plan of a memory front needs at most this fraction of the memory of the plan before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tradeoff:
-    """A plan of a front.
+    """A plan of a Pareto front.
 
     Parameters
     ----------
     fits
-        Whether devices have its memory.
+        Whether the plan fits in the memory of the devices.
     cost
-        Device-hours for a million tokens.
+        Device-hours per million tokens.
     """
 
     trial: Trial
@@ -108,9 +107,9 @@ class Tradeoff:
 
 
 def memory_front(ranked: Ranking, best: Trial) -> Iterator[Tradeoff]:
-    """Yield ever slower plans that need ever less memory, from the fastest of all, whether it fits or not.
+    """Yield slower and slower plans that need less and less memory, from the fastest of all, which may not fit.
 
-    Of plans that need about the same memory only the fastest is shown; the front ends at `SLOWEST`.
+    Of plans that need about the same memory only the fastest is yielded; the front ends at `SLOWEST`.
     """
     least = float("inf")
     while (found := ranked.fastest(_within(least), below=SLOWEST * best.evaluation.step_time)) is not None:
@@ -121,10 +120,10 @@ def memory_front(ranked: Ranking, best: Trial) -> Iterator[Tradeoff]:
 def device_front(
     problem: Problem, space: Space, best: Trial, seconds: Callable[[], float]
 ) -> Iterator[tuple[int, Tradeoff | None, Among | None]]:
-    """Yield for ever fewer nodes, divisors of those there are, their devices and the fastest plan that fits on them.
+    """Yield for fewer and fewer nodes the number of devices, the fastest plan that fits, and the plans ranked for it.
 
-    And among which plans it is; ``None`` of ``best``, and where no plan of these fits: then fewer nodes are not looked
-    at.
+    Numbers of nodes divide that of the cluster. The first row is ``best``, with ``None`` for the ranked plans. The
+    front ends with the first number on which no plan fits, whose plan is ``None``.
 
     Raises
     ------
@@ -149,7 +148,7 @@ def _within(memory: float) -> Allowed:
 
 
 def _unlimited(space: Space) -> Space:
-    """Return a space that leaves degrees open, for fewer devices have others."""
+    """Return the space without limits on data and pipeline, because fewer devices have other degrees."""
     return space.with_limits(data=None, pipeline=None)
 
 
@@ -162,7 +161,7 @@ def _tradeoff(problem: Problem, trial: Trial) -> Tradeoff:
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """A plan with what its run may take: seconds at a quantile, and the probability that it lacks memory."""
+    """A plan with the uncertainty of its run: the step time at a quantile (s), and the risk of lacking memory."""
 
     trial: Trial
     quantile: float
@@ -171,7 +170,7 @@ class Prospect:
 
 
 def prospect(problem: Problem, trial: Trial, uncertainty: Uncertainty, quantile: float, most: float) -> Prospect:
-    """Return what a plan's run may take; it is allowed where it lacks memory with probability ``most`` at most."""
+    """Return the prospect of a plan; it is allowed where it lacks memory with probability ``max_risk`` at most."""
     at = trial.evaluation
     lacks = uncertainty.lacks_memory(problem.cluster, at.peak_memory)
     through = uncertainty.step_time_quantile(at.step_time, quantile / (1 - lacks)) if lacks < 1 else inf
@@ -179,9 +178,9 @@ def prospect(problem: Problem, trial: Trial, uncertainty: Uncertainty, quantile:
 
 
 def prospects(ranking: Ranking, uncertainty: Uncertainty, quantile: float, most: float) -> Iterator[Prospect]:
-    """Yield plans, the fastest first, until none can come that is better at ``quantile`` than one allowed before.
+    """Yield the prospects of plans, the fastest first, until no later one can be better than one allowed before.
 
-    A plan without any danger to lack memory has the quantile of its step time: no later one can have less.
+    A later plan has at least the quantile of its step time without a risk of lacking memory, and step times rise.
     """
     best = inf
     for trial in ranking.ascending(fits):

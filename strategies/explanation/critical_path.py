@@ -1,10 +1,10 @@
-"""Where the time of a step goes: its critical path, from the end of its last task back to its start.
+"""Where the time of a step goes: its critical path, and the seconds of devices by kind of work.
 
-A task starts when the last task that it waits for ends, so that the tasks one finds by going back from the end of a
-step follow each other without a gap, and their times add up to the step time [1]_. Whatever is made faster without
-touching this path saves nothing.
+A task starts when the last task that it waits for ends. So the tasks on the way back from the last end of a step follow
+each other without a gap, and their times add up to the step time [1]_. To make anything off this path faster saves
+nothing.
 
-What devices do all through a step: seconds by kind, and waiting; they add up to the step time.
+The seconds of a device by kind of work, with its waiting, also add up to the step time.
 
 References
 ----------
@@ -28,16 +28,16 @@ from meshwise.simulator.timeline import Timeline
 from meshwise.simulator.units import TICKS_PER_SECOND
 
 ELSEWHERE = "passes of other pipeline ranks"
-"""What the path runs at other pipeline positions than the one that holds most of it."""
+"""Kind of the time in which the path is at other pipeline positions than the one that it is at longest."""
 
 SHARING = "waiting for shared links"
-"""Time that transfers take longer because others use their links, and computing beneath communication."""
+"""Kind of the extra time of transfers whose links others use, and of computing beneath communication."""
 
 
 class Segment(NamedTuple):
-    """A stretch of a critical path: what runs, for which microbatch, and its ticks.
+    """A part of a critical path: the kind of work, where and for which microbatch it runs, and its ticks.
 
-    ``position`` is the pipeline position that runs it, and ``rank_class`` the class of ranks; -1 where several do.
+    ``position`` is the pipeline position that runs it, ``rank_class`` the class of ranks; -1 where several do.
     """
 
     kind: str
@@ -50,14 +50,14 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CriticalPath:
-    """The path that ends last, over ``steps`` steps.
+    """The critical path of ``steps`` steps.
 
     Parameters
     ----------
     segments
-        In order of time; where one task runs several kinds of work, one segment each.
+        In order of time; a task that runs several kinds of work has one segment for each.
     position
-        The pipeline position on which the path runs longest: the one that holds the step up.
+        The pipeline position at which the path is longest: the one that holds up the step.
     """
 
     segments: tuple[Segment, ...]
@@ -68,14 +68,14 @@ class CriticalPath:
 
     @property
     def ticks(self) -> int:
-        """Ticks of all segments: exactly those of the steps."""
+        """Ticks of all segments, which are exactly those of the steps."""
         return sum(segment.ticks for segment in self.segments)
 
     def stretches(self) -> list[tuple[int, int, int]]:
-        """Return which rank classes the path runs on: the class, first and last tick of every stretch, in order.
+        """Return the stretches of the path on one rank class: the class, the first and the last tick, in order.
 
-        What several classes run together, or what goes between two of them, lies between two stretches; where the
-        path stays on a class it is a part of one.
+        Segments that several classes run together, or that go from one class to another, lie between two stretches;
+        where the path stays on the class they are part of its stretch.
         """
         found: list[tuple[int, int, int]] = []
         end = 0
@@ -92,8 +92,8 @@ class CriticalPath:
     def by_kind(self) -> dict[str, float]:
         """Return the seconds of one step by kind; they add up to the step time.
 
-        What other pipeline positions run than the one that holds the step up is `ELSEWHERE`; what goes between
-        positions is of its own kind.
+        Segments at other pipeline positions than the one that holds up the step are of the kind `ELSEWHERE`; transfers
+        between positions keep their kind.
         """
         found: Counter[str] = Counter()
         for segment in self.segments:
@@ -104,14 +104,14 @@ class CriticalPath:
 
 
 def critical_path(program: Program, engine: str = "discrete_event") -> CriticalPath:
-    """Return the critical path of a program; of one that runs many steps, the part that stands for them.
+    """Return the critical path of a program; of a program of many steps, the window that stands for them.
 
     Raises
     ------
     Deadlock
         Where the order of tasks cannot finish.
     ValueError
-        Where there is no such engine.
+        Where ``engine`` is unknown.
     """
     if engine not in ENGINES:
         raise ValueError(f"engine is one of {', '.join(ENGINES)}, met {engine}")
@@ -129,22 +129,24 @@ def critical_path(program: Program, engine: str = "discrete_event") -> CriticalP
         first, end = max(int(starts[task]), shown.begin), int(ends[task])
         if end <= shown.begin:
             break
-        work, alone, taken = program.work_of[task], int(graph.durations[task]), end - int(starts[task])
-        about = program.work[work]
+        number, alone, taken = program.work_of[task], int(graph.durations[task]), end - int(starts[task])
+        about = program.work[number]
         launches = before >= 0 and program.work[program.work_of[before]].kind is TaskKind.LAUNCH
-        kinds = _launched(about) if launches and about.kind is not TaskKind.LAUNCH else pieces[work]
+        # a kernel that starts when its host has launched it: the path goes through the launches of the chain
+        kinds = _launched(about) if launches and about.kind is not TaskKind.LAUNCH else pieces[number]
         spent = _late_part(_spent(about, kinds, alone, taken), end - first)
         place = position_of[task], class_of[task], about.stage, int(program.microbatch_of[task])
+        # the path is walked from its end, and so is every task
         segments += [Segment(kind, *place, ticks) for kind, ticks in reversed(spent) if ticks]
     segments.reverse()
     return CriticalPath(tuple(segments), _longest(segments), shown.steps)
 
 
 def _back(program: Program, graph: StepGraph, starts: IntArray, ends: IntArray, last: int) -> list[int]:
-    """Return the tasks of the path from ``last`` back to one that starts at 0.
+    """Return the tasks of the path from ``last_task`` back to a task that starts at 0.
 
-    Of several tasks that end when one starts, the one before it on a stream of computing: a device that is never
-    idle is the path.
+    Of several predecessors that end when a task starts, the one on the same compute stream is taken: where a device is
+    never idle, the path stays on it.
     """
     source = np.repeat(np.arange(graph.num_tasks), np.diff(graph.successor_start))
     tight = ends[source] == starts[graph.successors]
@@ -153,7 +155,7 @@ def _back(program: Program, graph: StepGraph, starts: IntArray, ends: IntArray, 
     together = (computes[source] == computes[target]) & (computes[target] >= 0)
     before = np.full(graph.num_tasks, -1)
     before[target] = source
-    before[target[together]] = source[together]
+    before[target[together]] = source[together]  # the second assignment wins
     path, task = [], last
     while task >= 0:
         path.append(task)
@@ -162,7 +164,7 @@ def _back(program: Program, graph: StepGraph, starts: IntArray, ends: IntArray, 
 
 
 def _computing(program: Program) -> IntArray:
-    """Return for every task the computing stream that it holds, -1 for none."""
+    """Return for every task the compute stream that it holds; -1 for none."""
     computes = np.array([stream.kind is StreamKind.COMPUTE for stream in program.streams])
     result = np.full(program.num_tasks, -1)
     holder = np.repeat(np.arange(program.num_tasks), np.diff(program.stream_start))
@@ -172,7 +174,7 @@ def _computing(program: Program) -> IntArray:
 
 
 def _common(program: Program, of_class: Sequence[int]) -> list[int]:
-    """Return for every task what all rank classes have in common whose streams it holds; -1 where they differ."""
+    """Return for every task the value that all rank classes whose streams it holds share; -1 where they differ."""
     of_stream = np.array([of_class[stream.rank_class] for stream in program.streams])
     found = of_stream[program.stream_of]
     starts = program.stream_start[:-1]
@@ -182,17 +184,17 @@ def _common(program: Program, of_class: Sequence[int]) -> list[int]:
 
 
 def _spent(work: Work, pieces: list[tuple[str, int]], alone: int, taken: int) -> list[tuple[str, int]]:
-    """Return what a task that took some ticks ran, in order; ``alone`` are its ticks where nothing contends with it."""
+    """Return the kinds and ticks of a task in order; ``solo_ticks`` are its ticks without contention."""
     return [*pieces, (str(work.kind), alone - work.duration), (SHARING, taken - alone)]
 
 
 def _pieces(work: Work) -> list[tuple[str, int]]:
-    """Return the kinds of work on the path through a task, in order."""
+    """Return the kinds and ticks of work on the path through a task, in order."""
     return _through(work, [piece.start for piece in work.pieces], work.duration)[0]
 
 
 def _launched(work: Work) -> list[tuple[str, int]]:
-    """Return the same of a chain of kernels that ends when it does because of when its host launched one of them."""
+    """Return the kinds and ticks of a chain of kernels whose end is set by the launch of one of them on the host."""
     starts = launch_times(work.pieces)
     end = max(start + piece.end - piece.start for start, piece in zip(starts, work.pieces, strict=True))
     found, launched = _through(work, starts, end)
@@ -200,10 +202,10 @@ def _launched(work: Work) -> list[tuple[str, int]]:
 
 
 def _through(work: Work, starts: Sequence[int], end: int) -> tuple[list[tuple[str, int]], int]:
-    """Return the kinds of work on the path through pieces that start at some ticks, in order, and when it begins.
+    """Return the kinds and ticks of work on the path through the pieces of a task, in order, and where it begins.
 
-    It goes from the end back to what ends when the next piece starts; where several do, to the one that computes, as
-    between tasks.
+    The path goes from the end back to the piece that ends when the next one starts; of several such pieces to one that
+    computes, as between tasks.
     """
     found: list[tuple[str, int]] = []
     pieces = [
@@ -217,7 +219,7 @@ def _through(work: Work, starts: Sequence[int], end: int) -> tuple[list[tuple[st
 
 
 def _late_part(spent: list[tuple[str, int]], ticks: int) -> list[tuple[str, int]]:
-    """Return the last ``ticks`` of what a task spent."""
+    """Return the last ``ticks`` of the kinds and ticks of a task."""
     left, result = ticks, list[tuple[str, int]]()
     for kind, each in reversed(spent):
         result.append((kind, min(each, left)))
@@ -226,7 +228,7 @@ def _late_part(spent: list[tuple[str, int]], ticks: int) -> list[tuple[str, int]
 
 
 def _longest(segments: list[Segment]) -> int:
-    """Return the pipeline position that holds most of a path."""
+    """Return the pipeline position at which a path has most ticks."""
     held: Counter[int] = Counter()
     for segment in segments:
         if segment.position >= 0:
@@ -235,7 +237,7 @@ def _longest(segments: list[Segment]) -> int:
 
 
 WAITING = "waiting"
-"""Time in which a device neither computes nor communicates: the bubble of a pipeline, and the wait for others."""
+"""Kind of the time in which a device neither computes nor communicates: pipeline bubbles, and waiting for others."""
 
 _ORDER = (*(kind for kind in TaskKind if kind.computes), *(kind for kind in TaskKind if not kind.computes))
 
@@ -243,8 +245,8 @@ _ORDER = (*(kind for kind in TaskKind if kind.computes), *(kind for kind in Task
 def device_time(timeline: Timeline) -> dict[str, float]:
     """Return the seconds of one step that a device spends on each kind of work, on average over all devices.
 
-    Where several kinds run at once the first one counts, in the order of `TaskKind` and what computes before all
-    others: communication beneath computing costs nothing.
+    Where several kinds run at once the first one counts: kinds that compute come first, then the order of `TaskKind`.
+    So communication beneath computing counts as nothing.
     """
     ranks = [len(members.ranks) for members in timeline.rank_classes]
     whole = sum(ranks) * timeline.steps
@@ -262,7 +264,7 @@ def device_time(timeline: Timeline) -> dict[str, float]:
 
 
 def difference(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """Return by kind the seconds that ``after`` takes more, the most first; they add up to what it takes more in all.
+    """Return by kind the extra seconds of ``new_times``, the largest first; they add up to the difference of the sums.
 
     >>> difference({"forward": 2.0, "backward": 4.0}, {"forward": 2.0, "recompute": 1.5, "backward": 4.25})
     {'recompute': 1.5, 'backward': 0.25}

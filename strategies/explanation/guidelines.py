@@ -1,4 +1,4 @@
-"""The field's guidelines on when to use which kind of parallelism, with this problem's numbers in them.
+"""The field's guidelines on when to use which kind of parallelism, with the numbers of a problem.
 
 References
 ----------
@@ -29,18 +29,18 @@ MINDSPORE = "MindSpore documentation, Distributed parallelism strategies"
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """A guideline with numbers.
+    """A guideline with the numbers of a problem.
 
     Parameters
     ----------
     about
         The kind of parallelism.
     guideline
-        What the field says.
+        The guideline of the field.
     numbers
-        What it comes to here.
+        The numbers of this problem and plan, in words.
     follows
-        Whether the plan does as the guideline says.
+        Whether the plan follows the guideline.
     """
 
     about: str
@@ -53,14 +53,14 @@ class Recommendation:
 def recommendations(
     problem: Problem, plan: Plan, timeline: Timeline, others: Mapping[str, Alternative]
 ) -> tuple[Recommendation, ...]:
-    """Return what the guidelines say of a problem, and whether a plan follows them.
+    """Return the guidelines with the numbers of a problem, and whether a plan follows them.
 
     Parameters
     ----------
     timeline
         The plan's simulated step.
-    others
-        By decision the fastest plan that decides it otherwise.
+    alternatives
+        By topic, the fastest plan that decides it otherwise.
     """
     return tuple(_recommendations(problem, plan, timeline, others))
 
@@ -85,7 +85,7 @@ def state_bytes(problem: Problem) -> float:
 
 
 def sharded_bytes(problem: Problem, zero: int, ranks: int) -> float:
-    """Return the bytes that each of some data ranks keeps of the states of a replica, cut by nothing but a ZeRO stage.
+    """Return the bytes of a replica's states on each of ``ranks`` data ranks, shared by a ZeRO stage alone.
 
     Stage 1 divides optimizer states, stage 2 gradients too, stage 3 parameters too (ZeRO, section 5).
     """
@@ -147,7 +147,7 @@ def _operator(problem: Problem, plan: Plan) -> Recommendation:
 
 def _pipeline(problem: Problem, plan: Plan, timeline: Timeline, others: Mapping[str, Alternative]) -> Recommendation:
     has, node = problem.usable(problem.cluster.accelerator), problem.cluster.first.devices
-    ranks = max(plan.mesh.num_ranks // node, 1)  # of data, where operators are cut over a node and there are no stages
+    ranks = max(plan.mesh.num_ranks // node, 1)  # data ranks, if operators were cut over a node, without stages
     states = sharded_bytes(problem, plan.zero, ranks)
     needed = states > has * node
     verb = "exceed" if needed else "are at most"
@@ -164,7 +164,7 @@ def _pipeline(problem: Problem, plan: Plan, timeline: Timeline, others: Mapping[
 
 
 def _bubble_in_words(plan: Plan, timeline: Timeline) -> str:
-    """Return what the formula says of the time that stages idle, and what the simulation says."""
+    """Return the idle time of stages in words: by the formula for the bubble, and by the simulation."""
     if plan.pipeline == 1:
         return "one stage has no bubble"
     bubble = (plan.pipeline - 1) / (plan.chunks * plan.num_microbatches)
@@ -195,7 +195,7 @@ def _hidden(plan: Plan, timeline: Timeline) -> Recommendation:
         "sums of gradients, and gathers of parameters, run beneath passes, most of them",
         f"a rank communicates along the data axis for up to {format_time(whole)} of a step; on average "
         f"{format_time(exposed)} are not hidden, {exposed / timeline.step_time:.1%} of the step",
-        exposed <= 0.5 * whole,
+        exposed <= 0.5 * whole,  # "most of them" is taken as half
         f"{MINDSPORE}; {ZERO}, section 7",
     )
 
@@ -215,7 +215,7 @@ def _recompute(problem: Problem, plan: Plan, timeline: Timeline, others: Mapping
 
 
 def _otherwise(others: Mapping[str, Alternative], decision: str) -> str:
-    """Return what the fastest plan costs that decides otherwise."""
+    """Return the fastest plan that decides a topic otherwise, and its margin, in words; empty where there is none."""
     if decision not in others:
         return ""
     other = others[decision]

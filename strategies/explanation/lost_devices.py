@@ -1,10 +1,9 @@
-"""What to do when devices are lost, and what changing to another plan costs.
+"""Plans after a loss of devices, and the cost of changing to them: the states that devices must receive.
 
-What changing from one plan to another costs: the states that devices must receive that they do not hold.
-
-Of every block a rank holds the share of its tensor rank, a contiguous part of the parameters; with ZeRO 3 of this the
-share of its data rank, and with ZeRO 1 of the optimizer's states (Rajbhandari et al. 2020, "ZeRO", section 5;
-contiguous shares as in Megatron-LM's distributed optimizer). Experts count as if all ranks had them.
+Of every block a rank holds the share of its tensor rank, a contiguous part of the parameters and optimizer states. With
+ZeRO 1 it holds the share of its data rank of these optimizer states, with ZeRO 3 also of the parameters (Rajbhandari et
+al. 2020, "ZeRO", section 5; contiguous shares as in Megatron-LM's distributed optimizer). Experts count as if all ranks
+had them.
 """
 
 from collections import Counter
@@ -30,11 +29,11 @@ from meshwise.strategies.search.driver import OutOfTime
 from meshwise.strategies.search.space import Space
 
 Part = tuple[float, float]
-"""The fractions of a block's states between which something lies."""
+"""A contiguous part of a block's states: its start and end, as fractions."""
 
 
 class Holding(NamedTuple):
-    """What a rank holds: of the blocks of its pipeline position, parts of parameters and of optimizer states."""
+    """The parts of the parameters and of the optimizer states of its pipeline position's blocks that a rank holds."""
 
     position: int
     parameters: Part
@@ -43,18 +42,19 @@ class Holding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """States on the move.
+    """The cost of changing to another plan.
 
     Parameters
     ----------
-    received
+    received_bytes
         Bytes that all devices together receive.
-    most
-        Bytes that the device receives which receives most.
-    lost
-        Bytes that no device holds any more, and that must come from a checkpoint; a part of ``received``.
+    max_received
+        The most bytes that one device receives.
+    lost_bytes
+        Bytes that no device holds any more, so that they come from a checkpoint; a part of ``received_bytes``.
     seconds
-        In which the busiest node receives its bytes over its NICs; of one node, the busiest device over its link.
+        Time in which the busiest node receives its bytes over its NICs; with one node, the busiest device over its
+        link.
     """
 
     received: float
@@ -64,7 +64,7 @@ class Migration:
 
 
 def holdings(plan: Plan) -> list[Holding]:
-    """Return what every rank of a plan holds."""
+    """Return the holding of every rank of a plan."""
     mesh = plan.mesh
     position = mesh.coordinates(PIPELINE).tolist()
     tensor = (mesh.coordinates(TENSOR_ROWS) * mesh.size(TENSOR) + mesh.coordinates(TENSOR)).tolist()
@@ -80,15 +80,15 @@ def holdings(plan: Plan) -> list[Holding]:
 
 
 def migration(problem: Problem, before: Plan, after: Plan, kept: Sequence[int], cluster: Cluster) -> Migration:
-    """Return what changing from plan ``before`` to ``after`` costs.
+    """Return the cost of changing from ``old_plan`` to ``new_plan``.
 
     Parameters
     ----------
-    kept
-        For every rank of ``after`` the rank of ``before`` whose device it runs on; -1 for a new device. Devices that
-        are kept and run nothing any more come after those.
+    kept_ranks
+        For every rank of ``new_plan`` the rank of ``old_plan`` on the same device; -1 for a new device. Behind them
+        come the old ranks of devices that stay but have no new rank.
     cluster
-        The machine of ``after``.
+        The machine of ``new_plan``.
     """
     shared = _shared(problem, before, after)
     training = problem.training
@@ -119,7 +119,7 @@ def _overlap(one: Part, other: Part) -> float:
 
 
 def _shared(problem: Problem, before: Plan, after: Plan) -> list[dict[int, float]]:
-    """Return for every pipeline position after the change the elements that it has in common with each before."""
+    """Return for every new pipeline position the number of parameters that it shares with each old position."""
     elements = {name: block.num_parameters for name, block in problem.graph.occurrences}
     was = {name: at for at, stage in zip(before.positions, before.stages, strict=True) for name in stage.blocks}
     found: list[Counter[int]] = [Counter() for _ in range(after.pipeline)]
@@ -130,7 +130,7 @@ def _shared(problem: Problem, before: Plan, after: Plan) -> list[dict[int, float
 
 
 def _lost(problem: Problem, before: Plan, old: list[Holding], kept: Sequence[int]) -> float:
-    """Return the bytes of states that no rank holds which is kept."""
+    """Return the bytes of states that none of the kept ranks holds."""
     elements = {name: block.num_parameters for name, block in problem.graph.occurrences}
     held: Counter[int] = Counter()
     for at, stage in zip(before.positions, before.stages, strict=True):
@@ -145,7 +145,7 @@ def _lost(problem: Problem, before: Plan, old: list[Holding], kept: Sequence[int
 
 
 def _covered(parts: list[Part]) -> float:
-    """Return the length of a union of parts.
+    """Return the length of the union of parts.
 
     >>> _covered([(0.5, 0.75), (0.0, 0.25), (0.125, 0.5)])
     0.75
@@ -154,6 +154,7 @@ def _covered(parts: list[Part]) -> float:
     for first, end in sorted(set(parts)):
         total += max(0.0, end - max(first, reached))
         reached = max(reached, end)
+    # sums of fractions such as thirds miss 1 by rounding, and would count as lost bytes
     return 1.0 if abs(total - 1) < 1e-9 else total
 
 
@@ -171,7 +172,7 @@ FORWARD_AND_BACKWARD = 3
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A plan on fewer devices, and what it costs to change to it."""
+    """A plan on fewer devices, and the cost of changing to it."""
 
     trial: Trial
     devices: int
@@ -180,25 +181,25 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Replan:
-    """Answers to a loss of devices.
+    """The plans after a loss of devices.
 
     Parameters
     ----------
-    left
-        Devices that are left; what a plan does not use is idle.
+    num_lost, num_left
+        Devices that are lost and left; a plan may leave some idle.
     best
-        The fastest plan on any part of them; ``None`` where none fits.
+        The fastest plan on any number of the devices left; ``None`` where none fits.
     fewest_moves
-        The same stages and tensor ranks with fewer data ranks; ``None`` where that does not go.
+        The same stages and tensor ranks with fewer data ranks; ``None`` where no such plan is legal and fits.
     break_even
-        Steps after which changing to the best one has paid against the other; ``None`` where there is no choice.
+        Steps after which changing to ``best`` has paid against ``fewest_moves``; ``None`` where there is no choice.
     sizes
-        Numbers of devices that were looked at.
-    proven
+        The numbers of devices that were looked at.
+    is_proven
         Whether no other number of devices can be faster.
-    whole
-        Whether all plans of the space were compared on every number of devices, not only those that people know and
-        those near the best of them.
+    is_complete
+        Whether all plans of the space were ranked on every number of devices, not only known plans and those near the
+        best of them.
     """
 
     lost: int
@@ -216,15 +217,15 @@ class Replan:
 def replan(
     problem: Problem, space: Space, plan: Plan, layout: Layout, lost: int, seconds: Callable[[], float]
 ) -> Replan:
-    """Return what to do when the last ``lost`` devices are lost; a node that lacks one is not used.
+    """Return the plans for the loss of the last ``num_lost`` devices; a node that lost a device is not used.
 
-    Numbers of devices are looked at from the largest, until all FLOP at the data-sheet rate take longer than the best
-    plan, or until no ``seconds`` are left. On the largest, the best plan is searched for.
+    Numbers of devices are looked at from the largest on, until the FLOP of a step at the data-sheet rate take longer
+    than the best plan, or no ``seconds`` are left. On the largest number the plans are also searched.
 
     Raises
     ------
     ValueError
-        Where no device would be left, or nodes are of several kinds.
+        Where no device would be left, or the nodes are of several kinds.
     """
     devices = problem.cluster.num_devices
     if not 1 <= lost < devices:
@@ -250,7 +251,7 @@ def replan(
         whole = whole and ranked.whole
         if found is not None:
             best, where = found, part
-    else:
+    else:  # no smaller number of devices is left
         proven = True
     change = _change(problem, where, plan, best, devices - lost) if best else None
     moves = _fewest_moves(smaller, problem, plan, layout, devices - lost)
@@ -258,7 +259,7 @@ def replan(
 
 
 def _smaller(problem: Problem, left: int) -> Iterator[Problem]:
-    """Yield the problem on ever fewer devices: whole nodes, or parts of the only one."""
+    """Yield the problem on fewer and fewer devices: on whole nodes, or on parts of a single node."""
     cluster = problem.cluster
     if cluster.num_nodes == 1:
         yield from (replace(problem, cluster=cluster.resized(1, count)) for count in range(left, 0, -1))
@@ -268,7 +269,7 @@ def _smaller(problem: Problem, left: int) -> Iterator[Problem]:
 
 
 def _least(problem: Problem) -> float:
-    """Return the seconds that all FLOP of a step take at the data-sheet rate."""
+    """Return the seconds of all FLOP of a step at the data-sheet rate: no plan is faster."""
     training, cluster = problem.training, problem.cluster
     flops = FORWARD_AND_BACKWARD * problem.graph.flops * training.global_batch
     return flops / sum(
@@ -278,15 +279,15 @@ def _least(problem: Problem) -> float:
 
 def _change(problem: Problem, where: Problem, before: Plan, trial: Trial, left: int) -> Change:
     ranks = trial.plan.mesh.num_ranks
-    kept = range(left)  # ranks run on devices in order, those lost are the last
+    kept = range(left)  # ranks lie on devices in order, and the last devices are lost
     cost = migration(problem, before, trial.plan, kept, where.cluster)
     return Change(trial, ranks, cost)
 
 
 def _fewest_moves(parts: list[Problem], problem: Problem, plan: Plan, layout: Layout, left: int) -> Change | None:
-    """Return the layout with as many data ranks as devices are left for, and the largest that the batch allows.
+    """Return the change to the same layout with as many data ranks as fit on the devices left and divide the batch.
 
-    Fewer ranks share the same states: where that leaves too little memory, microbatches are smaller.
+    Fewer ranks share the same states; where memory then does not suffice, microbatches are smaller.
     """
     group = problem.cluster.num_devices // layout.data
     sized = {part.cluster.num_devices: part for part in parts}
@@ -307,7 +308,7 @@ def _fewest_moves(parts: list[Problem], problem: Problem, plan: Plan, layout: La
 
 
 def _break_even(best: Change | None, other: Change | None) -> float | None:
-    """Return after how many steps the best change has paid; 0 where it also moves less."""
+    """Return the number of steps after which the best change has paid; 0 where it also moves in less time."""
     if best is None or other is None or best.trial.plan == other.trial.plan:
         return None
     gained = other.trial.evaluation.step_time - best.trial.evaluation.step_time

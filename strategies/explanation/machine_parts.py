@@ -1,4 +1,4 @@
-"""Parts of a machine that could be faster or slower, each as a change of the cluster."""
+"""The parts of a machine that can be faster or slower, each as a change of the cluster."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
@@ -11,7 +11,7 @@ from meshwise.simulator.units import format_bandwidth, format_compute_rate
 
 
 class MachinePart(NamedTuple):
-    """What may be faster: its name, how fast it is in words, and the cluster on which it is ``factor`` times as fast.
+    """A part of a machine: its name, its speed in words, and a function from a factor to the scaled cluster.
 
     Where all parts but latencies and launches are ``factor`` times as fast, no step takes less than its time
     divided by ``factor``.
@@ -23,17 +23,17 @@ class MachinePart(NamedTuple):
 
 
 def machine_parts(cluster: Cluster, precision: str) -> tuple[MachinePart, ...]:
-    """Return the parts of a cluster: what multiplies in a precision, device memory, and every kind of link there is."""
+    """Return the parts of a cluster: FLOP/s in a precision, memory bandwidth, and every kind of link that it has."""
     return tuple(_parts(cluster, precision))
 
 
 def with_memory(cluster: Cluster, change: Callable[[float], float]) -> Cluster:
-    """Return a cluster whose devices have other memory: ``change`` of their bytes."""
+    """Return a cluster whose devices have other memory; ``change`` maps old to new bytes."""
     return cluster.with_accelerators(lambda device: replace(device, memory=change(device.memory)))
 
 
 def with_host_memory(cluster: Cluster, change: Callable[[float], float]) -> Cluster:
-    """Return a cluster whose hosts have other memory: ``change`` of their bytes."""
+    """Return a cluster whose hosts have other memory; ``change`` maps old to new bytes."""
     return cluster.with_nodes(lambda node: replace(node, host=replace(node.host, memory=change(node.host.memory))))
 
 
@@ -68,6 +68,7 @@ def _parts(cluster: Cluster, precision: str) -> Iterator[MachinePart]:
 
 def _inside(cluster: Cluster, factor: float) -> Cluster:
     faster = cluster.with_nodes(lambda node: replace(node, network=_scaled(node.network, factor)))
+    # measured curves replace the model of links: those of groups inside a node become faster with its links
     curves = (
         curve.at_speed(factor) if curve.ranks <= cluster.first.devices else curve for curve in cluster.collectives
     )
@@ -94,7 +95,7 @@ def _to_hosts(cluster: Cluster, factor: float) -> Cluster:
 
 
 def _scaled(value: Any, factor: float) -> Any:
-    """Return a value whose links, however deep inside, have ``factor`` times the bandwidth."""
+    """Return a value in which all links, at any depth, have ``factor`` times the bandwidth."""
     if isinstance(value, Link):
         return replace(value, bandwidth=value.bandwidth * factor)
     if isinstance(value, tuple):
@@ -105,7 +106,7 @@ def _scaled(value: Any, factor: float) -> Any:
 
 
 def _links(value: Any) -> Iterator[Link]:
-    """Yield the links inside a value."""
+    """Yield the links in a value, at any depth."""
     if isinstance(value, Link):
         yield value
     elif isinstance(value, tuple):

@@ -1,14 +1,14 @@
-"""The order of plans by step time, made exact only as far as a question needs.
+"""Ranking of plans by step time, exact as far as a question needs.
 
-A layout's step time is known by ever sharper lower bounds: one that is inherited, the closed form, the longest path,
-and last the simulation. The layout with the least bound is looked at more closely, until the least is a step time;
-then no other can be less (A*, Hart, Nilsson and Raphael 1968). Questions share what was computed for earlier ones.
+Every layout has a lower bound of its step time, which is refined in levels: an inherited bound, the closed form, the
+longest path, and last the simulation. The layout with the lowest bound is refined until the lowest bound is a step
+time; then no other layout can be faster (A*, Hart, Nilsson and Raphael 1968). Later questions reuse these bounds.
 
-A small space is ranked as a whole. Of a larger one are ranked the plans that people know and those one decision away
-from the best of them, from the best of those again, and so on, until no plan one decision away is better.
+A small space is ranked completely. Of a larger space the known plans are ranked, and the plans one decision away from
+the best of them, then those one decision away from the new best, and so on, until no plan so near is better.
 
-On another machine, the same layouts begin with bounds that are inherited: where one part is ``f`` times as fast,
-no path through a step is shorter than before divided by ``f``; where it is slower, none is shorter than before.
+On another machine the same layouts begin with inherited bounds: where one part is ``f`` times as fast, no path through
+a step is shorter than before divided by ``f``; where it is slower, none is shorter than before.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,41 +32,42 @@ from meshwise.strategies.search.driver import OutOfTime, search
 from meshwise.strategies.search.space import EVERYTHING, Space, by_habit, count, groups, neighbours
 
 Seen = Callable[[int], None]
-"""Called now and then with how many layouts have been looked at."""
+"""Called now and then with the number of layouts looked at so far."""
 
 TELL = 500
-"""After how many layouts it is called again."""
+"""Layouts between two calls."""
 
 MOST_RANKED = 5_000
-"""Layouts of a space that is ranked as a whole: some seconds."""
+"""The largest number of layouts of a space that is ranked completely, which takes some seconds."""
 
 
 def unlimited() -> float:
-    """Return how many seconds are left where nothing limits them."""
+    """Return the number of seconds left without a limit: infinity."""
     return inf
 
 
 SEARCHED = 0.4
-"""Of the time that is left, what a search may take before plans near its best are ranked."""
+"""The fraction of the time left that a search may take before plans near its best are ranked."""
 
 _ROUNDING = 1 - 1e-6
-"""Whole ticks make a scaled path up to a tick a task shorter; far less than this, of paths that matter."""
+"""A factor on inherited bounds: rounding to whole ticks makes a scaled path up to a tick per task shorter, which is far
+less than this for paths that matter."""
 
 _INHERITED, _CLOSED_FORM, _LONGEST_PATH, _SIMULATED = range(4)
 
 
 class Candidate:
-    """A layout, the bytes of its fullest device, and whether it fits: both worked out when they are first asked for.
+    """A layout with its peak memory and whether it fits, which are computed when they are first asked for.
 
     Parameters
     ----------
     look
-        Called before they are worked out.
+        Called before they are computed.
 
     Attributes
     ----------
     needs_simulation
-        Whether a simulation alone tells its memory.
+        Whether only a simulation tells the memory of the plan.
     """
 
     __slots__ = ("_costs", "_look", "_memory", "layout", "needs_simulation")
@@ -87,17 +88,17 @@ class Candidate:
 
     @property
     def peak(self) -> float:
-        """Bytes of the fullest device."""
+        """Peak memory of the fullest device, in bytes."""
         return self._measured()[0]
 
     @property
     def fits(self) -> bool:
-        """Whether every device and host has its memory."""
+        """Whether the plan fits in the memory of every device and host."""
         return self._measured()[1]
 
     @property
     def hosts_fit(self) -> bool:
-        """Whether every host has its memory."""
+        """Whether the plan fits in the memory of every host."""
         self._look()
         return self._costs.hosts_fit(self.plan)
 
@@ -114,9 +115,9 @@ Allowed = Callable[[Candidate], bool]
 
 @dataclass(frozen=True, slots=True)
 class Among:
-    """Which plans are ranked: how many, how many the space has, and whether they are all of it.
+    """The plans that are ranked: their number, the number in the space, and whether they are the whole space.
 
-    Where they are not, they are plans that people know and those one decision away from the best of them.
+    Otherwise they are known plans and those one decision away from the best of them.
     """
 
     plans: int
@@ -125,14 +126,14 @@ class Among:
 
 
 class Ranking:
-    """Candidates of one problem in order of step time.
+    """Candidates of one problem by step time.
 
     Parameters
     ----------
-    floors
-        Seconds that each candidate's step takes at least.
+    lower_bounds
+        Lower bounds of the candidates' step times, in seconds.
     seconds
-        How many are left.
+        Returns the number of seconds left.
 
     Raises
     ------
@@ -156,7 +157,7 @@ class Ranking:
         self.simulated = 0
 
     def look(self) -> None:
-        """Raise `OutOfTime` where no seconds are left: asked before every plan that is looked at."""
+        """Raise `OutOfTime` where no seconds are left; called before every plan that is looked at."""
         if self.seconds() <= 0:
             raise OutOfTime
 
@@ -170,21 +171,21 @@ class Ranking:
             self._levels.append(_INHERITED)
 
     def ascending(self, allowed: Allowed, below: float = inf) -> Iterator[Trial]:
-        """Yield the candidates that are ``allowed`` as trials, the fastest first, those that take less than ``below``.
-
-        ``below`` are seconds.
-        """
+        """Yield the allowed candidates that take less than ``time_limit`` seconds as trials, the fastest first."""
         return map(self._trial, self._order(allowed, below))
 
     def _order(self, allowed: Allowed, below: float = inf) -> Iterator[int]:
-        """Yield indices by rising step time; memory that a simulation alone tells is asked for last."""
+        """Yield the indices of allowed candidates by rising step time.
+
+        Where only a simulation tells a candidate's memory, whether it is allowed is asked last, for it takes longest.
+        """
         first = (index for index, each in enumerate(self.candidates) if each.needs_simulation or allowed(each))
         queue = [(self.bounds[index], index) for index in first]
         heapify(queue)
         while queue and queue[0][0] < below:
             self.look()
             bound, index = heappop(queue)
-            if bound < self.bounds[index]:  # another question has learnt more of it
+            if bound < self.bounds[index]:  # another question has refined it since
                 heappush(queue, (self.bounds[index], index))
             elif self._levels[index] < _LONGEST_PATH:
                 self._sharpen(index)
@@ -198,15 +199,15 @@ class Ranking:
                 heappush(queue, (self.bounds[index], index))
 
     def fastest(self, allowed: Allowed, below: float = inf) -> Trial | None:
-        """Return the fastest candidate of those that are ``allowed``; ``None`` where none takes less than ``below``."""
+        """Return the fastest allowed candidate as a trial; ``None`` where none takes less than ``time_limit``."""
         return next(self.ascending(allowed, below), None)
 
     def fastest_candidate(self, allowed: Allowed) -> Candidate | None:
-        """Return the fastest candidate of those that are ``allowed`` as such."""
+        """Return the fastest allowed candidate; ``None`` where there is none."""
         return next((self.candidates[index] for index in self._order(allowed)), None)
 
     def least_memory(self, allowed: Allowed = lambda _: True) -> Candidate | None:
-        """Return the candidate whose fullest device holds least."""
+        """Return the allowed candidate with the least peak memory; ``None`` where there is none."""
         return min(filter(allowed, self.candidates), key=lambda each: each.peak, default=None)
 
     def plan(self, candidate: Candidate) -> Plan:
@@ -214,12 +215,12 @@ class Ranking:
         return complete(self.problem, candidate.layout)
 
     def on(self, cluster: Cluster, factor: float) -> "Ranking":
-        """Return the same candidates on a machine of which one part is ``factor`` times as fast."""
+        """Return a ranking of the same candidates on a machine with one part ``factor`` times as fast."""
         floors = [bound / max(factor, 1.0) * _ROUNDING for bound in self._paths]
         return Ranking(replace(self.problem, cluster=cluster), self.candidates, floors, self.seconds)
 
     def step_time(self, plan: Plan) -> float:
-        """Return the seconds of a step, whatever memory it needs."""
+        """Return the step time of a plan in seconds, whether it fits or not."""
         if plan not in self._times:
             self.look()
             self._times[plan] = self.costs.step_time(plan)
@@ -241,12 +242,12 @@ class Ranking:
 
 
 class SpaceRanking(Ranking):
-    """Candidates of a space: all of them where they are few, else known ones, which others join.
+    """Candidates of a space: all its layouts where they are few, otherwise known ones and their neighbours.
 
     Parameters
     ----------
-    seen
-        Called with how many layouts have been looked at.
+    on_seen
+        Called with the number of layouts looked at so far.
     """
 
     def __init__(
@@ -264,11 +265,11 @@ class SpaceRanking(Ranking):
 
     @property
     def among(self) -> Among:
-        """Which plans are ranked."""
+        """The plans that are ranked."""
         return Among(len(self.candidates), self._size, self.whole)
 
     def add(self, layouts: Iterable[Layout]) -> None:
-        """Add those layouts that are not candidates and that the space accepts."""
+        """Add the layouts that are not candidates yet and that the space accepts."""
         for layout in layouts:
             if layout not in self._layouts and self._accepts(layout):
                 if len(self._layouts) % TELL == 0:
@@ -277,9 +278,9 @@ class SpaceRanking(Ranking):
                 super().add([layout])
 
     def surround(self, layout: Layout) -> bool:
-        """Add the layouts one decision away from ``layout``; return whether this is the first time.
+        """Add the layouts one decision away from ``layout``; return whether they were added for the first time.
 
-        Of a space that is ranked as a whole it is never, for they are candidates.
+        In a space that is ranked completely all layouts are candidates already, and the result is false.
         """
         if self.whole or layout in self._surrounded:
             return False
@@ -289,9 +290,9 @@ class SpaceRanking(Ranking):
         return True
 
     def descend(self) -> None:
-        """Add what is one decision away from the best candidate, until no plan so near is better.
+        """Add the layouts one decision away from the best candidate, until no plan so near is better.
 
-        The best is the fastest that fits, or where none does the one that needs least memory.
+        The best candidate is the fastest that fits, or where none fits the one with the least peak memory.
         """
         best = self.fastest_candidate(fits) or self.least_memory()
         while best is not None and self.surround(best.layout):
@@ -310,19 +311,19 @@ def ranking(
     seconds: Callable[[], float] = unlimited,
     seen: Seen = lambda _: None,
 ) -> SpaceRanking:
-    """Return the ranking of a space: of all its layouts up to `MOST_RANKED`, else of those near known ones.
+    """Return the ranking of a space: of all its layouts up to `MOST_RANKED`, otherwise of layouts near known ones.
 
     Parameters
     ----------
-    around
-        Layouts that are also among those of a larger space, if they keep its limits, and what is one decision away.
+    nearby_layouts
+        Layouts that are added to the known ones of a larger space, if they keep its limits, with their neighbours.
     seconds
-        How many are left.
+        Returns the number of seconds left.
 
     Raises
     ------
     OutOfTime
-        Where none are left.
+        Where no seconds are left.
     """
     ranked = SpaceRanking(problem, space, seconds, seen)
     ranked.look()
@@ -332,16 +333,16 @@ def ranking(
     ranked.add(known_layouts(problem, replace(space, starts=(*around, *space.starts))))
     for layout in around:
         ranked.surround(layout)
-    if not ranked.candidates:  # nothing that people know keeps the limits
+    if not ranked.candidates:  # no known plan keeps the limits
         ranked.add(_representatives(problem, space))
     ranked.descend()
     return ranked
 
 
 def search_best(problem: Problem, space: Space, seconds: Callable[[], float] = unlimited) -> tuple[Layout, ...]:
-    """Return the best plan that a search finds in a part of the time, of a space that is not ranked as a whole.
+    """Return the best plan that a search finds in part of the time, for a space that is not ranked completely.
 
-    One way down from known plans ends where no plan one decision away is better; a search looks farther.
+    The descent of a ranking ends where no plan one decision away is better; a search looks farther.
     """
     left = seconds()
     if left <= 0 or count(problem, space) <= MOST_RANKED:
@@ -367,7 +368,7 @@ def fits(candidate: Candidate) -> bool:
 
 
 def fits_with(problem: Problem, memory: Callable[[float], float]) -> Allowed:
-    """Return whether a candidate would fit where a device that has some bytes had ``memory`` of them."""
+    """Return a filter for candidates that would fit if devices had other memory; ``memory`` maps old to new bytes."""
     changed = replace(problem, cluster=with_memory(problem.cluster, memory))
     if len(changed.cluster.accelerators) == 1:
         capacity = changed.usable(changed.cluster.accelerator)

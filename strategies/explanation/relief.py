@@ -1,4 +1,4 @@
-"""What would make a plan fit that does not: changes of the plan, the training and the machine, each simulated."""
+"""Changes of the plan, the training or the machine after which a plan that does not fit would fit, each simulated."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -27,13 +27,13 @@ from meshwise.strategies.search.space import EVERYTHING, choices_of
 GIB = 2.0**30
 
 TRIED = 48
-"""Layouts, those that need least memory, that every change is tried on."""
+"""Layouts on which every change is tried, those that need least memory."""
 
 FACTORS = (2, 4, 8, 16, 32, 64, 128)
-"""By how many times the nodes are tried to be more, until something fits."""
+"""Factors by which the number of nodes grows, until something fits."""
 
 SIMULATED = 3
-"""Of these, so many where memory is known by simulation only."""
+"""The same where only a simulation tells the memory of the changed layout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,13 @@ class Relief:
     Parameters
     ----------
     change
-        What is changed, in words.
+        The change in words.
     step_time, peak_memory
-        By simulation.
+        Seconds and bytes, by simulation.
     devices
-        Devices that the step then takes.
-    machine
-        Whether it takes other or more devices than there are.
+        The number of devices of the plan.
+    changes_machine
+        Whether the plan needs other or more devices than the cluster has.
     problem
         The problem after the change.
     """
@@ -69,7 +69,7 @@ class Relief:
 
 
 class _Change:
-    """A kind of change: of the problem, and of a layout to those that are tried instead."""
+    """A kind of change: the changed problem, and a function from a layout to the layouts tried instead, with names."""
 
     def __init__(
         self,
@@ -89,19 +89,19 @@ def reliefs(
     accepts: Accepts | None = None,
     seconds: Callable[[], float] = unlimited,
 ) -> tuple[Relief, ...]:
-    """Return the changes that make one of some layouts fit, the cheapest first.
+    """Return the changes after which one of some layouts fits, the cheapest first.
 
-    First those that the machine has room for, and after them those of the machine; of either by device-seconds a step.
-    Of every kind of change only the cheapest is told. Each has been simulated and fits.
+    Changes of the plan or the training come before changes of the machine; both are sorted by device-seconds per step.
+    Of every kind of change only the cheapest is returned. Each has been simulated and fits.
 
     Parameters
     ----------
-    tried
-        Layouts that do not fit, those first that need least.
+    layouts
+        Layouts that do not fit, those that need least memory first.
     accepts
-        What the plans that fit have to be accepted by.
+        Something that must accept the changed plans.
     seconds
-        How many are left: changes for which there are none are not looked at.
+        Returns the number of seconds left; when none are left, the other changes are not tried.
     """
     found = _more_memory(problem, tried[:TRIED])
     try:
@@ -118,7 +118,7 @@ def reliefs(
 def _best(
     change: _Change, tried: Sequence[Layout], accepts: Accepts | None, seconds: Callable[[], float]
 ) -> list[Relief]:
-    """Return the cheapest plan that fits after a change; none where there is none."""
+    """Return the cheapest plan that fits after a change, as a list of one; an empty list where none fits."""
     ranked = Ranking(change.problem, seconds=seconds)
     names: dict[Layout, str] = {}
     for layout in tried[: change.tried]:
@@ -144,7 +144,7 @@ def _first_violation(problem: Problem, layout: Layout) -> Violation | None:
 
 
 def _more_memory(problem: Problem, tried: Sequence[Layout]) -> list[Relief]:
-    """Return the layout that needs least on devices, and hosts, that have so much, in whole GiB."""
+    """Return the layout that needs least, on devices and hosts with as much memory as it needs, in whole GiB."""
     costs = SimulatedCost(problem)
     plans = [complete(problem, layout) for layout in tried if _first_violation(problem, layout) is None]
     if not plans:
@@ -192,7 +192,7 @@ def _changes(problem: Problem) -> Iterator[_Change]:
 
 
 def _recomputing(problem: Problem, layout: Layout) -> Iterator[tuple[str, Layout]]:
-    """Yield the layout with each of the usual choices computed again that it does not have; none where it has all."""
+    """Yield the layout with each other usual recompute choice; nothing where it recomputes everything already."""
     if layout.recompute == Recompute.FULL:
         return
     usual = choices_of(problem, EVERYTHING).passes(layout)
@@ -214,7 +214,7 @@ def _smaller_microbatch(layout: Layout) -> Iterator[tuple[str, Layout]]:
 
 
 def _together(problem: Problem, layout: Layout) -> Iterator[tuple[str, Layout]]:
-    """Yield the layout with two or three of: states shared further, more computed again, smaller microbatches."""
+    """Yield the layout with two or three changes at once: of ZeRO, of recomputation, and of the microbatch."""
     own = [("", layout)]
     for sharing, shared in own + list(_sharing(layout)):
         for recompute, recomputed in own + list(_recomputing(problem, shared)):
@@ -247,7 +247,7 @@ def _offloading(what: str) -> Callable[[Layout], Iterator[tuple[str, Layout]]]:
 
 
 def _on_devices(layout: Layout) -> Iterator[tuple[str, Layout]]:
-    """Yield the layout without some or all of what it keeps on hosts."""
+    """Yield the layout with some or all of its offloaded states back on devices."""
     away = [name for name in OFFLOADS if any(getattr(layout.offload, name))]
     for count in range(1, len(away) + 1):
         for names in combinations(away, count):

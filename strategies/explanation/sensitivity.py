@@ -1,10 +1,8 @@
-"""What holds the best plan up: how far it stays the best, and what more of a resource would save.
+"""Sensitivity of the best plan to the machine, and shadow prices of resources.
 
-What a little more of each resource would save: the shadow prices of a plan, by finite differences.
-
-The price of a resource is what the objective gains for one more unit of it while all else stays optimal [1]_. Of
-rates, the same plan is simulated on a machine of which one part is 1 % faster. Of memory no plan runs faster by
-having more: its price is what a better plan saves that fits then.
+The shadow price of a resource is what one more unit of it saves while all else stays optimal [1]_, here by finite
+differences. For rates, the same plan is simulated on a machine with one part 1 % faster. For memory, no plan runs
+faster by having more; its price is what a better plan saves that then fits.
 
 References
 ----------
@@ -25,26 +23,26 @@ from meshwise.strategies.explanation.ranking import Allowed, Ranking, fits, fits
 from meshwise.strategies.plan.plan import Plan
 
 PERCENT = 0.01
-"""By how much parts are made faster."""
+"""Fraction by which a part is faster for its price."""
 
 GIB = 2.0**30
-"""By how many bytes memory is made larger."""
+"""Bytes of additional memory for its price."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShadowPrice:
-    """What more of a resource saves.
+    """The saving of more of a resource.
 
     Parameters
     ----------
     resource, amount
-        What there is, and how much, in words.
-    more
-        How much more of it, in words.
-    saves
-        Seconds of a step.
+        The resource and its amount, in words.
+    increment
+        The additional amount, in words.
+    saved_seconds
+        Seconds of a step that it saves.
     plan
-        The plan that is faster then; ``None`` where it is the same.
+        The faster plan with the increment; ``None`` where it is the same plan.
     """
 
     resource: str
@@ -55,7 +53,7 @@ class ShadowPrice:
 
 
 def prices_of_rates(ranking: Ranking, plan: Plan, parts: tuple[MachinePart, ...]) -> Iterator[ShadowPrice]:
-    """Yield what the same plan saves where one part of the machine is 1 % faster."""
+    """Yield for every part of the machine what the same plan saves where the part is 1 % faster."""
     now = ranking.step_time(plan)
     for part in parts:
         ranking.look()
@@ -64,7 +62,7 @@ def prices_of_rates(ranking: Ranking, plan: Plan, parts: tuple[MachinePart, ...]
 
 
 def price_of_memory(ranking: Ranking, best: Trial, more: float = GIB) -> ShadowPrice:
-    """Return what the best plan saves that fits where every device has ``more`` bytes."""
+    """Return what the best plan saves that fits where every device has ``extra_bytes`` more."""
     has = ranking.problem.cluster.accelerator.memory
     better = ranking.fastest(fits_with(ranking.problem, lambda memory: memory + more)) or best
     saves = best.evaluation.step_time - better.evaluation.step_time
@@ -74,7 +72,7 @@ def price_of_memory(ranking: Ranking, best: Trial, more: float = GIB) -> ShadowP
 
 
 def next_larger_memory(ranking: Ranking, best: Trial) -> Trial | None:
-    """Return the plan that needs least memory of those faster than the best one that fits; ``None`` where none is."""
+    """Return the plan that needs least memory of those faster than ``best``, which do not fit; ``None`` without any."""
     found, least = None, float("inf")
     while True:
         faster = ranking.fastest(_needing_less(least))
@@ -84,33 +82,33 @@ def next_larger_memory(ranking: Ranking, best: Trial) -> Trial | None:
 
 
 def _needing_less(memory: float) -> Allowed:
-    """Return whether a candidate lacks memory on devices, not on hosts, and needs less than some bytes."""
+    """Return a filter for candidates that lack memory on devices alone and need less than ``memory`` bytes."""
     return lambda candidate: not candidate.fits and candidate.peak < memory and candidate.hosts_fit
 
 
 OFF = 0.2
-"""By which fraction a part is slower and faster."""
+"""Fraction by which a part is slower and faster in the two outcomes."""
 
 REACH = 1.5
-"""How many times slower and faster the region is looked for."""
+"""Largest factor, slower and faster, up to which a region is looked for."""
 
 NEARER = 0.02
-"""The edge of a region is found to this fraction."""
+"""Relative precision of the edge of a region."""
 
 _SAME = 1 - 1e-6
-"""Plans whose step times differ by less than a millionth are as fast: whole ticks make as much of a difference."""
+"""Plans whose step times differ by less than a millionth count as equally fast: rounding to ticks differs as much."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The best plan where a part is ``factor`` times what it was.
+    """The best plan on a machine with a part ``factor`` times as fast, or as large.
 
     Parameters
     ----------
     best
-        ``None`` where nothing fits.
+        The best plan; ``None`` where nothing fits.
     step_time
-        Seconds that the plan in question takes then; ``None`` where it does not fit.
+        The step time of the plan in question on that machine, in seconds; ``None`` where it does not fit.
     """
 
     factor: float
@@ -119,12 +117,12 @@ class Outcome:
 
     @property
     def stays(self) -> bool:
-        """Whether no other plan is faster."""
+        """Whether the plan in question stays the best."""
         return self.loses == 0
 
     @property
     def loses(self) -> float | None:
-        """What the plan in question takes more than the best, as a fraction; ``None`` where it does not fit."""
+        """The extra time of the plan in question over the best, as a fraction; ``None`` where it does not fit."""
         if self.step_time is None or self.best is None:
             return None
         best = self.best.evaluation.step_time
@@ -133,16 +131,16 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """How the choice of a plan hangs on one part of the machine.
+    """How the choice of a plan depends on one part of the machine.
 
     Parameters
     ----------
     outcomes
-        Where it is slower, and faster, by `OFF`.
+        The outcomes with the part slower, and faster, by `OFF`.
     region
         The factors between which the plan stays the best.
-    reached
-        Whether the region may go on below, and above: it was looked for up to there.
+    is_open_ended
+        Whether the region may go on below, and above, because it was looked for no farther.
     """
 
     part: str
@@ -155,7 +153,7 @@ class Sensitivity:
 
 
 def sensitivity(ranking: Ranking, plan: Plan, part: MachinePart) -> Sensitivity:
-    """Return how the choice of a plan hangs on the speed of a part: by exact searches, and bisection between plans."""
+    """Return how the choice of a plan depends on the speed of a part, by exact rankings and bisection between plans."""
     own = frozenset(each.layout for each in ranking.candidates if ranking.plan(each) == plan and each.fits)
 
     def outcome(factor: float) -> Outcome:
@@ -176,7 +174,7 @@ def sensitivity(ranking: Ranking, plan: Plan, part: MachinePart) -> Sensitivity:
 
 
 def memory_sensitivity(ranking: Ranking, trial: Trial, speed: str) -> Sensitivity:
-    """Return how the choice of a plan hangs on the memory of devices; exact, for plans need what they need."""
+    """Return how the choice of a plan depends on device memory; exact, because plans need the same bytes anywhere."""
     cluster = ranking.problem.cluster
 
     def outcome(factor: float) -> Outcome:
@@ -193,7 +191,7 @@ def memory_sensitivity(ranking: Ranking, trial: Trial, speed: str) -> Sensitivit
 
 
 class _Times:
-    """Step times of plans on machines of which one part is faster, each simulated once."""
+    """Step times of plans on machines with one scaled part; each machine has one cost model, with its caches."""
 
     def __init__(self, ranking: Ranking, scaled: Callable[[float], Cluster]) -> None:
         self.ranking, self.scaled = ranking, scaled
@@ -209,10 +207,10 @@ class _Times:
 def _edge(
     outcome: Callable[[float], Outcome], times: _Times, plan: Plan, first: Outcome, far: float
 ) -> tuple[float, bool]:
-    """Return the last factor from 1 on towards ``far`` at which the plan is the best, and whether that is ``far``.
+    """Return the last factor from 1 towards ``far_factor`` at which the plan is the best, and whether it is the last.
 
-    Bisection between the plan and the one that beats it finds where they are equal; where a third is faster there,
-    it goes on between the plan and that one.
+    Bisection between the plan and the plan that beats it finds the factor at which both are equally fast. Where a third
+    plan is faster there, it goes on between the plan and the third one.
     """
     beaten = first if not first.stays else outcome(far)
     if beaten.stays:
@@ -226,7 +224,8 @@ def _edge(
 
 
 def _crossing(times: _Times, plan: Plan, other: Plan, far: float) -> float:
-    """Return a factor between 1 and ``far`` up to which a plan is no slower than another that is faster at ``far``."""
+    """Return the factor between 1 and ``far_factor`` up to which a plan is no slower than another, which wins there."""
+    # by logarithms of factors, so that slower and faster machines are alike
     stays, beaten = 0.0, log(far)
     while abs(beaten - stays) > NEARER:
         middle = (stays + beaten) / 2

@@ -1,4 +1,4 @@
-"""Which device or host lacks how much memory for a plan, and what fills it at that moment."""
+"""The device or host that lacks most memory for a plan, and what fills its memory at that moment."""
 
 from dataclasses import dataclass, replace
 
@@ -11,22 +11,22 @@ from meshwise.strategies.plan.problem import Problem
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """The device or host that lacks most.
+    """The device or host that lacks most memory.
 
     Parameters
     ----------
     stages
-        Its pipeline stages; of a host those of all its devices.
-    needs, has
-        Bytes at its peak, and those of the device or host that a plan may use.
-    reported
-        Bytes that the framework reports of the device, of which those it has are usable; of a host as many as it has.
-    held
-        Bytes at that moment by kind.
+        The pipeline stages of the device, or of all devices of the host.
+    needed_memory, usable_memory
+        Bytes at the peak, and bytes of the device or host that a plan may use.
+    reported_memory
+        Bytes that the framework reports for the device; for a host the usable bytes.
+    memory_by_kind
+        Bytes at the peak by kind.
     time
-        Seconds from the start of the step.
-    during
-        What runs then: pass, microbatch and operator; nothing is told of a host.
+        The time of the peak, in seconds from the start of the step.
+    activity
+        The pass, microbatch and operator at the peak; empty for a host.
     host
         The name of the host; empty for a device.
     """
@@ -42,14 +42,14 @@ class Shortfall:
 
     @property
     def lacks(self) -> float:
-        """Bytes that are missing; negative where some are left."""
+        """Bytes that are missing; negative where the plan fits."""
         return self.needs - self.has
 
 
 def shortfall(problem: Problem, plan: Plan) -> Shortfall:
-    """Return what the device or host holds that lacks most of its own memory, by simulation.
+    """Return the shortfall of the device or host that lacks most in proportion to its memory, by simulation.
 
-    Where none lacks any it is the device that is nearest to it.
+    Where none lacks memory, the fullest device counts.
     """
     timeline = simulate(lower(problem, plan), "longest_path")
     device, host = (max(profiles, key=_used, default=None) for profiles in (timeline.memory, timeline.host_memory))
@@ -67,7 +67,7 @@ def shortfall(problem: Problem, plan: Plan) -> Shortfall:
 
 
 def _reported(problem: Problem, usable: float) -> float:
-    """Return the memory of the device of which some bytes are usable."""
+    """Return the reported memory of the device with ``usable_memory`` usable bytes."""
     return next(each.memory for each in problem.cluster.accelerators if problem.usable(each) == usable)
 
 

@@ -1,7 +1,7 @@
-"""How far predictions may be off, as probabilities.
+"""The uncertainty of predictions, as probabilities.
 
-A step time is taken to be off by a factor whose logarithm is normal, so wide that the calibrated interval holds what
-it claims; and so is the memory of tensors.
+The error of a step time is a factor whose logarithm is normal, as wide as the calibrated interval requires for its
+coverage; and so is the error of the memory of tensors.
 """
 
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from meshwise.simulator.machine.cluster import Cluster
 NORMAL = NormalDist()
 
 POINTS = 201
-"""Quantiles of the error of predicted memory that a probability is summed over."""
+"""Number of quantiles of the memory error over which a probability is averaged."""
 
 
 def risk_in_words(probability: float) -> str:
-    """Return the probability that a device lacks memory, as it stands beside every plan that is told with its memory.
+    """Return the probability that a device lacks memory in words.
 
     >>> risk_in_words(0.031)
     'out of memory with probability 3.1%'
@@ -26,23 +26,23 @@ def risk_in_words(probability: float) -> str:
 
 
 def limit_in_words(limit: float | None) -> str:
-    """Return up to which probability of lacking memory a plan is said to fit, None for any."""
+    """Return in words the largest allowed probability that a device lacks memory; ``None`` for any."""
     return "--brave: no limit" if limit is None else f"at most {limit:.0%} is allowed"
 
 
 @dataclass(frozen=True, slots=True)
 class Uncertainty:
-    """How far predictions may be off.
+    """The uncertainty of predicted step times and peak memory.
 
     Parameters
     ----------
     coverage
-        Fraction of runs that the intervals hold.
-    step_time, peak_memory
+        Fraction of runs inside the intervals.
+    step_time_width, peak_memory_width
         Half widths of the intervals, in natural logarithms.
-    reserved
-        Bytes that a caching allocator takes from the device over those it gives to tensors: the least, median and
-        largest ratio that was measured. Between them its distribution is taken to be linear.
+    reserved_ratios
+        Bytes that a caching allocator reserves over bytes of tensors: the least, median and largest measured ratio.
+        Between them the distribution is taken to be linear.
     """
 
     coverage: float
@@ -51,32 +51,33 @@ class Uncertainty:
     reserved: tuple[float, float, float]
 
     def step_time_quantile(self, step_time: float, quantile: float) -> float:
-        """Return the seconds that a step takes at most in the fraction ``quantile`` of runs."""
+        """Return the ``quantile`` quantile of the step time of runs, in seconds."""
         if quantile >= 1:
             return inf
         return step_time * exp(self._sigma(self.step_time) * NORMAL.inv_cdf(quantile))
 
     def out_of_memory(self, peak: float, has: float, taken: float = 0.0) -> float:
-        """Return the probability that a device with ``has`` bytes lacks memory for a predicted peak.
+        """Return the probability that a device with ``device_memory`` bytes lacks memory for a predicted peak.
 
-        ``taken`` bytes of the peak are the framework's own and exact. What the allocator keeps beside tensors counts
-        as needed, so that the probability is rather too high.
+        ``framework_bytes`` of the peak are taken before the first tensor and exact. All that the allocator reserves
+        counts as needed, so that the probability is rather too high.
         """
         sigma = self._sigma(self.peak_memory)
+        # the midpoint rule over the quantiles of the error
         errors = (exp(sigma * NORMAL.inv_cdf((point + 0.5) / POINTS)) for point in range(POINTS))
         room = (has - taken) / max(peak - taken, 1.0)
         return sum(1 - self._below(room / error) for error in errors) / POINTS
 
     def lacks_memory(self, cluster: Cluster, peak: float) -> float:
-        """Return the probability that the smallest device of a cluster lacks memory for a predicted peak in bytes."""
+        """Return the probability that the smallest device of a cluster lacks memory for a predicted peak, in bytes."""
         device = min(cluster.accelerators, key=lambda each: each.memory)
         return self.out_of_memory(peak, device.memory, device.reserved)
 
     def memory_margin(self, risk: float) -> float:
-        """Return the bytes a device needs for every predicted one, so that it lacks some with probability ``risk``.
+        """Return the bytes of device memory per predicted byte at which memory is lacking with probability ``risk``.
 
-        The probability that `out_of_memory` returns hangs on this ratio alone and falls as it grows, so that a peak
-        has at most that probability where it fits with this margin, and more where it does not.
+        The probability that `out_of_memory` returns depends on this ratio alone and falls as it grows. So a peak that
+        fits with this margin has at most that probability, and one that does not fit has more.
         """
         low, high = 0.0, 16.0
         while high - low > 1e-6:
@@ -91,7 +92,7 @@ class Uncertainty:
         return half_width / NORMAL.inv_cdf((1 + self.coverage) / 2)
 
     def _below(self, ratio: float) -> float:
-        """Return the probability that an allocator reserves at most ``ratio`` times what tensors have."""
+        """Return the probability that an allocator reserves at most ``ratio`` times the bytes of tensors."""
         least, median, largest = self.reserved
         if ratio < median:
             return max(0.0, 0.5 * (ratio - least) / (median - least)) if median > least else 0.0

@@ -1,4 +1,4 @@
-"""Why not another plan: the rule that it breaks, the memory that it lacks, or the time that it takes more."""
+"""Why not another plan: the rules that it breaks, the memory that it lacks, or its extra time."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -20,31 +20,33 @@ from meshwise.strategies.plan.rules import violations
 from meshwise.strategies.search.space import EVERYTHING, Space
 
 Asked = Mapping[str, Any]
-"""What a plan is to have, by field of a layout."""
+"""Fields of a layout with the values that the user asks about."""
 
 
 @dataclass(frozen=True, slots=True)
 class WhyNot:
-    """The answer for all plans that have what was asked for.
+    """The answer about all plans that have the fields asked for.
 
     Parameters
     ----------
-    broken
-        The rules that they break; empty where legal ones exist.
-    lacking
-        Where none of them fits: what the one that needs least memory lacks.
+    num_legal
+        The number of legal plans.
+    broken_rules
+        The rules that the plans break; empty where some are legal.
+    shortfall
+        Where none of them fits: the memory that the one with the least peak lacks.
     trial
-        The fastest of those that fit, or the one that needs least memory; ``None`` where none is legal.
+        The fastest plan that fits, or the one with the least peak memory; ``None`` where none is legal.
     margin
-        What it takes more than the plan in question, as a fraction; ``None`` where it does not fit.
-    more
-        The seconds that it takes more, by kind; they add up to the difference of the step times.
-    nearest
-        The plan that works and has most of what was asked for, the fastest of those; ``None`` where nothing fits.
-    outside
+        The extra time of ``trial`` over the plan in question, as a fraction; ``None`` where it does not fit.
+    extra_seconds
+        The extra seconds of ``trial`` by kind; they add up to the difference of the step times.
+    nearest_trial
+        The plan that fits and differs least from what was asked for, the fastest of those; ``None`` where none fits.
+    is_outside
         Whether there are such plans, but the limits of the space allow none of them.
-    whole
-        Whether ``legal`` are all such plans, not only those that people know and those near the best of them.
+    is_complete
+        Whether ``num_legal`` counts all such plans, not only known plans and those near the best of them.
     """
 
     asked: tuple[tuple[str, Any], ...]
@@ -62,9 +64,9 @@ class WhyNot:
 
 
 def why_not(ranked: Ranking, best: Trial, layout: Layout, asked: Asked, space: Space = EVERYTHING) -> WhyNot:
-    """Return why the plan of ``layout`` is preferred to all that have what is ``asked`` for.
+    """Return why the plan of ``layout`` is preferred to all plans that have the fields asked for.
 
-    What is left open is completed by search, within the limits of ``space`` on it.
+    The other fields are searched, within the limits of ``space``.
     """
     problem, told = ranked.problem, tuple(asked.items())
     others, whole = _ranked(ranked, layout, asked, space)
@@ -86,7 +88,7 @@ def why_not(ranked: Ranking, best: Trial, layout: Layout, asked: Asked, space: S
 
 
 def nearest(ranked: Ranking, asked: Asked) -> Trial | None:
-    """Return the plan that fits and differs in as few of the fields asked for, and by as little, as can be."""
+    """Return the fastest of the plans that fit and differ least from the fields asked for."""
     distances = [_distance(each.layout, asked) if each.fits else (inf, inf) for each in ranked.candidates]
     least = min(distances, default=(inf, inf))
     if least[0] == inf:
@@ -99,7 +101,7 @@ def _unsimulated(plan: Plan, least: Candidate) -> Trial:
 
 
 def _distance(layout: Layout, asked: Asked) -> tuple[float, float]:
-    """Return in how many fields a layout differs from what is asked for, and the factors between numbers."""
+    """Return the number of asked fields in which a layout differs, and the sum of logarithms of factors of numbers."""
     count, factors = 0, 0.0
     for name, wanted in asked.items():
         has = getattr(layout, name)
@@ -111,9 +113,9 @@ def _distance(layout: Layout, asked: Asked) -> tuple[float, float]:
 
 
 def _ranked(of: Ranking, layout: Layout, asked: Asked, space: Space) -> tuple[Ranking, bool]:
-    """Return the ranking of legal layouts that have what is asked for, and are of a space in all else.
+    """Return the ranking of legal layouts that have the fields asked for and are otherwise in a space.
 
-    And whether they are all. What a space cannot be limited to is put in afterwards.
+    Also return whether it has all of them. Values to which a space cannot be limited are put in afterwards.
     """
     problem, limits, others = of.problem, dict[str, Any](), dict[str, Any]()
     for name, value in asked.items():
@@ -125,6 +127,7 @@ def _ranked(of: Ranking, layout: Layout, asked: Asked, space: Space) -> tuple[Ra
     if not others:
         return ranked, ranked.whole
     changed: dict[str, Any] = {name: value for name, (value,) in others.items()}
+    # a schedule that no space tries may be looped or not; 0 keeps the chunks of the candidate
     chunks = (1, 2) if "schedule" in others and "chunks" not in asked else (0,)
     found = Ranking(problem, seconds=of.seconds)
     for candidate, number in product(ranked.candidates, chunks):
@@ -144,9 +147,9 @@ def _limits(name: str, value: Any) -> bool:
 
 
 def _broken(problem: Problem, layout: Layout, asked: Asked) -> tuple[Violation, ...]:
-    """Return the rules that are broken by the layout which has what is asked for and breaks fewest.
+    """Return the rules broken by the layout with the fields asked for that breaks fewest.
 
-    Of fields that were asked for, where those break any.
+    Only rules about these fields, where there are any.
     """
     probes = (_probe(problem, replace(layout, **choice), asked) for choice in _choices(layout))
     found = min((tuple(violations(problem, probe)) for probe in probes), key=len)
@@ -154,6 +157,7 @@ def _broken(problem: Problem, layout: Layout, asked: Asked) -> tuple[Violation, 
 
 
 def _choices(layout: Layout) -> Iterator[dict[str, Any]]:
+    # the fields asked for may be illegal beside the plan's other choices, so these give way where they must
     schedules = ((layout.schedule, layout.chunks), ("1f1b", 1), ("interleaved", 2))
     microbatches = (layout.microbatch, 1)
     for (schedule, chunks), size, sequence, stages in product(
@@ -169,7 +173,7 @@ def _choices(layout: Layout) -> Iterator[dict[str, Any]]:
 
 
 def _probe(problem: Problem, layout: Layout, asked: Asked) -> Layout:
-    """Return a layout with what is asked for, and with as many data ranks as that leaves, where they are not asked."""
+    """Return a layout with the fields asked for, and as many data ranks as the devices allow if data is not asked."""
     probe = replace(layout, **asked)
     others = probe.model_ranks
     data = len(problem.cluster.free_devices) // max(others, 1)

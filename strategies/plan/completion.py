@@ -1,4 +1,4 @@
-"""From a layout to the complete plan that it means, and back to the layout that a plan was completed from."""
+"""From a layout to its complete plan, and from a plan back to its layout."""
 
 from collections import Counter
 from dataclasses import replace
@@ -15,12 +15,12 @@ from meshwise.strategies.schedules.schedule import rule_of
 
 
 def complete(problem: Problem, layout: Layout) -> Plan:
-    """Return the complete plan that ``layout`` means for ``problem``.
+    """Return the complete plan of ``layout`` for ``problem``.
 
     Raises
     ------
     ValueError
-        Where the layout breaks a rule; the message is the first violation's.
+        Where the layout breaks a rule; the message is that of the first violation.
     """
     broken = next(violations(problem, layout), None)
     if broken is not None:
@@ -34,6 +34,7 @@ def complete(problem: Problem, layout: Layout) -> Plan:
         gathers_logits=problem.training.gathers_logits,
     )
     rule, free = rule_of(layout.schedule), problem.cluster.free_devices
+    # ranks in order on all devices have an empty placement, so that equal plans compare equal
     placement = layout.placement or (() if len(free) == problem.cluster.num_devices else free)
     return Plan(
         **step_decisions(layout)
@@ -51,15 +52,16 @@ def complete(problem: Problem, layout: Layout) -> Plan:
 
 
 def mesh_of(layout: Layout) -> Mesh:
-    """Return the mesh of a layout; where groups of data ranks share states, with an axis for their replicas."""
+    """Return the mesh of a layout, with an axis for replicas where groups of data ranks share states."""
     sizes = {name: getattr(layout, name) for name in AXES}
+    # the data degree of a layout counts expert ranks and replicas; in the mesh both have axes of their own
     sizes[DATA] //= layout.expert * layout.replica
     return _mesh_of(layout.order, tuple(sizes.items()))
 
 
 @lru_cache(maxsize=4096)
 def _mesh_of(order: tuple[str, ...], sizes: tuple[tuple[str, int], ...]) -> Mesh:
-    """Return the mesh of axes in an order, those of one rank left out where no plan needs them."""
+    """Return the mesh of axes in an order, without axes of one rank other than pipeline, data and tensor."""
     names, of_axis = list(order), dict(sizes)
     if REPLICA not in names:
         names.insert(names.index(DATA), REPLICA)
@@ -68,12 +70,12 @@ def _mesh_of(order: tuple[str, ...], sizes: tuple[tuple[str, int], ...]) -> Mesh
 
 
 def layout_of(problem: Problem, plan: Plan) -> Layout:
-    """Return the layout of which ``plan`` is the completion.
+    """Return the layout from which ``plan`` was completed, its stages as counts of layers.
 
     Raises
     ------
     ValueError
-        Where a stage names a block that the graph does not have.
+        Where the stages do not have every block of the graph once.
     """
     names = [name for name, _ in problem.graph.occurrences]
     layers = {name for name, block in problem.graph.occurrences if block.layer} or set(names[:1])
@@ -86,7 +88,7 @@ def layout_of(problem: Problem, plan: Plan) -> Layout:
 
 
 def layout_without_stages(plan: Plan) -> Layout:
-    """Return the layout of a plan without its stages, which no layout may be able to express."""
+    """Return the layout of a plan with default stages, for plans whose stages no layout can express."""
     degrees = {name: plan.mesh.size(name) for name in MESH_DEGREES} | {"data": plan.data}
     return Layout(
         **step_decisions(plan) | degrees | {"attention": plan.attention or Attention.RING},
@@ -96,6 +98,6 @@ def layout_without_stages(plan: Plan) -> Layout:
 
 
 def _order(plan: Plan) -> tuple[str, ...]:
-    """Return the order of a plan's axes: the usual one where the axes that it has are in that order."""
+    """Return the order of a plan's axes: the usual order where the axes of the mesh agree with it."""
     order = tuple(axis.name for axis in plan.mesh.axes)
     return AXES if order == tuple(name for name in AXES if name in order) else order

@@ -1,10 +1,10 @@
-"""What a training framework does beyond the algorithm, in memory and in time, one convention a field.
+"""What a training framework does beyond the algorithm, in memory and in time: one convention per field.
 
 References
 ----------
 Megatron-Core 0.12 (``core/tensor_parallel/layers.py``, ``core/transformer/moe``) with Transformer Engine 2.11
-(``module/base.py``, ``pytorch/cross_entropy.py``). Every figure of it was checked against the peak memory of
-19 measured configurations, which MooreThreads/SimuMax publishes (``docs/b200``).
+(``module/base.py``, ``pytorch/cross_entropy.py``). Every figure was checked against the peak memory of
+19 measured configurations published by MooreThreads/SimuMax (``docs/b200``).
 PyTorch 2 (``torch/distributed/pipelining/stage.py``, ``torch/distributed/tensor/parallel/loss.py``), checked
 against its own ``MemTracker``.
 """
@@ -23,78 +23,79 @@ class Framework:
     Parameters
     ----------
     logits_in_precision
-        Whether logits stay in the dtype of the product that makes them; else they are kept in fp32.
+        Whether logits stay in the dtype of the product that makes them; otherwise they are kept in fp32.
     loss_copies
-        Copies of the logits that the loss makes in each pass beside the one it keeps, and the gradient it
-        makes of them: with the vocabulary whole, and with it cut. ``None`` where the gradient overwrites
-        the logits.
+        Extra copies of the logits that the loss makes in each pass, beside the logits that it keeps and their
+        gradient: with the whole vocabulary, and with a cut vocabulary. ``None`` where the gradient overwrites the
+        logits.
     keeps_gathered
-        Whether a product keeps its input as gathered along the tensor axis; else it keeps its shard and
-        gathers it again in backward.
+        Whether a product keeps its input gathered along the tensor axis; otherwise it keeps its shard and gathers
+        it again in backward.
     fused_gradients
-        Whether products add the gradients of weights straight to those that are there.
+        Whether products add weight gradients straight to the accumulated gradients.
     whole_table
-        Whether backward of an embedding makes the gradient of all rows, where its rows are cut.
+        Whether backward of an embedding with cut rows makes the gradient of all rows.
     dummy_gradients
-        Whether a product returns a gradient of its weight that nothing reads; one a shape, and never freed.
+        Whether a product returns a weight gradient that nothing reads: one per shape, never freed.
     gather_buffer
-        Whether the gathered input of the last product has a buffer of its own that is never freed.
+        Whether the gathered input of the last product has its own buffer, which is never freed.
     workspace, grouped_workspace, other_workspace
-        Bytes that stay for the scratch memory of products: on every rank, for products of experts, and for
-        products outside the framework's own layers, which are the last one and a router's.
+        Bytes that stay allocated as scratch memory of products: on every rank, for products of experts, and for
+        products outside the framework's own layers (the last product and a router's).
     routed_copies
-        Copies of the experts' results that are there as they are combined.
+        Copies of the experts' results that exist while the results are combined.
     keeps_results
-        Whether combining keeps the experts' results; else the weights are applied in the experts' activation.
+        Whether combining keeps the experts' results; otherwise the weights are applied in the experts' activation.
     keeps_gates
-        Whether a gated activation keeps what becomes of its gate, beside what it reads: one operator makes it, and
-        another one multiplies by it. Else one kernel does both, and makes it again in backward.
+        Whether a gated activation keeps the activated gate beside its inputs, because one operator makes the gate and
+        another multiplies by it. Otherwise one kernel does both and makes the gate again in backward.
     routing_bytes
         Bytes kept for every pair of a token and an expert, beside the probability in fp32.
     buffers_every_microbatch
-        Whether a stage has buffers to receive every microbatch of a step, and keeps what it sends until
-        backward; else it has those of the microbatch at hand.
+        Whether a stage has receive buffers for every microbatch of a step and keeps what it sends until backward;
+        otherwise it has the buffers of the current microbatch.
     late_biases
         Whether the bias of a product whose sum is scattered along the sequence is added to the scattered part, so
-        that each tensor rank has its gradient of its own tokens; else it is added to the sum.
+        that each tensor rank has the bias gradient of its own tokens; otherwise it is added to the sum.
     flattens_gradients
-        Whether gradients are copied into one piece before they are summed: those of a bucket with ZeRO 2 and 3, and
-        all that are summed after the last backward.
+        Whether gradients are copied into one piece before they are summed: the gradients of a bucket with ZeRO 2 and
+        3, and all gradients that are summed after the last backward.
     drops_gradients
-        Whether memory of gradients is given back when the optimizer has read them
+        Whether the memory of gradients is freed once the optimizer has read them
         (`meshwise.strategies.lowering.costs.optimizer`).
     keeps_graph
-        Whether a backward in two keeps all that forward kept, but what a loss did, until gradients of weights are made,
-        and a first stage, whose input has no gradient, does all of it then.
+        Whether a split backward keeps everything that forward kept, except what the loss kept, until the weight
+        gradients are made; a first stage, whose input has no gradient, then does all of backward at that time.
     adds_gradients
-        Whether kernels of their own add the gradients of a microbatch to those of the step's others
+        Whether separate kernels add the gradients of a microbatch to the gradients of the earlier microbatches
         (`meshwise.strategies.lowering.costs.rewrites`).
     hides_input_gradients
-        Whether tensor ranks sum the gradient of what a column-parallel product read beside the product for the
-        gradient of its weight (`meshwise.strategies.lowering.costs.rewrites`).
+        Whether tensor ranks sum the input gradient of a column-parallel product while the product for its weight
+        gradient runs (`meshwise.strategies.lowering.costs.rewrites`).
     waits_for_exchanges
-        Whether the host of a pipeline stage launches nothing of a pass before what it receives is there and all
-        before it has ended.
+        Whether the host of a pipeline stage launches nothing of a pass before its input has been received and
+        everything before it has ended.
     recomputes_unread
-        Whether a layer that is recomputed runs to its end, also where backward does not read what it makes: the
-        last product, and what follows it.
+        Whether a recomputed layer runs to its end even where backward does not read the result: the last product and
+        what follows it.
     keeps_remainders
-        Whether the optimizer keeps, of main weights in fp32, only the half that weights in bf16 lack.
+        Whether the optimizer keeps only the half of the fp32 main weights that the bf16 weights lack.
     keeps_shards
-        Whether a rank that shares states with ZeRO 2 or 3 has its shards in the precision of the states: besides the
-        whole parameters that ZeRO 2 leaves it, and with 16 bits as the main weights, of which it keeps no other shard.
+        Whether a rank that shares states with ZeRO 2 or 3 keeps parameter shards in the precision of the states: with
+        ZeRO 2 beside the whole parameters; with 16-bit parameters the shards are the main weights, and no other shard
+        is kept.
     quantised_parameters
         Whether weights that layers multiply by in fp8 are kept and gathered in fp8 alone.
     waits_for_passes
-        Whether hosts wait for passes without a pipeline too.
+        Whether hosts also wait for passes where there is no pipeline.
     waits_for_collectives
         Whether a host launches nothing before a collective inside a pass has ended.
     shares_weights
-        Whether data ranks gather each weight where it is read and reduce each gradient where it is made, and not those
-        of a block together.
+        Whether data ranks gather and reduce each weight by itself, where it is read and where its gradient is made,
+        instead of all weights of a block together.
     composes_norms
-        Whether norms of root mean squares are composed of torch's operators: ``x.float()`` and ``(x * rsqrt).to(bf16)``
-        are kept for backward, and not the input; else one kernel keeps its input.
+        Whether RMS norms are composed of torch's operators, which keep ``x.float()`` and ``(x * rsqrt).to(bf16)`` for
+        backward instead of the input; otherwise one kernel keeps its input.
     """
 
     name: str
@@ -188,7 +189,7 @@ MEGATRON_2021 = replace(
     adds_gradients=True,  # model/distributed.py, _make_param_hook: main_grad.add_
     hides_input_gradients=False,  # mpu/layers.py, copy_to_tensor_model_parallel_region: waits for the sum
 )
-"""Megatron-LM of 2021, before products added their gradients and summed those of their inputs asynchronously."""
+"""Megatron-LM of 2021, before products accumulated weight gradients and summed input gradients asynchronously."""
 
 TORCH = Framework(
     name="torch",
@@ -230,11 +231,11 @@ UNKNOWN = replace(
     flattens_gradients=False,  # fully_shard's own; buckets of others are views of a buffer that is there
     adds_gradients=True,  # torch/csrc/autograd/functions/accumulate_grad.h, without fused accumulation
 )
-"""A framework on torch that is not torch's own parallel APIs: what autograd does, and none of their conveniences."""
+"""A framework on torch that does not use torch's own parallel APIs: only what autograd does."""
 
 TORCHTITAN = replace(TORCH, name="torchtitan")
-"""torchtitan 0.3: its distributed/fsdp.py calls fully_shard, its pipeline_parallel.py torch.distributed.pipelining, and
-DTensor cuts its products, so that all of torch's conventions hold."""
+"""torchtitan 0.3: all of torch's conventions hold, since its distributed/fsdp.py calls fully_shard, its
+pipeline_parallel.py calls torch.distributed.pipelining, and DTensor cuts its products."""
 
 TORCH_FUSED_LOSS = replace(
     TORCH,

@@ -1,8 +1,8 @@
-"""Layouts that share degrees, ranks, microbatch and schedule, and differ in what passes keep and where states are.
+"""Groups: layouts with the same degrees, ranks, microbatch and schedule.
 
-A group is a table of two kinds of choices: how passes run, one a row, and where states are, one a column. What passes
-take hangs on the row, what follows them on the column, and memory on the sum of both, so that bounds of all members
-are outer sums (`meshwise.strategies.bounds.group_bounds`).
+A group is a table of two kinds of choices: a row says how passes run, a column where states are. The time of the
+passes depends on the row, the time after them on the column, and memory on the sum of both, so that the bounds of all
+members are outer sums (`meshwise.strategies.bounds.group_bounds`).
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from meshwise.strategies.plan.recomputation import OfStage
 
 
 class PassChoice(NamedTuple):
-    """How passes run: what they compute again, what runs beside products, what activations go to the host."""
+    """How passes run: recomputation, tensor communication beside products, and activations kept on the host."""
 
     recompute: OfStage
     overlap_tensor: bool = False
@@ -27,7 +27,7 @@ class PassChoice(NamedTuple):
 
 
 class StateChoice(NamedTuple):
-    """Where states are, and how gradients are summed; ``offload`` is without activations."""
+    """Where states are and how gradients are summed; ``offload`` has no activations, which belong to the row."""
 
     zero: int
     reshard_after_forward: bool = True
@@ -38,12 +38,12 @@ class StateChoice(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """The members of a table: ``legal[row, column]`` says which there are.
+    """A table of layouts; ``member_mask[row, column]`` says whether the cell is a member.
 
     Parameters
     ----------
     layout
-        What all members share; its other fields mean nothing.
+        The fields that all members share; its other fields mean nothing.
     """
 
     layout: Layout
@@ -53,11 +53,11 @@ class Group:
 
     @cached_property
     def count(self) -> int:
-        """How many members there are."""
+        """The number of members."""
         return int(np.count_nonzero(self.legal))
 
     def choices(self, row: int, column: int) -> dict[str, Any]:
-        """Return the fields that a row and a column choose, with their values."""
+        """Return the fields of a layout that a row and a column choose, with their values."""
         run, state = self.passes[row]._asdict(), self.states[column]._asdict()
         if activations := run.pop("activations"):
             state["offload"] = replace(state["offload"], activations=activations)
@@ -68,5 +68,6 @@ class Group:
         return replace(self.layout, **self.choices(row, column))
 
     def __iter__(self) -> Iterator[Layout]:
+        # column by column: members with the same states follow one another
         for column, row in np.argwhere(self.legal.T).tolist():
             yield self.member(row, column)

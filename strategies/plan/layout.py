@@ -1,9 +1,9 @@
 # ruff: noqa: RUF009  (a decision is the declaration of a field)
-"""The decisions of a plan, each declared once, and the layout that a user writes of them.
+"""The decisions of a plan, each declared once, and the layout that a user writes.
 
-A decision is declared with its default, its values, its text and what a search tries; the schema of scenario files,
-the space of a search, the document of a plan, its description, the neighbours of a layout and the check of other
-trainers' field maps are derived from the declaration. What a decision must keep beside others is its rule in
+A declaration has the default of a decision, its values, its text and what a search tries. The schema of scenario
+files, the space of a search, the document of a plan, its description, the neighbours of a layout and the check of
+other trainers' field maps are derived from it. Which combinations of decisions are legal is in
 `meshwise.strategies.plan.rules`.
 """
 
@@ -21,32 +21,32 @@ from meshwise.strategies.plan.recomputation import Recomputation, Recompute, rec
 from meshwise.strategies.schedules.schedule import SCHEDULES
 
 ZERO_STAGES = (0, 1, 2, 3)
-"""What ZeRO shares over data ranks: nothing, the optimizer's states, gradients too, parameters too."""
+"""Stages of ZeRO: data ranks share nothing, the optimizer's states, gradients too, parameters too."""
 
 GRADIENT_REDUCTIONS = ("all_reduce", "parameter_server")
-"""How gradients are summed over the data axis: decentralised, or by a central server."""
+"""Who sums gradients over the data axis: all its ranks together, or a central server."""
 
 SYNCHRONOUS = tuple(name for name, rule in SCHEDULES.items() if not rule.asynchronous)
-"""Schedules that end a step on all ranks before the next begins: others train on older weights."""
+"""Schedules that end a step on all ranks before the next one begins; all others train on older weights."""
 
 CORE_SCHEDULES = ("1f1b", "gpipe", "interleaved")
 """The schedules of a core space."""
 
 USUAL_SCHEDULES = (*CORE_SCHEDULES, "zb1p", "interleaved_zero_bubble", "zbv")
-"""What people set today: torchtitan, torch.distributed.pipelining and zero-bubble forks of Megatron-LM run them."""
+"""Schedules in use today: torchtitan, torch.distributed.pipelining and zero-bubble forks of Megatron-LM run them."""
 
 
 class Level(Enum):
-    """Where in a search a decision is taken; each level is chosen within the one before."""
+    """Where in a search a decision is taken; each level is decided within the one before."""
 
     DEGREE = auto()
-    """How many ranks lie along an axis of the mesh."""
+    """The number of ranks along an axis of the mesh."""
     FAMILY = auto()
-    """What layouts of one cost table of operators share besides the degrees."""
+    """With the degrees, all that the cost tables of operators depend on; shared by the layouts of a family."""
     SCHEDULE = auto()
-    """The schedule, its chunks and stages."""
+    """The schedule, its chunks and its stages."""
     GROUP = auto()
-    """What layouts of one schedule share whose bounds are worked out together."""
+    """With the schedule, all that the layouts of a group share, whose bounds are computed together."""
     PASS = auto()
     """How passes run: a row of a group."""
     STATE = auto()
@@ -55,39 +55,39 @@ class Level(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What there is to know of one decision of a plan.
+    """The declaration of one decision of a plan.
 
     Parameters
     ----------
     name
-        The field of a `Layout`, and of a scenario's ``plan`` and ``search.space``.
+        The field of a `Layout`, and the key in a scenario's ``plan`` and ``search.space``.
     default
-        Its value where nothing is said.
+        The value where a layout states none.
     text
         One sentence for the schema and the reference.
     level
-        Where a search decides it.
+        Where in a search it is decided.
     values
-        All values there are, the usual one first; empty where they are too many to list.
+        All values, the usual one first; empty where they are too many to list.
     core, usual, wide
-        What the three extents of a space try where a limit does not say otherwise; by default ``usual`` is the default
-        alone, and the others are the usual ones.
+        The values that the three extents of a space try without a limit; ``usual`` is the default value alone unless
+        stated, and ``core`` and ``wide`` are the usual values unless stated.
     extent
-        The same in words, for people.
+        The values that the three extents try, in words.
     least, most
-        Bounds of a whole number; ``most`` is None where the number of ranks is the only bound.
+        Bounds of a whole number; ``most`` is ``None`` where only the number of ranks bounds it.
     words
-        Words for the plan's description, from the value; none for the default.
+        A function from a value to words for the plan's description, which has no words for the default.
     matters
-        Whether the decision changes anything beside the others of a layout or a plan.
+        A function from a layout or plan to whether the decision changes anything there; ``None`` for always.
     parse
-        The value that a plan document states.
+        A function from what a plan document states to the value.
     required
         Whether every plan document states it.
     absent
-        What a plan document means that leaves it out; by default the default.
+        The value where a plan document leaves it out; the default unless stated.
     document
-        The key of a plan document where it is not the name.
+        The key of a plan document where it differs from the name.
     left_out
         What a space without a limit leaves out, in words; empty where it leaves nothing out.
     never_tried
@@ -118,15 +118,15 @@ class Decision:
 
     @property
     def key(self) -> str:
-        """The key of a plan document."""
+        """The key in a plan document."""
         return self.document or self.name
 
     def changes(self, plan: "StepDecisions") -> bool:
-        """Return whether the decision changes anything beside the others of a layout or a complete plan."""
+        """Return whether the decision changes anything, given the other decisions of a layout or a complete plan."""
         return self.matters is None or self.matters(plan)
 
     def read(self, document: Mapping[str, Any]) -> Any:
-        """Return the value that a plan document states; ``KeyError`` where it has to and does not."""
+        """Return the value that a plan document states; ``KeyError`` where a required one is missing."""
         if self.key not in document and not self.required:
             return self.absent
         value = document[self.key]
@@ -134,9 +134,10 @@ class Decision:
 
 
 def decision(default: Any, text: str = "", level: Level = Level.GROUP, **properties: Any) -> Any:
-    """Return the dataclass field of a `Decision`; ``properties`` are its other fields, ``words`` may be one phrase.
+    """Return a dataclass field whose metadata declares a `Decision`.
 
-    A flag has both values; what an extent of the space tries is by default what a smaller one tries.
+    ``properties`` are the other fields of `Decision`; ``words`` may also be one phrase for all values. A flag has both
+    values.
     """
     if isinstance(default, bool):
         properties.setdefault("values", (default, not default))
@@ -151,44 +152,44 @@ def decision(default: Any, text: str = "", level: Level = Level.GROUP, **propert
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDecisions:
-    """How a step runs on a mesh: what a `Layout` and the complete plan of it have in common.
+    """How a step runs on a mesh: the decisions that a `Layout` and its complete plan have in common.
 
     Parameters
     ----------
     microbatch
-        Sequences of a microbatch on every data rank, or a size for each of them: data rank ``i`` runs
-        microbatches of ``microbatch[i]`` sequences, and all run as many microbatches.
+        Sequences of a microbatch: one number for all data ranks, or one number per data rank. All data ranks run the
+        same number of microbatches.
     schedule
-        The name of a schedule, or its text form: then ``chunks`` may be left at 1 for what the text says.
+        The name of a schedule, or its order in text form; ``chunks`` 1 then means what the text says.
     chunks
-        Stages of a pipeline rank; of an order that is written out the most of any rank.
+        Stages per pipeline rank; of a written order the largest number of any rank.
     attention
-        How context ranks compute attention; None in a complete plan where a sequence is on one rank.
+        How context ranks compute attention; ``None`` in a complete plan where a sequence is on one rank.
     zero
         What the ranks that share states keep as shards: 1 the optimizer's states, 2 gradients too,
         3 parameters too; 0 for nothing.
     reshard_after_forward
-        Whether ZeRO 3 gives gathered parameters up after forward and gathers them again for backward.
+        Whether ZeRO 3 frees gathered parameters after forward and gathers them again for backward.
     offload
         What is kept in host memory.
     gradient_reduction
-        Who sums gradients over the data axis: its ranks among themselves, ``all_reduce``, or the first of
-        them as a central ``parameter_server``.
+        Who sums gradients over the data axis: all its ranks (``all_reduce``), or the first rank as a central
+        ``parameter_server``.
     overlap_gradients
-        Whether gradients are reduced while backward still makes others; with ZeRO 3 also whether
-        parameters are gathered while others are used.
+        Whether gradients are reduced while backward makes others; with ZeRO 3 also whether parameters are gathered
+        while others are used.
     sequence_parallel
-        Whether tensor ranks share the tokens of what they do not cut otherwise.
+        Whether tensor ranks divide the tokens of operators that they do not cut otherwise.
     overlap_tensor
-        Whether the gathers and scatters of sequence parallelism run beside the products that need or make what they
-        move, chunk by chunk (`meshwise.strategies.lowering.costs.rewrites`).
+        Whether the gathers and scatters of sequence parallelism run beside the products that read or make their
+        tensors, chunk by chunk (`meshwise.strategies.lowering.costs.rewrites`).
     scatter_gather
-        Whether a stage boundary crosses in one slice a tensor rank and is gathered behind it.
+        Whether each tensor rank sends one slice of a stage boundary, and the receivers gather the slices.
     recompute
         What backward computes again instead of keeping it.
     placement
-        The device of every rank, in order of rank; empty for rank ``i`` on the ``i``-th free device. Devices that are
-        not named stay idle.
+        The device of every rank, in order of rank; empty for rank ``i`` on the ``i``-th free device. Other devices
+        stay idle.
     """
 
     microbatch: Microbatch = decision(
@@ -339,9 +340,9 @@ class StepDecisions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout(StepDecisions):
-    """The plan as a user writes it: degrees and choices; `complete` makes a `Plan` of it.
+    """The plan as a user writes it: degrees and choices, from which `complete` makes a `Plan`.
 
-    Its other fields are those of `StepDecisions`.
+    The other fields are those of `StepDecisions`.
 
     Parameters
     ----------
@@ -350,15 +351,14 @@ class Layout(StepDecisions):
     context
         Ranks that share the tokens of each sequence.
     expert
-        Ranks, of those along ``data``, that share the experts.
+        How many of the ranks along ``data`` share the experts.
     tensor_rows
-        Rows of a grid of tensor-parallel ranks, of which ``tensor`` is the columns
-        (`meshwise.strategies.plan.parallelism`).
+        Rows of a grid of tensor-parallel ranks whose columns are ``tensor`` (`meshwise.strategies.plan.parallelism`).
     zero_shards
-        Neighbouring data ranks that ZeRO shares states over, with their context ranks; 0 for all of them.
+        The number of neighbouring data ranks that share states, together with their context ranks; 0 for all.
     order
-        Axes of the mesh from the outermost to the innermost: neighbours along the last one are
-        neighbours on the machine. Those of one rank may be left out, and ``replica``, which then lies
+        Axes of the mesh from the outermost to the innermost: neighbours along the last axis are
+        neighbours on the machine. Axes of one rank may be left out, and so may ``replica``, which then lies
         just outside ``data``.
     stages
         ``"even"``, ``"balanced"`` or the number of layers of every stage.
@@ -417,17 +417,17 @@ class Layout(StepDecisions):
 
     @property
     def ranks(self) -> int:
-        """Ranks of the mesh."""
+        """The number of ranks of the mesh."""
         return prod(getattr(self, name) for name in RANK_DEGREES)
 
     @property
     def model_ranks(self) -> int:
-        """Ranks that share one microbatch's sequences: all but those along ``data``."""
+        """The number of ranks that hold one copy of the model: the product of all degrees but ``data``."""
         return prod(getattr(self, name) for name in RANK_DEGREES if name != "data")
 
     @property
     def replica(self) -> int:
-        """Groups of data ranks that share states."""
+        """The number of groups of data ranks that share states."""
         return self.data // (self.zero_shards or self.data)
 
     @property
@@ -437,15 +437,16 @@ class Layout(StepDecisions):
 
     @property
     def all_sequences(self) -> str:
-        """The sequences of one microbatch over all data ranks in words."""
+        """The sequences of one microbatch over all data ranks, as a formula for messages."""
         if isinstance(self.microbatch, int):
             return f"(data({self.data}) * microbatch({self.microbatch}))"
         return f"sum(microbatch{list(self.microbatch)})"
 
 
 def _list_decisions() -> dict[str, Decision]:
-    """Return the decisions of a layout by name, those of the mesh first."""
+    """Return the decisions of a layout by name, the decisions about the mesh first."""
     step = [item.name for item in fields(StepDecisions)]
+    # the sort is stable: within both parts decisions stay in the order of their declaration
     items = sorted(fields(Layout), key=lambda item: item.name in step)
     return {item.name: Decision(item.name, item.default, **item.metadata) for item in items}
 
@@ -454,7 +455,7 @@ DECISIONS = _list_decisions()
 """Every decision of a layout, by name."""
 
 STEP_DECISIONS = tuple(DECISIONS[item.name] for item in fields(StepDecisions))
-"""The decisions that a complete plan states under their own names; the others are in its mesh and stages."""
+"""The decisions that a complete plan has as fields; its mesh and stages have the others."""
 
 DEGREES = tuple(name for name, item in DECISIONS.items() if item.level is Level.DEGREE)
 """The degrees of parallelism."""
@@ -467,7 +468,7 @@ MESH_DEGREES = tuple(name for name in AXES if name != REPLICA)
 
 
 def names_at(*levels: Level) -> tuple[str, ...]:
-    """Return the names of the decisions that a search takes at some levels."""
+    """Return the names of the decisions that a search takes at the given levels."""
     return tuple(name for name, item in DECISIONS.items() if item.level in levels)
 
 
@@ -477,13 +478,13 @@ def step_decisions(value: StepDecisions) -> dict[str, Any]:
 
 
 _MOST = 16
-"""Numbers that a message names one by one."""
+"""How many numbers a message names one by one."""
 
 
 class Violation(NamedTuple):
-    """Why a layout is illegal: the field to blame and what holds, what was met, what would do.
+    """Why a layout is illegal: the field to blame, and a message with the rule, the value and the nearest legal value.
 
-    ``schedule.2`` is line 2, from 0, of an order that is written out.
+    The field ``schedule.2`` is line 2, counted from 0, of a written order.
     """
 
     field: str
@@ -491,7 +492,7 @@ class Violation(NamedTuple):
 
 
 def listed(numbers: Sequence[int]) -> str:
-    """Return numbers as a message names them: of many the first ones and the last.
+    """Return numbers as text for a message: all of them, or the first ones and the last.
 
     >>> listed((3, 3, 1))
     '[3, 3, 1]'

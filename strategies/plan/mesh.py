@@ -1,13 +1,11 @@
-"""The mesh of ranks, the sequences of a microbatch on each, and the sizes that divide evenly.
+"""The mesh of ranks, the sizes of microbatches on data ranks, and divisors of whole numbers.
 
-The mesh: ranks arranged along named axes, the last axis varying fastest. Divisors of whole numbers are what a message
-names as the nearest degree that would do.
+A mesh arranges ranks along named axes; the last axis varies fastest. Error messages name the nearest divisor as the
+degree that would be legal.
 
-Local batches: the sequences of a microbatch on every data rank, where they are not all equal.
-
-Devices of several types finish together where each has work for its speed. All data ranks run as many
-microbatches, and those of faster ranks have more sequences. The gradients of all sequences are summed and
-divided by the global batch, so that what is reduced, and its bytes, are those of equal microbatches.
+Microbatches may differ in size between data ranks, so that devices of several types finish together. All data ranks
+run the same number of microbatches, and faster ranks have more sequences in each. The gradients of all sequences are
+summed and divided by the global batch, so that the reduced tensors and their bytes are those of equal microbatches.
 
 References
 ----------
@@ -29,22 +27,22 @@ from meshwise.simulator.program import IntArray, TaskKind
 
 PIPELINE, DATA, EXPERT, CONTEXT, TENSOR = "pipeline", "data", "expert", "context", "tensor"
 TENSOR_ROWS = "tensor_rows"
-"""The second axis of tensor parallelism: with `TENSOR`, along which lie the columns, it makes a grid."""
+"""The second axis of tensor parallelism: the rows of a grid whose columns lie along `TENSOR`."""
 
 TENSOR_DEPTH = "tensor_depth"
-"""The third axis of operator parallelism, outside the other two: no layout has it, whole plans may."""
+"""The third axis of operator parallelism, outside the other two: a plan may have it, a layout never has."""
 
 OPERATOR_AXES = (TENSOR_DEPTH, TENSOR_ROWS, TENSOR)
-"""The axes by which a plan may cut any dim of any operator, from the outermost to the innermost."""
+"""The axes that may cut any dim of any operator of a plan, from the outermost to the innermost."""
 
 REPLICA = "replica"
-"""The outer of two data-parallel axes: ranks along `DATA` share states, those along this keep the same ones."""
+"""The outer of two data-parallel axes: ranks along `DATA` share states, ranks along `REPLICA` hold equal states."""
 
 AXES = (PIPELINE, REPLICA, DATA, EXPERT, CONTEXT, TENSOR_ROWS, TENSOR)
 """The axes of a layout's mesh, in their usual order from the outermost."""
 
 EXPERT_DATA = "expert data"
-"""Kind of the groups of ranks that hold the same experts."""
+"""The kind of group whose ranks hold the same experts."""
 
 GROUPS = {
     TENSOR: (TENSOR,),
@@ -56,8 +54,8 @@ GROUPS = {
     EXPERT_DATA: (DATA, CONTEXT),
     REPLICA: (REPLICA,),
 }
-"""Kinds of groups, by the axes that they span: along ``data`` lie all ranks of a replica that hold the same part of
-what is no expert, for experts and context are further ways to divide a batch (Megatron-LM's data and expert data
+"""The axes that each kind of group spans. A data group has all ranks of a replica that hold the same part of the
+parameters outside experts, for expert and context ranks also divide the batch (Megatron-LM's data and expert data
 groups)."""
 
 COMMUNICATION = {
@@ -67,11 +65,11 @@ COMMUNICATION = {
     EXPERT: TaskKind.EXPERT_COMMUNICATION,
     CONTEXT: TaskKind.CONTEXT_COMMUNICATION,
 }
-"""What collectives inside passes are, by the axis along which they run."""
+"""The kind of task of collectives inside passes, by the axis along which they run."""
 
 
 class Axis(NamedTuple):
-    """One axis of a mesh: its name and how many ranks lie along it."""
+    """One axis of a mesh: its name and its number of ranks."""
 
     name: str
     size: int
@@ -79,7 +77,7 @@ class Axis(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Axes from the outermost to the innermost; rank order is row-major over them."""
+    """Axes from the outermost to the innermost; ranks are numbered in row-major order."""
 
     axes: tuple[Axis, ...]
 
@@ -90,18 +88,18 @@ class Mesh:
 
     @property
     def num_ranks(self) -> int:
-        """Ranks in all."""
+        """The number of ranks."""
         return prod(axis.size for axis in self.axes)
 
     def size(self, name: str) -> int:
-        """Return the size of an axis; 1 where the mesh has none of that name."""
+        """Return the size of an axis; 1 where the mesh has no axis of that name."""
         for axis in self.axes:
             if axis.name == name:
                 return axis.size
         return 1
 
     def stride(self, name: str) -> int:
-        """Return the distance in ranks of two neighbours along an axis."""
+        """Return the distance between two neighbours along an axis, in ranks."""
         result = 1
         for axis in reversed(self.axes):
             if axis.name == name:
@@ -110,19 +108,20 @@ class Mesh:
         raise ValueError(f"mesh has the axes {', '.join(a.name for a in self.axes)}, met {name}")
 
     def coordinate(self, rank: int, name: str) -> int:
-        """Return where ``rank`` lies along an axis.
+        """Return the coordinate of ``rank`` along an axis.
 
         >>> Mesh((Axis("pipeline", 2), Axis("data", 3), Axis("tensor", 4))).coordinate(17, "data")
         1
         """
+        # `stride` raises for an axis that the mesh does not have
         return rank // self.stride(name) % self.size(name) if self.size(name) > 1 else 0
 
     def group_size(self, kind: str) -> int:
-        """Return the ranks of a group of a kind of `GROUPS`."""
+        """Return the number of ranks in a group of one kind of `GROUPS`."""
         return prod(self.size(name) for name in GROUPS[kind])
 
     def rows(self, *names: str) -> NDArray[np.int64]:
-        """Return every group along some axes as a row of ranks, by first rank; none where groups have one member.
+        """Return the groups along some axes, one row of ranks per group, by first rank; no rows for groups of one.
 
         >>> mesh = Mesh((Axis("data", 2), Axis("context", 2), Axis("tensor", 2)))
         >>> mesh.rows("context").tolist()
@@ -134,22 +133,23 @@ class Mesh:
         if size == 1:
             return np.empty((0, 1), dtype=np.int64)
         ranks = np.arange(self.num_ranks).reshape([axis.size for axis in self.axes])
+        # the axes of the group move to the end, so that each row of the flattened array is one group
         along = [index for index, axis in enumerate(self.axes) if axis.name in names]
         return np.ascontiguousarray(np.moveaxis(ranks, along, range(-len(along), 0)).reshape(-1, size))
 
     def coordinates(self, name: str) -> NDArray[np.int64]:
-        """Return where every rank lies along an axis."""
+        """Return the coordinate of every rank along an axis."""
         if self.size(name) == 1:
             return np.zeros(self.num_ranks, dtype=np.int64)
         return np.arange(self.num_ranks) // self.stride(name) % self.size(name)
 
 
 Microbatch = int | tuple[int, ...]
-"""Sequences of a microbatch: the same on all data ranks, or of each of them."""
+"""Sequences of a microbatch: one number for all data ranks, or one number per data rank."""
 
 
 def microbatch(sizes: int | Sequence[int]) -> Microbatch:
-    """Return the sizes of all data ranks, as one number where they are equal.
+    """Return microbatch sizes of data ranks as one number where they are equal.
 
     >>> microbatch([2, 2]), microbatch([3, 1])
     (2, (3, 1))
@@ -160,7 +160,7 @@ def microbatch(sizes: int | Sequence[int]) -> Microbatch:
 
 
 def data_ranks(mesh: Mesh) -> IntArray:
-    """Return the data rank of every rank: those of a replica are neighbours, and so are those that share experts.
+    """Return the data rank of every rank; ranks of a replica, and within it ranks that share experts, are neighbours.
 
     >>> from meshwise.strategies.plan.mesh import Axis
     >>> data_ranks(Mesh((Axis("data", 2), Axis("expert", 2), Axis("tensor", 2)))).tolist()
@@ -171,7 +171,7 @@ def data_ranks(mesh: Mesh) -> IntArray:
 
 
 def nearest_divisor(whole: int, value: int) -> int:
-    """Return the divisor of ``whole`` nearest to ``value``, the smaller of two.
+    """Return the divisor of ``number`` nearest to ``value``; of two equally near ones the smaller.
 
     >>> nearest_divisor(12, 5), nearest_divisor(12, 8)
     (4, 6)
@@ -180,7 +180,7 @@ def nearest_divisor(whole: int, value: int) -> int:
 
 
 def divisors(whole: int) -> list[int]:
-    """Return the divisors of ``whole``, rising.
+    """Return the divisors of ``number`` in rising order.
 
     >>> divisors(12)
     [1, 2, 3, 4, 6, 12]

@@ -1,9 +1,7 @@
-"""What of a training step is kept in host memory: optimizer states, activations, parameters, each by fraction.
+"""Offloading: which fractions of optimizer states, activations and parameters are kept in host memory.
 
-A plan names what is offloaded, each whole or by a fraction, the same on all pipeline ranks or one
-for each. Of optimizer states the fraction is that of the parameters that are updated; of
-activations that of a stage's layers, the first ones; of parameters that of a stage's blocks, the
-first ones.
+A fraction is one number for all pipeline ranks or one per rank. It counts updated parameters for optimizer states,
+the first layers of a stage for activations, and the first blocks of a stage for parameters.
 
 References
 ----------
@@ -26,26 +24,26 @@ from typing import Any, NamedTuple
 from meshwise.simulator.program import StreamKind, TaskKind
 
 OFFLOADS = ("optimizer", "parameters", "activations")
-"""What may be kept in host memory."""
+"""What can be kept in host memory."""
 
 WHOLE = (1.0,)
 
 TO_HOST, HOST, FROM_HOST = "to host", "host", "from host"
-"""Kinds of transfers of one rank: what it sends to its host, what the host reads and writes, what comes back."""
+"""Kinds of transfers of one rank: from the device to its host, within host memory, and back to the device."""
 
 CHUNKS = 8
-"""Pieces in which the update is pipelined."""
+"""Pieces into which an offloaded update is split, so that copies run beside the optimizer."""
 
 
 class StepPlace(StrEnum):
-    """Where the share of the optimizer whose states are on the host steps."""
+    """Where the optimizer updates the parameters whose states are on the host."""
 
     HOST = "host"
     DEVICE = "device"
 
 
 class UpdateStep(NamedTuple):
-    """One stage of the update of a chunk on a stream of its own; what computes on the device has no ``kind``."""
+    """One stage of the update of a chunk, on its own stream; ``kind`` is empty for the optimizer on the device."""
 
     kind: str
     task: TaskKind
@@ -71,9 +69,9 @@ class Offloading:
     Parameters
     ----------
     optimizer, parameters, activations
-        The fraction of each that is: none where empty, one for all pipeline ranks, or one for each.
+        The fraction of each in host memory: empty for none, one number for all pipeline ranks, or one per rank.
     step
-        Where the optimizer steps the share whose states are on the host.
+        Where the optimizer updates the parameters whose states are on the host.
 
     Raises
     ------
@@ -108,7 +106,7 @@ class Offloading:
         return ", ".join(each)
 
     def at(self, what: str, position: int) -> float:
-        """Return the fraction of one of `OFFLOADS` that a pipeline rank keeps on its host.
+        """Return the fraction of one kind of `OFFLOADS` that a pipeline rank keeps on its host.
 
         >>> Offloading(activations=(1.0, 0.5)).at("activations", 1)
         0.5
@@ -118,12 +116,12 @@ class Offloading:
 
     @property
     def in_passes(self) -> bool:
-        """Whether ranks exchange data with their hosts while passes run."""
+        """Whether ranks exchange data with their hosts during passes."""
         return any(self.parameters) or any(self.activations)
 
     @property
     def document(self) -> list[str] | dict[str, Any]:
-        """The same as plain data: names where all that is offloaded is whole, else fractions."""
+        """The offloading as plain data: a list of names where all fractions are 1, otherwise fractions by name."""
         stated = {name: getattr(self, name) for name in OFFLOADS if getattr(self, name)}
         if self.step is StepPlace.HOST and all(each == WHOLE for each in stated.values()):
             return list(stated)
@@ -134,7 +132,7 @@ class Offloading:
 
 
 NOTHING = Offloading()
-"""All is on devices."""
+"""Everything stays on devices."""
 
 
 def _shown(each: tuple[float, ...]) -> str:
@@ -142,7 +140,7 @@ def _shown(each: tuple[float, ...]) -> str:
 
 
 def offloading(document: Any) -> Offloading:
-    """Return what a document states: names, or a mapping from names to fractions.
+    """Return the offloading of a document: a list of names, or a mapping from names to fractions.
 
     >>> offloading(["optimizer"])
     Offloading(optimizer=(1.0,), parameters=(), activations=(), step=<StepPlace.HOST: 'host'>)
@@ -152,7 +150,7 @@ def offloading(document: Any) -> Offloading:
     Raises
     ------
     ValueError
-        Where it states neither; the message begins with the name that is wrong.
+        Where the document is neither; the message begins with the wrong name.
     """
     if isinstance(document, Mapping):
         _known(document)
@@ -189,7 +187,7 @@ def _of(found: Mapping[str, tuple[float, ...]], step: StepPlace = StepPlace.HOST
 
 
 def _optimizer(document: Mapping[str, Any]) -> tuple[Any, StepPlace]:
-    """Return the fraction that a document of the optimizer states, and where it steps."""
+    """Return the fraction and the step place that the optimizer's part of a document states."""
     known = ("fraction", "step")
     wrong = next((key for key in document if key not in known), None)
     if wrong is not None:
@@ -202,6 +200,7 @@ def _optimizer(document: Mapping[str, Any]) -> tuple[Any, StepPlace]:
 
 def _fractions(name: str, value: Any) -> tuple[float, ...]:
     each = value if isinstance(value, list | tuple) else [value]
+    # type() and not isinstance: true and false are ints in Python
     if not each or not all(type(one) in (int, float) for one in each):
         raise ValueError(
             f"{name}: is a fraction of more than 0 and at most 1, or one for every pipeline rank, "
@@ -211,9 +210,10 @@ def _fractions(name: str, value: Any) -> tuple[float, ...]:
 
 
 def fraction_of(count: int, fraction: float) -> int:
-    """Return how many of so many are a fraction of them, rounded up; fractions are of millionths.
+    """Return a fraction of ``count``, rounded up; fractions are taken in millionths.
 
     >>> fraction_of(10, 0.25), fraction_of(10, 0.3)
     (3, 3)
     """
+    # exact rationals, since 100 * 0.07 is 7.000000000000001 in floats and would be rounded up to 8
     return count * int(fraction) if fraction in (0, 1) else ceil(count * Fraction(fraction).limit_denominator(10**6))

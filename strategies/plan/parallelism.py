@@ -1,26 +1,23 @@
 """How tensor, context and expert parallelism cut the operators of a network.
 
-Tensor parallelism over a grid of ranks: rows by columns, 2-D; with data-parallel ranks around it, 2.5-D.
+Tensor parallelism may have a grid of ranks, rows by columns (2-D), and data-parallel ranks around it (2.5-D).
 
-Tokens lie along rows, what each token has along columns: an activation is cut along ``batch`` by rows,
-and along its hidden, head, feed-forward or vocabulary dim by columns, so that a rank has
-``1 / (rows * columns)`` of it. So has it of every parameter: a weight's output dim lies along columns
-and the dim that is summed along rows.
+Rows cut the tokens of an activation (its ``batch`` dim), columns cut its hidden, head, feed-forward or vocabulary
+dim, so that a rank has ``1 / (rows * columns)`` of it. A rank has the same part of every parameter: columns cut the
+output dim of a weight, rows cut its summed dim.
 
-A product ``C = A B`` then needs a block row of A and a block column of B. SUMMA [1]_ broadcasts them block
-by block in ``q`` steps; what a rank receives, ``(q - 1) / q`` of either, is what it receives in the two
-all-gathers that are simulated here, one along columns and one along rows, as one collective each and not as a
-pipeline of ``q`` steps. In the backward pass ``dA = dC B'`` is summed along columns and ``dB = A' dC`` along
-rows, in reduce-scatters, after A and B have been gathered again: per product ``A + B`` forward and
-``2 (A + B)`` backward [2]_ [3]_. All products do so; GSPMD [4]_ keeps the weights in the same way, but sums the
-result of a layer's second products along columns, which moves less where their input is the wider.
-Attention has whole heads and whole sequences on a rank and moves nothing. A norm sums its statistics along
-columns [2]_. The table of words has its vocabulary along columns, as the output layer, with which it may be
-tied: the ranks of a row look up part of the vocabulary each and sum, as in Megatron-LM.
+A product ``C = A B`` then needs a block row of A and a block column of B. SUMMA [1]_ broadcasts them block by block
+in ``q`` steps. Here they are simulated as two all-gathers, one along columns and one along rows, in which a rank
+receives the same ``(q - 1) / q`` of A and of B. In the backward pass A and B are gathered again, then reduce-scatters
+sum ``dA = dC B'`` along columns and ``dB = A' dC`` along rows: per product ``A + B`` forward and ``2 (A + B)``
+backward [2]_ [3]_. All products do so. GSPMD [4]_ keeps weights in the same way but sums the result of a layer's
+second products along columns, which moves less where their input is wider than their result. Attention has whole
+heads and whole sequences on a rank and moves nothing. A norm sums its statistics along columns [2]_. Columns cut the
+vocabulary of the embedding as of the output layer, with which it may be tied: each rank of a row looks up its part of
+the vocabulary, and the parts are summed, as in Megatron-LM.
 
-The 2.5-D grid of ``depth * q * q`` ranks [5]_ is ``depth`` such grids side by side, each with a part of the
-batch and all with the same weights: the plan ``data = depth``, whose groups sum gradients once a step, with
-the grid's axes inside of it in the mesh.
+The 2.5-D grid of ``depth * q * q`` ranks [5]_ is ``depth`` grids with equal weights, each with a part of the batch.
+That is a plan with ``data = depth`` and the grid's axes inside the data axis; data groups sum gradients once a step.
 
 References
 ----------
@@ -45,22 +42,22 @@ from meshwise.strategies.plan.mesh import CONTEXT, EXPERT, TENSOR, TENSOR_ROWS, 
 from meshwise.strategies.plan.sharding import OperatorSharding
 
 HIDDEN = "hidden"
-"""The dim of what a token has between layers."""
+"""The dim of a token's features between layers."""
 
 _MATRICES = frozenset({OperatorKind.MATMUL, OperatorKind.GROUPED_MATMUL})
-"""Products with a matrix, whose summed dim is large; a convolution sums few channels."""
+"""Products with a matrix, whose summed dim is large enough to cut; a convolution sums few channels."""
 
 Cuts = Mapping[str, tuple[str, ...]]
-"""Axes that cut each dim, outermost first."""
+"""The axes that cut each dim, outermost first."""
 
 KeptCuts = tuple[tuple[str, tuple[str, ...]], ...]
-"""The same of one tensor, as a plan states it."""
+"""The cuts of one tensor, as a plan states them."""
 
 
 def column_dim(operator: Operator, dim: str | None) -> str | None:
-    """Return the dim of an operator that columns cut, given the one that a single tensor axis cuts.
+    """Return the dim of an operator that columns cut; ``dim`` is the one that a single tensor axis would cut.
 
-    Of a product it is never one that is summed, for that is gathered.
+    Columns never cut a summed dim of a product, because products gather their inputs.
     """
     names = [name for name, _ in operator.dims]
     summed = operator.reduced if operator.kind in PRODUCTS else ()
@@ -68,10 +65,10 @@ def column_dim(operator: Operator, dim: str | None) -> str | None:
 
 
 def kept_cuts(block: Block, operator: Operator, dim: str | None, cuts: Cuts) -> tuple[tuple[str, KeptCuts], ...]:
-    """Return how an operator keeps its parameters, and a product its inputs, given how its dims are cut.
+    """Return the cuts in which an operator keeps its parameters, and a product its inputs; ``cuts`` are its dims'.
 
-    Parameters are cut along rows besides, and inputs along columns: along ``dim``, which a single tensor axis cuts,
-    or the hidden one, where that is summed.
+    Rows also cut the parameters, and columns the inputs: along ``dim``, which a single tensor axis would cut, or
+    along the hidden dim, whichever is summed.
     """
     found = [(name, _parameter(operator, block.tensor[name], cuts)) for name in operator.parameters]
     summed = [each for each in (dim, HIDDEN) if each in operator.reduced]
@@ -91,9 +88,9 @@ def _parameter(operator: Operator, parameter: Tensor, cuts: Cuts) -> KeptCuts:
 
 
 def _row_dim(operator: Operator, parameter: Tensor, cuts: Cuts) -> str:
-    """Return the dim of a parameter that rows cut: of a weight one that is summed, of others the hidden one first.
+    """Return the dim of a parameter that rows cut: the hidden dim, else the summed dim of a weight, else any.
 
-    One that columns leave whole where there is one; a vector is cut along both axes, as in Colossal-AI, where
+    A dim that columns do not cut comes first. Both axes cut the one dim of a vector, as in Colossal-AI, where
     ``Linear2D`` and ``LayerNorm2D`` keep 1 / q^2 of biases and norms.
     """
     whole = [dim for dim in parameter.dims if TENSOR not in cuts.get(dim, ())]
@@ -105,7 +102,8 @@ def _row_dim(operator: Operator, parameter: Tensor, cuts: Cuts) -> str:
 def broken_rules(
     graph: OperatorGraph, shardings: tuple[OperatorSharding, ...], rows: int, columns: int, microbatch: int
 ) -> Iterator[tuple[str, str]]:
-    """Yield every rule that a grid breaks: the field to blame, and what holds and was met."""
+    """Yield every rule that a grid breaks: the field to blame, and the message."""
+    # rows cut the batch dim, which has the microbatch's size on a data rank
     if microbatch % rows:
         near = -(-microbatch // rows) * rows
         yield "microbatch", f"tensor_rows({rows}) divides microbatch, met {microbatch}; nearest: {near}"
@@ -122,7 +120,10 @@ def broken_rules(
 
 @lru_cache(maxsize=64)
 def _sizes(graph: OperatorGraph, shardings: tuple[OperatorSharding, ...]) -> Mapping[str, tuple[int, bool]]:
-    """Return the sizes of the dims of parameters that rows cut, and whether columns divide one of them besides."""
+    """Return by dim the size of parameters that rows cut, and whether columns cut that dim of a parameter too.
+
+    A dim of several sizes counts with their greatest common divisor.
+    """
     tensors = {f"{block.name}.{name}": each for block in graph.blocks for name, each in block.tensor.items()}
     found: dict[str, tuple[int, bool]] = {}
     for sharding in shardings:
@@ -137,7 +138,7 @@ def _sizes(graph: OperatorGraph, shardings: tuple[OperatorSharding, ...]) -> Map
 
 
 class Attention(StrEnum):
-    """How the ranks of a context group, each with a part of the sequence, compute attention."""
+    """How the ranks of a context group, each with a part of every sequence, compute attention."""
 
     RING = "ring"
     ALL_GATHER = "all_gather"
@@ -145,37 +146,38 @@ class Attention(StrEnum):
 
 
 TENSOR_DIMS = ("heads", "ffn", "expert_ffn", "vocab")
-"""Dims of a transformer that tensor parallelism cuts: column first, row after."""
+"""Dims of a transformer that tensor parallelism cuts: first by column-parallel, then by row-parallel products."""
 
 EXPERTS = "experts"
-"""The dim of experts; routed tokens have it, and the parameters that only one expert uses."""
+"""The dim of experts, of routed tokens and of the parameters that only one expert uses."""
 
 _SEQUENCE_CUT = frozenset(
     {OperatorKind.NORM, OperatorKind.DROPOUT, OperatorKind.ELEMENTWISE, OperatorKind.TOP_K, OperatorKind.MATMUL}
 )
-"""Kinds that sequence parallelism cuts: a product is one that tensor parallelism leaves whole, as a router's."""
+"""Kinds that sequence parallelism cuts; the products among them are not cut by tensor ranks, as those of routers."""
 CAPACITY = "capacity"
-"""The dim of the slots that an expert has for the tokens of one sequence."""
+"""The dim of an expert's slots for the tokens of one sequence."""
 _ALONG_SEQUENCE = ("key", CAPACITY)
-"""Dims of tensors that an operator over ``sequence`` makes: keys and values, and tokens sent to experts."""
+"""Dims that stand for ``sequence`` in tensors made along it: keys and values, and tokens sent to experts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parallelism:
-    """What cuts the operators of a network.
+    """The kinds of parallelism that cut the operators of a network.
 
     Parameters
     ----------
     tensor, expert
-        Whether those axes cut anything.
+        Whether these axes have more than one rank.
     rows
-        Whether tensor parallelism has a second axis, along which tokens and parameters are cut.
+        Whether tensor parallelism has a second axis, which cuts tokens and parameters.
     sequence_parallel
-        Whether operators between tensor-parallel regions are cut along ``sequence`` by the tensor axis.
+        Whether the tensor axis cuts operators between tensor-parallel regions along ``sequence``.
     attention
-        How attention is computed where the context axis cuts the sequence; ``None`` where none does.
+        How attention is computed where the context axis cuts the sequence; ``None`` without a context axis.
     gathers_logits
-        Whether tensor ranks gather the logits, each for the whole loss; else the loss is cut over the vocabulary.
+        Whether each tensor rank gathers the logits and computes the whole loss; otherwise the vocabulary of the loss
+        is cut.
     """
 
     tensor: bool = False
@@ -191,16 +193,16 @@ class Parallelism:
 
 @lru_cache(maxsize=64)
 def shardings(graph: OperatorGraph, by: Parallelism) -> tuple[OperatorSharding, ...]:
-    """Return how every operator of a transformer is cut: by tensor, context and expert parallelism.
+    """Return how tensor, context and expert parallelism cut every operator of a transformer.
 
-    * tensor: along the one dim of `TENSOR_DIMS` that an operator has; others are replicated, or cut
-      along ``sequence`` with sequence parallelism [1]_ [2]_. The loss, which sums over the sequence, is
-      replicated: what it needs of cut logits is all-reduced [1]_. With rows besides, as the module's head says.
-    * context: along ``sequence`` all operators [2]_; attention reads the keys of all ranks (`RING` [3]_,
+    * tensor: along the one dim of `TENSOR_DIMS` that an operator has; other operators are replicated, or cut
+      along ``sequence`` with sequence parallelism [1]_ [2]_. The loss sums over the sequence and is not cut along it;
+      what it needs of cut logits is all-reduced [1]_. Rows cut as described at the top of the module.
+    * context: all operators along ``sequence`` [2]_; attention reads the keys of all ranks (`RING` [3]_,
       `ALL_GATHER` [4]_), or is cut along its heads instead (`ULYSSES` [5]_).
-    * expert: experts' operators along ``experts``, all others along ``batch``, so that tokens go from one
-      layout to the other and back in all-to-alls [6]_. With sequence parallelism each tensor rank sends
-      its part of the tokens, and the parts of an expert's tokens are gathered where the expert is.
+    * expert: operators of experts along ``experts``, all others along ``batch``; all-to-alls move tokens from one
+      layout to the other and back [6]_. With sequence parallelism each tensor rank sends its part of the tokens, and
+      the parts of an expert's tokens are gathered at the expert.
 
     References
     ----------
@@ -222,7 +224,7 @@ def _operator(block: Block, operator: Operator, by: Parallelism) -> OperatorShar
     whole = by.gathers_logits and operator.kind is OperatorKind.CROSS_ENTROPY
     free = [dim for dim in TENSOR_DIMS if dim in names and dim not in operator.uncut and not whole]
     tensor = free[0] if by.tensor and free else None
-    alone = tensor
+    alone = tensor  # with a grid the columns may cut another dim, but inputs are kept by this one
     if by.rows:
         tensor = column_dim(operator, tensor) if by.tensor else None
         cuts |= {BATCH: (TENSOR_ROWS,)} if BATCH in names or _has(block, operator, BATCH) else {}
@@ -233,6 +235,7 @@ def _operator(block: Block, operator: Operator, by: Parallelism) -> OperatorShar
     between = tensor is None and operator.kind in _SEQUENCE_CUT and SEQUENCE in names
     if by.sequence_parallel and between and SEQUENCE not in operator.reduced + operator.uncut:
         cuts[SEQUENCE] = (*cuts.get(SEQUENCE, ()), TENSOR)
+    # each tensor rank sends its part of the tokens to experts
     if by.sequence_parallel and operator.kind is OperatorKind.PERMUTE:
         cuts |= {dim: (*cuts.get(dim, ()), TENSOR) for dim in (SEQUENCE, CAPACITY) if _has(block, operator, dim)}
     if by.expert:
@@ -244,7 +247,7 @@ def _operator(block: Block, operator: Operator, by: Parallelism) -> OperatorShar
 def _context_cuts(
     block: Block, operator: Operator, names: list[str], attention: Attention, cuts: dict[str, tuple[str, ...]]
 ) -> dict[str, tuple[str, ...]]:
-    """Return what the context axis cuts of an operator."""
+    """Return the dims of an operator that the context axis cuts."""
     if "key" in names and attention is Attention.ULYSSES:
         return {"heads": (*cuts.get("heads", ()), CONTEXT)}
     if "key" in names:
@@ -255,11 +258,11 @@ def _context_cuts(
 
 
 def _has(block: Block, operator: Operator, dim: str) -> bool:
-    """Return whether an operator reads or makes a tensor with a dim."""
+    """Return whether an operator reads or writes a tensor that has ``dim``."""
     return any(dim in block.tensor[name].dims for name in operator.inputs + operator.outputs)
 
 
 def is_expert(block: Block, operator: Operator) -> bool:
-    """Return whether an operator is one of experts on the tokens sent to them: none of its tensors has all tokens."""
+    """Return whether an operator is one of an expert: all its tensors are tokens that were sent to experts."""
     tensors = [block.tensor[name] for name in operator.inputs + operator.outputs]
     return all(EXPERTS in tensor.dims and SEQUENCE not in tensor.dims for tensor in tensors)

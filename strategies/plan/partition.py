@@ -1,4 +1,4 @@
-"""How the layers of a network are divided among pipeline stages."""
+"""Division of the layers of a network into pipeline stages."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,7 +10,7 @@ from meshwise.simulator.operator_graph import OperatorGraph
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Blocks of the graph, by name, that run together on one pipeline rank."""
+    """Names of the blocks of the graph that run together on one pipeline rank."""
 
     blocks: tuple[str, ...]
 
@@ -19,10 +19,11 @@ class Stage:
 
 @lru_cache(maxsize=1024)
 def partition(graph: OperatorGraph, stages: int, how: str | tuple[int, ...]) -> tuple[Stage, ...]:
-    """Return the blocks of every stage: layers by ``how``, what comes before and after at the ends.
+    """Return the blocks of every stage.
 
-    ``"balanced"`` evens out forward FLOP, the blocks before and after the layers included. Of more stages than layers
-    the last has none, and then the first, where they have blocks of their own.
+    ``division`` is ``"even"``, ``"balanced"`` or the number of layers per stage. Blocks before the layers are in the
+    first stage, blocks after them in the last. ``"balanced"`` evens out forward FLOP, including those blocks. With
+    more stages than layers, the last stage and then the first have no layers, where they have other blocks.
     """
     names = [name for name, _ in graph.occurrences]
     layers = [name for name, block in graph.occurrences if block.layer] or names[:1]
@@ -51,12 +52,15 @@ def _counts(graph: OperatorGraph, stages: int, layers: list[str], how: str | tup
     head = sum(size for name, size in flops.items() if name not in set(layers))
     if len(set(each)) > 1:
         return _different(stages, each, head)
-    heavier = inf if head else 0.0  # than layers without products
+    heavier = inf if head else 0.0  # any block with FLOP outweighs layers without
     return _alike(stages, len(each), head / each[0] if each[0] else heavier)
 
 
 def _alike(stages: int, layers: int, head: float) -> list[int]:
-    """Return the counts of equal layers: each goes to the lightest stage, the last of which has ``head`` more."""
+    """Return how many equal layers each stage has: each layer goes to the lightest stage.
+
+    Loads are in layers; the last stage begins with ``end_load`` more.
+    """
     counts = [1] * stages
     load = [1.0] * (stages - 1) + [1.0 + head]
     for _ in range(layers - stages):
@@ -67,10 +71,10 @@ def _alike(stages: int, layers: int, head: float) -> list[int]:
 
 
 def _different(stages: int, layers: list[float], head: float) -> list[int]:
-    """Return the counts of layers in order whose heaviest stage is lightest, the last of them with ``head`` more.
+    """Return how many of some layers of different load each stage has, so that the heaviest stage is lightest.
 
-    The classic linear partition: the least load for which filling stages one after another, from the
-    last to the first, needs no more than there are.
+    The classic linear partition: bisection for the least load at which filling stages one after another, from the
+    last to the first, needs no more than ``stages``. The last stage has ``end_load`` besides its layers.
 
     >>> _different(2, [3.0, 1.0, 1.0, 1.0], 0.0), _different(2, [1.0, 1.0, 1.0], 1.0)
     ([1, 3], [2, 1])
@@ -87,9 +91,10 @@ def _different(stages: int, layers: list[float], head: float) -> list[int]:
 
 
 def _filled(layers: list[float], head: float, most: float) -> list[int]:
-    """Return the counts of stages filled from the last one on, none above ``most`` where one layer fits."""
+    """Return how many layers each stage has, filled from the last stage on up to ``max_load``, one layer at least."""
     counts, load = [0], head
     for size in reversed(layers):
+        # the tolerance is for sums in another order than the limit's
         if counts[0] and load + size > most * (1 + 1e-12):
             counts.insert(0, 0)
             load = 0.0
@@ -99,7 +104,7 @@ def _filled(layers: list[float], head: float, most: float) -> list[int]:
 
 
 def most_stages(graph: OperatorGraph) -> int:
-    """Return how many stages a network has blocks for: one a layer, and one for what comes before and after them."""
+    """Return the largest number of stages with a block each: one per layer, and one for each end with other blocks."""
     names = [block.layer for _, block in graph.occurrences]
     if not any(names):
         return 1
@@ -107,11 +112,11 @@ def most_stages(graph: OperatorGraph) -> int:
 
 
 def share_ends(layers: int, stages: int) -> tuple[int, ...]:
-    """Return the layers of stages where what comes before the layers, and what comes after, weighs as much as one.
+    """Return the number of layers per stage where the blocks before and after the layers count as one layer each.
 
-    So Megatron-LM divides layers under ``--account-for-embedding-in-pipeline-split`` and
-    ``--account-for-loss-in-pipeline-split``, and so were those of Llama 3 405B (Grattafiori et al. 2024, section
-    3.3.2). What does not divide goes to the stages in the middle.
+    Megatron-LM divides layers so under ``--account-for-embedding-in-pipeline-split`` and
+    ``--account-for-loss-in-pipeline-split``, and Llama 3 405B was divided so (Grattafiori et al. 2024, section
+    3.3.2). A remainder goes to the stages in the middle.
 
     >>> share_ends(126, 16), share_ends(6, 8), share_ends(5, 3)
     ((7, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 7), (0, 1, 1, 1, 1, 1, 1, 0), (1, 3, 1))
@@ -124,5 +129,5 @@ def share_ends(layers: int, stages: int) -> tuple[int, ...]:
 
 
 def num_layers(graph: OperatorGraph) -> int:
-    """Return how many of the graph's blocks are layers."""
+    """Return the number of layers of a network; 1 for a graph without layers, whose first block then counts as one."""
     return sum(block.repeat for block in graph.blocks if block.layer) or 1

@@ -1,4 +1,4 @@
-"""Every decision about how a training step is laid out, complete and as plain data."""
+"""The complete plan of a training step, and its document."""
 
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
@@ -33,21 +33,22 @@ PLAN_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(StepDecisions):
-    """A complete plan: nothing is left to derive from the problem but sizes.
+    """A complete plan: only sizes are left to derive from the problem.
 
-    It states the decisions of its layout that are how a step runs, in one way where a layout has several
-    (`meshwise.strategies.plan.completion.complete`), and what the others mean for one model and machine: the mesh,
-    the stages and the shardings. The layout is not a field of it, for a plan document is read without the model
-    that says which blocks are layers, and a plan that cuts single operators is that of no layout.
+    A plan states how a step runs, in normal form where several layouts mean the same step
+    (`meshwise.strategies.plan.completion.complete`). The other decisions of a layout become the mesh, the stages and
+    the shardings for one model and machine. A plan has no layout as a field: a plan document is read without the
+    model that says which blocks are layers, and no layout means a plan that cuts single operators.
 
     Parameters
     ----------
     mesh
         The ranks along every axis.
     stages
-        Blocks of every stage; where it is the schedule says (`positions`).
+        The blocks of every stage; the schedule says at which pipeline position a stage is (`positions`).
     shardings
-        Which dims of which operators which axes cut: of ``layers.up`` in all layers, of ``layers.3.up`` in one.
+        The axes that cut the dims of operators: ``layers.up`` names the operator in all layers, ``layers.3.up`` in
+        one.
     num_microbatches
         Microbatches of a step.
     """
@@ -61,24 +62,24 @@ class Plan(StepDecisions):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The different sizes of microbatches that data ranks run, smallest first."""
+        """The distinct sizes of microbatches on data ranks, smallest first."""
         return (self.microbatch,) if isinstance(self.microbatch, int) else tuple(sorted(set(self.microbatch)))
 
     @property
     def sequences(self) -> int:
-        """Sequences of a microbatch on every data rank; ``ValueError`` where they differ."""
+        """Sequences of a microbatch on every data rank; ``ValueError`` where data ranks differ."""
         if isinstance(self.microbatch, int):
             return self.microbatch
         raise ValueError(f"a plan as one rank sees it has one size of microbatches, met {list(self.microbatch)}")
 
     @property
     def data(self) -> int:
-        """Data-parallel degree: ranks along which the batch is divided, those of expert groups too."""
+        """Data-parallel degree: the ranks that divide the batch, including expert ranks and replicas."""
         return self.replica * self.mesh.size(DATA) * self.mesh.size(EXPERT)
 
     @property
     def replica(self) -> int:
-        """Groups of ranks that share states: all groups keep the same."""
+        """The number of groups that share states; every group holds equal states."""
         return self.mesh.size(REPLICA)
 
     @property
@@ -93,22 +94,22 @@ class Plan(StepDecisions):
 
     @property
     def shards(self) -> int:
-        """Ranks that ZeRO shares the states of what is no expert over."""
+        """The number of ranks over which ZeRO shares states of parameters outside experts."""
         return self.mesh.group_size(DATA)
 
     @property
     def expert_shards(self) -> int:
-        """Ranks that ZeRO shares the states of an expert over."""
+        """The number of ranks over which ZeRO shares states of an expert's parameters."""
         return self.mesh.group_size(EXPERT_DATA)
 
     @property
     def replicas(self) -> int:
-        """Ranks whose gradients of the same part of what is no expert are summed."""
+        """The number of ranks that sum gradients of the same parameters outside experts."""
         return self.replica * self.shards
 
     @property
     def tensor(self) -> int:
-        """Tensor-parallel degree; of a grid, its columns."""
+        """Tensor-parallel degree; the columns of a tensor-parallel grid."""
         return self.mesh.size(TENSOR)
 
     @property
@@ -123,7 +124,7 @@ class Plan(StepDecisions):
 
     @property
     def operator_ranks(self) -> int:
-        """Ranks along all axes that may cut any dim of an operator."""
+        """The number of ranks along all axes that may cut any dim of an operator."""
         return self.tensor_depth * self.tensor_rows * self.tensor
 
     @property
@@ -132,9 +133,9 @@ class Plan(StepDecisions):
         return self.scatter_gather and self.tensor == self.operator_ranks > 1 and not self.sequence_parallel
 
     def boundary_part(self, size: float) -> float:
-        """Return the bytes that one tensor rank sends of a boundary of ``size`` bytes.
+        """Return the bytes that one tensor rank sends of a stage boundary of ``size`` bytes.
 
-        With ``scatter_gather`` each sends its slice, and the slices are gathered again in the receiving
+        With ``scatter_gather`` each rank sends its slice, and the slices are gathered in the receiving
         node (Narayanan et al., SC 2021, section 4.1).
         """
         return size / self.tensor if self.slices_boundaries else float(size)
@@ -146,17 +147,17 @@ class Plan(StepDecisions):
 
     @property
     def rule(self) -> ScheduleRule:
-        """What the schedule is."""
+        """The rule of the schedule."""
         return rule_of(self.schedule)
 
     @property
     def splits_backward(self) -> bool:
-        """Whether gradients of weights are apart from those of inputs, in places at least."""
+        """Whether some backward passes make input gradients and weight gradients apart."""
         return self.rule.splits_backward
 
     @property
     def asynchronous(self) -> bool:
-        """Whether steps run in a row without a flush, on older versions of the weights."""
+        """Whether steps follow each other without a flush, on older versions of the weights."""
         return self.rule.asynchronous
 
     @property
@@ -165,22 +166,22 @@ class Plan(StepDecisions):
         return self.num_microbatches if self.rule.updates_every_microbatch else 1
 
     def weight_versions(self, position: int) -> int:
-        """Return how many versions of its weights a rank of a pipeline position keeps."""
+        """Return how many versions of its weights a rank at a pipeline position keeps."""
         return self.rule.weight_versions(position, self.pipeline)
 
     @property
     def depth(self) -> int:
-        """Steps that are under way at once, and one: without a flush so many that the pipeline is full; else 0."""
+        """Without a flush, one more than the number of steps that fill the pipeline; 0 with a flush."""
         return 1 + ceil(self.pipeline / self.num_microbatches) if self.asynchronous else 0
 
     @property
     def ordered_microbatches(self) -> int:
-        """The fewest microbatches of whole steps whose order shows how a step runs."""
+        """Microbatches of as many whole steps as show how a step runs: `depth` steps, at least one."""
         return self.num_microbatches * max(self.depth, 1)
 
     @property
     def overlaps_passes(self) -> bool:
-        """Whether the schedule runs passes in pairs, one beneath the communication of the other."""
+        """Whether the schedule runs passes in pairs, each computing during the communication of the other."""
         return self.rule.pairs is not no_pairs
 
     @property
@@ -195,10 +196,11 @@ class Plan(StepDecisions):
 
     @property
     def hops(self) -> tuple[tuple[int, int], ...]:
-        """The pairs of pipeline positions, sender first, that exchange boundaries though they are no neighbours."""
+        """The pairs of pipeline positions, sender first, that exchange boundaries without being neighbours."""
         if self.rule.placement is not Placement.WRITTEN:
             return ()
         ahead = [pair for pair in pairwise(self.positions) if abs(pair[0] - pair[1]) > 1]
+        # gradients cross every boundary the other way
         return tuple(dict.fromkeys([*ahead, *((after, before) for before, after in ahead)]))
 
     def stages_at(self, position: int) -> tuple[int, ...]:
@@ -211,13 +213,13 @@ class Plan(StepDecisions):
         return schedule(self.schedule, self.pipeline, self.num_microbatches, self.chunks)
 
     def even(self, size: int) -> "Plan":
-        """Return the plan as data ranks see it whose microbatches have ``size`` sequences: as if all had."""
+        """Return the plan in which the microbatches of all data ranks have ``size`` sequences."""
         return self if self.microbatch == size else replace(self, microbatch=size)
 
     def describe(self) -> str:
         """Return the plan in one line.
 
-        As in ``data 16 x tensor 8 x pipeline 8, interleaved (2 chunks), microbatch 1, ZeRO-1``.
+        For example ``data 16 x tensor 8 x pipeline 8, interleaved (2 chunks), 48 microbatches of 2, ZeRO-1``.
         """
         rows = f"{self.tensor_rows} by " if self.tensor_rows > 1 else ""
         rows = f"{self.tensor_depth} by {rows}" if self.tensor_depth > 1 else rows
@@ -233,21 +235,22 @@ class Plan(StepDecisions):
         return ", ".join(parts)
 
     def _describe_decision(self, item: Decision) -> str:
-        """Return a decision that has not its default in words; empty where it changes nothing or has none."""
+        """Return the words of a decision; empty where it has its default, changes nothing or has no words."""
         value = getattr(self, item.name)
         if item.words is None or value == item.default or not item.changes(self):
             return ""
         return item.words(value)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan as JSON-ready data with its version."""
+        """Return the plan as JSON-ready data with the version of the format."""
         keys = {item.name: item.key for item in STEP_DECISIONS}
+        # these two have documents of their own, shorter than the nested fields of asdict
         values = asdict(self) | {name: getattr(self, name).document for name in ("recompute", "offload")}
         return {"version": PLAN_VERSION} | {keys.get(name, name): value for name, value in values.items()}
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> "Plan":
-        """Return the plan that ``document`` states; ``ValueError`` where it is no plan."""
+        """Return the plan of a document; ``ValueError`` where the document states no plan of this version."""
         if document.get("version") != PLAN_VERSION:
             raise ValueError(f"version: a plan document of this program has version {PLAN_VERSION}")
         try:
@@ -265,12 +268,12 @@ class Plan(StepDecisions):
 
 
 def blocks_on_host(plan: Plan, stage: int) -> int:
-    """Return of how many blocks of a stage, the first ones, the parameters are on the host."""
+    """Return for how many blocks of a stage, the first ones, the parameters are on the host."""
     return fraction_of(len(plan.stages[stage].blocks), plan.offload.at("parameters", plan.positions[stage]))
 
 
 def _sizes(sizes: Microbatch) -> str:
-    """Return the sizes of microbatches in words.
+    """Return microbatch sizes in words.
 
     >>> _sizes((3, 3, 1))
     '3 on 2 data ranks and 1 on 1'

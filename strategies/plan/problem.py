@@ -1,6 +1,6 @@
-"""What is to be laid out: a network, a machine and a training step.
+"""The problem of a search: a network, a machine and a training step.
 
-What is trained and how: batch, precision and optimizer, and the bytes they keep.
+`Training` has the batch, precision and optimizer, and the bytes that they keep per parameter.
 """
 
 from dataclasses import dataclass, replace
@@ -14,11 +14,11 @@ from meshwise.strategies.plan.framework import FRAMEWORKS, Framework
 
 PRECISIONS = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8")
 OPTIMIZERS = {"adamw": 2, "sgd": 1, "lion": 1, "adafactor": 0}
-"""State tensors of the size of a parameter: AdamW keeps two moments, SGD and Lion (Chen et al. 2023, "Symbolic
-discovery of optimization algorithms") one momentum; Adafactor keeps only what `Training.factored_bytes` says."""
+"""State tensors per parameter tensor: AdamW keeps two moments, SGD and Lion (Chen et al. 2023, "Symbolic discovery of
+optimization algorithms") one momentum; Adafactor keeps only what `Training.factored_bytes` counts."""
 
 GRADIENT_PRECISIONS = ("fp32", "same")
-"""Precision in which gradients are accumulated and reduced: fp32, or that of the parameters."""
+"""Precision in which gradients are accumulated and reduced: fp32, or the same as the parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,32 +28,32 @@ class Training:
     Parameters
     ----------
     global_batch
-        Sequences a step.
+        Sequences per step.
     sequence
-        Tokens a sequence.
+        Tokens per sequence.
     precision
         One of `PRECISIONS`. ``fp8`` is bf16 training whose layers multiply in fp8.
     optimizer
         One of `OPTIMIZERS`.
     gradient_precision
-        One of `GRADIENT_PRECISIONS`; ``None`` for fp32 with bf16 and fp8, and the same with all others
+        One of `GRADIENT_PRECISIONS`; ``None`` means fp32 for bf16 and fp8 training, and ``same`` for all others
         (Megatron-LM, ``--accumulate-allreduce-grads-in-fp32``, which ``--bf16`` implies).
     gradient_clipping
         Whether gradients are scaled down to a largest norm before the optimizer steps (Pascanu et al. 2013).
     framework
-        What runs the step, one of `FRAMEWORKS`: what it does by itself, in memory and in time.
+        The framework that runs the step, one of `FRAMEWORKS`, with its conventions for memory and time.
     frozen
-        Whether weights stay as they are, and only low-rank adapters beside products are trained, which are so small
-        that they count for nothing: backward makes no gradients of weights, and there are no optimizer states (Hu et
-        al. 2022, "LoRA: low-rank adaptation of large language models", section 4.2).
+        Whether weights are frozen and only low-rank adapters beside products are trained. Adapters are so small that
+        they count for nothing: backward makes no weight gradients, and there are no optimizer states (Hu et al. 2022,
+        "LoRA: low-rank adaptation of large language models", section 4.2).
     composes_norms
-        Whether norms of root mean squares are composed of torch's operators, as eager code writes them, and not one
-        kernel: each keeps its input in fp32 and the scaled input beside it.
+        Whether RMS norms are composed of torch's operators, as eager code writes them, instead of one kernel: each
+        then keeps its input in fp32 and the scaled input beside it.
     gathers_logits
-        Whether tensor ranks gather the logits and each computes the whole loss
+        Whether each tensor rank gathers the logits and computes the whole loss
         (`meshwise.strategies.plan.parallelism`).
     expandable_segments
-        Whether torch's allocator grows a segment and gives its pages back, so that it keeps next to nothing beside
+        Whether torch's allocator grows segments and returns their pages, so that it reserves next to nothing beside
         tensors (``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``; c10/cuda/CUDACachingAllocator.cpp).
     """
 
@@ -84,32 +84,32 @@ class Training:
 
     @property
     def conventions(self) -> Framework:
-        """What the framework does by itself, in memory and in time."""
+        """The framework's conventions for memory and time."""
         return _conventions(self.framework, self.composes_norms)
 
     @property
     def dtype(self) -> str:
-        """The dtype of parameters and activations, as the model's graph is built in."""
+        """The dtype of parameters and activations, in which the model's graph is built."""
         return "bf16" if self.precision == "fp8" else self.precision
 
     @property
     def parameter_bytes(self) -> int:
-        """Bytes of one parameter as the forward pass reads it."""
+        """Bytes of one parameter in the forward pass."""
         return ITEMSIZE[self.dtype]
 
     @property
     def quantised_bytes(self) -> int:
-        """Bytes of the copies of one weight that layers multiply by, besides the parameter itself.
+        """Bytes of the fp8 copies of one weight, beside the parameter itself; 0 without fp8.
 
-        Transformer Engine keeps the bf16 weight, and of it an fp8 copy and its transpose, for
-        Hopper multiplies fp8 in one layout alone; both are made once a step (its user guide, "FP8
-        weight caching"; NVIDIA/TransformerEngine issues 1261 and 257).
+        Transformer Engine keeps the bf16 weight, an fp8 copy and the copy's transpose, because
+        Hopper multiplies fp8 in one layout alone; both copies are made once a step (its user guide,
+        "FP8 weight caching"; NVIDIA/TransformerEngine issues 1261 and 257).
         """
         return 2 * ITEMSIZE["fp8"] if self.precision == "fp8" else 0
 
     @property
     def more_bytes(self) -> int:
-        """Bytes of memory for one weight that layers multiply by in fp8, beside those of every parameter."""
+        """Bytes that one weight of fp8 products needs beyond those of any parameter; negative without its bf16 copy."""
         alone = self.precision == "fp8" and self.conventions.quantised_parameters
         return self.quantised_bytes - alone * self.parameter_bytes
 
@@ -126,7 +126,7 @@ class Training:
 
     @property
     def updated_bytes(self) -> int:
-        """Bytes of one parameter that the optimizer writes, and that ranks gather which share its states."""
+        """Bytes of one parameter that the optimizer writes, and that ranks with shared states gather."""
         if self.frozen:
             return 0
         quantised = self.precision == "fp8" and self.conventions.quantised_parameters
@@ -134,7 +134,7 @@ class Training:
 
     @property
     def optimizer_bytes(self) -> int:
-        """Bytes of optimizer state for one parameter: moments, and a main copy for 16-bit ones.
+        """Bytes of optimizer state for one parameter: moments, and a main copy of 16-bit parameters.
 
         Rajbhandari et al. 2020, "ZeRO", section 3.1: K = 12 for mixed-precision Adam.
         """
@@ -146,25 +146,26 @@ class Training:
 
     @property
     def mains_as_shards(self) -> bool:
-        """Whether fully sharded ranks keep no shards of parameters but the main weights, which are among the states."""
+        """Whether the parameter shards of fully sharded ranks are the main weights among the optimizer states."""
         return ITEMSIZE[self.dtype] == 2 and self.conventions.keeps_shards and not self.frozen
 
     @property
     def shard_bytes(self) -> int:
-        """Bytes of one parameter of the shard that a fully sharded rank gathers from, which its host may keep."""
+        """Bytes of one parameter in the shard from which a fully sharded rank gathers, and which its host may keep."""
         return self._state_bytes if self.mains_as_shards else self.parameter_bytes
 
     @property
     def factored_bytes(self) -> int:
-        """Bytes of optimizer state for one row or column of a matrix, and for one element of a vector.
+        """Bytes of factored optimizer state for one row or column of a matrix, and for one element of a vector.
 
-        Adafactor keeps a second moment for each row and each column, 4 (m + n) bytes of an [m, n]
+        Adafactor keeps a second moment for each row and each column, 4 (m + n) bytes for an [m, n]
         matrix, and no first moment (Shazeer and Stern 2018, algorithm 4).
         """
         return self._state_bytes if self.optimizer == "adafactor" and not self.frozen else 0
 
     @property
     def _state_bytes(self) -> int:
+        """Bytes of one element of an optimizer state: fp32 at least."""
         return max(ITEMSIZE[self.dtype], 4)
 
 
@@ -175,13 +176,13 @@ def _conventions(framework: str, composes_norms: bool) -> Framework:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is to be laid out: a network, a machine and a training step.
+    """The problem of a search: a network, a machine and a training step.
 
     Parameters
     ----------
     memory_margin
-        Bytes that a device has to have for every byte of tensors that is predicted: 1 where predictions are trusted
-        and the allocator keeps nothing beside tensors.
+        Bytes of device memory needed for every predicted byte of tensors: 1 where predictions are trusted and the
+        allocator reserves nothing beside tensors.
     """
 
     graph: OperatorGraph
@@ -190,9 +191,9 @@ class Problem:
     memory_margin: float = 1.0
 
     def usable(self, device: Accelerator) -> float:
-        """Return the largest predicted peak, in bytes, for which a device has memory with the margin.
+        """Return the largest predicted peak, in bytes, that fits in a device with the margin.
 
-        What the framework takes before the first tensor is exact and has no margin.
+        The bytes that the framework takes before the first tensor are exact and have no margin.
 
         >>> from meshwise.simulator.machine.accelerator import Accelerator
         >>> device = Accelerator("any", (("bf16", 1e12),), memory=80.0, memory_bandwidth=1.0, reserved=2.0)
@@ -202,7 +203,7 @@ class Problem:
         return device.reserved + (device.memory - device.reserved) / self.memory_margin
 
     def needed(self, device: Accelerator, peak: float) -> float:
-        """Return the least memory of a device, in bytes, for which a predicted peak is usable: `usable` backwards.
+        """Return the least device memory, in bytes, in which a predicted peak fits: the inverse of `usable`.
 
         >>> from meshwise.simulator.machine.accelerator import Accelerator
         >>> device = Accelerator("any", (("bf16", 1e12),), memory=80.0, memory_bandwidth=1.0, reserved=2.0)

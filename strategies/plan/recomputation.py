@@ -1,15 +1,15 @@
-"""Which forward activations are dropped and computed again in the backward pass.
+"""Recomputation: which forward activations are dropped and computed again in the backward pass.
 
-A plan says it in one of three ways: a word for all layers, a word for the first layers of every
-stage, or the names of operators, for all layers. All three say with ``layer`` what happens in a
-layer that is recomputed, and with ``layers`` how many of a stage are, ``None`` for all. Or it
-says one of the three for every stage.
+A stage has one of three choices: a `Recompute` for all layers, one for its first layers, or the
+names of operators in all layers. Each choice has ``layer``, what is computed again in a layer
+that is recomputed, and ``layers``, how many layers of a stage are, ``None`` for all. A plan has
+one choice for all stages, or one per stage.
 
 References
 ----------
 Chen et al. 2016, "Training deep nets with sublinear memory cost" (full); Korthikanti et
 al. 2022, "Reducing activation recomputation in large transformer models" (selective);
-Megatron-LM, ``--recompute-method block`` with ``--recompute-num-layers`` (so many layers of
+Megatron-LM, ``--recompute-method block`` with ``--recompute-num-layers`` (the first layers of
 every model chunk) and ``--recompute-modules`` (parts of a layer).
 """
 
@@ -21,12 +21,13 @@ from reprlib import Repr
 from typing import Any
 
 HOOKS = 2
-"""Launches whose time goes by where the framework handles in Python what an operator keeps that is run again: torch's
-checkpoint hooks it forward and backward, 28 us an operator where a launch takes 14 (core, torch 2.13)."""
+"""Host time that checkpointing adds per recomputed operator, in kernel launches: torch's checkpoint hooks the tensors
+that an operator keeps, forward and backward, in Python, 28 us per operator where a launch takes 14 (core, torch
+2.13)."""
 
 
 class Recompute(StrEnum):
-    """What is computed again of a layer: nothing, the attention core, or all of it."""
+    """What is computed again in a layer: nothing, the attention core, or everything."""
 
     NONE = "none"
     SELECTIVE = "selective"
@@ -50,7 +51,7 @@ class Recompute(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FirstLayers:
-    """The first ``layers`` of every stage, of every chunk where it has several, are recomputed; the others keep all."""
+    """The first ``layers`` layers of every stage (every chunk) are recomputed; the others keep all activations."""
 
     layer: Recompute
     layers: int
@@ -72,7 +73,7 @@ class FirstLayers:
 
 @dataclass(frozen=True, slots=True)
 class SomeOperators:
-    """The operators of ``names`` are computed again in every layer."""
+    """The operators named ``names`` are computed again in every layer."""
 
     names: tuple[str, ...]
 
@@ -103,15 +104,15 @@ class SomeOperators:
 
 
 OfLayer = Recompute | SomeOperators
-"""What may be computed again of one layer."""
+"""What may be computed again in one layer."""
 
 OfStage = Recompute | FirstLayers | SomeOperators
-"""What may be computed again of one stage."""
+"""What may be computed again in one stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class PerStage:
-    """Stage ``i`` is recomputed as ``stages[i]`` says; of several chunks a rank, each is a stage."""
+    """A choice for every stage: ``stages[i]`` is that of stage ``i``; every chunk of a rank is a stage."""
 
     stages: tuple[OfStage, ...]
 
@@ -130,11 +131,11 @@ class PerStage:
 
 
 Recomputation = OfStage | PerStage
-"""What a plan may say."""
+"""The recomputation of a plan: one choice for all stages, or one per stage."""
 
 
 def of_stage(how: Recomputation, stage: int) -> OfStage:
-    """Return what is computed again of a stage.
+    """Return the recompute choice of a stage.
 
     >>> of_stage(PerStage((Recompute.FULL, Recompute.NONE)), 1)
     <Recompute.NONE: 'none'>
@@ -143,7 +144,7 @@ def of_stage(how: Recomputation, stage: int) -> OfStage:
 
 
 def recomputation(document: Any) -> Recomputation:
-    """Return what a document states: a word, ``{full: 12}``, ``{selective: 12}`` or ``{operators: [...]}``, or a list.
+    """Return the recomputation of a document: a word, ``{full: 12}``, ``{selective: 12}`` or ``{operators: [...]}``.
 
     A list has one of these for every stage.
 
@@ -155,13 +156,13 @@ def recomputation(document: Any) -> Recomputation:
     Raises
     ------
     ValueError
-        Where it states none of these.
+        Where the document is none of these.
     """
     return PerStage(tuple(map(_of_stage, document))) if isinstance(document, list) else _of_stage(document)
 
 
 ACTIVATION = "activation"
-"""The word for the activation functions of feed-forward layers alone: cheap to compute again and wide to keep."""
+"""The word for the activation functions of feed-forward layers alone: cheap to compute again, and large to keep."""
 
 
 def _of_stage(document: Any) -> OfStage:
@@ -169,6 +170,7 @@ def _of_stage(document: Any) -> OfStage:
         return SomeOperators((ACTIVATION,))
     if isinstance(document, str) and document in list(Recompute):
         return Recompute(document)
+    # type() and not isinstance: a YAML true is an int in Python
     if isinstance(document, dict) and len(document) == 1:
         ((key, value),) = document.items()
         if key in ("full", "selective") and type(value) is int:

@@ -1,4 +1,4 @@
-"""The rules that a layout must keep: of its mesh, its pipeline, its states and what it offloads to host memory."""
+"""The rules that a layout must keep: about its mesh, pipeline, states and offloading to host memory."""
 
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
@@ -22,16 +22,16 @@ from meshwise.strategies.schedules.schedule import OrderError, rule_of, schedule
 
 
 class Around(NamedTuple):
-    """The rest of a plan, as far as offloading depends on it.
+    """The properties of a plan on which the rules of offloading depend.
 
     Parameters
     ----------
     whole_backward
-        Whether the schedule makes all gradients of a microbatch in one pass, and one pass at a time.
+        Whether the schedule makes all gradients of a microbatch in one pass, and runs one pass at a time.
     flushes
         Whether a step ends on all ranks before the next one begins.
     ranks, shards
-        Data and context ranks together, and how many of them ZeRO shares states over.
+        The number of data and context ranks together, and over how many of them ZeRO shares states.
     """
 
     graph: OperatorGraph
@@ -46,7 +46,7 @@ class Around(NamedTuple):
 
 
 def offload_rules(offload: Offloading, around: Around) -> Iterator[tuple[str, str]]:
-    """Yield every rule that offloading breaks: the field to blame, and what holds, what was met, what would do."""
+    """Yield every rule that offloading breaks: the field to blame, and the message."""
     wrong = [name for name in OFFLOADS if len(getattr(offload, name)) not in (0, 1, around.pipeline)]
     for name in wrong:
         yield (
@@ -55,7 +55,7 @@ def offload_rules(offload: Offloading, around: Around) -> Iterator[tuple[str, st
             f"{len(getattr(offload, name))}; nearest: {around.pipeline} of them",
         )
     if wrong:
-        return
+        return  # the checks below index fractions by pipeline position
     if not around.flushes:
         yield from _unflushed_rules(offload, around.schedule)
     if any(offload.activations) and not around.whole_backward:
@@ -74,7 +74,7 @@ def offload_rules(offload: Offloading, around: Around) -> Iterator[tuple[str, st
 
 
 def _unflushed_rules(offload: Offloading, schedule: str) -> Iterator[tuple[str, str]]:
-    """Yield what is offloaded besides whole optimizer states, of which the host takes every update in turn."""
+    """Yield every offload that a schedule without a flush forbids: all but whole optimizer states stepped on hosts."""
     for name in ("parameters", "activations"):
         if any(getattr(offload, name)):
             yield f"offload.{name}", f"{name} on the host need a flush, {schedule} has none; nearest: leave them out"
@@ -117,6 +117,7 @@ def _parameter_rules(offload: Offloading, around: Around) -> Iterator[str]:
 
 def violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
     """Yield every rule that ``layout`` breaks for ``problem``."""
+    # sizes below 1 first and alone: all later rules divide by them
     counts = (*(name for name in AXES if name != REPLICA), "chunks")
     small = {name: getattr(layout, name) for name in counts if getattr(layout, name) < 1}
     wrong_sizes = tuple(_size_violations(layout))
@@ -132,6 +133,7 @@ def violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
     yield from _batch_violations(problem.training, layout)
     broken = tuple(pipeline_violations(problem, layout))
     yield from broken
+    # the rules of recomputation need the division into stages
     if not broken:
         yield from _recompute_violations(problem.graph, layout)
     yield from _offload_violations(problem, layout)
@@ -230,7 +232,7 @@ def _tensor_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Violati
 
 
 def _overlap_violations(layout: Layout) -> Iterator[Violation]:
-    """Yield what tensor-parallel communication beside products does not go with.
+    """Yield the rules of tensor-parallel communication beside products.
 
     Megatron-LM asks for sequence parallelism (``--tp-comm-overlap``, ``megatron/training/arguments.py``), and
     Transformer Engine refuses delayed gradients of weights (``pytorch/module/linear.py``).
@@ -255,7 +257,7 @@ def _overlap_violations(layout: Layout) -> Iterator[Violation]:
 
 
 def _frozen_violations(training: Training, layout: Layout) -> Iterator[Violation]:
-    """Yield that frozen weights have no gradients which a schedule could run apart."""
+    """Yield a violation where a schedule splits backward although frozen weights have no gradients."""
     rule = known_rule(layout)
     if training.frozen and rule is not None and rule.splits_backward:
         yield Violation(
@@ -287,7 +289,7 @@ def _grid_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Violation
 
 @lru_cache(maxsize=64)
 def _sizes(graph: OperatorGraph, dims: tuple[str, ...]) -> Mapping[str, int]:
-    """Return the sizes of some dims of operators, of one that has several their greatest common divisor."""
+    """Return the sizes of some dims over all operators; the greatest common divisor where a dim has several sizes."""
     sizes: dict[str, int] = {}
     for block in graph.blocks:
         for operator in block.operators:
@@ -396,7 +398,7 @@ def _batch_violations(training: Training, layout: Layout) -> Iterator[Violation]
 def _recompute_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Violation]:
     how = layout.recompute
     if isinstance(how, Recompute):
-        return
+        return  # a word for all layers is always legal
     count = rule_of(layout.schedule).num_stages(layout.pipeline, layout.chunks)
     if isinstance(how, PerStage) and len(how.stages) != count:
         alike = f"; nearest: {how.stages[0]} for all stages alike" if len(set(how.stages)) == 1 else ""
@@ -481,7 +483,7 @@ def pipeline_violations(problem: Problem, layout: Layout) -> Iterator[Violation]
 
 
 def known_rule(layout: Layout) -> ScheduleRule | None:
-    """Return the rule of a layout's schedule; None where there is none."""
+    """Return the rule of a layout's schedule; ``None`` for an unknown or malformed schedule."""
     try:
         return rule_of(layout.schedule)
     except ValueError:
@@ -489,12 +491,13 @@ def known_rule(layout: Layout) -> ScheduleRule | None:
 
 
 def chunks_of(layout: Layout, rule: ScheduleRule) -> int:
-    """Return the most stages of a rank: of an order that is written out its own number, if none is asked for."""
+    """Return the largest number of chunks of a rank; of a written order its own number where ``chunks`` is 1."""
     return rule.chunks[0] if isinstance(rule, WrittenRule) and layout.chunks == 1 else layout.chunks
 
 
 def _written_violations(problem: Problem, layout: Layout, rule: WrittenRule) -> Iterator[Violation]:
-    """Yield what an order that is written out does not go with, or where it waits for itself for ever."""
+    """Yield the rules that a written order breaks: ranks, chunks, microbatches, or a deadlock of its actions."""
+    # one fault at a time: the later checks need an order that is defined for these ranks and microbatches
     wrong = rule.undefined(layout.pipeline, rule.microbatches, chunks_of(layout, rule))
     if wrong is not None:
         yield Violation("chunks" if layout.pipeline == rule.ranks else "pipeline", wrong)
@@ -509,7 +512,7 @@ def _written_violations(problem: Problem, layout: Layout, rule: WrittenRule) -> 
             f"microbatches, the order has {count}{near}",
         )
         return
-    try:
+    try:  # walking the actions in order of dependence finds a deadlock
         for _ in in_order(schedule(layout.schedule, rule.ranks, count, rule.chunks[0])):
             pass
     except OrderError as error:
@@ -533,7 +536,7 @@ def _schedule_violations(problem: Problem, layout: Layout, rule: ScheduleRule) -
 
 
 def _unflushed_violations(problem: Problem, layout: Layout, rule: ScheduleRule) -> Iterator[Violation]:
-    """Yield what a pipeline cannot have whose stages update their weights at different times."""
+    """Yield the rules of pipelines without a flush, whose stages update their weights at different times."""
     name = layout.schedule
     if layout.zero >= 2:
         shard = "gathered shards of the newest one" if layout.zero == 3 else "a shard of their sum"

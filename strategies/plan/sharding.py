@@ -1,9 +1,9 @@
-"""Layouts of tensors over the mesh, and the layout each operator asks for and leaves.
+"""Layouts of tensors over the mesh, and the collectives that change one layout into another.
 
-An operator's sharding says which dims of its iteration space are cut by which axes. The
-layouts of all its tensors follow: a tensor is cut along the dims it shares, an output is
+An operator's sharding says which axes cut which dims of its iteration space. The layouts of
+its tensors follow: a tensor is cut along the dims it shares with the operator, an output is
 *partial* over the axes that cut a reduced dim, and the gradient of an input is partial
-over the axes that cut dims which that input does not have.
+over the axes that cut dims which the input does not have.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ from meshwise.simulator.operator_graph import Operator, Tensor
 
 @dataclass(frozen=True, slots=True)
 class ShardingSpec:
-    """Layout of one tensor: per cut dim its axes, outermost first; and the ``partial`` axes."""
+    """The layout of one tensor: the axes that cut each dim, outermost first, and the axes over which it is partial."""
 
     cuts: tuple[tuple[str, tuple[str, ...]], ...] = ()
     partial: tuple[str, ...] = ()
@@ -35,16 +35,16 @@ class ShardingSpec:
 
     @property
     def complete(self) -> "ShardingSpec":
-        """The same cuts with nothing left to sum."""
+        """The layout with the same cuts and no partial axes."""
         return ShardingSpec(self.cuts)
 
     def without(self, axis: str) -> "ShardingSpec":
-        """Return the layout in which an axis cuts nothing, and nothing is left to sum."""
+        """Return the layout without the cuts of ``axis`` and without partial axes."""
         cuts = ((dim, tuple(each for each in axes if each != axis)) for dim, axes in self.cuts)
         return ShardingSpec(tuple((dim, axes) for dim, axes in cuts if axes))
 
     def cut(self, dim: str, axis: str) -> "ShardingSpec":
-        """Return the layout in which ``axis`` cuts the parts of ``dim`` once more."""
+        """Return the layout in which ``axis`` also cuts ``dim``, inside the axes that cut it already."""
         return ShardingSpec(tuple((dict(self.cuts) | {dim: (*self.axes(dim), axis)}).items()), self.partial)
 
     def __str__(self) -> str:
@@ -57,13 +57,13 @@ REPLICATED = ShardingSpec()
 
 @dataclass(frozen=True, slots=True)
 class OperatorSharding:
-    """Which dims of an operator's iteration space are cut, by operator name ``block.operator``.
+    """The cuts of an operator's iteration space; ``operator`` is named ``block.operator``.
 
     Parameters
     ----------
     kept
-        The cuts of parameters and inputs that are kept in another layout than the operator reads: they are
-        gathered for each pass that reads them, and gradients of parameters are scattered.
+        The cuts of parameters and inputs that are kept in another layout than the operator reads. They are gathered
+        for every pass that reads them, and gradients of parameters are scattered.
     """
 
     operator: str
@@ -102,9 +102,10 @@ class Redistribution:
     Parameters
     ----------
     dim
-        The dim that the axis cuts afterwards, or cut before where it is gathered; empty where there is none.
-    sliced
-        The dims, each with an axis, that ranks cut before, for free: each keeps its part of what is whole.
+        The dim that the axis cuts afterwards; of an all-gather the dim that it cut before; empty for an all-reduce.
+    free_cuts
+        The dims, each with an axis, that ranks cut before the collective without communication, by keeping their
+        part of a whole dim.
     """
 
     collective: Collective
@@ -113,7 +114,7 @@ class Redistribution:
     sliced: tuple[tuple[str, str], ...] = ()
 
     def before(self, layout: ShardingSpec) -> ShardingSpec:
-        """Return the layout that the collective finds: ``layout`` with what is cut for free."""
+        """Return the layout at the start of the collective: ``layout`` with the free cuts."""
         for dim, axis in self.sliced:
             layout = layout.cut(dim, axis)
         return layout
@@ -121,10 +122,10 @@ class Redistribution:
 
 @lru_cache(maxsize=4096)
 def redistribute(source: ShardingSpec, target: ShardingSpec) -> tuple[Redistribution, ...]:
-    """Return the collectives that turn ``source`` into ``target``; cutting what is whole is free.
+    """Return the collectives that turn ``source`` into ``target``; cutting a whole dim is free.
 
-    Of several axes that cut a dim, each cuts the parts of those before it: only the last one can leave, and what
-    comes, comes last. What is gathered is gathered last, so that no other collective moves more than it must.
+    Where several axes cut a dim, each cuts the parts of the axes before it: only the last axis can be removed, and a
+    new axis becomes the last. All-gathers come last, so that no other collective moves more bytes than it must.
 
     >>> redistribute(ShardingSpec(partial=("tensor",)), REPLICATED)
     (Redistribution(collective=<Collective.ALL_REDUCE: 'all_reduce'>, axis='tensor', dim='', sliced=()),)
@@ -143,8 +144,8 @@ def _moves(source: ShardingSpec, target: ShardingSpec) -> Iterator[Redistributio
 
 
 def _next(layout: ShardingSpec, target: ShardingSpec, wanted: Mapping[str, str]) -> Redistribution | None:
-    """Return the next collective; ``None`` where free cuts are all that is missing."""
-    for axis in layout.partial:
+    """Return the next collective; ``None`` where only free cuts are missing."""
+    for axis in layout.partial:  # sums first: they shrink the tensor, or leave its size
         if axis not in wanted:
             return Redistribution(Collective.ALL_REDUCE, axis, "")
         if (sliced := _free_cuts(layout, target, wanted[axis], axis)) is not None:
@@ -153,12 +154,12 @@ def _next(layout: ShardingSpec, target: ShardingSpec, wanted: Mapping[str, str])
     for axis, dim in last:
         if wanted.get(axis, dim) != dim and (sliced := _free_cuts(layout, target, wanted[axis], axis)) is not None:
             return Redistribution(Collective.ALL_TO_ALL, axis, wanted[axis], sliced)
-    gathered = sorted(last, key=lambda each: each[0] in wanted)  # first what no dim of the target has
+    gathered = sorted(last, key=lambda each: each[0] in wanted)  # first an axis that cuts no dim of the target
     return Redistribution(Collective.ALL_GATHER, *gathered[0]) if gathered else None
 
 
 def _free_cuts(layout: ShardingSpec, target: ShardingSpec, dim: str, axis: str) -> tuple[tuple[str, str], ...] | None:
-    """Return what is cut for free before ``axis`` may come to ``dim``; ``None`` where it may not yet."""
+    """Return the free cuts needed before ``axis`` can cut ``dim``; ``None`` where it cannot do so yet."""
     have, axes = layout.axes(dim), target.axes(dim)
     missing = axes[len(have) : axes.index(axis)]
     taken = {*layout.partial, *(each for _, others in layout.cuts for each in others)}
@@ -168,7 +169,7 @@ def _free_cuts(layout: ShardingSpec, target: ShardingSpec, dim: str, axis: str) 
 
 
 def after(layout: ShardingSpec, move: Redistribution) -> ShardingSpec:
-    """Return the layout that a collective leaves.
+    """Return the layout after a collective.
 
     >>> exchange = Redistribution(Collective.ALL_TO_ALL, "expert", "experts")
     >>> print(after(ShardingSpec((("batch", ("expert",)),)), exchange))

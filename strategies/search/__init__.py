@@ -1,6 +1,6 @@
-"""Search: one driver, and one algorithm a file.
+"""Search: one driver, and one file per algorithm.
 
-What is named here is imported when it is asked for: names of algorithms alone need none of them.
+Names are imported on first use: whoever needs only the names of algorithms imports none of their modules.
 """
 
 from importlib import import_module
@@ -57,7 +57,7 @@ _HOMES = {
     **dict.fromkeys(("Journal", "OutOfTime", "Progress", "Proof", "Proposals"), "meshwise.strategies.search.driver"),
     **dict.fromkeys(("SearchAlgorithm", "SearchResult", "Upcoming", "search"), "meshwise.strategies.search.driver"),
 }
-"""The module of every name that is imported when it is asked for."""
+"""The module of every name that is imported on first use."""
 
 
 def __getattr__(name: str) -> object:

@@ -1,9 +1,9 @@
-"""Plans that something else accepts, as a trainer in whose words they have to be said.
+"""Acceptance of plans by something else, such as a trainer whose configuration must be able to express them.
 
-What accepts plans is a list of rules: functions of a layout that return every reason against it. A rule is asked as if
-layouts were opaque, and of each answer is known which fields the rule has read: it is the same for all layouts that
-agree in these. So most answers are remembered, and families and groups of layouts are refused as a whole where no
-field that their members differ in was read.
+An `Acceptor` has rules: functions of a layout that return every reason against it. Rules are opaque, but the fields
+that a rule reads are recorded, and its answer is the same for all layouts that agree in these fields. So most answers
+are remembered, and a family or group is refused as a whole where a rule refuses it without reading any field in which
+its members differ.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,33 +19,33 @@ from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 
 Rule = Callable[[Layout], Iterable[str]]
-"""Returns every reason against a layout; it looks at nothing of it but its fields, and answers alike each time."""
+"""Returns every reason against a layout. It depends on nothing but the layout's fields."""
 
 FIELDS = frozenset(DECISIONS)
 OF_PASSES = frozenset(names_at(Level.PASS))
 OF_STATES = frozenset(names_at(Level.STATE))
 OF_FAMILIES = frozenset(names_at(Level.DEGREE, Level.FAMILY))
-"""The fields that rows and columns of a group choose, and those that the layouts of a family share."""
+"""The fields that rows and columns of a group choose, and the fields that the layouts of a family share."""
 
 
 class Accepts(Protocol):
-    """What accepts plans; a frozen value, which may go to other processes."""
+    """Something that accepts or refuses plans; a frozen value that can be sent to other processes."""
 
     def rules(self, problem: Problem) -> Sequence[Rule]:
         """Return the rules for the layouts of a problem."""
         ...
 
     def refusals(self, problem: Problem, plan: Plan) -> tuple[str, ...]:
-        """Return every reason against a plan, which need not come from a layout; empty where it is accepted."""
+        """Return every reason against a plan; empty where it is accepted. The plan need not come from a layout."""
         ...
 
 
 class _UndecidedField(Exception):
-    """Raised when a rule reads a field whose value is not chosen yet."""
+    """Raised when a rule reads a field whose value is not decided yet."""
 
 
 class _RecordedLayout:
-    """A layout that records which fields are read, in order; reading an undecided one raises `_UndecidedField`."""
+    """A layout that records the fields that are read, in order; reading an undecided one raises `_UndecidedField`."""
 
     __slots__ = ("_layout", "_open", "read")
 
@@ -54,6 +54,7 @@ class _RecordedLayout:
         self.read: dict[str, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
+        # a property computes from fields, so it runs on this object and its reads are recorded
         if name not in FIELDS:
             return getattr(Layout, name).fget(self)
         if name in self._open:
@@ -66,7 +67,7 @@ class _RecordedLayout:
 def _run_rule(
     rule: Callable[[Layout], Iterable[Any]], layout: Layout, undecided: Collection[str]
 ) -> tuple[dict[str, Any], "_Node"]:
-    """Return what a rule reads of a layout, in its order, and after it the answer or the undecided field."""
+    """Return the fields that a rule reads, in order and with values, and its answer or the undecided field it needs."""
     watched = _RecordedLayout(layout, undecided)
     try:
         return watched.read, _Node(reasons=tuple(rule(cast(Layout, watched))))
@@ -75,9 +76,9 @@ def _run_rule(
 
 
 def assignments(rule: Rule, values: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Yield with which values of the fields that a rule reads it has nothing against a layout.
+    """Yield every assignment of the fields that a rule reads for which it has no reason against the layout.
 
-    Fields without ``values`` are those of ``Layout()``; combinations that mean no layout are left out.
+    Fields without ``values`` have the defaults of ``Layout()``; assignments that are no valid layout are left out.
     """
     waiting: list[dict[str, Any]] = [{}]
     while waiting:
@@ -86,6 +87,7 @@ def assignments(rule: Rule, values: Mapping[str, Sequence[Any]]) -> Iterator[dic
             _, last = _run_rule(rule, replace(Layout(), **known), values.keys() - known.keys())
         except ValueError:
             continue
+        # branch only on the fields that the rule reads: a product over all fields would be far too large
         if last.field is not None:
             waiting += [known | {last.field: value} for value in values[last.field]]
         elif not last.reasons:
@@ -93,7 +95,10 @@ def assignments(rule: Rule, values: Mapping[str, Sequence[Any]]) -> Iterator[dic
 
 
 class _Member:
-    """A member of a group for rules to look at: what is chosen for it, and else what all members share."""
+    """A member of a group, for rules to read: the fields of its row and column, and the fields that all members share.
+
+    Unlike ``replace`` it copies nothing, for rules read thousands of members.
+    """
 
     __slots__ = ("_chosen", "_shared")
 
@@ -107,7 +112,7 @@ class _Member:
 
 
 class _Node:
-    """What a rule does after it has read some values: it reads one more field, or answers."""
+    """A node of a rule's memo: after some values the rule reads ``field``, or answers with ``reasons``."""
 
     __slots__ = ("after", "field", "reasons")
 
@@ -117,7 +122,7 @@ class _Node:
 
 
 class _RuleMemo:
-    """A rule and what it has answered: a tree of the fields that it read, one after another, and their values."""
+    """A rule and its answers so far: a tree of the fields that it read one after another, branching by their values."""
 
     __slots__ = ("_root", "_rule")
 
@@ -126,7 +131,7 @@ class _RuleMemo:
         self._root: _Node | None = None
 
     def answer(self, layout: Layout, undecided: Collection[str] = ()) -> tuple[Any, ...] | None:
-        """Return the reasons against a layout; ``None`` where they hang on an undecided field."""
+        """Return the reasons against a layout; ``None`` where they depend on an undecided field."""
         node = self._root
         while node is not None:
             if node.field is None:
@@ -147,26 +152,26 @@ class _RuleMemo:
 
 
 class Answers:
-    """What the rules of `Accepts` say of the layouts of one problem."""
+    """The answers of an acceptor's rules about the layouts of one problem."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self._asked = [_RuleMemo(rule) for rule in rules]
         self._groups: dict[tuple[object, ...], _RuleMemo] = {}
 
     def refusals(self, layout: Layout, undecided: Collection[str] = ()) -> tuple[str, ...]:
-        """Return every reason against a layout, each once, that holds whatever its ``undecided`` fields are."""
+        """Return every distinct reason against a layout that holds whatever the values of its ``undecided`` fields."""
         answers = (asked.answer(layout, undecided) or () for asked in self._asked)
         return tuple(dict.fromkeys(reason for reasons in answers for reason in reasons))
 
     def refuses(self, layout: Layout, undecided: Collection[str] = ()) -> bool:
-        """Return whether a layout is refused, whatever its ``undecided`` fields are."""
+        """Return whether a layout is refused whatever the values of its ``undecided`` fields."""
         return self._hanging(self._asked, layout, undecided) is None
 
     def accepted(self, group: Group) -> Group:
-        """Return the members of a group that are accepted.
+        """Return the group with its accepted members only.
 
-        Which they are is remembered as answers of rules are: for all groups of one table whose layouts agree in the
-        fields that were read to find it.
+        The mask of members is remembered like an answer of a rule: it holds for all groups of the same table whose
+        layouts agree in the fields that were read.
         """
         if not group.count:
             return group
@@ -175,6 +180,7 @@ class Answers:
             return Group(group.layout, group.passes, group.states, np.zeros_like(group.legal))
         if not hanging:
             return group
+        # rules that depend on no undecided field have answered above and need not be in the key
         key = group.passes, group.states, group.legal.tobytes(), *hanging
         if key not in self._groups:
             self._groups[key] = _RuleMemo(lambda layout: (self._legal(group, layout, hanging),))
@@ -183,7 +189,10 @@ class Answers:
         return Group(group.layout, group.passes, group.states, found[0])
 
     def _legal(self, group: Group, shared: Layout, hanging: Sequence[_RuleMemo]) -> NDArray[np.bool_]:
-        """Return which members of a group, with the fields of ``shared``, are accepted by rules that hang on them."""
+        """Return the mask of accepted members by the undecided rules; all members have the fields of ``base_layout``.
+
+        Most rules read fields of the row or of the column alone, so rows and columns are asked before single members.
+        """
         rows = _rows(group)
 
         def member(row: int, column: int) -> Layout:
@@ -203,7 +212,7 @@ class Answers:
 
     @staticmethod
     def _hanging(among: Sequence[_RuleMemo], layout: Layout, undecided: Collection[str]) -> list[_RuleMemo] | None:
-        """Return the rules whose answer hangs on undecided fields; ``None`` where another one has a reason against."""
+        """Return the rules whose answer depends on undecided fields; ``None`` where another rule refuses the layout."""
         result = []
         for asked in among:
             answer = asked.answer(layout, undecided)

@@ -1,8 +1,7 @@
-"""The families and groups of a space, worked out from the rules of a layout.
+"""The families and groups of a space, derived from the rules of a layout.
 
-What a rule depends on is asked of `meshwise.strategies.plan.rules` once and kept, so that families are cheap.
-
-Layers of pipeline stages on devices of different speed.
+Answers of `meshwise.strategies.plan.rules` are kept by the fields on which they depend, so that families are cheap to
+list. The layers of pipeline stages on devices of different speed are also divided here.
 
 References
 ----------
@@ -52,20 +51,21 @@ if TYPE_CHECKING:
 
 
 class Paces(NamedTuple):
-    """Seconds that all layers, and what comes before and after them, take on the slowest device of every position."""
+    """Seconds of all layers, and of the blocks before and after them, on the slowest device of every position."""
 
     layers: tuple[float, ...]
     rest: tuple[float, ...]
 
 
 def paces(problem: Problem, layout: Layout) -> Paces:
-    """Return how long the model takes at every pipeline position; stages and schedule do not count."""
+    """Return how long the whole model takes on the devices of every pipeline position, whatever the stages."""
     cluster, mesh = problem.cluster, mesh_of(layout)
     devices = np.array(layout.placement or cluster.free_devices)
     kinds, positions = cluster.device_kinds[devices], mesh.coordinates(PIPELINE)
     size = layout.microbatch if isinstance(layout.microbatch, int) else max(layout.microbatch)
     slowest = []
     for position in range(layout.pipeline):
+        # one device of each kind is enough
         _, first = np.unique(kinds[positions == position], return_index=True)
         found = {cluster.accelerator_of(int(device)) for device in devices[positions == position][first]}
         slowest.append([max(_seconds(each, problem.graph, part, size) for each in found) for part in (True, False)])
@@ -74,15 +74,15 @@ def paces(problem: Problem, layout: Layout) -> Paces:
 
 
 def paced(problem: Problem, layout: Layout, positions: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the layers of every stage so that the slowest takes least, one at least each.
+    """Return the number of layers per stage, at least 1, for which the slowest stage is fastest.
 
-    A layer takes on every device of a position what it takes on the slowest, and the last stage has besides what comes
-    before and after the layers. Layers are taken to be alike: each in turn goes to the stage that ends first with it.
+    Layers count as equal, and each in turn goes to the stage that ends first with it. A layer takes as long as on the
+    slowest device of its position. The last stage also has the blocks before and after the layers.
 
     Parameters
     ----------
     layout
-        Degrees, order and placement of ranks; stages and schedule do not count.
+        Degrees, order and placement of ranks; its stages and schedule are ignored.
     positions
         The pipeline position of every stage.
     """
@@ -100,7 +100,7 @@ def paced(problem: Problem, layout: Layout, positions: tuple[int, ...]) -> tuple
 
 @lru_cache(maxsize=4096)
 def _seconds(accelerator: Accelerator, graph: OperatorGraph, layers: bool, microbatch: int) -> float:
-    """Return the seconds of forward and backward on one device, not cut, of all layers or of what is no layer."""
+    """Return the seconds of forward and backward of all layers, or of all other blocks, uncut on one device."""
     blocks = (block for block in graph.blocks if block.layer is layers)
     return sum(block.repeat * _of_block(accelerator, block, microbatch) for block in blocks)
 
@@ -116,43 +116,43 @@ def _of_block(accelerator: Accelerator, block: Block, microbatch: int) -> float:
 T = TypeVar("T")
 
 EXPERT_SCHEDULES = ("dualpipev",)
-"""What is usual besides where a model has experts, whose exchange it hides (DeepSeek-V3)."""
+"""Schedules that are also usual for a model with experts, whose exchange they hide (DeepSeek-V3)."""
 
 ACTIVATIONS = "activation"
-"""The operator whose output alone is computed again where people save a little memory at no cost."""
+"""The operator to recompute alone where a little memory is saved at almost no cost."""
 
 OFFLOADED = (0.5, 1.0)
-"""Fractions of optimizer states that a space offloads which has offload."""
+"""Fractions of optimizer states that a space with offload tries."""
 
 RECOMPUTED = (Fraction(1, 4), Fraction(1, 2), Fraction(3, 4))
-"""Fractions of a stage's layers that are recomputed, besides none and all of them."""
+"""Fractions of a stage's layers that a space recomputes, besides none and all."""
 
 LEAST_TOKENS = 2048
-"""Tokens of a sequence that a rank has at least where a space divides it: less is no long sequence."""
+"""Tokens of a sequence per context rank at least: context parallelism is for sequences that stay long when cut."""
 
 MOST_TOKENS = 131_072
-"""Tokens that a microbatch has at most where it has several sequences: as many keep any accelerator busy."""
+"""Tokens of a microbatch of several sequences at most: so many keep any accelerator busy."""
 
 LEAST_BUSY = 7 / 8
-"""The part of the free devices that a wide space uses at least."""
+"""The least part of the free devices that a wide space uses."""
 
 _GROUP = names_at(Level.GROUP)
 """The decisions that all members of a group share besides the schedule."""
 
 _FAMILY = names_at(Level.DEGREE, Level.FAMILY)
 _CUT_FIELDS = (*(name for name in DEGREES if name not in ("data", "pipeline")), "sequence_parallel", "attention")
-"""The decisions that say which dims of operators are cut."""
+"""The decisions that determine which dims of operators are cut."""
 
 
 _DIVIDED = ("data", "tensor", "pipeline")
-"""The degrees that may be any divisor of the devices."""
+"""The degrees that may be any divisor of the number of devices."""
 
 _INNER = (*_DIVIDED, "tensor_rows")
-"""The degrees that have rules of their own in a space."""
+"""The degrees that `Choices` lists by rules of their own."""
 
 
 class Scheduled(NamedTuple):
-    """A schedule of a family: its name, chunks and stages."""
+    """A schedule that a family may have: its name, chunks and stages."""
 
     name: str
     chunks: int
@@ -160,7 +160,10 @@ class Scheduled(NamedTuple):
 
 
 class Choices:
-    """What the fields of the layouts of one space may be."""
+    """The values that the fields of layouts in one space may have.
+
+    What depends on few fields is memoised by these, because a large space has thousands of families.
+    """
 
     def __init__(self, problem: Problem, space: "Space") -> None:
         self.problem, self.space = problem, space
@@ -170,7 +173,6 @@ class Choices:
         dims = (dim for block in self.graph.blocks for each in block.operators for dim, _ in each.dims)
         self._has_experts = EXPERTS in dims
         self._cuts: dict[tuple[object, ...], bool] = {}
-        self._offloads: dict[tuple[object, ...], bool] = {}
         self._schedules: dict[tuple[object, ...], tuple[Scheduled, ...]] = {}
         self._passes: dict[tuple[object, ...], tuple[PassChoice, ...]] = {}
         self._states: dict[tuple[object, ...], tuple[StateChoice, ...]] = {}
@@ -182,7 +184,7 @@ class Choices:
         self._alone = self._operators_alone()
 
     def families(self) -> Iterator[Layout]:
-        """Yield what shares degrees, ranks and microbatch, by rising tensor, pipeline and microbatch."""
+        """Yield the families: layouts of degrees, ranks and microbatch, by rising tensor, pipeline and microbatch."""
         for degrees in self._degrees():
             for microbatch in self.microbatches(degrees.data, degrees.tensor_rows):
                 family = replace(degrees, microbatch=microbatch)
@@ -190,7 +192,7 @@ class Choices:
                     yield family
 
     def groups(self, family: Layout, *, pairs: bool | None = None) -> Iterator[Group]:
-        """Yield the groups of a family, those alone whose passes run in ``pairs`` or those whose do not, or all."""
+        """Yield the groups of a family: with ``pairs`` those whose passes run in pairs, or do not; ``None`` for all."""
         for scheduled in self.schedules(family):
             if pairs is not None and pairs is (SCHEDULES[scheduled.name].pairs is no_pairs):
                 continue
@@ -201,6 +203,7 @@ class Choices:
 
     def count(self, family: Layout) -> int:
         """Return how many layouts a family has."""
+        # the key has every property of a family on which the number depends; no family is listed twice for one key
         cut = family.tensor > 1, family.tensor_rows > 1, family.sequence_parallel
         open_choices = tuple(DECISIONS[name].changes(family) for name in _GROUP)
         shared = family.data * family.context > 1, family.zero_shards > 0
@@ -211,7 +214,7 @@ class Choices:
         return self._counts[key]
 
     def contains(self, layout: Layout) -> bool:
-        """Return whether the space has a layout."""
+        """Return whether a layout is in the space."""
         family = family_of(layout)
         if not self.has_family(family):
             return False
@@ -219,7 +222,7 @@ class Choices:
             return False
         group = self.group_of(layout)
         if isinstance(layout.recompute, PerStage):
-            return False
+            return False  # a space has one recompute choice for all stages
         of_pass = PassChoice(layout.recompute, layout.overlap_tensor, layout.offload.activations)
         if of_pass not in group.passes or (of_state := _state_of(layout)) not in group.states:
             return False
@@ -227,7 +230,7 @@ class Choices:
         return legal and (self._answers is None or not self._answers.refuses(layout))
 
     def variants(self, layout: Layout) -> Iterator[Layout]:
-        """Yield the layout with other values of one field that is no degree, legal or not; its stages may be others."""
+        """Yield the layout with another value of one field that is no degree; legal or not, and with its old stages."""
         family, rows = family_of(layout), layout.tensor_rows
         scheduled = dict.fromkeys((name, chunks) for name, chunks, _ in self.schedules(family))
         yield from (replace(layout, schedule=name, chunks=chunks) for name, chunks in scheduled)
@@ -251,11 +254,11 @@ class Choices:
             yield from (replace(layout, **{name: value}) for value in values if value != now)
 
     def placement(self, devices: int) -> tuple[int, ...]:
-        """Return the placement on the first free devices; empty for all of them."""
+        """Return the placement on the first ``devices`` free devices; empty for all of them."""
         return () if devices == len(self.free) else tuple(self.free[:devices])
 
     def in_words(self, layout: Layout) -> Layout:
-        """Return a layout with stages and devices as the space says them, where it has these."""
+        """Return a layout with its stages and placement as the space writes them, where the space has them."""
         family = replace(family_of(layout), placement=self._placement_in_words(layout))
         layout = replace(layout, placement=family.placement)
         if not isinstance(layout.stages, tuple) or not self.has_family(family):
@@ -270,18 +273,18 @@ class Choices:
         return () if layout.placement == tuple(self.free) else layout.placement
 
     def has_group(self, layout: Layout) -> bool:
-        """Return whether a family of the space, that of a layout, has the layout's schedule and stages."""
+        """Return whether the layout's family, one of the space, has the layout's group."""
         family, scheduled = family_of(layout), Scheduled(layout.schedule, layout.chunks, layout.stages)
         shared = all(getattr(layout, name) in self._values_beside(family, name) for name in _GROUP)
         return shared and scheduled in self.schedules(family)
 
     def group_of(self, layout: Layout) -> Group:
-        """Return the group of a layout of the space."""
+        """Return the group of a layout in the space."""
         scheduled = Scheduled(layout.schedule, layout.chunks, layout.stages)
         return self._group(family_of(layout), scheduled, {name: getattr(layout, name) for name in _GROUP})
 
     def accepted(self, group: Group) -> Group:
-        """Return the members of a group that the space accepts."""
+        """Return the group with only the members that the space accepts."""
         return group if self._answers is None else self._answers.accepted(group)
 
     def _group(self, family: Layout, scheduled: Scheduled, shared: Mapping[str, Any]) -> Group:
@@ -300,7 +303,7 @@ class Choices:
         return frozenset(replace(each, microbatch=1) for each in self._degrees())
 
     def _degrees(self) -> Iterator[Layout]:
-        """Yield what shares degrees and ranks, with microbatches that a grid's rows divide."""
+        """Yield the families without their microbatch, which is the least that a grid's rows divide."""
         for devices in self.devices:
             for degrees in self._model_degrees(devices):
                 data = devices // prod(degrees.values())
@@ -308,7 +311,7 @@ class Choices:
                     yield from self._variants(Layout(**degrees, data=data, placement=self.placement(devices)))
 
     def _model_degrees(self, devices: int) -> Iterator[dict[str, Any]]:
-        """Yield the degrees besides ``data`` that divide so many devices, by rising tensor and pipeline."""
+        """Yield the degrees besides ``data`` whose product divides ``devices``, by rising tensor and pipeline."""
         for tensor, rows in product(_divisors(devices), _limited(self.space.tensor_rows, (1,))):
             if devices % (tensor * rows) or not _allows(self.space.tensor, tensor) or not self._cut(tensor, rows):
                 continue
@@ -320,7 +323,7 @@ class Choices:
                     yield {"tensor": tensor, "tensor_rows": rows, "pipeline": pipeline} | rest
 
     def _divide(self, ranks: int, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """Yield the values that degrees of some names may have together on so many ranks."""
+        """Yield the values of the named degrees whose product divides ``ranks``."""
         if not names:
             yield {}
             return
@@ -331,7 +334,7 @@ class Choices:
                 yield from ({name: value} | rest for rest in self._divide(ranks // value, others))
 
     def _variants(self, base: Layout) -> Iterator[Layout]:
-        """Yield the layouts of the same degrees that differ in what else their families share."""
+        """Yield the layouts of the same degrees that differ in the other fields of a family."""
         attentions = self._attentions() if base.context > 1 else self._attentions()[:1]
         for attention, expert in product(attentions, self._experts(base.data)):
             for sequence_parallel in sorted(set(self.values("sequence_parallel"))):
@@ -347,11 +350,12 @@ class Choices:
                         yield replace(how, zero_shards=shards, order=order)
 
     def _cut(self, tensor: int, rows: int) -> bool:
-        """Return whether tensor parallelism of these degrees breaks no rule of its own."""
+        """Return whether tensor parallelism of these degrees breaks none of its own rules."""
         return self._legal_cut(Layout(tensor=tensor, tensor_rows=rows, microbatch=rows))
 
     def _legal_cut(self, layout: Layout) -> bool:
-        """Return whether no axis cuts what it must not."""
+        """Return whether no axis cuts a dim that it must not cut."""
+        # rules about cuts do not depend on data and pipeline, so the probe has the least that they can be
         key = tuple(getattr(layout, name) for name in _CUT_FIELDS)
         if key not in self._cuts:
             probe = Layout(
@@ -362,7 +366,7 @@ class Choices:
 
     @cached_property
     def devices(self) -> tuple[int, ...]:
-        """How many devices may have ranks, most first."""
+        """The numbers of devices that may have ranks, the largest first."""
         free, cluster = len(self.free), self.problem.cluster
         counts = {free}
         if self.space.devices is not None:
@@ -373,7 +377,7 @@ class Choices:
 
     @property
     def degrees(self) -> tuple[str, ...]:
-        """The degrees that are not always 1."""
+        """The names of the degrees that can be above 1."""
         always = {name: getattr(self.space, name) is None for name in RANK_DEGREES if name not in _DIVIDED}
         always["context"] = self.space.context is None and self.space.core
         return tuple(name for name in RANK_DEGREES if not always.get(name))
@@ -392,7 +396,7 @@ class Choices:
         return [expert for expert in every if _allows(self.space.expert, expert)]
 
     def _shards(self, layout: Layout) -> Sequence[int]:
-        """Return how many data ranks may share states; 0 for all.
+        """Return over how many data ranks states may be shared; 0 for all.
 
         Usually all, or those of one node (hybrid sharding).
         """
@@ -407,7 +411,7 @@ class Choices:
         return [0] * (0 in found) + list(legal)
 
     def _orders(self, layout: Layout) -> list[tuple[str, ...]]:
-        """Return the orders of axes; of those that lay the ranks alike the first."""
+        """Return the orders of axes; of several orders that place ranks alike the first."""
         long = {name for name in AXES if name != REPLICA and getattr(layout, name) > 1}
         found: dict[tuple[str, ...], tuple[str, ...]] = {}
         for order in self.space.order or (AXES,):
@@ -416,7 +420,7 @@ class Choices:
         return list(found.values())
 
     def microbatches(self, data: int, rows: int) -> tuple[int, ...]:
-        """Return the sequences a microbatch may have on one of ``data`` ranks; none where they divide no batch."""
+        """Return the sizes of a microbatch on a data rank, in sequences; none where data does not divide the batch."""
         share, left = divmod(self.batch, data)
         if left:
             return ()
@@ -429,7 +433,7 @@ class Choices:
         )
 
     def schedules(self, family: Layout) -> tuple[Scheduled, ...]:
-        """Return the schedules of a family: those with one chunk a rank, then others."""
+        """Return the schedules of a family: first the ones with one chunk per rank, then the others."""
         pipeline, count = family.pipeline, self.batch // family.sequences
         key = (pipeline, count, self._paces(family))
         if key not in self._schedules:
@@ -443,7 +447,7 @@ class Choices:
             legal = [each for each in found if self._schedule_legal(*each, pipeline, count)]
             self._schedules[key] = tuple(
                 Scheduled(rule.name, chunks, stages)
-                for rule, chunks in (legal if pipeline > 1 else legal[:1])
+                for rule, chunks in (legal if pipeline > 1 else legal[:1])  # all are the same on one rank
                 for stages in self._stages(family, rule, chunks)
             )
         return self._schedules[key]
@@ -453,11 +457,12 @@ class Choices:
         return not frozen and rule.violation(pipeline, count, chunks) is None
 
     def _chunks(self, pipeline: int) -> tuple[int, ...]:
-        """Return how many chunks a rank may have, more than one.
+        """Return the numbers of chunks above 1 that a rank may have.
 
-        Those that divide the layers of the fullest rank: no rank has more layers than with one chunk.
+        They divide the layers of the fullest rank, so that no rank has more layers than with one chunk.
         """
         most = most_stages(self.graph) // pipeline
+        # a limit may name counts that do not divide the layers: stages are then balanced
         if self.space.chunks is not None:
             return tuple(count for count in sorted(set(self.space.chunks)) if 2 <= count <= most)
         if self.space.core and self.layers % pipeline:
@@ -465,7 +470,7 @@ class Choices:
         return tuple(count for count in _divisors(ceil(self.layers / pipeline))[1:] if count <= most)
 
     def _paces(self, family: Layout) -> object:
-        """Return what the stages of a family depend on besides how many there are."""
+        """Return what divisions depend on besides the number of stages: on a mixed cluster, the speed of positions."""
         return paces(self.problem, family) if self.mixed else None
 
     def _stages(self, family: Layout, rule: ScheduleRule, chunks: int) -> list[str | tuple[int, ...]]:
@@ -480,18 +485,18 @@ class Choices:
             how: str | tuple[int, ...] = paced(self.problem, family, positions) if choice == "paced" else choice
             wrong = len(how) != stages or sum(how) != self.layers if isinstance(how, tuple) else False
             if not wrong and not (how == "even" and self.layers % stages):
-                found.setdefault(self._layers(stages, how), how)
+                found.setdefault(self._layers(stages, how), how)  # of words that mean the same layers the first
         return list(found.values())
 
     def _shared_ends(self, stages: int, usual: str | tuple[int, ...]) -> tuple[int, ...]:
-        """Return the layers of stages whose ends have one less, where no stage then has more than usually."""
+        """Return the layers per stage with fewer at both ends, or none where a stage would have more than usual."""
         if stages < 2 or stages > self.layers + 2 or most_stages(self.graph) < self.layers + 2:
             return ()
         counts = share_ends(self.layers, stages)
         return counts if max(counts) <= max(self._layers(stages, usual)) else ()
 
     def _layers(self, stages: int, how: str | tuple[int, ...]) -> tuple[int, ...]:
-        """Return the layers of every stage."""
+        """Return the number of layers of every stage."""
         if isinstance(how, tuple):
             return how
         if (stages, how) not in self._layers_of:
@@ -501,22 +506,22 @@ class Choices:
         return self._layers_of[stages, how]
 
     def values(self, name: str) -> tuple[Any, ...]:
-        """Return what a decision may be: its limit, or where there is none what the extent of the space has."""
+        """Return the values of a decision: its limit, or without one the values of the space's extent."""
         item = DECISIONS[name]
         return tuple(dict.fromkeys(self._of_extent(getattr(self.space, name), item.core, item.usual, item.wide)))
 
     def _values_beside(self, layout: Layout, name: str) -> tuple[Any, ...]:
-        """Return what a decision may be beside others; one value where nothing hangs on it."""
+        """Return the values of a decision, given the others of a layout; the first alone where it changes nothing."""
         values = self.values(name)
         return values if DECISIONS[name].changes(layout) else values[:1]
 
     def _shared_choices(self, family: Layout) -> Iterator[dict[str, Any]]:
-        """Yield what all members of a group may decide besides their schedule."""
+        """Yield the values of the decisions that all members of a group share besides their schedule."""
         for values in product(*(self._values_beside(family, name) for name in _GROUP)):
             yield dict(zip(_GROUP, values, strict=True))
 
     def passes(self, layout: Layout) -> tuple[PassChoice, ...]:
-        """Return how passes may run under the degrees and the schedule of a layout."""
+        """Return the rows of a group: how passes may run under the degrees and the schedule of a layout."""
         rule, counts = rule_of(layout.schedule), self._layers(layout.pipeline * layout.chunks, layout.stages)
         overlaps = layout.tensor > 1 and layout.sequence_parallel and not rule.splits_backward
         whole = not rule.splits_backward and rule.pairs is no_pairs and not rule.asynchronous
@@ -542,12 +547,12 @@ class Choices:
         return (*Recompute, *self._alone, *some)
 
     def _operators_alone(self) -> tuple[SomeOperators, ...]:
-        """Return the operators of layers that people compute again alone: activations."""
+        """Return the choices that recompute single operators: the activation functions, where layers have them."""
         names = {each.name for block in self.graph.blocks if block.layer for each in block.operators}
         return (SomeOperators((ACTIVATIONS,)),) if ACTIVATIONS in names else ()
 
     def _activations(self, counts: tuple[int, ...], pipeline: int) -> tuple[tuple[float, ...], ...]:
-        """Return the fractions of activations that may be away; of those that mean the same layers the first."""
+        """Return the fractions of activations that may be on hosts; of several that mean the same layers the first."""
         if not any(block.layer for block in self.graph.blocks):
             return ((),)
         found: dict[tuple[int, ...], tuple[float, ...]] = {}
@@ -559,7 +564,7 @@ class Choices:
         return tuple(found.values())
 
     def states(self, layout: Layout) -> tuple[StateChoice, ...]:
-        """Return where states may be under the degrees and the schedule of a layout."""
+        """Return the columns of a group: where states may be under the degrees and the schedule of a layout."""
         ranks = layout.data * layout.context
         key = (ranks > 1, layout.zero_shards > 0, layout.pipeline, layout.schedule)
         if key not in self._states:
@@ -567,7 +572,7 @@ class Choices:
             kept, overlaps = self.values("reshard_after_forward"), self.values("overlap_gradients")
             central = self.values("gradient_reduction")
             away = tuple(dict.fromkeys(replace(each, activations=()) for each in self._allowed_offloads))
-            if ranks == 1:
+            if ranks == 1:  # on a single rank these choices change nothing
                 zeros, overlaps, central = zeros[:1], overlaps[:1], central[:1]
             states = (StateChoice(*each) for each in product(zeros, kept, overlaps, central, away))
             self._states[key] = tuple(state for state in states if self._state_legal(layout, state))
@@ -599,8 +604,8 @@ class Choices:
         return next(offload_rules(state.offload, around), None) is None
 
     def _together(self, passes: tuple[PassChoice, ...], states: tuple[StateChoice, ...]) -> np.ndarray:
-        """Return which rows and columns go together: those whose offload is allowed as a whole."""
-        key = (id(passes), id(states))  # both are kept as long as this
+        """Return the mask of a group: the rows and columns whose offload together the space allows."""
+        key = (id(passes), id(states))  # no id is reused, since the memos keep both tuples
         if key not in self._legal:
             away = set(self._allowed_offloads)
             pairs = {
@@ -622,18 +627,18 @@ class Choices:
     def _of_extent(
         self, limit: tuple[T, ...] | None, core: tuple[T, ...], usual: tuple[T, ...], wide: tuple[T, ...]
     ) -> tuple[T, ...]:
-        """Return a limit, or where there is none what the extent of the space has."""
+        """Return the limit, or without one the values of the space's extent."""
         if limit is not None:
             return limit
         return core if self.space.core else wide if self.space.wide else usual
 
 
 _LOOPED = frozenset({"interleaved", "looped_bfs", "interleaved_zero_bubble"})
-"""Schedules that with one chunk a rank are others of their own name."""
+"""Schedules that with one chunk per rank are the same as another schedule."""
 
 
 def family_of(layout: Layout) -> Layout:
-    """Return the family of a layout: its degrees, ranks and microbatch, and nothing else."""
+    """Return the family of a layout: a layout with its degrees, ranks and microbatch, and defaults for the rest."""
     return Layout(**{name: getattr(layout, name) for name in _FAMILY})
 
 
@@ -643,7 +648,7 @@ def _state_of(layout: Layout) -> StateChoice:
 
 
 def offloadings() -> tuple[Offloading, ...]:
-    """Return what a space offloads that has offload: nothing, and optimizer states, a part of them or all."""
+    """Return the offloading that a space with offload tries: nothing, and a part or all of the optimizer states."""
     return (NOTHING, *(Offloading(optimizer=(part,)) for part in OFFLOADED))
 
 
@@ -656,7 +661,7 @@ def _allows(limit: Iterable[T] | None, value: T) -> bool:
 
 
 def _limited(limit: Iterable[T] | None, otherwise: Iterable[T]) -> tuple[T, ...]:
-    """Return the values of a limit in order, each once."""
+    """Return the distinct values of a limit in rising order."""
     return tuple(sorted(set(otherwise if limit is None else limit)))  # type: ignore[type-var]
 
 

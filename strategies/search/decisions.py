@@ -1,10 +1,8 @@
-"""A layout as decisions one after another: the tree that learning searches walk.
+"""A space as a tree of decisions, which learning searches walk, and what is known of a layout without an evaluation.
 
-The degrees come first, in any order, and then one decision a level, what weighs most on the step time before the rest.
-Partial plans that leave the same plans open are one, whatever the order in which they were decided. Fields in which
-the open plans agree need no decision, so no branch leads to an illegal plan, and none is a dead end.
-
-What is known of a layout without an evaluation.
+The degrees are decided first, in any order, and then one group of fields per level, those that matter most for the
+step time first. Partial plans that leave the same layouts open are one node, whatever the order of their decisions.
+Fields in which the open layouts agree need no decision, so no branch leads to an illegal plan or a dead end.
 """
 
 from collections.abc import Iterator
@@ -21,7 +19,7 @@ from meshwise.strategies.search.space import Space, listed
 
 _FIRST = ("tensor", "pipeline", "data")
 _DEGREES = (*_FIRST, *(name for name in DEGREES if name not in _FIRST))
-"""Decided first, in any order."""
+"""Fields decided first, in any order."""
 
 ORDERED = (
     ("microbatch",),
@@ -30,7 +28,7 @@ ORDERED = (
     ("zero", "zero_shards", "reshard_after_forward"),
     ("sequence_parallel",),
 )
-"""Decided after the degrees, in this order, those of a row together; then every other field by itself."""
+"""Fields decided after the degrees, in this order, the fields of a row together; then every other field by itself."""
 
 
 def _levels() -> tuple[tuple[str, ...], ...]:
@@ -43,16 +41,16 @@ LEVELS = _levels()
 
 @dataclass(eq=False, slots=True)
 class Partial:
-    """A partial plan: what it leaves open.
+    """A partial plan: a node of the tree, with the layouts that it leaves open.
 
     Parameters
     ----------
-    open
-        Layouts, or families of them.
-    families
-        Whether they are families: layouts that share the degrees and the microbatch.
-    closed
-        Whether nothing of it is left to visit.
+    layouts
+        The open layouts, or families of layouts.
+    are_families
+        Whether ``layouts`` are families, which stand for all layouts of their degrees and microbatch.
+    is_closed
+        Whether no open layout is left to visit.
     """
 
     open: tuple[Layout, ...]
@@ -64,13 +62,13 @@ class Partial:
 
     @property
     def layout(self) -> Layout | None:
-        """The layout, where all is decided."""
+        """The layout, where everything is decided; otherwise ``None``."""
         return self.open[0] if len(self.open) == 1 and not self.families else None
 
 
 @in_brief
 class Branch(NamedTuple):
-    """One decision: values of fields, and the partial plan after it."""
+    """One decision: fields, their values, and the partial plan after it."""
 
     fields: tuple[str, ...]
     values: tuple[object, ...]
@@ -78,7 +76,7 @@ class Branch(NamedTuple):
 
 
 class Decisions:
-    """The layouts of a space as a tree, of which only what is looked at is made."""
+    """The layouts of a space as a tree, whose nodes are made when they are visited."""
 
     def __init__(self, problem: Problem, space: Space) -> None:
         self.node = problem.cluster.first.devices
@@ -91,7 +89,10 @@ class Decisions:
         self.root = self._partial(tuple(self._members), families=True)
 
     def by_habit(self) -> Iterator[Layout]:
-        """Yield all layouts, roughly in the order of `meshwise.strategies.search.space.by_habit`."""
+        """Yield all layouts, roughly in the order of `meshwise.strategies.search.space.by_habit`.
+
+        Families are sorted, not layouts, so that the first layouts come before most are sorted.
+        """
 
         def key(family: Layout) -> tuple[bool, bool, int, int]:
             across = family.tensor * family.tensor_rows > self.node
@@ -101,21 +102,22 @@ class Decisions:
             yield from sorted(self._members[family], key=lambda layout: layout.schedule != "1f1b")
 
     def branches(self, partial: Partial) -> tuple[Branch, ...]:
-        """Return every next decision that leaves something to visit; none where all is decided or closed."""
+        """Return every next decision with something left to visit; none where all is decided or closed."""
         if partial.branches is None:
             every = () if partial.layout else self._decided(partial)
+            # several decisions may lead to the same node: one branch each
             partial.branches = tuple({branch.after: branch for branch in every}.values())
         partial.branches = tuple(branch for branch in partial.branches if not self.closed(branch.after))
         return partial.branches
 
     def close(self, layout: Layout) -> None:
-        """Leave a layout out from now on."""
+        """Mark a layout as visited: it is left out from now on."""
         if layout not in self._visited:
             self._visited.add(layout)
             self._left[_family(layout)] -= 1
 
     def closed(self, partial: Partial) -> bool:
-        """Return whether nothing of a partial plan is left to visit."""
+        """Return whether no layout of a partial plan is left to visit."""
         if not partial.closed:
             if partial.families:
                 partial.closed = not any(self._left[family] for family in partial.open)
@@ -124,6 +126,7 @@ class Decisions:
         return partial.closed
 
     def _decided(self, partial: Partial) -> Iterator[Branch]:
+        # families stand for their layouts until one is left, so that the top of the tree needs no lists of layouts
         if partial.families and len(partial.open) == 1:
             partial = self._partial(tuple(self._members[partial.open[0]]), families=False)
 
@@ -141,6 +144,7 @@ class Decisions:
     def _partial(self, left: tuple[Layout, ...], *, families: bool) -> Partial:
         if families and len(left) == 1 and len(members := self._members[left[0]]) == 1:
             left, families = tuple(members), False
+        # ids hash faster than layouts, and the tree keeps its layouts alive
         key = families, tuple(map(id, left))
         return self._partials.setdefault(key, Partial(left, families))
 
@@ -150,7 +154,7 @@ def _values(layout: Layout, names: tuple[str, ...]) -> tuple[object, ...]:
 
 
 def _family(layout: Layout) -> Layout:
-    """Return what layouts share that differ in neither degrees nor microbatch."""
+    """Return the family of a layout in the tree: its degrees and microbatch, and defaults for the rest."""
     shared = {name: getattr(layout, name) for name in (*_DEGREES, "microbatch")}
     return replace(_NOTHING, **shared)
 
@@ -164,9 +168,9 @@ class Outlook(NamedTuple):
     Parameters
     ----------
     bound
-        Seconds that its step takes at least; infinite where it does not fit.
+        A lower bound of the step time, in seconds; infinite where the layout does not fit.
     shortfall
-        The part of the memory it needs that the smallest device does not have: 0 where it fits, and below 1.
+        The fraction of its peak memory that the smallest device lacks: 0 where it fits, always below 1.
     """
 
     bound: float
@@ -174,12 +178,12 @@ class Outlook(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether it fits in memory."""
+        """Whether the layout fits in memory."""
         return self.bound < inf
 
 
 class Outlooks(dict[Layout, Outlook]):
-    """The outlook of every layout of a problem, each asked for once."""
+    """The outlooks of layouts of a problem, each computed once."""
 
     def __init__(self, problem: Problem, costs: CostModel) -> None:
         super().__init__()

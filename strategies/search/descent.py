@@ -1,8 +1,7 @@
-"""Where a search begins: plans that people know, and the way down from the best of them.
+"""The beginning of a search: plans that people know, and the descent from the best of them.
 
-A good plan before the first bound is divided drops most of a space at once, and is there when time is short.
-
-The members of a group by their bounds, and what is asked of them first.
+A good plan at the start lets bounds drop most of a space at once, and is an answer when time is short. `GroupMembers`
+lists the members of a group by their bounds.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -31,12 +30,12 @@ from meshwise.strategies.search.starts import engineer_layouts
 
 
 class GroupMembers:
-    """The members of a group that may fit, the cheapest bound first.
+    """The members of a group that may fit, the lowest bound first.
 
     Parameters
     ----------
     bounds
-        Of all rows and columns of the group, in seconds; infinite where there is no member that may fit.
+        Lower bounds of all rows and columns of the group, in seconds; infinite where no member can fit.
     """
 
     def __init__(self, group: Group, bounds: FloatArray) -> None:
@@ -48,30 +47,30 @@ class GroupMembers:
 
     @property
     def bound(self) -> float:
-        """Seconds that the cheapest member left takes at least; infinite where none is left."""
+        """The lower bound of the next member, in seconds; infinite where no member is left."""
         return float(self.seconds[self.at]) if self.at < len(self.cells) else inf
 
     def next(self) -> Layout:
-        """Return the cheapest member left."""
+        """Return the next member, the one with the lowest bound of those left, and move past it."""
         row, column = divmod(int(self.cells[self.at]), len(self.group.states))
         self.at += 1
         return self.group.member(row, column)
 
 
 def memory_depends_on_timing(layout: Layout) -> bool:
-    """Return whether peak memory depends on when passes run; then it costs more to compute than the longest path."""
+    """Return whether peak memory depends on when passes run; it then takes longer to compute than the longest path."""
     return rule_of(layout.schedule).pairs is not no_pairs or layout.offload.in_passes
 
 
 Known = Generator[Plan, Evaluation, tuple[float, Layout | None]]
-"""Yields plans; returns the least step time in seconds, infinite where none fitted, and the layout that has it."""
+"""Yields plans; returns the least step time in seconds, infinite where no plan fitted, and its layout."""
 
 
 def known_layouts(problem: Problem, space: Space) -> tuple[Layout, ...]:
-    """Return the plans that a search knows before it looks: recipes, and what an engineer types first.
+    """Return the known plans of a search: recipes, and the layouts that an engineer tries first.
 
-    Those that break a rule of the problem or a limit of the space are left out, what the space does not accept, and
-    schedules without a flush: they train on older weights.
+    Layouts that break a rule of the problem or a limit of the space are left out, as are layouts that the space does
+    not accept and schedules without a flush, which train on older weights.
     """
     layouts = _stated_layouts(problem, space)
     legal = (each for each in layouts if space.allows(each) and next(violations(problem, each), None) is None)
@@ -79,7 +78,7 @@ def known_layouts(problem: Problem, space: Space) -> tuple[Layout, ...]:
 
 
 def _stated_layouts(problem: Problem, space: Space) -> tuple[Layout, ...]:
-    """Return the plans that people know in the words of a space, also those that it does not have."""
+    """Return the known plans, written as the space writes them, whether the space has them or not."""
     typed = (layout for _, layout in engineer_layouts(problem))
     stated = (layout for layout in (*space.starts, *typed) if not rule_of(layout.schedule).asynchronous)
     choices = choices_of(problem, space)
@@ -87,9 +86,9 @@ def _stated_layouts(problem: Problem, space: Space) -> tuple[Layout, ...]:
 
 
 def known_groups(problem: Problem, space: Space) -> tuple[Group, ...]:
-    """Return the groups of a space in which known plans are, or would be if they shared states or recomputed otherwise.
+    """Return the groups of known plans, also where the plan itself is no member because of its states or recomputation.
 
-    Who knows the degrees and the schedule of a good plan seldom knows what it should recompute to fit.
+    People who know the degrees and the schedule of a good plan seldom know what it must recompute to fit.
     """
     choices = choices_of(problem, space)
     groups = (
@@ -105,7 +104,7 @@ def _is_accepted(problem: Problem, space: Space, layout: Layout) -> bool:
 
 
 def _within(space: Space, layout: Layout) -> Layout:
-    """Return the layout with fields that it does not use, as the schedule of one stage, as a space allows them."""
+    """Return the layout with unused fields, such as the schedule of a single stage, set to values the space allows."""
     unused = {"attention": layout.context == 1, "schedule": layout.pipeline == 1}
     limits = ((name, getattr(space, name)) for name, without in unused.items() if without)
     others = {name: limit[0] for name, limit in limits if limit is not None and getattr(layout, name) not in limit}
@@ -113,13 +112,13 @@ def _within(space: Space, layout: Layout) -> Layout:
 
 
 def soonest_known(problem: Problem, space: Space) -> list[tuple[Plan, Layout]]:
-    """Return the known plans with their layouts, those that are simulated soonest first: by their passes."""
+    """Return the known plans with their layouts, by rising number of passes: the soonest simulated first."""
     plans = [(complete(problem, layout), layout) for layout in known_layouts(problem, space)]
     return sorted(plans, key=lambda row: num_passes(problem, row[1]))
 
 
 def first_known(problem: Problem, space: Space, costs: CostModel) -> Known:
-    """Yield the known plan that fits and is simulated soonest, so that a search has a result however short its time."""
+    """Yield the known plan that fits and is simulated soonest, so that even a short search has a result."""
     for plan, layout in soonest_known(problem, space):
         if costs.fits(plan):
             return (yield plan).step_time, layout
@@ -127,11 +126,11 @@ def first_known(problem: Problem, space: Space, costs: CostModel) -> Known:
 
 
 Rising = Iterator[tuple[float, Layout | None]]
-"""Bounds in seconds by rising value: no known plan that is left is faster; with a layout, it is its longest path."""
+"""Rising lower bounds in seconds of all known plans not yet yielded; with a layout, the bound is its longest path."""
 
 
 def best_known(problem: Problem, known: Rising, best: float, layout: Layout | None) -> Known:
-    """Yield the known plans that may be faster than ``best`` seconds, which ``layout`` takes."""
+    """Yield the known plans that may be faster than ``best_time`` seconds, the step time of ``layout``."""
     for bound, candidate in known:
         if bound >= best:
             break
@@ -141,7 +140,7 @@ def best_known(problem: Problem, known: Rising, best: float, layout: Layout | No
 
 
 def shortest_known(known: Rising, limit: float) -> tuple[float, Layout] | None:
-    """Return the least longest path of a known plan, if it is below ``limit`` seconds, and the layout."""
+    """Return the shortest longest path of a known plan, if it is below ``limit`` seconds, and the layout."""
     for bound, candidate in known:
         if bound >= limit:
             break
@@ -151,17 +150,18 @@ def shortest_known(known: Rising, limit: float) -> tuple[float, Layout] | None:
 
 
 def known_by_path(problem: Problem, space: Space, costs: CostModel) -> Rising:
-    """Yield known plans that fit with their longest paths by rising path, and between them how far bounds are.
+    """Yield known plans that fit with their longest paths, by rising path, and between them the bound reached so far.
 
-    Of the group of each known plan it is also the member that has the least bound of those that fit. The plan with the
-    least bound is looked at closer, one level at a time: what its devices compute, a path through its step, whether it
-    fits, its longest path. Nothing is worked out beyond the bound at which a caller stops.
+    For the group of a known plan, its member with the lowest bound of those that fit counts as known too. The entry
+    with the lowest bound is refined one level at a time: the bound of its family, the bound of the plan, whether it
+    fits, its longest path. Nothing is computed beyond the bound at which a caller stops.
     """
     waiting: list[tuple[float, int, int, Layout | Group | GroupMembers]] = []
     layouts = known_layouts(problem, space)
     nodes: list[Layout | Group] = [*layouts, *known_groups(problem, space)]
     for number, node in enumerate(nodes):
         layout = node.layout if isinstance(node, Group) else node
+        # a family has one size of microbatches: there is no bound for others
         floor = costs.floor(family_of(layout)) if isinstance(layout.microbatch, int) else 0.0
         heappush(waiting, (floor, _FLOOR, number, node))
     found = set(layouts)
@@ -175,6 +175,7 @@ def known_by_path(problem: Problem, space: Space, costs: CostModel) -> Rising:
             continue
         if isinstance(known, GroupMembers):
             members, known = known, known.next()
+            # where memory needs timing, whether the member fits is asked after its longest path, which is cheaper
             is_late = memory_depends_on_timing(known)
             if is_late or costs.fits(complete(problem, known)):
                 if known not in found:
@@ -193,32 +194,32 @@ def known_by_path(problem: Problem, space: Space, costs: CostModel) -> Rising:
 
 
 _FLOOR, _BOUND, _PATH = range(3)
-"""Which lower bound of its step a plan waits with: that of its family, its own, or its longest path."""
+"""The level of a plan's lower bound in the queue: the bound of its family, its own bound, or its longest path."""
 
 
 SOON = 4096
-"""Passes of all stages up to which a plan is simulated soon: in a second or two."""
+"""The number of passes of all stages up to which a plan is simulated in a second or two."""
 
 
 def is_simulated_soon(problem: Problem, layout: Layout) -> bool:
-    """Return whether discrete events of a plan take no longer than the way down from it."""
+    """Return whether a plan is simulated in no more time than a descent from it takes."""
     return num_passes(problem, layout) <= SOON
 
 
 def num_passes(problem: Problem, layout: Layout) -> int:
-    """Return the passes of all stages in a step of a plan, to which the time of its simulation is in proportion."""
+    """Return the number of passes of all stages in a step, to which the time of a simulation is in proportion."""
     plan = complete(problem, layout)
     return plan.num_microbatches * len(plan.stages)
 
 
 FIRST_PATIENCE = 4
-"""Longest paths after which a plan on the way is simulated though that takes long; doubled by every answer."""
+"""Longest paths after which a descent evaluates a plan that takes long to simulate; doubled after every evaluation."""
 
 NEARLY = 1.01
-"""How many times the shortest path of a way a plan may have that is evaluated instead, for it is simulated sooner."""
+"""A plan that is simulated sooner is evaluated instead, if its longest path is at most this many times the shortest."""
 
 MOST_MEMBERS = 64
-"""Members of the groups near a plan that are looked at before a descent goes farther, or ends."""
+"""Members of the groups near a plan that a descent looks at before it goes farther, or ends."""
 
 
 def descend(
@@ -229,19 +230,19 @@ def descend(
     chosen: Layout | None,
     start: Layout | None = None,
 ) -> Known:
-    """Yield faster and faster plans, each found near the one before; ``chosen`` takes ``best`` seconds.
+    """Yield faster and faster plans, each found near the one before; ``best_layout`` takes ``best_time`` seconds.
 
-    Near a plan are the members of its group first, which cost least to look at, then those of its family, then those
-    of other families (`groups_near`). The members with the least bounds are looked at until one has a shorter longest
-    path. A plan is evaluated where no family has one of a shorter path and the way ends; where its own family has none,
-    it is evaluated if that takes little time, so that there is an answer. One that takes long to evaluate is evaluated
-    once `FIRST_PATIENCE` longest paths were asked for, the next after twice as many, and so on: there is an answer
-    soon, and ever fewer of them a path. It is the plan that is simulated soonest of those nearly as short.
+    The neighbourhood of a plan is first its group, which is cheapest to look at, then its family, then other families
+    (`groups_near`). Its members are looked at by rising bound until one has a shorter longest path; the descent moves
+    there. It ends, and evaluates its plan, where no member near has a shorter path. Before it looks at other
+    families, it evaluates a plan that is simulated soon, so that there is an answer. While only plans that take long
+    to simulate are on its way, it evaluates one after `FIRST_PATIENCE` longest paths, the next after twice as many,
+    and so on: the plan that is simulated soonest of those with nearly the shortest path.
 
     Parameters
     ----------
-    start
-        A plan that is not evaluated yet, to begin at it; by default the way begins at ``chosen``.
+    start_layout
+        A layout to begin at that has not been evaluated; by default the descent begins at ``best_layout``.
     """
     layout = chosen if start is None else start
     assert layout is not None
@@ -262,10 +263,22 @@ def descend(
 
 @dataclass(slots=True)
 class _Way:
-    """Where a descent is: at ``layout``, whose longest path is ``lowest``; ``chosen`` takes ``best`` seconds.
+    """The state of a descent.
 
-    ``evaluated`` is the longest path of the plan on the way that was evaluated last; ``quick`` the path and layout of
-    the plan that is simulated soonest of those on the way that are nearly as short.
+    Parameters
+    ----------
+    best_time, best_layout
+        The fastest evaluated plan: its step time in seconds, and its layout.
+    layout, path
+        The plan where the descent is, and its longest path in seconds.
+    evaluated_path
+        The longest path of the plan that the descent evaluated last.
+    quick_plan
+        The path and layout of the plan that is simulated soonest of those with nearly the shortest path.
+    num_paths
+        Longest paths computed since the last evaluation.
+    patience
+        The number of longest paths after which a plan is evaluated though that takes long.
     """
 
     problem: Problem
@@ -281,18 +294,18 @@ class _Way:
 
     @property
     def is_open(self) -> bool:
-        """Whether the plan where the way is has not been evaluated and may be the best."""
+        """Whether the current plan has not been evaluated and may be the best."""
         return self.lowest < min(self.evaluated, self.best)
 
     def evaluate(self) -> Generator[Plan, Evaluation, None]:
-        """Yield the plan where the way is, unless it is known or cannot be the best."""
+        """Yield the current plan, unless it has been evaluated or cannot be the best."""
         if self.is_open:
             yield from self._evaluate(self.lowest, self.layout)
 
     def evaluate_quick(self) -> Generator[Plan, Evaluation, None]:
-        """Yield the plan that is simulated soonest, or where it is known or cannot be the best, that where the way is.
+        """Yield the quick plan, or the current plan where the quick one is evaluated or cannot be the best.
 
-        The next is waited for twice as long.
+        The patience doubles.
         """
         path, layout = self.quick
         self.quick, self.patience = (self.lowest, self.layout), 2 * self.patience
@@ -308,14 +321,15 @@ class _Way:
             self.best, self.chosen = step_time, layout
 
     def move_to_shorter(self, groups: Mapping[Layout, Iterable[Group]]) -> Generator[Plan, Evaluation, bool]:
-        """Go to the first member that fits and has a shorter longest path; return whether there is one.
+        """Move to the first member that fits and has a shorter longest path; return whether there is one.
 
-        The plan where the way is may be yielded before, where its answer has been waited for too long.
+        A plan may be yielded before, where the patience is used up.
         """
         for candidate in islice(_least_members(self.costs, groups, self.lowest), MOST_MEMBERS):
             plan, late = complete(self.problem, candidate), memory_depends_on_timing(candidate)
             if self.costs.bound(plan) >= self.lowest or not (late or self.costs.fits(plan)):
                 continue
+            # a plan that is simulated soon is evaluated before the descent goes far, and needs no patience
             if self.is_open and self.asked >= self.patience and not is_simulated_soon(self.problem, self.layout):
                 yield from self.evaluate_quick()
             self.asked += 1
@@ -331,7 +345,7 @@ class _Way:
 
 
 def _least_members(costs: CostModel, groups: Mapping[Layout, Iterable[Group]], limit: float) -> Iterator[Layout]:
-    """Yield the members of groups by family whose bounds are below ``limit`` seconds, by rising bound."""
+    """Yield the members whose bounds are below ``limit`` seconds, by rising bound; ``groups`` are by family."""
     waiting: list[tuple[float, int, Layout | GroupMembers]] = []
     for family in groups:
         heappush(waiting, (costs.floor(family), len(waiting), family))

@@ -1,11 +1,10 @@
-"""The driver of searches, and what algorithms say to it.
+"""The driver of searches, and the messages between it and an algorithm.
 
-The one loop that runs every search: budget, clock, memo, progress and best so far live here.
+One loop runs every search: it has the budget, the clock, the memo, the progress and the best plan so far.
 
-An algorithm is a frozen dataclass with one generator. It writes ``evaluation = yield plan`` to
-learn about a plan, and may yield or return a `Proof` to say what it knows about all of them, or yield a
-`Certificate` of the plans that it yields next. It may yield `Upcoming` plans, so that an executor evaluates several
-at once; trials and answers are the same without one.
+An algorithm is a frozen dataclass with one generator. It writes ``evaluation = yield plan`` to learn about a plan, and
+may yield or return a `Proof` about all plans, or yield a `Certificate` of the plans that it yields next. It may yield
+`Upcoming` plans, so that an executor evaluates several at once; trials and answers are the same without an executor.
 """
 
 from collections import deque
@@ -44,19 +43,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What is known of the sum of costs behind the plans that are yielded after it.
+    """What an algorithm has proven about the sum of costs of the plans that it yields next.
 
-    It is of one mesh and one size of microbatches, and says nothing of simulated times.
+    It holds for one mesh and one size of microbatches, and says nothing about simulated times.
 
     Parameters
     ----------
     gap
-        Fraction by which the sum may be above the least within the same bytes: 0 is proven the least, ``None`` where
-        nothing is known.
+        Fraction by which the sum may be above the least sum within the same bytes: 0 where it is proven to be the
+        least, ``None`` where nothing is known.
     memory_price
-        Seconds of a step that one byte more on every device saves, over the next bytes; ``None`` where it is not known.
+        Seconds of a step that one more byte on every device saves, over the next bytes; ``None`` where unknown.
     among
-        Of which choices the least is meant, where these are not all.
+        The choices among which the sum is compared, in words; empty for all choices.
     """
 
     gap: float | None
@@ -65,32 +64,32 @@ class Certificate:
 
 
 TELL_SECONDS = 0.5
-"""How often a search that only looks at plans says how far it is."""
+"""Seconds between reports of progress while a search evaluates nothing."""
 MAX_REPEATS = 1000
-"""Proposals in a row that repeat known plans, after which a search has run dry."""
+"""Proposals in a row that repeat evaluated plans, after which a search ends."""
 
 MAX_NEAREST = 20_000
-"""Plans whose memory is looked at where none fits."""
+"""Plans whose memory is computed at most where none fits."""
 
 NEAREST_SECONDS = 1.0
-"""How long at most after the time is up."""
+"""Seconds after the end of the time that looking at memory, or a simulation under way, may still take."""
 
 FINISHED, OUT_OF_TIME, BUDGET, INTERRUPTED = "finished", "out of time", "budget", "interrupted"
-"""How a search ends: its algorithm has nothing left to propose, or a limit or the user ended it."""
+"""How a search ended: its algorithm had nothing left to propose, or a limit or the user ended it."""
 
 
 class OutOfTime(Exception):
-    """Raised by the costs that an algorithm sees when the search has used its seconds.
+    """Raised by the cost model that an algorithm sees when the time of the search is over.
 
-    An algorithm that has evaluated nothing yet may catch it and yield the one plan it would try.
+    An algorithm that has evaluated nothing yet may catch it and yield its most promising plan.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """The claim that no plan that fits takes less than ``lower_bound`` seconds: of ``space``, by default the whole.
+    """The claim that no plan of ``space`` that fits takes less than ``lower_bound`` seconds.
 
-    An infinite bound is the claim that none fits.
+    ``space`` is by default the space of the search. An infinite bound is the claim that no plan fits.
     """
 
     lower_bound: float
@@ -99,7 +98,7 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class Upcoming:
-    """Plans that will be proposed, in this order as far as the budget goes: they may be evaluated at once."""
+    """Plans that will be proposed in this order, as far as the budget goes; an executor may evaluate them at once."""
 
     plans: tuple[Plan, ...]
 
@@ -114,15 +113,15 @@ class Considered:
 
 
 Proposals = Generator[Plan | Proof | Certificate | Upcoming | Considered, Evaluation, Proof | None]
-"""What an algorithm is while it runs; one that only yields plans is one too."""
+"""The generator of a running algorithm; a generator of plans alone is one too."""
 
 
 class SearchAlgorithm(Protocol):
-    """A way to look for the best plan; its fields are its hyper-parameters."""
+    """A search algorithm; its fields are its hyper-parameters."""
 
     name: ClassVar[str]
 
-    # Those that list all plans have a ``most_plans: ClassVar[int]``: of a larger space they are given the core.
+    # An algorithm that lists all plans has ``most_plans: ClassVar[int]``; of a larger space it is given the core.
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield plans to evaluate, and proofs; return the last proof, or ``None``."""
@@ -130,22 +129,22 @@ class SearchAlgorithm(Protocol):
 
 
 class Journal(Protocol):
-    """The trials of earlier runs of a search, and where those of this one are kept."""
+    """The trials of earlier runs of a search, to which the trials of this run are added."""
 
     def known(self, plan: Plan) -> Trial | None:
         """Return the trial of ``plan`` in an earlier run; ``None`` where it was not evaluated."""
         ...
 
     def keep(self, trial: Trial) -> None:
-        """Keep a trial of this run, so that no end of the process can lose it."""
+        """Store a trial of this run at once, so that it survives the end of the process."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a search is: what callbacks receive after every evaluation.
+    """The progress of a search, which callbacks receive after every evaluation.
 
-    ``left`` is how many seconds are left until the time or, at the pace so far, the budget is used;
+    ``seconds_left`` is the number of seconds until the time is over or, at the speed so far, the budget is used;
     ``None`` where there is no limit.
     """
 
@@ -158,7 +157,7 @@ class Progress:
 
     @property
     def gap(self) -> float | None:
-        """The best step time over the lower bound, minus 1; ``None`` where one of them is not known."""
+        """The best step time over the lower bound, minus 1; ``None`` where either is unknown."""
         return _gap(self.best, self.lower_bound)
 
 
@@ -171,29 +170,29 @@ class SearchResult:
     best
         The fastest plan that fits; ``None`` where none was found.
     nearest
-        Where none was found: the plan with the least peak memory among those that there was time to look at.
+        Where no plan was found to fit: the plan with the least peak memory of those that there was time to look at.
     trials
-        Every plan that was evaluated, once, in order.
+        Every evaluated plan once, in order.
     considered
-        Different plans that were looked at, those dropped without an evaluation included.
+        The number of different plans that were looked at, including those dropped without an evaluation.
     lower_bound
-        Seconds below which no plan of the space that fits can come; ``None`` where none is known.
+        A lower bound in seconds of the step time of all plans of the space that fit; ``None`` where unknown.
     gap
-        ``(best - lower_bound) / lower_bound``, at least 0: then no plan of ``scope`` is faster. ``None`` where no bound
-        is known.
+        ``(best - lower_bound) / lower_bound``, at least 0; at 0 no plan of ``scope`` is faster. ``None`` where no
+        bound is known.
     wall_time
         Seconds.
     history
-        ``(evaluations, elapsed, step_time)`` whenever the best became better.
+        ``(evaluations, elapsed, step_time)`` of every new best plan.
     end
         `FINISHED`, `OUT_OF_TIME`, `BUDGET` or `INTERRUPTED`.
     nothing_fits
-        Whether the algorithm has proven of all plans of the space that none fits.
+        Whether the algorithm has proven that no plan of the space fits.
     certificate
-        What the algorithm said of the best plan, if it did.
+        The algorithm's certificate of the best plan, if any.
     scope
-        The plans among which it looked, of which ``lower_bound`` and ``gap`` are: the best may be none of them.
-        ``None`` where it chose a sharding for every operator, of which the certificate tells, or was interrupted.
+        The plans that ``lower_bound`` and ``gap`` cover; the best plan may be outside. ``None`` where the algorithm
+        chose a sharding for every operator, which the certificate covers, or was interrupted.
     """
 
     algorithm: str
@@ -215,11 +214,11 @@ class SearchResult:
 
     @property
     def interrupted(self) -> bool:
-        """Whether the user ended it."""
+        """Whether the user ended the search."""
         return self.end == INTERRUPTED
 
     def to_pandas(self) -> "pd.DataFrame":
-        """Return one row a trial: the plan in words, seconds a step, peak bytes, whether it fits, seconds so far."""
+        """Return one row per trial: the plan in words, step time (s), peak memory (bytes), whether it fits, seconds."""
         import pandas as pd
 
         rows = [
@@ -253,7 +252,7 @@ def _step_time(trial: Trial) -> float:
 
 
 class SearchResults(tuple[SearchResult, ...]):
-    """What several searches found, in their order; at a prompt a line each."""
+    """The results of several searches, in their order; at a prompt one line each."""
 
     __slots__ = ()
 
@@ -280,33 +279,33 @@ def search(
     executor: Executor | None = None,
     journal: Journal | None = None,
 ) -> SearchResult:
-    """Return what ``algorithm`` finds for ``problem`` in ``space``.
+    """Return the result of ``algorithm`` for ``problem`` in ``space``.
 
     Parameters
     ----------
     costs
-        How plans are judged; by default the simulator.
+        The cost model; by default the simulator.
     budget
-        Evaluations, of different plans: a repeated plan costs none.
+        The number of evaluations at most; only different plans count.
     seconds
-        Time after which nothing is looked at any more. What is simulated then is given up a moment later; where no plan
-        was evaluated, the known plan that is simulated soonest is, so that there is a result.
+        The time of the search. A simulation under way at its end is given up a moment later. Where no plan was
+        evaluated by then, the known plan that is simulated soonest is, so that there is a result.
     progress
-        Called after every evaluation, and now and then while plans are only looked at.
+        Called after every evaluation, and about twice a second while no plan is evaluated.
     clock
-        Where the seconds come from.
+        Returns the current time in seconds.
     executor
-        Evaluates plans that an algorithm knows ahead, of processes of this machine or of a cluster. Trials and
-        history are the same for any number of workers, but for the seconds in them. It is left open.
+        Evaluates plans that an algorithm announces, in processes of this machine or of a cluster. Trials and history
+        do not depend on the number of workers, except for the seconds in them. The executor is not shut down.
     journal
-        Answers what an earlier run of the same search has evaluated, and keeps what this one does. The search does
-        what it would have done uninterrupted; its clock goes on from that of the earlier run.
+        Answers plans that an earlier run of the same search has evaluated, and keeps the trials of this run. The
+        search goes on as if it had not been interrupted, and its clock goes on from that of the earlier run.
 
     Raises
     ------
     ValueError
-        Where ``budget`` is less than 1, ``seconds`` is not positive, or ``journal`` says of the best plan what the
-        costs do not. That nothing fits is a result.
+        Where ``budget`` is less than 1, ``seconds`` is not positive, or ``journal`` has another evaluation of the best
+        plan than the cost model. That nothing fits is a result, not an error.
     """
     if budget is not None and budget < 1:
         raise ValueError(f"budget is at least 1 evaluation, met {budget}; nearest: 1")
@@ -316,6 +315,7 @@ def search(
     most = getattr(algorithm, "most_plans", None)
     whole, space = space, space if most is None else within(problem, space, most)
     fan_out = FanOut(costs, executor)
+    # only these limits can be broken, by algorithms that choose stages and recomputation by themselves
     limited = (space.accepts, space.recompute, space.stages) != (None, None, None)
     accepted = partial(_accepted, problem, space) if limited else None
     run = _Run(costs, fan_out, journal, budget, seconds, progress, clock, accepted)
@@ -350,7 +350,7 @@ def search(
         end=run.end,
         certificate=run.certificate,
         scope=scope,
-        nothing_fits=run.lower_bound == inf and space is whole,
+        nothing_fits=run.lower_bound == inf and space is whole,  # a proof about the core says nothing of the rest
     )
 
 
@@ -361,7 +361,11 @@ def _gap(best: Trial | None, lower_bound: float | None) -> float | None:
 
 
 def _that_keep_least(problem: Problem, space: Space) -> Iterator[Layout]:
-    """Yield layouts of a space: of the smallest microbatch, and of most recompute where it has that; else all."""
+    """Yield the layouts of a space that need little memory.
+
+    Microbatches are of 1 sequence unless the space limits them, and groups with full recompute have it. Where the
+    space has no such layouts, all of it.
+    """
     frugal = space if space.microbatch else space.with_limits(microbatch=(1,))
     for group in groups(problem, frugal):
         fullest = np.array([choice.recompute is Recompute.FULL for choice in group.passes])
@@ -371,12 +375,12 @@ def _that_keep_least(problem: Problem, space: Space) -> Iterator[Layout]:
 
 
 def _accepted(problem: Problem, space: Space, plan: Plan) -> bool:
-    """Return whether a plan keeps the limits that an algorithm which divides stages itself may leave."""
+    """Return whether a plan keeps the limits that an algorithm may break which divides stages by itself."""
     return keeps_limits(problem, space, plan) and (space.accepts is None or not space.accepts.refusals(problem, plan))
 
 
 def _confirm(best: Trial, journal: Journal, costs: CostModel) -> None:
-    """Raise ``ValueError`` where the best plan has another evaluation than the journal says."""
+    """Raise ``ValueError`` where the cost model's evaluation of the best plan is not that of the journal."""
     if journal.known(best.plan) is None:
         return
     fresh = costs.evaluate(best.plan)
@@ -388,7 +392,7 @@ def _confirm(best: Trial, journal: Journal, costs: CostModel) -> None:
 
 
 class _Run:
-    """The state of one search, and the cost model that its algorithm sees: one that counts."""
+    """The state of one search, and the cost model that its algorithm sees, which counts plans and watches the time."""
 
     def __init__(
         self,
@@ -421,7 +425,7 @@ class _Run:
 
     @property
     def considered(self) -> int:
-        """Different plans that were looked at, by themselves or in groups."""
+        """The number of different plans that were looked at, one by one or in groups."""
         return max(len(self.seen), self.in_groups)
 
     @property
@@ -430,8 +434,9 @@ class _Run:
         return self.clock() - self.start
 
     def drive(self, proposals: Proposals) -> None:
-        """Answer every proposal until the algorithm, the budget or the time is at its end."""
+        """Answer every proposal until the algorithm, the budget or the time ends."""
         answer: Evaluation | None = None
+        # long computations of an algorithm look at the time too, and its generator is closed however the loop ends
         with watched_by(self.check_time), closing(proposals):
             while True:
                 try:
@@ -459,7 +464,7 @@ class _Run:
 
     def _learn(self, proof: Proof | None) -> None:
         if proof is not None:
-            if proof.space != self.space:  # nothing fits in the one before
+            if proof.space != self.space:  # the search moved to another space, as nothing fitted in the one before
                 self.space, self.lower_bound = proof.space, None
             self.lower_bound = max(proof.lower_bound, self.lower_bound or 0.0)
 
@@ -477,6 +482,8 @@ class _Run:
         self.fan_out.begin(new[:room])
 
     def _spent(self, plan: Plan) -> bool:
+        """Return whether the search ends before ``plan``: its time or budget is used, or plans only repeat."""
+        # plans of an earlier run are answered even when time is up, so that a resumed search takes the same course
         if self.trials and self._late and self._known(plan) is None:
             self.end = OUT_OF_TIME
             return True
@@ -501,7 +508,7 @@ class _Run:
         if self.accepted is None or self.accepted(plan):
             with watched_by(self._check_simulation):
                 evaluation = self.fan_out.evaluate(plan)
-        else:  # of an algorithm that leaves the space, as those do that choose the layers of stages
+        else:  # an algorithm that chooses the layers of stages may leave the space
             evaluation = Evaluation(inf, self.costs.peak_memory(plan), fits=False)
         trial = Trial(plan, evaluation, self.elapsed)
         if self.journal is not None:
@@ -509,19 +516,19 @@ class _Run:
         return trial
 
     def _check_simulation(self) -> None:
-        """Raise `OutOfTime` where the time has been over for a moment: what is simulated may take long."""
+        """Raise `OutOfTime` where the time has been over for a moment, since a simulation may take long."""
         if self.seconds is not None and self.elapsed >= self.seconds + NEAREST_SECONDS:
             self.end = OUT_OF_TIME
             raise OutOfTime
 
     def _recall(self, known: Trial) -> Trial:
-        """Return a trial of an earlier run, and set the clock to what it was then."""
+        """Return a trial of an earlier run, and set the clock to its time."""
         elapsed = max(known.elapsed, self.trials[-1].elapsed if self.trials else 0.0)
         self.start = self.clock() - elapsed
         return replace(known, elapsed=elapsed)
 
     def record(self, trial: Trial) -> None:
-        """Take in a trial, the best so far or not."""
+        """Add a trial, and make it the best where it is."""
         evaluation = trial.evaluation
         self.memo[trial.plan] = evaluation
         self.trials.append(trial)
@@ -553,64 +560,67 @@ class _Run:
             self._tell(elapsed)
 
     def check_time(self) -> None:
-        """Raise `OutOfTime` where the time is over."""
+        """Raise `OutOfTime` where the time of the search is over."""
         self._look()
 
     def peak_memory(self, plan: Plan) -> float:
-        """Return the bytes of the fullest device."""
+        """Return the peak memory of the fullest device, in bytes."""
         self._look(plan)
         return self.costs.peak_memory(plan)
 
     def fits(self, plan: Plan) -> bool:
-        """Return whether the plan fits in memory, and is accepted."""
+        """Return whether the plan fits in memory and is accepted."""
         self._look(plan)
         return self.costs.fits(plan) and (self.accepted is None or self.accepted(plan))
 
     def bound(self, plan: Plan) -> float:
-        """Return seconds that the plan's step takes at least."""
+        """Return a lower bound of the plan's step time, in seconds."""
         self._look(plan)
         return self.costs.bound(plan)
 
     def floor(self, family: Layout) -> float:
-        """Return seconds that no step of a family is below."""
+        """Return a lower bound of the step times of a family, in seconds."""
         self._look()
         return self.costs.floor(family)
 
     def reach(self, family: Layout) -> float:
-        """Return seconds that no step of a family is below whose schedule runs one pass at a time."""
+        """Return a lower bound, in seconds, of the step times of a family's layouts that run one pass at a time."""
         self._look()
         return self.costs.reach(family)
 
     def table(self, group: Group, limit: float = inf) -> FloatArray:
-        """Return bounds of the members of a group."""
+        """Return lower bounds of the step times of a group's members, in seconds."""
         self._look()
         return self.costs.table(group, limit)
 
     def spent(self, plan: Plan) -> dict[Resource, float]:
-        """Return the seconds of a step that every resource takes."""
+        """Return the seconds that each resource takes of the plan's step."""
         self._look(plan)
         return self.costs.spent(plan)
 
     def longest_paths(self, plans: Sequence[Plan]) -> list[float]:
-        """Return for every plan the seconds of its longest path."""
+        """Return the longest path of every plan, in seconds."""
         for plan in plans:
             self._look(plan)
         return self.costs.longest_paths(plans)
 
     def is_answer(self, nearest: Trial) -> bool:
-        """Return whether the plan that needs the least memory fits, and is accepted: then it is better than none."""
+        """Return whether a trial fits and is accepted, so that it is better than no answer."""
         return nearest.evaluation.fits and (self.accepted is None or self.accepted(nearest.plan))
 
     def fall_back(self, problem: Problem, space: Space) -> None:
-        """Take in the known plan that fits and is simulated soonest, where the time was too short for any other."""
-        self.said = None  # of plans that an algorithm makes, and this is none
+        """Evaluate the known plan that fits and is simulated soonest, where the time was too short for any other."""
+        self.said = None  # certificates are about plans of the algorithm, and this plan is not
         for plan, _ in soonest_known(problem, space):
             if self.costs.fits(plan) and (self.accepted is None or self.accepted(plan)):
                 self.record(Trial(plan, self.costs.evaluate(plan), self.elapsed))
                 return
 
     def nearest(self, problem: Problem, space: Space) -> Trial | None:
-        """Return the plan with the least peak memory of those that there is time to look at, and a moment more."""
+        """Return the plan with the least peak memory of those that there is time to look at.
+
+        At the end of the time a moment more is taken, so that there is an answer.
+        """
         least: tuple[float, Plan] | None = None
         end = inf if self.seconds is None else max(self.seconds, self.elapsed + NEAREST_SECONDS)
         among = chain(known_layouts(problem, space), _that_keep_least(problem, self.space or space))
@@ -626,14 +636,14 @@ class _Run:
 
 
 MOST_AHEAD = 1024
-"""Plans that are told of before they are wanted."""
+"""Plans that are announced before they are proposed, at most."""
 
 
 def ahead(plans: Iterator[Plan]) -> Generator[Plan | Upcoming, Evaluation, float]:
-    """Yield every plan, and before it those that come after it; return the least step time, infinite without plans.
+    """Yield every plan, and announce the plans after it; return the least step time, infinite without plans.
 
-    No more are told of than were evaluated, so that the first result does not wait and a search that ends early has
-    looked at few in vain.
+    No more plans are announced than were evaluated, so that the first result comes at once and few evaluations are in
+    vain where a search ends early.
     """
     best, evaluated = inf, 0
     waiting: deque[Plan] = deque()

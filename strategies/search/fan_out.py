@@ -1,6 +1,7 @@
-"""Evaluations by other processes, of this machine or of a cluster, through ``concurrent.futures``.
+"""Evaluation of plans in other processes, of this machine or of a cluster, through ``concurrent.futures``.
 
-Any executor does: ``ProcessPoolExecutor``, or that of an engine for clusters, as Dask's ``Client(...).get_executor()``.
+Any executor will do: ``ProcessPoolExecutor``, or that of a cluster engine such as Dask's
+``Client(...).get_executor()``.
 """
 
 import os
@@ -20,20 +21,20 @@ from meshwise.strategies.evaluation import Evaluation
 from meshwise.strategies.plan.plan import Plan
 
 MAX_PROCESSES = 1024
-"""Processes that one machine is asked for."""
+"""Processes on one machine at most."""
 MOMENT = 1.0
-"""Seconds for which processes that are given up are waited for."""
+"""Seconds to wait for processes that are given up."""
 POLL = 0.2
-"""Seconds after which it is looked at whether there is still time for an evaluation."""
+"""Seconds between checks whether there is still time for an evaluation."""
 
 
 class FanOut:
-    """Plans under evaluation by an executor; without one, nothing is evaluated before it is asked for.
+    """Plans under evaluation by an executor; without one, plans are evaluated when they are asked for.
 
     Parameters
     ----------
     costs
-        How plans are judged; with an executor a copy goes to every worker, so that they can be pickled.
+        The cost model; with an executor it must be picklable, for every worker gets a copy.
     """
 
     def __init__(self, costs: CostModel, executor: Executor | None) -> None:
@@ -43,11 +44,11 @@ class FanOut:
 
     @property
     def pending(self) -> int:
-        """Plans that were begun and not yet asked for."""
+        """The number of plans whose evaluation was begun and not yet asked for."""
         return len(self._begun)
 
     def begin(self, plans: Iterable[Plan]) -> None:
-        """Let the executor evaluate ``plans``, the first first."""
+        """Submit plans to the executor, in order."""
         if self.executor is None:
             return
         for plan in plans:
@@ -55,10 +56,11 @@ class FanOut:
                 self._begun[plan] = self.executor.submit(_evaluate, self._copy, plan)
 
     def evaluate(self, plan: Plan) -> Evaluation:
-        """Return the evaluation of ``plan``; waits for it where it was begun."""
+        """Return the evaluation of ``plan``; wait for it where it was begun."""
         begun = self._begun.pop(plan, None)
         if begun is None:
             return self.costs.evaluate(plan)
+        # a wait without end would outlast the time of the search
         while True:
             try:
                 return begun.result(POLL)
@@ -66,18 +68,19 @@ class FanOut:
                 check_deadline()
 
     def cancel(self) -> None:
-        """Give up what was begun and not asked for."""
+        """Cancel the evaluations that were begun and not asked for."""
         for future in self._begun.values():
             future.cancel()
         self._begun.clear()
 
 
 _worker = local()
-"""What this thread of a worker judges plans by: a cost model is not made for two threads at once."""
+"""The cost model of this thread of a worker, for a cost model cannot serve two threads at once."""
 
 
 def _evaluate(copy: bytes, plan: Plan) -> Evaluation:
-    """Return the evaluation of ``plan`` by the costs in ``copy``."""
+    """Return the evaluation of ``plan`` by a pickled cost model."""
+    # unpickled once per search: the caches of a cost model are worth more than one evaluation
     if getattr(_worker, "copy", None) != copy:
         _worker.copy, _worker.costs = copy, pickle.loads(copy)
     found: Evaluation = _worker.costs.evaluate(plan)
@@ -85,13 +88,13 @@ def _evaluate(copy: bytes, plan: Plan) -> Evaluation:
 
 
 class Processes(ProcessPoolExecutor):
-    """Processes of this machine that begin when they are needed, leave Ctrl-C to their parent and end with it."""
+    """Processes of this machine that start when they are needed, leave Ctrl-C to their parent and end with it."""
 
     def __init__(self, count: int) -> None:
         super().__init__(count, get_context("spawn"), initializer=_stay_with_parent)
 
     def submit(self, *arguments: Any, **named: Any) -> Future[Any]:
-        """Return the future of a call; a process that begins for it inherits that Ctrl-C is blocked."""
+        """Return the future of a call; a process that starts for it inherits a mask that blocks Ctrl-C."""
         mask = pthread_sigmask(SIG_BLOCK, {SIGINT})
         try:
             return super().submit(*arguments, **named)
@@ -99,8 +102,10 @@ class Processes(ProcessPoolExecutor):
             pthread_sigmask(SIG_SETMASK, mask)
 
     def give_up(self) -> None:
-        """Cancel what waits, and wait a moment for the processes, which end what they are at: left behind, they would
-        tell of the pipes that break when this process ends."""
+        """Cancel waiting calls, and wait a moment for the processes to end the calls under way.
+
+        Processes that are left behind would report broken pipes when this process ends.
+        """
         self.shutdown(wait=False, cancel_futures=True)
         until = monotonic() + MOMENT
         for each in active_children():
@@ -108,7 +113,7 @@ class Processes(ProcessPoolExecutor):
 
 
 def _stay_with_parent() -> None:
-    """Let a worker process end when its parent does, killed or not."""
+    """Let this worker process end when its parent does, even if the parent is killed."""
     parent = parent_process()
     if parent is not None:
         Thread(target=_end_with, args=(parent,), daemon=True).start()
@@ -120,7 +125,7 @@ def _end_with(parent: BaseProcess) -> None:
 
 
 def processes(count: int) -> Processes:
-    """Return an executor of ``count`` processes of this machine, 0 for one a core.
+    """Return an executor of ``count`` processes of this machine; 0 for one per core.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Search among shardings of operators: what the algorithms that choose one for every operator have in common."""
+"""The part that all searches for shardings of single operators have in common."""
 
 from collections.abc import Callable, Container, Generator, Iterator
 from dataclasses import replace
@@ -21,23 +21,24 @@ from meshwise.strategies.search.driver import Certificate, Proof, Proposals
 from meshwise.strategies.search.space import Space
 
 Solve = Callable[[OperatorCosts, int], Solution | Shortfall]
-"""Returns a choice for every operator that takes no more than so many bytes."""
+"""Returns a choice for every operator that takes no more than a number of bytes, or what is missing."""
 
 RETRIES = 4
-"""How often a choice is made on one arrangement, within limits nearer to what its plan takes."""
+"""How often an arrangement is solved, each time with a limit nearer to the bytes that its plan really takes."""
 
 BINDING = 0.97
-"""Part of the memory from which on it is taken to decide."""
+"""Part of the memory from which on memory is taken to bind."""
 
 
 def operator_search(problem: Problem, space: Space, costs: CostModel, solve: Solve, *, among: str = "") -> Proposals:
     """Yield the plan that ``solve`` chooses on every arrangement of the devices that a space allows.
 
-    Of each arrangement the largest microbatches come first, and smaller ones while nothing fits. ``among`` says of
-    which choices ``solve`` takes the best, where these are not all. Of step times it proves what holds for every plan
-    alone: that no device computes faster than its peak.
+    On each arrangement the largest microbatches come first, and smaller ones while nothing fits. ``choices_text``
+    names the choices among which ``solve`` takes the best; empty for all. The only proof about step times is the bound
+    of all plans: no device computes faster than its peak.
     """
     yield Proof(least_step_time(problem))
+    # one StageCosts for all arrangements: the costs of equally cut operators are shared
     stages, pins = StageCosts(problem), resolved(problem.graph, space.pin)
     in_time = partial(_in_time, costs, solve)
     for degrees in arrangements(problem, space):
@@ -57,7 +58,7 @@ def _in_time(costs: CostModel, solve: Solve, table: OperatorCosts, limit: int) -
 
 
 def check_pins(problem: Problem, space: Space) -> None:
-    """Raise ``ValueError`` where pins name what is not there, or no arrangement of the devices can keep them."""
+    """Raise ``ValueError`` where pins name unknown operators, or no arrangement of the devices can keep them."""
     pins = resolved(problem.graph, space.pin)
     found = ""
     for degrees in arrangements(problem, space):
@@ -73,10 +74,10 @@ def check_pins(problem: Problem, space: Space) -> None:
 def _proposals(
     table: OperatorCosts, space: Space, solve: Solve, among: str
 ) -> Generator[Plan | Certificate, Evaluation, bool]:
-    """Yield plans until one fits that uses the memory there is; return whether one fitted.
+    """Yield plans until one fits that uses the memory well; return whether one fitted.
 
-    The bytes of choices are never less than those of their plan, and may be more: where memory binds the limit is
-    moved by what the plan really takes. Where the user ended ``solve`` its plans are the last ones.
+    The bytes of a choice are never less than those of its plan, and may be more: where memory binds, the limit is
+    raised or lowered by the bytes that the plan really takes. Where the user ended ``solve``, its plans are the last.
     """
     limit, fitted = table.limit, False
     room = table.limit
@@ -85,7 +86,7 @@ def _proposals(
         if isinstance(solution, Shortfall):
             if turn or solution.memory <= limit:
                 break
-            limit = solution.memory  # of which its plan may take less
+            limit = solution.memory  # the plan may take less
             continue
         yield _certificate(solution, among)
         chosen = one.plan(solution.choice)
@@ -99,6 +100,7 @@ def _proposals(
         fitted = fitted or fits
         if not needed or (fits and (solution.memory < BINDING * limit or needed > BINDING * room)):
             break
+        # a byte less where the plan did not fit, so that the same choice is not made again
         limit = int(solution.memory * room / needed) - (not fits)
     return fitted
 
@@ -109,10 +111,11 @@ def _certificate(solution: Solution, among: str) -> Certificate:
 
 
 def _tied(table: OperatorCosts, limit: int, solve: Solve) -> tuple[OperatorCosts, Solution | Shortfall]:
-    """Return what ``solve`` chooses where operators that share a parameter keep it in one layout, and of which choices.
+    """Return the solution of ``solve`` in which operators that share a parameter keep it in one layout, and its table.
 
-    Where they would not, the better of both layouts is taken for all; no choice in one layout beats the bound of those
-    in any. If the user has ended ``solve``, all other operators stay as they are.
+    Where a solution has two layouts of a shared parameter, both are tried for all of its operators and the better is
+    taken; the bound of free layouts remains a bound. If the user has ended ``solve``, the other operators keep their
+    choices.
     """
     solution = solve(table, limit)
     if isinstance(solution, Shortfall):
@@ -139,7 +142,7 @@ def _tied(table: OperatorCosts, limit: int, solve: Solve) -> tuple[OperatorCosts
 
 
 def variants(problem: Problem, chosen: Plan, space: Space) -> Iterator[Plan]:
-    """Yield what a chosen plan and those near to it are as data parallelism, with whole states and with shared ones."""
+    """Yield a chosen plan and those near it, with data parallelism in the mesh, with whole and with shared states."""
     for plan in (with_data(problem, chosen),) if space.pin else nearly_data(problem, chosen):
         for zero in dict.fromkeys((plan.zero, 1 if plan.data > 1 and not plan.zero else plan.zero)):
             if _allowed(space.zero, zero) and _allowed(space.data, plan.data):
@@ -147,11 +150,10 @@ def variants(problem: Problem, chosen: Plan, space: Space) -> Iterator[Plan]:
 
 
 def arrangements(problem: Problem, space: Space) -> Iterator[tuple[tuple[str, int], ...]]:
-    """Yield the degrees of the operator axes, with which they have all devices: the inner axis the largest first.
+    """Yield the degrees of the operator axes over all devices, the largest inner axis first.
 
-    The inner axis is all devices, or lies inside a node; limits on ``tensor`` and ``tensor_rows`` are its and
-    the outer one's. Outside of both is a third one where ``tensor_depth`` has more than one rank. There is one
-    pipeline stage.
+    The inner axis has all devices, or lies inside a node; a limit on ``tensor`` is for it, one on ``tensor_rows`` for
+    the outer axis. A third axis outside both has ``tensor_depth`` ranks. There is one pipeline stage.
     """
     devices, inside = len(problem.cluster.free_devices), problem.cluster.first.devices
     if not _allowed(space.pipeline, 1):
@@ -166,9 +168,9 @@ def arrangements(problem: Problem, space: Space) -> Iterator[tuple[tuple[str, in
 
 
 def microbatches(problem: Problem, space: Space, degrees: tuple[tuple[str, int], ...]) -> Iterator[int]:
-    """Yield sequences of a microbatch on all devices, most first: so many on each rank along the first axis.
+    """Yield the sequences of a microbatch on all devices, the largest first; the outermost axis divides them.
 
-    By default the batch divided by powers of two, while that axis can cut what is left.
+    By default the batch divided by powers of two.
     """
     batch, ways = problem.training.global_batch, degrees[0][1]
     if batch % ways:

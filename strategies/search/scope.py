@@ -1,4 +1,4 @@
-"""Which plans a search covers, and which it leaves out, in words: a proof holds for those alone."""
+"""The scope of a proof, in words: the plans that a search covers, and the plans that it leaves out."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -11,22 +11,22 @@ from meshwise.strategies.search.choices import Choices, offloadings
 from meshwise.strategies.search.space import Space, choices_of
 
 _LEFT_OUT = {name: item.left_out for name, item in DECISIONS.items() if item.left_out} | {"devices": "idle devices"}
-"""What a decision that has no limit leaves out of a space."""
+"""By decision, what a space without a limit on it leaves out."""
 
 _ALWAYS_LEFT_OUT = ("single operators sharded apart", "recompute that differs by stage but near the best plan")
-"""What no space of layouts has."""
+"""What every space of layouts leaves out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What a proof about a space covers.
+    """The plans that a proof about a space covers.
 
     Parameters
     ----------
     plans
-        Legal plans, those that do not fit included.
+        The number of legal plans, including those that do not fit.
     tried, left_out
-        What they choose among, and what people may choose besides, in words.
+        What the plans choose among, and what people may choose besides, in words.
     """
 
     plans: int
@@ -38,7 +38,7 @@ class Scope:
 
 
 def scope_of(problem: Problem, space: Space) -> Scope:
-    """Return what a proof about the plans of a space covers."""
+    """Return the scope of a proof about the plans of a space."""
     choices = choices_of(problem, space)
     families = tuple(choices.families())
     plans = sum(map(choices.count, families))
@@ -67,7 +67,10 @@ def _tried(choices: Choices, families: tuple[Layout, ...]) -> Iterator[str]:
 
 
 def _representatives(families: tuple[Layout, ...]) -> Iterator[Layout]:
-    """Yield the first and the last family of every kind: those of a kind differ in how many layers a stage has."""
+    """Yield the first and the last family of every kind; families of a kind differ in the layers of their stages.
+
+    Listing the groups of all families would take as long as a search.
+    """
     kinds: dict[tuple[bool, ...], list[Layout]] = {}
     for family in families:
         kind = family.pipeline > 1, family.tensor > 1, family.data > 1, family.zero_shards > 0
@@ -92,7 +95,7 @@ def _listed(numbers: list[int]) -> str:
 
 
 def _left_out(problem: Problem, space: Space) -> Iterator[str]:
-    # offload is what a search turns to by itself where nothing fits
+    # a search adds this limit by itself where nothing fits: the user has not stated it
     own = space.with_limits(offload=None) if space.offload == offloadings() else space
     limits = [name for name in own.limits if name != "tensor_depth"]
     if space.accepts is not None:

@@ -1,13 +1,12 @@
-"""Spaces of layouts, and the order in which an expert would try them.
+"""Spaces of layouts: the legal layouts of a problem, their neighbours, and the order in which an expert tries them.
 
-What a search may choose from: every legal layout of a problem, and which are one decision apart.
+A layout is legal where `meshwise.strategies.plan.rules.violations` yields nothing. Of several layouts that mean the
+same step only one is in the space: a decision that changes nothing has the first value that the limits allow, such as
+the schedule of a single pipeline rank, the ZeRO stage of a single data rank or the attention of a whole sequence.
 
-A layout is legal where `meshwise.strategies.plan.rules.violations` finds nothing. Of layouts that mean the same step
-only one is in the space: a choice that changes nothing has the first value that the limits allow, as the schedule of a
-single pipeline rank, the ZeRO level of a single data rank or how a whole sequence computes attention.
-
-Layouts come in families, which share degrees, ranks and microbatch, and those in groups, which share the schedule too
-(`meshwise.strategies.plan.group`), so that a large space is counted, and most of it dropped, without listing it.
+A space is divided into families, which share degrees, ranks and microbatch, and a family into groups, which also share
+the schedule (`meshwise.strategies.plan.group`). So a large space is counted, and most of it dropped, without listing
+its layouts.
 """
 
 from collections.abc import Iterable, Iterator
@@ -31,7 +30,7 @@ from meshwise.strategies.search.acceptance import Accepts
 from meshwise.strategies.search.choices import Choices, family_of
 
 StageChoice = Literal["even", "balanced", "paced"] | tuple[int, ...]
-"""Layers of stages: in words, where ``paced`` gives slow devices fewer, or written out."""
+"""Layers of stages: a word, of which ``paced`` gives slow devices fewer layers, or the number of layers per stage."""
 
 _VALUES: dict[str, tuple[type, ...]] = {
     "recompute": (Recompute, FirstLayers, SomeOperators),
@@ -39,15 +38,15 @@ _VALUES: dict[str, tuple[type, ...]] = {
     "stages": (str, tuple),
     "order": (tuple,),
 }
-"""The types of values that are neither listed nor numbers."""
+"""The types of values of decisions whose values are neither listed nor whole numbers."""
 
 _LIMITS = tuple(name for name in DECISIONS if name != "placement")
-"""The decisions that a space limits; which devices have ranks it says by their number."""
+"""The decisions that a space limits; instead of the placement it limits the number of ``devices``."""
 
 if TYPE_CHECKING:
 
     class _Limits:
-        """A limit for every decision: what its value may be, or None."""
+        """A limit for every decision: the values that it may have, or ``None``."""
 
         __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -64,34 +63,34 @@ else:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space(_Limits):
-    """Limits on the decisions of a `Layout`; ``None`` allows what people set today.
+    """Limits on the decisions of a `Layout`; a decision without a limit has the values in use today.
 
-    A space without limits has one of three extents: its core, which is small enough to list, what is usual, and with
-    ``wide`` everything. Every decision of a layout but its placement is a keyword; its limit is a tuple of values. What
-    a decision without a limit may be is the ``extent`` of its declaration in
+    Every decision of a layout except its placement is a keyword, whose limit is a tuple of values, or ``None``. The
+    extent of a space says which values decisions without a limit have: its core, which is small enough to list, the
+    usual values, or with ``wide`` all values. They are named in the ``extent`` of each decision in
     `meshwise.strategies.plan.layout.DECISIONS`.
 
     Parameters
     ----------
     wide, core
-        What a field without a limit may be: all that the field can be, or the few values of 3-D parallelism.
+        The extent of decisions without a limit: all values, or the few values of 3-D parallelism.
     devices
-        How many of the free devices have ranks, the first ones; usually all of them. Wide: also those of fewer whole
+        How many of the free devices have ranks, the first ones; usually all. With ``wide`` also those of fewer whole
         nodes, down to seven eighths of all.
     tensor_depth
-        Ranks along a third axis, outside the rows; by default 1. Only searches that choose for every operator read it.
+        Ranks along a third axis, outside the rows; by default 1. Only searches for single operators read it.
     pin
-        What the user has decided of single operators; only searches that choose for every operator read it.
+        The user's decisions about single operators; only searches for single operators read it.
     accepts
-        What all plans have to be accepted by, as a trainer that they are for; every algorithm heeds it.
+        Something that must accept every plan, such as a trainer that will run it; every algorithm respects it.
     starts
-        Layouts that `best_first` and `auto` evaluate before all others, those that keep the limits: published recipes,
-        say. They may have values that the space has not.
+        Layouts that `best_first` and `auto` evaluate first, such as published recipes, where they keep the limits.
+        They may have values that the space does not have.
 
     Raises
     ------
     ValueError
-        Where a limit allows nothing, or names what no layout can have.
+        Where a limit has no values, or a value that no layout can have.
     """
 
     wide: bool = False
@@ -116,17 +115,17 @@ class Space(_Limits):
 
     @property
     def limits(self) -> dict[str, tuple[Any, ...]]:
-        """The limits by name: of decisions, of ``devices`` and of ``tensor_depth``."""
+        """The limits by name: on decisions, ``devices`` and ``tensor_depth``."""
         limits = {name: getattr(self, name) for name in (*_LIMITS, "devices", "tensor_depth")}
         return {name: limit for name, limit in limits.items() if limit is not None}
 
     def with_limits(self, **limits: tuple[Any, ...] | None) -> "Space":
-        """Return the space with other limits; ``None`` takes one away."""
+        """Return the space with other limits; ``None`` removes a limit."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         return Space(**values | limits)
 
     def allows(self, layout: Layout) -> bool:
-        """Return whether a layout keeps every limit; where there is none, any value does."""
+        """Return whether a layout keeps every limit; without a limit every value does."""
         if self.devices is not None and layout.ranks not in self.devices:
             return False
         return all(getattr(layout, name) in limit for name, limit in self.limits.items() if name in DECISIONS)
@@ -160,13 +159,13 @@ def _check_value(name: str, value: object) -> None:
 
 
 EVERYTHING = Space()
-"""The space without limits: what people set today."""
+"""The space without limits: the values in use today."""
 
 CORE = Space(core=True)
 """The space of 3-D parallelism alone, small enough to list."""
 
 WIDE = Space(wide=True)
-"""The space of all that a layout can be."""
+"""The space of nearly all values that a layout can have."""
 
 
 def layouts(problem: Problem, space: Space = EVERYTHING) -> Iterator[Layout]:
@@ -183,16 +182,16 @@ def groups(problem: Problem, space: Space = EVERYTHING) -> Iterator[Group]:
 
 
 def core_of(space: Space) -> Space:
-    """Return a space within the same limits that is small enough to list."""
+    """Return the core of a space, within the same limits, which is small enough to list."""
     return replace(space, wide=False, core=True)
 
 
 MOST_LISTED = 50_000
-"""Layouts that are listed at once: some seconds, and some hundreds of MB."""
+"""Layouts that are listed at once at most: they take some seconds and some hundreds of MB."""
 
 
 def within(problem: Problem, space: Space, most: int) -> Space:
-    """Return ``space``, or its core where it has more than ``most`` legal layouts."""
+    """Return ``space``, or its core where it has more than ``max_layouts`` legal layouts."""
     return space if space.core or count(problem, space) <= most else core_of(space)
 
 
@@ -202,7 +201,7 @@ def listed(problem: Problem, space: Space = EVERYTHING) -> list[Layout]:
     Raises
     ------
     ValueError
-        Where there are more than `MOST_LISTED`.
+        Where the space has more than `MOST_LISTED`.
     """
     number = count(problem, space)
     if number > MOST_LISTED:
@@ -214,7 +213,7 @@ def listed(problem: Problem, space: Space = EVERYTHING) -> list[Layout]:
 
 
 def count(problem: Problem, space: Space = EVERYTHING) -> int:
-    """Return how many legal layouts ``space`` has."""
+    """Return the number of legal layouts of ``space``."""
     choices = choices_of(problem, space)
     return sum(map(choices.count, choices.families()))
 
@@ -223,17 +222,18 @@ _LATEST: list[Choices] = []
 
 
 def choices_of(problem: Problem, space: Space) -> Choices:
-    """Return the choices of a space; the latest are kept, for neighbours are asked for one by one."""
+    """Return the choices of a space; the latest are cached, since searches ask for neighbours layout by layout."""
+    # by identity, because to compare two problems is to compare their graphs
     if not _LATEST or _LATEST[0].problem is not problem or _LATEST[0].space != space:
         _LATEST[:] = [Choices(problem, space)]
     return _LATEST[0]
 
 
 def neighbours(problem: Problem, space: Space, layout: Layout) -> tuple[Layout, ...]:
-    """Return the layouts of ``space`` that differ from ``layout``, itself of ``space``, in one decision.
+    """Return the layouts of ``space`` that are one decision away from ``layout``, which is in ``space`` too.
 
-    A decision is one field, schedule and chunks with their stages together, or a factor traded between two of the
-    degrees. Being neighbours is symmetric.
+    A decision is the value of one field, the schedule with its chunks and stages, or a factor moved from one degree to
+    another. The relation is symmetric.
     """
     choices = choices_of(problem, space)
     found = [*_traded(choices, layout), *_resized(choices, layout), *choices.variants(layout)]
@@ -242,10 +242,10 @@ def neighbours(problem: Problem, space: Space, layout: Layout) -> tuple[Layout, 
 
 
 def groups_near(problem: Problem, space: Space, layout: Layout) -> Iterator[tuple[bool, dict[Layout, Iterable[Group]]]]:
-    """Yield the groups of ``space`` around a layout by family, the nearest first, and whether they are far.
+    """Yield the groups of ``space`` around a layout, the nearest first: whether they are far, and the groups by family.
 
-    They are its own group; the groups of its family; and, far, those of its schedule, with any chunks and stages, of
-    the families that are one decision away.
+    First comes the layout's own group, then the groups of its family, and last, as far, the groups with its schedule
+    (and any chunks and stages) in the families that are one decision away.
     """
     choices, own = choices_of(problem, space), family_of(layout)
     if choices.has_family(own):
@@ -257,12 +257,13 @@ def groups_near(problem: Problem, space: Space, layout: Layout) -> Iterator[tupl
 
 
 def _of_schedule(choices: Choices, family: Layout, schedule: str) -> Iterator[Group]:
-    """Yield the groups of a family that have a schedule; all where it has no pipeline, and hence no choice."""
+    """Yield the groups of a family that have a schedule; all groups where one pipeline rank leaves no choice."""
+    # a generator: a descent often moves on before it has looked at all families
     return (group for group in choices.groups(family) if family.pipeline == 1 or group.layout.schedule == schedule)
 
 
 def _traded(choices: Choices, layout: Layout) -> Iterator[Layout]:
-    """Yield the layout with a factor of one degree moved to another."""
+    """Yield the layout with a factor of one degree moved to another degree."""
     for source, target in permutations(choices.degrees, 2):
         for factor in divisors(getattr(layout, source))[1:]:
             moved = {source: getattr(layout, source) // factor, target: getattr(layout, target) * factor}
@@ -279,7 +280,7 @@ def _resized(choices: Choices, layout: Layout) -> Iterator[Layout]:
 
 
 def _with_stages(choices: Choices, layout: Layout) -> Iterator[Layout]:
-    """Yield the layout with each division into stages that its degrees and its schedule have; none of no family."""
+    """Yield the layout with each division into stages that its schedule can have in the space."""
     family = family_of(layout)
     for name, chunks, stages in choices.schedules(family) if choices.has_family(family) else ():
         if (name, chunks) == (layout.schedule, layout.chunks):
@@ -287,9 +288,9 @@ def _with_stages(choices: Choices, layout: Layout) -> Iterator[Layout]:
 
 
 def keeps_limits(problem: Problem, space: Space, plan: Plan) -> bool:
-    """Return whether the stages of a plan have layers, and are recomputed, as the limits of a space say.
+    """Return whether the layers and the recomputation of a plan's stages keep the limits of a space.
 
-    What devices of different speed get is not looked at.
+    With ``paced`` among the limits, any layers do.
     """
     hows = {of_stage(plan.recompute, stage) for stage in range(len(plan.stages))}
     if space.recompute is not None and not all(_recomputes(how, space.recompute) for how in hows):
@@ -301,7 +302,7 @@ def keeps_limits(problem: Problem, space: Space, plan: Plan) -> bool:
 
 
 def _recomputes(how: OfStage, limit: tuple[OfStage, ...]) -> bool:
-    """Return whether a limit has what a stage recomputes, or what both parts of its layers do."""
+    """Return whether a limit has a stage's recompute choice, or the choices of both parts of its layers."""
     parts = {how.layer, Recompute.NONE} if isinstance(how, FirstLayers) else {how}
     return how in limit or parts <= set(limit)
 
@@ -310,7 +311,7 @@ def _recomputes(how: OfStage, limit: tuple[OfStage, ...]) -> bool:
 def _divisions(
     graph: OperatorGraph, stages: int, ways: tuple[str | tuple[int, ...], ...]
 ) -> frozenset[tuple[tuple[str, ...], ...]]:
-    """Return the blocks of every stage in each way that gives so many stages."""
+    """Return the blocks of every stage in each legal division into ``stages`` stages."""
     layers = num_layers(graph)
 
     def legal(how: str | tuple[int, ...]) -> bool:
@@ -322,11 +323,12 @@ def _divisions(
 
 
 def by_habit(problem: Problem, space: Space) -> list[Layout]:
-    """Return the layouts of ``space``: data parallelism first, then ever more model parallelism.
+    """Return the layouts of ``space`` in the order in which an expert tries them.
 
-    Before all others those with microbatches of one sequence and 1f1b; tensor parallelism inside a node before
-    pipeline parallelism, and that before tensor parallelism across nodes (Narayanan et al., "Efficient large-scale
-    language model training on GPU clusters using Megatron-LM", SC 2021, section 3, takeaways 1 and 2).
+    Layouts with microbatches of one sequence and 1f1b come first. Within both parts data parallelism comes before
+    model parallelism, tensor parallelism inside a node before pipeline parallelism, and tensor parallelism across
+    nodes last (Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM",
+    SC 2021, section 3, takeaways 1 and 2).
     """
     node = problem.cluster.first.devices
 

@@ -1,4 +1,4 @@
-"""What searches have in common that choose the layers of every stage, and what each of them recomputes."""
+"""The part that searches for the layers and the recomputation of every stage have in common."""
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -21,34 +21,31 @@ from meshwise.strategies.stages.division import DivisionProblem, FloatArray
 from meshwise.strategies.stages.tables import WAYS
 
 Found = tuple[float, Layout]
-"""Seconds that a formula gives a step, and the layout of which."""
+"""A layout and the seconds that a formula gives its step."""
 
 
 def meshes(problem: Problem, space: Space) -> Iterator[Layout]:
-    """Yield every layout once that differs in more than recomputation: it stands for all divisions.
-
-    Of the core of the space.
-    """
+    """Yield the layouts of the core of a space without recomputation, each once: each stands for all its divisions."""
     yield from dict.fromkeys(replace(layout, recompute=Recompute.NONE) for layout in listed(problem, core_of(space)))
 
 
 def dividable(layout: Layout) -> bool:
-    """Return whether critical paths and what is kept on devices are known for all divisions of a layout's layers."""
+    """Return whether critical paths and memory have closed forms for all divisions of a layout's layers."""
     return layout.schedule in WALKED and not layout.offload and isinstance(layout.microbatch, int)
 
 
 def ways(space: Space) -> tuple[Recompute, ...]:
-    """Return how a space allows layers to be recomputed."""
+    """Return the ways in which a space allows a layer to be recomputed."""
     return tuple(way for way in WAYS if space.recompute is None or way in space.recompute)
 
 
 def whole_layers(space: Space) -> bool:
-    """Return whether a space allows layers that keep all, so that layers of a stage may differ."""
+    """Return whether a space allows layers that recompute nothing, so that the layers of a stage may differ."""
     return space.recompute is None or Recompute.NONE in space.recompute
 
 
 def promising(problem: Problem, space: Space, costs: CostModel) -> Layout | None:
-    """Return the layout of ``space`` that fits whose bound is least; ``None`` where none fits."""
+    """Return the layout with the lowest bound of those of ``space`` that fit; ``None`` where none fits."""
     least, found = inf, None
     for layout in listed(problem, core_of(space)):
         plan = complete(problem, layout)
@@ -58,13 +55,17 @@ def promising(problem: Problem, space: Space, costs: CostModel) -> Layout | None
 
 
 def divided(layout: Layout, counts: Sequence[int], hows: Sequence[OfStage]) -> Layout:
-    """Return a layout with so many layers in every stage, and what each of them recomputes."""
+    """Return a layout with the given number of layers and the recompute choice of every stage."""
     how: Recomputation = hows[0] if len(set(hows)) == 1 else PerStage(tuple(hows))
     return replace(layout, stages=tuple(counts), recompute=how)
 
 
 def recomputed(counts: IntArray, again: IntArray, allowed: Sequence[Recompute]) -> list[OfStage]:
-    """Return what every stage recomputes: a stage that does so in several ways recomputes those layers in the last."""
+    """Return the recompute choice of every stage.
+
+    ``num_recomputed`` has the recomputed layers by way and stage. A plan has one way per stage: a stage of several
+    recomputes all these layers in the last, which saves most memory.
+    """
     result: list[OfStage] = []
     for stage, count in enumerate(counts):
         chosen = [way for way, of in zip(allowed, again, strict=True) if of[stage] > 0]
@@ -74,23 +75,23 @@ def recomputed(counts: IntArray, again: IntArray, allowed: Sequence[Recompute]) 
 
 
 def of_layers(way: Recompute, layers: int, count: int) -> OfStage:
-    """Return the recomputation of ``layers`` of the ``count`` layers of a stage in one way."""
+    """Return the recompute choice of a stage of ``count`` layers that recomputes ``layers`` of them in one way."""
     if way is Recompute.NONE or not layers:
         return Recompute.NONE
     return way if layers >= count else FirstLayers(way, layers)
 
 
 class StageTimes(NamedTuple):
-    """For every stage and number of layers the ticks of a microbatch, and the recomputation with which it fits."""
+    """By stage and number of layers: the ticks of a microbatch, and the recompute choice with which it fits."""
 
     times: FloatArray
     hows: list[dict[int, OfStage]]
 
 
 def least_recompute(given: DivisionProblem, allowed: Sequence[Recompute], *, forgets: bool = False) -> StageTimes:
-    """Return what stages take that recompute no more than they must, of a schedule with one stage a rank.
+    """Return the times of stages that recompute no more than memory requires, for schedules with one stage per rank.
 
-    Stages that cannot fit take for ever; ``forgets`` takes memory to have no end.
+    Stages that cannot fit have infinite time; ``ignores_memory`` takes memory to be unlimited.
     """
     times = np.full((given.stages, given.most + 1), inf)
     hows: list[dict[int, OfStage]] = [{} for _ in range(given.stages)]
@@ -105,9 +106,9 @@ def least_recompute(given: DivisionProblem, allowed: Sequence[Recompute], *, for
 def stage_options(
     given: DivisionProblem, allowed: Sequence[Recompute], stage: int, count: int, *, forgets: bool = False
 ) -> list[tuple[float, OfStage]]:
-    """Return the ticks of a microbatch on a stage with so many layers.
+    """Return the options of a stage of ``count`` layers: the ticks of a microbatch, and the recompute choice.
 
-    Without recomputation where that fits, else in every way that does.
+    One option without recomputation where that fits, otherwise one per way of recomputation that fits.
     """
     own = slice(2 * stage, 2 * stage + 2)
     plain = float(given.base_ticks[own].sum() + count * given.layer[own].sum())
@@ -122,7 +123,11 @@ def stage_options(
 
 
 def _needed(given: DivisionProblem, stage: int, count: int, way: int | None) -> int:
-    """Return how many layers of a stage are recomputed in a way at least; more than it has where that is too few."""
+    """Return how many layers of a stage must be recomputed in one way; more than ``count`` where all are too few.
+
+    ``choice_index`` ``None`` is no recomputation: the result is then 0 where the stage fits.
+    """
+    # a stage has several moments of many live microbatches: the one that needs most decides
     most, moments = 0, given.moments[stage]
     for alive, room in zip(moments.alive[:, stage].tolist(), moments.room.tolist(), strict=True):
         held = alive * (given.kept[stage] + count * given.kept_layer[stage]) + count * given.states[stage]
@@ -135,13 +140,13 @@ def _needed(given: DivisionProblem, stage: int, count: int, way: int | None) -> 
 def best_of(
     problem: Problem, space: Space, costs: CostModel, meshes: Iterable[Found | None], choices: int
 ) -> Generator[Plan, Evaluation, None]:
-    """Yield the most promising uniform plan of ``space``, and those found on meshes that fit, the least times first."""
+    """Yield the most promising uniform plan of ``space``, then ``choices`` results that fit at most, by rising time."""
     first = promising(problem, space, costs)
     if first is not None:
         yield complete(problem, first)
     found: list[Found] = []
     for each in meshes:
-        costs.check_time()
+        costs.check_time()  # tables of meshes look at no plan, and would not notice that time is up
         found += [] if each is None else [each]
     tried = 0
     for _, layout in sorted(found, key=lambda each: each[0]):

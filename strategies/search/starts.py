@@ -1,11 +1,11 @@
-"""The plans that an engineer types first for a model and a machine: where a search may start, and what it has to beat.
+"""The layouts that an engineer tries first for a model and a machine: where searches start, and what they must beat.
 
 References
 ----------
 Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM", SC 2021, section 3:
-tensor parallelism inside a node, a pipeline no longer than memory asks for, the rest data parallel. Zhao et al.,
-"PyTorch FSDP: experiences on scaling fully sharded data parallel", VLDB 2023: full and hybrid sharding. Rajbhandari et
-al. 2020, "ZeRO", and 2021, "ZeRO-Infinity": states shared by data ranks, and kept by hosts.
+tensor parallelism inside a node, a pipeline no longer than memory requires, data parallelism for the rest. Zhao et
+al., "PyTorch FSDP: experiences on scaling fully sharded data parallel", VLDB 2023: full and hybrid sharding.
+Rajbhandari et al. 2020, "ZeRO", and 2021, "ZeRO-Infinity": states shared by data ranks, and kept by hosts.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,15 +23,15 @@ from meshwise.strategies.plan.recomputation import Recompute
 from meshwise.strategies.plan.rules import violations
 
 MOST_PIPELINE = 16
-"""Pipeline ranks that an engineer tries at most beside expert parallelism."""
+"""Pipeline ranks at most beside expert parallelism."""
 MOST_TENSOR = 8
-"""Tensor-parallel ranks that an engineer tries at most, also in racks whose NVLink joins more."""
+"""Tensor-parallel ranks at most, also in racks where NVLink connects more devices."""
 LONG_SEQUENCE = 16_384
-"""Tokens from which an engineer cuts sequences over context ranks."""
+"""Tokens of a sequence from which context ranks cut it."""
 LEAST_TOKENS = 4_096
-"""Tokens of a sequence that a context rank keeps at least."""
+"""Tokens of a sequence on a context rank at least."""
 STATES_SHARE = 0.5
-"""Part of a device's memory that parameters, gradients and states may take: activations need the rest."""
+"""Fraction of a device's memory that parameters, gradients and states may take: activations need the rest."""
 
 ON_HOST = Offloading(optimizer=(1.0,), parameters=(1.0,))
 
@@ -39,7 +39,7 @@ Named = tuple[str, Layout]
 
 
 def engineer_layouts(problem: Problem) -> tuple[Named, ...]:
-    """Return the legal layouts that an engineer tries first for ``problem``, each once and with a short name."""
+    """Return the legal layouts that an engineer tries first for ``problem``, each once, with a short name."""
     found: dict[Layout, str] = {}
     for name, layout in _candidates(problem):
         whole = _with_stages(problem, layout)
@@ -49,7 +49,7 @@ def engineer_layouts(problem: Problem) -> tuple[Named, ...]:
 
 
 def _candidates(problem: Problem) -> Iterator[Named]:
-    """Yield layouts that may break rules, the ones of data parallelism alone first."""
+    """Yield candidate layouts, which may break rules: those with data parallelism alone first."""
     devices = len(problem.cluster.free_devices)
     tensors = _tensor_degrees(problem, devices)
     yield from _data_parallel(problem, devices)
@@ -62,9 +62,9 @@ def _candidates(problem: Problem) -> Iterator[Named]:
 
 
 def _data_parallel(problem: Problem, devices: int) -> Iterator[Named]:
-    """Yield plans without a model axis: states shared by all devices, by those of a node, or not at all.
+    """Yield layouts with data parallelism alone: states shared by all devices, by those of a node, or not at all.
 
-    Those that share all or nothing also with as large a microbatch as needs no accumulation.
+    The ones that share everything or nothing also come with the microbatch that needs no gradient accumulation.
     """
     node = problem.cluster.first.devices
     own = max(1, problem.training.global_batch // devices)
@@ -88,7 +88,7 @@ def _tensor_parallel(problem: Problem, devices: int, tensors: Sequence[int]) -> 
 
 
 def _pipelines(problem: Problem, devices: int, tensors: Sequence[int]) -> Iterator[Named]:
-    """Yield the shortest pipelines whose states fit, plain and interleaved."""
+    """Yield the shortest pipelines: with FSDP, and where states fit with ZeRO-1, plain and interleaved."""
     layers = num_layers(problem.graph)
     for tensor in dict.fromkeys((*tensors[:1], 1)):
         for pipeline in _even(layers, divisors(devices // tensor))[:2]:
@@ -141,9 +141,9 @@ def _long_contexts(problem: Problem, devices: int, tensors: Sequence[int]) -> It
 
 
 def _experts(problem: Problem, devices: int, tensors: Sequence[int]) -> Iterator[Named]:
-    """Yield expert parallelism inside a node and over as many ranks as divide the experts, beside the other axes.
+    """Yield expert parallelism, inside a node and over as many ranks as divide the experts, beside the other axes.
 
-    Pipelines are the shortest whose states fit where experts are shared, plain and in the fewest and the most chunks.
+    Pipelines have their states fit with shared experts, and come with the fewest and the most chunks.
     """
     experts = _dim(problem, EXPERTS)
     if experts == 1:
@@ -176,7 +176,7 @@ def _experts(problem: Problem, devices: int, tensors: Sequence[int]) -> Iterator
 
 
 def _recomputed(problem: Problem, name: str, layout: Layout) -> Iterator[Named]:
-    """Yield a layout that recomputes nothing, the attention core where it keeps its scores, and everything."""
+    """Yield a layout without recomputation, with that of the attention core if it keeps scores, and with full."""
     yield _named(name, layout)
     if _keeps_scores(problem):
         yield _named(name, replace(layout, recompute=Recompute.SELECTIVE))
@@ -184,7 +184,7 @@ def _recomputed(problem: Problem, name: str, layout: Layout) -> Iterator[Named]:
 
 
 def _named(name: str, layout: Layout) -> Named:
-    """Return a layout with its name, which says what is recomputed."""
+    """Return a layout with its name, to which its recomputation is added."""
     kind = "no" if layout.recompute is Recompute.NONE else str(layout.recompute)
     return f"{name}, {kind} recompute", layout
 
@@ -199,12 +199,12 @@ def _words(**degrees: int) -> str:
 
 
 def _keeps_scores(problem: Problem) -> bool:
-    """Return whether the model's attention keeps its scores, which a fused kernel does not."""
+    """Return whether the model's attention keeps its scores; fused kernels do not, so recomputing them saves little."""
     return any(each.kind is OperatorKind.SOFTMAX for block in problem.graph.blocks for each in block.operators)
 
 
 def _context_attention(problem: Problem) -> Attention:
-    """Return how context ranks attend: a ring is one kernel, which attention in several kernels cannot be."""
+    """Return the attention of context ranks: a ring, which needs one fused kernel, or otherwise gathered keys."""
     return Attention.ALL_GATHER if _keeps_scores(problem) else Attention.RING
 
 
@@ -217,7 +217,7 @@ def _dim(problem: Problem, name: str) -> int:
 
 
 def _tensor_degrees(problem: Problem, devices: int) -> tuple[int, ...]:
-    """Return the largest legal tensor-parallel degree inside a node, and the least with which the states fit."""
+    """Return the largest legal tensor-parallel degree inside a node, and the least one with which states fit."""
     most = min(problem.cluster.first.devices, MOST_TENSOR)
     legal = [each for each in divisors(devices) if 1 < each <= most and _cuts(problem, devices, each)]
     fitting = [each for each in legal if _states_fit(problem, devices, each, 1)]
@@ -230,7 +230,7 @@ def _cuts(problem: Problem, devices: int, tensor: int) -> bool:
 
 
 def _states_fit(problem: Problem, devices: int, tensor: int, pipeline: int, expert: int = 1) -> bool:
-    """Return whether a device has room for its share of parameters, gradients and states, these shared as ZeRO-1."""
+    """Return whether a device has room for its part of parameters, gradients and optimizer states under ZeRO-1."""
     training = problem.training
     shared = training.optimizer_bytes * tensor * pipeline / devices
     kept = training.parameter_bytes + training.gradient_bytes + shared
@@ -241,7 +241,7 @@ def _states_fit(problem: Problem, devices: int, tensor: int, pipeline: int, expe
 
 
 def _expert_parameters(problem: Problem) -> int:
-    """Return how many parameters are those of experts."""
+    """Return the number of parameters of experts."""
     return sum(
         prod(parameter.shape) * block.repeat
         for block in problem.graph.blocks
@@ -251,7 +251,7 @@ def _expert_parameters(problem: Problem) -> int:
 
 
 def _pipeline_degrees(problem: Problem, devices: int, tensor: int) -> tuple[int, ...]:
-    """Return the shortest pipeline whose states fit, one that cuts layers evenly where there is one, and the next."""
+    """Return the degrees of the two shortest pipelines whose states fit, those with even stages if there are any."""
     layers = num_layers(problem.graph)
     degrees = [each for each in divisors(devices // tensor) if 1 < each <= layers]
     fitting = [each for each in degrees if _states_fit(problem, devices, tensor, each)]
@@ -259,31 +259,31 @@ def _pipeline_degrees(problem: Problem, devices: int, tensor: int) -> tuple[int,
 
 
 def _even(layers: int, degrees: Sequence[int]) -> Sequence[int]:
-    """Return the degrees of pipelines that cut layers evenly; all possible ones where none does."""
+    """Return the degrees of pipelines with even stages; all possible degrees where none has them."""
     possible = [degree for degree in degrees if 1 < degree <= layers]
     return [degree for degree in possible if layers % degree == 0] or possible
 
 
 def _usual_pipelines(problem: Problem, devices: int) -> tuple[int, ...]:
-    """Return the degrees of pipelines on so many devices that cut layers evenly; all where none does."""
+    """Return the degrees of pipelines on ``devices`` devices with even stages; all where none has them."""
     layers = num_layers(problem.graph)
     degrees = [degree for degree in divisors(devices) if 1 < degree <= min(layers, MOST_PIPELINE)]
     return tuple([degree for degree in degrees if layers % degree == 0] or degrees)
 
 
 def _interleavings(problem: Problem, pipeline: int) -> tuple[int, ...]:
-    """Return the fewest and the most chunks a rank, of more than one, into which its layers divide; 2 where uneven."""
+    """Return the least and the largest number of chunks above 1 into which a rank's layers divide; 2 where uneven."""
     whole, rest = divmod(num_layers(problem.graph), pipeline)
     chunks = [2] if rest else [degree for degree in divisors(whole) if degree > 1]
     return tuple(dict.fromkeys((*chunks[:1], *chunks[-1:])))
 
 
 def _fewest_chunks(problem: Problem, pipeline: int) -> int:
-    """Return the fewest chunks a rank, of more than one, into which its layers divide; 2 where they do in none."""
+    """Return the least number of chunks above 1 into which a rank's layers divide; 2 where there is none."""
     return next(iter(_interleavings(problem, pipeline)), 2)
 
 
 def _with_stages(problem: Problem, layout: Layout) -> Layout:
-    """Return the layout with balanced stages where they cannot be even."""
+    """Return the layout with balanced stages where even ones are impossible."""
     uneven = num_layers(problem.graph) % (layout.pipeline * layout.chunks)
     return replace(layout, stages="balanced") if uneven else layout

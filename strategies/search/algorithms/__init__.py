@@ -1,7 +1,6 @@
-"""Algorithms that search, by name: one a file, or one family a file.
+"""Search algorithms by name: one algorithm, or one family of algorithms, per file.
 
-Here stands where each of them is. Its module is imported when it is asked for, so that a scenario is checked without
-those of all algorithms.
+An algorithm's module is imported when it is used, so that a scenario is checked without importing all of them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,7 +10,7 @@ from typing import Any
 
 
 class Registry(Mapping[str, type[Any]]):
-    """The frozen dataclasses of algorithms by name, of which only the places are known without an import.
+    """The dataclasses of algorithms by name; each is imported when it is looked up.
 
     >>> found = Registry({"mcmc": "meshwise.strategies.search.algorithms.mcmc.MCMC"})
     >>> list(found), found["mcmc"].__name__
@@ -27,7 +26,7 @@ class Registry(Mapping[str, type[Any]]):
         return found
 
     def place(self, name: str) -> str:
-        """Return the module and the name of the dataclass of an algorithm."""
+        """Return the dotted name of an algorithm's dataclass."""
         return self._places[name]
 
     def __contains__(self, name: object) -> bool:
@@ -51,7 +50,7 @@ STAGE_ALGORITHMS = Registry(
         "auto": "meshwise.strategies.search.algorithms.auto.Auto",
     }
 )
-"""Algorithms that choose a layout whose stages may differ in their layers and in what they recompute."""
+"""Algorithms that choose a layout whose stages may differ in their layers and their recomputation."""
 
 LAYOUT_ALGORITHMS = (
     Registry(
@@ -84,10 +83,10 @@ OPERATOR_ALGORITHMS = Registry(
 """Algorithms that choose a sharding for every operator."""
 
 PINNED_ALGORITHMS = tuple(name for name in OPERATOR_ALGORITHMS if name != "recursive_programming")
-"""Those that heed what the user has decided of single operators."""
+"""Algorithms that respect the user's decisions about single operators."""
 
 ALGORITHMS = LAYOUT_ALGORITHMS | OPERATOR_ALGORITHMS
-"""Every algorithm by name; the fields of each are its hyper-parameters."""
+"""All algorithms by name; the fields of each are its hyper-parameters."""
 
 
 def installed() -> tuple[str, ...]:

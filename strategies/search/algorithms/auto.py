@@ -18,22 +18,22 @@ from meshwise.strategies.search.space import Space, neighbours
 from meshwise.strategies.search.stage_search import dividable
 
 MOST_MESHES = 8
-"""Meshes near the best uniform plan whose stages are divided anew, those of the least bounds."""
+"""Meshes near the best uniform plan, those with the lowest bounds, whose stages are divided anew."""
 
 
 @dataclass(frozen=True, slots=True)
 class Auto:
     """The best uniform plan by `best_first`, then stages of different layers and recomputation by `inter_stage_milp`.
 
-    What is proven holds for the space, whose plans are uniform: stages differ in their layers only as its ``stages``
-    say, and all recompute alike. Stages are divided anew on the mesh of the best one and on those one decision away,
-    unless the space limits stages or recomputation.
+    The proof holds for the plans of the space, which are uniform: all stages recompute alike, and their layers differ
+    only as ``stages`` of the space says. Stages are divided anew on the mesh of the best uniform plan and on meshes
+    one decision away, unless the space limits stages or recomputation.
     """
 
     name: ClassVar[str] = "auto"
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
-        """Yield the plans of both searches; return what is proven of uniform ones."""
+        """Yield the plans of both searches; return the proof about uniform plans."""
         run = Run(problem, costs)
         uniform = yield from run.search(space)
         free = space.stages is None and (space.recompute is None or Recompute.NONE in space.recompute)
@@ -41,27 +41,27 @@ class Auto:
             try:
                 meshes = nearby_meshes(problem, space, costs, run.layout)
                 yield from _unproven(InterStageMILP().refine(problem, space, costs, meshes, run.best))
-            except OutOfTime:
+            except OutOfTime:  # the proof of the first search stands
                 pass
         return uniform
 
 
 def nearby_meshes(problem: Problem, space: Space, costs: CostModel, layout: Layout) -> list[Layout]:
-    """Return the layouts that stand for all divisions of a plan's mesh, and of the most promising of its neighbours."""
+    """Return layouts that stand for all divisions of a plan's mesh and of its neighbours', the most promising ones."""
     candidates = dict.fromkeys(_without_recompute(layout, *neighbours(problem, space, layout)))
     bounds = {mesh: costs.bound(complete(problem, mesh)) for mesh in candidates}
     return sorted(candidates, key=bounds.__getitem__)[:MOST_MESHES]
 
 
 def _without_recompute(*layouts: Layout) -> Iterator[Layout]:
-    """Yield the layouts whose stages may be divided anew, recomputing nothing."""
+    """Yield the layouts whose stages can be divided anew, without their recomputation."""
     for layout in layouts:
         if dividable(layout):
             yield replace(layout, recompute=Recompute.NONE)
 
 
 def _unproven(proposals: Proposals) -> Generator[Plan | Certificate | Upcoming | Considered, Evaluation, None]:
-    """Yield what an algorithm yields but its proofs."""
+    """Yield what an algorithm yields except its proofs, which are about other plans than those of the space."""
     answer = cast(Evaluation, None)  # what a generator is first sent
     while True:
         try:

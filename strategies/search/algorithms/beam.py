@@ -22,9 +22,9 @@ class Beam:
     """Rewrites of the few best plans, again and again (beam search, Lowerre 1976).
 
     The beam begins with the first plan that fits, in the order in which an expert would try them. In every turn the new
-    rewrites of all plans of the beam (`meshwise.strategies.search.space.neighbours`) that fit are ranked by their
-    bounds, ``width`` of them are evaluated, and the beam becomes the best of the old and the new. It ends when the
-    bounds say that no rewrite can enter the beam.
+    rewrites of its plans (`meshwise.strategies.search.space.neighbours`) that fit are ranked by their bounds, the
+    first ``width`` are evaluated, and the beam becomes the best of old and new plans. The search ends when no rewrite
+    can enter the beam by its bound.
 
     Parameters
     ----------
@@ -52,6 +52,7 @@ class Beam:
             for layout in chosen:
                 times[layout] = (yield complete(problem, layout)).step_time
             beam = sorted([*beam, *chosen], key=times.__getitem__)[: self.width]
+            # while the beam is not full any rewrite can enter it
             limit = times[beam[-1]] if len(beam) == self.width else inf
             rewrites = dict.fromkeys(rewrite for layout in beam for rewrite in neighbours(problem, space, layout))
             able = [rewrite for rewrite in rewrites if rewrite not in times and bounds[rewrite] < limit]
@@ -60,7 +61,7 @@ class Beam:
 
 
 class _Bounds(dict[Layout, float]):
-    """Seconds that the step of a layout takes at least, each asked for once; infinite where it does not fit."""
+    """Lower bounds of step times by layout, in seconds, each computed once; infinite where a layout does not fit."""
 
     def __init__(self, problem: Problem, costs: CostModel) -> None:
         super().__init__()

@@ -1,11 +1,11 @@
-"""The proven optimum: the cheapest bound known is made sharper, until it is a step time.
+"""The proven optimum: the lowest bound is refined until it is a step time.
 
 References
 ----------
 .. [1] Land, Doig, "An automatic method of solving discrete programming problems",
    Econometrica 28(3), 1960.
 .. [2] Hart, Nilsson, Raphael, "A formal basis for the heuristic determination of minimum cost
-   paths", IEEE Transactions on Systems Science and Cybernetics 4(2), 1968: why the first whose
+   paths", IEEE Transactions on Systems Science and Cybernetics 4(2), 1968: why the first plan whose
    exact cost leads the queue is the cheapest of all.
 """
 
@@ -38,7 +38,7 @@ from meshwise.strategies.search.space import Space, choices_of
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """A layout that fits; ``rough`` where its longest path is not known yet."""
+    """A layout that fits; ``is_rough`` where its longest path has not been computed yet."""
 
     layout: Layout
     rough: bool
@@ -46,42 +46,42 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """Layouts of a family whose passes run in pairs, if ``pairs``, or one at a time; ``None`` for both."""
+    """A family, or the part of it whose passes run in ``pairs``, or one at a time; ``None`` for the whole family."""
 
     layout: Layout
     pairs: bool | None = None
 
 
 _Node = _Family | GroupMembers | _Plan
-"""What waits: a family, the members of a group, or one plan."""
+"""An entry of the queue: a family, the members of a group, or one plan."""
 
 
 @dataclass(slots=True)
 class _Queue:
-    """What waits by its bound: the cheapest first, of equals the one with the sharper bound, then the earlier."""
+    """Nodes by their lower bound, the lowest first; of equal bounds the more refined node, then the earlier."""
 
     waiting: list[tuple[float, int, int, _Node]] = field(default_factory=list)
     numbers: Iterator[int] = field(default_factory=count)
 
     @property
     def bound(self) -> float:
-        """Seconds that all that waits takes at least."""
+        """The lower bound of all nodes, in seconds."""
         return self.waiting[0][0] if self.waiting else inf
 
     def push(self, bound: float, node: _Node) -> None:
-        """Add what takes at least ``bound``, if it is finite."""
+        """Add a node with its lower bound in seconds, unless it is infinite."""
         if bound < inf:
             level = 3 if isinstance(node, _Family) else 2 if isinstance(node, GroupMembers) else int(node.rough)
             heappush(self.waiting, (bound, level, next(self.numbers), node))
 
     @property
     def first_plan(self) -> Layout | None:
-        """The plan with the cheapest bound of those that wait."""
+        """The layout of the plan with the lowest bound; ``None`` where no plan is in the queue."""
         plans = {(bound, number): node.layout for bound, _, number, node in self.waiting if isinstance(node, _Plan)}
         return plans[min(plans)] if plans else None
 
     def pop(self) -> _Node:
-        """Take out the first."""
+        """Remove the first node and return it."""
         return heappop(self.waiting)[-1]
 
 
@@ -89,19 +89,19 @@ class _Queue:
 class BestFirst:
     """Proven optimum by branch and bound over groups of plans, the cheapest bound first (Land and Doig 1960).
 
-    Families of plans that share degrees and microbatch wait in a queue by what their devices compute. The first one is
-    divided by schedule into groups, whose members have bounds of time and of memory, all at once and none completed.
-    The cheapest member left of a group is completed when it is first: if it fits, it waits by its own bound, which
-    then becomes the longest path of its program; when a longest path is first, the plan is simulated. The search ends
-    when no bound left is below the best step time: no other plan can be faster. Where a budget ends it, the lower
-    bound is that of the first in the queue. Where the time is up, or at Ctrl-C, the best so far stands, or else the
-    most promising plan is evaluated.
+    Families of plans that share degrees and microbatch wait in a queue by the bound of what their devices compute. The
+    first family is divided by schedule into groups, for whose members bounds of time and memory are computed all at
+    once, without completing any plan. A group waits by its lowest member; when the group is first, this member is
+    completed and, if it fits, waits by its own bound, and then by the longest path of its program. When a longest path
+    is first, the plan is simulated. The search ends when no bound in the queue is below the best step time, so that no
+    other plan can be faster. Where a budget ends it, the proven lower bound is that of the queue. Where the time is
+    up, or at Ctrl-C, the best plan so far stands, or else the most promising plan is evaluated.
 
     Parameters
     ----------
     starts
-        Whether it begins with the plans that people know (`meshwise.strategies.search.starts`, and those of the space)
-        and goes down from the best of them: a good plan drops most of a space at once.
+        Whether the search begins with known plans (`meshwise.strategies.search.starts`, and those of the space) and a
+        descent from the best of them: a good plan lets bounds drop most of a space at once.
     """
 
     name: ClassVar[str] = "best_first"
@@ -109,13 +109,13 @@ class BestFirst:
     starts: bool = True
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
-        """Yield the most promising plan again and again, and how fast any plan can be; return the last proof."""
+        """Yield the most promising plans, and proofs of how fast any plan can be; return the last proof."""
         return (yield from Run(problem, costs).search(space, starts=self.starts))
 
 
 @dataclass(slots=True)
 class Run:
-    """One search: the best step time so far and its layout, what waits, and whether some plan is known to fit."""
+    """The state of one search: the best step time so far with its layout, the queue, and whether any plan fits."""
 
     problem: Problem
     costs: CostModel
@@ -125,13 +125,17 @@ class Run:
     fits: bool = False
 
     def search(self, space: Space, *, starts: bool = True) -> Proposals:
-        """Yield known plans, if ``starts``, then those of a space; return the last proof, ``None`` out of time."""
+        """Yield known plans, if ``starts``, then the plans of a space; return the last proof, ``None`` out of time.
+
+        Where nothing fits with everything on devices, the search goes on in the space with offload.
+        """
         proven = None
         try:
             if starts:
                 yield from self.begin(space)
             yield from self.best_of(space)
-            moved = self.layout is None or bool(self.layout.offload)  # then nothing fits that keeps all on devices
+            # a best plan with offload can only be a known plan: the space of the first search has none
+            moved = self.layout is None or bool(self.layout.offload)
             if moved and space.offload is None and not (space.core or space.wide):
                 proven = space.with_limits(offload=offloadings())
                 if starts and self.layout is not None:
@@ -153,7 +157,7 @@ class Run:
         return None
 
     def begin(self, space: Space) -> Proposals:
-        """Yield a plan at once and what no plan can be below, then the best known plan and what is down from it."""
+        """Yield a first plan at once and the bound of all plans, then the best known plan and a descent from it."""
         problem, costs = self.problem, self.costs
         self.best, self.layout = yield from first_known(problem, space, costs)
         self.fits = self.best < inf
@@ -166,7 +170,7 @@ class Run:
                 self.best, self.layout = yield from descend(problem, space, costs, self.best, self.layout)
             return None
         left, start = chain([shortest], known), shortest[1]
-        if not is_simulated_soon(problem, start):  # what is down from it may make its simulation needless
+        if not is_simulated_soon(problem, start):  # a faster plan found on the descent may make its simulation needless
             self.best, self.layout = yield from descend(problem, space, costs, self.best, self.layout, start)
             self.best, self.layout = yield from best_known(problem, left, self.best, self.layout)
             return None
@@ -176,9 +180,9 @@ class Run:
         return None
 
     def best_of(self, space: Space, proven: Space | None = None) -> Proposals:
-        """Yield the plans of a space that may be better than the best so far, and what is proven of all of it.
+        """Yield the plans of a space that may be better than the best so far, and proofs about the space.
 
-        ``proven`` says of which space that is, where it is not the one that is searched.
+        ``proven_space`` is the space that proofs name, if it is not that of the search.
         """
         choices, queue = choices_of(self.problem, space), _Queue()
         self.queue = queue
@@ -191,6 +195,7 @@ class Run:
                 yield Proof(queue.bound, proven)
             bound, node = queue.bound, queue.pop()
             if isinstance(node, _Family) and node.pairs is None:
+                # the bound of devices' busy time is sharper, but holds only where passes run one at a time
                 queue.push(bound, _Family(node.layout, pairs=True))
                 queue.push(max(self.costs.reach(node.layout), bound), _Family(node.layout, pairs=False))
             elif isinstance(node, _Family):
@@ -213,7 +218,7 @@ class Run:
         return None
 
     def _consider(self, queue: _Queue, layout: Layout, bound: float) -> None:
-        """Put a layout into the queue with its own bound, if it fits."""
+        """Add a layout to the queue with its own bound, if it fits; whether it fits may have to wait for its path."""
         plan = complete(self.problem, layout)
         if memory_depends_on_timing(layout) or self.costs.fits(plan):
             self.fits = self.fits or not memory_depends_on_timing(layout)

@@ -1,4 +1,4 @@
-"""Relief of bottlenecks, one after another.
+"""Search by relieving one bottleneck after another.
 
 References
 ----------
@@ -29,27 +29,27 @@ _RELIEVES: dict[Resource, Callable[[Layout, Layout], bool]] = {
     Resource.TENSOR: lambda old, new: new.tensor < old.tensor or new.sequence_parallel != old.sequence_parallel,
     Resource.DATA: lambda old, new: new.data < old.data or new.zero != old.zero,
 }
-"""Whether a rewrite may give a resource less to do."""
+"""By resource, whether a rewrite of a layout may use less of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bottleneck:
     """Rewrites that relieve what the best plan spends most time on (Aceso, EuroSys 2024).
 
-    It begins with the first plan that fits, in the order in which an expert would try them. The best plan not yet
-    relieved is taken, and its resources by the seconds that they take: of each the rewrites that relieve it, by
-    their bounds, until one is faster; that is the next plan. A rewrite that does not fit is followed by the rewrites
-    of it that need less memory. It ends when no plan found can be relieved.
+    The search begins with the first plan that fits, in the order in which an expert would try them. It takes the best
+    plan not yet relieved, and its resources by the seconds that they take. For each resource it evaluates the rewrites
+    that relieve it, by rising bound, until one is faster, which is the next plan. Where a rewrite does not fit, its own
+    rewrites that need less memory take its place. The search ends when no plan can be relieved.
 
-    What differs from [1]_: rewrites are those of whole layouts instead of one stage, a bottleneck is a resource of
-    the whole step, and rewrites whose bound is no better than the best plan are not evaluated.
+    Differences from [1]_: rewrites change whole layouts instead of one stage, a bottleneck is a resource of the whole
+    step, and rewrites whose bound is no better than the best plan are not evaluated.
     """
 
     name: ClassVar[str] = "bottleneck"
     most_plans: ClassVar[int] = MOST_LISTED
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
-        """Yield the rewrites that may relieve a plan; it proves nothing."""
+        """Yield the rewrites that may relieve a plan; prove nothing."""
         start = next((each for each in by_habit(problem, space) if costs.fits(complete(problem, each))), None)
         if start is None:
             return None
@@ -74,13 +74,13 @@ class Bottleneck:
                     heappush(waiting, (taken, len(seen), each))
                     faster, best = taken < time, min(best, taken)
                 if faster:
-                    heappush(waiting, (time, len(seen), layout))  # it may be relieved in other ways later
+                    heappush(waiting, (time, len(seen), layout))  # other rewrites may relieve it later
                     break
         return None
 
 
 def _relieved(problem: Problem, space: Space, costs: CostModel, layout: Layout, resource: Resource) -> Iterator[Layout]:
-    """Yield the rewrites of a layout that relieve a resource and fit, if need be with one that saves memory."""
+    """Yield the rewrites of a layout that relieve a resource and fit, if needed after a second rewrite."""
     for rewrite in neighbours(problem, space, layout):
         if not _RELIEVES[resource](layout, rewrite):
             continue
@@ -98,5 +98,5 @@ def _relieved(problem: Problem, space: Space, costs: CostModel, layout: Layout, 
 
 
 def _recomputes_less(costs: CostModel, plan: Plan, other: Plan) -> bool:
-    """Return whether a plan recomputes for a shorter time: of some layers, all of few may take less than few of all."""
+    """Return whether a plan recomputes for less time than another: choices alone do not say which takes less."""
     return costs.spent(plan)[Resource.RECOMPUTE] < costs.spent(other)[Resource.RECOMPUTE]

@@ -1,4 +1,4 @@
-"""Every plan that fits: in the order of the space, as a reference, and by rewrites of the first one.
+"""Evaluation of every plan that fits: in the order of the space, or by rewrites of the first plan.
 
 References
 ----------
@@ -27,7 +27,7 @@ class Exhaustive:
     name: ClassVar[str] = "exhaustive"
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
-        """Yield the plans that fit in the order of the space; at the end the best of them is proven."""
+        """Yield the plans that fit in the order of the space; return the proof of the best one."""
         plans = (complete(problem, layout) for layout in layouts(problem, space))
         best = yield from ahead(plan for plan in plans if costs.fits(plan))
         return Proof(best)
@@ -38,15 +38,15 @@ class BreadthFirst:
     """Rewrites of the first plan that fits, then rewrites of those, and so on (Moore 1959).
 
     A rewrite changes one decision (`meshwise.strategies.search.space.neighbours`); plans that do not fit are not
-    rewritten. When no rewrite is new it goes on from the next plan that fits, in the order in which an expert would try
-    them: at its end it has evaluated all, and the best is proven.
+    rewritten. When no rewrite is new the search goes on from the next plan that fits, in the order in which an expert
+    would try them. At its end all plans are evaluated and the best is proven.
     """
 
     name: ClassVar[str] = "breadth_first"
     most_plans: ClassVar[int] = MOST_LISTED
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
-        """Yield the plans that fit by rising number of rewrites from the first one; return the last proof."""
+        """Yield the plans that fit by rising number of rewrites from the first one; return the proof of the best."""
         best = yield from ahead(_by_rewrites(problem, space, costs))
         return Proof(best)
 

@@ -1,4 +1,4 @@
-"""The guidelines of the field as rules, in the place of a search.
+"""The guidelines of the field as rules, in place of a search.
 
 References
 ----------
@@ -33,17 +33,18 @@ from meshwise.strategies.search.space import MOST_LISTED, Space, listed
 class Expert:
     """Guidelines of the field, tried in order (Megatron-LM, SC 2021).
 
-    The first degrees that fit by the rules are taken, with what else the rules say of them; then the microbatch is
-    tried out, and after it the schedule. So for the next degrees that fit, until ``choices`` have been tried.
+    The search takes the first degrees that fit in the order of the rules, with the other decisions of the rules; then
+    it tries all microbatches, and with the best one all schedules. So it goes on with the next degrees, until
+    ``choices`` degrees have been tried.
 
-    The rules, the earlier before the later: no tensor parallelism across nodes; no full recomputation; no ZeRO 3;
-    the least model parallelism (data parallelism if it fits); the least pipeline parallelism of that, so tensor
-    parallelism first; no selective recomputation; the smallest microbatch; 1f1b; ZeRO 1; sequence parallelism.
+    The rules, in order of weight: no tensor parallelism across nodes; no full recomputation; no ZeRO 3; the least model
+    parallelism (data parallelism if it fits); the least pipeline parallelism of that, so tensor parallelism first; no
+    selective recomputation; the smallest microbatch; 1f1b; ZeRO 1; sequence parallelism.
 
     Parameters
     ----------
     choices
-        Degrees that are tried.
+        Number of different degrees that are tried.
     """
 
     name: ClassVar[str] = "expert"
@@ -56,7 +57,7 @@ class Expert:
             raise ValueError(f"expert: choices is at least 1, met {self.choices}; nearest: 1")
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
-        """Yield the plans that the guidelines name; it proves nothing."""
+        """Yield the plans of the guidelines; prove nothing."""
         every = _by_guidelines(problem, space)
         tried: set[tuple[int, ...]] = set()
         for layout in every:
@@ -95,10 +96,10 @@ def _by_guidelines(problem: Problem, space: Space) -> list[Layout]:
 def _best(
     problem: Problem, costs: CostModel, variants: Iterable[Layout]
 ) -> Generator[Plan | Upcoming, Evaluation, Layout]:
-    """Return the fastest of variants, of which one at least fits."""
+    """Yield the variants that fit, at least one; return the fastest layout."""
     plans = {layout: complete(problem, layout) for layout in variants}
     fitting = {layout: plan for layout, plan in plans.items() if costs.fits(plan)}
-    yield Upcoming(tuple(fitting.values()))
+    yield Upcoming(tuple(fitting.values()))  # all are evaluated, so an executor may take them at once
     times: dict[Layout, float] = {}
     for layout, plan in fitting.items():
         times[layout] = (yield plan).step_time
@@ -106,10 +107,10 @@ def _best(
 
 
 def _sized(layout: Layout) -> Layout:
-    """Return what layouts share that differ in the microbatch alone."""
+    """Return a layout without its microbatch: equal for layouts that differ in it alone."""
     return replace(layout, microbatch=0)
 
 
 def _scheduled(layout: Layout) -> Layout:
-    """Return what layouts share that differ in the schedule alone."""
+    """Return a layout without its schedule: equal for layouts that differ in it alone."""
     return replace(layout, schedule="", chunks=0, stages="")

@@ -24,11 +24,11 @@ from meshwise.strategies.search.driver import Proposals
 from meshwise.strategies.search.space import MOST_LISTED, Space, by_habit, neighbours
 
 RESTART_DRAWS = 100
-"""Random layouts that a restart tries before it goes back to the best."""
+"""Random layouts that a restart tries before it goes back to the best place."""
 
 
 class _Place(NamedTuple):
-    """Where the walk stands: a layout that fits, its step time in s, and where it can go."""
+    """A place of the walk: a layout that fits, its step time in seconds, and its neighbours."""
 
     layout: Layout
     cost: float
@@ -42,17 +42,17 @@ _Visit = Generator[Plan, Evaluation, _Place | None]
 class MCMC:
     """Random walk that takes better neighbours, and sometimes worse ones (FlexFlow, MLSys 2019).
 
-    It starts from what an expert would try first: data parallelism, or else the least model
+    The walk starts from what an expert would try first: data parallelism, or else the least model
     parallelism that fits, tensor inside the node and pipeline across. A proposal is a uniformly
     drawn neighbour; one that does not fit is refused without an evaluation.
 
-    What differs from [1]_: the step is accepted with probability
+    Differences from [1]_: the step is accepted with probability
     ``min(1, (cost / new)**(1 / temperature) * neighbours / new_neighbours)``. For small changes
     the first factor is ``exp(-(new - cost) / (temperature * cost))``, so the walk does not depend
-    on the unit or size of the step time; the second [2]_ corrects for layouts with many
+    on the unit or size of the step time; the second factor [2]_ corrects for layouts with many
     neighbours. Without restarts the walk visits a plan in proportion to
     ``step_time**(-1 / temperature)``. It restarts from a random layout when it finds nothing
-    better for a while. The states are whole layouts instead of one configuration an operator.
+    better for a while. The states are whole layouts instead of one configuration per operator.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ class MCMC:
             )
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
-        """Yield the plans of the walk that fit; it proves nothing."""
+        """Yield the plans of the walk that fit; prove nothing."""
         rng = Random(self.seed)
         everywhere = by_habit(problem, space)
         current = yield from _first(problem, space, costs, everywhere)
@@ -101,7 +101,7 @@ class MCMC:
                 current, waited = (yield from _first(problem, space, costs, draws)) or best, 0
             waited += 1
             if not current.around:
-                continue
+                continue  # a place without neighbours is left by a restart
             place = yield from _visit(problem, space, costs, rng.choice(current.around))
             if place is None:
                 continue
@@ -116,9 +116,9 @@ class MCMC:
         return min(max(self.steps // 100, 1), 1000) if self.faithful else self.patience
 
     def _acceptance(self, current: _Place, place: _Place) -> float:
-        """Return the probability of going from ``current`` to ``place``."""
+        """Return the probability of going from ``current_place`` to ``place``."""
         if self.faithful:
-            return exp(min(0.0, -self.alpha * (place.cost - current.cost) * 1e3))
+            return exp(min(0.0, -self.alpha * (place.cost - current.cost) * 1e3))  # alpha is for times in ms
         ratio = log(current.cost / place.cost) / self.temperature
         return exp(min(0.0, ratio + log(len(current.around) / len(place.around))))
 

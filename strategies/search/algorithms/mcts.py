@@ -28,7 +28,7 @@ from meshwise.strategies.search.space import MOST_LISTED, Space
 
 @dataclass(slots=True)
 class Arm:
-    """What has been learnt of a partial plan: how often it led to a plan that fits, and the best reward."""
+    """What has been learnt about a partial plan: how often it led to a plan that fits, and the best reward."""
 
     visits: int
     best: float
@@ -36,7 +36,7 @@ class Arm:
     def value(self, exploration: float, around: int) -> float:
         """Return the best reward with the confidence term of UCB1 ([1]_, section 2.1).
 
-        ``around`` is how often there was a choice between the arm and others.
+        ``num_tries`` is how often this arm or one of its siblings was chosen.
 
         >>> Arm(visits=4, best=0.5).value(exploration=0.0, around=16)
         0.5
@@ -48,24 +48,25 @@ class Arm:
 class MCTS:
     """Tree search that learns which decisions lead to fast plans (UCT, Kocsis and Szepesvari 2006).
 
-    The decisions of `meshwise.strategies.search.decisions` are the tree, in which partial plans that leave the same
-    plans open are one node. From the root the branch with the highest upper confidence bound [1]_ is followed, until a
-    node has fewer branches tried than its visits to the power ``widening`` [2]_. From there ``rollouts`` plans are
-    drawn, one random decision after another, and one of them is evaluated: with a probability in proportion to
-    ``bound**(-1 / temperature)``.
+    The tree is that of `meshwise.strategies.search.decisions`, in which partial plans that leave the same layouts open
+    are one node [3]_. From the root the search follows the branch with the highest upper confidence bound [1]_, until
+    a node has fewer tried branches than its visits to the power ``widening`` [2]_. From there it draws ``rollouts``
+    plans, one random decision after another, and evaluates one of them, drawn in proportion to
+    ``bound**(-1 / temperature)``. Decisions are grouped, as in [4]_.
 
-    The reward is the step time of the first plan that fits, in the order in which an expert would try them, over that
-    of the plan. A plan that cannot be faster than the best so far has its bound for a step time, and one that does not
-    fit minus the part of its memory that is missing; neither is evaluated. A plan is visited once, and a node of which
-    all plans have been visited is never entered again; where that is the root, the best plan is proven to be so.
+    The reward of a plan is the step time of the first plan that fits, in the order in which an expert would try them,
+    over its own. A plan that cannot be faster than the best so far is not evaluated and has its bound as step time. A
+    plan that does not fit is not evaluated either; its reward is minus the fraction of its memory that is missing. A
+    plan is visited once, and a node whose plans have all been visited is never entered again; once that is the root,
+    the best plan is proven.
 
-    What differs from [1]_: a branch is worth its best reward instead of the mean of all, for one plan is looked for and
-    nothing is random, and the best plans are next to many that do not fit, which count only until one fits.
+    Differences from [1]_: the value of a branch is its best reward instead of the mean, because one plan is wanted and
+    rewards are not random; the best plans are close to many plans that do not fit, which count only until one fits.
 
     Parameters
     ----------
     exploration
-        Weight of what is not known yet against what has been good.
+        Weight of the confidence term against the best reward.
     """
 
     name: ClassVar[str] = "mcts"
@@ -88,7 +89,7 @@ class MCTS:
             )
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
-        """Yield the most promising plan of every visit to the tree; return a proof where all of it was visited."""
+        """Yield the most promising plan of every visit to the tree; return a proof once all plans were visited."""
         rng, outlooks, tree = Random(self.seed), Outlooks(problem, costs), Decisions(problem, space)
         first = next((layout for layout in tree.by_habit() if outlooks[layout].fits), None)
         if first is None:
@@ -107,6 +108,7 @@ class MCTS:
                     _learn(arms, path, -shortfall if bound == inf else expert / bound)
             if able:
                 layout = _softmin(list(able), [outlooks[each].bound for each in able], self.temperature, rng)
+                # the first plan has been evaluated already; a repeated proposal would count as one
                 time = expert if layout == first else (yield complete(problem, layout)).step_time
                 best = min(best, time)
                 tree.close(layout)
@@ -114,7 +116,7 @@ class MCTS:
         return Proof(best)
 
     def _rollouts(self, tree: Decisions, arms: dict[Partial, Arm], rng: Random) -> Iterator[tuple[Partial, ...]]:
-        """Yield ways from the root to plans that nobody has visited: along the best known arms, and then at random."""
+        """Yield paths from the root to plans not visited yet: along the best arms, and then at random."""
         known = self._select(tree, arms)
         for _ in range(self.rollouts):
             if tree.closed(known[-1]):
@@ -125,7 +127,7 @@ class MCTS:
             yield tuple(path)
 
     def _select(self, tree: Decisions, arms: dict[Partial, Arm]) -> list[Partial]:
-        """Return the way from the root along the best known arms, to a node that has another to try."""
+        """Return the path from the root along the best arms to a node with a branch to try."""
         path = [tree.root]
         while branches := tree.branches(path[-1]):
             tried = [branch.after for branch in branches if branch.after in arms]
@@ -138,12 +140,15 @@ class MCTS:
 
 def _layout(path: Sequence[Partial]) -> Layout:
     layout = path[-1].layout
-    assert layout is not None  # a way ends where all is decided
+    assert layout is not None  # a path ends where everything is decided
     return layout
 
 
 def _learn(arms: dict[Partial, Arm], path: Sequence[Partial], reward: float) -> None:
-    """Give a reward to all that led to a plan; one that does not fit tells only of where nothing else is known."""
+    """Give the reward of a plan to every partial plan on its path.
+
+    A negative reward, of a plan that does not fit, counts as a visit only for an arm without visits.
+    """
     for each in path:
         arm = arms.setdefault(each, Arm(0, reward))
         arm.visits += reward > 0 or not arm.visits

@@ -1,8 +1,8 @@
-"""A sharding for every operator: the algorithms that choose one.
+"""Algorithms that choose a sharding for every operator.
 
-Exact, by frontier dynamic programming with a price of memory; Alpa's integer program; MindSpore's dynamic programming
-by eliminations, its double recursion over the levels of the machine and the operators at each, and its sharding
-propagation, where the user decides some operators and the rest follows.
+`Frontier` is exact, by dynamic programming over frontiers with a price of memory; `IntegerProgramming` is Alpa's
+integer program. The others are MindSpore's: dynamic programming by eliminations, the double recursion over the levels
+of the machine and the operators at each level, and sharding propagation from operators that the user has decided.
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ class Frontier:
     Parameters
     ----------
     gap
-        Fraction by which the sum of operators' and redistributions' times may be above the least.
+        Fraction by which the summed times of operators and redistributions may be above the least sum.
     """
 
     name: ClassVar[str] = "frontier"
@@ -63,9 +63,9 @@ class IntegerProgramming:
     Parameters
     ----------
     gap
-        Fraction by which the sum of operators' and redistributions' times may be above the least.
+        Fraction by which the summed times of operators and redistributions may be above the least sum.
     seconds
-        Time for one program, after which its best solution so far is taken; ``None`` for no limit.
+        Time of one integer program, after which its best solution so far is taken; ``None`` for no limit.
     tie
         Whether layers that are copies of one another are cut alike.
     """
@@ -113,7 +113,7 @@ class DynamicProgramming:
 
 
 PROBE = float(2**26)
-"""Bytes of the all-reduce by which the rate of a level is known."""
+"""Bytes of the all-reduce that measures the rate of a level."""
 MOST_RANKS = 1024
 """Devices that the published recursion divides at most."""
 
@@ -122,14 +122,14 @@ MOST_RANKS = 1024
 class RecursiveProgramming:
     """A dim for every operator at every level of the machine, from what would have to be moved.
 
-    What differs from the published form: a level has any number of ways and not only two, and its own bandwidth;
-    the dims of a level are chosen together, exactly, instead of one after another; and where a plan does not fit,
-    parameters are kept cut.
+    Differences from the published form: a level divides into any number of parts instead of two, and has its own
+    bandwidth; the dims of a level are chosen together, exactly, instead of one after another; and where a plan does
+    not fit, parameters are kept cut.
 
     Parameters
     ----------
     faithful
-        As published. A mesh has three operator axes: beyond 8 devices the first level has more than two ways.
+        As published. A mesh has three operator axes: beyond 8 devices the first level divides into more than two.
     """
 
     name: ClassVar[str] = "recursive_programming"
@@ -137,7 +137,7 @@ class RecursiveProgramming:
     faithful: bool = False
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
-        """Yield the plan of every arrangement of the devices, of the largest microbatches of each that fit."""
+        """Yield the plan of every arrangement of the devices, with the largest microbatches that fit."""
         yield Proof(least_step_time(problem))
         measured = StageCosts(problem)
         ways = _bisected(problem) if self.faithful else arrangements(problem, space)
@@ -165,7 +165,7 @@ class RecursiveProgramming:
 
 
 def _bisected(problem: Problem) -> Iterator[tuple[tuple[str, int], ...]]:
-    """Yield the one arrangement of the published recursion: halves of halves."""
+    """Yield the one arrangement of the published recursion, which halves the devices again and again."""
     devices = len(problem.cluster.free_devices)
     if devices & (devices - 1) or devices > MOST_RANKS:
         raise ValueError(
@@ -180,14 +180,14 @@ def _bisected(problem: Problem) -> Iterator[tuple[tuple[str, int], ...]]:
 class ShardingPropagation:
     """Shardings that follow from those of the operators that the user has pinned.
 
-    What differs from the published form: the rest is chosen together, exactly and within memory, instead of one
-    operator after another.
+    Difference from the published form: the other operators are chosen together, exactly and within memory, instead of
+    one after another.
 
     Parameters
     ----------
     faithful
-        As published: breadth first from the pinned operators, by the least redistribution. Where nothing is pinned
-        the first operator that can be is cut along its batch.
+        As published: breadth first from the pinned operators, by the least redistribution. Where none is pinned, the
+        first operator that can be cut along its batch is.
     """
 
     name: ClassVar[str] = "sharding_propagation"
@@ -210,7 +210,7 @@ class ShardingPropagation:
 
 
 def _first_batch(table: OperatorCosts) -> dict[int, int]:
-    """Return the first operator that all axes can cut along its batch, and that choice."""
+    """Return the first operator that all axes can cut along its batch, with that choice; empty where there is none."""
     axes = tuple(axis for axis, ranks in table.degrees.items() if ranks > 1)
     for number, own in enumerate(table.choices):
         for choice, sharding in enumerate(own):

@@ -1,4 +1,4 @@
-"""A policy over decisions: a network that reads the operator graph and the machine, and scores branches. Needs torch.
+"""A policy over decisions: a network that reads the operator graph and the machine and scores branches. Needs torch.
 
 References
 ----------
@@ -28,11 +28,11 @@ WIDTH = 32
 ROUNDS = 3
 """Rounds of messages between operators."""
 HASHED = 48
-"""Elements among which the values of decisions are hashed."""
+"""Elements of the vector into which the values of decisions are hashed."""
 
 
 class Choice(NamedTuple):
-    """Of every walk of a batch: the logarithm of the probability of what was drawn, and the entropy of the draw."""
+    """One draw per walk of a batch: the branch, the logarithm of its probability, and the entropy of the draw."""
 
     drawn: list[int]
     log_probability: Tensor
@@ -50,16 +50,16 @@ class Walks(NamedTuple):
 class Policy:
     """Probabilities of the next decision, given the problem and the decisions before.
 
-    The operators of every distinct block are nodes with what they compute, read and write as features; in every round
-    a node adds what its producers and its consumers say on average [1]_. The mean over nodes and the machine's
-    features make one embedding of the problem, decisions are embedded by hashed values [2]_, and a branch is scored
-    by one hidden layer over the problem, the sum of the decisions before, and the branch itself. Only legal branches
-    are ever scored, so that illegal ones have no probability.
+    The operators of every distinct block are nodes, with their work and bytes as features. In every round a node adds
+    the mean embeddings of its producers and of its consumers [1]_. The mean over nodes and the machine's features make
+    one embedding of the problem. Decisions are embedded by their hashed values [2]_. A branch is scored by one hidden
+    layer over the problem, the sum of the decisions before, and the branch. Only legal branches are scored, so illegal
+    ones have no probability.
 
     Parameters
     ----------
     generator
-        Where initial weights and draws come from.
+        The source of initial weights and draws.
     """
 
     def __init__(self, problem: Problem, generator: torch.Generator, learning_rate: float) -> None:
@@ -96,11 +96,12 @@ class Policy:
         return torch.tanh(both @ self.weights["problem"])
 
     def features(self, branch: Branch) -> Tensor:
-        """Return a decision's features, [`HASHED` + 1]: its values hashed, and the logarithm of sizes."""
+        """Return the features of a decision, [`HASHED` + 1]: its hashed values, and the logarithms of its numbers."""
         key = branch.fields, branch.values
         if key not in self._features:
             made = torch.zeros(HASHED + 1)
             for field, value in zip(*key, strict=True):
+                # crc32 and not hash(): strings hash differently in every process
                 hashed = crc32(f"{field}={value}".encode())
                 made[hashed % HASHED] += 1 if hashed >> 31 else -1
                 if type(value) is int:
@@ -109,9 +110,9 @@ class Policy:
         return self._features[key]
 
     def logits(self, problem: Tensor, before: Tensor, rows: Sequence[Sequence[Branch]]) -> Tensor:
-        """Return the scores of every walk's branches, [walks, most branches]; minus infinity where there is none.
+        """Return the scores of every walk's branches, [walks, most branches]; minus infinity where there is no branch.
 
-        ``before`` is the sum of the features of the decisions of every walk, [walks, `HASHED` + 1].
+        ``history`` is the sum of the features of every walk's decisions so far, [walks, `HASHED` + 1].
         """
         branches = torch.stack([self.features(branch) for row in rows for branch in row])
         walks = torch.tensor([walk for walk, row in enumerate(rows) for _ in row])
@@ -123,15 +124,16 @@ class Policy:
         return masked.index_put((walks, places), scores)
 
     def choose(self, problem: Tensor, before: Tensor, rows: Sequence[Sequence[Branch]]) -> Choice:
-        """Return which branch of every walk is drawn."""
+        """Return a drawn branch for every walk."""
         logarithms = torch.log_softmax(self.logits(problem, before, rows), dim=1)
         probabilities = logarithms.exp()
         drawn = torch.multinomial(probabilities.detach(), 1, generator=self.generator)
+        # minus infinity times a probability of 0 would be NaN
         entropy = -(probabilities * logarithms.masked_fill(logarithms == -torch.inf, 0.0)).sum(1)
         return Choice(drawn.squeeze(1).tolist(), logarithms.gather(1, drawn).squeeze(1), entropy)
 
     def learn(self, loss: Tensor) -> None:
-        """Go one step of Adam [3]_ against the gradient of a loss."""
+        """Update the weights by one step of Adam [3]_ on a loss."""
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
@@ -154,7 +156,7 @@ def operators(graph: OperatorGraph) -> tuple[list[list[float]], list[tuple[int, 
 
 
 def _operator(operator: Operator, tensor: dict[str, Value], repeat: int) -> list[float]:
-    """Return the features of an operator: its kind, and powers of ten of its work and bytes and of how often it is."""
+    """Return the features of an operator: its kind, and the logarithms of its work, bytes, repeats and largest dim."""
     kinds = [float(kind is operator.kind) for kind in OperatorKind]
     read, written, parameters = (
         sum(tensor[name].nbytes for name in names) for names in (operator.inputs, operator.outputs, operator.parameters)
@@ -165,7 +167,7 @@ def _operator(operator: Operator, tensor: dict[str, Value], repeat: int) -> list
 
 
 def machine(cluster: Cluster, training: Training) -> list[float]:
-    """Return the features of a machine and of what it trains on: powers of ten of sizes and rates."""
+    """Return the features of a machine and a training step: logarithms of rates and sizes."""
     node, accelerator = cluster.first, cluster.accelerator
     peak = max(rate for _, rate in accelerator.peak_flops)
     rates = (peak, accelerator.memory_bandwidth, accelerator.memory, node.nic.bandwidth * node.nics / node.devices)
@@ -178,7 +180,7 @@ def _tensor(values: Sequence[object]) -> Tensor:
 
 
 def _mean(values: Tensor, sources: Tensor, targets: Tensor) -> Tensor:
-    """Return for every node the mean of the values of those with an edge to it, 0 where there is none."""
+    """Return for every node the mean of the values of the nodes with an edge to it; 0 where there are none."""
     count = torch.zeros(len(values)).index_add(0, targets, torch.ones(len(targets)))
     return torch.zeros_like(values).index_add(0, targets, values[sources]) / count.clamp(min=1).unsqueeze(1)
 

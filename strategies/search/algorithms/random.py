@@ -1,4 +1,4 @@
-"""Plans drawn at random: what every other search has to beat.
+"""Random search: the baseline that every other search must beat.
 
 References
 ----------
@@ -34,14 +34,14 @@ class RandomSearch:
     seed: int = 0
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
-        """Yield the plans that fit in a random order; it proves nothing."""
+        """Yield the plans that fit in a random order; prove nothing."""
         plans = (complete(problem, layout) for layout in drawn(problem, space, Random(self.seed)))
         yield from ahead(plan for plan in plans if costs.fits(plan))
         return None
 
 
 def drawn(problem: Problem, space: Space, random: Random) -> Iterator[Layout]:
-    """Yield the layouts of a space in a random order, each once; none is made before it is drawn."""
+    """Yield the layouts of a space in a random order, each once, without listing them all."""
     choices = choices_of(problem, space)
     families = list(choices.families())
     before = [0, *accumulate(map(choices.count, families))]
@@ -50,6 +50,7 @@ def drawn(problem: Problem, space: Space, random: Random) -> Iterator[Layout]:
     def groups(family: int) -> tuple[Group, ...]:
         return tuple(choices.groups(families[family]))
 
+    # a number is a position among all layouts; only the groups of its family are made to find the layout
     for number in permuted(before[-1], random):
         family = bisect_right(before, number) - 1
         left = number - before[family]
@@ -61,7 +62,7 @@ def drawn(problem: Problem, space: Space, random: Random) -> Iterator[Layout]:
 
 
 def permuted(size: int, random: Random) -> Iterator[int]:
-    """Yield 0 to ``size`` - 1 in a random order (Durstenfeld 1964), keeping only what was moved.
+    """Yield 0 to ``size`` - 1 in a random order (Durstenfeld 1964), keeping only the swapped numbers.
 
     >>> sorted(permuted(5, Random(0)))
     [0, 1, 2, 3, 4]

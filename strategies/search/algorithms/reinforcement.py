@@ -1,4 +1,4 @@
-"""A policy that learns from rewards which decisions to take. Needs torch.
+"""Reinforcement learning of a policy that takes decisions. Needs torch.
 
 References
 ----------
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     pass
 
 OUT_OF_MEMORY = 2.0
-"""The time of a plan that does not fit, over that of the first plan that does, and the most that any has."""
+"""The step time given to a plan that does not fit, over that of the first plan that fits; no plan counts as slower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +39,18 @@ class Reinforcement:
     """Policy gradient over a graph network (REINFORCE, Williams 1992; Mirhoseini et al., ICML 2017).
 
     The policy (`meshwise.strategies.search.algorithms.policy`) reads the operator graph and the machine and takes the
-    decisions of `meshwise.strategies.search.decisions` one after another; what is illegal or leads only to plans
-    visited before cannot be drawn [3]_. ``batch`` plans are drawn for an update, and of those that may be faster than
-    the best so far the ``evaluations`` with the least bounds are evaluated. The cost of a plan is the square root of
-    its step time [2]_ over that of the first plan that fits, in the order in which an expert would try them; its bound
-    takes the place of a step time that is not known, and what does not fit has a fixed cost. The policy learns from the
-    plans whose cost is below a moving average of the quantile ``risk`` of batches [5]_, and from the entropy [4]_. It
-    ends where every plan was evaluated, does not fit or cannot be faster than the best, which is then proven.
+    decisions of `meshwise.strategies.search.decisions` one after another; a decision that is illegal or leads only to
+    visited plans cannot be drawn [3]_. For each update ``batch`` plans are drawn, and of those that may be faster than
+    the best so far the ``evaluations`` with the lowest bounds are evaluated. The cost of a plan is the square root of
+    its step time [2]_ over that of the first plan that fits, in the order in which an expert would try them. A bound
+    stands in for an unknown step time, and a plan that does not fit has a fixed cost. The policy learns by policy
+    gradient [1]_ from the plans whose cost is below a moving average of the quantile ``risk`` of batches [5]_, with an
+    entropy bonus [4]_. The search ends when every plan was evaluated, does not fit or cannot be faster than the best,
+    which is then proven.
 
-    What differs from [2]_: the policy scores grouped decisions instead of a device for each operator, only promising
-    plans are measured, and the baseline is a quantile instead of the mean, for the best plan is looked for, and it is
-    next to many that do not fit.
+    Differences from [2]_: the policy scores grouped decisions instead of a device per operator, only promising plans
+    are measured, and the baseline is a quantile instead of the mean, because the best plan is wanted and it is close to
+    many that do not fit.
 
     Parameters
     ----------
@@ -85,7 +86,7 @@ class Reinforcement:
             )
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
-        """Yield the most promising plans of every batch; return a proof where all plans were visited.
+        """Yield the most promising plans of every batch; return a proof once all plans were visited.
 
         Raises
         ------

@@ -1,14 +1,15 @@
-"""Layers and recomputation of every stage: mixed integer programs and dynamic programs.
+"""Algorithms that choose the layers and the recomputation of every stage, by dynamic and integer programs.
 
-Layers by the dynamic programs of PipeDream, DAPPLE, Piper and Alpa; a recomputation for every layer of every stage
-within its memory after Galvatron; both at once after Mist, by critical paths.
+`PipelineDP` chooses layers by the dynamic programs of PipeDream, DAPPLE, Piper and Alpa; `LayerDP` chooses the
+recomputation of every layer within the memory of its stage, after Galvatron [1]_; `InterStageMILP` chooses both at
+once by critical paths, after Mist [2]_.
 
 References
 ----------
-.. [1] Zhu et al., "Mist: efficient distributed training of large language models via memory-parallelism
-   co-optimization", EuroSys 2025.
-.. [2] Miao et al., "Galvatron: efficient transformer training over multiple GPUs using automatic parallelism", VLDB
+.. [1] Miao et al., "Galvatron: efficient transformer training over multiple GPUs using automatic parallelism", VLDB
    2023, section 3.3.
+.. [2] Zhu et al., "Mist: efficient distributed training of large language models via memory-parallelism
+   co-optimization", EuroSys 2025.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -57,11 +58,11 @@ from meshwise.strategies.stages.integer_programs import Divided, DivisionProgram
 from meshwise.strategies.stages.tables import division_problem, least_work
 
 MIST_SPREAD = 2
-"""Layers that a stage of Mist's may have more or fewer than if all had as many (``inter_tuning_mip.py``)."""
+"""Layers by which a stage of Mist may differ from an even division (``inter_tuning_mip.py``)."""
 
 
 class _Waiting(NamedTuple):
-    """A mesh in the queue: seconds that its step takes at least, and whether its linear program says so."""
+    """A mesh in the queue: a lower bound of its step time in seconds, and whether it is from its linear program."""
 
     bound: float
     relaxed: bool
@@ -73,26 +74,27 @@ class _Waiting(NamedTuple):
 class InterStageMILP:
     """Layers and recomputed layers of every stage, by integer programs with critical paths (after Mist, EuroSys 2025).
 
-    A mesh is a layout of the space, whatever its layers' stages and recomputation. Meshes wait by their lower bound:
-    first that of their work, then of a linear program whose rows are critical paths, then of its integer program,
-    whose solution is simulated. It ends when no bound left is below the best step time. What is proven holds for all
-    divisions of layers whose stages have at least one layer and at most so many more or fewer than if all had as
-    many, each with the first so many of its layers recomputed, selectively or whole.
+    A mesh is a layout of the space without its stages and recomputation. Meshes wait by their lower bound: first the
+    bound of their work, then that of a linear program whose rows are critical paths, then that of its integer program,
+    whose solution is simulated. The search ends when no bound in the queue is below the best step time. The proof holds
+    for all divisions whose stages have at least one layer and differ from an even division by at most the spread, and
+    which recompute the first layers of every stage, selectively or fully.
 
     Parameters
     ----------
     spread, looped_spread
-        Layers that a stage may have more or fewer than if all had as many: of schedules with one chunk a rank, and of
-        those with several. All may have as few and as many as stages of the mesh.
+        Layers by which a stage may differ from an even division: for schedules with one chunk per rank, and for
+        schedules with several. Every stage may also have as few and as many layers as any stage of the mesh.
     nodes
-        Nodes of the tree of an integer program before its bound is taken as it is.
+        Nodes of an integer program's tree after which its bound is taken as it is.
     tolerance
-        What may be faster than the best by no more than this part is not looked for.
+        Plans that are faster than the best by no more than this fraction are not looked for.
     faithful
-        As published: for every mesh whose schedule has one chunk a rank, the layers of stages, at most two more or
-        fewer, for which Mist's formula is least; the plans with the least times are simulated, and nothing is proven.
+        As published: for every mesh whose schedule has one chunk per rank, the division with at most two layers more or
+        fewer per stage for which Mist's formula is least; the plans with the least times are simulated, and nothing is
+        proven.
     choices
-        Used where ``faithful``: plans that are simulated.
+        Used with ``faithful``: the number of plans that are simulated.
     """
 
     name: ClassVar[str] = "inter_stage_milp"
@@ -116,7 +118,7 @@ class InterStageMILP:
         return self.looped_spread if layout.chunks > 1 else self.spread
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
-        """Yield a uniform plan, then ever better divisions, and how fast any can be."""
+        """Yield a uniform plan, then better and better divisions, and proofs of how fast any division can be."""
         if self.faithful:
             yield from best_of(problem, space, costs, _published(problem, space), self.choices)
             return None
@@ -127,14 +129,17 @@ class InterStageMILP:
     def refine(
         self, problem: Problem, space: Space, costs: CostModel, among: Iterable[Layout], best: float
     ) -> Proposals:
-        """Yield divisions of the layers of meshes that may take less than ``best`` seconds; return what is proven."""
+        """Yield divisions of meshes that may take less than ``best_time`` seconds; return the proof about all of them.
+
+        Nothing is proven where the space forbids layers without recomputation, or a mesh has no critical paths.
+        """
         tables, allowed, floor = StageCosts(problem), ways(space), inf
         queue: list[_Waiting] = []
         proves = whole_layers(space)
         for number, layout in enumerate(among):
             if dividable(layout):
                 plan = complete(problem, layout)
-                costs.bound(plan)  # which ends the search where its time is up
+                costs.bound(plan)  # raises OutOfTime where time is up: tables look at no plan and would not notice
                 work = to_seconds(int(least_work(tables, plan, self._spread(layout))))
                 heappush(queue, _Waiting(work, False, number, layout))
             else:
@@ -163,7 +168,7 @@ class InterStageMILP:
 
 
 def _published(problem: Problem, space: Space) -> Iterator[tuple[float, Layout]]:
-    """Yield for every mesh the division for which Mist's formula is least, and what it says."""
+    """Yield for every mesh the division for which Mist's formula is least, and the formula's seconds."""
     tables, allowed = StageCosts(problem), ways(space)
     for layout in meshes(problem, space):
         if layout.chunks > 1 or not dividable(layout):
@@ -189,7 +194,7 @@ def _published(problem: Problem, space: Space) -> Iterator[tuple[float, Layout]]
 def _plan(
     problem: Problem, layout: Layout, given: DivisionProblem, found: Divided, allowed: tuple[Recompute, ...]
 ) -> Plan:
-    """Return the plan of a choice, with whole layers."""
+    """Return the plan of a fractional solution, rounded to whole layers."""
     counts = rounded(found.counts, np.full(given.stages, float(given.most)), given.ranks)
     again = np.array([rounded(row, counts.astype(float), given.ranks) for row in found.recomputed]).reshape(
         -1, given.stages
@@ -201,14 +206,14 @@ def _plan(
 class LayerDP:
     """Recomputation of every layer by a dynamic program over layers and memory (Galvatron, VLDB 2023).
 
-    For every mesh whose schedule has one chunk a rank, stages have the layers that the mesh says. Of each the layers
-    are recomputed or not, so that they fit and take least; a plan says how many of a stage's first layers are, in one
-    way. The plans with the least critical paths are simulated. It proves nothing of other divisions.
+    For every mesh whose schedule has one chunk per rank, stages have the layers of the mesh. Each layer is recomputed
+    or not, so that the stage fits and takes least time; the plan then recomputes as many first layers of the stage, in
+    one way. The plans with the shortest critical paths are simulated. Nothing is proven.
 
     Parameters
     ----------
     choices
-        Plans that are simulated.
+        The number of plans that are simulated.
     faithful
         As published: every layer's bytes are rounded up to a megabyte.
     """
@@ -224,12 +229,12 @@ class LayerDP:
             raise ValueError(f"layer_dp: choices is at least 1, met {self.choices}; nearest: 1")
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
-        """Yield a uniform plan, and the plans whose layers are chosen best."""
+        """Yield a uniform plan, and the plans with the best recomputation."""
         yield from best_of(problem, space, costs, self._found(problem, space), self.choices)
         return None
 
     def _found(self, problem: Problem, space: Space) -> Iterator[Found | None]:
-        """Yield for every mesh the choice of every layer that takes least."""
+        """Yield for every mesh the fastest recomputation of its layers; ``None`` where none fits."""
         tables, allowed = StageCosts(problem), ways(space)
         for layout in meshes(problem, space):
             if layout.chunks > 1 or not dividable(layout):
@@ -248,7 +253,7 @@ class LayerDP:
     def _stage(
         self, given: DivisionProblem, allowed: Sequence[Recompute], stage: int, count: int
     ) -> tuple[OfStage, int, Recompute] | None:
-        """Return what a stage recomputes, of how many layers, and in which way; ``None`` where it cannot fit."""
+        """Return the recompute choice of a stage, its number of layers and its way; ``None`` where it cannot fit."""
         best: tuple[float, OfStage, int, Recompute] | None = None
         for number, way in enumerate(allowed) if allowed else [(None, Recompute.NONE)]:
             choice = self._choice(given, stage, count, number)
@@ -258,7 +263,7 @@ class LayerDP:
         return best and best[1:]
 
     def _choice(self, given: DivisionProblem, stage: int, count: int, way: int | None) -> Choice | None:
-        """Return the fastest choice for the layers of a stage between keeping all and one way."""
+        """Return the fastest choice, for every layer of a stage, between no recomputation and one way."""
         moments = given.moments[stage]
         alive, room = (int(moments.alive[0, stage]), float(moments.room[0])) if len(moments.room) else (0, 0.0)
         limit = room - count * given.states[stage] - alive * given.kept[stage]
@@ -271,33 +276,33 @@ class LayerDP:
 
 
 def _layers(problem: Problem, plan: Plan) -> list[int]:
-    """Return the layers of every stage of a plan."""
+    """Return the number of layers of every stage of a plan."""
     names = {name for name, block in problem.graph.occurrences if block.layer} or {problem.graph.occurrences[0][0]}
     return [sum(name in names for name in stage.blocks) for stage in plan.stages]
 
 
 METHODS = ("alpa", "dapple", "piper", "pipedream")
-"""Whose formula is used."""
+"""The published methods whose formulas can be used."""
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineDP:
     """Division of layers among stages by dynamic programming (Alpa, OSDI 2022; DAPPLE, Piper, PipeDream).
 
-    For every mesh whose schedule has one chunk a rank, the layers of stages are those for which the formula of the
-    method is least, where each stage recomputes as few layers as its activations in flight leave room for. The plans
-    with the least times by the formula are simulated. It proves nothing, for no formula is the simulator's.
+    For every mesh whose schedule has one chunk per rank, layers are divided so that the formula of the method is
+    least, where each stage recomputes as few layers as its memory allows. The plans with the least times by the formula
+    are simulated. Nothing is proven, because no formula is the simulator's.
 
     Parameters
     ----------
     method
         ``alpa``: sum and slowest stage; ``dapple``: sum up to the pivot; ``piper`` and ``pipedream``: slowest stage.
     choices
-        Divisions that are simulated.
+        The number of divisions that are simulated.
     spread
-        Layers that a stage may have more or fewer than if all had as many.
+        Layers by which a stage may differ from an even division.
     faithful
-        As published: PipeDream and DAPPLE know no memory, and so recompute nothing.
+        As published: PipeDream and DAPPLE ignore memory, and so recompute nothing.
     """
 
     name: ClassVar[str] = "pipeline_dp"
@@ -317,12 +322,12 @@ class PipelineDP:
             )
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
-        """Yield a uniform plan, and the divisions that the formula finds best."""
+        """Yield a uniform plan, and the divisions that are best by the formula."""
         yield from best_of(problem, space, costs, self._found(problem, space), self.choices)
         return None
 
     def _found(self, problem: Problem, space: Space) -> Iterator[Found | None]:
-        """Yield for every mesh the division that the formula finds best."""
+        """Yield for every mesh the division that is best by the formula; ``None`` where none fits."""
         tables, allowed = StageCosts(problem), ways(space)
         for layout in meshes(problem, space):
             if layout.chunks > 1 or not dividable(layout):
