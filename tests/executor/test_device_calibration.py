@@ -180,7 +180,7 @@ def test_a_gpus_machine_is_what_torch_says(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_workers_need_torch_and_nothing_that_simulates() -> None:
-    absent = ("simpy", "pandas", "numba", "pydantic", "yaml", "typer", "rich", "highspy", "matplotlib")
+    absent = ("simpy", "pandas", "numba", "pydantic", "yaml", "typer", "rich", "highspy", "matplotlib", "scipy")
     modules = (
         "meshwise.executor.calibration.device_calibration",
         "meshwise.executor.calibration.device_worker",
