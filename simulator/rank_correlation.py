@@ -1,4 +1,4 @@
-"""How well one order of things agrees with another."""
+"""Rank correlation: how well a predicted order of plans agrees with the measured one."""
 
 from collections.abc import Sequence
 from math import isnan
