@@ -227,7 +227,7 @@ def numbers(drawn: Sequence[Bar], window: Window, pixel: float, size: float) -> 
 
 
 def _draw_shares(ax: Axes, spans: Sequence[Span], lanes: Lanes, window: Window, cell: int) -> None:
-    """Draw the share of time of each kind in cells of ``cell`` pixels: as stacked heights, in strips as colour strength.
+    """Draw the share of time of each kind in cells of ``cell`` pixels: stacked heights, in strips colour strength.
 
     A strip shows one kind of communication, so that its colour alone can tell how busy it is.
     """

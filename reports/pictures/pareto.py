@@ -1,4 +1,4 @@
-"""Picture of Pareto fronts: step time against memory, and step time against devices with the cost per million tokens."""
+"""Picture of Pareto fronts: step time against memory, and against devices with the cost per million tokens."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
