@@ -17,7 +17,7 @@ OUTLIER = 0.1
 """Log errors above this count linearly, not squared (Huber 1964): publishers' outliers do not move the fit."""
 
 _STEP = 1e-4
-"""Of the differences that derivatives are taken by: simulated times are rounded to a millionth of themselves."""
+"""Step of finite differences: simulated times are rounded to a relative 1e-6, which a smaller step would see."""
 
 Vector = NDArray[np.float64]
 Residuals = Callable[[Vector], Vector]
@@ -40,11 +40,11 @@ def least_squares(
     Parameters
     ----------
     weights
-        Of the residuals, shape [residuals].
+        Weights of the residuals, shape [residuals].
     outlier
-        One for all residuals, or shape [residuals]; infinite for squares alone.
+        One value for all residuals, or shape [residuals]; infinite for a purely quadratic cost.
     max_evaluations
-        Of ``residuals``, besides those for derivatives.
+        Most evaluations of ``residuals``, not counting those for derivatives.
 
     References
     ----------
@@ -53,7 +53,7 @@ def least_squares(
        nonlinear optimization", WSEAS Conf. on Applied Mathematics, 2004.
     """
     low, high = bounds
-    # scipy knows no weights: a weight goes into the residual as its root, and into where the loss turns linear
+    # scipy has no weights: the root of a weight multiplies its residual, and the size from which the loss is linear
     root = np.sqrt(weights)
     turn = root * outlier
 
@@ -85,23 +85,24 @@ def _huber(squares: Vector, turn: Vector) -> Vector:
     [[4.0, 12.0], [1.0, 0.5], [0.0, 0.0]]
     """
     far = squares > turn**2
-    # where a residual is near, ones: neither a root of 0 is divided by nor an infinite turn multiplied
+    # ones replace entries that the outer `where` discards: no division by 0, no product with an infinite limit
     size, turn = np.sqrt(np.where(far, squares, 1.0)), np.where(far, turn, 1.0)
     loss = np.where(far, 2 * turn * size - turn**2, squares)
-    # not the true second derivative: with that a straight line has no curvature, and a start from which all
-    # residuals are far no step; with 0 a step is that of least squares weighted anew
+    # 0 is not the true second derivative, with which a linear part has no curvature and a start where all residuals
+    # are outliers makes no step; with 0 a step is one of iteratively reweighted least squares
     return np.array([loss, np.where(far, turn / size, 1.0), np.zeros_like(squares)])
 
 
 def fit(parameters: Sequence[Parameter], residuals: Residuals, weights: Vector) -> Vector:
-    """Return the values that make ``residuals`` least, within bounds, shape [parameters].
+    """Return the values of ``parameters`` that minimise ``residuals`` within bounds, shape [parameters].
 
     Parameters
     ----------
     residuals
-        Log of predicted over measured time, shape [rows], of the values of ``parameters``.
+        Returns the log of predicted over measured time, shape [rows], for values of ``parameters``.
     weights
-        Of the rows, shape [rows]. A parameter a ``spread`` from its guess weighs as one row that is off by 10 %.
+        Weights of the rows, shape [rows]. A parameter one ``spread`` from its guess costs as much as a row that is
+        off by 10 %.
 
     Notes
     -----
