@@ -1,10 +1,9 @@
-"""What a prediction missed: a predicted and a measured step, operation by operation.
+"""A predicted and a measured step compared operation by operation: which operations caused the error.
 
-Every instant of a rank's step belongs to one operation: to what computes, where something does; else to the
-communication that is under way, that inside passes first; else to a copy to or from the host, or to launching; and
-where nothing runs, the rank waits. So the times of all operations add up to the step on both sides, and their
-differences to the error of the step: an operation costs the step what its row says, no more and no less.
-Communication under computing costs nothing; what it takes in all stands in its row beside that.
+Every instant of a rank's step is assigned to exactly one operation, in this order: computation, communication inside
+passes, other communication, a copy to or from the host, a launch; an instant in which nothing runs is waiting. The
+times of all operations therefore add up to the step on both sides, and their differences to the error of the step.
+Communication that computation hides costs nothing; its full duration is reported as `busy`.
 """
 
 from collections import Counter
@@ -22,26 +21,26 @@ from meshwise.simulator.timeline import Timeline
 from meshwise.simulator.units import format_time
 
 WAITING = "waiting"
-"""The kind, and the operation, of instants in which nothing runs."""
+"""Kind and operation of the instants in which nothing runs."""
 _SEEN = 1e-3
-"""Of the predicted step: what costs less is no line of a report."""
+"""Operations that cost less than this fraction of the predicted step get no line in a report."""
 _BACKWARD = (StreamKind.SEND_BACKWARD, StreamKind.RECEIVE_BACKWARD)
 _LAST = (TaskKind.PIPELINE_COMMUNICATION, TaskKind.DATA_COMMUNICATION, TaskKind.HOST_COPY, TaskKind.LAUNCH)
 
 
 class Use(NamedTuple):
-    """What an operation takes of one rank in a step.
+    """Time, runs and bytes of an operation on one rank in a step.
 
     Parameters
     ----------
     time
-        Seconds of the step that are its own; over all operations they add up to the step.
+        Seconds of the step that are assigned to it; over all operations they add up to the step.
     busy
-        Seconds of its spans, with those that lie under others.
+        Seconds of its spans, hidden ones included.
     runs
-        How often; passes count once a microbatch.
+        How often it ran; a pass counts once per microbatch.
     bytes
-        Of its messages.
+        Bytes of its messages.
     """
 
     time: float = 0.0
@@ -50,22 +49,22 @@ class Use(NamedTuple):
     bytes: float = 0.0
 
     def plus(self, other: "Use", weight: float = 1.0) -> "Use":
-        """Return the sum with ``weight`` times another."""
+        """Return the sum of this use and ``weight`` times another."""
         return Use(*(mine + weight * more for mine, more in zip(self, other, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
 class DifferenceRow:
-    """One operation of one rank class: what was predicted and measured of it on a rank, and what that costs the step.
+    """One operation of one rank class: its predicted and measured use of a rank, and what the difference costs.
 
     Parameters
     ----------
     ranks
-        Of how many of all ranks the class is.
+        Number of ranks in the class.
     cost
-        Seconds by which it makes the mean rank's step longer than predicted, below 0: shorter.
+        Seconds by which it makes the mean rank's step longer than predicted; negative where shorter.
     share
-        Of the step's error; 0 where there is none.
+        Share of the step's error; 0 where the step has no error.
     """
 
     rank_class: str
@@ -95,7 +94,7 @@ class DifferenceRow:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Two timelines of the same ranks set side by side; what costs the step most comes first."""
+    """The differences between two timelines of the same ranks; rows that cost the step most come first."""
 
     predicted: float
     measured: float
@@ -109,11 +108,11 @@ class Difference:
         return self.measured - self.predicted
 
     def operations(self) -> tuple[DifferenceRow, ...]:
-        """Return the rows of all rank classes together, on the mean rank."""
+        """Return one row per operation, averaged over all ranks."""
         return self._merged(lambda row: (row.kind, row.operation))
 
     def kinds(self) -> tuple[DifferenceRow, ...]:
-        """Return the rows of all operations of a kind together, on the mean rank."""
+        """Return one row per kind of operation, averaged over all ranks."""
         return self._merged(lambda row: (row.kind, row.kind))
 
     def _merged(self, key: Any) -> tuple[DifferenceRow, ...]:
@@ -132,7 +131,7 @@ class Difference:
         return tuple(sorted(merged, key=_by_cost))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON-ready data; seconds and bytes are a rank's."""
+        """Return the report as JSON-ready data; seconds and bytes are per rank."""
         operations = self.operations()
         return {
             "predicted_step_time": self.predicted,
@@ -145,7 +144,7 @@ class Difference:
         }
 
     def lines(self, most: int = 6) -> list[tuple[str, ...]]:
-        """Return the operations that cost the step most, one a row under `HEAD`."""
+        """Return the operations that cost the step most, as rows of text under `HEAD`."""
         rows = [row for row in self.operations() if abs(row.cost) > _SEEN * self.predicted][:most]
         return [
             (row.operation, *map(format_time, (row.predicted.time, row.measured.time)), *_cost(row), row.verdict)
@@ -154,20 +153,20 @@ class Difference:
 
 
 HEAD = ("operation", "predicted", "measured", "costs the step", "of its error", "")
-"""What the columns of `Difference.lines` hold: a mean rank's seconds of the step."""
+"""Headings of `Difference.lines`; times are those of the mean rank."""
 
 
 def difference(
     predicted: Timeline, measured: Timeline, called: Callable[[Span], tuple[str, str]] | None = None
 ) -> Difference:
-    """Return what was predicted and measured of every operation, per rank class of the prediction.
+    """Return the predicted and the measured use of every operation, per rank class of the prediction.
 
-    Of measured ranks that are predicted alike the mean is taken.
+    Measured ranks that share a predicted class are averaged.
 
     Parameters
     ----------
-    called
-        The kind and the operation of a span; default: its kind and `operation`.
+    name_span
+        Returns kind and operation of a span; default: its kind and `operation`.
 
     Raises
     ------
@@ -197,7 +196,7 @@ def difference(
 
 
 def operation(span: Span) -> str:
-    """Return what a span is called on both sides.
+    """Return the name of a span's operation, the same for predicted and measured spans.
 
     >>> operation(Span(0, StreamKind.SEND_FORWARD, TaskKind.PIPELINE_COMMUNICATION, 0, 3, "send activations", 0, 1))
     'send activations 0 -> 1'
@@ -222,12 +221,13 @@ def operation(span: Span) -> str:
 
 
 def owners(spans: Sequence[Span], length: float) -> Iterator[tuple[float, Span | None]]:
-    """Yield, in order, seconds and the span to which they belong, ``None`` where nothing runs; they sum to ``length``.
+    """Yield durations in s, in order, with the span each is assigned to; ``None`` where nothing runs.
 
-    Of several spans of one kind the first begun has them.
+    The durations sum to ``length``. Among spans of one kind the one that started first owns the instant.
     """
     first = sorted(spans, key=lambda span: span.start)
     moments = sorted({0.0, length, *(moment for span in spans for moment in (span.start, span.end))})
+    # a heap by (priority of the kind, order of start): its top owns the current instant
     running: list[tuple[int, int, Span]] = []
     place = 0
     for begin, end in pairwise(moments):
@@ -248,7 +248,7 @@ def _called(span: Span) -> tuple[str, str]:
 
 
 def _uses(timeline: Timeline, called: Callable[[Span], tuple[str, str]]) -> list[dict[tuple[str, str], Use]]:
-    """Return for every rank class what operations, by kind and name, take of a step."""
+    """Return for every rank class the use of each operation (kind, name) in one step."""
     of_class: list[list[Span]] = [[] for _ in timeline.rank_classes]
     for span in timeline.spans:
         of_class[span.rank_class].append(span)
@@ -262,6 +262,7 @@ def _uses_of(
     passes: dict[tuple[str, str], set[tuple[int, int]]] = {}
     for span in spans:
         key = called(span)
+        # a pass has several spans; only the first one of a microbatch counts as a run
         again = span.kind.computes and (span.stage, span.microbatch) in passes.setdefault(key, set())
         passes.setdefault(key, set()).add((span.stage, span.microbatch))
         counts = not again and (bool(span.bytes) or not span.kind.communicates)

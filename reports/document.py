@@ -1,4 +1,4 @@
-"""Text of reports: a report in Markdown, and text from users made fit to be shown."""
+"""Text of reports: Markdown documents, and text from users made safe to show."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ _LIST = re.compile(r"^(\d*)([-+=.)])")
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One part of a report, in this order.
+    """One section of a report; its parts are shown in the order of the fields.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class Section:
 
 
 def to_markdown(title: str, sections: Sequence[Section]) -> str:
-    """Return a report as Markdown; everything that it would read in texts is escaped."""
+    """Return a report as Markdown; special characters in its texts are escaped."""
     return "\n\n".join(_markdown(title, sections)) + "\n"
 
 
@@ -61,7 +61,7 @@ def _markdown(title: str, sections: Sequence[Section]) -> Iterator[str]:
 
 
 def _md(text: str) -> str:
-    """Return ``text`` on one line with everything escaped that Markdown or HTML would read."""
+    """Return ``text`` on one line with every character escaped that means something to Markdown or HTML."""
     return _LIST.sub(r"\1\\\2", _MARKDOWN.sub(r"\\\1", " ".join(text.split())))
 
 

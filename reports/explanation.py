@@ -1,4 +1,4 @@
-"""An explanation in words: lines of text from what `meshwise explain --json` prints, so that both say the same."""
+"""An explanation as lines of text, made from the document of `meshwise explain --json`, so that both say the same."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -10,14 +10,14 @@ Data = Mapping[str, Any]
 
 
 def explanation_lines(document: Data) -> Iterator[str]:
-    """Yield the lines of an explanation, section after section, of those sections that there are."""
+    """Yield the lines of an explanation, section after section; sections that the document lacks are left out."""
     for name, lines in _SECTIONS.items():
         if document.get(name):
             yield from lines(document[name])
 
 
 def nothing_fits_lines(document: Data) -> Iterator[str]:
-    """Yield why nothing fits, and what would change that."""
+    """Yield why no plan fits, and the changes that would make one fit."""
     yield document["reason"]
     yield from changes_lines(document)
 
@@ -40,7 +40,7 @@ def changes_lines(document: Data) -> Iterator[str]:
 
 
 def robust_lines(found: Data) -> Iterator[str]:
-    """Yield the plan that is best at a quantile, and the faster ones that were passed over."""
+    """Yield the plan that is best at a quantile, and the faster candidates that were rejected."""
     quantile, most = found["quantile"], found["most_out_of_memory"]
     yield f"robust       at the {quantile:.0%} quantile, out of memory with probability {most:.1%} at most:"
     yield from (f"  {line}" for line in _among(found["among"]))
@@ -67,7 +67,7 @@ def _plan(found: Data) -> Iterator[str]:
 
 
 def _among(found: Data | None) -> Iterator[str]:
-    """Yield among which plans the best, the runner-up and all that is compared are, where that is known."""
+    """Yield which plans were compared, where that is known."""
     if found is not None:
         plans = format_count(found["plans"], "plan")
         near = f"{plans}: known ones and those one decision away; not all {found['space']:,} of the space"
@@ -103,7 +103,7 @@ def _own_plan(found: Data) -> Iterator[str]:
 
 
 def _more(seconds: Data) -> Iterator[str]:
-    """Yield the seconds that a plan takes more, or less, by kind."""
+    """Yield by kind how many seconds a plan takes more or less."""
     yield from (f"  {kind:<31}{_signed(each):>10}" for kind, each in seconds.items())
 
 
@@ -138,7 +138,7 @@ def _why_not(found: Data) -> Iterator[str]:
 
 
 def _legal(found: Data) -> str:
-    """Return of how many plans that have what is asked for something is told."""
+    """Return how many plans have the requested values, in words."""
     return f"{found['legal_plans']:,} such plans" + ("" if found["all_legal_plans"] else " that were looked at")
 
 

@@ -1,4 +1,4 @@
-"""Lanes of a timeline, one a rank class; bars, spans merged into passes; and hosts whose memory a step uses."""
+"""Lanes of a timeline, one per rank class; bars, which are spans merged into passes; hosts whose memory a step uses."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ FloatArray = npt.NDArray[np.float64]
 
 
 class Row(IntEnum):
-    """Rows of a lane from top to bottom: compute is the tall one, the others are strips."""
+    """Rows of a lane from top to bottom: compute is the tall row, the others are strips."""
 
     COMPUTE = 0
     TENSOR = 1
@@ -51,11 +51,11 @@ class Bar(NamedTuple):
     Parameters
     ----------
     start, end
-        Seconds: where the first of its spans starts and the last one ends.
+        Start of its first span and end of its last, in s.
     busy
-        Seconds that its spans take in all.
+        Total duration of its spans, in s.
     recompute
-        Those of them that are recomputation, in a backward bar that has taken it in.
+        Part of ``busy`` that is recomputation, in a backward bar that absorbed it.
     """
 
     rank_class: int
@@ -75,7 +75,7 @@ def row_of(kind: TaskKind) -> Row:
 
 
 class _Run(NamedTuple):
-    """Spans that are being merged: what they share, and their sums as [start, end, busy, recompute]."""
+    """Spans that are being merged: their common fields, and ``sums`` as [start, end, busy, recompute]."""
 
     kind: TaskKind
     stage: int
@@ -86,15 +86,15 @@ class _Run(NamedTuple):
 def bars(spans: Iterable[Span], *, gap: float = 0.0, absorb: bool = False) -> tuple[Bar, ...]:
     """Return ``spans`` merged into bars, in order of rank class, row, stream and start.
 
-    Spans of one pass (forward or backward of a microbatch) are merged whatever lies between
-    them, all others where no more than ``gap`` seconds do.
+    Spans of one pass (forward or backward of a microbatch) are merged whatever the gap between them, other spans
+    only across gaps of at most ``gap`` seconds.
 
     Parameters
     ----------
     spans
         In order of start on every stream.
     absorb
-        Whether recomputation becomes a part of the backward bar around it.
+        Whether recomputation becomes part of the backward bar around it.
     """
     streams: dict[tuple[int, StreamKind, bool], list[_Run]] = {}
     for rank_class, stream, kind, stage, microbatch, _, start, end, _ in spans:
@@ -148,18 +148,18 @@ _LEAST_GROUP = 14  # pixels of a lane in which shares of time can be told apart
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """Where rows lie: lane i goes from y = i down to y = i + 1.
+    """Geometry of the lanes: lane i reaches from y = i down to y = i + 1.
 
     Parameters
     ----------
     labels
         Names of the lanes, from the top.
     rows
-        Rows that are drawn; compute first.
+        Rows that are drawn, compute first.
     pixels
-        Height of a lane.
+        Height of a lane in pixels.
     group
-        Rank classes that share a lane.
+        Number of rank classes that share a lane.
     """
 
     labels: tuple[str, ...]
@@ -181,7 +181,7 @@ class Lanes:
 
     @property
     def compute_pixels(self) -> int:
-        """How high a compute row is."""
+        """Height of a compute row, in pixels."""
         margin = 0 if self.pixels < 4 else max(1, self.pixels // 8)
         strips = len(self.rows) - 1
         return self.pixels - margin - strips * (_strip(self.pixels, strips) + 1)
@@ -190,7 +190,8 @@ class Lanes:
 def lanes(classes: Sequence[RankClass], rows: Sequence[Row], height: int, *, grouped: bool = False) -> Lanes:
     """Return the lanes of ``classes`` on at most ``height`` pixels.
 
-    The first strips are drawn, as many as can be seen; where ``grouped``, low lanes are put together.
+    Strips are dropped from the bottom until the remaining ones are visible; with ``grouped``, lanes that would be too
+    low are combined.
     """
     pixels = max(1, height // len(classes))
     group = -(-_LEAST_GROUP // pixels) if grouped and pixels < _LEAST_GROUP // 2 else 1
@@ -204,12 +205,12 @@ def lanes(classes: Sequence[RankClass], rows: Sequence[Row], height: int, *, gro
 
 
 def _strip(pixels: int, strips: int) -> int:
-    """Return how high each of ``strips`` strips of a lane is, in pixels."""
+    """Return the height of each of ``strips`` strips of a lane, in pixels."""
     return min(_MOST_STRIP, int(_STRIP * pixels), int(_STRIPS * pixels / max(strips, 1)) - 1)
 
 
 def labels(classes: Sequence[RankClass]) -> tuple[str, ...]:
-    """Return what lanes are called: by stages and number of ranks, or by which ranks where that is not enough.
+    """Return the labels of lanes: stages and number of ranks, or the ranks themselves where that is ambiguous.
 
     >>> labels((RankClass("a", (0, 8), tuple(range(192))), RankClass("b", (1, 9), (192,))))
     ('stages 0, 8 (192 ranks)', 'stages 1, 9 (rank 192)')
@@ -233,7 +234,7 @@ def _number(rank_class: RankClass) -> str:
 
 
 def _which(rank_class: RankClass) -> str:
-    """Return which ranks they are: all where they follow each other, else the first."""
+    """Return the ranks of a class as text: a range where they are consecutive, else their number and the first."""
     ranks = rank_class.ranks
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
@@ -243,7 +244,7 @@ def _which(rank_class: RankClass) -> str:
 
 
 def _group_labels(classes: Sequence[RankClass], group: int) -> tuple[str, ...]:
-    """Return names of lanes that hold ``group`` rank classes each."""
+    """Return the labels of lanes of ``group`` rank classes each."""
     parts = (classes[i : i + group] for i in range(0, len(classes), group))
     return tuple(
         f"stages {p[0].stages[0]} to {p[-1].stages[0]}" if p[0].stages else plain(p[0].name, 20) for p in parts
@@ -251,14 +252,14 @@ def _group_labels(classes: Sequence[RankClass], group: int) -> tuple[str, ...]:
 
 
 def used_hosts(timeline: Timeline) -> dict[str, MemoryProfile]:
-    """Return by name the memory of every host that holds anything."""
+    """Return the memory profile of every host whose memory is used, by label."""
     if not timeline.hosts:
         return {}
     return {_name(timeline, profile.rank_class): profile for profile in timeline.host_memory if profile.peak > 0}
 
 
 def _name(timeline: Timeline, host: int) -> str:
-    """Return a host and how many ranks it holds.
+    """Return the label of a host: its name and its number of ranks.
 
     >>> from meshwise.simulator.program import HostClass
     >>> _name(Timeline("simulated", (), (), (), 0.0, "x", hosts=(HostClass("host 0", 1e12, ((0, 1), (1, 7))),)), 0)

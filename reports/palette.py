@@ -1,4 +1,4 @@
-"""Colours: safe for colour-blind readers, and of different lightness so that they survive grey print."""
+"""Colours that colour-blind readers can tell apart and whose lightness differs, so that they survive grey print."""
 
 from collections.abc import Mapping
 
@@ -26,9 +26,9 @@ DARK_COLOUR = KIND_COLOUR | {
     TaskKind.CONTEXT_COMMUNICATION: "#3F8F55",
     TaskKind.DATA_COMMUNICATION: "#8D56BE",
 }
-"""The same on a dark ground, where the darkest could not be seen."""
+"""Colours of task kinds on a dark ground; the darkest ones are replaced."""
 CHUNKED = (TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.WEIGHT_GRADIENT)
-"""Kinds that are shaded by model chunk."""
+"""Task kinds whose colour is shaded by model chunk."""
 CATEGORY_COLOUR = {
     Category.PARAMETERS: "#1D5B96",
     Category.GRADIENTS: "#8BBDE3",
@@ -37,7 +37,7 @@ CATEGORY_COLOUR = {
     Category.BUFFERS: "#7A7A7A",
 }
 SERIES = ("#1D5B96", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5A2A82", "#333333")
-"""For lines of unordered things; line styles tell more than eight apart."""
+"""Colours of lines without an order; line styles distinguish more than eight."""
 DASHES = ("solid", "dashed", "dotted", "dashdot")
 _LIGHTEST = 0.62
 
@@ -69,7 +69,7 @@ def channels(colour: str) -> tuple[int, int, int]:
 
 
 def lightness(colour: str) -> float:
-    """Return how light ``colour`` prints in grey, from 0 to 100 (CIE L*, sRGB luminance).
+    """Return the lightness of ``colour``, from 0 to 100 (CIE L*, from sRGB luminance).
 
     >>> round(lightness("#FFFFFF"))
     100

@@ -1,4 +1,4 @@
-"""Results as tables for the terminal, from the same mappings that ``--json`` prints."""
+"""Results as tables for the terminal, made from the mappings that ``--json`` prints."""
 
 import re
 import sys
@@ -23,12 +23,12 @@ def console() -> Console:
 
 
 def escape(text: str) -> str:
-    """Return text that rich prints as it is: nothing in it is markup or moves the cursor."""
+    """Return text that rich prints literally: no markup, no control characters."""
     return markup.escape(escaped(text))
 
 
 def percent(fraction: float) -> str:
-    """Return a fraction for people.
+    """Return a fraction as a percentage with three digits.
 
     >>> percent(0.1234)
     '12.3 %'
@@ -37,7 +37,7 @@ def percent(fraction: float) -> str:
 
 
 def count(number: float) -> str:
-    """Return a number for people.
+    """Return a number with thousands separators.
 
     >>> count(12345.6)
     '12,346'
@@ -46,12 +46,12 @@ def count(number: float) -> str:
 
 
 def yes_or_no(value: bool) -> str:
-    """Return a truth value for people."""
+    """Return ``yes`` or ``no``."""
     return "yes" if value else "no"
 
 
 def busiest_link(link: Mapping[str, Any]) -> str:
-    """Return in a line how busy a link is.
+    """Return one line on how busy a link is.
 
     >>> busiest_link({"name": "nic 0 out", "count": 1024, "bandwidth": 24e9, "utilisation": 0.43})
     'nic 0 out (x1024), 43 % of 24 GB/s'
@@ -61,7 +61,7 @@ def busiest_link(link: Mapping[str, Any]) -> str:
 
 
 def between(formatter: Formatter) -> Formatter:
-    """Return what formats the two ends of an interval.
+    """Return a formatter of intervals that formats both ends by ``formatter``.
 
     >>> between(format_time)((1.5, 2.5))
     '1.5 s to 2.5 s'
@@ -99,7 +99,7 @@ _NUMBER_OR_DIRECTION = re.compile(r"\d+| (in|out|up|down)$|[+-]$")
 
 
 def result_rows(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the figures of one training step for people: what each is called, and its value with its unit."""
+    """Yield name and formatted value of the figures of one training step."""
     for key, name, formatter in _RESULT:
         if key in result:
             runs = result.get(f"{key}_runs")
@@ -109,9 +109,9 @@ def result_rows(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def print_result(console: Console, result: Mapping[str, Any], *, verbose: bool = False) -> None:
-    """Print what ``simulate --json`` holds: figures, exposed communication, memory by stage, links, assumptions.
+    """Print the result of ``simulate --json``: figures, exposed communication, memory by stage, links, assumptions.
 
-    Of many assumptions the first few are printed, or all where ``verbose``.
+    Only the first few assumptions are printed unless ``verbose``.
     """
     table = _table("one training step", ("", "left"), ("", "right"))
     for name, value in result_rows(result):
@@ -130,7 +130,7 @@ def print_result(console: Console, result: Mapping[str, Any], *, verbose: bool =
 
 
 def print_memory(console: Console, stages: Sequence[Mapping[str, Any]], capacity: float | None = None) -> None:
-    """Print memory by stage and category, rows that are alike once; peaks beyond ``capacity`` usable bytes are red."""
+    """Print memory by stage and category, equal rows once; peaks above ``capacity``, the usable bytes, are red."""
     columns = [key for key in _MEMORY if any(stage.get(key) for stage in stages)]
     heading = "memory of one device by stage" + (f", of {format_size(capacity)} usable" if capacity else "")
     table = _table(heading, ("stage", "right"), *((_MEMORY[key], "right") for key in columns))
@@ -165,7 +165,7 @@ def print_links(console: Console, links: Sequence[Mapping[str, Any]]) -> None:
 def busiest_of_each_kind(links: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the busiest link of each kind, the busiest kinds first.
 
-    Links whose names differ in numbers and direction are of one kind.
+    Links whose names differ only in numbers or direction are of one kind.
     """
     busiest: dict[str, Mapping[str, Any]] = {}
     for link in sorted(links, key=lambda link: -float(link["utilisation"])):
@@ -174,7 +174,7 @@ def busiest_of_each_kind(links: Sequence[Mapping[str, Any]]) -> list[Mapping[str
 
 
 def print_search(console: Console, searches: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-    """Print what ``search --json`` or ``compare --json`` holds: an algorithm a row, the best first."""
+    """Print the result of ``search --json`` or ``compare --json``: one row per algorithm, the best first."""
     rows = [searches] if isinstance(searches, Mapping) else list(searches)
     headings = (
         "algorithm",
@@ -230,7 +230,7 @@ def print_accuracy(console: Console, accuracy: Mapping[str, Mapping[str, Any]]) 
 
 
 def print_rows(console: Console, heading: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print any rows under ``columns``; everything but text is set to the right."""
+    """Print rows under ``columns``; columns that are not all text are right-aligned."""
     sides = ["left" if all(isinstance(r[i], str) for r in rows) else "right" for i in range(len(columns))]
     table = _table(heading, *zip(columns, sides, strict=True))
     for row in rows:
@@ -246,7 +246,7 @@ def _table(heading: str, *columns: tuple[str, str]) -> Table:
 
 
 def _cell(value: Any, formatter: Formatter) -> str:
-    """Return ``value`` for a cell, escaped; a dash for what is missing or not finite."""
+    """Return ``value`` formatted and escaped; a dash for a missing or infinite value."""
     if value is None or (isinstance(value, float) and not isfinite(value)):
         return _NONE
     return escape(formatter(value))
@@ -258,7 +258,7 @@ def gap_words(fraction: float) -> str:
 
 
 def _plan(plan: Any) -> str:
-    """Return a plan in a line: its degrees where it is a document with a mesh, else its text."""
+    """Return the parallel degrees of a plan document, or the text of any other plan."""
     if not isinstance(plan, Mapping):
         return str(plan)
     axes = (plan.get("mesh") or {}).get("axes") or ()

@@ -1,4 +1,4 @@
-"""What a notebook shows of a result: a table of figures, and a picture beneath it."""
+"""How a notebook shows a result: a table of figures with a picture below it."""
 
 from base64 import b64encode
 from collections.abc import Iterable
@@ -6,12 +6,12 @@ from html import escape
 
 
 def to_html(title: str, rows: Iterable[tuple[str, str]], picture: bytes = b"") -> str:
-    """Return a fragment of HTML with figures as a table, and a picture (PNG) where there is one.
+    """Return an HTML fragment with figures as a table, and a PNG picture where one is passed.
 
     Parameters
     ----------
     rows
-        What each figure is called, and its value in words.
+        Name and formatted value of each figure.
     """
     cells = "".join(
         f"<tr><td>{_escape_line(name)}</td><td style='text-align:right'>{_escape_line(value)}</td></tr>"

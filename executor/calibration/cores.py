@@ -8,11 +8,12 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import isotonic_regression
 
 from meshwise.executor.calibration.figures import BATCH, LLAMA, MEASURED, SEQUENCE, TINY, calibration_file
 from meshwise.executor.launch.launcher import launch, require_torch
@@ -246,14 +247,9 @@ def curves(rows: Iterable[tuple[str, int, int, float]]) -> tuple[CollectiveCurve
 
 
 def _rising(values: Sequence[float]) -> list[float]:
-    """Return the sequence that never falls and is next to ``values`` in the least squares (pool adjacent violators)."""
-    pools: list[list[float]] = []
-    for value in values:
-        pools.append([value])
-        while len(pools) > 1 and fmean(pools[-2]) > fmean(pools[-1]):
-            last = pools.pop()
-            pools[-1] += last
-    return [fmean(pool) for pool in pools for _ in pool]
+    """Return the sequence that never falls and is next to ``values`` in the least squares (isotonic regression)."""
+    rising: list[float] = isotonic_regression(values).x.tolist()
+    return rising
 
 
 def link(measured: Sequence[CollectiveCurve]) -> Link:

@@ -1,4 +1,4 @@
-"""Numbers of a page as columns of bytes, one behind the other, compressed together."""
+"""Numbers of a page as columns of bytes, concatenated and compressed together."""
 
 import zlib
 from base64 import b64encode
@@ -9,18 +9,18 @@ from numpy.typing import NDArray
 
 _ALIGNMENT = 8  # bytes: the widest number of a column, so that each can be read in place
 Reference = dict[str, Any]
-"""Where a column lies: its type, its first byte, and how many numbers it has."""
+"""Location of a column: its type, its first byte, and its count of numbers."""
 
 
 class Columns:
-    """Columns that are written into a page; what `add` returns finds each one again."""
+    """Columns of numbers that are embedded in a page; `add` returns a reference to each."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
         self._size = 0
 
     def add(self, values: Any, kind: str) -> Reference:
-        """Add a column of little-endian numbers of ``kind``, as ``u4``, and return where it lies.
+        """Add a column of little-endian numbers of ``kind`` (such as ``u4``), and return its reference.
 
         Raises
         ------
@@ -34,9 +34,9 @@ class Columns:
         return self._keep(column, kind)
 
     def add_steps(self, values: NDArray[np.int64]) -> Reference:
-        """Add whole numbers from 0 to below 2**32 as what each is more than the one before, modulo 2**32.
+        """Add whole numbers in [0, 2**32) as differences between neighbours, modulo 2**32.
 
-        Steps of a schedule repeat, and so compress, where the moments themselves do not.
+        The differences in a schedule repeat, and so compress, while the moments themselves do not.
         """
         if len(values) and not 0 <= values.min() <= values.max() < 2**32:
             raise ValueError(f"moments of a page lie in [0, 2**32), met {values.min()} to {values.max()}")

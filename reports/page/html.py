@@ -1,4 +1,4 @@
-"""The page itself: one HTML file with its style, its program and its numbers in it, and nothing from outside."""
+"""The page as one HTML file that contains its style, its scripts and its data; it loads nothing."""
 
 import json
 from base64 import b64encode
@@ -19,7 +19,7 @@ _SCRIPTS = (
     "text", "data", "state", "lanes", "paint", "path", "axis", "memory", "hover", "inspector", "charts", "tables",
     "page",
 )  # fmt: skip
-"""Parts of the page's program, in the order in which they are read."""
+"""Scripts of the page, in the order in which they are concatenated: later ones use names of earlier ones."""
 
 
 def html(report: Report) -> str:
@@ -57,7 +57,7 @@ def _hash(text: str) -> str:
 
 
 def _json(document: Any) -> str:
-    """Return JSON in ASCII that ends no script element; numbers that are not finite become null."""
+    """Return ASCII JSON that cannot end a script element; numbers that are not finite become null."""
     text = json.dumps(_finite(document), separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c")
 

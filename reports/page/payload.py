@@ -1,4 +1,4 @@
-"""Everything that a page shows as one JSON document, and its long columns of numbers apart from it."""
+"""The data of a page: one JSON document, and long columns of numbers stored separately."""
 
 from collections.abc import Iterator, Mapping
 from math import isfinite
@@ -21,11 +21,11 @@ from meshwise.strategies.explanation.critical_path import device_time
 from meshwise.strategies.plan.plan import Plan
 
 Facts = list[tuple[str, str, str]]
-"""Names, values, and what there is to say of each."""
+"""Name, value and note of each figure."""
 
 
 def payload(report: Report, columns: Columns) -> dict[str, Any]:
-    """Return what a page shows of ``report``; long columns of numbers go into ``columns``."""
+    """Return the JSON document of a page; long columns of numbers go into ``columns``."""
     names = ("predicted", "measured")
     devices = report.plan.placement or range(report.plan.mesh.num_ranks)
     steps = [step(timeline, name, columns) for timeline, name in zip(report.timelines, names, strict=False)]
@@ -54,7 +54,7 @@ def payload(report: Report, columns: Columns) -> dict[str, Any]:
 
 
 def facts(report: Report) -> Facts:
-    """Return the figures of the step that stand at the top of the page."""
+    """Return the figures at the top of the page."""
     result = report.result
     kinds = "kind" if result["classes"] == 1 else "kinds"
     low, high = result["step_time_interval"]
@@ -90,7 +90,7 @@ def _of_capacity(result: Data) -> str:
 
 
 def _kinds(report: Report) -> list[dict[str, Any]]:
-    """Return every kind of work: its row of a lane, and its colours by model chunk on white and on black."""
+    """Return every task kind with its row in a lane and its colours by model chunk, on light and dark ground."""
     chunks = max(len(c.stages) for timeline in report.timelines for c in timeline.rank_classes)
 
     def shades(kind: TaskKind, colours: Mapping[TaskKind, str]) -> list[str]:
@@ -150,7 +150,7 @@ def _explanation(document: Data) -> list[dict[str, Any]]:
 
 
 def _headed(sections: list[list[str]]) -> Iterator[list[str]]:
-    """Yield what there is; the first section, which is the plan itself, gets a heading."""
+    """Yield the sections that have lines; the first, which is the plan itself, gets a heading."""
     for index, lines in enumerate(sections):
         if lines:
             yield lines if index else ["the plan", *lines]

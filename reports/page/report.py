@@ -1,4 +1,4 @@
-"""What a page tells: one step of a plan, and what else is known of it."""
+"""The content of a page: one step of a plan, with its search, explanation and run where they are known."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ Data = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A simulated step of a plan; how it was found, why it is the best, and how it really ran, where that is known.
+    """A simulated step of a plan; optionally the search that found it, its explanation, and its measured run.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The sections of a page: a step, the plan table, who communicates with whom, and the critical path."""
+"""The sections of a page: steps, the stage table, communicating groups, and the critical path."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -28,10 +28,10 @@ _MOMENTS = 2**32 - 1
 
 
 def step(timeline: Timeline, name: str, columns: Columns) -> dict[str, Any]:
-    """Return a timeline for a page; its spans and memory go into ``columns``.
+    """Return a timeline as a page's document; its spans and memory go into ``columns``.
 
-    Moments are counted in ``unit`` seconds: nanoseconds, or ten times as many as often as the step needs. Spans that
-    touch still touch.
+    Moments are whole multiples of ``unit`` seconds: a nanosecond, or the smallest larger power of ten for which the
+    step fits 32 bits. Spans that touch still touch.
     """
     unit = _unit(timeline)
     return {
@@ -50,7 +50,7 @@ def step(timeline: Timeline, name: str, columns: Columns) -> dict[str, Any]:
 
 
 def class_of_rank(timeline: Timeline) -> NDArray[np.int64]:
-    """Return the class of every rank, -1 where a number below the largest is no rank."""
+    """Return the index of every rank's class, -1 for numbers below the largest that are no rank."""
     found = np.full(1 + max((rank for c in timeline.rank_classes for rank in c.ranks), default=-1), -1)
     for index, members in enumerate(timeline.rank_classes):
         found[list(members.ranks)] = index
@@ -67,7 +67,7 @@ def _unit(timeline: Timeline) -> float:
 
 
 def _spans(timeline: Timeline, unit: float, columns: Columns) -> dict[str, Any]:
-    """Return spans in order of rank class, row, stream and start; the first three are told once a slice."""
+    """Return spans in order of rank class, row, stream and start; the first three are stored once per slice."""
     found = timeline.columns
     row = np.array([row_of(kind) for kind in TASK_KINDS])[found.kind]
     order = np.lexsort((found.end, found.start, found.stream, row, found.rank_class))
@@ -94,7 +94,7 @@ def _spans(timeline: Timeline, unit: float, columns: Columns) -> dict[str, Any]:
 
 
 def _memory(profile: MemoryProfile, unit: float, columns: Columns) -> dict[str, Any]:
-    """Return memory over time: whole bytes of every category as what each is more than the one before."""
+    """Return memory over time: whole bytes of every category, as differences from one moment to the next."""
     usage = np.rint(np.asarray(profile.usage, np.float64)).reshape(-1, len(CATEGORIES))
     changes = np.diff(usage, axis=0, prepend=0.0)
     return {
@@ -106,9 +106,9 @@ def _memory(profile: MemoryProfile, unit: float, columns: Columns) -> dict[str, 
 
 
 def stage_rows(report: Report) -> list[dict[str, Any]]:
-    """Return a row a rank class: its stages, their blocks, bytes by category at its peak, and capacity.
+    """Return one row per rank class: its stages, their blocks, bytes by category at its peak, and capacity.
 
-    Classes of the same stages that hold the same are one row.
+    Classes with the same stages and the same memory are merged into one row.
     """
     classes = report.timeline.rank_classes
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -132,7 +132,7 @@ def stage_rows(report: Report) -> list[dict[str, Any]]:
 
 
 def blocks_text(blocks: Sequence[str]) -> str:
-    """Return the names of blocks, those that differ in their number as a range.
+    """Return the names of blocks as text; consecutively numbered names become a range.
 
     >>> blocks_text(["embedding", "layers.0", "layers.1", "layers.2", "head"])
     'embedding, layers.0 to 2, head'
@@ -159,9 +159,9 @@ _AXES = {
 
 
 def groups(plan: Plan, cluster: Cluster) -> list[dict[str, Any]]:
-    """Return the groups of ranks that communicate: their kind, axes, and links at every pipeline position.
+    """Return the groups of ranks that communicate: their kind, mesh axes, and links at every pipeline position.
 
-    A group with a ``stream`` is that of the kind's communication on this stream alone.
+    A group with a ``stream`` describes only the kind's communication on that stream.
     """
     some = "data (or a part of it, for experts)" if plan.expert > 1 else "data"
     data = (TaskKind.DATA_COMMUNICATION, some, GROUPS[DATA], "")
@@ -182,7 +182,7 @@ def groups(plan: Plan, cluster: Cluster) -> list[dict[str, Any]]:
 
 
 def hops(plan: Plan, cluster: Cluster) -> list[dict[str, Any]]:
-    """Return the stage boundaries: both stages, and the links from the first rank of the one to that of the other."""
+    """Return the stage boundaries: both stages, and the links between their first ranks."""
     positions, links = plan.positions, interconnect(cluster)
     stride = plan.mesh.stride(PIPELINE) if plan.pipeline > 1 else 0
     return [
@@ -194,12 +194,12 @@ def hops(plan: Plan, cluster: Cluster) -> list[dict[str, Any]]:
 
 
 def mesh_axes(mesh: Mesh) -> list[dict[str, Any]]:
-    """Return the axes along which there is more than one rank."""
+    """Return the mesh axes with more than one rank."""
     return [{"name": a.name, "size": a.size, "stride": mesh.stride(a.name)} for a in mesh.axes if a.size > 1]
 
 
 def _links_of_positions(plan: Plan, axes: Sequence[str], links: Interconnect) -> list[str]:
-    """Return for the first group at every pipeline position the links of a ring through its ranks."""
+    """Return for every pipeline position the links of a ring through the ranks of its first group."""
     stride = plan.mesh.stride(PIPELINE) if plan.pipeline > 1 else 0
     (group, *_) = plan.mesh.rows(*(axis for axis in axes if plan.mesh.size(axis) > 1)).tolist()
     rings = [[rank + position * stride for rank in (*group, group[0])] for position in range(plan.pipeline)]
@@ -207,7 +207,7 @@ def _links_of_positions(plan: Plan, axes: Sequence[str], links: Interconnect) ->
 
 
 def _links(plan: Plan, ranks: Sequence[int], links: Interconnect) -> str:
-    """Return the kinds of links from each of ``ranks`` to the next, the slowest first, with their bandwidth."""
+    """Return the kinds of links between neighbours in ``ranks``, slowest first, each with its lowest bandwidth."""
     devices = np.array([plan.placement[rank] if plan.placement else rank for rank in ranks])
     used = np.unique(links.routes(devices[:-1], devices[1:]).link)
     slowest: dict[str, float] = {}
@@ -217,7 +217,7 @@ def _links(plan: Plan, ranks: Sequence[int], links: Interconnect) -> str:
 
 
 def path(found: CriticalPath, unit: float, columns: Columns) -> dict[str, Any]:
-    """Return the stretches of a critical path; columns of them go into ``columns``, moments in ``unit`` seconds."""
+    """Return the stretches of a critical path as columns; moments are multiples of ``unit`` seconds."""
     stretches = np.array(found.stretches(), np.int64).reshape(-1, 3)
     start, end = np.rint(stretches[:, 1:].T / (TICKS_PER_SECOND * unit)).astype(np.int64)
     return {

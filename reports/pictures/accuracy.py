@@ -1,4 +1,4 @@
-"""Pictures of accuracy: every run, classes of runs, and intervals of predictions."""
+"""Pictures of accuracy: predicted against measured runs, errors by class of runs, and prediction intervals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CLIP = 1.0  # errors beyond this are drawn as this, with their value
 
 
 class AccuracyRow(NamedTuple):
-    """One run: ``predicted`` and ``measured`` step time in s, who published it, and what to call it."""
+    """One run: ``predicted`` and ``measured`` step time in s, its publisher (``source``) and its labels."""
 
     row_id: str
     source: str
@@ -72,7 +72,7 @@ def draw_accuracy(rows: Sequence[AccuracyRow], path: Path | str, *, title: str =
 
 
 def facts(rows: Sequence[AccuracyRow]) -> str:
-    """Return the errors of ``rows`` in one line."""
+    """Return a one-line summary of the errors of ``rows``."""
     errors = np.array([row.error for row in rows])
     size = np.abs(errors)
     return (
@@ -83,7 +83,7 @@ def facts(rows: Sequence[AccuracyRow]) -> str:
 
 
 def style_of(source: str, sources: Sequence[str]) -> tuple[str, str]:
-    """Return colour and marker of a source; no two of the first 64 are alike."""
+    """Return colour and marker of a source; the first 64 sources all differ."""
     index = sources.index(source)
     colour = blend(SERIES[index % len(SERIES)], "#FFFFFF", _PALER * (index // len(SERIES) % 2))
     return colour, _MARKERS[(index + index // len(SERIES)) % len(_MARKERS)]
@@ -114,7 +114,7 @@ def _draw_scatter(ax: Axes, rows: Sequence[AccuracyRow], sources: Sequence[str])
 
 
 def _label(ax: Axes, rows: Sequence[AccuracyRow]) -> None:
-    """Write model names beside the points where they cover neither a point nor another name."""
+    """Write model names beside the points, worst errors first, where they cover neither a point nor another name."""
     from matplotlib.transforms import Bbox
 
     points = ax.transData.transform([(row.measured, row.predicted) for row in rows])
@@ -142,7 +142,7 @@ def _inside(box: Bbox, frame: Bbox) -> bool:
 
 
 def _draw_errors(ax: Axes, rows: Sequence[AccuracyRow], sources: Sequence[str]) -> None:
-    """Draw a bar a row, by source and error; errors beyond 100 % end at the edge."""
+    """Draw one bar per row, by source and error; errors beyond 100 % are cut at the edge."""
     order = sorted(rows, key=lambda row: (sources.index(row.source), row.error, row.row_id))
     places = np.arange(len(order))
     errors = np.clip([row.error for row in order], -_CLIP, _CLIP)
@@ -170,7 +170,7 @@ def _draw_errors(ax: Axes, rows: Sequence[AccuracyRow], sources: Sequence[str]) 
 
 
 def _name_bars(ax: Axes, order: Sequence[AccuracyRow]) -> None:
-    """Write the row beside the zero line, on the side where there is no bar."""
+    """Write the identifiers of rows beside the zero line, on the side without a bar."""
     size = min(10.0, 0.5 * pixels(ax)[1] / len(order))
     for place, row in enumerate(order):
         side = "right" if row.error >= 0 else "left"
@@ -182,7 +182,7 @@ def _name_bars(ax: Axes, order: Sequence[AccuracyRow]) -> None:
 
 
 def _name_sources(ax: Axes, sources: Sequence[str]) -> None:
-    """Write each source beside the middle of its bars, or as far below as the name above it needs."""
+    """Write each source beside the middle of its bars, lower where the name above needs the room."""
     line = _LINE * len(sources) / pixels(ax)[1]
     marks: dict[float, str] = {}
     for source in dict.fromkeys(sources):
@@ -203,7 +203,7 @@ _CLASS_LEFT, _CLASS_TOP, _CLASS_BOTTOM, _CLASS_RIGHT = (
 )  # pixels; to the right stand the figures of each class
 
 Columns = Sequence[tuple[float, str]]
-"""Where columns of figures begin, as parts of the room on the right, and what they are called."""
+"""Columns of figures: where each begins, as a fraction of the margin on the right, and its heading."""
 
 
 def class_axes(figure: Figure) -> Axes:
@@ -239,7 +239,7 @@ _ERROR_COLUMNS = ((0.06, "rows"), (0.22, "mean |error|"), (0.56, "median"), (0.7
 
 
 def draw_errors_by_class(classes: Mapping[str, Sequence[float]], path: Path | str, *, title: str) -> None:
-    """Draw the relative errors of every class as points, with their median and the middle half of them.
+    """Draw the relative errors of every class as points, with their median and interquartile range.
 
     Parameters
     ----------
@@ -300,19 +300,19 @@ _BAND, _OUTSIDE = "#D6E2EF", SERIES[1]
 
 
 class IntervalRow(NamedTuple):
-    """One run: ``measured`` over predicted, and ``factor``, the upper end of its interval over the prediction."""
+    """One run: measured over predicted time, and ``factor``, the upper end of its interval over the prediction."""
 
     measured: float
     factor: float
 
     @property
     def inside(self) -> bool:
-        """Whether the interval holds what was measured."""
+        """Whether the measured time lies in the interval."""
         return 1 / self.factor <= self.measured <= self.factor
 
 
 def draw_intervals(classes: Mapping[str, Sequence[IntervalRow]], path: Path | str, *, title: str, facts: str) -> None:
-    """Draw the runs of every class, slowest against its prediction last, on the intervals that were to hold them.
+    """Draw the runs of every class over their prediction intervals, in rising order of measured over predicted time.
 
     Raises
     ------
@@ -345,7 +345,7 @@ def _set_interval_axes(ax: Axes, names: Sequence[str], limit: float) -> None:
 
 
 def _draw_class_intervals(ax: Axes, place: int, rows: Sequence[IntervalRow]) -> None:
-    """Draw a class: points from the top to the bottom of its band in order of what was measured."""
+    """Draw a class: points from the top to the bottom of its band, in order of measured over predicted time."""
     height = place + 0.72 * ((np.arange(len(rows)) + 0.5) / len(rows) - 0.5)
     factors = np.array([row.factor for row in rows])
     edges = np.repeat(np.linspace(place - 0.4, place + 0.4, len(rows) + 1), 2)[1:-1]

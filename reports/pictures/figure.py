@@ -1,4 +1,4 @@
-"""The sheet that every picture is drawn on: size, type, text from users, and bytes that repeat."""
+"""The sheet that every picture is drawn on: its size and type, cleaned text, and reproducible bytes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _STYLE: Any = {
 
 @contextmanager
 def sheet(path: Path | str, height: int = HEIGHT) -> Iterator[Figure]:
-    """Yield an empty figure of 1600 by ``height`` pixels; it is written to ``path`` when the block ends.
+    """Yield an empty figure of 1600 by ``height`` pixels, and write it to ``path`` when the block ends.
 
     The same drawing gives the same bytes: SVG identifiers are salted and no date is written.
 
@@ -87,12 +87,12 @@ def key_patch(**style: Any) -> Patch:
 
 
 def pixel_height(figure: Figure) -> int:
-    """Return how many pixels high ``figure`` is."""
+    """Return the height of ``figure`` in pixels."""
     return round(float(figure.get_size_inches()[1]) * DPI)
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
-    """Return the unit in which a time axis up to ``seconds`` reads best: its seconds and its name.
+    """Return the best unit for a time axis up to ``seconds``: its length in s and its name.
 
     >>> time_unit(0.5)
     (0.001, 'ms')
@@ -101,7 +101,7 @@ def time_unit(seconds: float) -> tuple[float, str]:
 
 
 def size_unit(size: float) -> tuple[float, str]:
-    """Return the unit in which an axis up to ``size`` bytes reads best: its bytes and its name.
+    """Return the best unit for an axis up to ``size`` bytes: its bytes and its name.
 
     >>> size_unit(80 * 2**30)
     (1073741824.0, 'GiB')
@@ -111,12 +111,12 @@ def size_unit(size: float) -> tuple[float, str]:
 
 
 def axes(figure: Figure, left: int, top: int, width: int, height: int) -> Axes:
-    """Return axes at whole pixels from the left and the top of ``figure``, so that lanes fall on pixels."""
+    """Return new axes at whole pixels from the left and the top of ``figure``, so that lanes fall on pixels."""
     whole = pixel_height(figure)
     return figure.add_axes((left / WIDTH, (whole - top - height) / whole, width / WIDTH, height / whole))
 
 
 def pixels(ax: Axes) -> tuple[int, int]:
-    """Return how many pixels wide and high ``ax`` is."""
+    """Return width and height of ``ax`` in pixels."""
     box = ax.get_window_extent()
     return round(box.width), round(box.height)

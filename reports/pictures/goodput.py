@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PARTS = {"lost": "#D55E00", "checkpointing": "#F0B429", "recovering": "#6C4A99", "waiting": "#A6A6A6"}
-"""Fields of `Outcome` that are no goodput, and their colours, from the curve upwards."""
+"""Fields of `Outcome` that are lost time, and their colours, from the goodput curve upwards."""
 
 _NAMES = ("training repeated", "checkpoints", "recovery", "waiting for hosts")
 _USEFUL, _CURVE = "#E3EDF6", "#1D5B96"
@@ -35,7 +35,7 @@ _MARKS = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1200, *(3600 * hours for hours in 
 
 
 class Stretch(NamedTuple):
-    """Training between two interruptions: from ``start`` to ``end``, s, and the training done by then, s."""
+    """Training between two interruptions: its start and end, and the training done by then, all in s."""
 
     start: float
     end: float
@@ -58,7 +58,7 @@ def stretches(outcome: Outcome) -> Iterator[Stretch]:
 
 
 def draw_goodput(result: Goodput, best: BestInterval, path: Path | str, *, title: str = "") -> None:
-    """Draw where the time goes at every interval that ``best`` tried, and the first run of ``result``.
+    """Draw the shares of time at every interval that ``best`` evaluated, and the first run of ``result``.
 
     Raises
     ------
@@ -77,7 +77,7 @@ def draw_goodput(result: Goodput, best: BestInterval, path: Path | str, *, title
 
 
 def facts(result: Goodput, best: BestInterval) -> str:
-    """Return in one line the goodput at the run's own interval and at the best."""
+    """Return one line with the goodput at the run's own interval and at the best one."""
     own = result.run.checkpoint.interval
     note = "the best interval" if own == best.interval else f"best: {format_duration(best.interval)}"
     count = result.interruptions()
@@ -119,7 +119,7 @@ def _draw_shares(ax: Axes, result: Goodput, best: BestInterval) -> None:
 
 
 def _in_view(result: Goodput, best: BestInterval, low: float) -> list[Goodput]:
-    """Return every goodput that is known, by interval, from just below ``low`` to just below it or the run's own."""
+    """Return the known goodputs by interval: those of at least ``low``, the run's own, and one more on each side."""
     own = result.run.checkpoint.interval
     known = {goodput.run.checkpoint.interval: goodput for goodput in (*best.tried, result)}
     tried = [known[interval] for interval in sorted(known)]
@@ -128,7 +128,7 @@ def _in_view(result: Goodput, best: BestInterval, low: float) -> list[Goodput]:
 
 
 def _mark(ax: Axes, interval: float, mean: float, name: str, other: float) -> None:
-    """Mark an interval on the curve with its goodput, inside the axes and clear of the mark at ``other``."""
+    """Mark an interval on the curve with its goodput, inside the axes and clear of the mark at another interval."""
     left, right = ax.get_xlim()
     place, beside = (log(value / left) / log(right / left) for value in (interval, other))
     near = 0 < abs(place - beside) < 0.15
@@ -138,7 +138,7 @@ def _mark(ax: Axes, interval: float, mean: float, name: str, other: float) -> No
 
 
 def _note(ax: Axes, text: str, x: float, y: float, distance: float, side: str, *, boxed: bool = False) -> None:
-    """Write below a point, or above it where it lies low in the axes; ``boxed`` over what is drawn there."""
+    """Write ``text`` below a point, or above one that lies low in the axes; ``boxed`` hides the drawing behind it."""
     bottom, top = ax.get_ylim()
     below = y > bottom + 0.35 * (top - bottom)
     ax.annotate(
@@ -149,7 +149,7 @@ def _note(ax: Axes, text: str, x: float, y: float, distance: float, side: str, *
 
 
 def _draw_kinds(ax: Axes, result: Goodput) -> None:
-    """Draw a bar for the interruptions of every kind that struck, or of all where none did."""
+    """Draw a bar for every failure kind that occurred, or for all kinds where none did."""
     counts = {str(kind): result.interruptions(kind) for kind in FailureKind}
     counts = {kind: count for kind, count in counts.items() if count} or counts
     ax.barh(list(counts), list(counts.values()), color=QUIET, height=0.6)
@@ -178,7 +178,7 @@ def _draw_lanes(ax: Axes, outcome: Outcome) -> None:
 
 
 def _draw_progress(ax: Axes, result: Goodput) -> None:
-    """Draw training done against time in the first part of the run: what is lost, repeated, and recoveries."""
+    """Draw training done against time in the first part of the run, with repeated training and recoveries."""
     outcome = result.outcomes[0]
     end = _shown(outcome)
     unit, name = _time_axis(ax, end)
@@ -204,7 +204,7 @@ def _draw_progress(ax: Axes, result: Goodput) -> None:
 
 
 def _recoveries(outcome: Outcome, end: float) -> list[list[Interruption]]:
-    """Return the interruptions before ``end``, those together that struck before training went on."""
+    """Return the interruptions before ``end``; those that struck during a recovery are grouped with it."""
     groups: list[list[Interruption]] = []
     for struck in outcome.interruptions:
         if struck.time >= end:
@@ -217,7 +217,7 @@ def _recoveries(outcome: Outcome, end: float) -> list[list[Interruption]]:
 
 
 def _draw_stretch(ax: Axes, part: Stretch, furthest: float, unit: float) -> None:
-    """Draw one stretch of training; what was trained before is repeated."""
+    """Draw one stretch of training, with the part up to ``furthest`` as repeated."""
     until = min(max(furthest, part.first), part.last)
     share = (until - part.first) / (part.last - part.first) if part.last > part.first else 0.0
     turn = part.start + share * (part.end - part.start)
@@ -229,7 +229,7 @@ def _draw_stretch(ax: Axes, part: Stretch, furthest: float, unit: float) -> None
 
 
 def _draw_recovery(ax: Axes, struck: list[Interruption], back: float, detection: float, unit: float) -> None:
-    """Draw a recovery until ``back`` and, in it, waits for hosts, each ``detection`` s after its failure."""
+    """Draw a recovery and, inside it, the waits for hosts, which begin ``detection`` s after each failure."""
     ax.axvspan(struck[0].time / unit, back / unit, color=PARTS["recovering"], linewidth=0)
     for one in struck:
         waits = one.time + detection
@@ -237,7 +237,7 @@ def _draw_recovery(ax: Axes, struck: list[Interruption], back: float, detection:
 
 
 def _name(ax: Axes, struck: list[Interruption], moment: float) -> None:
-    """Write what a recovery is from."""
+    """Write the kinds of failures that caused a recovery."""
     ax.annotate(
         " + ".join(str(one.kind) for one in struck), (moment, 1), xycoords=("data", "axes fraction"), xytext=(-3, -3),
         ha="right", va="top", textcoords="offset points", rotation=90, fontsize=10,
@@ -246,12 +246,12 @@ def _name(ax: Axes, struck: list[Interruption], moment: float) -> None:
 
 
 def _shown(outcome: Outcome) -> float:
-    """Return until when the run is drawn large, s: some interruptions from its start."""
+    """Return the end of the part that is drawn large, in s: the first few interruptions of the run."""
     return outcome.interruptions[_SHOWN].time if len(outcome.interruptions) > _SHOWN else outcome.wall_time
 
 
 def _time_axis(ax: Axes, end: float) -> tuple[float, str]:
-    """Set a time axis up to ``end`` s, and return its unit: its seconds and its name."""
+    """Set a time axis up to ``end`` s, and return its unit: length in s and name."""
     unit, name = next((unit, name) for least, unit, name in _UNITS if end >= least)
     ax.set_xlim(0, end / unit)
     ax.set_xlabel(f"time ({name})")

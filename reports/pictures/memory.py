@@ -1,4 +1,4 @@
-"""Picture of memory over a step: what fills the fullest rank class and host, and how near stages come to capacity."""
+"""Picture of memory over a step: contents of the fullest rank class and host, and all stages against capacity."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _LETTER = 7  # pixels of a letter below the bars
 
 
 def draw_memory(timeline: Timeline, path: Path | str, *, title: str = "", reported: float | None = None) -> None:
-    """Draw what the fullest rank class holds over the step, the totals of all, and their peaks by category.
+    """Draw the memory of the fullest rank class over the step, the totals of all classes, and their peaks.
 
-    Beside the bytes that a plan may use, those that the framework has ``reported`` of a device are drawn. Where host
-    memory is used, what the fullest host holds is drawn below.
+    Besides the usable capacity, the capacity that the framework has ``reported`` for a device is drawn, in bytes. Where
+    host memory is used, the memory of the fullest host is drawn below.
 
     Raises
     ------
@@ -73,7 +73,7 @@ def draw_memory(timeline: Timeline, path: Path | str, *, title: str = "", report
 
 
 def facts(fullest: MemoryProfile, name: str) -> str:
-    """Return in one line the peak of the fullest rank class, its moment, and how it compares with capacity."""
+    """Return one line with the peak of the fullest rank class, its moment, and its share of the capacity."""
     peak = f"peak {format_size(fullest.peak)} on {name} at {format_time(fullest.peak_time)}"
     if not isfinite(fullest.capacity) or fullest.capacity <= 0:
         return peak
@@ -84,7 +84,7 @@ def facts(fullest: MemoryProfile, name: str) -> str:
 
 
 def steps(profile: MemoryProfile, step_time: float) -> tuple[FloatArray, FloatArray]:
-    """Return the moments of a profile up to ``step_time``, and bytes by category that hold from each one on."""
+    """Return the moments of a profile up to ``step_time``, and the bytes by category from each moment on."""
     end = max(step_time, profile.times[-1])
     usage = np.array([*profile.usage, profile.usage[-1]], dtype=np.float64)
     return np.array([*profile.times, end]), usage.reshape(-1, len(CATEGORIES))
@@ -123,7 +123,7 @@ def _draw_totals(ax: Axes, timeline: Timeline) -> None:
 
 
 def _draw_peaks(ax: Axes, timeline: Timeline, names: Sequence[str]) -> None:
-    """Draw what rank classes hold at their peak, by category: a bar each, those that are alike one bar."""
+    """Draw one bar per rank class with its peak by category; equal bars are drawn once."""
     unit, unit_name = _frame(ax, timeline, timeline.memory, "every stage at its peak, by category")
     short = (name.split(" (")[0].removeprefix("stages ").removeprefix("stage ") for name in names)
     peaks = (profile.usage[profile.totals.index(profile.peak)] for profile in timeline.memory)
@@ -161,7 +161,7 @@ def _frame(ax: Axes, timeline: Timeline, profiles: Sequence[MemoryProfile], titl
 
 
 def _mark_capacity(ax: Axes, capacity: float, unit: float, *, named: bool, word: str = "usable") -> None:
-    """Draw the usable or another capacity as a dashed line, or say that it lies above the axis."""
+    """Draw a capacity as a dashed line, or write that it lies above the axis."""
     if not isfinite(capacity) or capacity <= 0:
         return
     inside = capacity / unit <= ax.get_ylim()[1]
@@ -177,7 +177,7 @@ def _mark_capacity(ax: Axes, capacity: float, unit: float, *, named: bool, word:
 
 
 def _mark_peak(ax: Axes, profile: MemoryProfile, unit: float, step_time: float) -> None:
-    """Mark the peak with its value and moment, on the side that has room and clear of the capacity."""
+    """Mark the peak with its value and moment, on the side with room and clear of the capacity line."""
     moment, peak = profile.peak_time, profile.peak / unit
     early = moment < step_time / 2
     words = f"peak {format_size(profile.peak)} at {format_time(moment)}"

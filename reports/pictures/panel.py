@@ -46,7 +46,7 @@ _STACK = (
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Pixels of a panel on its sheet, from the top left."""
+    """Position and size of a panel on its sheet, in pixels from the top left."""
 
     left: int
     top: int
@@ -69,7 +69,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """What was drawn: the axes, the lanes, and whether as shares of time because bars were too thin."""
+    """A drawn panel: its axes, its lanes, and whether it shows shares of time because bars were too thin."""
 
     ax: Axes
     lanes: Lanes
@@ -118,7 +118,7 @@ def draw_panel(figure: Figure, timeline: Timeline, window: Window, box: Box, *, 
 
 
 def _apart(spans: Sequence[Span], drawn: tuple[Bar, ...], pixel: float) -> tuple[Bar, ...]:
-    """Return bars with recomputation apart, where it can be seen and cuts no backward pass to pieces."""
+    """Return bars with separate recomputation, if it is wide enough to be seen and splits no backward pass."""
     if not any(bar.recompute for bar in drawn):
         return drawn
     apart = bars(spans, gap=_STRIP_GAP * pixel)
@@ -134,7 +134,7 @@ def typical(durations: Iterable[float]) -> float:
 
 
 def _prepare(ax: Axes, lanes: Lanes, window: Window, step_time: float) -> None:
-    """Set the scales, name the lanes and paint them idle."""
+    """Set the scales, label the lanes and paint them in the idle colour."""
     count = len(lanes.labels)
     ax.set_xlim(window.start, window.end)
     ax.set_ylim(count, 0)
@@ -180,13 +180,13 @@ def _draw_bars(
 
 
 def _band(bar: Bar, extent: tuple[float, float]) -> float:
-    """Return the top of the part of a backward bar that is recomputation."""
+    """Return the y of the top of the recomputation part of a backward bar."""
     top, bottom = extent
     return bottom - (bottom - top) * bar.recompute / bar.busy if bar.recompute else bottom
 
 
 def colour_of(bar: Bar, classes: Sequence[RankClass]) -> str:
-    """Return the colour of ``bar``: by kind, by model chunk, and in strips fainter where it is less busy."""
+    """Return the colour of ``bar``: by kind and model chunk; in strips fainter where it is less busy."""
     if bar.row is not Row.COMPUTE:
         return _strength(bar.kind, bar.busy / (bar.end - bar.start) if bar.end > bar.start else 1.0)
     stages = classes[bar.rank_class].stages
@@ -209,7 +209,7 @@ def _draw_numbers(ax: Axes, drawn: Sequence[Bar], lanes: Lanes, classes: Sequenc
 
 
 def number_size(drawn: Sequence[Bar], pixel: float, height: int) -> float:
-    """Return the points in which microbatch numbers fit in most forward bars, ``height`` pixels high."""
+    """Return the type size, in points, at which microbatch numbers fit most forward bars of ``height`` pixels."""
     forward = [bar.end - bar.start for bar in drawn if bar.kind is TaskKind.FORWARD]
     width = max(_NARROWER * typical(forward), min(forward, default=0.0)) / pixel
     digits = len(str(max((bar.microbatch for bar in drawn), default=0)))
@@ -217,7 +217,7 @@ def number_size(drawn: Sequence[Bar], pixel: float, height: int) -> float:
 
 
 def numbers(drawn: Sequence[Bar], window: Window, pixel: float, size: float) -> Iterator[tuple[Bar, float]]:
-    """Yield the bars whose microbatch number fits in what the window shows of them, and its place in s.
+    """Yield the bars whose visible part has room for the microbatch number, with the number's position in s.
 
     Parameters
     ----------
@@ -234,9 +234,9 @@ def numbers(drawn: Sequence[Bar], window: Window, pixel: float, size: float) -> 
 
 
 def _draw_shares(ax: Axes, spans: Sequence[Span], lanes: Lanes, window: Window, cell: int) -> None:
-    """Draw how much of its time each kind takes in cells of ``cell`` pixels: as stacked heights, in strips as strength.
+    """Draw the share of time of each kind in cells of ``cell`` pixels: stacked heights, in strips colour strength.
 
-    A strip holds one kind of communication, so that its colour alone can tell how busy it is.
+    A strip shows one kind of communication, so that its colour alone can tell how busy it is.
     """
     edges = np.linspace(window.start, window.end, max(1, pixels(ax)[0] // cell) + 1)
     levels = _levels(spans, lanes, edges)
@@ -257,7 +257,7 @@ def _draw_shares(ax: Axes, spans: Sequence[Span], lanes: Lanes, window: Window, 
 
 
 def _levels(spans: Sequence[Span], lanes: Lanes, edges: FloatArray) -> dict[tuple[int, TaskKind], FloatArray]:
-    """Return by lane and kind the share of each cell, averaged over the rank classes of the lane."""
+    """Return by (lane, kind) the share of each cell's time, averaged over the rank classes of the lane."""
     intervals: dict[tuple[TaskKind, int], list[tuple[float, float]]] = {}
     for span in spans:
         intervals.setdefault((span.kind, span.rank_class), []).append((span.start, span.end))
@@ -274,7 +274,7 @@ def _strength(kind: TaskKind, share: float) -> str:
 
 
 def staircase(edges: FloatArray, low: FloatArray, high: FloatArray, extent: tuple[float, float]) -> FloatArray:
-    """Return the outline between two step functions that go from 0 at the bottom to 1 at the top of ``extent``."""
+    """Return the outline between two step functions; 0 is the bottom of ``extent``, 1 its top."""
     top, bottom = extent
     xs = np.repeat(edges, 2)[1:-1]
     ys = np.concatenate([np.repeat(low, 2), np.repeat(high, 2)[::-1]])

@@ -1,4 +1,4 @@
-"""A picture of what can be traded: step time against memory, and against devices with what a million tokens cost."""
+"""Picture of Pareto fronts: step time against memory, and against devices with the cost per million tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _LEFT, _TOP, _BOTTOM, _GAP = 100, 120, 80, 120  # pixels around and between panels
 
 _LABEL = 0.025
-"""Part of an axis that a label takes; plans nearer than that to one with a label have none."""
+"""Height of a label as a fraction of the axis; plans closer than this to a labelled one get no label."""
 
 Data = Mapping[str, Any]
 
@@ -28,7 +28,7 @@ def draw_fronts(memory: Sequence[Data], devices: Sequence[Data], path: Path | st
     Parameters
     ----------
     memory
-        Plans that need ever less memory: ``step_time`` s, ``peak_memory`` byte, ``fits`` and ``plan``.
+        Plans in order of falling memory: ``step_time`` in s, ``peak_memory`` in bytes, ``fits`` and ``plan``.
     devices
         Plans on ever fewer devices: ``devices``, ``step_time`` and ``cost_per_million_tokens``; may be empty.
 

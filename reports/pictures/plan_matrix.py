@@ -1,4 +1,4 @@
-"""A picture of a matrix of plans: techniques against techniques, how far each pair is from one process, or why not.
+"""Picture of a matrix of plans: for every pair of techniques, how far its gradients are from those of one process.
 
 ``python -m meshwise.reports.pictures.plan_matrix FOLDER`` draws the rows that ``python -m
 meshwise.executor.studies.plan_matrix`` left in a folder.
@@ -21,7 +21,7 @@ from meshwise.reports.pictures.figure import QUIET, WIDTH, axes, header, sheet
 ROWS, PICTURE = "plan-matrix.jsonl", "plan-matrix.png"
 _LEFT, _TOP, _BOTTOM, _CELL = 210, 110, 190, 27  # pixels
 _LEAST, _MOST = -17.0, -12.0
-"""Powers of ten of the gradient errors at the ends of the scale; the most is what counts as equal."""
+"""Powers of ten of the gradient errors at the ends of the scale; errors up to the upper one count as equal."""
 _NEAR, _FAR = "#D6E8F5", "#1D5B96"
 _WRONG, _REFUSED = "#D55E00", "#E6E3DC"
 
@@ -34,9 +34,9 @@ def draw_plan_matrix(head: Mapping[str, Any], rows: Sequence[Row], path: Path | 
     Parameters
     ----------
     head
-        When and on what the rows were measured.
+        Date and machine of the measurement.
     rows
-        What became of combinations of techniques, as a matrix of plans writes them. Those of three are counted alone.
+        Results of combinations of techniques, as the plan matrix study writes them; triples are only counted.
 
     Raises
     ------
@@ -78,7 +78,7 @@ def _draw_cells(ax: Axes, place: Mapping[str, int], rows: Sequence[Row]) -> None
 
 
 def colour_of(row: Row) -> str | None:
-    """Return the colour of a cell: darker for a larger gradient error; None where nothing is known.
+    """Return the colour of a cell: darker for a larger gradient error; None where there is no result.
 
     >>> colour_of({"state": "equal", "gradient": 1e-17}), colour_of({"state": "equal", "gradient": 0.0})
     ('#d6e8f5', '#d6e8f5')
@@ -100,7 +100,7 @@ def _label(ax: Axes, names: Sequence[str]) -> None:
 
 
 def _draw_key(ax: Axes) -> None:
-    """Draw what the colours say, in the empty half."""
+    """Draw the legend of colours, in the empty half above the diagonal."""
     steps = range(int(_LEAST), int(_MOST) + 1)
     entries = [(colour_of({"state": "equal", "gradient": 10.0**power}), f"1e{power}") for power in steps]
     ax.text(0, 0.4, "largest difference of a gradient from one process", fontsize=13, va="center")

@@ -1,4 +1,4 @@
-"""Predicted against measured steps of plans that ran, as a picture and as a page of Markdown.
+"""Predicted against measured steps of executed plans, as a picture and as a Markdown page.
 
 ``python -m meshwise.reports.pictures.predictions FOLDER`` draws the rows of every ``predictions-N-ranks.jsonl`` in a
 folder, as ``python -m meshwise.scenarios.calibration.prediction_trials`` writes them.
@@ -33,7 +33,7 @@ def draw_predictions(files: Sequence[tuple[Row, Sequence[Row]]], path: Path | st
     Parameters
     ----------
     files
-        For each number of ranks under what its rows were measured, and the rows.
+        For each number of ranks the head, which says how its rows were measured, and the rows.
 
     Raises
     ------
@@ -93,7 +93,7 @@ def _draw(ax: Axes, head: Row, rows: Sequence[Row]) -> None:
 
 
 def split_of(plan: str) -> str:
-    """Return how a plan uses its ranks, from its description.
+    """Return which parallelism a plan uses, from its description.
 
     >>> split_of("data 2 x tensor 1 x pipeline 1, 1 microbatch of 8")
     'data parallel'
@@ -153,7 +153,7 @@ def _line(row: Row) -> str:
 
 
 def read_files(folder: Path) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """Return heads and rows of the files in a folder, by their number of ranks."""
+    """Return heads and rows of the files in a folder, in order of their number of ranks."""
     files = map(read_rows, folder.glob("predictions-*-ranks.jsonl"))
     return sorted(files, key=lambda each: int(each[0]["ranks"]))
 

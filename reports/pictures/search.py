@@ -1,4 +1,4 @@
-"""Pictures and tables of searches: of one problem, and of many."""
+"""Pictures and tables of searches, on one problem and on many."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def draw_search(
 ) -> None:
     """Draw the best step time so far of every algorithm against evaluations and against time.
 
-    Points without a plan that fits (infinite step time) are left out.
+    Points before the first plan that fits (infinite step time) are left out.
 
     Raises
     ------
@@ -84,7 +84,7 @@ def _facts(found: Mapping[str, Sequence[Point]], order: Sequence[str], bound: fl
 
 
 def _draw_lines(ax: Axes, histories: Sequence[Sequence[Point]], column: int) -> None:
-    """Draw one staircase an algorithm, the best on top."""
+    """Draw one staircase per algorithm, the best on top."""
     unit, _ = _unit(histories)
     for index, points in enumerate(histories):
         xs, ys = [p[column] for p in points], [p[2] / unit for p in points]
@@ -140,7 +140,7 @@ def _unit(histories: Iterable[Sequence[Point]]) -> tuple[float, str]:
 
 
 def trials_table(trials: Iterable[Trial]) -> pd.DataFrame:
-    """Return one row a trial: degrees and choices of its plan, step time, memory, and s since the search began."""
+    """Return one row per trial: degrees and choices of its plan, step time, memory, and seconds since the start."""
     import pandas as pd
 
     columns = (
@@ -160,13 +160,13 @@ def _row(trial: Trial) -> tuple[object, ...]:
 
 
 Course = Sequence[tuple[float, float]]
-"""How one search went: (evaluations or seconds, gap from then on), the gap as a fraction of the optimum."""
+"""The course of one search: (evaluations or seconds, gap from then on); the gap is a fraction of the optimum."""
 FLOOR = 1e-3
-"""Gaps below this are drawn here: the optimum is at zero, which a logarithmic axis has not."""
+"""Smaller gaps are drawn at this one: a logarithmic axis cannot show zero, the gap of the optimum."""
 WITHIN = 0.01
-"""Gap within which a search counts as at the optimum."""
+"""A search with at most this gap counts as solved."""
 MOST = 20
-"""Algorithms in a picture at the most."""
+"""Largest number of algorithms in a picture."""
 
 _COLUMNS, _PLACES = 5, 160
 _CEILING = 20.0
@@ -176,14 +176,14 @@ _STEPS = (WITHIN, 0.05, 0.2, 0.5, 1.0)
 
 
 def draw_gaps(courses: Mapping[str, Sequence[Course]], path: Path | str, *, title: str, facts: str, what: str) -> None:
-    """Draw for every algorithm the median gap of its searches and, as a band, the middle half of them.
+    """Draw for every algorithm the median gap of its searches and, as a band, their interquartile range.
 
     Parameters
     ----------
     courses
-        The searches of every algorithm, each the same problems.
-    what
-        What the horizontal axis is.
+        The searches of every algorithm, all on the same problems.
+    axis_label
+        Label of the horizontal axis.
 
     Raises
     ------
@@ -213,7 +213,7 @@ def draw_gaps(courses: Mapping[str, Sequence[Course]], path: Path | str, *, titl
 
 
 def _places(courses: Mapping[str, Sequence[Course]]) -> list[float]:
-    """Return where on the horizontal axis gaps are read, from the first plan found to the last."""
+    """Return the positions on the horizontal axis at which gaps are read, from the first plan found to the last."""
     if len(courses) > MOST:
         raise ValueError(f"a picture shows at most {MOST} algorithms, met {len(courses)}")
     met = [at for runs in courses.values() for course in runs for at, _ in course if at > 0]
@@ -224,14 +224,14 @@ def _places(courses: Mapping[str, Sequence[Course]]) -> list[float]:
 
 
 def _at(course: Course, places: list[float]) -> list[float]:
-    """Return the gap of one search at every place, infinite before its first plan."""
+    """Return the gap of one search at every position, infinite before its first plan."""
     when = np.array([at for at, _ in course])
     gaps = [float("inf"), *(gap for _, gap in course)]
     return [gaps[index] for index in np.searchsorted(when, places, side="right")]
 
 
 def _quartiles(runs: Sequence[Course], places: list[float]) -> tuple[list[float], list[float], list[float]]:
-    """Return lower quartile, median and upper quartile of the gaps of searches at every place."""
+    """Return lower quartile, median and upper quartile of the gaps of searches at every position."""
     rows = np.sort(np.array([_at(course, places) for course in runs]), axis=0)
     low, middle, high = (rows[min(len(rows) - 1, int(share * len(rows)))] for share in (0.25, 0.5, 0.75))
     return _clipped(low), _clipped(middle), _clipped(high)
@@ -267,10 +267,10 @@ def draw_solved(
     title: str,
     facts: str,
 ) -> None:
-    """Draw which share of its searches each algorithm has at the optimum, against evaluations and against time.
+    """Draw the share of searches that each algorithm has solved, against evaluations and against time.
 
     These are data profiles (Moré and Wild, "Benchmarking derivative-free optimization algorithms", SIAM Journal on
-    Optimization 20(1), 2009), with `WITHIN` of the optimum as the test.
+    Optimization 20(1), 2009), with a gap of at most `SOLVED_GAP` as the test.
 
     Raises
     ------
@@ -306,19 +306,19 @@ def draw_solved(
 
 
 def _shares(runs: Sequence[Course]) -> list[tuple[float, float]]:
-    """Return the share of searches at the optimum, wherever it rises; at 0 at the start."""
+    """Return the points (position, share of searches that are solved) at which the share rises, from (0, 0) on."""
     solved = sorted(next((at for at, gap in course if gap <= WITHIN), float("inf")) for course in runs)
     reached = [at for at in solved if isfinite(at)]
     return [(0.0, 0.0), *((at, (number + 1) / len(runs)) for number, at in enumerate(reached))]
 
 
 def draw_cases(gaps: Mapping[str, Mapping[str, float]], path: Path | str, *, title: str, facts: str) -> None:
-    """Draw a table of gaps, a row a problem and a column an algorithm, the darker the farther from the optimum.
+    """Draw a table of gaps, one row per problem and one column per algorithm; darker is farther from the optimum.
 
     Parameters
     ----------
     gaps
-        By problem and then by algorithm; infinite where no plan was found, left out where it was not run.
+        Gaps by problem and then by algorithm; infinite where no plan was found, missing where it was not run.
 
     Raises
     ------

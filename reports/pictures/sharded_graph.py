@@ -1,4 +1,4 @@
-"""How a plan cuts every operator, and what moves between them: a picture of the operator graph."""
+"""Picture of the operator graph: how a plan shards every operator, and which collectives run between them."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ COLOURS = {
     Collective.ALL_GATHER: "#1D5B96",
     Collective.ALL_TO_ALL: "#5A2A82",
 }
-"""By the collective that costs most of those on an edge."""
+"""Colours of edges, by the most expensive collective on the edge."""
 _ORDER = tuple(COLOURS)
 _STILL = "#B8B8B8"
 _FILLS = {
@@ -39,15 +39,15 @@ _LEAST_HEIGHT = 420
 _MOST_OPERATORS = 60
 _PITCH, _MOST_BLOCKS = 520, 3
 INPUT = -1
-"""The place of what comes from the block before."""
+"""Index that stands for the previous block as the producer of a tensor."""
 Point = tuple[float, float]
 Moves = tuple[tuple[Collective, int], ...]
-"""Collectives, each with its bytes."""
+"""Collectives of an edge, each with its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """What goes from one operator to another, by their places in the block; from `INPUT` what comes into the block."""
+    """The redistributions between two operators, which are indices in the block; `INPUT` is the previous block."""
 
     source: int
     target: int
@@ -56,15 +56,15 @@ class Edge:
 
     @property
     def dearest(self) -> Collective | None:
-        """The collective that gives the edge its colour."""
+        """The most expensive collective of the edge, which gives it its colour."""
         moved = [kind for kind, _ in (*self.forward, *self.backward)]
         return min(moved, key=_ORDER.index) if moved else None
 
 
 def edges(layout: BlockLayout) -> tuple[Edge, ...]:
-    """Return the edges into and inside a block, each with what its redistributions run forward and backward, and bytes.
+    """Return the edges into and inside a block, each with its collectives and bytes, forward and backward.
 
-    Readers that want a tensor in one layout share its redistribution, which is with the first of them.
+    Readers that need a tensor in the same layout share one redistribution; the edge to the first of them has it.
     """
     block = layout.block
     made = dict.fromkeys(block.inputs, INPUT)
@@ -103,9 +103,9 @@ def _collectives(
 
 
 def draw_sharded_graph(graph: OperatorGraph, plan: Plan, path: Path | str) -> None:
-    """Draw operators from top to bottom with their cuts, and what moves between them, for the first three blocks.
+    """Draw the operators of the first three kinds of blocks with their shardings and the collectives between them.
 
-    Blocks that are cut alike, and whose inputs come alike, are drawn once.
+    Blocks with the same shardings and the same input layouts are drawn once.
 
     Parameters
     ----------
@@ -174,7 +174,7 @@ def _draw_operator(ax: Axes, layout: BlockLayout, operator: Operator, left: floa
 
 
 def _cut(layout: BlockLayout, operator: Operator) -> dict[str, str]:
-    """Return the dims of an operator that are cut, each with its axes and their ranks."""
+    """Return the sharded dims of an operator, each with its mesh axes and their sizes as text."""
     cuts = layout.shardings[operator.name].cuts
     axes_of = {dim: [axis for axis in every if layout.mesh.size(axis) > 1] for dim, every in cuts}
     return {dim: " ".join(f"/ {axis} {layout.mesh.size(axis)}" for axis in own) for dim, own in axes_of.items() if own}
@@ -189,14 +189,14 @@ def _fill(operator: Operator, cut: dict[str, str]) -> str:
 
 
 def _space(layout: BlockLayout, operator: Operator, cut: dict[str, str]) -> str:
-    """Return the dims of an operator that have more than one point, with sizes and cuts; those that are cut first."""
+    """Return the dims of an operator of size above 1, with sizes and cuts; sharded dims come first."""
     sizes = {dim: size * (layout.microbatch if dim == BATCH else 1) for dim, size in operator.dims}
     shown = sorted((dim for dim, size in sizes.items() if size > 1), key=lambda dim: dim not in cut)
     return ", ".join(f"{dim} {sizes[dim]:,} {cut.get(dim, '')}".strip() for dim in shown) or "one number"
 
 
 def _draw_edge(ax: Axes, edge: Edge, left: float, lane: int) -> int:
-    """Draw an edge; return 1 where it has a lane of its own beside the operators, as it passes some by."""
+    """Draw an edge; return 1 if it skips operators and so takes a lane beside them, else 0."""
     colour = COLOURS[edge.dearest] if edge.dearest is not None else _STILL
     width = 2.0 if edge.dearest is not None else 1.0
     start, end = _top(edge.source) + _BOX, _top(edge.target)

@@ -1,6 +1,6 @@
 """Pictures of timelines: one step as lanes of bars, and a predicted step above a measured one.
 
-What leads from a predicted step to the measured one: a bar an operation, each begun where the last one ended.
+A waterfall below the comparison leads from the predicted to the measured step time, one bar per operation.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_WATERFALL_BARS = 7
-"""Operations that have a bar of their own; all others share one."""
+"""Number of operations with their own bar; all others share one."""
 _ROOM = 0.03  # of the axis beyond the bars
 _AXIS = 50  # pixels below the bars
 
 
 def waterfall_pixels(found: Difference) -> int:
-    """Return how high a waterfall is."""
+    """Return the height of a waterfall in pixels."""
     return 30 * (len(waterfall_bars(found)) + 2) + _AXIS
 
 
 def waterfall_bars(found: Difference) -> list[tuple[str, str, str, float]]:
-    """Return (kind, operation, verdict, cost) of what has a bar, from the top; the costs add up to the error.
+    """Return (kind, operation, verdict, cost) of every bar, from the top; the costs add up to the error.
 
     >>> waterfall_bars(Difference(1.0, 1.0, ()))
     []
@@ -66,7 +66,7 @@ def _words(row: DifferenceRow) -> str:
 
 
 def draw_waterfall(figure: Figure, found: Difference, box: Box) -> None:
-    """Draw into ``box`` how the operations that were mispredicted add up to the error of the step."""
+    """Draw into ``box`` how the errors of operations add up to the error of the step."""
     shown = waterfall_bars(found)
     levels = [found.predicted]
     for *_, cost in shown:
@@ -126,7 +126,7 @@ _MAGNIFIES = 1.25  # what a close-up does at least; below that numbers fit witho
 
 
 def draw_timeline(timeline: Timeline, path: Path | str, *, title: str = "") -> None:
-    """Draw one step: a lane a rank class; where bars get too thin, close-ups of its start and end below.
+    """Draw one step, one lane per rank class; where bars are too thin, close-ups of its start and end below.
 
     Raises
     ------
@@ -152,12 +152,12 @@ def draw_timeline(timeline: Timeline, path: Path | str, *, title: str = "") -> N
 def draw_comparison(
     predicted: Timeline, measured: Timeline, path: Path | str, *, step_time: float | None = None
 ) -> None:
-    """Draw ``predicted`` above ``measured`` on one time axis, and below what leads from one step to the other.
+    """Draw ``predicted`` above ``measured`` on one time axis, and a waterfall of their differences below.
 
     Parameters
     ----------
     step_time
-        Seconds of a step that was only timed; the one that is drawn was profiled, which slows it.
+        Seconds of a step measured without the profiler, which slows the step that is drawn.
 
     Raises
     ------
@@ -194,7 +194,7 @@ def draw_comparison(
 
 
 def facts(timeline: Timeline) -> str:
-    """Return a timeline in one line: step time, bubble, busiest link, ranks and where it comes from."""
+    """Return a one-line summary of a timeline: step time, bubble, busiest link, ranks and source."""
     ranks = sum(len(c.ranks) for c in timeline.rank_classes)
     busiest = timeline.bottleneck
     link = f", busiest link {busiest.name} ({busiest.utilisation:.0%})" if busiest else ""
@@ -205,17 +205,17 @@ def facts(timeline: Timeline) -> str:
 
 
 def _steady(timeline: Timeline) -> str:
-    """Return which part of a run is shown where it is not a step from its start to its end."""
+    """Return a note on which part of a run is shown, empty for one whole step."""
     if not timeline.begin:
         return ""
     return " in the steady state" + (f" ({timeline.steps} steps shown)" if timeline.steps > 1 else "")
 
 
 def close_ups(timeline: Timeline) -> tuple[Window, ...]:
-    """Return the first and the last part of the step, where the whole is too fine to read; else nothing.
+    """Return windows of the first and the last part of the step, or nothing where the whole is readable.
 
-    A window is as long as lets a forward pass be wide enough for its number, or, where
-    lanes are too low for numbers, wide enough to be seen.
+    In a window a forward pass is wide enough for its number, or, where lanes are too low for numbers, wide enough to
+    be seen.
     """
     computing = (span for span in timeline.spans if span.kind.computes)
     passes = [b for b in bars(computing, absorb=True) if b.microbatch >= 0]
@@ -233,7 +233,7 @@ def close_ups(timeline: Timeline) -> tuple[Window, ...]:
 
 
 def _draw_close_up(figure: Figure, whole: Panel, timeline: Timeline, window: Window, index: int) -> Panel:
-    """Draw one of two windows below the whole step, and mark there what it shows."""
+    """Draw one of two windows below the whole step, and mark its extent in the whole."""
     from matplotlib.patches import Rectangle
 
     width = (_INNER - _BESIDE) // 2

@@ -5,7 +5,7 @@ The schema is ``schema/protobuf/et_def.proto`` of github.com/mlcommons/chakra: a
 (github.com/astra-sim/astra-sim, ``astra-sim/workload``). Our own attributes, which others pass over, are ``ticks`` (the
 time of a node in ps, for Chakra's own field has whole microseconds), ``stream`` and ``kind``.
 
-Bytes are those of a rank's own buffer, as ASTRA-sim counts them: of an all-gather the shard, else the whole tensor.
+Sizes are bytes of a rank's own buffer, as ASTRA-sim counts them: the shard for an all-gather, else the whole tensor.
 """
 
 import json
@@ -36,7 +36,7 @@ COLLECTIVES = {
     Collective.ALL_TO_ALL: 6,
     Collective.REDUCE_SCATTER: 7,
 }
-"""Values of CollectiveCommType; which algorithm sums is the system's, not the trace's."""
+"""Values of CollectiveCommType; the replaying system chooses the algorithm of a sum, not the trace."""
 TICKS_PER_MICROSECOND = TICKS_PER_SECOND // 10**6
 NODE_ID, NODE_NAME, NODE_TYPE, CONTROL, DATA, DURATION, ATTRIBUTE = 1, 2, 3, 4, 5, 7, 10  # of Node
 INT32, INT64, UINT64, BOOL, STRING = 7, 9, 13, 27, 29  # of AttributeProto, whose name is 1
@@ -45,7 +45,7 @@ _LAST = 2  # nodes of one task: a shift is a send and a receive
 
 
 class _Hole(NamedTuple):
-    """Where a file says what is another for every rank: the number of its group, or its peer."""
+    """A position in a class's file whose value differs from rank to rank: the number of its group, or its peer."""
 
     place: int
     group: str
@@ -53,14 +53,17 @@ class _Hole(NamedTuple):
 
 
 class RankClassFile(NamedTuple):
-    """The file of a rank of a class, with holes."""
+    """The file that all ranks of a class share, except for its holes."""
 
     content: bytes
     holes: tuple[_Hole, ...]
 
 
 class Chakra:
-    """The execution traces of a step; ``size`` bytes in all."""
+    """The execution traces of a step; ``size`` is the total of all files in bytes.
+
+    A class's file is encoded once; its holes have a fixed width, so that they can be overwritten for every rank.
+    """
 
     def __init__(self, execution: Execution) -> None:
         self.execution = execution
@@ -85,7 +88,7 @@ class Chakra:
                     draft.write_bytes(content)
 
     def _contents(self, file: RankClassFile, ranks: tuple[int, ...]) -> Iterator[bytes]:
-        """Yield a class's file with its holes filled for every rank."""
+        """Yield a class's file for every rank, with its holes filled."""
         known = {
             key: _values(self.execution.group_rows(key[0]), *key, self._first.get(key[0], 0), ranks)
             for key in {(hole.group, hole.what) for hole in file.holes}
@@ -112,7 +115,7 @@ class Chakra:
         return RankClassFile(bytes(content), tuple(holes))
 
     def _sizes(self, node: Node, communication: Communication | None) -> bytes:
-        """Return the attributes that say how many bytes move, and how."""
+        """Return the attributes for the bytes that move and the collective that moves them."""
         if communication is None:
             return _attribute("tensor_size", UINT64, varint(round(node.size))) if node.size else b""
         transfer = communication.sends or communication.receives
@@ -124,7 +127,7 @@ class Chakra:
         return size + _attribute("comm_type", INT64, varint(COLLECTIVES[communication.collective]))
 
     def _add(self, content: bytearray, holes: list[_Hole], head: bytes, communication: Communication | None) -> None:
-        """Add a node; holes are the last bytes of its last attributes."""
+        """Append a node; its holes are the last bytes of its last attributes."""
         found: list[tuple[bytes, str]] = []
         if communication is not None and not (communication.sends or communication.receives):
             kind = communication.group
@@ -146,7 +149,7 @@ class Chakra:
 
 
 def _parts(node: Node) -> list[Communication | None]:
-    """Return what the nodes of a task communicate: in a shift each rank sends to the next and has from the previous."""
+    """Return the communications of a task's nodes; a shift is a send to the next rank and a receive from the previous."""
     said = node.communication
     if said is None or said.collective is not Collective.SHIFT:
         return [said]
@@ -154,7 +157,7 @@ def _parts(node: Node) -> list[Communication | None]:
 
 
 def _head(node: Node, part: int, communication: Communication | None, twice: set[int]) -> bytes:
-    """Return the fields of a node that all ranks of its class share."""
+    """Return the encoded fields of a node that all ranks of its class share."""
 
     def ids(tasks: tuple[int, ...]) -> list[int]:
         return [_LAST * task + more for task in tasks for more in range(1 + (task in twice))]
@@ -193,7 +196,7 @@ def _said(value: str) -> bytes:
 
 
 def _attribute(name: str, field: int, value: bytes) -> bytes:
-    """Return an attribute of a node; its value ends it."""
+    """Return an encoded attribute of a node; the value comes last, so that a hole can overwrite it."""
     wire = 2 if field == STRING else 0
     return message(ATTRIBUTE, text(1, name), tag(field, wire), value)
 
@@ -203,7 +206,7 @@ def _delimited(body: bytes) -> bytes:
 
 
 def _values(rows: IntArray, kind: str, what: str, first: int, ranks: tuple[int, ...]) -> list[int]:
-    """Return for every rank the number of its group, itself, or its neighbour in its group."""
+    """Return for every rank the number of its group, its own number, or its neighbour in its group."""
     if what == "own":
         return list(ranks)
     size = int(rows.max(initial=-1)) + 1
@@ -219,7 +222,7 @@ def _values(rows: IntArray, kind: str, what: str, first: int, ranks: tuple[int, 
 
 
 def _senders(rows: IntArray, kind: str) -> IntArray:
-    """Return who sends in all transfers: the first of each pair, all of a ring."""
+    """Return the sending ranks: the first of each pair, or all of a ring."""
     return rows if kind in GROUPS else rows[:, 0]
 
 

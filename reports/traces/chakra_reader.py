@@ -1,10 +1,8 @@
-"""Chakra execution traces read back as a program, from files of which nothing is believed.
+"""Chakra execution traces read back as a program that the simulator runs; the files are not trusted.
 
-Chakra execution traces read back as a program, which the simulator runs.
-
-Every rank is a rank class of its own. A collective is one task of all ranks of its group, the n-th of that group on
-each; a send and the receive with the same ends, tag and number are one task of both. What nodes wait for stays, and
-each stream runs its tasks in the order of one that all of them allow. A rank may send and receive at once.
+Every rank is its own rank class. The n-th collective of a group on each of its ranks is one task of all of them; a
+send and a receive with the same ends, tag and number are one task of both ranks. Dependencies of nodes are kept, and
+every stream runs its tasks in one order that satisfies all of them. A rank may send and receive at the same time.
 """
 
 import heapq
@@ -32,7 +30,7 @@ _NAMED = {chakra.NODE_ID, chakra.NODE_TYPE, chakra.DURATION}
 
 @dataclass(slots=True)
 class ReadNode:
-    """What a file says of one node."""
+    """One node as its file states it."""
 
     file: str
     id: int = 0
@@ -45,18 +43,18 @@ class ReadNode:
     texts: dict[str, str] = field(default_factory=dict)
 
     def wrong(self, message: str) -> ValueError:
-        """Return the error that says of this node what is wrong."""
+        """Return an error about this node."""
         return ValueError(f"{self.file}: node {self.id} ({self.name[:40]!a}): {message}")
 
     def needed(self, name: str) -> int:
-        """Return an attribute that the node must have."""
+        """Return a required attribute of the node."""
         if name not in self.numbers:
             raise self.wrong(f"{name}: a number, met none")
         return self.numbers[name]
 
     @property
     def ticks(self) -> int:
-        """Ticks that it takes: those of its attribute, else of its whole microseconds."""
+        """Duration in ticks: of the attribute ``ticks``, else of the whole microseconds."""
         return self.numbers.get("ticks", self.micros * chakra.TICKS_PER_MICROSECOND)
 
 
@@ -66,7 +64,7 @@ def read_nodes(path: Path, most: int = MAX_NODES) -> list[ReadNode]:
     Raises
     ------
     ValueError
-        Where it is no execution trace, or too large: more than ``most`` nodes.
+        Where it is no execution trace, or has more than ``max_nodes`` nodes.
     """
     try:
         if (size := path.stat().st_size) > MAX_FILE:
@@ -91,7 +89,7 @@ def read_nodes(path: Path, most: int = MAX_NODES) -> list[ReadNode]:
 
 
 def _messages(path: Path, data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the messages after the first one, which is about the file, and where each starts."""
+    """Yield start and body of every message but the first, which describes the file."""
     place, first = 0, True
     while place < len(data) or first:
         start = place
@@ -128,7 +126,7 @@ def _node(file: str, body: bytes) -> ReadNode:
 
 
 def _attribute(node: ReadNode, body: int | bytes) -> None:
-    """Keep an attribute that is known; others are for other programs."""
+    """Store a known attribute in the node; unknown ones belong to other programs and are skipped."""
     if isinstance(body, int):
         raise ValueError("an attribute is a message, met a number")
     fields = list(read_fields(body))
@@ -141,7 +139,7 @@ def _attribute(node: ReadNode, body: int | bytes) -> None:
 
 
 def _bounded(value: int, name: str) -> int:
-    """Return a number that an engine can add up: below 2^62, so that a negative one is refused too."""
+    """Return a number that an engine can add up: below 2^62, which also refuses negative ones (large as varints)."""
     limit = 2**62 if name != "duration_micros" else 2**62 // chakra.TICKS_PER_MICROSECOND
     if value >= limit:
         raise ValueError(f"{name}: a number from 0 to {limit - 1}, met {value}")
@@ -174,19 +172,19 @@ _KINDS = {
 }
 _TYPES = "MEM_LOAD, MEM_STORE, COMP, COMM_SEND, COMM_RECV or COMM_COLL (2 to 7)"
 Key = tuple[int, int]
-"""A rank and the number of a node of it."""
+"""A rank and the number of one of its nodes."""
 
 
 @dataclass(slots=True)
 class _Joint:
-    """Nodes of several ranks that are one task."""
+    """Nodes of several ranks that form one task, and the ranks that are expected to take part."""
 
     expected: tuple[int, ...]
     nodes: list[tuple[int, ReadNode]] = field(default_factory=list)
 
 
 def read_chakra(folder: Path | str) -> Program:
-    """Return the program of the execution traces in a folder: ``NAME.RANK.et``, and the groups' file if there is one.
+    """Return the program of the execution traces in a folder: ``NAME.RANK.et`` and, optionally, the file of groups.
 
     Raises
     ------
@@ -243,7 +241,7 @@ def _groups(path: Path, num_ranks: int) -> dict[str, tuple[int, ...]]:
 
 
 def _joined(nodes: Sequence[Sequence[ReadNode]], groups: dict[str, tuple[int, ...]]) -> list[_Joint]:
-    """Return all nodes as tasks, in order of their first node."""
+    """Return all nodes joined into tasks, in order of their first node."""
     found: list[_Joint] = []
     open_ones: dict[tuple[object, ...], _Joint] = {}
     met: dict[tuple[object, ...], int] = {}
@@ -269,7 +267,7 @@ def _joined(nodes: Sequence[Sequence[ReadNode]], groups: dict[str, tuple[int, ..
 def _meeting(
     rank: int, node: ReadNode, groups: dict[str, tuple[int, ...]], num_ranks: int
 ) -> tuple[object, tuple[int, ...]]:
-    """Return what a node meets others at, and the ranks that are to meet there; ``None`` for a node alone."""
+    """Return the key under which a node joins those of other ranks, and these ranks; key ``None`` for a node alone."""
     if node.type == chakra.COLLECTIVE:
         name = node.texts.get("pg_name", "")
         name = str(int(name)) if re.fullmatch("[0-9]{1,18}", name) else name
@@ -291,7 +289,7 @@ def _meeting(
 
 
 def _check_joint(joint: _Joint) -> None:
-    """Raise where a communication lacks a rank, or its ranks do not say the same."""
+    """Raise ``ValueError`` where a communication lacks a rank, or its ranks disagree on its type or size."""
     _, first = joint.nodes[0]
     missing = set(joint.expected) - {rank for rank, _ in joint.nodes}
     if missing:
@@ -329,7 +327,7 @@ def _waited(home: dict[Key, int], rank: int, node: ReadNode, other: int) -> int:
 
 
 def _order(joints: list[_Joint], before: list[set[int]]) -> list[int]:
-    """Return tasks so that each comes after those it waits for, by the numbers of their nodes where that is free."""
+    """Return tasks in a topological order; among ready tasks the one with the lowest node number comes first."""
     left = [len(waits) for waits in before]
     after: list[list[int]] = [[] for _ in joints]
     for index, waits in enumerate(before):

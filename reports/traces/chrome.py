@@ -1,6 +1,6 @@
-"""Chrome trace of a timeline, written as it goes: what Perfetto and chrome://tracing open.
+"""Chrome trace of a timeline, written as a stream of events; Perfetto and chrome://tracing open it.
 
-The format is described in "Trace Event Format", the document that belongs to chrome://tracing.
+The format is described in "Trace Event Format", the document of chrome://tracing.
 """
 
 import json
@@ -33,15 +33,15 @@ Event = dict[str, Any]
 
 
 def write_trace(timeline: Timeline, path: Path | str, chosen: Sequence[Process] | None = None) -> None:
-    """Write a Chrome trace: a process a rank (class) and a host, a thread a stream, spans, and memory as counters.
+    """Write a Chrome trace: one process per rank (class) and host, one thread per stream, memory as counters.
 
     Moments are whole nanoseconds, so that spans which touch still touch. Events are written class by class and
     process by process; the same timeline gives the same bytes.
 
     Parameters
     ----------
-    chosen
-        The processes; ``None`` for one a rank class.
+    selection
+        The processes to write; ``None`` for one per rank class.
     """
     other = {"source": timeline.source, "engine": timeline.engine, "step_time": timeline.step_time}
     with whole_file(path) as draft, draft.open("x", encoding="utf-8", newline="\n") as file:
@@ -54,7 +54,7 @@ def write_trace(timeline: Timeline, path: Path | str, chosen: Sequence[Process] 
 
 
 def estimated_size(timeline: Timeline, chosen: Sequence[Process]) -> int:
-    """Return about how many bytes `write_trace` will write: events counted, their length from a sample."""
+    """Return the approximate bytes of `write_trace`: the number of events times their mean length in a sample."""
     spans = timeline.spans
     sample = [spans[index] for index in range(0, len(spans), max(len(spans) // _SAMPLES, 1))]
     each = len(_text(_spans(sample))) / max(len(sample), 1)
@@ -67,9 +67,10 @@ def estimated_size(timeline: Timeline, chosen: Sequence[Process]) -> int:
 
 
 def _texts(timeline: Timeline, chosen: Sequence[Process]) -> Iterator[str]:
-    """Yield the events of a trace as text, many at once: names of processes, then each with its spans and memory.
+    """Yield the events of a trace as text, many at once: names of processes, then the spans and memory of each.
 
-    Hosts are processes after the ranks; only those that hold memory are there.
+    Hosts follow the ranks as processes; only hosts whose memory is used are written. Ranks of a class share their
+    events, so these are encoded once and only the number of the process is replaced.
     """
     hosts = used_hosts(timeline)
     for number, name in enumerate((*(process.name for process in chosen), *hosts)):
@@ -88,7 +89,7 @@ def _texts(timeline: Timeline, chosen: Sequence[Process]) -> Iterator[str]:
 
 
 def _text(events: Iterable[Event]) -> str:
-    """Return events as text in which a character stands for their process."""
+    """Return events as text in which `_PROCESS` stands for the number of their process."""
     return ",\n".join(
         json.dumps(event, separators=(",", ":")).replace('"pid":0', f'"pid":{_PROCESS}', 1) for event in events
     )
@@ -104,7 +105,7 @@ def _metadata(kind: str, thread: int, **arguments: object) -> Event:
 
 
 def _spans(spans: Iterable[Span]) -> Iterator[Event]:
-    """Yield complete events, and the names of threads before their first."""
+    """Yield the complete events of spans; the name of a thread comes before its first event."""
     seen: set[int] = set()
     for row in rows(spans):
         thread = _STREAMS.index(row.span.stream) * _THREADS + row.lane
@@ -134,7 +135,7 @@ def _bytes(span: Span) -> dict[str, float]:
 
 
 def _memory(profile: MemoryProfile | None) -> Iterator[Event]:
-    """Yield a counter by category at every moment at which memory changes."""
+    """Yield a counter event with all categories at every moment at which memory changes."""
     if profile is None:
         return
     for moment, usage in zip(profile.times, profile.usage, strict=True):

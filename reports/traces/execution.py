@@ -1,8 +1,8 @@
-"""A step as every rank executes it: nodes with what they wait for, the form of Chakra execution traces.
+"""A step as every rank executes it: nodes with their dependencies, the form of Chakra execution traces.
 
-The simulator runs rank classes, and a collective as one task of all its ranks, phase by phase. Here each class has the
-nodes of one of its ranks, a collective is one node with all of its phases, and its group or its peer is still open:
-that is another one for every rank.
+The simulator runs rank classes, and a collective as one task per phase of all its ranks. Here each class has the nodes
+of one of its ranks, and a collective is one node with all of its phases. Its group or peer is left open, because it
+differs from rank to rank.
 """
 
 from collections.abc import Iterator
@@ -20,14 +20,14 @@ from meshwise.strategies.lowering.lower import Sited
 from meshwise.strategies.lowering.tasks.skeleton import Slot
 
 _PHASED = ("collective", "reduce", "replicated", "gather", "unshard", "tied", "norm")
-"""Tasks whose key ends in the number of their phase."""
+"""Kinds of task templates whose key ends in the number of the phase."""
 _SENDING = (StreamKind.SEND_FORWARD, StreamKind.SEND_BACKWARD)
 
 
 class Communication(NamedTuple):
-    """What a node sends: the kind of its group, the collective and the bytes of the whole tensor.
+    """The communication of a node: the kind of its group, the collective and the bytes of the whole tensor.
 
-    ``sends`` and ``receives`` say which end of a transfer it is; both are false for what a whole group runs.
+    ``sends`` and ``receives`` tell the two ends of a transfer apart; both are false for a collective of a group.
     """
 
     group: str
@@ -38,9 +38,9 @@ class Communication(NamedTuple):
 
 
 class Node(NamedTuple):
-    """A task, or the phases of a collective, on one rank of a class; ``duration`` in ticks, as it was simulated.
+    """A task, or all phases of a collective, on one rank of a class; ``duration`` is simulated, in ticks.
 
-    ``follows`` are the nodes before it on its streams, ``needs`` those whose results it waits for.
+    ``follows`` are the previous nodes on its streams, ``needs`` the nodes whose results it waits for.
     """
 
     task: int
@@ -71,12 +71,12 @@ class Execution:
 
     @cached_property
     def times(self) -> tuple[IntArray, IntArray]:
-        """When every task starts and ends, in ticks."""
+        """Start and end of every task, in ticks."""
         return ENGINES[self.engine](self.sited.program)
 
     @cached_property
     def roots(self) -> IntArray:
-        """For every task the first phase of its collective; itself where it has one."""
+        """For every task the task that is the first phase of its collective; itself where it has one phase."""
         program, last = self.sited.program, np.full(len(self.sited.program.streams), -1)
         found = np.arange(program.num_tasks)
         later = np.array([slot.what in _PHASED and slot.key[-1] > 0 for slot, _ in self.sited.slots])[self.sited.rows]
@@ -88,7 +88,7 @@ class Execution:
         return found
 
     def nodes(self, rank_class: int) -> Iterator[Node]:
-        """Yield the nodes of a rank of a class in their order."""
+        """Yield the nodes of one rank of a class, in order."""
         program, roots, (starts, ends) = self.sited.program, self.roots, self.times
         own = {index for index, stream in enumerate(program.streams) if stream.rank_class == rank_class}
         phases: dict[int, list[int]] = {}
@@ -105,7 +105,7 @@ class Execution:
             last |= dict.fromkeys((stream for task in tasks for stream in mine[task]), root)
 
     def _tasks(self, streams: list[int]) -> list[int]:
-        """Return the tasks that hold some of these streams, in order."""
+        """Return the tasks that occupy any of these streams, in order."""
         program = self.sited.program
         holders = np.repeat(np.arange(program.num_tasks), np.diff(program.stream_start))
         found: list[int] = np.unique(holders[np.isin(program.stream_of, streams)]).tolist()
@@ -121,14 +121,14 @@ class Execution:
         return Node(task, piece.operators, work.kind, kind, *rest)
 
     def group_rows(self, kind: str) -> IntArray:
-        """Return the groups of a kind as rows of ranks."""
+        """Return the groups of a kind, shape [groups, ranks]."""
         if kind not in self._groups:
             self._groups[kind] = self.sited.table.placed.group_devices(kind)[0]
         return self._groups[kind]
 
 
 def _communication(slot: Slot, piece: Piece, stream: StreamKind) -> Communication | None:
-    """Return what a task communicates; nothing where it computes, or copies between a rank and its host."""
+    """Return the communication of a task; ``None`` for computation and for copies between a rank and its host."""
     if not piece.kind.communicates:
         return None
     collective = Collective(piece.operators.rpartition(": ")[2].split()[0])

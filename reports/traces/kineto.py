@@ -1,18 +1,15 @@
-"""Traces of torch.profiler (Kineto), a file a rank, written and read.
+"""Traces of torch.profiler (Kineto), one file per rank: written for other tools, and read as a measured timeline.
 
-Traces as torch.profiler (Kineto) writes them, a file a rank: what Holistic Trace Analysis loads.
+Written files are those that Holistic Trace Analysis loads. It reads ``distributedInfo.rank`` of a file, ``cat`` and
+``dur`` of an event and, of a kernel, ``args.stream`` and ``args.correlation``, which its launch on the host has too. A
+kernel counts as communication where its name begins as NCCL's do, and as memory where it begins with ``Memcpy``
+(github.com/facebookresearch/HolisticTraceAnalysis, ``hta/common/trace_file.py``, ``hta/common/trace.py``,
+``hta/utils/utils.py``). The simulator does not know when hosts launch kernels: each launch is written at the whole
+microsecond before its kernel.
 
-It asks of a file for ``distributedInfo.rank``, of an event for ``cat``, ``dur`` and, of kernels, ``args.stream`` and
-``args.correlation``, which a launch on the host has too; kernels are communication where their name begins as NCCL's
-do, and memory where it begins with ``Memcpy`` (github.com/facebookresearch/HolisticTraceAnalysis,
-``hta/common/trace_file.py``, ``hta/common/trace.py``, ``hta/utils/utils.py``). The simulator does not know when
-hosts launch kernels: each launch stands at the whole microsecond before its kernel.
-
-Traces of torch.profiler (Kineto), a file a rank, as a measured timeline; and both sides in words that they share.
-
-A kernel does not say of which stage, microbatch or axis it is. What can be compared is how long a rank computes, and
-how long it does nothing but one kind of communication: see `by_collective`. NCCL's kernels last from when they are
-launched on a rank, so that waiting for others is in them.
+A measured kernel does not tell its stage, microbatch or mesh axis. Comparable are the time in which a rank computes,
+and the time in which it only communicates, by collective: see `name_by_collective`. A kernel of NCCL lasts from its
+launch on a rank, so that it includes waiting for other ranks.
 """
 
 import gzip
@@ -44,7 +41,7 @@ KERNELS = {
     Collective.SEND: "SendRecv",
     Collective.SHIFT: "SendRecv",
 }
-"""What NCCL's kernels are called."""
+"""Names of NCCL's kernels."""
 _FIRST_STREAM = 7  # torch's own number of the default stream in traces
 _HOST, _LANES = 1_000_000, 100
 _RANK = "\x00"  # stands for the rank in the text of events: JSON has no such character
@@ -77,7 +74,7 @@ def write_kineto(timeline: Timeline, folder: Path, chosen: Sequence[Process]) ->
 
 
 def estimated_size(timeline: Timeline, chosen: Sequence[Process]) -> int:
-    """Return about how many bytes `write_kineto` will write: spans counted, their length from a sample."""
+    """Return the approximate bytes of `write_kineto`: the number of spans times their mean length in a sample."""
     spans = timeline.spans
     sample = [spans[index] for index in range(0, len(spans), max(len(spans) // _SAMPLES, 1))]
     each = len(_text(_events(timeline, sample))) / max(len(sample), 1)
@@ -86,7 +83,7 @@ def estimated_size(timeline: Timeline, chosen: Sequence[Process]) -> int:
 
 
 def collective_of(span: Span) -> Collective:
-    """Return what a span of communication runs: the first word after what it belongs to.
+    """Return the collective of a span of communication: the first word after the prefix of its operators.
 
     >>> text = "layers.0: all_reduce output"
     >>> collective_of(Span(0, StreamKind.TENSOR, TaskKind.TENSOR_COMMUNICATION, 0, 0, text, 0, 1)).value
@@ -103,7 +100,7 @@ def _text(events: Iterable[dict[str, Any]]) -> str:
 
 
 def _events(timeline: Timeline, spans: Iterable[Span]) -> Iterator[dict[str, Any]]:
-    """Yield the step, then of every span its kernel and what launched it; what hosts do is theirs alone."""
+    """Yield the step, then the kernel of every span and its launch; spans of hosts become host events only."""
     step = {"cat": ANNOTATION, "name": f"{STEP}0", "tid": _HOST, "ts": 0.0, "dur": timeline.length * 1e6}
     yield {"pid": 0, "ph": "X", **step, "args": {}}
     for correlation, row in enumerate(rows(spans), 1):
@@ -154,10 +151,10 @@ _HELD = "a Kineto trace as torch.profiler exports it"
 
 
 def read_kineto(paths: Sequence[Path | str]) -> Timeline:
-    """Return one step of the ranks whose traces are in ``paths`` (.json or .json.gz), a rank class each.
+    """Return one step of the ranks whose traces are in ``paths`` (.json or .json.gz), one rank class per rank.
 
-    Of several steps of a file (``ProfilerStep#N``) the one of median length is taken, from where it begins on the
-    host: steps repeat, so that what runs late of the one before stands for what runs late of this one.
+    Of several steps in a file (``ProfilerStep#N``) the one of median length is read, from its start on the host. Late
+    kernels of the previous step fall into it and stand for its own late kernels, as steps repeat.
 
     Raises
     ------
@@ -178,13 +175,13 @@ def read_kineto(paths: Sequence[Path | str]) -> Timeline:
 
 
 def by_collective(timeline: Timeline) -> Timeline:
-    """Return a timeline in the words of `read_kineto`: what computes, copies, and communication by collective."""
+    """Return a timeline with the names of `read_kineto`: computation, copies, and communication by collective."""
     spans = [_plain(span) for span in timeline.spans if span.kind is not TaskKind.LAUNCH]
     return replace(timeline, spans=tuple(span for span in spans if span.stream is not StreamKind.HOST))
 
 
 def called(span: Span) -> tuple[str, str]:
-    """Return the kind and the operation of a span of either side."""
+    """Return kind and operation of a span, predicted or measured."""
     if span.kind.computes:
         return "compute", "compute"
     if span.kind is TaskKind.HOST_COPY:
@@ -193,12 +190,12 @@ def called(span: Span) -> tuple[str, str]:
 
 
 def among(timeline: Timeline, ranks: Iterable[int]) -> Timeline:
-    """Return a timeline of some of its ranks alone.
+    """Return a timeline restricted to some of its ranks.
 
     Raises
     ------
     ValueError
-        Where it has not all of them.
+        Where it lacks one of them.
     """
     wanted = set(ranks)
     kept = [tuple(rank for rank in members.ranks if rank in wanted) for members in timeline.rank_classes]

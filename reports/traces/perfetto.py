@@ -1,9 +1,9 @@
-"""Perfetto trace of a timeline in Protocol Buffers: for steps that are too large as JSON.
+"""Perfetto trace of a timeline in Protocol Buffers, for steps that are too large as JSON.
 
 Field numbers are those of github.com/google/perfetto, protos/perfetto/trace: ``trace.proto``, ``trace_packet.proto``,
-``interned_data/interned_data.proto`` and ``track_event/*.proto``. All packets are one sequence, whose names are
-interned in its first packet. Ranks of a class differ in their tracks alone: events are encoded once a class, with the
-numbers of tracks in varints of one width, and written again for every rank with its own numbers in their place.
+``interned_data/interned_data.proto`` and ``track_event/*.proto``. All packets form one sequence, whose names are
+interned in its first packet. Ranks of a class differ only in their tracks: events are encoded once per class, with
+track numbers as varints of fixed width, which are overwritten for every rank.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -46,7 +46,7 @@ _HEAD = number(_SEQUENCE, 1) + number(_FLAGS, _NEEDS_STATE)
 
 
 class _Template(NamedTuple):
-    """The events of a process with 0 for its own number: where the numbers of tracks are, and what is added there."""
+    """The encoded events of a process: the positions of its track numbers, and each track's offset in the process."""
 
     content: bytes
     places: IntArray
@@ -54,7 +54,7 @@ class _Template(NamedTuple):
 
 
 class _Names:
-    """Texts by their number from 1 on, in the order in which they are met."""
+    """Interned texts, numbered from 1 in order of first use."""
 
     def __init__(self) -> None:
         self.of: dict[str, int] = {}
@@ -67,14 +67,14 @@ class _Names:
 
 
 def write_perfetto(timeline: Timeline, path: Path | str, chosen: Sequence[Process] | None = None) -> None:
-    """Write a Perfetto trace: a process a rank (class) and a host, a thread a stream, slices, and counters of memory.
+    """Write a Perfetto trace: one process per rank (class) and host, one thread per stream, memory as counters.
 
-    Besides one class's events nothing is held; the same timeline gives the same bytes.
+    Only one class's events are in memory at a time; the same timeline gives the same bytes.
 
     Parameters
     ----------
-    chosen
-        The processes; ``None`` for one a rank class.
+    selection
+        The processes to write; ``None`` for one per rank class.
     """
     found = _Layout(timeline, processes(timeline) if chosen is None else chosen)
     with whole_file(path) as draft, draft.open("xb") as file:
@@ -86,7 +86,7 @@ def write_perfetto(timeline: Timeline, path: Path | str, chosen: Sequence[Proces
 
 
 def estimated_size(timeline: Timeline, chosen: Sequence[Process]) -> int:
-    """Return about how many bytes `write_perfetto` will write: events counted, their length from a sample."""
+    """Return the approximate bytes of `write_perfetto`: the number of events times their mean length in a sample."""
     spans = timeline.spans
     sample = [spans[index] for index in range(0, len(spans), max(len(spans) // _SAMPLES, 1))]
     layout = _Layout(timeline, chosen, sample)
@@ -99,7 +99,7 @@ def estimated_size(timeline: Timeline, chosen: Sequence[Process]) -> int:
 
 
 class _Layout:
-    """The tracks of a trace and their numbers: of process p from ``(p + 1) * stride`` on, itself the first."""
+    """The tracks of a trace: those of process p are numbered from ``(p + 1) * stride`` on, the process itself first."""
 
     def __init__(self, timeline: Timeline, chosen: Sequence[Process], only: Sequence[Span] | None = None) -> None:
         self.timeline, self.chosen = timeline, chosen
@@ -116,7 +116,7 @@ class _Layout:
             self.arguments(name)
 
     def interned(self) -> bytes:
-        """Return the first packet: every name that events have."""
+        """Return the first packet, which interns all names of events."""
         used = {process.rank_class for process in self.chosen}
         for index in sorted(used):
             for span in self.spans[index]:
@@ -131,7 +131,7 @@ class _Layout:
         return message(_PACKET, number(_SEQUENCE, 1), flags, message(_INTERNED, *entries))
 
     def descriptors(self, process: int) -> bytes:
-        """Return the packets that say what the tracks of a process are."""
+        """Return the packets that describe the tracks of a process."""
         own = (process + 1) * self.stride
         host = process >= len(self.chosen)
         name = tuple(self.hosts)[process - len(self.chosen)] if host else self.chosen[process].name
@@ -161,7 +161,7 @@ class _Layout:
             yield self._of_process(self.counters(profile), index)
 
     def _of_process(self, template: _Template, process: int) -> bytes:
-        """Return events with the numbers of a process's tracks."""
+        """Return the events of a template with the track numbers of a process filled in."""
         content = np.frombuffer(template.content, np.uint8).copy()
         values = template.tracks + (process + 1) * self.stride
         for byte in range(self.width):
@@ -170,7 +170,7 @@ class _Layout:
         return content.tobytes()
 
     def slices(self, spans: Iterable[Span], rank_class: int = 0) -> _Template:
-        """Return the begin and the end of every span."""
+        """Return the begin and end events of every span."""
         tracks = {lane: index for index, lane in enumerate(self.lanes[rank_class], 1 + len(CATEGORIES))}
         return self._template(self._slices(spans, tracks))
 
@@ -193,11 +193,11 @@ class _Layout:
         return b"".join((number(_TYPE, _BEGIN), *names, *found))
 
     def counters(self, profile: MemoryProfile | None) -> _Template:
-        """Return the bytes of every category whenever they change."""
+        """Return counter events with the bytes of a category whenever they change."""
         return self._template(() if profile is None else _counters(profile))
 
     def _template(self, events: Iterable[tuple[int, int, bytes]]) -> _Template:
-        """Return the packets of events: moments in ns, tracks, and the other fields."""
+        """Return the packets of events, which are (moment in ns, track, other fields)."""
         content, places, tracks = bytearray(), [], []
         own = tag(_TRACK, 0)
         for moment, track, fields in events:

@@ -1,4 +1,4 @@
-"""Whose steps a trace shows: rank classes or ranks as processes, and the rows of their spans."""
+"""The processes of a trace, which are rank classes or single ranks, and the lanes of their spans."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +15,7 @@ _LETTER = {TaskKind.FORWARD: "F", TaskKind.BACKWARD: "B", TaskKind.WEIGHT_GRADIE
 
 
 class Process(NamedTuple):
-    """One process of a trace: a rank, or a rank class whose ranks all do the same (``rank`` is its first)."""
+    """One process of a trace: a rank, or a rank class represented by its first rank."""
 
     name: str
     rank_class: int
@@ -23,7 +23,7 @@ class Process(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A span in whole nanoseconds, and its lane among those of its stream: above 0 where it overlaps others."""
+    """A span in whole nanoseconds, and its lane within its stream: above 0 where it overlaps others."""
 
     span: Span
     lane: int
@@ -37,12 +37,12 @@ def processes(timeline: Timeline, ranks: str = CLASSES) -> tuple[Process, ...]:
     Parameters
     ----------
     ranks
-        ``classes`` for one a rank class, ``all`` for every rank, or ranks as ``0-7,16``.
+        ``classes`` for one process per rank class, ``all`` for every rank, or ranks such as ``0-7,16``.
 
     Raises
     ------
     ValueError
-        Where ``ranks`` is none of these, or names a rank that there is not.
+        Where ``ranks`` is none of these, or names a rank that does not exist.
     """
     if ranks == CLASSES:
         names = labels(timeline.rank_classes)
@@ -82,7 +82,7 @@ def spans_by_class(timeline: Timeline) -> list[list[Span]]:
 
 
 def rows(spans: Iterable[Span]) -> Iterator[Row]:
-    """Yield the spans of one process: one that overlaps another of its stream goes to a lane of its own."""
+    """Yield the spans of one process; a span that overlaps another of its stream goes to a further lane."""
     busy_until: dict[StreamKind, list[int]] = {}
     for span in spans:
         start, end = nanoseconds(span.start), nanoseconds(span.end)
@@ -95,7 +95,7 @@ def rows(spans: Iterable[Span]) -> Iterator[Row]:
 
 
 def lane_name(stream: StreamKind, lane: int) -> str:
-    """Return what a lane of a stream is called.
+    """Return the name of a lane of a stream.
 
     >>> lane_name(StreamKind.DATA, 0), lane_name(StreamKind.DATA, 1)
     ('data', 'data (2)')
@@ -104,7 +104,7 @@ def lane_name(stream: StreamKind, lane: int) -> str:
 
 
 def span_name(span: Span) -> str:
-    """Return ``2F0`` with what was run for passes, the kind with it for the rest."""
+    """Return the name of a span: ``2F0`` (stage, pass, microbatch) or the kind, followed by its operators."""
     action = f"{span.stage}{_LETTER[span.kind]}{span.microbatch}" if span.kind in _LETTER else span.kind.value
     return f"{action} {span.operators}".strip()
 

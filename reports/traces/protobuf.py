@@ -1,13 +1,8 @@
 """Protocol Buffers on the wire, written and read: fields as bytes (protobuf.dev, "Encoding").
 
-Protocol Buffers on the wire: fields as bytes (protobuf.dev, "Encoding").
-
-Only what traces need: numbers, text, bytes and messages. A varint may be longer than it has to be, so that one of a
-fixed width can be written over later.
-
-Protocol Buffers read: fields of a message of which nothing is believed.
-
-Numbers are those of `meshwise.reports.traces.protobuf`; groups, which Protocol Buffers no longer have, are refused.
+Only the parts that traces need: numbers, text, bytes and messages. A varint may be longer than necessary, so that one
+of fixed width can be overwritten later. Messages that are read are not trusted; groups, which Protocol Buffers no
+longer have, are refused.
 """
 
 import struct
@@ -18,7 +13,7 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
 
 def varint(value: int, width: int = 1) -> bytes:
-    """Return a number from 0 on, in 7 bits a byte, the lowest first, in ``width`` bytes or as many as it takes.
+    """Return a number of at least 0 as 7 bits per byte, lowest first, in at least ``width`` bytes.
 
     >>> varint(300).hex(), varint(1, 3).hex()
     ('ac02', '818000')
@@ -32,17 +27,17 @@ def varint(value: int, width: int = 1) -> bytes:
 
 
 def tag(field: int, wire: int) -> bytes:
-    """Return what stands before a field's value."""
+    """Return the tag that precedes a field's value."""
     return varint(field << 3 | wire)
 
 
 def number(field: int, value: int, width: int = 1) -> bytes:
-    """Return a field of an unsigned number, an enum or a truth."""
+    """Return a field with an unsigned number, an enum value or a bool."""
     return tag(field, VARINT) + varint(value, width)
 
 
 def real(field: int, value: float) -> bytes:
-    """Return a field of a double.
+    """Return a field with a double.
 
     >>> real(3, 1.0).hex()
     '19000000000000f03f'
@@ -61,12 +56,12 @@ def message(field: int, *parts: bytes) -> bytes:
 
 
 def text(field: int, value: str) -> bytes:
-    """Return a field of text; what UTF-8 has no bytes for becomes a question mark."""
+    """Return a field with text; characters without a UTF-8 encoding become question marks."""
     return message(field, value.encode("utf-8", "replace"))
 
 
 def packed(field: int, values: Iterable[int]) -> bytes:
-    """Return a field of several unsigned numbers; nothing for none.
+    """Return a packed field with unsigned numbers; no bytes where there are none.
 
     >>> packed(4, [3, 270]).hex(), packed(4, [])
     ('2203038e02', b'')
@@ -83,12 +78,12 @@ Field = tuple[int, int, int | bytes]
 
 
 def read_varint(data: bytes, place: int) -> tuple[int, int]:
-    """Return a number and where the next field starts.
+    """Return a number and the position after it.
 
     Raises
     ------
     ValueError
-        Where the data ends in it, or it does not fit 64 bits.
+        Where the data ends inside it, or it does not fit 64 bits.
     """
     value = 0
     for index in range(MAX_VARINT):
@@ -104,7 +99,7 @@ def read_varint(data: bytes, place: int) -> tuple[int, int]:
 
 
 def read_fields(data: bytes) -> Iterator[Field]:
-    """Yield the fields of a message; ``ValueError`` with the byte where there is none."""
+    """Yield the fields of a message; a malformed one raises ``ValueError`` with its byte."""
     place = 0
     while place < len(data):
         start = place

@@ -86,7 +86,7 @@ def pace(machine: Cluster) -> Pace:
     count = len(fields(Pace))
     weights = np.array([1.0] * len(chosen) + [_PRIOR] * count)
     bounds = np.full(count, -math.log(_MOST)), np.full(count, math.log(_MOST))
-    found = least_squares(residuals, np.zeros(count), bounds, weights, rounds=12, outlier=0.5)[0]
+    found = least_squares(residuals, np.zeros(count), bounds, weights, outlier=0.5, max_evaluations=12)[0]
     return Pace(*np.exp(found).tolist())
 
 

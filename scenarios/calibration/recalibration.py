@@ -128,7 +128,7 @@ def _device(problem: Problem, runs: Sequence[PlanRun]) -> FloatArray:
 
     weights = np.array([*weight, *[_PRIOR * len(runs)] * len(FIGURES)])
     bounds = np.full(len(FIGURES), -math.log(MOST)), np.full(len(FIGURES), math.log(MOST))
-    return least_squares(residuals, np.zeros(len(FIGURES)), bounds, weights, rounds=8, outlier=0.5)[0]
+    return least_squares(residuals, np.zeros(len(FIGURES)), bounds, weights, outlier=0.5, max_evaluations=8)[0]
 
 
 def _computing(busy: dict[TaskKind, float]) -> list[tuple[TaskKind, float]]:

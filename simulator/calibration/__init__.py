@@ -1,1 +1,1 @@
-"""Figures of the model fitted to published measurements of kernels and collectives, and how well they hold."""
+"""Fits of the machine model to published measurements of kernels and collectives, and the errors of these fits."""

@@ -1,4 +1,4 @@
-"""An accelerator fitted to rows: products, then attention, then what memory bounds, each with its residuals."""
+"""Fits of an accelerator to rows of measured kernels: memory-bound kernels, then products, then attention."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,31 +28,31 @@ from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.machine.kernels import Matmul
 
 FULL_WEIGHT = 50
-"""Rows from which a publisher's word weighs as much as any other's."""
+"""A publisher with at least this many rows weighs as much as any other."""
 
 HOST_TIMED_WEIGHT = 0.1
-"""Of a row that was timed from the host, against others: publishers of both kinds differ by 1.3 on the same shapes."""
+"""Weight of a row that was timed from the host: publishers of both kinds differ by 1.3 on the same shapes."""
 
 MOST_FITTED = 300
-"""Rows of a publisher and family that take part in a fit; errors are of all."""
+"""Most rows of a publisher and family that take part in a fit; errors are those of all rows."""
 
 COMPUTE_BOUND = 1e11
-"""FLOP of a product from which clocks, not libraries and launches, tell a burst from sustained work.
+"""FLOP of a product above which only clocks, not libraries or launches, make sustained work slower than a burst.
 
-From here on publishers agree: A100 1.11 and 1.13; from 1e10 on they say 1.12 and 1.04.
+Above it publishers agree (A100: factors 1.11 and 1.13); above 1e10 they do not (1.12 and 1.04).
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Sustained:
-    """Time in sustained work over time in a short burst, on the same shapes.
+    """Ratio of the time in sustained work to the time in a short burst, on the same shapes.
 
     Parameters
     ----------
     low, high
         10 % and 90 % quantiles of the shapes' ratios.
     pairs
-        Shapes that were timed both ways; 0 where it is that of other accelerators.
+        Number of shapes that were timed both ways; 0 where the factor is another accelerator's.
     """
 
     factor: float
@@ -63,14 +63,14 @@ class Sustained:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """An accelerator as its rows have it.
+    """An accelerator fitted to its rows.
 
     Parameters
     ----------
     parameters
         Every fitted value by name.
     kinds
-        Fractions of the memory bandwidth that rows gave, by kind.
+        Fitted fractions of the memory bandwidth, by kind of memory-bound kernel.
     """
 
     device: Accelerator
@@ -83,7 +83,7 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Errors of predicted against measured times: parts of the measured."""
+    """Relative errors of predicted times: mean, median and 90 % quantile of their size, and their median as bias."""
 
     rows: int
     median: float
@@ -93,11 +93,11 @@ class Errors:
 
 
 def calibrate(device: Accelerator, rows: Sequence[Row], sustained: Sustained) -> Calibration:
-    """Return ``device`` with parameters fitted to ``rows``, which are its own.
+    """Return ``device`` with parameters fitted to ``rows``, all of which are of this device.
 
-    Rows of publishers that time sustained work are predicted with ``sustained``, the others without, so that
+    Rows of publishers that time sustained work are predicted with ``sustained``, the others without it, so that
     the parameters are those of a burst. Where no shape was timed both ways, but some shapes each way, the factor is
-    fitted with the others, from ``sustained``.
+    one more parameter of the fit, which starts at ``sustained``.
     """
     kinds = _bandwidths(device, rows)
     bandwidths = dict(device.kernel_bandwidth) | kinds
@@ -120,7 +120,7 @@ def calibrate(device: Accelerator, rows: Sequence[Row], sustained: Sustained) ->
 
 
 def predicted(device: Accelerator, row: Row) -> float:
-    """Return the seconds of a row's kernel on the variant of ``device`` that was measured."""
+    """Return the predicted seconds of a row's kernel, on the variant of ``device`` that was measured."""
     return row.kernel.seconds(_variant(device, row))
 
 
@@ -135,7 +135,7 @@ def errors(device: Accelerator, rows: Iterable[Row]) -> Errors | None:
 
 
 def sustained_factors(rows: Iterable[Row]) -> dict[str, Sustained]:
-    """Return by accelerator how much slower sustained work is, from products of a shape timed both ways."""
+    """Return by accelerator the factor of sustained work, from products whose shape was timed both ways."""
     times: dict[tuple[str, Matmul], tuple[list[float], dict[str, list[float]]]] = {}
     for row in rows:
         kernel = row.kernel
@@ -164,7 +164,7 @@ def _factor(publishers: list[list[float]]) -> Sustained:
 
 
 def sustained_of(device: Accelerator, factors: Mapping[str, tuple[Accelerator, Sustained]], name: str) -> Sustained:
-    """Return the factor of an accelerator, or of the nearest by data sheet that has one; 1 where none has."""
+    """Return the factor of an accelerator, else that of the one with the nearest data sheet; 1 where none is known."""
     if name in factors:
         return factors[name][1]
     if not factors:
@@ -174,7 +174,7 @@ def sustained_of(device: Accelerator, factors: Mapping[str, tuple[Accelerator, S
 
 
 def distance(one: Accelerator, other: Accelerator) -> float:
-    """Return how far two data sheets are: log ratios of peak in 16 bits and of memory bandwidth, added."""
+    """Return the distance of two data sheets: the sum of the log ratios of 16-bit peak and of memory bandwidth."""
     return abs(log(one.peak("fp16") / other.peak("fp16"))) + abs(log(one.memory_bandwidth / other.memory_bandwidth))
 
 
@@ -189,11 +189,12 @@ def _variant(device: Accelerator, row: Row) -> Accelerator:
 def _fitted(
     device: Accelerator, rows: Sequence[Row], parameters: Sequence[Parameter], apply: Apply
 ) -> dict[str, float]:
-    """Return the values of ``parameters`` that fit ``rows``; the guesses where there are none."""
+    """Return the values of ``parameters`` fitted to ``rows``; the guesses where there are no rows."""
     chosen = _sampled(rows)
     if not chosen:
         return {each.name: each.guess for each in parameters}
     measured = np.log([row.seconds for row in chosen])
+    # rows of one variant share an accelerator object: to build one per row would dominate the time of a fit
     groups: dict[tuple[float | None, bool], list[int]] = defaultdict(list)
     for index, row in enumerate(chosen):
         groups[row.bandwidth, row.burst].append(index)
@@ -216,12 +217,12 @@ def _dtype(row: Row) -> str:
 
 
 def _also(values: Mapping[str, float]) -> Apply:
-    """Return how to apply parameters besides ``values``."""
+    """Return a function that applies further parameters on top of ``values``."""
     return lambda device, more: with_matmul(device, {**values, **more})
 
 
 def _sampled(rows: Sequence[Row]) -> list[Row]:
-    """Return at most `MOST_FITTED` rows of each publisher and family, evenly taken."""
+    """Return at most `MAX_FITTED_ROWS` rows of each publisher and family, evenly spaced."""
     groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
         groups[row.publisher, row.family].append(row)
@@ -229,7 +230,7 @@ def _sampled(rows: Sequence[Row]) -> list[Row]:
 
 
 def _weights(rows: Sequence[Row]) -> NDArray[np.float64]:
-    """Return weights that give every publisher of enough rows the same."""
+    """Return the weights of rows: every publisher with at least `FULL_WEIGHT` rows gets the same total."""
     count = Counter(row.publisher for row in rows)
     trust = [HOST_TIMED_WEIGHT if row.publisher in HOST_TIMED else 1.0 for row in rows]
     full = [FULL_WEIGHT / max(count[row.publisher], FULL_WEIGHT) for row in rows]
@@ -237,7 +238,7 @@ def _weights(rows: Sequence[Row]) -> NDArray[np.float64]:
 
 
 def _bandwidths(device: Accelerator, rows: Iterable[Row]) -> dict[str, float]:
-    """Return the part of the memory bandwidth that each kind reaches: the median of publishers' medians."""
+    """Return the fraction of the memory bandwidth that each kind reaches: the median of publishers' medians."""
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         if isinstance(row.kernel, Stream):

@@ -1,6 +1,6 @@
-"""How near the model of communication is to published collectives, as a page of Markdown.
+"""A Markdown page with the errors of the model of communication on published collectives.
 
-Beside it is how far sources of collectives are from each other.
+It also states how far the sources are from each other.
 """
 
 from collections import Counter, defaultdict
@@ -26,7 +26,7 @@ from meshwise.simulator.machine.topology import Link
 
 
 def collective_floors(rows: Sequence[CollectiveRow]) -> tuple[Floor, ...]:
-    """Return how far each source is from each other one on the same links, and from itself, beside the model."""
+    """Return the distances of each source from every other on the same links, and from itself, beside the model's."""
     sources: dict[str, list[CollectiveRow]] = defaultdict(list)
     for row in rows:
         sources[row.source].append(row)
@@ -108,7 +108,7 @@ has 0.85 for Hopper and 0.74 for Blackwell). NVLink 2 and 3 have no such switche
 
 
 def report(rows: Sequence[CollectiveRow], skipped: Sequence[Skipped]) -> str:
-    """Return the page for some rows; all are fitted, and all again without each source (half a minute)."""
+    """Return the page; all rows are fitted once, and once more without each source (half a minute)."""
     fits, without = fit_links(rows), held_out(rows)
     clock = {row.source: row.timing for row in rows}
     seen = {(each.source, each.collective, each.size): each for each in errors(rows, fits)}

@@ -1,4 +1,4 @@
-"""Measured collectives as published: rows of JSON, read as data that may be wrong or hostile."""
+"""Published measurements of collectives: rows of JSON, which may be wrong or hostile."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -25,26 +25,26 @@ _INSIDE = (
     ("GB200 SXM", "NVLink5/NVSwitch", "gb200-nvl72"),
     ("V100", "NVLink2", "dgx-1-v100-16gb"),
 )
-"""How names of accelerators and of links inside a node start, and that node in the catalogue; the first holds."""
+"""Prefixes of accelerator and intra-node link, and the machine in the catalogue; the first match counts."""
 _BETWEEN = (
     ("A100 SXM 80GB (p4de", "EFA v1, 4x100 Gb/s per node", "aws-p4de"),
     ("H100 SXM", "EFA v2, 32x100 Gb/s per node", "aws-p5"),
     ("H100 SXM", "GPUDirect-TCPX, 4 x 200 Gb/s per node", "gcp-a3-high"),
     ("H200 SXM", "RoCE CX7, 8 x 400 Gb/s per node", "gcp-a3-ultra"),
 )
-"""The same for rows of several nodes, with the links between them."""
+"""Prefixes of accelerator and inter-node link, and the machine, for rows of several nodes."""
 _MOST = 4096
-"""Ranks of a row that is read."""
+"""Most ranks of a row."""
 _LONGEST = 10_000
-"""Characters of a line that is read."""
+"""Most characters of a line."""
 _LARGEST = 1 << 20
-"""Lines that are read."""
+"""Most lines of a file."""
 
 
 class Timing(StrEnum):
-    """What clock a source read: the device's over many runs, a profiler's of one kernel, or a host's.
+    """Clock of a source: the device's over many runs, a profiler's of one kernel, or a host's.
 
-    A kernel waits for the last rank of its group; a host's clock reads launch and synchronisation too.
+    A profiled kernel includes waiting for the last rank; a host's clock includes launch and synchronisation.
     """
 
     DEVICE = "device"
@@ -61,13 +61,13 @@ class CollectiveRow:
     source
         Who published it.
     machine, nodes, ranks
-        A machine's name, and how many of its nodes and devices run the collective, the same on each node.
+        The machine's name, and the number of its nodes and devices that take part, equally many on each node.
     size, seconds
-        Bytes, counted as `meshwise.simulator.collectives.choose` does, and what they took.
+        Bytes, counted as in `meshwise.simulator.collectives.choose`, and measured time.
     algorithm
-        The one that the source names, ``None`` where it leaves the choice to the library.
+        The algorithm that the source states, ``None`` where the library chose it.
     timing
-        What clock was read.
+        The clock.
     """
 
     source: str
@@ -82,20 +82,20 @@ class CollectiveRow:
 
     @property
     def group(self) -> tuple[int, ...]:
-        """The devices that run it: the first ones of every node."""
+        """The devices that take part: the first ones of every node."""
         devices, each = cluster(self.machine).first.devices, self.ranks // self.nodes
         return tuple(devices * node + rank for node in range(self.nodes) for rank in range(each))
 
 
 class Skipped(NamedTuple):
-    """A line that is not used, counted from 1, and why."""
+    """A line that is not used, counted from 1, and the reason."""
 
     line: int
     reason: str
 
 
 def read_rows(lines: Iterable[str]) -> tuple[tuple[CollectiveRow, ...], tuple[Skipped, ...]]:
-    """Return the rows that the model can be held against, and the lines that are left out with the reason.
+    """Return the rows that the model can predict, and the skipped lines with their reasons.
 
     ``lines`` are JSON objects with the fields ``source_id``, ``collective``, ``accelerator``,
     ``intra_node_link``, ``inter_node_link``, ``n_ranks``, ``n_nodes``, ``size_bytes``, ``time_us`` (or
@@ -174,7 +174,7 @@ def _machine(fields: Mapping[str, Any], nodes: int) -> str:
 
 
 def _seconds(fields: Mapping[str, Any], name: str, ranks: int, size: float) -> float:
-    """Return the time, or what it is by the bus bandwidth as nccl-tests define it."""
+    """Return the stated time, or the time that follows from the bus bandwidth as nccl-tests define it."""
     if "time_us" in fields:
         return _number(fields, "time_us", 1e-3) * 1e-6
     rounds = {"all_reduce": 2.0, "p2p": ranks / (ranks - 1)}.get(name, 1.0)

@@ -1,6 +1,6 @@
-"""How well a calibration holds for publishers that had no part in it, and how well publishers agree themselves.
+"""Errors of a calibration on publishers that were left out of the fit, and disagreement among publishers.
 
-It is written as the JSON file that the catalogue reads, and as a table for people.
+The result is written as the JSON file that the catalogue reads; `meshwise.scenarios.calibration` prints it as tables.
 """
 
 from collections import Counter, defaultdict
@@ -32,12 +32,14 @@ from meshwise.simulator.machine.accelerator import Accelerator
 def kernel_floors(
     left_out: Sequence[Row], others: Iterable[Row], predicted: Callable[[Row], float] | None = None
 ) -> list[Floor]:
-    """Return how far the rows of one publisher and accelerator are from those of each other, and from themselves.
+    """Return the distances of one publisher's rows of an accelerator from each other publisher's and from its own.
 
     Parameters
     ----------
+    tested
+        The publisher's rows, at least one, all of one accelerator.
     predicted
-        Seconds that the model without the publisher predicts for a row.
+        Returns the seconds that the model fitted without the publisher predicts for a row.
     """
     first = left_out[0]
     publishers: dict[str, list[Row]] = defaultdict(list)
@@ -57,7 +59,7 @@ def kernel_floors(
 
 
 def _own(rows: Sequence[Row]) -> list[Floor]:
-    """Return how far a publisher is from itself, where it timed a kernel more than once."""
+    """Return the distances of a publisher from itself, where it timed a kernel more than once."""
     groups: dict[str, list[tuple[Hashable, Sizes, float]]] = defaultdict(list)
     for row in rows:
         groups[group(row)].append((*what(row), row.seconds))
@@ -67,7 +69,7 @@ def _own(rows: Sequence[Row]) -> list[Floor]:
 
 
 def group(row: Row) -> str:
-    """Return what a row's kernel is reported among."""
+    """Return the group under which a row's kernel is reported."""
     kernel = row.kernel
     if isinstance(kernel, FusedAttention):
         return "attention"
@@ -79,7 +81,7 @@ def group(row: Row) -> str:
 
 
 def what(row: Row) -> tuple[Hashable, Sizes]:
-    """Return what no size can stand in for, and the sizes."""
+    """Return the properties that must be equal to compare two rows, and the sizes that can be interpolated."""
     kernel = row.kernel
     if isinstance(kernel, Product):
         dtype = "16 bits" if kernel.dtype in SIXTEEN_BITS else kernel.dtype
@@ -98,10 +100,10 @@ class Held:
 
     Parameters
     ----------
-    fitted
-        With its rows in the fit; ``None`` where they were left out of all.
-    left_out
-        With none of its rows in any fit; ``None`` where no other publisher has such kernels.
+    fitted_errors
+        With its rows in the fit; ``None`` where they take part in no fit.
+    left_out_errors
+        With its rows left out; ``None`` where no other publisher has such kernels.
     """
 
     publisher: str
@@ -112,14 +114,14 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A calibration with what became of it without each publisher.
+    """A calibration with its errors on each publisher, with and without that publisher in the fit.
 
     Parameters
     ----------
     ranges
-        Least and largest value of each parameter among the fits that leave one publisher out.
+        Smallest and largest value of each parameter among the fits that leave one publisher out.
     floors
-        How far each publisher is from each other one, beside the model without it.
+        Distances of each publisher from every other, beside the error of the model without it.
     """
 
     name: str
@@ -134,7 +136,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Times of one publisher over those of another, on the very same kernels: no model is nearer to both.
+    """Ratios of one publisher's times to another's on the same kernels; no model can be closer to both.
 
     Parameters
     ----------
@@ -152,23 +154,23 @@ class Agreement:
 
 
 class Devices:
-    """The accelerators that rows are of, as data sheets have them."""
+    """The accelerators of rows, with the figures of their data sheets."""
 
     def __init__(self, sheets: Mapping[str, Accelerator]) -> None:
         self.sheets = sheets
 
     def calibrated(self, name: str, rows: Sequence[Row]) -> Calibration:
-        """Return one accelerator fitted to those of ``rows`` that are its own."""
+        """Return one accelerator fitted to its rows among ``rows``."""
         known = {device: (self.sheets[device], factor) for device, factor in sustained_factors(rows).items()}
         sustained = sustained_of(self.sheets[name], known, name)
         return calibrate(self.sheets[name], [row for row in rows if row.device == name], sustained)
 
     def evidence(self, name: str, rows: Sequence[Row], left_out: Sequence[str] = ()) -> Evidence:
-        """Return one accelerator fitted to ``rows``, and its errors on each publisher with and without it.
+        """Return one accelerator fitted to ``rows``, with its errors on each publisher, in the fit and left out.
 
         Parameters
         ----------
-        left_out
+        excluded
             Publishers or sources that take part in no fit.
         """
         kept = [row for row in rows if not {row.publisher, row.source} & set(left_out)]
@@ -190,7 +192,7 @@ class Devices:
 
 
 def agreements(rows: Iterable[Row]) -> list[Agreement]:
-    """Return how publishers agree on the kernels that more than one of them timed."""
+    """Return the agreement of publishers on kernels that more than one of them timed."""
     times: dict[tuple[str, str, object], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         times[row.device, row.family, _shape(row)][row.publisher].append(row.seconds)
@@ -206,7 +208,7 @@ def agreements(rows: Iterable[Row]) -> list[Agreement]:
 
 
 def _shape(row: Row) -> object:
-    """Return what makes two publishers' kernels the same."""
+    """Return the key under which kernels of two publishers count as the same."""
     kernel = row.kernel
     if isinstance(kernel, Product):
         return kernel.matmul, "16 bits" if kernel.dtype in SIXTEEN_BITS else kernel.dtype
@@ -235,7 +237,7 @@ def _held(
 
 
 def _known(row: Row, others: Sequence[Row]) -> bool:
-    """Return whether other publishers have kernels that fix the parameters a row is predicted with."""
+    """Return whether rows of other publishers determine the parameters that predict a row."""
     own = [other.kernel for other in others if other.device == row.device]
     if isinstance(row.kernel, Stream):
         return any(isinstance(kernel, Stream) and kernel.name == row.kernel.name for kernel in own)

@@ -1,8 +1,8 @@
-"""Rows of published kernel timings: each becomes a kernel that can be predicted, or a reason why not.
+"""Rows of published kernel timings: each becomes a kernel that the model predicts, or a reason to skip it.
 
 A row is a flat JSON object: ``source_id``, ``source_repo`` (the publisher), ``accelerator``, ``kernel``, ``dtype``,
-``time_us`` and the kernel's sizes; ``in_a_row`` says how often it ran without a pause. Files come from anywhere:
-whatever is no such object is refused with its line.
+``time_us`` and the kernel's sizes; ``in_a_row`` says how often it ran without a pause. Files are not trusted: a line
+that is no such object is refused by its number.
 """
 
 import math
@@ -19,7 +19,7 @@ from meshwise.simulator.operator_graph import ITEMSIZE
 MAX_ROWS = 1_000_000
 MAX_ROW_BYTES = 2**16
 MOST = 2**40
-"""No size of a kernel is larger."""
+"""Largest size of a kernel."""
 
 BURST = ("ai-dynamo/aiconfigurator", "Dao-AILab/flash-attention")
 """Publishers that time a few launches in a row; clocks have no time to sink."""
@@ -43,10 +43,10 @@ HOST_LOOPED = {
 Liger's backward, by autograd, takes 125 to 130 us for any size up to 168 MB."""
 
 SIXTEEN_BITS = ("bf16", "fp16")
-"""Their products run at the same rate; other dtypes have a fraction of their own peak and share the rest."""
+"""Dtypes whose products run at the same rate; other dtypes have their own fraction and share all other parameters."""
 
 SMALLEST_HOST_TIMED_FLOPS, SMALLEST_HOST_TIMED_BYTES = 5e10, 2e8
-"""Work below which a kernel that was timed from the host may wait for its launches: 100 to 400 us of an accelerator."""
+"""Work below which a host-timed kernel may be bound by its launches: 100 to 400 us of an accelerator."""
 
 SMALLEST_STREAM = 32e6
 """Bytes below which caches and launches, not memory, are measured."""
@@ -86,11 +86,11 @@ FLASH = {"flash-attn 2", "flash-attn 3", "cuDNN"}
 
 
 class Refused(ValueError):
-    """A line that is no row: the message says what a row holds."""
+    """A line that is no row; the message says what a row must hold."""
 
 
 class Skip(Exception):
-    """Why a row is not used."""
+    """A valid row that is not used; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Row:
     bandwidth
         Memory bandwidth of the variant measured, byte/s; ``None`` for the catalogue's.
     family
-        What errors are reported by: ``matmul forward`` and so on.
+        Family under which errors are reported, such as ``matmul forward``.
     burst
         Whether it was timed in a short burst.
     """
@@ -124,7 +124,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A row that is not used, and why."""
+    """A row that is not used, and the reason."""
 
     line: int
     source: str
@@ -133,7 +133,7 @@ class Skipped:
 
 
 def read_rows(lines: Iterable[bytes]) -> tuple[list[Row], list[Skipped]]:
-    """Return the rows that can be predicted and the others; `Refused` begins with the number of the line."""
+    """Return the usable rows and the skipped ones; the message of a `RowError` begins with the line's number."""
     used: list[Row] = []
     skipped: list[Skipped] = []
     for number, line in enumerate(lines, start=1):
@@ -293,7 +293,7 @@ def _grouped(fields: _Fields) -> tuple[str, Kernel]:
 
 
 def _written(fields: _Fields) -> int:
-    """Return the bytes moved for an element of a product's result, where they are not those of its dtype.
+    """Return the bytes moved per element of a product's result; 0 for those of its dtype.
 
     A result that is added to a sum is read and written, in fp32 where no other dtype is stated.
     """
@@ -348,9 +348,9 @@ _STREAMS = {
     "add": ("elementwise", 3.0, 3.0),
     "rope": ("elementwise", 2.0, 2.0),
 }
-"""Kinds, and how many tensors forward and backward read and write as the simulator counts them.
+"""Kind, and number of tensors that forward and backward move, as the simulator counts them.
 
-A mask of dropout is half of one in 16 bits.
+A mask of dropout counts as half a tensor of 16 bits.
 """
 
 

@@ -1,4 +1,4 @@
-"""What was measured, as the simulator's own kernels: the same functions predict it as predict a step."""
+"""Measured kernels in terms of the simulator's own: the functions that predict a step predict them too."""
 
 from dataclasses import dataclass
 
@@ -18,15 +18,15 @@ class Product:
     Parameters
     ----------
     gradient
-        What it makes: ``""`` an output, ``"data"`` or ``"weight"`` a gradient.
-    casts
-        Whether the measured call looks for the input's largest value and casts it before: two kernels more,
-        that read it twice and write it narrow.
-    written
-        Bytes moved for an element of the result; 0 for those of its dtype. A sum of gradients in fp32 is read and
+        What it computes: ``""`` an output, ``"data"`` or ``"weight"`` a gradient.
+    casts_input
+        Whether the measured call first finds the input's largest value and casts the input: two more kernels,
+        which read it twice and write it in the narrow dtype.
+    result_bytes
+        Bytes moved per element of the result; 0 for those of its dtype. A sum of gradients in fp32 is read and
         written: 8.
-    copied
-        Bytes that the measured call copies besides, in one kernel more.
+    copied_bytes
+        Bytes that the measured call also copies, in one more kernel.
     """
 
     matmul: Matmul
@@ -58,12 +58,12 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class FusedAttention:
-    """Fused attention, forward or backward or one after the other.
+    """Fused attention: forward, backward, or one after the other.
 
     Parameters
     ----------
-    copied
-        Bytes that the measured call copies besides: a serving backend writes keys and values to its cache.
+    copied_bytes
+        Bytes that the measured call also copies: a serving backend writes keys and values to its cache.
     """
 
     shape: AttentionShape
@@ -79,7 +79,7 @@ class FusedAttention:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A kernel that memory bounds."""
+    """A memory-bound kernel."""
 
     kind: str
     traffic: float
@@ -87,7 +87,7 @@ class Stream:
 
     @property
     def name(self) -> str:
-        """What its fraction of the memory bandwidth is called."""
+        """Name of its fraction of the memory bandwidth."""
         return self.kind + "_backward" * self.backward
 
     def seconds(self, device: Accelerator) -> float:

@@ -1,122 +1,108 @@
-"""Robust least squares inside bounds, on numpy alone.
+"""Robust nonlinear least squares within bounds, by `scipy.optimize`.
 
-`least_squares` is Levenberg-Marquardt; `fit` works in log time: damped Gauss-Newton with differences, for a handful
-of parameters, which it keeps near their guesses.
+Only fits import this module: `scipy.optimize` takes longer to load than a plan takes to simulate.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import approx_fprime
+from scipy.optimize import least_squares as solve
 
 from meshwise.simulator.calibration.parameters import Parameter
-from meshwise.simulator.interconnect.routes import FloatArray
 
-_STEP = 1e-4
-
-
-def least_squares(
-    residuals: Callable[[FloatArray], FloatArray],
-    start: FloatArray,
-    bounds: tuple[FloatArray, FloatArray],
-    weight: FloatArray,
-    *,
-    rounds: int = 60,
-    outlier: float = 0.1,
-) -> tuple[FloatArray, float]:
-    """Return the parameters of the least weighted cost, and that cost.
-
-    The cost of a residual is its square half, and grows as a straight line beyond ``outlier`` [1]_. A step
-    solves the normal equations with a damped diagonal [2]_, weighted anew, and is cut off at the bounds.
-
-    References
-    ----------
-    .. [1] Huber, "Robust estimation of a location parameter", Ann. Math. Statist. 35(1), 1964.
-    .. [2] Marquardt, "An algorithm for least-squares estimation of nonlinear parameters", J. SIAM 11(2), 1963.
-    """
-    low, high = bounds
-    found = np.clip(start, low, high)
-    value = residuals(found)
-    cost, damping = _cost(value, weight, outlier), 1e-2
-    for _ in range(rounds):
-        slope = _slopes(residuals, found, value, high)
-        scaled = weight * np.minimum(1.0, outlier / np.maximum(np.abs(value), 1e-12))
-        normal, gradient = slope.T @ (scaled[:, None] * slope), slope.T @ (scaled * value)
-        for _ in range(8):
-            damped = normal + np.diag(damping * np.diag(normal) + 1e-9)
-            tried = np.clip(found - np.linalg.solve(damped, gradient), low, high)
-            now = residuals(tried)
-            better = _cost(now, weight, outlier)
-            if better < cost:
-                break
-            damping *= 4
-        else:
-            return found, cost
-        enough = cost - better < 1e-7 * cost
-        found, value, cost, damping = tried, now, better, max(damping / 5, 1e-7)
-        if enough:
-            break
-    return found, cost
-
-
-def _cost(value: FloatArray, weight: FloatArray, outlier: float) -> float:
-    size = np.abs(value)
-    return float(np.sum(weight * np.where(size < outlier, size**2 / 2, outlier * (size - outlier / 2))))
-
-
-def _slopes(
-    residuals: Callable[[FloatArray], FloatArray], at: FloatArray, value: FloatArray, high: FloatArray
-) -> FloatArray:
-    columns = []
-    for index in range(len(at)):
-        moved = at.copy()
-        moved[index] += _STEP if at[index] + _STEP <= high[index] else -_STEP
-        columns.append((residuals(moved) - value) / (moved[index] - at[index]))
-    return np.stack(columns, axis=1)
-
-
-TOLERATED = 0.1
+OUTLIER = 0.1
 """Log errors above this count linearly, not squared (Huber 1964): publishers' outliers do not move the fit."""
 
-ROUNDS = 40
-TRIES = 8
+_STEP = 1e-4
+"""Step of finite differences: simulated times are rounded to a relative 1e-6, which a smaller step would see."""
 
 Vector = NDArray[np.float64]
 Residuals = Callable[[Vector], Vector]
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """What is made least, over values as parts of their bounds' distance.
+def least_squares(
+    residuals: Residuals,
+    start: Vector,
+    bounds: tuple[Vector, Vector],
+    weights: Vector,
+    *,
+    outlier: float | Vector = OUTLIER,
+    max_evaluations: int | None = None,
+) -> tuple[Vector, float]:
+    """Return the values of the least weighted cost within ``bounds``, shape [parameters], and that cost.
+
+    The cost of a residual is half its square, and grows as a straight line beyond ``outlier`` [1]_. The solver is
+    Powell's dogleg in a rectangular trust region [2]_, which ends exactly on a bound where the least cost is beyond.
 
     Parameters
     ----------
-    stiff
-        How much each parameter's distance from its guess weighs, shape [parameters].
+    weights
+        Weights of the residuals, shape [residuals].
+    outlier
+        One value for all residuals, or shape [residuals]; infinite for a purely quadratic cost.
+    max_evaluations
+        Most evaluations of ``residuals``, not counting those for derivatives.
+
+    References
+    ----------
+    .. [1] Huber, "Robust estimation of a location parameter", Ann. Math. Statist. 35(1), 1964.
+    .. [2] Voglis and Lagaris, "A rectangular trust region dogleg approach for unconstrained and bound constrained
+       nonlinear optimization", WSEAS Conf. on Applied Mathematics, 2004.
     """
+    low, high = bounds
+    # scipy has no weights: the root of a weight multiplies its residual, and the size from which the loss is linear
+    root = np.sqrt(weights)
+    turn = root * outlier
 
-    errors: Residuals
-    weights: Vector
-    guess: Vector
-    stiff: Vector
+    def weighted(values: Vector) -> Vector:
+        return root * residuals(values)
 
-    def loss(self, error: Vector, unit: Vector) -> float:
-        """Return what is made least: squares of small errors, sizes of large ones, and distance from the guess."""
-        size = np.abs(error)
-        huber = np.where(size < TOLERATED, size**2, TOLERATED * (2 * size - TOLERATED))
-        return float(self.weights @ huber + self.stiff @ (unit - self.guess) ** 2)
+    def slopes(values: Vector) -> Vector:
+        steps = np.where(values + _STEP > high, -_STEP, _STEP)
+        found: Vector = approx_fprime(values, weighted, steps)
+        return found
+
+    found = solve(
+        weighted,
+        np.clip(start, low, high),
+        jac=slopes,
+        bounds=bounds,
+        method="dogbox",
+        loss=lambda squares: _huber(squares, turn),
+        x_scale="jac",
+        max_nfev=max_evaluations,
+    )
+    return found.x, float(found.cost)
+
+
+def _huber(squares: Vector, turn: Vector) -> Vector:
+    """Return Huber's loss of squared residuals and its derivatives as the solver takes them, shape [3, residuals].
+
+    >>> _huber(np.array([4.0, 16.0]), np.array([2.0, 2.0])).tolist()  # |r| = 4 counts 2 * 2 * 4 - 2**2
+    [[4.0, 12.0], [1.0, 0.5], [0.0, 0.0]]
+    """
+    far = squares > turn**2
+    # ones replace entries that the outer `where` discards: no division by 0, no product with an infinite limit
+    size, turn = np.sqrt(np.where(far, squares, 1.0)), np.where(far, turn, 1.0)
+    loss = np.where(far, 2 * turn * size - turn**2, squares)
+    # 0 is not the true second derivative, with which a linear part has no curvature and a start where all residuals
+    # are outliers makes no step; with 0 a step is one of iteratively reweighted least squares
+    return np.array([loss, np.where(far, turn / size, 1.0), np.zeros_like(squares)])
 
 
 def fit(parameters: Sequence[Parameter], residuals: Residuals, weights: Vector) -> Vector:
-    """Return the values that make ``residuals`` least, within bounds, shape [parameters].
+    """Return the values of ``parameters`` that minimise ``residuals`` within bounds, shape [parameters].
 
     Parameters
     ----------
     residuals
-        Log of predicted over measured time, shape [rows], of the values of ``parameters``.
+        Returns the log of predicted over measured time, shape [rows], for values of ``parameters``.
     weights
-        Of the rows, shape [rows]. A parameter a ``spread`` from its guess weighs as one row that is off by 10 %.
+        Weights of the rows, shape [rows]. A parameter one ``spread`` from its guess costs as much as a row that is
+        off by 10 %.
 
     Notes
     -----
@@ -126,43 +112,13 @@ def fit(parameters: Sequence[Parameter], residuals: Residuals, weights: Vector) 
     low = np.array([each.low for each in parameters])
     span = np.array([each.high for each in parameters]) - low
     guess = (np.array([each.guess for each in parameters]) - low) / span
-    stiff = (TOLERATED / np.array([each.spread for each in parameters])) ** 2
-    problem = Problem(lambda unit: residuals(low + unit * span), weights, guess, stiff)
-    values: Vector = low + _descent(problem) * span
+    prior = (OUTLIER / np.array([each.spread for each in parameters])) ** 2
+    outlier = np.concatenate([np.full(len(weights), OUTLIER), np.full(len(guess), inf)])
+
+    def with_prior(unit: Vector) -> Vector:
+        return np.concatenate([residuals(low + unit * span), unit - guess])
+
+    bounds = np.zeros(len(guess)), np.ones(len(guess))
+    unit, _ = least_squares(with_prior, guess, bounds, np.concatenate([weights, prior]), outlier=outlier)
+    values: Vector = low + unit * span
     return values
-
-
-def _descent(problem: Problem) -> Vector:
-    """Return where the loss is least downhill from the guess."""
-    unit, damping = problem.guess, 1e-2
-    error = problem.errors(unit)
-    best = problem.loss(error, unit)
-    for _ in range(ROUNDS):
-        before = best
-        slope = _slope(problem.errors, unit, error)
-        influence = problem.weights * np.minimum(1.0, TOLERATED / np.maximum(np.abs(error), 1e-12))
-        normal = slope.T @ (influence[:, None] * slope) + np.diag(problem.stiff)
-        downhill = slope.T @ (influence * error) + problem.stiff * (unit - problem.guess)
-        for _ in range(TRIES):
-            step = np.linalg.solve(normal + damping * np.diag(np.diag(normal) + 1e-9), downhill)
-            tried = np.clip(unit - step, 0.0, 1.0)
-            found = problem.errors(tried)
-            value = problem.loss(found, tried)
-            if value < best:
-                unit, error, best, damping = tried, found, value, damping / 4
-                break
-            damping *= 5
-        if before - best < 1e-4 * before:
-            break
-    return unit
-
-
-def _slope(errors: Residuals, unit: Vector, error: Vector) -> Vector:
-    """Return the derivatives of ``errors``, shape [rows, parameters], by steps that stay within bounds."""
-    columns = []
-    for index in range(len(unit)):
-        step = -1e-3 if unit[index] > 0.5 else 1e-3
-        moved = unit.copy()
-        moved[index] += step
-        columns.append((errors(moved) - error) / step)
-    return np.array(columns).T

@@ -1,4 +1,4 @@
-"""How far publishers are from each other on the same work: the error below which no model of the others comes."""
+"""Distances between publishers on the same work: a model fitted to the others cannot have a smaller error."""
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
@@ -8,34 +8,33 @@ from math import exp, expm1, log
 import numpy as np
 
 MOST_APART = 4.0
-"""How many times as large as the smaller the larger of two sizes is, at most, between which a third is interpolated."""
+"""Largest ratio of two sizes between which a third one is interpolated."""
 
 ITSELF = "itself"
-"""The other of a publisher that timed more than once what is the same to the model."""
+"""Name of the reference where a publisher is compared with its own repeated measurements."""
 
 Sizes = tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """How far one publisher's times are from another's, as parts of the first one's.
+    """Distance of one publisher's times from another's, relative to the first one's.
 
     Parameters
     ----------
-    on, group
-        The accelerator or link, and what of the publisher's rows.
-    left_out, other
-        The publisher whose times are predicted, and the one whose times predict them: ``ITSELF`` by `repeats`.
-    number, same
-        Times compared, and how many of them the other has for the very same sizes; between others its times are
-        interpolated.
+    hardware, group
+        The accelerator or link, and the group of kernels or collectives.
+    predicted_publisher, reference_publisher
+        The publisher whose times are predicted, and the one whose times predict them (`REPEATS` for its own).
+    num_pairs, num_same_sizes
+        Times compared, and how many of them the reference has for exactly the same sizes; the others are interpolated.
     factor
-        Median of the other's time over that of the one left out.
-    raw
-        Mean error of the other's times as predictions: what a model makes that knows the other without error.
-    scatter
-        The same after division by ``factor``: what is left to a model that also knows clocks and power.
-    model
+        Median ratio of the reference's time to the predicted publisher's.
+    raw_error
+        Mean error of the reference's times as predictions: that of a model that knows the reference exactly.
+    scaled_error
+        The same after division by ``factor``: that of a model that also knows clocks and power.
+    model_error
         Mean error of the model without the publisher, on the same rows; ``None`` where nothing was fitted.
     """
 
@@ -53,7 +52,7 @@ class Floor:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One time of the publisher left out beside the other's and, where known, the model's, in s."""
+    """A publisher's time beside the reference's and, where known, the model's, in s."""
 
     seconds: float
     other: float
@@ -62,12 +61,12 @@ class Compared:
 
 
 class Times:
-    """What one publisher timed, read between the sizes it timed.
+    """Times of one publisher, interpolated between the sizes it measured.
 
     Parameters
     ----------
     measured
-        What was timed that no size can stand in for, its sizes, and seconds.
+        Properties that must be equal to be comparable (a kind), sizes, and seconds.
     """
 
     def __init__(self, measured: Iterable[tuple[Hashable, Sizes, float]]) -> None:
@@ -81,15 +80,15 @@ class Times:
                 self._lines[kind, axis, _without(sizes, axis)].append((size, value))
 
     def compared(self, kind: Hashable, sizes: Sizes, seconds: float, model: float | None = None) -> Compared | None:
-        """Return ``seconds`` of the publisher left out beside this one's; ``None`` where they are not known."""
+        """Return another publisher's ``seconds`` beside this one's; ``None`` where this one's are not known."""
         other = self.at(kind, sizes)
         return Compared(seconds, other, (kind, sizes) in self._known, model) if other is not None else None
 
     def at(self, kind: Hashable, sizes: Sizes) -> float | None:
-        """Return seconds, ``None`` where they are not known.
+        """Return the publisher's seconds at some sizes, ``None`` where they are not known.
 
-        Where another size alone is smaller and larger, by at most `MOST_APART` between them, the logarithm of the
-        time is interpolated along the size's logarithm; of several such sizes, along the one whose ends are nearest.
+        Where measurements differ in one size only, one smaller and one larger, at most `MAX_SIZE_RATIO` apart, the log
+        of the time is interpolated over the log of that size; among several such sizes the closest pair counts.
         """
         if (kind, sizes) in self._known:
             return exp(self._known[kind, sizes])
@@ -105,7 +104,7 @@ class Times:
 
 
 def repeats(measured: Sequence[tuple[Hashable, Sizes, float]]) -> list[Compared]:
-    """Return the times of what one publisher timed more than once, each beside the median of all of the same."""
+    """Return the times of everything that one publisher measured repeatedly, each beside the median of its repeats."""
     count = Counter((kind, sizes) for kind, sizes, _ in measured)
     several = [each for each in measured if count[each[:2]] > 1]
     times = Times(several)
@@ -114,7 +113,7 @@ def repeats(measured: Sequence[tuple[Hashable, Sizes, float]]) -> list[Compared]
 
 
 def floor(on: str, group: str, left_out: str, other: str, compared: Sequence[Compared]) -> Floor:
-    """Return how far two publishers are from each other on ``compared``, at least one."""
+    """Return the distance of two publishers over ``pairs``, at least one."""
     ratios = [log(each.other / each.seconds) for each in compared]
     models = [log(each.model / each.seconds) for each in compared if each.model is not None]
     middle = float(np.median(ratios))

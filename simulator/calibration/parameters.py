@@ -1,4 +1,4 @@
-"""What is fitted: parameters of an accelerator with their bounds, and what is believed before any row is read."""
+"""Parameters of an accelerator to fit, with their bounds and their prior guesses."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
 """Typical tiles of cuBLAS (NVIDIA, "Matrix multiplication background user's guide", section 3.2)."""
 
 SHARPNESS = 4.0
-"""Of the soft roofline: free fits to A100, H100 and B200 give 3.4 to 5.2, and lose nothing at 4."""
+"""Sharpness of the soft roofline: free fits to A100, H100 and B200 give 3.4 to 5.2, and lose nothing at 4."""
 
 QUERY_BLOCK = 128
 """Queries of a block of flash attention (Dao 2023, "FlashAttention-2", section 3.3)."""
@@ -22,10 +22,10 @@ PROCESSORS = {"v100": 80, "a100": 108, "l40s": 142, "h100": 132, "h200": 132, "b
 """Streaming multiprocessors, by the first word of a catalogue name (NVIDIA architecture white papers)."""
 
 TENSOR_CORES = {"v100": 1024, "a100": 2048, "l40s": 1024, "h100": 4096, "h200": 4096, "b200": 8192, "gb200": 8192}
-"""FLOP in 16 bits of a streaming multiprocessor in a clock, dense (NVIDIA architecture white papers)."""
+"""Dense 16-bit FLOP of a streaming multiprocessor per clock (NVIDIA architecture white papers)."""
 
 EXPONENTIALS = 16
-"""Of a streaming multiprocessor in a clock (NVIDIA, "CUDA C++ programming guide", throughput of native arithmetic)."""
+"""Exponentials of a streaming multiprocessor per clock (NVIDIA, "CUDA C++ programming guide", native arithmetic)."""
 
 WAVES = ("a100",)
 """Accelerators whose products take visible steps; later ones spread the last round (see `MatmulModel.waves`)."""
@@ -33,16 +33,16 @@ WAVES = ("a100",)
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A figure to fit.
+    """A parameter to fit.
 
     Parameters
     ----------
     low, high
-        Bounds: rates end at the data sheet's.
+        Bounds; rates are bounded by the data sheet's.
     guess
-        What is believed before.
+        Prior value.
     spread
-        How far from ``guess`` it may be before rows have to say so, as a part of ``high - low``.
+        Width of the prior around ``guess``, as a fraction of ``high - low``.
     """
 
     name: str
@@ -69,12 +69,12 @@ def matmul_parameters(*, waves: bool) -> tuple[Parameter, ...]:
 
 
 def sustained_parameter(guess: float) -> Parameter:
-    """Return the time of sustained products over that of a burst, for an accelerator without shapes timed both ways."""
+    """Return the parameter of sustained over burst time, for an accelerator without shapes timed both ways."""
     return Parameter("sustained", 1.0, 1.8, guess)
 
 
 def fraction_of(dtype: str) -> Parameter:
-    """Return the part of its peak that products of another dtype reach."""
+    """Return the parameter of the fraction of its peak that products of ``dtype`` reach."""
     return Parameter(f"fraction_{dtype}", 0.2, 1.0, 0.7)
 
 
@@ -163,17 +163,17 @@ def with_attention(device: Accelerator, values: Values) -> Accelerator:
 
 
 def _fastest(fraction: float) -> float:
-    """Return the most of the rate of products that attention may reach: the peak, with room for four digits."""
+    """Return the largest rate of attention relative to products: the peak, with room for rounding to four digits."""
     return 0.999 / fraction
 
 
 def processors(device: Accelerator) -> int:
-    """Return the streaming multiprocessors of an accelerator."""
+    """Return the number of streaming multiprocessors of an accelerator."""
     return PROCESSORS[device.name.split()[0].lower()]
 
 
 def has_waves(device: Accelerator) -> bool:
-    """Return whether products of an accelerator take visible steps."""
+    """Return whether the time of products rises in visible waves on an accelerator."""
     return device.name.split()[0].lower() in WAVES
 
 
