@@ -117,7 +117,7 @@ class Assembly:
         self.tied: list[tuple[tuple[str, str], tuple[str, str]]] = []
         self.last = {value: index for index, each in enumerate(operators) for value in each.inputs}
         self.made = {value: index for index, each in enumerate(operators) for value in each.outputs}
-        self.handed = {value for each in placed for _, value in each.segment.handed}
+        self.handed = {value for block in placed for _, value in block.segment.handed}
         self.names = self._named()
 
     def graph(self, name: str) -> OperatorGraph:

@@ -248,6 +248,6 @@ def _is_linear(node: Node, kind: OperatorKind | None, sums: set[Node]) -> bool:
 
 def _is_number(node: Node, values: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether a node has one value in all batches, as far as it is known."""
-    every = [each.get(node.name) for each in values]
+    every = [batch.get(node.name) for batch in values]
     first = every[0] if every else None
     return isinstance(first, Tensor) and all(isinstance(each, Tensor) and torch.equal(first, each) for each in every)

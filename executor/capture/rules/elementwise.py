@@ -61,7 +61,7 @@ def tensors(call: Call) -> list[tuple[str, int | None, Node]]:
             found.append((name, None, value))
         elif isinstance(value, list | tuple):
             found += [(name, item, each) for item, each in enumerate(value) if isinstance(each, Node)]
-    return sorted(found, key=lambda each: -len(present(call.axes(each[2]))))
+    return sorted(found, key=lambda operand: -len(present(call.axes(operand[2]))))
 
 
 def pointwise(call: Call) -> Work:

@@ -179,8 +179,3 @@ Rule = Callable[[Call], Work]
 def present(axes: Iterable[Dim | None]) -> tuple[Dim, ...]:
     """Return the dims of more than one."""
     return tuple(axis for axis in axes if axis is not None)
-
-
-def is_node(value: Any) -> bool:
-    """Return whether an argument is a tensor."""
-    return isinstance(value, Node)
