@@ -295,7 +295,7 @@ class _Finder:
     def _handed(
         self, parts: list[range], outsides: list[list[Value]], roles: list[tuple[int, int] | None]
     ) -> dict[Value, Value] | None:
-        """Return the last copy's value for each input of the first copy; None where that is not all that is read later."""
+        """Return the last copy's value for each input of the first copy; None where later reads need other values."""
         end = parts[-1].stop
         handed = {}
         for value, role in zip(outsides[0], roles, strict=True):
