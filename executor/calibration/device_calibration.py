@@ -88,7 +88,7 @@ def measure(
     parts
         Parts to measure, of `PARTS`.
     """
-    out.write_text("")
+    out.write_text("")  # workers append
     skipped: list[str] = []
     for part in PARTS:
         size = ranks if part == "collectives" else 1

@@ -135,6 +135,7 @@ def _measured(run: TrainingRun, timer: Timer) -> dict[str, Any]:
         torch.autograd.backward(loss(model(tokens), targets))
         optimizer.step()
 
+    # the first steps allocate memory and optimizer states, and choose kernels
     times = [timer.once(step) for _ in range(WARM_UP + STEPS)]
     memory = {
         "peak_mem_gib": torch.cuda.max_memory_allocated() / GIB,

@@ -147,6 +147,7 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
         if node.op == "call_function" and not isinstance(node.target, torch._ops.OpOverload) and not _gets(node):
             reason = f"torch cannot export the module: it has the operator {node.target}, which is not ATen"
             raise CaptureError(reason, line_of_node(node))
+        # checks that torch inserts, which compute nothing
         if node.op == "call_function" and "_assert" in str(node.target):
             graph.erase_node(node)
     graph.eliminate_dead_code()

@@ -207,6 +207,7 @@ class _Finder:
     def _run(self, start: int, length: int, repeat: int) -> Segment | None:
         """Return the segment; None where copies differ, or read from the copy before them in different ways."""
         parts = [range(start + copy * length, start + (copy + 1) * length) for copy in range(repeat)]
+        # repeated arithmetic without parameters is no layer
         if not any(self.operators[index].parameters for index in parts[0]):
             return None
         renamings, outsides = [], []

@@ -157,6 +157,7 @@ def _service(name: str) -> dict[str, Any]:
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": name},
+        # pods look pod 0 up before any of them is ready
         "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"job-name": name}},
     }
 
@@ -169,6 +170,7 @@ def _job(name: str, request: Request) -> dict[str, Any]:
         "volumes": [
             {"name": "config", "configMap": {"name": name}},
             {"name": "volume", "persistentVolumeClaim": {"claimName": request.claim}},
+            # NCCL needs more shared memory than a container has by default
             *([{"name": "shm", "emptyDir": {"medium": "Memory"}}] if request.gpus else []),
         ],
     }

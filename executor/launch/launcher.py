@@ -75,7 +75,7 @@ def _cause(endings: Sequence[Ending], errors: Mapping[int, RankError], timeout: 
     """Return the rank that failed first and what happened to it."""
     running = [rank for rank, ending in enumerate(endings) if ending.code is None]
     silent = [rank for rank, ending in enumerate(endings) if ending.code and rank not in errors]
-    if silent:
+    if silent:  # a killed rank writes no error, but its peers do
         rank = min(silent, key=lambda rank: _rarity(endings[rank].code or 0))  # of equals the lowest
         return rank, _ended(endings[rank].code or 0)
     first = min(errors, key=lambda rank: errors[rank].time, default=None)

@@ -139,7 +139,7 @@ def locked(folder: Path) -> Iterator[Path]:
         raise ValueError(f"{folder}: the folder cannot be written: {error.strerror}") from None
     try:
         yield folder
-    finally:
+    finally:  # removed while it is locked, so that it cannot be the file of the next holder
         path.unlink(missing_ok=True)
         os.close(descriptor)
 

@@ -184,6 +184,7 @@ def collect(jobs: Sequence[tuple[Job, Path]]) -> Run:
     (job, folder), *checked = jobs
     times = step_times(job.plan, folder)
     timeline = read_timeline(job.plan, folder)
+    # cores have no allocator statistics: their peak is that of the profiler
     return Run(
         steps=len(times),
         losses=losses(job.plan, len(times), folder),

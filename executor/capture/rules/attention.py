@@ -42,6 +42,7 @@ def attention(call: Call) -> Work:
     out = (*first[:-1], width)
     call.dims.keep_apart((*out, tokens))
     _hint(first, tokens, width)
+    # scores and values are two products of 2 FLOP a point; the points are the same where both widths are one dim
     same = width is not None and first[-1] is not None and width.root is first[-1].root
     flops = 4.0 if same else 2.0 * (_size(width) + _size(first[-1]))
     square_dims = present((*first[:-1], tokens))

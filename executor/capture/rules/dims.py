@@ -181,6 +181,7 @@ def _pairs(left: Sequence[Dim], right: Sequence[Dim], pieces: Sequence[int]) -> 
 def _may_join(one: Dim, other: Dim) -> bool:
     if one is other:
         return True
+    # the shorter set is searched: sets grow with every unified dim
     fewer, root = (one.apart, other) if len(one.apart) < len(other.apart) else (other.apart, one)
     return not (one.batch and other.batch) and all(each.root is not root for each in fewer)
 
@@ -188,6 +189,7 @@ def _may_join(one: Dim, other: Dim) -> bool:
 def _join(one: Dim, other: Dim) -> None:
     if one is other:
         return
+    # the batch represents both, else the older dim
     first, second = (one, other) if (one.batch, -one.number) > (other.batch, -other.number) else (other, one)
     second.parent = first
     first.hints |= second.hints
