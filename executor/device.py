@@ -1,7 +1,6 @@
-"""On what ranks train, by name.
+"""The devices on which ranks train, by name; `meshwise.executor.recording.accelerator` implements them.
 
-oneDNN is kept off matrix tiles (AMX) that a processor announces and then traps on, as some virtual machines do. What
-each name means says `meshwise.executor.recording.accelerator`.
+It also keeps oneDNN off matrix tiles (AMX) that a processor announces but traps on, as some virtual machines do.
 """
 
 import os
@@ -12,7 +11,7 @@ from pathlib import Path
 
 CPU, CUDA = "cpu", "cuda"
 DEVICES = (CPU, CUDA)
-"""Cores, with gloo between ranks, or GPUs, with NCCL."""
+"""Names of devices: cores with gloo between ranks, GPUs with NCCL."""
 
 
 def check_device(device: str) -> None:
@@ -22,7 +21,7 @@ def check_device(device: str) -> None:
 
 
 def require_device(device: str, ranks: int) -> None:
-    """Return where this host has a device for each of ``ranks`` ranks: of cores any number, of GPUs one each.
+    """Raise where this host lacks devices for ``ranks`` ranks: a GPU for each one; cores are shared.
 
     Raises
     ------
@@ -51,10 +50,10 @@ _PRODUCT = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); x @ x"
 
 
 def avoid_broken_tiles() -> None:
-    """Let this process and those it starts compute bf16 without tiles where a product with them kills a process.
+    """Make this process and its children compute bf16 without tiles where a product with tiles kills a process.
 
-    It takes a few seconds, once a process and only where tiles are announced; a limit that the user has set stays.
-    oneDNN reads the limit at its first product.
+    The trial takes a few seconds, once a process and only where the processor announces tiles. A limit that the user
+    has set stays. oneDNN reads the limit at its first product.
     """
     if _LIMIT not in os.environ and _are_announced() and _is_trap():
         os.environ[_LIMIT] = _WITHOUT_TILES

@@ -1,4 +1,4 @@
-"""What a worker is told: one JSON document in the job folder."""
+"""The job of a worker: one JSON document in the job folder, and the files of results beside it."""
 
 import json
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ class Job:
     Parameters
     ----------
     dump
-        Whether gradients of the last step and final parameters are written for comparison.
+        Whether gradients of the last step and final parameters are written, to be compared.
     profile
         Whether one more step runs under the profiler after the timed ones.
     timeout
@@ -34,10 +34,10 @@ class Job:
     data
         A text file or a folder of them; ``None`` for the documentation topics that ship with Python.
     checkpoint_every
-        Steps from one checkpoint to the next, and one after the last; 0 for none. They go into ``checkpoints``
-        beside the job, and the newest ``keep`` stay.
+        Steps between checkpoints, with one more after the last step; 0 for none. Checkpoints go into the folder
+        ``checkpoints`` beside the job, and the newest ``keep`` stay.
     resume
-        The checkpoint from which the job goes on, which was made after ``first_step`` steps.
+        The checkpoint from which the job continues, made after ``first_step`` steps.
     """
 
     spec: Transformer
@@ -89,12 +89,12 @@ class Job:
 
     @classmethod
     def read(cls, path: Path) -> "Job":
-        """Return the job in a file; ``ValueError`` where it is none."""
+        """Return the job in a file; ``ValueError`` where the file has none."""
         return cls.of(json.loads(path.read_text()), str(path))
 
     @classmethod
     def of(cls, given: Mapping[str, Any], path: str) -> "Job":
-        """Return what `text` says, read from ``path``; ``ValueError`` where it is no job."""
+        """Return the job of a document as `text` writes it; ``ValueError`` with ``path`` where it is no job."""
         document = dict(given)
         if document.pop("version", None) != JOB_VERSION:
             raise ValueError(f"{path}: a job of this program has version {JOB_VERSION}")
@@ -115,20 +115,20 @@ def _spec(*, experts: dict[str, Any] | None, **sizes: Any) -> Transformer:
 
 
 def checkpoints_folder(folder: Path) -> Path:
-    """Return where the job in ``folder`` keeps its checkpoints."""
+    """Return the folder of the checkpoints of the job in ``folder``."""
     return folder / "checkpoints"
 
 
 def metrics_file(folder: Path, rank: int) -> Path:
-    """Return where ``rank`` writes one JSON line a step: step, loss (null off the last stage), seconds."""
+    """Return the file in which ``rank`` writes a JSON line a step: step, loss (null off the last stage), seconds."""
     return folder / f"rank-{rank}.jsonl"
 
 
 def result_file(folder: Path, rank: int) -> Path:
-    """Return where ``rank`` writes its spans and peak memory as JSON."""
+    """Return the file in which ``rank`` writes its spans and peak memory as JSON."""
     return folder / f"rank-{rank}.json"
 
 
 def tensors_file(folder: Path, rank: int) -> Path:
-    """Return where ``rank`` writes gradients and parameters by name."""
+    """Return the file in which ``rank`` writes gradients and parameters by name."""
     return folder / f"rank-{rank}.npz"

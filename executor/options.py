@@ -1,6 +1,6 @@
-"""What a user decides of a run besides its plan; both back ends are told the same.
+"""Options of a run besides its plan, the same for both back ends, and the schedule of the learning rate.
 
-The learning rate of every step is a linear warm-up, then constant, or a cosine down to a floor.
+The learning rate rises linearly in a warm-up, and is then constant or falls along a cosine to a minimum.
 
 References
 ----------
@@ -14,24 +14,24 @@ from dataclasses import dataclass
 from meshwise.executor.device import CPU, check_device
 
 PEAKS = {"adamw": 1e-3, "sgd": 0.02}
-"""The largest learning rate of an optimizer where none is given."""
+"""The default of the largest learning rate, by optimizer."""
 
 
 @dataclass(frozen=True, slots=True)
 class LearningRate:
-    """A schedule over steps, which count from 0.
+    """A schedule of the learning rate over steps, which count from 0.
 
     Parameters
     ----------
     peak
         The largest learning rate; ``None`` for that of the optimizer in `PEAKS`.
     warmup_steps
-        Steps of a linear rise, the first of which has ``peak / warmup_steps``.
+        Steps of the linear rise; the first one has the rate ``peak / warmup_steps``.
     decay_steps
         The step from which on the learning rate is ``minimum``, after a cosine from the end of the warm-up; ``None``
         for no decay.
     minimum
-        What the cosine ends at.
+        The learning rate at which the cosine ends.
     """
 
     peak: float | None = None
@@ -73,43 +73,43 @@ CONSTANT = LearningRate()
 """The usual learning rate of the optimizer, at every step."""
 
 STEPS = 5
-"""Training steps of a run where nothing is said."""
+"""Default of the training steps of a run."""
 UNVERIFIED_STEPS = 5
-"""Runs of more steps are verified before they begin where nothing else is said."""
+"""By default a run of more steps is verified before it begins."""
 TIMEOUT = 600.0
-"""Seconds that a silent rank is waited for where nothing else is said."""
+"""Default of the seconds that a silent rank is waited for."""
 KEPT_CHECKPOINTS = 2
-"""Newest checkpoints that stay where nothing else is said."""
+"""Default of the number of newest checkpoints that stay."""
 MAX_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What is decided of a run besides its plan.
+    """Options of a run besides its plan.
 
     Parameters
     ----------
     steps
-        Training steps in all: a run that resumes does those that are left.
+        Training steps in total; a resumed run does the remaining ones.
     verify
         Whether losses, gradients and parameters of a few steps in fp64, of a scaled-down model, are compared with one
-        process before the run begins; ``None`` for where it has more than `UNVERIFIED_STEPS` steps.
+        process before the run begins; ``None`` for yes where it has more than `UNVERIFIED_STEPS` steps.
     seed
-        Of the first parameters and the order of the data; ``None`` for that of a checkpoint that is resumed, or 0.
+        Seed of the first parameters and the order of the data; ``None`` for that of the resumed checkpoint, else 0.
     timeout
-        Seconds without a sign of life of a rank after which the run ends.
+        Seconds without a heartbeat of a rank after which the run ends.
     device
-        What ranks train on: one of `meshwise.executor.device.DEVICES`.
+        Device on which ranks train: one of `meshwise.executor.device.DEVICES`.
     data
         A text file or a folder of them, as bytes; ``None`` for the documentation topics that ship with Python.
     learning_rate
-        ``None`` for that of the checkpoint that is resumed, or for the optimizer's usual one, without a schedule.
+        ``None`` for that of the resumed checkpoint, else the optimizer's default without a schedule.
     checkpoint_every
-        Steps from one checkpoint to the next, and one after the last step; 0 for none.
+        Steps between checkpoints, with one more after the last step; 0 for none.
     keep
-        Newest checkpoints that stay.
+        Number of newest checkpoints that stay.
     resume
-        Whether the run goes on from the newest good checkpoint in its folder.
+        Whether the run continues from the newest intact checkpoint in its folder.
     """
 
     steps: int = STEPS
@@ -142,7 +142,7 @@ class RunOptions:
 
     @property
     def needs_own_model(self) -> bool:
-        """Whether something is asked for that a user's module has not: data, learning rate, checkpoints, resume."""
+        """Whether an option is set that runs of a user's module lack: data, learning rate, checkpoints, resume."""
         asked = self.data, self.learning_rate, self.checkpoint_every, self.keep, self.resume
         return asked != (None, None, 0, KEPT_CHECKPOINTS, False)
 

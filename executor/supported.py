@@ -1,7 +1,4 @@
-"""What the executor cannot run, said before anything starts.
-
-Among it are operators of a layer that it does not compute again one by one.
-"""
+"""Finds the reasons why the executor cannot run a layout or a plan, before anything starts."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -20,11 +17,11 @@ from meshwise.strategies.plan.recomputation import PerStage, SomeOperators
 from meshwise.strategies.schedules.schedule import rule_of
 
 UNFUSED_CORE = ("scores", "softmax", "context")
-"""The operators of unfused attention, which run as one here."""
+"""The operators of unfused attention, which the executor runs as one."""
 
 
 def recomputable(spec: Transformer) -> tuple[str, ...]:
-    """Return the operators of a layer that the executor computes again one by one."""
+    """Return the operators of a layer that the executor can recompute one by one."""
     core = UNFUSED_CORE if spec.attention == UNFUSED else ("attention",)
     return ("input_norm", "qkv", *core, "projection", "feed_forward_norm", "up", "activation", "down")
 
@@ -35,7 +32,7 @@ _ABSENT = ("max_positions", "parallel_residual", "latent")
 _AXES = tuple(name for name in AXES if name != TENSOR_ROWS)
 ALL_REDUCE = "all_reduce"
 BYTES = 256
-"""The smallest vocabulary for a corpus of bytes."""
+"""Smallest vocabulary of a model that is trained on bytes."""
 
 
 Rule = Callable[[Layout], Iterator[str]]
@@ -43,7 +40,7 @@ Rule = Callable[[Layout], Iterator[str]]
 
 
 def rules(spec: Transformer, training: Training) -> tuple[Rule, ...]:
-    """Return what decides which layouts of a model the executor can run."""
+    """Return the rules that decide which layouts of a model the executor can run."""
     of_model = (*lacking(spec, training.sequence), *_model(spec))
     return (
         lambda layout: iter(of_model),
@@ -58,7 +55,7 @@ def unsupported(spec: Transformer, training: Training, plan: Plan) -> tuple[str,
     """Return every reason why the executor cannot run ``plan``; empty where it can."""
     layout = layout_without_stages(plan)
     if plan.attention is None:
-        layout = replace(layout, attention=Attention.ALL_GATHER)  # `_written` says that there is none
+        layout = replace(layout, attention=Attention.ALL_GATHER)  # `_written` reports that the plan has none
     of_model, of_training, *others = rules(spec, training)
     of_layout = (reason for rule in others for reason in rule(layout))
     return (
@@ -71,7 +68,7 @@ def unsupported(spec: Transformer, training: Training, plan: Plan) -> tuple[str,
 
 
 def lacking(spec: Transformer, sequence: int) -> Iterator[str]:
-    """Yield what a model has that is not built here, for sequences of a length."""
+    """Yield every feature of a model that the executor does not build, for sequences of a length."""
     for field in _ABSENT:
         if getattr(spec, field):
             yield f"{field}: the executor's model has none, met {getattr(spec, field)}"
@@ -122,7 +119,7 @@ def _precision(training: Training, layout: Layout) -> Iterator[str]:
 
 
 def _written(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
-    """Yield what is wrong with a plan that no layout means."""
+    """Yield what the executor cannot run in a plan beyond its layout, as stages or shardings of its own."""
     graph = build(spec, training.sequence, training.precision)
     blocks = [name for stage in plan.stages for name in stage.blocks]
     expected = [name for name, _ in graph.occurrences]
@@ -175,7 +172,7 @@ def _unlike_torch(layout: Layout) -> Iterator[str]:
 
 
 def _shards(layout: Layout) -> int:
-    """Return the ranks that share states."""
+    """Return the number of ranks that share states."""
     return (layout.zero_shards or layout.data) * layout.context
 
 
@@ -206,7 +203,7 @@ def _context(spec: Transformer, training: Training, layout: Layout) -> Iterator[
 
 
 def _operators(spec: Transformer, training: Training, layout: Layout) -> Iterator[str]:
-    """Yield what does not hold where single operators are recomputed."""
+    """Yield every reason against recomputation of single operators."""
     hows = layout.recompute.stages if isinstance(layout.recompute, PerStage) else (layout.recompute,)
     how = next((how for how in hows if isinstance(how, SomeOperators)), None)
     if how is None:

@@ -1,4 +1,4 @@
-"""Measure the cores of this machine into a Cluster: what kernels and messages take alone, outside of training steps."""
+"""Measures the cores of this machine as a Cluster: kernels and messages alone, outside of training steps."""
 
 import json
 import math
@@ -46,27 +46,27 @@ _OPERATORS = {
 }
 Row = tuple[int, int, int, float]
 AttentionRow = tuple[int, int, int, float, float]
-"""Heads of all sequences, tokens, head dim, and seconds of forward and of backward."""
+"""Heads of all sequences, tokens, head dim, seconds of forward and seconds of backward."""
 
 
 def measure_cores(
     *, processes: int = 2, seconds: float = 20.0, progress: Callable[[str], None] | None = None
 ) -> Cluster:
-    """Return this machine as a cluster of ``processes`` accelerators: its cores, one thread each, all busy at once.
+    """Return this machine as a cluster of ``processes`` accelerators: cores of one thread each, measured all at once.
 
-    `meshwise.scenarios.calibration.calibrate` goes on from it to what steps of whole plans take.
+    `meshwise.scenarios.calibration.calibrate` then fits it to measured training steps of whole plans.
 
     Parameters
     ----------
     seconds
-        About how long to measure, besides some seconds to start.
+        Approximate time to measure, without the seconds to start.
     progress
-        Called with what is measured now.
+        Called with the name of what is measured next.
 
     Raises
     ------
     ValueError
-        Where there is no process or no time.
+        Where ``processes`` is below 1 or ``seconds`` is not positive.
     """
     if processes < 1 or seconds <= 0:
         raise ValueError(f"processes is at least 1 and seconds positive, met {processes} and {seconds}")
@@ -131,13 +131,13 @@ def _accelerator(ranks: Sequence[Mapping[str, Any]], memory: float) -> Accelerat
 
 
 def launches(graph: OperatorGraph) -> int:
-    """Return how many launches the simulator counts for forward and backward of one layer."""
+    """Return the number of launches that the simulator counts for forward and backward of one layer."""
     layer = next(block for block in graph.blocks if block.layer)
     return sum(sum(operator_launches(operator, direction) for direction in Pass) for operator in layer.operators)
 
 
 def product_launches(layer: Block) -> int:
-    """Return how many of a layer's launches are of products with parameters: those that are cut."""
+    """Return the number of a layer's launches of products with parameters, which tensor parallelism cuts."""
     products = [operator for operator in layer.operators if operator.kind is OperatorKind.MATMUL]
     return sum(operator_launches(operator, direction) for operator in products for direction in Pass)
 
@@ -147,7 +147,7 @@ def _layer(spec: Transformer) -> Block:
 
 
 def best_rate(rows: Sequence[Row]) -> float:
-    """Return the highest FLOP/s among measured products ``(m, n, k, seconds)``.
+    """Return the highest FLOP/s of measured products ``(m, n, k, seconds)``.
 
     >>> best_rate([(10, 10, 10, 2.0), (10, 10, 20, 2.0)])
     2000.0
@@ -156,7 +156,7 @@ def best_rate(rows: Sequence[Row]) -> float:
 
 
 def fit_matmul(peak: float, rows: Sequence[Row]) -> MatmulModel:
-    """Return the fraction of ``peak`` and the ``half_k`` that fit measured products with least relative error.
+    """Return the model of products, its fraction of ``peak`` and ``half_k``, of least relative error.
 
     ``seconds * peak / (2 m n k) = 1 / fraction + (half_k / fraction) / k`` is linear in ``1 / k``.
     """
@@ -170,9 +170,10 @@ def fit_matmul(peak: float, rows: Sequence[Row]) -> MatmulModel:
 
 
 def fit_attention(rate: float, launch_time: float, rows: Sequence[AttentionRow]) -> AttentionModel:
-    """Return the parts of ``rate`` FLOP/s, the ``half_head`` and the launches that fit measured causal attention.
+    """Return the model of attention that fits measured causal attention.
 
-    Errors are those of logarithms.
+    Fitted are its fractions of ``rate`` FLOP/s forward and backward, ``half_head``, and its launch time as a multiple
+    of ``launch_time``, by least squares of the logarithms of times.
     """
 
     def model_of(logarithms: NDArray[np.float64]) -> AttentionModel:
@@ -194,9 +195,9 @@ def fit_attention(rate: float, launch_time: float, rows: Sequence[AttentionRow])
 
 
 def _rate(kind: str, seconds: float, launch_time: float) -> float:
-    """Return the byte/s that make the simulator's time of ``kind`` the measured one.
+    """Return the bandwidth in byte/s with which the simulator's time of ``kind`` is the measured time.
 
-    What launches cost is taken off, down to a twentieth of the time.
+    Launch times are subtracted first, but at least a twentieth of the measured time remains.
     """
     if kind == "optimizer":
         training = Training(1, 1, "fp32", "adamw")
@@ -207,7 +208,7 @@ def _rate(kind: str, seconds: float, launch_time: float) -> float:
 
 
 def traffic(kind: str) -> float:
-    """Return the bytes that the simulator counts for forward and backward of the measured operators of ``kind``."""
+    """Return the bytes that the simulator counts for forward and backward of the operators measured as ``kind``."""
     attention = "unfused" if kind == "softmax" else "flash"
     model = LLAMA if kind in (GATED_ACTIVATION, ROTARY, RMS_NORM) else MEASURED
     spec = replace(model, attention=attention, dropout=kind == "dropout")
@@ -226,9 +227,9 @@ def _median_rows(ranks: Sequence[Sequence[Row]]) -> list[Row]:
 
 
 def curves(rows: Iterable[tuple[str, int, int, float]]) -> tuple[CollectiveCurve, ...]:
-    """Return measured collectives (name, ranks, bytes, seconds) as curves; of equal ones the median.
+    """Return curves of measured collectives (name, ranks, bytes, seconds), with the median of equal rows.
 
-    A larger message takes no less: neighbours that say so by chance are given their mean.
+    Times never fall with size: neighbouring points that fall by chance get their mean.
 
     >>> curve, = curves([("send", 2, 1, 3.0), ("send", 2, 4, 1.0), ("send", 2, 16, 5.0)])
     >>> curve.points
@@ -253,7 +254,7 @@ def _rising(values: Sequence[float]) -> list[float]:
 
 
 def link(measured: Sequence[CollectiveCurve]) -> Link:
-    """Return what sending shows of the link between two devices."""
+    """Return the link between two devices, fitted to the curve of sends."""
     send = next((curve for curve in measured if curve.collective is Collective.SEND), None)
     if send is None:  # one process talks to nobody
         return Link(latency=0.0, bandwidth=1e9)
@@ -261,7 +262,7 @@ def link(measured: Sequence[CollectiveCurve]) -> Link:
 
 
 def link_of(points: Sequence[tuple[float, float]]) -> Link:
-    """Return messages of rising (bytes, seconds) as a link: time of the fastest message, rate of the largest.
+    """Return the link fitted to messages (bytes, seconds) of rising size: latency of the fastest, rate of the largest.
 
     >>> link_of(((8.0, 1.0), (100.0, 11.0)))
     Link(latency=1.0, bandwidth=10.0, launch=0.0)

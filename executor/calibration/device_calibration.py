@@ -2,7 +2,7 @@
 
 ``python -m meshwise.executor.calibration.device_calibration --out ROWS.jsonl``
 
-It needs torch and no simulator, so that rows can be measured on one machine and fitted on another:
+It needs torch but no simulator, so that rows can be measured on one machine and fitted on another:
 ``meshwise calibrate --from ROWS.jsonl --out CLUSTER.yaml``.
 """
 
@@ -20,18 +20,20 @@ from meshwise.executor.recording.rank_files import teller
 
 DEVICES = ("cpu", "cuda")
 STILL = 600.0
-"""Seconds without a sign of life after which a worker is given up, besides those that are measured."""
+"""Seconds without a heartbeat after which a worker is given up, in addition to the seconds of measurement."""
 _SHARES = {"kernels": 0.7, "training": 1.0, "collectives": 0.3}
-"""Parts of the time for what can be timed for longer or shorter; training takes the steps that it takes."""
+"""Share of the time for each part. Training runs a fixed number of steps; its share only extends the wait."""
 
 
 def chosen_device(given: str | None) -> str:
-    """Return the kind of device to measure: ``given``, or CUDA where torch sees a GPU and else the CPU.
+    """Return the kind of device to measure: ``given``; without it CUDA where torch sees a GPU, else the CPU.
 
     Raises
     ------
     ValueError
-        Where there is no such kind, torch is not installed, or torch sees no GPU and one is asked for.
+        Where there is no such kind, or CUDA is asked for and torch sees no GPU.
+    ModuleNotFoundError
+        Where torch is not installed.
     """
     if given not in (None, *DEVICES):
         raise ValueError(f"device is one of {', '.join(DEVICES)}, met {given}")
@@ -48,7 +50,7 @@ def chosen_device(given: str | None) -> str:
 
 
 def chosen_ranks(device: str, given: int | None) -> int:
-    """Return how many devices collectives run over: ``given``, or every GPU of the machine, and on a CPU 2.
+    """Return the number of devices for collectives: ``given``; without it all GPUs of the machine, and 2 on a CPU.
 
     Raises
     ------
@@ -71,21 +73,21 @@ def measure(
     parts: Sequence[str] = PARTS,
     progress: Callable[[str], None] | None = None,
 ) -> list[str]:
-    """Write the rows of this machine to ``out`` and return what was left out, with the reason.
+    """Write the rows of this machine to ``out`` and return a line for each measurement left out, with the reason.
 
-    Every part runs in processes of its own, which write each row as soon as it is known: whatever ends this, rows
-    stay.
+    Every part runs in its own processes, which write each row as soon as it is measured, so that rows stay however the
+    measurement ends.
 
     Parameters
     ----------
     ranks
-        Devices between which collectives are measured; one has none.
+        Number of devices for collectives; one device has none to measure.
     seconds
-        About how long to measure, besides starting and training steps.
+        Approximate time to measure, without starts and training steps.
     parts
-        Of `PARTS`.
+        Parts to measure, of `PARTS`.
     """
-    out.write_text("")
+    out.write_text("")  # workers append
     skipped: list[str] = []
     for part in PARTS:
         size = ranks if part == "collectives" else 1
@@ -143,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def kept(out: Path) -> str:
-    """Return how many rows a file holds, in words."""
+    """Return a sentence with the number of rows in a file."""
     return f"{out} has {count(out)} rows"
 
 

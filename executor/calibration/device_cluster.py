@@ -1,4 +1,4 @@
-"""A machine's rows as the cluster file's `Cluster`: its accelerator is fitted as published rows are."""
+"""Turns the rows of a machine into a `Cluster`; its accelerator is fitted as it is to published rows."""
 
 import json
 import math
@@ -25,11 +25,11 @@ _CURVES = {
     "all_to_all": "all_to_all",
     "p2p": "send",
 }
-"""Collectives in rows, and what a cluster file calls them."""
+"""Name of a collective in rows -> its name in a cluster file."""
 
 
 def is_measured(first: bytes) -> bool:
-    """Return whether a file that begins with a line has rows of `meshwise.executor.calibration.device_calibration`."""
+    """Return whether a file's first line is a row of `meshwise.executor.calibration.device_calibration`."""
     try:
         row = json.loads(first[:MAX_ROW_BYTES])
     except (ValueError, RecursionError):
@@ -38,12 +38,12 @@ def is_measured(first: bytes) -> bool:
 
 
 def cluster_of(lines: Iterable[bytes]) -> Cluster:
-    """Return the machine that rows were measured on.
+    """Return the machine that rows were measured on, as a cluster.
 
     Raises
     ------
     ValueError
-        Where rows are of several machines, of an accelerator without a data sheet, or of no kernels.
+        Where rows are of several machines, of an accelerator without a data sheet, or no kernel's row can be used.
     """
     lines = list(lines)
     used, skipped = read_rows(lines)
@@ -75,7 +75,7 @@ def cluster_of(lines: Iterable[bytes]) -> Cluster:
 
 
 def fitted(name: str, rows: Sequence[Row]) -> Accelerator:
-    """Return the accelerator that rows name so, fitted by `meshwise.simulator.calibration` to those of its dtypes."""
+    """Return the accelerator of a name in rows, fitted by `meshwise.simulator.calibration` to rows of its dtypes."""
     preset, bandwidth = DEVICES[name]
     sheet = data_sheet(preset)
     known = {dtype for dtype, _ in sheet.peak_flops}
@@ -106,16 +106,16 @@ def _collectives(rows: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, int, 
 
 
 def _pcie(rows: Iterable[Mapping[str, Any]]) -> Pcie | None:
-    """Return the way from pinned memory of the host to the device; ``None`` where no copy was measured."""
+    """Return the link from pinned host memory to the device; ``None`` where no copy was measured."""
     copies = [row for row in rows if row.get("kernel") == "copy_h2d" and row.get("impl") == "pinned"]
     points = sorted((_figure([row], "bytes"), _seconds(row)) for row in copies)
     return Pcie(link_of(points)) if points else None
 
 
 def _host_launch(rows: Iterable[Mapping[str, Any]]) -> float:
-    """Return the seconds that the host takes to launch an operator, from a layer whose time are its launches.
+    """Return the seconds that the host takes to launch an operator, from a layer whose time is launches only.
 
-    The simulator counts one launch for an operator and one for its backward.
+    The simulator counts one launch for an operator and one for its backward. It is 0 where no such layer was measured.
     """
     times = [_seconds(row) for row in rows if row.get("kernel") == "layer_fwd_bwd" and row.get("hidden") == TINY.hidden]
     layer = next(block for block in build(TINY, 2, "bf16").blocks if block.layer)

@@ -1,8 +1,8 @@
-"""Kernels that a device is timed with, forward or backward alone.
+"""Kernels to time on a device, forward or backward alone.
 
-Matrix products are those of a linear layer and its gradients, batches, and fp8. Attention is one fused kernel, or
-products and softmax one after the other. Memory bounds norms, softmax, elementwise kernels, loss and optimizer. Of a
-layer that is small enough only its launches count.
+Matrix products are those of a linear layer and its gradients, batched products, and fp8. Attention is one fused kernel,
+or products and softmax in sequence. Norms, softmax, elementwise kernels, loss and optimizer are bound by memory. The
+time of a tiny layer is its launches.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,9 +28,9 @@ DTYPES = {
     "fp32": torch.float32,
     "fp8": torch.float8_e4m3fn,
 }
-"""What torch calls the dtypes of rows; ``tf32`` and ``fp32`` differ in how products round."""
+"""Name of a dtype in rows -> torch dtype; ``tf32`` and ``fp32`` differ in how products round."""
 FIRST_WITH_FP8 = (8, 9)
-"""CUDA compute capability of the first devices that multiply in fp8 (Ada and Hopper)."""
+"""Lowest CUDA compute capability that multiplies in fp8 (Ada; Hopper is 9.0)."""
 _LAYOUTS = {"fwd": "TN", "dgrad": "NN", "wgrad": "NT"}
 
 
@@ -41,8 +41,8 @@ class LinearProduct:
     Parameters
     ----------
     direction
-        ``fwd``: [m, k] x [k, n]. ``dgrad``: the gradient of the input, [m, n] x [n, k]. ``wgrad``: that of the
-        weight, [n, m] x [m, k].
+        ``fwd``: [m, k] x [k, n]. ``dgrad``: the gradient of the input, [m, n] x [n, k]. ``wgrad``: the gradient of
+        the weight, [n, m] x [m, k].
     """
 
     dtype: str
@@ -53,11 +53,11 @@ class LinearProduct:
 
     @property
     def flops(self) -> float:
-        """Multiplications and additions."""
+        """FLOP of the product, multiplications and additions."""
         return 2.0 * self.m * self.n * self.k
 
     def fields(self) -> dict[str, Any]:
-        """Return the row's fields: the sizes are those of the product that is made."""
+        """Return the row's fields; sizes are those of the product that is computed."""
         m, n, k = self.m, self.n, self.k
         sizes = {"fwd": (m, n, k), "dgrad": (m, k, n), "wgrad": (n, k, m)}[self.direction]
         named = dict(zip(("m", "n", "k"), sizes, strict=True))
@@ -84,7 +84,7 @@ class LinearProduct:
         return partial(torch.mm, gradient.t(), random(self.m, self.k))
 
     def _scaled(self, device: str) -> Run:
-        """Return the product with one scale a tensor, and its result in bf16."""
+        """Return the product in fp8 with one scale for each tensor, and its result in bf16."""
         scale = torch.ones((), device=device)
         source, weight = (torch.randn(rows, self.k, device=device).to(DTYPES["fp8"]) for rows in (self.m, self.n))
         recipe = functional.ScalingType.TensorWise
@@ -123,7 +123,7 @@ class BatchedProduct:
 
 
 def one_direction(function: Callable[..., Tensor], inputs: Sequence[Tensor], *, backward: bool) -> Run:
-    """Return a run of ``function(*inputs)`` as training runs it, or of its gradients to all ``inputs``."""
+    """Return a callable that runs ``function(*inputs)`` as in training, or its gradients for all ``inputs``."""
     if not backward:
         return lambda: function(*inputs)
     result = function(*inputs)
@@ -138,7 +138,7 @@ class Attention:
     Parameters
     ----------
     fused
-        Whether it is one kernel that keeps no scores (FlashAttention, Dao 2023), or products and softmax.
+        Whether attention is one kernel that stores no scores (FlashAttention, Dao 2023), else products and softmax.
     """
 
     dtype: str
@@ -152,7 +152,7 @@ class Attention:
     fused: bool = True
 
     def fields(self) -> dict[str, Any]:
-        """Return the row's fields; what is not fused has a name of its own, for it is no single kernel."""
+        """Return the row's fields; unfused attention has another name, because it is not a single kernel."""
         direction = "bwd" if self.backward else "fwd"
         return {
             "kernel": f"attention_{direction}" if self.fused else f"unfused_attention_{direction}",
@@ -194,7 +194,7 @@ class Attention:
 
 
 WIDTH = 4096
-"""Elements of a row that a norm or softmax is over, where the tensor has as many."""
+"""Elements of a row of a norm or softmax, at most those of the tensor."""
 
 
 def _layernorm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -220,7 +220,7 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Tensor], int]] = {
     "dropout": (_dropout, 0),
     "gelu": (functional.gelu, 0),
 }
-"""Functions of a tensor, and how many parameters as wide as a row each has."""
+"""Name of a kernel -> its function, and the number of its parameters, each as wide as a row."""
 STREAMS = ("layernorm", "rmsnorm", "softmax", "dropout", "gelu")
 
 
@@ -249,7 +249,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """The sum of two tensors, as of a residual."""
+    """The sum of two tensors, as a residual connection computes it."""
 
     dtype: str
     elements: int
@@ -266,7 +266,7 @@ class Addition:
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """Rows of a table by token, or the gradient of the whole table."""
+    """A look-up of table rows by token, or the gradient of the whole table."""
 
     dtype: str
     rows: int
@@ -311,7 +311,7 @@ class CrossEntropy:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerStep:
-    """A step of AdamW over ``params`` fp32 parameters: one fused kernel, or one for each operation."""
+    """A step of AdamW over ``params`` fp32 parameters: one fused kernel, or one kernel for each operation."""
 
     params: int
     fused: bool = True
@@ -337,7 +337,7 @@ class OptimizerStep:
 
 @dataclass(frozen=True, slots=True)
 class TinyLayer:
-    """Forward and backward of a layer of hidden size 8, as the host launches it."""
+    """Forward and backward of a layer of hidden size 8, whose time is the host's launches."""
 
     def fields(self) -> dict[str, Any]:
         """Return the row's fields."""
@@ -360,4 +360,4 @@ class TinyLayer:
 
 
 HOST_BOUND = "torch eager, bound by the host's launches"
-"""What rows of layers say whose time is that of their launches."""
+"""``impl`` of rows of layers whose time is the host's launches."""

@@ -1,4 +1,4 @@
-"""The machine whose devices are measured, as rows of measurements name it."""
+"""Describes the machine whose devices are measured, in the words of rows of measurements."""
 
 import datetime
 import os
@@ -26,17 +26,17 @@ _NAMES = (
     (r"V100-SXM2-16GB", "V100 SXM2 16GB", "NVLink2"),
     (r"V100-SXM2", "V100 SXM2", "NVLink2"),
 )
-"""How drivers name a device, and what rows name it and its links, as `meshwise.simulator.calibration` reads both."""
+"""Name of a device by its driver, and the names of device and links in rows, which the simulator reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What rows say of the machine that they were measured on.
+    """The machine that rows were measured on.
 
     Parameters
     ----------
     accelerator, link
-        Device and links between devices, as rows name them.
+        Names of the device and of the links between devices, in the words of rows.
     memory, host_memory
         Bytes of one device and of the host.
     """
@@ -52,7 +52,7 @@ class Machine:
     date: str
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields that every row of this machine has; names as in ``data/README.md``."""
+        """Return the fields that every row of this machine has; ``data/README.md`` explains them."""
         words = re.sub(r"[^a-z0-9]+", "_", self.accelerator.lower())
         return {
             "source_id": f"meshwise_{words}_{self.date}",
@@ -69,7 +69,7 @@ class Machine:
 
 
 def this_machine(device: str) -> Machine:
-    """Return this machine with its devices of a kind, ``"cuda"`` or ``"cpu"``."""
+    """Return this machine with its devices of a kind, ``"cuda"`` or ``"cpu"``; a device of a CPU is a core."""
     cuda = device == "cuda"
     host_memory = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     cores = os.cpu_count() or 1
@@ -91,7 +91,7 @@ def this_machine(device: str) -> Machine:
 
 
 def known_name(device: str) -> tuple[str, str]:
-    """Return what rows name a device that a driver names ``device``, and its links; its own name where unknown.
+    """Return the names of a device and its links in rows, by the driver's name; that name and PCIe where unknown.
 
     >>> known_name("NVIDIA H200")
     ('H200 SXM', 'NVLink4/NVSwitch')

@@ -1,6 +1,6 @@
-"""Rows of kernels: each of them prepared, timed and released, or left out with a reason.
+"""Measures rows of kernels: each kernel is prepared, timed and released, or left out with a reason.
 
-What is measured is every kernel with its sizes, or those of a trial on a CPU.
+The sizes are either those for a GPU, or small ones to try every kernel on a CPU.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -32,20 +32,20 @@ KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 
 class DeviceKernel(Protocol):
-    """Something to time: what a row says of it, and how to run it."""
+    """A kernel to time: its fields in a row, and how to run it."""
 
     def fields(self) -> dict[str, Any]:
-        """Return the row's fields but the time."""
+        """Return the fields of the row, except the time."""
         ...
 
     def prepare(self, device: str) -> Run:
-        """Return it ready to run on a device."""
+        """Return the kernel, ready to run on a device."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sizes of what is measured.
+    """Sizes of the kernels and messages that are measured.
 
     Parameters
     ----------
@@ -54,15 +54,15 @@ class Sizes:
     layers
         (m, n, k) of linear layers that are timed forward and for both gradients, in 16 bits.
     sustained
-        (m, n, k) of products that are timed in a row too, for long enough that clocks sink.
+        (m, n, k) of products that are also timed run after run, for so long that clocks sink.
     attention
-        (batch, heads, heads of keys, sequence, head dim).
+        (batch, heads, heads of keys, sequence, head dim) of fused attention.
     unfused
-        The same of attention by products and softmax.
+        The same sizes of attention by products and softmax.
     tables
         (rows, hidden, vocabulary) of embeddings and losses.
     copies, messages
-        Bytes.
+        Bytes of copies and of collectives.
     """
 
     shapes: tuple[tuple[int, int, int], ...]
@@ -106,7 +106,7 @@ FULL = Sizes(
     copies=(4 * KIB, 64 * KIB, MIB, 16 * MIB, 256 * MIB, GIB),
     messages=tuple(4**exponent * KIB for exponent in range(11)),
 )
-"""What a GPU is measured with: 1 KiB to 1 GiB of messages."""
+"""Sizes for a GPU; messages are from 1 KiB to 1 GiB."""
 
 SMALL = Sizes(
     shapes=((32, 32, 32),),
@@ -120,11 +120,11 @@ SMALL = Sizes(
     copies=(4 * KIB,),
     messages=(KIB, 4 * KIB),
 )
-"""A trial of every kernel on a CPU."""
+"""Small sizes to try every kernel on a CPU."""
 
 
 def kernels(sizes: Sizes, device: str) -> Iterator[DeviceKernel]:
-    """Yield everything that is timed run by run, from cold caches."""
+    """Yield the kernels that are timed run by run, from cold caches."""
     yield from _products(sizes, device)
     for shape, causal, backward in product(sizes.attention, (True, False), (False, True)):
         yield Attention("bf16", *shape, causal=causal, backward=backward)
@@ -138,7 +138,7 @@ def kernels(sizes: Sizes, device: str) -> Iterator[DeviceKernel]:
 
 
 def in_a_row(sizes: Sizes) -> Iterator[DeviceKernel]:
-    """Yield everything that is timed run after run: what the host's launches bound, and sustained products."""
+    """Yield the kernels that are timed run after run: those bound by the host's launches, and sustained products."""
     yield Launch()
     yield TinyLayer()
     for shape in sizes.sustained:
@@ -171,26 +171,26 @@ def _streams(sizes: Sizes) -> Iterator[DeviceKernel]:
 
 
 IN_A_ROW = 0.01
-"""Part of the whole time for one kernel in a row, and as much before it counts: in 30 s 0.3 s, and clocks sink in
-about 0.01."""
+"""Share of the whole time for one kernel run after run, and as much for its warm-up: 0.3 s of 30 s. Clocks sink within
+about 0.01 s."""
 MOST_IN_A_ROW = 20_000
 
 Note = Callable[[str], None]
 Skip = Callable[[str, str], None]
-"""Told what is left out, and why: a shape for which there is no memory, a kernel that a device has not."""
+"""Called with what is left out and the reason, as a shape that is out of memory or a kernel that a device lacks."""
 
 
 def kernel_rows(
     sizes: Sizes, fields: Mapping[str, Any], timer: Timer, seconds: float, note: Note, skip: Skip
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row for every kernel that runs, all timed equally long, together for about ``seconds``.
+    """Yield a row for every kernel that runs; all are timed equally long, together for about ``seconds``.
 
     Parameters
     ----------
     fields
-        What every row says of the machine.
+        Fields of the machine, for every row.
     note
-        Told what is timed now.
+        Called with the kernel that is timed next.
     """
     cold, hot = list(kernels(sizes, timer.device)), list(in_a_row(sizes))
     share = seconds / (len(cold) + len(hot))
@@ -217,7 +217,7 @@ def kernel_rows(
 
 
 def reason(error: RuntimeError) -> str:
-    """Return why a kernel did not run, in one line."""
+    """Return the reason why a kernel did not run, in one line."""
     if isinstance(error, torch.OutOfMemoryError):
         return "out of memory"
     lines = str(error).strip().splitlines() or [type(error).__name__]
@@ -225,6 +225,6 @@ def reason(error: RuntimeError) -> str:
 
 
 def release(device: str) -> None:
-    """Give back the memory that the allocator holds for tensors that are gone."""
+    """Release the memory that the allocator caches for freed tensors."""
     if device == "cuda":
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""Training steps of a whole model on one device, and the memory that they take at the most."""
+"""Measures training steps of whole models on one device, and their peak memory."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -20,24 +20,24 @@ from meshwise.simulator.models.transformer import Transformer
 WARM_UP, STEPS = 3, 5
 SEQUENCE = 2048
 BYTES_A_PARAMETER = 16
-"""Of weights and gradients in bf16, and main weights and two moments in fp32 (Rajbhandari et al. 2020, "ZeRO",
-section 3.1)."""
+"""Bytes of states per parameter: weights and gradients in bf16, main weights and two moments in fp32 (Rajbhandari
+et al. 2020, "ZeRO", section 3.1)."""
 MOST_STATES = 256 * GIB
-"""Bytes of states of the largest model that is tried."""
+"""Bytes of states from which on a model is not tried."""
 BUCKET = 2**26
-"""Parameters whose gradients are widened to fp32 at once."""
+"""Number of parameters whose gradients are converted to fp32 at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingRun:
-    """A model in bf16 with AdamW on ``microbatch`` sequences a step."""
+    """Training of a model in bf16 with AdamW, with ``microbatch`` sequences a step."""
 
     spec: Transformer
     sequence: int
     microbatch: int
 
     def fields(self, machine: Machine) -> dict[str, Any]:
-        """Return the row's fields but those that are measured."""
+        """Return the fields of the row, except the measured ones."""
         spec = self.spec
         return {
             **machine.fields(),
@@ -73,14 +73,14 @@ class TrainingRun:
 
 
 def candidates() -> tuple[TrainingRun, ...]:
-    """Return the models of the project that the executor builds and that one device may hold, the smallest first."""
+    """Return training of the presets that the executor can build and one device may hold, the smallest first."""
     built = [spec for spec in PRESETS.values() if not any(lacking(spec, SEQUENCE))]
     small = sorted((spec for spec in built if states(spec) < MOST_STATES), key=states)
     return tuple(TrainingRun(spec, SEQUENCE, 8 if states(spec) < 32e9 else 1) for spec in small)
 
 
 def trial() -> tuple[TrainingRun, ...]:
-    """Return a GPT and a Llama of a few thousand parameters, for a CPU."""
+    """Return training of a GPT and a Llama of a few thousand parameters, for a CPU."""
     plain = Transformer(layers=2, hidden=16, heads=2, kv_heads=2, ffn=32, vocab=64, name="trial-gpt")
     gated = replace(
         plain,
@@ -96,7 +96,7 @@ def trial() -> tuple[TrainingRun, ...]:
 def training_rows(
     runs: Iterable[TrainingRun], machine: Machine, timer: Timer, note: Note, skip: Skip, most: int = 10
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row for each of the first ``most`` runs whose states fit; out of memory is a row of status ``oom``."""
+    """Yield a row for the first ``most`` runs whose states fit; running out of memory gives the status ``oom``."""
     done = 0
     for run in runs:
         if states(run.spec) > machine.memory:
@@ -135,6 +135,7 @@ def _measured(run: TrainingRun, timer: Timer) -> dict[str, Any]:
         torch.autograd.backward(loss(model(tokens), targets))
         optimizer.step()
 
+    # the first steps allocate memory and optimizer states, and choose kernels
     times = [timer.once(step) for _ in range(WARM_UP + STEPS)]
     memory = {
         "peak_mem_gib": torch.cuda.max_memory_allocated() / GIB,
@@ -145,7 +146,7 @@ def _measured(run: TrainingRun, timer: Timer) -> dict[str, Any]:
 
 
 def whole(spec: Transformer, sequence: int) -> Network:
-    """Return all blocks of a model."""
+    """Return a network with all blocks of a model."""
     return Network(spec, sequence, [name for name, _ in spec.graph(sequence, "bf16").occurrences])
 
 
@@ -155,7 +156,7 @@ def loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 class MainWeights:
-    """AdamW over fp32 copies of 16-bit parameters, bucket by bucket, so that few gradients are in fp32 at once."""
+    """AdamW over fp32 copies of 16-bit parameters, bucket by bucket: few gradients are in fp32 at the same time."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.buckets = []

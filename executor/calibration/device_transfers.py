@@ -1,6 +1,6 @@
-"""Collectives between the devices of this machine, one process a device, and copies.
+"""Measures collectives between the devices of this machine, one process a device; copies; and a launch.
 
-Copies are those between host and device and inside the device; what a launch takes is timed beside them.
+Copies are between host and device, and inside the memory of a device.
 """
 
 import os
@@ -23,16 +23,16 @@ from meshwise.executor.recording.private_torch import all_gather, reduce_scatter
 from meshwise.executor.recording.timer import Run, Timer
 
 TOOL = "torch.distributed, in a row as nccl-tests do"
-"""The device's clock around many runs, which is what `meshwise.simulator.calibration` takes from these words."""
+"""The tool of a row; `meshwise.simulator.calibration` reads from it that the device's clock is around many runs."""
 LEAST, MOST = 5, 1000
-"""Runs in a row."""
+"""Fewest and most runs in a row."""
 WIDTH = 4
 """Bytes of an element."""
 
 
 @contextmanager
 def joined(folder: Path, device: str, timeout: float) -> Iterator[None]:
-    """Run the body inside a group of all ranks: NCCL with a device each, or gloo. Waits end after ``timeout`` s."""
+    """Run the body in a process group of all ranks: NCCL with a GPU each, or gloo. Waits end after ``timeout`` s."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = dist.FileStore(str(folder / "store"), ranks)  # type: ignore[attr-defined]
     group = partial(
@@ -51,7 +51,7 @@ def joined(folder: Path, device: str, timeout: float) -> Iterator[None]:
 
 
 def group_sizes(ranks: int) -> list[int]:
-    """Return the sizes of groups that are measured: powers of 2, and all ranks.
+    """Return the group sizes to measure: powers of 2, and all ranks.
 
     >>> group_sizes(6)
     [2, 4, 6]
@@ -62,9 +62,9 @@ def group_sizes(ranks: int) -> list[int]:
 def collective_rows(
     messages: Sequence[int], machine: Machine, timer: Timer, seconds: float, note: Callable[[str], None]
 ) -> Iterator[dict[str, Any]]:
-    """Yield, on rank 0 alone, a row for every collective, group of first ranks and size, in about ``seconds``.
+    """Yield, on rank 0 alone, a row for each collective, group of the first ranks and size, in about ``seconds``.
 
-    The ranks that are in no group wait.
+    Ranks outside a group wait for it.
     """
     rank, sizes = dist.get_rank(), group_sizes(dist.get_world_size())
     share = seconds / max(5 * len(sizes) * len(messages), 1)
@@ -109,7 +109,7 @@ def _group_times(
 
 
 def _agreed(run: Run, group: dist.ProcessGroup, timer: Timer, share: float) -> int:
-    """Return how many runs make about ``share`` seconds, the same on all ranks of a group."""
+    """Return the number of runs that take about ``share`` seconds, the same on all ranks of a group."""
     run()
     count = min(max(ceil(share / max(timer.once(run), 1e-9)), LEAST), MOST)
     told = torch.tensor([count], device=timer.device)
@@ -118,7 +118,10 @@ def _agreed(run: Run, group: dist.ProcessGroup, timer: Timer, share: float) -> i
 
 
 def _runs(group: dist.ProcessGroup, size: int, elements: int, device: str) -> dict[str, Run]:
-    """Return the collectives over a buffer of ``elements``: a rank's, or all ranks' where it gathers or scatters."""
+    """Return the collectives over a buffer of ``elements``.
+
+    The buffer is a rank's own, and of all ranks together where a collective gathers or scatters.
+    """
     whole, other = torch.zeros(2, elements, device=device)
     part = torch.zeros(elements // size, device=device)
     runs: dict[str, Run] = {
@@ -131,7 +134,7 @@ def _runs(group: dist.ProcessGroup, size: int, elements: int, device: str) -> di
 
 
 def _ping_pong(message: Tensor, group: dist.ProcessGroup) -> None:
-    """Send ``message`` to the other of two ranks and receive it back, or the other way round."""
+    """Send ``message`` to the other of two ranks and receive it back, or receive it and send it back."""
     me = group.rank()
     peer = dist.get_global_rank(group, 1 - me)
     for sender in (0, 1):
@@ -148,9 +151,9 @@ class HostCopy:
     Parameters
     ----------
     to_device
-        From the host to the device, or back.
+        Whether the copy is from host to device, else from device to host.
     pinned
-        Whether the host's memory is page-locked; else the driver copies it through a buffer of its own.
+        Whether the host's memory is page-locked; else the driver copies through its own buffer.
     """
 
     nbytes: int
@@ -168,7 +171,7 @@ class HostCopy:
         }
 
     def prepare(self, device: str) -> Run:
-        """Return the copy; memory can be pinned for CUDA alone."""
+        """Return the copy; memory is pinned for CUDA only."""
         pin = self.pinned and device == "cuda"
         host = torch.ones(self.nbytes, dtype=torch.uint8, pin_memory=pin)
         far = torch.ones(self.nbytes, dtype=torch.uint8, device=device)
@@ -178,7 +181,7 @@ class HostCopy:
 
 @dataclass(frozen=True, slots=True)
 class DeviceCopy:
-    """A copy of ``nbytes`` inside the memory of the device, which reads and writes each."""
+    """A copy of ``nbytes`` inside the memory of the device; every byte is read and written."""
 
     nbytes: int
 
@@ -195,7 +198,7 @@ class DeviceCopy:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A kernel on one element: what is left of its time are launches, by the device's clock."""
+    """A kernel on one element, whose time by the device's clock is its launch."""
 
     def fields(self) -> dict[str, Any]:
         """Return the row's fields."""

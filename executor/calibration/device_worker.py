@@ -1,7 +1,7 @@
-"""Times a device in a process of its own.
+"""Measures a device in its own process.
 
 ``python -m meshwise.executor.calibration.device_worker FOLDER OUT DEVICE PART SECONDS``: PART is one of `PARTS`. Rows
-go to OUT as they are measured, and what is left out to a file in FOLDER.
+go to OUT as they are measured; a file in FOLDER lists what was left out.
 """
 
 import sys
@@ -13,7 +13,7 @@ PARTS = ("kernels", "training", "collectives")
 
 
 def skipped_file(folder: Path) -> Path:
-    """Return where a worker says, line by line, what it has left out and why."""
+    """Return the file in which a worker lists, one a line, what it left out and why."""
     return folder / "skipped"
 
 

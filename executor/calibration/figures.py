@@ -1,6 +1,6 @@
-"""What a calibration measures, and where its figures go.
+"""Sizes of what a calibration measures, and the files of its figures.
 
-Those of devices are rows: one JSON object a line, written as soon as it is known.
+Figures of devices are rows: one JSON object a line, written as soon as it is measured.
 """
 
 import json
@@ -15,9 +15,9 @@ from meshwise.simulator.models.transformer import Transformer
 MEASURED = PRESETS["gpt-byte"]
 """The model at whose sizes kernels are measured."""
 LLAMA = replace(MEASURED, ffn_kind="swiglu", positions="rotary", biases="none")
-"""The same with the kernels of a Llama."""
+"""The same model with the kernels of a Llama."""
 TINY = Transformer(layers=2, hidden=8, heads=1, kv_heads=1, ffn=16, vocab=256)
-"""A model so small that only its launches count."""
+"""A model so small that its time is launches only."""
 BATCH, SEQUENCE = 4, 128
 MESSAGES = tuple(4**exponent * 1024 for exponent in range(8))
 """Bytes of the measured messages: 1 KiB to 16 MiB."""
@@ -25,37 +25,37 @@ MATMULS = (*((m, n, k) for m in (128, 512) for n in (256, 1024) for k in (64, 25
 GRADIENTS = ((512, 256, 256), (512, 1024, 256), (512, 256, 1024), (1024, 512, 128), (1024, 128, 512))
 """Products whose gradients are measured."""
 ATTENTIONS = ((4, 8, 16), (16, 128, 8), (16, 64, 32), (16, 128, 64))
-"""Heads of all sequences, tokens and head dim of measured attention: the first is almost all launches, and in the
-second exponentials take most of the time."""
+"""Heads of all sequences, tokens and head dim of measured attention. The first shape is almost only launches; in the
+second, exponentials take most of the time."""
 BETWEEN = 400
-"""Size of the square product before each collective: about a millisecond, as between those of a small layer."""
+"""Size of the square product before each collective, about a millisecond, as between collectives of a small layer."""
 COPY = 64 * 2**20
-"""Bytes of a copy that no cache holds."""
+"""Bytes of a copy that does not fit into any cache."""
 
 
 def calibration_file(folder: Path, rank: int) -> Path:
-    """Return where ``rank`` leaves its figures as JSON."""
+    """Return the file into which ``rank`` writes its figures as JSON."""
     return folder / f"rank-{rank}.json"
 
 
 PUBLISHER = "meshwise calibrate"
-"""``source_repo`` of rows that were measured on one machine by `meshwise.executor.calibration.device_calibration`."""
+"""``source_repo`` of the rows that `meshwise.executor.calibration.device_calibration` measures on a machine."""
 DIGITS = 6
 
 
 def append(path: Path, row: Mapping[str, Any]) -> None:
-    """Add a row at the end of a file."""
+    """Append a row to a file."""
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps({name: _rounded(value) for name, value in row.items()}) + "\n")
 
 
 def count(path: Path) -> int:
-    """Return how many rows a file has; none where there is no file."""
+    """Return the number of rows in a file, 0 where the file does not exist."""
     return len(path.read_bytes().splitlines()) if path.exists() else 0
 
 
 def described(row: Mapping[str, Any]) -> str:
-    """Return what a kernel's row is of, in one line.
+    """Return a one-line description of the kernel of a row.
 
     >>> described({"kernel": "gemm", "dtype": "bf16", "pass": "fwd", "m": 8, "n": 8, "k": 16, "layout": "TN"})
     'gemm bf16 fwd m=8 n=8 k=16 layout=TN'

@@ -1,7 +1,7 @@
-"""What one rank measures in a calibration.
+"""Measurements of one rank in a calibration of cores.
 
-All ranks measure the same thing at the same time, so that what they share (memory, caches,
-cores) is shared as in training. Every figure is the median of its repetitions.
+All ranks measure the same thing at the same time, so that they share memory, caches and cores as in training.
+Every figure is the median of its repetitions; collectives have the mean.
 """
 
 from collections.abc import Callable
@@ -48,7 +48,7 @@ Measure = Callable[[Run], float]
 
 
 def measure_all(seconds: float, note: Callable[[str], None]) -> dict[str, Any]:
-    """Return this rank's figures after about ``seconds``; ``note`` is told what comes next."""
+    """Return this rank's figures after about ``seconds``; ``note`` is called with the name of what is measured next."""
     torch.manual_seed(0)
     sizes = [size for size in (2, 4, 8) if size <= dist.get_world_size()]
     figures = 2 * (len(MATMULS) + len(GRADIENTS) + len(ATTENTIONS)) + len(KINDS) + 4 + 4 * len(sizes) * len(MESSAGES)
@@ -80,15 +80,15 @@ def measure_all(seconds: float, note: Callable[[str], None]) -> dict[str, Any]:
 
 
 def _median_time(run: Run, share: float) -> float:
-    """Return the median seconds of ``run``, repeated for about ``share`` seconds, as often on every rank."""
+    """Return the median seconds of ``run``, repeated for about ``share`` seconds, equally often on every rank."""
     return median(_times(run, share))
 
 
 def _mean_time(run: Run, share: float) -> float:
-    """Return the mean seconds of ``run`` after some work that no two ranks end at the same moment.
+    """Return the mean seconds of ``run`` after some work that ranks do not end at the same moment.
 
-    That is how a step meets a collective: it pays for the wait and for waking up too. The mean
-    and not the median, because a step is a sum of many.
+    A training step reaches a collective in the same way, and pays for the wait and for waking up as well. It is the
+    mean and not the median, because a step is a sum of many collectives.
     """
     a = torch.ones(BETWEEN, BETWEEN)
     return fmean(_times(run, share, before=lambda: a @ a))
@@ -100,6 +100,7 @@ def _times(run: Run, share: float, before: Run = lambda: None) -> list[float]:
     start = perf_counter()
     run()
     least, most = REPETITIONS
+    # all ranks repeat as often as rank 0: a collective needs every one of them
     count = torch.tensor(min(max(int(share / (perf_counter() - start + 1e-9)), least), most))
     dist.broadcast(count, 0)
     times = []
@@ -116,21 +117,21 @@ def _product(m: int, n: int, k: int, dtype: torch.dtype) -> Run:
 
 
 def _gradient_rate(m: int, n: int, k: int, measure: Measure) -> float:
-    """Return how fast both gradients of a product with a bias are made, over the rate of the product."""
+    """Return the FLOP/s of both gradients of a product with a bias, relative to the FLOP/s of the product."""
     layer = Linear(k, n)
     forward, backward = _each_pass(measure, layer, _random(m, k), *layer.parameters())
     return 2 * forward / backward
 
 
 def _attention_times(heads: int, tokens: int, head_dim: int, measure: Measure) -> tuple[float, float]:
-    """Return the seconds of fused attention as a layer runs it, heads taken apart and put together, and backward."""
+    """Return the seconds of fused attention in a layer, with splitting and merging of heads, forward and backward."""
     width = MEASURED.heads * head_dim
     layer = Layer(replace(MEASURED, hidden=width))
     return _each_pass(measure, layer.attention, _random(heads // MEASURED.heads, tokens, 3 * width))
 
 
 def _copy_rate(measure: Measure) -> float:
-    """Return byte/s of a large copy, which reads and writes every byte."""
+    """Return the byte/s of a large copy, which reads and writes every byte."""
     source = torch.ones(COPY, dtype=torch.uint8)
     return 2 * COPY / measure(partial(torch.empty_like(source).copy_, source))
 
@@ -141,21 +142,21 @@ def _tiny_layer() -> Run:
 
 
 def _tiny_recomputed_layer() -> Run:
-    """Return the tiny layer, of which attention is run again in backward."""
+    """Return both passes of the tiny layer with attention recomputed in backward."""
     layer = Layer(TINY)
     layer.run = partial(checkpointed, no_contexts)
     return _both_passes(layer, _random(1, 2, TINY.hidden), *layer.parameters())
 
 
 def _tiny_sharded_layer() -> Run:
-    """Return the tiny layer with its products on distributed tensors, over a mesh of this rank alone."""
+    """Return both passes of the tiny layer with products on distributed tensors, over a mesh of this rank alone."""
     layer = Layer(TINY)
     parallelize_module(layer, _own_mesh(), layer_plan(Replicate()))
     return _both_passes(layer, _random(1, 2, TINY.hidden), *layer.parameters())
 
 
 def _tiny_sharded_unit() -> Run:
-    """Return the tiny layer as a unit of ``fully_shard``, over a mesh of this rank alone."""
+    """Return both passes of the tiny layer as a unit of ``fully_shard``, over a mesh of this rank alone."""
     layer: Any = fully_shard(Layer(TINY), mesh=_own_mesh())
     source = _random(1, 2, TINY.hidden)
     gradient = torch.ones_like(source)
@@ -173,13 +174,13 @@ def _own_mesh() -> DeviceMesh:
 
 
 def _each_pass(measure: Measure, function: Callable[[Tensor], Tensor], *inputs: Tensor) -> tuple[float, float]:
-    """Return the seconds of ``function(inputs[0])``, and those of its gradients, at least a tenth of them."""
+    """Return the seconds of ``function(inputs[0])`` and of its gradients; the latter at least a tenth of the former."""
     forward = measure(partial(function, inputs[0]))
     return forward, max(measure(_both_passes(function, *inputs)) - forward, forward / 10)
 
 
 def _both_passes(function: Callable[[Tensor], Tensor], *inputs: Tensor) -> Run:
-    """Return a run of ``function(inputs[0])`` and of its gradients to all inputs."""
+    """Return a callable that runs ``function(inputs[0])`` and computes its gradients for all inputs."""
     gradient = torch.ones_like(function(inputs[0]))
     return lambda: torch.autograd.grad(function(inputs[0]), inputs, gradient)
 
@@ -206,7 +207,7 @@ def _gated_activation() -> Run:
 
 
 def _rotary() -> Run:
-    """Return the turns of queries and keys, and the copy of values, which a view of all three would keep."""
+    """Return rotary embedding of queries and keys, and the copy of values that separates them from a common view."""
     query, key, value = (_random(BATCH, SEQUENCE, LLAMA.heads, 1, LLAMA.head_dim) for _ in range(3))
     gradient = torch.ones_like(query)
 
@@ -264,11 +265,12 @@ KINDS: dict[str, Callable[[], Run]] = {
 
 
 def _collectives(size: int, measure: Measure) -> list[tuple[str, int, int, float]]:
-    """Return (collective, ranks, bytes, seconds) of groups of ``size`` neighbours that communicate at once.
+    """Return (collective, ranks, bytes, seconds), measured in all groups of ``size`` neighbouring ranks at once.
 
-    Ranks that are left over take part in the waits only.
+    Ranks outside these groups only take part in the barriers.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
+    # every rank creates every group, as torch requires
     groups = [dist.new_group(list(range(first, first + size))) for first in range(0, ranks - size + 1, size)]
     member = rank // size < len(groups)
     rows = []
@@ -296,7 +298,7 @@ def _messages(group: dist.ProcessGroup, size: int, nbytes: int) -> dict[str, Run
 
 
 def _ping_pong(message: Tensor, group: dist.ProcessGroup) -> None:
-    """Send ``message`` to the other of two ranks and receive it back, or the other way round."""
+    """Send ``message`` to the other of two ranks and receive it back, or receive it and send it back."""
     me = group.rank()
     peer = dist.get_global_rank(group, 1 - me)
     for sender in (0, 1):

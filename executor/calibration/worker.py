@@ -12,7 +12,7 @@ TIMEOUT = 60.0
 
 
 def main(folder: Path, seconds: float) -> int:
-    """Measure for about ``seconds``, leave the figures in ``folder`` and return the exit code."""
+    """Measure for about ``seconds``, write the figures into ``folder`` and return the exit code."""
     return run_rank(folder, lambda rank: _measure(folder, rank, seconds))
 
 

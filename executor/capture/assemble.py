@@ -1,6 +1,6 @@
-"""Puts operators, named dims and blocks together to an operator graph.
+"""Assembles operators, named dims and blocks into an operator graph.
 
-Dims are named by the role that an operator gives them, one name a dim within every block.
+A dim is named by the role that an operator gives it, and has one name within a block.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,10 +24,10 @@ def named(blocks: Sequence[Iterable[Dim]], same: Mapping[Dim, Dim]) -> dict[Dim,
     Parameters
     ----------
     blocks
-        The dims of each block in the order of use. Two dims that share a block have different names;
-        dims of different blocks may have the same.
+        The dims of each block in the order of use. Two dims of one block get different names;
+        dims of different blocks may share a name.
     same
-        Dims of other copies of a block -> dims of the first copy.
+        Dim of a later copy of a block -> the same dim of the first copy.
     """
     homes: dict[Dim, list[int]] = {}
     for number, dims in enumerate(blocks):
@@ -61,11 +61,11 @@ _WIDE = frozenset(
     {"up", "gate", "fc1", "c_fc", "w1", "w3", "wi", "wi_0", "wi_1", "intermediate", "gate_proj", "up_proj"}
     | {"lin1", "linear1", "dense_h_to_4h"}
 )
-"""Last parts of names of modules that published transformers call the layer into the feed-forward width."""
+"""Last parts of the module names by which published transformers call the layer into the feed-forward width."""
 
 
 def hint_parameter(path: str, axes: Sequence[Dim | None]) -> None:
-    """Note what the dims of a parameter are called where no operator says better: by the name of its module."""
+    """Give the dims of a parameter weak name hints, by the name of its module; hints of operators go before them."""
     *modules, own = path.split(".")
     wide = (modules[-1] if modules and own in ("weight", "bias") else own) in _WIDE
     for place, dim in enumerate(axes):
@@ -74,7 +74,7 @@ def hint_parameter(path: str, axes: Sequence[Dim | None]) -> None:
 
 
 def hint_input(axes: Sequence[Dim | None], *, floating: bool) -> None:
-    """Note what the dims of an input are called where no operator says better: those of tokens or of an image."""
+    """Give the dims of an input weak name hints, as of features, tokens or an image; operators' hints go first."""
     names = {2: ("features",), 3: ("sequence", "features"), 4: ("channels", "height", "width")}.get(len(axes), ())
     for dim, name in zip(axes[1:], names, strict=False):
         if dim is not None and floating and len(dim.leaves) == 1:
@@ -92,12 +92,12 @@ DTYPES = {
     torch.complex64: "fp64",
     **dict.fromkeys((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8), "int64"),
 }
-"""What the graph calls dtypes: a complex number has the bytes of two, and whole numbers are those of indices."""
+"""Name of each torch dtype in the graph: complex64 counts as fp64, which has as many bytes; integers are indices."""
 
 
 @dataclass
 class Maps:
-    """How nodes of the program map to the graph; see `Captured`."""
+    """How nodes of the program map to the graph; `CapturedModule` describes the fields."""
 
     operators: dict[str, str] = field(default_factory=dict)
     occurrence: dict[str, int] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class Maps:
 
 
 class Assembly:
-    """Builds the blocks one after the other; ``boundary`` is what flows from the last one to the next."""
+    """Builds the blocks in order; ``boundary`` has the values that flow from the last built block to the next."""
 
     def __init__(self, reading: Reading, operators: Sequence[Draft], placed: Sequence[Placed]) -> None:
         self.reading, self.operators, self.placed = reading, operators, placed
@@ -117,11 +117,11 @@ class Assembly:
         self.tied: list[tuple[tuple[str, str], tuple[str, str]]] = []
         self.last = {value: index for index, each in enumerate(operators) for value in each.inputs}
         self.made = {value: index for index, each in enumerate(operators) for value in each.outputs}
-        self.handed = {value for each in placed for _, value in each.segment.handed}
+        self.handed = {value for block in placed for _, value in block.segment.handed}
         self.names = self._named()
 
     def graph(self, name: str) -> OperatorGraph:
-        """Return the graph, and fill ``maps``."""
+        """Return the operator graph and fill ``maps``."""
         blocks = tuple(self._block(each) for each in self.placed)
         self._map_dims()
         sequence = next((dim.size for dim, word in self.names.items() if word == SEQUENCE), 1)
@@ -190,10 +190,11 @@ class Assembly:
         )
 
     def _outgoing(self, placed: Placed, incoming: list[Value], words: "_Words") -> tuple[list[Value], tuple[str, ...]]:
-        """Return what flows on, and how the block calls it."""
+        """Return the values that flow to the next block, and their names in this block."""
         segment = placed.segment
         if segment.repeat > 1:
             handed = dict(segment.handed)
+            # names are those of the first copy, values are those of the last one
             model = segment.start + segment.length * (segment.repeat - 1)
             outgoing = [handed.get(value, value) for value in incoming]
             calls = [value if value in incoming else self._first(segment.start, model, value) for value in outgoing]
@@ -206,11 +207,11 @@ class Assembly:
         return outgoing, tuple(words.of(value) for value in outgoing)
 
     def _first(self, start: int, model: int, value: Value) -> Value:
-        """Return the value of the first copy that stands where one of the last copy does."""
+        """Return the first copy's value that corresponds to a value of the last copy."""
         return self.operators[start + self.made[value] - model].outputs[value[1]]
 
     def _note(self, placed: Placed, words: "_Words") -> None:
-        """Note which node is which operator and tensor, in every copy, and which parameters are one."""
+        """Record operator, tensor and parameter names of the nodes of every copy, and which parameters are tied."""
         segment, maps = placed.segment, self.maps
         for copy in range(segment.repeat):
             first = segment.start + copy * segment.length
@@ -263,7 +264,7 @@ _SHORT = {"scaled_dot_product_attention": "attention"}
 
 
 class _Words:
-    """What one block calls its operators and tensors."""
+    """The names of one block's operators and tensors."""
 
     def __init__(self, assembly: Assembly, placed: Placed, drafts: Sequence[Draft]) -> None:
         self.assembly, self.placed = assembly, placed
@@ -273,13 +274,13 @@ class _Words:
         self.operators: dict[Node, str] = {draft.node: unique(self._operator(draft), names) for draft in drafts}
 
     def of(self, value: Value) -> str:
-        """Return the name of a tensor, given when it is first met."""
+        """Return the name of a tensor, and choose it at the first call."""
         if value not in self.known:
             self.known[value] = unique(self._tensor(value), self._taken)
         return self.known[value]
 
     def _operator(self, draft: Draft) -> str:
-        """Return the name of an operator's module within the block, and of the operator where that is not the same."""
+        """Return an operator's name: its module's name within the block, with the operator's own where they differ."""
         within = self._within(draft.path).replace(".", "_")
         own = _SHORT.get(draft.name, draft.name.strip("_"))
         if draft.parameters and draft.kind is not OperatorKind.ELEMENTWISE:
@@ -288,7 +289,7 @@ class _Words:
         return within if within.endswith(own) else f"{within}_{own}".strip("_")
 
     def _within(self, path: str) -> str:
-        """Return the name of a module, or of a parameter, as the block's own module calls it."""
+        """Return the qualified name of a module or parameter relative to the block's module."""
         if not self.placed.path or not f"{path}.".startswith(f"{self.placed.path}."):
             return path
         return path[len(self.placed.path) + 1 :]

@@ -1,6 +1,6 @@
-"""From a module and its inputs to an operator graph.
+"""Captures a torch module and its inputs as an operator graph.
 
-The user's factory of a module and its inputs is ``FILE.py:FACTORY``. This is code, and runs.
+A user names a factory of the module and its inputs as ``FILE.py:FACTORY``. Loading it runs the code of the file.
 """
 
 import importlib.util
@@ -22,20 +22,20 @@ from meshwise.executor.capture.segments import divided, drafts
 
 
 def capture(module: nn.Module, inputs: Sequence[Tensor], name: str = "captured") -> Captured:
-    """Return a module as an operator graph of one sample.
+    """Return a captured module: its operator graph for one sample, and the program of its forward pass.
 
     Parameters
     ----------
     module
         Its ``forward(*inputs)`` returns a scalar loss; it is captured in training mode.
     inputs
-        Tensors whose dim 0 is the batch. A batch of one sample is captured as two equal ones, which tells
-        the batch from a dim of size 1.
+        Tensors whose dim 0 is the batch. A batch of one sample is captured as two equal samples, so that the batch
+        differs from dims of size 1.
 
     Raises
     ------
     CaptureError
-        Where the inputs are not as said, or torch cannot export the module.
+        Where the inputs have no common batch, or torch cannot export the module.
     """
     batch = num_samples(inputs)
     examples = tuple(inputs) if batch > 1 else tuple(torch.cat([each, each]) for each in inputs)
@@ -72,7 +72,7 @@ def capture(module: nn.Module, inputs: Sequence[Tensor], name: str = "captured")
 
 
 def num_samples(inputs: Sequence[Tensor]) -> int:
-    """Return the samples of inputs; `CaptureError` where they are no tensors with one batch."""
+    """Return the number of samples of the inputs; `CaptureError` where they are not tensors with one batch size."""
     if not inputs:
         raise CaptureError("a module is captured with at least one input, met none")
     for place, each in enumerate(inputs):
@@ -87,12 +87,12 @@ def num_samples(inputs: Sequence[Tensor]) -> int:
 
 
 def made(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """Return the module and the inputs that ``FILE.py:FACTORY`` makes; what it prints goes to stderr.
+    """Return the module and the inputs that the factory ``FILE.py:FACTORY`` creates; its prints go to stderr.
 
     Raises
     ------
     CaptureError
-        Where there is no such file or function, it fails, or it returns something else.
+        Where the file or function does not exist, fails, or returns anything but a module and tensors.
     """
     with redirect_stdout(sys.stderr):
         factory = _found(name)
@@ -105,7 +105,7 @@ def made(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 @contextmanager
 def naming(name: str) -> Iterator[None]:
-    """Raise what the body raises of a module as a `CaptureError` that names its factory, or a line as it is."""
+    """Turn a ``ValueError`` of the body into a `CaptureError` that names the factory; one with a line passes."""
     try:
         yield
     except ValueError as error:

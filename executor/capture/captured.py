@@ -1,9 +1,8 @@
-"""What capture makes of a module: an operator graph, and the program it was read from.
+"""The result of a capture: an operator graph, the program that it was read from, and the updates of buffers.
 
-What a forward pass makes of the buffers that it updates: running statistics, and counts of batches.
-
-The program of the loss does not have them. Each is a small program of its own, of the buffer as it was and of one
-value of the forward pass, point by point, so that a rank renews the part of a buffer of which it has the value.
+A forward pass updates buffers such as running statistics and counts of batches. The program of the loss does not
+contain these updates. Each one is a small pointwise program of the old buffer and of one value of the forward pass, so
+that a rank can update its part of a buffer from its part of that value.
 """
 
 from collections.abc import Mapping
@@ -19,16 +18,16 @@ from meshwise.simulator.operator_graph import OperatorGraph
 
 @dataclass(frozen=True)
 class Update:
-    """How forward renews a buffer.
+    """How the forward pass updates a buffer.
 
     Parameters
     ----------
     buffer
-        Its qualified name in the module.
+        Qualified name of the buffer in the module.
     reads
-        The node of the program whose value is read, of the shape of the buffer; empty where none is.
+        Name of the program's node whose value the update reads, of the buffer's shape; empty where it reads none.
     program
-        Takes the buffer, and the value that it reads if any, and returns the new buffer.
+        Maps the old buffer, and that value if there is one, to the new buffer.
     """
 
     buffer: str
@@ -37,25 +36,26 @@ class Update:
 
 
 def updates(loss: Node, made: Mapping[str, Node], buffers: Mapping[str, str]) -> tuple[tuple[Update, ...], list[str]]:
-    """Return the updates of buffers, and the names of the others.
+    """Return the updates of buffers, and the names of the buffers whose update cannot be expressed.
 
-    Those have no update that are not renewed point by point, from one value that the loss is computed from at most,
-    or whose old value the loss reads.
+    An update can be expressed where it is pointwise, reads at most one value that the loss is computed from, and the
+    loss does not read the old value of the buffer.
 
     Parameters
     ----------
     made
-        The node that has the new value, by the qualified name of a buffer.
+        Qualified name of a buffer -> the node that has its new value.
     buffers
         Name of a placeholder -> qualified name of a buffer.
     """
+    # what the loss already computes is read from the forward pass, not computed again by an update
     forward = _behind(loss, set())
     found = {name: _update(name, node, forward, buffers) for name, node in made.items()}
     return tuple(each for each in found.values() if each), [name for name, each in found.items() if each is None]
 
 
 def _behind(node: Node, stop: set[Node]) -> set[Node]:
-    """Return a node and all that it is computed from, up to those of ``stop``."""
+    """Return a node and all nodes that it is computed from, without the nodes of ``stop`` and what is behind them."""
     found, left = set[Node](), [node]
     while left:
         each = left.pop()
@@ -91,11 +91,11 @@ _SAME = (torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.
 
 
 NamedDims = tuple[tuple[str, ...], ...]
-"""Per torch dim the named dims it is made of, outermost first; a dim of size 1 has none."""
+"""For each torch dim the names of the dims that it consists of, outermost first; a dim of size 1 has no name."""
 
 
 class CaptureError(ValueError):
-    """A module or its factory cannot be captured; the message says why in one line, after that of the user's code."""
+    """A module or its factory cannot be captured; the message has the line of the user's code and the reason."""
 
     def __init__(self, text: str, line: str = "") -> None:
         super().__init__(f"{line}: {text}" if line else text)
@@ -104,7 +104,7 @@ class CaptureError(ValueError):
 
 @dataclass(frozen=True)
 class Captured:
-    """A module as an operator graph, and how the nodes of its program map to operators and tensors.
+    """A captured module: its operator graph, and how the nodes of its program map to operators and tensors.
 
     Parameters
     ----------
@@ -117,32 +117,32 @@ class Captured:
     parameters, buffers
         Name of a placeholder -> qualified name in the module.
     constants
-        Name of a placeholder -> its value, which is no part of the module: a tensor that forward writes out.
+        Name of a placeholder -> the value of a tensor that forward creates itself, and that is no part of the module.
     inputs
         Names of the placeholders of the module's inputs, in order.
     dims
-        Name of a node -> the named dims of each torch dim of its value, as the block of the node calls them.
-        A node with several values has none: its ``getitem`` nodes do.
+        Name of a node -> the named dims of each torch dim of its value, in the names of the node's block.
+        A node with several values has no entry; its ``getitem`` nodes have one each.
     operators
-        Name of a node -> ``block.operator`` as the shardings of a plan name it. Views, constants, parameters
-        and inputs are no operators: they are absent and follow their input.
+        Name of a node -> ``block.operator``, as the shardings of a plan name it. Views, constants, parameters
+        and inputs are not operators and have no entry: they are sharded as their input is.
     occurrence
-        Name of an operator's node -> which occurrence of its block it is in, from 0.
+        Name of an operator's node -> the number of the block's occurrence that it is in, from 0.
     tensors
-        Name of an operator's node, of a ``getitem`` of one, of an input or of a constant value -> name of its
-        value in the blocks that read it.
+        Name of an operator's node, of a ``getitem`` of one, of an input or of a constant -> name of its value in the
+        blocks that read it.
     parameter_names
-        ``(block, occurrence, tensor)`` -> placeholder of that parameter.
+        ``(block, occurrence, tensor)`` -> name of the placeholder of that parameter.
     batch
-        Samples of the inputs that the module was captured with; the program is for as many.
+        Number of samples of the inputs that the module was captured with; the program is for that batch size.
     updates
-        How forward renews buffers, which the program does not.
+        How forward updates buffers; the program itself does not update them.
     left
-        Qualified names of the buffers that forward updates in another way, which the program and ``updates`` leave.
+        Qualified names of the buffers that forward updates in a way that neither the program nor ``updates`` does.
     lines
-        Qualified name of a buffer that forward updates -> the line that does.
+        Qualified name of a buffer that forward updates -> the line of code of that update.
     warnings
-        What was not understood, a line each: operators without a rule, which are not cut.
+        One line for everything that was not understood, as an operator without a rule, which is replicated.
     """
 
     graph: OperatorGraph

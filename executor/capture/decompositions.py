@@ -1,8 +1,8 @@
-"""Operators that are written out as others, so that what they do along the batch is seen, and is a sum.
+"""Decompositions of operators whose reductions over the batch must be visible, as sums.
 
-Losses of mean reduction become a sum over a number of elements, and the batch norm its statistics: sums
-over all samples, wherever they are. torch's own gradient of some mean losses divides by the size of the local
-part where the input is cut; a sum has no such division.
+A loss of mean reduction becomes a sum over a number of elements, and batch norm computes its statistics as sums
+over all samples, on whichever rank they are. torch's own gradient of some mean losses divides by the size of the local
+part where the input is sharded; a sum has no such division.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from torch.nn import functional
 
 aten = torch.ops.aten
 MEAN, SUM = 1, 2
-"""Numbers of reductions in ATen."""
+"""Numbers by which ATen names a reduction."""
 
 
 def _reduced(points: Tensor, reduction: int) -> Tensor:
@@ -25,26 +25,26 @@ def _reduced(points: Tensor, reduction: int) -> Tensor:
 
 
 def mean(points: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
-    """Return the mean of all elements as a sum over their number."""
+    """Return the mean of all elements, as their sum divided by their number."""
     return points.sum(dtype=dtype) / points.numel()
 
 
 def mean_of_dims(
     points: Tensor, dim: list[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Return the mean along dims as a sum over their size."""
+    """Return the mean along dims, as the sum divided by the number of elements."""
     dims = dim or list(range(points.dim()))
     return points.sum(dims, keepdim, dtype=dtype) / prod(points.shape[each] for each in dims)
 
 
 def mse_loss(points: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
-    """Return squares of differences, reduced."""
+    """Return the squared differences, reduced."""
     difference = points - target
     return _reduced(difference * difference, reduction)
 
 
 def l1_loss(points: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
-    """Return absolute differences, reduced."""
+    """Return the absolute differences, reduced."""
     return _reduced((points - target).abs(), reduction)
 
 
@@ -56,7 +56,7 @@ def huber_loss(points: Tensor, target: Tensor, reduction: int = MEAN, delta: flo
 
 
 def smooth_l1_loss(points: Tensor, target: Tensor, reduction: int = MEAN, beta: float = 1.0) -> Tensor:
-    """Return Huber's loss of ``delta = beta`` over ``beta``, reduced."""
+    """Return Huber's loss with ``delta = beta``, divided by ``beta``, reduced."""
     if beta == 0:
         return l1_loss(points, target, reduction)
     distance = (points - target).abs()
@@ -85,7 +85,7 @@ def cross_entropy_loss(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """Return the cross-entropy over the classes of dim 1 as log-softmax, gather and masked sums."""
+    """Return the cross-entropy over the classes, which are in dim 1, as log-softmax, gather and masked sums."""
     classes = 0 if logits.dim() == 1 else 1
     logs = torch.log_softmax(logits, classes)
     if target.is_floating_point():
@@ -111,7 +111,7 @@ def _of_probabilities(
 def nll_loss(
     logs: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = MEAN, ignore_index: int = -100
 ) -> Tensor:
-    """Return the negative of the logs that the target names, reduced over those that are not ignored."""
+    """Return the negative log-probability of each target's class, reduced over the targets that are not ignored."""
     points, counted = _picked(logs, target, weight, ignore_index, 0 if logs.dim() == 1 else 1)
     return points.sum() / counted.sum() if reduction == MEAN else _reduced(points, reduction)
 
@@ -119,8 +119,9 @@ def nll_loss(
 def _picked(
     logs: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, classes: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the weighted losses of the target's classes, 0 where it is ignored, and what each counts."""
+    """Return the weighted loss of each target, 0 where the target is ignored, and the weight of each target."""
     counts = target != ignore_index
+    # gather needs a class that exists, also where the target is ignored
     safe = torch.where(counts, target, 0)
     points = -logs.gather(classes, safe.unsqueeze(classes)).squeeze(classes)
     counted = counts.to(logs.dtype)
@@ -143,9 +144,9 @@ def batch_norm(
     momentum: float,
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the batch norm of all samples, its statistics, and the new running statistics.
+    """Return the batch norm over all samples, the statistics of the batch, and the new running statistics.
 
-    Ioffe and Szegedy 2015, "Batch normalization", algorithm 1; dim 1 holds the channels.
+    Ioffe and Szegedy 2015, "Batch normalization", algorithm 1; dim 1 is the channels.
     """
     others = [dim for dim in range(image.dim()) if dim != 1]
     count = image.numel() // image.shape[1]
@@ -172,7 +173,7 @@ def batch_norm(
 def batch_norm_without_running(
     image: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, epsilon: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the batch norm of all samples and its statistics."""
+    """Return the batch norm over all samples and the statistics of the batch; it has no running statistics."""
     zeros = image.new_zeros(image.shape[1])
     return batch_norm(image, weight, bias, zeros, zeros, True, momentum, epsilon)[:3]
 
@@ -186,7 +187,7 @@ def batch_norm_without_training(
     momentum: float,
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the batch norm by running statistics, and no statistics of the batch."""
+    """Return the batch norm by the running statistics, and empty statistics of the batch."""
     result = batch_norm(image, weight, bias, running_mean, running_var, False, momentum, epsilon)[0]
     return result, image.new_zeros(0), image.new_zeros(0)
 
@@ -202,9 +203,10 @@ def instance_norm(
     epsilon: float,
     cudnn_enabled: bool,
 ) -> Tensor:
-    """Return the norm of each channel of each sample; torch's own definition writes the size of the batch out.
+    """Return the norm of each channel of each sample.
 
-    Ulyanov et al. 2016, "Instance normalization"; one that keeps running statistics is torch's.
+    torch's own decomposition makes the batch size a number of the graph; it is used only where the norm has running
+    statistics. Ulyanov et al. 2016, "Instance normalization".
     """
     if running_mean is not None or not use_input_stats:
         norm = running_mean, running_var, use_input_stats, momentum, epsilon, cudnn_enabled
@@ -221,7 +223,7 @@ def instance_norm(
 
 
 def copy(old: Tensor, new: Tensor, non_blocking: bool = False) -> Tensor:
-    """Return a value in the shape and dtype of the one that it is written over."""
+    """Return the new value in the shape and dtype of the old value, over which it is written in place."""
     return new.to(old.dtype).expand(old.shape).clone()
 
 

@@ -1,6 +1,6 @@
-"""A module's forward pass in training mode as one flat graph of ATen operators, by ``torch.export``.
+"""Exports a module's forward pass in training mode as one flat graph of ATen operators, by ``torch.export``.
 
-Blocks that run without gradients are written out: what leaves them is detached.
+Blocks that run without gradients are inlined, and their results are detached.
 """
 
 import logging
@@ -31,21 +31,21 @@ _DETACH = torch.ops.aten.detach.default
 
 
 class DataIsDetached(TorchFunctionMode):
-    """Reads ``x.data``, of which torch's export keeps no operator, as ``x.detach()``."""
+    """Reads ``x.data`` as ``x.detach()``: torch's export records no operator for ``x.data``."""
 
     def __torch_function__(
         self, function: Any, types: Any, arguments: tuple[Any, ...] = (), options: Mapping[str, Any] | None = None
     ) -> Any:
-        """Call what is called, or ``detach``."""
+        """Call the function, or ``detach`` where the function reads ``data``."""
         if function == _DATA.__get__:
             return arguments[0].detach()
         return function(*arguments, **(options or {}))
 
 
 def inline(module: GraphModule) -> None:
-    """Put the operators of each block without gradients into the graph around it, and detach what leaves the block.
+    """Inline every block without gradients into the graph around it, and detach the results of the block.
 
-    torch's own decomposition puts them there as they are, and what leaves them has a gradient then.
+    torch's own decomposition inlines the operators without the detach, so that their results would have a gradient.
     """
     for node in list(module.graph.find_nodes(op="call_function", target=_GRADIENTS_ARE_SET)):
         enabled, body, *arguments = node.args
@@ -70,7 +70,7 @@ def inline(module: GraphModule) -> None:
 
 
 def _left(module: GraphModule, known: Mapping[Node, Any], result: Any, *, detached: bool) -> Any:
-    """Return the node that has what leaves a block."""
+    """Return the node of the outer graph that has a result of an inlined block."""
     if not isinstance(result, Node):
         return result
     node = known[result]
@@ -85,18 +85,18 @@ def _left(module: GraphModule, known: Mapping[Node, Any], result: Any, *, detach
 
 @dataclass(frozen=True)
 class Program:
-    """The graph, what its placeholders are, and their values for the example.
+    """An exported forward pass: its graph, and what its placeholders are.
 
     Parameters
     ----------
     trained
-        Placeholders of the parameters that have gradients.
+        Names of the placeholders of the parameters that have gradients.
     updates
-        How forward renews buffers; the program does not.
+        How forward updates buffers; the program itself does not update them.
     left
-        Qualified names of buffers that it renews in another way.
+        Qualified names of the buffers whose update is not in ``updates``.
     renewal_lines
-        Qualified name of a buffer -> the line that renews it.
+        Qualified name of a buffer -> the line of code that updates it.
     """
 
     module: GraphModule
@@ -116,10 +116,10 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
     Raises
     ------
     CaptureError
-        Where torch cannot export the module, or it does what a program does not: it changes inputs or parameters,
-        or reads numbers or sizes out of data. The message is one line that begins with that of the module.
+        Where torch cannot export the module, or the module changes inputs or parameters, or reads numbers or sizes
+        out of data. The message is one line and begins with the line of the module's code.
     """
-    module.train()
+    module.train()  # dropout and batch norm are captured as they train
     try:
         with _quiet():
             with DataIsDetached():
@@ -147,6 +147,7 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
         if node.op == "call_function" and not isinstance(node.target, torch._ops.OpOverload) and not _gets(node):
             reason = f"torch cannot export the module: it has the operator {node.target}, which is not ATen"
             raise CaptureError(reason, line_of_node(node))
+        # checks that torch inserts, which compute nothing
         if node.op == "call_function" and "_assert" in str(node.target):
             graph.erase_node(node)
     graph.eliminate_dead_code()
@@ -167,7 +168,7 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep to themselves the warnings and graphs that torch prints while it exports."""
+    """Hide the warnings and graphs that torch prints while it exports."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -180,7 +181,7 @@ def _quiet() -> Iterator[None]:
 
 @cache
 def _table() -> dict[Any, Callable[..., Any]]:
-    """Return what is written out: what must be, and by torch's own definitions what has no rule."""
+    """Return all decompositions: ours, and torch's own for every operator without a rule."""
     default: Any = torch.export.default_decompositions()
     without = {target: written for target, written in default.items() if rule_of(target) is None}
     return {**without, **DECOMPOSITIONS}
@@ -204,7 +205,7 @@ _CHANGES = {
 
 
 def _check_changes(outputs: list[OutputSpec], nodes: dict[str, Node]) -> None:
-    """Raise where forward changes what a step leaves as it is."""
+    """Raise where forward changes an input or a parameter in place."""
     for each in outputs:
         if each.kind in _CHANGES:
             what, nearest = _CHANGES[each.kind]
@@ -213,7 +214,7 @@ def _check_changes(outputs: list[OutputSpec], nodes: dict[str, Node]) -> None:
 
 
 def _check_numbers(graph: Graph) -> None:
-    """Raise where a number or a size is read out of data: other data would make another program."""
+    """Raise where a number or a size is read out of data: the program would then depend on the data."""
     for node in graph.nodes:
         value = node.meta.get("val")
         for each in value if isinstance(value, tuple | list) else (value,):
@@ -226,7 +227,7 @@ def _check_numbers(graph: Graph) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Return the first line of torch's message that says something, or what it means."""
+    """Return the first line of torch's message that is not empty, or what the error means."""
     if isinstance(error, GuardOnDataDependentSymNode):
         return "control flow does not depend on data, met a branch or a size that does; nearest: torch.where"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -1,6 +1,6 @@
-"""Reads a program node by node: what each does, and the dims of each value.
+"""Reads a program node by node, and derives the work of each node and the dims of each value.
 
-Samples of a batch meet at the operator after which a loss is no mean over samples any more.
+It also finds the operator that mixes samples of a batch, so that the loss is not a mean over samples.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from meshwise.executor.capture.rules.work import RESULT, Call, Rule, Unknown, Wo
 from meshwise.simulator.operator_graph import OperatorKind
 
 Value = tuple[Node, int]
-"""One value of a node, by number."""
+"""A node and the index of one of its values."""
 
 _WITHOUT_GRADIENT = frozenset(
     {"detach", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "bernoulli"}
@@ -28,20 +28,20 @@ _WITHOUT_GRADIENT = frozenset(
 
 @dataclass
 class Reading:
-    """What is known of the nodes of a program.
+    """Facts about the nodes of a program.
 
     Parameters
     ----------
     axes
         Dims of the values of each node.
     works
-        What each node does that is neither a placeholder nor a constant nor a part of another.
+        Work of each node that is neither a placeholder nor a constant nor a part of another node.
     constant
         Nodes that depend on neither parameters nor inputs.
     differentiable
         Nodes whose value has a gradient.
     flowing
-        Nodes that the loss reads on a path that no gradient ends on.
+        Nodes that the loss reads on some path without an operator that ends gradients, as ``detach`` does.
     """
 
     program: Program
@@ -54,7 +54,7 @@ class Reading:
     warnings: list[str] = field(default_factory=list)
 
     def root(self, node: Node) -> Value:
-        """Return the value that a node is a view of: itself where it is none."""
+        """Return the value that a node is a view of; the node's own value where it is no view."""
         if node in self.constant or node.op == "placeholder":
             return node, 0
         if is_part(node):
@@ -68,11 +68,11 @@ class Reading:
 
 
 def read(program: Program, batch: int) -> Reading:
-    """Return the reading of a program whose inputs are ``batch`` samples."""
+    """Return the reading of a program whose inputs have ``batch`` samples."""
     reading = Reading(program)
     _flow(reading, program.module.graph.output_node())
     samples = reading.dims.new(batch, batch=True)
-    for node in list(program.module.graph.nodes):
+    for node in list(program.module.graph.nodes):  # a copy: rules insert aliases into the graph
         if node.op == "placeholder":
             _placeholder(reading, node, samples)
         elif is_part(node):
@@ -87,7 +87,7 @@ def read(program: Program, batch: int) -> Reading:
 
 
 def _flow(reading: Reading, output: Node) -> None:
-    """Note the nodes that gradients of the loss reach."""
+    """Record the nodes that gradients of the loss can reach."""
     left = list(output.all_input_nodes)
     while left:
         node = left.pop()
@@ -101,7 +101,7 @@ def _stops(node: Node) -> bool:
 
 
 def is_part(node: Node) -> bool:
-    """Return whether a node is one of the values of another."""
+    """Return whether a node only selects one of the values of another node."""
     return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
 
 
@@ -195,15 +195,15 @@ _PRODUCTS = frozenset({"mul", "mm", "bmm", "matmul", "linear", "addmm"})
 
 
 def mixing_node(program: Program, batch: int, values: Sequence[Mapping[str, Any]]) -> Node | None:
-    """Return the first node that computes something of a sum over samples that is not linear in it.
+    """Return the first node that is not linear in a sum over samples, or that cannot be cut along the batch.
 
     Parameters
     ----------
     batch
-        Samples of the program's inputs.
+        Number of samples of the program's inputs.
     values
-        The values of the program's nodes by name for each of several batches: a sum that is the same in all of them,
-        as a count without padding, is a number.
+        Values of the program's nodes by name, for each of several batches. A sum that is the same for all of these
+        batches, as a count without padding is, counts as a constant.
     """
     reading = read(program, batch)
     sums: set[Node] = set()
@@ -247,7 +247,7 @@ def _is_linear(node: Node, kind: OperatorKind | None, sums: set[Node]) -> bool:
 
 
 def _is_number(node: Node, values: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a node has one value in all batches, as far as it is known."""
-    every = [each.get(node.name) for each in values]
+    """Return whether a node has the same value in all batches; False where a value is not known."""
+    every = [batch.get(node.name) for batch in values]
     first = every[0] if every else None
     return isinstance(first, Tensor) and all(isinstance(each, Tensor) and torch.equal(first, each) for each in every)

@@ -1,7 +1,7 @@
-"""Divides the operators of a program into blocks: runs that repeat, and the modules between them.
+"""Divides the operators of a program into blocks: segments that repeat, and the modules between them.
 
-Operators are drafts before dims have names and operators belong to blocks. A run is of equal sequences of operators,
-each wired to the one before as that was.
+An operator is a draft until its dims have names and it belongs to a block. A repeated segment consists of equal
+sequences of operators (copies), each of which reads from the copy before it in the same way.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from meshwise.simulator.operator_graph import OperatorKind
 
 @dataclass(frozen=True, eq=False)
 class Draft:
-    """One operator: what flows in and out as values of nodes, and its dims."""
+    """One operator before its dims have names: its inputs and outputs as values of nodes, and its dims."""
 
     node: Node
     name: str
@@ -36,12 +36,12 @@ class Draft:
 
     @property
     def values(self) -> tuple[Value, ...]:
-        """All values that it names."""
+        """All values of the operator, each once."""
         return tuple(dict.fromkeys((*self.inputs, *self.parameters, *self.outputs, *self.saved)))
 
 
 def drafts(reading: Reading) -> tuple[Draft, ...]:
-    """Return the operators in the order of the program; aliases that nothing reads are none."""
+    """Return the operators in the order of the program, without constants, views, and aliases that nothing reads."""
     nodes = (node for node in reading.program.module.graph.nodes if node in reading.works and node.users)
     return tuple(
         _draft(reading, node, work)
@@ -80,12 +80,15 @@ def _draft(reading: Reading, node: Node, work: Work) -> Draft:
 
 
 def _inner(views: list[Axes]) -> set[Dim]:
-    """Return the dims that lie within others in a torch dim: a contiguous part of it is no part of theirs."""
+    """Return the inner dims of merged torch dims; a contiguous part of a merged dim is not a part of its inner dims."""
     return {leaf for axes in views for axis in axes if axis is not None for leaf in axis.leaves[1:]}
 
 
 def _sound(kind: OperatorKind | None, read: list[Value], owned: list[Value]) -> tuple[OperatorKind, list[Value]]:
-    """Return the kind as its cost is told: a product has two operands, and a table is a parameter."""
+    """Return the kind that the cost model expects, and each input once.
+
+    A product without two operands, and an embedding whose table is no parameter, count as elementwise.
+    """
     assert kind is not None
     products = (OperatorKind.MATMUL, OperatorKind.BATCH_MATMUL, OperatorKind.CONVOLUTION)
     once = list(dict.fromkeys(read))
@@ -113,7 +116,7 @@ def _saved(reading: Reading, node: Node, work: Work) -> list[Value]:
 
 
 Renaming = dict[Dim, Dim]
-"""The dim of the first copy for each dim of another one."""
+"""Dim of a copy -> the same dim of the first copy."""
 
 
 @dataclass(frozen=True)
@@ -123,9 +126,9 @@ class Segment:
     Parameters
     ----------
     renamings
-        For every copy, its dims as those of the first.
+        For each copy, its dims -> the dims of the first copy.
     handed
-        Values of the last copy, by the value of the first copy's input that stands in their place.
+        Pairs of a value that the first copy reads, and the value of the last copy that the next block reads instead.
     """
 
     start: int
@@ -136,12 +139,12 @@ class Segment:
 
     @property
     def stop(self) -> int:
-        """The operator after its last one."""
+        """Index of the operator behind the segment."""
         return self.start + self.length * self.repeat
 
 
 def repeated(reading: Reading, operators: Sequence[Draft]) -> tuple[Segment, ...]:
-    """Return the runs of equal sequences of operators that cover most, in order and apart."""
+    """Return the repeated segments that cover the most operators, in order and without overlap."""
     finder = _Finder(reading, operators)
     return tuple(sorted(finder.within(0, len(operators)), key=lambda segment: segment.start))
 
@@ -157,7 +160,7 @@ class _Finder:
         self.signatures = [_signature(reading, each) for each in operators]
 
     def within(self, start: int, stop: int) -> Iterator[Segment]:
-        """Yield the run that covers most of a range of operators, and those before and after it."""
+        """Yield the repeated segment that covers most of a range, and those of the ranges before and after it."""
         best = next((run for run in self._candidates(start, stop) if run is not None), None)
         if best is None:
             return
@@ -170,7 +173,7 @@ class _Finder:
         for length in range(1, (stop - start) // 2 + 1):
             for first, count in self._equal(start, stop, length):
                 found.append((-length * (count // length + 1), length, first, count))
-        for _, length, first, count in sorted(found):
+        for _, length, first, count in sorted(found):  # the most operators first, of equals the shortest copy
             copies, slack = count // length + 1, count % length
             for repeat, spare in ((copies, slack), (copies - 1, slack + length)):
                 if repeat < 2:
@@ -179,7 +182,7 @@ class _Finder:
                     yield self._run(begin, length, repeat)
 
     def _equal(self, start: int, stop: int, length: int) -> Iterator[tuple[int, int]]:
-        """Yield where operators are equal to those ``length`` later, and how many in a row; enough to repeat once."""
+        """Yield start and number of consecutive operators equal to those ``length`` later, for at least ``length``."""
         count = 0
         for index in range(start, stop - length + 1):
             same = index + length < stop and self.signatures[index] == self.signatures[index + length]
@@ -191,7 +194,7 @@ class _Finder:
                 count = 0
 
     def _beginnings(self, first: int, spare: int, length: int) -> list[int]:
-        """Return where a run may begin, those first where one module of a list ends and the next begins."""
+        """Return where a repeated segment may start; first the places where a new module of a list starts."""
         places = range(first, first + spare + 1)
         return sorted(places, key=lambda place: not self._borders(place, length))
 
@@ -202,8 +205,9 @@ class _Finder:
         return bool(here) and here != before and after != here
 
     def _run(self, start: int, length: int, repeat: int) -> Segment | None:
-        """Return the run where its copies are equal and each reads of the one before what that read of its own."""
+        """Return the segment; None where copies differ, or read from the copy before them in different ways."""
         parts = [range(start + copy * length, start + (copy + 1) * length) for copy in range(repeat)]
+        # repeated arithmetic without parameters is no layer
         if not any(self.operators[index].parameters for index in parts[0]):
             return None
         renamings, outsides = [], []
@@ -223,7 +227,7 @@ class _Finder:
         return Segment(start, length, repeat, tuple(renamings), tuple(handed.items()))
 
     def _wired_like(self, first: range, part: range) -> list[Value] | None:
-        """Return the values that a copy reads from before it, in the order of use; None where it is wired otherwise."""
+        """Return the values that a copy reads from before it, in the order of use; None where its wiring differs."""
         outside: dict[Value, Value] = {}
         for one, other in zip(first, part, strict=True):
             mine, theirs = self.operators[one], self.operators[other]
@@ -254,7 +258,7 @@ class _Finder:
         return value[0] in self.reading.constant and like[0] in self.reading.constant
 
     def _renaming(self, first: range, part: range) -> Renaming | None:
-        """Return the dims of a copy as those of the first; None where that is not one to one."""
+        """Return the renaming of a copy's dims to those of the first copy; None where it is not one to one."""
         renaming: Renaming = {}
         for one, other in zip(first, part, strict=True):
             mine, theirs = self.operators[one], self.operators[other]
@@ -274,7 +278,10 @@ class _Finder:
         return leaves(self.reading.axes[value[0]][value[1]])
 
     def _roles(self, outsides: list[list[Value]], parts: list[range], copy: int) -> list[tuple[int, int] | None] | None:
-        """Return where each value that a copy reads comes from in the copy before; None for one that is carried."""
+        """Return the origin of each value that a copy reads: the operator and output of the copy before.
+
+        It is None for a value that the copy before read as well. The result is None where a value has neither origin.
+        """
         roles: list[tuple[int, int] | None] = []
         for slot, value in enumerate(outsides[copy]):
             made = self.made[value]
@@ -289,7 +296,7 @@ class _Finder:
     def _handed(
         self, parts: list[range], outsides: list[list[Value]], roles: list[tuple[int, int] | None]
     ) -> dict[Value, Value] | None:
-        """Return the last copy's value for each of the first copy's inputs; None where later ones read others."""
+        """Return the last copy's value for each input of the first copy; None where later reads need other values."""
         end = parts[-1].stop
         handed = {}
         for value, role in zip(outsides[0], roles, strict=True):
@@ -306,7 +313,7 @@ class _Finder:
         return handed
 
     def _steady(self, outsides: list[list[Value]], handed: dict[Value, Value], renamings: list[Renaming]) -> bool:
-        """Return whether dims that go from copy to copy, or that copies share, are the same in all of them."""
+        """Return whether dims that cross from copy to copy, or that copies share, are the same dims in all copies."""
         crossing = [value for outside in outsides for value in outside] + list(handed.values())
         shared = {dim for value in crossing for dim in self.dims(value)}
         shared |= {dim for renaming in renamings[1:] for dim in renaming if dim in renamings[0]}
@@ -314,7 +321,7 @@ class _Finder:
 
 
 def member(path: str) -> str:
-    """Return the part of a module's name up to the first number, which is its place in a list of modules.
+    """Return a module's name up to its first number, the index in a list of modules; empty without a number.
 
     >>> member("decoder.layers.3.attention.query"), member("head")
     ('decoder.layers.3', '')
@@ -325,7 +332,7 @@ def member(path: str) -> str:
 
 
 def _signature(reading: Reading, draft: Draft) -> object:
-    """Return what two operators have in common where they may be copies of each other."""
+    """Return a key that is equal for two operators that may be copies of each other."""
     numbers = tuple(repr(each) for each in (*draft.node.args, *sorted(draft.node.kwargs.items())) if not _reads(each))
     values = (*draft.inputs, *draft.parameters, *draft.outputs, *draft.saved)
     shapes = tuple(tuple(dim.size for dim in leaves(reading.axes[node][index])) for node, index in values)
@@ -334,7 +341,7 @@ def _signature(reading: Reading, draft: Draft) -> object:
 
 
 def _reads(argument: object) -> bool:
-    """Return whether an argument holds tensors."""
+    """Return whether an argument is a tensor or contains one."""
     if isinstance(argument, list | tuple):
         return any(_reads(each) for each in argument)
     return isinstance(argument, Node)
@@ -347,7 +354,7 @@ def _dtype(node: Node) -> str:
 
 @dataclass(frozen=True)
 class Placed:
-    """A segment with the name of its block; ``path`` is the module that its operators are part of."""
+    """A segment with the name of its block; ``path`` is the module that its operators belong to."""
 
     segment: Segment
     name: str
@@ -356,7 +363,7 @@ class Placed:
 
 
 def divided(reading: Reading, operators: Sequence[Draft]) -> tuple[Placed, ...]:
-    """Return all operators as segments, in order; layers are those of lists of modules and all between them."""
+    """Return all operators as named segments; layers are those from the first to the last member of a list."""
     found: list[tuple[Segment, str]] = []
     start = 0
     for run in (*repeated(reading, operators), None):
@@ -377,7 +384,7 @@ def divided(reading: Reading, operators: Sequence[Draft]) -> tuple[Placed, ...]:
 
 
 def unique(name: str, taken: dict[str, None]) -> str:
-    """Return ``name``, or with a number where it is taken, and take it."""
+    """Return ``name``, with a number where it is used already, and mark the result as used."""
     number, candidate = 1, name
     while candidate in taken:
         number += 1
@@ -387,7 +394,7 @@ def unique(name: str, taken: dict[str, None]) -> str:
 
 
 def _between(operators: Sequence[Draft], start: int, stop: int) -> list[tuple[Segment, str]]:
-    """Return a range of operators module by module; those without parameters go with the ones before."""
+    """Return a range of operators split by module; operators without parameters join the segment before them."""
     bounds: list[tuple[int, str]] = []
     for index in range(start, stop):
         path = operators[index].path

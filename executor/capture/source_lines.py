@@ -1,4 +1,4 @@
-"""The line of the user's code that an operator, an error or a module comes from, as ``file.py:12``."""
+"""Finds the line of the user's code that an operator, an error or a module comes from, as ``file.py:12``."""
 
 import inspect
 import re
@@ -17,26 +17,26 @@ _OWN = tuple(
 )
 _INSTALLED = (Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
 _FOREIGN = tuple(folder.resolve() for folder in (*_OWN, Path(str(torch.__file__)).parent, *_INSTALLED))
-"""Folders whose code is not the user's: torch, this program, and what is installed."""
+"""Folders whose code is not the user's: torch, this program, and installed packages."""
 
 
 def line_of_node(node: Node) -> str:
-    """Return the line of the user's code that runs a node of a program; empty where torch left no trace of it."""
+    """Return the line of the user's code that runs a node of a program; empty where torch recorded no stack."""
     return _innermost((file, int(line)) for file, line in _FRAME.findall(node.meta.get("stack_trace") or ""))
 
 
 def line_of_error(error: BaseException) -> str:
-    """Return the line of the user's code that an error was raised in; empty where it was raised in none."""
+    """Return the innermost line of the user's code that an error passed through; empty where there is none."""
     return _innermost((frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__))
 
 
 def line_of_caller() -> str:
-    """Return the line of the user's code that is being run; empty where it is none."""
+    """Return the line of the user's code that called this; empty where there is none."""
     return _innermost((frame.filename, frame.lineno or 0) for frame in traceback.extract_stack())
 
 
 def line_of_forward(module: nn.Module) -> str:
-    """Return the line where forward of a module is defined; empty where it has no source."""
+    """Return the line where a module's forward is defined; empty where it has no source."""
     try:
         code = inspect.unwrap(type(module).forward).__code__
     except (AttributeError, ValueError):
@@ -45,7 +45,7 @@ def line_of_forward(module: nn.Module) -> str:
 
 
 def line_of_assignment(module: nn.Module, attribute: str) -> str:
-    """Return the line of a module's class that changes an attribute, that of its forward where none is seen to."""
+    """Return the line of a module's class that assigns an attribute, else the line of its forward."""
     pattern = re.compile(rf"self\.{re.escape(attribute)}\s*([-+*/]|//|\*\*)?=[^=]")
     for function in (each for kind in type(module).__mro__ for each in vars(kind).values() if inspect.isfunction(each)):
         file = function.__code__.co_filename
@@ -61,7 +61,7 @@ def line_of_assignment(module: nn.Module, attribute: str) -> str:
 
 
 def at(line: str, text: str) -> str:
-    """Return a message with the line that it is about, where one is known.
+    """Return a message with the line of code in front, where one is known.
 
     >>> at("net.py:3", "met 2"), at("", "met 2")
     ('net.py:3: met 2', 'met 2')
@@ -75,7 +75,7 @@ def _innermost(frames: Iterator[tuple[str, int]] | list[tuple[str, int]]) -> str
 
 
 def place(file: str, line: int) -> str:
-    """Return a line of a file, which is named from the folder that the program was started in where it is inside."""
+    """Return ``file:line``, relative to the working directory where the file is inside it."""
     path = Path(file).resolve()
     return f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}:{line}"
 

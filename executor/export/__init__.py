@@ -1,1 +1,1 @@
-"""A plan in the words of other systems: one function each, all of them in `meshwise.executor.export.launchers`."""
+"""Exports a plan to other launchers; `meshwise.executor.export.launchers` has a function for each."""

@@ -1,15 +1,13 @@
-"""Every system that a plan can be said to, one function each; all start our own worker under torchrun.
+"""Writes a plan for other launchers, a function for each; all of them start our own worker under torchrun.
 
-A batch script for Slurm: ``sbatch FILE`` runs the plan, one torchrun a node.
+For Slurm it is a batch script: ``sbatch FILE`` runs the plan, with one torchrun a node. Options and variables are those
+of sbatch(1) and srun(1): ``SLURM_NODEID`` counts the nodes of the allocation from 0, and ``scontrol show hostnames``
+lists them in that order.
 
-Options and variables are those of sbatch(1) and srun(1): ``SLURM_NODEID`` counts the nodes of the allocation from 0,
-and ``scontrol show hostnames`` lists them in that order.
-
-A manifest for Kubernetes: ``kubectl apply -f FILE`` runs the plan, a pod a host.
-
-An Indexed Job gives every pod its number, and with a headless Service the name ``JOB-INDEX.SERVICE`` by which pod 0 is
-met (kubernetes.io, "Job with Pod-to-Pod Communication"). The job document is a ConfigMap; results lie in a volume that
-all pods share.
+For Kubernetes it is a manifest: ``kubectl apply -f FILE`` runs the plan, with one pod a host. An Indexed Job gives each
+pod its number and, with a headless Service, the name ``JOB-INDEX.SERVICE``, by which the other pods reach pod 0
+(kubernetes.io, "Job with Pod-to-Pod Communication"). The job document is a ConfigMap; results are in a volume that all
+pods share.
 """
 
 import re
@@ -43,11 +41,11 @@ def _is_placement(reason: str) -> bool:
 
 
 _END = "END_OF_JOB"
-"""Ends the job in the script: no line of JSON is this word."""
+"""Marks the end of the job in the script; no line of JSON is this word."""
 
 
 def to_slurm(request: Request) -> str:
-    """Return the script; `CannotSay` where the worker cannot run the request."""
+    """Return the batch script for Slurm; `CannotSay` where the worker cannot run the request."""
     if reasons := tuple(unlaunchable(request)):
         raise CannotSay("slurm", reasons)
     name = slurm_name(request.name)
@@ -81,12 +79,12 @@ def to_slurm(request: Request) -> str:
 
 
 def environment(request: Request) -> dict[str, str]:
-    """Return what the ranks find in their environment."""
+    """Return the environment variables of the ranks."""
     return ENVIRONMENT | ({"NCCL_DEBUG": "WARN"} if request.gpus else {})
 
 
 def slurm_name(text: str) -> str:
-    """Return a name of a job in letters, digits, points and hyphens: sbatch reads its options word by word.
+    """Return a job name of letters, digits, points and hyphens, because sbatch splits its options at spaces.
 
     >>> slurm_name("gpt3-175b on 1024 A100"), slurm_name("-- ")
     ('gpt3-175b-on-1024-A100', 'meshwise')
@@ -95,20 +93,21 @@ def slurm_name(text: str) -> str:
 
 
 MAX_CONFIG = 2**20
-"""Bytes that a ConfigMap holds (kubernetes.io, "ConfigMaps": 1 MiB)."""
+"""Most bytes of a ConfigMap (kubernetes.io, "ConfigMaps": 1 MiB)."""
 MAX_LABEL = 63
-"""Characters of a host name (RFC 1123): of a pod it is the job's name, a hyphen and its number."""
+"""Most characters of a host name (RFC 1123); a pod's is the job's name, a hyphen and its number."""
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 _INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 _VOLUME, _CONFIG = "/meshwise/volume", "/meshwise/config"
+# every pod copies to its own file and renames it: readers never see half a job
 _COPY_AND_RUN = (
     'mkdir -p "$0" && cp "$1" "$0/.job.$NODE_RANK" && mv "$0/.job.$NODE_RANK" "$0/job.json" && shift && exec "$@"'
 )
 
 
 def to_kubernetes(request: Request) -> str:
-    """Return the manifest; `CannotSay` where Kubernetes lacks something or the worker cannot run the request."""
+    """Return the manifest for Kubernetes; `CannotSay` where it lacks something or the worker cannot run the request."""
     if reasons := (*unlaunchable(request), *_lacking(request)):
         raise CannotSay("kubernetes", tuple(reasons))
     name = kubernetes_name(request.name, request.nodes)
@@ -132,7 +131,7 @@ def _met(text: str | None) -> str:
 
 
 def kubernetes_name(text: str, nodes: int) -> str:
-    """Return a name of a job in lower-case letters, digits and hyphens, short enough for the host names of its pods.
+    """Return a job name of lower-case letters, digits and hyphens, short enough for the host names of its pods.
 
     A Service of the same name begins with a letter (RFC 1035).
 
@@ -158,6 +157,7 @@ def _service(name: str) -> dict[str, Any]:
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": name},
+        # pods look pod 0 up before any of them is ready
         "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"job-name": name}},
     }
 
@@ -170,6 +170,7 @@ def _job(name: str, request: Request) -> dict[str, Any]:
         "volumes": [
             {"name": "config", "configMap": {"name": name}},
             {"name": "volume", "persistentVolumeClaim": {"claimName": request.claim}},
+            # NCCL needs more shared memory than a container has by default
             *([{"name": "shm", "emptyDir": {"medium": "Memory"}}] if request.gpus else []),
         ],
     }
@@ -188,7 +189,7 @@ def _job(name: str, request: Request) -> dict[str, Any]:
 
 
 def _container(name: str, request: Request) -> dict[str, Any]:
-    """Return the container of a pod: it puts the job into the run's folder, then runs torchrun.
+    """Return the container of a pod, which copies the job into the run's folder and then runs torchrun.
 
     ``$(NODE_RANK)`` is expanded by Kubernetes; ``$$`` is its escape for a dollar.
     """
@@ -213,7 +214,7 @@ def _container(name: str, request: Request) -> dict[str, Any]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes text of several lines as it is, and nothing by reference."""
+    """Writes text of several lines as a literal block, and no aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -227,4 +228,4 @@ _Dumper.add_representer(str, _text)
 
 
 TARGETS: dict[str, Callable[[Request], str]] = {"slurm": to_slurm, "kubernetes": to_kubernetes}
-"""What writes a request for a system, by the name of the system; raises `CannotSay` where it has no words for it."""
+"""Name of a launcher -> the function that writes a request for it; it raises `CannotSay` where that is impossible."""

@@ -1,4 +1,4 @@
-"""What is to be said in another system's words."""
+"""The request that is exported to another launcher."""
 
 from dataclasses import dataclass
 
@@ -8,20 +8,20 @@ from meshwise.executor.job import Job
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A job, and how it is to be run.
+    """A job, and how another launcher shall run it.
 
     Parameters
     ----------
     name
-        What the run is called; may hold any characters.
+        Name of the run, of any characters.
     processes
         Ranks on each host.
     folder
-        Where job and results are, seen by all hosts; for Kubernetes inside the volume.
+        Folder of job and results that all hosts see; for Kubernetes inside the volume.
     port
-        On which the first host is met.
+        Port of the first host at which all hosts meet.
     image, claim
-        For Kubernetes: the container image, and the volume that all pods share.
+        For Kubernetes: the container image, and the claim of the volume that all pods share.
     """
 
     name: str
@@ -34,23 +34,23 @@ class Request:
 
     @property
     def nodes(self) -> int:
-        """Hosts of the run."""
+        """Number of hosts of the run."""
         return self.job.plan.mesh.num_ranks // self.processes
 
     @property
     def gpus(self) -> bool:
-        """Whether each rank has a GPU, else a core."""
+        """Whether each rank has a GPU; else it has a core."""
         return self.job.device == CUDA
 
     @property
     def title(self) -> str:
-        """The plan in one printable line."""
+        """Name and plan of the run in one printable line."""
         text = f"{self.name}: {self.job.plan.describe()}"
         return "".join(character if character.isprintable() else " " for character in text)
 
 
 class CannotSay(ValueError):
-    """The target has no words for a part of the request; the message lists every such part."""
+    """The target cannot run a part of the request; the message lists every such part."""
 
     def __init__(self, target: str, reasons: tuple[str, ...]) -> None:
         super().__init__(f"{target} cannot say this: " + "; ".join(reasons))

@@ -1,4 +1,4 @@
-"""What this machine has for executing plans and what it lacks, and under what something was measured."""
+"""Reports what this machine has and lacks for executing plans, and the circumstances of measurements."""
 
 import os
 import platform
@@ -14,7 +14,7 @@ OPTIONAL = {"torch": "execute and calibrate; install the extra exec"}
 
 
 def report() -> dict[str, Any]:
-    """Return versions, cores, memory in bytes, GPUs, and what is installed and missing with what it is for."""
+    """Return versions, cores, memory in bytes, GPUs, installed packages, and missing ones with their purpose."""
     found = {name: _version(name) for name in (*NEEDED, *OPTIONAL)}
     return {
         "meshwise": _version("meshwise"),
@@ -49,7 +49,7 @@ def _torch() -> dict[str, Any]:
 
 
 def circumstances() -> dict[str, str]:
-    """Return the versions and the machine."""
+    """Return the versions and the machine that something is measured with."""
     return {
         "meshwise": version("meshwise"),
         "torch": version("torch"),

@@ -1,13 +1,12 @@
-"""Starts the ranks of a run on this host, watches them, and leaves none behind.
+"""Starts the ranks of a run on this host, watches them, stops all of them in the end, and diagnoses failures.
 
-Ranks die with this process however it dies: Linux kills them, and anywhere a rank ends when its stdin closes. Waits
-are bounded: a rank whose heartbeat does not change for ``timeout`` seconds ends the run. Ranks meet through a file and
-listen on the loopback interface alone.
+Ranks die with this process however it dies: Linux kills them, and on any system a rank ends when its stdin closes.
+Waits are bounded: a rank whose heartbeat does not change for ``timeout`` seconds ends the run. Ranks meet through a
+file and listen on the loopback interface only.
 
-Which rank ended a run, what happened to it, and what each rank was doing.
-
-The first cause is told from its echoes: a rank that is killed or stopped says nothing itself, its peers fail because of
-it, and a wait that ended after its whole time says only that somebody else did not come.
+A diagnosis says which rank failed first, how, and what each rank was doing. It separates the cause from its echoes: a
+rank that was killed or stopped writes no error itself, its peers fail because of it, and a wait that timed out only
+says that another rank did not come.
 """
 
 import importlib.util
@@ -28,21 +27,21 @@ from meshwise.executor.recording.rank_files import WATCH_PARENT, RankError, oper
 
 LOG_LINES = 12
 _WAITED = 0.9
-"""Part of the time limit after which a failed wait counts as one that ended by it: beats are looked at now and then."""
+"""Share of the time limit from which on a failed wait counts as timed out; heartbeats are read only now and then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How one rank was found when a run went wrong.
+    """The state of one rank when a run failed.
 
     Parameters
     ----------
     code
-        What the process returned, minus its signal where it was killed, None while it runs.
+        Exit code of the process, the negative signal where it was killed, None while it runs.
     stopped
-        Whether it waits to be continued (SIGSTOP, a debugger).
+        Whether a signal or a debugger has stopped the process (SIGSTOP).
     quiet
-        Seconds since it last said what it does, when the first rank failed.
+        Seconds since its last heartbeat, when the first rank failed.
     """
 
     code: int | None
@@ -51,12 +50,12 @@ class Ending:
 
 
 def log_file(folder: Path, rank: int) -> Path:
-    """Return where everything goes that ``rank`` prints."""
+    """Return the file of everything that ``rank`` prints."""
     return folder / f"rank-{rank}.log"
 
 
 def diagnose(endings: Sequence[Ending], folder: Path, timeout: float) -> str:
-    """Return which rank failed first, how, and where all ranks were, with the end of its log.
+    """Return a message: which rank failed first, how, where all ranks were, and the end of that rank's log.
 
     Parameters
     ----------
@@ -73,10 +72,10 @@ def diagnose(endings: Sequence[Ending], folder: Path, timeout: float) -> str:
 
 
 def _cause(endings: Sequence[Ending], errors: Mapping[int, RankError], timeout: float) -> tuple[int, str]:
-    """Return the rank that is to blame and what happened to it."""
+    """Return the rank that failed first and what happened to it."""
     running = [rank for rank, ending in enumerate(endings) if ending.code is None]
     silent = [rank for rank, ending in enumerate(endings) if ending.code and rank not in errors]
-    if silent:
+    if silent:  # a killed rank writes no error, but its peers do
         rank = min(silent, key=lambda rank: _rarity(endings[rank].code or 0))  # of equals the lowest
         return rank, _ended(endings[rank].code or 0)
     first = min(errors, key=lambda rank: errors[rank].time, default=None)
@@ -91,7 +90,7 @@ def _cause(endings: Sequence[Ending], errors: Mapping[int, RankError], timeout: 
 
 
 def _rarity(code: int) -> int:
-    """Return how likely an end is an echo of another: gloo's threads abort a process when a peer is gone."""
+    """Return 0 to 2, higher where an exit is more likely an echo: gloo's threads abort a process whose peer is gone."""
     if code == -signal.SIGABRT:
         return 2
     return 0 if code < 0 else 1
@@ -109,15 +108,15 @@ def _tail(folder: Path, rank: int) -> str:
 
 POLL = 0.05
 GRACE = 1.0
-"""Seconds that ranks get to end by themselves once one has failed, and again once they are told to."""
+"""Seconds that ranks get to end by themselves after one has failed, and again after their stdin is closed."""
 
 
 class ExecutionError(RuntimeError):
-    """A rank failed, was killed or hung; the message says which, where and why."""
+    """A rank failed, was killed or hung; the message says which rank, where and why."""
 
 
 def require_torch() -> None:
-    """Return where torch is installed, else raise ``ModuleNotFoundError``."""
+    """Raise ``ModuleNotFoundError`` where torch is not installed."""
     if importlib.util.find_spec("torch") is None:
         raise ModuleNotFoundError("executing needs torch, which is not installed", name="torch")
 
@@ -131,15 +130,15 @@ def launch(
     timeout: float = TIMEOUT,
     poll: Callable[[], None] | None = None,
 ) -> None:
-    """Run ``python -m module arguments`` once a rank and return when all have ended well.
+    """Run ``python -m module arguments`` once for each rank and return when all have ended without error.
 
     ``poll`` is called about every 50 ms.
 
     Raises
     ------
     ExecutionError
-        Where a rank fails; the others are stopped. Any exception, ``KeyboardInterrupt`` too,
-        stops the ranks before it leaves.
+        Where a rank fails; the others are stopped. Any exception, ``KeyboardInterrupt`` as well, stops the ranks
+        before it propagates.
     """
     folder.mkdir(parents=True, exist_ok=True)
     clear(folder)
@@ -154,12 +153,13 @@ def launch(
 
 
 def clear(folder: Path) -> None:
-    """Remove what the ranks of an earlier run left in ``folder``."""
+    """Remove the files of an earlier run's ranks from ``folder``."""
     for stale in (folder / "store", *folder.glob("rank-*")):
         stale.unlink(missing_ok=True)
 
 
 def _start(module: str, arguments: Sequence[str], folder: Path, rank: int, ranks: int) -> subprocess.Popen[bytes]:
+    # a rank that saw a master address would take itself for one of torchrun's
     inherited = {key: value for key, value in os.environ.items() if key not in ("MASTER_ADDR", "MASTER_PORT")}
     environment = inherited | {
         "RANK": str(rank),
@@ -197,7 +197,7 @@ def _watch(processes: list[subprocess.Popen[bytes]], folder: Path, timeout: floa
                 beats[rank] = (fresh, now)
         quiet = [now - moved for _, moved in beats]
         failed = any(code not in (None, 0) for code in codes)
-        if failed:
+        if failed:  # time for the other ranks to write their errors
             _wait(processes, GRACE)
         if failed or any(code is None and seconds > timeout for code, seconds in zip(codes, quiet, strict=True)):
             raise ExecutionError(diagnose(_endings(processes, quiet), folder, timeout))

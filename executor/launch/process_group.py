@@ -1,6 +1,6 @@
-"""Joining and leaving the process group of a run.
+"""Joins and leaves the process group of a run.
 
-Hosts of a run reach each other by a network interface that is found here, and all of them see the same folder.
+It finds the network interface by which the hosts of a run reach each other, and checks that all see the same folder.
 """
 
 import fcntl
@@ -23,7 +23,7 @@ from meshwise.executor.recording.accelerator import CORE, Accelerator
 from meshwise.executor.recording.rank_files import note_place, several_hosts
 
 _SIOCGIFADDR = 0x8915
-"""Linux: the IPv4 address of an interface (netdevice(7))."""
+"""The ioctl of Linux that reads the IPv4 address of an interface (netdevice(7))."""
 _ANY_PORT = 9
 
 
@@ -34,14 +34,14 @@ def loopback() -> str:
 
 
 def address_towards(host: str) -> str:
-    """Return the address of this machine that packets to ``host`` come from; of its own name that of the name.
+    """Return the address of this machine from which packets to ``host`` come; for its own name that name's address.
 
-    Nothing is sent.
+    A connected UDP socket has it; nothing is sent.
 
     Raises
     ------
     OSError
-        Where the name is not known here or there is no way to it.
+        Where the name is not known here or has no route.
     """
     family, kind, protocol, _, address = socket.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
@@ -50,14 +50,14 @@ def address_towards(host: str) -> str:
 
 
 def interface_towards(master: str) -> str:
-    """Return the interface by which this host of several reaches the first one, ``master``; empty where not known.
+    """Return the network interface by which this host reaches the first host, ``master``; empty where not known.
 
-    gloo takes the address of this host's own name, which on many systems is a loopback address: 127.0.1.1.
+    Without it gloo takes the address of this host's own name, which on many systems is a loopback address: 127.0.1.1.
 
     Raises
     ------
     ValueError
-        Where ``master`` is a name that means this machine alone to this machine, and another one to others.
+        Where ``master`` is a name that this machine resolves to a loopback address.
     """
     address = address_towards(master)
     if ip_address(address).is_loopback and not _says_loopback(master):
@@ -92,12 +92,12 @@ _SEEN_WITHIN = 5.0
 
 
 def require_shared(folder: Path, rank: int) -> None:
-    """Return where all ranks see the same folder; a collective of the default group.
+    """Raise where ranks see different folders; a collective of the default group.
 
     Raises
     ------
     ValueError
-        On every rank, where some see another folder: results of theirs would stay with them.
+        On every rank, where some rank sees another folder, in which its results would stay.
     """
     token = torch.tensor([secrets.randbits(62) if rank == 0 else 0])
     mark = folder / "shared"
@@ -122,23 +122,23 @@ def _shows(path: Path, text: str) -> bool:
 
 
 _INTERFACE = "GLOO_SOCKET_IFNAME"
-"""Environment variable with the network interface that gloo listens on and connects by."""
+"""Environment variable of the network interface on which gloo listens and connects."""
 _ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
-"""Environment variable in which torchrun counts its restarts: its store still has the addresses of the ranks before."""
+"""Environment variable in which torchrun counts restarts; its store still has the addresses of earlier ranks."""
 
 
 @contextmanager
 def joined(folder: Path, timeout: float, accelerator: Accelerator = CORE) -> Iterator[None]:
-    """Run the body inside a group of all ranks: rendezvous through ``folder``, or as torchrun says.
+    """Run the body in a process group of all ranks, with a rendezvous through ``folder`` or by torchrun.
 
-    Every wait for another rank ends after ``timeout`` seconds. Which interfaces NCCL takes it finds itself, where
-    ``NCCL_SOCKET_IFNAME`` does not say.
+    Every wait for another rank ends after ``timeout`` seconds. NCCL chooses its interfaces itself, unless
+    ``NCCL_SOCKET_IFNAME`` names them.
 
     Raises
     ------
     ValueError
-        Where the ranks of several hosts do not see one folder, or this host is not to be reached by the name of the
-        first.
+        Where the ranks of several hosts do not see the same folder, or the name of the first host is a loopback
+        address on this host.
     """
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     accelerator.begin(int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
@@ -156,6 +156,7 @@ def joined(folder: Path, timeout: float, accelerator: Accelerator = CORE) -> Ite
         if interface:
             os.environ.setdefault(_INTERFACE, interface)
         shared, *_ = next(dist.rendezvous("env://", timeout=wait))  # type: ignore[attr-defined]
+        # a prefix for each restart: torchrun's store keeps the keys of the ranks before
         attempt = dist.PrefixStore(f"attempt {os.environ.get(_ATTEMPT, 0)}", shared)  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=attempt, rank=rank, world_size=ranks, timeout=wait)
         if several_hosts():

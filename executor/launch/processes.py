@@ -1,8 +1,7 @@
-"""Processes on this host, the lock by which one run at a time uses a folder, and exit codes.
+"""Reads processes of this host from ``/proc``, and locks a folder for one run at a time.
 
-What Linux says about processes: how they are, who started whom, on which ports they listen.
-
-Where there is no ``/proc``, nothing is known: states are empty and nothing is found.
+Linux tells the state of processes, their parents, and the ports on which they listen. Without ``/proc`` states are
+empty and lists have no items.
 """
 
 import fcntl
@@ -16,23 +15,23 @@ from pathlib import Path
 
 _PROC = Path("/proc")
 _STATE, _PARENT = 0, 1
-"""Fields of ``/proc/PID/stat`` behind the name (proc(5))."""
+"""Indices of the fields of ``/proc/PID/stat`` after the name (proc(5))."""
 _LISTENING = "0A"
 _STOPPED = ("T", "t")
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a process was stopped by a signal or a debugger and goes on only when told to."""
+    """Return whether a signal or a debugger has stopped a process until it is continued."""
     return _fields(pid)[_STATE] in _STOPPED
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether a process runs, waits or is stopped; one that has ended and is not yet waited for does not."""
+    """Return whether a process runs, waits or is stopped; a zombie is not alive."""
     return _fields(pid)[_STATE] not in ("", "Z", "X")
 
 
 def children(pid: int) -> list[int]:
-    """Return the processes that a process started, and those that they started, lowest number first."""
+    """Return all descendants of a process, in order of their numbers."""
     parents = {other: int(_fields(other)[_PARENT]) for other in _pids()}
     found, fresh = set[int](), {pid}
     while fresh:
@@ -42,7 +41,7 @@ def children(pid: int) -> list[int]:
 
 
 def listening(pids: Iterable[int]) -> set[tuple[str, int]]:
-    """Return the addresses and TCP ports on which any of the processes listens."""
+    """Return the addresses and TCP ports on which any of these processes listens."""
     own = {inode for pid in pids for inode in _sockets(pid)}
     return {place for inode, place in _listeners() if inode in own}
 
@@ -90,7 +89,7 @@ def _listeners() -> Iterator[tuple[str, tuple[str, int]]]:
 
 
 def address_of(text: str) -> str:
-    """Return an address that ``/proc/net/tcp`` or ``tcp6`` prints: words of 32 bits in the order of the machine.
+    """Return the address that ``/proc/net/tcp`` or ``tcp6`` prints as 32-bit words in the machine's byte order.
 
     >>> import sys
     >>> address_of("0100007F" if sys.byteorder == "little" else "7F000001")
@@ -113,20 +112,20 @@ def is_loopback(address: str) -> bool:
 
 
 def lock_file(folder: Path) -> Path:
-    """Return the file that a run holds locked."""
+    """Return the file that a run locks."""
     return folder / "run.lock"
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[Path]:
-    """Run the body while no other run uses ``folder``, which is made where it is missing.
+    """Run the body with ``folder`` locked against other runs; create the folder where it is missing.
 
-    The kernel gives the lock up with the process that holds it, however it ends.
+    The kernel releases the lock when its process ends, however that ends.
 
     Raises
     ------
     ValueError
-        Where another run holds the folder, or it cannot be written.
+        Where another run has locked the folder, or it cannot be written.
     """
     path = lock_file(folder)
     try:
@@ -140,13 +139,13 @@ def locked(folder: Path) -> Iterator[Path]:
         raise ValueError(f"{folder}: the folder cannot be written: {error.strerror}") from None
     try:
         yield folder
-    finally:
+    finally:  # removed while it is locked, so that it cannot be the file of the next holder
         path.unlink(missing_ok=True)
         os.close(descriptor)
 
 
 def _acquired(path: Path) -> int:
-    """Return a descriptor that holds the lock; ``BlockingIOError`` where another process holds it."""
+    """Return the descriptor of the locked file; ``BlockingIOError`` where another process has the lock."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
@@ -158,8 +157,8 @@ def _acquired(path: Path) -> int:
         except OSError:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # its last holder removed this file before it was locked: there may be another by now
+        os.close(descriptor)  # the last holder removed this file before we locked it: there may be a new one
 
 
 INTERRUPTED = 130
-"""As a shell says of a process that SIGINT ended: 128 + 2. What was measured until then is written."""
+"""Exit code of a command that SIGINT ended, as shells report it: 128 + 2; results up to then are written."""

@@ -1,6 +1,6 @@
-"""Execute a plan on this host and return what was measured.
+"""Executes a plan on this host and returns the measurements.
 
-The losses of a whole run are in one file that grows with it and that a resumed run goes on with.
+The losses of a run are in one file, which grows with the run and which a resumed run continues.
 """
 
 import json
@@ -34,17 +34,17 @@ Progress = Callable[[int, float, float], None]
 
 
 def metrics_log(folder: Path) -> Path:
-    """Return where a run in ``folder`` has one JSON line a step: step, loss, seconds, learning_rate."""
+    """Return the file of a run in ``folder`` with one JSON line a step: step, loss, seconds, learning_rate."""
     return folder / "metrics.jsonl"
 
 
 def logged(folder: Path, first_step: int, rate: Callable[[int], float], progress: Progress | None) -> Progress:
-    """Return what writes every step down and tells ``progress``; lines from ``first_step`` on are replaced.
+    """Return a callback that logs every step and calls ``progress``; old lines from ``first_step`` on are removed.
 
     Parameters
     ----------
     rate
-        The learning rate of a step.
+        Returns the learning rate of a step.
     """
     path = metrics_log(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ def logged(folder: Path, first_step: int, rate: Callable[[int], float], progress
 
 
 def _lines_before(path: Path, step: int) -> list[str]:
-    """Return the first whole lines of a log that a run wrote before a step."""
+    """Return the lines of a log up to a step, or up to the first broken line."""
     lines: list[str] = []
     if path.is_file():
         for line in path.read_text(errors="replace").splitlines(keepends=True):
@@ -79,30 +79,30 @@ WARM_UP = 2
 VERIFIED_STEPS = 3
 VERIFIED_HEAD_DIM, VERIFIED_SEQUENCE = 8, 32
 VERIFY = "verify"
-"""The folder of a run's verification, inside the run's own."""
+"""The folder of a run's verification, inside the folder of the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a plan did on torch.
+    """The measurements of a plan on torch.
 
     Parameters
     ----------
     steps
-        Steps that were run: all, or those after the checkpoint that was resumed, which had done ``first_step``.
+        Number of steps that were run: all, or those after the resumed checkpoint, which was made at ``first_step``.
     losses
         Mean cross entropy over the global batch, per step.
     step_times
-        Seconds of every step: of its slowest rank.
+        Seconds of every step, on its slowest rank.
     step_time
         Their median without the first two steps.
     peak_memory
         Largest bytes of tensors held at once by any rank, as torch's allocator reports them: on a GPU in the timed
         steps but the first, on cores in a profiled one.
     host_memory
-        Largest bytes that any rank held at once on its host.
+        Most bytes that any rank used at once on its host.
     reserved_memory
-        Largest bytes that torch's allocator took of any GPU; 0 on cores.
+        Most bytes that torch's allocator reserved on any GPU; 0 on cores.
     """
 
     steps: int
@@ -144,25 +144,25 @@ def execute(
     progress: Progress | None = None,
     warn: Callable[[str], None] = lambda text: None,
 ) -> Run:
-    """Return what was measured in the steps of ``plan`` on this host, one process a rank.
+    """Execute ``plan`` on this host, one process a rank, and return the measurements of its steps.
 
     Parameters
     ----------
     folder
-        Where job and results are written, ``metrics.jsonl`` with a line a step and checkpoints among them.
+        Folder for the job, results, ``metrics.jsonl`` with a line a step, and checkpoints.
     progress
         Called with (step, loss, seconds) after every step.
     warn
-        Told of every checkpoint that is damaged and passed over.
+        Called with a message for every damaged checkpoint that is passed over.
 
     Raises
     ------
     ValueError
-        Where torch cannot run the plan, GPUs are too few, or data or checkpoint do not fit; nothing was started.
+        Where torch cannot run the plan, GPUs are too few, or data or checkpoint do not fit; nothing has started.
     ExecutionError
         Where a rank fails.
     VerificationError
-        Where the ranks do not compute what one process computes; the steps were not begun.
+        Where the ranks do not compute the same as one process; the steps have not begun.
     """
     require_torch()
     require_device(options.device, plan.mesh.num_ranks)
@@ -186,7 +186,7 @@ def make_jobs(
     folder: Path,
     warn: Callable[[str], None] = lambda text: None,
 ) -> list[tuple[Job, Path]]:
-    """Return the job of a run, and where asked that of its verification, each with its folder.
+    """Return the job of a run and, where asked for, the job of its verification, each with its folder.
 
     Raises
     ------
@@ -201,10 +201,11 @@ def make_jobs(
 
 
 def collect(jobs: Sequence[tuple[Job, Path]]) -> Run:
-    """Return what the ranks of jobs that have ended left in their folders; the second job is a verification."""
+    """Return the measurements that the ranks of finished jobs wrote; a second job is a verification."""
     (job, folder), *checked = jobs
     times = step_times(job.plan, folder)
     timeline = read_timeline(job.plan, folder)
+    # cores have no allocator statistics: their peak is that of the profiler
     return Run(
         steps=len(times),
         losses=losses(job.plan, len(times), folder),
@@ -220,7 +221,7 @@ def collect(jobs: Sequence[tuple[Job, Path]]) -> Run:
 
 
 def typical(times: Sequence[float]) -> float:
-    """Return the median seconds of the steps after the first two, if there are any.
+    """Return the median seconds of the steps after the first two, or of all where there are no more.
 
     >>> typical((9.0, 9.0, 2.0, 3.0, 1.0))
     2.0
@@ -229,41 +230,41 @@ def typical(times: Sequence[float]) -> float:
 
 
 def held(plan: Plan, folder: Path, what: str) -> float:
-    """Return what the allocators of a profiled job's GPUs held: ``peak`` or ``reserved``, of any rank the most.
+    """Return the largest ``peak`` or ``reserved`` bytes of the GPU allocator over the ranks of a profiled job.
 
-    On cores, of which torch keeps no such statistics, it is 0.
+    It is 0 on cores, for which torch has no such statistics.
     """
     found = (json.loads(result_file(folder, rank).read_text())["held"] for rank in range(plan.mesh.num_ranks))
     return float(max(each[what] if each else 0 for each in found))
 
 
 def host_memory(plan: Plan, folder: Path) -> float:
-    """Return the most bytes that any rank of a profiled job held at once on its host."""
+    """Return the most bytes that any rank of a profiled job used at once on its host."""
     ranks = range(plan.mesh.num_ranks)
     return float(max(json.loads(result_file(folder, rank).read_text())["host"] for rank in ranks))
 
 
 def verified(job: Job, folder: Path) -> Verification:
-    """Run a verification job and return how near it is to one process.
+    """Run a verification job and return its differences from one process.
 
     Raises
     ------
     VerificationError
-        Where it is not equal.
+        Where the differences are too large.
     """
     run_jobs([(job, folder)])
     return require_equal(compare(job, folder))
 
 
 def refuse(spec: Transformer, training: Training, plan: Plan) -> None:
-    """Return where the executor can run ``plan``, else raise ``ValueError`` with every reason."""
+    """Raise ``ValueError`` with every reason why the executor cannot run ``plan``."""
     require_torch()
     if reasons := unsupported(spec, training, plan):
         raise ValueError("the executor cannot run this plan: " + "; ".join(reasons))
 
 
 def run_jobs(jobs: list[tuple[Job, Path]], progress: Progress | None = None) -> None:
-    """Run jobs of as many ranks one after the other in one set of processes; progress is the first one's."""
+    """Run jobs of equally many ranks in order in one set of processes; ``progress`` is told of the first job."""
     paths = [str(job.write(folder).resolve()) for job, folder in jobs]
     first, folder = jobs[0]
     poll = progress_of(first.plan, folder, progress, first.first_step)
@@ -271,11 +272,11 @@ def run_jobs(jobs: list[tuple[Job, Path]], progress: Progress | None = None) -> 
     try:
         launch("meshwise.executor.launch.worker", paths, folder, first.plan.mesh.num_ranks, timeout=timeout, poll=poll)
     finally:
-        poll()
+        poll()  # the last steps, and those before a failure
 
 
 def progress_of(plan: Plan, folder: Path, progress: Progress | None, first_step: int = 0) -> Callable[[], None]:
-    """Return what tells ``progress`` of the steps that all ranks have done since it was last called."""
+    """Return a callback that reports to ``progress`` each step that all ranks have finished since its last call."""
     told = 0
 
     def poll() -> None:
@@ -290,10 +291,10 @@ def progress_of(plan: Plan, folder: Path, progress: Progress | None, first_step:
 
 
 def verification_job(job: Job) -> Job:
-    """Return the job in fp64 with the same plan and a model scaled down in its widths.
+    """Return the verification of a job: fp64, the same plan, and a model of smaller widths.
 
-    Layers, heads and microbatches stay, so stages and cuts do; heads become at most 8 wide,
-    the feed-forward layer at most twice as wide as the hidden one, sequences at most 32 long.
+    Layers, heads and microbatches stay, and with them stages and cuts. Heads become at most 8 wide, the feed-forward
+    layer at most twice as wide as the hidden one, and sequences at most 32 long, rounded up to what the cuts divide.
     """
     spec, tensor = job.spec, job.plan.tensor
     hidden = spec.heads * min(spec.head_dim, VERIFIED_HEAD_DIM)
@@ -316,12 +317,12 @@ def verification_job(job: Job) -> Job:
 
 
 def compare(job: Job, folder: Path) -> Verification:
-    """Return how far a dumped job is from one process."""
+    """Return the differences of a dumped job from one process."""
     return verify(job, folder, losses(job.plan, job.steps, folder))
 
 
 def losses(plan: Plan, steps: int, folder: Path) -> tuple[float, ...]:
-    """Return the loss of every step: the mean over the ranks of the last stage, equal shares each."""
+    """Return the loss of every step: the mean over the ranks of the last stage, with equal weights."""
     rows = _metrics(plan, folder)
     return tuple(_mean_loss(rows, step) for step in range(steps))
 
@@ -337,6 +338,7 @@ def _metrics(plan: Plan, folder: Path) -> list[list[dict[str, float | None]]]:
     for rank in range(plan.mesh.num_ranks):
         path = metrics_file(folder, rank)
         text = path.read_text() if path.exists() else ""
+        # a rank may be writing its last line at this moment
         result.append([json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")])
     return result
 

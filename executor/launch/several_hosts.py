@@ -1,7 +1,7 @@
-"""A run that torchrun starts on several hosts.
+"""Prepares and reads a run that torchrun starts on several hosts.
 
-Its folder is prepared on one of them, and read when all have ended. Hosts meet by the name and a port of the first of
-them.
+The folder of the run is prepared on one host, and read when all ranks have ended. Hosts meet at the name and a port of
+the first host.
 """
 
 import errno
@@ -18,7 +18,7 @@ from meshwise.executor.launch.run import VERIFY, Run, collect
 from meshwise.executor.recording.rank_files import first_failure, operation, read_beat, read_errors
 
 DEFAULT_PORT = 29500
-"""The port that torchrun takes where none is said."""
+"""torchrun's default port."""
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:%-]*[A-Za-z0-9])?|::1?")
 
 
@@ -37,7 +37,7 @@ class Rendezvous:
 
     @classmethod
     def parse(cls, text: str) -> "Rendezvous":
-        """Return what ``HOST``, ``HOST:PORT`` or ``[ADDRESS]:PORT`` says.
+        """Return the rendezvous that ``HOST``, ``HOST:PORT`` or ``[ADDRESS]:PORT`` names.
 
         >>> Rendezvous.parse("node0:1234"), Rendezvous.parse("[fd00::2]:80").host
         (Rendezvous(host='node0', port=1234), 'fd00::2')
@@ -48,12 +48,12 @@ class Rendezvous:
         return cls(match["address"] or match["name"] or "", int(match["port"] or DEFAULT_PORT))
 
     def require_free(self) -> None:
-        """Return where the port is free, or the host is another machine, which is not asked.
+        """Raise where the port is busy on this machine; another machine is not asked.
 
         Raises
         ------
         ValueError
-            Where the host is this machine and something listens on the port; names the next free one.
+            Where the host is this machine and something listens on the port; the message names the next free port.
         """
         if self._is_here() and not _is_free(self.port):
             free = next((port for port in range(self.port + 1, 65536) if _is_free(port)), None)
@@ -71,7 +71,7 @@ class Rendezvous:
 
 
 def _is_free(port: int) -> bool:
-    """Return whether torchrun's store, which listens on every address of its host, could have a port of this one."""
+    """Return whether torchrun's store could have a port of this host, on all of whose addresses it listens."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -82,18 +82,18 @@ def _is_free(port: int) -> bool:
 
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
-"""A core a rank: what the prediction for a core is of."""
+"""Environment of every rank: one thread, because the simulator's device is one core."""
 
 
 class Expanded(str):
-    """A word of a command that a shell or another program expands, quoted already where it must be."""
+    """A word of a command that a shell or another program expands; it is quoted already where it must be."""
 
 
 def torchrun(nodes: int, processes: int, node_rank: str, first: str, port: int, jobs: Sequence[str]) -> tuple[str, ...]:
-    """Return the words of ``torchrun`` for one host that run jobs one after the other; hosts meet at the ``first``.
+    """Return the words of a ``torchrun`` command for one host, which runs jobs in order; hosts meet at ``first``.
 
-    Ranks follow hosts in order, ``processes`` on each: a plan's innermost groups stay on one host. torchrun's static
-    rendezvous keeps to that order, its dynamic one does not.
+    Ranks follow hosts in order, ``processes`` on each, so that a plan's innermost groups stay on one host. torchrun's
+    static rendezvous keeps that order, its dynamic one does not.
     """
     spread = ("--nnodes", str(nodes), "--node-rank", node_rank, "--nproc-per-node", str(processes))
     where = ("--master-addr", first, "--master-port", str(port))
@@ -101,7 +101,7 @@ def torchrun(nodes: int, processes: int, node_rank: str, first: str, port: int, 
 
 
 def shell(words: Iterable[str]) -> str:
-    """Return a command as a line of a shell.
+    """Return a command as a line for a shell.
 
     >>> shell(("torchrun", "--node-rank", Expanded('"$1"'), "/my run/job.json"))
     'torchrun --node-rank "$1" \\'/my run/job.json\\''
@@ -114,7 +114,7 @@ SCRIPT = "host.sh"
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
-    """How a run is spread: ``nodes`` hosts with ``processes`` ranks each, which meet at ``rendezvous``."""
+    """The hosts of a run: ``nodes`` hosts with ``processes`` ranks each, which meet at ``rendezvous``."""
 
     nodes: int
     processes: int
@@ -122,18 +122,18 @@ class Hosts:
 
     @classmethod
     def of(cls, ranks: int, processes: int, rendezvous: Rendezvous) -> "Hosts":
-        """Return how ``ranks`` ranks are spread over hosts; `require_processes` says where they are not."""
+        """Return the hosts for ``ranks`` ranks; raises as `require_processes` where ranks do not divide into hosts."""
         require_processes(ranks, processes)
         return cls(ranks // processes, processes, rendezvous)
 
 
 def require_processes(ranks: int, processes: int) -> None:
-    """Return where a number of processes on each host is one that a plan of ``ranks`` ranks can have.
+    """Raise where a plan of ``ranks`` ranks cannot have ``processes`` processes on each host.
 
     Raises
     ------
     ValueError
-        Where they are more than the ranks, or leave some over; names the nearest number.
+        Where ``processes`` does not divide the ranks; the message names the nearest number that does.
     """
     if processes < 1 or ranks % processes:
         nearest = max(size for size in range(1, ranks + 1) if ranks % size == 0 and size <= max(processes, 1))
@@ -143,7 +143,7 @@ def require_processes(ranks: int, processes: int) -> None:
 
 
 def prepare(jobs: Sequence[tuple[Job, Path]], hosts: Hosts) -> Path:
-    """Write jobs and the script that each host runs with its number, from 0, and return the script.
+    """Write the jobs, and the script that each host runs with its number, from 0; return the path of the script.
 
     Raises
     ------
@@ -151,6 +151,7 @@ def prepare(jobs: Sequence[tuple[Job, Path]], hosts: Hosts) -> Path:
         Where the port of the rendezvous is busy.
     """
     hosts.rendezvous.require_free()
+    # a verification of an earlier run in this folder would be collected with this one
     (jobs[0][1] / VERIFY / "job.json").unlink(missing_ok=True)
     for _, folder in jobs:
         folder.mkdir(parents=True, exist_ok=True)
@@ -167,14 +168,14 @@ def prepare(jobs: Sequence[tuple[Job, Path]], hosts: Hosts) -> Path:
 
 
 def read_run(folder: Path) -> tuple[Job, Run]:
-    """Return the job in a folder and what its ranks have left there.
+    """Return the job in a folder and the results that its ranks wrote there.
 
     Raises
     ------
     ValueError
         Where the folder has no job.
     ExecutionError
-        Where a rank failed or has not finished, or none has begun.
+        Where a rank failed or has not finished, or no rank has begun.
     """
     path = folder / "job.json"
     if not path.exists():

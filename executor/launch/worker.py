@@ -1,7 +1,6 @@
 """One rank: ``python -m meshwise.executor.launch.worker JOB.json ...``, started by our launcher or by torchrun.
 
-Jobs run one after the other in the same process group; results go beside each job file.
-Nothing is written to stdout.
+Jobs run in order in the same process group; results go beside each job file. Nothing is written to stdout.
 """
 
 import ctypes
@@ -26,12 +25,15 @@ from meshwise.executor.recording.rank_files import (
 from meshwise.executor.training.checkpoint import CheckpointError
 
 _TORCHRUN = "TORCHELASTIC_RUN_ID"
-"""Environment variable that torchrun gives its ranks."""
+"""Environment variable that torchrun sets for its ranks."""
 _PR_SET_PDEATHSIG = 1
 
 
 def watch_parent() -> None:
-    """End this process when the launcher or torchrun is gone, however it went; our launcher's pipe to stdin closes."""
+    """End this process when the launcher or torchrun ends, however it ends.
+
+    On any system the pipe of our launcher to stdin closes then; Linux also kills the process.
+    """
 
     def watch() -> None:
         while os.read(0, 1):
@@ -46,7 +48,7 @@ def watch_parent() -> None:
 
 
 def _die_with(parent: int) -> None:
-    """Have Linux kill this process with its parent: a thread cannot where the process is stopped (prctl(2))."""
+    """Have Linux kill this process with its parent; no thread of a stopped process could do that (prctl(2))."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it was gone before
@@ -64,8 +66,8 @@ def run_rank(folder: Path, run: Callable[[int], None]) -> int:
         stale.unlink(missing_ok=True)
     try:
         run(rank)
-    except Exception as error:  # the boundary of the process: everything becomes one message
-        if not isinstance(error, CheckpointError):  # which says all there is to say
+    except Exception as error:  # the boundary of the process: every error becomes one message
+        if not isinstance(error, CheckpointError):  # its message needs no traceback
             traceback.print_exc()
         RankError.of(error).write(folder, rank)
         if several_hosts():
@@ -75,10 +77,10 @@ def run_rank(folder: Path, run: Callable[[int], None]) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process at once, when all it has to say is in files.
+    """End this process at once, when all its results are in files.
 
-    Interpreters that shut down piece by piece met threads of torch's that were not yet joined: 1 rank in 20 of those
-    that sum partial gradients was aborted there, its work done ("terminate called without an active exception").
+    An interpreter that shuts down in the usual order meets threads of torch that are not joined yet: 1 of 20 ranks that
+    sum partial gradients was aborted there after its work ("terminate called without an active exception").
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -6,11 +6,11 @@ from meshwise.simulator.operator_graph import OperatorKind
 
 
 def attention(call: Call) -> Work:
-    """``query (.., heads, sequence, head_dim)`` sees keys and values ``(.., heads, key, head_dim)``.
+    """``query (.., heads, sequence, head_dim)`` attends to keys and values ``(.., heads, key, head_dim)``.
 
-    With grouped queries the heads of the queries are those of the keys times a group. A causal kernel
-    executes half of its square (Dao et al. 2022, "FlashAttention", section 3), and its rows are cut by no
-    axis: which keys one sees depends on its place.
+    With grouped queries the query heads are the key heads times a group. A causal kernel executes half of the
+    scores (Dao et al. 2022, "FlashAttention", section 3), and no mesh axis cuts its rows, because the keys that a row
+    sees depend on its position.
     """
     query = call["query"]
     first = call.axes(query)
@@ -42,6 +42,7 @@ def attention(call: Call) -> Work:
     out = (*first[:-1], width)
     call.dims.keep_apart((*out, tokens))
     _hint(first, tokens, width)
+    # scores and values are two products of 2 FLOP a point; the points are the same where both widths are one dim
     same = width is not None and first[-1] is not None and width.root is first[-1].root
     flops = 4.0 if same else 2.0 * (_size(width) + _size(first[-1]))
     square_dims = present((*first[:-1], tokens))

@@ -1,8 +1,8 @@
-"""Dims of tensors that are found to be one and the same, by union and by factoring.
+"""Finds which dims of tensors are the same, by union and by factoring.
 
-Every torch dim starts as a dim of its own. Operators *unify* dims: an elementwise sum says that
-the last dims of both operands are one. A reshape *splits* dims into factors, or merges several into
-one. Two dims of one tensor are *apart*: they are never unified, so that a named dim occurs once.
+Every torch dim starts as its own dim. Operators *unify* dims: an elementwise sum says that the last dims of both
+operands are the same. A reshape *splits* dims into factors, or *merges* several dims into one. Two dims of one tensor
+are *distinct*: they are never unified, so that a named dim occurs once in a tensor.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,7 +11,7 @@ from math import prod
 
 
 class Dim:
-    """One dim of some tensors; ``factors``, outermost first, where it has been split or merged of others."""
+    """A dim of some tensors; one that was split, or merged from others, has ``factors``, outermost first."""
 
     __slots__ = ("apart", "batch", "factors", "hints", "number", "parent", "size")
 
@@ -24,38 +24,38 @@ class Dim:
 
     @property
     def root(self) -> "Dim":
-        """The dim that stands for all that were unified with this one."""
+        """The representative of all dims that were unified with this one."""
         root = self
         while root.parent is not None:
             root = root.parent
         if root is not self:
-            self.parent = root
+            self.parent = root  # a shorter path for the next look-up
         return root
 
     @property
     def leaves(self) -> tuple["Dim", ...]:
-        """The dims that it is made of, outermost first: itself where it has no factors."""
+        """The dims without factors that this dim consists of, outermost first."""
         root = self.root
         return tuple(leaf for factor in root.factors for leaf in factor.leaves) if root.factors else (root,)
 
 
 Axes = tuple[Dim | None, ...]
-"""Per torch dim of a tensor its dim; None for one of size 1."""
+"""The dim of each torch dim of a tensor; None for a torch dim of size 1."""
 
 
 def leaves(axes: Iterable[Dim | None]) -> tuple[Dim, ...]:
-    """Return the dims without factors that a tensor is made of, each once."""
+    """Return the dims without factors that a tensor consists of, each once."""
     return tuple(dict.fromkeys(leaf for axis in axes if axis is not None for leaf in axis.leaves))
 
 
 class Dims:
-    """Makes dims and unifies them."""
+    """Creates dims, splits, merges and unifies them."""
 
     def __init__(self) -> None:
         self._count = 0
 
     def new(self, size: int, *, batch: bool = False) -> Dim:
-        """Return a dim like no other."""
+        """Return a new dim."""
         self._count += 1
         return Dim(size, self._count, batch=batch)
 
@@ -66,13 +66,13 @@ class Dims:
         return axes
 
     def keep_apart(self, axes: Iterable[Dim | None]) -> None:
-        """Note that no two of some dims are ever one."""
+        """Record that no two of these dims may ever be unified."""
         every = leaves(axes)
         for one in every:
             one.apart.update(other for other in every if other is not one)
 
     def merge(self, parts: Sequence[Dim]) -> Dim:
-        """Return the dim that runs over all ``parts``, the first one outermost."""
+        """Return the dim that is the product of ``parts``, the first one outermost."""
         if len(parts) == 1:
             return parts[0]
         merged = self.new(prod(part.size for part in parts))
@@ -80,7 +80,7 @@ class Dims:
         return merged
 
     def split(self, dims: Sequence[Dim], sizes: Sequence[int]) -> tuple[Dim, ...] | None:
-        """Return ``dims``, one after the other, regrouped to dims of ``sizes``; None where sizes do not nest.
+        """Return ``dims`` regrouped into dims of ``sizes``; None where the sizes do not nest.
 
         >>> dims = Dims()
         >>> [part.size for part in dims.split([dims.new(12), dims.new(5)], (3, 20))]
@@ -94,7 +94,7 @@ class Dims:
         return tuple(self.merge(_take(fine, size)) if size > 1 else self.new(1) for size in sizes)
 
     def unify(self, one: Dim, other: Dim) -> bool:
-        """Note that two dims are one and return True; change nothing and return False where they cannot be."""
+        """Unify two dims and return True; change nothing and return False where they cannot be unified."""
         left, right = one.leaves, other.leaves
         if left == right:
             return True
@@ -110,11 +110,12 @@ class Dims:
         return True
 
     def _can_cut(self, old: Sequence[Dim], pieces: Sequence[int]) -> bool:
+        # samples are never split: a dim of the batch has one factor
         remaining = iter(pieces)
         return not any(leaf.batch and len(_sizes(remaining, leaf.size)) > 1 for leaf in old)
 
     def _cut(self, old: Sequence[Dim], pieces: Sequence[int]) -> bool:
-        """Split dims without factors so that their sizes, one after the other, are ``pieces``."""
+        """Split dims without factors into sizes ``pieces``; return False where that would split the batch."""
         if not self._can_cut(old, pieces):
             return False
         remaining = iter(pieces)
@@ -131,7 +132,7 @@ class Dims:
 
 
 def refine(left: Sequence[int], right: Sequence[int]) -> list[int] | None:
-    """Return the coarsest sizes that both sequences of sizes are made of; None where there are none.
+    """Return the coarsest common refinement of two sequences of sizes; None where there is none.
 
     >>> refine([12, 5], [3, 20]), refine([6, 2], [4, 3])
     ([3, 4, 5], None)
@@ -169,7 +170,7 @@ def _take(parts: Iterator[Dim], total: int) -> list[Dim]:
 
 
 def _pairs(left: Sequence[Dim], right: Sequence[Dim], pieces: Sequence[int]) -> bool:
-    """Return whether dims that would be joined piece by piece may be."""
+    """Return whether two sequences of dims may be unified piece by piece."""
     of = []
     for side in (left, right):
         remaining = iter(pieces)
@@ -180,6 +181,7 @@ def _pairs(left: Sequence[Dim], right: Sequence[Dim], pieces: Sequence[int]) -> 
 def _may_join(one: Dim, other: Dim) -> bool:
     if one is other:
         return True
+    # the shorter set is searched: sets grow with every unified dim
     fewer, root = (one.apart, other) if len(one.apart) < len(other.apart) else (other.apart, one)
     return not (one.batch and other.batch) and all(each.root is not root for each in fewer)
 
@@ -187,6 +189,7 @@ def _may_join(one: Dim, other: Dim) -> bool:
 def _join(one: Dim, other: Dim) -> None:
     if one is other:
         return
+    # the batch represents both, else the older dim
     first, second = (one, other) if (one.batch, -one.number) > (other.batch, -other.number) else (other, one)
     second.parent = first
     first.hints |= second.hints

@@ -1,4 +1,4 @@
-"""Operators that work point by point, and the copies of values among them."""
+"""Rules of pointwise operators, dropout and one-hot rows."""
 
 from collections.abc import Sequence
 
@@ -35,7 +35,7 @@ KEEPS_CONDITION = frozenset({"where", "masked_fill"})
 
 
 def broadcast(call: Call, operands: Sequence[tuple[str, int | None, Node]]) -> Axes:
-    """Make the dims of operands one with each other, aligned at the last one, and return the dims of the result."""
+    """Unify the dims of operands, aligned at the last dim, and return the dims of the result."""
     rank = len(call.shape)
     result: list[Dim | None] = [None] * rank
     for name, item, operand in operands:
@@ -43,7 +43,7 @@ def broadcast(call: Call, operands: Sequence[tuple[str, int | None, Node]]) -> A
         shift = rank - len(axes)
         wanted = {place: result[place + shift] for place in range(len(axes))}
         read = call.align(operand, wanted)
-        alone = [place for place, dim in wanted.items() if dim is None]  # as of a tensor times itself turned
+        alone = [place for place, dim in wanted.items() if dim is None]  # as for a tensor times its own transpose
         read = call.separate(read, alone, result)
         if read is not operand:
             call.read(name, read) if item is None else call.read_item(name, item, read)
@@ -54,18 +54,18 @@ def broadcast(call: Call, operands: Sequence[tuple[str, int | None, Node]]) -> A
 
 
 def tensors(call: Call) -> list[tuple[str, int | None, Node]]:
-    """Return the operands with the argument that each is, those of most dims first."""
+    """Return argument name, list index and node of each tensor operand, those with the most dims first."""
     found: list[tuple[str, int | None, Node]] = []
     for name, value in call.given.items():
         if isinstance(value, Node):
             found.append((name, None, value))
         elif isinstance(value, list | tuple):
             found += [(name, item, each) for item, each in enumerate(value) if isinstance(each, Node)]
-    return sorted(found, key=lambda each: -len(present(call.axes(each[2]))))
+    return sorted(found, key=lambda operand: -len(present(call.axes(operand[2]))))
 
 
 def pointwise(call: Call) -> Work:
-    """Work point by point on operands that are broadcast."""
+    """Compute point by point on operands that are broadcast."""
     operands = tensors(call)
     out = broadcast(call, operands)
     return Work((out,), OperatorKind.ELEMENTWISE, saves=_saves(call))
@@ -91,14 +91,14 @@ def _saves(call: Call) -> tuple[Node | str, ...]:
 
 
 def _factors(call: Call, operands: list[Node]) -> tuple[Node, ...]:
-    """Return the factors that the gradient of another one needs; a square needs itself."""
+    """Return the factors that the other factor's gradient needs; a square needs itself."""
     if len(operands) == 1:
         return tuple(operands) if isinstance(call.value(1), Node) else ()
     return tuple(one for one, other in zip(operands, reversed(operands), strict=True) if call.differentiable(other))
 
 
 def dropout(call: Call) -> Work:
-    """Drop points out; backward reads which."""
+    """Drop points out; backward reads the mask."""
     out = call.axes(call.value(0))
     if len(call.shapes) == 1:
         return Work((out,), OperatorKind.DROPOUT)
@@ -106,7 +106,7 @@ def dropout(call: Call) -> Work:
 
 
 def one_hot(call: Call) -> Work:
-    """Write numbers of classes as rows of zeros and a one."""
+    """Turn class numbers into rows of zeros with a single one."""
     classes = call.dims.new(call.shape[-1])
     out = (*call.axes(call.value(0)), classes if classes.size > 1 else None)
     call.dims.keep_apart(out)

@@ -1,4 +1,4 @@
-"""Convolutions, pooling and resizing of images: dims ``batch channels`` and those of space."""
+"""Rules of convolution, pooling and resizing of images, with dims ``batch, channels`` and then the spatial dims."""
 
 from torch.fx import Node
 
@@ -12,7 +12,7 @@ SPACE = {1: ("width",), 2: ("height", "width"), 3: ("depth", "height", "width")}
 def convolution(call: Call) -> Work:
     """``(batch, in, ..) * weight (out, in / groups, kernel ..) -> (batch, out, ..)``.
 
-    Along space a point needs its neighbours: no axis cuts it. With groups, channels are not cut either.
+    No mesh axis cuts spatial dims, because a point needs its neighbours. With groups, channels are not cut either.
     """
     weight, channels = call["weight"], call.axes(call["input"])[1]
     read = call.align(weight, {1: channels}) if call["groups"] == 1 else weight
@@ -29,7 +29,7 @@ def transposed_convolution(call: Call) -> Work:
 
 
 def general_convolution(call: Call) -> Work:
-    """Either of both."""
+    """Convolve or convolve transposed, as the argument ``transposed`` says."""
     return transposed_convolution(call) if call["transposed"] else convolution(call)
 
 
@@ -61,7 +61,7 @@ def _convolved(call: Call, weight: Node, wide: Dim | None, inner: Dim | None) ->
 
 
 def _moved(call: Call, axes: Axes, shape: tuple[int, ...]) -> Axes:
-    """Return the dims of space of a result: those of the image where the size is the same, else new ones."""
+    """Return the spatial dims of a result: the image's dim where the size is the same, else a new dim."""
     result = []
     for axis, size in zip(axes[2:], shape[2:], strict=True):
         same = axis is not None and axis.size == size
@@ -81,7 +81,7 @@ def _name(call: Call, axes: Axes, out: Axes, kernel: Axes = ()) -> None:
 
 
 def pooling(call: Call) -> Work:
-    """Reduce windows of an image; a mean needs nothing of it backward, a largest point its place."""
+    """Reduce windows of an image; backward of a maximum reads the image, backward of a mean does not."""
     source = call.value(0)
     axes = call.axes(source)
     out = (*axes[:2], *_moved(call, axes, call.shape))
@@ -93,7 +93,7 @@ def pooling(call: Call) -> Work:
 
 
 def resizing(call: Call) -> Work:
-    """Read an image at other points."""
+    """Interpolate an image at other points."""
     axes = call.axes(call.value(0))
     out = (*axes[:2], *_moved(call, axes, call.shape))
     call.dims.keep_apart(out)

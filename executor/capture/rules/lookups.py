@@ -1,11 +1,11 @@
-"""Rows of tables by number."""
+"""Rules of look-ups by index."""
 
 from meshwise.executor.capture.rules.work import Call, Rule, Work, present
 from meshwise.simulator.operator_graph import OperatorKind
 
 
 def embedding(call: Call) -> Work:
-    """Look rows of ``weight (rows, width)`` up: a sum over rows of which all but one are times 0."""
+    """Look up rows of ``weight (rows, width)``, which is a sum over rows in which all but one have the factor 0."""
     weight, indices = call["weight"], call["indices"]
     read = call.separate(weight, [1], call.axes(indices))
     if read is not weight:
@@ -20,7 +20,7 @@ def embedding(call: Call) -> Work:
 
 
 def index_select(call: Call) -> Work:
-    """Take the places along a dim that a list names."""
+    """Take the indices of a list along a dim."""
     axes = call.axes(call["self"])
     place = call.place(call["dim"], axes)
     picked = call.separate(call["index"], [0], axes)

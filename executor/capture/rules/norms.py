@@ -1,4 +1,4 @@
-"""Norms and softmax: statistics along some dims, along which nothing is a sum of parts."""
+"""Rules of norms and softmax: they need statistics along dims, which parts of these dims cannot compute alone."""
 
 from meshwise.executor.capture.rules.elementwise import broadcast, tensors
 from meshwise.executor.capture.rules.work import RESULT, Call, Rule, Work, present
@@ -6,7 +6,7 @@ from meshwise.simulator.operator_graph import OperatorKind
 
 
 def layer_norm(call: Call) -> Work:
-    """Normalise the last dims; weight and bias have these."""
+    """Normalise over the last dims, which weight and bias have as well."""
     source = call.value(0)
     axes = call.axes(source)
     broadcast(call, tensors(call))
@@ -17,7 +17,7 @@ def layer_norm(call: Call) -> Work:
 
 
 def group_norm(call: Call) -> Work:
-    """Normalise groups of channels over all points; weight and bias have one number a channel."""
+    """Normalise groups of channels over all points; weight and bias have one value per channel."""
     source = call.value(0)
     axes = call.axes(source)
     for name in ("weight", "bias"):
@@ -27,14 +27,14 @@ def group_norm(call: Call) -> Work:
 
 
 def softmax(call: Call) -> Work:
-    """Normalise exponentials along one dim; backward reads the result."""
+    """Compute the softmax along one dim; backward reads the result."""
     axes = call.axes(call.value(0))
     over = present((axes[call.place(call["dim"], axes)],))
     return Work((axes,), OperatorKind.SOFTMAX, uncut=over, saves=(RESULT,))
 
 
 def log_softmax(call: Call) -> Work:
-    """Return logs of the softmax along the classes of a loss; backward reads the result."""
+    """Compute the log-softmax along the classes of a loss; backward reads the result."""
     axes = call.axes(call.value(0))
     over = present((axes[call.place(call["dim"], axes)],))
     for dim in over:

@@ -1,4 +1,4 @@
-"""Parts of tensors, and tensors put together of parts: no axis cuts the dim along which that is done."""
+"""Rules that take parts of tensors or join tensors; no mesh axis cuts the dim along which they do so."""
 
 from meshwise.executor.capture.rules.dims import Axes, Dim
 from meshwise.executor.capture.rules.views import same
@@ -7,7 +7,7 @@ from meshwise.simulator.operator_graph import OperatorKind
 
 
 def _replaced(call: Call, axes: Axes, shape: tuple[int, ...]) -> Axes:
-    """Return dims of a result: those of the operand where sizes are equal, else new ones."""
+    """Return the dims of a result: the operand's dim where sizes are equal, else a new dim."""
     out = tuple(
         axis if axis is not None and axis.size == size else call.dims.new(size) if size > 1 else None
         for axis, size in zip(axes, shape, strict=True)
@@ -22,7 +22,7 @@ def _changed(axes: Axes, out: Axes) -> tuple[Dim, ...]:
 
 
 def part(call: Call) -> Work:
-    """Take a part along one dim; all of it is a view."""
+    """Take a part along one dim; a part that is the whole tensor is a view."""
     axes = call.axes(call.value(0))
     if tuple(call.value(0).meta["val"].shape) == call.shape and call["step"] == 1:
         return same(call)
@@ -31,14 +31,14 @@ def part(call: Call) -> Work:
 
 
 def select(call: Call) -> Work:
-    """Take one place along a dim, which is gone."""
+    """Take one index along a dim, and remove the dim."""
     axes = call.axes(call.value(0))
     place = call.place(call["dim"], axes)
     return Work(((*axes[:place], *axes[place + 1 :]),), OperatorKind.VIEW, uncut=present((axes[place],)))
 
 
 def unbind(call: Call) -> Work:
-    """Take every place along a dim, which is gone."""
+    """Return one tensor for each index along a dim, and remove the dim."""
     axes = call.axes(call.value(0))
     place = call.place(call["dim"], axes)
     out = (*axes[:place], *axes[place + 1 :])
@@ -46,7 +46,7 @@ def unbind(call: Call) -> Work:
 
 
 def split(call: Call) -> Work:
-    """Take parts along a dim."""
+    """Split a tensor into parts along a dim."""
     axes = call.axes(call.value(0))
     made = tuple(_replaced(call, axes, shape) for shape in call.shapes)
     changed = tuple(dim for out in made for dim in _changed(axes, out))
@@ -54,7 +54,7 @@ def split(call: Call) -> Work:
 
 
 def concatenate(call: Call) -> Work:
-    """Put tensors one after the other along a dim, which is a new one."""
+    """Concatenate tensors along a dim, which becomes a new dim."""
     operands = list(call["tensors"])
     place = call.place(call["dim"], call.axes(operands[0]))
     first: list[Dim | None] = list(call.axes(operands[0]))
@@ -74,7 +74,7 @@ def concatenate(call: Call) -> Work:
 
 
 def stack(call: Call) -> Work:
-    """Put tensors beside each other along a new dim."""
+    """Stack tensors along a new dim."""
     place = call["dim"] % len(call.shape)
     operands = list(call["tensors"])
     shape = list(call.axes(operands[0]))
@@ -98,7 +98,7 @@ def resized(call: Call) -> Work:
 
 
 def repeat_interleave(call: Call) -> Work:
-    """Repeat every place along a dim: the new dim is the old one times the number of repeats."""
+    """Repeat every index along a dim: the new dim is the old one times the repeats."""
     axes = call.axes(call["self"])
     place = call.place(call["dim"], axes)
     old, total = axes[place], call.shape[place]
@@ -110,7 +110,7 @@ def repeat_interleave(call: Call) -> Work:
 
 
 def along(call: Call) -> Work:
-    """Move or sum values along dims that stay: no axis cuts these."""
+    """Move, sort or accumulate values along dims that keep their size; no mesh axis cuts these dims."""
     axes = call.axes(call.value(0))
     given = call.given.get("dims", call.given.get("dim"))
     places = list(range(len(axes))) if given is None else given if isinstance(given, list | tuple) else [given]
@@ -119,13 +119,13 @@ def along(call: Call) -> Work:
 
 
 def triangle(call: Call) -> Work:
-    """Keep a triangle of the last two dims."""
+    """Keep a triangle of the last two dims, which no mesh axis cuts."""
     axes = call.axes(call.value(0))
     return Work((axes,), OperatorKind.ELEMENTWISE, uncut=present(axes[-2:]))
 
 
 def gather(call: Call) -> Work:
-    """Take along one dim the places that an index names."""
+    """Take the indices of an index tensor along one dim."""
     source, index = call["self"], call["index"]
     axes, picked = call.axes(source), call.axes(index)
     place = call.place(call["dim"], axes)
@@ -152,11 +152,12 @@ def gather(call: Call) -> Work:
 
 
 def index(call: Call) -> Work:
-    """Take the places that indices name, along the dims that have one."""
+    """Take the indices of index tensors, along each dim that has one."""
     axes = call.axes(call.value(0))
     indices = list(call["indices"])
     taken = [place for place, each in enumerate(indices) if each is not None]
     together = taken == list(range(taken[0], taken[-1] + 1))
+    # torch puts the indexed dims first where the index tensors are not next to each other
     start = taken[0] if together else 0
     kept = [axis for place, axis in enumerate(axes) if place not in taken]
     rank = len(call.shape) - len(kept)

@@ -1,4 +1,4 @@
-"""Products: linear layers, matrix products and sums of Einstein's kind."""
+"""Rules of linear layers, matrix products and ``einsum``."""
 
 from torch.fx import Node
 
@@ -8,7 +8,7 @@ from meshwise.simulator.operator_graph import OperatorKind
 
 
 def linear(call: Call) -> Work:
-    """``input (.., in) * weight (out, in) -> (.., out)``, and a bias."""
+    """``input (.., in) * weight (out, in) -> (.., out)``, with an optional bias."""
     weight, bias = call["weight"], call["bias"]
     source = call.separate(call["input"], range(len(call.axes(call["input"])) - 1), call.axes(weight)[:1])
     if source is not call["input"]:
@@ -26,12 +26,12 @@ def linear(call: Call) -> Work:
 
 
 def _factors(call: Call, left: Node, right: Node) -> tuple[Node, ...]:
-    """Return what backward reads of a product: each factor for the gradient of the other."""
+    """Return the factors of a product that backward reads: each one for the gradient of the other."""
     return tuple(kept for kept, other in ((left, right), (right, left)) if call.differentiable(other) or kept is other)
 
 
 def matmul(call: Call) -> Work:
-    """``(.., m, k) * (.., k, n) -> (.., m, n)``, batched over dims that are broadcast; either may be a vector."""
+    """``(.., m, k) * (.., k, n) -> (.., m, n)``, batched over broadcast dims; either operand may be a vector."""
     names = call.order[:2]
     left, right = call[names[0]], call[names[1]]
     first, second = call.axes(left), call.axes(right)
@@ -79,7 +79,7 @@ def addmm(call: Call) -> Work:
 
 
 def einsum(call: Call) -> Work:
-    """Sum products over the letters that the result does not have."""
+    """Multiply operands and sum over the letters that are not in the result."""
     equation = call["equation"].replace(" ", "")
     operands = list(call["tensors"])
     if "->" not in equation or "." in equation:

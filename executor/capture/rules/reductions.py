@@ -1,4 +1,4 @@
-"""Sums, which leave partial results where they are cut, and reductions that do not."""
+"""Rules of sums, whose parts are partial results, and of reductions that cannot be computed in parts."""
 
 from meshwise.executor.capture.rules.dims import Axes, Dim
 from meshwise.executor.capture.rules.work import MASK, RESULT, Call, Rule, Work, present
@@ -6,7 +6,7 @@ from meshwise.simulator.operator_graph import OperatorKind
 
 
 def _over(call: Call) -> tuple[Axes, tuple[Dim, ...]]:
-    """Return the dims of the result and those that are gone."""
+    """Return the dims of the result, and the dims that were reduced."""
     axes = call.axes(call.value(0))
     given = call.given.get("dim")
     places = [given] if isinstance(given, int) else list(given or range(len(axes)))
@@ -25,13 +25,13 @@ def total(call: Call) -> Work:
 
 
 def whole(call: Call) -> Work:
-    """Reduce along dims to what is no sum of parts: no axis cuts them."""
+    """Reduce along dims to a value that is no sum of partial results; no mesh axis cuts these dims."""
     out, gone = _over(call)
     return Work(tuple(out for _ in call.shapes), OperatorKind.ELEMENTWISE, uncut=gone, saves=(call.value(0), RESULT))
 
 
 def top_k(call: Call) -> Work:
-    """Choose the largest along a dim; backward reads which."""
+    """Choose the ``k`` largest values along a dim; backward reads their indices."""
     axes = call.axes(call["self"])
     place = call.place(call["dim"], axes)
     chosen = call.dims.new(call["k"]) if call["k"] > 1 else None

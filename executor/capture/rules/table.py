@@ -1,4 +1,4 @@
-"""The one table of rules, by the name of the ATen operator."""
+"""The table of all rules, by the name of the ATen operator."""
 
 from typing import Any
 
@@ -22,12 +22,12 @@ RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in f
 
 
 def name_of(target: Any) -> str:
-    """Return the name of an operator without its overload, as in ``linear``."""
+    """Return the name of an ATen operator without its overload, as ``linear``."""
     return str(target.overloadpacket.__name__)
 
 
 def rule_of(target: Any) -> Rule | None:
-    """Return the rule of an ATen operator; those that torch marks as pointwise share one."""
+    """Return the rule of an ATen operator, the pointwise rule where torch tags it as pointwise, else None."""
     rule = RULES.get(name_of(target))
     pointwise = elementwise.pointwise if torch.Tag.pointwise in target.tags else None
     return rule or pointwise

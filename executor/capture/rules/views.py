@@ -1,4 +1,4 @@
-"""The same values under other torch dims: no operators, they follow their operand."""
+"""Rules of views: the same values under other torch dims. A view is no operator and is sharded as its operand."""
 
 from collections.abc import Iterator
 
@@ -13,13 +13,13 @@ def same(call: Call) -> Work:
 
 
 def detach(call: Call) -> Work:
-    """Keep all dims, as an operator: a gradient ends here, which it would not in what reads the operand."""
+    """Keep all dims, as an operator: a view would be replaced by its operand, through which gradients flow."""
     axes = call.axes(call.value(0))
     return Work((axes,), OperatorKind.VIEW, space=present(axes))
 
 
 def reshape(call: Call) -> Work:
-    """Merge and factor dims; where sizes do not nest, dims get new names and no axis cuts the old ones."""
+    """Merge and split dims; where sizes do not nest, the dims are new ones and no mesh axis cuts the old ones."""
     source = call.value(0)
     axes, shape = present(call.axes(source)), [size for size in call.shape if size > 1]
     made: list[Dim] = []
@@ -37,7 +37,7 @@ def reshape(call: Call) -> Work:
 
 
 def _groups(axes: tuple[Dim, ...], shape: list[int]) -> Iterator[tuple[list[Dim], list[int]]]:
-    """Yield the fewest dims, and the fewest sizes, whose products are equal, in order."""
+    """Yield, in order, the shortest groups of dims and of sizes whose products are equal."""
     old, new = list(axes), list(shape)
     while old:
         dims, sizes = [old.pop(0)], [new.pop(0)]
@@ -53,7 +53,7 @@ def _groups(axes: tuple[Dim, ...], shape: list[int]) -> Iterator[tuple[list[Dim]
 
 
 def permute(call: Call) -> Work:
-    """Order dims anew."""
+    """Permute dims."""
     axes = call.axes(call.value(0))
     return Work((tuple(axes[call.place(place, axes)] for place in call.value(1)),))
 
@@ -73,7 +73,7 @@ def turned(call: Call) -> Work:
 
 
 def expand(call: Call) -> Work:
-    """Repeat values along new dims, or along those of size 1."""
+    """Repeat values along new dims, or along dims of size 1."""
     return Work((_expanded(call, call.axes(call.value(0)), call.shape),))
 
 
@@ -86,7 +86,7 @@ def _expanded(call: Call, axes: Axes, shape: tuple[int, ...]) -> Axes:
 
 
 def broadcast_tensors(call: Call) -> Work:
-    """Expand several tensors to one shape."""
+    """Expand several tensors to their common shape."""
     if any(tuple(each.meta["val"].shape) != call.shape for each in call.value(0)):
         first = _expanded(call, call.axes(call.value(0)[0]), call.shape)
         wide = tuple(_expanded(call, call.axes(each), call.shape) for each in call.value(0)[1:])

@@ -1,4 +1,4 @@
-"""What a rule is given, and what it says of an operator."""
+"""The interface of rules: the call that a rule gets, and the work that it returns."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,27 +14,29 @@ ALIAS = torch.ops.aten.alias.default
 
 
 class Unknown(Exception):
-    """A rule does not cover a call: the operator is treated as replicated."""
+    """Raised where a rule does not cover a call; the operator is then replicated."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What an operator does.
+    """The work of an operator: dims of its values, its cost, and which dims can be cut.
 
     Parameters
     ----------
     outputs
-        Dims of each value.
+        Dims of each value of the operator.
     kind
-        None for a view: it follows its first operand.
+        Kind of the operator; None for a view, which is sharded as its first operand.
     reduced, uncut
-        Dims that are summed away, and dims that no axis may cut.
+        Dims that are summed over, and dims that no mesh axis may cut.
     space
-        The iteration space where it is not all dims of outputs and operands.
+        Dims of the iteration space; empty where it is all dims of outputs and operands.
     flops
         FLOP for one point of the iteration space.
     saves
-        Operands that backward reads; `RESULT` is the first value, `MASK` the second.
+        Operands that backward reads; `RESULT` is the operator's first value, `MASK` its second.
+    executed
+        Fraction of the iteration space that the kernel executes.
     """
 
     outputs: tuple[Axes, ...]
@@ -52,16 +54,18 @@ RESULT, MASK = "result", "mask"
 
 @dataclass
 class Call:
-    """One node as its rule sees it: operands by the names of the schema, and their dims.
+    """One node as a rule sees it: its arguments by their names in the schema, and the dims of its operands.
 
     Parameters
     ----------
     known
         Dims of the values of every node before this one.
     differentiable
-        Nodes whose value has a gradient.
+        Tells whether a node's value has a gradient.
     renamed
-        Receives a new ``alias`` node wherever an operand is read under other dims.
+        Called with every new ``alias`` node by which an operand is read under other dims, and its work.
+    given
+        Argument name -> value, with the defaults of the schema.
     """
 
     node: Node
@@ -82,7 +86,7 @@ class Call:
         return self.given[name]
 
     def value(self, index: int) -> Any:
-        """Return the value of the argument at ``index``, its default where it was left out."""
+        """Return the value of the argument at ``index`` of the schema, or its default."""
         name = self.order[index]
         return self.given.get(name)
 
@@ -107,7 +111,10 @@ class Call:
         return self.node.all_input_nodes
 
     def align(self, operand: Node, wanted: Mapping[int, Dim | None]) -> Node:
-        """Make torch dims of an operand those that are wanted; return what is then read: the operand or its alias."""
+        """Unify dims of an operand with the given dims, by torch dim; return the node to read: the operand or an alias.
+
+        The alias has new dims where the operand's own cannot be unified. Raises `RuleError` where these cannot either.
+        """
         axes = self.axes(operand)
         failed = [
             place
@@ -130,13 +137,13 @@ class Call:
         return one.size == other.size and self.dims.unify(one, other)
 
     def separate(self, operand: Node, places: Iterable[int], others: Sequence[Dim | None]) -> Node:
-        """Make dims of an operand others than some; return what is then read: the operand or its alias."""
+        """Return a node whose dims at ``places`` are not in ``others``: the operand, or an alias with new dims."""
         taken, axes = set(leaves(others)), self.axes(operand)
         same = [place for place in places if taken & set(leaves(axes[place : place + 1]))]
         return self.rename(operand, same) if same else operand
 
     def rename(self, operand: Node, places: Sequence[int]) -> Node:
-        """Read an operand as an alias, whose dims at some places are new ones."""
+        """Insert an alias of an operand, which has new dims at ``places``, before this node and return it."""
         graph = self.node.graph
         with graph.inserting_before(self.node):
             alias = graph.call_function(ALIAS, (operand,))
@@ -153,7 +160,7 @@ class Call:
         return alias
 
     def read(self, name: str, operand: Node) -> None:
-        """Make the node read ``operand`` as its argument ``name``."""
+        """Replace the node's argument ``name`` by ``operand``."""
         self.given[name] = operand
         index = self.order.index(name)
         if index < len(self.node.args):
@@ -162,14 +169,14 @@ class Call:
             self.node.update_kwarg(name, operand)
 
     def read_item(self, name: str, item: int, operand: Node) -> None:
-        """Make the node read ``operand`` as an item of its list argument ``name``."""
+        """Replace an item of the node's list argument ``name`` by ``operand``."""
         values = list(self.given[name])
         values[item] = operand
         self.given[name] = values
         self.node.update_arg(self.order.index(name), values)
 
     def place(self, index: int, axes: Axes) -> int:
-        """Return a torch dim that may count from the end as one that counts from 0."""
+        """Return a torch dim as an index from 0; a negative ``index`` counts from the end."""
         return index % len(axes) if axes else 0
 
 
@@ -177,10 +184,5 @@ Rule = Callable[[Call], Work]
 
 
 def present(axes: Iterable[Dim | None]) -> tuple[Dim, ...]:
-    """Return the dims of more than one."""
+    """Return the dims of a size above 1."""
     return tuple(axis for axis in axes if axis is not None)
-
-
-def is_node(value: Any) -> bool:
-    """Return whether an argument is a tensor."""
-    return isinstance(value, Node)

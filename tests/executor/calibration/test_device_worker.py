@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_workers_need_torch_and_nothing_that_simulates() -> None:
-    absent = ("simpy", "pandas", "numba", "pydantic", "yaml", "typer", "rich", "highspy", "matplotlib")
+    absent = ("simpy", "pandas", "numba", "pydantic", "yaml", "typer", "rich", "highspy", "matplotlib", "scipy")
     modules = (
         "meshwise.executor.calibration.device_calibration",
         "meshwise.executor.calibration.device_worker",
