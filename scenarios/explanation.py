@@ -316,7 +316,7 @@ class _Explanation:
         return self._trial(found.trial) | {"decision": found.decision, "margin": found.margin}
 
     def _decisions(self, trial: Trial, layout: Layout, others: dict[str, Alternative]) -> Iterator[dict[str, Any]]:
-        """Yield the best plan that decides one topic otherwise, for each topic; also add it to ``topic_alternatives``."""
+        """Yield for each topic the best plan that decides it otherwise; also add it to ``topic_alternatives``."""
         for each in alternatives(self.ranking, trial, layout):
             others[each.decision] = each
             yield self._alternative(each)
