@@ -1,7 +1,7 @@
-"""The simulator against the executor's own model: memory and communications of one rank of every kind.
+"""The simulator compared with an oracle: memory and communications of one rank of every kind.
 
-Both are of the same plan with torch's conventions. The oracle is `meshwise.executor.check.oracle`, which knows nothing
-of the simulator.
+Both look at the same plan with torch's conventions. The oracle, `meshwise.executor.check.oracle`, builds the executor's
+model on tensors without data and shares no code with the simulator.
 """
 
 from collections import Counter
@@ -25,18 +25,19 @@ from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 
 PEAK = "peak"
-"""What the line is called of the most that a rank holds at any moment."""
+"""The name of the line for the peak memory of a rank."""
 PEAK_TOLERANCE = 0.03
-"""How far peaks may be apart, of the oracle's: the simulator counts no norms' statistics and no scalars."""
+"""Allowed difference of peaks, as a fraction of the oracle's: the simulator counts no statistics of norms and no
+scalars."""
 SCALAR = 8
-"""Communications of so many bytes are left out: sums of the squares of a norm, which ranks may sum axis by axis."""
+"""Communications of at most so many bytes are left out: sums of squares for a norm, which ranks sum axis by axis."""
 FRAMEWORK = "torch"
-"""The conventions that the executor follows."""
+"""The framework whose conventions the executor follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryLine:
-    """Bytes of a category on one rank; ``allowed`` is how far they may be apart."""
+    """Bytes of a category on one rank, from both sides; ``allowed`` is the largest allowed difference."""
 
     category: str
     simulated: float
@@ -45,16 +46,17 @@ class MemoryLine:
 
     @property
     def equal(self) -> bool:
-        """Whether they are as near as allowed."""
+        """Whether the difference is allowed."""
         return abs(self.simulated - self.oracle) <= self.allowed
 
 
 @dataclass(frozen=True, slots=True)
 class TrafficLine:
-    """Communications of a kind among ranks along some axes: how many, and the bytes of all of them.
+    """Communications of a kind among ranks along some axes: their number and total bytes, from both sides.
 
-    ``counted`` is false where gradients and parameters move among data ranks in pieces of torch's choice: of stages, or
-    of buckets that DistributedDataParallel fills in the order in which gradients came in its first step.
+    ``counted`` is false where numbers are not compared because torch chooses the pieces in which gradients and
+    parameters move among data ranks: stages, or the buckets that DistributedDataParallel fills in the order in which
+    gradients arrived in its first step.
     """
 
     kind: str
@@ -67,14 +69,14 @@ class TrafficLine:
 
     @property
     def equal(self) -> bool:
-        """Whether bytes are the same, and where they are counted how many there are."""
+        """Whether the bytes are equal and, where numbers are compared, the numbers too."""
         same = self.simulated == self.oracle or not self.counted
         return same and self.simulated_bytes == self.oracle_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class RankCheck:
-    """One rank for all that do the same."""
+    """The comparison of one rank, which stands for all ranks that do the same."""
 
     rank: int
     stages: tuple[int, ...]
@@ -85,7 +87,7 @@ class RankCheck:
 
     @property
     def equal(self) -> bool:
-        """Whether every line is."""
+        """Whether every line is equal."""
         return all(line.equal for line in self.memory) and all(line.equal for line in self.traffic)
 
     def to_json(self) -> dict[str, Any]:
@@ -101,7 +103,7 @@ class RankCheck:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """All kinds of ranks of a plan."""
+    """The comparison of a plan: one rank of every kind."""
 
     ranks: tuple[RankCheck, ...]
 
@@ -109,7 +111,7 @@ class Check:
 
     @property
     def equal(self) -> bool:
-        """Whether every rank is."""
+        """Whether every rank is equal."""
         return all(rank.equal for rank in self.ranks)
 
     @property
@@ -130,12 +132,12 @@ class Check:
 def check(
     spec: Transformer, problem: Problem, plan: Plan, progress: Callable[[str], None] = lambda text: None
 ) -> Check:
-    """Return the simulator beside the oracle, for the first rank of every kind.
+    """Return the comparison of simulator and oracle, for the first rank of every kind.
 
     Parameters
     ----------
     progress
-        Told which rank comes next.
+        Called with a line about the next rank.
 
     Raises
     ------
@@ -165,10 +167,10 @@ def check(
 
 
 def as_run(plan: Plan) -> Plan:
-    """Return the plan as torch's ``fully_shard`` runs it, which shares states with ZeRO 2 and 3.
+    """Return the plan as torch's ``fully_shard``, which the executor uses for ZeRO 2 and 3, runs it.
 
-    With ZeRO 2 too it keeps only shards of parameters from step to step: this is ZeRO 3 that keeps what it has
-    gathered. It gathers and reduces beneath computing whatever a plan asks for.
+    ``fully_shard`` keeps only shards of parameters from step to step with ZeRO 2 too, so this is ZeRO 3 without
+    resharding after forward. It always overlaps gathers and reductions with computing.
     """
     if plan.zero < 2 or plan.shards == 1:
         return plan
@@ -177,9 +179,10 @@ def as_run(plan: Plan) -> Plan:
 
 
 def roles(plan: Plan) -> tuple[int, ...]:
-    """Return the first rank of every kind: of each pipeline position, size of microbatches, and a server's first rank.
+    """Return the first rank of every kind.
 
-    What ranks do depends on nothing else.
+    What a rank does depends only on its pipeline position, the size of its microbatches, and whether it serves
+    parameters.
     """
     batches = data_ranks(plan.mesh)
     first: dict[tuple[int, int, bool], int] = {}
@@ -218,7 +221,7 @@ def _rank_check(
 
 
 def along(plan: Plan, ranks: Iterable[int]) -> tuple[str, ...]:
-    """Return the axes of the mesh along which some ranks differ."""
+    """Return the axes of the mesh along which the given ranks differ."""
     members = list(ranks)
     names = (axis.name for axis in plan.mesh.axes)
     return tuple(name for name in names if len({plan.mesh.coordinate(rank, name) for rank in members}) > 1)
@@ -227,7 +230,7 @@ def along(plan: Plan, ranks: Iterable[int]) -> tuple[str, ...]:
 def _traffic(
     simulated: Mapping[Communication, int], oracle: Mapping[Communication, int], *, by_unit: bool
 ) -> Iterator[TrafficLine]:
-    """Yield a line for every kind and group; groups of one rank move nothing."""
+    """Yield a line for every kind and group of communications; with ``by_unit``, numbers are always compared."""
     told, found = _totals(simulated), _totals(oracle)
     for kind, axes in sorted({*told, *found}):
         (number, size), (made, moved) = (each.get((kind, axes), (0, 0.0)) for each in (told, found))
@@ -236,9 +239,9 @@ def _traffic(
 
 
 def _totals(found: Mapping[Communication, int]) -> dict[tuple[str, tuple[str, ...]], tuple[int, float]]:
-    """Return how many communications of every kind and group there are, and the bytes of all of them.
+    """Return the number and total bytes of communications by kind and axes, without groups of one rank and scalars.
 
-    A shift is a send of every rank to the next one.
+    A shift counts as a send: every rank sends to the next one.
     """
     totals: dict[tuple[str, tuple[str, ...]], tuple[int, float]] = {}
     for each, count in found.items():
