@@ -107,7 +107,7 @@ def _with_pages(problem: Problem, plan: Plan) -> str:
 
 
 def lacking_in_words(problem: Problem, found: Shortfall) -> str:
-    """Return in one line which stage or host lacks how much memory and what fills it; for a device, when and the risk."""
+    """Return in one line which stage or host lacks how much memory, what fills it, and a device's risk."""
     stages = ", ".join(map(str, found.stages))
     held = ", ".join(f"{name} {format_size(size)}" for name, size in found.held if size)
     lacks = format_size(found.lacks)
