@@ -1,4 +1,4 @@
-"""Search, run the best plans, fit the machine's figures to what they took, and rank the plans again."""
+"""The closed loop: search, run the best plans, fit the machine's figures to the runs, and predict the plans again."""
 
 import tempfile
 from collections.abc import Callable, Sequence
@@ -18,18 +18,26 @@ if TYPE_CHECKING:
     from meshwise.scenarios.scenario import Scenario
 
 TOP_UP = 500
-"""Evaluations in which every plan is looked at where the search itself evaluated too few: one that proves its best
-plan needs no second one."""
+"""Evaluation budget of the exhaustive search that follows where the search itself evaluated too few plans: a search
+that proves its best plan needs to evaluate no second one."""
 
 Note = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Looped:
-    """A plan that ran: seconds of a step predicted before, measured, and predicted after the figures were fitted.
+    """A plan that ran, with four step times in seconds.
 
-    ``after`` is predicted from the other runs alone, so that it is a prediction; ``None`` where there is no other.
-    ``fitted`` is of figures fitted to all runs, this one too.
+    Parameters
+    ----------
+    time_before
+        Predicted before any figure was fitted.
+    measured_time
+        Measured.
+    time_after
+        Predicted with figures fitted to all other runs, not to this one; ``None`` where there is no other run.
+    fitted_time
+        Predicted with figures fitted to all runs, this one included.
     """
 
     plan: Plan
@@ -39,7 +47,7 @@ class Looped:
     fitted: float
 
     def to_json(self) -> dict[str, Any]:
-        """Return the row as JSON-ready data."""
+        """Return the plan and its step times as JSON-ready data; errors are predicted over measured time, minus 1."""
         return {
             "plan": self.plan.describe(),
             "predicted_step_time": self.before,
@@ -53,10 +61,10 @@ class Looped:
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoop:
-    """What came of a loop: the plans that ran, the fitted machine, and the best plan on it.
+    """The result of a loop: the plans that ran, the fitted machine, and the best plan of a search on it.
 
-    ``best`` is that of a search on the fitted machine, ``fastest`` the plan that ran fastest. ``interrupted`` says
-    that the user ended it: then it is of the plans that were done.
+    ``interrupted`` says that the user ended the loop: then it covers the plans that ran until then, and there is no
+    ``best_plan``.
     """
 
     rows: tuple[Looped, ...]
@@ -72,7 +80,7 @@ class ClosedLoop:
         return min(self.rows, key=lambda row: row.measured).plan
 
     def to_json(self) -> dict[str, Any]:
-        """Return the loop as JSON-ready data, without the cluster."""
+        """Return the loop as JSON-ready data, without the fitted cluster."""
         before = [abs(row.before / row.measured - 1) for row in self.rows]
         after = [abs(row.after / row.measured - 1) for row in self.rows if row.after is not None]
         return {
@@ -90,7 +98,7 @@ class ClosedLoop:
 
 
 def executable(scenario: "Scenario", found: SearchResult, most: int) -> list[Plan]:
-    """Return the ``most`` fastest plans that a search found to fit and that this machine can run."""
+    """Return the ``max_plans`` fastest plans of a search result that fit and that this machine can run."""
     plans = []
     for trial in sorted((t for t in found.trials if t.evaluation.fits), key=lambda t: t.evaluation.step_time):
         try:
@@ -102,7 +110,13 @@ def executable(scenario: "Scenario", found: SearchResult, most: int) -> list[Pla
 
 
 def best_plans(scenario: "Scenario", most: int, note: Note) -> list[Plan]:
-    """Return the fastest executable plans of the scenario's search, and of all plans where it evaluated too few."""
+    """Return the fastest plans that this machine can run, of the scenario's search, else of an exhaustive search.
+
+    Raises
+    ------
+    ValueError
+        Where no plan that fits can be run.
+    """
     found = scenario.search()
     plans = executable(scenario, found, most)
     if len(plans) < most:
@@ -124,25 +138,25 @@ def close_loop(
     progress: Callable[[int, float, float], None] | None = None,
     finished: "Callable[[int, Plan, Run], None] | None" = None,
 ) -> ClosedLoop:
-    """Run the best ``most`` plans of a scenario and fit its machine to them.
+    """Run the best ``max_plans`` plans of a scenario and fit its machine to these runs.
 
-    An interrupt ends the runs; what was done is fitted.
+    After an interrupt no further plan runs, and the machine is fitted to the runs that were complete.
 
     Parameters
     ----------
     folder
-        Where the runs leave their files, a folder a plan; a temporary one by default.
+        Where the runs leave their files, one folder a plan; a temporary folder by default.
     note
-        Told what happens next.
-    finished
-        Called with number, plan and run after each.
+        Called with a line about what happens next.
+    on_finished
+        Called after each run with its number, plan and result.
 
     Raises
     ------
     ValueError
         Where no plan can be run.
     KeyboardInterrupt
-        Where the user ends it before any plan was run.
+        Where the user interrupts before the first run is complete.
     """
     plans = best_plans(scenario, most, note)
     done: list[PlanRun] = []
@@ -170,6 +184,7 @@ def _fitted(scenario: "Scenario", runs: Sequence[PlanRun], interrupted: bool, no
     refit = refitted(problem, runs)
     rows = []
     for run in runs:
+        # fitted without the run itself: else the error after the fit would be one of fitting, not of prediction
         others = [other for other in runs if other is not run]
         after = predicted_step(problem, refitted(problem, others).cluster, run.plan) if others else None
         before, fitted = (predicted_step(problem, each, run.plan) for each in (problem.cluster, refit.cluster))

@@ -1,4 +1,4 @@
-"""What commands print, results on stdout and everything else on stderr, and what their processes end with."""
+"""What commands print, results on stdout and everything else on stderr, and their exit codes."""
 
 import json
 import math
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from meshwise.scenarios.scenario import Scenario
 
 DONE = 0
-"""The exit code of a command that has done what it was asked for."""
+"""The exit code of a command that succeeded."""
 FAILED = 1
 BAD_INPUT = 2
 NOTHING_FITS = 3
 
 
 def emit(document: Any) -> None:
-    """Print one JSON document; a number that is not finite becomes null."""
+    """Print one JSON document; numbers that are not finite become null."""
     print(json.dumps(_finite(document), indent=2, allow_nan=False, default=str))
 
 
@@ -35,12 +35,12 @@ def _finite(value: Any) -> Any:
 
 
 def note(text: str) -> None:
-    """Print a remark on stderr, with what is not safe to print written out."""
+    """Print a remark on stderr, with unsafe characters escaped."""
     print(escaped(text), file=sys.stderr)
 
 
 def remarks(scenario: "Scenario") -> list[tuple[str, str]]:
-    """Return the rows that say what to know of a scenario before any figure."""
+    """Return the remarks about a scenario as rows to print before its figures."""
     return [("remark", line) for line in scenario.remarks]
 
 
@@ -53,7 +53,7 @@ def show(rows: Iterable[tuple[str, Any]]) -> None:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print columns under their names; all but the first are set flush right."""
+    """Print a table under a header; all columns but the first are aligned right."""
     cells = [[escaped(str(cell)) for cell in row] for row in (head, *rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
     for row in cells:
@@ -63,14 +63,14 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 
 
 class Ticker:
-    """One line on stderr that is written over, at most five times a second and only on a terminal."""
+    """A progress line on stderr that overwrites itself, at most five times a second and only on a terminal."""
 
     def __init__(self) -> None:
         self.shown = 0.0
         self.live = sys.stderr.isatty()
 
     def __call__(self, text: str) -> None:
-        """Show ``text`` in place of what was shown before."""
+        """Show ``text`` in place of the line before."""
         now = time.monotonic()
         if self.live and now - self.shown >= 0.2:
             self.shown = now

@@ -1,6 +1,6 @@
-"""Why a plan: what `meshwise explain` says, section by section, as JSON-ready data, and what it is asked.
+"""The sections of `meshwise explain` as JSON-ready data, and the question that they answer.
 
-It is asked why not another plan, what now when devices are lost, and at what price.
+A question asks why this plan, why not another plan, or what to do when devices are lost.
 """
 
 import re
@@ -57,21 +57,21 @@ from meshwise.strategies.search.algorithms.best_first import BestFirst
 from meshwise.strategies.search.driver import OutOfTime, search
 
 MAX_QUESTION = 2000
-"""Characters of what is asked for with ``--why-not``."""
+"""Most characters of the text of ``--why-not``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked.
+    """A question about a plan.
 
     Parameters
     ----------
-    asked
-        What another plan is to have, by field: why not that one? Empty for no such question.
-    lost
-        Devices that are lost: what now? 0 for no such question.
+    asked_fields
+        Values by field of another plan: why not that one? Empty for no such question.
+    num_lost
+        Number of lost devices: what now? 0 for no such question.
     price
-        Of a device for an hour.
+        Price of a device for an hour.
     """
 
     asked: Mapping[str, Any]
@@ -80,17 +80,17 @@ class Question:
 
     @property
     def whole(self) -> bool:
-        """Whether everything is explained that there is."""
+        """Whether all sections are wanted: no other plan and no lost device is asked about."""
         return not self.asked and not self.lost
 
 
 def plan_fields(text: str) -> dict[str, Any]:
-    """Return what a text such as ``tensor=8,pipeline=2`` asks of a layout, by field.
+    """Return the values by layout field that a text such as ``tensor=8,pipeline=2`` asks for.
 
     Raises
     ------
     ScenarioError
-        Where a field or a value is none of a plan's.
+        Where a plan has no such field, or the field no such value.
 
     >>> plan_fields("tensor=8, recompute=full")
     {'tensor': 8, 'recompute': <Recompute.FULL: 'full'>}
@@ -117,33 +117,33 @@ Section = tuple[str, Any]
 """A name, and JSON-ready data."""
 
 QUANTILE = 0.95
-"""The quantile of step time that every plan is told with."""
+"""The quantile of step time in what is said of every plan; the interval goes from 1 - `QUANTILE` to it."""
 
 
 def explanation(
     value: Scenario, plan: Plan | None, question: Question, seconds: Callable[[], float], tell: Callable[[str], None]
 ) -> Iterator[Section]:
-    """Yield what is to be said of a plan, or of the best one of the scenario's space.
+    """Yield the sections about a plan, by default about the best plan of the scenario's space.
 
     Parameters
     ----------
-    seconds
-        How many are left.
+    time_left
+        Returns the seconds that are left.
     tell
-        Called with what is being done.
+        Called with a line about the current work.
 
     Raises
     ------
-    Nothing
-        Where nothing fits, or the plan does not.
+    NothingFits
+        Where no plan fits, or ``plan`` does not.
     OutOfTime
-        Where no seconds are left, after what is known has been yielded.
+        Where no seconds are left, after the rows known until then were yielded.
     """
     yield from _Explanation(value, question, seconds, tell).sections(plan)
 
 
 class _Explanation:
-    """What sections share."""
+    """One explanation: the question, and what its sections share, such as the ranked plans of the space."""
 
     def __init__(
         self, value: Scenario, question: Question, seconds: Callable[[], float], tell: Callable[[str], None]
@@ -160,7 +160,8 @@ class _Explanation:
             self.tell("the given plan")
             self._check_fits(plan)
             given = self._evaluated(plan)
-            yield "plan", self._describe_plan(given)  # what needs no other plan comes first, however long those take
+            # sections that need no other plan come first: ranking the space may take all the time there is
+            yield "plan", self._describe_plan(given)
             yield from self._describe_step(given)
         best = self._find_best(plan)
         trial = given or best or self._own_in_words()
@@ -183,19 +184,19 @@ class _Explanation:
             yield from self._whole(trial, layout, best)
 
     def _describe_plan(self, trial: Trial) -> dict[str, Any]:
-        """Return what is said of the plan itself."""
+        """Return the section about the plan itself."""
         document = {"document": trial.plan.to_json(), "most_out_of_memory": risk_limit(self.problem)}
         return self._trial(trial) | document
 
     def _describe_step(self, trial: Trial) -> Iterator[Section]:
-        """Yield what a step of the plan consists of, for which no other plan is looked at."""
+        """Yield where the time of a step goes: its critical path, and the time of its devices."""
         path = critical_path(lower(self.problem, trial.plan))
         stages = list(trial.plan.stages_at(path.position))
         yield "critical_path", {"seconds": path.by_kind(), "pipeline_rank": path.position, "stages": stages}
         yield "device_time", device_time(simulate(lower(self.problem, trial.plan)))
 
     def _find_best(self, plan: Plan | None) -> Trial | None:
-        """Return the fastest plan that fits of those ranked: known ones, ``plan``, and those near them."""
+        """Rank known plans, ``plan`` and plans near them, and return the fastest one that fits."""
         self.tell("looking at plans of the space")
         best = search_best(self.problem, self.space, self.seconds)
         given = [] if plan is None else [layout_of(self.problem, plan)]
@@ -229,7 +230,7 @@ class _Explanation:
             yield from self._partly("device_front", self._devices(trial))
 
     def _partly(self, name: str, rows: Iterator[dict[str, Any]]) -> Iterator[Section]:
-        """Yield a section of rows, also of those that there was time for."""
+        """Yield a section of rows; where time is up or the user interrupts, a section of the rows known until then."""
         known: list[dict[str, Any]] = []
         try:
             for row in rows:
@@ -243,7 +244,7 @@ class _Explanation:
         return ranking(self.problem, self.space, around, seconds=self.seconds, seen=_counting(self.tell))
 
     def _searched(self) -> Trial:
-        """Return the fastest plan where none of those fits that were looked at, and rank those near it."""
+        """Search for a plan that fits where no ranked one does, rank the plans near it, and return the fastest."""
         if self.ranking.whole:
             raise self._nothing()
         self.tell("looking for a plan that fits")
@@ -254,7 +255,7 @@ class _Explanation:
             raise OutOfTime
         self.ranking = self._ranked([layout_of(self.problem, found.best.plan)])
         best = self.ranking.fastest(fits)
-        assert best is not None  # that which was found fits
+        assert best is not None  # the plan that the search found is ranked, and fits
         return best
 
     def _nothing(self) -> Nothing:
@@ -269,12 +270,12 @@ class _Explanation:
             raise Nothing(nothing_fits(self.problem, [layout_of(self.problem, plan)], accepts, self.seconds))
 
     def _own(self) -> Trial | None:
-        """Return the scenario's own plan where it fits, which may be outside the space."""
+        """Return the scenario's own plan where it fits; it may lie outside the space."""
         own = self.value.plan
         return self._evaluated(own) if own is not None and self.costs.fits(own) else None
 
     def _own_in_words(self) -> Trial | None:
-        """Return the scenario's own plan where it fits and the target, where there is one, can say it."""
+        """Return the scenario's own plan where it fits and the scenario's target, if it has one, can express it."""
         own, accepts = self._own(), self.space.accepts
         said = own is not None and (accepts is None or not accepts.refusals(self.problem, own.plan))
         return own if said else None
@@ -306,7 +307,7 @@ class _Explanation:
         }
 
     def _compared(self, trial: Trial, other: Trial) -> dict[str, Any]:
-        """Return another plan, and where it takes more time or less."""
+        """Return what is said of another plan, and by how many seconds each part of its step differs."""
         spent = [device_time(simulate(lower(self.problem, each.plan))) for each in (trial, other)]
         margin = other.evaluation.step_time / trial.evaluation.step_time - 1
         return self._trial(other) | {"margin": margin, "more_seconds": difference(*spent)}
@@ -315,7 +316,7 @@ class _Explanation:
         return self._trial(found.trial) | {"decision": found.decision, "margin": found.margin}
 
     def _decisions(self, trial: Trial, layout: Layout, others: dict[str, Alternative]) -> Iterator[dict[str, Any]]:
-        """Yield what each decision is worth, and put it into ``others``."""
+        """Yield for each topic the best plan that decides it otherwise; also add it to ``topic_alternatives``."""
         for each in alternatives(self.ranking, trial, layout):
             others[each.decision] = each
             yield self._alternative(each)
@@ -337,7 +338,7 @@ class _Explanation:
         }
 
     def _limits(self) -> str:
-        """Return what plans are limited by, in words."""
+        """Return in words what limits the plans of the space."""
         target = self.value.target
         can = f" and what {Acceptance(target, self.value.spec).can}" if target is not None else ""
         return f"the limits in search.space{can}"

@@ -1,6 +1,6 @@
-"""Nothing fits: the device or host that lacks most, what fills it, and changes that make a plan fit.
+"""Why nothing fits, and what would: the device or host that lacks most memory, what fills it, and the cheapest changes.
 
-They are the cheapest changes and, of a plan that does not fit, the plan nearest to it that does.
+For a plan that does not fit it also finds the nearest plan that does.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ EMPTY_SPACE = "nothing fits: the search space is empty; the limits in search.spa
 
 
 class Nothing(Exception):
-    """Nothing fits: carries what is known as JSON-ready data."""
+    """Raised where nothing fits; ``document`` explains it as JSON-ready data."""
 
     def __init__(self, document: dict[str, Any]) -> None:
         super().__init__(document["reason"])
@@ -37,14 +37,14 @@ class Nothing(Exception):
 
 
 GRACE = 2.0
-"""Seconds in which what follows a search is worked out when its time is up."""
+"""Seconds for what follows a search whose time is up, such as the explanation of why nothing fits."""
 
 Left = Callable[[], float]
-"""How many seconds are left."""
+"""Returns the seconds that are left."""
 
 
 def seconds_left(seconds: float | None, clock: Callable[[], float] = perf_counter) -> Left:
-    """Return how many of some ``seconds`` from now on are left, and `GRACE`; infinitely many of ``None``."""
+    """Return a function that returns the seconds left of ``seconds`` and `GRACE` from now on; no limit for ``None``."""
     if seconds is None:
         return unlimited
     end = clock() + seconds + GRACE
@@ -52,9 +52,9 @@ def seconds_left(seconds: float | None, clock: Callable[[], float] = perf_counte
 
 
 def nothing_is_known_to_fit(result: SearchResult) -> bool:
-    """Return whether a search found nothing because nothing fits: not for lack of time, evaluations or luck.
+    """Return whether a search proves that nothing fits, and did not just lack time, evaluations or luck.
 
-    It is known where there are no plans, and where the algorithm has proven of all plans that none fits.
+    It does where the space has no plans, or where the algorithm proves that no plan of it fits.
     """
     if result.best is not None or result.end != FINISHED:
         return False
@@ -62,10 +62,10 @@ def nothing_is_known_to_fit(result: SearchResult) -> bool:
 
 
 def nothing_fits_in(value: Scenario, left: Left = unlimited) -> dict[str, Any]:
-    """Return why no layout of a scenario's space fits, and the cheapest changes that make one fit.
+    """Return why no layout of a scenario's space fits, and the cheapest changes that make one fit, as JSON-ready data.
 
-    Of a large space known plans and those near them are tried. Where no seconds are ``left``, nothing is said of
-    changes.
+    Of a large space, known plans and their neighbours are tried. Where ``time_left`` returns 0 before they are ranked,
+    the document has no changes.
     """
     space = value.with_starts(value.make_space())
     try:
@@ -79,9 +79,10 @@ def nothing_fits_in(value: Scenario, left: Left = unlimited) -> dict[str, Any]:
 def nothing_fits(
     problem: Problem, tried: list[Layout], accepts: Accepts | None = None, left: Left = unlimited
 ) -> dict[str, Any]:
-    """Return why none of some layouts fits, the least first, and the cheapest changes that make one fit.
+    """Return why none of ``layouts`` fits, and the cheapest changes that make one fit, as JSON-ready data.
 
-    Where no seconds are ``left``, of those changes that were looked at.
+    The explanation is of the first layout, the one that needs least memory. Where no time is left, the changes are
+    those tried until then.
     """
     if not tried:
         return {"reason": EMPTY_SPACE, "lacking": None, "plan": None, "changes": [], "all_tried": True}
@@ -98,7 +99,7 @@ def nothing_fits(
 
 
 def _with_pages(problem: Problem, plan: Plan) -> str:
-    """Return that a plan fits where torch's allocator grows segments page by page, if it does then alone."""
+    """Return a remark if the plan fits only where torch's allocator has expandable segments; else no text."""
     if problem.memory_margin == 1.0 or not caches_blocks(problem.training, problem.cluster):
         return ""
     pages = with_margin(replace(problem, training=replace(problem.training, expandable_segments=True)))
@@ -106,7 +107,7 @@ def _with_pages(problem: Problem, plan: Plan) -> str:
 
 
 def lacking_in_words(problem: Problem, found: Shortfall) -> str:
-    """Return in one line which device or host lacks how much, for what, and when, and of a device with which risk."""
+    """Return in one line which stage or host lacks how much memory, what fills it, and a device's risk."""
     stages = ", ".join(map(str, found.stages))
     held = ", ".join(f"{name} {format_size(size)}" for name, size in found.held if size)
     lacks = format_size(found.lacks)
@@ -124,7 +125,7 @@ def lacking_in_words(problem: Problem, found: Shortfall) -> str:
 
 
 def room_in_words(usable: float, reported: float) -> str:
-    """Return what a device has in bytes, and how much of it is usable where that is less."""
+    """Return in words the memory of a device in bytes, and the usable part where it is smaller."""
     if usable == reported:
         return f"a device has {format_size(reported)}"
     has = f"usable are {format_size(usable)} of the {format_size(reported)} that the framework reports"
@@ -132,7 +133,7 @@ def room_in_words(usable: float, reported: float) -> str:
 
 
 def shortfall_document(problem: Problem, found: Shortfall) -> dict[str, Any]:
-    """Return what a device or host lacks as JSON-ready data; ``host`` is empty for a device."""
+    """Return a shortfall as JSON-ready data; ``host`` is empty where a device lacks memory."""
     return {
         "host": found.host,
         "stages": list(found.stages),
@@ -161,19 +162,19 @@ def _relief(found: Relief) -> dict[str, Any]:
 
 
 MAX_CHECKED = 400
-"""Plans whose memory is looked at before giving up."""
+"""Layouts that the search for the nearest plan that fits checks before it gives up."""
 
 
 def reason(problem: Problem, plan: Plan) -> str:
-    """Return which stage or host needs how much memory for what, and what there is."""
+    """Return in words why a plan does not fit: which stage or host needs how much memory, and how much it has."""
     return f"the plan does not fit: {lacking_in_words(problem, shortfall(problem, plan))}"
 
 
 def nearest_that_fits(problem: Problem, plan: Plan, accepts: Accepts | None = None) -> Plan | None:
-    """Return a plan that fits and differs in as few decisions as possible, the one with the lowest bound of those.
+    """Return the plan that fits with the fewest changed decisions, of several the one with the lowest time bound.
 
-    Decisions are those of the search space: a field, or a factor traded between two degrees. With ``accepts``, only
-    plans that it accepts count. None where no plan within the first `MAX_CHECKED` does.
+    A decision is one of the search space: a field, or a factor traded between two degrees. Plans that ``acceptor``
+    refuses do not count. None where none of the first `MAX_CHECKED` layouts fits.
     """
     costs, space = SimulatedCost(problem), Space()
     start = _in_space(problem, plan)
@@ -193,9 +194,9 @@ def nearest_that_fits(problem: Problem, plan: Plan, accepts: Accepts | None = No
 
 
 def _fitting(problem: Problem, plan: Plan, layout: Layout, costs: CostModel, accepts: Accepts | None) -> list[Plan]:
-    """Return the completion of a layout that is legal, accepted and fits, or none.
+    """Return the completion of a layout as the only item if it is legal, accepted and fits; else no item.
 
-    It overlaps tensor communication as ``plan`` does, or else does not.
+    The completion with the overlap of tensor communication of ``plan`` comes before the one without overlap.
     """
     for overlap in dict.fromkeys((plan.overlap_tensor, False)):
         candidate = replace(layout, overlap_tensor=overlap)
@@ -208,10 +209,10 @@ def _fitting(problem: Problem, plan: Plan, layout: Layout, costs: CostModel, acc
 
 
 def _in_space(problem: Problem, plan: Plan) -> Layout:
-    """Return the layout of ``plan`` as a space has it.
+    """Return the layout of the space that is nearest to ``plan``.
 
-    Stages by word, states shared over all data ranks and gathered again in backward, no tensor communication beside
-    products.
+    It names stages by word, shards states over all data ranks, gathers them again in backward, and overlaps no tensor
+    communication with products.
     """
     layout = layout_of(problem, plan)
     stages = "balanced" if len(set(_counts(layout))) > 1 else "even"

@@ -1,17 +1,18 @@
-"""How far a prediction may be off: 90 % intervals from the errors on published runs, and the margin of memory.
+"""How far a prediction may be off: 90 % intervals from the errors on published runs, and the memory margin.
 
 The half widths are in ``prediction_intervals.json``, which `meshwise.scenarios.studies.interval_calibration` writes.
+They are those of split conformal prediction for correlated errors:
 
-Prediction intervals from errors that were met before: split conformal prediction for correlated errors.
+Errors on runs of one publisher are alike: a hundred of its runs say little more about the next publisher than ten.
+Errors are therefore grouped by publisher, and every group has the same weight (CDF pooling [1]_). The size of errors
+depends on what is known of a run, so each category of runs has an interval of its own (Mondrian conformal prediction
+[2]_).
 
-Errors of one publisher are alike, so that a hundred of its runs say little more of the next publisher than ten do.
-Errors are therefore taken by groups, and every group counts alike (CDF pooling [1]_). How far predictions are off
-differs with what is known of a run: each category has an interval of its own (Mondrian conformal prediction [2]_).
-
-The half width of a category is the ``coverage`` quantile of its errors' sizes [3]_, where an error of a group of ``n``
-weighs ``1 / n`` [4]_. Of a new group exchangeable with ``k`` known ones, the expected fraction inside is then at least
-``coverage * k / (k + 1)``; a promise of ``coverage`` itself needs the quantile at ``coverage * (k + 1) / k`` [5]_,
-which few groups do not have. What intervals hold is therefore measured, by leaving groups out one at a time.
+The half width of a category is the ``coverage`` quantile of the sizes of its errors [3]_, where an error of a group of
+``n`` has the weight ``1 / n`` [4]_. For a new group that is exchangeable with ``k`` known ones, the expected fraction
+of errors inside the interval is at least ``coverage * k / (k + 1)``. To promise ``coverage`` itself would need the
+quantile at ``coverage * (k + 1) / k`` [5]_, which does not exist for few groups. The coverage is therefore measured,
+by leaving out one group at a time.
 
 References
 ----------
@@ -44,7 +45,7 @@ from meshwise.strategies.plan.problem import Problem, Training
 
 
 class Residual(NamedTuple):
-    """An error that was met: its size, the category of its run, and the group whose errors are alike."""
+    """An observed error: its size in natural logarithms, the category of its run, and its publisher as the group."""
 
     size: float
     category: str
@@ -52,9 +53,9 @@ class Residual(NamedTuple):
 
 
 def half_widths(residuals: Sequence[Residual], coverage: float) -> dict[str, float]:
-    """Return for every category the half width of the interval that holds the fraction ``coverage`` of errors.
+    """Return for every category the half width of the interval that contains the fraction ``coverage`` of its errors.
 
-    Half of what follows is one group's three errors, half the other's one:
+    Here the three errors of one group weigh as much as the one error of the other:
 
     >>> errors = [Residual(size, "all", "a") for size in (0.1, 0.2, 0.3)] + [Residual(0.4, "all", "b")]
     >>> half_widths(errors, 0.5), half_widths(errors, 0.6)
@@ -67,17 +68,19 @@ def half_widths(residuals: Sequence[Residual], coverage: float) -> dict[str, flo
 
 
 def half_width(widths: Mapping[str, float], category: str) -> float:
-    """Return the half width of a category; the widest there is for one of which no error was met."""
+    """Return the half width of a category; the largest of all for a category without errors."""
     return widths.get(category, max(widths.values()))
 
 
 def left_out(groups: Iterable[str], residuals: Sequence[Residual], coverage: float) -> Iterator[tuple[int, float]]:
-    """Yield the place of every error and the half width from those of the other ``groups``, one of them an error.
+    """Yield the position of every error, and the half width fitted to the errors of all other groups.
+
+    ``groups`` has the group of every residual.
 
     Raises
     ------
     ValueError
-        Where there is one group only.
+        Where there is only one group.
     """
     places: dict[str, list[int]] = defaultdict(list)
     for place, group in enumerate(groups):
@@ -91,13 +94,13 @@ def left_out(groups: Iterable[str], residuals: Sequence[Residual], coverage: flo
 
 
 def _quantile(residuals: Sequence[Residual], fraction: float) -> float:
-    """Return the smallest size that so much of the weight is not above; every group weighs the same."""
+    """Return the smallest size that errors with this fraction of the weight do not exceed; groups weigh the same."""
     members = Counter(residual.group for residual in residuals)
     ordered = sorted(residuals)
     reached = 0.0
     for residual in ordered:
         reached += 1 / (members[residual.group] * len(members))
-        if reached >= fraction - 1e-9:
+        if reached >= fraction - 1e-9:  # a sum of 1 / n falls short of a whole fraction by rounding
             return residual.size
     return ordered[-1].size
 
@@ -121,32 +124,33 @@ class Category(StrEnum):
 
 
 def category(cluster: Cluster, assumptions: Sequence[str]) -> Category:
-    """Return what is known of a run on ``cluster`` that rests on ``assumptions``."""
+    """Return the category of runs on ``cluster`` that rest on ``assumptions``."""
     if any(device.matmul not in timed_products() for device in cluster.accelerators):
         return Category.UNTIMED
     return Category.OPEN if any(FIRST_THAT_FITS in line for line in assumptions) else Category.STATED
 
 
 def step_time_interval(step_time: float, of: Category) -> Interval:
-    """Return the seconds between which 90 % of runs of a category take, from the predicted ones."""
+    """Return the interval, in seconds around a predicted step time, that contains 90 % of the runs of a category."""
     widths = {name: fit["half_width"] for name, fit in _figures()["step_time"].items()}
     return around(step_time, half_width(widths, of))
 
 
 def peak_memory_interval(peak: float) -> Interval:
-    """Return the bytes between which 90 % of peaks lie, as the framework's allocator counts what it gave to tensors.
+    """Return the interval, in bytes around a predicted peak, that contains 90 % of measured peaks.
 
-    That is so of runs like those of `describe_peak_runs`; peaks of other machines and trainers are further off.
+    A measured peak is the allocator's count of bytes of tensors. The interval is fitted to the runs of
+    `describe_peak_runs`; errors on other machines and trainers are larger.
     """
     return around(peak, _figures()["peak_memory"]["half_width"])
 
 
 RUNS = {"simumax_b200": "on B200 with Megatron-LM"}
-"""Machine and trainer of publishers whose peaks fit the interval of peaks."""
+"""Machine and trainer in words, by publisher of the peaks that the interval is fitted to."""
 
 
 def describe_peak_runs() -> str:
-    """Return how many runs, of which machine and trainer, `peak_memory_interval` is fitted to."""
+    """Return in words how many runs `peak_memory_interval` is fitted to, on which machine and with which trainer."""
     fit = _figures()["peak_memory"]
     return f"{format_count(fit['rows'], 'run')} {' and '.join(RUNS.get(name, f'of {name}') for name in fit['sources'])}"
 
@@ -157,10 +161,10 @@ RISK = 0.05
 
 @lru_cache(maxsize=8)
 def memory_margin(risk: float, *, caching: bool, known: bool = True) -> float:
-    """Return the bytes that a device needs for a predicted one, so that it lacks memory with probability ``risk``.
+    """Return the factor on a predicted peak at which a device lacks memory with probability ``risk``.
 
-    Where a ``caching`` allocator keeps blocks of sizes that do not return, it reserves more than tensors have; where
-    the framework's conventions are not ``known``, peaks are further off.
+    It is larger with a caching allocator, which reserves more bytes than tensors have because it keeps blocks of sizes
+    that do not return; and where the framework's conventions are not known, because errors of peaks are larger.
     """
     return uncertainty(Category.STATED, caching=caching, known=known).memory_margin(risk)
 
@@ -171,44 +175,44 @@ optimized memory allocation solver", by which the operators of a graph share one
 
 
 def caches_blocks(training: Training, cluster: Cluster) -> bool:
-    """Return whether an allocator keeps blocks beside tensors: not planned memory, nor pages, nor a CPU."""
+    """Return whether the allocator caches blocks: not with planned memory, expandable segments or on a CPU."""
     blocks = training.framework not in PLANNED and not training.expandable_segments
     return blocks and not any(device.computes_collectives for device in cluster.accelerators)
 
 
 def knows_conventions(training: Training) -> bool:
-    """Return whether it is known what the framework keeps beside what autograd does."""
+    """Return whether the memory conventions of the framework, beyond those of autograd, are known."""
     return training.framework != UNKNOWN.name
 
 
 def with_margin(problem: Problem, risk: float = RISK) -> Problem:
-    """Return a problem in which a plan fits that lacks memory with probability ``risk`` at most."""
+    """Return the problem with a memory margin: a plan fits if it lacks memory with probability ``risk`` at most."""
     caching, known = caches_blocks(problem.training, problem.cluster), knows_conventions(problem.training)
     margin = memory_margin(risk, caching=caching, known=known)
-    return replace(problem, memory_margin=max(1.0, margin))  # what is predicted has to fit whatever the risk
+    return replace(problem, memory_margin=max(1.0, margin))  # the predicted peak has to fit at any risk
 
 
 def out_of_memory_of(problem: Problem, peak: float) -> float:
-    """Return the probability that the smallest device of a problem lacks memory for a predicted peak in bytes."""
+    """Return the probability that the smallest device of a problem lacks memory, for a predicted peak in bytes."""
     return uncertainty_of(problem).lacks_memory(problem.cluster, peak)
 
 
 def risk_limit(problem: Problem) -> float | None:
-    """Return the probability of lacking memory up to which a plan of a problem is said to fit; None for any."""
+    """Return the largest probability of lacking memory at which a plan of a problem fits; None without such a limit."""
     return RISK if problem.memory_margin > 1 else None
 
 
 def uncertainty_of(problem: Problem, assumptions: Sequence[str] = ()) -> Uncertainty:
-    """Return how far predictions of a problem may be off that rests on ``assumptions``."""
+    """Return how far predictions for a problem may be off, under the assumptions of its scenario."""
     of = category(problem.cluster, assumptions)
     caching, known = caches_blocks(problem.training, problem.cluster), knows_conventions(problem.training)
     return uncertainty(of, caching=caching, known=known)
 
 
 def uncertainty(of: Category, *, caching: bool = True, known: bool = True) -> Uncertainty:
-    """Return how far predictions of a category of runs may be off, with a ``caching`` allocator or without.
+    """Return how far predictions for a category of runs may be off.
 
-    ``known`` says whether the framework's conventions are.
+    ``is_caching`` says whether the allocator caches blocks, ``is_known`` whether the framework's conventions are known.
     """
     figures = _figures()
     widths = {name: fit["half_width"] for name, fit in figures["step_time"].items()}
@@ -222,7 +226,7 @@ def uncertainty(of: Category, *, caching: bool = True, known: bool = True) -> Un
 
 
 def around(value: float, half_width: float) -> Interval:
-    """Return the interval of ``half_width`` in natural logarithms to both sides of a value.
+    """Return the interval from ``value / exp(half_width)`` to ``value * exp(half_width)``.
 
     >>> around(3.0, 0.0)
     (3.0, 3.0)

@@ -1,6 +1,6 @@
-"""Where a plan can be run: the trainers in whose words it can be said, and if it fits by their conventions.
+"""Where a plan can run: the trainers whose configuration can express it, and whether it fits by their conventions.
 
-Of plans that fit and that a target cannot say: which decisions keep it from them.
+For plans that fit and that a target cannot express: the decisions that it refuses.
 """
 
 from dataclasses import dataclass
@@ -27,27 +27,27 @@ from meshwise.strategies.search.choices import offloadings
 from meshwise.strategies.search.space import groups
 
 RESERVE = 0.1
-"""Of the seconds of a search, those that are kept to find a plan that runs where the fastest one runs nowhere."""
+"""Fraction of a search's seconds that is reserved to find a plan that some trainer runs, if none runs the fastest."""
 
 LEAST_SECONDS = 0.5
-"""With less no further search begins: to list its plans takes as long."""
+"""Least seconds for which a further search starts: listing its plans takes as long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A trainer that can say a plan.
+    """A trainer that can run a plan.
 
     Parameters
     ----------
     trainer
         Its name as a target of `meshwise export`, or `EXECUTE`.
     peak_memory
-        Bytes of the fullest device by the conventions of what the scenario names, or else of the trainer; None where
-        neither are known.
+        Bytes of the fullest device by the conventions of the framework that the scenario names, else of the trainer;
+        None where the scenario names none and those of the trainer are not known.
     fits
-        Whether every device and host has the memory, in the same way.
+        Whether every device and host has enough memory, by the same conventions.
     out_of_memory
-        The probability that a device lacks memory, in the same way.
+        The probability that a device lacks memory, by the same conventions.
     """
 
     trainer: str
@@ -56,7 +56,7 @@ class Launch:
     out_of_memory: float | None = None
 
     def describe(self) -> str:
-        """Return the trainer and, where the plan does not fit there, what it needs."""
+        """Return the trainer in words and, where the plan does not fit there, the memory that it needs."""
         name = "meshwise execute" if self.trainer == EXECUTE else self.trainer
         if self.peak_memory is None or self.out_of_memory is None:
             return f"{name} (how it keeps memory is not known)"
@@ -65,9 +65,9 @@ class Launch:
 
 
 def launches(scenario: Scenario, plan: Plan) -> tuple[Launch, ...]:
-    """Return every trainer that can say a plan of a scenario, with the memory that it needs there."""
+    """Return every trainer that can run a plan of a scenario, with the memory that it needs there."""
     rows: list[Launch] = []
-    judged: dict[str, tuple[float, bool, float]] = {}  # trainers of one framework keep memory alike: it is asked once
+    judged: dict[str, tuple[float, bool, float]] = {}  # by framework: its trainers have the same memory conventions
     for trainer in trainers_of(scenario.spec, scenario.problem, plan):
         if scenario.framework is None and trainer not in FRAMEWORK_OF:
             rows.append(Launch(trainer))
@@ -84,7 +84,7 @@ def launches(scenario: Scenario, plan: Plan) -> tuple[Launch, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Runnable:
-    """The fastest plan that a trainer can say and that fits by its own conventions: seconds a step, bytes and risk."""
+    """The fastest plan that a trainer can run and that fits by its conventions: seconds a step, peak bytes and risk."""
 
     trainer: str
     plan: Plan
@@ -93,36 +93,37 @@ class Runnable:
     out_of_memory: float
 
     def describe(self) -> str:
-        """Return the plan, what it takes and how it is asked for, in one line."""
+        """Return in one line the plan, its time, memory and risk, and the option that searches for it."""
         figures = f"{format_time(self.step_time)}, {format_size(self.peak_memory)} by the conventions of {self.trainer}"
         return f"{self.plan.describe()}: {figures}, {risk_in_words(self.out_of_memory)} (--for {self.trainer})"
 
 
 def seeks_trainer(scenario: Scenario) -> bool:
-    """Return whether a scenario leaves open what runs its plans, and its model is a transformer, as trainers have."""
+    """Return whether a scenario names no framework or target, and has a transformer, the only model of trainers."""
     return scenario.framework is None and scenario.target is None and isinstance(scenario.spec, Transformer)
 
 
 def needs_runnable(scenario: Scenario, found: tuple[Launch, ...]) -> bool:
-    """Return whether a plan fits in no trainer although one is sought."""
+    """Return whether a trainer is sought for a scenario and its plan fits in none."""
     return seeks_trainer(scenario) and not any(launch.fits for launch in found)
 
 
 def fastest_runnable(scenario: Scenario, left: Left, budget: int | None = None) -> Runnable | None:
-    """Return the fastest plan that fits in a trainer whose conventions are known, each searched for in its own way.
+    """Return the fastest plan that some trainer with known conventions can run; each trainer has a search of its own.
 
     Parameters
     ----------
-    left
-        How many seconds are left. The trainer by whose conventions plans were priced has the first half of them, the
-        next one half of the rest, and so on: known plans come first in each of these searches.
+    time_left
+        Returns the seconds that are left. The first search has half of them, the next half of the rest, and so on;
+        the trainer by whose conventions plans were priced is first. Half is enough: each search starts with known
+        plans.
     budget
-        Evaluations of each of these searches.
+        Evaluations of each search.
 
     Raises
     ------
     KeyboardInterrupt
-        Where the user ends one of these searches.
+        Where the user ends one of the searches.
     """
     rows: list[Runnable] = []
     assumed = scenario.problem.training.framework
@@ -133,7 +134,7 @@ def fastest_runnable(scenario: Scenario, left: Left, budget: int | None = None) 
             break
         try:
             aimed = scenario.for_target(trainer)
-        except ValueError:  # it can say no plan of the model
+        except ValueError:  # it can express no plan of the model
             continue
         result = aimed.search(seconds=seconds, budget=budget)
         if result.interrupted:
@@ -146,28 +147,28 @@ def fastest_runnable(scenario: Scenario, left: Left, budget: int | None = None) 
 
 
 def launches_in_words(found: tuple[Launch, ...]) -> str:
-    """Return where a plan runs in one line, and what to do where nowhere."""
+    """Return in one line the trainers that run a plan, or what to do where there is none."""
     if not found:
         return f"no trainer as it is; --for {'|'.join(NAMES)} finds the fastest that one can say"
-    first = sorted(found, key=lambda launch: launch.fits is not True)  # a reader takes the first for the answer
+    first = sorted(found, key=lambda launch: launch.fits is not True)  # a reader takes the first one for the answer
     return ", ".join(launch.describe() for launch in first)
 
 
 SECONDS = 10.0
-"""How long plans are looked at."""
+"""Seconds for listing candidates of `find_near_misses`."""
 
 LOOKED_AT = 16
-"""Members of a group that are asked about, those with the least bounds."""
+"""Members of a group that are candidates: those with the lowest time bounds."""
 
 COMPLETED = 200
-"""Plans, those with the fewest reasons against them, of which it is looked at whether they fit."""
+"""Candidates that are completed to see whether they fit: those with the fewest reasons against them."""
 
 
 @dataclass(frozen=True, slots=True)
 class NearMiss:
-    """A plan that fits, and every decision of it that a target cannot say.
+    """A plan that fits, and its decisions that a target cannot express.
 
-    ``peak_memory`` are the bytes of its fullest device, and ``out_of_memory`` is the probability that they do not do.
+    ``peak_memory`` is in bytes of the fullest device, ``out_of_memory`` the probability that a device lacks memory.
     """
 
     plan: Plan
@@ -176,17 +177,17 @@ class NearMiss:
     lacks: tuple[str, ...]
 
     def describe(self, target: str) -> str:
-        """Return the plan, what it needs and what keeps the target from it, in one line."""
+        """Return in one line the plan, the memory that it needs, and the decisions that the target refuses."""
         size, needs = format_size(self.peak_memory), " and ".join(self.lacks)
         risk = risk_in_words(self.out_of_memory)
         return f"{self.plan.describe()} fits with {size}, {risk}, but needs {needs}, which {target} cannot say"
 
 
 def near_misses(value: Scenario, count: int = 3, left: Left = unlimited) -> tuple[NearMiss, ...]:
-    """Return plans that fit and that the target of a scenario refuses for as few reasons as possible, each for others.
+    """Return up to ``count`` plans that fit and that the target of a scenario refuses for the fewest reasons.
 
-    Of plans with as many reasons against them those with the least bounds of a step come first. After `SECONDS`, or
-    where no seconds are ``left``, the plans are those that have been looked at.
+    No two have the same reasons. Of plans with equally many reasons, those with the lowest time bound come first. After
+    `MAX_SECONDS`, or where no time is left, only the candidates listed until then count.
     """
     assert value.target is not None
     problem, accepts = value.problem, Acceptance(value.target, value.spec)

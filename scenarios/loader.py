@@ -1,4 +1,4 @@
-"""From an input file to a `Scenario`: everything that is wrong is found before anything runs."""
+"""From an input file to a `Scenario`: all faults of the file are found before anything runs."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -59,7 +59,7 @@ Faults = list[Fault]
 
 
 def load(path: str | Path, plan: str | Path | None = None) -> Scenario:
-    """Return the scenario in a file, or of that name in the library.
+    """Return the scenario of a file, or of a name in the library.
 
     Parameters
     ----------
@@ -67,12 +67,13 @@ def load(path: str | Path, plan: str | Path | None = None) -> Scenario:
         A YAML or JSON file, or a library name such as ``gpt3-175b-1024-a100``.
     plan
         A plan file that replaces the scenario's own plan; ``TARGET:FILE`` for a file of another trainer, as
-        ``meshwise export --to TARGET`` writes it, whose conventions then price it where the scenario names none.
+        ``meshwise export --to TARGET`` writes it. Where the scenario names no framework, the plan is then priced by
+        the trainer's conventions.
 
     Raises
     ------
     ScenarioError
-        Where anything is wrong; it lists everything, each with file, line and column.
+        Where a file has faults; it lists all of them, each with file, line and column.
     """
     if plan is not None and (foreign := find_target(str(plan))) is not None:
         target, file = foreign
@@ -84,12 +85,12 @@ def load(path: str | Path, plan: str | Path | None = None) -> Scenario:
 
 
 def move_to_cluster_file(scenario: Scenario, path: str | Path) -> Scenario:
-    """Return a scenario on as many devices of the machine in a cluster file, with what there is to know of that file.
+    """Return a scenario moved to as many devices of the machine in a cluster file, with the remarks about that file.
 
     Raises
     ------
     ScenarioError
-        Where anything is wrong with the file; it lists everything.
+        Where the file has faults; it lists all of them.
     """
     document = read(path)
     moved = scenario.on(cluster_in(document), unusual(cluster_table(document), document))
@@ -97,7 +98,7 @@ def move_to_cluster_file(scenario: Scenario, path: str | Path) -> Scenario:
 
 
 def find_target(plan: str) -> "tuple[Target, str] | None":
-    """Return the trainer and the file that ``TARGET:FILE`` names; None where it is a plan file of this program."""
+    """Return the trainer and the file that ``TARGET:FILE`` names; None for a plan file of this program."""
     name, _, file = plan.partition(":")
     if not file or Path(plan).exists():
         return None
@@ -107,7 +108,7 @@ def find_target(plan: str) -> "tuple[Target, str] | None":
 
 
 def scenario_in(document: Document, plan_document: Document | None = None) -> Scenario:
-    """Return the scenario that a document states; ``plan_document`` replaces its plan."""
+    """Return the scenario of a document; ``plan_document`` replaces its plan."""
     document = with_schedule(document)
     table, faults = check(ScenarioTable, document)
     parts = dict(table) if table is not None else sound_sections(ScenarioTable, document, faults)
@@ -150,7 +151,7 @@ def scenario_in(document: Document, plan_document: Document | None = None) -> Sc
 
 
 def _of_cluster_file(table: Any, document: Document) -> tuple[Fault, ...]:
-    """Return what is unusual in the cluster file that a scenario names, in lines of that file."""
+    """Return remarks on unusual figures in the cluster file that a scenario names, with places in that file."""
     if not isinstance(table, FileCluster):
         return ()
     stated = read(referenced(document, ("cluster", "file"), table.file))
@@ -158,7 +159,7 @@ def _of_cluster_file(table: Any, document: Document) -> tuple[Fault, ...]:
 
 
 def plan_in(document: Document, faults: Faults) -> PlanTable | PlanDocument | None:
-    """Return the table of a plan file, complete or as a user writes it; adds to ``faults``."""
+    """Return the table of a plan file, a complete plan or a layout as users write it; add its faults to ``faults``."""
     document = with_schedule(document, ())
     kind: type[PlanTable] | type[PlanDocument] = PlanDocument if "version" in _keys(document) else PlanTable
     table, found = check(kind, document)
@@ -167,7 +168,7 @@ def plan_in(document: Document, faults: Faults) -> PlanTable | PlanDocument | No
 
 
 def _blame(document: Document, path: FieldPath, fields: Any, error: ValueError) -> Fault:
-    """Return a fault at the field that a constructor's message names first, or at ``path``."""
+    """Return a fault at the field of ``fields`` that a constructor's message names first, else at ``path``."""
     word = next((word for word in re.findall(r"\w+", str(error)) if word in fields), None)
     return document.fault((*path, word) if word else path, str(error))
 
@@ -205,7 +206,7 @@ def _part(kind: type[T], table: Table | None, document: Document, path: FieldPat
 
 
 def _made(kind: type[T], fields: dict[str, Any], document: Document, path: FieldPath, faults: Faults) -> T | None:
-    """Return a value of its fields; where its constructor refuses them, add to ``faults`` and return None."""
+    """Return ``kind(**fields)``; where the constructor refuses them, add a fault and return None."""
     try:
         return kind(**fields)
     except ValueError as error:
@@ -271,7 +272,10 @@ def _plan(table: Any, problem: Problem, document: Document, path: FieldPath, fau
 
 
 def _violated(document: Document, path: FieldPath, violation: Violation, fields: Mapping[str, str]) -> Fault:
-    """Return the fault of a rule that a field breaks, or a part or line of it; ``fields`` are those of other names."""
+    """Return the fault of a broken rule at its field, or at a part or line of it.
+
+    ``fields`` has the document's key for each field of another name.
+    """
     field, *parts = violation.field.split(".")
     within = (int(part) if part.isdigit() else part for part in parts)
     return document.fault((*path, fields.get(field, field), *within), violation.message)
@@ -279,11 +283,11 @@ def _violated(document: Document, path: FieldPath, violation: Violation, fields:
 
 _DOCUMENT_FIELDS = dict.fromkeys(DECISIONS, "mesh") | {item.name: item.key for item in STEP_DECISIONS}
 _DOCUMENT_FIELDS["stages"] = "stages"
-"""The keys of a plan document that state what a layout states as its decisions."""
+"""The key of a plan document by decision of a layout."""
 
 
 def _whole_plan(problem: Problem, document: Document, path: FieldPath, faults: Faults) -> Plan | None:
-    """Return the plan of a plan document where it is one of this very problem."""
+    """Return the plan of a plan document; add faults and return None where it is not a plan of this problem."""
     data = document.data
     for key in path:
         data = data[key]
@@ -299,6 +303,7 @@ def _whole_plan(problem: Problem, document: Document, path: FieldPath, faults: F
     if broken:
         faults.extend(_violated(document, path, each, _DOCUMENT_FIELDS) for each in broken)
         return None
+    # a file may have been edited, or be of another model: every field has to follow from its layout and the problem
     expected = complete(problem, layout)
     same = True
     for name in Plan.__dataclass_fields__:
@@ -311,7 +316,7 @@ def _whole_plan(problem: Problem, document: Document, path: FieldPath, faults: F
 
 
 def _operator_plan(problem: Problem, plan: Plan, document: Document, path: FieldPath, faults: Faults) -> Plan | None:
-    """Return a plan that cuts operators in ways of its own, where it keeps the rules of such plans."""
+    """Return a plan that cuts single operators; add faults and return None where it breaks the rules of such plans."""
     broken = list(operator_violations(problem, plan))
     faults.extend(_violated(document, path, each, _DOCUMENT_FIELDS) for each in broken)
     return None if broken else plan
@@ -336,7 +341,7 @@ def _search(table: SearchTable | None, document: Document, faults: Faults) -> Se
     faults.extend(document.fault(("search", "pin", name), message) for name, message in wrong)
     settings = SearchSettings(table.algorithm, table.budget, table.seconds, tuple(table.options.items()), space, pins)
     if table.model_fields_set:
-        # algorithms are imported only where their options are to be checked
+        # to import an algorithm takes time: only its options need it, its name does not
         named = settings.make_algorithm if settings.options else settings.algorithm_name
         _try(named, ("search", "options"), dict(settings.options), document, faults)
         _try(settings.make_space, ("search", "space"), dict(settings.space), document, faults)
@@ -351,7 +356,7 @@ def _try(make: Callable[[], Any], path: FieldPath, fields: Any, document: Docume
 
 
 def _check_pins(problem: Problem, settings: SearchSettings, document: Document, faults: Faults) -> None:
-    """Add the fault of the first pin that names what the model does not have, or of all where no mesh keeps them."""
+    """Add a fault for the first pin that does not match the model, or for all pins where no mesh satisfies them."""
     from meshwise.strategies.search.operator_search import check_pins  # lowers operators, of which few files say any
 
     for pin in settings.pin:

@@ -1,4 +1,4 @@
-"""A scenario's long run as a value: from its fields to goodput."""
+"""A scenario's long run: from the fields of its table to its goodput."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -35,20 +35,22 @@ _ALWAYS = (
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """A long run of any training step on any cluster; s.
+    """The settings of a long run, for any training step on any cluster; all times are in seconds.
 
     Parameters
     ----------
     interval
-        Training between two checkpoints; None: the best is searched.
+        Training time between two checkpoints; None to search for the best one.
     blocking, save, load
-        As those of a `Checkpoint`.
+        As in `Checkpoint`.
     duration, steps
-        Where the run ends; one of them.
+        The length of the run, by time or by steps; one of them is None.
+    spares
+        Number of spare hosts.
     runs
-        How many are simulated.
+        Number of simulated runs, for the mean and its error.
     assumptions
-        What the result rests on that the scenario does not say.
+        Defaults and figures of the catalogue that the result rests on.
     """
 
     failures: FailureModel
@@ -65,7 +67,7 @@ class RunSettings:
     assumptions: tuple[str, ...]
 
     def on(self, cluster: Cluster, devices: Sequence[int], step_time: float) -> LongRun:
-        """Return the run on ``devices`` of a cluster, with a checkpoint a step where the best interval is searched."""
+        """Return the run on ``devices`` of a cluster; with a checkpoint every step where the interval is None."""
         return LongRun(
             step_time=step_time,
             devices=len(devices),
@@ -80,12 +82,12 @@ class RunSettings:
         )
 
     def goodput(self, cluster: Cluster, devices: Sequence[int], step_time: float) -> Goodput:
-        """Return the goodput of the run, at the best checkpoint interval where none is given."""
+        """Return the goodput of the run, at the best checkpoint interval where the settings have none."""
         run = self.on(cluster, devices, step_time)
         return best_interval(run, self.runs).goodput if self.interval is None else goodput(run, self.runs)
 
     def extend(self, step: "Simulation", cluster: Cluster) -> "Simulation":
-        """Return a simulated step with the goodput of this run of it; without, where the plan does not fit."""
+        """Return a simulated step with the goodput of its long run added; unchanged where the plan does not fit."""
         if not step.fits:
             return step
         devices = step.plan.placement or range(step.plan.mesh.num_ranks)
@@ -94,7 +96,7 @@ class RunSettings:
 
 
 def num_hosts(cluster: Cluster, devices: Iterable[int]) -> int:
-    """Return how many hosts hold ``devices`` of a cluster."""
+    """Return the number of hosts of some devices of a cluster."""
     hosts = set()
     for device in devices:
         place, kind = cluster.node_of(device), cluster.node_kind(device)
@@ -104,7 +106,7 @@ def num_hosts(cluster: Cluster, devices: Iterable[int]) -> int:
 
 
 def to_run(table: RunTable) -> RunSettings:
-    """Return the long run that a checked table states."""
+    """Return the settings of a checked table."""
     checkpoint = table.checkpoint
     return RunSettings(
         failures=_failures(table.failures),

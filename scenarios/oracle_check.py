@@ -31,7 +31,7 @@ PEAK_TOLERANCE = 0.03
 SCALAR = 8
 """Messages of up to so many bytes are left out: sums of squares of a norm, which ranks may sum axis by axis."""
 FRAMEWORK = "torch"
-"""The conventions that the executor follows."""
+"""The framework whose conventions the executor follows."""
 
 
 @dataclass(frozen=True, slots=True)

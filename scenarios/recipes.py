@@ -1,7 +1,7 @@
-"""Published training recipes: what others ran on their machines, and their plans carried over to others.
+"""Published training recipes, and their plans carried over to other problems.
 
-The table is ``recipes.json``: facts and figures of papers, repositories and vendors' tables, one record a recipe, with
-the document that states each. It is checked as a scenario file is.
+The table is ``recipes.json``: one record a recipe, with facts and figures of a paper, a repository or a vendor's table,
+and the document that states them. It is checked as a scenario file is.
 """
 
 import json
@@ -90,7 +90,7 @@ class RecipeTable(Table):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Who published a recipe, and where it stands: a document of some version, and a place in it."""
+    """Who published a recipe, and where: a document, its version, and a place in it."""
 
     publisher: str
     document: str
@@ -103,14 +103,14 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What a publisher measured: seconds a step or tokens a second of one device, and bytes of the fullest device."""
+    """What a publisher measured: seconds a step or tokens a second per device, and peak bytes of the fullest device."""
 
     step_time: float | None
     tokens_per_second: float | None
     peak_memory: float | None
 
     def seconds(self, problem: Problem) -> float:
-        """Return the seconds of one step of ``problem``, whose tokens are counted where a rate was published."""
+        """Return the measured seconds of a step of ``problem``; from its tokens where a rate was published."""
         if self.step_time is not None:
             return self.step_time
         assert self.tokens_per_second is not None  # the table holds one of the two
@@ -127,15 +127,18 @@ class Recipe:
     framework
         What the publisher ran, in the publisher's word.
     layout
-        Its plan.
+        The published plan.
     ran, out_of_memory
-        What the publisher says of it; neither where only the configuration is published.
+        Whether the publisher says that the recipe ran, or lacked memory; neither where only the configuration is
+        published.
     measured
-        What the publisher measured, where it is published.
+        What the publisher measured; None where nothing is published.
     notes
-        What the publisher leaves open or does otherwise, and what stands for it here.
+        What the publisher leaves open or does otherwise, and the assumption made here.
+    device_memory
+        Bytes of a device, where they differ from those of the cluster's preset.
     position
-        Of the record in the table, from 0.
+        Index of the record in the table, from 0.
     """
 
     name: str
@@ -150,11 +153,11 @@ class Recipe:
     position: int
 
     def record(self) -> bytes:
-        """Return the recipe as it stands in the table, in one form."""
+        """Return the record of the table as canonical JSON: equal records give equal bytes."""
         return json.dumps(_records()[self.position], sort_keys=True).encode()
 
     def document(self, *, placed: bool = False) -> Document:
-        """Return the part of the record that is a scenario; with the place of every field, which takes its time."""
+        """Return the part of the record that is a scenario; ``with_places`` adds line and column of fields, slowly."""
         whole = _placed() if placed else Document(FILE, _records())
         places = {path[1:]: place for path, place in whole.places.items() if path[:1] == (self.position,)}
         record = whole.data[self.position]
@@ -168,13 +171,13 @@ def recipes() -> tuple[Recipe, ...]:
     Raises
     ------
     ScenarioError
-        Where a record is not what the table holds; it lists everything, with file, line and column.
+        Where a record has faults; it lists all of them, with file, line and column.
     """
     return recipes_in(_records(), _placed)
 
 
 def recipes_in(records: Data, placed: Callable[[], Document]) -> tuple[Recipe, ...]:
-    """Return the recipes of a list of records; ``placed`` returns the document with the places of their fields."""
+    """Return the recipes of a list of records; ``read_placed`` reads the document with the places of their fields."""
     found: list[Recipe] = []
     for position, record in enumerate(records):
         table, faults = check(RecipeTable, Document(FILE, record))
@@ -189,7 +192,7 @@ def recipes_in(records: Data, placed: Callable[[], Document]) -> tuple[Recipe, .
 
 
 def _faults(document: Document) -> list[Fault]:
-    """Return everything that is wrong with the records of a document whose places are known."""
+    """Return all faults in the records of a document that has places."""
     found: list[Fault] = []
     for position, record in enumerate(document.data):
         places = {path[1:]: place for path, place in document.places.items() if path[:1] == (position,)}
@@ -203,7 +206,7 @@ def _content() -> bytes:
 
 @lru_cache(maxsize=1)
 def _records() -> Data:
-    """Return the records of the table, read as plain JSON: places are looked up only where something is wrong."""
+    """Return the records of the table, read as plain JSON: places, which are slow, are read only after a fault."""
     return parse_json(_content())
 
 
@@ -228,10 +231,11 @@ def _recipe(table: RecipeTable, position: int) -> Recipe:
 
 
 def recipe_layouts(problem: Problem) -> tuple[tuple[str, Layout], ...]:
-    """Return the plans of all recipes that ``problem`` can have, each once, by the name of the first that has it.
+    """Return the legal layouts of all recipes for ``problem``, each once, with the name of its first recipe.
 
-    Degrees and choices are the recipe's; data ranks take the devices that are left, layers are divided anew where
-    there are other ones, and what the model or the batch cannot have is the nearest that it can. No plan is simulated.
+    Degrees and choices are those of the recipe, except: data ranks fill the devices, layers are divided anew where
+    their number differs, and what the model or the batch does not allow becomes the nearest allowed choice. No plan is
+    simulated.
     """
     found: dict[Layout, str] = {}
     for recipe in recipes():
@@ -242,7 +246,7 @@ def recipe_layouts(problem: Problem) -> tuple[tuple[str, Layout], ...]:
 
 
 def carried_over(problem: Problem, layout: Layout) -> Layout | None:
-    """Return a layout of another problem as one of ``problem``; None where its degrees do not divide the devices.
+    """Return a layout of another problem adapted to ``problem``; None where its degrees do not divide the devices.
 
     The result may still break rules of ``problem``.
     """
@@ -268,7 +272,7 @@ def carried_over(problem: Problem, layout: Layout) -> Layout | None:
 
 
 def _with_layers(problem: Problem, layout: Layout) -> Layout:
-    """Return the layout with stages and recomputation for the layers of ``problem``."""
+    """Return the layout with chunks, stages and recomputation that suit the layers of ``problem``."""
     layers = num_layers(problem.graph)
     if layout.pipeline * layout.chunks > layers:
         layout = replace(layout, chunks=1, schedule=_plain(layout.schedule))
@@ -288,13 +292,13 @@ def _with_layers(problem: Problem, layout: Layout) -> Layout:
 
 
 def _plain(schedule: str) -> str:
-    """Return a schedule without chunks in the place of one that has them."""
+    """Return the schedule if it has no chunks, else 1F1B."""
     rule = SCHEDULES.get(schedule)
     return schedule if rule is not None and rule.chunks[1] == 1 else "1f1b"
 
 
 def _with_attention(problem: Problem, layout: Layout) -> Layout:
-    """Return the layout with attention over context ranks that the model's kernels have."""
+    """Return the layout with context-parallel attention that suits the kernels: ring attention needs a fused kernel."""
     kinds = {operator.kind for block in problem.graph.blocks for operator in block.operators}
     if layout.context > 1 and layout.attention is Attention.RING and OperatorKind.SOFTMAX in kinds:
         return replace(layout, attention=Attention.ALL_GATHER)
@@ -302,7 +306,7 @@ def _with_attention(problem: Problem, layout: Layout) -> Layout:
 
 
 def _experts(problem: Problem) -> int:
-    """Return how many experts a layer has: 1 where the model has none."""
+    """Return the number of experts of a layer; 1 for a dense model."""
     dims = (
         size for block in problem.graph.blocks for each in block.operators for dim, size in each.dims if dim == EXPERTS
     )

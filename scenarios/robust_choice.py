@@ -1,4 +1,4 @@
-"""The plan that is best at a quantile of what a run may take, not only as predicted."""
+"""The plan with the shortest step time at a quantile of its uncertainty, not only as predicted."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -16,16 +16,28 @@ from meshwise.strategies.search.driver import OutOfTime
 
 @dataclass(frozen=True, slots=True)
 class RobustChoice:
-    """The plan that is best at a quantile, of those that may lack memory so seldom; ``None`` where there is none."""
+    """The best plan at a quantile of step time, of those that lack memory with a small enough probability.
+
+    Parameters
+    ----------
+    max_risk
+        Largest allowed probability of lacking memory.
+    best_prospect
+        ``None`` where no plan is allowed.
+    ranked_prospects
+        The compared plans, in the order in which they were compared.
+    ranked_plans
+        Which plans were compared; ``None`` where there was no time to list them.
+    is_finished
+        Whether there was time to compare all of them.
+    """
 
     quantile: float
     most: float
     best: Prospect | None
     ranked: tuple[Prospect, ...]
     among: Among | None
-    """Which plans were compared; ``None`` where there was no time to list them."""
     finished: bool
-    """Whether there was time to compare them all."""
 
     __repr__ = brief()
 
@@ -47,7 +59,7 @@ class RobustChoice:
 
 
 def check_robust(quantile: float | None, most: float) -> None:
-    """Raise ``ValueError`` where a quantile or a probability is none."""
+    """Raise ``ValueError`` where a quantile or a probability is out of its range."""
     if quantile is not None and not 0 < quantile < 1:
         raise ValueError(f"--robust: a quantile lies between 0 and 1, met {quantile:g}; nearest: 0.95")
     if not 0 <= most <= 1:
@@ -61,10 +73,10 @@ def robust_choice(
     left: Callable[[], float] = unlimited,
     plan: Plan | None = None,
 ) -> RobustChoice:
-    """Return the layout of a scenario's space whose step time is least at a quantile, and those that were compared.
+    """Return the plan of a scenario's space with the shortest step time at a quantile, and the plans compared with it.
 
-    Of a large space are compared known plans, ``plan`` and those near the best. Where no seconds are ``left``, those
-    that were looked at.
+    Of a large space, known plans, ``plan`` and the neighbours of the best are compared. Where ``time_left`` returns 0,
+    the choice is among the plans compared until then.
     """
     doubt = uncertainty_of(value.problem, value.assumptions)
     around = () if plan is None else (layout_of(value.problem, plan),)
@@ -90,7 +102,7 @@ def _best(found: list[Prospect]) -> Prospect | None:
 
 
 def prospect_document(found: Prospect) -> dict[str, Any]:
-    """Return what a plan may take as JSON-ready data."""
+    """Return the prospect of a plan as JSON-ready data: predicted, at the quantile, and its memory risk."""
     return {
         "plan": found.trial.plan.describe(),
         "step_time": found.trial.evaluation.step_time,

@@ -1,4 +1,4 @@
-"""A scenario as a value: what to simulate, search, compare and execute."""
+"""A scenario: the value that is simulated, searched, compared and executed."""
 
 import tempfile
 from collections.abc import Callable, Iterable
@@ -43,25 +43,25 @@ if TYPE_CHECKING:
 
 
 SEARCH_SECONDS = 60.0
-"""How long a search takes at most that has neither a budget nor a time: then it tells how far its proof has come."""
+"""Longest wall time of a search that has neither a budget nor a time limit; it then ends with the gap of its proof."""
 
 LEAST_SECONDS = 0.01
-"""What a search has where its time is over before it begins: enough for the known plan that is simulated soonest."""
+"""Seconds of a search whose time is over before it begins: enough to simulate the first known plan."""
 
 MAX_PROCESSES = 64
-"""Ranks that one machine is asked to run as processes."""
+"""Most ranks that one machine runs as processes."""
 
 
 FRAMEWORK_OF = {"torchtitan": "torchtitan", "megatron": "megatron", "accelerate": "torch", "execute": "torch"}
-"""Whose conventions price the plans of a target; of others none are known."""
+"""The framework whose conventions price the plans of a target; for other targets none are known."""
 
 
-# A scenario that is only read loads no engine, search, trainer or executor, which take longer than all the rest: what a
-# method below imports is what it runs.
+# To import an engine, a search, a trainer or the executor takes longer than to read a scenario: methods below import
+# only what they run.
 
 
 def _acceptance(target: str, spec: Model) -> "Acceptance":
-    """Return which plans of a model a target can say."""
+    """Return which plans of a model a target can express."""
     from meshwise.scenarios.interchange.targets import Acceptance
 
     return Acceptance(target, spec)
@@ -69,7 +69,7 @@ def _acceptance(target: str, spec: Model) -> "Acceptance":
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a run of this very scenario took: seconds a step, and who says so."""
+    """A measured run of this very scenario: seconds a step, and the source of the figure."""
 
     step_time: float
     source: str
@@ -77,9 +77,9 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class SearchSettings:
-    """How a plan is looked for: an algorithm by name with its options, and limits.
+    """How to search for a plan: an algorithm by name with its options, limits of the space, and pinned operators.
 
-    ``budget`` is in evaluations, ``seconds`` of wall time; None is the driver's default.
+    ``budget`` is in evaluations, ``seconds`` in wall time; None is the driver's default.
     """
 
     algorithm: str = "auto"
@@ -92,7 +92,13 @@ class SearchSettings:
     __repr__ = brief()
 
     def algorithm_name(self, name: str | None = None) -> str:
-        """Return ``name``, or that of the settings; ``ValueError`` where no algorithm has it or it heeds no pins."""
+        """Return ``name``, by default that of the settings, after checks.
+
+        Raises
+        ------
+        ValueError
+            Where there is no such algorithm, or it ignores pins and there are some.
+        """
         chosen = name or self.algorithm
         if chosen not in ALGORITHMS:
             raise ValueError(f"algorithm is one of {', '.join(ALGORITHMS)}, met {chosen}")
@@ -101,7 +107,7 @@ class SearchSettings:
         return chosen
 
     def make_algorithm(self, name: str | None = None, seed: int | None = None) -> Any:
-        """Return the algorithm as a value; ``seed`` replaces its own where it has one.
+        """Return the configured algorithm; ``seed`` replaces that of the options where the algorithm has one.
 
         Raises
         ------
@@ -123,7 +129,7 @@ class SearchSettings:
             raise ValueError(f"{chosen}: {error}") from None
 
     def make_space(self) -> Space:
-        """Return the limits as the search's own value."""
+        """Return the limits as a search space."""
         limits = dict(self.space)
         if "recompute" in limits:
             limits["recompute"] = tuple(map(recomputation, limits["recompute"]))
@@ -134,22 +140,23 @@ class SearchSettings:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A network, a machine and a training step; a plan, or how to look for one.
+    """A network, a machine and a training step; with a plan, or with settings to search for one.
 
     Parameters
     ----------
     plan
-        The complete plan, or None where one is to be searched.
+        The complete plan, or None to search for one.
     assumptions
         Every default and catalogue figure that a result rests on.
     run
-        A long run of the step, or None: then a simulation says nothing of goodput.
+        A long run of the step; None for results without goodput.
     warnings
-        Figures that are possible and probably mistyped.
+        Figures that are possible but probably mistyped.
     framework
         What runs the step, where the scenario says so; None where it is assumed.
     asked_target
-        The trainer whose words, or the executor, all plans of a search are for, where one was asked for.
+        The trainer that has to be able to express every plan of a search, or the executor that has to run it; None
+        where none was asked for.
     """
 
     name: str
@@ -167,31 +174,31 @@ class Scenario:
 
     @property
     def target(self) -> str | None:
-        """What plans of a search are for: the target that was asked for, or the framework, where it is a trainer's."""
+        """The target of searched plans: the one asked for, else the framework if it is itself a trainer; or None."""
         if self.asked_target is not None or self.framework is None:
             return self.asked_target
         return self.framework if FRAMEWORK_OF.get(self.framework) == self.framework else None
 
     def for_target(self, target: str) -> "Scenario":
-        """Return the scenario with a search among what a target can say: a trainer by name, or ``execute``.
+        """Return the scenario whose search is limited to what a target can express: a trainer by name, or ``execute``.
 
         Where the scenario names no framework, plans are priced by the target's conventions, if these are known.
 
         Raises
         ------
         ValueError
-            Where there is no such target, or it can say no plan of the model or the training step.
+            Where there is no such target, or it can express no plan of the model or the training step.
         """
         accepts = _acceptance(target, self.spec)
         if never := accepts.never(self.problem):
             raise ValueError(f"{self.file}: {accepts.can} no plan of this scenario: {'; '.join(never)}")
         problem = self.priced_for(target)
-        priced = problem.training.framework != self.problem.training.framework  # then none is assumed
+        priced = problem.training.framework != self.problem.training.framework  # then the assumed one is out of date
         kept = (line for line in self.assumptions if not (priced and line.startswith("training.framework is ")))
         return replace(self, asked_target=target, problem=problem, assumptions=tuple(kept))
 
     def priced_for(self, target: str) -> Problem:
-        """Return the problem by the conventions of a target, where the scenario names none and they are known."""
+        """Return the problem with a target's framework; unchanged where the scenario names one, or it is not known."""
         framework = FRAMEWORK_OF.get(target)
         if self.framework is not None or framework is None:
             return self.problem
@@ -199,11 +206,11 @@ class Scenario:
         return priced if priced.memory_margin == 1.0 else with_margin(priced)
 
     def without_margin(self) -> "Scenario":
-        """Return the scenario with every plan taken to fit that is predicted to, however likely it lacks memory."""
+        """Return the scenario without a memory margin: a plan fits if its predicted peak does, whatever the risk."""
         return replace(self, problem=replace(self.problem, memory_margin=1.0))
 
     def make_space(self) -> Space:
-        """Return what a search may choose from: the limits that are written, and what the target can say."""
+        """Return the search space: the limits of the settings, and what the target can express."""
         space = self.search_settings.make_space()
         if self.target is None:
             return space
@@ -213,21 +220,21 @@ class Scenario:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What to know before any figure: efficiencies that nobody measured, and figures that are probably mistyped."""
+        """Remarks to show before any result: efficiencies that nobody measured, and probably mistyped figures."""
         typed = (f"{fault.field} {fault.message}" for fault in self.warnings)
         return (*self.problem.cluster.estimated, *typed)
 
     def chosen(self, plan: Plan | None = None) -> Plan:
-        """Return ``plan`` or the scenario's own; ``ValueError`` where there is neither."""
+        """Return ``plan``, by default the scenario's own; ``ValueError`` where there is neither."""
         result = plan or self.plan
         if result is None:
             raise ValueError(f"{self.file}: plan: a plan is needed; write one, name a plan file or search for one")
         return result
 
     def on(self, cluster: Cluster, warnings: "tuple[Fault, ...]" = ()) -> "Scenario":
-        """Return the scenario on as many devices of another machine, as `meshwise calibrate` measures it.
+        """Return the scenario on as many devices of another machine, such as one that `meshwise calibrate` measured.
 
-        What it rests on, and what is probably mistyped, is then of that machine: ``warnings`` are those of its file.
+        Assumptions and warnings about the machine become those of the new one; ``warnings`` are those of its file.
         """
         own = self.problem.cluster
         sized = cluster.resized(own.num_nodes, own.first.devices)
@@ -243,7 +250,7 @@ class Scenario:
         return replace(moved, assumptions=(*moved.remarks, *moved._machine_assumptions(), *kept))
 
     def _is_of_cluster(self, fault: "Fault") -> bool:
-        """Return whether a remark is of the machine: of the scenario's table of it, or of a cluster file."""
+        """Return whether a remark is about the machine: in the scenario's cluster table, or in a cluster file."""
         return fault.file != self.file or fault.field.split(".")[0] == "cluster"
 
     def _machine_assumptions(self) -> tuple[str, ...]:
@@ -251,12 +258,12 @@ class Scenario:
         return tuple(machine_assumptions(self.problem.cluster, offloads=offloads))
 
     def simulate(self, plan: Plan | None = None, engine: str = "discrete_event") -> "Simulation":
-        """Return one simulated step of a plan: time, memory and where both go.
+        """Return one simulated step of a plan: its time and memory, and what they consist of.
 
         Parameters
         ----------
         plan
-            Default: the scenario's own.
+            Default: the scenario's own plan.
         engine
             ``discrete_event`` or ``longest_path``.
         """
@@ -277,21 +284,21 @@ class Scenario:
         executor: "Executor | None" = None,
         target: str | None = None,
     ) -> "SearchResult":
-        """Return the best plan found, with its proof or gap; arguments replace the scenario's settings.
+        """Return the best plan that a search finds, with its proof or gap; arguments replace the scenario's settings.
 
         Parameters
         ----------
         progress
             Called after every evaluation.
         resume
-            A journal: the search goes on from the trials in it and adds its own, so that at any end nothing is lost.
-            It is made where it is missing.
+            The path of a journal, which is created if it is missing: the search continues from its trials and appends
+            its own, so that nothing is lost however it ends.
         executor
-            Evaluates several plans at once where the algorithm can name them:
+            Evaluates several plans at once where the algorithm can propose them ahead:
             ``meshwise.strategies.search.processes(4)``, or ``Client(...).get_executor()`` of Dask. The result is the
             same for any number of workers.
         target
-            As `for_target`: the best plan that this trainer can say, or that the executor can run.
+            As in `for_target`: search for the best plan that this trainer can express, or that the executor can run.
 
         Raises
         ------
@@ -314,7 +321,7 @@ class Scenario:
         chosen, space = settings.make_algorithm(algorithm, seed), self.make_space()
         space_with_starts = self.with_starts(space)
         seconds = self.search_seconds(budget, seconds)
-        if seconds is not None:  # what a trainer can say takes up to a second to list: it is time of the search
+        if seconds is not None:  # to list what a trainer can express takes up to a second: the search's own time
             seconds = max(seconds - (perf_counter() - start), LEAST_SECONDS) if seconds > 0 else seconds
         budget = settings.budget if budget is None else budget
         with nullcontext() if resume is None else SearchJournal(resume, chosen, self.problem, space) as journal:
@@ -330,20 +337,20 @@ class Scenario:
             )
 
     def search_seconds(self, budget: int | None, seconds: float | None) -> float | None:
-        """Return the seconds that a search takes at most, where so much is asked for; ``None`` for no limit."""
+        """Return the time limit of a search in seconds: the argument, else the setting or default; None for none."""
         settings = self.search_settings
         seconds = settings.seconds if seconds is None else seconds
         return SEARCH_SECONDS if seconds is None and budget is None and settings.budget is None else seconds
 
     def with_starts(self, space: Space) -> Space:
-        """Return a space that is begun with the scenario's own plan and published recipes."""
+        """Return a space whose search starts with the scenario's own plan and published recipes."""
         from meshwise.scenarios.recipes import recipe_layouts
 
         starts = (*self._own_layout(), *(layout for _, layout in recipe_layouts(self.problem)))
         return replace(space, starts=starts)
 
     def _own_layout(self) -> tuple[Layout, ...]:
-        """Return the layout of the scenario's own plan; none where it has no plan, or one that no layout means."""
+        """Return the layout of the scenario's own plan; no layout where there is no plan, or none completes to it."""
         if self.plan is None:
             return ()
         layout = layout_of(self.problem, self.plan)
@@ -351,7 +358,7 @@ class Scenario:
         return (layout,) if broken is None and complete(self.problem, layout) == self.plan else ()
 
     def compare(self, algorithms: Iterable[str] | None = None, **limits: Any) -> "SearchResults":
-        """Return the result of each algorithm (None: all that are installed) under equal limits, those of `search`."""
+        """Return the result of each algorithm (None: all installed ones) under equal limits, which `search` takes."""
         from meshwise.strategies.search.driver import SearchResults
 
         chosen = installed() if algorithms is None else tuple(algorithms)
@@ -368,24 +375,24 @@ class Scenario:
         warn: Callable[[str], None] = lambda text: None,
         **changes: Any,
     ) -> "Run":
-        """Return what happened when the plan ran for real on this machine.
+        """Run a plan on this machine and return the run.
 
         Parameters
         ----------
         options
-            Steps, verification, seed, device, data, checkpoints and whether the run goes on from one; ``None`` for the
+            Steps, verification, seed, device, data, checkpoints and whether to resume from one; ``None`` for the
             defaults.
         folder
             Where the run leaves its files; a temporary folder by default.
         module
-            ``FILE.py:FACTORY`` of the module that the scenario's graph was captured from, whose code is run.
+            ``FILE.py:FACTORY`` of the module that the scenario's graph was captured from: its code is run.
         progress
             Called with step, loss and seconds after every step.
         warn
-            Told of every checkpoint that is damaged and passed over.
+            Called with a line for every damaged checkpoint that is skipped.
         **changes
-            Single fields of `meshwise.executor.options.RunOptions`, as ``steps=20`` or ``device="cuda"``, instead of
-            those of ``options``.
+            Single fields of `meshwise.executor.options.RunOptions`, such as ``steps=20`` or ``device="cuda"``, in
+            place of those of ``options``.
 
         Raises
         ------
@@ -416,9 +423,9 @@ class Scenario:
             return execute(spec, training, chosen, options, folder=place, progress=progress, warn=warn)
 
     def check(self, plan: Plan | None = None, progress: Callable[[str], None] = lambda text: None) -> "Check":
-        """Return what the simulator says of memory and collectives beside what the executor's own model does.
+        """Return the simulator's memory and collectives compared with those of the executor's own model.
 
-        Nothing runs but one rank of every kind, on tensors without data; the plan may have any number of ranks.
+        Only one rank of every kind is built, on tensors without data, so the plan may have any number of ranks.
 
         Raises
         ------
@@ -430,9 +437,10 @@ class Scenario:
         return check(self.executable_spec(), self.problem, self.chosen(plan), progress)
 
     def jobs(self, options: "RunOptions", folder: Path, warn: Callable[[str], None]) -> "list[tuple[Job, Path]]":
-        """Return what the ranks are told that run the scenario's plan, for hosts that torchrun starts them on.
+        """Return the job files of the ranks that run the scenario's plan on hosts where torchrun starts them.
 
-        The run is verified only where that is asked for: on several hosts it has begun when the two are compared.
+        The run is verified only where the options ask for it: on several hosts it has started by the time that ranks
+        and the single process can be compared.
 
         Raises
         ------
@@ -460,7 +468,7 @@ class Scenario:
             raise ValueError(f"{self.file}: plan: a run on one machine has at most {MAX_PROCESSES} processes, {met}")
 
     def executable_spec(self) -> Transformer:
-        """Return the model as the executor builds it; ``ValueError`` where it builds no such model."""
+        """Return the model for the executor; ``ValueError`` where the executor cannot build it."""
         if isinstance(self.spec, GraphModel):
             nearest = "`meshwise execute --module FILE.py:FACTORY`, the module that it was captured from"
             raise ValueError(f"{self.file}: model.graph: a graph has no code to run, met it alone; nearest: {nearest}")

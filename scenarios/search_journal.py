@@ -1,13 +1,13 @@
-"""The journal of a search: a file of every trial, from which a search that was killed goes on.
+"""The journal of a search: a file of all its trials, from which a search that was killed continues.
 
-One JSON object a line: the first says of what search, the others are trials in the order in which they were made::
+It has one JSON object a line: the first identifies the search, the others are its trials in order::
 
     {"journal": "meshwise search", "version": 1, "algorithm": "mcmc", "options": {"seed": 0}, "problem": "5f..", ...}
     {"plan": "0c..", "step_time": 16.832741189139, "peak_memory": 80530636800.0, "fits": true, "elapsed": 3.1}
 
-A plan is named by the SHA-256 digest of its fields. Numbers are exact, for Python writes the shortest text that reads
-back as the same float; the step time of a plan that does not fit is null. A line is appended at once, so that a
-process that is killed leaves whole lines and at most one torn one, the last, which is dropped.
+A plan is identified by the SHA-256 digest of its fields. Numbers are exact: Python writes the shortest text that reads
+back as the same float. The step time of a plan that does not fit is null. Every line is appended in one write, so a
+killed process leaves whole lines and at most one partial line, the last, which is dropped.
 """
 
 import json
@@ -45,19 +45,19 @@ _OF = {
     "space": "the journal of the same limits and pins",
     "cost_model": "the journal of the same version of the simulator and the searches",
 }
-"""What the first line says, and what a search that goes on needs of it."""
+"""What a search that continues requires, by key of the first line."""
 _TRIAL = {"plan", "step_time", "peak_memory", "fits", "elapsed"}
 
 
 class SearchJournal(AbstractContextManager["SearchJournal"]):
-    """The trials in a file, and more appended to it; it is made where it is missing or empty.
+    """The trials in a file, to which more can be appended; the file is created if it is missing or empty.
 
     Parameters
     ----------
     path
         The file.
     algorithm, problem, space
-        The search that it is of.
+        The search that the journal belongs to.
 
     Raises
     ------
@@ -73,18 +73,18 @@ class SearchJournal(AbstractContextManager["SearchJournal"]):
             write(self.path, json.dumps(head) + "\n")
         try:
             self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 - closed by __exit__
-            if whole:
+            if whole:  # the next trial must not be appended to a partial last line
                 self._file.truncate(whole)
         except OSError as error:
             raise _unusable(self.path, error) from None
 
     def known(self, plan: Plan) -> Trial | None:
-        """Return the trial of ``plan`` that the file had when it was opened."""
+        """Return the trial of ``plan`` that was in the file when it was opened, or ``None``."""
         found = self._trials.get(_digest(plan))
         return None if found is None else Trial(plan, *found)
 
     def keep(self, trial: Trial) -> None:
-        """Append a trial: when this returns, it outlives the process."""
+        """Append a trial; once this returns, the trial outlives the process."""
         evaluation = trial.evaluation
         line = {
             "plan": _digest(trial.plan).hex(),
@@ -117,13 +117,13 @@ def _head(algorithm: "SearchAlgorithm", problem: Problem, space: Space) -> dict[
 
 
 def _digest(value: object) -> bytes:
-    """Return the digest of a frozen value: of its fields, in full."""
+    """Return the SHA-256 digest of all fields of a frozen value."""
     return sha256(in_full(value).encode()).digest()
 
 
 @cache
 def cost_model_version() -> str:
-    """Return the digest of what an evaluation and the order of trials follow from: the simulator and the searches."""
+    """Return the digest of all sources that determine evaluations and the order of trials: simulator and searches."""
     found = sha256()
     for package in ("meshwise.simulator", "meshwise.strategies"):
         root = Path(str(files(package)))
@@ -134,7 +134,7 @@ def cost_model_version() -> str:
 
 
 def _read(path: Path, head: Mapping[str, Any]) -> tuple[int, dict[bytes, tuple[Evaluation, float]]]:
-    """Return how many bytes of a journal are whole lines, and its trials; nothing where there is no such file."""
+    """Return the number of bytes of whole lines of a journal, and its trials; 0 and none where the file is missing."""
     try:
         if path.exists() and not path.is_file():
             raise ValueError("it is no file")
@@ -171,7 +171,7 @@ def _unusable(path: Path, error: Exception) -> ScenarioError:
 
 
 def _faults(file: str, number: int, line: bytes, head: Mapping[str, Any]) -> Iterator[Fault]:
-    """Yield what is wrong with a line of a journal."""
+    """Yield the faults of a line of a journal; ``number`` counts from 1."""
     if len(line) > MAX_LINE_BYTES or number > MAX_TRIALS:
         message = f"a journal has at most {MAX_TRIALS:,} lines of at most {MAX_LINE_BYTES:,} bytes, met more"
         yield Fault(file, number, 1, "", message)
@@ -202,7 +202,7 @@ def _said(value: Any) -> Any:
 
 
 def _sound(met: Any) -> bool:
-    """Return whether a value is a trial as `SearchJournal.keep` writes it."""
+    """Return whether a value is a trial as `SearchJournal` writes it."""
     if not isinstance(met, dict) or set(met) != _TRIAL or not isinstance(met["fits"], bool):
         return False
     plan, numbers = met["plan"], [met["peak_memory"], met["elapsed"]]
@@ -217,7 +217,7 @@ def _sound(met: Any) -> bool:
 
 
 def _trial(line: bytes) -> tuple[bytes, Evaluation, float]:
-    """Return the digest of a plan, its evaluation, and seconds since the search began."""
+    """Return the digest of a plan, its evaluation, and the seconds since the start of the search."""
     met = json.loads(line)
     time = inf if met["step_time"] is None else met["step_time"]
     return bytes.fromhex(met["plan"]), Evaluation(time, met["peak_memory"], met["fits"]), met["elapsed"]

@@ -1,4 +1,4 @@
-"""One simulated step of a plan as a result: time, memory, and where both go."""
+"""The result of simulating one step of a plan: its time and memory, and what they consist of."""
 
 import json
 import time
@@ -39,19 +39,20 @@ if TYPE_CHECKING:
 
 
 SAVED = (".html", ".png", ".svg", ".json")
-"""Endings of the files that a result is saved in."""
+"""Endings of the files that a result can be saved to."""
 
 BACKWARD_AND_FORWARD = 3
-"""The backward pass takes twice the FLOP of the forward pass: one product each for input and weight gradients."""
+"""FLOP of a step over those of its forward pass: backward has two products for each one of forward, for the gradients
+of inputs and of weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """Bytes on the devices of one pipeline rank at the moment of its peak, by category.
+    """Bytes on the devices of one pipeline rank at its peak, by category.
 
-    ``stages`` are all the stages of that rank, ``stage`` the first of them; ``peak`` is the sum.
-    ``host_peak`` are the most bytes on one host of such devices, by all that it holds. ``peak_time`` is that moment in
-    seconds, ``peak_operator`` what runs then: pass, microbatch and operator.
+    ``stages`` are all stages of that rank, ``stage`` the first of them; ``peak`` is the sum of all categories.
+    ``host_peak`` is the largest number of bytes on one host of such devices, with everything that the host stores.
+    ``peak_time`` is the time of the peak in seconds, ``peak_operator`` what runs then: pass, microbatch and operator.
     """
 
     stage: int
@@ -69,13 +70,15 @@ class StageMemory:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """What the simulator says of one step of a plan; seconds, bytes, FLOP/s and fractions.
+    """The simulation of one step of a plan, in seconds, bytes, FLOP/s and fractions.
 
-    Intervals hold 90 % of the measured runs that they are fitted to (`meshwise.scenarios.intervals`). ``fits`` says
-    whether every host has room, and every device with what the allocator keeps beside tensors; ``out_of_memory`` is the
-    probability that one has not. ``peak_reserved`` is what the allocator takes for the tensors of the peak,
-    ``peak_device`` that with what the framework takes before the first tensor, ``memory_capacity`` what the framework
-    reports of a device's memory, and ``memory_usable`` the largest ``peak_memory`` that fits.
+    Intervals contain 90 % of the measured runs that they are fitted to (`meshwise.scenarios.intervals`). ``fits`` says
+    whether every host has enough memory, and every device including what the allocator reserves beside tensors;
+    ``out_of_memory`` is the probability that a device lacks memory. ``peak_reserved`` is what the allocator reserves
+    for the tensors of the peak, ``peak_device`` adds what the framework takes before the first tensor,
+    ``memory_capacity`` is the memory of a device that the framework reports, and ``memory_usable`` the largest
+    ``peak_memory`` that fits. ``tasks``, ``classes`` and ``ranks`` are the sizes of the simulated program,
+    ``wall_time`` the seconds that the simulation took.
     """
 
     problem: Problem
@@ -129,11 +132,11 @@ class Simulation:
         )
 
     def to_pandas(self) -> "pd.DataFrame":
-        """Return one row a span of the step: which rank class, stream and operators, from when to when in seconds."""
+        """Return one row for each span of the step: rank class, stream, operators, begin and end in seconds."""
         return self.timeline.to_pandas()
 
     def plot(self, path: str | Path) -> None:
-        """Draw the timeline of the step into a picture, .png or .svg.
+        """Draw the timeline of the step as a picture, .png or .svg.
 
         Raises
         ------
@@ -160,7 +163,7 @@ class Simulation:
             self.plot(path)
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the figures, and the timeline."""
+        """Return the HTML that a notebook shows: the figures and the timeline."""
         with TemporaryDirectory() as folder:
             picture = Path(folder) / "timeline.png"
             self.plot(picture)
@@ -168,7 +171,7 @@ class Simulation:
 
 
 def page_report(result: Simulation, title: str, **more: Any) -> Report:
-    """Return the report of a simulated step, with ``more`` of what `meshwise.reports.page.report.Report` has."""
+    """Return the report of a simulated step; ``extra_parts`` are further fields of the `Report`."""
     return Report(
         title=title,
         result=result.to_json(),
@@ -181,7 +184,7 @@ def page_report(result: Simulation, title: str, **more: Any) -> Report:
 
 
 def simulation(problem: Problem, plan: Plan, engine: str, assumptions: tuple[str, ...]) -> Simulation:
-    """Return one simulated step of ``plan``."""
+    """Return the simulation of one step of ``plan``, by an engine by name."""
     start = time.perf_counter()
     program = lower(problem, plan)
     timeline = simulate(program, engine)
@@ -189,7 +192,7 @@ def simulation(problem: Problem, plan: Plan, engine: str, assumptions: tuple[str
 
 
 def model_flops(problem: Problem) -> float:
-    """Return the FLOP of one step that the model itself asks for, recomputation left out."""
+    """Return the FLOP of one step without recomputation."""
     return BACKWARD_AND_FORWARD * problem.graph.flops * problem.training.global_batch
 
 
@@ -240,7 +243,7 @@ def _result(
 
 
 def _steady(timeline: Timeline) -> Iterator[str]:
-    """Yield what a step of the steady state rests on."""
+    """Yield the assumptions about the steady state of a pipeline without a flush."""
     if timeline.begin:
         yield "the pipeline has no flush: the step is one of the steady state, its filling at the start left out"
     if not timeline.repeats:
@@ -248,7 +251,7 @@ def _steady(timeline: Timeline) -> Iterator[str]:
 
 
 def _peak(problem: Problem, plan: Plan) -> float:
-    """Return the data-sheet FLOP/s of all devices that the plan uses."""
+    """Return the sum of the data-sheet FLOP/s of all devices that the plan uses."""
     cluster, precision = problem.cluster, problem.training.precision
     if len(cluster.accelerators) == 1:
         return cluster.accelerator.peak(precision) * plan.mesh.num_ranks
@@ -269,7 +272,7 @@ def _stage_memory(timeline: Timeline) -> Iterator[StageMemory]:
 
 
 def _named(span: Span | None) -> str:
-    """Return what runs in words; nothing where nothing does."""
+    """Return in words what runs in a span; no text for none."""
     if span is None:
         return ""
     microbatch = f" of microbatch {span.microbatch}" if span.microbatch >= 0 else ""
@@ -277,7 +280,7 @@ def _named(span: Span | None) -> str:
 
 
 def _host_peaks(timeline: Timeline) -> dict[int, float]:
-    """Return for every rank class the largest peak of a host that holds ranks of it."""
+    """Return by rank class the largest peak, in bytes, of a host of its ranks."""
     peaks: dict[int, float] = {}
     for profile in timeline.host_memory if timeline.hosts else ():
         for rank_class, _ in timeline.hosts[profile.rank_class].members:

@@ -1,4 +1,4 @@
-"""Measure this machine into a Cluster that the simulator can predict its own runs with."""
+"""Calibration: measures this machine as a `Cluster` with which the simulator can predict runs on it."""
 
 from collections.abc import Callable
 
@@ -8,14 +8,16 @@ from meshwise.simulator.machine.cluster import Cluster
 
 
 def calibrate(*, processes: int = 2, seconds: float = 20.0, progress: Callable[[str], None] | None = None) -> Cluster:
-    """Return this machine as a cluster of ``processes`` accelerators: its cores, one thread each, all busy at once.
+    """Measure this machine and return it as a cluster of ``processes`` accelerators: cores with one thread each.
+
+    All cores are measured while all are busy, as in training.
 
     Parameters
     ----------
     seconds
-        About how long to measure, besides some seconds to start and for some training steps.
+        About how long to measure kernels and messages; some seconds to start and some training steps come on top.
     progress
-        Called with what is measured now.
+        Called with a word about the current measurement.
 
     Raises
     ------

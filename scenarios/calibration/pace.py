@@ -1,12 +1,13 @@
-"""How long training steps take on a calibrated machine over what its kernels and messages alone say.
+"""The slowdown of whole training steps on a calibrated machine, compared with its kernels and messages alone.
 
-Kernels and messages that a calibration repeats find their data in caches; in a step other data have been there in
-between, so that products wait for memory before they multiply, and Python walks through modules and the schedule of a
-pipeline; and ranks that have computed come to a message at different moments, so that each costs more, whatever its
-size. So plans of three reference models are run on all devices, from one whose steps are almost all launches and
-messages to one whose products count, and eight factors are fitted to their step times. And a machine of which others
-share the processors has fast and slow minutes: the same step took 1.5 times as long half an hour later, which one such
-plan tells (`drift`).
+The calibration repeats single kernels and messages, which then find their data in caches. In a step other data have
+replaced these, so products wait for memory; Python walks through modules and the schedule of a pipeline; and ranks
+arrive at a message at different moments, which makes each message longer whatever its size. Plans of three reference
+models, from steps of almost only launches and messages to steps of mostly products, are therefore run on all devices,
+and eight factors are fitted to their step times.
+
+A machine whose processors are shared with others also has fast and slow minutes: the same step took 1.5 times as long
+half an hour later. One such plan measures that (`drift`).
 """
 
 import math
@@ -40,20 +41,20 @@ MODELS = (
     replace(MEASURED, hidden=96, ffn=384, name=""),
     replace(MEASURED, hidden=32, ffn=64, name=""),
 )
-"""Steps of the first are almost all products; of the last, almost all launches and attention."""
+"""Reference models: steps of the first are almost all products; of the last, almost all launches and attention."""
 STEPS = 12
-"""Steps of a plan of which the median counts, after some to warm up."""
+"""Timed steps of a plan after warm-up, whose median counts."""
 _MOST = 16.0
 _PRIOR = 0.001
-"""Weight of a factor of 1, where a plan's step weighs 1: it decides where no plan says anything."""
+"""Weight of the prior that a factor is 1, relative to a plan's step: it decides only where no plan tells anything."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How many times as long as a calibration says the figures of these names take.
+    """Factors on the times that a calibration measured, by figure.
 
-    ``compute`` is arithmetic and ``memory`` what kernels read and write; ``latency`` is that of the fastest message of
-    a collective, which all its messages have, and ``transfer`` what larger ones take besides.
+    ``compute`` is for arithmetic and ``memory`` for what kernels read and write. ``latency`` is for the time of a
+    collective's fastest message, which every message has, and ``transfer`` for the further time of larger messages.
     """
 
     compute: float = 1.0
@@ -67,7 +68,7 @@ class Pace:
 
 
 def pace(machine: Cluster) -> Pace:
-    """Return the pace of steps on all devices of a machine, now.
+    """Run the reference plans on all devices of this machine and return the slowdown fitted to their step times.
 
     Raises
     ------
@@ -91,7 +92,7 @@ def pace(machine: Cluster) -> Pace:
 
 
 def drift(machine: Cluster) -> float:
-    """Return how many times as long as predicted a step takes now in which ranks compute almost all of the time.
+    """Run one plan that almost only computes, and return its step time now over the predicted one.
 
     Raises
     ------
@@ -105,7 +106,7 @@ def drift(machine: Cluster) -> float:
 
 
 def at_pace(machine: Cluster, pace: Pace) -> Cluster:
-    """Return a calibrated machine whose devices and measured collectives have a pace.
+    """Return a calibrated machine with a slowdown on its devices and measured collectives.
 
     >>> from meshwise.simulator.catalog import cluster
     >>> machine = cluster("dgx-h100")
@@ -149,7 +150,7 @@ def _problem(spec: Transformer, machine: Cluster) -> Problem:
 
 
 def _plans(problem: Problem) -> Iterator[Plan]:
-    """Yield plans that use all ranks in one way each: data parallel first."""
+    """Yield plans that use all ranks for one kind of parallelism each; the data-parallel one is first."""
     ranks = problem.cluster.num_devices
     yield complete(problem, Layout(data=ranks, microbatch=BATCH))
     if ranks > 1:
@@ -166,7 +167,7 @@ def _job(problem: Problem, spec: Transformer, plan: Plan) -> Job:
 
 
 def _measured(jobs: Sequence[Job]) -> list[float]:
-    """Return the seconds of a step of every job, run one after the other."""
+    """Run jobs one after the other and return the typical seconds of a step of each."""
     with tempfile.TemporaryDirectory(prefix="meshwise-") as name:
         pairs = [(job, Path(name) / str(number)) for number, job in enumerate(jobs)]
         run_jobs(pairs)

@@ -2,17 +2,17 @@
 
 ``python -m meshwise.scenarios.calibration.prediction_trials --out rows.jsonl``
 
-The machine is calibrated just before, with as many processes as the plans have ranks. Then every plan is predicted
-from that calibration and run, and a row is written: prediction and measurement of step time (median of the steps
-after the first two) and of memory, and where both say the time of a step goes. Memory is measured twice: by torch's
-allocator in the run, which gives gloo the copies too that it makes of what it reduces or gathers, whether or not the
-fullest moment meets one; and by torch's memory tracker on the same trainer without data, which sees torch's tensors.
+The machine is calibrated first, with as many processes as the plans have ranks. Then every plan is predicted from that
+calibration and run, and a row is written: predicted and measured step time (median of the steps after the first two),
+memory, and busy seconds by kind of task. Memory is measured twice: by torch's allocator in the run, whose peak depends
+on whether it coincides with copies that gloo makes of what it reduces or gathers; and by torch's memory tracker on the
+same trainer without data, which sees only torch's tensors.
 
-A machine that shares its processors has fast and slow minutes; a plan of another model
-(`meshwise.scenarios.calibration.pace.drift`) is run before and after each plan, and the prediction is for the pace
-between. Nothing is fitted to the rows; a plan whose run fails is told and has none. With more ranks than cores times
-depend on the scheduler of the operating system, so that only the order of plans is judged, by Kendall's tau. An
-interrupt keeps the rows that are done.
+A machine that shares its processors has fast and slow minutes: a plan of another model
+(`meshwise.scenarios.calibration.pace.drift`) runs before and after each plan, and the prediction is for the geometric
+mean of both slowdowns. Nothing is fitted to the rows. A plan whose run fails is reported and has no row. With more
+ranks than cores, times depend on the scheduler of the operating system, so that only the order of plans is judged, by
+Kendall's tau. An interrupt keeps the rows written until then.
 """
 
 import argparse
@@ -62,12 +62,12 @@ TRAINING = Training(16, 64, "fp32", framework="torch")
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One plan, predicted and run: seconds and bytes; ``kinds`` are the mean rank's busy seconds of a step.
+    """One plan, predicted and run, in seconds and bytes; a row of the file.
 
-    Peaks are ``measured`` by torch's allocator and ``tracked`` by its memory tracker.
-    Times of kinds were measured under the profiler, step times without it. ``load`` are the processes that wanted to
-    run in the minute before, ``before`` and ``after`` how many times as long a step of another model took as when the
-    machine was calibrated.
+    ``kinds`` are a mean rank's busy seconds of a step by kind of task, measured under the profiler; step times are
+    measured without it. Peaks are ``measured`` by torch's allocator and ``tracked`` by its memory tracker. ``load`` is
+    the load average of the minute before the run; ``before`` and ``after`` are the step time of another model, before
+    and after the run, over that at the calibration.
     """
 
     ranks: int
@@ -100,7 +100,7 @@ class Trial:
 
 
 def layouts(ranks: int, batch: int) -> list[Layout]:
-    """Return different plans of ``ranks`` ranks for a batch: every split into axes first, then its variants in turn.
+    """Return different layouts of ``ranks`` ranks for a batch: first one of every split into axes, then further ones.
 
     >>> [(each.data, each.tensor, each.pipeline) for each in layouts(2, 16)[:3]]
     [(1, 1, 2), (1, 2, 1), (2, 1, 1)]
@@ -139,7 +139,7 @@ def _variants(batch: int, data: int, tensor: int, pipeline: int) -> Iterator[Lay
 
 
 def plans(problem: Problem, ranks: int, most: int, spec: Transformer = SPEC) -> list[Plan]:
-    """Return the first ``most`` of `layouts` that are plans of the problem and that the executor runs."""
+    """Return the plans of the first ``max_plans`` layouts of `list_layouts` that suit the problem and the executor."""
     return list(islice(_executable(problem, ranks, spec), most))
 
 
@@ -164,9 +164,9 @@ def trial(
     calm: float = 1.0,
     spec: Transformer = SPEC,
 ) -> Trial:
-    """Return one plan predicted and run for ``steps`` steps after the first two.
+    """Predict a plan, run it for ``steps`` steps after the first two, and return both.
 
-    ``before`` is the drift until now over ``calm``, that at the calibration.
+    ``calm_drift`` is the drift at the calibration, ``drift_before`` the current drift over it.
     """
     load = os.getloadavg()[0]
     run = execute(spec, problem.training, plan, RunOptions(steps + WARM_UP, verify=False), folder=folder)
@@ -194,7 +194,7 @@ def _told(timeline: Timeline) -> dict[str, float]:
 
 
 def summary(trials: Sequence[Trial]) -> list[str]:
-    """Return what the trials say, in lines: errors of time and memory, the order of plans, and kinds that are off."""
+    """Return lines about the trials: errors of time and memory, the order of plans, and the ratio by kind of task."""
     if not trials:
         return ["no plan was run"]
     result = [f"{len(trials)} plans of {trials[0].ranks} ranks"]
@@ -216,7 +216,7 @@ def summary(trials: Sequence[Trial]) -> list[str]:
 
 
 def run(most: int, ranks: int, steps: int, seconds: float, out: Path, model: str = "gpt") -> list[Trial]:
-    """Calibrate, then run plans of a model and write a row each; an interrupt ends it with what is done."""
+    """Calibrate, run plans of a model, write one row each to a file and return the trials."""
     _note(f"calibrating {ranks} processes for about {seconds:.0f} s")
     machine = calibrate(processes=ranks, seconds=seconds)
     spec = MODELS[model]
@@ -254,7 +254,7 @@ def _note(words: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the trials that the command line asks for and return the exit code."""
+    """Run the trials of the command line, print their summary and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m meshwise.scenarios.calibration.prediction_trials", description=__doc__.split("\n")[0]
     )
@@ -280,7 +280,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def read(path: Path) -> list[Trial]:
-    """Return the trials in a file of rows, whose first line is no trial; none where it is missing."""
+    """Return the trials of a file, whose first line is a header; none where the file is missing."""
     lines = path.read_text().splitlines()[1:] if path.exists() else []
     rows = [json.loads(line) for line in lines]
     return [Trial(**{name: row[name] for name in Trial.__dataclass_fields__}) for row in rows]

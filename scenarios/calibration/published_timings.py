@@ -1,7 +1,4 @@
-"""Accelerators and links fitted to files of published timings: reading them, what to fit, and tables.
-
-Timings are of kernels, or of collectives.
-"""
+"""Fits of accelerators and links to files of published timings, of kernels or collectives, and tables of errors."""
 
 import datetime
 import json
@@ -94,7 +91,13 @@ KERNEL_HEAD = ("publisher", "kernels", "rows", "fitted mean", "median", "left ou
 
 
 def read_kernels(path: str) -> tuple[list[Row], list[Skipped]]:
-    """Return the rows of a file that can be predicted and the others; `ScenarioError` names the line that is none."""
+    """Return the rows of a file of kernels that can be predicted, and the skipped ones.
+
+    Raises
+    ------
+    ScenarioError
+        At the first line that is not a row, or where no row can be predicted.
+    """
     try:
         with open(path, "rb") as file:
             used, skipped = read_rows(iter(lambda: file.readline(MAX_ROW_BYTES + 1), b""))
@@ -114,14 +117,14 @@ def read_kernels(path: str) -> tuple[list[Row], list[Skipped]]:
 def fit_accelerators(
     rows: Sequence[Row], names: Sequence[str], left_out: Sequence[str], progress: Callable[[str], None]
 ) -> list[Evidence]:
-    """Return accelerators fitted to ``rows``.
+    """Return accelerators fitted to ``rows``, with their errors.
 
     Parameters
     ----------
     names
-        In the catalogue; all that have rows where empty.
-    left_out
-        Sources or publishers that take no part in the fits.
+        Accelerators of the catalogue; if empty, all that have rows.
+    excluded_sources
+        Sources or publishers without part in the fits.
     """
     known = sorted({row.device for row in rows})
     _check("accelerator", names, known)
@@ -141,7 +144,7 @@ def _check(option: str, given: Sequence[str], known: Sequence[str]) -> None:
 
 
 def to_json(found: Sequence[Evidence], skipped: Sequence[Skipped]) -> str:
-    """Return the parameter file: of one accelerator as the catalogue holds it, of several a table of those."""
+    """Return the text of a parameter file: of one accelerator as in the catalogue, of several as a mapping by name."""
     today = datetime.date.today().isoformat()
     documents = {each.name: to_document(each, skipped, today) for each in found}
     whole = next(iter(documents.values())) if len(documents) == 1 else documents
@@ -149,7 +152,7 @@ def to_json(found: Sequence[Evidence], skipped: Sequence[Skipped]) -> str:
 
 
 def kernel_lines(found: Evidence) -> list[tuple[str, ...]]:
-    """Return the errors of an accelerator as lines of a table, a publisher's kernels of a family each."""
+    """Return the errors of an accelerator as lines of a table, one for each publisher and family of kernels."""
     return [(held.publisher, held.family, *_cells(held)) for held in found.held]
 
 
@@ -164,7 +167,7 @@ def _cells(held: Held) -> tuple[str, ...]:
 
 
 def to_markdown(found: Sequence[Evidence], rows: Sequence[Row]) -> str:
-    """Return the errors of accelerators, and how publishers agree among themselves, as a page."""
+    """Return the errors of accelerators, and the agreement of publishers with each other, as a Markdown page."""
     parts = [INTRODUCTION, _table(SUMMARY_HEAD, [line for each in found for line in _summary(each)])]
     parts += ["## What no model can beat\n", FLOOR]
     parts.append(_table(FLOOR_HEAD, [_floor(floor) for each in found for floor in each.floors]))
@@ -184,7 +187,7 @@ def to_markdown(found: Sequence[Evidence], rows: Sequence[Row]) -> str:
 
 
 def _summary(found: Evidence) -> list[tuple[str, ...]]:
-    """Return a line a publisher: its kernels' mean error without it, by group, each row counting the same."""
+    """Return one line for each publisher: the mean error over its rows by group, with the publisher left out."""
     publishers = sorted({held.publisher for held in found.held})
     return [(found.name, publisher, *(_group(found, publisher, group) for group in GROUPS)) for publisher in publishers]
 
@@ -225,7 +228,7 @@ _FIRST = 64 * 2**10
 
 
 def has_collectives(path: str) -> bool:
-    """Return whether the first row of a file is of a collective; a file that cannot be read has none."""
+    """Return whether the first row of a file is about a collective; False where it cannot be read."""
     try:
         with open(path, "rb") as file:
             first = json.loads(file.readline(_FIRST))
@@ -235,7 +238,13 @@ def has_collectives(path: str) -> bool:
 
 
 def read_collectives(path: str) -> tuple[Sequence[CollectiveRow], Sequence[SkippedCollective]]:
-    """Return the rows of a file that the model can be held against and the others; `ScenarioError` where none is."""
+    """Return the rows of a file of collectives that can be predicted, and the skipped ones.
+
+    Raises
+    ------
+    ScenarioError
+        Where the file cannot be read, or no row can be predicted.
+    """
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             used, skipped = read_collective_rows(file)
@@ -249,7 +258,7 @@ def read_collectives(path: str) -> tuple[Sequence[CollectiveRow], Sequence[Skipp
 
 
 def fit_links_without(rows: Sequence[CollectiveRow], left_out: Sequence[str]) -> tuple[Fits, tuple[Error, ...]]:
-    """Return links fitted to ``rows`` without the sources ``left_out``, and the errors on all, those included."""
+    """Return links fitted to ``rows`` without ``excluded_sources``, and the errors on all rows, excluded ones too."""
     known = sorted({row.source for row in rows})
     for name in left_out:
         if name not in known:

@@ -1,12 +1,12 @@
-"""A cluster whose few figures are fitted again to what runs of whole plans measured.
+"""Recalibration: a few figures of a cluster fitted again to runs of whole plans.
 
-A calibration measures a machine for half a minute, and alone; what it found may be off by what else the machine did
-then. Runs of plans say it again: how long their passes and updates took, and each of their collectives. Four figures
-of the device are fitted together to the passes of all runs - its rate of matrix products, its memory bandwidth, the
-time of a launch, the rate of the optimizer - and for every collective and group size one factor on its curve. No plan
-has a figure of its own: what the model gets wrong in a plan's structure stays wrong, and shows.
+A calibration measures a machine for only half a minute, and whatever else the machine does then distorts it. Runs of
+plans measure again how long passes, updates and each collective take. Four figures of the device are fitted together
+to the passes of all runs: the rate of matrix products, the memory bandwidth, the time of a launch and the rate of the
+optimizer. Every collective and group size has one factor on its curve. No plan has a figure of its own, so an error of
+the model in a plan's structure stays visible.
 
-The profiler slows what it measures; spans are taken as parts of the step that was timed without it.
+The profiler slows what it measures: spans are scaled to the step time measured without it.
 """
 
 import math
@@ -32,20 +32,20 @@ from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 
 FIGURES = ("products", "memory", "launch", "optimizer")
-"""What is fitted of a device: factors on the time that matrix products, memory traffic and launches take, and on that
-of the optimizer."""
+"""The fitted figures of a device: factors on the times of matrix products, memory traffic, launches and the
+optimizer."""
 MOST = 16.0
 """Largest factor on a figure."""
 LEAST_SPANS = 3
-"""Spans of a collective from which its curve is fitted."""
+"""Least spans of a collective to which its curve is fitted."""
 _PRIOR = 0.02
-"""Weight of a figure's old value, where a run's passes weigh 1 together: it decides where no run says anything."""
+"""Weight of a figure's old value, relative to all passes of a run: it decides only where no run tells anything."""
 FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRun:
-    """A plan that ran: the spans of one step, and seconds of the median step without the profiler."""
+    """A plan that ran: the profiled spans of one step, and the seconds of the median step without the profiler."""
 
     plan: Plan
     timeline: Timeline
@@ -55,13 +55,13 @@ class PlanRun:
 
     @property
     def scale(self) -> float:
-        """What makes seconds under the profiler seconds without it."""
+        """Factor from seconds under the profiler to seconds without it."""
         return self.step_time / self.timeline.step_time
 
 
 @dataclass(frozen=True, slots=True)
 class Refit:
-    """A cluster fitted to runs, and by what its figures were multiplied: those of the device, those of collectives."""
+    """A cluster fitted to runs, and the factors on times by figure: of the device, and of collectives."""
 
     cluster: Cluster
     device: tuple[tuple[str, float], ...]
@@ -71,12 +71,12 @@ class Refit:
 
 
 def refitted(problem: Problem, runs: Sequence[PlanRun]) -> Refit:
-    """Return the cluster of a problem with figures fitted to ``runs`` of it.
+    """Return the cluster of a problem with its figures fitted to ``runs`` on it.
 
     Raises
     ------
     ValueError
-        Where there is no run.
+        Where there are no runs.
     """
     if not runs:
         raise ValueError("a calibration is fitted to at least one run, met none")
@@ -87,12 +87,12 @@ def refitted(problem: Problem, runs: Sequence[PlanRun]) -> Refit:
 
 
 def predicted_step(problem: Problem, cluster: Cluster, plan: Plan) -> float:
-    """Return the seconds of a step of ``plan`` on another machine of the same devices."""
+    """Return the predicted seconds of a step of ``plan`` on ``cluster`` in place of the problem's own."""
     return simulate(lower(replace(problem, cluster=cluster), plan), "discrete_event").step_time
 
 
 def slowed(cluster: Cluster, products: float, memory: float, launch: float, optimizer: float) -> Cluster:
-    """Return a cluster whose devices take so many times as long for what each figure stands for."""
+    """Return a cluster with these factors on the times of its devices for products, memory, launches and optimizer."""
     return cluster.with_accelerators(lambda device: _slowed(device, products, memory, launch, optimizer))
 
 
@@ -113,7 +113,7 @@ def _slowed(device: Accelerator, products: float, memory: float, launch: float, 
 
 
 def _device(problem: Problem, runs: Sequence[PlanRun]) -> FloatArray:
-    """Return the logarithms of the factors on the device's figures."""
+    """Return the fitted logarithms of the factors on the device's figures."""
     measured = [{kind: each.scale * t for kind, t in busy_by_kind(each.timeline).items()} for each in runs]
     weight = [t / each.step_time for each, busy in zip(runs, measured, strict=True) for _, t in _computing(busy)]
 
@@ -138,9 +138,9 @@ def _computing(busy: dict[TaskKind, float]) -> list[tuple[TaskKind, float]]:
 def _curves(
     cluster: Cluster, runs: Sequence[PlanRun]
 ) -> tuple[tuple[CollectiveCurve, ...], tuple[tuple[str, float], ...]]:
-    """Return the curves of a cluster as runs measured them, and the factors on those it had.
+    """Return the curves of a cluster fitted to runs, and the factors on those that it had.
 
-    A collective that has no curve for its group size gets the measured times as one.
+    A collective without a curve for its group size gets the measured times as its curve.
     """
     times: dict[tuple[Collective, int], list[tuple[float, float]]] = {}
     for each in runs:
@@ -162,7 +162,7 @@ def _curves(
 
 
 def _messages(plan: Plan, spans: Iterable[Span]) -> Iterator[tuple[Collective, int, Span]]:
-    """Yield collectives and transfers with how many ranks they join."""
+    """Yield the spans of collectives and transfers, with the collective and its number of ranks."""
     for span in spans:
         name = span.operators.rpartition(": ")[2].partition(" ")[0]
         if span.bytes and span.duration > 0 and name in tuple(Collective):

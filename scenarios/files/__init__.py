@@ -1,1 +1,1 @@
-"""How input files are read, what is wrong with them is said, and results are written."""
+"""Reads and checks input files, reports their faults, and writes results."""

@@ -1,4 +1,4 @@
-"""From what pydantic finds to messages with file, line and column."""
+"""Checks documents against pydantic tables, and turns pydantic's errors into faults with file, line and column."""
 
 import math
 from types import UnionType
@@ -44,7 +44,7 @@ _YES_NO = {
 
 
 def check(model: type[M], document: Document) -> tuple[M | None, list[Fault]]:
-    """Return the table in ``document``, or None, and everything that is wrong with it."""
+    """Return the table of a document and its faults; None where there are any."""
     if not isinstance(document.data, dict):
         fields = ", ".join(model.model_fields)
         met = "nothing" if document.data is None else shown(document.data)
@@ -56,7 +56,10 @@ def check(model: type[M], document: Document) -> tuple[M | None, list[Fault]]:
 
 
 def _told(model: type[BaseModel], details: list[ErrorDetails]) -> list[ErrorDetails]:
-    """Return the first details, and the first of each other field that ``model`` has: any value may be wrong."""
+    """Return the first `MAX_FAULTS` details, and the first one of each further field of ``model``.
+
+    So one field with very many faults hides no other field.
+    """
     first, rest = details[:MAX_FAULTS], details[MAX_FAULTS:]
     told = {detail["loc"][0] for detail in first if detail["loc"]}
     others = {detail["loc"][0]: detail for detail in reversed(rest) if detail["loc"]}
@@ -64,7 +67,7 @@ def _told(model: type[BaseModel], details: list[ErrorDetails]) -> list[ErrorDeta
 
 
 def sound_sections(model: type[BaseModel], document: Document, faults: list[Fault]) -> dict[str, Any]:
-    """Return the top-level fields of ``document`` that are right though others are not."""
+    """Return the top-level fields of ``document`` without faults, validated one by one."""
     wrong = {fault.field.split(".")[0] for fault in faults}
     data = document.data if isinstance(document.data, dict) else {}
     result: dict[str, Any] = {}
@@ -75,6 +78,7 @@ def sound_sections(model: type[BaseModel], document: Document, faults: list[Faul
 
 
 def _fault(model: type[BaseModel], document: Document, detail: ErrorDetails) -> Fault:
+    # pydantic puts tags of unions, such as <written>, and [key] into the location: neither stands in the file
     path = tuple(part for part in detail["loc"] if not (isinstance(part, str) and part[:1] == "<"))
     path = path[:-1] if path[-1:] == ("[key]",) else path
     error = detail.get("ctx", {}).get("error")
@@ -126,7 +130,7 @@ def _unknown(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
 
 
 def _model_at(model: type[BaseModel], location: tuple[int | str, ...]) -> type[BaseModel] | None:
-    """Return the table that stands at ``location`` of ``model``."""
+    """Return the table at ``location`` of ``model``; None where there is none."""
     current: Any = model
     for index, part in enumerate(location):
         if isinstance(part, str) and part[:1] == "<":
@@ -147,7 +151,7 @@ def _has_tag(model: type[BaseModel], tag: str) -> bool:
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
-    """Return the tables that an annotation mentions, in order."""
+    """Return the tables in an annotation, in order."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     if get_origin(annotation) in (Union, UnionType, list, tuple) or get_args(annotation):

@@ -1,4 +1,4 @@
-"""What is wrong with an input file, where, and what would do."""
+"""Faults of input files: what is wrong, where, and the nearest values that are allowed."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,18 +7,18 @@ from difflib import get_close_matches
 from meshwise.simulator.files import escaped
 
 SHOWN = 60
-"""Characters of a foreign value that a message repeats at most."""
+"""Most characters of a value from a file that a message repeats."""
 
 
 LISTED = 50
-"""Faults that the text of an error lists at most."""
+"""Most faults that the text of an error lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that is wrong: prints as ``file:line:column: field: message``.
+    """One fault of an input file, printed as ``file:line:column: field: message``.
 
-    ``line`` and ``column`` count from 1; 0 where the fault is of the file as a whole.
+    ``line`` and ``column`` count from 1; both are 0 for a fault of the file as a whole.
     """
 
     file: str
@@ -34,7 +34,7 @@ class Fault:
 
 
 class ScenarioError(ValueError):
-    """An input file is wrong; ``faults`` lists everything that was found, in file order."""
+    """Raised where an input file has faults; ``faults`` lists all of them in the order of lines."""
 
     def __init__(self, faults: tuple[Fault, ...]) -> None:
         self.faults = tuple(sorted(dict.fromkeys(faults), key=lambda fault: (fault.line, fault.column)))
@@ -44,7 +44,7 @@ class ScenarioError(ValueError):
 
 
 def shown(value: object) -> str:
-    """Return ``value`` as text for a message: one line, printable, at most `SHOWN` characters.
+    """Return ``value`` as text for a message: one line, printable, at most `MAX_SHOWN` characters.
 
     >>> shown("8 GPUs")
     "'8 GPUs'"
@@ -61,11 +61,11 @@ def shown(value: object) -> str:
 
 
 MOST_NEAR = 3
-"""Names that are told where several hold what was written."""
+"""Most names that are suggested where several contain the value."""
 
 
 def nearest(value: str, names: Iterable[str]) -> str:
-    """Return ``"; nearest: NAME"`` for ``names`` that hold what was written, else for the most similar one, if any is.
+    """Return ``"; nearest: NAME"`` for the ``names`` that contain ``value``, else for the most similar one; or no text.
 
     >>> nearest("tensr", ["data", "tensor"])
     '; nearest: tensor'

@@ -1,4 +1,4 @@
-"""What a field of an input file may hold: counts, quantities with units, names from a list."""
+"""Types of fields of input files: counts, quantities with units, names from a list."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ class Table(BaseModel):
 
 
 def _whole(value: Any) -> Any:
-    """Return a float without a fraction as an int, for ``1e3`` is a float in YAML; else the value."""
+    """Return a float without a fraction as an int, as ``1e3`` is a float in YAML; return other values unchanged."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 @dataclass(frozen=True)
 class Count:
-    """Marks a whole number from ``least`` to ``most``; ``1e3`` is one too."""
+    """Marks a whole number from ``minimum`` to ``maximum``; ``1e3`` counts as one."""
 
     most: int
     least: int = 1
@@ -42,21 +42,21 @@ Fraction = Annotated[float, Field(gt=0, le=1)]
 
 
 MANY_NAMES = 16
-"""More names than this are not told one by one."""
+"""Most names that a message lists one by one."""
 
 
 @dataclass(frozen=True)
 class OneOf:
-    """Marks text that is one of ``names()``; asked only when needed, for a catalogue may be long.
+    """Marks text that is one of ``names()``, which is called only when needed: a catalogue may be long.
 
-    ``listing`` is the argument of `meshwise list` that shows them, which many names are not told beside.
+    ``listing`` is the argument of `meshwise list` that prints the names; messages refer to it instead of listing many.
     """
 
     names: Callable[[], Iterable[str]]
     listing: str = ""
 
     def check(self, value: str) -> str:
-        """Return ``value``; ``ValueError`` names the nearest where it is none of the names."""
+        """Return ``value`` if it is one of the names; else raise ``ValueError``, which suggests the nearest."""
         names = list(self.names())
         if value not in names:
             where = f"{len(names)} names that `meshwise list {self.listing}` shows"
@@ -73,7 +73,10 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Quantity:
-    """Marks text that is a number with a unit of ``dimension``, above 0 or, where ``zero``, at least 0."""
+    """Marks text that is a number with a unit of ``dimension``, in SI units once it is read.
+
+    The number is above 0; with ``allows_zero`` it may be 0, with ``allows_bare`` it may lack a unit.
+    """
 
     dimension: Dimension
     zero: bool = False
@@ -109,13 +112,13 @@ ComputeRate = Annotated[float, Quantity(Dimension.COMPUTE_RATE)]
 
 @dataclass(frozen=True)
 class NotYet:
-    """Marks a field of the format that holds only its neutral ``value`` in this version."""
+    """Marks a field that allows only its neutral ``value`` in this version."""
 
     name: str
     value: Any
 
     def check(self, value: Any) -> Any:
-        """Return ``value``; ``ValueError`` where it is not the neutral one."""
+        """Return ``value`` if it is the neutral one; else raise ``ValueError``."""
         neutral = "left out" if self.value is None else shown(self.value)
         same_kind = isinstance(value, bool) == isinstance(self.value, bool)
         if value != self.value or not same_kind:

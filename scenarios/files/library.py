@@ -1,4 +1,4 @@
-"""The scenarios that come with the program, and how a name on the command line finds a file."""
+"""The library of scenarios that come with the program, and how a name on the command line finds a file."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -6,7 +6,8 @@ from pathlib import Path
 from meshwise.scenarios.files.errors import Fault, ScenarioError, nearest
 
 SCHEMA = "scenario.schema.json"
-"""In the folder of the library, and beside a scenario that `meshwise init` writes: its first line names it."""
+"""File name of the schema, in the folder of the library and beside scenarios that `meshwise init` writes, whose first
+line names it."""
 
 
 def root() -> Path:
@@ -15,15 +16,18 @@ def root() -> Path:
 
 
 def names() -> tuple[str, ...]:
-    """Return the name of every scenario of the library, as in ``megatron/gpt-145b-1536-a100``."""
+    """Return the name of every scenario of the library, such as ``megatron/gpt-145b-1536-a100``."""
     top = root()
     return tuple(sorted(path.relative_to(top).with_suffix("").as_posix() for path in top.rglob("*.yaml")))
 
 
 def find(name: str | Path) -> Path:
-    """Return the file that ``name`` means: a path, or a scenario of the library by name.
+    """Return the file of a path, or of a scenario of the library by name; the folder of that name may be left out.
 
-    The folder of a library name may be left out. `ScenarioError` where there is neither.
+    Raises
+    ------
+    ScenarioError
+        Where there is neither such a file nor such a name; it suggests the nearest names.
     """
     path = Path(name)
     if path.exists() or path.is_symlink():

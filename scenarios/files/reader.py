@@ -1,10 +1,8 @@
-"""YAML, and so JSON: read strictly, and data written as YAML that the strict reader reads back equal.
+"""A strict reader of YAML, and so of JSON, and a writer whose text it reads back equal.
 
-A strict reader of YAML, and so of JSON: plain data, and where in the file each field stands.
-
-PyYAML's own loaders read ``1e9`` as text and ``no`` as false, keep the last of two equal
-keys, build what a tag names and fall over deep nesting. This reader takes PyYAML's events
-only and builds mappings, sequences and scalars of the YAML 1.2 core schema from them.
+The reader returns plain data, and the line and column of each field. PyYAML's own loaders read ``1e9`` as text and
+``no`` as false, keep the last of two equal keys, build objects that tags name and fail on deep nesting. This reader
+uses only PyYAML's events and builds mappings, sequences and scalars of the YAML 1.2 core schema from them.
 """
 
 import math
@@ -27,12 +25,12 @@ MAX_VALUES = 150_000
 MAX_KEYS = 50_000
 MAX_FAULTS = 100
 MAX_LINES = 4096
-"""Lines of one block of text whose places are known."""
+"""Most lines of one block of text that get a place."""
 
 Data = Any
-"""dict with text keys, list, str, int, float, bool or None."""
+"""A dict with text keys, list, str, int, float, bool or None."""
 FieldPath = tuple[str | int, ...]
-"""Keys and indices that lead to a value."""
+"""The keys and indices that lead to a value."""
 
 _NULL = frozenset({"", "~", "null", "Null", "NULL"})
 _BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
@@ -45,9 +43,9 @@ _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 
 @dataclass(frozen=True)
 class Document:
-    """What a file says: ``data``, and for each path the line and column, from 1, of its key or item.
+    """The data of a file, and by path the line and column, from 1, of each key or item.
 
-    Lines of a literal block of text are items of it.
+    The lines of a literal block of text count as its items.
     """
 
     file: str
@@ -57,7 +55,7 @@ class Document:
     __repr__ = brief("file")
 
     def fault(self, path: FieldPath, message: str) -> Fault:
-        """Return a fault at ``path``, or at the nearest enclosing field that the file has."""
+        """Return a fault at ``path``; its place is that of the nearest enclosing field in the file."""
         known = path
         while known and known not in self.places:
             known = known[:-1]
@@ -66,7 +64,7 @@ class Document:
 
 
 def read(path: str | Path) -> Document:
-    """Return the document in a file.
+    """Return the document of a file.
 
     Raises
     ------
@@ -77,7 +75,7 @@ def read(path: str | Path) -> Document:
 
 
 def content_of(path: str | Path) -> bytes:
-    """Return the bytes of a file, at most one more than a document may have; `ScenarioError` where it has none."""
+    """Return the bytes of a file, at most `MAX_BYTES` + 1, which is too many; `ScenarioError` if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.read(MAX_BYTES + 1)
@@ -89,7 +87,7 @@ def content_of(path: str | Path) -> bytes:
 
 
 def parse(content: bytes, file: str = "<text>") -> Document:
-    """Return the document in ``content``; ``file`` is what messages call it.
+    """Return the document of the content of a file; ``file`` is its name in messages.
 
     >>> parse(b"{rate: 1e9, on: no}").data
     {'rate': 1000000000.0, 'on': 'no'}
@@ -130,7 +128,7 @@ def _events(text: str, file: str) -> Iterator[yaml.Event]:
 
 
 class _Builder:
-    """Builds data from events; recursion is bounded by `MAX_DEPTH`."""
+    """Builds data and places from events, and collects faults; recursion is bounded by `MAX_DEPTH`."""
 
     def __init__(self, file: str, events: Iterator[yaml.Event], lines: list[str]) -> None:
         self.file, self.lines = file, lines
@@ -197,7 +195,7 @@ class _Builder:
         text: str = event.value
         if not text.isprintable():
             self._plain(event, text, path)
-        if not event.implicit[0]:  # quoted, or a block of text
+        if not event.implicit[0]:  # a quoted scalar, or a block of text: never a number, true, false or null
             if event.style == "|":
                 self._block(event, path)
             return text
@@ -223,12 +221,12 @@ class _Builder:
         return number
 
     def _plain(self, event: yaml.ScalarEvent, text: str, path: FieldPath) -> None:
-        """Add a fault where a text, which is not all letters and signs, moves a cursor or hides what is beside it."""
+        """Add a fault where a text has a character that moves the cursor of a terminal or hides others."""
         if (met := unsafe_character(text)) is not None:
             self._fault(event, path, f"text is printable, met {met}")
 
     def _block(self, event: yaml.ScalarEvent, path: FieldPath) -> None:
-        """Note where the first lines of a literal block of text are, from its first one with text."""
+        """Record the places of the first lines of a literal block, from its first line that is not empty."""
         row, _ = _place(event)  # the line after the mark, from 0
         while row < len(self.lines) and not self.lines[row].strip():
             row += 1
@@ -248,7 +246,7 @@ class _Builder:
 
 
 def dotted(path: FieldPath) -> str:
-    """Return a path for people, as in ``plan.tensor``; keys that are long or not printable are cut and escaped.
+    """Return a path as text, such as ``plan.tensor``; long keys are cut, unprintable ones escaped.
 
     >>> dotted(("plan", "stages", 3))
     'plan.stages.3'
@@ -261,7 +259,7 @@ def _name(key: str) -> str:
 
 
 def is_text(plain: str) -> bool:
-    """Return whether a plain scalar is text, and neither null, true, false nor a number.
+    """Return whether an unquoted scalar is text: not null, true, false or a number.
 
     >>> is_text("no"), is_text("1e9")
     (True, False)
@@ -284,7 +282,7 @@ def _place(event: yaml.Event) -> tuple[int, int]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that YAML 1.2 would read as something else, and writes pairs on one line."""
+    """Writes YAML in which text is quoted if YAML 1.2 would read it as another type, and flat lists take one line."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

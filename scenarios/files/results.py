@@ -1,4 +1,4 @@
-"""Where results are written, and what is said where that cannot be."""
+"""Writes results to files and folders, with clear errors where that is impossible."""
 
 import os
 import tempfile
@@ -8,12 +8,12 @@ from meshwise.simulator.files import whole_file
 
 
 def write(path: str | Path, text: str) -> None:
-    """Write ``text`` to ``path`` so that a reader sees the old file or the new one, never half of it.
+    """Write ``text`` to ``path`` atomically: a reader sees the whole old file or the whole new one.
 
     Raises
     ------
     ValueError
-        Where the place cannot be written; nothing is left behind.
+        Where the file cannot be written; no partial file is left behind.
     """
     try:
         with whole_file(path) as draft, open(draft, "x", encoding="utf-8", newline="\n") as file:
@@ -24,10 +24,11 @@ def write(path: str | Path, text: str) -> None:
 
 
 def folder(path: str | Path) -> Path:
-    """Return ``path`` as a folder that exists and can be written; ``ValueError`` where it cannot."""
+    """Create the folder ``path`` if needed and return it; ``ValueError`` where files cannot be written to it."""
     target = Path(path)
     try:
         target.mkdir(parents=True, exist_ok=True)
+        # only a real file tells: permission bits say nothing about root or read-only mounts
         handle, name = tempfile.mkstemp(dir=target)
         os.close(handle)
         os.unlink(name)
@@ -38,7 +39,7 @@ def folder(path: str | Path) -> Path:
 
 
 def check_output(path: str | Path | None, endings: tuple[str, ...] = ()) -> None:
-    """Raise ``ValueError`` where ``path`` has none of the ``endings`` or could not be written later."""
+    """Raise ``ValueError`` where ``path`` has none of the ``endings`` or could not be written: before any long work."""
     if path is None:
         return
     target = Path(path)

@@ -1,4 +1,4 @@
-"""A `Cluster` as the data of a cluster file, every figure exact and with its unit."""
+"""From a `Cluster` to the data of a cluster file, with exact figures and units."""
 
 import math
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ Data = dict[str, Any]
 
 
 def cluster_document(cluster: Cluster) -> Data:
-    """Return ``cluster`` as the data of a cluster file; what reads as a default is left out."""
+    """Return ``cluster`` as the data of a cluster file; most values that equal their defaults are left out."""
     return {
         "name": cluster.name,
         **_nodes(cluster),
@@ -186,10 +186,10 @@ def _fabric(fabric: Fabric) -> Data:
 
 
 def _edges(graph: Graph) -> Iterator[Data]:
-    """Yield the edges of a graph; one that is followed by its way back stands for both."""
+    """Yield the edges of a graph; an edge that is followed by its reverse is written once, with ``both``."""
     both = False
     for (start, end, link), following in zip(graph.edges, (*graph.edges[1:], None), strict=True):
-        if both:  # the way back of the edge before
+        if both:  # this edge is the reverse of the one before
             both = False
             continue
         both = following == (end, start, link)
@@ -222,7 +222,7 @@ _BASE = {Dimension.TIME: "s", Dimension.SIZE: "B", Dimension.BANDWIDTH: "B/s", D
 
 
 def exact(value: float, dimension: Dimension) -> str:
-    """Return ``value`` with a unit, so that reading it gives the very same number.
+    """Return a value in SI units as the shortest text with a unit that reads back as the very same number.
 
     >>> exact(80 * 2.0**30, Dimension.SIZE)
     '80 GiB'

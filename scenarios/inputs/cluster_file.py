@@ -1,10 +1,8 @@
 """Cluster files: read into a `Cluster`, with the networks inside and between its nodes, and written back equal.
 
-What a cluster file leaves out of how near kernels and links come to their data sheets, and what stands for it.
-
-Nothing is ideal for want of a word: a figure of efficiency that is not stated is that of the accelerator which ``like``
-names, or the median of those that the catalogue has timed (`meshwise.simulator.catalog.typical`), and the result says
-so.
+A figure of efficiency that a file leaves out does not count as ideal: it is that of the accelerator which ``like``
+names, else the median of the accelerators and links that the catalogue has timed
+(`meshwise.simulator.catalog.typical`), and the result says so.
 """
 
 import math
@@ -78,7 +76,7 @@ N = TypeVar("N", bound=NodeNetwork)
 
 
 def stated_efficiency(table: AcceleratorTable) -> Efficiency:
-    """Return the efficiency of an accelerator that is written out: what it states, else what stands for it."""
+    """Return the efficiency of an accelerator that is written out: its figures, else those of ``like`` or medians."""
     base = _base(table)
     matmul = _matmul(table.matmul) if "matmul" in table.model_fields_set else base.matmul
     attention = AttentionModel(**table.attention.model_dump())
@@ -97,7 +95,7 @@ def _base(table: AcceleratorTable) -> Efficiency:
 
 
 def _left_out(table: AcceleratorTable) -> tuple[str, ...]:
-    """Return the figures of efficiency that a table does not state."""
+    """Return the names of the figures of efficiency that a table does not state."""
     stated = table.model_fields_set - {"kernel_bandwidth"}
     if (
         "kernel_bandwidth_default" in stated
@@ -108,11 +106,14 @@ def _left_out(table: AcceleratorTable) -> tuple[str, ...]:
 
 
 _OF_ITSELF = frozenset({"sharpness", "fractions"})
-"""Figures that add to others of their table: without them nothing is ideal."""
+"""Figures that refine others of their table: to leave them out makes nothing ideal."""
 
 
 def _ideal(table: AcceleratorTable) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the tables of efficiency that are stated in part, and what they leave out; an empty one means ideal."""
+    """Yield the tables of efficiency that are stated in part, with the figures that they leave out, taken as ideal.
+
+    An empty table means ideal on purpose.
+    """
     for name in ("matmul", "attention"):
         part: MatmulTable | AttentionTable = getattr(table, name)
         if part.model_fields_set:
@@ -128,18 +129,18 @@ def _matmul(table: MatmulTable) -> MatmulModel:
 
 
 def typical_delays(table: LinkTable, link: Link, *, inside: bool) -> Link:
-    """Return a link with the latency and launch of timed links where its table states none."""
+    """Return a link in which latency and launch are those of timed links where its table states none."""
     typical = typical_link(inside=inside)
     return replace(link, **{name: getattr(typical, name) for name in _DELAYS if name not in table.model_fields_set})
 
 
 def with_typical_delays(table: LinkTable, network: N) -> N:
-    """Return a network inside a node whose link has the delays of timed ones where its table states none."""
+    """Return a network inside a node whose link has the delays of timed links where its table states none."""
     return replace(network, link=typical_delays(table, network.link, inside=True))
 
 
 def estimates(table: ClusterTable | MixedClusterTable) -> Iterator[str]:
-    """Yield in words what stands for figures that a cluster file leaves out."""
+    """Yield in words the estimates for figures that a cluster file leaves out."""
     for kind in table.node_types if isinstance(table, MixedClusterTable) else (table,):
         yield from _of_accelerator(kind.accelerator)
         links = (("intra_node", kind.intra_node), ("inter_node", kind.inter_node))
@@ -178,16 +179,16 @@ def _listed(names: list[str] | tuple[str, ...]) -> str:
 
 
 MAX_FULL_MESH = 256
-"""Devices that are wired each to each; more would be millions of links."""
+"""Most devices of a full mesh; more would be millions of links."""
 
 
 def to_link(table: LinkTable) -> Link:
-    """Return the link that a table states."""
+    """Return the link of a table."""
     return Link(table.latency, table.bandwidth, table.launch)
 
 
 def to_network(table: NodeNetworkTable, devices: int) -> NodeNetwork:
-    """Return the network inside a node of ``devices``; ``ValueError`` where it does not reach them all."""
+    """Return the network inside a node of so many devices; ``ValueError`` where it does not reach all of them."""
     link = to_link(table)
     if isinstance(table, RingNetwork):
         return Ring(link)
@@ -201,7 +202,7 @@ def to_network(table: NodeNetworkTable, devices: int) -> NodeNetwork:
 
 
 def to_fabric(table: FabricTable, devices: int) -> Fabric:
-    """Return the fabric that a table states; ``ValueError`` where its devices do not reach each other."""
+    """Return the fabric of a table; ``ValueError`` where its devices do not all reach each other."""
     if isinstance(table, CrossbarFabric):
         return Crossbar()
     if isinstance(table, LeafSpineFabric):
@@ -232,7 +233,7 @@ def _edges(table: GraphFabric) -> Iterator[tuple[str, str, Link]]:
 
 
 def check_mesh(mesh: Mesh, devices: int) -> None:
-    """Raise ``ValueError`` where pairs name other devices than a node has, or leave one out."""
+    """Raise ``ValueError`` where pairs of a mesh name devices that the node lacks, or do not connect all of them."""
     pairs = mesh.pairs
     if not pairs and devices > MAX_FULL_MESH:
         raise ValueError(f"a mesh without pairs has at most {MAX_FULL_MESH} devices, met {devices}")
@@ -247,6 +248,7 @@ def check_mesh(mesh: Mesh, devices: int) -> None:
 
 
 def _check_graph(graph: Graph, devices: int) -> None:
+    # device 0 reaches every device, and every device reaches it: then every device reaches every other one
     names = [f"device {device}" for device in range(devices)]
     forth = [(a, b) for a, b, _ in graph.edges]
     for edges, way in ((forth, "device 0 to {}"), ([(b, a) for a, b in forth], "{} to device 0")):
@@ -256,7 +258,7 @@ def _check_graph(graph: Graph, devices: int) -> None:
 
 
 def _missed(edges: Iterable[tuple[Any, Any]], wanted: Iterable[Any]) -> Any:
-    """Return the first of ``wanted`` that edges do not reach from the first of all, or ``None``."""
+    """Return the first of ``vertices`` that edges do not reach from the first vertex, or ``None``."""
     following = defaultdict(list)
     for start, end in edges:
         following[start].append(end)
@@ -273,7 +275,7 @@ __all__ = ["FieldError", "cluster_document", "cluster_in", "exact", "load_cluste
 
 
 class FieldError(ValueError):
-    """A constructor refuses the value of a field; ``path`` leads to it."""
+    """Raised where a constructor refuses the value of a field; ``path`` leads to the field."""
 
     def __init__(self, path: FieldPath, message: str) -> None:
         self.path = path
@@ -282,7 +284,7 @@ class FieldError(ValueError):
 
 @contextmanager
 def _at(*path: str | int) -> Iterator[None]:
-    """Say of every error inside that it is of the field at ``path``."""
+    """Turn every ``ValueError`` inside into a `FieldError` at ``path``."""
     try:
         yield
     except ValueError as error:
@@ -291,12 +293,12 @@ def _at(*path: str | int) -> Iterator[None]:
 
 
 def load_cluster(path: str | Path) -> Cluster:
-    """Return the cluster in a file; `ScenarioError` lists everything that is wrong with it."""
+    """Return the cluster of a file; `ScenarioError` lists all its faults."""
     return cluster_in(read(path))
 
 
 def cluster_in(document: Document) -> Cluster:
-    """Return the cluster that a document states."""
+    """Return the cluster of a document; `ScenarioError` where its fields are invalid or contradict each other."""
     table = cluster_table(document)
     try:
         return to_cluster(table)
@@ -305,7 +307,7 @@ def cluster_in(document: Document) -> Cluster:
 
 
 def cluster_table(document: Document) -> ClusterTable | MixedClusterTable:
-    """Return the table of a cluster file, as far as its fields say; `ScenarioError` lists what is wrong with it."""
+    """Return the table of a cluster document; `ScenarioError` lists the faults of its fields."""
     mixed = isinstance(document.data, dict) and "node_types" in document.data
     model: type[ClusterTable] | type[MixedClusterTable] = MixedClusterTable if mixed else ClusterTable
     table, faults = check(model, document)
@@ -315,7 +317,7 @@ def cluster_table(document: Document) -> ClusterTable | MixedClusterTable:
 
 
 def to_cluster(table: ClusterTable | MixedClusterTable) -> Cluster:
-    """Return the cluster that a table states; `FieldError` where its numbers contradict each other."""
+    """Return the cluster of a table; `FieldError` where its figures contradict each other."""
     if isinstance(table, MixedClusterTable):
         nodes = []
         for index, kind in enumerate(table.node_types):
@@ -329,7 +331,7 @@ def to_cluster(table: ClusterTable | MixedClusterTable) -> Cluster:
 
 
 def with_conditions(cluster: Cluster, table: ConditionsTable) -> Cluster:
-    """Return ``cluster`` with what ``table`` states on top: its entries replace and extend those of the cluster.
+    """Return ``cluster`` with the conditions of ``table``, whose entries replace or extend those of the cluster.
 
     Raises
     ------
@@ -363,12 +365,12 @@ def with_conditions(cluster: Cluster, table: ConditionsTable) -> Cluster:
 
 
 def resized(cluster: Cluster, nodes: int | None, devices_per_node: int | None, *, keeps_fabric: bool) -> Cluster:
-    """Return ``cluster`` with another number of nodes or of devices in each; without its fabric unless kept.
+    """Return ``cluster`` with another number of nodes or of devices a node; its fabric stays with ``keeps_fabric``.
 
     Raises
     ------
     FieldError
-        Where its nodes differ, or their wiring or the fabric has a size of its own.
+        Where the nodes differ, or the wiring of nodes or the fabric has a fixed size.
     """
     if nodes is devices_per_node is None:
         return cluster
@@ -397,8 +399,8 @@ def _node(table: ClusterTable | NodeTypeTable, devices: int, nics: int, hosts: d
 
 
 def _check_wiring(cluster: Cluster) -> None:
-    """Raise ``ValueError`` where the links of ``cluster`` contradict each other, or a speed is of none of them."""
-    from meshwise.simulator.interconnect.interconnect import interconnect  # no cluster of the catalogue is wired here
+    """Raise ``ValueError`` where the links of ``cluster`` contradict each other, or a speed names no link."""
+    from meshwise.simulator.interconnect.interconnect import interconnect  # clusters of the catalogue need no check
 
     interconnect(cluster)
 
@@ -456,6 +458,6 @@ def _tenants(table: ConditionsTable) -> Iterator[Tenant]:
 
 
 def write_cluster(cluster: Cluster, path: str | Path, comment: str = "") -> None:
-    """Write ``cluster`` as a cluster file that reads back equal; ``comment`` stands above it."""
+    """Write ``cluster`` as a cluster file that reads back equal; ``comment`` goes above it."""
     head = "".join(f"# {line}\n" for line in comment.splitlines())
     write(path, head + dump(cluster_document(cluster)))

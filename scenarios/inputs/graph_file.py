@@ -1,4 +1,4 @@
-"""Graph files: an operator graph as JSON, read strictly and written so that both are equal."""
+"""Graph files: operator graphs as JSON, read strictly and written so that they read back equal."""
 
 import json
 from collections import Counter
@@ -18,7 +18,7 @@ from meshwise.simulator.machine.compute import PRODUCTS
 from meshwise.simulator.operator_graph import BATCH, ITEMSIZE, Block, Operator, OperatorGraph, OperatorKind, Tensor
 
 MAX_PRODUCT = 2**63
-"""Elements, bytes and points are below it, as torch's own sizes are."""
+"""Upper bound of elements, bytes and points, which torch has too."""
 _FLOATS = ("fp64", "fp32", "fp16", "bf16")
 
 Message = tuple[FieldPath, str]
@@ -26,9 +26,9 @@ Message = tuple[FieldPath, str]
 
 @dataclass(frozen=True, slots=True)
 class GraphModel:
-    """A model that is an operator graph; ``dtype`` is that of its parameters.
+    """A model given as an operator graph; ``dtype`` is the dtype of its parameters.
 
-    In a scenario of another precision, tensors of ``dtype`` are of that one, and all others stay as they are.
+    In a scenario of another precision, tensors of ``dtype`` change to that precision; other tensors keep their dtype.
     """
 
     operators: OperatorGraph
@@ -38,17 +38,17 @@ class GraphModel:
 
     @property
     def name(self) -> str:
-        """What the model is called."""
+        """The name of the model."""
         return self.operators.name
 
     @property
     def summary(self) -> str:
-        """The sizes in one line."""
+        """The sizes of the model in one line."""
         graph = self.operators
         return f"{len(graph.occurrences)} blocks, {graph.num_parameters} parameters, {graph.flops:.4g} FLOP a sample"
 
     def graph(self, sequence: int, precision: str) -> OperatorGraph:
-        """Return the graph in a precision; it is of one length of samples, whatever is asked for."""
+        """Return the graph in a precision; ``sequence`` is ignored, as a graph has one length of samples."""
         return replace(self.operators, blocks=tuple(self._in(block, precision) for block in self.operators.blocks))
 
     def _in(self, block: Block, precision: str) -> Block:
@@ -57,12 +57,12 @@ class GraphModel:
 
 
 def load_graph(path: str | Path) -> GraphModel:
-    """Return the graph in a file; `ScenarioError` lists everything that is wrong with it."""
+    """Return the graph of a file; `ScenarioError` lists all its faults."""
     return graph_in(read(path))
 
 
 def graph_in(document: Document) -> GraphModel:
-    """Return the graph that a document states."""
+    """Return the graph of a document; `ScenarioError` lists all its faults."""
     table, faults = check(GraphTable, document)
     if table is None:
         raise ScenarioError(tuple(faults))
@@ -101,7 +101,7 @@ def _operator(table: GraphOperatorTable) -> Operator:
 
 
 def graph_document(graph: OperatorGraph) -> dict[str, Any]:
-    """Return a graph as JSON-ready data; the dtype of its precision is that of most elements of parameters."""
+    """Return a graph as JSON-ready data; its precision is the float dtype of most elements of parameters."""
     elements: Counter[str] = Counter()
     for block in graph.blocks:
         for tensor in block.parameters:
@@ -152,7 +152,7 @@ def _operator_document(operator: Operator) -> dict[str, Any]:
 
 
 def dump_graph(graph: OperatorGraph) -> str:
-    """Return a graph as the text of its file: a line for each tensor and operator, the same for equal graphs."""
+    """Return a graph as the text of its file: one line a tensor or operator; equal graphs give equal text."""
     document = graph_document(graph)
     blocks = []
     for block in document.pop("blocks"):
@@ -168,7 +168,7 @@ _LISTS = ("tensors", "operators")
 
 
 def _graph_messages(table: GraphTable) -> Iterator[Message]:
-    """Yield everything that is wrong with a graph beyond the form of its fields."""
+    """Yield all faults of a graph whose fields are valid by themselves."""
     yield from _repeated(("blocks",), (block.name for block in table.blocks), "block")
     for index, block in enumerate(table.blocks):
         for path, message in _block_messages(block):
@@ -217,7 +217,7 @@ def _unknown(path: FieldPath, names: list[str], known: list[str], what: str) -> 
 
 
 def _sizes(block: GraphBlockTable) -> Iterator[Message]:
-    """Yield where a dim has two sizes, a product is too large, or sizes are not one a dim."""
+    """Yield where a dim has two sizes, a product of sizes is too large, or numbers of sizes and dims differ."""
     size: dict[str, int] = {BATCH: 1}
     places: list[tuple[FieldPath, list[str], list[int]]] = []
     places += [(("tensors", index, "shape"), each.dims, each.shape) for index, each in enumerate(block.tensors)]
@@ -235,7 +235,7 @@ def _sizes(block: GraphBlockTable) -> Iterator[Message]:
 
 
 def _power(number: int) -> str:
-    """Return about how large a number is, however large it is."""
+    """Return in words the power of two below a number, which may be too large to print."""
     return f"more than 2**{number.bit_length() - 1}"
 
 
@@ -252,7 +252,7 @@ def _operator_messages(block: GraphBlockTable, operator: GraphOperatorTable, kno
 
 
 def _kind_messages(block: GraphBlockTable, operator: GraphOperatorTable) -> Iterator[Message]:
-    """Yield what an operator of its kind needs and does not have."""
+    """Yield what an operator lacks that its kind needs."""
     kind, dims = OperatorKind(operator.kind), {each.name: each.dims for each in block.tensors}
     operands = len(operator.inputs) + len(operator.parameters)
     if kind in PRODUCTS and (not operator.inputs or operands < 2):
@@ -270,7 +270,11 @@ def _kind_messages(block: GraphBlockTable, operator: GraphOperatorTable) -> Iter
 
 
 def _order(block: GraphBlockTable) -> Iterator[Message]:
-    """Yield where an operator reads what is made later, which is a cycle or a wrong order, or makes what is there."""
+    """Yield where an operator reads a tensor before it is produced, or produces a tensor a second time.
+
+    Operators are in the order of execution, so this also finds cycles.
+    """
+    # of several producers of one name the first counts, so that the others are the faulty ones: hence reversed
     makers = {name: index for index, each in reversed(list(enumerate(block.operators))) for name in each.outputs}
     parameters = {name for each in block.operators for name in each.parameters}
     for index, operator in enumerate(block.operators):
@@ -292,7 +296,7 @@ def _order(block: GraphBlockTable) -> Iterator[Message]:
 
 
 def _boundaries(table: GraphTable) -> Iterator[Message]:
-    """Yield where the outputs of a block are not, in order, the inputs of the next."""
+    """Yield where the outputs of a block do not match, in order, the inputs of the next block or repetition."""
     flows = [
         (index, block, after)
         for index, block in enumerate(table.blocks)

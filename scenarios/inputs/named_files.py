@@ -1,7 +1,7 @@
-"""Files that an input file names, of its own folder: the configuration of a model and the schedule of a plan.
+"""Files that an input file refers to, in its own folder: the configuration of a model and the schedule of a plan.
 
-The one is a Hugging Face ``config.json``: strict JSON, and every error one message of that file. The other is a CSV as
-torch.distributed.pipelining's.
+The configuration is a Hugging Face ``config.json``, read as strict JSON. The schedule is a CSV file as those of
+torch.distributed.pipelining.
 """
 
 from dataclasses import replace
@@ -17,13 +17,13 @@ from meshwise.strategies.schedules.schedule import OrderError, from_csv
 
 
 def referenced(document: Document, path: FieldPath, name: str) -> Path:
-    """Return the file that the field at ``path`` names, relative to the document's folder.
+    """Return the path of the file that the field at ``path`` names, relative to the document's folder.
 
     Raises
     ------
     ScenarioError
-        Where the name leads out of the folder, by itself or by a link, or to what is neither file nor folder: a pipe
-        or a device might never end.
+        Where the name leads out of the folder, directly or by a link, or to a pipe or device, whose content may never
+        end.
     """
     folder = Path(document.file).parent
     target = folder / name
@@ -41,16 +41,16 @@ def referenced(document: Document, path: FieldPath, name: str) -> Path:
 
 
 _PLACED = 200_000
-"""Bytes of a configuration whose fields are placed."""
+"""Largest configuration, in bytes, for which messages look up lines and columns."""
 
 
 def load_model(path: str | Path) -> Model:
-    """Return the model that a ``config.json`` states.
+    """Return the model of a ``config.json``.
 
     Raises
     ------
     ScenarioError
-        Where the file cannot be read, is not JSON, or states no model known here; never another error.
+        Where the file cannot be read, is not JSON, or has no known kind of model; never another error.
     """
     try:
         with open(path, "rb") as file:
@@ -62,7 +62,7 @@ def load_model(path: str | Path) -> Model:
 
 
 def model_in(content: bytes, file: str) -> Model:
-    """Return the model that the content of a ``config.json`` states; ``file`` is what messages call it."""
+    """Return the model of the content of a ``config.json``; ``file`` is its name in messages."""
     if len(content) > MAX_BYTES:
         raise ScenarioError((Fault(file, 0, 0, "", f"a file has at most {MAX_BYTES} bytes, met more"),))
     try:
@@ -84,15 +84,15 @@ def _mapping(data: Any) -> dict[str, Any]:
 
 
 def _place(content: bytes, field: str) -> tuple[int, int]:
-    """Return the line and column of a field, or of the configuration where it leaves the field out.
+    """Return the line and column of a field, of the configuration's start where the field is missing, else (0, 0).
 
-    Of a long file, which lists the names of many classes, no place is told.
+    Long files, which list the names of many classes, have no places.
     """
     if len(content) > _PLACED:
         return 0, 0
     try:
         return parse(content).places.get((field,), (1, 1))
-    except ScenarioError:  # JSON that is no strict YAML: a character written as two halves
+    except ScenarioError:  # JSON that is not strict YAML: a character escaped as a surrogate pair
         return 0, 0
 
 
@@ -100,12 +100,12 @@ ENDING = ".csv"
 
 
 def with_schedule(document: Document, path: FieldPath = ("plan",)) -> Document:
-    """Return a scenario or plan file with the order itself where its schedule names a file, beside it, in CSV.
+    """Return a scenario or plan document in which a schedule that names a CSV file is replaced by the order in it.
 
     Raises
     ------
     ScenarioError
-        Where that file lies outside the folder, cannot be read, or is no schedule.
+        Where that file lies outside the folder, cannot be read, or has no valid schedule.
     """
     table = document.data
     for key in path:

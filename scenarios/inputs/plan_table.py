@@ -1,6 +1,6 @@
-"""What the table of a plan means: its layout, the rules of a problem that it breaks, and pins.
+"""From plan tables to layouts, the rules of a problem that a layout breaks, and pins of operators.
 
-Pins are as a scenario writes them: ``{layers.attention: {heads: tensor}}``, or axes in the order of dims to cut.
+A scenario writes pins as ``{layers.attention: {heads: tensor}}``, or with a list of axes in the order of the dims.
 """
 
 from typing import Any
@@ -18,13 +18,13 @@ from meshwise.strategies.schedules.schedule import SCHEDULES
 
 
 def layout_in(table: PlanTable) -> Layout:
-    """Return the layout that a plan table states."""
+    """Return the layout of a plan table."""
     choices = {"recompute": recomputation(table.recompute), "offload": table.offload}
     return Layout(**table.model_dump() | choices | {"attention": Attention(table.attention)})
 
 
 def rule_violations(problem: Problem, layout: Layout) -> list[Violation]:
-    """Return every rule that a layout breaks, and whether its schedule is too long to be listed."""
+    """Return every rule that a layout breaks; only the broken limit where its schedule is too long to simulate."""
     training = problem.training
     microbatches = training.global_batch // layout.sequences
     actions = layout.pipeline * layout.chunks * microbatches
@@ -40,11 +40,11 @@ def rule_violations(problem: Problem, layout: Layout) -> list[Violation]:
 
 
 MAX_PINS = 10_000
-"""Operators that a scenario may pin."""
+"""Most operators that a scenario may pin."""
 
 
 def to_pins(values: dict[str, Any]) -> tuple[tuple[Pin, ...], list[tuple[str, str]]]:
-    """Return pins, and what is wrong with others: the name of each and what holds and was met."""
+    """Return the valid pins of a scenario by operator, and the name and a message for each invalid one."""
     pins, wrong = [], []
     for name, value in list(values.items())[:MAX_PINS]:
         pin = _pin(name, value)
@@ -71,7 +71,7 @@ def _pin(name: str, value: Any) -> Pin | None:
 
 
 def _axes(value: Any) -> tuple[str, ...] | None:
-    """Return the axes that a value names; ``None`` where it names none so."""
+    """Return the axes of a value: a name, a list of names or null; ``None`` where it is something else."""
     if value is None:
         return ()
     names = value if isinstance(value, list) else [value]

@@ -1,13 +1,12 @@
-"""What is said of an input beside its result.
+"""Remarks on an input: the assumptions that its result rests on, and figures that are probably mistyped.
 
-A result rests on what the scenario's author did not write down. Figures are remarked on that are possible and yet
-probably mistyped: a unit of bits taken for bytes, or three zeros too many.
+Assumptions are defaults and catalogue figures that the scenario does not write down. A figure gets a remark where it is
+possible but far from what is usual: bits taken for bytes, or three zeros too many.
 
-Figures of a machine that only a mistyped unit explains: GB/s for TB/s, Gb/s for GB/s, GFLOP/s for TFLOP/s.
-
-Rates of machines differ by thousands, from a core to a GB300; what they have in common is what a rate is beside the
-bandwidth of the device's memory. Where one of these ratios is outside the range of the catalogue, and one figure a
-thousandfold, a thousandth or an eighth of itself puts all of them inside, that figure is remarked on.
+Mistyped units of a machine (GB/s for TB/s, Gb/s for GB/s, GFLOP/s for TFLOP/s) are found by ratios: rates differ by
+factors of thousands, from a CPU core to a GB300, but their ratios to the bandwidth of the device's memory do not. Where
+a ratio is outside the range of the catalogue, and one figure times 1000, 1/1000 or 1/8 brings all ratios inside, that
+figure gets a remark.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -42,11 +41,11 @@ from meshwise.strategies.plan.layout import DECISIONS
 from meshwise.strategies.plan.problem import Training
 
 _WITHOUT = frozenset({"context", "expert", "tensor_rows", "offload"})
-"""Choices of a plan that, left out, mean that nothing of the kind is done."""
+"""Choices of a plan whose default does nothing: they need no line among the assumptions."""
 
 
 def assumptions(table: ScenarioTable, spec: Model, plan: Any, cluster: Cluster) -> tuple[str, ...]:
-    """Return every default and catalogue figure that a result of the scenario rests on."""
+    """Return a line for every default and catalogue figure that the results of a scenario rest on."""
     result = [*machine_assumptions(cluster, offloads=plan is not None and bool(plan.offload))]
     if table.model.preset is not None:
         result.append(f"model.preset {table.model.preset} means {_sizes(spec)}")
@@ -79,7 +78,7 @@ def assumptions(table: ScenarioTable, spec: Model, plan: Any, cluster: Cluster) 
 
 
 def machine_assumptions(cluster: Cluster, *, offloads: bool) -> Iterator[str]:
-    """Yield what is taken to be ideal about a machine, under a plan that ``offloads`` to hosts or does not."""
+    """Yield the assumptions about a machine; ``offloads`` says whether the plan offloads anything to hosts."""
     if not cluster.speeds and not cluster.link_speeds:
         yield "every device and link is as good as the next: no stragglers"
     if isinstance(cluster.fabric, Crossbar):
@@ -95,13 +94,13 @@ def machine_assumptions(cluster: Cluster, *, offloads: bool) -> Iterator[str]:
 
 
 def _sizes(spec: Any) -> str:
-    """Return the fields of a dataclass that are not None as words."""
+    """Return in words the names and values of a dataclass's fields that are not None."""
     fields = ((name, getattr(spec, name)) for name in spec.__dataclass_fields__ if name != "name")
     return ", ".join(f"{name} {_text(value)}" for name, value in fields if value is not None)
 
 
 def _defaults(section: str, table: BaseModel, derived: dict[str, Any] | None = None) -> list[str]:
-    """Return one line for each field that was left out and matters: one that means nothing when left out does not."""
+    """Return one line for each field with a default, except those whose default is None or neutral."""
     lines = []
     for name, info in type(table).model_fields.items():
         neutral = any(isinstance(mark, NotYet) for mark in info.metadata)
@@ -128,14 +127,14 @@ _WORDS = {
     _INTER_NODE: format_bandwidth,
 }
 _SLACK = 4.0
-"""How far beyond the catalogue's range a ratio may lie."""
+"""Factor by which a ratio may lie beyond the catalogue's range."""
 _SLIPS = (1000.0, 1 / 1000.0)
 _BITS = 1 / 8
-"""A link's Gb/s written as GB/s."""
+"""The factor that mends Gb/s written as GB/s."""
 
 
 class Rate(NamedTuple):
-    """A figure of a machine in SI units: what it is, and where it stands if it is written out."""
+    """A rate of a machine in SI units: its kind, and the path of its field where a file states it."""
 
     kind: str
     value: float
@@ -143,7 +142,7 @@ class Rate(NamedTuple):
 
 
 class Slip(NamedTuple):
-    """A figure that is unusual and would be usual in another unit."""
+    """A remark on a figure that is unusual and would be usual in another unit."""
 
     path: FieldPath
     message: str
@@ -151,7 +150,7 @@ class Slip(NamedTuple):
 
 @lru_cache(maxsize=1)
 def _catalogue() -> Mapping[str, tuple[float, float]]:
-    """Return the least and most of every kind of figure in the catalogue."""
+    """Return by kind the lowest and highest rate in the catalogue."""
     rates: dict[str, list[float]] = {}
     for machine in _machines():
         for rate in machine:
@@ -161,7 +160,7 @@ def _catalogue() -> Mapping[str, tuple[float, float]]:
 
 @lru_cache(maxsize=1)
 def _machines() -> tuple[tuple[Rate, ...], ...]:
-    """Return the figures of every machine of the catalogue."""
+    """Return the rates of every machine of the catalogue."""
     nodes = (cluster(name).first for name in cluster_names())
     return tuple(
         (
@@ -175,7 +174,7 @@ def _machines() -> tuple[tuple[Rate, ...], ...]:
 
 
 def _beside_memory(machine: Iterable[Rate]) -> Iterator[tuple[str, float]]:
-    """Yield every rate of a machine over the bandwidth of its memory."""
+    """Return an iterator over the kind of every rate of a machine and its ratio to the memory bandwidth."""
     rates = tuple(machine)
     memory = next(rate.value for rate in rates if rate.kind == _MEMORY)
     return ((rate.kind, rate.value / memory) for rate in rates if rate.kind != _MEMORY)
@@ -196,7 +195,7 @@ def _plausible(machine: Iterable[Rate]) -> bool:
 
 
 def mistyped_units(table: ClusterTable | MixedClusterTable | NodeTypeTable, path: FieldPath = ()) -> Iterator[Slip]:
-    """Yield the figure of each kind of node that is unusual and would be usual in another unit."""
+    """Yield for each kind of node the figure that is unusual and would be usual in another unit, if there is one."""
     if isinstance(table, MixedClusterTable):
         for index, kind in enumerate(table.node_types):
             yield from mistyped_units(kind, (*path, "node_types", index))
@@ -204,6 +203,7 @@ def mistyped_units(table: ClusterTable | MixedClusterTable | NodeTypeTable, path
     machine = tuple(_rates(table, path))
     if _plausible(machine):
         return
+    # several figures may mend the ratios: the likeliest slip is the one that brings the machine nearest to a known one
     found = [
         (_distance(mended), rate, scale)
         for index, rate in enumerate(machine)
@@ -242,7 +242,7 @@ def _rates(table: ClusterTable | NodeTypeTable, path: FieldPath) -> Iterator[Rat
 
 
 def _distance(machine: tuple[Rate, ...]) -> float:
-    """Return how far a machine is from the nearest of the catalogue: sum of the logarithms of its figures' ratios."""
+    """Return the distance to the nearest machine of the catalogue: the sum over rates of the logarithms of ratios."""
     return min(
         sum(min(abs(log(rate.value / other.value)) for other in known if other.kind == rate.kind) for rate in machine)
         for known in _machines()
@@ -250,7 +250,7 @@ def _distance(machine: tuple[Rate, ...]) -> float:
 
 
 class Usual(NamedTuple):
-    """The range of a field in SI units: beyond it stands a remark."""
+    """The usual range of a field in SI units, outside of which a value gets a remark."""
 
     least: float
     most: float
@@ -285,13 +285,13 @@ _USUAL: dict[tuple[type[BaseModel], str], Usual] = {
     (TransformerTable, "vocab"): Usual(2, 5_000_000),
     (MeasuredTable, "step_time"): Usual(1e-5, 3600, format_time),
 }
-"""By table and field; of links it is the bandwidth. Ranges hold every machine of the catalogue twice over, at least."""
+"""Ranges by table and field; for a link, of its bandwidth. They exceed the catalogue by a factor of at least 2."""
 _LONGEST_STEP = 1e9
-"""Tokens of a step: published ones are below a tenth of it."""
+"""Most usual tokens of a step; published steps have less than a tenth of it."""
 
 
 def unusual(table: BaseModel, document: Document, path: FieldPath = ()) -> tuple[Fault, ...]:
-    """Return a remark for each figure of a table, at ``path`` of a document, that is far from what is usual."""
+    """Return a remark for each unusual figure of a table that stands at ``path`` of a document."""
     slips = {path: document.fault(path, message) for path, message in _slips(table, path)}
     found = [fault for fault in _unusual(table, document, path) if fault.field not in {f.field for f in slips.values()}]
     found += slips.values()
@@ -306,7 +306,7 @@ def unusual(table: BaseModel, document: Document, path: FieldPath = ()) -> tuple
 
 
 def _slips(table: BaseModel, path: FieldPath) -> Iterator[Slip]:
-    """Yield the figures of a cluster, or of that of a scenario, that only a mistyped unit explains."""
+    """Yield the figures of a cluster, or of a scenario's cluster, that a mistyped unit explains."""
     if isinstance(table, ScenarioTable):
         table, path = table.cluster, (*path, "cluster")
     if isinstance(table, ClusterTable | MixedClusterTable):

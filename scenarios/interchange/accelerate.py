@@ -1,7 +1,7 @@
 """Accelerate: the configuration file (YAML) of ``accelerate launch``.
 
-What the file cannot hold is the batch, which is the script's: lines ``# script:`` say it in the words of
-``transformers.TrainingArguments``, and are read back with the rest.
+Batch sizes have no key in the file, because they belong to the script: comments ``# script:`` state them in the words
+of ``transformers.TrainingArguments``, and are read back with the rest.
 
 References
 ----------
@@ -67,7 +67,7 @@ _ROTATIONS = ((Attention.RING, "alltoall"), (Attention.ALL_GATHER, "allgather"))
 
 
 def _type(facts: Facts) -> str:
-    """Return the back end that runs a plan: FSDP has all but ZeRO 1 and 2, which only DeepSpeed has."""
+    """Return the back end that runs a plan: DeepSpeed for ZeRO 1 and 2, which FSDP does not have."""
     if facts["plan.zero"] in (1, 2):
         return _ZERO_12
     if facts["plan.zero"] == 3 or facts["plan.tensor"] * facts["plan.context"] > 1:
@@ -136,7 +136,7 @@ def _read_sharded(stated: Stated, ranks: int) -> Facts:
 
 
 def _only(stated: Stated, kind: str) -> None:
-    """Raise ``ScenarioError`` where a file has the section of another back end."""
+    """Raise ``ScenarioError`` where a file has a section of another back end than its own."""
     for prefix, owner in ((_FSDP, _SHARDED), (_BY, _SHARDED), (_DEEPSPEED, _ZERO_12)):
         wrong = next((key for key in stated.values if key.startswith(prefix)), None)
         if wrong is not None and kind != owner:
@@ -156,7 +156,7 @@ def _read_batch(stated: Stated) -> Facts:
 
 
 def _say_kept(facts: Facts) -> Values:
-    """Return the keys of offload and recomputation, which FSDP and DeepSpeed have in different ways."""
+    """Return the keys of offload and recomputation, which differ between FSDP and DeepSpeed."""
     kind, offload, recompute = _type(facts), facts["plan.offload"], facts["plan.recompute"]
     wholes = {_SHARDED: (NOTHING, HOST_OPTIMIZER_AND_PARAMETERS), _ZERO_12: (NOTHING, HOST_STATES)}.get(
         kind, (NOTHING,)

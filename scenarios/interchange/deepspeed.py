@@ -1,7 +1,7 @@
 """DeepSpeed: the configuration file (JSON) that ``deepspeed.initialize`` reads.
 
-Pipelines and recomputation are the model's code in DeepSpeed (``PipelineModule(num_stages=...)``,
-``deepspeed.checkpointing.checkpoint``), so a file cannot say them.
+Pipelines and recomputation are part of the model's code in DeepSpeed (``PipelineModule(num_stages=...)``,
+``deepspeed.checkpointing.checkpoint``), so the file cannot express them.
 
 References
 ----------

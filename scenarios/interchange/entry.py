@@ -1,6 +1,6 @@
-"""One entry of a field map: keys of a target's file and the fields of a scenario that they say, both ways.
+"""Entries of field maps: keys of a target's file, and the fields of a scenario that they express, both ways.
 
-Last come entries that the field maps of several targets have in common.
+At the end are entries that the field maps of several targets share.
 """
 
 from collections.abc import Callable
@@ -13,15 +13,15 @@ from meshwise.strategies.plan.mesh import AXES
 from meshwise.strategies.plan.offloading import Offloading
 
 Values = dict[str, Any]
-"""Values by dotted key of a target's file."""
+"""Values of a target's file by dotted key."""
 
 NEEDED = object()
-"""The default of a key that a file must state."""
+"""The default of a key without a default: a file must have it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a target cannot say a field: what it can say, and what was met."""
+    """Why a target cannot express a field: what it can express, and the value of the field."""
 
     field: str
     can: str
@@ -33,7 +33,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Either:
-    """Values for which a target has one word: a file says that it is one of them, and not which."""
+    """Several values for which a target has one word: its file does not tell which of them it means."""
 
     values: tuple[Any, ...]
 
@@ -42,7 +42,7 @@ class Either:
 
 
 class Unsayable(Exception):
-    """A target has no words for what fields hold."""
+    """Raised where a target cannot express the values of fields; it has every reason."""
 
     def __init__(self, *reasons: Reason) -> None:
         super().__init__("; ".join(map(str, reasons)))
@@ -50,26 +50,26 @@ class Unsayable(Exception):
 
 
 class Entry(Protocol):
-    """Keys of a file, fields of a scenario, and the way from each to the other."""
+    """An entry of a field map: keys of a file, fields of a scenario, and the conversions between both."""
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Keys that it writes and reads."""
+        """The keys that it writes and reads."""
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Fields that they say."""
+        """The fields that these keys express."""
 
     def say(self, facts: Facts) -> Values:
-        """Return the keys of what the fields hold; `Unsayable` where there are none."""
+        """Return values by key for the fields; `UnsayableError` where the target cannot express them."""
 
     def read(self, stated: Stated) -> Facts:
-        """Return the fields of what the keys hold; ``ScenarioError`` where the file is wrong."""
+        """Return the fields for the values of the keys; ``ScenarioError`` where the file has faults."""
 
 
 @dataclass(frozen=True, slots=True)
 class _OneKey:
-    """A key that says a field."""
+    """One key that expresses one field."""
 
     key: str
     field: str
@@ -87,7 +87,7 @@ class _OneKey:
 
 @dataclass(frozen=True, slots=True)
 class Count(_OneKey):
-    """A whole number under a key; where it is the ``default`` the key is left out."""
+    """A whole number under a key, which is left out where the number is the ``default``."""
 
     default: int | None = None
     least: int = 1
@@ -106,12 +106,12 @@ class Count(_OneKey):
 
 @dataclass(frozen=True, slots=True)
 class Word(_OneKey):
-    """A choice under a key, in the target's words; where it is the ``default`` word the key is left out.
+    """A choice under a key in the target's words; the key is left out where the word is the ``default``.
 
     Parameters
     ----------
     words
-        Pairs of what the field holds and the target's word for it; a word of several values is read as `Either`.
+        Pairs of a value of the field and the target's word for it; a word for several values is read as `AnyOf`.
     """
 
     words: tuple[tuple[Any, Any], ...]
@@ -126,7 +126,7 @@ class Word(_OneKey):
         raise Unsayable(Reason(self.field, f"{can} ({self.key})", plainly(facts[self.field])))
 
     def read(self, stated: Stated) -> Facts:
-        """Return what the word means."""
+        """Return the value that the word stands for."""
         default = None if self.default is NEEDED else self.default
         met = stated.word(self.key, tuple(word for _, word in self.words), default)
         values = tuple(value for value, word in self.words if type(word) is type(met) and word == met)
@@ -135,7 +135,7 @@ class Word(_OneKey):
 
 @dataclass(frozen=True, slots=True)
 class Always:
-    """What a target does always, or as its file cannot say otherwise."""
+    """A field with one fixed value, because the target has no other or its file cannot express another."""
 
     field: str
     value: Any
@@ -152,19 +152,19 @@ class Always:
         return (self.field,)
 
     def say(self, facts: Facts) -> Values:
-        """Return nothing; `Unsayable` where the field holds another value."""
+        """Return no values; `UnsayableError` where the field has another value."""
         if facts[self.field] != self.value:
             raise Unsayable(Reason(self.field, f"{plainly(self.value)} alone, {self.why}", plainly(facts[self.field])))
         return {}
 
     def read(self, stated: Stated) -> Facts:
-        """Return what the target does."""
+        """Return the fixed value."""
         return {self.field: self.value}
 
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """Fields that a target's user states outside the file, in the script or the model's own configuration."""
+    """Fields that users of a target set outside the file, in a script or the model's own configuration."""
 
     fields: tuple[str, ...]
 
@@ -184,7 +184,7 @@ class Elsewhere:
 
 @dataclass(frozen=True, slots=True)
 class Needed:
-    """A key that the target needs and that says nothing of a plan; where it is ``fixed`` no other value is read."""
+    """A key that the target requires and that expresses no field; with ``is_fixed``, no other value is accepted."""
 
     key: str
     value: Any
@@ -205,7 +205,7 @@ class Needed:
         return {self.key: self.value}
 
     def read(self, stated: Stated) -> Facts:
-        """Return nothing; ``ScenarioError`` where a value that is fixed is another one."""
+        """Return no fields; ``ScenarioError`` where a fixed value differs."""
         if self.fixed:
             stated.word(self.key, (self.value,))
         return {}
@@ -213,7 +213,7 @@ class Needed:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """Fields that several keys say together, by a function each way."""
+    """Several keys that together express several fields, with one function for each direction."""
 
     keys: tuple[str, ...]
     fields: tuple[str, ...]
@@ -221,21 +221,21 @@ class Together:
     reads: Callable[[Stated], Facts]
 
     def say(self, facts: Facts) -> Values:
-        """Return the keys of what the fields hold."""
+        """Return values by key for the fields."""
         return self.says(facts)
 
     def read(self, stated: Stated) -> Facts:
-        """Return the fields of what the keys hold."""
+        """Return the fields for the values of the keys."""
         return self.reads(stated)
 
 
 def always(why: str, **plan: Any) -> tuple[Always, ...]:
-    """Return what a target does always of fields of a plan."""
+    """Return entries for fields of a plan that have one fixed value in a target, for one reason."""
     return tuple(Always(f"plan.{name}", value, why) for name, value in plan.items())
 
 
 ONE_FORWARD_ONE_BACKWARD = "1f1b"
-"""What a pipeline of one rank does: a forward and a backward pass a microbatch."""
+"""The schedule that stands for a pipeline of one rank: a forward and a backward pass for each microbatch."""
 
 HOST_STATES = Offloading(optimizer=(1.0,))
 HOST_OPTIMIZER_AND_PARAMETERS = Offloading(optimizer=(1.0,), parameters=(1.0,))
@@ -250,18 +250,18 @@ PLAIN: tuple[Entry, ...] = (
     Always("training.gathers_logits", False, "how the loss is computed is not in the field map"),
     Elsewhere(("training.framework", "model.name", "training.expandable_segments")),
 )
-"""What no target's file can say otherwise: the framework is how a step is simulated, the name what it is called, and
-how torch allocates stands in the environment."""
+"""Entries of every target. No file expresses the framework, which is how a step is simulated, the name of the model, or
+the settings of torch's allocator, which are environment variables."""
 
 ONE_STAGE = Elsewhere(("plan.stages",))
-"""The stage of a pipeline of one rank has all layers."""
+"""Without pipelines the one stage has all layers, so no key expresses stages."""
 
 MODEL_ELSEWHERE = Elsewhere(tuple(name for name in MODEL if name != "model.name"))
-"""The model is the user's, in the script."""
+"""The model is in the user's script, not in the file."""
 
 
 def one_size(facts: Facts) -> int:
-    """Return the sequences of a microbatch; `Unsayable` where ranks differ."""
+    """Return the number of sequences of a microbatch; `UnsayableError` where it differs among ranks."""
     value = facts["plan.microbatch"]
     if type(value) is not int:
         raise Unsayable(Reason("plan.microbatch", "the same size on all data ranks", plainly(value)))
@@ -269,10 +269,10 @@ def one_size(facts: Facts) -> int:
 
 
 def accumulation(facts: Facts) -> int:
-    """Return the microbatches of a step."""
+    """Return the number of microbatches of a step, on each data rank."""
     return int(facts["training.global_batch"] // (facts["plan.data"] * one_size(facts)))
 
 
 def no_pipeline(why: str) -> tuple[Always, ...]:
-    """Return what a target without pipeline parallelism says of pipelines."""
+    """Return the entries about pipelines of a target without pipeline parallelism."""
     return always(why, pipeline=1, schedule=ONE_FORWARD_ONE_BACKWARD, chunks=1, scatter_gather=False)

@@ -1,4 +1,4 @@
-"""What is said of a run in another trainer's words: fields of the scenario by their dotted names."""
+"""Facts: fields of a scenario by their dotted names, which the files of other trainers express."""
 
 from dataclasses import asdict, dataclass, fields, replace
 from math import gcd
@@ -19,18 +19,18 @@ from meshwise.strategies.plan.rules import chunks_of
 from meshwise.strategies.schedules.schedule import rule_of
 
 Facts = dict[str, Any]
-"""Values by field: ``plan.tensor``, ``training.sequence``, ``model.layers``."""
+"""Values by field, such as ``plan.tensor``, ``training.sequence`` or ``model.layers``."""
 
 PLAN = tuple(f"plan.{field.name}" for field in fields(Layout))
 TRAINING = tuple(f"training.{field.name}" for field in fields(Training))
 MODEL = tuple(f"model.{field.name}" for field in fields(Transformer))
 FIELDS = (*PLAN, *TRAINING, *MODEL)
-"""All that a target has to say, to do always or to leave to the user's script."""
+"""All fields: a target has to express each, have one fixed value for it, or leave it to the user's script."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A plan, what it is of and how it is called."""
+    """A plan to express in a trainer's configuration file, with its model, problem and name."""
 
     name: str
     spec: Model
@@ -39,32 +39,32 @@ class Request:
 
     @property
     def title(self) -> str:
-        """The plan in one printable line."""
+        """The name and the plan in one printable line."""
         text = f"{self.name}: {self.plan.describe()}"
         return "".join(character if character.isprintable() else " " for character in text)
 
     @property
     def hosts(self) -> tuple[int, int]:
-        """Hosts, and ranks on each: as many as its devices where that divides the ranks."""
+        """The number of hosts, and of ranks on each: one rank a device where that divides the ranks."""
         ranks, devices = self.plan.mesh.num_ranks, self.problem.cluster.first.devices
         each = ranks if ranks <= devices else gcd(ranks, devices)
         return ranks // each, each
 
 
 def facts_of(request: Request) -> Facts:
-    """Return every field of a request.
+    """Return the facts of a request, for every field.
 
     Raises
     ------
     ValueError
-        Where the model is no decoder transformer, or the plan says more than a layout can.
+        Where the model is no decoder transformer, or the plan is not that of a layout.
     """
     spec = decoder(request.spec)
     return _plan(request) | training_facts(request.problem.training) | model_facts(spec, request.problem.training)
 
 
 def decoder(spec: Model) -> Transformer:
-    """Return a model that is a decoder transformer; ``ValueError`` where it is another one."""
+    """Return the model if it is a decoder transformer; else raise ``ValueError``."""
     if not isinstance(spec, Transformer):
         raise ValueError(f"model: the model is a decoder transformer, met {spec.name}: {spec.summary}")
     return spec
@@ -80,7 +80,10 @@ def _plan(request: Request) -> Facts:
 
 
 class LayoutFacts(dict[str, Any]):
-    """Facts of a training step and of a layout, whose fields are worked out when they are asked for."""
+    """Facts of a training step, a model and a layout; those of the layout are computed when they are first read.
+
+    The rules of a search see which fields of the layout a check reads, and so remember its answer.
+    """
 
     def __init__(self, known: Facts, meanings: "Meanings", layout: Layout) -> None:
         super().__init__(known)
@@ -92,7 +95,7 @@ class LayoutFacts(dict[str, Any]):
 
 
 class Meanings:
-    """What the fields of layouts of a problem mean: the same for all layouts that mean the same plan."""
+    """The facts of layouts of a problem, in normal form: layouts of the same plan have the same facts."""
 
     def __init__(self, problem: Problem) -> None:
         self._graph, cluster = problem.graph, problem.cluster
@@ -103,7 +106,7 @@ class Meanings:
         self._counts: dict[tuple[int, str], tuple[int, ...]] = {}
 
     def of(self, layout: Layout, name: str) -> Any:
-        """Return the fact of a field of a layout, as ``plan.tensor``."""
+        """Return the fact of a field of a layout, by its dotted name such as ``plan.tensor``."""
         field = name.removeprefix("plan.")
         own = getattr(self, f"_{field}", None)
         return getattr(layout, field) if own is None else own(layout)
@@ -141,7 +144,7 @@ class Meanings:
 
 
 def training_facts(training: Training) -> Facts:
-    """Return the fields of a training step, the precision of gradients as it is."""
+    """Return the facts of a training step; the precision of gradients is the actual one, not None for the default."""
     result = {f"training.{name}": value for name, value in asdict(training).items()}
     if not training.frozen:
         wide = training.gradient_bytes > training.parameter_bytes or training.dtype == "fp32"
@@ -150,7 +153,10 @@ def training_facts(training: Training) -> Facts:
 
 
 def model_facts(spec: Transformer, training: Training) -> Facts:
-    """Return the fields of a transformer, each default as what it means; the load of experts is the simulation's."""
+    """Return the facts of a transformer, with the actual value of each default.
+
+    The imbalance of experts is 1 in the facts: it is an assumption of the simulation, not part of the model.
+    """
     plain = spec.ffn_kind == "gelu"
     known = {f"model.{field.name}": getattr(spec, field.name) for field in fields(spec)}
     return known | {
@@ -163,7 +169,7 @@ def model_facts(spec: Transformer, training: Training) -> Facts:
 
 
 def plan_document(facts: Facts) -> dict[str, Any]:
-    """Return the plan of facts as the plain data of a plan file; fields that they lack are left out."""
+    """Return the plan of facts as the data of a plan file, without the fields that the facts lack."""
     result = {}
     for name in PLAN:
         if (value := facts.get(name)) is None:
@@ -174,7 +180,7 @@ def plan_document(facts: Facts) -> dict[str, Any]:
 
 
 def plainly(value: Any) -> str:
-    """Return a value of a field in words for a message."""
+    """Return the value of a field in words for a message."""
     if value is None:
         return "none"
     if isinstance(value, bool):

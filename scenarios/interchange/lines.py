@@ -1,6 +1,6 @@
-"""What a file of another trainer states, key by key or line by line: data that may be hostile.
+"""Reads files of other trainers, line by line or key by key.
 
-Lines are assignments or arguments: no shell or interpreter ever sees them on the way back.
+The content may be hostile: lines are parsed as assignments or arguments, and never reach a shell or an interpreter.
 """
 
 import ast
@@ -21,17 +21,18 @@ _FRACTION = re.compile(r"-?[0-9]{1,18}\.[0-9]{1,18}")
 
 
 def document(content: bytes, file: str, pair: Callable[[str], Pair | None]) -> Document:
-    """Return the document of the lines of a file.
+    """Return the document of a file with one key and value a line.
 
     Parameters
     ----------
-    pair
-        What a line says: a key and its value, or nothing; ``ValueError`` where it is no line of such a file.
+    parse_line
+        Returns the key and value of a line, or None for a line without them; raises ``ValueError`` for a line that no
+        such file has.
 
     Raises
     ------
     ScenarioError
-        Where a line is none, or a key is stated twice; with its place.
+        Where a line is invalid, or a key occurs twice; with its place.
     """
     data: dict[str, Any] = {}
     places: dict[tuple[str | int, ...], tuple[int, int]] = {}
@@ -69,7 +70,7 @@ def _lines(content: bytes, file: str) -> Iterator[tuple[int, str]]:
 
 
 def literal(text: str) -> Any:
-    """Return the plain value that Python would read: numbers, text, truth values, ``None`` and lists of them.
+    """Return the value of a Python literal: a number, text, truth value, ``None``, or a list of such values.
 
     >>> literal("[['layers.0'], ['norm']]")
     [['layers.0'], ['norm']]
@@ -77,7 +78,7 @@ def literal(text: str) -> Any:
     Raises
     ------
     ValueError
-        Where it is no such value; nothing is run.
+        Where the text is no such literal; no code is run.
     """
     try:
         value = ast.literal_eval(text)
@@ -87,7 +88,7 @@ def literal(text: str) -> Any:
 
 
 def argument(line: str) -> Pair:
-    """Return the key and value of a line of arguments: a flag is true, one word a value, several a list.
+    """Return the key and value of a line with an argument: True for a flag, else its word, or a list of several words.
 
     >>> argument("--micro-batch-size 2"), argument("--bf16")
     (('--micro-batch-size', 2), ('--bf16', True))
@@ -95,7 +96,7 @@ def argument(line: str) -> Pair:
     Raises
     ------
     ValueError
-        Where a shell would read more into the line.
+        Where the line is more to a shell than an argument and its words.
     """
     if re.search(r"[$`\\;&<>!{}]", line):
         raise ValueError(f"a line is an argument and its words, with nothing for a shell to expand, met {shown(line)}")
@@ -116,12 +117,12 @@ def _value(word: str) -> Any:
 
 
 MAX_NUMBER = 10**9
-"""The largest count that a file may state."""
+"""The largest count that a file may have."""
 
 
 @dataclass(frozen=True)
 class Stated:
-    """Values by dotted key, and where each stands."""
+    """The values of a file by dotted key, with its document for their places."""
 
     document: Document
     values: dict[str, Any]
@@ -130,7 +131,7 @@ class Stated:
         return key in self.values
 
     def fault(self, key: str, message: str) -> ScenarioError:
-        """Return an error at a key, or at the section that lacks it."""
+        """Return an error at the place of a key, or of the section that lacks it."""
         return ScenarioError((self._fault(key, message),))
 
     def _fault(self, key: str, message: str) -> Fault:
@@ -138,28 +139,28 @@ class Stated:
         return Fault(fault.file, fault.line, fault.column, key, message)
 
     def count(self, key: str, default: int | None = None, least: int = 1) -> int:
-        """Return a whole number of at least ``least``; `ScenarioError` where the file has another value."""
+        """Return a whole number of at least ``minimum``; `ScenarioError` where the value is something else."""
         value = self.get(key, default)
         if type(value) is not int or not least <= value <= MAX_NUMBER:
             raise self.fault(key, f"holds a whole number of at least {least}, met {shown(value)}")
         return value
 
     def flag(self, key: str, default: bool | None = None) -> bool:
-        """Return a truth value; `ScenarioError` where the file has another value."""
+        """Return a truth value; `ScenarioError` where the value is something else."""
         value = self.get(key, default)
         if type(value) is not bool:
             raise self.fault(key, f"holds true or false, met {shown(value)}")
         return value
 
     def word(self, key: str, allowed: tuple[Any, ...], default: Any = None) -> Any:
-        """Return a value that is one of ``allowed``, of the same kind; `ScenarioError` where it is none."""
+        """Return a value that equals one of ``allowed`` and has its type; else raise `ScenarioError`."""
         value = self.get(key, default)
         if not any(type(value) is type(one) and value == one for one in allowed):
             raise self.fault(key, f"is one of {', '.join(map(shown, allowed))}, met {shown(value)}")
         return value
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the value of a key or ``default``; `ScenarioError` where there is neither."""
+        """Return the value of a key, else ``default``; `ScenarioError` where there is neither."""
         if key in self.values:
             return self.values[key]
         if default is None:
@@ -189,7 +190,7 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stated(document: Document) -> Stated:
-    """Return the values of a document, those of nested mappings by dotted keys."""
+    """Return the values of a document by dotted keys, which flatten nested mappings."""
     if not isinstance(document.data, dict):
         message = f"holds a mapping, met {shown(document.data)}"
         raise ScenarioError((Fault(document.file, 1, 1, "", message),))

@@ -1,6 +1,4 @@
-"""Megatron-LM: a bash script of arguments for ``pretrain_gpt.py``.
-
-The bash script that hands arguments to Megatron-LM's ``pretrain_gpt.py``: written, and read line by line.
+"""Megatron-LM: a bash script that passes arguments to ``pretrain_gpt.py``, written and read back line by line.
 
 References
 ----------
@@ -62,13 +60,13 @@ from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.recomputation import FirstLayers, Recomputation, Recompute, SomeOperators
 
 NODES, EACH = "NNODES", "NPROC_PER_NODE"
-"""Variables of the script: hosts, and ranks on each."""
+"""Variables of the script: the number of hosts, and of ranks on each."""
 
 _ORDERED = ("tensor-model", "context")
-"""Axes whose collectives have to be launched in order, before Blackwell (``CUDA_DEVICE_MAX_CONNECTIONS=1``)."""
+"""Axes whose collectives have to be launched in order before Blackwell (``CUDA_DEVICE_MAX_CONNECTIONS=1``)."""
 
 _SHARD_PARAMETERS = {"--use-megatron-fsdp", "--use-torch-fsdp2"}
-"""Arguments that shard parameters: their gathers run beside products, on a queue of their own."""
+"""Arguments that shard parameters: gathers overlap with products, which needs more than one queue of kernels."""
 
 _HEAD = """#!/bin/bash
 # {title}
@@ -93,9 +91,9 @@ _ONE_CONNECTION = "export CUDA_DEVICE_MAX_CONNECTIONS=1\n"
 
 
 def write(values: Values, request: Request, called: str) -> str:
-    """Return the script of arguments; one queue of kernels a device where `validate_args` asks for it.
+    """Return the script, with one queue of kernels a device where `validate_args` of Megatron-LM requires it.
 
-    A module of layers, where they compute something again that no argument says, stands before the arguments.
+    Where layers recompute something that no argument expresses, a Python module of layers precedes the arguments.
     """
     hosts, ranks = request.hosts
     ordered = any(f"--{axis}-parallel-size" in values for axis in _ORDERED)
@@ -117,7 +115,7 @@ def write(values: Values, request: Request, called: str) -> str:
 
 
 def _remarks(values: Values, request: Request) -> Iterator[str]:
-    """Yield comments on what a reader may take for granted: the norm of gradients, and the load of experts."""
+    """Yield comments about gradient clipping and the load of experts, where defaults of Megatron-LM may surprise."""
     if values.get("--clip-grad") == 0:
         yield _UNCLIPPED
     if isinstance(request.spec, Transformer) and (experts := request.spec.experts):
@@ -136,7 +134,7 @@ _IGNORED = re.compile(r"#.*|ARGUMENTS=\(|\)||export CUDA_DEVICE_MAX_CONNECTIONS=
 
 
 def parse(content: bytes, file: str) -> Document:
-    """Return the document of a script, argument by argument; ``ScenarioError`` where a line is something else."""
+    """Return the document of a script, argument by argument; ``ScenarioError`` where a line is nothing it may have."""
     foot = _FOOT.removeprefix(")\n").encode()
     stripped = strip_layers(content, file)
     return document(stripped.removesuffix(foot), file, _pair if stripped == content else _parse_line_beside_layers)
@@ -173,9 +171,9 @@ _OPERATORS = {
     "shared_experts": ("shared_up", "shared_activation", "shared_down"),
     "mla_up_proj": ("query", "kv_up", "rotary"),
 }
-"""Modules that arguments recompute, and their operators. ``layernorm`` is not among them: Transformer Engine fuses the
-norms of a layer without experts into products and recomputes none of them, so that layers of the script's own do;
-``moe`` holds more than operators of the model here. ``mla_up_proj`` is ``qkv_up_proj_and_rope_apply`` of
+"""Operators by module that arguments recompute. ``layernorm`` is missing: in a layer without experts Transformer Engine
+fuses norms into products and recomputes none of them, so layers that the script defines do it. ``moe`` is missing: it
+contains more than operators of the model here. ``mla_up_proj`` is ``qkv_up_proj_and_rope_apply`` of
 ``transformer/multi_latent_attention.py``."""
 _OFFLOAD, _FRACTION, _AWARE = (
     "--optimizer-cpu-offload",
@@ -189,7 +187,7 @@ _ATTENTIONS = ((Attention.RING, "p2p"), (Attention.ALL_GATHER, "allgather"), (At
 
 
 def _read_batch(stated: Stated) -> Facts:
-    """Return data ranks, which are those of the script that the other degrees leave, and batches."""
+    """Return batch sizes and data ranks, which have no key: they are all ranks divided by the other degrees."""
     ranks = stated.count(NODES) * stated.count(EACH)
     others = stated.count(_TENSOR, 1) * stated.count(_PIPELINE, 1) * stated.count(_CONTEXT, 1)
     if ranks % others:
@@ -306,7 +304,7 @@ def _read_zero(stated: Stated) -> Facts:
 
 
 def _read_torch(stated: Stated) -> Facts:
-    """Return what torch's FSDP2 does: shards over all data ranks, whose collectives always run beside operators."""
+    """Return the facts of torch's FSDP2: it shards over all data ranks and always overlaps its collectives."""
     others = (_DISTRIBUTED, _INSTANCES, _FSDP, _STRATEGY, _OVERLAP, _OVERLAP_GATHER, _OFFLOAD, _FP16)
     if wrong := next((key for key in others if key in stated), None):
         raise stated.fault(wrong, f"goes without {_TORCH}, met both")
@@ -322,9 +320,9 @@ def _read_torch(stated: Stated) -> Facts:
 
 
 def _beside_torch(facts: Facts) -> Iterator[Reason]:
-    """Yield what does not go with torch's FSDP2, which alone keeps parameters after forward.
+    """Yield what does not go with torch's FSDP2, the only way of Megatron-LM to keep parameters after forward.
 
-    Gradients are those that torch has, in the parameters' precision: `get_model` hands its wrapper no other.
+    Gradients have the precision of parameters: `get_model` passes no other to torch's wrapper.
     """
     for axis in ("pipeline", "expert"):
         if (ranks := facts[f"plan.{axis}"]) > 1:
@@ -356,7 +354,7 @@ def _shards(stated: Stated, zero: int) -> int:
 
 
 def _list_core_operators(attention: str) -> tuple[str, ...]:
-    """Return the operators of the attention core, by how the model's attention runs."""
+    """Return the operators of the attention core: several for unfused attention, else one."""
     return UNFUSED_CORE if attention == UNFUSED else ("attention",)
 
 
@@ -389,14 +387,14 @@ SAYABLE_BY_ARGUMENTS = (
 
 
 def _check_modules(facts: Facts, words: list[str]) -> Iterator[Reason]:
-    """Yield why modules cannot be recomputed by arguments beside a precision (``transformer_config.py``)."""
+    """Yield why arguments cannot recompute modules in the precision of the facts (``transformer_config.py``)."""
     if "moe_act" in words and facts["training.precision"] == "fp8":
         can = f"no activation of experts with fp8, whose scaling is delayed ({_MODULES} moe_act)"
         yield Reason("plan.recompute", can, plainly(facts["plan.recompute"]))
 
 
 def _check_layers(facts: Facts, pairs: Any) -> Iterator[Reason]:
-    """Yield why layers of the script's own cannot be those of a model and its precision."""
+    """Yield why layers that the script defines do not suit the model or its precision."""
     quantised = facts["training.precision"] == "fp8" and collect_modules(pairs) & set(QUANTISED)
     limits = (
         (facts["model.experts"] is not None, "with experts, which layers of the script's own do not have"),
@@ -426,7 +424,7 @@ def _read_recompute(stated: Stated) -> Facts:
 
 
 def _read_layers(stated: Stated) -> Recomputation:
-    """Return what layers of the script's own compute again."""
+    """Return what the layers that the script defines recompute."""
     if RECOMPUTED not in stated or stated.get(SPEC) != LAYER_SPEC:
         met = shown(stated.get(SPEC)) if RECOMPUTED in stated else "none"
         raise stated.fault(SPEC, f"is {' '.join(LAYER_SPEC)}, a module that the script writes, met {met}")

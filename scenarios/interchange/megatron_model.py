@@ -1,11 +1,9 @@
-"""The model in Megatron-LM's arguments.
+"""The model in Megatron-LM's arguments, and layers that recompute modules which no argument expresses.
 
-Layers of Megatron-LM that compute some of their modules again: the Python module that ``--spec`` names.
-
-Megatron-LM's own ``--recompute-modules`` holds for every layer, has the activation of experts alone, and recomputes no
-norm of a dense layer: Transformer Engine's specification of one fuses norms into products. What it lacks stands in a
-module of its own, which the script writes where Python finds it. Each flag in it is one that Megatron-LM's layers read;
-the activation runs as that of experts does there, by the code of Megatron-LM's ``MLP`` with all its fusions.
+Megatron-LM's own ``--recompute-modules`` applies to every layer, has no activation but that of experts, and recomputes
+no norm of a dense layer, because Transformer Engine's specification of one fuses norms into products. For the rest, the
+script writes a Python module of layers, which ``--spec`` names. Its flags are ones that Megatron-LM's layers read; the
+activation is recomputed as Megatron-LM does for experts, by the code of its ``MLP`` with all fusions.
 
 References
 ----------
@@ -47,7 +45,8 @@ _DROPOUT = 0.1
 """The probability that Megatron-LM takes where none is stated."""
 EXPERTS, GROUPED_PRODUCTS = "--num-experts", "--moe-grouped-gemm"
 _DISPATCHER, _PAIRWISE = "--moe-token-dispatcher-type", "alltoall"
-"""How tokens reach experts: each to the ranks of its own, as plans are priced; ``allgather`` where none is stated."""
+"""How tokens reach experts: all-to-all to the ranks of their experts, as plans are priced; Megatron-LM's default is
+``allgather``."""
 _TOP, _WIDTH, _SHARED, _FREQUENCY, _SCORE = (
     "--moe-router-topk",
     "--moe-ffn-hidden-size",
@@ -105,7 +104,7 @@ def _read_dropout(stated: Stated) -> Facts:
 
 
 def _check_experts(experts: Experts, biases: str) -> Iterator[Reason]:
-    """Yield why a mixture has no words."""
+    """Yield why arguments cannot express a mixture of experts."""
     if experts.capacity_factor != 1:
         met = plainly(experts.capacity_factor)
         yield Reason("model.experts", "experts that drop no tokens (capacity_factor 1)", met)
@@ -147,7 +146,7 @@ def _read_experts(stated: Stated) -> Facts:
 
 
 def _check_kernels(stated: Stated) -> None:
-    """Raise ``ScenarioError`` where experts run otherwise than plans are priced: all-to-all, and grouped products."""
+    """Raise ``ScenarioError`` where experts do not run as plans are priced, with all-to-all and grouped products."""
     met = stated.get(_DISPATCHER, "")
     if met != _PAIRWISE:
         value = shown(met) if met else "none: Megatron-LM then gathers all tokens (allgather)"
@@ -214,24 +213,23 @@ MODEL_MAP: tuple[Entry, ...] = (
         _read_latent,
     ),
 )
-"""The model, argument by argument; sliding windows and parallel residuals are not in it. ``--attention-backend flash``
-sets ``NVTE_FLASH_ATTN`` (``megatron/core/models/common/language_module/language_module.py``): the version of
-FlashAttention is that which is installed, the second or the best of the device. ``TEGroupedMLP`` refuses biases beside
-the fusion of bias and dropout, which is on where nothing is stated; grouped products need Ampere or later
-(`validate_args`)."""
+"""The model, argument by argument, without sliding windows and parallel residuals. ``--attention-backend flash`` sets
+``NVTE_FLASH_ATTN`` (``megatron/core/models/common/language_module/language_module.py``): the version of FlashAttention
+is the installed one, the second or the best of the device. ``TEGroupedMLP`` refuses biases together with the fusion of
+bias and dropout, which is on by default; grouped products need Ampere or later (`validate_args`)."""
 
 
 RECOMPUTED = "RECOMPUTED"
-"""The name of the one literal of the module: what layers compute again."""
+"""The name of the only literal of the module: which modules layers recompute."""
 
 SPEC, LAYER_SPEC = "--spec", ["recomputed_layers", "layer_spec"]
-"""The argument, and the module and the name in it."""
+"""The argument, and its words: the module and a name in it."""
 
 CORE = "core_attn"
 """Megatron-LM's word for the attention core."""
 
 QUANTISED = ("input_layernorm", "pre_mlp_layernorm", "activation")
-"""Modules whose output a product reads: it keeps that output in fp8 alone where scaling is delayed."""
+"""Modules whose output a product reads: with delayed scaling the product keeps that output only in fp8."""
 
 _HEAD = """LAYERS=$(mktemp -d) || exit 1
 trap 'rm -rf "$LAYERS"' EXIT
@@ -320,12 +318,12 @@ layer_spec = make_layer_spec()
 '''
 _TAIL = "END\n"
 _OPENED, _CLOSED = f"{RECOMPUTED} = [".encode(), b"]"
-"""The lines between which a list has a pair a line."""
+"""The first and the last line of a list of pairs, which has one pair a line."""
 _ASSIGNMENT = re.compile(rf"{RECOMPUTED} = (.+)")
 
 
 def list_layer_modules(core: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """Return the operators of every module that a layer can compute again, those of the attention core given."""
+    """Return by module the operators that a layer of the script can recompute; ``core`` are those of attention."""
     return {
         "input_layernorm": ("input_norm",),
         CORE: core,
@@ -335,7 +333,9 @@ def list_layer_modules(core: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
 
 
 def split_into_modules(names: tuple[str, ...], modules: Mapping[str, tuple[str, ...]]) -> list[str]:
-    """Return the modules that operators make up one after another; none where they do not, or are the default's.
+    """Return the modules whose operators, one after another, are ``names``; none where there are no such modules.
+
+    Also none for the attention core alone, which Megatron-LM recomputes by default.
 
     >>> modules = list_layer_modules(("scores", "softmax", "context"))
     >>> split_into_modules(("scores", "softmax", "context", "activation"), modules)
@@ -354,7 +354,7 @@ def split_into_modules(names: tuple[str, ...], modules: Mapping[str, tuple[str, 
 
 
 def say_layers(how: Recomputation, modules: Mapping[str, tuple[str, ...]]) -> Values:
-    """Return the literal of the module and the argument that names it; nothing where a stage has no words.
+    """Return the literal of the module and the argument that names the module; nothing where it cannot express a stage.
 
     >>> say_layers(PerStage((FirstLayers(Recompute.SELECTIVE, 2), Recompute.NONE)), list_layer_modules(("attention",)))
     {'RECOMPUTED': [(2, ('core_attn',)), (None, ())], '--spec': ['recomputed_layers', 'layer_spec']}
@@ -366,7 +366,7 @@ def say_layers(how: Recomputation, modules: Mapping[str, tuple[str, ...]]) -> Va
 
 
 def _pair_of(how: OfStage, modules: Mapping[str, tuple[str, ...]]) -> tuple[int | None, tuple[str, ...]] | None:
-    """Return how many layers of a stage compute which modules again; ``None`` where there are no words for it."""
+    """Return how many first layers of a stage (None: all) recompute which modules; ``None`` if it has no words."""
     layer = how.layer
     if isinstance(layer, SomeOperators):
         words = tuple(split_into_modules(layer.names, modules))
@@ -376,7 +376,7 @@ def _pair_of(how: OfStage, modules: Mapping[str, tuple[str, ...]]) -> tuple[int 
 
 
 def read_layers(value: Any, modules: Mapping[str, tuple[str, ...]]) -> Recomputation:
-    """Return what the literal of a module says; ``ValueError`` where it is no such literal."""
+    """Return the recomputation of a module's literal; ``ValueError`` where the literal is invalid."""
     if isinstance(value, list) and value:
         return PerStage(tuple(_of_stage(pair, modules) for pair in value))
     return _of_stage(value, modules)
@@ -409,9 +409,9 @@ def collect_modules(value: Any) -> set[str]:
 
 
 def write_layers(value: Any) -> str:
-    """Return the lines of a script that write the module, and let Python find it on this host alone.
+    """Return the lines of a script that write the module to a temporary folder of the host, where Python finds it.
 
-    The folder is the host's own: on a shared one the ranks of a host would read what another host is writing.
+    In a folder shared by hosts, ranks could read the module while another host writes it.
     """
     return _HEAD + _IMPORTS + f"{RECOMPUTED} = {_shown(value)}\n" + _CODE + _TAIL
 
@@ -423,12 +423,15 @@ def _shown(value: Any) -> str:
 
 
 def strip_layers(content: bytes, file: str) -> bytes:
-    """Return a script whose module is one line, its literal, and all of which it was without one. Places stay.
+    """Return a script with only the literal of its module, on one line; other lines keep their numbers.
+
+    A script without a module is returned unchanged. The module has to be exactly the one that exports write: its code
+    is never interpreted.
 
     Raises
     ------
     ScenarioError
-        At the first line where a module is not as it is written.
+        At the first line of the module that differs.
     """
     lines = content.split(b"\n")
     head, tail = (_HEAD + _IMPORTS).encode().splitlines(), (_CODE + _TAIL).encode().splitlines()
@@ -449,6 +452,6 @@ def strip_layers(content: bytes, file: str) -> bytes:
 
 
 def parse_literal(line: str) -> Pair | None:
-    """Return the literal that a line says, under its name; ``None`` where it is another line."""
+    """Return the name and value of the literal on a line; ``None`` for any other line."""
     found = _ASSIGNMENT.fullmatch(line)
     return None if found is None else (RECOMPUTED, literal(found[1]))

@@ -50,10 +50,10 @@ _DTYPES = (("bf16", "bfloat16"), ("fp32", "float32"))
 
 
 def division(layers: int, hidden: int, ffn: int, vocab: int, pipeline: int) -> tuple[int, ...] | None:
-    """Return the layers of every stage as nanotron divides them; ``None`` where ranks are left without work.
+    """Return the number of layers of every stage as nanotron divides them; ``None`` where a rank has no blocks.
 
-    Blocks go to a rank until their cost is more than its share of all; a layer costs
-    ``4 * hidden^2 + 3 * ffn * hidden`` and the head ``vocab * hidden``.
+    A rank takes blocks until the cost so far exceeds its share of the total; a layer costs
+    ``4 * hidden^2 + 3 * ffn * hidden``, the head ``vocab * hidden``.
 
     >>> division(layers=8, hidden=64, ffn=256, vocab=256, pipeline=2)
     (5, 3)

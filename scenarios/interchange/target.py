@@ -1,4 +1,4 @@
-"""Another trainer: its field map, how its file is written, and how it is read back."""
+"""Another trainer as the target of an export: its field map, and how its configuration file is written and read."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 Check = Callable[[Facts], Iterable[Reason]]
-"""Returns every reason of its kind why a target cannot say facts."""
+"""Returns the reasons why a target cannot express facts."""
 
 
 def unsayable(entry: Entry, facts: Facts) -> tuple[Reason, ...]:
-    """Return every reason why an entry cannot say its fields."""
+    """Return every reason why an entry cannot express its fields."""
     try:
         entry.say(facts)
     except Unsayable as error:
@@ -33,30 +33,30 @@ def unsayable(entry: Entry, facts: Facts) -> tuple[Reason, ...]:
 
 
 def agrees(said: Any, value: Any) -> bool:
-    """Return whether what a file says of a field may be a value."""
+    """Return whether the value of a field read from a file, which may be `AnyOf` several, can be ``value``."""
     return value in said.values if isinstance(said, Either) else bool(said == value)
 
 
 def no_more(facts: Facts) -> Iterator[Reason]:
-    """Yield nothing: the target combines all that it can say."""
+    """Yield no reason: the target can combine everything that it can express."""
     return iter(())
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A trainer whose configuration states a plan.
+    """A trainer whose configuration file can express a plan.
 
     Parameters
     ----------
     version
-        The version that the map was written for; each file names it.
+        The version of the trainer that the map is for; each file names it.
     entries
-        The field map: every field of a plan is in one entry. A decision that is in none is one that the target does
-        not have: it can say its default alone.
+        The field map: every field of a plan is in one entry. A decision without an entry is one that the target does
+        not have: it can express only the default.
     write, parse
-        The file of values by key, and back.
-    combinations
-        What the target cannot combine, of all fields together.
+        Write a file from values by key, and read it as a document.
+    check_combinations
+        Yields the reasons why the target cannot combine fields that it can express one by one.
     """
 
     name: str
@@ -74,11 +74,17 @@ class Target:
 
     @property
     def called(self) -> str:
-        """Name and version."""
+        """The name and version of the trainer."""
         return f"{self.name} {self.version}"
 
     def to(self, request: Request) -> str:
-        """Return the file of a request; `CannotSay`, with every reason, where the target has no words for it."""
+        """Return the text of the configuration file of a request.
+
+        Raises
+        ------
+        CannotSay
+            Where the target cannot express the request; it has every reason.
+        """
         try:
             facts = facts_of(request)
         except ValueError as error:
@@ -92,16 +98,16 @@ class Target:
 
     @property
     def checks(self) -> tuple[Check, ...]:
-        """What finds reasons against facts: one check an entry, and one of all fields together."""
+        """The checks that find reasons against facts: one for each entry, and one for combinations of fields."""
         return (*(partial(unsayable, entry) for entry in self.entries), self.combinations)
 
     def read(self, content: bytes, file: str = "<text>") -> Facts:
-        """Return the fields that a file says.
+        """Return the facts that a file states.
 
         Raises
         ------
         ScenarioError
-            Where it is no file of the target, or states a key that is not in the map.
+            Where it is no file of the target, or has a key that is not in the map.
         """
         return self._facts(stated(self.parse(content, file)))
 
@@ -124,7 +130,7 @@ class Target:
         return facts
 
     def plan(self, content: bytes, file: str) -> tuple[Document, Facts]:
-        """Return the plan of a file as the document of a plan file, whose places are those of the keys; and all facts.
+        """Return the plan of a file as a plan document, whose places are those of the file's keys, and all facts.
 
         Raises
         ------
@@ -143,7 +149,7 @@ class Target:
         return Document(file, plan_document(facts), places), facts
 
     def check(self, facts: Facts, scenario: "Scenario", file: str) -> None:
-        """Raise ``ScenarioError`` where a file is of another model or training step than a scenario."""
+        """Raise ``ScenarioError`` where the facts of a file are of another model or training step than a scenario."""
         assert scenario.plan is not None
         own = facts_of(Request(scenario.name, scenario.spec, scenario.problem, scenario.plan))
         if isinstance(scenario.spec, Transformer):

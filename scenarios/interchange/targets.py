@@ -1,8 +1,7 @@
-"""Every trainer in whose words a plan can be said, by name, and which plans it can say.
+"""All targets by name, and which plans a target accepts: a trainer can express them, or the executor can run them.
 
-Which plans a trainer can say, or our own executor can run: what a search for it is limited to.
-
-What a target accepts is asked of its field map itself, entry by entry, on the way that an export takes.
+A search for a target is limited to these plans. They follow from the target's field map itself, entry by entry, by the
+same checks as an export, so that search and export cannot disagree.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,12 +42,12 @@ EXECUTE = "execute"
 """The name of the executor among targets."""
 
 NAMES = (*TARGETS, EXECUTE)
-"""What a plan can be searched for."""
+"""The targets that a search can be limited to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """The plans of a model that a target can say, by the name of the target; `EXECUTE` is the executor.
+    """The plans of a model that a target accepts; the target is a trainer by name, or `EXECUTE` for the executor.
 
     Raises
     ------
@@ -66,16 +65,22 @@ class Acceptance:
 
     @property
     def called(self) -> str:
-        """The target in words, with its version."""
+        """The target in words; a trainer with its version."""
         return "the executor" if self.target == EXECUTE else TARGETS[self.target].called
 
     @property
     def can(self) -> str:
-        """The target, and that it can say or run what follows."""
+        """The beginning of a message: the target, and that it can say or run what follows."""
         return f"{self.called} can {'run' if self.target == EXECUTE else 'say'}"
 
     def rules(self, problem: Problem) -> Sequence[Rule]:
-        """Return what decides which layouts of a problem are accepted; ``ValueError`` where the target has no model."""
+        """Return the rules that decide which layouts of a problem are accepted.
+
+        Raises
+        ------
+        ValueError
+            Where the model is no decoder transformer, which no target has.
+        """
         spec, training = decoder(self.spec), problem.training
         if self.target == EXECUTE:
             idle = len(problem.cluster.free_devices) != problem.cluster.num_devices
@@ -84,7 +89,7 @@ class Acceptance:
         return [partial(_reasons, check, known, meanings) for check in TARGETS[self.target].checks]
 
     def refusals(self, problem: Problem, plan: Plan) -> tuple[str, ...]:
-        """Return every reason why the target cannot say a plan; empty where it can."""
+        """Return every reason why the target does not accept a plan; empty where it does."""
         try:
             spec = decoder(self.spec)
             if self.target == EXECUTE:
@@ -95,7 +100,7 @@ class Acceptance:
         return tuple(dict.fromkeys(str(reason) for check in TARGETS[self.target].checks for reason in check(facts)))
 
     def lacks(self, problem: Problem, plan: Plan) -> tuple[str, ...]:
-        """Return every decision of a plan that the target cannot say, with what it can say in its place."""
+        """Return every decision of a plan that the target does not accept, with what it accepts in its place."""
         if self.target == EXECUTE:
             return self.refusals(problem, plan)
         facts = facts_of(Request("", self.spec, problem, plan))
@@ -103,7 +108,7 @@ class Acceptance:
         return tuple(dict.fromkeys(f"{each.field.removeprefix('plan.')} {each.met} ({each.can})" for each in reasons))
 
     def never(self, problem: Problem) -> tuple[str, ...]:
-        """Return every reason that holds whatever the plan is: of the model, or of the training step."""
+        """Return every reason that holds for all plans: those about the model or the training step."""
         try:
             found = Answers(self.rules(problem))
         except ValueError as error:
@@ -111,10 +116,10 @@ class Acceptance:
         return found.refusals(Layout(), FIELDS)
 
     def space(self, problem: Problem, space: Space) -> Space:
-        """Return a space of what the target accepts.
+        """Return the space limited to what the target accepts; limits that the space has already stay.
 
-        A field without a limit has what the space would have where the target can say it; where it can say only other
-        values, those. Schedules and levels of ZeRO are all that it can say.
+        Schedules and levels of ZeRO become all those that the target accepts. Another field gets a limit only where the
+        target does not accept its usual value.
         """
         said = sayable(self.rules(problem))
         limits: dict[str, Any] = {name: values for name, values in said.items() if getattr(space, name) is None}
@@ -122,7 +127,7 @@ class Acceptance:
 
 
 def trainers_of(spec: Model, problem: Problem, plan: Plan) -> tuple[str, ...]:
-    """Return the targets in whose words a plan can be said, and `EXECUTE` where the executor runs it."""
+    """Return the names of all targets that accept a plan."""
     targets = (Acceptance(name, spec) for name in NAMES)
     return tuple(each.target for each in targets if not each.refusals(problem, plan))
 
@@ -132,7 +137,7 @@ def _reasons(check: Check, known: Facts, meanings: Meanings, layout: Layout) -> 
 
 
 def _idle(layout: Layout) -> Iterator[str]:
-    """Yield that devices which are not free leave ranks on others than their own."""
+    """Yield that ranks need a placement, where devices that are not free shift them."""
     if not layout.placement:
         yield "placement: the executor runs rank i on device i, met devices that are not free"
 
@@ -142,17 +147,17 @@ _SOME: Mapping[str, tuple[Any, ...]] = (
     | {"data": (1, 2, 4), "zero_shards": (0, 2), "stages": ("balanced",)}
     | {name: item.values for name, item in DECISIONS.items() if item.values}
 )
-"""Values of fields, the usual one first, of which a target is asked which it can say."""
+"""Sample values of fields, the usual one first, to find out which of them a target accepts."""
 
 _EVERY = ("schedule", "zero")
 _OTHERS = tuple(name for name, item in DECISIONS.items() if item.values and name not in (*_EVERY, "sequence_parallel"))
 
 
 def sayable(asked: Iterable[Rule]) -> dict[str, tuple[Any, ...]]:
-    """Return by field the values that are accepted in at least one combination: the limits of a space.
+    """Return the limits of a space by field: values that are accepted in at least one combination.
 
-    Schedules and levels of ZeRO are all that are accepted. Of other choices there is a limit only where one is
-    accepted beside other fields that its usual value is not accepted beside.
+    Schedules and levels of ZeRO are limited to all accepted ones. Another choice has a limit only where some
+    combination of other fields is accepted with another value than the usual one, but not with the usual one.
     """
     result: dict[str, tuple[Any, ...]] = {name: _SOME[name] for name in _EVERY}
     for rule in asked:
@@ -160,14 +165,14 @@ def sayable(asked: Iterable[Rule]) -> dict[str, tuple[Any, ...]]:
         for name in (*_EVERY, *_OTHERS):
             beside = [each for each in found if name in each]
             if (name in _EVERY and len(beside) < len(found)) or (name in _OTHERS and not _needed(name, beside, found)):
-                continue  # what it says hangs on no value of the field, or its usual one does
+                continue  # the rule does not depend on the field, or the usual value is accepted wherever another is
             allowed = {each[name] for each in beside}
             result[name] = tuple(value for value in result.get(name, _SOME[name]) if value in allowed)
     return {name: values for name, values in result.items() if values}
 
 
 def _needed(name: str, beside: list[dict[str, Any]], found: list[dict[str, Any]]) -> bool:
-    """Return whether a field has another value than its usual one where that one is not accepted."""
+    """Return whether another value of a field is accepted in a combination where its usual one is not."""
 
     def agree(one: dict[str, Any], other: dict[str, Any]) -> bool:
         return all(other.get(field, value) == value for field, value in one.items())

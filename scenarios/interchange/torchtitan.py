@@ -1,9 +1,7 @@
-"""torchtitan: a Python function that lays a plan upon a configuration.
+"""torchtitan: a Python module that applies a plan to a configuration, written, and read back without running it.
 
-Since 0.3 torchtitan is configured in Python, by a function that returns a ``Trainer.Config``; it reads no TOML any
-more. The file has one function, ``laid_out``, that takes any such configuration and sets what the plan decides.
-
-The Python module that lays a plan upon a torchtitan configuration: written, and read without running any of it.
+Since 0.3 torchtitan is configured in Python, by a function that returns a ``Trainer.Config``, and no longer by TOML.
+The main function of the module, ``laid_out``, takes any such configuration and sets what the plan decides.
 
 References
 ----------
@@ -49,21 +47,21 @@ from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.recomputation import FirstLayers, Recompute, SomeOperators
 
 FULL = "FullAC.Config()"
-"""What recomputes whole layers; the one value that is no literal, beside ``None``."""
+"""The policy that recomputes all layers whole."""
 
 FIRST = "FirstLayersAC.Config(layers={})"
-"""What recomputes so many whole layers of every stage, by a policy that the module defines."""
+"""The policy, defined in the module, that recomputes the first layers of every stage whole."""
 
 ACTIVATIONS = "recompute_activations"
-"""The function of the module that lets dense feed-forwards compute their activation again."""
+"""The function of the module that makes dense feed-forwards recompute their activation."""
 
 FLOAT8 = "multiply_in_float8"
-"""The function of the module that lets the products of layers run in float8."""
+"""The function of the module that makes the products of layers run in float8."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A policy or function that the module defines, and what it imports."""
+    """The code of a policy or function that the module defines, and its import statements."""
 
     code: str
     imports: tuple[str, ...]
@@ -122,8 +120,9 @@ def recompute_activations(config: Trainer.Config) -> None:
         "from torchtitan.models.common.feed_forward import FeedForward",
     ),
 )
-"""The product that reads the activation is within what is computed again, for it would keep it else; what it would save
-comes before it runs, so that torch stops there and neither the product nor the collective after it runs twice."""
+"""The product that reads the activation is inside the checkpoint, because it would keep the activation otherwise. It
+does not run twice, nor does the collective after it: torch stops recomputing once it has all saved tensors, and those
+of the product are complete before it runs."""
 _PRODUCTS = _Part(
     '''
 
@@ -136,7 +135,7 @@ def multiply_in_float8(config: Trainer.Config) -> None:
     ("from torchtitan.components.quantization import Float8LinearConverter",),
 )
 _CALLED = {ACTIVATIONS: _FEED_FORWARD, FLOAT8: _PRODUCTS}
-"""Functions that the module defines and calls with the configuration, last of all."""
+"""Functions that the module defines and calls with the configuration, after all assignments."""
 _HEAD = '''"""{title}.
 
 For {called} (`meshwise export --to torchtitan`). In a module of your own:
@@ -161,7 +160,7 @@ _IGNORED = re.compile(r"(#.*|from [a-z._]+ import [A-Za-z0-9]+|def laid_out\(.*|
 
 
 def write(values: Values, request: Request, called: str) -> str:
-    """Return the module whose one function sets what the plan decides."""
+    """Return the text of the module, whose function ``laid_out`` sets what the plan decides."""
     title = request.title.replace("\\", "/").replace('"', "'").rstrip(".")
     recomputes = values["activation_checkpoint"]
     parts = [] if recomputes in (FULL, str(None)) else [_FIRST_LAYERS]
@@ -179,7 +178,7 @@ def write(values: Values, request: Request, called: str) -> str:
 
 
 def _imports(parts: list[_Part], others: tuple[str, ...]) -> str:
-    """Return the import statements of a module, those of the standard library first."""
+    """Return the import statements of the module, the standard library first."""
     found = {line for part in parts for line in part.imports} | {*others, "from torchtitan.trainer import Trainer"}
     own = f"{_DATACLASS}\n\n" if _DATACLASS in found else ""
     return own + "\n".join(sorted(found - {_DATACLASS}))
@@ -194,12 +193,15 @@ def _shown(key: str, value: Any) -> str:
 
 
 def parse(content: bytes, file: str) -> Document:
-    """Return the document of a module, assignment by assignment; ``ScenarioError`` where a line is something else."""
+    """Return the document of a module, one key an assignment; ``ScenarioError`` where a line is something else."""
     return document(_on_one_line(content), file, _pair)
 
 
 def _on_one_line(content: bytes) -> bytes:
-    """Return the text without docstring, policy and functions, each list of stages on its first line; places stay."""
+    """Return the module without docstring, policy and functions, and with lists of stages on one line.
+
+    Lines keep their numbers, so that faults have the right place.
+    """
     text = re.sub(rb'\A"""(?:[^"\\]|"(?!""))*"""', lambda met: b"\n" * met[0].count(b"\n"), content)
     for part in (_FIRST_LAYERS, *_CALLED.values()):
         text = text.replace(part.code.encode(), b"\n" * part.code.count("\n"))
@@ -233,7 +235,7 @@ _SCHEDULES = (
     ("zbv", "ZBVZeroBubble"),
     ("dualpipev", "DualPipeV"),
 )
-"""Schedules whose order is that of ``torch.distributed.pipelining``, by their names there."""
+"""Schedules that have the same order in ``torch.distributed.pipelining``, with their names there."""
 
 _LOCAL, _MICRO = f"{_TRAINING}.local_batch_size", f"{_BY}.pipeline_parallel_microbatch_size"
 _REPLICATE, _SHARD = f"{_BY}.data_parallel_replicate_degree", f"{_BY}.data_parallel_shard_degree"
@@ -244,8 +246,8 @@ _CONTEXT = f"{_BY}.context_parallel_degree"
 _ASYNC, _COMPILED = f"{_COMPILE}.enable_async_tensor_parallel", f"{_COMPILE}.enable"
 _RECOMPUTE = "activation_checkpoint"
 _ACTIVATION = SomeOperators(("activation",))
-"""What `ACTIVATIONS` computes again: the activation of dense feed-forwards. Those of experts stand between products of
-a layer that is not made to be cut there."""
+"""What `ACTIVATIONS` recomputes: the activation of dense feed-forwards. That of experts lies between products of a
+layer that cannot be split there."""
 _PARAMETERS = f"{_TRAINING}.mixed_precision_param"
 _PRECISIONS: dict[str, Values] = {"bf16": {}, "fp8": {FLOAT8: True}, "fp32": {_PARAMETERS: "float32"}}
 _NO_GRAPHS = f"{_TRAINING}.disable_cuda_graphs"
@@ -429,7 +431,7 @@ def _read_precision(stated: Stated) -> Facts:
 
 
 def _say_graphs(facts: Facts) -> Values:
-    """Return that CUDA graphs are off where ``Trainer.Config`` refuses them: with pipelines and expert ranks."""
+    """Return the key that disables CUDA graphs where ``Trainer.Config`` refuses them: with pipeline or expert ranks."""
     return {_NO_GRAPHS: True} if facts["plan.pipeline"] > 1 or facts["plan.expert"] > 1 else {}
 
 
@@ -439,7 +441,7 @@ def _read_graphs(stated: Stated) -> Facts:
 
 
 def _combinations(facts: Facts) -> Iterator[Reason]:
-    """Yield what torchtitan cannot combine: `ParallelDims` takes expert ranks from tensor and context ranks first."""
+    """Yield what torchtitan cannot combine: `ParallelDims` takes expert ranks first from tensor and context ranks."""
     expert, context = facts["plan.expert"], facts["plan.context"]
     parts = 2 * context * (facts["plan.tensor"] if facts["plan.sequence_parallel"] else 1)
     if context > 1 and facts["training.sequence"] % parts:

@@ -1,8 +1,6 @@
-"""The fields of a cluster file, and what each may hold.
+"""The fields of a cluster file, and the values that each allows.
 
-The fields of a cluster file that say how devices and nodes are wired.
-
-Each shape of a network has a ``kind`` and the fields of that kind alone.
+Every network and fabric has a ``kind``, and only the fields of that kind.
 """
 
 import re
@@ -47,12 +45,12 @@ MAX_EDGES = 100_000
 Devices = Annotated[int, Count(MAX_DEVICES)]
 Narrowing = Annotated[float, Field(gt=0, le=1000)]
 Place = Annotated[int, Count(MAX_DEVICES_PER_NODE - 1, least=0)]
-"""A device's number in its node."""
+"""The index of a device in its node."""
 Pair = Annotated[tuple[Place, Place, Annotated[int, Count(1000)]], Strict(False)]
 
 
 def _shape(tags: dict[str, str], default: str | None = None) -> tuple[BeforeValidator, Discriminator]:
-    """Return what checks ``kind`` and what chooses the table of that kind, by its tag."""
+    """Return a validator that checks ``kind``, and a discriminator that chooses the table by the tag of its kind."""
 
     def check(value: Any) -> Any:
         kind = value.get("kind", default) if isinstance(value, dict) else default
@@ -68,7 +66,7 @@ def _shape(tags: dict[str, str], default: str | None = None) -> tuple[BeforeVali
 
 
 def _tag(field: str) -> Tag:
-    """Return the tag of the first table of a union that has ``field``."""
+    """Return the union tag of a table that has ``field``, the first one with it."""
     return Tag(f"<{field}>")
 
 
@@ -227,15 +225,15 @@ _STREAMED = (*OperatorKind, *REFINED)
 KindName = Annotated[str, OneOf(lambda: [*_STREAMED, *(f"{kind}_backward" for kind in _STREAMED), "optimizer"])]
 CollectiveName = Annotated[str, OneOf(lambda: list(Collective))]
 AlgorithmName = Annotated[str, OneOf(lambda: [name for name in Algorithm if name is not Algorithm.MEASURED])]
-"""A measured curve needs no choice: it holds for its own collective and group size."""
+"""A measured curve is no choice: it applies to its own collective and group size."""
 
 
 BandwidthShare = Annotated[float, Field(gt=0, le=1000)]
-"""Of the memory bandwidth; above 1 where a kernel finds its data in a cache."""
+"""Fraction of the memory bandwidth; above 1 where a kernel finds its data in a cache."""
 
 
 RateShare = Annotated[float, Field(gt=0, le=2)]
-"""Of the forward rate of a matrix multiplication."""
+"""Fraction of the forward rate of a matrix multiplication."""
 
 TileSides = Annotated[tuple[Annotated[int, Count(1_000_000)], Annotated[int, Count(1_000_000)]], Strict(False)]
 

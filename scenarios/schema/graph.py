@@ -1,4 +1,4 @@
-"""The fields of a graph file, and what each may hold."""
+"""The fields of a graph file, and the values that each allows."""
 
 from typing import Annotated, Literal
 
@@ -11,7 +11,7 @@ from meshwise.simulator.operator_graph import ITEMSIZE, OperatorKind
 VERSION = 1
 MAX_SIZE = 2**62
 MAX_DIMS = 64
-"""Dims of a tensor: as many as torch's own have at most."""
+"""Most dims of a tensor, as in torch."""
 
 Name = Annotated[str, Field(min_length=1, max_length=300)]
 Size = Annotated[int, Count(MAX_SIZE)]

@@ -34,9 +34,9 @@ def schema_text() -> str:
 
 
 def reference(depth: int) -> str:
-    """Return the line that names the schema for a scenario so many folders below it.
+    """Return the comment that names the schema in a scenario file ``depth`` folders below it.
 
-    Editors read it with the YAML language server (github.com/redhat-developer/yaml-language-server, "Using inlined
+    The YAML language server of editors reads it (github.com/redhat-developer/yaml-language-server, "Using inlined
     schema").
 
     >>> reference(1)

@@ -1,4 +1,4 @@
-"""The fields of a scenario's model, and what each may hold."""
+"""The fields of a scenario's model, and the values that each allows."""
 
 from typing import Annotated, Literal
 

@@ -1,7 +1,7 @@
 """The fields of a plan in files, derived from the decisions of `meshwise.strategies.plan.layout`.
 
-What a decision may hold follows from its declaration; the few whose values are neither flags, words nor numbers have
-their own way to be written.
+The values that a decision allows follow from its declaration; the few decisions whose values are not flags, words or
+numbers have types of their own (`_SPECIAL_TYPES`).
 """
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -133,11 +133,11 @@ _OWN_TYPES: dict[str, Any] = {
     "order": Order,
     "stages": Annotated[Any, PlainValidator(_stages), WithJsonSchema(_STAGES_SCHEMA)],
 }
-"""How decisions are written whose values are neither flags, words nor numbers."""
+"""Types of the decisions whose values are not flags, words or numbers."""
 
 
 def _type_of(item: Decision) -> Any:
-    """Return the type of a decision's values in a file."""
+    """Return the type that validates a decision's values in a file."""
     if item.name in _OWN_TYPES:
         return _OWN_TYPES[item.name]
     if isinstance(item.default, bool):
@@ -150,7 +150,7 @@ def _type_of(item: Decision) -> Any:
 
 
 def _field(item: Decision, default: Any) -> Any:
-    """Return the field of a decision, whose default the schema shows as a file would state it."""
+    """Return the pydantic field of a decision; the JSON Schema shows its default as a file states it."""
     extra: dict[str, Any] | None = {"default": []} if isinstance(default, Offloading) else None
     return Field(default=default, description=item.text or None, json_schema_extra=extra)
 
@@ -160,7 +160,7 @@ def _layout_fields() -> dict[str, Any]:
 
 
 def _step_fields() -> dict[str, Any]:
-    """Return the fields of a complete plan, of which a document may leave out those that came later."""
+    """Return the fields of a complete plan; a document may leave out those that are newer than the first format."""
     fields: dict[str, Any] = {}
     for item in STEP_DECISIONS:
         kind = _type_of(item)
@@ -184,11 +184,11 @@ _OWN_CHOICES: dict[str, Any] = {
     "order": Annotated[tuple[AxisName, ...], Strict(False), Field(min_length=1, max_length=len(AXES))],
     "stages": Annotated[Any, PlainValidator(_stage_choice), WithJsonSchema(_STAGE_CHOICES)],
 }
-"""How a limit names values otherwise than a plan does."""
+"""Types of the decisions that a limit of the space writes in another way than a plan."""
 
 
 def _limit_fields() -> dict[str, Any]:
-    """Return a list of values for every decision that a space limits."""
+    """Return a field with a list of values for every decision that a space limits, which are all but placement."""
     fields: dict[str, Any] = {}
     for item in DECISIONS.values():
         if item.name != "placement":

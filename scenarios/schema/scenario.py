@@ -1,9 +1,7 @@
-"""The fields of scenario files, and what each may hold.
+"""The fields of scenario files, those of a long run included, and the values that each allows.
 
-Sizes have upper limits far beyond any machine, so that a mistyped one is a message and
-neither an endless computation nor a full memory.
-
-The fields of a scenario's ``run``: a long run of its training step on machines that fail.
+Sizes have upper limits far beyond any machine, so that a mistyped one gives a message, not an endless computation or a
+full memory.
 """
 
 from collections.abc import Callable
@@ -122,9 +120,9 @@ class RunTable(Table):
 
 MAX_SEQUENCE = 10**8
 MAX_ACTIONS = 1_000_000
-"""Stages times microbatches of one plan."""
+"""Most stages times microbatches of one plan."""
 STEPS_IN_A_ROW = 6
-"""Steps that are simulated at least of a schedule without a flush."""
+"""Least number of simulated steps of a schedule without a flush."""
 
 
 def _cluster_names() -> list[str]:
@@ -136,7 +134,7 @@ def _algorithm_names() -> list[str]:
 
 
 def _shape(*keys: str) -> Callable[[Any], str]:
-    """Return which of several shapes a mapping has: that of the first of ``keys`` in it, or "<written>"."""
+    """Return a function that returns the union tag of a mapping: the first of ``keys`` in it, or "<written>"."""
 
     def choose(value: Any) -> str:
         return next((f"<{key}>" for key in keys if isinstance(value, dict) and key in value), "<written>")
