@@ -258,6 +258,7 @@ def carried_over(problem: Problem, layout: Layout) -> Layout | None:
     expert = gcd(layout.expert, _experts(problem), data)
     shards = layout.zero_shards
     own = problem.training.global_batch // data
+    # uneven local batches suit the machine of the recipe: all ranks take the smallest
     wanted = layout.microbatch if isinstance(layout.microbatch, int) else min(layout.microbatch)
     moved = replace(
         layout,
