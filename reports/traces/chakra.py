@@ -149,7 +149,7 @@ class Chakra:
 
 
 def _parts(node: Node) -> list[Communication | None]:
-    """Return the communications of a task's nodes; a shift is a send to the next and a receive from the previous rank."""
+    """Return the communications of a task's nodes: a shift is a send to the next, a receive from the previous rank."""
     said = node.communication
     if said is None or said.collective is not Collective.SHIFT:
         return [said]

@@ -61,7 +61,7 @@ def statuses(name: str) -> dict[str, str]:
 
 
 def assumed(name: str) -> dict[str, str]:
-    """Return the assumed figures, which no document states, with their reasons; a cluster's include its accelerator's."""
+    """Return the assumed figures (stated in no document) with reasons; a cluster's include its accelerator's."""
     found = _any(name)
     device = found.figures.get("accelerator")
     inherited = {f"accelerator.{path}": why for path, why in assumed(device).items()} if device else {}

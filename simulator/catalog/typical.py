@@ -29,7 +29,7 @@ class Efficiency(NamedTuple):
     kernel_bandwidth: Shares
 
     def attention_beside(self, matmul: MatmulModel) -> AttentionModel:
-        """Return the attention model rescaled to another model of products, so that it reaches the same share of peak."""
+        """Return the attention model rescaled to another model of products: it reaches the same share of the peak."""
         scale = self.matmul.fraction / matmul.fraction
         return replace(self.attention, forward=self.attention.forward * scale, backward=self.attention.backward * scale)
 
