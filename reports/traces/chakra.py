@@ -102,7 +102,7 @@ class Chakra:
             yield bytes(content)
 
     def _file(self, rank_class: int) -> RankClassFile:
-        content = bytearray(_delimited(text(1, VERSION)))
+        content = bytearray(_delimited(text(1, VERSION)))  # GlobalMetadata, whose field 1 is the version
         holes: list[_Hole] = []
         twice: set[int] = set()
         for node in self.execution.nodes(rank_class):

@@ -129,6 +129,7 @@ def terms(name: str, nodes: int, group: tuple[int, ...], collective: Collective,
 
 
 def _with(machine: Cluster, link: Link, nic: Link, library: Library) -> Cluster:
+    # without PCIe, so that no time of the host's wiring mixes with that of the links
     (node, count), *_ = machine.nodes
     node = replace(node, network=replace(node.network, link=link), nic=nic, host=replace(node.host, pcie=None))
     return replace(machine, nodes=((node, count),), library=library)
@@ -233,6 +234,7 @@ def fit_links(rows: Sequence[CollectiveRow], leave_out: Collection[str] = ()) ->
     reads is one time for all sources: the median residual of small sizes against a fit to the other rows.
     """
     kept = [row for row in rows if row.source not in leave_out]
+    # the overhead of hosts is measured against a fit to better clocks, then all rows are fitted with it
     first = _fits([row for row in kept if row.timing is not Timing.HOST], 0.0)
     lost = _host_time(kept, first)
     found = _fits(kept, lost)
@@ -273,6 +275,7 @@ def _best_timed(rows: list[CollectiveRow]) -> list[CollectiveRow]:
 def _fit(name: str, rows: list[CollectiveRow], found: Mapping[str, LinkFit], lost: float) -> LinkFit:
     technology = TECHNOLOGIES[name]
     knobs = _NIC if technology.inside else _LINK | _LIBRARY | _REDUCTION
+    # the fit is in logarithms: parameters are positive and spread over decades
     drawn = np.log([_origin(technology, found, each) for each in knobs])
     weight = np.concatenate([_weights(rows), np.ones(len(knobs))])
     held, measured = cases(rows), np.array([row.seconds for row in rows])

@@ -118,6 +118,7 @@ def _fitted(stated: Record, calibration: dict[str, Any]) -> Record:
             figures[name] = figures.get(name, {}) | value
             origins |= {f"{name}.{kind}": ("derived", calibration["source"]) for kind in value}
         else:
+            # the whole group is replaced, so that sources of its former parts no longer apply
             figures[name] = value
             origins = {path: origin for path, origin in origins.items() if path.split(".")[0] != name}
             origins[name] = ("derived", calibration["source"])

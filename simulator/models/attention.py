@@ -29,7 +29,7 @@ class Attention:
     Parameters
     ----------
     kernel
-        One of `ATTENTION`; all but ``unfused`` keep no scores.
+        One of `ATTENTION_KERNELS`; all but ``unfused`` keep no scores.
     causal
         Whether a token sees only those before it; the fused kernel skips the others.
     dropout
@@ -168,6 +168,7 @@ def _flash(builder: BlockBuilder, query: str, keys: str, values: str, how: Atten
     context = builder.tensor(f"{how.prefix}context", how.context)
     lse = builder.tensor(f"{how.prefix}logsumexp", "batch heads group sequence", "fp32")
     dims, flops = f"batch heads group sequence {how.key} {how.query_dim}", 4.0
+    # heads of latent attention have two widths: an operator has one iteration space, so both go into the FLOP
     if how.query_dim != how.value_dim:
         dims, flops = _square(how), 2.0 * (builder.size[how.query_dim] + builder.size[how.value_dim])
     builder.operator(

@@ -154,7 +154,7 @@ def _dots(spec: Dlrm, builder: BlockBuilder) -> Block:
 
 
 def _crosses(spec: Dlrm, builder: BlockBuilder) -> Block:
-    """Return the block of cross layers ``x + first * (W V x + b)``; ``first`` is carried through all of them."""
+    """Return the block of cross layers ``x + initial * (W V x + b)``; ``initial`` is carried through all of them."""
     first, x = builder.tensor("first", "batch flat"), builder.tensor("x", "batch flat")
     low, crossed = builder.tensor("low", "batch rank"), builder.tensor("crossed", "batch flat_out")
     linear(builder, "down", x, (low,), "batch rank flat", weight="flat rank", reduced="flat")

@@ -94,6 +94,7 @@ class _Fields:
         value = self.config.get(field)
         if value is None and default != _REQUIRED:
             return default
+        # JSON's true is an int to Python
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
             raise ConfigError(field, f"holds a whole number from {least} to {most}, met {_shown(value)}")
         return value
@@ -261,6 +262,7 @@ def _llama(config: _Fields) -> Transformer:
 
 
 def _mistral(config: _Fields) -> Transformer:
+    # transformers' default is 4096, but an explicit null means no window
     stated = "sliding_window" in config.config
     return _decoder(config, "mistral", window=config.optional("sliding_window") if stated else 4096)
 

@@ -46,7 +46,7 @@ class Transformer:
     ffn
         Width of the feed-forward layer; ``swiglu`` and ``geglu`` have two matrices into it, ``gelu`` one.
     attention
-        One of `ATTENTION`: ``flash`` is one kernel that keeps no scores; ``unfused`` keeps them.
+        One of `ATTENTION_KERNELS`: ``flash`` is one kernel that keeps no scores; ``unfused`` keeps them.
     dropout
         Whether attention, projection and feed-forward outputs are dropped out.
     positions

@@ -115,6 +115,7 @@ def _bottleneck(
     inner = _relu(builder, "activation", (inner,))
     wide = _normed(builder, "expand", inner, ("bottleneck_out", "channels_out"))
     shortcut = _normed(builder, "shortcut", x, ("channels_in", "channels_out")) if stride else x
+    # the next block's convolution reads the sum too and keeps it, so that this block need not
     result = _relu(builder, "residual", (wide, shortcut), kept_by_reader=True)
     return builder.block(name, (x,), (result,), repeat, layer=True)
 

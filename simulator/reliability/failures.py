@@ -122,6 +122,7 @@ class FailureModel:
         """
         total = self.rate(devices, hosts)
         bounds = [bound / total for bound in accumulate(rate.rate(devices, hosts) for rate in self.rates)][:-1]
+        # two uniform numbers a failure, drawn in blocks: the gap by inversion of the exponential, then the kind
         generator = np.random.default_rng((seed, run))
         time = 0.0
         while True:

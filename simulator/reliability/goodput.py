@@ -131,7 +131,7 @@ def best_interval(run: LongRun, runs: int = NUM_RUNS) -> BestInterval:
     grid = _grid(run)
     place = max(range(len(grid)), key=lambda index: value(grid[index]))
     _golden_section(value, grid[max(place - 1, 0)], grid[min(place + 1, len(grid) - 1)])
-    interval = max(sorted(found), key=value) * run.step_time
+    interval = max(sorted(found), key=value) * run.step_time  # of equal goodputs the shortest interval
     tried = tuple(found[steps] for steps in sorted(found))
     return BestInterval(interval, goodput(run.every(interval), runs), tried)
 

@@ -37,6 +37,7 @@ def replay(run: LongRun, failures: Iterable[Failure]) -> Outcome:
     ValueError
         Where the run is interrupted more than `MAX_INTERRUPTIONS` times.
     """
+    # whole ticks: sums of floats would let a checkpoint and a failure of one instant change places
     environment = simpy.Environment(initial_time=0)
     job = _Job(environment, run)
     process = environment.process(job.live())
