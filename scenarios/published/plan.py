@@ -1,4 +1,4 @@
-"""The plan of a row: from its stated fields, then its framework's defaults, changed to the nearest one that is legal."""
+"""The plan of a row: from its stated fields, then its framework's defaults, changed to the nearest legal one."""
 
 import re
 from collections.abc import Iterator

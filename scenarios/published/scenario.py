@@ -59,7 +59,7 @@ def seconds_of(problem: Problem, plan: Plan) -> float:
 
 
 def peak_memory_of(problem: Problem, plan: Plan) -> float:
-    """Return the peak memory of the fullest device in bytes; rounds of microbatches after the second do not change it."""
+    """Return the peak memory of the fullest device in bytes, which later rounds of microbatches do not change."""
     return costs_of(problem).peak_memory(_for_memory(problem, plan))
 
 
