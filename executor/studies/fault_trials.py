@@ -190,8 +190,8 @@ def _process_of(rank: int) -> int | None:
 
 
 STEPS, FAULTY_STEPS = 50, 4
-"""Steps of a run, and of these the first in which a fault may come: on a busy machine it comes late, but must not come after the
-run."""
+"""Steps of a run, and how many of the first ones may have the fault: on a busy machine it comes late, yet the run must
+not have ended by then."""
 KILL_TIMEOUT, STOP_TIMEOUT = 300.0, 60.0
 """Seconds that the launcher waits for a silent rank: fewer for a stopped rank, since that wait ends the run, yet more
 than torch takes to start."""
