@@ -1,4 +1,4 @@
-"""``meshwise export``: a plan in another system's words."""
+"""``meshwise export``: a plan as the configuration of a trainer or a launcher."""
 
 from typing import TYPE_CHECKING, Annotated
 
