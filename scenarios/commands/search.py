@@ -58,7 +58,7 @@ LATE = 0.5
 """Seconds that are kept at least: the last simulation may end a second late, and the plans of the space are counted."""
 
 NEGLIGIBLE = 1e-6
-"""A gap that is nothing to people: solvers that compute in floating point leave as much."""
+"""Largest gap that is shown as a proven optimum: solvers in floating point leave as much."""
 
 Budget = Annotated[int | None, typer.Option(min=1, help="Evaluations at most.")]
 Seconds = Annotated[float | None, typer.Option(help="Wall time at most, in seconds.")]
@@ -105,7 +105,7 @@ def search(
     """Search for the fastest plan that fits. Ctrl-C ends the search and keeps the best so far."""
     _check_options(out, report, robust, out_of_memory)
     value = load_scenario(scenario, cluster=cluster, brave=brave)
-    value.search_settings.make_algorithm(algorithm, seed)  # a wrong name is an error before workers begin
+    value.search_settings.make_algorithm(algorithm, seed)  # raises for a wrong name before workers start
     value = _aim(value, target)
     keep, ticker, limit = _keep(out), Ticker(), value.search_seconds(budget, seconds)
     left = _seconds_left(limit)
@@ -114,6 +114,7 @@ def search(
         result = value.search(algorithm, progress=_tell_both(keep, _follow(ticker)), executor=executor, **settings)
     ticker.done()
     keep(result.best)
+    # without a limit, what follows gets its own time from now on
     left = _seconds_left(limit) if limit is None else left
     answer = _Answer(value, result, to_json(result, value.problem) | pricing_document(value) | {"brave": brave})
     answer.add_trainers(left, budget, out)

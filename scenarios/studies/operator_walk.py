@@ -1,4 +1,4 @@
-"""One MLP through operator parallelism, from the module to the picture of its plan, as a page of the documentation.
+"""A page of the documentation: operator parallelism of one MLP, from the module to the picture of its plan.
 
 Run ``python -m meshwise.scenarios.studies.operator_walk docs`` to write ``docs/operator_parallelism.md`` and its
 picture.
@@ -41,7 +41,7 @@ OWN = Pin("down.down", (("features", (TENSOR,)),))
 BATCHES = (512, 4096, 16384, 65536)
 LARGE = 65536
 ROOMS = (1.6, 1.45, 1.4)
-"""GiB of a device, of which the runtime reserves 1."""
+"""Memory of a device in GiB, of which the runtime reserves 1."""
 RUNS: tuple[tuple[str, dict[str, Any], Space], ...] = (
     ("frontier", {}, Space()),
     ("integer_programming", {}, Space()),

@@ -273,6 +273,7 @@ def compare(
     made = read_runs(file)
     write(file, "".join(map(to_line, made)))
     found: dict[str, list[SearchRun]] = {case.name: [run for run in made if run.case == case.name] for case in cases}
+    # a row is flushed as soon as it is made, so that an interruption loses only the current run
     with open(file, "a", encoding="utf-8") as kept:
         for number, case in enumerate(cases, 1):
             for run in run_case(case, rounds, found[case.name]):
