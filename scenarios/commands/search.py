@@ -52,10 +52,10 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
 LEAST_RESERVE = 2.0
-"""Seconds that are kept at least to find a plan that runs, but no more than half: a search may end a second late."""
+"""Least reserve in seconds, up to half of the limit, to find a runnable plan: a search may end a second late."""
 
 LATE = 0.5
-"""Seconds that are kept at least: the last simulation may end a second late, and the plans of the space are counted."""
+"""Reserve in seconds without that: the last simulation may end late, and the plans of the space are counted."""
 
 NEGLIGIBLE = 1e-6
 """Largest gap that is shown as a proven optimum: solvers in floating point leave as much."""
