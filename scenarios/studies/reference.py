@@ -1,9 +1,7 @@
 """The reference of the Python interface as pages of the documentation, from the docstrings of public names.
 
-Run ``python -m meshwise.scenarios.studies.reference docs/reference`` to write them. Modules are read, not imported, so
-that the pages are the same with every version of Python and without torch.
-
-What the reference of the Python interface has: pages, modules and names.
+Run ``python -m meshwise.scenarios.studies.reference docs/reference`` to write them. `PAGES` lists pages, modules and
+names. Modules are parsed, not imported, so that the pages are the same in every version of Python and without torch.
 """
 
 import argparse
@@ -18,12 +16,12 @@ CONTENTS = "README.md"
 
 Names = tuple[str, ...]
 ALL: Names = ()
-"""Every public class and function, and every constant that is documented."""
+"""Stands for every public class and function, and every documented constant, of a module."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page: ``modules`` are pairs of a module and its names, `ALL` for all that is public."""
+    """A page of the reference; ``modules`` are pairs of a module and its names, `ALL` for all public names."""
 
     file: str
     title: str
@@ -210,13 +208,13 @@ PAGES = (
 
 Definition = ast.ClassDef | ast.FunctionDef
 WIDTH = 100
-"""Characters of a signature up to which it stays on one line."""
+"""Longest signature, in characters, that stays on one line."""
 _ITEMS = ("Parameters", "Attributes", "Raises", "Returns", "Yields")
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of a docstring under a title of its own; the first part has none."""
+    """A section of a docstring; the first one has no title."""
 
     title: str
     lines: tuple[str, ...]
@@ -278,7 +276,7 @@ def _definitions(tree: ast.Module) -> Iterator[tuple[str, Definition | tuple[str
 
 
 def _text_of(node: ast.stmt | None) -> str:
-    """Return the text of a statement that is a string and nothing else."""
+    """Return the text of a statement that is only a string; empty for other statements."""
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
         return node.value.value
     return ""
@@ -306,7 +304,7 @@ def _fenced(text: str) -> tuple[str, ...]:
 
 
 def _signature(node: Definition) -> str:
-    """Return how a class or function is called, or what an enumeration has."""
+    """Return the signature of a class or function, or the values of an enumeration."""
     if isinstance(node, ast.FunctionDef):
         result = f" -> {_type(node.returns)}" if node.returns else ""
         if any(ast.unparse(each) in ("property", "cached_property") for each in node.decorator_list):
@@ -331,7 +329,7 @@ def _field(node: ast.AnnAssign) -> str:
 
 
 def _arguments(arguments: ast.arguments) -> list[str]:
-    """Return the parameters of a function one by one, without self and cls."""
+    """Return the parameters of a function as text, without self and cls."""
     plain = [*arguments.posonlyargs, *arguments.args]
     defaults = [None] * (len(plain) - len(arguments.defaults)) + list(arguments.defaults)
     words = [_argument(each, value) for each, value in zip(plain, defaults, strict=True)]
@@ -352,7 +350,7 @@ def _argument(argument: ast.arg, default: ast.expr | None) -> str:
 
 
 def _type(annotation: ast.expr) -> str:
-    """Return a type as written; one that is quoted for its import's sake without its quotes."""
+    """Return a type annotation as written, without the quotes of a forward reference."""
     if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
         return annotation.value
     return ast.unparse(annotation)
@@ -366,7 +364,7 @@ def _call(name: str, words: Sequence[str], result: str) -> str:
 
 
 def _documented(text: str) -> Iterator[str]:
-    """Yield a docstring of NumPy's form as Markdown."""
+    """Yield the lines of a NumPy docstring as Markdown."""
     for section in _sections(text):
         if section.title:
             yield f"*{section.title}*"
@@ -389,7 +387,7 @@ def _sections(text: str) -> list[Section]:
 
 
 def _items(lines: Sequence[str]) -> Iterator[str]:
-    """Yield the entries of a section as a list: names are set to the left, what is said of them is indented."""
+    """Yield the entries of a section as a Markdown list: names start a line, their descriptions are indented."""
     entries: list[tuple[str, list[str]]] = []
     for line in lines:
         if line and not line.startswith(" "):
@@ -401,7 +399,7 @@ def _items(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _prose(lines: Sequence[str]) -> Iterator[str]:
-    """Yield running text, with examples as blocks of their own."""
+    """Yield running text, with doctests as code blocks."""
     example: list[str] = []
     for line in (*lines, ""):
         if line.startswith(">>>") or (example and line.strip()):
@@ -414,7 +412,7 @@ def _prose(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _inline(line: str) -> str:
-    """Return a line with references to literature as Markdown writes them."""
+    """Return a line with its references to literature in Markdown."""
     line = re.sub(r"^\.\. \[(\w+)\] ", r"- [\1] ", line.strip() if line.startswith("..") else line)
     return re.sub(r"\[(\w+)\]_", r"[\1]", line)
 
