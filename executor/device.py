@@ -20,8 +20,8 @@ def check_device(device: str) -> None:
         raise ValueError(f"--device: {' or '.join(DEVICES)}, met {device[:60]!r}; nearest: {CPU}")
 
 
-def require_device(device: str, ranks: int) -> None:
-    """Raise where this host lacks devices for ``ranks`` ranks: a GPU for each one; cores are shared.
+def require_device(device: str, num_ranks: int) -> None:
+    """Raise where this host lacks devices for ``num_ranks`` ranks: a GPU for each one; cores are shared.
 
     Raises
     ------
@@ -30,11 +30,17 @@ def require_device(device: str, ranks: int) -> None:
     """
     check_device(device)
     if device == CUDA:
-        gpus = count_gpus()
-        if gpus < ranks:
-            near = f"a plan of {gpus} rank{'s' if gpus > 1 else ''}, or --device {CPU}" if gpus else f"--device {CPU}"
-            needs = f"{ranks} GPU{'s' if ranks > 1 else ''}"
-            raise ValueError(f"--device: cuda needs {needs}, one for each rank of a host, met {gpus}; nearest: {near}")
+        num_gpus = count_gpus()
+        if num_gpus < num_ranks:
+            nearest = (
+                f"a plan of {num_gpus} rank{'s' if num_gpus > 1 else ''}, or --device {CPU}"
+                if num_gpus
+                else f"--device {CPU}"
+            )
+            requirement = f"{num_ranks} GPU{'s' if num_ranks > 1 else ''}"
+            raise ValueError(
+                f"--device: cuda needs {requirement}, one for each rank of a host, met {num_gpus}; nearest: {nearest}"
+            )
 
 
 def count_gpus() -> int:
@@ -44,8 +50,8 @@ def count_gpus() -> int:
     return torch.cuda.device_count()
 
 
-_LIMIT = "ONEDNN_MAX_CPU_ISA"
-_WITHOUT_TILES = "AVX512_CORE_FP16"  # the last of oneDNN's instruction sets before those with tiles
+_ISA_LIMIT = "ONEDNN_MAX_CPU_ISA"
+_LAST_WITHOUT_TILES = "AVX512_CORE_FP16"  # the last of oneDNN's instruction sets before those with tiles
 _PRODUCT = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); x @ x"
 
 
@@ -55,20 +61,20 @@ def avoid_broken_tiles() -> None:
     The trial takes a few seconds, once a process and only where the processor announces tiles. A limit that the user
     has set stays. oneDNN reads the limit at its first product.
     """
-    if _LIMIT not in os.environ and _are_announced() and _is_trap():
-        os.environ[_LIMIT] = _WITHOUT_TILES
+    if _ISA_LIMIT not in os.environ and _announces_tiles() and _tiles_trap():
+        os.environ[_ISA_LIMIT] = _LAST_WITHOUT_TILES
 
 
-def _are_announced() -> bool:
-    described = Path("/proc/cpuinfo")
-    return described.exists() and _has_tiles(described.read_text())
+def _announces_tiles() -> bool:
+    cpu_file = Path("/proc/cpuinfo")
+    return cpu_file.exists() and _has_tiles(cpu_file.read_text())
 
 
-def _has_tiles(described: str) -> bool:
-    return "amx_tile" in described.split()
+def _has_tiles(cpu_text: str) -> bool:
+    return "amx_tile" in cpu_text.split()
 
 
 @cache
-def _is_trap() -> bool:
-    ended = subprocess.run([sys.executable, "-c", _PRODUCT], stderr=subprocess.DEVNULL, check=False)
-    return ended.returncode < 0
+def _tiles_trap() -> bool:
+    process = subprocess.run([sys.executable, "-c", _PRODUCT], stderr=subprocess.DEVNULL, check=False)
+    return process.returncode < 0

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from meshwise.executor.device import CPU
-from meshwise.executor.options import CONSTANT, KEPT_CHECKPOINTS, TIMEOUT, LearningRate
-from meshwise.simulator.brief import brief
+from meshwise.executor.options import CONSTANT_RATE, KEPT_CHECKPOINTS, TIMEOUT, LearningRate
+from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.models.experts import Experts
 from meshwise.simulator.models.transformer import Transformer
 from meshwise.strategies.plan.plan import Plan
@@ -49,23 +49,23 @@ class Job:
     profile: bool = True
     timeout: float = TIMEOUT
     data: str | None = None
-    learning_rate: LearningRate = CONSTANT
+    learning_rate: LearningRate = CONSTANT_RATE
     checkpoint_every: int = 0
     keep: int = KEPT_CHECKPOINTS
     resume: str | None = None
     first_step: int = 0
     device: str = CPU
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
     def write(self, folder: Path) -> Path:
         """Write the job into ``folder`` and return the file; results go beside it."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "job.json"
-        path.write_text(self.text())
+        path.write_text(self.to_text())
         return path
 
-    def text(self) -> str:
+    def to_text(self) -> str:
         """Return the job as JSON, in ASCII."""
         document = {
             "version": JOB_VERSION,
@@ -90,17 +90,17 @@ class Job:
     @classmethod
     def read(cls, path: Path) -> "Job":
         """Return the job in a file; ``ValueError`` where the file has none."""
-        return cls.of(json.loads(path.read_text()), str(path))
+        return cls.from_document(json.loads(path.read_text()), str(path))
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], path: str) -> "Job":
-        """Return the job of a document as `text` writes it; ``ValueError`` with ``path`` where it is no job."""
-        document = dict(given)
+    def from_document(cls, job_document: Mapping[str, Any], path: str) -> "Job":
+        """Return the job of a document as `to_text` writes it; ``ValueError`` with ``path`` where it is no job."""
+        document = dict(job_document)
         if document.pop("version", None) != JOB_VERSION:
             raise ValueError(f"{path}: a job of this program has version {JOB_VERSION}")
         try:
             return cls(
-                spec=_spec(**document.pop("spec")),
+                spec=_build_spec(**document.pop("spec")),
                 training=Training(**document.pop("training")),
                 plan=Plan.from_json(document.pop("plan")),
                 learning_rate=LearningRate(**document.pop("learning_rate")),
@@ -110,7 +110,7 @@ class Job:
             raise ValueError(f"{path}: a job states spec, training, plan and steps; met {error}") from error
 
 
-def _spec(*, experts: dict[str, Any] | None, **sizes: Any) -> Transformer:
+def _build_spec(*, experts: dict[str, Any] | None, **sizes: Any) -> Transformer:
     return Transformer(experts=Experts(**experts) if experts else None, **sizes)
 
 

@@ -45,17 +45,17 @@ class LearningRate:
         if self.warmup_steps < 0:
             raise ValueError(f"warmup_steps is at least 0, met {self.warmup_steps}")
         if self.decay_steps is not None and self.decay_steps <= self.warmup_steps:
-            held = f"decay_steps is above warmup_steps({self.warmup_steps})"
-            raise ValueError(f"{held}, met {self.decay_steps}; nearest: {self.warmup_steps + 1}")
+            requirement = f"decay_steps is above warmup_steps({self.warmup_steps})"
+            raise ValueError(f"{requirement}, met {self.decay_steps}; nearest: {self.warmup_steps + 1}")
         if not 0 <= self.minimum < math.inf or self.minimum > (self.peak or math.inf):
             raise ValueError(f"min_learning_rate is from 0 to learning_rate, met {self.minimum:g}")
         if self.minimum and self.decay_steps is None:
             raise ValueError(f"min_learning_rate is what a decay ends at, met {self.minimum:g} without decay_steps")
 
-    def at(self, step: int, optimizer: str) -> float:
+    def rate_at(self, step: int, optimizer: str) -> float:
         """Return the learning rate of a step.
 
-        >>> [LearningRate(0.8, warmup_steps=4, decay_steps=6).at(step, "adamw") for step in (0, 3, 4, 5, 6, 7)]
+        >>> [LearningRate(0.8, warmup_steps=4, decay_steps=6).rate_at(step, "adamw") for step in (0, 3, 4, 5, 6, 7)]
         [0.2, 0.8, 0.8, 0.4, 0.0, 0.0]
         """
         peak = PEAKS[optimizer] if self.peak is None else self.peak
@@ -65,11 +65,11 @@ class LearningRate:
             return peak
         if step >= self.decay_steps:
             return self.minimum
-        turned = math.pi * (step - self.warmup_steps) / (self.decay_steps - self.warmup_steps)
-        return min(peak, self.minimum + (peak - self.minimum) * (1 + math.cos(turned)) / 2)
+        angle = math.pi * (step - self.warmup_steps) / (self.decay_steps - self.warmup_steps)
+        return min(peak, self.minimum + (peak - self.minimum) * (1 + math.cos(angle)) / 2)
 
 
-CONSTANT = LearningRate()
+CONSTANT_RATE = LearningRate()
 """The usual learning rate of the optimizer, at every step."""
 
 STEPS = 5
@@ -132,8 +132,8 @@ class RunOptions:
             raise ValueError(f"timeout is above 0 and finite, in seconds, met {self.timeout:g}")
         check_device(self.device)
         if self.checkpoint_every < 0 or self.keep < 1:
-            met = f"met {self.checkpoint_every} and {self.keep}"
-            raise ValueError(f"checkpoint_every is at least 0 and keep_checkpoints at least 1, {met}")
+            values_text = f"met {self.checkpoint_every} and {self.keep}"
+            raise ValueError(f"checkpoint_every is at least 0 and keep_checkpoints at least 1, {values_text}")
 
     @property
     def is_verified(self) -> bool:
@@ -143,8 +143,8 @@ class RunOptions:
     @property
     def needs_own_model(self) -> bool:
         """Whether an option is set that runs of a user's module lack: data, learning rate, checkpoints, resume."""
-        asked = self.data, self.learning_rate, self.checkpoint_every, self.keep, self.resume
-        return asked != (None, None, 0, KEPT_CHECKPOINTS, False)
+        requested_options = self.data, self.learning_rate, self.checkpoint_every, self.keep, self.resume
+        return requested_options != (None, None, 0, KEPT_CHECKPOINTS, False)
 
 
-DEFAULTS = RunOptions()
+DEFAULT_OPTIONS = RunOptions()

@@ -7,31 +7,31 @@ from functools import partial
 from meshwise.simulator.models.attention import UNFUSED
 from meshwise.simulator.models.model import build
 from meshwise.simulator.models.transformer import Transformer
-from meshwise.strategies.plan.completion import layout_without_stages, mesh_of
+from meshwise.strategies.plan.completion import build_mesh, layout_without_stages
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.mesh import AXES, CONTEXT, EXPERT, TENSOR_ROWS, nearest_divisor
-from meshwise.strategies.plan.parallelism import Attention, Parallelism, shardings
+from meshwise.strategies.plan.parallelism import Attention, Parallelism, shard_operators
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Training
 from meshwise.strategies.plan.recomputation import PerStage, SomeOperators
-from meshwise.strategies.schedules.schedule import rule_of
+from meshwise.strategies.schedules.schedule import find_rule
 
 UNFUSED_CORE = ("scores", "softmax", "context")
 """The operators of unfused attention, which the executor runs as one."""
 
 
-def recomputable(spec: Transformer) -> tuple[str, ...]:
+def list_recomputable(spec: Transformer) -> tuple[str, ...]:
     """Return the operators of a layer that the executor can recompute one by one."""
-    core = UNFUSED_CORE if spec.attention == UNFUSED else ("attention",)
-    return ("input_norm", "qkv", *core, "projection", "feed_forward_norm", "up", "activation", "down")
+    core_operators = UNFUSED_CORE if spec.attention == UNFUSED else ("attention",)
+    return ("input_norm", "qkv", *core_operators, "projection", "feed_forward_norm", "up", "activation", "down")
 
 
 PRECISIONS = ("fp32", "fp64", "bf16")
 OPTIMIZERS = ("adamw", "sgd")
-_ABSENT = ("max_positions", "parallel_residual", "latent")
+_ABSENT_FIELDS = ("max_positions", "parallel_residual", "latent")
 _AXES = tuple(name for name in AXES if name != TENSOR_ROWS)
 ALL_REDUCE = "all_reduce"
-BYTES = 256
+BYTE_VOCAB = 256
 """Smallest vocabulary of a model that is trained on bytes."""
 
 
@@ -39,37 +39,40 @@ Rule = Callable[[Layout], Iterator[str]]
 """Yields every reason why the executor cannot run a layout."""
 
 
-def rules(spec: Transformer, training: Training) -> tuple[Rule, ...]:
+def list_rules(spec: Transformer, training: Training) -> tuple[Rule, ...]:
     """Return the rules that decide which layouts of a model the executor can run."""
-    of_model = (*lacking(spec, training.sequence), *_model(spec))
+    model_reasons = (*find_lacking(spec, training.sequence), *_check_model(spec))
     return (
-        lambda layout: iter(of_model),
-        partial(_training, training),
-        _placed,
-        _unlike_torch,
-        *(partial(rule, spec, training) for rule in (_unflushed, _operators, _expert, _context, _tensor)),
+        lambda layout: iter(model_reasons),
+        partial(_check_training, training),
+        _check_placement,
+        _check_torch,
+        *(
+            partial(rule, spec, training)
+            for rule in (_check_unflushed, _check_operators, _check_expert, _check_context, _check_tensor)
+        ),
     )
 
 
-def unsupported(spec: Transformer, training: Training, plan: Plan) -> tuple[str, ...]:
+def find_unsupported(spec: Transformer, training: Training, plan: Plan) -> tuple[str, ...]:
     """Return every reason why the executor cannot run ``plan``; empty where it can."""
     layout = layout_without_stages(plan)
     if plan.attention is None:
-        layout = replace(layout, attention=Attention.ALL_GATHER)  # `_written` reports that the plan has none
-    of_model, of_training, *others = rules(spec, training)
-    of_layout = (reason for rule in others for reason in rule(layout))
+        layout = replace(layout, attention=Attention.ALL_GATHER)  # `_check_written` reports that the plan has none
+    model_rule, training_rule, *other_rules = list_rules(spec, training)
+    layout_reasons = (reason for rule in other_rules for reason in rule(layout))
     return (
-        *of_model(layout),
-        *of_training(layout),
-        *_batch(training, plan),
-        *_written(spec, training, plan),
-        *of_layout,
+        *model_rule(layout),
+        *training_rule(layout),
+        *_check_batch(training, plan),
+        *_check_written(spec, training, plan),
+        *layout_reasons,
     )
 
 
-def lacking(spec: Transformer, sequence: int) -> Iterator[str]:
+def find_lacking(spec: Transformer, sequence: int) -> Iterator[str]:
     """Yield every feature of a model that the executor does not build, for sequences of a length."""
-    for field in _ABSENT:
+    for field in _ABSENT_FIELDS:
         if getattr(spec, field):
             yield f"{field}: the executor's model has none, met {getattr(spec, field)}"
     if spec.window is not None and spec.window < sequence:
@@ -82,20 +85,20 @@ def lacking(spec: Transformer, sequence: int) -> Iterator[str]:
         yield f"positions: rotary turns pairs of a head's values, met head_dim({spec.head_dim})"
 
 
-def _model(spec: Transformer) -> Iterator[str]:
-    if spec.vocab < BYTES:
-        yield f"vocab: the corpus is bytes, so vocab is at least {BYTES}, met {spec.vocab}"
+def _check_model(spec: Transformer) -> Iterator[str]:
+    if spec.vocab < BYTE_VOCAB:
+        yield f"vocab: the corpus is bytes, so vocab is at least {BYTE_VOCAB}, met {spec.vocab}"
 
 
-def _training(training: Training, layout: Layout) -> Iterator[str]:
-    yield from _precision(training, layout)
+def _check_training(training: Training, layout: Layout) -> Iterator[str]:
+    yield from _check_precision(training, layout)
     if training.optimizer not in OPTIMIZERS:
         yield f"optimizer: the executor steps with {' or '.join(OPTIMIZERS)}, met {training.optimizer}"
     if training.frozen:
         yield "frozen: the executor trains all weights, met true; nearest: false"
 
 
-def _batch(training: Training, plan: Plan) -> Iterator[str]:
+def _check_batch(training: Training, plan: Plan) -> Iterator[str]:
     sizes = plan.microbatch if isinstance(plan.microbatch, tuple) else (plan.microbatch,) * plan.data
     batch = sum(sizes) * plan.num_microbatches
     if training.global_batch != batch:
@@ -105,93 +108,93 @@ def _batch(training: Training, plan: Plan) -> Iterator[str]:
         )
 
 
-def _precision(training: Training, layout: Layout) -> Iterator[str]:
-    met = training.gradient_precision
+def _check_precision(training: Training, layout: Layout) -> Iterator[str]:
+    gradient_precision = training.gradient_precision
     if training.precision not in PRECISIONS:
-        near = "; it scales no losses, without which gradients in fp16 vanish" if training.precision == "fp16" else ""
-        known = f"{', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}"
-        yield f"precision: the executor trains in {known}, met {training.precision}{near}; nearest: bf16"
+        remark = "; it scales no losses, without which gradients in fp16 vanish" if training.precision == "fp16" else ""
+        known_precisions = f"{', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}"
+        yield f"precision: the executor trains in {known_precisions}, met {training.precision}{remark}; nearest: bf16"
     elif training.precision != "bf16":
-        if met and training.gradient_bytes != training.parameter_bytes:
-            yield f"gradient_precision: the executor's gradients are as its parameters, met {met}; nearest: same"
-    elif met == "same" and (layout.zero >= 2 or any(layout.offload.parameters)):
+        if gradient_precision and training.gradient_bytes != training.parameter_bytes:
+            yield f"gradient_precision: the executor's gradients are as its parameters, met {gradient_precision}; nearest: same"
+    elif gradient_precision == "same" and (layout.zero >= 2 or any(layout.offload.parameters)):
         yield "gradient_precision: torch's shards have gradients as precise as main weights, met same; nearest: fp32"
 
 
-def _written(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
+def _check_written(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
     """Yield what the executor cannot run in a plan beyond its layout, as stages or shardings of its own."""
     graph = build(spec, training.sequence, training.precision)
     blocks = [name for stage in plan.stages for name in stage.blocks]
-    expected = [name for name, _ in graph.occurrences]
-    if blocks != expected:
-        yield f"stages: the stages hold the blocks {', '.join(expected)} in order, met {', '.join(blocks)}"
+    expected_blocks = [name for name, _ in graph.occurrences]
+    if blocks != expected_blocks:
+        yield f"stages: the stages hold the blocks {', '.join(expected_blocks)} in order, met {', '.join(blocks)}"
     if len(plan.stages) != plan.actions.num_stages:
         yield f"stages: the schedule has {plan.actions.num_stages} stages, met {len(plan.stages)}"
     if plan.context > 1 and plan.attention is None:
         yield f"attention: context({plan.context}) needs ring, all_gather or ulysses, met none; nearest: ring"
-    by = Parallelism(
+    parallelism = Parallelism(
         tensor=plan.tensor > 1,
         sequence_parallel=plan.sequence_parallel,
         expert=plan.expert > 1,
         attention=plan.attention if plan.context > 1 else None,
     )
-    if by and plan.shardings != shardings(graph, by):
+    if parallelism and plan.shardings != shard_operators(graph, parallelism):
         yield "shardings: the executor runs the Megatron cut of every operator, met another one"
 
 
-def _placed(layout: Layout) -> Iterator[str]:
+def _check_placement(layout: Layout) -> Iterator[str]:
     if layout.order != AXES or layout.tensor_rows > 1:
-        axes = mesh_of(layout).axes
-        other = [axis.name for axis in axes if axis.name not in _AXES and axis.size > 1]
-        if other:
-            yield f"mesh: the executor has the axes {', '.join(_AXES)}, met {', '.join(other)}"
+        axes = build_mesh(layout).axes
+        other_axes = [axis.name for axis in axes if axis.name not in _AXES and axis.size > 1]
+        if other_axes:
+            yield f"mesh: the executor has the axes {', '.join(_AXES)}, met {', '.join(other_axes)}"
         order = [axis.name for axis in axes if axis.name in _AXES]
-        usual = [name for name in _AXES if name in order]
-        if order != usual:
-            yield f"order: the executor's mesh is {', '.join(usual)}, met {', '.join(order)}"
+        usual_order = [name for name in _AXES if name in order]
+        if order != usual_order:
+            yield f"order: the executor's mesh is {', '.join(usual_order)}, met {', '.join(order)}"
     if layout.placement:
         yield f"placement: the executor runs rank i on device i, met {len(layout.placement)} devices by name"
 
 
-def _unlike_torch(layout: Layout) -> Iterator[str]:
+def _check_torch(layout: Layout) -> Iterator[str]:
     if layout.scatter_gather and layout.tensor > 1 == layout.tensor_rows and not layout.sequence_parallel:
         yield "scatter_gather: torch sends whole boundaries between stages, met true; nearest: false"
-    splits = rule_of(layout.schedule).splits_backward
-    if splits and any(layout.offload.parameters):
+    splits_backward = find_rule(layout.schedule).splits_backward
+    if splits_backward and any(layout.offload.parameters):
         yield (
             "offload.parameters: torch's pipeline runtime gathers a stage for the whole step where backward is split, "
-            f"met {rule_of(layout.schedule).name}; nearest: 1f1b"
+            f"met {find_rule(layout.schedule).name}; nearest: 1f1b"
         )
     if layout.overlap_tensor:
         yield "overlap_tensor: torch's tensor parallelism runs collectives before and after products; nearest: false"
-    if splits and layout.zero == 3 and layout.reshard_after_forward and _shards(layout) > 1:
+    if splits_backward and layout.zero == 3 and layout.reshard_after_forward and _count_shards(layout) > 1:
         yield (
             "reshard_after_forward: torch's pipeline runtime gathers a stage for the whole step where backward is "
-            f"split, met true with {rule_of(layout.schedule).name}; nearest: false"
+            f"split, met true with {find_rule(layout.schedule).name}; nearest: false"
         )
 
 
-def _shards(layout: Layout) -> int:
+def _count_shards(layout: Layout) -> int:
     """Return the number of ranks that share states."""
     return (layout.zero_shards or layout.data) * layout.context
 
 
-def _expert(spec: Transformer, training: Training, layout: Layout) -> Iterator[str]:
+def _check_expert(spec: Transformer, training: Training, layout: Layout) -> Iterator[str]:
     if layout.expert > 1 and (spec.experts is None or spec.experts.count % layout.expert):
         count = spec.experts.count if spec.experts is not None else 1
-        near = nearest_divisor(count, layout.expert)
-        yield f"expert: expert divides the experts({count}), met {layout.expert}; nearest: {near}"
+        nearest = nearest_divisor(count, layout.expert)
+        yield f"expert: expert divides the experts({count}), met {layout.expert}; nearest: {nearest}"
 
 
-def _context(spec: Transformer, training: Training, layout: Layout) -> Iterator[str]:
+def _check_context(spec: Transformer, training: Training, layout: Layout) -> Iterator[str]:
     if layout.context == 1:
         return
     parts = 2 * layout.context
     if training.sequence % parts:
-        near = nearest_divisor(training.sequence // 2, layout.context) if training.sequence % 2 == 0 else 1
+        nearest = nearest_divisor(training.sequence // 2, layout.context) if training.sequence % 2 == 0 else 1
         yield (
             f"context: each rank has an early and a late part of a sequence, so that causal attention is equal work: "
-            f"2 * context({layout.context}) divides sequence({training.sequence}); nearest context: {near}"
+            f"2 * context({layout.context}) divides sequence({training.sequence}); nearest context: {nearest}"
         )
     if layout.attention is Attention.RING and spec.attention == UNFUSED:
         yield "attention: ring attention keeps no scores, the model's keeps them, met unfused; nearest: all_gather"
@@ -202,28 +205,31 @@ def _context(spec: Transformer, training: Training, layout: Layout) -> Iterator[
         )
 
 
-def _operators(spec: Transformer, training: Training, layout: Layout) -> Iterator[str]:
+def _check_operators(spec: Transformer, training: Training, layout: Layout) -> Iterator[str]:
     """Yield every reason against recomputation of single operators."""
-    hows = layout.recompute.stages if isinstance(layout.recompute, PerStage) else (layout.recompute,)
-    how = next((how for how in hows if isinstance(how, SomeOperators)), None)
-    if how is None:
+    recompute_choices = layout.recompute.stages if isinstance(layout.recompute, PerStage) else (layout.recompute,)
+    recompute_choice = next(
+        (recompute_choice for recompute_choice in recompute_choices if isinstance(recompute_choice, SomeOperators)),
+        None,
+    )
+    if recompute_choice is None:
         return
-    here = recomputable(spec)
-    met = f"met the operators {', '.join(how.names)}"
-    if not set(how.names) <= set(here):
-        yield f"recompute: of a layer the executor recomputes {', '.join(here)}, {met}; nearest: selective"
-    core = set(UNFUSED_CORE) & set(how.names)
-    if core and len(core) < len(UNFUSED_CORE):
-        yield f"recompute: {', '.join(UNFUSED_CORE)} run as one here, {met}; nearest: all three"
+    operator_names = list_recomputable(spec)
+    met_text = f"met the operators {', '.join(recompute_choice.names)}"
+    if not set(recompute_choice.names) <= set(operator_names):
+        yield f"recompute: of a layer the executor recomputes {', '.join(operator_names)}, {met_text}; nearest: selective"
+    core_operators = set(UNFUSED_CORE) & set(recompute_choice.names)
+    if core_operators and len(core_operators) < len(UNFUSED_CORE):
+        yield f"recompute: {', '.join(UNFUSED_CORE)} run as one here, {met_text}; nearest: all three"
     if layout.tensor > 1:
-        yield f"recompute: operators that tensor ranks share run as torch's own, {met}; nearest: selective"
+        yield f"recompute: operators that tensor ranks share run as torch's own, {met_text}; nearest: selective"
     if any(layout.offload.activations):
-        yield f"recompute: activations that go to hosts are not recomputed by operator, {met}; nearest: selective"
+        yield f"recompute: activations that go to hosts are not recomputed by operator, {met_text}; nearest: selective"
 
 
-def _unflushed(spec: Transformer, training: Training, layout: Layout) -> Iterator[str]:
-    rule = rule_of(layout.schedule)
-    if not rule.asynchronous:
+def _check_unflushed(spec: Transformer, training: Training, layout: Layout) -> Iterator[str]:
+    rule = find_rule(layout.schedule)
+    if not rule.is_asynchronous:
         return
     name = rule.name
     if spec.tied_embeddings and layout.pipeline > 1:
@@ -233,16 +239,16 @@ def _unflushed(spec: Transformer, training: Training, layout: Layout) -> Iterato
             yield f"{axis}: stages of {name} are cut by tensor ranks alone here, met {size}; nearest: 1"
     if training.gradient_clipping:
         yield f"gradient_clipping: the stages of {name} update at different times, met true; nearest: false"
-    if layout.offload.in_passes:
+    if layout.offload.moves_in_passes:
         yield f"offload: only optimizer states go to hosts with {name}, met {layout.offload}; nearest: [optimizer]"
     if layout.zero:
         yield f"zero: the executor's ranks each keep the states of a stage with {name}, met {layout.zero}; nearest: 0"
     if layout.gradient_reduction != ALL_REDUCE:
-        met = layout.gradient_reduction
-        yield f"gradient_reduction: all ranks update versions of weights with {name}, met {met}; nearest: {ALL_REDUCE}"
+        reduction = layout.gradient_reduction
+        yield f"gradient_reduction: all ranks update versions of weights with {name}, met {reduction}; nearest: {ALL_REDUCE}"
 
 
-def _tensor(spec: Transformer, training: Training, layout: Layout) -> Iterator[str]:
+def _check_tensor(spec: Transformer, training: Training, layout: Layout) -> Iterator[str]:
     if layout.tensor == 1:
         return
     if spec.qk_norm:

@@ -13,8 +13,8 @@ from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from meshwise.reports.lanes import labels
-from meshwise.simulator.brief import brief
+from meshwise.reports.lanes import lane_labels
+from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.program import StreamKind, TaskKind
 from meshwise.simulator.spans import Span
 from meshwise.simulator.timeline import Timeline
@@ -22,13 +22,13 @@ from meshwise.simulator.units import format_time
 
 WAITING = "waiting"
 """Kind and operation of the instants in which nothing runs."""
-_SEEN = 1e-3
+_MIN_SHOWN_SHARE = 1e-3
 """Operations that cost less than this fraction of the predicted step get no line in a report."""
 _BACKWARD = (StreamKind.SEND_BACKWARD, StreamKind.RECEIVE_BACKWARD)
-_LAST = (TaskKind.PIPELINE_COMMUNICATION, TaskKind.DATA_COMMUNICATION, TaskKind.HOST_COPY, TaskKind.LAUNCH)
+_OTHER_KINDS = (TaskKind.PIPELINE_COMMUNICATION, TaskKind.DATA_COMMUNICATION, TaskKind.HOST_COPY, TaskKind.LAUNCH)
 
 
-class Use(NamedTuple):
+class OperationUse(NamedTuple):
     """Time, runs and bytes of an operation on one rank in a step.
 
     Parameters
@@ -48,9 +48,9 @@ class Use(NamedTuple):
     runs: float = 0.0
     bytes: float = 0.0
 
-    def plus(self, other: "Use", weight: float = 1.0) -> "Use":
+    def plus(self, added: "OperationUse", weight: float = 1.0) -> "OperationUse":
         """Return the sum of this use and ``weight`` times another."""
-        return Use(*(mine + weight * more for mine, more in zip(self, other, strict=True)))
+        return OperationUse(*(value + weight * increment for value, increment in zip(self, added, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,8 @@ class DifferenceRow:
     ranks: int
     kind: str
     operation: str
-    predicted: Use
-    measured: Use
+    predicted: OperationUse
+    measured: OperationUse
     cost: float
     share: float
 
@@ -100,7 +100,7 @@ class Difference:
     measured: float
     rows: tuple[DifferenceRow, ...]
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
     @property
     def error(self) -> float:
@@ -109,26 +109,26 @@ class Difference:
 
     def operations(self) -> tuple[DifferenceRow, ...]:
         """Return one row per operation, averaged over all ranks."""
-        return self._merged(lambda row: (row.kind, row.operation))
+        return self._merge_rows(lambda row: (row.kind, row._merge_rows))
 
     def kinds(self) -> tuple[DifferenceRow, ...]:
         """Return one row per kind of operation, averaged over all ranks."""
-        return self._merged(lambda row: (row.kind, row.kind))
+        return self._merge_rows(lambda row: (row.kind, row.kind))
 
-    def _merged(self, key: Any) -> tuple[DifferenceRow, ...]:
-        total = _num_ranks(self.rows)
-        found: dict[tuple[str, str], list[DifferenceRow]] = {}
+    def _merge_rows(self, key: Any) -> tuple[DifferenceRow, ...]:
+        total = _count_ranks(self.rows)
+        row_groups: dict[tuple[str, str], list[DifferenceRow]] = {}
         for row in self.rows:
-            found.setdefault(key(row), []).append(row)
-        merged = []
-        for (kind, operation), rows in found.items():
-            predicted = measured = Use()
+            row_groups.setdefault(key(row), []).append(row)
+        merged_rows = []
+        for (kind, operation), rows in row_groups.items():
+            predicted = measured = OperationUse()
             for row in rows:
                 predicted = predicted.plus(row.predicted, row.ranks / total)
                 measured = measured.plus(row.measured, row.ranks / total)
             cost, share = sum(row.cost for row in rows), sum(row.share for row in rows)
-            merged.append(DifferenceRow("all ranks", total, kind, operation, predicted, measured, cost, share))
-        return tuple(sorted(merged, key=_by_cost))
+            merged_rows.append(DifferenceRow("all ranks", total, kind, operation, predicted, measured, cost, share))
+        return tuple(sorted(merged_rows, key=_cost_key))
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON-ready data; seconds and bytes are per rank."""
@@ -143,11 +143,11 @@ class Difference:
             "did_not_happen": [row.operation for row in operations if row.verdict == "did not happen"],
         }
 
-    def lines(self, most: int = 6) -> list[tuple[str, ...]]:
+    def lines(self, max_rows: int = 6) -> list[tuple[str, ...]]:
         """Return the operations that cost the step most, as rows of text under `HEAD`."""
-        rows = [row for row in self.operations() if abs(row.cost) > _SEEN * self.predicted][:most]
+        rows = [row for row in self.operations() if abs(row.cost) > _MIN_SHOWN_SHARE * self.predicted][:max_rows]
         return [
-            (row.operation, *map(format_time, (row.predicted.time, row.measured.time)), *_cost(row), row.verdict)
+            (row.operation, *map(format_time, (row.predicted.time, row.measured.time)), *_format_cost(row), row.verdict)
             for row in rows
         ]
 
@@ -157,7 +157,7 @@ HEAD = ("operation", "predicted", "measured", "costs the step", "of its error", 
 
 
 def difference(
-    predicted: Timeline, measured: Timeline, called: Callable[[Span], tuple[str, str]] | None = None
+    predicted: Timeline, measured: Timeline, name_span: Callable[[Span], tuple[str, str]] | None = None
 ) -> Difference:
     """Return the predicted and the measured use of every operation, per rank class of the prediction.
 
@@ -173,26 +173,35 @@ def difference(
     ValueError
         Where the two are not of the same ranks.
     """
-    home = {rank: index for index, each in enumerate(measured.rank_classes) for rank in each.ranks}
-    asked = {rank for each in predicted.rank_classes for rank in each.ranks}
-    if asked != home.keys():
-        held = "a predicted and a measured timeline are of the same ranks"
-        raise ValueError(f"{held}, met {len(asked)} and {len(home)} of which {len(asked & home.keys())} are the same")
+    measured_class = {
+        rank: index for index, rank_class in enumerate(measured.rank_classes) for rank in rank_class.ranks
+    }
+    predicted_ranks = {rank for rank_class in predicted.rank_classes for rank in rank_class.ranks}
+    if predicted_ranks != measured_class.keys():
+        requirement = "a predicted and a measured timeline are of the same ranks"
+        raise ValueError(
+            f"{requirement}, met {len(predicted_ranks)} and {len(measured_class)} of which {len(predicted_ranks & measured_class.keys())} are the same"
+        )
     error = measured.step_time - predicted.step_time
-    named = called or _called
-    before, after = _uses(predicted, named), _uses(measured, named)
+    naming = name_span or _name_operation
+    predicted_uses, measured_uses = _measure_uses(predicted, naming), _measure_uses(measured, naming)
     rows = []
-    for index, (name, members) in enumerate(zip(labels(predicted.rank_classes), predicted.rank_classes, strict=True)):
-        there: dict[tuple[str, str], Use] = {}
-        for other, number in Counter(home[rank] for rank in members.ranks).items():
-            for key, use in after[other].items():
-                there[key] = there.get(key, Use()).plus(use, number / len(members.ranks))
-        for key in {**before[index], **there}:
-            one, two = before[index].get(key, Use()), there.get(key, Use())
-            cost = (two.time - one.time) * len(members.ranks) / len(asked)
+    for index, (name, members) in enumerate(
+        zip(lane_labels(predicted.rank_classes), predicted.rank_classes, strict=True)
+    ):
+        measured_mean: dict[tuple[str, str], OperationUse] = {}
+        for measured_index, num_ranks in Counter(measured_class[rank] for rank in members.ranks).items():
+            for key, use in measured_uses[measured_index].items():
+                measured_mean[key] = measured_mean.get(key, OperationUse()).plus(use, num_ranks / len(members.ranks))
+        for key in {**predicted_uses[index], **measured_mean}:
+            predicted_use, measured_use = (
+                predicted_uses[index].get(key, OperationUse()),
+                measured_mean.get(key, OperationUse()),
+            )
+            cost = (measured_use.time - predicted_use.time) * len(members.ranks) / len(predicted_ranks)
             share = cost / error if error else 0.0
-            rows.append(DifferenceRow(name, len(members.ranks), *key, one, two, cost, share))
-    return Difference(predicted.step_time, measured.step_time, tuple(sorted(rows, key=_by_cost)))
+            rows.append(DifferenceRow(name, len(members.ranks), *key, predicted_use, measured_use, cost, share))
+    return Difference(predicted.step_time, measured.step_time, tuple(sorted(rows, key=_cost_key)))
 
 
 def operation(span: Span) -> str:
@@ -207,12 +216,12 @@ def operation(span: Span) -> str:
         return "optimizer"
     if span.kind is TaskKind.PIPELINE_COMMUNICATION:
         backward = span.stream in _BACKWARD
-        what, to = ("gradients", span.stage - 1) if backward else ("activations", span.stage + 1)
-        return f"send {what} {span.stage} -> {to}"
+        content, neighbour = ("gradients", span.stage - 1) if backward else ("activations", span.stage + 1)
+        return f"send {content} {span.stage} -> {neighbour}"
     words = span.operators.rpartition(": ")[2].split()
     if span.kind is TaskKind.DATA_COMMUNICATION:
-        over = " over replicas" if span.stream is StreamKind.REPLICA else ""
-        return " ".join(words[:2] if "norm" not in words else words) + over
+        suffix = " over replicas" if span.stream is StreamKind.REPLICA else ""
+        return " ".join(words[:2] if "norm" not in words else words) + suffix
     if span.kind.inside_passes:
         return f"{span.kind.value.removesuffix(' communication')} {' '.join(words[:1])}, stage {span.stage}"
     if span.kind is TaskKind.HOST_COPY:
@@ -220,73 +229,77 @@ def operation(span: Span) -> str:
     return f"{span.kind} of stage {span.stage}"
 
 
-def owners(spans: Sequence[Span], length: float) -> Iterator[tuple[float, Span | None]]:
+def assign_owners(spans: Sequence[Span], length: float) -> Iterator[tuple[float, Span | None]]:
     """Yield durations in s, in order, with the span each is assigned to; ``None`` where nothing runs.
 
     The durations sum to ``length``. Among spans of one kind the one that started first owns the instant.
     """
-    first = sorted(spans, key=lambda span: span.start)
+    by_start = sorted(spans, key=lambda span: span.start)
     moments = sorted({0.0, length, *(moment for span in spans for moment in (span.start, span.end))})
     # a heap by (priority of the kind, order of start): its top owns the current instant
     running: list[tuple[int, int, Span]] = []
-    place = 0
+    position = 0
     for begin, end in pairwise(moments):
-        while place < len(first) and first[place].start <= begin:
-            heappush(running, (_rank_of(first[place].kind), place, first[place]))
-            place += 1
+        while position < len(by_start) and by_start[position].start <= begin:
+            heappush(running, (_priority(by_start[position].kind), position, by_start[position]))
+            position += 1
         while running and running[0][2].end <= begin:
             heappop(running)
         yield end - begin, running[0][2] if running else None
 
 
-def _rank_of(kind: TaskKind) -> int:
-    return 0 if kind.computes else 1 if kind.inside_passes else 2 + _LAST.index(kind)
+def _priority(kind: TaskKind) -> int:
+    return 0 if kind.computes else 1 if kind.inside_passes else 2 + _OTHER_KINDS.index(kind)
 
 
-def _called(span: Span) -> tuple[str, str]:
+def _name_operation(span: Span) -> tuple[str, str]:
     return str(span.kind), operation(span)
 
 
-def _uses(timeline: Timeline, called: Callable[[Span], tuple[str, str]]) -> list[dict[tuple[str, str], Use]]:
+def _measure_uses(
+    timeline: Timeline, name_span: Callable[[Span], tuple[str, str]]
+) -> list[dict[tuple[str, str], OperationUse]]:
     """Return for every rank class the use of each operation (kind, name) in one step."""
-    of_class: list[list[Span]] = [[] for _ in timeline.rank_classes]
+    class_spans: list[list[Span]] = [[] for _ in timeline.rank_classes]
     for span in timeline.spans:
-        of_class[span.rank_class].append(span)
-    return [_uses_of(spans, timeline.length, timeline.steps, called) for spans in of_class]
+        class_spans[span.rank_class].append(span)
+    return [_sum_uses(spans, timeline.length, timeline.steps, name_span) for spans in class_spans]
 
 
-def _uses_of(
-    spans: Sequence[Span], length: float, steps: int, called: Callable[[Span], tuple[str, str]]
-) -> dict[tuple[str, str], Use]:
-    found: dict[tuple[str, str], Use] = {}
+def _sum_uses(
+    spans: Sequence[Span], length: float, steps: int, name_span: Callable[[Span], tuple[str, str]]
+) -> dict[tuple[str, str], OperationUse]:
+    uses: dict[tuple[str, str], OperationUse] = {}
     passes: dict[tuple[str, str], set[tuple[int, int]]] = {}
     for span in spans:
-        key = called(span)
+        key = name_span(span)
         # a pass has several spans; only the first one of a microbatch counts as a run
-        again = span.kind.computes and (span.stage, span.microbatch) in passes.setdefault(key, set())
+        is_repeated = span.kind.computes and (span.stage, span.microbatch) in passes.setdefault(key, set())
         passes.setdefault(key, set()).add((span.stage, span.microbatch))
-        counts = not again and (bool(span.bytes) or not span.kind.communicates)
-        found[key] = found.get(key, Use()).plus(Use(0.0, span.duration, counts, span.bytes), 1 / steps)
-    for seconds, owner in owners(spans, length):
-        key = (WAITING, WAITING) if owner is None else called(owner)
-        found[key] = found.get(key, Use()).plus(Use(seconds), 1 / steps)
-    return found
+        is_counted = not is_repeated and (bool(span.bytes) or not span.kind.communicates)
+        uses[key] = uses.get(key, OperationUse()).plus(
+            OperationUse(0.0, span.duration, is_counted, span.bytes), 1 / steps
+        )
+    for seconds, owner in assign_owners(spans, length):
+        key = (WAITING, WAITING) if owner is None else name_span(owner)
+        uses[key] = uses.get(key, OperationUse()).plus(OperationUse(seconds), 1 / steps)
+    return uses
 
 
-def _num_ranks(rows: Sequence[DifferenceRow]) -> int:
+def _count_ranks(rows: Sequence[DifferenceRow]) -> int:
     return sum({row.rank_class: row.ranks for row in rows}.values())
 
 
-def _by_cost(row: DifferenceRow) -> tuple[float, str, str]:
+def _cost_key(row: DifferenceRow) -> tuple[float, str, str]:
     return -abs(row.cost), row.rank_class, row.operation
 
 
-def _cost(row: DifferenceRow) -> tuple[str, str]:
+def _format_cost(row: DifferenceRow) -> tuple[str, str]:
     sign = "+" if row.cost > 0 else "-"
     return f"{sign}{format_time(abs(row.cost))}", f"{row.share:.0%}"
 
 
-def _used(use: Use) -> dict[str, float]:
+def _use_document(use: OperationUse) -> dict[str, float]:
     return {"time": use.time, "busy": use.busy, "count": use.runs, "bytes": use.bytes}
 
 
@@ -296,8 +309,8 @@ def _document(row: DifferenceRow) -> dict[str, Any]:
         "ranks": row.ranks,
         "kind": row.kind,
         "operation": row.operation,
-        "predicted": _used(row.predicted),
-        "measured": _used(row.measured),
+        "predicted": _use_document(row.predicted),
+        "measured": _use_document(row.measured),
         "difference": row.difference,
         "cost": row.cost,
         "share": row.share,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from urllib.parse import quote
 
-from meshwise.simulator.brief import brief
+from meshwise.simulator.brief import brief_repr
 
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>#|~&$])")
 _LIST = re.compile(r"^(\d*)([-+=.)])")
@@ -32,7 +32,7 @@ class Section:
     image: str = ""
     caption: str = ""
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
     def __post_init__(self) -> None:
         path = PurePosixPath(self.image)
@@ -45,30 +45,30 @@ class Section:
 
 def to_markdown(title: str, sections: Sequence[Section]) -> str:
     """Return a report as Markdown; special characters in its texts are escaped."""
-    return "\n\n".join(_markdown(title, sections)) + "\n"
+    return "\n\n".join(_markdown_blocks(title, sections)) + "\n"
 
 
-def _markdown(title: str, sections: Sequence[Section]) -> Iterator[str]:
-    yield f"# {_md(title)}"
+def _markdown_blocks(title: str, sections: Sequence[Section]) -> Iterator[str]:
+    yield f"# {_escape(title)}"
     for section in sections:
-        yield f"## {_md(section.heading)}"
-        yield from (_md(paragraph) for paragraph in section.paragraphs)
+        yield f"## {_escape(section.heading)}"
+        yield from (_escape(paragraph) for paragraph in section.paragraphs)
         if section.table:
-            head, *rows = [f"| {' | '.join(_md(cell) for cell in row)} |" for row in section.table]
+            head, *rows = [f"| {' | '.join(_escape(cell) for cell in row)} |" for row in section.table]
             yield "\n".join([head, "|" + " --- |" * len(section.table[0]), *rows])
         if section.image:
-            yield f"![{_md(section.caption or section.heading)}]({quote(section.image)})"
+            yield f"![{_escape(section.caption or section.heading)}]({quote(section.image)})"
 
 
-def _md(text: str) -> str:
+def _escape(text: str) -> str:
     """Return ``text`` on one line with every character escaped that means something to Markdown or HTML."""
     return _LIST.sub(r"\1\\\2", _MARKDOWN.sub(r"\\\1", " ".join(text.split())))
 
 
-def plain(text: str, length: int = 120) -> str:
+def clean_text(text: str, length: int = 120) -> str:
     """Return ``text`` on one line, without control characters, cut to ``length`` characters.
 
-    >>> plain("a very long name", 8)
+    >>> clean_text("a very long name", 8)
     'a very …'
     """
     words = " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -39,30 +39,33 @@ CATEGORY_COLOUR = {
 SERIES = ("#1D5B96", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5A2A82", "#333333")
 """Colours of lines without an order; line styles distinguish more than eight."""
 DASHES = ("solid", "dashed", "dotted", "dashdot")
-_LIGHTEST = 0.62
+_MAX_LIGHTENING = 0.62
 
 
-def shade(kind: TaskKind, chunk: int, chunks: int, colours: Mapping[TaskKind, str] = KIND_COLOUR) -> str:
+def shade_kind(kind: TaskKind, chunk: int, chunks: int, colours: Mapping[TaskKind, str] = KIND_COLOUR) -> str:
     """Return the colour of ``kind`` for one of ``chunks`` model chunks: later chunks are lighter.
 
-    >>> shade(TaskKind.FORWARD, 0, 2)
+    >>> shade_kind(TaskKind.FORWARD, 0, 2)
     '#f0b429'
     """
-    weight = _LIGHTEST * chunk / max(chunks, 2) if chunks > 1 else 0.0
-    return blend(colours[kind], "#FFFFFF", weight)
+    lightening = _MAX_LIGHTENING * chunk / max(chunks, 2) if chunks > 1 else 0.0
+    return blend(colours[kind], "#FFFFFF", lightening)
 
 
-def blend(colour: str, other: str, weight: float) -> str:
+def blend(colour: str, target: str, weight: float) -> str:
     """Return ``colour`` mixed with ``target``: 0 of ``weight`` is the former, 1 the latter.
 
     >>> blend("#000000", "#ffffff", 0.5)
     '#808080'
     """
-    mixed = (a + (b - a) * weight for a, b in zip(channels(colour), channels(other), strict=True))
-    return "#" + "".join(f"{int(value + 0.5):02x}" for value in mixed)
+    mixed_channels = (
+        start_channel + (end_channel - start_channel) * weight
+        for start_channel, end_channel in zip(split_channels(colour), split_channels(target), strict=True)
+    )
+    return "#" + "".join(f"{int(value + 0.5):02x}" for value in mixed_channels)
 
 
-def channels(colour: str) -> tuple[int, int, int]:
+def split_channels(colour: str) -> tuple[int, int, int]:
     """Return red, green and blue of ``#rrggbb``, each from 0 to 255."""
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return red, green, blue
@@ -74,11 +77,14 @@ def lightness(colour: str) -> float:
     >>> round(lightness("#FFFFFF"))
     100
     """
-    linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in (c / 255 for c in channels(colour))]
+    linear = [
+        value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4
+        for value in (channel / 255 for channel in split_channels(colour))
+    ]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return 116 * luminance ** (1 / 3) - 16 if luminance > 0.008856 else 903.3 * luminance
 
 
-def text_on(colour: str) -> str:
+def text_colour(colour: str) -> str:
     """Return black or white, whichever reads better on ``colour``."""
     return "#FFFFFF" if lightness(colour) < 58 else "#1A1A1A"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshwise.scenarios.calibration.recalibration import PlanRun, Refit, predicted_step, refitted
-from meshwise.simulator.brief import brief
+from meshwise.scenarios.calibration.recalibration import PlanRun, Refit, predict_step, refit_cluster
+from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.rank_correlation import kendall_tau
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.search import SearchResult
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from meshwise.executor.options import RunOptions
     from meshwise.scenarios.scenario import Scenario
 
-TOP_UP = 500
+EXTRA_EVALUATIONS = 500
 """Evaluation budget of the exhaustive search that follows where the search itself evaluated too few plans: a search
 that proves its best plan needs to evaluate no second one."""
 
-Note = Callable[[str], None]
+NoteCallback = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Looped:
+class LoopedPlan:
     """A plan that ran, with four step times in seconds.
 
     Parameters
@@ -41,21 +41,21 @@ class Looped:
     """
 
     plan: Plan
-    before: float
-    measured: float
-    after: float | None
-    fitted: float
+    time_before: float
+    measured_time: float
+    time_after: float | None
+    fitted_time: float
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan and its step times as JSON-ready data; errors are predicted over measured time, minus 1."""
         return {
             "plan": self.plan.describe(),
-            "predicted_step_time": self.before,
-            "step_time": self.measured,
-            "predicted_after": self.after,
-            "fitted_step_time": self.fitted,
-            "error_before": self.before / self.measured - 1,
-            "error_after": self.after / self.measured - 1 if self.after is not None else None,
+            "predicted_step_time": self.time_before,
+            "step_time": self.measured_time,
+            "predicted_after": self.time_after,
+            "fitted_step_time": self.fitted_time,
+            "error_before": self.time_before / self.measured_time - 1,
+            "error_after": self.time_after / self.measured_time - 1 if self.time_after is not None else None,
         }
 
 
@@ -67,49 +67,54 @@ class ClosedLoop:
     ``best_plan``.
     """
 
-    rows: tuple[Looped, ...]
+    rows: tuple[LoopedPlan, ...]
     refit: "Refit"
-    best: Plan | None
+    best_plan: Plan | None
     interrupted: bool
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
     @property
-    def fastest(self) -> Plan:
+    def fastest_plan(self) -> Plan:
         """The plan that ran fastest."""
-        return min(self.rows, key=lambda row: row.measured).plan
+        return min(self.rows, key=lambda row: row.measured_time).plan
 
     def to_json(self) -> dict[str, Any]:
         """Return the loop as JSON-ready data, without the fitted cluster."""
-        before = [abs(row.before / row.measured - 1) for row in self.rows]
-        after = [abs(row.after / row.measured - 1) for row in self.rows if row.after is not None]
+        errors_before = [abs(row.time_before / row.measured_time - 1) for row in self.rows]
+        errors_after = [abs(row.time_after / row.measured_time - 1) for row in self.rows if row.time_after is not None]
         return {
             "plans": [row.to_json() for row in self.rows],
-            "mean_error_before": sum(before) / len(before),
-            "mean_error_after": sum(after) / len(after) if after else None,
-            "tau_before": kendall_tau([(row.before, row.measured) for row in self.rows]),
-            "tau_after": kendall_tau([(row.after, row.measured) for row in self.rows if row.after is not None]),
+            "mean_error_before": sum(errors_before) / len(errors_before),
+            "mean_error_after": sum(errors_after) / len(errors_after) if errors_after else None,
+            "tau_before": kendall_tau([(row.time_before, row.measured_time) for row in self.rows]),
+            "tau_after": kendall_tau(
+                [(row.time_after, row.measured_time) for row in self.rows if row.time_after is not None]
+            ),
             "device": dict(self.refit.device),
             "collectives": dict(self.refit.collectives),
-            "fastest": self.fastest.describe(),
-            "best": self.best.describe() if self.best is not None else None,
+            "fastest": self.fastest_plan.describe(),
+            "best": self.best_plan.describe() if self.best_plan is not None else None,
             "interrupted": self.interrupted,
         }
 
 
-def executable(scenario: "Scenario", found: SearchResult, most: int) -> list[Plan]:
+def list_executable(scenario: "Scenario", result: SearchResult, max_plans: int) -> list[Plan]:
     """Return the ``max_plans`` fastest plans of a search result that fit and that this machine can run."""
     plans = []
-    for trial in sorted((t for t in found.trials if t.evaluation.fits), key=lambda t: t.evaluation.step_time):
+    for trial in sorted(
+        (candidate for candidate in result.trials if candidate.evaluation.fits),
+        key=lambda candidate: candidate.evaluation.step_time,
+    ):
         try:
             scenario.check_executable(trial.plan)
         except ValueError:
             continue
         plans.append(trial.plan)
-    return plans[:most]
+    return plans[:max_plans]
 
 
-def best_plans(scenario: "Scenario", most: int, note: Note) -> list[Plan]:
+def find_best_plans(scenario: "Scenario", max_plans: int, note: NoteCallback) -> list[Plan]:
     """Return the fastest plans that this machine can run, of the scenario's search, else of an exhaustive search.
 
     Raises
@@ -117,12 +122,14 @@ def best_plans(scenario: "Scenario", most: int, note: Note) -> list[Plan]:
     ValueError
         Where no plan that fits can be run.
     """
-    found = scenario.search()
-    plans = executable(scenario, found, most)
-    if len(plans) < most:
-        note(f"{found.algorithm} evaluated {len(found.trials)} plans; looking at the others for {most} that can run")
-        every = executable(scenario, scenario.search("exhaustive", budget=TOP_UP), most)
-        plans = sorted({*plans, *every}, key=lambda plan: scenario.simulate(plan).step_time)[:most]
+    result = scenario.search()
+    plans = list_executable(scenario, result, max_plans)
+    if len(plans) < max_plans:
+        note(
+            f"{result.algorithm} evaluated {len(result.trials)} plans; looking at the others for {max_plans} that can run"
+        )
+        candidates = list_executable(scenario, scenario.search("exhaustive", budget=EXTRA_EVALUATIONS), max_plans)
+        plans = sorted({*plans, *candidates}, key=lambda plan: scenario.simulate(plan).step_time)[:max_plans]
     if not plans:
         raise ValueError(f"{scenario.file}: no plan that fits can be run by the executor")
     return plans
@@ -130,13 +137,13 @@ def best_plans(scenario: "Scenario", most: int, note: Note) -> list[Plan]:
 
 def close_loop(
     scenario: "Scenario",
-    most: int,
+    max_plans: int,
     options: "RunOptions",
     *,
     folder: Path | None,
-    note: Note,
+    note: NoteCallback,
     progress: Callable[[int, float, float], None] | None = None,
-    finished: "Callable[[int, Plan, Run], None] | None" = None,
+    on_finished: "Callable[[int, Plan, Run], None] | None" = None,
 ) -> ClosedLoop:
     """Run the best ``max_plans`` plans of a scenario and fit its machine to these runs.
 
@@ -158,39 +165,41 @@ def close_loop(
     KeyboardInterrupt
         Where the user interrupts before the first run is complete.
     """
-    plans = best_plans(scenario, most, note)
-    done: list[PlanRun] = []
+    plans = find_best_plans(scenario, max_plans, note)
+    plan_runs: list[PlanRun] = []
     interrupted = False
     with tempfile.TemporaryDirectory(prefix="meshwise-") as temporary:
-        base = Path(temporary) if folder is None else folder
+        base_folder = Path(temporary) if folder is None else folder
         try:
             for number, plan in enumerate(plans, 1):
                 note(f"plan {number} of {len(plans)}: {plan.describe()}")
-                where = base / f"plan-{number}"
-                run = scenario.execute(plan, options, folder=where, progress=progress)
-                done.append(PlanRun(plan, run.timeline, run.step_time))
-                if finished is not None:
-                    finished(number, plan, run)
+                run_folder = base_folder / f"plan-{number}"
+                run = scenario.execute(plan, options, folder=run_folder, progress=progress)
+                plan_runs.append(PlanRun(plan, run.timeline, run.step_time))
+                if on_finished is not None:
+                    on_finished(number, plan, run)
         except KeyboardInterrupt:
             interrupted = True
-            if not done:
+            if not plan_runs:
                 raise
-    return _fitted(scenario, done, interrupted, note)
+    return _fit_runs(scenario, plan_runs, interrupted, note)
 
 
-def _fitted(scenario: "Scenario", runs: Sequence[PlanRun], interrupted: bool, note: Note) -> ClosedLoop:
+def _fit_runs(scenario: "Scenario", runs: Sequence[PlanRun], interrupted: bool, note: NoteCallback) -> ClosedLoop:
     problem = scenario.problem
     note(f"fitting the machine to {len(runs)} runs")
-    refit = refitted(problem, runs)
+    refit = refit_cluster(problem, runs)
     rows = []
     for run in runs:
         # fitted without the run itself: else the error after the fit would be one of fitting, not of prediction
-        others = [other for other in runs if other is not run]
-        after = predicted_step(problem, refitted(problem, others).cluster, run.plan) if others else None
-        before, fitted = (predicted_step(problem, each, run.plan) for each in (problem.cluster, refit.cluster))
-        rows.append(Looped(run.plan, before, run.step_time, after, fitted))
-    best = None
+        other_runs = [other_run for other_run in runs if other_run is not run]
+        time_after = predict_step(problem, refit_cluster(problem, other_runs).cluster, run.plan) if other_runs else None
+        time_before, fitted_time = (
+            predict_step(problem, machine, run.plan) for machine in (problem.cluster, refit.cluster)
+        )
+        rows.append(LoopedPlan(run.plan, time_before, run.step_time, time_after, fitted_time))
+    best_plan = None
     if not interrupted:
         note("searching again on the fitted machine")
-        best = next(iter(best_plans(scenario.on(refit.cluster), 1, note)), None)
-    return ClosedLoop(tuple(rows), refit, best, interrupted)
+        best_plan = next(iter(find_best_plans(scenario.on(refit.cluster), 1, note)), None)
+    return ClosedLoop(tuple(rows), refit, best_plan, interrupted)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from meshwise.simulator.files import escaped
+from meshwise.simulator.files import escape_text
 
 if TYPE_CHECKING:
     from meshwise.scenarios.scenario import Scenario
@@ -21,14 +21,14 @@ NOTHING_FITS = 3
 
 def emit(document: Any) -> None:
     """Print one JSON document; numbers that are not finite become null."""
-    print(json.dumps(_finite(document), indent=2, allow_nan=False, default=str))
+    print(json.dumps(_replace_infinite(document), indent=2, allow_nan=False, default=str))
 
 
-def _finite(value: Any) -> Any:
+def _replace_infinite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): _replace_infinite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [_replace_infinite(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
@@ -36,29 +36,29 @@ def _finite(value: Any) -> Any:
 
 def note(text: str) -> None:
     """Print a remark on stderr, with unsafe characters escaped."""
-    print(escaped(text), file=sys.stderr)
+    print(escape_text(text), file=sys.stderr)
 
 
-def remarks(scenario: "Scenario") -> list[tuple[str, str]]:
+def list_remarks(scenario: "Scenario") -> list[tuple[str, str]]:
     """Return the remarks about a scenario as rows to print before its figures."""
     return [("remark", line) for line in scenario.remarks]
 
 
-def show(rows: Iterable[tuple[str, Any]]) -> None:
+def print_rows(rows: Iterable[tuple[str, Any]]) -> None:
     """Print names and values in two columns."""
-    pairs = [(escaped(name), escaped(str(value))) for name, value in rows]
+    pairs = [(escape_text(name), escape_text(str(value))) for name, value in rows]
     width = max((len(name) for name, _ in pairs), default=0)
     for name, value in pairs:
         print(f"{name:<{width}}  {value}")
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Print a table under a header; all columns but the first are aligned right."""
-    cells = [[escaped(str(cell)) for cell in row] for row in (head, *rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    cells = [[escape_text(str(cell)) for cell in row] for row in (header, *rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     for row in cells:
-        first, *rest = row
-        line = [f"{first:<{widths[0]}}", *(f"{cell:>{width}}" for cell, width in zip(rest, widths[1:], strict=True))]
+        label, *values = row
+        line = [f"{label:<{widths[0]}}", *(f"{cell:>{width}}" for cell, width in zip(values, widths[1:], strict=True))]
         print("  ".join(line).rstrip())
 
 
@@ -66,17 +66,17 @@ class Ticker:
     """A progress line on stderr that overwrites itself, at most five times a second and only on a terminal."""
 
     def __init__(self) -> None:
-        self.shown = 0.0
-        self.live = sys.stderr.isatty()
+        self.last_shown = 0.0
+        self.is_terminal = sys.stderr.isatty()
 
     def __call__(self, text: str) -> None:
         """Show ``text`` in place of the line before."""
         now = time.monotonic()
-        if self.live and now - self.shown >= 0.2:
-            self.shown = now
+        if self.is_terminal and now - self.last_shown >= 0.2:
+            self.last_shown = now
             print(f"\r\x1b[K{text[:100]}", end="", file=sys.stderr, flush=True)
 
-    def done(self) -> None:
+    def clear(self) -> None:
         """Clear the line."""
-        if self.live and self.shown:
+        if self.is_terminal and self.last_shown:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)

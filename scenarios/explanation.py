@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass
 from time import process_time
 from typing import Any
 
-from meshwise.scenarios.files.checking import check
+from meshwise.scenarios.files.checking import check_table
 from meshwise.scenarios.files.errors import Fault, ScenarioError
-from meshwise.scenarios.files.reader import parse
-from meshwise.scenarios.fitting import Nothing, nothing_fits, nothing_is_known_to_fit, shortfall_document
+from meshwise.scenarios.files.reader import parse_document
+from meshwise.scenarios.fitting import NothingFits, build_shortfall_document, explain_shortfall, proves_nothing_fits
 from meshwise.scenarios.interchange.targets import Acceptance
-from meshwise.scenarios.intervals import out_of_memory_of, risk_limit, uncertainty_of
+from meshwise.scenarios.intervals import estimate_problem_risk, find_risk_limit, find_uncertainty
 from meshwise.scenarios.scenario import Scenario
 from meshwise.scenarios.schema.plan import PlanTable
 from meshwise.simulator.engine import simulate
@@ -24,31 +24,31 @@ from meshwise.strategies.evaluation import Trial
 from meshwise.strategies.explanation.alternatives import (
     Alternative,
     Tradeoff,
-    alternatives,
+    build_prospect,
     device_front,
+    find_runner_up,
+    list_alternatives,
     memory_front,
-    prospect,
-    runner_up,
 )
-from meshwise.strategies.explanation.critical_path import critical_path, device_time, difference
+from meshwise.strategies.explanation.critical_path import compare_times, critical_path, device_time
 from meshwise.strategies.explanation.guidelines import recommendations
 from meshwise.strategies.explanation.lost_devices import Change, replan
 from meshwise.strategies.explanation.machine_parts import MachinePart, machine_parts
-from meshwise.strategies.explanation.ranking import Seen, SpaceRanking, fits, ranking, search_best
+from meshwise.strategies.explanation.ranking import SeenCallback, SpaceRanking, fits, ranking, search_best
 from meshwise.strategies.explanation.sensitivity import (
     Outcome,
     Sensitivity,
     ShadowPrice,
+    find_next_memory,
     memory_sensitivity,
-    next_larger_memory,
     price_of_memory,
     prices_of_rates,
     sensitivity,
 )
 from meshwise.strategies.explanation.uncertainty import Uncertainty
-from meshwise.strategies.explanation.why_not import WhyNot, why_not
+from meshwise.strategies.explanation.why_not import WhyNot, explain_why_not
 from meshwise.strategies.lowering import lower
-from meshwise.strategies.plan.completion import layout_of
+from meshwise.strategies.plan.completion import recover_layout
 from meshwise.strategies.plan.layout import Layout, Violation
 from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.plan import Plan
@@ -74,17 +74,17 @@ class Question:
         Price of a device for an hour.
     """
 
-    asked: Mapping[str, Any]
-    lost: int = 0
+    asked_fields: Mapping[str, Any]
+    num_lost: int = 0
     price: float = 1.0
 
     @property
-    def whole(self) -> bool:
+    def is_general(self) -> bool:
         """Whether all sections are wanted: no other plan and no lost device is asked about."""
-        return not self.asked and not self.lost
+        return not self.asked_fields and not self.num_lost
 
 
-def plan_fields(text: str) -> dict[str, Any]:
+def parse_question(text: str) -> dict[str, Any]:
     """Return the values by layout field that a text such as ``tensor=8,pipeline=2`` asks for.
 
     Raises
@@ -92,7 +92,7 @@ def plan_fields(text: str) -> dict[str, Any]:
     ScenarioError
         Where a plan has no such field, or the field no such value.
 
-    >>> plan_fields("tensor=8, recompute=full")
+    >>> parse_question("tensor=8, recompute=full")
     {'tensor': 8, 'recompute': <Recompute.FULL: 'full'>}
     """
     if len(text) > MAX_QUESTION:
@@ -100,19 +100,19 @@ def plan_fields(text: str) -> dict[str, Any]:
         raise ScenarioError((Fault("--why-not", 0, 0, "", message),))
     # a comma inside [...] or {...} belongs to a value, as in recompute={operators: [up, activation]}
     parts = [part.strip() for part in re.split(r",(?![^\[{]*[\]}])", text)]
-    broken = next((part for part in parts if not re.fullmatch(r"\w+\s*=\s*.+", part)), None)
-    if broken is not None:
-        message = f"fields of a plan with values, as tensor=8,pipeline=2; met {broken!r}"
+    broken_part = next((part for part in parts if not re.fullmatch(r"\w+\s*=\s*.+", part)), None)
+    if broken_part is not None:
+        message = f"fields of a plan with values, as tensor=8,pipeline=2; met {broken_part!r}"
         raise ScenarioError((Fault("--why-not", 0, 0, "", message),))
     lines = (re.sub(r"\s*=\s*", ": ", part, count=1) for part in parts)
     # a command line may have bytes that are not UTF-8: the reader reports them, where a plain encode would fail
-    document = parse("\n".join(lines).encode("utf-8", "surrogatepass"), "--why-not")
-    table, faults = check(PlanTable, document)
+    document = parse_document("\n".join(lines).encode("utf-8", "surrogatepass"), "--why-not")
+    table, faults = check_table(PlanTable, document)
     if faults or table is None:
         raise ScenarioError(tuple(faults))
-    made = {"attention": Attention, "recompute": recomputation}
-    given = [name for name in document.data if name in table.model_fields_set]
-    return {name: made.get(name, lambda value: value)(getattr(table, name)) for name in given}
+    converters = {"attention": Attention, "recompute": recomputation}
+    names = [name for name in document.data if name in table.model_fields_set]
+    return {name: converters.get(name, lambda value: value)(getattr(table, name)) for name in names}
 
 
 Section = tuple[str, Any]
@@ -122,8 +122,12 @@ QUANTILE = 0.95
 """The quantile of step time in what is said of every plan; the interval goes from 1 - `QUANTILE` to it."""
 
 
-def explanation(
-    value: Scenario, plan: Plan | None, question: Question, seconds: Callable[[], float], tell: Callable[[str], None]
+def explain_plan(
+    scenario: Scenario,
+    plan: Plan | None,
+    question: Question,
+    time_left: Callable[[], float],
+    tell: Callable[[str], None],
 ) -> Iterator[Section]:
     """Yield the sections about a plan, by default about the best plan of the scenario's space.
 
@@ -141,317 +145,339 @@ def explanation(
     OutOfTime
         Where no seconds are left, after the rows known until then were yielded.
     """
-    yield from _Explanation(value, question, seconds, tell).sections(plan)
+    yield from _Explanation(scenario, question, time_left, tell).list_sections(plan)
 
 
 class _Explanation:
     """One explanation: the question, and what its sections share, such as the ranked plans of the space."""
 
     def __init__(
-        self, value: Scenario, question: Question, seconds: Callable[[], float], tell: Callable[[str], None]
+        self, scenario: Scenario, question: Question, time_left: Callable[[], float], tell: Callable[[str], None]
     ) -> None:
-        self.value, self.problem, self.question = value, value.problem, question
-        self.seconds, self.tell = seconds, tell
-        self.space = value.with_starts(value.make_space())
+        self.scenario, self.problem, self.question = scenario, scenario.problem, question
+        self.time_left, self.tell = time_left, tell
+        self.space = scenario.with_starts(scenario.make_space())
         self.costs = SimulatedCost(self.problem)
-        self.uncertainty: Uncertainty = uncertainty_of(self.problem, value.assumptions)
+        self.uncertainty: Uncertainty = find_uncertainty(self.problem, scenario.assumptions)
 
-    def sections(self, plan: Plan | None) -> Iterator[Section]:
-        given = None
+    def list_sections(self, plan: Plan | None) -> Iterator[Section]:
+        given_trial = None
         if plan is not None:
             self.tell("the given plan")
             self._check_fits(plan)
-            given = self._evaluated(plan)
+            given_trial = self._evaluate_plan(plan)
             # sections that need no other plan come first: ranking the space may take all the time there is
-            yield "plan", self._describe_plan(given)
-            yield from self._describe_step(given)
-        best = self._find_best(plan)
-        trial = given or best or self._own_in_words()
+            yield "plan", self._describe_plan(given_trial)
+            yield from self._describe_step(given_trial)
+        best_trial = self._find_best(plan)
+        trial = given_trial or best_trial or self._find_sayable_own()
         if trial is None:
-            trial = best = self._searched()
-        layout = self._layout(trial)
-        yield "plan", self._describe_plan(trial) | {"among": asdict(self.ranking.among)}
-        if given is None:
+            trial = best_trial = self._search_best()
+        layout = self._find_layout(trial)
+        yield "plan", self._describe_plan(trial) | {"among": asdict(self.ranking.ranked_plans)}
+        if given_trial is None:
             yield from self._describe_step(trial)
-        if best is not None and trial.plan != best.plan:
-            yield "best", self._compared(trial, best)
-        if self.question.asked:
+        if best_trial is not None and trial.plan != best_trial.plan:
+            yield "best", self._compare_trials(trial, best_trial)
+        if self.question.asked_fields:
             self.tell("plans that have what is asked for")
-            found = why_not(self.ranking, trial, layout, self.question.asked, self.space)
-            yield "why_not", self._why_not(found, trial)
-        if self.question.lost:
+            answer = explain_why_not(self.ranking, trial, layout, self.question.asked_fields, self.space)
+            yield "why_not", self._describe_why_not(answer, trial)
+        if self.question.num_lost:
             self.tell("plans for the devices that are left")
-            yield "replan", self._replan(trial, layout)
-        if self.question.whole:
-            yield from self._whole(trial, layout, best)
+            yield "replan", self._describe_replan(trial, layout)
+        if self.question.is_general:
+            yield from self._list_general_sections(trial, layout, best_trial)
 
     def _describe_plan(self, trial: Trial) -> dict[str, Any]:
         """Return the section about the plan itself."""
-        document = {"document": trial.plan.to_json(), "most_out_of_memory": risk_limit(self.problem)}
-        return self._trial(trial) | document
+        document = {"document": trial.plan.to_json(), "most_out_of_memory": find_risk_limit(self.problem)}
+        return self._describe_trial(trial) | document
 
     def _describe_step(self, trial: Trial) -> Iterator[Section]:
         """Yield where the time of a step goes: its critical path, and the time of its devices."""
         path = critical_path(lower(self.problem, trial.plan))
         stages = list(trial.plan.stages_at(path.position))
-        yield "critical_path", {"seconds": path.by_kind(), "pipeline_rank": path.position, "stages": stages}
+        yield "critical_path", {"seconds": path.sum_by_kind(), "pipeline_rank": path.position, "stages": stages}
         yield "device_time", device_time(simulate(lower(self.problem, trial.plan)))
 
     def _find_best(self, plan: Plan | None) -> Trial | None:
         """Rank known plans, ``plan`` and plans near them, and return the fastest one that fits."""
         self.tell("looking at plans of the space")
-        best = search_best(self.problem, self.space, self.seconds)
-        given = [] if plan is None else [layout_of(self.problem, plan)]
-        self.ranking = self._ranked([*given, *best])
+        best_layouts = search_best(self.problem, self.space, self.time_left)
+        plan_layouts = [] if plan is None else [recover_layout(self.problem, plan)]
+        self.ranking = self._rank_space([*plan_layouts, *best_layouts])
         self.tell("the fastest plan")
-        return self.ranking.fastest(fits)
+        return self.ranking.find_fastest(fits)
 
-    def _whole(self, trial: Trial, layout: Layout, best: Trial | None) -> Iterator[Section]:
+    def _list_general_sections(self, trial: Trial, layout: Layout, best_trial: Trial | None) -> Iterator[Section]:
         self.tell("the scenario's own plan")
-        own = self._own()
-        if own is not None and own.plan != trial.plan:
-            yield "own_plan", self._compared(trial, own)
+        own_trial = self._evaluate_own()
+        if own_trial is not None and own_trial.plan != trial.plan:
+            yield "own_plan", self._compare_trials(trial, own_trial)
         self.tell("what more of each resource would save")
         parts = machine_parts(self.problem.cluster, self.problem.training.precision)
         prices = [*prices_of_rates(self.ranking, trial.plan, parts), price_of_memory(self.ranking, trial)]
-        larger = next_larger_memory(self.ranking, trial)
-        yield "shadow_prices", self._prices(prices, trial, larger)
+        larger_trial = find_next_memory(self.ranking, trial)
+        yield "shadow_prices", self._describe_prices(prices, trial, larger_trial)
         self.tell("what each decision is worth")
-        second = runner_up(self.ranking, trial, layout)
-        yield "runner_up", self._alternative(second) if second else None
-        others: dict[str, Alternative] = {}
-        yield from self._partly("decisions", self._decisions(trial, layout, others))
+        next_best = find_runner_up(self.ranking, trial, layout)
+        yield "runner_up", self._describe_alternative(next_best) if next_best else None
+        topic_alternatives: dict[str, Alternative] = {}
+        yield from self._yield_rows("decisions", self._list_decisions(trial, layout, topic_alternatives))
         timeline = simulate(lower(self.problem, trial.plan))
-        found = recommendations(self.problem, trial.plan, timeline, others)
-        yield "recommendation", [{name: getattr(each, name) for name in each.__slots__} for each in found]
+        advice = recommendations(self.problem, trial.plan, timeline, topic_alternatives)
+        yield (
+            "recommendation",
+            [{name: getattr(recommendation, name) for name in recommendation.__slots__} for recommendation in advice],
+        )
         self.tell("less memory")
-        yield from self._partly("memory_front", map(self._tradeoff, memory_front(self.ranking, trial)))
-        if best is not None and trial.plan == best.plan:
-            yield from self._partly("sensitivity", self._sensitivities(trial, parts))
+        yield from self._yield_rows("memory_front", map(self._describe_tradeoff, memory_front(self.ranking, trial)))
+        if best_trial is not None and trial.plan == best_trial.plan:
+            yield from self._yield_rows("sensitivity", self._list_sensitivities(trial, parts))
         if len(self.problem.cluster.nodes) == 1 and self.problem.cluster.num_nodes > 1:
-            yield from self._partly("device_front", self._devices(trial))
+            yield from self._yield_rows("device_front", self._list_device_front(trial))
 
-    def _partly(self, name: str, rows: Iterator[dict[str, Any]]) -> Iterator[Section]:
+    def _yield_rows(self, name: str, rows: Iterator[dict[str, Any]]) -> Iterator[Section]:
         """Yield a section of rows; where time is up or the user interrupts, a section of the rows known until then."""
-        known: list[dict[str, Any]] = []
+        known_rows: list[dict[str, Any]] = []
         try:
             for row in rows:
-                known.append(row)
+                known_rows.append(row)
         except (OutOfTime, KeyboardInterrupt):
-            yield name, known
+            yield name, known_rows
             raise
-        yield name, known
+        yield name, known_rows
 
-    def _ranked(self, around: list[Layout]) -> SpaceRanking:
-        return ranking(self.problem, self.space, around, seconds=self.seconds, seen=_counting(self.tell))
+    def _rank_space(self, start_layouts: list[Layout]) -> SpaceRanking:
+        return ranking(
+            self.problem, self.space, start_layouts, seconds=self.time_left, on_seen=_build_counter(self.tell)
+        )
 
-    def _searched(self) -> Trial:
+    def _search_best(self) -> Trial:
         """Search for a plan that fits where no ranked one does, rank the plans near it, and return the fastest."""
-        if self.ranking.whole:
-            raise self._nothing()
+        if self.ranking.is_complete:
+            raise self._explain_nothing()
         self.tell("looking for a plan that fits")
-        found = search(BestFirst(), self.problem, self.space, seconds=self.seconds(), clock=process_time)
-        if nothing_is_known_to_fit(found):
-            raise self._nothing()
-        if found.best is None:
+        result = search(BestFirst(), self.problem, self.space, seconds=self.time_left(), clock=process_time)
+        if proves_nothing_fits(result):
+            raise self._explain_nothing()
+        if result.best is None:
             raise OutOfTime
-        self.ranking = self._ranked([layout_of(self.problem, found.best.plan)])
-        best = self.ranking.fastest(fits)
-        assert best is not None  # the plan that the search found is ranked, and fits
-        return best
+        self.ranking = self._rank_space([recover_layout(self.problem, result.best.plan)])
+        best_trial = self.ranking.find_fastest(fits)
+        assert best_trial is not None  # the plan that the search found is ranked, and fits
+        return best_trial
 
-    def _nothing(self) -> Nothing:
+    def _explain_nothing(self) -> NothingFits:
         self.tell("what would make a plan fit")
-        least = sorted(self.ranking.candidates, key=lambda each: each.peak)
-        return Nothing(nothing_fits(self.problem, [each.layout for each in least], self.space.accepts, self.seconds))
+        candidates = sorted(self.ranking.candidates, key=lambda candidate: candidate.peak)
+        return NothingFits(
+            explain_shortfall(
+                self.problem, [candidate.layout for candidate in candidates], self.space.accepts, self.time_left
+            )
+        )
 
     def _check_fits(self, plan: Plan) -> None:
         if not self.costs.fits(plan):
             self.tell("what would make it fit")
-            accepts = self.space.accepts
-            raise Nothing(nothing_fits(self.problem, [layout_of(self.problem, plan)], accepts, self.seconds))
+            acceptor = self.space.accepts
+            raise NothingFits(
+                explain_shortfall(self.problem, [recover_layout(self.problem, plan)], acceptor, self.time_left)
+            )
 
-    def _own(self) -> Trial | None:
+    def _evaluate_own(self) -> Trial | None:
         """Return the scenario's own plan where it fits; it may lie outside the space."""
-        own = self.value.plan
-        return self._evaluated(own) if own is not None and self.costs.fits(own) else None
+        own_plan = self.scenario.plan
+        return self._evaluate_plan(own_plan) if own_plan is not None and self.costs.fits(own_plan) else None
 
-    def _own_in_words(self) -> Trial | None:
+    def _find_sayable_own(self) -> Trial | None:
         """Return the scenario's own plan where it fits and the scenario's target, if it has one, can express it."""
-        own, accepts = self._own(), self.space.accepts
-        said = own is not None and (accepts is None or not accepts.refusals(self.problem, own.plan))
-        return own if said else None
+        own_trial, acceptor = self._evaluate_own(), self.space.accepts
+        is_sayable = own_trial is not None and (
+            acceptor is None or not acceptor.list_refusals(self.problem, own_trial.plan)
+        )
+        return own_trial if is_sayable else None
 
-    def _evaluated(self, plan: Plan) -> Trial:
+    def _evaluate_plan(self, plan: Plan) -> Trial:
         return Trial(plan, self.costs.evaluate(plan), 0.0)
 
-    def _layout(self, trial: Trial) -> Layout:
-        plans = ((each.layout, self.ranking.plan(each)) for each in self.ranking.candidates)
-        return next((layout for layout, plan in plans if plan == trial.plan), None) or layout_of(
+    def _find_layout(self, trial: Trial) -> Layout:
+        plans = (
+            (candidate.layout, self.ranking.complete_candidate(candidate)) for candidate in self.ranking.candidates
+        )
+        return next((layout for layout, plan in plans if plan == trial.plan), None) or recover_layout(
             self.problem, trial.plan
         )
 
-    def _trial(self, trial: Trial) -> dict[str, Any]:
-        limit = risk_limit(self.problem)
-        most = 1.0 if limit is None else limit
-        at, found = trial.evaluation, prospect(self.problem, trial, self.uncertainty, QUANTILE, most)
-        low = self.uncertainty.step_time_quantile(at.step_time, 1 - QUANTILE)
-        high = self.uncertainty.step_time_quantile(at.step_time, QUANTILE)
+    def _describe_trial(self, trial: Trial) -> dict[str, Any]:
+        limit = find_risk_limit(self.problem)
+        max_risk = 1.0 if limit is None else limit
+        evaluation, outlook = (
+            trial.evaluation,
+            build_prospect(self.problem, trial, self.uncertainty, QUANTILE, max_risk),
+        )
+        low = self.uncertainty.step_time_quantile(evaluation.step_time, 1 - QUANTILE)
+        high = self.uncertainty.step_time_quantile(evaluation.step_time, QUANTILE)
         return {
             "plan": trial.plan.describe(),
-            "step_time": at.step_time,
+            "step_time": evaluation.step_time,
             "step_time_interval": [low, high],
-            "peak_memory": at.peak_memory,
+            "peak_memory": evaluation.peak_memory,
             "memory_capacity": self.problem.cluster.accelerator.memory,
-            "memory_usable": self.problem.usable(self.problem.cluster.accelerator),
-            "fits": at.fits,
-            "out_of_memory": found.out_of_memory,
+            "memory_usable": self.problem.usable_memory(self.problem.cluster.accelerator),
+            "fits": evaluation.fits,
+            "out_of_memory": outlook.out_of_memory,
         }
 
-    def _compared(self, trial: Trial, other: Trial) -> dict[str, Any]:
+    def _compare_trials(self, trial: Trial, other_trial: Trial) -> dict[str, Any]:
         """Return what is said of another plan, and by how many seconds each part of its step differs."""
-        spent = [device_time(simulate(lower(self.problem, each.plan))) for each in (trial, other)]
-        margin = other.evaluation.step_time / trial.evaluation.step_time - 1
-        return self._trial(other) | {"margin": margin, "more_seconds": difference(*spent)}
+        device_times = [
+            device_time(simulate(lower(self.problem, compared_trial.plan))) for compared_trial in (trial, other_trial)
+        ]
+        margin = other_trial.evaluation.step_time / trial.evaluation.step_time - 1
+        return self._describe_trial(other_trial) | {"margin": margin, "more_seconds": compare_times(*device_times)}
 
-    def _alternative(self, found: Alternative) -> dict[str, Any]:
-        return self._trial(found.trial) | {"decision": found.decision, "margin": found.margin}
+    def _describe_alternative(self, alternative: Alternative) -> dict[str, Any]:
+        return self._describe_trial(alternative.trial) | {"decision": alternative.topic, "margin": alternative.margin}
 
-    def _decisions(self, trial: Trial, layout: Layout, others: dict[str, Alternative]) -> Iterator[dict[str, Any]]:
+    def _list_decisions(
+        self, trial: Trial, layout: Layout, topic_alternatives: dict[str, Alternative]
+    ) -> Iterator[dict[str, Any]]:
         """Yield for each topic the best plan that decides it otherwise; also add it to ``topic_alternatives``."""
-        for each in alternatives(self.ranking, trial, layout):
-            others[each.decision] = each
-            yield self._alternative(each)
+        for alternative in list_alternatives(self.ranking, trial, layout):
+            topic_alternatives[alternative.topic] = alternative
+            yield self._describe_alternative(alternative)
 
-    def _why_not(self, found: WhyNot, trial: Trial) -> dict[str, Any]:
+    def _describe_why_not(self, answer: WhyNot, trial: Trial) -> dict[str, Any]:
         return {
-            "asked": {name: _plain(value) for name, value in found.asked},
-            "legal_plans": found.legal,
-            "all_legal_plans": found.whole,
-            "outside_space": found.outside,
-            "limits": self._limits(),
-            "broken_rules": [_rule(each) for each in found.broken],
-            "lacking": shortfall_document(self.problem, found.lacking) if found.lacking else None,
-            "plan": self._trial(found.trial) if found.trial else None,
-            "is_explained": found.trial is not None and found.trial.plan == trial.plan,
-            "margin": found.margin,
-            "more_seconds": dict(found.more),
-            "nearest": self._trial(found.nearest) if found.nearest else None,
+            "asked": {name: _to_plain(value) for name, value in answer.asked_fields},
+            "legal_plans": answer.num_legal,
+            "all_legal_plans": answer.is_complete,
+            "outside_space": answer.is_outside,
+            "limits": self._describe_limits(),
+            "broken_rules": [_describe_rule(violation) for violation in answer.broken_rules],
+            "lacking": build_shortfall_document(self.problem, answer.shortfall) if answer.shortfall else None,
+            "plan": self._describe_trial(answer.trial) if answer.trial else None,
+            "is_explained": answer.trial is not None and answer.trial.plan == trial.plan,
+            "margin": answer.margin,
+            "more_seconds": dict(answer.extra_seconds),
+            "nearest": self._describe_trial(answer.nearest_trial) if answer.nearest_trial else None,
         }
 
-    def _limits(self) -> str:
+    def _describe_limits(self) -> str:
         """Return in words what limits the plans of the space."""
-        target = self.value.target
-        can = f" and what {Acceptance(target, self.value.spec).can}" if target is not None else ""
-        return f"the limits in search.space{can}"
+        target = self.scenario.target
+        ability_text = f" and what {Acceptance(target, self.scenario.spec).can}" if target is not None else ""
+        return f"the limits in search.space{ability_text}"
 
-    def _prices(self, prices: list[ShadowPrice], trial: Trial, larger: Trial | None) -> dict[str, Any]:
+    def _describe_prices(self, prices: list[ShadowPrice], trial: Trial, larger_trial: Trial | None) -> dict[str, Any]:
         device = self.problem.cluster.accelerator
-        rates = [each for each in prices if each.resource != "memory"]
-        binding = max(rates, key=lambda each: each.saves)
-        faster = larger is not None
+        rates = [price for price in prices if price.resource != "memory"]
+        binding_price = max(rates, key=lambda price: price.saved_seconds)
+        is_faster = larger_trial is not None
         return {
             "prices": [
                 {
-                    "resource": each.resource,
-                    "amount": each.amount,
-                    "more": each.more,
-                    "saves": each.saves,
-                    "fraction": each.saves / trial.evaluation.step_time,
-                    "plan": each.plan.describe() if each.plan else None,
+                    "resource": price.resource,
+                    "amount": price.amount,
+                    "more": price.increment,
+                    "saves": price.saved_seconds,
+                    "fraction": price.saved_seconds / trial.evaluation.step_time,
+                    "plan": price.plan.describe() if price.plan else None,
                 }
-                for each in prices
+                for price in prices
             ],
-            "binding": binding.resource,
-            "memory_binds": faster,
+            "binding": binding_price.resource,
+            "memory_binds": is_faster,
             "memory_used": trial.evaluation.peak_memory / device.memory,
-            "next_memory": self._trial(larger) if larger else None,
+            "next_memory": self._describe_trial(larger_trial) if larger_trial else None,
         }
 
-    def _sensitivities(self, trial: Trial, parts: tuple[MachinePart, ...]) -> Iterator[dict[str, Any]]:
+    def _list_sensitivities(self, trial: Trial, parts: tuple[MachinePart, ...]) -> Iterator[dict[str, Any]]:
         for part in parts:
             self.tell(f"{part.name} 20 % off")
-            yield self._sensitivity(sensitivity(self.ranking, trial.plan, part))
+            yield self._describe_sensitivity(sensitivity(self.ranking, trial.plan, part))
         words = format_size(self.problem.cluster.accelerator.memory)
-        yield self._sensitivity(memory_sensitivity(self.ranking, trial, words))
+        yield self._describe_sensitivity(memory_sensitivity(self.ranking, trial, words))
 
-    def _sensitivity(self, found: Sensitivity) -> dict[str, Any]:
+    def _describe_sensitivity(self, result: Sensitivity) -> dict[str, Any]:
         return {
-            "part": found.part,
-            "speed": found.speed,
-            "outcomes": [self._outcome(each) for each in found.outcomes],
-            "region": list(found.region),
-            "reached": list(found.reached),
+            "part": result.part,
+            "speed": result.speed,
+            "outcomes": [self._describe_outcome(outcome) for outcome in result.outcomes],
+            "region": list(result.region),
+            "reached": list(result.is_open_ended),
         }
 
-    def _outcome(self, found: Outcome) -> dict[str, Any]:
-        best = found.best
+    def _describe_outcome(self, outcome: Outcome) -> dict[str, Any]:
+        best_trial = outcome.best
         return {
-            "factor": found.factor,
-            "stays": found.stays,
-            "loses": found.loses,
-            "fits": found.step_time is not None,
-            "best": best.plan.describe() if best else None,
-            "best_step_time": best.evaluation.step_time if best else None,
-            "step_time": found.step_time,
+            "factor": outcome.factor,
+            "stays": outcome.stays,
+            "loses": outcome.loses,
+            "fits": outcome.step_time is not None,
+            "best": best_trial.plan.describe() if best_trial else None,
+            "best_step_time": best_trial.evaluation.step_time if best_trial else None,
+            "step_time": outcome.step_time,
         }
 
-    def _tradeoff(self, found: Tradeoff) -> dict[str, Any]:
+    def _describe_tradeoff(self, tradeoff: Tradeoff) -> dict[str, Any]:
         return {
-            "plan": found.trial.plan.describe(),
-            "step_time": found.trial.evaluation.step_time,
-            "peak_memory": found.trial.evaluation.peak_memory,
-            "out_of_memory": out_of_memory_of(self.problem, found.trial.evaluation.peak_memory),
-            "devices": found.devices,
-            "fits": found.fits,
-            "cost_per_million_tokens": found.cost * self.question.price,
+            "plan": tradeoff.trial.plan.describe(),
+            "step_time": tradeoff.trial.evaluation.step_time,
+            "peak_memory": tradeoff.trial.evaluation.peak_memory,
+            "out_of_memory": estimate_problem_risk(self.problem, tradeoff.trial.evaluation.peak_memory),
+            "devices": tradeoff.devices,
+            "fits": tradeoff.fits,
+            "cost_per_million_tokens": tradeoff.cost * self.question.price,
         }
 
-    def _devices(self, trial: Trial) -> Iterator[dict[str, Any]]:
+    def _list_device_front(self, trial: Trial) -> Iterator[dict[str, Any]]:
         self.tell("fewer devices")
-        for devices, found, among in device_front(self.problem, self.space, trial, self.seconds):
-            told = self._tradeoff(found) if found else {"devices": devices, "fits": False}
-            yield told | {"among": asdict(among) if among else None}
+        for devices, tradeoff, ranked_plans in device_front(self.problem, self.space, trial, self.time_left):
+            row = self._describe_tradeoff(tradeoff) if tradeoff else {"devices": devices, "fits": False}
+            yield row | {"among": asdict(ranked_plans) if ranked_plans else None}
             self.tell(f"fewer devices than {devices}")
 
-    def _replan(self, trial: Trial, layout: Layout) -> dict[str, Any]:
-        found = replan(self.problem, self.space, trial.plan, layout, self.question.lost, self.seconds)
+    def _describe_replan(self, trial: Trial, layout: Layout) -> dict[str, Any]:
+        result = replan(self.problem, self.space, trial.plan, layout, self.question.num_lost, self.time_left)
         return {
-            "lost": found.lost,
-            "left": found.left,
-            "best": _change(found.best),
-            "fewest_moves": _change(found.fewest_moves),
-            "break_even_steps": found.break_even,
-            "sizes": list(found.sizes),
-            "proven": found.proven,
-            "whole": found.whole,
+            "lost": result.num_lost,
+            "left": result.num_left,
+            "best": _describe_change(result.best),
+            "fewest_moves": _describe_change(result.fewest_moves),
+            "break_even_steps": result.break_even,
+            "sizes": list(result.sizes),
+            "proven": result.is_proven,
+            "whole": result.is_complete,
         }
 
 
-def _change(found: Change | None) -> dict[str, Any] | None:
-    if found is None:
+def _describe_change(change: Change | None) -> dict[str, Any] | None:
+    if change is None:
         return None
-    moved = found.migration
+    migration = change.migration
     return {
-        "plan": found.trial.plan.describe(),
-        "document": found.trial.plan.to_json(),
-        "step_time": found.trial.evaluation.step_time,
-        "peak_memory": found.trial.evaluation.peak_memory,
-        "devices": found.devices,
-        "received": moved.received,
-        "most_received": moved.most,
-        "from_checkpoint": moved.lost,
-        "migration_seconds": moved.seconds,
+        "plan": change.trial.plan.describe(),
+        "document": change.trial.plan.to_json(),
+        "step_time": change.trial.evaluation.step_time,
+        "peak_memory": change.trial.evaluation.peak_memory,
+        "devices": change.devices,
+        "received": migration.received_bytes,
+        "most_received": migration.max_received,
+        "from_checkpoint": migration.lost_bytes,
+        "migration_seconds": migration.seconds,
     }
 
 
-def _rule(found: Violation) -> dict[str, str]:
-    return {"field": found.field, "message": found.message}
+def _describe_rule(violation: Violation) -> dict[str, str]:
+    return {"field": violation.field, "message": violation.message}
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | str) else str(value)
 
 
-def _counting(tell: Callable[[str], None]) -> Seen:
+def _build_counter(tell: Callable[[str], None]) -> SeenCallback:
     return lambda count: tell(f"looking at plans of the space: {count}")

@@ -36,7 +36,7 @@ from importlib.resources import files
 from math import exp
 from typing import Any, NamedTuple
 
-from meshwise.simulator.catalog import timed_products
+from meshwise.simulator.catalog import list_timed_products
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.units import format_count
 from meshwise.strategies.explanation.uncertainty import Uncertainty
@@ -52,13 +52,13 @@ class Residual(NamedTuple):
     group: str
 
 
-def half_widths(residuals: Sequence[Residual], coverage: float) -> dict[str, float]:
+def find_half_widths(residuals: Sequence[Residual], coverage: float) -> dict[str, float]:
     """Return for every category the half width of the interval that contains the fraction ``coverage`` of its errors.
 
     Here the three errors of one group weigh as much as the one error of the other:
 
     >>> errors = [Residual(size, "all", "a") for size in (0.1, 0.2, 0.3)] + [Residual(0.4, "all", "b")]
-    >>> half_widths(errors, 0.5), half_widths(errors, 0.6)
+    >>> find_half_widths(errors, 0.5), find_half_widths(errors, 0.6)
     ({'all': 0.3}, {'all': 0.4})
     """
     members: dict[str, list[Residual]] = defaultdict(list)
@@ -67,12 +67,14 @@ def half_widths(residuals: Sequence[Residual], coverage: float) -> dict[str, flo
     return {name: _quantile(members[name], coverage) for name in sorted(members)}
 
 
-def half_width(widths: Mapping[str, float], category: str) -> float:
+def find_half_width(widths: Mapping[str, float], category: str) -> float:
     """Return the half width of a category; the largest of all for a category without errors."""
     return widths.get(category, max(widths.values()))
 
 
-def left_out(groups: Iterable[str], residuals: Sequence[Residual], coverage: float) -> Iterator[tuple[int, float]]:
+def leave_groups_out(
+    groups: Iterable[str], residuals: Sequence[Residual], coverage: float
+) -> Iterator[tuple[int, float]]:
     """Yield the position of every error, and the half width fitted to the errors of all other groups.
 
     ``groups`` has the group of every residual.
@@ -87,22 +89,24 @@ def left_out(groups: Iterable[str], residuals: Sequence[Residual], coverage: flo
         places[group].append(place)
     if len(places) == 1:
         raise ValueError(f"leaving a group out needs two, met {next(iter(places))} alone")
-    for held_out in places.values():
-        apart = set(held_out)
-        widths = half_widths([each for place, each in enumerate(residuals) if place not in apart], coverage)
-        yield from ((place, half_width(widths, residuals[place].category)) for place in held_out)
+    for group_places in places.values():
+        excluded_places = set(group_places)
+        widths = find_half_widths(
+            [residual for place, residual in enumerate(residuals) if place not in excluded_places], coverage
+        )
+        yield from ((place, find_half_width(widths, residuals[place].category)) for place in group_places)
 
 
 def _quantile(residuals: Sequence[Residual], fraction: float) -> float:
     """Return the smallest size that errors with this fraction of the weight do not exceed; groups weigh the same."""
-    members = Counter(residual.group for residual in residuals)
-    ordered = sorted(residuals)
-    reached = 0.0
-    for residual in ordered:
-        reached += 1 / (members[residual.group] * len(members))
-        if reached >= fraction - 1e-9:  # a sum of 1 / n falls short of a whole fraction by rounding
+    group_sizes = Counter(residual.group for residual in residuals)
+    sorted_residuals = sorted(residuals)
+    weight = 0.0
+    for residual in sorted_residuals:
+        weight += 1 / (group_sizes[residual.group] * len(group_sizes))
+        if weight >= fraction - 1e-9:  # a sum of 1 / n falls short of a whole fraction by rounding
             return residual.size
-    return ordered[-1].size
+    return sorted_residuals[-1].size
 
 
 FIGURES = "prediction_intervals.json"
@@ -123,17 +127,17 @@ class Category(StrEnum):
     """No kernel of the accelerator was timed: its products come from data sheets."""
 
 
-def category(cluster: Cluster, assumptions: Sequence[str]) -> Category:
+def find_category(cluster: Cluster, assumptions: Sequence[str]) -> Category:
     """Return the category of runs on ``cluster`` that rest on ``assumptions``."""
-    if any(device.matmul not in timed_products() for device in cluster.accelerators):
+    if any(device.matmul not in list_timed_products() for device in cluster.accelerators):
         return Category.UNTIMED
     return Category.OPEN if any(FIRST_THAT_FITS in line for line in assumptions) else Category.STATED
 
 
-def step_time_interval(step_time: float, of: Category) -> Interval:
+def step_time_interval(step_time: float, run_category: Category) -> Interval:
     """Return the interval, in seconds around a predicted step time, that contains 90 % of the runs of a category."""
-    widths = {name: fit["half_width"] for name, fit in _figures()["step_time"].items()}
-    return around(step_time, half_width(widths, of))
+    widths = {name: fit["half_width"] for name, fit in _load_figures()["step_time"].items()}
+    return build_interval(step_time, find_half_width(widths, run_category))
 
 
 def peak_memory_interval(peak: float) -> Interval:
@@ -142,17 +146,17 @@ def peak_memory_interval(peak: float) -> Interval:
     A measured peak is the allocator's count of bytes of tensors. The interval is fitted to the runs of
     `describe_peak_runs`; errors on other machines and trainers are larger.
     """
-    return around(peak, _figures()["peak_memory"]["half_width"])
+    return build_interval(peak, _load_figures()["peak_memory"]["half_width"])
 
 
-RUNS = {"simumax_b200": "on B200 with Megatron-LM"}
+PEAK_RUNS = {"simumax_b200": "on B200 with Megatron-LM"}
 """Machine and trainer in words, by publisher of the peaks that the interval is fitted to."""
 
 
 def describe_peak_runs() -> str:
     """Return in words how many runs `peak_memory_interval` is fitted to, on which machine and with which trainer."""
-    fit = _figures()["peak_memory"]
-    return f"{format_count(fit['rows'], 'run')} {' and '.join(RUNS.get(name, f'of {name}') for name in fit['sources'])}"
+    fit = _load_figures()["peak_memory"]
+    return f"{format_count(fit['rows'], 'run')} {' and '.join(PEAK_RUNS.get(name, f'of {name}') for name in fit['sources'])}"
 
 
 RISK = 0.05
@@ -160,23 +164,23 @@ RISK = 0.05
 
 
 @lru_cache(maxsize=8)
-def memory_margin(risk: float, *, caching: bool, known: bool = True) -> float:
+def memory_margin(risk: float, *, is_caching: bool, is_known: bool = True) -> float:
     """Return the factor on a predicted peak at which a device lacks memory with probability ``risk``.
 
     It is larger with a caching allocator, which reserves more bytes than tensors have because it keeps blocks of sizes
     that do not return; and where the framework's conventions are not known, because errors of peaks are larger.
     """
-    return uncertainty(Category.STATED, caching=caching, known=known).memory_margin(risk)
+    return build_uncertainty(Category.STATED, is_caching=is_caching, is_known=is_known).memory_margin(risk)
 
 
-PLANNED = ("xla", "mindspore")
+PLANNING_FRAMEWORKS = ("xla", "mindspore")
 """Frameworks that compile a step and plan its memory: XLA's buffer assignment, and in MindSpore's graph mode its "safe
 optimized memory allocation solver", by which the operators of a graph share one static block."""
 
 
 def caches_blocks(training: Training, cluster: Cluster) -> bool:
     """Return whether the allocator caches blocks: not with planned memory, expandable segments or on a CPU."""
-    blocks = training.framework not in PLANNED and not training.expandable_segments
+    blocks = training.framework not in PLANNING_FRAMEWORKS and not training.expandable_segments
     return blocks and not any(device.computes_collectives for device in cluster.accelerators)
 
 
@@ -187,54 +191,54 @@ def knows_conventions(training: Training) -> bool:
 
 def with_margin(problem: Problem, risk: float = RISK) -> Problem:
     """Return the problem with a memory margin: a plan fits if it lacks memory with probability ``risk`` at most."""
-    caching, known = caches_blocks(problem.training, problem.cluster), knows_conventions(problem.training)
-    margin = memory_margin(risk, caching=caching, known=known)
+    is_caching, is_known = caches_blocks(problem.training, problem.cluster), knows_conventions(problem.training)
+    margin = memory_margin(risk, is_caching=is_caching, is_known=is_known)
     return replace(problem, memory_margin=max(1.0, margin))  # the predicted peak has to fit at any risk
 
 
-def out_of_memory_of(problem: Problem, peak: float) -> float:
+def estimate_problem_risk(problem: Problem, peak: float) -> float:
     """Return the probability that the smallest device of a problem lacks memory, for a predicted peak in bytes."""
-    return uncertainty_of(problem).lacks_memory(problem.cluster, peak)
+    return find_uncertainty(problem).estimate_cluster_risk(problem.cluster, peak)
 
 
-def risk_limit(problem: Problem) -> float | None:
+def find_risk_limit(problem: Problem) -> float | None:
     """Return the largest probability of lacking memory at which a plan of a problem fits; None without such a limit."""
     return RISK if problem.memory_margin > 1 else None
 
 
-def uncertainty_of(problem: Problem, assumptions: Sequence[str] = ()) -> Uncertainty:
+def find_uncertainty(problem: Problem, assumptions: Sequence[str] = ()) -> Uncertainty:
     """Return how far predictions for a problem may be off, under the assumptions of its scenario."""
-    of = category(problem.cluster, assumptions)
-    caching, known = caches_blocks(problem.training, problem.cluster), knows_conventions(problem.training)
-    return uncertainty(of, caching=caching, known=known)
+    run_category = find_category(problem.cluster, assumptions)
+    is_caching, is_known = caches_blocks(problem.training, problem.cluster), knows_conventions(problem.training)
+    return build_uncertainty(run_category, is_caching=is_caching, is_known=is_known)
 
 
-def uncertainty(of: Category, *, caching: bool = True, known: bool = True) -> Uncertainty:
+def build_uncertainty(run_category: Category, *, is_caching: bool = True, is_known: bool = True) -> Uncertainty:
     """Return how far predictions for a category of runs may be off.
 
     ``is_caching`` says whether the allocator caches blocks, ``is_known`` whether the framework's conventions are known.
     """
-    figures = _figures()
+    figures = _load_figures()
     widths = {name: fit["half_width"] for name, fit in figures["step_time"].items()}
-    ratios = figures["reserved_over_allocated"] if caching else {"least": 1.0, "median": 1.0, "largest": 1.0}
+    ratios = figures["reserved_over_allocated"] if is_caching else {"least": 1.0, "median": 1.0, "largest": 1.0}
     return Uncertainty(
         coverage=figures["coverage"],
-        step_time=half_width(widths, of),
-        peak_memory=figures["peak_memory" if known else "unknown_framework"]["half_width"],
-        reserved=(ratios["least"], ratios["median"], ratios["largest"]),
+        step_time_width=find_half_width(widths, run_category),
+        peak_memory_width=figures["peak_memory" if is_known else "unknown_framework"]["half_width"],
+        reserved_ratios=(ratios["least"], ratios["median"], ratios["largest"]),
     )
 
 
-def around(value: float, half_width: float) -> Interval:
+def build_interval(value: float, half_width: float) -> Interval:
     """Return the interval from ``value / exp(half_width)`` to ``value * exp(half_width)``.
 
-    >>> around(3.0, 0.0)
+    >>> build_interval(3.0, 0.0)
     (3.0, 3.0)
     """
     return value / exp(half_width), value * exp(half_width)
 
 
 @lru_cache(maxsize=1)
-def _figures() -> dict[str, Any]:
+def _load_figures() -> dict[str, Any]:
     figures: dict[str, Any] = json.loads(files(__package__).joinpath(FIGURES).read_text("utf-8"))
     return figures

@@ -10,26 +10,26 @@ from time import perf_counter
 
 import numpy as np
 
-from meshwise.scenarios.fitting import Left
-from meshwise.scenarios.interchange.targets import EXECUTE, NAMES, Acceptance, trainers_of
-from meshwise.scenarios.intervals import out_of_memory_of
+from meshwise.scenarios.fitting import TimeLeft
+from meshwise.scenarios.interchange.targets import EXECUTE, NAMES, Acceptance, list_trainers
+from meshwise.scenarios.intervals import estimate_problem_risk
 from meshwise.scenarios.scenario import FRAMEWORK_OF, SEARCH_SECONDS, Scenario
 from meshwise.simulator.models.transformer import Transformer
 from meshwise.simulator.units import format_size, format_time
 from meshwise.strategies.cost_model import SimulatedCost
-from meshwise.strategies.explanation.ranking import unlimited
-from meshwise.strategies.explanation.uncertainty import risk_in_words
+from meshwise.strategies.explanation.ranking import unlimited_seconds
+from meshwise.strategies.explanation.uncertainty import format_risk
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.search.acceptance import Answers
-from meshwise.strategies.search.choices import offloadings
+from meshwise.strategies.search.choices import list_offloadings
 from meshwise.strategies.search.space import groups
 
 RESERVE = 0.1
 """Fraction of a search's seconds that is reserved to find a plan that some trainer runs, if none runs the fastest."""
 
-LEAST_SECONDS = 0.5
+MIN_SECONDS = 0.5
 """Least seconds for which a further search starts: listing its plans takes as long."""
 
 
@@ -60,25 +60,25 @@ class Launch:
         name = "meshwise execute" if self.trainer == EXECUTE else self.trainer
         if self.peak_memory is None or self.out_of_memory is None:
             return f"{name} (how it keeps memory is not known)"
-        needs = f"{format_size(self.peak_memory)} by its conventions, {risk_in_words(self.out_of_memory)}"
-        return name if self.fits else f"{name} (does not fit: {needs})"
+        memory_text = f"{format_size(self.peak_memory)} by its conventions, {format_risk(self.out_of_memory)}"
+        return name if self.fits else f"{name} (does not fit: {memory_text})"
 
 
-def launches(scenario: Scenario, plan: Plan) -> tuple[Launch, ...]:
+def list_launches(scenario: Scenario, plan: Plan) -> tuple[Launch, ...]:
     """Return every trainer that can run a plan of a scenario, with the memory that it needs there."""
     rows: list[Launch] = []
-    judged: dict[str, tuple[float, bool, float]] = {}  # by framework: its trainers have the same memory conventions
-    for trainer in trainers_of(scenario.spec, scenario.problem, plan):
+    verdicts: dict[str, tuple[float, bool, float]] = {}  # by framework: its trainers have the same memory conventions
+    for trainer in list_trainers(scenario.spec, scenario.problem, plan):
         if scenario.framework is None and trainer not in FRAMEWORK_OF:
             rows.append(Launch(trainer))
             continue
-        priced = scenario.priced_for(trainer)
-        framework = priced.training.framework
-        if framework not in judged:
-            costs = SimulatedCost(priced)
-            peak = costs.peak_memory(plan)
-            judged[framework] = peak, costs.fits(plan), out_of_memory_of(priced, peak)
-        rows.append(Launch(trainer, *judged[framework]))
+        priced_problem = scenario.to_target_problem(trainer)
+        framework = priced_problem.training.framework
+        if framework not in verdicts:
+            cost_model = SimulatedCost(priced_problem)
+            peak_memory = cost_model.peak_memory(plan)
+            verdicts[framework] = peak_memory, cost_model.fits(plan), estimate_problem_risk(priced_problem, peak_memory)
+        rows.append(Launch(trainer, *verdicts[framework]))
     return tuple(rows)
 
 
@@ -95,7 +95,7 @@ class Runnable:
     def describe(self) -> str:
         """Return in one line the plan, its time, memory and risk, and the option that searches for it."""
         figures = f"{format_time(self.step_time)}, {format_size(self.peak_memory)} by the conventions of {self.trainer}"
-        return f"{self.plan.describe()}: {figures}, {risk_in_words(self.out_of_memory)} (--for {self.trainer})"
+        return f"{self.plan.describe()}: {figures}, {format_risk(self.out_of_memory)} (--for {self.trainer})"
 
 
 def seeks_trainer(scenario: Scenario) -> bool:
@@ -103,12 +103,12 @@ def seeks_trainer(scenario: Scenario) -> bool:
     return scenario.framework is None and scenario.target is None and isinstance(scenario.spec, Transformer)
 
 
-def needs_runnable(scenario: Scenario, found: tuple[Launch, ...]) -> bool:
+def needs_runnable(scenario: Scenario, trainer_launches: tuple[Launch, ...]) -> bool:
     """Return whether a trainer is sought for a scenario and its plan fits in none."""
-    return seeks_trainer(scenario) and not any(launch.fits for launch in found)
+    return seeks_trainer(scenario) and not any(launch.fits for launch in trainer_launches)
 
 
-def fastest_runnable(scenario: Scenario, left: Left, budget: int | None = None) -> Runnable | None:
+def fastest_runnable(scenario: Scenario, time_left: TimeLeft, budget: int | None = None) -> Runnable | None:
     """Return the fastest plan that some trainer with known conventions can run; each trainer has a search of its own.
 
     Parameters
@@ -126,41 +126,43 @@ def fastest_runnable(scenario: Scenario, left: Left, budget: int | None = None) 
         Where the user ends one of the searches.
     """
     rows: list[Runnable] = []
-    assumed = scenario.problem.training.framework
-    trainers = sorted(FRAMEWORK_OF, key=lambda trainer: FRAMEWORK_OF[trainer] != assumed)
+    assumed_framework = scenario.problem.training.framework
+    trainers = sorted(FRAMEWORK_OF, key=lambda trainer: FRAMEWORK_OF[trainer] != assumed_framework)
     for number, trainer in enumerate(trainers, 1):
-        seconds = min(left(), SEARCH_SECONDS) / (2 if number < len(trainers) else 1)
-        if seconds <= (0 if number == 1 else LEAST_SECONDS):
+        seconds = min(time_left(), SEARCH_SECONDS) / (2 if number < len(trainers) else 1)
+        if seconds <= (0 if number == 1 else MIN_SECONDS):
             break
         try:
-            aimed = scenario.for_target(trainer)
+            target_scenario = scenario.for_target(trainer)
         except ValueError:  # it can express no plan of the model
             continue
-        result = aimed.search(seconds=seconds, budget=budget)
+        result = target_scenario.search(seconds=seconds, budget=budget)
         if result.interrupted:
             raise KeyboardInterrupt
-        if (best := result.best) is not None:
-            time, peak = best.evaluation.step_time, best.evaluation.peak_memory
-            risk = out_of_memory_of(scenario.priced_for(trainer), peak)
-            rows.append(Runnable(trainer, best.plan, time, peak, risk))
+        if (best_trial := result.best) is not None:
+            step_time, peak_memory = best_trial.evaluation.step_time, best_trial.evaluation.peak_memory
+            risk = estimate_problem_risk(scenario.to_target_problem(trainer), peak_memory)
+            rows.append(Runnable(trainer, best_trial.plan, step_time, peak_memory, risk))
     return min(rows, key=lambda row: row.step_time, default=None)
 
 
-def launches_in_words(found: tuple[Launch, ...]) -> str:
+def describe_launches(trainer_launches: tuple[Launch, ...]) -> str:
     """Return in one line the trainers that run a plan, or what to do where there is none."""
-    if not found:
+    if not trainer_launches:
         return f"no trainer as it is; --for {'|'.join(NAMES)} finds the fastest that one can say"
-    first = sorted(found, key=lambda launch: launch.fits is not True)  # a reader takes the first one for the answer
-    return ", ".join(launch.describe() for launch in first)
+    sorted_launches = sorted(
+        trainer_launches, key=lambda launch: launch.fits is not True
+    )  # a reader takes the first one for the answer
+    return ", ".join(launch.describe() for launch in sorted_launches)
 
 
-SECONDS = 10.0
+MAX_SECONDS = 10.0
 """Seconds for listing candidates of `find_near_misses`."""
 
-LOOKED_AT = 16
+MAX_MEMBERS = 16
 """Members of a group that are candidates: those with the lowest time bounds."""
 
-COMPLETED = 200
+MAX_COMPLETED = 200
 """Candidates that are completed to see whether they fit: those with the fewest reasons against them."""
 
 
@@ -174,42 +176,46 @@ class NearMiss:
     plan: Plan
     peak_memory: float
     out_of_memory: float
-    lacks: tuple[str, ...]
+    refused_decisions: tuple[str, ...]
 
     def describe(self, target: str) -> str:
         """Return in one line the plan, the memory that it needs, and the decisions that the target refuses."""
-        size, needs = format_size(self.peak_memory), " and ".join(self.lacks)
-        risk = risk_in_words(self.out_of_memory)
-        return f"{self.plan.describe()} fits with {size}, {risk}, but needs {needs}, which {target} cannot say"
+        size, needs_text = format_size(self.peak_memory), " and ".join(self.refused_decisions)
+        risk = format_risk(self.out_of_memory)
+        return f"{self.plan.describe()} fits with {size}, {risk}, but needs {needs_text}, which {target} cannot say"
 
 
-def near_misses(value: Scenario, count: int = 3, left: Left = unlimited) -> tuple[NearMiss, ...]:
+def find_near_misses(
+    scenario: Scenario, count: int = 3, time_left: TimeLeft = unlimited_seconds
+) -> tuple[NearMiss, ...]:
     """Return up to ``count`` plans that fit and that the target of a scenario refuses for the fewest reasons.
 
     No two have the same reasons. Of plans with equally many reasons, those with the lowest time bound come first. After
     `MAX_SECONDS`, or where no time is left, only the candidates listed until then count.
     """
-    assert value.target is not None
-    problem, accepts = value.problem, Acceptance(value.target, value.spec)
-    answers, costs, start = Answers(accepts.rules(problem)), SimulatedCost(problem), perf_counter()
-    found: list[tuple[int, float, int, Layout]] = []
-    space = value.search_settings.make_space()
-    offloaded = [space.with_limits(offload=offloadings())] if space.offload is None else []
-    for group in chain.from_iterable(groups(problem, among) for among in (space, *offloaded)):
-        bounds = costs.table(group).ravel()
-        for cell in np.argsort(bounds, kind="stable")[:LOOKED_AT].tolist():
+    assert scenario.target is not None
+    problem, acceptance = scenario.problem, Acceptance(scenario.target, scenario.spec)
+    answers, cost_model, start = Answers(acceptance.list_rules(problem)), SimulatedCost(problem), perf_counter()
+    candidates: list[tuple[int, float, int, Layout]] = []
+    space = scenario.search_settings.make_space()
+    offload_spaces = [space.with_limits(offload=list_offloadings())] if space.offload is None else []
+    for group in chain.from_iterable(groups(problem, subspace) for subspace in (space, *offload_spaces)):
+        bounds = cost_model.group_bounds(group).ravel()
+        for cell in np.argsort(bounds, kind="stable")[:MAX_MEMBERS].tolist():
             if np.isfinite(bounds[cell]):
-                layout = group.member(*divmod(cell, len(group.states)))
-                if reasons := answers.refusals(layout):
-                    found.append((len(reasons), float(bounds[cell]), len(found), layout))
-        if perf_counter() - start > SECONDS or left() <= 0:
+                layout = group.build_layout(*divmod(cell, len(group.states)))
+                if reasons := answers.list_refusals(layout):
+                    candidates.append((len(reasons), float(bounds[cell]), len(candidates), layout))
+        if perf_counter() - start > MAX_SECONDS or time_left() <= 0:
             break
     result: dict[tuple[str, ...], NearMiss] = {}
-    for _, _, _, layout in nsmallest(COMPLETED, found):
-        reasons = answers.refusals(layout)
-        if reasons not in result and costs.fits(plan := complete(problem, layout)):
-            peak = costs.peak_memory(plan)
-            result[reasons] = NearMiss(plan, peak, out_of_memory_of(problem, peak), accepts.lacks(problem, plan))
+    for _, _, _, layout in nsmallest(MAX_COMPLETED, candidates):
+        reasons = answers.list_refusals(layout)
+        if reasons not in result and cost_model.fits(plan := complete(problem, layout)):
+            peak_memory = cost_model.peak_memory(plan)
+            result[reasons] = NearMiss(
+                plan, peak_memory, estimate_problem_risk(problem, peak_memory), acceptance.list_lacking(problem, plan)
+            )
             if len(result) == count:
                 break
     return tuple(result.values())

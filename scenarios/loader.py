@@ -6,24 +6,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from meshwise.scenarios.files.checking import check, sound_sections
-from meshwise.scenarios.files.errors import Fault, ScenarioError, shown
+from meshwise.scenarios.files.checking import check_table, read_sound_sections
+from meshwise.scenarios.files.errors import Fault, ScenarioError, format_value
 from meshwise.scenarios.files.fields import Table
-from meshwise.scenarios.files.library import find
-from meshwise.scenarios.files.reader import Document, FieldPath, content_of, read
+from meshwise.scenarios.files.library import find_scenario
+from meshwise.scenarios.files.reader import Document, FieldPath, read_content, read_document
 from meshwise.scenarios.inputs.cluster_file import (
     FieldError,
-    cluster_in,
-    cluster_table,
+    build_cluster,
     load_cluster,
-    resized,
+    read_cluster_table,
+    resize_cluster,
     to_cluster,
     with_conditions,
 )
 from meshwise.scenarios.inputs.graph_file import load_graph
-from meshwise.scenarios.inputs.named_files import load_model, referenced, with_schedule
-from meshwise.scenarios.inputs.plan_table import layout_in, rule_violations, to_pins
-from meshwise.scenarios.inputs.remarks import assumptions, unusual
+from meshwise.scenarios.inputs.named_files import load_model, resolve_reference, with_schedule
+from meshwise.scenarios.inputs.plan_table import build_layout, list_rule_violations, to_pins
+from meshwise.scenarios.inputs.remarks import list_assumptions, list_unusual
 from meshwise.scenarios.intervals import with_margin
 from meshwise.scenarios.scenario import Measured, Scenario, SearchSettings
 from meshwise.scenarios.schema.model import ModelTable, TransformerTable
@@ -43,9 +43,9 @@ from meshwise.simulator.models.experts import Experts
 from meshwise.simulator.models.model import Model, build
 from meshwise.simulator.models.presets import MODELS
 from meshwise.simulator.models.transformer import Transformer
-from meshwise.strategies.operators.choices import resolved
-from meshwise.strategies.operators.operator_plan import cuts_operators, operator_violations
-from meshwise.strategies.plan.completion import complete, layout_of
+from meshwise.strategies.operators.choices import resolve_pins
+from meshwise.strategies.operators.operator_plan import cuts_operators, list_operator_violations
+from meshwise.strategies.plan.completion import complete, recover_layout
 from meshwise.strategies.plan.layout import DECISIONS, STEP_DECISIONS, Violation
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem, Training
@@ -75,13 +75,13 @@ def load(path: str | Path, plan: str | Path | None = None) -> Scenario:
     ScenarioError
         Where a file has faults; it lists all of them, each with file, line and column.
     """
-    if plan is not None and (foreign := find_target(str(plan))) is not None:
-        target, file = foreign
-        document, facts = target.plan(content_of(file), file)
-        result = scenario_in(read(find(path)), document)
-        target.check(facts, result, file)
-        return replace(result, problem=result.priced_for(target.name))
-    return scenario_in(read(find(path)), read(plan) if plan is not None else None)
+    if plan is not None and (target_file := find_target(str(plan))) is not None:
+        target, file = target_file
+        document, facts = target.read_plan(read_content(file), file)
+        result = read_scenario(read_document(find_scenario(path)), document)
+        target.check_scenario(facts, result, file)
+        return replace(result, problem=result.to_target_problem(target.name))
+    return read_scenario(read_document(find_scenario(path)), read_document(plan) if plan is not None else None)
 
 
 def move_to_cluster_file(scenario: Scenario, path: str | Path) -> Scenario:
@@ -92,9 +92,11 @@ def move_to_cluster_file(scenario: Scenario, path: str | Path) -> Scenario:
     ScenarioError
         Where the file has faults; it lists all of them.
     """
-    document = read(path)
-    moved = scenario.on(cluster_in(document), unusual(cluster_table(document), document))
-    return replace(moved, assumptions=(*moved.assumptions, f"cluster.file {path} has the figures of that file"))
+    document = read_document(path)
+    moved_scenario = scenario.on(build_cluster(document), list_unusual(read_cluster_table(document), document))
+    return replace(
+        moved_scenario, assumptions=(*moved_scenario.assumptions, f"cluster.file {path} has the figures of that file")
+    )
 
 
 def find_target(plan: str) -> "tuple[Target, str] | None":
@@ -107,34 +109,34 @@ def find_target(plan: str) -> "tuple[Target, str] | None":
     return (TARGETS[name], file) if name in TARGETS else None
 
 
-def scenario_in(document: Document, plan_document: Document | None = None) -> Scenario:
+def read_scenario(document: Document, plan_document: Document | None = None) -> Scenario:
     """Return the scenario of a document; ``plan_document`` replaces its plan."""
     document = with_schedule(document)
-    table, faults = check(ScenarioTable, document)
-    parts = dict(table) if table is not None else sound_sections(ScenarioTable, document, faults)
+    table, faults = check_table(ScenarioTable, document)
+    parts = dict(table) if table is not None else read_sound_sections(ScenarioTable, document, faults)
     plan_table: PlanTable | PlanDocument | None = parts.get("plan")
     plan_path: FieldPath = ("plan",)
     if plan_document is not None:
-        plan_table, plan_path = plan_in(plan_document, faults), ()
+        plan_table, plan_path = read_plan_table(plan_document, faults), ()
     # every part is built even where others have faults, so that one attempt reports all of them
-    spec = _spec(parts.get("model"), document, faults)
-    training = _training(parts.get("training"), document, faults)
-    cluster = _cluster(parts.get("cluster"), document, faults)
-    search = _search(parts.get("search"), document, faults)
+    spec = _build_spec(parts.get("model"), document, faults)
+    training = _build_training(parts.get("training"), document, faults)
+    cluster = _build_cluster(parts.get("cluster"), document, faults)
+    search = _build_search(parts.get("search"), document, faults)
     problem = plan = None
     if spec and training and cluster:
-        problem = _problem(spec, training, cluster, document, faults)
+        problem = _build_problem(spec, training, cluster, document, faults)
         if problem is not None and search is not None and search.pin:
             _check_pins(problem, search, document, faults)
         if problem is not None and plan_table is not None:
-            plan = _plan(plan_table, problem, plan_document or document, plan_path, faults)
+            plan = _build_plan(plan_table, problem, plan_document or document, plan_path, faults)
     if faults or spec is None or problem is None or table is None or search is None:
         raise ScenarioError(tuple(faults))
     measured = Measured(table.measured.step_time, table.measured.source) if table.measured else None
     name = table.name or Path(document.file).stem
-    warnings = (*unusual(table, document), *_of_cluster_file(table.cluster, document))
+    warnings = (*list_unusual(table, document), *_list_cluster_remarks(table.cluster, document))
     lines = (*problem.cluster.estimated, *(f"{fault.field} {fault.message}" for fault in warnings))
-    lines += assumptions(table, spec, plan_table, problem.cluster)
+    lines += list_assumptions(table, spec, plan_table, problem.cluster)
     framework = table.training.framework if "framework" in table.training.model_fields_set else None
     return Scenario(
         name,
@@ -145,107 +147,113 @@ def scenario_in(document: Document, plan_document: Document | None = None) -> Sc
         search,
         measured,
         lines,
-        _run(table.run),
+        _build_run(table.run),
         warnings,
         framework,
     )
 
 
-def _of_cluster_file(table: Any, document: Document) -> tuple[Fault, ...]:
+def _list_cluster_remarks(table: Any, document: Document) -> tuple[Fault, ...]:
     """Return remarks on unusual figures in the cluster file that a scenario names, with places in that file."""
     if not isinstance(table, FileCluster):
         return ()
-    stated = read(referenced(document, ("cluster", "file"), table.file))
-    return unusual(cluster_table(stated), stated)
+    file_document = read_document(resolve_reference(document, ("cluster", "file"), table.file))
+    return list_unusual(read_cluster_table(file_document), file_document)
 
 
-def plan_in(document: Document, faults: Faults) -> PlanTable | PlanDocument | None:
+def read_plan_table(document: Document, faults: Faults) -> PlanTable | PlanDocument | None:
     """Return the table of a plan file, a complete plan or a layout as users write it; add its faults to ``faults``."""
     document = with_schedule(document, ())
-    kind: type[PlanTable] | type[PlanDocument] = PlanDocument if "version" in _keys(document) else PlanTable
-    table, found = check(kind, document)
-    faults.extend(found)
+    kind: type[PlanTable] | type[PlanDocument] = PlanDocument if "version" in _list_keys(document) else PlanTable
+    table, table_faults = check_table(kind, document)
+    faults.extend(table_faults)
     return table
 
 
-def _blame(document: Document, path: FieldPath, fields: Any, error: ValueError) -> Fault:
+def _build_fault(document: Document, path: FieldPath, fields: Any, error: ValueError) -> Fault:
     """Return a fault at the field of ``fields`` that a constructor's message names first, else at ``path``."""
     word = next((word for word in re.findall(r"\w+", str(error)) if word in fields), None)
     return document.fault((*path, word) if word else path, str(error))
 
 
-def _spec(table: ModelTable | None, document: Document, faults: Faults) -> Model | None:
+def _build_spec(table: ModelTable | None, document: Document, faults: Faults) -> Model | None:
     if table is None:
         return None
     if table.preset is not None:
         return MODELS[table.preset]
     if table.transformer is not None:
-        return _transformer(table.transformer, document, faults)
+        return _build_transformer(table.transformer, document, faults)
     try:
         if table.graph is not None:
-            return load_graph(referenced(document, ("model", "graph"), table.graph))
+            return load_graph(resolve_reference(document, ("model", "graph"), table.graph))
         assert table.hf_config is not None  # the schema asks for one of the four
-        return load_model(referenced(document, ("model", "hf_config"), table.hf_config))
+        return load_model(resolve_reference(document, ("model", "hf_config"), table.hf_config))
     except ScenarioError as error:
         faults.extend(error.faults)
         return None
 
 
-def _transformer(table: TransformerTable, document: Document, faults: Faults) -> Transformer | None:
+def _build_transformer(table: TransformerTable, document: Document, faults: Faults) -> Transformer | None:
     path: FieldPath = ("model", "transformer")
-    before = len(faults)
-    experts = _part(Experts, table.experts, document, (*path, "experts"), faults)
-    latent = _part(LatentAttention, table.latent, document, (*path, "latent"), faults)
-    if len(faults) > before:
+    num_faults = len(faults)
+    experts = _build_part(Experts, table.experts, document, (*path, "experts"), faults)
+    latent = _build_part(LatentAttention, table.latent, document, (*path, "latent"), faults)
+    if len(faults) > num_faults:
         return None
     parts = {"kv_heads": table.kv_heads or table.heads, "experts": experts, "latent": latent}
-    return _made(Transformer, dict(table) | parts, document, path, faults)
+    return _build_value(Transformer, dict(table) | parts, document, path, faults)
 
 
-def _part(kind: type[T], table: Table | None, document: Document, path: FieldPath, faults: Faults) -> T | None:
-    return None if table is None else _made(kind, dict(table), document, path, faults)
+def _build_part(kind: type[T], table: Table | None, document: Document, path: FieldPath, faults: Faults) -> T | None:
+    return None if table is None else _build_value(kind, dict(table), document, path, faults)
 
 
-def _made(kind: type[T], fields: dict[str, Any], document: Document, path: FieldPath, faults: Faults) -> T | None:
+def _build_value(
+    kind: type[T], fields: dict[str, Any], document: Document, path: FieldPath, faults: Faults
+) -> T | None:
     """Return ``kind(**fields)``; where the constructor refuses them, add a fault and return None."""
     try:
         return kind(**fields)
     except ValueError as error:
-        faults.append(_blame(document, path, fields, error))
+        faults.append(_build_fault(document, path, fields, error))
         return None
 
 
-def _training(table: TrainingTable | None, document: Document, faults: Faults) -> Training | None:
+def _build_training(table: TrainingTable | None, document: Document, faults: Faults) -> Training | None:
     if table is None:
         return None
-    return _made(Training, table.model_dump(), document, ("training",), faults)
+    return _build_value(Training, table.model_dump(), document, ("training",), faults)
 
 
-def _cluster(table: Any, document: Document, faults: Faults) -> Cluster | None:
+def _build_cluster(table: Any, document: Document, faults: Faults) -> Cluster | None:
     if table is None:
         return None
     try:
-        return _named_cluster(table, document)
+        return _build_named_cluster(table, document)
     except ScenarioError as error:
         faults.extend(error.faults)
     except FieldError as error:
         faults.append(document.fault(("cluster", *error.path), str(error)))
     except ValueError as error:
-        faults.append(_blame(document, ("cluster",), type(table).model_fields, error))
+        faults.append(_build_fault(document, ("cluster",), type(table).model_fields, error))
     return None
 
 
-def _named_cluster(table: Any, document: Document) -> Cluster:
+def _build_named_cluster(table: Any, document: Document) -> Cluster:
     if isinstance(table, PresetCluster):
         return with_conditions(cluster(table.preset, table.nodes, table.devices_per_node), table)
     if isinstance(table, FileCluster):
-        stated = load_cluster(referenced(document, ("cluster", "file"), table.file))
+        file_cluster = load_cluster(resolve_reference(document, ("cluster", "file"), table.file))
         keeps_fabric = table.fabric is None
-        return with_conditions(resized(stated, table.nodes, table.devices_per_node, keeps_fabric=keeps_fabric), table)
+        return with_conditions(
+            resize_cluster(file_cluster, table.nodes, table.devices_per_node, keeps_fabric=keeps_fabric), table
+        )
     return to_cluster(table)
 
 
-def _problem(spec: Model, training: Training, cluster: Cluster, document: Document, faults: Faults) -> Problem | None:
+def _build_problem(
+    spec: Model, training: Training, cluster: Cluster, document: Document, faults: Faults
+) -> Problem | None:
     try:  # peak() raises where the device has no such dtype
         for dtype in dict.fromkeys((training.precision, training.dtype)):
             cluster.accelerator.peak(dtype)
@@ -263,23 +271,27 @@ def _problem(spec: Model, training: Training, cluster: Cluster, document: Docume
     return with_margin(Problem(graph, cluster, training))
 
 
-def _plan(table: Any, problem: Problem, document: Document, path: FieldPath, faults: Faults) -> Plan | None:
+def _build_plan(table: Any, problem: Problem, document: Document, path: FieldPath, faults: Faults) -> Plan | None:
     if isinstance(table, PlanDocument):
-        return _whole_plan(problem, document, path, faults)
-    layout = layout_in(table)
-    found = [_violated(document, path, each, {}) for each in rule_violations(problem, layout)]
-    faults.extend(found)
-    return None if found else complete(problem, layout)
+        return _read_plan_document(problem, document, path, faults)
+    layout = build_layout(table)
+    plan_faults = [
+        _build_violation_fault(document, path, violation, {}) for violation in list_rule_violations(problem, layout)
+    ]
+    faults.extend(plan_faults)
+    return None if plan_faults else complete(problem, layout)
 
 
-def _violated(document: Document, path: FieldPath, violation: Violation, fields: Mapping[str, str]) -> Fault:
+def _build_violation_fault(
+    document: Document, path: FieldPath, violation: Violation, fields: Mapping[str, str]
+) -> Fault:
     """Return the fault of a broken rule at its field, or at a part or line of it.
 
     ``fields`` has the document's key for each field of another name.
     """
     field, *parts = violation.field.split(".")
-    within = (int(part) if part.isdigit() else part for part in parts)
-    return document.fault((*path, fields.get(field, field), *within), violation.message)
+    rest_path = (int(part) if part.isdigit() else part for part in parts)
+    return document.fault((*path, fields.get(field, field), *rest_path), violation.message)
 
 
 _DOCUMENT_FIELDS = dict.fromkeys(DECISIONS, "mesh") | {item.name: item.key for item in STEP_DECISIONS}
@@ -287,7 +299,7 @@ _DOCUMENT_FIELDS["stages"] = "stages"
 """The key of a plan document by decision of a layout."""
 
 
-def _whole_plan(problem: Problem, document: Document, path: FieldPath, faults: Faults) -> Plan | None:
+def _read_plan_document(problem: Problem, document: Document, path: FieldPath, faults: Faults) -> Plan | None:
     """Return the plan of a plan document; add faults and return None where it is not a plan of this problem."""
     data = document.data
     for key in path:
@@ -295,65 +307,67 @@ def _whole_plan(problem: Problem, document: Document, path: FieldPath, faults: F
     try:
         plan = Plan.from_json(data)
         if cuts_operators(problem, plan):
-            return _operator_plan(problem, plan, document, path, faults)
-        layout = layout_of(problem, plan)
+            return _check_operator_plan(problem, plan, document, path, faults)
+        layout = recover_layout(problem, plan)
     except ValueError as error:
-        faults.append(_blame(document, path, PlanDocument.model_fields, error))
+        faults.append(_build_fault(document, path, PlanDocument.model_fields, error))
         return None
-    broken = rule_violations(problem, layout)
-    if broken:
-        faults.extend(_violated(document, path, each, _DOCUMENT_FIELDS) for each in broken)
+    violations = list_rule_violations(problem, layout)
+    if violations:
+        faults.extend(_build_violation_fault(document, path, violation, _DOCUMENT_FIELDS) for violation in violations)
         return None
     # a file may have been edited, or be of another model: every field has to follow from its layout and the problem
     expected = complete(problem, layout)
-    same = True
+    is_same = True
     for name in Plan.__dataclass_fields__:
-        wanted, met = getattr(expected, name), getattr(plan, name)
-        if wanted != met:
-            same = False
+        expected_value, plan_value = getattr(expected, name), getattr(plan, name)
+        if expected_value != plan_value:
+            is_same = False
             key = _DOCUMENT_FIELDS.get(name, name)
-            faults.append(document.fault((*path, key), _not_of_this_problem(key, wanted, met)))
-    return plan if same else None
+            faults.append(document.fault((*path, key), _describe_mismatch(key, expected_value, plan_value)))
+    return plan if is_same else None
 
 
-def _operator_plan(problem: Problem, plan: Plan, document: Document, path: FieldPath, faults: Faults) -> Plan | None:
+def _check_operator_plan(
+    problem: Problem, plan: Plan, document: Document, path: FieldPath, faults: Faults
+) -> Plan | None:
     """Return a plan that cuts single operators; add faults and return None where it breaks the rules of such plans."""
-    broken = list(operator_violations(problem, plan))
-    faults.extend(_violated(document, path, each, _DOCUMENT_FIELDS) for each in broken)
-    return None if broken else plan
+    violations = list(list_operator_violations(problem, plan))
+    faults.extend(_build_violation_fault(document, path, violation, _DOCUMENT_FIELDS) for violation in violations)
+    return None if violations else plan
 
 
-def _not_of_this_problem(name: str, expected: Any, met: Any) -> str:
-    if isinstance(met, int | str):
-        return f"{name} follows from the scenario: {shown(expected)}, met {shown(met)}"
+def _describe_mismatch(name: str, expected: Any, value: Any) -> str:
+    if isinstance(value, int | str):
+        return f"{name} follows from the scenario: {format_value(expected)}, met {format_value(value)}"
     return f"{name} is that of the scenario's model and mesh; met one of another model or mesh"
 
 
-def _search(table: SearchTable | None, document: Document, faults: Faults) -> SearchSettings | None:
+def _build_search(table: SearchTable | None, document: Document, faults: Faults) -> SearchSettings | None:
     if table is None:
-        return SearchSettings() if "search" not in _keys(document) else None
+        return SearchSettings() if "search" not in _list_keys(document) else None
     limits = {table.space: True} if isinstance(table.space, str) else dict(table.space)
     space = tuple(
         (name, tuple(value) if isinstance(value, list) else value)
         for name, value in limits.items()
         if value is not None
     )
-    pins, wrong = to_pins(table.pin) if table.pin else ((), [])
-    faults.extend(document.fault(("search", "pin", name), message) for name, message in wrong)
+    pins, pin_errors = to_pins(table.pin) if table.pin else ((), [])
+    faults.extend(document.fault(("search", "pin", name), message) for name, message in pin_errors)
     settings = SearchSettings(table.algorithm, table.budget, table.seconds, tuple(table.options.items()), space, pins)
     if table.model_fields_set:
         # to import an algorithm takes time: only its options need it, its name does not
-        named = settings.make_algorithm if settings.options else settings.algorithm_name
-        _try(named, ("search", "options"), dict(settings.options), document, faults)
-        _try(settings.make_space, ("search", "space"), dict(settings.space), document, faults)
+        make_named = settings.make_algorithm if settings.options else settings.find_algorithm
+        _try_make(make_named, ("search", "options"), dict(settings.options), document, faults)
+        _try_make(settings.make_space, ("search", "space"), dict(settings.space), document, faults)
     return settings
 
 
-def _try(make: Callable[[], Any], path: FieldPath, fields: Any, document: Document, faults: Faults) -> None:
+def _try_make(make: Callable[[], Any], path: FieldPath, fields: Any, document: Document, faults: Faults) -> None:
     try:
         make()
     except ValueError as error:
-        faults.append(_blame(document, path, fields, error))
+        faults.append(_build_fault(document, path, fields, error))
 
 
 def _check_pins(problem: Problem, settings: SearchSettings, document: Document, faults: Faults) -> None:
@@ -362,7 +376,7 @@ def _check_pins(problem: Problem, settings: SearchSettings, document: Document, 
 
     for pin in settings.pin:
         try:
-            resolved(problem.graph, (pin,))
+            resolve_pins(problem.graph, (pin,))
         except ValueError as error:
             faults.append(document.fault(("search", "pin", pin.operator), str(error)))
             return
@@ -372,7 +386,7 @@ def _check_pins(problem: Problem, settings: SearchSettings, document: Document, 
         faults.append(document.fault(("search", "pin"), str(error)))
 
 
-def _run(table: RunTable | None) -> "RunSettings | None":
+def _build_run(table: RunTable | None) -> "RunSettings | None":
     if table is None:
         return None
     from meshwise.scenarios.long_run import to_run  # simulates failures, of which few files say any
@@ -380,5 +394,5 @@ def _run(table: RunTable | None) -> "RunSettings | None":
     return to_run(table)
 
 
-def _keys(document: Document) -> Any:
+def _list_keys(document: Document) -> Any:
     return document.data if isinstance(document.data, dict) else {}

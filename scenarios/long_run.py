@@ -13,7 +13,7 @@ from meshwise.simulator.reliability.failures import (
     FailureRate,
     Restart,
     failure_model,
-    source,
+    failure_model_source,
 )
 from meshwise.simulator.reliability.goodput import Goodput, best_interval, goodput
 from meshwise.simulator.reliability.long_run import Checkpoint, LongRun, Recovery
@@ -27,7 +27,7 @@ _RATES = {
     "network_mtbf": (FailureKind.NETWORK, Component.HOST, Restart.IN_PLACE),
     "software_mtbf": (FailureKind.SOFTWARE, Component.JOB, Restart.IN_PLACE),
 }
-_ALWAYS = (
+_CONSTANT_ASSUMPTIONS = (
     "run: failures strike independently at constant rates, in recovery too; spare hosts do not fail",
     "run: nothing but failures and checkpoints takes time from training",
 )
@@ -66,12 +66,12 @@ class RunSettings:
     runs: int
     assumptions: tuple[str, ...]
 
-    def on(self, cluster: Cluster, devices: Sequence[int], step_time: float) -> LongRun:
+    def to_long_run(self, cluster: Cluster, devices: Sequence[int], step_time: float) -> LongRun:
         """Return the run on ``devices`` of a cluster; with a checkpoint every step where the interval is None."""
         return LongRun(
             step_time=step_time,
             devices=len(devices),
-            hosts=num_hosts(cluster, devices),
+            hosts=count_hosts(cluster, devices),
             failures=self.failures,
             checkpoint=Checkpoint(self.interval or step_time, self.blocking, self.save, self.load),
             recovery=self.recovery,
@@ -81,27 +81,27 @@ class RunSettings:
             seed=self.seed,
         )
 
-    def goodput(self, cluster: Cluster, devices: Sequence[int], step_time: float) -> Goodput:
+    def find_goodput(self, cluster: Cluster, devices: Sequence[int], step_time: float) -> Goodput:
         """Return the goodput of the run, at the best checkpoint interval where the settings have none."""
-        run = self.on(cluster, devices, step_time)
+        run = self.to_long_run(cluster, devices, step_time)
         return best_interval(run, self.runs).goodput if self.interval is None else goodput(run, self.runs)
 
-    def extend(self, step: "Simulation", cluster: Cluster) -> "Simulation":
+    def extend_simulation(self, simulation: "Simulation", cluster: Cluster) -> "Simulation":
         """Return a simulated step with the goodput of its long run added; unchanged where the plan does not fit."""
-        if not step.fits:
-            return step
-        devices = step.plan.placement or range(step.plan.mesh.num_ranks)
-        result = self.goodput(cluster, devices, step.step_time)
-        return replace(step, goodput=result, assumptions=(*step.assumptions, *self.assumptions))
+        if not simulation.fits:
+            return simulation
+        devices = simulation.plan.placement or range(simulation.plan.mesh.num_ranks)
+        result = self.find_goodput(cluster, devices, simulation.step_time)
+        return replace(simulation, goodput=result, assumptions=(*simulation.assumptions, *self.assumptions))
 
 
-def num_hosts(cluster: Cluster, devices: Iterable[int]) -> int:
+def count_hosts(cluster: Cluster, devices: Iterable[int]) -> int:
     """Return the number of hosts of some devices of a cluster."""
     hosts = set()
     for device in devices:
         place, kind = cluster.node_of(device), cluster.node_kind(device)
-        rank = device - int(cluster.first_devices[place])
-        hosts.add((place, rank * kind.hosts // kind.devices))
+        index = device - int(cluster.first_devices[place])
+        hosts.add((place, index * kind.hosts // kind.devices))
     return len(hosts)
 
 
@@ -109,7 +109,7 @@ def to_run(table: RunTable) -> RunSettings:
     """Return the settings of a checked table."""
     checkpoint = table.checkpoint
     return RunSettings(
-        failures=_failures(table.failures),
+        failures=_build_failures(table.failures),
         interval=checkpoint.interval,
         blocking=checkpoint.blocking,
         save=checkpoint.blocking if checkpoint.save is None else checkpoint.save,
@@ -120,24 +120,24 @@ def to_run(table: RunTable) -> RunSettings:
         spares=table.spares,
         seed=table.seed,
         runs=table.runs,
-        assumptions=_assumptions(table),
+        assumptions=_list_assumptions(table),
     )
 
 
-def _failures(value: str | FailuresTable) -> FailureModel:
+def _build_failures(value: str | FailuresTable) -> FailureModel:
     if isinstance(value, str):
         return failure_model(value)
-    given = ((name, mtbf) for name, mtbf in value if mtbf is not None)
-    rates = ((mtbf, *_RATES[name]) for name, mtbf in given)
+    mtbf_items = ((name, mtbf) for name, mtbf in value if mtbf is not None)
+    rates = ((mtbf, *_RATES[name]) for name, mtbf in mtbf_items)
     return FailureModel("written", tuple(FailureRate(kind, mtbf, unit, restart) for mtbf, kind, unit, restart in rates))
 
 
-def _assumptions(table: RunTable) -> tuple[str, ...]:
-    lines = list(_ALWAYS)
+def _list_assumptions(table: RunTable) -> tuple[str, ...]:
+    lines = list(_CONSTANT_ASSUMPTIONS)
     if isinstance(table.failures, str):
-        lines.append(f"run.failures {table.failures} has the figures of {source(table.failures)}")
+        lines.append(f"run.failures {table.failures} has the figures of {failure_model_source(table.failures)}")
     if table.checkpoint.save is None:
         lines.append("run.checkpoint.save is that of blocking (default)")
-    left_out = (name for name in ("spares", "seed", "runs") if name not in table.model_fields_set)
-    lines += [f"run.{name} is {getattr(table, name)} (default)" for name in left_out]
+    default_names = (name for name in ("spares", "seed", "runs") if name not in table.model_fields_set)
+    lines += [f"run.{name} is {getattr(table, name)} (default)" for name in default_names]
     return tuple(lines)

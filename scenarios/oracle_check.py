@@ -11,8 +11,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from meshwise.executor.job import Job
-from meshwise.executor.supported import unsupported
-from meshwise.simulator.brief import brief
+from meshwise.executor.supported import find_unsupported
+from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.collective import Collective
 from meshwise.simulator.engine import simulate
 from meshwise.simulator.memory import CATEGORIES, MemoryProfile
@@ -20,7 +20,7 @@ from meshwise.simulator.models.transformer import Transformer
 from meshwise.simulator.program import Category, Program
 from meshwise.strategies.lowering import lower
 from meshwise.strategies.lowering.communications import Communication, communications
-from meshwise.strategies.plan.mesh import DATA, PIPELINE, REPLICA, data_ranks
+from meshwise.strategies.plan.mesh import DATA, PIPELINE, REPLICA, list_data_ranks
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 
@@ -68,8 +68,8 @@ class TrafficLine:
     @property
     def equal(self) -> bool:
         """Whether the bytes are equal and, where ``counted``, the numbers."""
-        same = self.simulated == self.oracle or not self.counted
-        return same and self.simulated_bytes == self.oracle_bytes
+        is_same_count = self.simulated == self.oracle or not self.counted
+        return is_same_count and self.simulated_bytes == self.oracle_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class RankCheck:
     memory: tuple[MemoryLine, ...]
     traffic: tuple[TrafficLine, ...]
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
     @property
     def equal(self) -> bool:
@@ -105,7 +105,7 @@ class Check:
 
     ranks: tuple[RankCheck, ...]
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
     @property
     def equal(self) -> bool:
@@ -127,7 +127,7 @@ class Check:
         }
 
 
-def check(
+def check_plan(
     spec: Transformer, problem: Problem, plan: Plan, progress: Callable[[str], None] = lambda text: None
 ) -> Check:
     """Return the comparison of simulator and oracle, for the first rank of every kind.
@@ -144,7 +144,7 @@ def check(
     """
     if find_spec("torch") is None:
         raise ValueError("a check needs torch, which is not installed; pip install 'meshwise[exec]'")
-    if reasons := unsupported(spec, problem.training, plan):
+    if reasons := find_unsupported(spec, problem.training, plan):
         raise ValueError("the executor cannot build this plan: " + "; ".join(reasons))
     if spec.experts is not None:
         raise ValueError(
@@ -152,19 +152,19 @@ def check(
             "an expert gets; nearest: the same model with a dense feed-forward layer"
         )
     problem = replace(problem, training=replace(problem.training, framework=FRAMEWORK))
-    plan = as_run(plan)
-    job, chosen = Job(spec, problem.training, plan, steps=1), roles(plan)
+    plan = to_torch_plan(plan)
+    job, ranks = Job(spec, problem.training, plan, steps=1), list_roles(plan)
     program = lower(problem, plan)
-    told = communications(problem, plan, chosen)
-    profiles = _profiles(program)
-    found = []
-    for number, rank in enumerate(chosen, 1):
-        progress(f"rank {rank}, {number} of {len(chosen)}")
-        found.append(_rank_check(job, program, rank, profiles[rank], told[rank]))
-    return Check(tuple(found))
+    predictions = communications(problem, plan, ranks)
+    profiles = _simulate_memory(program)
+    checks = []
+    for number, rank in enumerate(ranks, 1):
+        progress(f"rank {rank}, {number} of {len(ranks)}")
+        checks.append(_check_rank(job, program, rank, profiles[rank], predictions[rank]))
+    return Check(tuple(checks))
 
 
-def as_run(plan: Plan) -> Plan:
+def to_torch_plan(plan: Plan) -> Plan:
     """Return the plan as torch's ``fully_shard`` runs it, which shards states with ZeRO 2 and 3.
 
     With ZeRO 2 it also has only shards of parameters between steps: this is ZeRO 3 without resharding after forward. It
@@ -172,78 +172,87 @@ def as_run(plan: Plan) -> Plan:
     """
     if plan.zero < 2 or plan.shards == 1:
         return plan
-    kept = plan.zero == 3 and plan.reshard_after_forward
-    return replace(plan, zero=3, reshard_after_forward=kept, overlap_gradients=True)
+    reshard = plan.zero == 3 and plan.reshard_after_forward
+    return replace(plan, zero=3, reshard_after_forward=reshard, overlap_gradients=True)
 
 
-def roles(plan: Plan) -> tuple[int, ...]:
+def list_roles(plan: Plan) -> tuple[int, ...]:
     """Return the first rank of every kind: for each pipeline position, size of microbatch, and whether it is a server.
 
     Nothing else decides what a rank does.
     """
-    batches = data_ranks(plan.mesh)
-    first: dict[tuple[int, int, bool], int] = {}
+    batches = list_data_ranks(plan.mesh)
+    first_ranks: dict[tuple[int, int, bool], int] = {}
     for rank in range(plan.mesh.num_ranks):
         batch = int(batches[rank])
         size = plan.microbatch[batch] if isinstance(plan.microbatch, tuple) else plan.microbatch
-        serves = plan.gradient_reduction != "all_reduce" and batch == 0
-        first.setdefault((plan.mesh.coordinate(rank, PIPELINE), size, serves), rank)
-    return tuple(sorted(first.values()))
+        is_server = plan.gradient_reduction != "all_reduce" and batch == 0
+        first_ranks.setdefault((plan.mesh.coordinate(rank, PIPELINE), size, is_server), rank)
+    return tuple(sorted(first_ranks.values()))
 
 
-def _profiles(program: Program) -> dict[int, MemoryProfile]:
+def _simulate_memory(program: Program) -> dict[int, MemoryProfile]:
     timeline = simulate(program, "longest_path")
-    return {r: timeline.memory[i] for i, each in enumerate(timeline.rank_classes) for r in each.ranks}
+    return {
+        rank: timeline.memory[index]
+        for index, rank_class in enumerate(timeline.rank_classes)
+        for rank in rank_class.ranks
+    }
 
 
-def _rank_check(
-    job: Job, program: Program, rank: int, profile: MemoryProfile, told: Counter[Communication]
+def _check_rank(
+    job: Job, program: Program, rank: int, profile: MemoryProfile, predictions: Counter[Communication]
 ) -> RankCheck:
     from meshwise.executor.check.oracle import rank_oracle  # imports torch
 
-    found = rank_oracle(job, rank)
-    members = next(rank_class for rank_class in program.rank_classes if rank in rank_class.ranks)
-    kept = dict(zip(CATEGORIES, profile.usage[-1], strict=True))  # as the step ends
-    memory = found.memory
+    oracle = rank_oracle(job, rank)
+    own_class = next(rank_class for rank_class in program.rank_classes if rank in rank_class.ranks)
+    usage = dict(zip(CATEGORIES, profile.usage[-1], strict=True))  # as the step ends
+    memory = oracle.memory
     lines = (
-        MemoryLine("parameters", kept[Category.PARAMETERS], memory.parameters, 0.0),
-        MemoryLine("gradients", kept[Category.GRADIENTS], memory.gradients, 0.0),
-        MemoryLine("optimizer", kept[Category.OPTIMIZER], memory.optimizer, 0.0),
+        MemoryLine("parameters", usage[Category.PARAMETERS], memory.parameters, 0.0),
+        MemoryLine("gradients", usage[Category.GRADIENTS], memory.gradients, 0.0),
+        MemoryLine("optimizer", usage[Category.OPTIMIZER], memory.optimizer, 0.0),
         MemoryLine(PEAK, profile.peak, memory.peak, PEAK_TOLERANCE * memory.peak),
     )
-    measured = Counter(
-        Communication(message.kind, along(job.plan, message.ranks), float(message.size)) for message in found.messages
+    oracle_messages = Counter(
+        Communication(message.kind, find_axes(job.plan, message.ranks), float(message.size))
+        for message in oracle.messages
     )
-    return RankCheck(rank, members.stages, lines, tuple(_traffic(told, measured, by_unit=job.plan.zero == 3)))
+    return RankCheck(
+        rank, own_class.stages, lines, tuple(_compare_traffic(predictions, oracle_messages, by_unit=job.plan.zero == 3))
+    )
 
 
-def along(plan: Plan, ranks: Iterable[int]) -> tuple[str, ...]:
+def find_axes(plan: Plan, ranks: Iterable[int]) -> tuple[str, ...]:
     """Return the axes of the mesh along which the given ranks differ."""
     members = list(ranks)
     names = (axis.name for axis in plan.mesh.axes)
     return tuple(name for name in names if len({plan.mesh.coordinate(rank, name) for rank in members}) > 1)
 
 
-def _traffic(
+def _compare_traffic(
     simulated: Mapping[Communication, int], oracle: Mapping[Communication, int], *, by_unit: bool
 ) -> Iterator[TrafficLine]:
     """Yield a line for every kind of communication and every group; groups of one rank move nothing."""
-    told, found = _totals(simulated), _totals(oracle)
-    for kind, axes in sorted({*told, *found}):
-        (number, size), (made, moved) = (each.get((kind, axes), (0, 0.0)) for each in (told, found))
-        counted = by_unit or not {DATA, REPLICA} & set(axes)
-        yield TrafficLine(kind, axes, number, made, size, moved, counted)
+    predicted_totals, oracle_totals = _sum_totals(simulated), _sum_totals(oracle)
+    for kind, axes in sorted({*predicted_totals, *oracle_totals}):
+        (simulated_count, simulated_bytes), (oracle_count, oracle_size) = (
+            totals.get((kind, axes), (0, 0.0)) for totals in (predicted_totals, oracle_totals)
+        )
+        is_counted = by_unit or not {DATA, REPLICA} & set(axes)
+        yield TrafficLine(kind, axes, simulated_count, oracle_count, simulated_bytes, oracle_size, is_counted)
 
 
-def _totals(found: Mapping[Communication, int]) -> dict[tuple[str, tuple[str, ...]], tuple[int, float]]:
+def _sum_totals(counts: Mapping[Communication, int]) -> dict[tuple[str, tuple[str, ...]], tuple[int, float]]:
     """Return the number of communications, and their bytes in all, by kind and group.
 
     A shift counts as a send: each rank sends to the next.
     """
     totals: dict[tuple[str, tuple[str, ...]], tuple[int, float]] = {}
-    for each, count in found.items():
-        if each.axes and each.size > SCALAR:
-            kind = Collective.SEND if each.kind == Collective.SHIFT else each.kind
-            before, size = totals.get((kind, each.axes), (0, 0.0))
-            totals[kind, each.axes] = before + count, size + count * each.size
+    for communication, count in counts.items():
+        if communication.axes and communication.size > SCALAR:
+            kind = Collective.SEND if communication.kind == Collective.SHIFT else communication.kind
+            total_count, size = totals.get((kind, communication.axes), (0, 0.0))
+            totals[kind, communication.axes] = total_count + count, size + count * communication.size
     return totals

@@ -1,6 +1,6 @@
 """Published training recipes, and their plans carried over to other problems.
 
-The table is ``recipes.json``: one record a recipe, with facts and figures of a paper, a repository or a vendor's table,
+The table is ``load_recipes.json``: one record a recipe, with facts and figures of a paper, a repository or a vendor's table,
 and the document that states them. It is checked as a scenario file is.
 """
 
@@ -13,12 +13,12 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from meshwise.scenarios.files.checking import check
+from meshwise.scenarios.files.checking import check_table
 from meshwise.scenarios.files.errors import Fault, ScenarioError
 from meshwise.scenarios.files.fields import Size, Table, Text, Time
-from meshwise.scenarios.files.library import root
-from meshwise.scenarios.files.reader import Data, Document, parse
-from meshwise.scenarios.inputs.plan_table import layout_in, rule_violations
+from meshwise.scenarios.files.library import find_root
+from meshwise.scenarios.files.reader import Data, Document, parse_document
+from meshwise.scenarios.inputs.plan_table import build_layout, list_rule_violations
 from meshwise.scenarios.schema.model import ModelTable
 from meshwise.scenarios.schema.plan import PlanTable
 from meshwise.scenarios.schema.scenario import AnyCluster, TrainingTable
@@ -35,7 +35,7 @@ from meshwise.strategies.schedules.schedule import SCHEDULES
 FILE = "recipes.json"
 
 Rate = Annotated[float, Field(gt=0, le=1e9)]
-_OF_SCENARIO = ("name", "model", "training", "cluster", "plan")
+_SCENARIO_KEYS = ("name", "model", "training", "cluster", "plan")
 
 
 class SourceTable(Table):
@@ -55,7 +55,7 @@ class PublishedTable(Table):
     peak_memory: Size | None = Field(default=None, description="Of the fullest device.")
 
     @model_validator(mode="after")
-    def _one_time(self) -> Self:
+    def _check_time(self) -> Self:
         if (self.step_time is None) == (self.tokens_per_second is None):
             raise ValueError("holds one of step_time and tokens_per_second")
         return self
@@ -80,7 +80,7 @@ class RecipeTable(Table):
     )
 
     @model_validator(mode="after")
-    def _one_outcome(self) -> Self:
+    def _check_outcome(self) -> Self:
         if self.ran and self.out_of_memory:
             raise ValueError("ran: a recipe that ran is not out_of_memory, met both")
         if self.measured is not None and not self.ran:
@@ -102,14 +102,14 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedResult:
     """What a publisher measured: seconds a step or tokens a second per device, and peak bytes of the fullest device."""
 
     step_time: float | None
     tokens_per_second: float | None
     peak_memory: float | None
 
-    def seconds(self, problem: Problem) -> float:
+    def find_step_time(self, problem: Problem) -> float:
         """Return the measured seconds of a step of ``problem``; from its tokens where a rate was published."""
         if self.step_time is not None:
             return self.step_time
@@ -147,25 +147,25 @@ class Recipe:
     layout: Layout
     ran: bool
     out_of_memory: bool
-    measured: Published | None
+    measured: PublishedResult | None
     notes: tuple[str, ...]
     device_memory: float | None
     position: int
 
-    def record(self) -> bytes:
+    def dump_record(self) -> bytes:
         """Return the record of the table as canonical JSON: equal records give equal bytes."""
         return json.dumps(_records()[self.position], sort_keys=True).encode()
 
-    def document(self, *, placed: bool = False) -> Document:
+    def to_document(self, *, with_places: bool = False) -> Document:
         """Return the part of the record that is a scenario; ``with_places`` adds line and column of fields, slowly."""
-        whole = _placed() if placed else Document(FILE, _records())
-        places = {path[1:]: place for path, place in whole.places.items() if path[:1] == (self.position,)}
-        record = whole.data[self.position]
-        return Document(whole.file, {name: record[name] for name in _OF_SCENARIO if name in record}, places)
+        table = _placed() if with_places else Document(FILE, _records())
+        places = {path[1:]: place for path, place in table.places.items() if path[:1] == (self.position,)}
+        record = table.data[self.position]
+        return Document(table.file, {name: record[name] for name in _SCENARIO_KEYS if name in record}, places)
 
 
 @lru_cache(maxsize=1)
-def recipes() -> tuple[Recipe, ...]:
+def load_recipes() -> tuple[Recipe, ...]:
     """Return every published recipe, in the order of the table.
 
     Raises
@@ -173,54 +173,54 @@ def recipes() -> tuple[Recipe, ...]:
     ScenarioError
         Where a record has faults; it lists all of them, with file, line and column.
     """
-    return recipes_in(_records(), _placed)
+    return read_recipes(_records(), _placed)
 
 
-def recipes_in(records: Data, placed: Callable[[], Document]) -> tuple[Recipe, ...]:
+def read_recipes(records: Data, read_placed: Callable[[], Document]) -> tuple[Recipe, ...]:
     """Return the recipes of a list of records; ``read_placed`` reads the document with the places of their fields."""
-    found: list[Recipe] = []
+    result: list[Recipe] = []
     for position, record in enumerate(records):
-        table, faults = check(RecipeTable, Document(FILE, record))
+        table, faults = check_table(RecipeTable, Document(FILE, record))
         if table is None:
-            raise ScenarioError(tuple(_faults(placed())) or tuple(faults))
-        found.append(_recipe(table, position))
-    names = [recipe.name for recipe in found]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ScenarioError((Fault(FILE, 0, 0, "name", f"every recipe has a name of its own, met {twice} twice"),))
-    return tuple(found)
+            raise ScenarioError(tuple(_list_faults(read_placed())) or tuple(faults))
+        result.append(_build_recipe(table, position))
+    names = [recipe.name for recipe in result]
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if duplicate is not None:
+        raise ScenarioError((Fault(FILE, 0, 0, "name", f"every recipe has a name of its own, met {duplicate} twice"),))
+    return tuple(result)
 
 
-def _faults(document: Document) -> list[Fault]:
+def _list_faults(document: Document) -> list[Fault]:
     """Return all faults in the records of a document that has places."""
-    found: list[Fault] = []
+    faults: list[Fault] = []
     for position, record in enumerate(document.data):
         places = {path[1:]: place for path, place in document.places.items() if path[:1] == (position,)}
-        found += check(RecipeTable, Document(document.file, record, places))[1]
-    return found
+        faults += check_table(RecipeTable, Document(document.file, record, places))[1]
+    return faults
 
 
-def _content() -> bytes:
-    return (root() / FILE).read_bytes()
+def _read_content() -> bytes:
+    return (find_root() / FILE).read_bytes()
 
 
 @lru_cache(maxsize=1)
 def _records() -> Data:
     """Return the records of the table, read as plain JSON: places, which are slow, are read only after a fault."""
-    return parse_json(_content())
+    return parse_json(_read_content())
 
 
 def _placed() -> Document:
-    return parse(_content(), FILE)
+    return parse_document(_read_content(), FILE)
 
 
-def _recipe(table: RecipeTable, position: int) -> Recipe:
-    measured = Published(**table.measured.model_dump()) if table.measured else None
+def _build_recipe(table: RecipeTable, position: int) -> Recipe:
+    measured = PublishedResult(**table.measured.model_dump()) if table.measured else None
     return Recipe(
         name=table.name,
         source=Source(**table.source.model_dump()),
         framework=table.framework,
-        layout=layout_in(table.plan),
+        layout=build_layout(table.plan),
         ran=table.ran,
         out_of_memory=table.out_of_memory,
         measured=measured,
@@ -230,53 +230,55 @@ def _recipe(table: RecipeTable, position: int) -> Recipe:
     )
 
 
-def recipe_layouts(problem: Problem) -> tuple[tuple[str, Layout], ...]:
+def list_recipe_layouts(problem: Problem) -> tuple[tuple[str, Layout], ...]:
     """Return the legal layouts of all recipes for ``problem``, each once, with the name of its first recipe.
 
     Degrees and choices are those of the recipe, except: data ranks fill the devices, layers are divided anew where
     their number differs, and what the model or the batch does not allow becomes the nearest allowed choice. No plan is
     simulated.
     """
-    found: dict[Layout, str] = {}
-    for recipe in recipes():
-        layout = carried_over(problem, recipe.layout)
-        if layout is not None and layout not in found and not rule_violations(problem, layout):
-            found[layout] = recipe.name
-    return tuple((name, layout) for layout, name in found.items())
+    names_by_layout: dict[Layout, str] = {}
+    for recipe in load_recipes():
+        layout = carry_over(problem, recipe.layout)
+        if layout is not None and layout not in names_by_layout and not list_rule_violations(problem, layout):
+            names_by_layout[layout] = recipe.name
+    return tuple((name, layout) for layout, name in names_by_layout.items())
 
 
-def carried_over(problem: Problem, layout: Layout) -> Layout | None:
+def carry_over(problem: Problem, layout: Layout) -> Layout | None:
     """Return a layout of another problem adapted to ``problem``; None where its degrees do not divide the devices.
 
     The result may still break rules of ``problem``.
     """
     devices = len(problem.cluster.free_devices)
-    others = layout.model_ranks
-    if devices % others:
+    model_ranks = layout.model_ranks
+    if devices % model_ranks:
         return None
-    data = devices // others
-    expert = gcd(layout.expert, _experts(problem), data)
+    data = devices // model_ranks
+    expert = gcd(layout.expert, _count_experts(problem), data)
     shards = layout.zero_shards
-    own = problem.training.global_batch // data
+    rank_batch = problem.training.global_batch // data
     # uneven local batches suit the machine of the recipe: all ranks take the smallest
-    wanted = layout.microbatch if isinstance(layout.microbatch, int) else min(layout.microbatch)
-    moved = replace(
+    microbatch = layout.microbatch if isinstance(layout.microbatch, int) else min(layout.microbatch)
+    result = replace(
         layout,
         data=data,
         expert=expert,
-        microbatch=gcd(own, wanted) if own and problem.training.global_batch % data == 0 else wanted,
+        microbatch=gcd(rank_batch, microbatch)
+        if rank_batch and problem.training.global_batch % data == 0
+        else microbatch,
         zero_shards=shards if 1 < shards < data and data % shards == 0 and shards % expert == 0 else 0,
         placement=(),
         order=layout.order if set(layout.order) == set(AXES) else AXES,
     )
-    return _with_attention(problem, _with_layers(problem, moved))
+    return _with_attention(problem, _with_layers(problem, result))
 
 
 def _with_layers(problem: Problem, layout: Layout) -> Layout:
     """Return the layout with chunks, stages and recomputation that suit the layers of ``problem``."""
     layers = num_layers(problem.graph)
     if layout.pipeline * layout.chunks > layers:
-        layout = replace(layout, chunks=1, schedule=_plain(layout.schedule))
+        layout = replace(layout, chunks=1, schedule=_to_plain_schedule(layout.schedule))
     stages = layout.pipeline * layout.chunks
     if not isinstance(layout.stages, tuple) or len(layout.stages) != stages or sum(layout.stages) != layers:
         layout = replace(layout, stages="balanced" if layers % stages else "even")
@@ -286,13 +288,13 @@ def _with_layers(problem: Problem, layout: Layout) -> Layout:
     if isinstance(recompute, PerStage) and len(recompute.stages) != stages:
         recompute = Recompute.FULL
     if isinstance(recompute, SomeOperators):
-        names = {each.name for block in problem.graph.blocks if block.layer for each in block.operators}
-        known = tuple(name for name in recompute.names if name in names)
-        recompute = SomeOperators(known) if known else Recompute.NONE
+        names = {operator.name for block in problem.graph.blocks if block.layer for operator in block.operators}
+        known_operators = tuple(name for name in recompute.names if name in names)
+        recompute = SomeOperators(known_operators) if known_operators else Recompute.NONE
     return replace(layout, recompute=recompute)
 
 
-def _plain(schedule: str) -> str:
+def _to_plain_schedule(schedule: str) -> str:
     """Return the schedule if it has no chunks, else 1F1B."""
     rule = SCHEDULES.get(schedule)
     return schedule if rule is not None and rule.chunks[1] == 1 else "1f1b"
@@ -306,9 +308,13 @@ def _with_attention(problem: Problem, layout: Layout) -> Layout:
     return layout
 
 
-def _experts(problem: Problem) -> int:
+def _count_experts(problem: Problem) -> int:
     """Return the number of experts of a layer; 1 for a dense model."""
     dims = (
-        size for block in problem.graph.blocks for each in block.operators for dim, size in each.dims if dim == EXPERTS
+        size
+        for block in problem.graph.blocks
+        for operator in block.operators
+        for dim, size in operator.dims
+        if dim == EXPERTS
     )
     return gcd(*dims) or 1

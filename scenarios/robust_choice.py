@@ -4,12 +4,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from meshwise.scenarios.intervals import uncertainty_of, with_margin
+from meshwise.scenarios.intervals import find_uncertainty, with_margin
 from meshwise.scenarios.scenario import Scenario
-from meshwise.simulator.brief import brief
-from meshwise.strategies.explanation.alternatives import Prospect, prospects
-from meshwise.strategies.explanation.ranking import Among, ranking, unlimited
-from meshwise.strategies.plan.completion import layout_of
+from meshwise.simulator.brief import brief_repr
+from meshwise.strategies.explanation.alternatives import Prospect, list_prospects
+from meshwise.strategies.explanation.ranking import RankedPlans, ranking, unlimited_seconds
+from meshwise.strategies.plan.completion import recover_layout
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.search.driver import OutOfTime
 
@@ -33,44 +33,44 @@ class RobustChoice:
     """
 
     quantile: float
-    most: float
-    best: Prospect | None
-    ranked: tuple[Prospect, ...]
-    among: Among | None
-    finished: bool
+    max_risk: float
+    best_prospect: Prospect | None
+    ranked_prospects: tuple[Prospect, ...]
+    ranked_plans: RankedPlans | None
+    is_finished: bool
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
     @property
     def plan(self) -> Plan | None:
         """The chosen plan."""
-        return self.best.trial.plan if self.best else None
+        return self.best_prospect.trial.plan if self.best_prospect else None
 
     def to_json(self) -> dict[str, Any]:
         """Return the choice as JSON-ready data."""
         return {
             "quantile": self.quantile,
-            "most_out_of_memory": self.most,
-            "best": prospect_document(self.best) if self.best else None,
-            "ranked": [prospect_document(each) for each in self.ranked],
-            "among": asdict(self.among) if self.among else None,
-            "finished": self.finished,
+            "most_out_of_memory": self.max_risk,
+            "best": build_prospect_document(self.best_prospect) if self.best_prospect else None,
+            "ranked": [build_prospect_document(prospect) for prospect in self.ranked_prospects],
+            "among": asdict(self.ranked_plans) if self.ranked_plans else None,
+            "finished": self.is_finished,
         }
 
 
-def check_robust(quantile: float | None, most: float) -> None:
+def check_robust(quantile: float | None, max_risk: float) -> None:
     """Raise ``ValueError`` where a quantile or a probability is out of its range."""
     if quantile is not None and not 0 < quantile < 1:
         raise ValueError(f"--robust: a quantile lies between 0 and 1, met {quantile:g}; nearest: 0.95")
-    if not 0 <= most <= 1:
-        raise ValueError(f"--out-of-memory: a probability lies in [0, 1], met {most:g}; nearest: 0.05")
+    if not 0 <= max_risk <= 1:
+        raise ValueError(f"--out-of-memory: a probability lies in [0, 1], met {max_risk:g}; nearest: 0.05")
 
 
-def robust_choice(
-    value: Scenario,
+def choose_robust(
+    scenario: Scenario,
     quantile: float,
-    most: float,
-    left: Callable[[], float] = unlimited,
+    max_risk: float,
+    time_left: Callable[[], float] = unlimited_seconds,
     plan: Plan | None = None,
 ) -> RobustChoice:
     """Return the plan of a scenario's space with the shortest step time at a quantile, and the plans compared with it.
@@ -78,36 +78,51 @@ def robust_choice(
     Of a large space, known plans, ``plan`` and the neighbours of the best are compared. Where ``time_left`` returns 0,
     the choice is among the plans compared until then.
     """
-    doubt = uncertainty_of(value.problem, value.assumptions)
-    around = () if plan is None else (layout_of(value.problem, plan),)
-    found: list[Prospect] = []
-    among = None
+    uncertainty = find_uncertainty(scenario.problem, scenario.assumptions)
+    start_layouts = () if plan is None else (recover_layout(scenario.problem, plan),)
+    known_prospects: list[Prospect] = []
+    ranked_plans = None
     try:
-        ranked = ranking(with_margin(value.problem, most), value.with_starts(value.make_space()), around, seconds=left)
+        space_ranking = ranking(
+            with_margin(scenario.problem, max_risk),
+            scenario.with_starts(scenario.make_space()),
+            start_layouts,
+            seconds=time_left,
+        )
         while True:
-            among = ranked.among
-            compared = list[Prospect]()
-            for each in prospects(ranked, doubt, quantile, most):
-                compared.append(each)
-                found = max(found, compared, key=len)
-            found, best = compared, _best(compared)
-            if best is None or not ranked.surround(layout_of(value.problem, best.trial.plan)):
-                return RobustChoice(quantile, most, best, tuple(found), among, finished=True)
+            ranked_plans = space_ranking.ranked_plans
+            new_prospects = list[Prospect]()
+            for next_prospect in list_prospects(space_ranking, uncertainty, quantile, max_risk):
+                new_prospects.append(next_prospect)
+                known_prospects = max(known_prospects, new_prospects, key=len)
+            known_prospects, best_prospect = new_prospects, _find_best(new_prospects)
+            if best_prospect is None or not space_ranking.add_neighbours(
+                recover_layout(scenario.problem, best_prospect.trial.plan)
+            ):
+                return RobustChoice(
+                    quantile, max_risk, best_prospect, tuple(known_prospects), ranked_plans, is_finished=True
+                )
     except OutOfTime:
-        return RobustChoice(quantile, most, _best(found), tuple(found), among, finished=False)
+        return RobustChoice(
+            quantile, max_risk, _find_best(known_prospects), tuple(known_prospects), ranked_plans, is_finished=False
+        )
 
 
-def _best(found: list[Prospect]) -> Prospect | None:
-    return min((each for each in found if each.allowed), key=lambda each: each.quantile, default=None)
+def _find_best(candidates: list[Prospect]) -> Prospect | None:
+    return min(
+        (candidate for candidate in candidates if candidate.is_allowed),
+        key=lambda candidate: candidate.quantile,
+        default=None,
+    )
 
 
-def prospect_document(found: Prospect) -> dict[str, Any]:
+def build_prospect_document(prospect: Prospect) -> dict[str, Any]:
     """Return the prospect of a plan as JSON-ready data: predicted, at the quantile, and its memory risk."""
     return {
-        "plan": found.trial.plan.describe(),
-        "step_time": found.trial.evaluation.step_time,
-        "quantile": found.quantile,
-        "peak_memory": found.trial.evaluation.peak_memory,
-        "out_of_memory": found.out_of_memory,
-        "allowed": found.allowed,
+        "plan": prospect.trial.plan.describe(),
+        "step_time": prospect.trial.evaluation.step_time,
+        "quantile": prospect.quantile,
+        "peak_memory": prospect.trial.evaluation.peak_memory,
+        "out_of_memory": prospect.out_of_memory,
+        "allowed": prospect.is_allowed,
     }

@@ -8,23 +8,23 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from meshwise.executor.launch.processes import locked
+from meshwise.executor.launch.processes import lock_folder
 from meshwise.scenarios.inputs.graph_file import GraphModel
-from meshwise.scenarios.inputs.remarks import machine_assumptions
+from meshwise.scenarios.inputs.remarks import list_machine_assumptions
 from meshwise.scenarios.intervals import with_margin
 from meshwise.scenarios.search_journal import SearchJournal
-from meshwise.simulator.brief import brief
+from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.models.model import Model
 from meshwise.simulator.models.transformer import Transformer
-from meshwise.strategies.plan.completion import complete, layout_of
+from meshwise.strategies.plan.completion import complete, recover_layout
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import recomputation
 from meshwise.strategies.plan.rules import violations
-from meshwise.strategies.search.algorithms import ALGORITHMS, PINNED_ALGORITHMS, installed
+from meshwise.strategies.search.algorithms import ALGORITHMS, PINNED_ALGORITHMS, list_installed
 from meshwise.strategies.search.space import Space
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 SEARCH_SECONDS = 60.0
 """Longest wall time of a search that has neither a budget nor a time limit; it then ends with the gap of its proof."""
 
-LEAST_SECONDS = 0.01
+MIN_SECONDS = 0.01
 """Seconds of a search whose time is over before it begins: enough to simulate the first known plan."""
 
 MAX_PROCESSES = 64
@@ -60,7 +60,7 @@ FRAMEWORK_OF = {"torchtitan": "torchtitan", "megatron": "megatron", "accelerate"
 # only what they run.
 
 
-def _acceptance(target: str, spec: Model) -> "Acceptance":
+def _build_acceptance(target: str, spec: Model) -> "Acceptance":
     """Return which plans of a model a target can express."""
     from meshwise.scenarios.interchange.targets import Acceptance
 
@@ -89,9 +89,9 @@ class SearchSettings:
     space: tuple[tuple[str, Any], ...] = ()
     pin: "tuple[Pin, ...]" = ()
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
-    def algorithm_name(self, name: str | None = None) -> str:
+    def find_algorithm(self, name: str | None = None) -> str:
         """Return ``name``, by default that of the settings, after checks.
 
         Raises
@@ -99,12 +99,12 @@ class SearchSettings:
         ValueError
             Where there is no such algorithm, or it ignores pins and there are some.
         """
-        chosen = name or self.algorithm
-        if chosen not in ALGORITHMS:
-            raise ValueError(f"algorithm is one of {', '.join(ALGORITHMS)}, met {chosen}")
-        if self.pin and chosen not in PINNED_ALGORITHMS:
-            raise ValueError(f"pin needs one of the algorithms {', '.join(PINNED_ALGORITHMS)}, met {chosen}")
-        return chosen
+        algorithm = name or self.algorithm
+        if algorithm not in ALGORITHMS:
+            raise ValueError(f"algorithm is one of {', '.join(ALGORITHMS)}, met {algorithm}")
+        if self.pin and algorithm not in PINNED_ALGORITHMS:
+            raise ValueError(f"pin needs one of the algorithms {', '.join(PINNED_ALGORITHMS)}, met {algorithm}")
+        return algorithm
 
     def make_algorithm(self, name: str | None = None, seed: int | None = None) -> Any:
         """Return the configured algorithm; ``seed`` replaces that of the options where the algorithm has one.
@@ -114,19 +114,19 @@ class SearchSettings:
         ValueError
             Where there is no such algorithm or it has no such option.
         """
-        chosen = self.algorithm_name(name)
-        kind = ALGORITHMS[chosen]
-        known = list(kind.__dataclass_fields__)
-        options = dict(self.options) if chosen == self.algorithm else {}
-        unknown = [option for option in options if option not in known]
-        if unknown:
-            raise ValueError(f"{unknown[0]}: {chosen} has the options {', '.join(known) or 'none'}")
-        if seed is not None and "seed" in known:
+        algorithm = self.find_algorithm(name)
+        kind = ALGORITHMS[algorithm]
+        known_options = list(kind.__dataclass_fields__)
+        options = dict(self.options) if algorithm == self.algorithm else {}
+        unknown_options = [option for option in options if option not in known_options]
+        if unknown_options:
+            raise ValueError(f"{unknown_options[0]}: {algorithm} has the options {', '.join(known_options) or 'none'}")
+        if seed is not None and "seed" in known_options:
             options["seed"] = seed
         try:
             return kind(**options)
         except TypeError as error:
-            raise ValueError(f"{chosen}: {error}") from None
+            raise ValueError(f"{algorithm}: {error}") from None
 
     def make_space(self) -> Space:
         """Return the limits as a search space."""
@@ -189,21 +189,23 @@ class Scenario:
         ValueError
             Where there is no such target, or it can express no plan of the model or the training step.
         """
-        accepts = _acceptance(target, self.spec)
-        if never := accepts.never(self.problem):
-            raise ValueError(f"{self.file}: {accepts.can} no plan of this scenario: {'; '.join(never)}")
-        problem = self.priced_for(target)
-        priced = problem.training.framework != self.problem.training.framework  # then the assumed one is out of date
-        kept = (line for line in self.assumptions if not (priced and line.startswith("training.framework is ")))
-        return replace(self, asked_target=target, problem=problem, assumptions=tuple(kept))
+        acceptance = _build_acceptance(target, self.spec)
+        if refusals := acceptance.list_general_reasons(self.problem):
+            raise ValueError(f"{self.file}: {acceptance.can} no plan of this scenario: {'; '.join(refusals)}")
+        problem = self.to_target_problem(target)
+        is_priced = problem.training.framework != self.problem.training.framework  # then the assumed one is out of date
+        kept_lines = (
+            line for line in self.assumptions if not (is_priced and line.startswith("training.framework is "))
+        )
+        return replace(self, asked_target=target, problem=problem, assumptions=tuple(kept_lines))
 
-    def priced_for(self, target: str) -> Problem:
+    def to_target_problem(self, target: str) -> Problem:
         """Return the problem with a target's framework; unchanged where the scenario names one, or it is not known."""
         framework = FRAMEWORK_OF.get(target)
         if self.framework is not None or framework is None:
             return self.problem
-        priced = replace(self.problem, training=replace(self.problem.training, framework=framework))
-        return priced if priced.memory_margin == 1.0 else with_margin(priced)
+        target_problem = replace(self.problem, training=replace(self.problem.training, framework=framework))
+        return target_problem if target_problem.memory_margin == 1.0 else with_margin(target_problem)
 
     def without_margin(self) -> "Scenario":
         """Return the scenario without a memory margin: a plan fits if its predicted peak does, whatever the risk."""
@@ -214,17 +216,17 @@ class Scenario:
         space = self.search_settings.make_space()
         if self.target is None:
             return space
-        return _acceptance(self.target, self.spec).space(self.problem, space)
+        return _build_acceptance(self.target, self.spec).limit_space(self.problem, space)
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
     @property
     def remarks(self) -> tuple[str, ...]:
         """Remarks to show before any result: efficiencies that nobody measured, and probably mistyped figures."""
-        typed = (f"{fault.field} {fault.message}" for fault in self.warnings)
-        return (*self.problem.cluster.estimated, *typed)
+        warning_lines = (f"{fault.field} {fault.message}" for fault in self.warnings)
+        return (*self.problem.cluster.estimated, *warning_lines)
 
-    def chosen(self, plan: Plan | None = None) -> Plan:
+    def choose_plan(self, plan: Plan | None = None) -> Plan:
         """Return ``plan``, by default the scenario's own; ``ValueError`` where there is neither."""
         result = plan or self.plan
         if result is None:
@@ -236,26 +238,29 @@ class Scenario:
 
         Assumptions and warnings about the machine become those of the new one; ``warnings`` are those of its file.
         """
-        own = self.problem.cluster
-        sized = cluster.resized(own.num_nodes, own.first.devices)
-        problem = replace(self.problem, cluster=sized)
-        others = tuple(fault for fault in self.warnings if not self._is_of_cluster(fault))
-        moved = replace(
+        own_cluster = self.problem.cluster
+        sized_cluster = cluster.with_size(own_cluster.num_nodes, own_cluster.first_node.devices)
+        problem = replace(self.problem, cluster=sized_cluster)
+        other_warnings = tuple(fault for fault in self.warnings if not self._is_of_cluster(fault))
+        moved_scenario = replace(
             self,
             problem=problem if problem.memory_margin == 1.0 else with_margin(problem),
-            warnings=(*warnings, *others),
+            warnings=(*warnings, *other_warnings),
         )
-        stale = {*self.remarks, *self._machine_assumptions()}
-        kept = (line for line in self.assumptions if line not in stale and not line.startswith("cluster."))
-        return replace(moved, assumptions=(*moved.remarks, *moved._machine_assumptions(), *kept))
+        stale_lines = {*self.remarks, *self._list_machine_assumptions()}
+        kept_lines = (line for line in self.assumptions if line not in stale_lines and not line.startswith("cluster."))
+        return replace(
+            moved_scenario,
+            assumptions=(*moved_scenario.remarks, *moved_scenario._list_machine_assumptions(), *kept_lines),
+        )
 
     def _is_of_cluster(self, fault: "Fault") -> bool:
         """Return whether a remark is about the machine: in the scenario's cluster table, or in a cluster file."""
         return fault.file != self.file or fault.field.split(".")[0] == "cluster"
 
-    def _machine_assumptions(self) -> tuple[str, ...]:
+    def _list_machine_assumptions(self) -> tuple[str, ...]:
         offloads = self.plan is not None and bool(self.plan.offload)
-        return tuple(machine_assumptions(self.problem.cluster, offloads=offloads))
+        return tuple(list_machine_assumptions(self.problem.cluster, offloads=offloads))
 
     def simulate(self, plan: Plan | None = None, engine: str = "discrete_event") -> "Simulation":
         """Return one simulated step of a plan: its time and memory, and what they consist of.
@@ -267,10 +272,10 @@ class Scenario:
         engine
             ``discrete_event`` or ``longest_path``.
         """
-        from meshwise.scenarios.simulation import simulation
+        from meshwise.scenarios.simulation import simulate_plan
 
-        result = simulation(self.problem, self.chosen(plan), engine, self.assumptions)
-        return result if self.run is None else self.run.extend(result, self.problem.cluster)
+        result = simulate_plan(self.problem, self.choose_plan(plan), engine, self.assumptions)
+        return result if self.run is None else self.run.extend_simulation(result, self.problem.cluster)
 
     def search(
         self,
@@ -318,15 +323,17 @@ class Scenario:
         from meshwise.strategies.search.driver import search
 
         start, settings = perf_counter(), self.search_settings
-        chosen, space = settings.make_algorithm(algorithm, seed), self.make_space()
+        search_algorithm, space = settings.make_algorithm(algorithm, seed), self.make_space()
         space_with_starts = self.with_starts(space)
-        seconds = self.search_seconds(budget, seconds)
+        seconds = self.limit_seconds(budget, seconds)
         if seconds is not None:  # to list what a trainer can express takes up to a second: the search's own time
-            seconds = max(seconds - (perf_counter() - start), LEAST_SECONDS) if seconds > 0 else seconds
+            seconds = max(seconds - (perf_counter() - start), MIN_SECONDS) if seconds > 0 else seconds
         budget = settings.budget if budget is None else budget
-        with nullcontext() if resume is None else SearchJournal(resume, chosen, self.problem, space) as journal:
+        with (
+            nullcontext() if resume is None else SearchJournal(resume, search_algorithm, self.problem, space) as journal
+        ):
             return search(
-                chosen,
+                search_algorithm,
                 self.problem,
                 space_with_starts,
                 budget=budget,
@@ -336,7 +343,7 @@ class Scenario:
                 journal=journal,
             )
 
-    def search_seconds(self, budget: int | None, seconds: float | None) -> float | None:
+    def limit_seconds(self, budget: int | None, seconds: float | None) -> float | None:
         """Return the time limit of a search in seconds: the argument, else the setting or default; None for none."""
         settings = self.search_settings
         seconds = settings.seconds if seconds is None else seconds
@@ -344,25 +351,25 @@ class Scenario:
 
     def with_starts(self, space: Space) -> Space:
         """Return a space whose search starts with the scenario's own plan and published recipes."""
-        from meshwise.scenarios.recipes import recipe_layouts
+        from meshwise.scenarios.recipes import list_recipe_layouts
 
-        starts = (*self._own_layout(), *(layout for _, layout in recipe_layouts(self.problem)))
+        starts = (*self._list_own_layouts(), *(layout for _, layout in list_recipe_layouts(self.problem)))
         return replace(space, starts=starts)
 
-    def _own_layout(self) -> tuple[Layout, ...]:
+    def _list_own_layouts(self) -> tuple[Layout, ...]:
         """Return the layout of the scenario's own plan; no layout where there is no plan, or none completes to it."""
         if self.plan is None:
             return ()
-        layout = layout_of(self.problem, self.plan)
-        broken = next(violations(self.problem, layout), None)
-        return (layout,) if broken is None and complete(self.problem, layout) == self.plan else ()
+        layout = recover_layout(self.problem, self.plan)
+        violation = next(violations(self.problem, layout), None)
+        return (layout,) if violation is None and complete(self.problem, layout) == self.plan else ()
 
     def compare(self, algorithms: Iterable[str] | None = None, **limits: Any) -> "SearchResults":
         """Return the result of each algorithm (None: all installed ones) under equal limits, which `search` takes."""
         from meshwise.strategies.search.driver import SearchResults
 
-        chosen = installed() if algorithms is None else tuple(algorithms)
-        return SearchResults(self.search(name, **limits) for name in chosen)
+        names = list_installed() if algorithms is None else tuple(algorithms)
+        return SearchResults(self.search(name, **limits) for name in names)
 
     def execute(
         self,
@@ -404,23 +411,25 @@ class Scenario:
         """
         from meshwise.executor.launch.run import execute
         from meshwise.executor.operators.run import execute_module
-        from meshwise.executor.options import DEFAULTS
+        from meshwise.executor.options import DEFAULT_OPTIONS
 
-        chosen, options = self.chosen(plan), replace(options or DEFAULTS, **changes)
+        chosen_plan, options = self.choose_plan(plan), replace(options or DEFAULT_OPTIONS, **changes)
         if module is None:
-            self.check_executable(chosen)
+            self.check_executable(chosen_plan)
         else:
-            self._check_processes(chosen)
+            self._check_processes(chosen_plan)
         training = self.problem.training
         with (
             tempfile.TemporaryDirectory(prefix="meshwise-") as temporary,
-            locked(Path(temporary if folder is None else folder)) as place,
+            lock_folder(Path(temporary if folder is None else folder)) as run_folder,
         ):
             if module is not None:
                 graph = self.problem.graph
-                return execute_module(module, graph, training, chosen, options, folder=place, progress=progress)
-            spec = self.executable_spec()
-            return execute(spec, training, chosen, options, folder=place, progress=progress, warn=warn)
+                return execute_module(
+                    module, graph, training, chosen_plan, options, folder=run_folder, progress=progress
+                )
+            spec = self.to_executable_spec()
+            return execute(spec, training, chosen_plan, options, folder=run_folder, progress=progress, warn=warn)
 
     def check(self, plan: Plan | None = None, progress: Callable[[str], None] = lambda text: None) -> "Check":
         """Return the simulator's memory and collectives compared with those of the executor's own model.
@@ -432,11 +441,11 @@ class Scenario:
         ValueError
             Where the executor cannot build the plan, or torch is missing.
         """
-        from meshwise.scenarios.oracle_check import check
+        from meshwise.scenarios.oracle_check import check_plan
 
-        return check(self.executable_spec(), self.problem, self.chosen(plan), progress)
+        return check_plan(self.to_executable_spec(), self.problem, self.choose_plan(plan), progress)
 
-    def jobs(self, options: "RunOptions", folder: Path, warn: Callable[[str], None]) -> "list[tuple[Job, Path]]":
+    def make_jobs(self, options: "RunOptions", folder: Path, warn: Callable[[str], None]) -> "list[tuple[Job, Path]]":
         """Return the job files of the ranks that run the scenario's plan on hosts where torchrun starts them.
 
         The run is verified only where the options ask for it: on several hosts it has started by the time that ranks
@@ -451,28 +460,32 @@ class Scenario:
 
         options = replace(options, verify=bool(options.verify))
         return make_jobs(
-            self.executable_spec(), self.problem.training, self.chosen(), options, folder=folder, warn=warn
+            self.to_executable_spec(), self.problem.training, self.choose_plan(), options, folder=folder, warn=warn
         )
 
     def check_executable(self, plan: Plan | None = None) -> None:
         """Raise ``ValueError`` where this machine cannot run ``plan``, the scenario's own by default."""
-        from meshwise.executor.launch.run import refuse
+        from meshwise.executor.launch.run import require_supported
 
-        chosen = self.chosen(plan)
-        self._check_processes(chosen)
-        refuse(self.executable_spec(), self.problem.training, chosen)
+        chosen_plan = self.choose_plan(plan)
+        self._check_processes(chosen_plan)
+        require_supported(self.to_executable_spec(), self.problem.training, chosen_plan)
 
     def _check_processes(self, plan: Plan) -> None:
         if plan.mesh.num_ranks > MAX_PROCESSES:
-            met = f"the plan has {plan.mesh.num_ranks}"
-            raise ValueError(f"{self.file}: plan: a run on one machine has at most {MAX_PROCESSES} processes, {met}")
+            ranks_text = f"the plan has {plan.mesh.num_ranks}"
+            raise ValueError(
+                f"{self.file}: plan: a run on one machine has at most {MAX_PROCESSES} processes, {ranks_text}"
+            )
 
-    def executable_spec(self) -> Transformer:
+    def to_executable_spec(self) -> Transformer:
         """Return the model for the executor; ``ValueError`` where the executor cannot build it."""
         if isinstance(self.spec, GraphModel):
-            nearest = "`meshwise execute --module FILE.py:FACTORY`, the module that it was captured from"
-            raise ValueError(f"{self.file}: model.graph: a graph has no code to run, met it alone; nearest: {nearest}")
+            nearest_text = "`meshwise execute --module FILE.py:FACTORY`, the module that it was captured from"
+            raise ValueError(
+                f"{self.file}: model.graph: a graph has no code to run, met it alone; nearest: {nearest_text}"
+            )
         if not isinstance(self.spec, Transformer):
-            met = f"met {self.spec.name}: {self.spec.summary}"
-            raise ValueError(f"{self.file}: model: the executor's model is a decoder transformer, {met}")
+            model_text = f"met {self.spec.name}: {self.spec.summary}"
+            raise ValueError(f"{self.file}: model: the executor's model is a decoder transformer, {model_text}")
         return self.spec

@@ -21,9 +21,9 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshwise.scenarios.files.errors import Fault, ScenarioError, shown
+from meshwise.scenarios.files.errors import Fault, ScenarioError, format_value
 from meshwise.scenarios.files.results import write
-from meshwise.simulator.brief import in_full
+from meshwise.simulator.brief import to_full_text
 from meshwise.simulator.files import JsonError, parse_json
 from meshwise.strategies.evaluation import Evaluation, Trial
 from meshwise.strategies.plan.plan import Plan
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 VERSION = 1
 MAX_LINE_BYTES = 2**16
 MAX_TRIALS = 10_000_000
-_OF = {
+_REQUIREMENTS = {
     "journal": "a journal that `meshwise search --resume` writes",
     "version": "a version that this program reads",
     "algorithm": "the journal of the same algorithm",
@@ -46,7 +46,7 @@ _OF = {
     "cost_model": "the journal of the same version of the simulator and the searches",
 }
 """What a search that continues requires, by key of the first line."""
-_TRIAL = {"plan", "step_time", "peak_memory", "fits", "elapsed"}
+_TRIAL_KEYS = {"plan", "step_time", "peak_memory", "fits", "elapsed"}
 
 
 class SearchJournal(AbstractContextManager["SearchJournal"]):
@@ -67,23 +67,23 @@ class SearchJournal(AbstractContextManager["SearchJournal"]):
 
     def __init__(self, path: str | Path, algorithm: "SearchAlgorithm", problem: Problem, space: Space) -> None:
         self.path = Path(path)
-        head = _head(algorithm, problem, space)
-        whole, self._trials = _read(self.path, head)
-        if whole == 0:
+        head = _build_head(algorithm, problem, space)
+        num_bytes, self._trials = _read_journal(self.path, head)
+        if num_bytes == 0:
             write(self.path, json.dumps(head) + "\n")
         try:
             self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 - closed by __exit__
-            if whole:  # the next trial must not be appended to a partial last line
-                self._file.truncate(whole)
+            if num_bytes:  # the next trial must not be appended to a partial last line
+                self._file.truncate(num_bytes)
         except OSError as error:
-            raise _unusable(self.path, error) from None
+            raise _build_unusable_error(self.path, error) from None
 
-    def known(self, plan: Plan) -> Trial | None:
+    def find_trial(self, plan: Plan) -> Trial | None:
         """Return the trial of ``plan`` that was in the file when it was opened, or ``None``."""
-        found = self._trials.get(_digest(plan))
-        return None if found is None else Trial(plan, *found)
+        entry = self._trials.get(_digest(plan))
+        return None if entry is None else Trial(plan, *entry)
 
-    def keep(self, trial: Trial) -> None:
+    def keep_trial(self, trial: Trial) -> None:
         """Append a trial; once this returns, the trial outlives the process."""
         evaluation = trial.evaluation
         line = {
@@ -102,7 +102,7 @@ class SearchJournal(AbstractContextManager["SearchJournal"]):
         self._file.close()
 
 
-def _head(algorithm: "SearchAlgorithm", problem: Problem, space: Space) -> dict[str, Any]:
+def _build_head(algorithm: "SearchAlgorithm", problem: Problem, space: Space) -> dict[str, Any]:
     """Return the first line of the journal of a search."""
     options = asdict(algorithm)  # type: ignore[call-overload]
     return {
@@ -112,113 +112,121 @@ def _head(algorithm: "SearchAlgorithm", problem: Problem, space: Space) -> dict[
         "options": json.loads(json.dumps(options, default=str)),
         "problem": _digest(problem).hex(),
         "space": _digest(space).hex(),
-        "cost_model": cost_model_version(),
+        "cost_model": compute_cost_model_version(),
     }
 
 
 def _digest(value: object) -> bytes:
     """Return the SHA-256 digest of all fields of a frozen value."""
-    return sha256(in_full(value).encode()).digest()
+    return sha256(to_full_text(value).encode()).digest()
 
 
 @cache
-def cost_model_version() -> str:
+def compute_cost_model_version() -> str:
     """Return the digest of all sources that determine evaluations and the order of trials: simulator and searches."""
-    found = sha256()
+    digest = sha256()
     for package in ("meshwise.simulator", "meshwise.strategies"):
         root = Path(str(files(package)))
         for path in sorted(root.rglob("*")):
             if path.suffix in (".py", ".json"):
-                found.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
-    return found.hexdigest()
+                digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
 
 
-def _read(path: Path, head: Mapping[str, Any]) -> tuple[int, dict[bytes, tuple[Evaluation, float]]]:
+def _read_journal(path: Path, head: Mapping[str, Any]) -> tuple[int, dict[bytes, tuple[Evaluation, float]]]:
     """Return the number of bytes of whole lines of a journal, and its trials; 0 and none where the file is missing."""
     try:
         if path.exists() and not path.is_file():
             raise ValueError("it is no file")
         with open(path, "rb") as file:
-            return trials_in(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), str(path), head)
+            return read_trials(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), str(path), head)
     except FileNotFoundError:
         return 0, {}
     except (OSError, ValueError) as error:
-        raise error if isinstance(error, ScenarioError) else _unusable(path, error) from None
+        raise error if isinstance(error, ScenarioError) else _build_unusable_error(path, error) from None
 
 
-def trials_in(
+def read_trials(
     lines: Iterable[bytes], file: str, head: Mapping[str, Any]
 ) -> tuple[int, dict[bytes, tuple[Evaluation, float]]]:
     """Return how many bytes of a journal are whole lines, and its trials; ``file`` is what messages call it."""
     trials: dict[bytes, tuple[Evaluation, float]] = {}
-    whole = 0
+    num_bytes = 0
     for number, line in enumerate(lines, start=1):
         if number > 1 and not line.endswith(b"\n") and len(line) <= MAX_LINE_BYTES:
             break  # the partial last line that a killed process leaves
-        faults = tuple(_faults(file, number, line, head))
+        faults = tuple(_list_faults(file, number, line, head))
         if faults:
             raise ScenarioError(faults)
         if number > 1:
-            plan, evaluation, elapsed = _trial(line)
+            plan, evaluation, elapsed = _parse_trial(line)
             trials.setdefault(plan, (evaluation, elapsed))
-        whole += len(line)
-    return whole, trials
+        num_bytes += len(line)
+    return num_bytes, trials
 
 
-def _unusable(path: Path, error: Exception) -> ScenarioError:
+def _build_unusable_error(path: Path, error: Exception) -> ScenarioError:
     reason = getattr(error, "strerror", None) or str(error)
     return ScenarioError((Fault(str(path), 0, 0, "", f"the journal cannot be used: {reason}"),))
 
 
-def _faults(file: str, number: int, line: bytes, head: Mapping[str, Any]) -> Iterator[Fault]:
+def _list_faults(file: str, number: int, line: bytes, head: Mapping[str, Any]) -> Iterator[Fault]:
     """Yield the faults of a line of a journal; ``number`` counts from 1."""
     if len(line) > MAX_LINE_BYTES or number > MAX_TRIALS:
         message = f"a journal has at most {MAX_TRIALS:,} lines of at most {MAX_LINE_BYTES:,} bytes, met more"
         yield Fault(file, number, 1, "", message)
         return
     try:
-        met = parse_json(line)
+        value = parse_json(line)
     except JsonError:
-        met = None
+        value = None
     if number == 1:
-        yield from _faults_of_head(file, met if line.endswith(b"\n") else None, head)
-    elif not _sound(met):
-        yield Fault(file, number, 1, "", f"a line is a trial with {', '.join(sorted(_TRIAL))}, met something else")
+        yield from _list_head_faults(file, value if line.endswith(b"\n") else None, head)
+    elif not _is_trial(value):
+        yield Fault(file, number, 1, "", f"a line is a trial with {', '.join(sorted(_TRIAL_KEYS))}, met something else")
 
 
-def _faults_of_head(file: str, met: Any, head: Mapping[str, Any]) -> Iterator[Fault]:
-    if not isinstance(met, dict) or met.get("journal") != head["journal"]:
-        yield Fault(file, 1, 1, "", f"to go on from it, a search needs {_OF['journal']}; name another file")
+def _list_head_faults(file: str, value: Any, head: Mapping[str, Any]) -> Iterator[Fault]:
+    if not isinstance(value, dict) or value.get("journal") != head["journal"]:
+        yield Fault(file, 1, 1, "", f"to go on from it, a search needs {_REQUIREMENTS['journal']}; name another file")
         return
-    for key, wanted in head.items():
-        if met.get(key) != wanted:
-            long = isinstance(wanted, str) and len(wanted) == 64
-            words = "met another" if long else f"{shown(_said(wanted))}; met {shown(_said(met.get(key)))}"
-            yield Fault(file, 1, 1, key, f"a search goes on from {_OF[key]}: {words}")
+    for key, expected in head.items():
+        if value.get(key) != expected:
+            is_digest = isinstance(expected, str) and len(expected) == 64
+            text = (
+                "met another"
+                if is_digest
+                else f"{format_value(_to_text(expected))}; met {format_value(_to_text(value.get(key)))}"
+            )
+            yield Fault(file, 1, 1, key, f"a search goes on from {_REQUIREMENTS[key]}: {text}")
 
 
-def _said(value: Any) -> Any:
+def _to_text(value: Any) -> Any:
     return json.dumps(value) if isinstance(value, dict) else value
 
 
-def _sound(met: Any) -> bool:
+def _is_trial(value: Any) -> bool:
     """Return whether a value is a trial as `SearchJournal` writes it."""
-    if not isinstance(met, dict) or set(met) != _TRIAL or not isinstance(met["fits"], bool):
+    if not isinstance(value, dict) or set(value) != _TRIAL_KEYS or not isinstance(value["fits"], bool):
         return False
-    plan, numbers = met["plan"], [met["peak_memory"], met["elapsed"]]
-    numbers += [] if met["step_time"] is None else [met["step_time"]]
+    plan, numbers = value["plan"], [value["peak_memory"], value["elapsed"]]
+    numbers += [] if value["step_time"] is None else [value["step_time"]]
     return (
         isinstance(plan, str)
         and len(plan) == 64
         and set(plan) <= set("0123456789abcdef")
-        and (met["step_time"] is not None or not met["fits"])
+        and (value["step_time"] is not None or not value["fits"])
         # type() and not isinstance(): true and false are ints to Python
         and all(type(number) in (int, float) and 0 <= number < inf for number in numbers)
     )
 
 
-def _trial(line: bytes) -> tuple[bytes, Evaluation, float]:
+def _parse_trial(line: bytes) -> tuple[bytes, Evaluation, float]:
     """Return the digest of a plan, its evaluation, and the seconds since the start of the search."""
-    met = json.loads(line)
-    time = inf if met["step_time"] is None else met["step_time"]
-    return bytes.fromhex(met["plan"]), Evaluation(time, met["peak_memory"], met["fits"]), met["elapsed"]
+    record = json.loads(line)
+    step_time = inf if record["step_time"] is None else record["step_time"]
+    return (
+        bytes.fromhex(record["plan"]),
+        Evaluation(step_time, record["peak_memory"], record["fits"]),
+        record["elapsed"],
+    )

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 from meshwise.reports.page.html import html
 from meshwise.reports.page.report import Report
 from meshwise.reports.pictures.timeline import draw_timeline
-from meshwise.reports.tables import result_rows
+from meshwise.reports.tables import list_result_rows
 from meshwise.scenarios.files.results import check_output, write
 from meshwise.scenarios.intervals import (
     Interval,
-    category,
     describe_peak_runs,
+    find_category,
+    find_uncertainty,
     peak_memory_interval,
     step_time_interval,
-    uncertainty_of,
 )
-from meshwise.simulator.brief import brief
+from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.engine import simulate
 from meshwise.simulator.memory import CATEGORIES
 from meshwise.simulator.notebook import to_html
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-SAVED = (".html", ".png", ".svg", ".json")
+SAVED_ENDINGS = (".html", ".png", ".svg", ".json")
 """Endings of the files that a result can be saved to."""
 
 BACKWARD_AND_FORWARD = 3
@@ -111,12 +111,14 @@ class Simulation:
     assumptions: tuple[str, ...]
     goodput: Goodput | None = None
 
-    __repr__ = brief("plan", "step_time", "mfu", "fits", "peak_memory", "memory_capacity", "bubble", "engine", "ranks")
+    __repr__ = brief_repr(
+        "plan", "step_time", "mfu", "fits", "peak_memory", "memory_capacity", "bubble", "engine", "ranks"
+    )
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as JSON-ready data, without problem, plan and timeline."""
-        apart = ("problem", "plan", "timeline", "goodput")
-        scalars = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in apart}
+        excluded_names = ("problem", "plan", "timeline", "goodput")
+        scalars = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in excluded_names}
         goodput = {"goodput": self.goodput.to_json()} if self.goodput else {}
         return (
             scalars
@@ -153,10 +155,10 @@ class Simulation:
         ValueError
             Where the file has another ending or cannot be written.
         """
-        check_output(path, SAVED)
+        check_output(path, SAVED_ENDINGS)
         ending = Path(path).suffix.lower()
         if ending == ".html":
-            write(path, html(page_report(self, self.plan.describe())))
+            write(path, html(build_page_report(self, self.plan.describe())))
         elif ending == ".json":
             write(path, json.dumps(self.to_json(), indent=2) + "\n")
         else:
@@ -167,10 +169,10 @@ class Simulation:
         with TemporaryDirectory() as folder:
             picture = Path(folder) / "timeline.png"
             self.plot(picture)
-            return to_html(self.plan.describe(), result_rows(self.to_json()), picture.read_bytes())
+            return to_html(self.plan.describe(), list_result_rows(self.to_json()), picture.read_bytes())
 
 
-def page_report(result: Simulation, title: str, **more: Any) -> Report:
+def build_page_report(result: Simulation, title: str, **extra_parts: Any) -> Report:
     """Return the report of a simulated step; ``extra_parts`` are further fields of the `Report`."""
     return Report(
         title=title,
@@ -179,38 +181,38 @@ def page_report(result: Simulation, title: str, **more: Any) -> Report:
         plan=result.plan,
         cluster=result.problem.cluster,
         path=critical_path(lower(result.problem, result.plan), result.timeline.engine),
-        **more,
+        **extra_parts,
     )
 
 
-def simulation(problem: Problem, plan: Plan, engine: str, assumptions: tuple[str, ...]) -> Simulation:
+def simulate_plan(problem: Problem, plan: Plan, engine: str, assumptions: tuple[str, ...]) -> Simulation:
     """Return the simulation of one step of ``plan``, by an engine by name."""
     start = time.perf_counter()
     program = lower(problem, plan)
     timeline = simulate(program, engine)
-    return _result(problem, plan, program, timeline, time.perf_counter() - start, assumptions)
+    return _build_result(problem, plan, program, timeline, time.perf_counter() - start, assumptions)
 
 
-def model_flops(problem: Problem) -> float:
+def count_model_flops(problem: Problem) -> float:
     """Return the FLOP of one step without recomputation."""
     return BACKWARD_AND_FORWARD * problem.graph.flops * problem.training.global_batch
 
 
-def _result(
+def _build_result(
     problem: Problem, plan: Plan, program: Program, timeline: Timeline, wall_time: float, assumptions: tuple[str, ...]
 ) -> Simulation:
     training = problem.training
     devices = plan.mesh.num_ranks
     tokens = training.global_batch * training.sequence / timeline.step_time
-    rate = model_flops(problem) / timeline.step_time / devices
-    of = category(problem.cluster, assumptions)
-    interval = step_time_interval(timeline.step_time, of)
+    rate = count_model_flops(problem) / timeline.step_time / devices
+    run_category = find_category(problem.cluster, assumptions)
+    interval = step_time_interval(timeline.step_time, run_category)
     reserved = min(device.reserved for device in problem.cluster.accelerators)
     fits = all(profile.peak <= profile.capacity for profile in (*timeline.memory, *timeline.host_memory))
-    doubt = uncertainty_of(problem, assumptions)
-    memory = min(device.memory for device in problem.cluster.accelerators)
+    uncertainty = find_uncertainty(problem, assumptions)
+    device_memory = min(device.memory for device in problem.cluster.accelerators)
     # the median ratio of reserved to allocated bytes applies to tensors, not to what the framework takes before them
-    held = doubt.reserved[1] * (timeline.peak_memory - reserved)
+    reserved_peak = uncertainty.reserved_ratios[1] * (timeline.peak_memory - reserved)
     return Simulation(
         problem=problem,
         plan=plan,
@@ -219,17 +221,17 @@ def _result(
         tokens_per_second=tokens,
         tokens_per_second_per_device=tokens / devices,
         model_flops_per_second_per_device=rate,
-        mfu=rate * devices / _peak(problem, plan),
+        mfu=rate * devices / _sum_peak_flops(problem, plan),
         fits=fits,
         peak_memory=timeline.peak_memory,
-        memory_capacity=memory,
-        memory_usable=min(problem.usable(device) for device in problem.cluster.accelerators),
+        memory_capacity=device_memory,
+        memory_usable=min(problem.usable_memory(device) for device in problem.cluster.accelerators),
         step_time_interval=interval,
         peak_memory_interval=peak_memory_interval(timeline.peak_memory),
-        out_of_memory=doubt.lacks_memory(problem.cluster, timeline.peak_memory),
-        peak_reserved=held,
-        peak_device=reserved + held,
-        memory=tuple(_stage_memory(timeline)),
+        out_of_memory=uncertainty.estimate_cluster_risk(problem.cluster, timeline.peak_memory),
+        peak_reserved=reserved_peak,
+        peak_device=reserved + reserved_peak,
+        memory=tuple(_list_stage_memory(timeline)),
         bubble=timeline.bubble,
         exposed_communication=tuple((str(kind), value) for kind, value in timeline.exposed_communication().items()),
         links=tuple(link for link in timeline.links if link.bytes > 0),
@@ -239,11 +241,11 @@ def _result(
         classes=len(program.rank_classes),
         ranks=sum(len(members.ranks) for members in program.rank_classes),
         wall_time=wall_time,
-        assumptions=(*assumptions, *_steady(timeline)),
+        assumptions=(*assumptions, *_list_steady_assumptions(timeline)),
     )
 
 
-def _steady(timeline: Timeline) -> Iterator[str]:
+def _list_steady_assumptions(timeline: Timeline) -> Iterator[str]:
     """Yield the assumptions about the steady state of a pipeline without a flush."""
     if timeline.begin:
         yield "the pipeline has no flush: the step is one of the steady state, its filling at the start left out"
@@ -251,7 +253,7 @@ def _steady(timeline: Timeline) -> Iterator[str]:
         yield f"steps do not repeat exactly: the step time is the mean of {timeline.steps}"
 
 
-def _peak(problem: Problem, plan: Plan) -> float:
+def _sum_peak_flops(problem: Problem, plan: Plan) -> float:
     """Return the sum of the data-sheet FLOP/s of all devices that the plan uses."""
     cluster, precision = problem.cluster, problem.training.precision
     if len(cluster.accelerators) == 1:
@@ -260,19 +262,19 @@ def _peak(problem: Problem, plan: Plan) -> float:
     return sum(cluster.node_kind(device).accelerator.peak(precision) for device in devices)
 
 
-def _stage_memory(timeline: Timeline) -> Iterator[StageMemory]:
-    hosts = _host_peaks(timeline)
+def _list_stage_memory(timeline: Timeline) -> Iterator[StageMemory]:
+    hosts = _find_host_peaks(timeline)
     for profile in timeline.memory:
         stages = timeline.rank_classes[profile.rank_class].stages
         row = profile.usage[profile.totals.index(profile.peak)]
-        held = {str(category): row[CATEGORIES.index(category)] for category in Category}
+        usage = {str(category): row[CATEGORIES.index(category)] for category in Category}
         host_peak = hosts.get(profile.rank_class, 0.0)
         peak = {"peak": profile.peak, "host_peak": host_peak, "peak_time": profile.peak_time}
-        during = _named(timeline.running(profile.rank_class, profile.peak_time))
-        yield StageMemory(stages[0] if stages else 0, stages, **held, **peak, peak_operator=during)
+        operator_text = _describe_span(timeline.find_span(profile.rank_class, profile.peak_time))
+        yield StageMemory(stages[0] if stages else 0, stages, **usage, **peak, peak_operator=operator_text)
 
 
-def _named(span: Span | None) -> str:
+def _describe_span(span: Span | None) -> str:
     """Return in words what runs in a span; no text for none."""
     if span is None:
         return ""
@@ -280,7 +282,7 @@ def _named(span: Span | None) -> str:
     return f"{span.kind}{microbatch}, {span.operators}"
 
 
-def _host_peaks(timeline: Timeline) -> dict[int, float]:
+def _find_host_peaks(timeline: Timeline) -> dict[int, float]:
     """Return by rank class the largest peak, in bytes, of a host of its ranks."""
     peaks: dict[int, float] = {}
     for profile in timeline.host_memory if timeline.hosts else ():

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 
-from meshwise.simulator.brief import brief
+from meshwise.simulator.brief import brief_repr
 
 
 class Collective(StrEnum):
@@ -50,7 +50,7 @@ class CollectiveCurve:
     ranks: int
     points: tuple[tuple[float, float], ...]
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
     def __post_init__(self) -> None:
         sizes = [size for size, _ in self.points]

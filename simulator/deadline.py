@@ -9,7 +9,7 @@ _CHECK: ContextVar[Callable[[], None] | None] = ContextVar("goes_on", default=No
 
 
 @contextmanager
-def watched_by(check: Callable[[], None]) -> Iterator[None]:
+def set_check(check: Callable[[], None]) -> Iterator[None]:
     """Run a block during which lowering and simulation call ``check``; it raises to end them."""
     token = _CHECK.set(check)
     try:

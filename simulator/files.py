@@ -40,8 +40,8 @@ def parse_json(content: bytes | str) -> Any:
     try:
         text = content if isinstance(content, str) else content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        place = content[: error.start] if isinstance(content, bytes) else b""
-        line, column = place.count(b"\n") + 1, len(place) - place.rfind(b"\n")
+        prefix = content[: error.start] if isinstance(content, bytes) else b""
+        line, column = prefix.count(b"\n") + 1, len(prefix) - prefix.rfind(b"\n")
         raise JsonError(f"a file is UTF-8 text, met the byte 0x{error.object[error.start]:02x}", line, column) from None
     try:
         value = _DECODER.decode(text)
@@ -53,20 +53,20 @@ def parse_json(content: bytes | str) -> Any:
     return value
 
 
-def json_strings(value: Any) -> list[str]:
+def list_strings(value: Any) -> list[str]:
     """Return every name and every text of a JSON value, at any depth."""
-    found: list[str] = []
-    left = [value]
-    while left:
-        item = left.pop()
+    strings: list[str] = []
+    pending = [value]
+    while pending:
+        item = pending.pop()
         if isinstance(item, str):
-            found.append(item)
+            strings.append(item)
         elif isinstance(item, dict):
-            found.extend(item)
-            left.extend(item.values())
+            strings.extend(item)
+            pending.extend(item.values())
         elif isinstance(item, list):
-            left.extend(item)
-    return found
+            pending.extend(item)
+    return strings
 
 
 def _check_depth(value: Any) -> None:
@@ -84,41 +84,43 @@ def _check_depth(value: Any) -> None:
             raise JsonError(f"values nest at most {MAX_DEPTH} deep, met more")
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the object of these members, or raise `JsonError` if a name occurs twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise JsonError(f"{_shown(twice)}: a name occurs once, met it twice")
-    return found
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        names: set[str] = set()
+        duplicate = next(name for name, _ in pairs if name in names or names.add(name))  # type: ignore[func-returns-value]
+        raise JsonError(f"{_format_name(duplicate)}: a name occurs once, met it twice")
+    return members
 
 
-def _int(text: str) -> int:
+def _parse_int(text: str) -> int:
     # `int` takes quadratic time, and from 4,300 digits on raises an error of its own.
     if len(text) > MAX_DIGITS:
         raise JsonError(f"a number has at most {MAX_DIGITS} characters, met {len(text)}")
     return int(text)
 
 
-def _float(text: str) -> float:
+def _parse_float(text: str) -> float:
     if len(text) > MAX_DIGITS:
         raise JsonError(f"a number has at most {MAX_DIGITS} characters, met {len(text)}")
     number = float(text)
     if number in (float("inf"), -float("inf")):
-        _not_finite(text)
+        _reject_constant(text)
     return number
 
 
-def _not_finite(text: str) -> NoReturn:
+def _reject_constant(text: str) -> NoReturn:
     raise JsonError(f"a number is finite, met {text}")
 
 
-def _shown(name: str) -> str:
+def _format_name(name: str) -> str:
     return name if name.isidentifier() and len(name) <= 60 else f"{name!a:.60}"
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_int=_int, parse_float=_float, parse_constant=_not_finite)
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_build_object, parse_int=_parse_int, parse_float=_parse_float, parse_constant=_reject_constant
+)
 
 
 _UNSAFE = re.compile(
@@ -135,8 +137,8 @@ def unsafe_character(text: str) -> str | None:
     ('U+001B', None)
     """
     # `isprintable` is fast and true for almost every text, so that the search is rare.
-    found = None if text.isprintable() else _UNSAFE.search(text)
-    return None if found is None else f"U+{ord(found[0]):04X}"
+    match = None if text.isprintable() else _UNSAFE.search(text)
+    return None if match is None else f"U+{ord(match[0]):04X}"
 
 
 def is_plain(text: str) -> bool:
@@ -144,13 +146,13 @@ def is_plain(text: str) -> bool:
     return unsafe_character(text) is None
 
 
-def escaped(text: str) -> str:
+def escape_text(text: str) -> str:
     """Return ``text`` with characters that are not safe to print as escape sequences.
 
-    >>> escaped("red\\x1b[31m")
+    >>> escape_text("red\\x1b[31m")
     'red\\\\x1b[31m'
     """
-    return text if text.isprintable() else _UNSAFE.sub(lambda found: ascii(found[0])[1:-1], text)
+    return text if text.isprintable() else _UNSAFE.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 @contextmanager

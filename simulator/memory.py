@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwise.simulator.brief import brief
-from meshwise.simulator.program import Category, Change, Deferred, IntArray, MemoryChange, Program, expand
+from meshwise.simulator.brief import brief_repr
+from meshwise.simulator.program import Category, Change, Deferred, IntArray, MemoryChange, Program, expand_rows
 from meshwise.simulator.spans import piece_times
 from meshwise.simulator.units import TICKS_PER_SECOND
 
@@ -52,7 +52,7 @@ class MemoryProfile:
     times: Sequence[float]
     usage: Sequence[tuple[float, ...]]
 
-    __repr__ = brief("rank_class", "peak", "capacity", "times")
+    __repr__ = brief_repr("rank_class", "peak", "capacity", "times")
 
     @cached_property
     def totals(self) -> Sequence[float]:
@@ -79,14 +79,14 @@ class _Changes(NamedTuple):
     size: IntArray
     host: IntArray
 
-    def where(self, rows: NDArray[Any]) -> "_Changes":
+    def select(self, rows: NDArray[Any]) -> "_Changes":
         return _Changes(*(column[rows] for column in self))
 
 
 def sweep(
     rank_class: int,
     capacity: float,
-    resident: Iterable[MemoryChange],
+    resident_memory: Iterable[MemoryChange],
     changes: Iterable[tuple[float, MemoryChange]],
 ) -> MemoryProfile:
     """Return the memory profile of one rank class from its resident memory and its changes at times in seconds.
@@ -103,30 +103,33 @@ def sweep(
     zeros, sizes = np.zeros(len(rows), np.int64), np.array([change.size for _, change in rows], np.int64)
     category = np.array([CATEGORIES.index(change.category) for _, change in rows], np.int64)
     events = _Changes(zeros, np.array([time for time, _ in rows], np.float64), category, sizes, zeros)
-    held = _levels((0, change) for change in resident if change.rank_class == rank_class)
-    ((times, usage),) = _swept(held[:1], events)
+    levels = _sum_levels((0, change) for change in resident_memory if change.rank_class == rank_class)
+    ((times, usage),) = _sweep_groups(levels[:1], events)
     return MemoryProfile(rank_class, capacity, Column(times), Column(usage))
 
 
-def cut(profile: MemoryProfile, begin: float, end: float) -> MemoryProfile:
+def cut_profile(profile: MemoryProfile, begin: float, end: float) -> MemoryProfile:
     """Return the part of a profile between two times in seconds; its own times count from ``begin``.
 
     >>> held = MemoryProfile(0, 9.0, (0.0, 1.0, 2.0, 3.0), ((1.0,), (2.0,), (3.0,), (4.0,)))
-    >>> part = cut(held, 1.5, 3.0)
+    >>> part = cut_profile(held, 1.5, 3.0)
     >>> part.times, part.usage
     ((0.0, 0.5), ((2.0,), (3.0,)))
     """
     times, usage = np.asarray(profile.times, np.float64), np.asarray(profile.usage, np.float64)
-    first, last = np.searchsorted(times, begin, side="right") - 1, np.searchsorted(times, end, side="left")
-    shown = np.maximum(times[first:last] - begin, 0.0)
-    return replace(profile, times=Column(shown), usage=Column(usage[first:last]))
+    start, stop = np.searchsorted(times, begin, side="right") - 1, np.searchsorted(times, end, side="left")
+    shown_times = np.maximum(times[start:stop] - begin, 0.0)
+    return replace(profile, times=Column(shown_times), usage=Column(usage[start:stop]))
 
 
 def program_memory(program: Program, starts: IntArray, ends: IntArray) -> tuple[MemoryProfile, ...]:
     """Return the device memory of every rank class for a program whose tasks start and end at these ticks."""
     changes = _program_changes(program, starts, ends)
-    held = _levels(((c.rank_class, c) for c in program.resident if not c.host), len(program.rank_classes))
-    return _profiles(program.capacity, _swept(held, changes.where(changes.host == 0)))
+    levels = _sum_levels(
+        ((change.rank_class, change) for change in program.resident_memory if not change.host),
+        len(program.rank_classes),
+    )
+    return _build_profiles(program.capacity, _sweep_groups(levels, changes.select(changes.host == 0)))
 
 
 def program_host_memory(program: Program, starts: IntArray, ends: IntArray) -> tuple[MemoryProfile, ...]:
@@ -137,17 +140,19 @@ def program_host_memory(program: Program, starts: IntArray, ends: IntArray) -> t
     if not program.hosts:
         return ()
     # In order of rank class, so that the members of each are a row of a ragged column.
-    members = sorted((member, host, n) for host, item in enumerate(program.hosts) for member, n in item.members)
-    rank_class, host, number = np.array(members, np.int64).reshape(-1, 3).T
+    members = sorted((member, host, count) for host, item in enumerate(program.hosts) for member, count in item.members)
+    rank_class, host, num_ranks = np.array(members, np.int64).reshape(-1, 3).T
     start = np.searchsorted(rank_class, np.arange(len(program.rank_classes) + 1))
     changes = _program_changes(program, starts, ends)
-    changes = changes.where(changes.host > 0)
-    place, index = expand(start, changes.group)
-    changes = changes.where(place)._replace(group=host[index], size=changes.size[place] * number[index])
-    of_class = _levels(((c.rank_class, c) for c in program.resident if c.host), len(program.rank_classes))
-    held = np.zeros((len(program.hosts), len(CATEGORIES)), np.int64)
-    np.add.at(held, host, of_class[rank_class] * number[:, None])
-    return _profiles([item.capacity for item in program.hosts], _swept(held, changes))
+    changes = changes.select(changes.host > 0)
+    place, index = expand_rows(start, changes.group)
+    changes = changes.select(place)._replace(group=host[index], size=changes.size[place] * num_ranks[index])
+    class_levels = _sum_levels(
+        ((change.rank_class, change) for change in program.resident_memory if change.host), len(program.rank_classes)
+    )
+    levels = np.zeros((len(program.hosts), len(CATEGORIES)), np.int64)
+    np.add.at(levels, host, class_levels[rank_class] * num_ranks[:, None])
+    return _build_profiles([item.capacity for item in program.hosts], _sweep_groups(levels, changes))
 
 
 def peak_total(profiles: Iterable[MemoryProfile]) -> float:
@@ -155,19 +160,19 @@ def peak_total(profiles: Iterable[MemoryProfile]) -> float:
     return max((profile.peak for profile in profiles), default=0.0)
 
 
-def _profiles(
-    capacity: Sequence[float], swept: Iterable[tuple[NDArray[Any], NDArray[np.float64]]]
+def _build_profiles(
+    capacity: Sequence[float], usages: Iterable[tuple[NDArray[Any], NDArray[np.float64]]]
 ) -> tuple[MemoryProfile, ...]:
     return tuple(
         MemoryProfile(index, capacity[index], Column(ticks / TICKS_PER_SECOND), Column(usage))
-        for index, (ticks, usage) in enumerate(swept)
+        for index, (ticks, usage) in enumerate(usages)
     )
 
 
-def _levels(resident: Iterable[tuple[int, MemoryChange]], count: int = 1) -> IntArray:
+def _sum_levels(resident_memory: Iterable[tuple[int, MemoryChange]], count: int = 1) -> IntArray:
     """Return the resident bytes of each group, [group, category]."""
     levels = np.zeros((count, len(CATEGORIES)), np.int64)
-    for group, change in resident:
+    for group, change in resident_memory:
         levels[group, CATEGORIES.index(change.category)] += change.size
     return levels
 
@@ -175,49 +180,53 @@ def _levels(resident: Iterable[tuple[int, MemoryChange]], count: int = 1) -> Int
 def _program_changes(program: Program, starts: IntArray, ends: IntArray) -> _Changes:
     """Return the allocations of rank classes at the start of pieces, and their releases at the end."""
     pieces = [piece for item in program.work for piece in item.pieces]
-    told = [(*_told(c), end) for p in pieces for end, part in enumerate((p.acquired, p.released)) for c in part]
-    category, size, host, at_end = np.array(told, np.int64).reshape(-1, 4).T
-    change_start = np.append(0, np.cumsum([len(p.acquired) + len(p.released) for p in pieces])).astype(np.int64)
+    rows = [
+        (*_encode_change(c), end) for p in pieces for end, part in enumerate((p.acquisitions, p.releases)) for c in part
+    ]
+    category, size, host, is_release = np.array(rows, np.int64).reshape(-1, 4).T
+    change_start = np.append(0, np.cumsum([len(p.acquisitions) + len(p.releases) for p in pieces])).astype(np.int64)
     # Most tasks change no memory: only the others are expanded into rows.
-    changing = np.array([any(p.acquired or p.released for p in item.pieces) for item in program.work], dtype=bool)
-    times = piece_times(program, starts, ends, np.flatnonzero(changing[program.work_of]))
-    place, change = expand(change_start, times.piece)
-    place_of_row, group = _rank_classes(program, times.task[place])
+    has_changes = np.array(
+        [any(p.acquisitions or p.releases for p in item.pieces) for item in program.work], dtype=bool
+    )
+    times = piece_times(program, starts, ends, np.flatnonzero(has_changes[program.work_of]))
+    place, change = expand_rows(change_start, times.piece)
+    place_of_row, group = _expand_rank_classes(program, times.task[place])
     place, change = place[place_of_row], change[place_of_row]
-    time = np.where(at_end[change] > 0, times.end[place], times.start[place])
-    signed = np.where(at_end > 0, -size, size)
-    return _Changes(group, time, category[change], signed[change], host[change])
+    time = np.where(is_release[change] > 0, times.end[place], times.start[place])
+    signed_size = np.where(is_release > 0, -size, size)
+    return _Changes(group, time, category[change], signed_size[change], host[change])
 
 
-def _told(change: Change) -> tuple[int, int, int]:
+def _encode_change(change: Change) -> tuple[int, int, int]:
     return CATEGORIES.index(change.category), change.size, int(change.host)
 
 
-def _rank_classes(program: Program, tasks: IntArray) -> tuple[IntArray, IntArray]:
+def _expand_rank_classes(program: Program, tasks: IntArray) -> tuple[IntArray, IntArray]:
     """Return pairs (index into ``tasks``, rank class): for each task every rank class that runs it, once."""
-    place, index = expand(program.stream_start, tasks)
+    place, index = expand_rows(program.stream_start, tasks)
     count = max(len(program.rank_classes), 1)
     rank_class = np.array([stream.rank_class for stream in program.streams], np.int64)
     keys = np.unique(place * count + rank_class[program.stream_of[index]])
     return keys // count, keys % count
 
 
-def _swept(held: IntArray, changes: _Changes) -> Iterator[tuple[NDArray[Any], NDArray[np.float64]]]:
+def _sweep_groups(levels: IntArray, changes: _Changes) -> Iterator[tuple[NDArray[Any], NDArray[np.float64]]]:
     """Yield the times and the bytes [time, category] of every group, from its bytes at time 0 and its changes."""
-    groups = np.arange(len(held))
+    groups = np.arange(len(levels))
     group = np.concatenate([groups, changes.group])
-    time = np.concatenate([np.zeros(len(held), changes.time.dtype), changes.time])
+    time = np.concatenate([np.zeros(len(levels), changes.time.dtype), changes.time])
     delta = np.zeros((len(group), len(CATEGORIES)), np.int64)
-    delta[: len(held)] = held
-    delta[np.arange(len(held), len(group)), changes.category] = changes.size
+    delta[: len(levels)] = levels
+    delta[np.arange(len(levels), len(group)), changes.category] = changes.size
     order = np.lexsort((time, group))
     group, time = group[order], time[order]
     # One sum over all groups is faster than one for each: what precedes a group is subtracted again.
     usage = np.cumsum(delta[order], axis=0)
-    first = np.searchsorted(group, groups)
-    usage -= (usage[first] - delta[order[first]])[group]
-    settled = np.append((time[1:] != time[:-1]) | (group[1:] != group[:-1]), True)
-    group, time, usage = group[settled], time[settled], usage[settled].astype(np.float64)
-    bounds = np.searchsorted(group, np.append(groups, len(held))).tolist()
+    first_rows = np.searchsorted(group, groups)
+    usage -= (usage[first_rows] - delta[order[first_rows]])[group]
+    is_final = np.append((time[1:] != time[:-1]) | (group[1:] != group[:-1]), True)
+    group, time, usage = group[is_final], time[is_final], usage[is_final].astype(np.float64)
+    bounds = np.searchsorted(group, np.append(groups, len(levels))).tolist()
     for begin, end in pairwise(bounds):
         yield time[begin:end], usage[begin:end]

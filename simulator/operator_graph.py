@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 from math import prod
 from typing import TYPE_CHECKING
 
-from meshwise.simulator.brief import brief
+from meshwise.simulator.brief import brief_repr
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -130,7 +130,7 @@ class Operator:
     kernel: str = ""
     uncut: tuple[str, ...] = ()
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
     @property
     def flops(self) -> float:
@@ -160,16 +160,16 @@ class Block:
     repeat: int = 1
     layer: bool = False
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layer", self.layer or self.repeat > 1)
-        known = {tensor.name for tensor in self.tensors}
+        tensor_names = {tensor.name for tensor in self.tensors}
         for operator in self.operators:
             names = operator.inputs + operator.outputs + operator.parameters + operator.saved
-            missing = [name for name in names if name not in known]
-            if missing:
-                raise ValueError(f"block {self.name}: operator {operator.name} names unknown tensors {missing}")
+            unknown_names = [name for name in names if name not in tensor_names]
+            if unknown_names:
+                raise ValueError(f"block {self.name}: operator {operator.name} names unknown tensors {unknown_names}")
 
     @cached_property
     def tensor(self) -> dict[str, Tensor]:
@@ -185,9 +185,9 @@ class Block:
     @cached_property
     def loss(self) -> tuple[Operator, ...]:
         """Operators of a loss over classes: all after the last one with parameters, if one is a cross-entropy."""
-        last = max((index for index, operator in enumerate(self.operators) if operator.parameters), default=None)
-        found = () if last is None else self.operators[last + 1 :]
-        return found if any(operator.kind is OperatorKind.CROSS_ENTROPY for operator in found) else ()
+        last_index = max((index for index, operator in enumerate(self.operators) if operator.parameters), default=None)
+        operators = () if last_index is None else self.operators[last_index + 1 :]
+        return operators if any(operator.kind is OperatorKind.CROSS_ENTROPY for operator in operators) else ()
 
     @property
     def num_parameters(self) -> int:
@@ -222,7 +222,7 @@ class OperatorGraph:
     sequence: int
     tied: tuple[tuple[tuple[str, str], tuple[str, str]], ...] = ()
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
     def __hash__(self) -> int:
         # Graphs are keys of many caches: hashing all operators each time would be slow, and equality compares them.
@@ -237,8 +237,8 @@ class OperatorGraph:
     def num_parameters(self) -> int:
         """Number of parameter elements, tied parameters counted once."""
         total = sum(block.num_parameters * block.repeat for block in self.blocks)
-        by_name = {block.name: block for block in self.blocks}
-        return total - sum(by_name[second[0]].tensor[second[1]].size for _, second in self.tied)
+        block_by_name = {block.name: block for block in self.blocks}
+        return total - sum(block_by_name[second[0]].tensor[second[1]].size for _, second in self.tied)
 
     @property
     def flops(self) -> float:
@@ -260,11 +260,11 @@ def _to_networkx(graph: OperatorGraph) -> "nx.DiGraph[str]":
         # Blocks name their tensors each on their own: only the order of outputs and inputs connects them.
         producers = {t: source for t, source in zip(block.inputs, boundary, strict=False) if source is not None}
         for operator in block.operators:
-            full = f"{name}.{operator.name}"
-            result.add_node(full, operator=operator)
+            full_name = f"{name}.{operator.name}"
+            result.add_node(full_name, operator=operator)
             for tensor in operator.inputs:
                 if tensor in producers:
-                    result.add_edge(producers[tensor], full, tensor=tensor)
-            producers |= dict.fromkeys(operator.outputs, full)
+                    result.add_edge(producers[tensor], full_name, tensor=tensor)
+            producers |= dict.fromkeys(operator.outputs, full_name)
         boundary = [producers.get(tensor) for tensor in block.outputs]
     return result

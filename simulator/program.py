@@ -22,7 +22,7 @@ from typing import Generic, NamedTuple, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwise.simulator.brief import brief, in_brief, items
+from meshwise.simulator.brief import brief_repr, format_items, with_brief_repr
 
 IntArray = NDArray[np.int64]
 
@@ -102,7 +102,7 @@ class Stream(NamedTuple):
     kind: StreamKind
 
 
-@in_brief
+@with_brief_repr
 class RankClass(NamedTuple):
     """Ranks that behave alike, with their pipeline ``stages``, one for each model chunk of a rank."""
 
@@ -116,7 +116,7 @@ class RankClass(NamedTuple):
         return self.ranks[0]
 
 
-@in_brief
+@with_brief_repr
 class HostClass(NamedTuple):
     """Hosts that behave alike; ``members`` are pairs (rank class, number of its ranks on one such host)."""
 
@@ -133,7 +133,7 @@ class Change(NamedTuple):
     host: bool = False
 
 
-@in_brief
+@with_brief_repr
 class Piece(NamedTuple):
     """A part of a task, from ``start`` to ``end`` in ticks after the start of the task.
 
@@ -157,13 +157,13 @@ class Piece(NamedTuple):
     start: int
     end: int
     stream: StreamKind | None = None
-    acquired: tuple[Change, ...] = ()
-    released: tuple[Change, ...] = ()
+    acquisitions: tuple[Change, ...] = ()
+    releases: tuple[Change, ...] = ()
     bytes: float = 0.0
-    launched: int = 0
+    launch_end: int = 0
 
 
-@in_brief
+@with_brief_repr
 class Work(NamedTuple):
     """What a task does; tasks of different microbatches share it.
 
@@ -177,7 +177,7 @@ class Work(NamedTuple):
     pieces: Sequence[Piece]
 
 
-@in_brief
+@with_brief_repr
 class Flow(NamedTuple):
     """Bytes over links, ``usage`` of (index into the program's links, bytes); all links advance in proportion.
 
@@ -220,7 +220,7 @@ class MemoryChange(NamedTuple):
     host: bool = False
 
 
-@in_brief
+@with_brief_repr
 class Steps(NamedTuple):
     """Training steps that a program runs one after another without a pipeline flush.
 
@@ -277,7 +277,7 @@ class Program:
     stream_of: IntArray
     predecessor_start: IntArray
     predecessor_of: IntArray
-    resident: tuple[MemoryChange, ...]
+    resident_memory: tuple[MemoryChange, ...]
     capacity: tuple[float, ...]
     links: tuple[LinkClass, ...] = ()
     traffic: tuple[float, ...] = ()
@@ -286,7 +286,7 @@ class Program:
     slowdown: float = 1.0
     steps: Steps | None = None
 
-    __repr__ = brief("num_tasks", "rank_classes", "work", "hosts", "links", "steps")
+    __repr__ = brief_repr("num_tasks", "rank_classes", "work", "hosts", "links", "steps")
 
     @property
     def num_tasks(self) -> int:
@@ -302,7 +302,7 @@ class Program:
         return tuple(self.predecessor_of[self.predecessor_start[task] : self.predecessor_start[task + 1]].tolist())
 
 
-@in_brief
+@with_brief_repr
 class Task(NamedTuple):
     """A task of a program written by hand.
 
@@ -328,8 +328,8 @@ class Task(NamedTuple):
     stage: int = 0
     microbatch: int = -1
     operators: str = ""
-    acquired: tuple[Change, ...] = ()
-    released: tuple[Change, ...] = ()
+    acquisitions: tuple[Change, ...] = ()
+    releases: tuple[Change, ...] = ()
 
 
 def program_of(
@@ -337,7 +337,7 @@ def program_of(
     streams: Sequence[Stream],
     tasks: Sequence[Task],
     *,
-    resident: Sequence[MemoryChange] = (),
+    resident_memory: Sequence[MemoryChange] = (),
     capacity: float = float("inf"),
     links: Sequence[LinkClass] = (),
     hosts: Sequence[HostClass] = (),
@@ -347,7 +347,7 @@ def program_of(
     flows: dict[Flow, int] = {}
     work_of, flow_of = [], []
     for task in tasks:
-        piece = Piece(task.kind, task.operators, 0, task.duration, None, task.acquired, task.released)
+        piece = Piece(task.kind, task.operators, 0, task.duration, None, task.acquisitions, task.releases)
         item = Work(task.kind, task.stage, task.duration, (piece,))
         work_of.append(work.setdefault(item, len(work)))
         flow_of.append(flows.setdefault(Flow(task.usage), len(flows)) if task.usage else -1)
@@ -365,7 +365,7 @@ def program_of(
         stream_of,
         predecessor_start,
         predecessor_of,
-        tuple(resident),
+        tuple(resident_memory),
         (capacity,) * len(rank_classes),
         tuple(links),
         hosts=tuple(hosts),
@@ -383,16 +383,16 @@ def ragged(rows: Sequence[Sequence[int]]) -> tuple[IntArray, IntArray]:
     return start, np.array([value for row in rows for value in row], dtype=np.int64)
 
 
-def expand(start: IntArray, chosen: IntArray) -> tuple[IntArray, IntArray]:
+def expand_rows(start: IntArray, rows: IntArray) -> tuple[IntArray, IntArray]:
     """Return pairs (position in ``rows``, index of a value): one pair for each value of these rows of a ragged column.
 
-    >>> [column.tolist() for column in expand(np.array([0, 2, 2, 3]), np.array([2, 0]))]
+    >>> [column.tolist() for column in expand_rows(np.array([0, 2, 2, 3]), np.array([2, 0]))]
     [[0, 1, 1], [2, 0, 1]]
     """
-    first = start[chosen]
-    length = start[chosen + 1] - first
-    place = np.repeat(np.arange(len(chosen)), length)
-    return place, np.arange(len(place)) + np.repeat(first - np.cumsum(length) + length, length)
+    row_start = start[rows]
+    length = start[rows + 1] - row_start
+    place = np.repeat(np.arange(len(rows)), length)
+    return place, np.arange(len(place)) + np.repeat(row_start - np.cumsum(length) + length, length)
 
 
 T = TypeVar("T")
@@ -426,18 +426,18 @@ class Deferred(Sequence[T], Generic[T]):
     def __iter__(self) -> Iterator[T]:
         return iter(self._values)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and self._values == tuple(other)
+    def __eq__(self, value: object) -> bool:
+        return isinstance(value, Sequence) and self._values == tuple(value)
 
     def __hash__(self) -> int:
         return hash(self._values)
 
     def __repr__(self) -> str:
-        return items(self)
+        return format_items(self)
 
 
 @contextmanager
-def no_collection() -> Iterator[None]:
+def pause_collection() -> Iterator[None]:
     """Stop the cyclic garbage collector during a block: it would walk all objects again and again, and find nothing."""
     collecting = gc.isenabled()
     gc.disable()

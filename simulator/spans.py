@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwise.simulator.brief import brief
-from meshwise.simulator.program import Deferred, IntArray, Piece, Program, StreamKind, TaskKind, expand
+from meshwise.simulator.brief import brief_repr
+from meshwise.simulator.program import Deferred, IntArray, Piece, Program, StreamKind, TaskKind, expand_rows
 from meshwise.simulator.units import TICKS_PER_SECOND
 
 
@@ -32,22 +32,22 @@ class PieceTimes(NamedTuple):
 def piece_times(program: Program, starts: IntArray, ends: IntArray, tasks: IntArray) -> PieceTimes:
     """Return the start and end of the pieces of ``tasks``; a piece that lasts as long as its task ends with it."""
     piece_start = np.append(0, np.cumsum([len(item.pieces) for item in program.work], dtype=np.int64))
-    told = [(p.start, p.end, p.end == item.duration) for item in program.work for p in item.pieces]
-    begin, end, whole = np.array(told, np.int64).reshape(-1, 3).T
-    place, piece = expand(piece_start, program.work_of[tasks])
+    table = [(p.start, p.end, p.end == item.duration) for item in program.work for p in item.pieces]
+    begin, end, ends_with_task = np.array(table, np.int64).reshape(-1, 3).T
+    place, piece = expand_rows(piece_start, program.work_of[tasks])
     task = tasks[place]
-    first = starts[task] + begin[piece]
-    last = np.where(whole[piece] > 0, ends[task], starts[task] + end[piece])
+    piece_starts = starts[task] + begin[piece]
+    piece_ends = np.where(ends_with_task[piece] > 0, ends[task], starts[task] + end[piece])
     # All other pieces run at their offset from the start of the task.
-    chains = np.array([len(item.pieces) > 1 and any(p.launched for p in item.pieces) for item in program.work], bool)
+    chains = np.array([len(item.pieces) > 1 and any(p.launch_end for p in item.pieces) for item in program.work], bool)
     rows = np.flatnonzero(chains[program.work_of[task]])
     if len(rows):
-        launched = [launch_times(item.pieces) for item in program.work]
-        reached, begun = _arrivals(program, starts, ends, chains[program.work_of])
-        after = np.array([ticks for row in launched for ticks in row], np.int64)[piece[rows]]
-        first[rows] = np.maximum(reached[task[rows]] + begin[piece[rows]], begun[task[rows]] + after)
-        last[rows] = first[rows] + (end - begin)[piece[rows]]
-    return PieceTimes(task, piece, first, last)
+        launches = [launch_times(item.pieces) for item in program.work]
+        arrivals, launch_starts = _arrivals(program, starts, ends, chains[program.work_of])
+        offsets = np.array([ticks for row in launches for ticks in row], np.int64)[piece[rows]]
+        piece_starts[rows] = np.maximum(arrivals[task[rows]] + begin[piece[rows]], launch_starts[task[rows]] + offsets)
+        piece_ends[rows] = piece_starts[rows] + (end - begin)[piece[rows]]
+    return PieceTimes(task, piece, piece_starts, piece_ends)
 
 
 def launch_times(pieces: Sequence[Piece]) -> list[int]:
@@ -56,40 +56,40 @@ def launch_times(pieces: Sequence[Piece]) -> list[int]:
     >>> durations, launches = (5, 1, 1), (2, 4, 9)
     >>> ends = (5, 6, 7)
     >>> rows = zip(durations, launches, ends, strict=True)
-    >>> launch_times([Piece(TaskKind.FORWARD, "", e - d, e, launched=n) for d, n, e in rows])
+    >>> launch_times([Piece(TaskKind.FORWARD, "", e - d, e, launch_end=n) for d, n, e in rows])
     [2, 7, 9]
     """
     times = list[int]()
-    ready = ended = end = 0
+    ready_time = last_end = end = 0
     for piece in pieces:
         if piece.start >= end:  # else it is beside the one before it
-            ready = ended
-        times.append(max(ready, piece.launched))
-        ended, end = max(ended, times[-1] + piece.end - piece.start), max(end, piece.end)
+            ready_time = last_end
+        times.append(max(ready_time, piece.launch_end))
+        last_end, end = max(last_end, times[-1] + piece.end - piece.start), max(end, piece.end)
     return times
 
 
 def _arrivals(
-    program: Program, starts: IntArray, ends: IntArray, chosen: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
+    program: Program, starts: IntArray, ends: IntArray, is_chain: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 ) -> tuple[IntArray, IntArray]:
     """Return for tasks of ``is_chain`` the ticks at which all but launches has ended, and at which launching begins.
 
     If several rank classes run a task, it is the latest of their times.
     """
-    reached, begun = np.zeros_like(starts), np.zeros_like(starts)
+    arrivals, launch_starts = np.zeros_like(starts), np.zeros_like(starts)
     launches = np.array([item.kind is TaskKind.LAUNCH for item in program.work], bool)[program.work_of]
-    tasks = np.flatnonzero(chosen)
-    place, index = expand(program.predecessor_start, tasks)
-    task, before = tasks[place], program.predecessor_of[index]
-    first = launches[before]
-    np.maximum.at(begun, task[first], starts[before[first]])
-    np.maximum.at(reached, task[~first], ends[before[~first]])
+    tasks = np.flatnonzero(is_chain)
+    place, index = expand_rows(program.predecessor_start, tasks)
+    task, predecessor = tasks[place], program.predecessor_of[index]
+    is_launch = launches[predecessor]
+    np.maximum.at(launch_starts, task[is_launch], starts[predecessor[is_launch]])
+    np.maximum.at(arrivals, task[~is_launch], ends[predecessor[~is_launch]])
     # A stable sort by stream keeps tasks of a stream in the order in which it runs them.
     order = np.argsort(program.stream_of, kind="stable")
     holder = np.repeat(np.arange(program.num_tasks), np.diff(program.stream_start))[order]
-    follows = np.flatnonzero((np.diff(program.stream_of[order]) == 0) & chosen[holder[1:]])
-    np.maximum.at(reached, holder[follows + 1], ends[holder[follows]])
-    return reached, begun
+    followers = np.flatnonzero((np.diff(program.stream_of[order]) == 0) & is_chain[holder[1:]])
+    np.maximum.at(arrivals, holder[followers + 1], ends[holder[followers]])
+    return arrivals, launch_starts
 
 
 STREAM_KINDS = tuple(StreamKind)
@@ -143,9 +143,9 @@ class SpanColumns:
     names: tuple[str, ...]
     per_second: int = 1
 
-    __repr__ = brief("rank_class", "names")
+    __repr__ = brief_repr("rank_class", "names")
 
-    def spans(self) -> tuple[Span, ...]:
+    def to_spans(self) -> tuple[Span, ...]:
         """Return the spans as objects."""
         columns = (
             self.rank_class.tolist(),
@@ -160,26 +160,26 @@ class SpanColumns:
         )
         return tuple(map(Span._make, zip(*columns, strict=True)))
 
-    def span(self, row: int) -> Span:
+    def to_span(self, row: int) -> Span:
         """Return the span of a row as an object."""
-        whole = ("rank_class", "stream", "kind", "stage", "microbatch", "operators", "start", "end", "bytes")
-        return replace(self, **{name: getattr(self, name)[row : row + 1] for name in whole}).spans()[0]
+        field_names = ("rank_class", "stream", "kind", "stage", "microbatch", "operators", "start", "end", "bytes")
+        return replace(self, **{name: getattr(self, name)[row : row + 1] for name in field_names}).to_spans()[0]
 
 
 class Spans(Deferred[Span]):
     """Spans that are computed at their first use: as columns, and from those as objects."""
 
     def __init__(self, columns: Callable[[], SpanColumns]) -> None:
-        super().__init__(self._objects)
-        self._columns = columns
+        super().__init__(self._build_objects)
+        self._make_columns = columns
 
     @cached_property
     def columns(self) -> SpanColumns:
         """The spans as columns."""
-        return self._columns()
+        return self._make_columns()
 
-    def _objects(self) -> Iterable[Span]:
-        return self.columns.spans()
+    def _build_objects(self) -> Iterable[Span]:
+        return self.columns.to_spans()
 
     def __len__(self) -> int:
         return len(self.columns.start)
@@ -188,12 +188,12 @@ class Spans(Deferred[Span]):
         return f"<{len(self):,} spans>"
 
 
-def columns_of(spans: Sequence[Span]) -> SpanColumns:
+def to_columns(spans: Sequence[Span]) -> SpanColumns:
     """Return spans as columns, in seconds."""
     if isinstance(spans, Spans):
         return spans.columns
     names = {name: index for index, name in enumerate(dict.fromkeys(span.operators for span in spans))}
-    whole = [
+    codes = [
         (
             s.rank_class,
             STREAM_KINDS.index(s.stream),
@@ -204,21 +204,21 @@ def columns_of(spans: Sequence[Span]) -> SpanColumns:
         )
         for s in spans
     ]
-    columns = np.array(whole, np.int64).reshape(-1, 6).T
+    columns = np.array(codes, np.int64).reshape(-1, 6).T
     times = np.array([(span.start, span.end, span.bytes) for span in spans], np.float64).reshape(-1, 3).T
     rank_class, stream, kind, stage, microbatch, operators = columns
-    start, end, moved = times
-    return SpanColumns(rank_class, stream, kind, stage, microbatch, operators, start, end, moved, tuple(names))
+    start, end, sizes = times
+    return SpanColumns(rank_class, stream, kind, stage, microbatch, operators, start, end, sizes, tuple(names))
 
 
-def cut(columns: SpanColumns, begin: int, end: int) -> SpanColumns:
+def cut_columns(columns: SpanColumns, begin: int, end: int) -> SpanColumns:
     """Return the spans between two times, which are cut at both and count from ``begin``."""
     rows = np.flatnonzero((columns.end > begin) & (columns.start < end))
-    whole = ("rank_class", "stream", "kind", "stage", "microbatch", "operators", "bytes")
-    chosen: dict[str, Any] = {name: getattr(columns, name)[rows] for name in whole}
+    field_names = ("rank_class", "stream", "kind", "stage", "microbatch", "operators", "bytes")
+    fields: dict[str, Any] = {name: getattr(columns, name)[rows] for name in field_names}
     for name in ("start", "end"):
-        chosen[name] = np.clip(getattr(columns, name)[rows], begin, end) - begin
-    return replace(columns, **chosen)
+        fields[name] = np.clip(getattr(columns, name)[rows], begin, end) - begin
+    return replace(columns, **fields)
 
 
 def program_columns(program: Program, starts: IntArray, ends: IntArray) -> SpanColumns:
@@ -228,21 +228,21 @@ def program_columns(program: Program, starts: IntArray, ends: IntArray) -> SpanC
     """
     pieces = [(piece, item) for item in program.work for piece in item.pieces]
     names = {name: index for index, name in enumerate(dict.fromkeys(piece.operators for piece, _ in pieces))}
-    told = [(_stream_code(p.stream), TASK_KINDS.index(p.kind), w.stage, names[p.operators]) for p, w in pieces]
-    stream_of_piece, kind, stage, operators = np.array(told, np.int64).reshape(-1, 4).T
-    moved = np.array([piece.bytes for piece, _ in pieces], np.float64)
+    table = [(_stream_code(p.stream), TASK_KINDS.index(p.kind), w.stage, names[p.operators]) for p, w in pieces]
+    stream_of_piece, kind, stage, operators = np.array(table, np.int64).reshape(-1, 4).T
+    sizes = np.array([piece.bytes for piece, _ in pieces], np.float64)
     times = piece_times(program, starts, ends, np.arange(program.num_tasks))
-    place, index = expand(program.stream_start, times.task)
-    held = np.array([(s.rank_class, _stream_code(s.kind)) for s in program.streams], np.int64).reshape(-1, 2)
-    class_of, stream_of = held[program.stream_of].T
+    place, index = expand_rows(program.stream_start, times.task)
+    stream_table = np.array([(s.rank_class, _stream_code(s.kind)) for s in program.streams], np.int64).reshape(-1, 2)
+    class_of, stream_of = stream_table[program.stream_of].T
     holder = np.repeat(np.arange(program.num_tasks), np.diff(program.stream_start))
     # A piece that names its stream would else appear once for each stream of its task.
-    once = np.zeros(len(holder), bool)
-    once[np.unique(holder * max(len(program.rank_classes), 1) + class_of, return_index=True)[1]] = True
-    named = stream_of_piece[times.piece[place]]
-    shown = np.flatnonzero((named < 0) | once[index])
-    place, index, named = place[shown], index[shown], named[shown]
-    rank_class, stream = class_of[index], np.where(named < 0, stream_of[index], named)
+    is_first = np.zeros(len(holder), bool)
+    is_first[np.unique(holder * max(len(program.rank_classes), 1) + class_of, return_index=True)[1]] = True
+    piece_stream = stream_of_piece[times.piece[place]]
+    visible_rows = np.flatnonzero((piece_stream < 0) | is_first[index])
+    place, index, piece_stream = place[visible_rows], index[visible_rows], piece_stream[visible_rows]
+    rank_class, stream = class_of[index], np.where(piece_stream < 0, stream_of[index], piece_stream)
     start, end = times.start[place], times.end[place]
     order = np.lexsort((rank_class, end, start))
     place = place[order]
@@ -256,7 +256,7 @@ def program_columns(program: Program, starts: IntArray, ends: IntArray) -> SpanC
         operators[piece],
         start[order],
         end[order],
-        moved[piece],
+        sizes[piece],
         tuple(names),
         TICKS_PER_SECOND,
     )
@@ -280,10 +280,10 @@ class Occupancy:
         self._gap = np.append(np.diff(times[order]), 0)
         self._per_second = columns.per_second
 
-    def seconds(self, chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
+    def seconds(self, is_counted: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Return for every rank class the seconds in which at least one of the spans of ``is_counted`` runs."""
-        open_spans = np.cumsum(np.where(chosen[self._row], self._change, 0))
+        open_spans = np.cumsum(np.where(is_counted[self._row], self._change, 0))
         total = np.zeros(self._num_classes, self._gap.dtype)
-        busy = open_spans > 0
-        np.add.at(total, self._class[busy], self._gap[busy])
+        is_busy = open_spans > 0
+        np.add.at(total, self._class[is_busy], self._gap[is_busy])
         return total / self._per_second

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwise.simulator.brief import brief
+from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.memory import MemoryProfile, peak_total, program_host_memory, program_memory
-from meshwise.simulator.memory import cut as cut_memory
+from meshwise.simulator.memory import cut_profile as cut_memory
 from meshwise.simulator.program import Deferred, HostClass, IntArray, Program, RankClass, TaskKind
 from meshwise.simulator.spans import (
     STREAM_KINDS,
@@ -22,9 +22,9 @@ from meshwise.simulator.spans import (
     Span,
     SpanColumns,
     Spans,
-    columns_of,
-    cut,
+    cut_columns,
     program_columns,
+    to_columns,
 )
 from meshwise.simulator.units import TICKS_PER_SECOND, to_seconds
 
@@ -58,7 +58,7 @@ class Window(NamedTuple):
         return (self.end - self.begin) / self.steps / TICKS_PER_SECOND
 
 
-_SOMETIMES = (TaskKind.EXPERT_COMMUNICATION, TaskKind.CONTEXT_COMMUNICATION)
+_OPTIONAL_KINDS = (TaskKind.EXPERT_COMMUNICATION, TaskKind.CONTEXT_COMMUNICATION)
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Timeline:
     begin: float = 0.0
     repeats: bool = True
 
-    __repr__ = brief("source", "engine", "step_time", "steps", "rank_classes")
+    __repr__ = brief_repr("source", "engine", "step_time", "steps", "rank_classes")
 
     @property
     def length(self) -> float:
@@ -130,27 +130,27 @@ class Timeline:
     @property
     def bottleneck(self) -> LinkUse | None:
         """The link with the highest utilisation; ``None`` if no link carries anything."""
-        fullest = max(self.links, key=lambda link: link.utilisation, default=None)
-        return fullest if fullest is not None and fullest.bytes else None
+        busiest_link = max(self.links, key=lambda link: link.utilisation, default=None)
+        return busiest_link if busiest_link is not None and busiest_link.bytes else None
 
     @cached_property
     def columns(self) -> SpanColumns:
         """The spans as columns."""
-        return columns_of(self.spans)
+        return to_columns(self.spans)
 
-    def running(self, rank_class: int, time: float) -> Span | None:
+    def find_span(self, rank_class: int, time: float) -> Span | None:
         """Return the span that a rank class runs at a time in seconds, or ``None``.
 
         Of several spans it prefers one that computes, and of those the latest to start.
         """
-        found = self.columns
+        columns = self.columns
         # Ticks are whole: rounding undoes the error of seconds as floats at the very start of a span.
-        moment = round(time * found.per_second) if found.per_second > 1 else time
-        rows = np.flatnonzero((found.rank_class == rank_class) & (found.start <= moment) & (moment < found.end))
+        moment = round(time * columns.per_second) if columns.per_second > 1 else time
+        rows = np.flatnonzero((columns.rank_class == rank_class) & (columns.start <= moment) & (moment < columns.end))
         if not len(rows):
             return None
-        computes = np.array([kind.computes for kind in TASK_KINDS])[found.kind[rows]]
-        return found.span(int(rows[np.lexsort((found.start[rows], computes))[-1]]))
+        computes = np.array([kind.computes for kind in TASK_KINDS])[columns.kind[rows]]
+        return columns.to_span(int(rows[np.lexsort((columns.start[rows], computes))[-1]]))
 
     @cached_property
     def _occupancy(self) -> Occupancy:
@@ -161,42 +161,42 @@ class Timeline:
         return np.array([len(members.ranks) for members in self.rank_classes], np.int64)
 
     @cached_property
-    def _busy(self) -> dict[frozenset[TaskKind], NDArray[np.float64]]:
+    def _busy_times(self) -> dict[frozenset[TaskKind], NDArray[np.float64]]:
         return {}
 
-    def _seconds(self, kinds: Iterable[TaskKind]) -> NDArray[np.float64]:
+    def _sum_seconds(self, kinds: Iterable[TaskKind]) -> NDArray[np.float64]:
         """Return for every rank class the seconds in which it runs at least one span of ``kinds``."""
         key = frozenset(kinds)
-        if key not in self._busy:
+        if key not in self._busy_times:
             # Kept by set of kinds, for each sum passes over all spans.
-            chosen = np.array([kind in key for kind in TASK_KINDS])
-            self._busy[key] = self._occupancy.seconds(chosen[self.columns.kind])
-        return self._busy[key]
+            is_counted = np.array([kind in key for kind in TASK_KINDS])
+            self._busy_times[key] = self._occupancy.seconds(is_counted[self.columns.kind])
+        return self._busy_times[key]
 
-    def busy(self, rank_class: int, kinds: Iterable[TaskKind] | None = None) -> float:
+    def busy_time(self, rank_class: int, kinds: Iterable[TaskKind] | None = None) -> float:
         """Return the seconds in which ``rank_class`` runs at least one span of ``kinds``; ``None`` for all kinds."""
-        return float(self._seconds(TaskKind if kinds is None else kinds)[rank_class])
+        return float(self._sum_seconds(TaskKind if kinds is None else kinds)[rank_class])
 
     @cached_property
     def bubble(self) -> float:
         """Fraction of the step, over all ranks, in which a rank neither computes nor communicates inside its stage."""
-        working = [kind for kind in TaskKind if kind.computes or kind.inside_passes]
+        busy_kinds = [kind for kind in TaskKind if kind.computes or kind.inside_passes]
         total = int(self._ranks.sum()) * self.length
-        used = float(self._seconds(working) @ self._ranks)
-        return 1 - used / total if total else 0.0
+        busy_seconds = float(self._sum_seconds(busy_kinds) @ self._ranks)
+        return 1 - busy_seconds / total if total else 0.0
 
     def exposed_communication(self) -> dict[TaskKind, float]:
         """Return, by kind, the seconds of communication per step that no computing hides, as a mean over ranks.
 
         Expert and context communication, which not every plan has, are listed only if there are any.
         """
-        computing = {kind for kind in TaskKind if kind.computes}
+        compute_kinds = {kind for kind in TaskKind if kind.computes}
         ranks = max(int(self._ranks.sum()), 1) * self.steps
         result: dict[TaskKind, float] = {}
         for kind in TaskKind:
-            if kind.communicates and (kind not in _SOMETIMES or self._seconds([kind]).any()):
-                alone = self._seconds(computing | {kind}) - self._seconds(computing)
-                result[kind] = float(alone @ self._ranks) / ranks
+            if kind.communicates and (kind not in _OPTIONAL_KINDS or self._sum_seconds([kind]).any()):
+                exposed_seconds = self._sum_seconds(compute_kinds | {kind}) - self._sum_seconds(compute_kinds)
+                result[kind] = float(exposed_seconds @ self._ranks) / ranks
         return result
 
     def order(self, rank_class: int) -> tuple[tuple[TaskKind, int, int], ...]:
@@ -207,8 +207,8 @@ class Timeline:
         rows = rows[np.lexsort((columns.end[rows], columns.start[rows]))]
         actions = np.stack([columns.kind[rows], columns.stage[rows], columns.microbatch[rows]], axis=1)
         # A pass cut into several tasks counts once.
-        fresh = np.append(True, np.any(actions[1:] != actions[:-1], axis=1))[: len(rows)]
-        return tuple((TASK_KINDS[kind], stage, microbatch) for kind, stage, microbatch in actions[fresh].tolist())
+        is_new = np.append(True, np.any(actions[1:] != actions[:-1], axis=1))[: len(rows)]
+        return tuple((TASK_KINDS[kind], stage, microbatch) for kind, stage, microbatch in actions[is_new].tolist())
 
     def to_pandas(self) -> "pd.DataFrame":
         """Return a data frame with a row for every span."""
@@ -229,7 +229,7 @@ class Timeline:
         return pd.DataFrame(table)
 
 
-def simulated(
+def build_timeline(
     program: Program, starts: IntArray, ends: IntArray, engine: str, window: Window | None = None
 ) -> Timeline:
     """Return the timeline of a program whose tasks start and end at these ticks.
@@ -241,30 +241,30 @@ def simulated(
     window
         The part of the run to show; ``None`` for all of it.
     """
-    shown = window or Window(0, int(ends.max(initial=0)))
+    shown_window = window or Window(0, int(ends.max(initial=0)))
     return Timeline(
         source="simulated",
         rank_classes=program.rank_classes,
-        spans=Spans(partial(_columns, program, starts, ends, window)),
-        memory=Deferred(partial(_profiles, program_memory, program, starts, ends, window)),
-        step_time=shown.step_time,
+        spans=Spans(partial(_build_columns, program, starts, ends, window)),
+        memory=Deferred(partial(_build_profiles, program_memory, program, starts, ends, window)),
+        step_time=shown_window.step_time,
         engine=engine,
-        links=Deferred(partial(_link_uses, program, shown.step_time)),
+        links=Deferred(partial(_list_link_uses, program, shown_window.step_time)),
         hosts=program.hosts,
-        host_memory=Deferred(partial(_profiles, program_host_memory, program, starts, ends, window)),
-        steps=shown.steps,
-        begin=to_seconds(shown.begin),
-        repeats=shown.repeats,
+        host_memory=Deferred(partial(_build_profiles, program_host_memory, program, starts, ends, window)),
+        steps=shown_window.steps,
+        begin=to_seconds(shown_window.begin),
+        repeats=shown_window.repeats,
     )
 
 
-def _columns(program: Program, starts: IntArray, ends: IntArray, window: Window | None) -> SpanColumns:
+def _build_columns(program: Program, starts: IntArray, ends: IntArray, window: Window | None) -> SpanColumns:
     """Return the spans of all pieces, cut at the window."""
     columns = program_columns(program, starts, ends)
-    return columns if window is None else cut(columns, window.begin, window.end)
+    return columns if window is None else cut_columns(columns, window.begin, window.end)
 
 
-def _profiles(
+def _build_profiles(
     memory: Callable[[Program, IntArray, IntArray], tuple[MemoryProfile, ...]],
     program: Program,
     starts: IntArray,
@@ -272,23 +272,23 @@ def _profiles(
     window: Window | None,
 ) -> Iterable[MemoryProfile]:
     """Return the memory profiles of a program, cut at the window."""
-    found = memory(program, starts, ends)
+    profiles = memory(program, starts, ends)
     if window is None:
-        return found
-    return [cut_memory(profile, to_seconds(window.begin), to_seconds(window.end)) for profile in found]
+        return profiles
+    return [cut_memory(profile, to_seconds(window.begin), to_seconds(window.end)) for profile in profiles]
 
 
-def _link_uses(program: Program, step_time: float) -> list[LinkUse]:
+def _list_link_uses(program: Program, step_time: float) -> list[LinkUse]:
     """Return the use of every link in one step: by flows, and by transfers inside tasks."""
-    moved = np.zeros(len(program.links))
-    moved[: len(program.traffic)] = program.traffic
-    runs = np.bincount(program.flow_of[program.flow_of >= 0], minlength=len(program.flows)).tolist()
+    link_bytes = np.zeros(len(program.links))
+    link_bytes[: len(program.traffic)] = program.traffic
+    run_counts = np.bincount(program.flow_of[program.flow_of >= 0], minlength=len(program.flows)).tolist()
     steps = 1 if program.steps is None else len(program.steps.tasks)
-    for flow, count in zip(program.flows, runs, strict=True):
+    for flow, count in zip(program.flows, run_counts, strict=True):
         for link, size in flow.usage:
             # All steps of a program have the same flows.
-            moved[link] += count // steps * size
+            link_bytes[link] += count // steps * size
     return [
         LinkUse(link.name, link.count, link.bandwidth, size, size / (link.bandwidth * step_time) if step_time else 0.0)
-        for link, size in zip(program.links, moved.tolist(), strict=True)
+        for link, size in zip(program.links, link_bytes.tolist(), strict=True)
     ]

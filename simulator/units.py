@@ -24,8 +24,8 @@ _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
 
 
 def _bytes_and_bits(suffix: str) -> dict[str, float]:
-    table = {f"{p}B{suffix}": f for p, f in (_DECIMAL | _BINARY).items()}
-    return table | {f"{p}b{suffix}": f / 8 for p, f in _DECIMAL.items()}
+    table = {f"{prefix}B{suffix}": factor for prefix, factor in (_DECIMAL | _BINARY).items()}
+    return table | {f"{prefix}b{suffix}": factor / 8 for prefix, factor in _DECIMAL.items()}
 
 
 UNITS: dict[Dimension, dict[str, float]] = {
@@ -64,7 +64,7 @@ def parse(text: str, dimension: Dimension) -> float:
     # Text comes from users' files: the limit keeps a hostile one from costing time or filling a message.
     match = _QUANTITY.fullmatch(text) if isinstance(text, str) and len(text) < 100 else None
     if match is None:
-        raise ValueError(f"a {dimension} has a unit, met {_shown(text)}; {example}")
+        raise ValueError(f"a {dimension} has a unit, met {_format_foreign(text)}; {example}")
     number, unit = match.groups()
     factor = UNITS[dimension].get(unit)
     if factor is None:
@@ -75,19 +75,19 @@ def parse(text: str, dimension: Dimension) -> float:
     return value
 
 
-def _shown(value: object) -> str:
+def _format_foreign(value: object) -> str:
     """Return a value from outside as text for a message: printable, and at most 60 characters."""
     text = ascii(value) if not isinstance(value, dict | list) else f"a {type(value).__name__} of {len(value)}"
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _scaled(value: float, steps: tuple[tuple[float, str], ...]) -> str:
+def _format_scaled(value: float, scales: tuple[tuple[float, str], ...]) -> str:
     """Return a value with 3 digits in the largest unit of ``scales`` that it reaches, else in the smallest one."""
-    for factor, unit in steps:
+    for factor, unit in scales:
         if abs(value) >= factor:
             # ".3g" would write 1000 as 1e+03.
             return f"{value / factor:.3g} {unit}" if abs(value / factor) < 999.5 else f"{value / factor:.0f} {unit}"
-    factor, unit = steps[-1]
+    factor, unit = scales[-1]
     return f"{value / factor:.3g} {unit}"
 
 
@@ -97,7 +97,7 @@ def format_time(seconds: float) -> str:
     >>> format_time(0.0248)
     '24.8 ms'
     """
-    return _scaled(seconds, ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")))
+    return _format_scaled(seconds, ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")))
 
 
 def format_duration(seconds: float) -> str:
@@ -109,7 +109,7 @@ def format_duration(seconds: float) -> str:
     if abs(seconds) < 120:
         return format_time(seconds)
     days = ((86400.0, "days"),) if abs(seconds) >= 2 * 86400 else ()
-    return _scaled(seconds, (*days, (3600.0, "h"), (60.0, "min")))
+    return _format_scaled(seconds, (*days, (3600.0, "h"), (60.0, "min")))
 
 
 def format_size(size: float) -> str:
@@ -118,7 +118,7 @@ def format_size(size: float) -> str:
     >>> format_size(80 * 2**30)
     '80 GiB'
     """
-    return _scaled(
+    return _format_scaled(
         size, tuple((2.0 ** (10 * i), u) for i, u in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB"), (0, "B")))
     )
 
@@ -129,7 +129,7 @@ def format_bandwidth(rate: float) -> str:
     >>> format_bandwidth(25e9)
     '25 GB/s'
     """
-    return _scaled(rate, ((1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s"), (1.0, "B/s")))
+    return _format_scaled(rate, ((1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s"), (1.0, "B/s")))
 
 
 def format_compute_rate(rate: float) -> str:
@@ -138,7 +138,7 @@ def format_compute_rate(rate: float) -> str:
     >>> format_compute_rate(312e12)
     '312 TFLOP/s'
     """
-    return _scaled(rate, ((1e15, "PFLOP/s"), (1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1.0, "FLOP/s")))
+    return _format_scaled(rate, ((1e15, "PFLOP/s"), (1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1.0, "FLOP/s")))
 
 
 def format_count(number: int, noun: str) -> str:
@@ -157,8 +157,8 @@ def to_ticks(seconds: float) -> int:
     2
     """
     ticks = seconds * TICKS_PER_SECOND
-    whole = int(ticks)
-    return whole if whole == ticks else whole + 1
+    whole_ticks = int(ticks)
+    return whole_ticks if whole_ticks == ticks else whole_ticks + 1
 
 
 def to_seconds(ticks: int) -> float:

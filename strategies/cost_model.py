@@ -11,10 +11,10 @@ from typing import Protocol
 from meshwise.simulator.engine import simulate, step_time
 from meshwise.simulator.units import to_seconds
 from meshwise.strategies.bounds.group_bounds import FloatArray, GroupBounds
-from meshwise.strategies.bounds.memory import Needs
-from meshwise.strategies.bounds.path_times import path_times
-from meshwise.strategies.bounds.step_time import Bounds
-from meshwise.strategies.evaluation import Evaluation, Resource, spent
+from meshwise.strategies.bounds.memory import PlanMemory
+from meshwise.strategies.bounds.path_times import find_path_times
+from meshwise.strategies.bounds.step_time import StepBounds
+from meshwise.strategies.evaluation import Evaluation, Resource, compute_resource_times
 from meshwise.strategies.lowering import StageCosts, lower
 from meshwise.strategies.plan.group import Group
 from meshwise.strategies.plan.layout import Layout
@@ -33,19 +33,19 @@ class CostModel(Protocol):
         """Return whether every device and every host has the memory that the plan needs there."""
         ...
 
-    def bound(self, plan: Plan) -> float:
+    def plan_bound(self, plan: Plan) -> float:
         """Return a lower bound of the step time in seconds."""
         ...
 
-    def floor(self, family: Layout) -> float:
+    def family_bound(self, family: Layout) -> float:
         """Return a lower bound in seconds of all plans of a family; at most ``plan_bound`` of any of them."""
         ...
 
-    def reach(self, family: Layout) -> float:
+    def busy_bound(self, family: Layout) -> float:
         """Return a lower bound in seconds of the plans of a family whose schedules run one pass at a time."""
         ...
 
-    def table(self, group: Group, limit: float = inf) -> FloatArray:
+    def group_bounds(self, group: Group, limit: float = inf) -> FloatArray:
         """Return for every row and column of a group a lower bound in seconds, at most ``plan_bound`` of the member.
 
         It is infinite where there is no member, where the member cannot fit, and where it takes ``limit`` or more.
@@ -60,7 +60,7 @@ class CostModel(Protocol):
         """Return step time and memory by simulation."""
         ...
 
-    def spent(self, plan: Plan) -> dict[Resource, float]:
+    def resource_times(self, plan: Plan) -> dict[Resource, float]:
         """Return the seconds of a step that every resource takes."""
         ...
 
@@ -75,8 +75,8 @@ class SimulatedCost:
     def __init__(self, problem: Problem, engine: str = "discrete_event") -> None:
         self.problem, self.engine = problem, engine
         self.costs = StageCosts(problem)
-        self._needs, self._bounds = self.costs.once(Needs), self.costs.once(Bounds)
-        self._groups = self.costs.once(GroupBounds)
+        self._plan_memory, self._bounds = self.costs.get_shared(PlanMemory), self.costs.get_shared(StepBounds)
+        self._groups = self.costs.get_shared(GroupBounds)
 
     def __reduce__(self) -> tuple[type["SimulatedCost"], tuple[Problem, str]]:
         """Pickle without the caches: a copy computes them again."""
@@ -87,11 +87,11 @@ class SimulatedCost:
 
     def peak_memory(self, plan: Plan) -> float:
         """Return the peak memory in bytes of the fullest device, exactly that of the simulation."""
-        return self._needs.peak(plan)
+        return self._plan_memory.peak(plan)
 
     def fits(self, plan: Plan) -> bool:
         """Return whether every device and every host has the memory that the plan needs there."""
-        return self._needs.fit(plan)
+        return self._plan_memory.fits(plan)
 
     def evaluate(self, plan: Plan) -> Evaluation:
         """Return step time and memory; a plan that does not fit is simulated only where its memory needs that."""
@@ -102,38 +102,38 @@ class SimulatedCost:
 
     def step_time(self, plan: Plan) -> float:
         """Return the step time in seconds, whether the plan fits or not."""
-        if self.engine == "discrete_event" and self._needs.needs_simulation(plan):
-            return self._needs.simulated(plan).step_time
+        if self.engine == "discrete_event" and self._plan_memory.needs_simulation(plan):
+            return self._plan_memory.simulate_plan(plan).step_time
         return step_time(lower(self.problem, plan, costs=self.costs), self.engine)
 
     def hosts_fit(self, plan: Plan) -> bool:
         """Return whether every host has the memory that the plan needs there, whatever devices need."""
-        return self._needs.hosts_fit(plan)
+        return self._plan_memory.hosts_fit(plan)
 
     def memory_needs_simulation(self, plan: Plan) -> bool:
         """Return whether only a simulation tells the memory of a plan, because the order of passes does not."""
-        return self._needs.needs_simulation(plan)
+        return self._plan_memory.needs_simulation(plan)
 
-    def bound(self, plan: Plan) -> float:
+    def plan_bound(self, plan: Plan) -> float:
         """Return a lower bound of the step time: the length in seconds of a path through the step."""
-        return to_seconds(self._bounds.ticks(plan))
+        return to_seconds(self._bounds.lower_bound(plan))
 
-    def floor(self, family: Layout) -> float:
+    def family_bound(self, family: Layout) -> float:
         """Return the least seconds that the devices of a family compute."""
-        return self._groups.floor(family)
+        return self._groups.family_bound(family)
 
-    def reach(self, family: Layout) -> float:
+    def busy_bound(self, family: Layout) -> float:
         """Return the least seconds that the devices of a family are busy, one pass at a time."""
-        return self._groups.reach(family)
+        return self._groups.busy_bound(family)
 
-    def table(self, group: Group, limit: float = inf) -> FloatArray:
+    def group_bounds(self, group: Group, limit: float = inf) -> FloatArray:
         """Return lower bounds in seconds of all members of a group."""
-        return self._groups.table(group, limit)
+        return self._groups.group_bounds(group, limit)
 
-    def spent(self, plan: Plan) -> dict[Resource, float]:
+    def resource_times(self, plan: Plan) -> dict[Resource, float]:
         """Return the seconds of a step that every resource takes, by simulation."""
-        return spent(simulate(lower(self.problem, plan, costs=self.costs), self.engine))
+        return compute_resource_times(simulate(lower(self.problem, plan, costs=self.costs), self.engine))
 
     def longest_paths(self, plans: Sequence[Plan]) -> list[float]:
         """Return for every plan the seconds of its longest path: at least the bound, at most the step time."""
-        return [to_seconds(int(ticks)) for ticks in path_times(self.costs, plans)]
+        return [to_seconds(int(ticks)) for ticks in find_path_times(self.costs, plans)]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from meshwise.simulator.brief import brief
+from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.program import TaskKind
 from meshwise.strategies.plan.plan import Plan
 
@@ -34,7 +34,7 @@ class Trial:
     evaluation: Evaluation
     elapsed: float
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
 
 class Resource(StrEnum):
@@ -47,18 +47,18 @@ class Resource(StrEnum):
     DATA = "data communication"
 
 
-def spent(timeline: "Timeline") -> dict[Resource, float]:
+def compute_resource_times(timeline: "Timeline") -> dict[Resource, float]:
     """Return the seconds of a step that every resource takes, averaged over rank classes; communication if exposed."""
-    exposed, classes = timeline.exposed_communication(), range(len(timeline.rank_classes))
-    computing = [kind for kind in TaskKind if kind.computes and kind is not TaskKind.RECOMPUTE]
+    exposed_seconds, classes = timeline.exposed_communication(), range(len(timeline.rank_classes))
+    compute_kinds = [kind for kind in TaskKind if kind.computes and kind is not TaskKind.RECOMPUTE]
 
-    def busy(kinds: Sequence[TaskKind]) -> float:
-        return sum(timeline.busy(each, kinds) for each in classes) / (len(classes) * timeline.steps)
+    def average_busy(kinds: Sequence[TaskKind]) -> float:
+        return sum(timeline.busy_time(rank_class, kinds) for rank_class in classes) / (len(classes) * timeline.steps)
 
     return {
-        Resource.COMPUTE: busy(computing),
-        Resource.RECOMPUTE: busy([TaskKind.RECOMPUTE]),
+        Resource.COMPUTE: average_busy(compute_kinds),
+        Resource.RECOMPUTE: average_busy([TaskKind.RECOMPUTE]),
         Resource.BUBBLE: timeline.bubble * timeline.step_time,
-        Resource.TENSOR: exposed[TaskKind.TENSOR_COMMUNICATION],
-        Resource.DATA: exposed[TaskKind.DATA_COMMUNICATION],
+        Resource.TENSOR: exposed_seconds[TaskKind.TENSOR_COMMUNICATION],
+        Resource.DATA: exposed_seconds[TaskKind.DATA_COMMUNICATION],
     }

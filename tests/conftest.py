@@ -72,5 +72,5 @@ def ranks_are_forked(request: pytest.FixtureRequest, fork_server: list[Any]) -> 
         return fork_server[0].spawn(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("meshwise.executor.launch.launcher._spawn", spawn)
+        patch.setattr("meshwise.executor.launch.launcher._spawn_process", spawn)
         yield

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from meshwise.scenarios.commands.main import application, run
-from meshwise.scenarios.files.library import root
+from meshwise.scenarios.files.library import find_root
 
 from .pages import LANGUAGES, PAGES, ROOT, SHELL, Block, anchors, blocks, links, marks
 
@@ -38,7 +38,7 @@ def name(page: Path) -> str:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with what a user has beside the program: the library's files and the README."""
-    shutil.copytree(root(), tmp_path / "scenarios", ignore=_programs)
+    shutil.copytree(find_root(), tmp_path / "scenarios", ignore=_programs)
     shutil.copy(ROOT / "README.md", tmp_path)
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin" / "meshwise"

@@ -15,14 +15,21 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 
-from meshwise.executor.calibration.figures import BATCH, LLAMA, MEASURED, SEQUENCE, TINY, calibration_file
-from meshwise.executor.launch.launcher import launch, require_torch
-from meshwise.executor.recording.rank_files import teller
+from meshwise.executor.calibration.figures import (
+    BATCH,
+    LLAMA_MODEL,
+    MEASURED_MODEL,
+    SEQUENCE,
+    TINY_MODEL,
+    calibration_file,
+)
+from meshwise.executor.launch.launcher import launch_ranks, require_torch
+from meshwise.executor.recording.rank_files import make_teller
 from meshwise.executor.recording.timeline import physical_memory
 from meshwise.simulator.calibration.least_squares import least_squares
 from meshwise.simulator.collective import Collective, CollectiveCurve
 from meshwise.simulator.machine.accelerator import GATED_ACTIVATION, RMS_NORM, ROTARY, Accelerator
-from meshwise.simulator.machine.cluster import Cluster, homogeneous
+from meshwise.simulator.machine.cluster import Cluster, build_homogeneous
 from meshwise.simulator.machine.compute import Pass, operator_launches, operator_time
 from meshwise.simulator.machine.host import Host
 from meshwise.simulator.machine.kernels import AttentionModel, AttentionShape, MatmulModel, attention_compute_time
@@ -31,7 +38,7 @@ from meshwise.simulator.models.model import build
 from meshwise.simulator.models.transformer import Transformer
 from meshwise.simulator.operator_graph import Block, OperatorGraph, OperatorKind
 from meshwise.strategies.plan.problem import Training
-from meshwise.strategies.plan.recomputation import HOOKS
+from meshwise.strategies.plan.recomputation import HOOK_LAUNCHES
 
 _OPERATORS = {
     "norm": ("layers.input_norm",),
@@ -73,43 +80,45 @@ def measure_cores(
     require_torch()
     with tempfile.TemporaryDirectory(prefix="meshwise-") as name:
         folder = Path(name)
-        launch(
+        launch_ranks(
             "meshwise.executor.calibration.worker",
             [name, str(seconds)],
             folder,
             processes,
-            poll=teller(folder, progress),
+            poll=make_teller(folder, progress),
         )
-        return _cluster([json.loads(calibration_file(folder, rank).read_text()) for rank in range(processes)])
+        return _build_cluster([json.loads(calibration_file(folder, rank).read_text()) for rank in range(processes)])
 
 
-def _cluster(ranks: Sequence[Mapping[str, Any]]) -> Cluster:
-    measured = curves(row for rank in ranks for row in rank["collectives"])
-    loopback = link(measured)
+def _build_cluster(ranks: Sequence[Mapping[str, Any]]) -> Cluster:
+    collective_curves = build_curves(row for rank in ranks for row in rank["collectives"])
+    loopback = build_link(collective_curves)
     memory = physical_memory()
     host = Host(platform.node() or "host", memory, median(rank["copy"] for rank in ranks), os.cpu_count() or 1)
-    accelerator = _accelerator(ranks, memory / len(ranks))
-    machine = homogeneous("this machine", accelerator, host, 1, len(ranks), loopback, loopback)
-    return replace(machine, collectives=measured)
+    accelerator = _build_accelerator(ranks, memory / len(ranks))
+    machine = build_homogeneous("this machine", accelerator, host, 1, len(ranks), loopback, loopback)
+    return replace(machine, collectives=collective_curves)
 
 
-def _accelerator(ranks: Sequence[Mapping[str, Any]], memory: float) -> Accelerator:
-    products = {name: _median_rows([rank["matmul"][name] for rank in ranks]) for name in ("fp32", "fp64")}
-    launch_time = median(rank["layer"] for rank in ranks) / launches(build(TINY, 2, "fp32"))
-    peak = {name: best_rate(rows) for name, rows in products.items()}
+def _build_accelerator(ranks: Sequence[Mapping[str, Any]], memory: float) -> Accelerator:
+    products = {name: _merge_rows([rank["matmul"][name] for rank in ranks]) for name in ("fp32", "fp64")}
+    launch_time = median(rank["layer"] for rank in ranks) / count_launches(build(TINY_MODEL, 2, "fp32"))
+    peak = {name: find_best_rate(rows) for name, rows in products.items()}
     bandwidth = median(rank["copy"] for rank in ranks)
     kinds = {kind: median(rank["kinds"][kind] for rank in ranks) for kind in ranks[0]["kinds"]}
     gradient = min(median(rate for rank in ranks for rate in rank["gradient"]), 2.0)
     matmul = fit_matmul(peak["fp32"], products["fp32"]).with_gradient(gradient)
-    attended = [
-        (*same[0][:3], median(row[3] for row in same), median(row[4] for row in same))
-        for same in zip(*(rank["attention"] for rank in ranks), strict=True)
+    attention_rows = [
+        (*row_group[0][:3], median(row[3] for row in row_group), median(row[4] for row in row_group))
+        for row_group in zip(*(rank["attention"] for rank in ranks), strict=True)
     ]
-    layer = _layer(TINY)
-    sharded = median(rank["sharded_layer"] - rank["layer"] for rank in ranks) / product_launches(layer)
-    unit = median(rank["sharded_unit"] - rank["layer"] for rank in ranks) / 2  # gathered once and reduced once
-    again = median(rank["recomputed_layer"] - rank["layer"] for rank in ranks) - (1 + HOOKS) * launch_time
-    stepping = median(rank["tiny_optimizer"] for rank in ranks)
+    layer = _build_layer(TINY_MODEL)
+    sharded_time = median(rank["sharded_layer"] - rank["layer"] for rank in ranks) / count_product_launches(layer)
+    unit_time = median(rank["sharded_unit"] - rank["layer"] for rank in ranks) / 2  # gathered once and reduced once
+    recompute_time = (
+        median(rank["recomputed_layer"] - rank["layer"] for rank in ranks) - (1 + HOOK_LAUNCHES) * launch_time
+    )
+    optimizer_time = median(rank["tiny_optimizer"] for rank in ranks)
     return Accelerator(
         name=f"core of {platform.processor() or platform.machine() or 'cpu'}",
         peak_flops=tuple(peak.items()),
@@ -117,39 +126,39 @@ def _accelerator(ranks: Sequence[Mapping[str, Any]], memory: float) -> Accelerat
         memory_bandwidth=bandwidth,
         launch=launch_time,
         matmul=replace(matmul, sharpness=1.0),  # alone its operands are in caches; in a step it waits for them first
-        attention=fit_attention(peak["fp32"] * matmul.fraction, launch_time, attended),
+        attention=fit_attention(peak["fp32"] * matmul.fraction, launch_time, attention_rows),
         kernel_bandwidth=tuple(
-            (kind, _rate(kind, seconds, stepping if kind == "optimizer" else launch_time) / bandwidth)
+            (kind, _compute_rate(kind, seconds, optimizer_time if kind == "optimizer" else launch_time) / bandwidth)
             for kind, seconds in kinds.items()
         ),
-        sharded_launch=max(sharded, 0.0),
-        unit_launch=max(unit, 0.0),
-        recompute_launch=max(again, 0.0),
-        optimizer_launch=stepping / len(layer.parameters),
+        sharded_launch=max(sharded_time, 0.0),
+        unit_launch=max(unit_time, 0.0),
+        recompute_launch=max(recompute_time, 0.0),
+        optimizer_launch=optimizer_time / len(layer.parameters),
         computes_collectives=True,
     )
 
 
-def launches(graph: OperatorGraph) -> int:
+def count_launches(graph: OperatorGraph) -> int:
     """Return the number of launches that the simulator counts for forward and backward of one layer."""
     layer = next(block for block in graph.blocks if block.layer)
     return sum(sum(operator_launches(operator, direction) for direction in Pass) for operator in layer.operators)
 
 
-def product_launches(layer: Block) -> int:
+def count_product_launches(layer: Block) -> int:
     """Return the number of a layer's launches of products with parameters, which tensor parallelism cuts."""
     products = [operator for operator in layer.operators if operator.kind is OperatorKind.MATMUL]
     return sum(operator_launches(operator, direction) for operator in products for direction in Pass)
 
 
-def _layer(spec: Transformer) -> Block:
+def _build_layer(spec: Transformer) -> Block:
     return next(block for block in build(spec, 2, "fp32").blocks if block.layer)
 
 
-def best_rate(rows: Sequence[Row]) -> float:
+def find_best_rate(rows: Sequence[Row]) -> float:
     """Return the highest FLOP/s of measured products ``(m, n, k, seconds)``.
 
-    >>> best_rate([(10, 10, 10, 2.0), (10, 10, 20, 2.0)])
+    >>> find_best_rate([(10, 10, 10, 2.0), (10, 10, 20, 2.0)])
     2000.0
     """
     return max(2.0 * m * n * k / seconds for m, n, k, seconds in rows)
@@ -176,41 +185,47 @@ def fit_attention(rate: float, launch_time: float, rows: Sequence[AttentionRow])
     of ``launch_time``, by least squares of the logarithms of times.
     """
 
-    def model_of(logarithms: NDArray[np.float64]) -> AttentionModel:
+    def build_model(logarithms: NDArray[np.float64]) -> AttentionModel:
         forward, backward, half_head, launches = np.exp(logarithms).tolist()
         return AttentionModel(forward=forward, backward=backward, half_head=half_head, launch=launches * launch_time)
 
-    def residuals(logarithms: NDArray[np.float64]) -> NDArray[np.float64]:
-        model = model_of(logarithms)
-        found = []
+    def compute_residuals(logarithms: NDArray[np.float64]) -> NDArray[np.float64]:
+        model = build_model(logarithms)
+        errors = []
         for heads, tokens, head_dim, *seconds in rows:
             shape = AttentionShape(heads, tokens, tokens, head_dim, tokens / 2, head_dim)
-            for is_backward, measured in zip((False, True), seconds, strict=True):
-                work = attention_compute_time(model, rate, 0, shape, backward=is_backward)
-                found.append(math.log((launch_time + model.launch + work) / measured))
-        return np.array(found)
+            for is_backward, measured_time in zip((False, True), seconds, strict=True):
+                compute_time = attention_compute_time(model, rate, 0, shape, backward=is_backward)
+                errors.append(math.log((launch_time + model.launch + compute_time) / measured_time))
+        return np.array(errors)
 
-    start, low, high = np.log([[0.75, 0.75, 16.0, 4.0], [1e-4, 1e-4, 1e-3, 1e-2], [1.0, 1.0, 1e3, 1e2]])
-    return model_of(least_squares(residuals, start, (low, high), np.ones(2 * len(rows)), outlier=0.5)[0])
+    start, lower_bounds, upper_bounds = np.log(
+        [[0.75, 0.75, 16.0, 4.0], [1e-4, 1e-4, 1e-3, 1e-2], [1.0, 1.0, 1e3, 1e2]]
+    )
+    return build_model(
+        least_squares(compute_residuals, start, (lower_bounds, upper_bounds), np.ones(2 * len(rows)), outlier=0.5)[0]
+    )
 
 
-def _rate(kind: str, seconds: float, launch_time: float) -> float:
+def _compute_rate(kind: str, seconds: float, launch_time: float) -> float:
     """Return the bandwidth in byte/s with which the simulator's time of ``kind`` is the measured time.
 
     Launch times are subtracted first, but at least a twentieth of the measured time remains.
     """
     if kind == "optimizer":
         training = Training(1, 1, "fp32", "adamw")
-        each = training.gradient_bytes + 2 * training.optimizer_bytes + training.parameter_bytes
-        return _layer(MEASURED).num_parameters * each / max(seconds - launch_time, seconds / 20)
+        bytes_per_parameter = training.gradient_bytes + 2 * training.optimizer_bytes + training.parameter_bytes
+        return (
+            _build_layer(MEASURED_MODEL).num_parameters * bytes_per_parameter / max(seconds - launch_time, seconds / 20)
+        )
     names = _OPERATORS[kind]
-    return traffic(kind) / max(seconds - 2 * len(names) * launch_time, seconds / 20)
+    return count_traffic(kind) / max(seconds - 2 * len(names) * launch_time, seconds / 20)
 
 
-def traffic(kind: str) -> float:
+def count_traffic(kind: str) -> float:
     """Return the bytes that the simulator counts for forward and backward of the operators measured as ``kind``."""
     attention = "unfused" if kind == "softmax" else "flash"
-    model = LLAMA if kind in (GATED_ACTIVATION, ROTARY, RMS_NORM) else MEASURED
+    model = LLAMA_MODEL if kind in (GATED_ACTIVATION, ROTARY, RMS_NORM) else MEASURED_MODEL
     spec = replace(model, attention=attention, dropout=kind == "dropout")
     unit = Accelerator("unit", (("fp32", 1e30),), memory=1.0, memory_bandwidth=1.0)  # seconds are bytes
     total = 0.0
@@ -222,16 +237,16 @@ def traffic(kind: str) -> float:
     return total
 
 
-def _median_rows(ranks: Sequence[Sequence[Row]]) -> list[Row]:
-    return [(*same[0][:3], median(row[3] for row in same)) for same in zip(*ranks, strict=True)]
+def _merge_rows(ranks: Sequence[Sequence[Row]]) -> list[Row]:
+    return [(*row_group[0][:3], median(row[3] for row in row_group)) for row_group in zip(*ranks, strict=True)]
 
 
-def curves(rows: Iterable[tuple[str, int, int, float]]) -> tuple[CollectiveCurve, ...]:
+def build_curves(rows: Iterable[tuple[str, int, int, float]]) -> tuple[CollectiveCurve, ...]:
     """Return curves of measured collectives (name, ranks, bytes, seconds), with the median of equal rows.
 
     Times never fall with size: neighbouring points that fall by chance get their mean.
 
-    >>> curve, = curves([("send", 2, 1, 3.0), ("send", 2, 4, 1.0), ("send", 2, 16, 5.0)])
+    >>> curve, = build_curves([("send", 2, 1, 3.0), ("send", 2, 4, 1.0), ("send", 2, 16, 5.0)])
     >>> curve.points
     ((1.0, 2.0), (4.0, 2.0), (16.0, 5.0))
     """
@@ -240,31 +255,31 @@ def curves(rows: Iterable[tuple[str, int, int, float]]) -> tuple[CollectiveCurve
         times.setdefault((name, size), {}).setdefault(nbytes, []).append(seconds)
     result = []
     for (name, size), points in times.items():
-        rising = _rising([median(points[nbytes]) for nbytes in sorted(points)])
+        rising_times = _fit_rising([median(points[nbytes]) for nbytes in sorted(points)])
         result.append(
-            CollectiveCurve(Collective(name), size, tuple(zip(map(float, sorted(points)), rising, strict=True)))
+            CollectiveCurve(Collective(name), size, tuple(zip(map(float, sorted(points)), rising_times, strict=True)))
         )
     return tuple(result)
 
 
-def _rising(values: Sequence[float]) -> list[float]:
+def _fit_rising(values: Sequence[float]) -> list[float]:
     """Return the sequence that never falls and is next to ``values`` in the least squares (isotonic regression)."""
     rising: list[float] = isotonic_regression(values).x.tolist()
     return rising
 
 
-def link(measured: Sequence[CollectiveCurve]) -> Link:
+def build_link(collective_curves: Sequence[CollectiveCurve]) -> Link:
     """Return the link between two devices, fitted to the curve of sends."""
-    send = next((curve for curve in measured if curve.collective is Collective.SEND), None)
-    if send is None:  # one process talks to nobody
+    send_curve = next((curve for curve in collective_curves if curve.collective is Collective.SEND), None)
+    if send_curve is None:  # one process talks to nobody
         return Link(latency=0.0, bandwidth=1e9)
-    return link_of(send.points)
+    return fit_link(send_curve.points)
 
 
-def link_of(points: Sequence[tuple[float, float]]) -> Link:
+def fit_link(points: Sequence[tuple[float, float]]) -> Link:
     """Return the link fitted to messages (bytes, seconds) of rising size: latency of the fastest, rate of the largest.
 
-    >>> link_of(((8.0, 1.0), (100.0, 11.0)))
+    >>> fit_link(((8.0, 1.0), (100.0, 11.0)))
     Link(latency=1.0, bandwidth=10.0, launch=0.0)
     """
     latency, (size, seconds) = min(seconds for _, seconds in points), points[-1]

@@ -13,20 +13,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from meshwise.executor.calibration.device_worker import PARTS, skipped_file
-from meshwise.executor.calibration.figures import count
+from meshwise.executor.calibration.figures import count_rows
 from meshwise.executor.device import count_gpus
-from meshwise.executor.launch.launcher import ExecutionError, launch, require_torch
-from meshwise.executor.recording.rank_files import teller
+from meshwise.executor.launch.launcher import ExecutionError, launch_ranks, require_torch
+from meshwise.executor.recording.rank_files import make_teller
 
 DEVICES = ("cpu", "cuda")
-STILL = 600.0
+SILENCE_LIMIT = 600.0
 """Seconds without a heartbeat after which a worker is given up, in addition to the seconds of measurement."""
 _SHARES = {"kernels": 0.7, "training": 1.0, "collectives": 0.3}
 """Share of the time for each part. Training runs a fixed number of steps; its share only extends the wait."""
 
 
-def chosen_device(given: str | None) -> str:
-    """Return the kind of device to measure: ``given``; without it CUDA where torch sees a GPU, else the CPU.
+def choose_device(requested_device: str | None) -> str:
+    """Return the kind of device to measure: ``requested_device``; without it CUDA where torch sees a GPU, else the CPU.
 
     Raises
     ------
@@ -35,22 +35,22 @@ def chosen_device(given: str | None) -> str:
     ModuleNotFoundError
         Where torch is not installed.
     """
-    if given not in (None, *DEVICES):
-        raise ValueError(f"device is one of {', '.join(DEVICES)}, met {given}")
-    if given == "cpu":
-        return given
+    if requested_device not in (None, *DEVICES):
+        raise ValueError(f"device is one of {', '.join(DEVICES)}, met {requested_device}")
+    if requested_device == "cpu":
+        return requested_device
     require_torch()
     import torch
 
     if torch.cuda.is_available():
         return "cuda"
-    if given == "cuda":
+    if requested_device == "cuda":
         raise ValueError(f"device cuda: torch {torch.__version__} sees no GPU on this machine; nearest: --device cpu")
     return "cpu"
 
 
-def chosen_ranks(device: str, given: int | None) -> int:
-    """Return the number of devices for collectives: ``given``; without it all GPUs of the machine, and 2 on a CPU.
+def choose_num_ranks(device: str, requested_ranks: int | None) -> int:
+    """Return the number of devices for collectives: ``requested_ranks``; without it all GPUs of the machine, and 2 on a CPU.
 
     Raises
     ------
@@ -58,17 +58,19 @@ def chosen_ranks(device: str, given: int | None) -> int:
         Where the machine has fewer GPUs.
     """
     if device == "cpu":
-        return 2 if given is None else given
-    devices = count_gpus()
-    if given is not None and not 1 <= given <= devices:
-        raise ValueError(f"processes are 1 to {devices} on {devices} GPUs, met {given}; nearest: {devices}")
-    return given or devices
+        return 2 if requested_ranks is None else requested_ranks
+    num_devices = count_gpus()
+    if requested_ranks is not None and not 1 <= requested_ranks <= num_devices:
+        raise ValueError(
+            f"processes are 1 to {num_devices} on {num_devices} GPUs, met {requested_ranks}; nearest: {num_devices}"
+        )
+    return requested_ranks or num_devices
 
 
-def measure(
+def measure_devices(
     out: Path,
     device: str,
-    ranks: int,
+    num_ranks: int,
     seconds: float,
     parts: Sequence[str] = PARTS,
     progress: Callable[[str], None] | None = None,
@@ -80,7 +82,7 @@ def measure(
 
     Parameters
     ----------
-    ranks
+    num_ranks
         Number of devices for collectives; one device has none to measure.
     seconds
         Approximate time to measure, without starts and training steps.
@@ -88,30 +90,30 @@ def measure(
         Parts to measure, of `PARTS`.
     """
     out.write_text("")  # workers append
-    skipped: list[str] = []
+    skipped_lines: list[str] = []
     for part in PARTS:
-        size = ranks if part == "collectives" else 1
-        if part in parts and not (part == "collectives" and ranks < 2):
-            skipped += _measure(out.resolve(), device, part, size, _SHARES[part] * seconds, progress)
-    return skipped
+        part_ranks = num_ranks if part == "collectives" else 1
+        if part in parts and not (part == "collectives" and num_ranks < 2):
+            skipped_lines += _measure_part(out.resolve(), device, part, part_ranks, _SHARES[part] * seconds, progress)
+    return skipped_lines
 
 
-def _measure(
-    out: Path, device: str, part: str, ranks: int, seconds: float, progress: Callable[[str], None] | None
+def _measure_part(
+    out: Path, device: str, part: str, num_ranks: int, seconds: float, progress: Callable[[str], None] | None
 ) -> list[str]:
     with tempfile.TemporaryDirectory(prefix="meshwise-") as name:
         folder = Path(name)
         arguments = [name, str(out), device, part, str(seconds)]
-        launch(
+        launch_ranks(
             "meshwise.executor.calibration.device_worker",
             arguments,
             folder,
-            ranks,
-            timeout=STILL + seconds,
-            poll=teller(folder, progress),
+            num_ranks,
+            timeout=SILENCE_LIMIT + seconds,
+            poll=make_teller(folder, progress),
         )
-        found = skipped_file(folder)
-        return found.read_text().splitlines() if found.exists() else []
+        path = skipped_file(folder)
+        return path.read_text().splitlines() if path.exists() else []
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -124,32 +126,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=30.0, help="time for kernels and collectives, about")
     parser.add_argument("--processes", type=int, help="devices that communicate; all GPUs")
     parser.add_argument("--only", choices=PARTS, action="append", help="measure this part; can be repeated")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        device = chosen_device(given.device)
-        ranks = chosen_ranks(device, given.processes)
-        skipped = measure(given.out, device, ranks, given.seconds, given.only or PARTS, _say)
+        device = choose_device(options.choose_device)
+        num_ranks = choose_num_ranks(device, options.choose_num_ranks)
+        skipped_lines = measure_devices(
+            options.measure_devices,
+            device,
+            num_ranks,
+            options.measure_devices,
+            options.measure_devices or PARTS,
+            _print_line,
+        )
     except KeyboardInterrupt:
-        _say(f"interrupted: {kept(given.out)}")
+        _print_line(f"interrupted: {describe_rows(options.describe_rows)}")
         return 130
     except (ValueError, OSError) as error:
-        _say(str(error))
+        _print_line(str(error))
         return 2
     except ExecutionError as error:
-        _say(f"{error}\n{kept(given.out)}")
+        _print_line(f"{error}\n{describe_rows(options.describe_rows)}")
         return 1
-    for line in skipped:
-        _say(f"left out: {line}")
-    _say(kept(given.out))
+    for line in skipped_lines:
+        _print_line(f"left out: {line}")
+    _print_line(describe_rows(options.describe_rows))
     return 0
 
 
-def kept(out: Path) -> str:
+def describe_rows(out: Path) -> str:
     """Return a sentence with the number of rows in a file."""
-    return f"{out} has {count(out)} rows"
+    return f"{out} has {count_rows(out)} rows"
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 

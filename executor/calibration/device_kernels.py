@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from meshwise.executor.calibration.figures import TINY
+from meshwise.executor.calibration.figures import TINY_MODEL
 from meshwise.executor.model.network import Layer
 from meshwise.executor.recording.private_torch import has_kernel
 from meshwise.executor.recording.timer import Run
@@ -60,12 +60,12 @@ class LinearProduct:
         """Return the row's fields; sizes are those of the product that is computed."""
         m, n, k = self.m, self.n, self.k
         sizes = {"fwd": (m, n, k), "dgrad": (m, k, n), "wgrad": (n, k, m)}[self.direction]
-        named = dict(zip(("m", "n", "k"), sizes, strict=True))
+        named_sizes = dict(zip(("m", "n", "k"), sizes, strict=True))
         return {
             "kernel": "gemm",
             "dtype": self.dtype,
             "pass": self.direction,
-            **named,
+            **named_sizes,
             "layout": _LAYOUTS[self.direction],
             "accumulate": False,
         }
@@ -74,7 +74,7 @@ class LinearProduct:
         """Return the product on random operands."""
         torch.set_float32_matmul_precision("high" if self.dtype == "tf32" else "highest")
         if self.dtype == "fp8":
-            return self._scaled(device)
+            return self._prepare_fp8(device)
         random = partial(torch.randn, device=device, dtype=DTYPES[self.dtype])
         if self.direction == "fwd":
             return partial(functional.linear, random(self.m, self.k), random(self.n, self.k))
@@ -83,7 +83,7 @@ class LinearProduct:
             return partial(torch.mm, gradient, random(self.n, self.k))
         return partial(torch.mm, gradient.t(), random(self.m, self.k))
 
-    def _scaled(self, device: str) -> Run:
+    def _prepare_fp8(self, device: str) -> Run:
         """Return the product in fp8 with one scale for each tensor, and its result in bf16."""
         scale = torch.ones((), device=device)
         source, weight = (torch.randn(rows, self.k, device=device).to(DTYPES["fp8"]) for rows in (self.m, self.n))
@@ -122,7 +122,7 @@ class BatchedProduct:
         return partial(torch.bmm, random(self.m, self.k), random(self.k, self.n))
 
 
-def one_direction(function: Callable[..., Tensor], inputs: Sequence[Tensor], *, backward: bool) -> Run:
+def build_run(function: Callable[..., Tensor], inputs: Sequence[Tensor], *, backward: bool) -> Run:
     """Return a callable that runs ``function(*inputs)`` as in training, or its gradients for all ``inputs``."""
     if not backward:
         return lambda: function(*inputs)
@@ -176,17 +176,17 @@ class Attention:
 
         inputs = random(self.heads), random(self.kv_heads), random(self.kv_heads)
         if self.fused:
-            return one_direction(self._fused, inputs, backward=self.backward)
-        future = torch.ones(self.sequence, self.sequence, dtype=torch.bool, device=device).triu(1)
+            return build_run(self._attend_fused, inputs, backward=self.backward)
+        future_mask = torch.ones(self.sequence, self.sequence, dtype=torch.bool, device=device).triu(1)
 
-        def unfused(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        def attend_unfused(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             scores = query @ key.transpose(-1, -2) / sqrt(self.head_dim)
-            seen = scores.masked_fill(future, float("-inf")) if self.causal else scores
-            return torch.softmax(seen, dim=-1) @ value
+            masked_scores = scores.masked_fill(future_mask, float("-inf")) if self.causal else scores
+            return torch.softmax(masked_scores, dim=-1) @ value
 
-        return one_direction(unfused, inputs, backward=self.backward)
+        return build_run(attend_unfused, inputs, backward=self.backward)
 
-    def _fused(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def _attend_fused(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
             return functional.scaled_dot_product_attention(
                 query, key, value, is_causal=self.causal, enable_gqa=self.kv_heads != self.heads
@@ -240,11 +240,11 @@ class Stream:
 
     def prepare(self, device: str) -> Run:
         """Return the kernel on random values."""
-        function, parameters = _FUNCTIONS[self.name]
+        function, num_parameters = _FUNCTIONS[self.name]
         width = min(WIDTH, self.elements)
-        shapes = [(self.elements // width, width), *[(width,)] * parameters]
+        shapes = [(self.elements // width, width), *[(width,)] * num_parameters]
         inputs = [torch.randn(shape, device=device, dtype=DTYPES[self.dtype], requires_grad=True) for shape in shapes]
-        return one_direction(function, inputs, backward=self.backward)
+        return build_run(function, inputs, backward=self.backward)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,8 +260,8 @@ class Addition:
 
     def prepare(self, device: str) -> Run:
         """Return the sum of random values."""
-        one, other = torch.randn(2, self.elements, device=device, dtype=DTYPES[self.dtype])
-        return lambda: one + other
+        left_operand, right_operand = torch.randn(2, self.elements, device=device, dtype=DTYPES[self.dtype])
+        return lambda: left_operand + right_operand
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +284,7 @@ class Embedding:
         """Return the look-up of random tokens."""
         tokens = torch.randint(self.vocab, (self.rows,), device=device)
         table = torch.randn(self.vocab, self.hidden, device=device, dtype=DTYPES[self.dtype], requires_grad=True)
-        return one_direction(lambda weight: functional.embedding(tokens, weight), [table], backward=self.backward)
+        return build_run(lambda weight: functional.embedding(tokens, weight), [table], backward=self.backward)
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +306,7 @@ class CrossEntropy:
         """Return the loss of random logits and targets."""
         targets = torch.randint(self.vocab, (self.rows,), device=device)
         logits = torch.randn(self.rows, self.vocab, device=device, dtype=DTYPES[self.dtype], requires_grad=True)
-        return one_direction(lambda x: functional.cross_entropy(x, targets), [logits], backward=self.backward)
+        return build_run(lambda x: functional.cross_entropy(x, targets), [logits], backward=self.backward)
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,13 +318,13 @@ class OptimizerStep:
 
     def fields(self) -> dict[str, Any]:
         """Return the row's fields: a fused step moves 28 bytes a parameter."""
-        made = "AdamW fused" if self.fused else "AdamW foreach"
+        implementation = "AdamW fused" if self.fused else "AdamW foreach"
         return {
             "kernel": "optimizer_step",
             "dtype": "fp32",
             "params": self.params,
             "bytes": 28 * self.params,
-            "impl": made,
+            "impl": implementation,
             "note": "bytes = 28 per parameter (read p,g,m,v; write p,m,v)",
         }
 
@@ -346,14 +346,14 @@ class TinyLayer:
             "dtype": "bf16",
             "batch": 1,
             "seq_q": 2,
-            "hidden": TINY.hidden,
+            "hidden": TINY_MODEL.hidden,
             "impl": HOST_BOUND,
         }
 
     def prepare(self, device: str) -> Run:
         """Return both passes."""
-        layer = Layer(TINY).to(device=device, dtype=torch.bfloat16)
-        x = torch.randn(1, 2, TINY.hidden, device=device, dtype=torch.bfloat16, requires_grad=True)
+        layer = Layer(TINY_MODEL).to(device=device, dtype=torch.bfloat16)
+        x = torch.randn(1, 2, TINY_MODEL.hidden, device=device, dtype=torch.bfloat16, requires_grad=True)
         inputs = (x, *layer.parameters())
         gradient = torch.ones_like(x)
         return lambda: torch.autograd.grad(layer(x), inputs, gradient)

@@ -43,7 +43,7 @@ class Machine:
 
     accelerator: str
     link: str
-    devices: int
+    num_devices: int
     memory: float
     host: str
     host_memory: float
@@ -61,41 +61,41 @@ class Machine:
             "machine": self.host,
             "accelerator": self.accelerator,
             "accel_mem_gb": self.memory / 1e9,
-            "devices_per_node": self.devices,
+            "devices_per_node": self.num_devices,
             "host_mem_GiB": self.host_memory / GIB,
             "cores": self.cores,
             "software": self.software,
         }
 
 
-def this_machine(device: str) -> Machine:
+def describe_machine(device: str) -> Machine:
     """Return this machine with its devices of a kind, ``"cuda"`` or ``"cpu"``; a device of a CPU is a core."""
-    cuda = device == "cuda"
+    is_cuda = device == "cuda"
     host_memory = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     cores = os.cpu_count() or 1
-    name, link = known_name(torch.cuda.get_device_name(0)) if cuda else ("cpu", "shared memory")
-    devices = torch.cuda.device_count() if cuda else cores
-    if cuda and devices > 1 and not torch.cuda.can_device_access_peer(0, 1):
+    name, link = look_up_name(torch.cuda.get_device_name(0)) if is_cuda else ("cpu", "shared memory")
+    num_devices = torch.cuda.device_count() if is_cuda else cores
+    if is_cuda and num_devices > 1 and not torch.cuda.can_device_access_peer(0, 1):
         link = "PCIe"
     return Machine(
         accelerator=name,
         link=link,
-        devices=devices,
-        memory=float(torch.cuda.get_device_properties(0).total_memory) if cuda else host_memory / cores,
+        num_devices=num_devices,
+        memory=float(torch.cuda.get_device_properties(0).total_memory) if is_cuda else host_memory / cores,
         host=platform.node() or "host",
         host_memory=host_memory,
         cores=cores,
-        software=f"torch {torch.__version__}" + (f", CUDA {torch.version.cuda}" if cuda else ""),
+        software=f"torch {torch.__version__}" + (f", CUDA {torch.version.cuda}" if is_cuda else ""),
         date=datetime.date.today().isoformat(),
     )
 
 
-def known_name(device: str) -> tuple[str, str]:
+def look_up_name(device: str) -> tuple[str, str]:
     """Return the names of a device and its links in rows, by the driver's name; that name and PCIe where unknown.
 
-    >>> known_name("NVIDIA H200")
+    >>> look_up_name("NVIDIA H200")
     ('H200 SXM', 'NVLink4/NVSwitch')
-    >>> known_name("NVIDIA H200 NVL")
+    >>> look_up_name("NVIDIA H200 NVL")
     ('NVIDIA H200 NVL', 'PCIe')
     """
     for pattern, name, link in _NAMES:

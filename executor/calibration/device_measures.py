@@ -25,7 +25,7 @@ from meshwise.executor.calibration.device_kernels import (
     has_fp8,
 )
 from meshwise.executor.calibration.device_transfers import DeviceCopy, HostCopy, Launch
-from meshwise.executor.calibration.figures import described
+from meshwise.executor.calibration.figures import describe_row
 from meshwise.executor.recording.timer import Run, Timer
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
@@ -94,7 +94,7 @@ _FUSED = tuple(
 )
 _GROUPED = tuple((8192 // sequence, 32, 8, sequence, 128) for sequence in (1024, 2048, 4096, 8192))
 
-FULL = Sizes(
+GPU_SIZES = Sizes(
     shapes=(*_SQUARES, *_DEPTHS, *_ROWS),
     layers=_LAYERS,
     sustained=tuple(shape for shape in _LAYERS if 2 * shape[0] * shape[1] * shape[2] >= 5e11),
@@ -108,7 +108,7 @@ FULL = Sizes(
 )
 """Sizes for a GPU; messages are from 1 KiB to 1 GiB."""
 
-SMALL = Sizes(
+CPU_SIZES = Sizes(
     shapes=((32, 32, 32),),
     layers=((32, 64, 32),),
     sustained=((32, 64, 32),),
@@ -123,21 +123,21 @@ SMALL = Sizes(
 """Small sizes to try every kernel on a CPU."""
 
 
-def kernels(sizes: Sizes, device: str) -> Iterator[DeviceKernel]:
+def list_kernels(sizes: Sizes, device: str) -> Iterator[DeviceKernel]:
     """Yield the kernels that are timed run by run, from cold caches."""
-    yield from _products(sizes, device)
+    yield from _list_products(sizes, device)
     for shape, causal, backward in product(sizes.attention, (True, False), (False, True)):
         yield Attention("bf16", *shape, causal=causal, backward=backward)
     for (batch, heads, _, sequence, width), backward in product(sizes.unfused, (False, True)):
         yield Attention("bf16", batch, heads, heads, sequence, width, backward=backward, fused=False)
-    yield from _streams(sizes)
+    yield from _list_streams(sizes)
     for nbytes in sizes.copies:
         yield DeviceCopy(nbytes)
         for to_device, pinned in product((True, False), (True, False)):
             yield HostCopy(nbytes, to_device, pinned)
 
 
-def in_a_row(sizes: Sizes) -> Iterator[DeviceKernel]:
+def list_repeated_kernels(sizes: Sizes) -> Iterator[DeviceKernel]:
     """Yield the kernels that are timed run after run: those bound by the host's launches, and sustained products."""
     yield Launch()
     yield TinyLayer()
@@ -145,7 +145,7 @@ def in_a_row(sizes: Sizes) -> Iterator[DeviceKernel]:
         yield LinearProduct("bf16", *shape)
 
 
-def _products(sizes: Sizes, device: str) -> Iterator[DeviceKernel]:
+def _list_products(sizes: Sizes, device: str) -> Iterator[DeviceKernel]:
     dtypes = ("bf16", "fp16", "tf32", "fp32", *(("fp8",) if has_fp8(device) else ()))
     for dtype, shape in product(dtypes, sizes.shapes):
         yield LinearProduct(dtype, *shape)
@@ -158,7 +158,7 @@ def _products(sizes: Sizes, device: str) -> Iterator[DeviceKernel]:
         yield BatchedProduct("bf16", batch * heads, sequence, width, sequence)
 
 
-def _streams(sizes: Sizes) -> Iterator[DeviceKernel]:
+def _list_streams(sizes: Sizes) -> Iterator[DeviceKernel]:
     for name, elements, backward in product(STREAMS, sizes.elements, (False, True)):
         yield Stream(name, "bf16", elements, backward)
     for elements in sizes.elements:
@@ -170,17 +170,17 @@ def _streams(sizes: Sizes) -> Iterator[DeviceKernel]:
         yield OptimizerStep(params, fused)
 
 
-IN_A_ROW = 0.01
+REPEATED_SHARE = 0.01
 """Share of the whole time for one kernel run after run, and as much for its warm-up: 0.3 s of 30 s. Clocks sink within
 about 0.01 s."""
-MOST_IN_A_ROW = 20_000
+MAX_REPEATS = 20_000
 
 Note = Callable[[str], None]
 Skip = Callable[[str, str], None]
 """Called with what is left out and the reason, as a shape that is out of memory or a kernel that a device lacks."""
 
 
-def kernel_rows(
+def measure_kernels(
     sizes: Sizes, fields: Mapping[str, Any], timer: Timer, seconds: float, note: Note, skip: Skip
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for every kernel that runs; all are timed equally long, together for about ``seconds``.
@@ -192,31 +192,34 @@ def kernel_rows(
     note
         Called with the kernel that is timed next.
     """
-    cold, hot = list(kernels(sizes, timer.device)), list(in_a_row(sizes))
-    share = seconds / (len(cold) + len(hot))
+    cold_kernels, repeated_kernels = list(list_kernels(sizes, timer.device)), list(list_repeated_kernels(sizes))
+    share = seconds / (len(cold_kernels) + len(repeated_kernels))
 
-    def median(run: Run) -> tuple[float, int]:
-        return timer.median(run, share), 1
+    def measure_median(run: Run) -> tuple[float, int]:
+        return timer.measure_median(run, share), 1
 
-    def repeated(run: Run) -> tuple[float, int]:
+    def measure_repeated(run: Run) -> tuple[float, int]:
         run()
-        count = min(max(ceil(IN_A_ROW * seconds / timer.once(run)), 1), MOST_IN_A_ROW)
-        return timer.in_a_row(run, count), count
+        num_runs = min(max(ceil(REPEATED_SHARE * seconds / timer.measure_once(run)), 1), MAX_REPEATS)
+        return timer.measure_row(run, num_runs), num_runs
 
-    every = [*((kernel, repeated) for kernel in hot), *((kernel, median) for kernel in cold)]
-    for number, (kernel, measure) in enumerate(every, start=1):
-        what = described(kernel.fields())
-        note(f"{number} of {len(every)}: {what}")
+    measurements = [
+        *((kernel, measure_repeated) for kernel in repeated_kernels),
+        *((kernel, measure_median) for kernel in cold_kernels),
+    ]
+    for number, (kernel, measure) in enumerate(measurements, start=1):
+        description = describe_row(kernel.fields())
+        note(f"{number} of {len(measurements)}: {description}")
         try:
-            taken, count = measure(kernel.prepare(timer.device))
+            run_time, num_runs = measure(kernel.prepare(timer.device))
         except RuntimeError as error:  # all that torch raises, out of memory among them
-            skip(what, reason(error))
+            skip(description, describe_error(error))
         else:
-            yield {**fields, **kernel.fields(), "time_us": taken * 1e6, "in_a_row": count}
-        release(timer.device)
+            yield {**fields, **kernel.fields(), "time_us": run_time * 1e6, "in_a_row": num_runs}
+        release_memory(timer.device)
 
 
-def reason(error: RuntimeError) -> str:
+def describe_error(error: RuntimeError) -> str:
     """Return the reason why a kernel did not run, in one line."""
     if isinstance(error, torch.OutOfMemoryError):
         return "out of memory"
@@ -224,7 +227,7 @@ def reason(error: RuntimeError) -> str:
     return lines[0][:200]
 
 
-def release(device: str) -> None:
+def release_memory(device: str) -> None:
     """Release the memory that the allocator caches for freed tensors."""
     if device == "cuda":
         torch.cuda.empty_cache()

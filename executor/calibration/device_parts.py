@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from meshwise.executor.calibration.device_machine import this_machine
-from meshwise.executor.calibration.device_measures import FULL, SMALL, kernel_rows
-from meshwise.executor.calibration.device_training import candidates, training_rows, trial
-from meshwise.executor.calibration.device_transfers import collective_rows, joined
-from meshwise.executor.calibration.figures import append
+from meshwise.executor.calibration.device_machine import describe_machine
+from meshwise.executor.calibration.device_measures import CPU_SIZES, GPU_SIZES, measure_kernels
+from meshwise.executor.calibration.device_training import build_trials, list_candidates, measure_training
+from meshwise.executor.calibration.device_transfers import join_group, measure_collectives
+from meshwise.executor.calibration.figures import append_row
 from meshwise.executor.recording.rank_files import Heartbeat
-from meshwise.executor.recording.timer import device_timer
+from meshwise.executor.recording.timer import make_timer
 
 TIMEOUT = 120.0
 """Seconds that a rank waits for the others, besides those that are measured."""
@@ -30,16 +30,16 @@ def measure_part(
     beat = Heartbeat(folder, rank).beat
     beat("start")
     cuda = device == "cuda"
-    sizes = FULL if cuda else SMALL
+    sizes = GPU_SIZES if cuda else CPU_SIZES
     if part == "collectives":
-        with joined(folder, device, TIMEOUT + seconds):  # ranks outside a group wait for it
-            for row in collective_rows(sizes.messages, this_machine(device), device_timer(device), seconds, beat):
-                append(out, row)
+        with join_group(folder, device, TIMEOUT + seconds):  # ranks outside a group wait for it
+            for row in measure_collectives(sizes.messages, describe_machine(device), make_timer(device), seconds, beat):
+                append_row(out, row)
         return
-    machine, timer = this_machine(device), device_timer(device)
+    machine, timer = describe_machine(device), make_timer(device)
     if part == "training":
-        rows = training_rows(candidates() if cuda else trial(), machine, timer, beat, skip)
+        rows = measure_training(list_candidates() if cuda else build_trials(), machine, timer, beat, skip)
     else:
-        rows = kernel_rows(sizes, machine.fields(), timer, seconds, beat, skip)
+        rows = measure_kernels(sizes, machine.fields(), timer, seconds, beat, skip)
     for row in rows:
-        append(out, row)
+        append_row(out, row)

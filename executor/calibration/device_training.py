@@ -10,19 +10,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from meshwise.executor.calibration.device_machine import GIB, Machine
-from meshwise.executor.calibration.device_measures import Note, Skip, release
+from meshwise.executor.calibration.device_measures import Note, Skip, release_memory
 from meshwise.executor.model.network import Network
 from meshwise.executor.recording.timer import Timer
-from meshwise.executor.supported import lacking
+from meshwise.executor.supported import find_lacking
 from meshwise.simulator.models.presets import PRESETS
 from meshwise.simulator.models.transformer import Transformer
 
 WARM_UP, STEPS = 3, 5
 SEQUENCE = 2048
-BYTES_A_PARAMETER = 16
+BYTES_PER_PARAMETER = 16
 """Bytes of states per parameter: weights and gradients in bf16, main weights and two moments in fp32 (Rajbhandari
 et al. 2020, "ZeRO", section 3.1)."""
-MOST_STATES = 256 * GIB
+MAX_STATES = 256 * GIB
 """Bytes of states from which on a model is not tried."""
 BUCKET = 2**26
 """Number of parameters whose gradients are converted to fp32 at once."""
@@ -72,85 +72,88 @@ class TrainingRun:
         }
 
 
-def candidates() -> tuple[TrainingRun, ...]:
+def list_candidates() -> tuple[TrainingRun, ...]:
     """Return training of the presets that the executor can build and one device may hold, the smallest first."""
-    built = [spec for spec in PRESETS.values() if not any(lacking(spec, SEQUENCE))]
-    small = sorted((spec for spec in built if states(spec) < MOST_STATES), key=states)
-    return tuple(TrainingRun(spec, SEQUENCE, 8 if states(spec) < 32e9 else 1) for spec in small)
+    built_specs = [spec for spec in PRESETS.values() if not any(find_lacking(spec, SEQUENCE))]
+    small_specs = sorted((spec for spec in built_specs if count_states(spec) < MAX_STATES), key=count_states)
+    return tuple(TrainingRun(spec, SEQUENCE, 8 if count_states(spec) < 32e9 else 1) for spec in small_specs)
 
 
-def trial() -> tuple[TrainingRun, ...]:
+def build_trials() -> tuple[TrainingRun, ...]:
     """Return training of a GPT and a Llama of a few thousand parameters, for a CPU."""
-    plain = Transformer(layers=2, hidden=16, heads=2, kv_heads=2, ffn=32, vocab=64, name="trial-gpt")
-    gated = replace(
-        plain,
+    gpt_spec = Transformer(layers=2, hidden=16, heads=2, kv_heads=2, ffn=32, vocab=64, name="trial-gpt")
+    llama_spec = replace(
+        gpt_spec,
         kv_heads=1,
         ffn_kind="swiglu",
         positions="rotary",
         tied_embeddings=False,
         name="trial-llama",
     )
-    return TrainingRun(plain, 16, 2), TrainingRun(gated, 16, 2)
+    return TrainingRun(gpt_spec, 16, 2), TrainingRun(llama_spec, 16, 2)
 
 
-def training_rows(
-    runs: Iterable[TrainingRun], machine: Machine, timer: Timer, note: Note, skip: Skip, most: int = 10
+def measure_training(
+    training_runs: Iterable[TrainingRun], machine: Machine, timer: Timer, note: Note, skip: Skip, max_rows: int = 10
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row for the first ``most`` runs whose states fit; running out of memory gives the status ``oom``."""
-    done = 0
-    for run in runs:
-        if states(run.spec) > machine.memory:
-            skip(f"training of {run.spec.name}", f"its states take {states(run.spec) / GIB:.0f} GiB")
-        elif done < most:
-            done += 1
-            note(f"training steps of {run.spec.name}")
-            yield {**run.fields(machine), **_result(run, timer)}
-            release(timer.device)
+    """Yield a row for the first ``max_rows`` runs whose states fit; running out of memory gives the status ``oom``."""
+    num_rows = 0
+    for training_run in training_runs:
+        if count_states(training_run.spec) > machine.memory:
+            skip(
+                f"training of {training_run.spec.name}",
+                f"its states take {count_states(training_run.spec) / GIB:.0f} GiB",
+            )
+        elif num_rows < max_rows:
+            num_rows += 1
+            note(f"training steps of {training_run.spec.name}")
+            yield {**training_run.fields(machine), **_measure_run(training_run, timer)}
+            release_memory(timer.device)
 
 
-def states(spec: Transformer) -> float:
+def count_states(spec: Transformer) -> float:
     """Return the bytes of weights, gradients and optimizer states of a model."""
-    return float(BYTES_A_PARAMETER * spec.graph(1, "bf16").num_parameters)
+    return float(BYTES_PER_PARAMETER * spec.graph(1, "bf16").num_parameters)
 
 
-def _result(run: TrainingRun, timer: Timer) -> dict[str, Any]:
+def _measure_run(training_run: TrainingRun, timer: Timer) -> dict[str, Any]:
     try:
-        return {"status": "ok", **_measured(run, timer)}
+        return {"status": "ok", **_time_steps(training_run, timer)}
     except torch.OutOfMemoryError:
         return {"status": "oom"}
 
 
-def _measured(run: TrainingRun, timer: Timer) -> dict[str, Any]:
+def _time_steps(training_run: TrainingRun, timer: Timer) -> dict[str, Any]:
     device = timer.device
-    cuda = device == "cuda"
-    if cuda:
+    is_cuda = device == "cuda"
+    if is_cuda:
         torch.cuda.reset_peak_memory_stats()
     with torch.device(device):
-        model = whole(run.spec, run.sequence).to(torch.bfloat16)
+        model = build_network(training_run.spec, training_run.sequence).to(torch.bfloat16)
     optimizer = MainWeights(list(model.parameters()))
-    shape = run.microbatch, run.sequence
-    tokens, targets = torch.randint(run.spec.vocab, (2, *shape), device=device)
+    shape = training_run.microbatch, training_run.sequence
+    tokens, targets = torch.randint(training_run.spec.vocab, (2, *shape), device=device)
 
     def step() -> None:
-        torch.autograd.backward(loss(model(tokens), targets))
+        torch.autograd.backward(compute_loss(model(tokens), targets))
         optimizer.step()
 
     # the first steps allocate memory and optimizer states, and choose kernels
-    times = [timer.once(step) for _ in range(WARM_UP + STEPS)]
-    memory = {
+    times = [timer.measure_once(step) for _ in range(WARM_UP + STEPS)]
+    memory_fields = {
         "peak_mem_gib": torch.cuda.max_memory_allocated() / GIB,
         "peak_mem_reserved_gib": torch.cuda.max_memory_reserved() / GIB,
         "mem_note": "torch max_memory_allocated",
     }
-    return {"step_time_s": median(times[WARM_UP:]), **(memory if cuda else {})}
+    return {"step_time_s": median(times[WARM_UP:]), **(memory_fields if is_cuda else {})}
 
 
-def whole(spec: Transformer, sequence: int) -> Network:
+def build_network(spec: Transformer, sequence: int) -> Network:
     """Return a network with all blocks of a model."""
     return Network(spec, sequence, [name for name, _ in spec.graph(sequence, "bf16").occurrences])
 
 
-def loss(logits: Tensor, targets: Tensor) -> Tensor:
+def compute_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the mean cross entropy over all tokens, in fp32."""
     return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
@@ -160,7 +163,7 @@ class MainWeights:
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.buckets = []
-        for bucket in buckets(parameters):
+        for bucket in split_buckets(parameters):
             mains = [nn.Parameter(parameter.detach().float()) for parameter in bucket]
             self.buckets.append((bucket, mains, torch.optim.AdamW(mains, lr=1e-4, fused=True)))
 
@@ -176,14 +179,14 @@ class MainWeights:
                 parameter.grad = main.grad = None
 
 
-def buckets(parameters: Iterable[nn.Parameter], most: int = BUCKET) -> list[list[nn.Parameter]]:
-    """Return ``parameters`` in order, cut into lists of at most ``most`` elements or of one parameter."""
-    found: list[list[nn.Parameter]] = []
-    size = most
+def split_buckets(parameters: Iterable[nn.Parameter], max_elements: int = BUCKET) -> list[list[nn.Parameter]]:
+    """Return ``parameters`` in order, cut into lists of at most ``max_elements`` elements or of one parameter."""
+    parameter_buckets: list[list[nn.Parameter]] = []
+    size = max_elements
     for parameter in parameters:
         size += parameter.numel()
-        if size > most:
-            found.append([])
+        if size > max_elements:
+            parameter_buckets.append([])
             size = parameter.numel()
-        found[-1].append(parameter)
-    return found
+        parameter_buckets[-1].append(parameter)
+    return parameter_buckets

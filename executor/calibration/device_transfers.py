@@ -18,66 +18,66 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwise.executor.calibration.device_machine import Machine
-from meshwise.executor.launch.process_group import loopback
+from meshwise.executor.launch.process_group import find_loopback
 from meshwise.executor.recording.private_torch import all_gather, reduce_scatter
 from meshwise.executor.recording.timer import Run, Timer
 
 TOOL = "torch.distributed, in a row as nccl-tests do"
 """The tool of a row; `meshwise.simulator.calibration` reads from it that the device's clock is around many runs."""
-LEAST, MOST = 5, 1000
+MIN_RUNS, MAX_RUNS = 5, 1000
 """Fewest and most runs in a row."""
-WIDTH = 4
+ELEMENT_BYTES = 4
 """Bytes of an element."""
 
 
 @contextmanager
-def joined(folder: Path, device: str, timeout: float) -> Iterator[None]:
+def join_group(folder: Path, device: str, timeout: float) -> Iterator[None]:
     """Run the body in a process group of all ranks: NCCL with a GPU each, or gloo. Waits end after ``timeout`` s."""
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store = dist.FileStore(str(folder / "store"), ranks)  # type: ignore[attr-defined]
-    group = partial(
-        dist.init_process_group, store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=timeout)
+    rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.FileStore(str(folder / "store"), num_ranks)  # type: ignore[attr-defined]
+    init_group = partial(
+        dist.init_process_group, store=store, rank=rank, world_size=num_ranks, timeout=timedelta(seconds=timeout)
     )
     if device == "cuda":
         torch.cuda.set_device(rank)
-        group("nccl", device_id=torch.device("cuda", rank))
+        init_group("nccl", device_id=torch.device("cuda", rank))
     else:
         torch.set_num_threads(1)
-        os.environ["GLOO_SOCKET_IFNAME"] = loopback()
-        group("gloo")
+        os.environ["GLOO_SOCKET_IFNAME"] = find_loopback()
+        init_group("gloo")
     yield
     dist.barrier()
     dist.destroy_process_group()
 
 
-def group_sizes(ranks: int) -> list[int]:
+def list_group_sizes(num_ranks: int) -> list[int]:
     """Return the group sizes to measure: powers of 2, and all ranks.
 
-    >>> group_sizes(6)
+    >>> list_group_sizes(6)
     [2, 4, 6]
     """
-    return sorted({2**power for power in range(1, ranks.bit_length())} | {ranks}) if ranks > 1 else []
+    return sorted({2**power for power in range(1, num_ranks.bit_length())} | {num_ranks}) if num_ranks > 1 else []
 
 
-def collective_rows(
+def measure_collectives(
     messages: Sequence[int], machine: Machine, timer: Timer, seconds: float, note: Callable[[str], None]
 ) -> Iterator[dict[str, Any]]:
     """Yield, on rank 0 alone, a row for each collective, group of the first ranks and size, in about ``seconds``.
 
     Ranks outside a group wait for it.
     """
-    rank, sizes = dist.get_rank(), group_sizes(dist.get_world_size())
+    rank, sizes = dist.get_rank(), list_group_sizes(dist.get_world_size())
     share = seconds / max(5 * len(sizes) * len(messages), 1)
     for size in sizes:
         group = dist.new_group(list(range(size)))
         if rank < size:
-            for name, nbytes, taken in _group_times(group, size, messages, timer, share, note):
+            for name, nbytes, run_time in _time_group(group, size, messages, timer, share, note):
                 if rank == 0:
-                    yield _row(machine, name, size, nbytes, taken)
+                    yield _build_row(machine, name, size, nbytes, run_time)
         dist.barrier()
 
 
-def _row(machine: Machine, name: str, size: int, nbytes: int, seconds: float) -> dict[str, Any]:
+def _build_row(machine: Machine, name: str, size: int, nbytes: int, seconds: float) -> dict[str, Any]:
     return {
         **machine.fields(),
         "collective": name,
@@ -92,7 +92,7 @@ def _row(machine: Machine, name: str, size: int, nbytes: int, seconds: float) ->
     }
 
 
-def _group_times(
+def _time_group(
     group: dist.ProcessGroup,
     size: int,
     messages: Sequence[int],
@@ -101,44 +101,44 @@ def _group_times(
     note: Callable[[str], None],
 ) -> Iterator[tuple[str, int, float]]:
     for nbytes in messages:
-        elements = nbytes // WIDTH // size * size
-        for name, run in _runs(group, size, elements, timer.device).items():
+        elements = nbytes // ELEMENT_BYTES // size * size
+        for name, run in _build_runs(group, size, elements, timer.device).items():
             note(f"{name} of {nbytes} bytes, {size} ranks")
-            taken = timer.in_a_row(run, _agreed(run, group, timer, share))
-            yield name, elements * WIDTH, taken / 2 if name == "p2p" else taken
+            run_time = timer.measure_row(run, _agree_count(run, group, timer, share))
+            yield name, elements * ELEMENT_BYTES, run_time / 2 if name == "p2p" else run_time
 
 
-def _agreed(run: Run, group: dist.ProcessGroup, timer: Timer, share: float) -> int:
+def _agree_count(run: Run, group: dist.ProcessGroup, timer: Timer, share: float) -> int:
     """Return the number of runs that take about ``share`` seconds, the same on all ranks of a group."""
     run()
-    count = min(max(ceil(share / max(timer.once(run), 1e-9)), LEAST), MOST)
-    told = torch.tensor([count], device=timer.device)
-    dist.broadcast(told, 0, group=group)
-    return int(told)
+    num_runs = min(max(ceil(share / max(timer.measure_once(run), 1e-9)), MIN_RUNS), MAX_RUNS)
+    shared_count = torch.tensor([num_runs], device=timer.device)
+    dist.broadcast(shared_count, 0, group=group)
+    return int(shared_count)
 
 
-def _runs(group: dist.ProcessGroup, size: int, elements: int, device: str) -> dict[str, Run]:
+def _build_runs(group: dist.ProcessGroup, size: int, elements: int, device: str) -> dict[str, Run]:
     """Return the collectives over a buffer of ``elements``.
 
     The buffer is a rank's own, and of all ranks together where a collective gathers or scatters.
     """
-    whole, other = torch.zeros(2, elements, device=device)
-    part = torch.zeros(elements // size, device=device)
+    buffer, output = torch.zeros(2, elements, device=device)
+    shard = torch.zeros(elements // size, device=device)
     runs: dict[str, Run] = {
-        "all_reduce": partial(dist.all_reduce, whole, group=group),
-        "all_gather": partial(all_gather, whole, part, group=group),
-        "reduce_scatter": partial(reduce_scatter, part, whole, group=group),
-        "all_to_all": partial(dist.all_to_all_single, other, whole, group=group),
+        "all_reduce": partial(dist.all_reduce, buffer, group=group),
+        "all_gather": partial(all_gather, buffer, shard, group=group),
+        "reduce_scatter": partial(reduce_scatter, shard, buffer, group=group),
+        "all_to_all": partial(dist.all_to_all_single, output, buffer, group=group),
     }
-    return runs | ({"p2p": partial(_ping_pong, whole, group)} if size == 2 else {})
+    return runs | ({"p2p": partial(_ping_pong, buffer, group)} if size == 2 else {})
 
 
 def _ping_pong(message: Tensor, group: dist.ProcessGroup) -> None:
     """Send ``message`` to the other of two ranks and receive it back, or receive it and send it back."""
-    me = group.rank()
-    peer = dist.get_global_rank(group, 1 - me)
+    group_rank = group.rank()
+    peer = dist.get_global_rank(group, 1 - group_rank)
     for sender in (0, 1):
-        if me == sender:
+        if group_rank == sender:
             dist.send(message, peer, group=group)
         else:
             dist.recv(message, peer, group=group)
@@ -172,11 +172,11 @@ class HostCopy:
 
     def prepare(self, device: str) -> Run:
         """Return the copy; memory is pinned for CUDA only."""
-        pin = self.pinned and device == "cuda"
-        host = torch.ones(self.nbytes, dtype=torch.uint8, pin_memory=pin)
-        far = torch.ones(self.nbytes, dtype=torch.uint8, device=device)
-        source, target = (host, far) if self.to_device else (far, host)
-        return lambda: target.copy_(source, non_blocking=pin)
+        is_pinned = self.pinned and device == "cuda"
+        host_buffer = torch.ones(self.nbytes, dtype=torch.uint8, pin_memory=is_pinned)
+        device_buffer = torch.ones(self.nbytes, dtype=torch.uint8, device=device)
+        source, target = (host_buffer, device_buffer) if self.to_device else (device_buffer, host_buffer)
+        return lambda: target.copy_(source, non_blocking=is_pinned)
 
 
 @dataclass(frozen=True, slots=True)

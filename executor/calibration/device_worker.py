@@ -19,19 +19,19 @@ def skipped_file(folder: Path) -> Path:
 
 def main(folder: Path, out: Path, device: str, part: str, seconds: float) -> int:
     """Measure for about ``seconds`` and return the exit code."""
-    return run_rank(folder, lambda rank: _measure(folder, rank, out, device, part, seconds))
+    return run_rank(folder, lambda rank: _measure_part(folder, rank, out, device, part, seconds))
 
 
-def _measure(folder: Path, rank: int, out: Path, device: str, part: str, seconds: float) -> None:
+def _measure_part(folder: Path, rank: int, out: Path, device: str, part: str, seconds: float) -> None:
     from meshwise.executor.calibration.device_parts import measure_part  # torch comes after the watch has begun
 
-    def skip(what: str, why: str) -> None:
+    def skip(item: str, cause: str) -> None:
         with skipped_file(folder).open("a") as file:
-            file.write(f"{what}: {why}\n")
+            file.write(f"{item}: {cause}\n")
 
     measure_part(part, folder, rank, out, device, seconds, skip)
 
 
 if __name__ == "__main__":
-    where, rows, device, part, seconds = sys.argv[1:]
-    sys.exit(main(Path(where), Path(rows), device, part, float(seconds)))
+    folder_name, rows, device, part, seconds = sys.argv[1:]
+    sys.exit(main(Path(folder_name), Path(rows), device, part, float(seconds)))

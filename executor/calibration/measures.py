@@ -24,21 +24,29 @@ from torch.nn.functional import dropout, embedding, gelu, linear
 from meshwise.executor.calibration.figures import (
     ATTENTIONS,
     BATCH,
-    BETWEEN,
-    COPY,
+    COPY_BYTES,
     GRADIENTS,
-    LLAMA,
+    LLAMA_MODEL,
     MATMULS,
-    MEASURED,
+    MEASURED_MODEL,
     MESSAGES,
+    PAUSE_SIZE,
     SEQUENCE,
-    TINY,
+    TINY_MODEL,
 )
 from meshwise.executor.model.mixture import activation, width
-from meshwise.executor.model.network import Layer, checkpointed, cross_entropy, no_contexts, norm_of, rotated, rotation
+from meshwise.executor.model.network import (
+    Layer,
+    build_norm,
+    compute_rotation,
+    cross_entropy,
+    make_null_contexts,
+    rotate_heads,
+    run_checkpointed,
+)
 from meshwise.executor.parallel.tensor_parallel import layer_plan
 from meshwise.executor.recording.private_torch import all_gather, reduce_scatter
-from meshwise.executor.training.optimizer import kind_of
+from meshwise.executor.training.optimizer import find_optimizer
 from meshwise.simulator.machine.accelerator import GATED_ACTIVATION, RMS_NORM, ROTARY
 from meshwise.simulator.models.transformer import Transformer
 
@@ -51,114 +59,116 @@ def measure_all(seconds: float, note: Callable[[str], None]) -> dict[str, Any]:
     """Return this rank's figures after about ``seconds``; ``note`` is called with the name of what is measured next."""
     torch.manual_seed(0)
     sizes = [size for size in (2, 4, 8) if size <= dist.get_world_size()]
-    figures = 2 * (len(MATMULS) + len(GRADIENTS) + len(ATTENTIONS)) + len(KINDS) + 4 + 4 * len(sizes) * len(MESSAGES)
-    measure = partial(_median_time, share=seconds / figures)
+    num_figures = (
+        2 * (len(MATMULS) + len(GRADIENTS) + len(ATTENTIONS)) + len(KINDS) + 4 + 4 * len(sizes) * len(MESSAGES)
+    )
+    measure = partial(_measure_median, share=seconds / num_figures)
     result: dict[str, Any] = {"matmul": {}, "kinds": {}, "collectives": []}
     for name, dtype in (("fp32", torch.float32), ("fp64", torch.float64)):
         note(f"matrix products in {name}")
-        result["matmul"][name] = [(m, n, k, measure(_product(m, n, k, dtype))) for m, n, k in MATMULS]
+        result["matmul"][name] = [(m, n, k, measure(_build_product(m, n, k, dtype))) for m, n, k in MATMULS]
     note("gradients of products")
-    result["gradient"] = [_gradient_rate(m, n, k, measure) for m, n, k in GRADIENTS]
+    result["gradient"] = [_measure_gradient_rate(m, n, k, measure) for m, n, k in GRADIENTS]
     note("attention")
-    result["attention"] = [(*shape, *_attention_times(*shape, measure)) for shape in ATTENTIONS]
+    result["attention"] = [(*shape, *_measure_attention(*shape, measure)) for shape in ATTENTIONS]
     note("memory")
-    result["copy"] = _copy_rate(measure)
+    result["copy"] = _measure_copy_rate(measure)
     note("dispatch")
-    result["layer"] = measure(_tiny_layer())
-    result["recomputed_layer"] = measure(_tiny_recomputed_layer())
-    result["sharded_layer"] = measure(_tiny_sharded_layer())
-    result["sharded_unit"] = measure(_tiny_sharded_unit())
-    result["tiny_optimizer"] = measure(_optimizer(TINY))
+    result["layer"] = measure(_build_tiny_layer())
+    result["recomputed_layer"] = measure(_build_recomputed_layer())
+    result["sharded_layer"] = measure(_build_sharded_layer())
+    result["sharded_unit"] = measure(_build_sharded_unit())
+    result["tiny_optimizer"] = measure(_prepare_optimizer(TINY_MODEL))
     for kind, prepare in KINDS.items():
         note(kind)
         result["kinds"][kind] = measure(prepare())
-    arriving = partial(_mean_time, share=seconds / figures)
+    measure_mean = partial(_measure_mean, share=seconds / num_figures)
     for size in sizes:
         note(f"collectives of {size} ranks")
-        result["collectives"] += _collectives(size, arriving)
+        result["collectives"] += _measure_collectives(size, measure_mean)
     return result
 
 
-def _median_time(run: Run, share: float) -> float:
+def _measure_median(run: Run, share: float) -> float:
     """Return the median seconds of ``run``, repeated for about ``share`` seconds, equally often on every rank."""
-    return median(_times(run, share))
+    return median(_measure_times(run, share))
 
 
-def _mean_time(run: Run, share: float) -> float:
+def _measure_mean(run: Run, share: float) -> float:
     """Return the mean seconds of ``run`` after some work that ranks do not end at the same moment.
 
     A training step reaches a collective in the same way, and pays for the wait and for waking up as well. It is the
     mean and not the median, because a step is a sum of many collectives.
     """
-    a = torch.ones(BETWEEN, BETWEEN)
-    return fmean(_times(run, share, before=lambda: a @ a))
+    a = torch.ones(PAUSE_SIZE, PAUSE_SIZE)
+    return fmean(_measure_times(run, share, interlude=lambda: a @ a))
 
 
-def _times(run: Run, share: float, before: Run = lambda: None) -> list[float]:
+def _measure_times(run: Run, share: float, interlude: Run = lambda: None) -> list[float]:
     run()
     dist.barrier()
     start = perf_counter()
     run()
-    least, most = REPETITIONS
+    min_runs, max_runs = REPETITIONS
     # all ranks repeat as often as rank 0: a collective needs every one of them
-    count = torch.tensor(min(max(int(share / (perf_counter() - start + 1e-9)), least), most))
-    dist.broadcast(count, 0)
+    num_runs = torch.tensor(min(max(int(share / (perf_counter() - start + 1e-9)), min_runs), max_runs))
+    dist.broadcast(num_runs, 0)
     times = []
-    for _ in range(int(count)):
-        before()
+    for _ in range(int(num_runs)):
+        interlude()
         start = perf_counter()
         run()
         times.append(perf_counter() - start)
     return times
 
 
-def _product(m: int, n: int, k: int, dtype: torch.dtype) -> Run:
+def _build_product(m: int, n: int, k: int, dtype: torch.dtype) -> Run:
     return partial(linear, torch.randn(m, k, dtype=dtype), torch.randn(n, k, dtype=dtype))
 
 
-def _gradient_rate(m: int, n: int, k: int, measure: Measure) -> float:
+def _measure_gradient_rate(m: int, n: int, k: int, measure: Measure) -> float:
     """Return the FLOP/s of both gradients of a product with a bias, relative to the FLOP/s of the product."""
     layer = Linear(k, n)
-    forward, backward = _each_pass(measure, layer, _random(m, k), *layer.parameters())
+    forward, backward = _time_passes(measure, layer, _draw_tensor(m, k), *layer.parameters())
     return 2 * forward / backward
 
 
-def _attention_times(heads: int, tokens: int, head_dim: int, measure: Measure) -> tuple[float, float]:
+def _measure_attention(heads: int, tokens: int, head_dim: int, measure: Measure) -> tuple[float, float]:
     """Return the seconds of fused attention in a layer, with splitting and merging of heads, forward and backward."""
-    width = MEASURED.heads * head_dim
-    layer = Layer(replace(MEASURED, hidden=width))
-    return _each_pass(measure, layer.attention, _random(heads // MEASURED.heads, tokens, 3 * width))
+    width = MEASURED_MODEL.heads * head_dim
+    layer = Layer(replace(MEASURED_MODEL, hidden=width))
+    return _time_passes(measure, layer.attention, _draw_tensor(heads // MEASURED_MODEL.heads, tokens, 3 * width))
 
 
-def _copy_rate(measure: Measure) -> float:
+def _measure_copy_rate(measure: Measure) -> float:
     """Return the byte/s of a large copy, which reads and writes every byte."""
-    source = torch.ones(COPY, dtype=torch.uint8)
-    return 2 * COPY / measure(partial(torch.empty_like(source).copy_, source))
+    source = torch.ones(COPY_BYTES, dtype=torch.uint8)
+    return 2 * COPY_BYTES / measure(partial(torch.empty_like(source).copy_, source))
 
 
-def _tiny_layer() -> Run:
-    layer = Layer(TINY)
-    return _both_passes(layer, _random(1, 2, TINY.hidden), *layer.parameters())
+def _build_tiny_layer() -> Run:
+    layer = Layer(TINY_MODEL)
+    return _build_passes(layer, _draw_tensor(1, 2, TINY_MODEL.hidden), *layer.parameters())
 
 
-def _tiny_recomputed_layer() -> Run:
+def _build_recomputed_layer() -> Run:
     """Return both passes of the tiny layer with attention recomputed in backward."""
-    layer = Layer(TINY)
-    layer.run = partial(checkpointed, no_contexts)
-    return _both_passes(layer, _random(1, 2, TINY.hidden), *layer.parameters())
+    layer = Layer(TINY_MODEL)
+    layer.run_core = partial(run_checkpointed, make_null_contexts)
+    return _build_passes(layer, _draw_tensor(1, 2, TINY_MODEL.hidden), *layer.parameters())
 
 
-def _tiny_sharded_layer() -> Run:
+def _build_sharded_layer() -> Run:
     """Return both passes of the tiny layer with products on distributed tensors, over a mesh of this rank alone."""
-    layer = Layer(TINY)
-    parallelize_module(layer, _own_mesh(), layer_plan(Replicate()))
-    return _both_passes(layer, _random(1, 2, TINY.hidden), *layer.parameters())
+    layer = Layer(TINY_MODEL)
+    parallelize_module(layer, _build_own_mesh(), layer_plan(Replicate()))
+    return _build_passes(layer, _draw_tensor(1, 2, TINY_MODEL.hidden), *layer.parameters())
 
 
-def _tiny_sharded_unit() -> Run:
+def _build_sharded_unit() -> Run:
     """Return both passes of the tiny layer as a unit of ``fully_shard``, over a mesh of this rank alone."""
-    layer: Any = fully_shard(Layer(TINY), mesh=_own_mesh())
-    source = _random(1, 2, TINY.hidden)
+    layer: Any = fully_shard(Layer(TINY_MODEL), mesh=_build_own_mesh())
+    source = _draw_tensor(1, 2, TINY_MODEL.hidden)
     gradient = torch.ones_like(source)
 
     def run() -> None:
@@ -168,141 +178,151 @@ def _tiny_sharded_unit() -> Run:
     return run
 
 
-def _own_mesh() -> DeviceMesh:
+def _build_own_mesh() -> DeviceMesh:
     groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
     return DeviceMesh.from_group(groups[dist.get_rank()], "cpu")
 
 
-def _each_pass(measure: Measure, function: Callable[[Tensor], Tensor], *inputs: Tensor) -> tuple[float, float]:
+def _time_passes(measure: Measure, function: Callable[[Tensor], Tensor], *inputs: Tensor) -> tuple[float, float]:
     """Return the seconds of ``function(inputs[0])`` and of its gradients; the latter at least a tenth of the former."""
     forward = measure(partial(function, inputs[0]))
-    return forward, max(measure(_both_passes(function, *inputs)) - forward, forward / 10)
+    return forward, max(measure(_build_passes(function, *inputs)) - forward, forward / 10)
 
 
-def _both_passes(function: Callable[[Tensor], Tensor], *inputs: Tensor) -> Run:
+def _build_passes(function: Callable[[Tensor], Tensor], *inputs: Tensor) -> Run:
     """Return a callable that runs ``function(inputs[0])`` and computes its gradients for all inputs."""
     gradient = torch.ones_like(function(inputs[0]))
     return lambda: torch.autograd.grad(function(inputs[0]), inputs, gradient)
 
 
-def _random(*shape: int) -> Tensor:
+def _draw_tensor(*shape: int) -> Tensor:
     return torch.randn(*shape, requires_grad=True)
 
 
-def _norm(spec: Transformer = MEASURED) -> Run:
-    norm = norm_of(spec)
-    return _both_passes(norm, _random(BATCH, SEQUENCE, spec.hidden), *norm.parameters())
+def _prepare_norm(spec: Transformer = MEASURED_MODEL) -> Run:
+    norm = build_norm(spec)
+    return _build_passes(norm, _draw_tensor(BATCH, SEQUENCE, spec.hidden), *norm.parameters())
 
 
-def _elementwise() -> Run:
-    x, wide = _random(BATCH, SEQUENCE, MEASURED.hidden), _random(BATCH, SEQUENCE, MEASURED.ffn)
+def _prepare_elementwise() -> Run:
+    x, wide_input = (
+        _draw_tensor(BATCH, SEQUENCE, MEASURED_MODEL.hidden),
+        _draw_tensor(BATCH, SEQUENCE, MEASURED_MODEL.ffn),
+    )
     source = x.detach()
-    add, activate = _both_passes(lambda a: a + source, x), _both_passes(gelu, wide)
+    add, activate = _build_passes(lambda a: a + source, x), _build_passes(gelu, wide_input)
     return lambda: (add(), activate(), add())
 
 
-def _gated_activation() -> Run:
-    wide = _random(BATCH, SEQUENCE, width(LLAMA.ffn_kind, LLAMA.ffn))
-    return _both_passes(activation(LLAMA.ffn_kind), wide)
+def _prepare_activation() -> Run:
+    wide_input = _draw_tensor(BATCH, SEQUENCE, width(LLAMA_MODEL.ffn_kind, LLAMA_MODEL.ffn))
+    return _build_passes(activation(LLAMA_MODEL.ffn_kind), wide_input)
 
 
-def _rotary() -> Run:
+def _prepare_rotary() -> Run:
     """Return rotary embedding of queries and keys, and the copy of values that separates them from a common view."""
-    query, key, value = (_random(BATCH, SEQUENCE, LLAMA.heads, 1, LLAMA.head_dim) for _ in range(3))
+    query, key, value = (_draw_tensor(BATCH, SEQUENCE, LLAMA_MODEL.heads, 1, LLAMA_MODEL.head_dim) for _ in range(3))
     gradient = torch.ones_like(query)
 
     def run() -> None:
-        turn = rotation(torch.arange(SEQUENCE), query)
-        for each in (query, key):
-            torch.autograd.grad(rotated(each, turn), each, gradient)
+        turn = compute_rotation(torch.arange(SEQUENCE), query)
+        for tensor in (query, key):
+            torch.autograd.grad(rotate_heads(tensor, turn), tensor, gradient)
         value.detach().clone()
 
     return run
 
 
-def _dropout() -> Run:
-    x = _random(BATCH, SEQUENCE, MEASURED.hidden)
+def _prepare_dropout() -> Run:
+    x = _draw_tensor(BATCH, SEQUENCE, MEASURED_MODEL.hidden)
     source = x.detach()
-    return _both_passes(lambda a: source + dropout(a, 0.1), x)
+    return _build_passes(lambda a: source + dropout(a, 0.1), x)
 
 
-def _softmax() -> Run:
-    future = torch.ones(SEQUENCE, SEQUENCE, dtype=torch.bool).triu(1)
-    scores = _random(BATCH, MEASURED.heads, SEQUENCE, SEQUENCE)
-    return _both_passes(lambda s: torch.softmax((s / 8.0).masked_fill(future, float("-inf")), -1), scores)
+def _prepare_softmax() -> Run:
+    future_mask = torch.ones(SEQUENCE, SEQUENCE, dtype=torch.bool).triu(1)
+    scores = _draw_tensor(BATCH, MEASURED_MODEL.heads, SEQUENCE, SEQUENCE)
+    return _build_passes(lambda s: torch.softmax((s / 8.0).masked_fill(future_mask, float("-inf")), -1), scores)
 
 
-def _embedding() -> Run:
-    tokens = torch.randint(MEASURED.vocab, (BATCH, SEQUENCE))
-    return _both_passes(lambda table: embedding(tokens, table), _random(MEASURED.vocab, MEASURED.hidden))
+def _prepare_embedding() -> Run:
+    tokens = torch.randint(MEASURED_MODEL.vocab, (BATCH, SEQUENCE))
+    return _build_passes(
+        lambda table: embedding(tokens, table), _draw_tensor(MEASURED_MODEL.vocab, MEASURED_MODEL.hidden)
+    )
 
 
-def _cross_entropy() -> Run:
-    targets = torch.randint(MEASURED.vocab, (BATCH, SEQUENCE))
-    return _both_passes(lambda logits: cross_entropy(logits, targets), _random(BATCH, SEQUENCE, MEASURED.vocab))
+def _prepare_loss() -> Run:
+    targets = torch.randint(MEASURED_MODEL.vocab, (BATCH, SEQUENCE))
+    return _build_passes(
+        lambda logits: cross_entropy(logits, targets), _draw_tensor(BATCH, SEQUENCE, MEASURED_MODEL.vocab)
+    )
 
 
-def _optimizer(spec: Transformer = MEASURED) -> Run:
+def _prepare_optimizer(spec: Transformer = MEASURED_MODEL) -> Run:
     layer = Layer(spec)
     for parameter in layer.parameters():
         parameter.grad = torch.ones_like(parameter)
-    kind, options = kind_of("adamw")
+    kind, options = find_optimizer("adamw")
     return kind(layer.parameters(), **options).step
 
 
 KINDS: dict[str, Callable[[], Run]] = {
-    "norm": _norm,
-    "elementwise": _elementwise,
-    "dropout": _dropout,
-    "softmax": _softmax,
-    "embedding": _embedding,
-    "cross_entropy": _cross_entropy,
-    GATED_ACTIVATION: _gated_activation,
-    ROTARY: _rotary,
-    RMS_NORM: partial(_norm, LLAMA),
-    "optimizer": _optimizer,
+    "norm": _prepare_norm,
+    "elementwise": _prepare_elementwise,
+    "dropout": _prepare_dropout,
+    "softmax": _prepare_softmax,
+    "embedding": _prepare_embedding,
+    "cross_entropy": _prepare_loss,
+    GATED_ACTIVATION: _prepare_activation,
+    ROTARY: _prepare_rotary,
+    RMS_NORM: partial(_prepare_norm, LLAMA_MODEL),
+    "optimizer": _prepare_optimizer,
 }
 
 
-def _collectives(size: int, measure: Measure) -> list[tuple[str, int, int, float]]:
+def _measure_collectives(size: int, measure: Measure) -> list[tuple[str, int, int, float]]:
     """Return (collective, ranks, bytes, seconds), measured in all groups of ``size`` neighbouring ranks at once.
 
     Ranks outside these groups only take part in the barriers.
     """
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
     # every rank creates every group, as torch requires
-    groups = [dist.new_group(list(range(first, first + size))) for first in range(0, ranks - size + 1, size)]
-    member = rank // size < len(groups)
+    groups = [
+        dist.new_group(list(range(first_rank, first_rank + size)))
+        for first_rank in range(0, num_ranks - size + 1, size)
+    ]
+    is_member = rank // size < len(groups)
     rows = []
     for nbytes in MESSAGES:
-        runs = _messages(groups[rank // size], size, nbytes) if member else {}
+        runs = _build_messages(groups[rank // size], size, nbytes) if is_member else {}
         for name in ("all_reduce", "all_gather", "reduce_scatter", *(["send"] if size == 2 else [])):
-            seconds = measure(runs.get(name, _nothing))
-            if member:
+            seconds = measure(runs.get(name, _do_nothing))
+            if is_member:
                 rows.append((name, size, nbytes, seconds / 2 if name == "send" else seconds))
     return rows
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     return None
 
 
-def _messages(group: dist.ProcessGroup, size: int, nbytes: int) -> dict[str, Run]:
-    whole, part = torch.zeros(nbytes // 4), torch.zeros(nbytes // 4 // size)
+def _build_messages(group: dist.ProcessGroup, size: int, nbytes: int) -> dict[str, Run]:
+    buffer, shard = torch.zeros(nbytes // 4), torch.zeros(nbytes // 4 // size)
     return {
-        "all_reduce": partial(dist.all_reduce, whole, group=group),
-        "all_gather": partial(all_gather, whole, part, group=group),
-        "reduce_scatter": partial(reduce_scatter, part, whole, group=group),
-        "send": partial(_ping_pong, whole, group),
+        "all_reduce": partial(dist.all_reduce, buffer, group=group),
+        "all_gather": partial(all_gather, buffer, shard, group=group),
+        "reduce_scatter": partial(reduce_scatter, shard, buffer, group=group),
+        "send": partial(_ping_pong, buffer, group),
     }
 
 
 def _ping_pong(message: Tensor, group: dist.ProcessGroup) -> None:
     """Send ``message`` to the other of two ranks and receive it back, or receive it and send it back."""
-    me = group.rank()
-    peer = dist.get_global_rank(group, 1 - me)
+    group_rank = group.rank()
+    peer = dist.get_global_rank(group, 1 - group_rank)
     for sender in (0, 1):
-        if me == sender:
+        if group_rank == sender:
             dist.send(message, peer)
         else:
             dist.recv(message, peer)

@@ -13,16 +13,16 @@ TIMEOUT = 60.0
 
 def main(folder: Path, seconds: float) -> int:
     """Measure for about ``seconds``, write the figures into ``folder`` and return the exit code."""
-    return run_rank(folder, lambda rank: _measure(folder, rank, seconds))
+    return run_rank(folder, lambda rank: _measure_rank(folder, rank, seconds))
 
 
-def _measure(folder: Path, rank: int, seconds: float) -> None:
+def _measure_rank(folder: Path, rank: int, seconds: float) -> None:
     from meshwise.executor.calibration.measures import measure_all  # torch comes after the watch has begun
-    from meshwise.executor.launch.process_group import joined
+    from meshwise.executor.launch.process_group import join_process_group
 
     heartbeat = Heartbeat(folder, rank)
     heartbeat.beat("start")
-    with joined(folder, TIMEOUT):
+    with join_process_group(folder, TIMEOUT):
         calibration_file(folder, rank).write_text(json.dumps(measure_all(seconds, heartbeat.beat)))
 
 

@@ -11,14 +11,14 @@ from torch.fx import Node
 
 from meshwise.executor.capture.captured import CaptureError, NamedDims
 from meshwise.executor.capture.reading import Reading, Value, is_part
-from meshwise.executor.capture.rules.dims import Axes, Dim, leaves
-from meshwise.executor.capture.segments import Draft, Placed, unique
+from meshwise.executor.capture.rules.dims import Dim, TensorDims, list_leaves
+from meshwise.executor.capture.segments import Draft, NamedSegment, make_unique
 from meshwise.simulator.operator_graph import BATCH, SEQUENCE, Block, Operator, OperatorGraph, OperatorKind, Tensor
 
 NO_HINT = (99, "d")
 
 
-def named(blocks: Sequence[Iterable[Dim]], same: Mapping[Dim, Dim]) -> dict[Dim, str]:
+def name_dims(blocks: Sequence[Iterable[Dim]], first_copies: Mapping[Dim, Dim]) -> dict[Dim, str]:
     """Return the name of every dim.
 
     Parameters
@@ -26,38 +26,42 @@ def named(blocks: Sequence[Iterable[Dim]], same: Mapping[Dim, Dim]) -> dict[Dim,
     blocks
         The dims of each block in the order of use. Two dims of one block get different names;
         dims of different blocks may share a name.
-    same
+    first_copies
         Dim of a later copy of a block -> the same dim of the first copy.
     """
-    homes: dict[Dim, list[int]] = {}
+    dim_blocks: dict[Dim, list[int]] = {}
     for number, dims in enumerate(blocks):
         for dim in dict.fromkeys(dims):
-            homes.setdefault(dim, []).append(number)
-    hints = {dim: set(dim.hints) for dim in homes}
-    for dim, first in same.items():
-        hints.setdefault(first, set()).update(dim.hints)
-    taken: list[set[str]] = [set() for _ in blocks]
+            dim_blocks.setdefault(dim, []).append(number)
+    hints = {dim: set(dim.hints) for dim in dim_blocks}
+    for dim, first_dim in first_copies.items():
+        hints.setdefault(first_dim, set()).update(dim.hints)
+    block_names: list[set[str]] = [set() for _ in blocks]
     names: dict[Dim, str] = {}
-    for dim, places in homes.items():
-        names[dim] = BATCH if dim.batch else _free(_role(hints[dim]), [taken[place] for place in places])
-        for place in places:
-            taken[place].add(names[dim])
-    return names | {dim: names[first] for dim, first in same.items() if first in names}
+    for dim, block_indices in dim_blocks.items():
+        names[dim] = (
+            BATCH
+            if dim.batch
+            else _find_free_name(_choose_role(hints[dim]), [block_names[block_index] for block_index in block_indices])
+        )
+        for block_index in block_indices:
+            block_names[block_index].add(names[dim])
+    return names | {dim: names[first_dim] for dim, first_dim in first_copies.items() if first_dim in names}
 
 
-def _role(hints: set[tuple[int, str]]) -> str:
+def _choose_role(hints: set[tuple[int, str]]) -> str:
     return min(hints, default=NO_HINT)[1]
 
 
-def _free(name: str, taken: Sequence[set[str]]) -> str:
-    used = {BATCH}.union(*taken)
+def _find_free_name(name: str, block_names: Sequence[set[str]]) -> str:
+    used_names = {BATCH}.union(*block_names)
     number = 0 if name == NO_HINT[1] else 1
-    while (candidate := name if number == 1 else f"{name}_{number}") in used:
+    while (candidate := name if number == 1 else f"{name}_{number}") in used_names:
         number += 1
     return candidate
 
 
-_WIDE = frozenset(
+_WIDE_MODULES = frozenset(
     {"up", "gate", "fc1", "c_fc", "w1", "w3", "wi", "wi_0", "wi_1", "intermediate", "gate_proj", "up_proj"}
     | {"lin1", "linear1", "dense_h_to_4h"}
 )
@@ -66,18 +70,18 @@ _WIDE = frozenset(
 
 def hint_parameter(path: str, axes: Sequence[Dim | None]) -> None:
     """Give the dims of a parameter weak name hints, by the name of its module; hints of operators go before them."""
-    *modules, own = path.split(".")
-    wide = (modules[-1] if modules and own in ("weight", "bias") else own) in _WIDE
+    *modules, attribute = path.split(".")
+    is_wide = (modules[-1] if modules and attribute in ("weight", "bias") else attribute) in _WIDE_MODULES
     for place, dim in enumerate(axes):
         if dim is not None and len(dim.leaves) == 1:
-            dim.leaves[0].hints.add((6, "ffn") if wide and place == 0 and len(axes) <= 2 else (9, "hidden"))
+            dim.leaves[0].hints.add((6, "ffn") if is_wide and place == 0 and len(axes) <= 2 else (9, "hidden"))
 
 
-def hint_input(axes: Sequence[Dim | None], *, floating: bool) -> None:
+def hint_input(axes: Sequence[Dim | None], *, is_floating: bool) -> None:
     """Give the dims of an input weak name hints, as of features, tokens or an image; operators' hints go first."""
     names = {2: ("features",), 3: ("sequence", "features"), 4: ("channels", "height", "width")}.get(len(axes), ())
     for dim, name in zip(axes[1:], names, strict=False):
-        if dim is not None and floating and len(dim.leaves) == 1:
+        if dim is not None and is_floating and len(dim.leaves) == 1:
             dim.leaves[0].hints.add((8, name))
 
 
@@ -109,197 +113,218 @@ class Maps:
 class Assembly:
     """Builds the blocks in order; ``boundary`` has the values that flow from the last built block to the next."""
 
-    def __init__(self, reading: Reading, operators: Sequence[Draft], placed: Sequence[Placed]) -> None:
-        self.reading, self.operators, self.placed = reading, operators, placed
+    def __init__(self, reading: Reading, operators: Sequence[Draft], named_segments: Sequence[NamedSegment]) -> None:
+        self.reading, self.operators, self.named_segments = reading, operators, named_segments
         self.maps = Maps()
         self.boundary: list[Value] = []
-        self.owner: dict[Value, tuple[str, str]] = {}
-        self.tied: list[tuple[tuple[str, str], tuple[str, str]]] = []
-        self.last = {value: index for index, each in enumerate(operators) for value in each.inputs}
-        self.made = {value: index for index, each in enumerate(operators) for value in each.outputs}
-        self.handed = {value for block in placed for _, value in block.segment.handed}
-        self.names = self._named()
+        self.owners: dict[Value, tuple[str, str]] = {}
+        self.tied_parameters: list[tuple[tuple[str, str], tuple[str, str]]] = []
+        self.last_readers = {value: index for index, draft in enumerate(operators) for value in draft.inputs}
+        self.producers = {value: index for index, draft in enumerate(operators) for value in draft.outputs}
+        self.handed_values = {
+            value for named_segment in named_segments for _, value in named_segment.segment.handed_values
+        }
+        self.dim_names = self._name_dims()
 
-    def graph(self, name: str) -> OperatorGraph:
+    def build_graph(self, name: str) -> OperatorGraph:
         """Return the operator graph and fill ``maps``."""
-        blocks = tuple(self._block(each) for each in self.placed)
+        blocks = tuple(self._build_block(named_segment) for named_segment in self.named_segments)
         self._map_dims()
-        sequence = next((dim.size for dim, word in self.names.items() if word == SEQUENCE), 1)
-        return OperatorGraph(name, blocks, sequence, tuple(self.tied))
+        sequence = next((dim.size for dim, dim_name in self.dim_names.items() if dim_name == SEQUENCE), 1)
+        return OperatorGraph(name, blocks, sequence, tuple(self.tied_parameters))
 
-    def _axes(self, value: Value) -> Axes:
-        return self.reading.axes[value[0]][value[1]]
+    def _get_dims(self, value: Value) -> TensorDims:
+        return self.reading.node_dims[value[0]][value[1]]
 
-    def _named(self) -> dict[Dim, str]:
+    def _name_dims(self) -> dict[Dim, str]:
         program = self.reading.program
         for node in program.module.graph.find_nodes(op="placeholder"):
-            axes = self._axes((node, 0))
+            dims = self._get_dims((node, 0))
             if node.name in program.inputs:
-                hint_input(axes, floating=node.meta["val"].is_floating_point())
+                hint_input(dims, is_floating=node.meta["val"].is_floating_point())
             elif node.name in program.parameters:
-                hint_parameter(program.parameters[node.name], axes)
-        same: dict[Dim, Dim] = {}
-        for each in self.placed:
-            for renaming in each.segment.renamings[1:]:
-                same |= {dim: first for dim, first in renaming.items() if dim is not first}
-        homes = [list(self._dims_of(each)) for each in self.placed]
-        return named(homes, same)
+                hint_parameter(program.parameters[node.name], dims)
+        first_copies: dict[Dim, Dim] = {}
+        for named_segment in self.named_segments:
+            for renaming in named_segment.segment.renamings[1:]:
+                first_copies |= {dim: first_dim for dim, first_dim in renaming.items() if dim is not first_dim}
+        block_dims = [list(self._list_dims(named_segment)) for named_segment in self.named_segments]
+        return name_dims(block_dims, first_copies)
 
-    def _dims_of(self, placed: Placed) -> Iterator[Dim]:
-        segment = placed.segment
+    def _list_dims(self, named_segment: NamedSegment) -> Iterator[Dim]:
+        segment = named_segment.segment
         for draft in self.operators[segment.start : segment.start + segment.length]:
             yield from draft.space
             for value in draft.values:
-                yield from leaves(self._axes(value))
+                yield from list_leaves(self._get_dims(value))
             for operand in draft.node.all_input_nodes:
-                yield from leaves(axis for axes in self.reading.axes[operand] for axis in axes)
-        for value, made in self.made.items():
-            if made < segment.start and (self.last.get(value, -1) >= segment.start or value in self.handed):
-                yield from leaves(self._axes(value))
+                yield from list_leaves(dim for dims in self.reading.node_dims[operand] for dim in dims)
+        for value, producer in self.producers.items():
+            if producer < segment.start and (
+                self.last_readers.get(value, -1) >= segment.start or value in self.handed_values
+            ):
+                yield from list_leaves(self._get_dims(value))
 
-    def _words(self, dims: Sequence[Dim]) -> tuple[str, ...]:
-        return tuple(self.names[dim] for dim in dims)
+    def _get_names(self, dims: Sequence[Dim]) -> tuple[str, ...]:
+        return tuple(self.dim_names[dim] for dim in dims)
 
-    def _block(self, placed: Placed) -> Block:
-        segment = placed.segment
+    def _build_block(self, named_segment: NamedSegment) -> Block:
+        segment = named_segment.segment
         drafts = self.operators[segment.start : segment.start + segment.length]
-        words = _Words(self, placed, drafts)
-        incoming = list(self.boundary)
-        inputs = tuple(words.of(value) for value in incoming)
-        operators = tuple(self._operator(draft, words) for draft in drafts)
-        outgoing, outputs = self._outgoing(placed, incoming, words)
-        self.boundary = outgoing
-        self._note(placed, words)
-        tensors = tuple(self._tensor(value, word) for value, word in words.known.items())
-        return Block(placed.name, operators, tensors, inputs, outputs, segment.repeat, placed.layer)
+        block_names = _BlockNames(self, named_segment, drafts)
+        incoming_values = list(self.boundary)
+        inputs = tuple(block_names.name_tensor(value) for value in incoming_values)
+        operators = tuple(self._build_operator(draft, block_names) for draft in drafts)
+        outgoing_values, outputs = self._find_outgoing(named_segment, incoming_values, block_names)
+        self.boundary = outgoing_values
+        self._note_copies(named_segment, block_names)
+        tensors = tuple(
+            self._build_tensor(value, tensor_name) for value, tensor_name in block_names.tensor_names.items()
+        )
+        return Block(named_segment.name, operators, tensors, inputs, outputs, segment.repeat, named_segment.layer)
 
-    def _operator(self, draft: Draft, words: "_Words") -> Operator:
+    def _build_operator(self, draft: Draft, block_names: "_BlockNames") -> Operator:
         return Operator(
-            words.operators[draft.node],
+            block_names.operator_names[draft.node],
             draft.kind,
-            tuple((self.names[dim], 1 if dim.batch else dim.size) for dim in draft.space),
-            tuple(words.of(value) for value in draft.inputs),
-            tuple(words.of(value) for value in draft.outputs),
-            tuple(words.of(value) for value in draft.parameters),
-            self._words(draft.reduced),
+            tuple((self.dim_names[dim], 1 if dim.batch else dim.size) for dim in draft.space),
+            tuple(block_names.name_tensor(value) for value in draft.inputs),
+            tuple(block_names.name_tensor(value) for value in draft.outputs),
+            tuple(block_names.name_tensor(value) for value in draft.parameters),
+            self._get_names(draft.reduced),
             draft.flops,
-            tuple(words.of(value) for value in draft.saved),
+            tuple(block_names.name_tensor(value) for value in draft.saved_values),
             recompute_selectively=draft.kind is OperatorKind.ATTENTION,
-            executed_fraction=draft.executed,
-            uncut=self._words(draft.uncut),
+            executed_fraction=draft.executed_fraction,
+            uncut=self._get_names(draft.uncut),
         )
 
-    def _outgoing(self, placed: Placed, incoming: list[Value], words: "_Words") -> tuple[list[Value], tuple[str, ...]]:
+    def _find_outgoing(
+        self, named_segment: NamedSegment, incoming_values: list[Value], block_names: "_BlockNames"
+    ) -> tuple[list[Value], tuple[str, ...]]:
         """Return the values that flow to the next block, and their names in this block."""
-        segment = placed.segment
+        segment = named_segment.segment
         if segment.repeat > 1:
-            handed = dict(segment.handed)
+            handed_values = dict(segment.handed_values)
             # names are those of the first copy, values are those of the last one
-            model = segment.start + segment.length * (segment.repeat - 1)
-            outgoing = [handed.get(value, value) for value in incoming]
-            calls = [value if value in incoming else self._first(segment.start, model, value) for value in outgoing]
-            return outgoing, tuple(words.of(value) for value in calls)
-        carried = [value for value in incoming if self.last.get(value, -1) >= segment.stop]
-        made = [value for each in self.operators[segment.start : segment.stop] for value in each.outputs]
-        outgoing = carried + [value for value in made if self.last.get(value, -1) >= segment.stop]
+            last_start = segment.start + segment.length * (segment.repeat - 1)
+            outgoing_values = [handed_values.get(value, value) for value in incoming_values]
+            model_values = [
+                value if value in incoming_values else self._find_model(segment.start, last_start, value)
+                for value in outgoing_values
+            ]
+            return outgoing_values, tuple(block_names.name_tensor(value) for value in model_values)
+        carried_values = [value for value in incoming_values if self.last_readers.get(value, -1) >= segment.stop]
+        produced_values = [value for draft in self.operators[segment.start : segment.stop] for value in draft.outputs]
+        outgoing_values = carried_values + [
+            value for value in produced_values if self.last_readers.get(value, -1) >= segment.stop
+        ]
         if segment.stop == len(self.operators):
-            outgoing.append(self.reading.root(self.reading.program.module.graph.output_node().all_input_nodes[0]))
-        return outgoing, tuple(words.of(value) for value in outgoing)
+            outgoing_values.append(
+                self.reading.find_root(self.reading.program.module.graph.output_node().all_input_nodes[0])
+            )
+        return outgoing_values, tuple(block_names.name_tensor(value) for value in outgoing_values)
 
-    def _first(self, start: int, model: int, value: Value) -> Value:
+    def _find_model(self, start: int, last_start: int, value: Value) -> Value:
         """Return the first copy's value that corresponds to a value of the last copy."""
-        return self.operators[start + self.made[value] - model].outputs[value[1]]
+        return self.operators[start + self.producers[value] - last_start].outputs[value[1]]
 
-    def _note(self, placed: Placed, words: "_Words") -> None:
+    def _note_copies(self, named_segment: NamedSegment, block_names: "_BlockNames") -> None:
         """Record operator, tensor and parameter names of the nodes of every copy, and which parameters are tied."""
-        segment, maps = placed.segment, self.maps
+        segment, maps = named_segment.segment, self.maps
         for copy in range(segment.repeat):
-            first = segment.start + copy * segment.length
-            for mine, model in zip(
-                self.operators[first : first + segment.length], self.operators[segment.start :], strict=False
+            copy_start = segment.start + copy * segment.length
+            for copy_draft, model_draft in zip(
+                self.operators[copy_start : copy_start + segment.length], self.operators[segment.start :], strict=False
             ):
-                maps.operators[mine.node.name] = f"{placed.name}.{words.operators[model.node]}"
-                maps.occurrence[mine.node.name] = copy
-                for value, like in zip(mine.outputs, model.outputs, strict=True):
-                    self._note_tensor(value, words.of(like), len(mine.outputs))
-                for value, like in zip(mine.parameters, model.parameters, strict=True):
-                    maps.parameter_names[placed.name, copy, words.of(like)] = value[0].name
-                    self._note_owner(value, placed.name, words.of(like))
+                maps.operators[copy_draft.node.name] = (
+                    f"{named_segment.name}.{block_names.operator_names[model_draft.node]}"
+                )
+                maps.occurrence[copy_draft.node.name] = copy
+                for value, model_value in zip(copy_draft.outputs, model_draft.outputs, strict=True):
+                    self._note_tensor(value, block_names.name_tensor(model_value), len(copy_draft.outputs))
+                for value, model_value in zip(copy_draft.parameters, model_draft.parameters, strict=True):
+                    maps.parameter_names[named_segment.name, copy, block_names.name_tensor(model_value)] = value[0].name
+                    self._note_owner(value, named_segment.name, block_names.name_tensor(model_value))
 
-    def _note_tensor(self, value: Value, word: str, count: int) -> None:
+    def _note_tensor(self, value: Value, tensor_name: str, num_outputs: int) -> None:
         node, index = value
-        if count == 1:
-            self.maps.tensors[node.name] = word
+        if num_outputs == 1:
+            self.maps.tensors[node.name] = tensor_name
         for user in node.users:
             if is_part(user) and user.args[1] == index:
-                self.maps.tensors[user.name] = word
+                self.maps.tensors[user.name] = tensor_name
 
-    def _note_owner(self, value: Value, block: str, word: str) -> None:
-        first = self.owner.setdefault(value, (block, word))
-        pair = (first, (block, word))
-        if first[0] != block and pair not in self.tied:
-            self.tied.append(pair)
+    def _note_owner(self, value: Value, block: str, tensor_name: str) -> None:
+        first_owner = self.owners.setdefault(value, (block, tensor_name))
+        pair = (first_owner, (block, tensor_name))
+        if first_owner[0] != block and pair not in self.tied_parameters:
+            self.tied_parameters.append(pair)
 
-    def _tensor(self, value: Value, word: str) -> Tensor:
+    def _build_tensor(self, value: Value, tensor_name: str) -> Tensor:
         node, index = value
-        held = node.meta["val"]
-        dtype = (held[index] if isinstance(held, tuple | list) else held).dtype
+        example = node.meta["val"]
+        dtype = (example[index] if isinstance(example, tuple | list) else example).dtype
         if dtype not in DTYPES:
             raise CaptureError(f"dtypes of a graph are {', '.join(map(str, DTYPES))}; {node.name} is of {dtype}")
-        dims = leaves(self._axes(value))
+        dims = list_leaves(self._get_dims(value))
         shape = tuple(1 if dim.batch else dim.size for dim in dims)
-        return Tensor(word, self._words(dims), shape, DTYPES[dtype], node in self.reading.differentiable)
+        return Tensor(
+            tensor_name, self._get_names(dims), shape, DTYPES[dtype], node in self.reading.differentiable_nodes
+        )
 
     def _map_dims(self) -> None:
-        for node, values in self.reading.axes.items():
-            parts = [tuple(leaf for leaf in axis.leaves) if axis is not None else () for axis in values[0]]
-            if len(values) == 1 and all(leaf in self.names for part in parts for leaf in part):
-                self.maps.dims[node.name] = tuple(self._words(part) for part in parts)
+        for node, values in self.reading.node_dims.items():
+            parts = [tuple(leaf for leaf in dim.leaves) if dim is not None else () for dim in values[0]]
+            if len(values) == 1 and all(leaf in self.dim_names for part in parts for leaf in part):
+                self.maps.dims[node.name] = tuple(self._get_names(part) for part in parts)
         for node in self.reading.program.module.graph.find_nodes(op="placeholder"):
             if node.name in self.reading.program.inputs:
                 self.maps.tensors[node.name] = node.name
 
 
-_SHORT = {"scaled_dot_product_attention": "attention"}
+_SHORT_NAMES = {"scaled_dot_product_attention": "attention"}
 
 
-class _Words:
+class _BlockNames:
     """The names of one block's operators and tensors."""
 
-    def __init__(self, assembly: Assembly, placed: Placed, drafts: Sequence[Draft]) -> None:
-        self.assembly, self.placed = assembly, placed
-        self.known: dict[Value, str] = {}
-        self._taken: dict[str, None] = {}
-        names: dict[str, None] = {}
-        self.operators: dict[Node, str] = {draft.node: unique(self._operator(draft), names) for draft in drafts}
+    def __init__(self, assembly: Assembly, named_segment: NamedSegment, drafts: Sequence[Draft]) -> None:
+        self.assembly, self.named_segment = assembly, named_segment
+        self.tensor_names: dict[Value, str] = {}
+        self._used_names: dict[str, None] = {}
+        used_names: dict[str, None] = {}
+        self.operator_names: dict[Node, str] = {
+            draft.node: make_unique(self._choose_operator_name(draft), used_names) for draft in drafts
+        }
 
-    def of(self, value: Value) -> str:
+    def name_tensor(self, value: Value) -> str:
         """Return the name of a tensor, and choose it at the first call."""
-        if value not in self.known:
-            self.known[value] = unique(self._tensor(value), self._taken)
-        return self.known[value]
+        if value not in self.tensor_names:
+            self.tensor_names[value] = make_unique(self._choose_tensor_name(value), self._used_names)
+        return self.tensor_names[value]
 
-    def _operator(self, draft: Draft) -> str:
+    def _choose_operator_name(self, draft: Draft) -> str:
         """Return an operator's name: its module's name within the block, with the operator's own where they differ."""
-        within = self._within(draft.path).replace(".", "_")
-        own = _SHORT.get(draft.name, draft.name.strip("_"))
+        inner_path = self._strip_block_path(draft.path).replace(".", "_")
+        operator_name = _SHORT_NAMES.get(draft.name, draft.name.strip("_"))
         if draft.parameters and draft.kind is not OperatorKind.ELEMENTWISE:
-            last = draft.path.rpartition(".")[2]
-            return within or (own if last.isdigit() else last) or own
-        return within if within.endswith(own) else f"{within}_{own}".strip("_")
+            module_name = draft.path.rpartition(".")[2]
+            return inner_path or (operator_name if module_name.isdigit() else module_name) or operator_name
+        return inner_path if inner_path.endswith(operator_name) else f"{inner_path}_{operator_name}".strip("_")
 
-    def _within(self, path: str) -> str:
+    def _strip_block_path(self, path: str) -> str:
         """Return the qualified name of a module or parameter relative to the block's module."""
-        if not self.placed.path or not f"{path}.".startswith(f"{self.placed.path}."):
+        if not self.named_segment.path or not f"{path}.".startswith(f"{self.named_segment.path}."):
             return path
-        return path[len(self.placed.path) + 1 :]
+        return path[len(self.named_segment.path) + 1 :]
 
-    def _tensor(self, value: Value) -> str:
+    def _choose_tensor_name(self, value: Value) -> str:
         node, index = value
         program = self.assembly.reading.program
         if node.name in program.parameters:
-            return self._within(program.parameters[node.name])
-        if node in self.operators:
-            many = len(self.assembly.reading.axes[node]) > 1
-            return f"{self.operators[node]}_{index}" if many else self.operators[node]
-        return node.name if value not in self.assembly.made else "x"
+            return self._strip_block_path(program.parameters[node.name])
+        if node in self.operator_names:
+            is_multiple = len(self.assembly.reading.node_dims[node]) > 1
+            return f"{self.operator_names[node]}_{index}" if is_multiple else self.operator_names[node]
+        return node.name if value not in self.assembly.producers else "x"

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from meshwise.executor.capture.assemble import Assembly
-from meshwise.executor.capture.captured import Captured, CaptureError
-from meshwise.executor.capture.program import export
-from meshwise.executor.capture.reading import read
-from meshwise.executor.capture.segments import divided, drafts
+from meshwise.executor.capture.captured import CapturedModule, CaptureError
+from meshwise.executor.capture.program import export_program
+from meshwise.executor.capture.reading import read_program
+from meshwise.executor.capture.segments import divide_operators, list_drafts
 
 
-def capture(module: nn.Module, inputs: Sequence[Tensor], name: str = "captured") -> Captured:
+def capture(module: nn.Module, inputs: Sequence[Tensor], name: str = "captured") -> CapturedModule:
     """Return a captured module: its operator graph for one sample, and the program of its forward pass.
 
     Parameters
@@ -37,21 +37,21 @@ def capture(module: nn.Module, inputs: Sequence[Tensor], name: str = "captured")
     CaptureError
         Where the inputs have no common batch, or torch cannot export the module.
     """
-    batch = num_samples(inputs)
-    examples = tuple(inputs) if batch > 1 else tuple(torch.cat([each, each]) for each in inputs)
-    program = export(module, examples)
-    reading = read(program, max(batch, 2))
-    operators = drafts(reading)
+    batch = count_samples(inputs)
+    examples = tuple(inputs) if batch > 1 else tuple(torch.cat([tensor, tensor]) for tensor in inputs)
+    program = export_program(module, examples)
+    reading = read_program(program, max(batch, 2))
+    operators = list_drafts(reading)
     if not operators:
         raise CaptureError("the loss depends on no input and no parameter: nothing is computed")
-    assembly = Assembly(reading, operators, divided(reading, operators))
-    graph = assembly.graph(name)
+    assembly = Assembly(reading, operators, divide_operators(reading, operators))
+    graph = assembly.build_graph(name)
     reading.program.module.recompile()
     warnings = list(dict.fromkeys(reading.warnings))
-    if program.left:
-        warnings.append(f"buffers that forward updates stay as they are: {', '.join(program.left)}")
+    if program.skipped_buffers:
+        warnings.append(f"buffers that forward updates stay as they are: {', '.join(program.skipped_buffers)}")
     maps = assembly.maps
-    return Captured(
+    return CapturedModule(
         graph,
         program.module,
         program.parameters,
@@ -65,28 +65,28 @@ def capture(module: nn.Module, inputs: Sequence[Tensor], name: str = "captured")
         maps.parameter_names,
         max(batch, 2),
         program.updates,
-        program.left,
-        program.renewal_lines,
+        program.skipped_buffers,
+        program.update_lines,
         tuple(warnings),
     )
 
 
-def num_samples(inputs: Sequence[Tensor]) -> int:
+def count_samples(inputs: Sequence[Tensor]) -> int:
     """Return the number of samples of the inputs; `CaptureError` where they are not tensors with one batch size."""
     if not inputs:
         raise CaptureError("a module is captured with at least one input, met none")
-    for place, each in enumerate(inputs):
-        if not isinstance(each, Tensor):
-            raise CaptureError(f"inputs are tensors, met {type(each).__name__} at place {place}")
-        if each.dim() == 0:
+    for place, tensor in enumerate(inputs):
+        if not isinstance(tensor, Tensor):
+            raise CaptureError(f"inputs are tensors, met {type(tensor).__name__} at place {place}")
+        if tensor.dim() == 0:
             raise CaptureError(f"dim 0 of each input is the batch, met a scalar at place {place}")
-    sizes = [each.shape[0] for each in inputs]
+    sizes = [tensor.shape[0] for tensor in inputs]
     if len(set(sizes)) > 1 or not sizes[0]:
         raise CaptureError(f"dim 0 of each input is the batch, of one size for all, met {', '.join(map(str, sizes))}")
     return sizes[0]
 
 
-def made(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
+def run_factory(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """Return the module and the inputs that the factory ``FILE.py:FACTORY`` creates; its prints go to stderr.
 
     Raises
@@ -95,16 +95,16 @@ def made(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
         Where the file or function does not exist, fails, or returns anything but a module and tensors.
     """
     with redirect_stdout(sys.stderr):
-        factory = _found(name)
+        factory = _load_factory(name)
         try:
             result = factory()
         except Exception as error:
-            raise CaptureError(f"{name}: the factory failed: {_line(error)}") from error
-    return _checked(name, result)
+            raise CaptureError(f"{name}: the factory failed: {_format_error(error)}") from error
+    return _check_result(name, result)
 
 
 @contextmanager
-def naming(name: str) -> Iterator[None]:
+def name_factory(name: str) -> Iterator[None]:
     """Turn a ``ValueError`` of the body into a `CaptureError` that names the factory; one with a line passes."""
     try:
         yield
@@ -114,7 +114,7 @@ def naming(name: str) -> Iterator[None]:
         raise CaptureError(f"{name}: {error}") from error
 
 
-def _found(name: str) -> Callable[[], Any]:
+def _load_factory(name: str) -> Callable[[], Any]:
     file, colon, function = name.rpartition(":")
     if not colon or not file.endswith(".py") or not function.isidentifier():
         raise CaptureError(f"a factory is named FILE.py:FACTORY, met {name!r}")
@@ -129,22 +129,22 @@ def _found(name: str) -> Callable[[], Any]:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise CaptureError(f"{file}: the file cannot be imported: {_line(error)}") from error
+        raise CaptureError(f"{file}: the file cannot be imported: {_format_error(error)}") from error
     finally:
         sys.path.remove(str(path.resolve().parent))
-    found = getattr(module, function, None)
-    if not callable(found):
-        near = get_close_matches(function, [each for each in vars(module) if not each.startswith("_")], n=1)
-        raise CaptureError(f"{file} has no function {function}" + (f"; nearest: {near[0]}" if near else ""))
-    result: Callable[[], Any] = found
+    attribute = getattr(module, function, None)
+    if not callable(attribute):
+        matches = get_close_matches(function, [symbol for symbol in vars(module) if not symbol.startswith("_")], n=1)
+        raise CaptureError(f"{file} has no function {function}" + (f"; nearest: {matches[0]}" if matches else ""))
+    result: Callable[[], Any] = attribute
     return result
 
 
-def _checked(name: str, result: Any) -> tuple[nn.Module, tuple[Tensor, ...]]:
+def _check_result(name: str, result: Any) -> tuple[nn.Module, tuple[Tensor, ...]]:
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], nn.Module):
-        parts = ", ".join(type(each).__name__ for each in result) if isinstance(result, tuple) else ""
-        met = f"a tuple of {parts or 'nothing'}" if isinstance(result, tuple) else type(result).__name__
-        raise CaptureError(f"{name}: the factory returns (module, inputs) with a torch.nn.Module, met {met}")
+        parts = ", ".join(type(item).__name__ for item in result) if isinstance(result, tuple) else ""
+        description = f"a tuple of {parts or 'nothing'}" if isinstance(result, tuple) else type(result).__name__
+        raise CaptureError(f"{name}: the factory returns (module, inputs) with a torch.nn.Module, met {description}")
     module, inputs = result
     if isinstance(inputs, Tensor):
         inputs = (inputs,)
@@ -153,6 +153,6 @@ def _checked(name: str, result: Any) -> tuple[nn.Module, tuple[Tensor, ...]]:
     return module, tuple(inputs)
 
 
-def _line(error: Exception) -> str:
+def _format_error(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__

@@ -12,30 +12,32 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from meshwise.simulator.brief import brief
+from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.operator_graph import OperatorGraph
 
 
 @dataclass(frozen=True)
-class Update:
+class BufferUpdate:
     """How the forward pass updates a buffer.
 
     Parameters
     ----------
     buffer
         Qualified name of the buffer in the module.
-    reads
+    source
         Name of the program's node whose value the update reads, of the buffer's shape; empty where it reads none.
     program
         Maps the old buffer, and that value if there is one, to the new buffer.
     """
 
     buffer: str
-    reads: str
+    source: str
     program: GraphModule
 
 
-def updates(loss: Node, made: Mapping[str, Node], buffers: Mapping[str, str]) -> tuple[tuple[Update, ...], list[str]]:
+def find_updates(
+    loss: Node, new_values: Mapping[str, Node], buffers: Mapping[str, str]
+) -> tuple[tuple[BufferUpdate, ...], list[str]]:
     """Return the updates of buffers, and the names of the buffers whose update cannot be expressed.
 
     An update can be expressed where it is pointwise, reads at most one value that the loss is computed from, and the
@@ -43,51 +45,59 @@ def updates(loss: Node, made: Mapping[str, Node], buffers: Mapping[str, str]) ->
 
     Parameters
     ----------
-    made
+    new_values
         Qualified name of a buffer -> the node that has its new value.
     buffers
         Name of a placeholder -> qualified name of a buffer.
     """
     # what the loss already computes is read from the forward pass, not computed again by an update
-    forward = _behind(loss, set())
-    found = {name: _update(name, node, forward, buffers) for name, node in made.items()}
-    return tuple(each for each in found.values() if each), [name for name, each in found.items() if each is None]
+    loss_nodes = _collect_ancestors(loss, set())
+    candidates = {name: _build_update(name, node, loss_nodes, buffers) for name, node in new_values.items()}
+    return tuple(update for update in candidates.values() if update), [
+        name for name, update in candidates.items() if update is None
+    ]
 
 
-def _behind(node: Node, stop: set[Node]) -> set[Node]:
-    """Return a node and all nodes that it is computed from, without the nodes of ``stop`` and what is behind them."""
-    found, left = set[Node](), [node]
-    while left:
-        each = left.pop()
-        if each not in found and each not in stop:
-            found.add(each)
-            left += each.all_input_nodes
-    return found
+def _collect_ancestors(node: Node, stop_nodes: set[Node]) -> set[Node]:
+    """Return a node and all nodes that it is computed from, without the nodes of ``stop_nodes`` and what is behind them."""
+    ancestors, pending = set[Node](), [node]
+    while pending:
+        current_node = pending.pop()
+        if current_node not in ancestors and current_node not in stop_nodes:
+            ancestors.add(current_node)
+            pending += current_node.all_input_nodes
+    return ancestors
 
 
-def _update(name: str, made: Node, forward: set[Node], buffers: Mapping[str, str]) -> Update | None:
-    own = _behind(made, forward)
-    inputs = [node for node in own if node.op == "placeholder"]
-    steps = [node for node in made.graph.nodes if node in own and node.op == "call_function"]
-    read = list(dict.fromkeys(node for step in steps for node in step.all_input_nodes if node not in own))
-    if [buffers.get(node.name) for node in inputs] != [name] or len(read) > 1 or not all(map(_by_points, steps)):
+def _build_update(name: str, new_value: Node, loss_nodes: set[Node], buffers: Mapping[str, str]) -> BufferUpdate | None:
+    own_nodes = _collect_ancestors(new_value, loss_nodes)
+    inputs = [node for node in own_nodes if node.op == "placeholder"]
+    operators = [node for node in new_value.graph.nodes if node in own_nodes and node.op == "call_function"]
+    sources = list(
+        dict.fromkeys(node for operator in operators for node in operator.all_input_nodes if node not in own_nodes)
+    )
+    if (
+        [buffers.get(node.name) for node in inputs] != [name]
+        or len(sources) > 1
+        or not all(map(_is_pointwise, operators))
+    ):
         return None
-    if any(node.op != "call_function" or node.meta["val"].shape != inputs[0].meta["val"].shape for node in read):
+    if any(node.op != "call_function" or node.meta["val"].shape != inputs[0].meta["val"].shape for node in sources):
         return None
     graph = Graph()
-    copied = {node: graph.placeholder(node.name) for node in (*inputs, *read)}
-    for step in steps:
-        copied[step] = graph.node_copy(step, copied.__getitem__)
-    graph.output(copied[made])
-    return Update(name, read[0].name if read else "", GraphModule(torch.nn.Module(), graph))
+    copies = {node: graph.placeholder(node.name) for node in (*inputs, *sources)}
+    for operator in operators:
+        copies[operator] = graph.node_copy(operator, copies.__getitem__)
+    graph.output(copies[new_value])
+    return BufferUpdate(name, sources[0].name if sources else "", GraphModule(torch.nn.Module(), graph))
 
 
-def _by_points(node: Node) -> bool:
+def _is_pointwise(node: Node) -> bool:
     target = node.target
-    return isinstance(target, torch._ops.OpOverload) and (torch.Tag.pointwise in target.tags or target in _SAME)
+    return isinstance(target, torch._ops.OpOverload) and (torch.Tag.pointwise in target.tags or target in _IDENTITIES)
 
 
-_SAME = (torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.clone.default)
+_IDENTITIES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.clone.default)
 
 
 NamedDims = tuple[tuple[str, ...], ...]
@@ -103,7 +113,7 @@ class CaptureError(ValueError):
 
 
 @dataclass(frozen=True)
-class Captured:
+class CapturedModule:
     """A captured module: its operator graph, and how the nodes of its program map to operators and tensors.
 
     Parameters
@@ -137,9 +147,9 @@ class Captured:
         Number of samples of the inputs that the module was captured with; the program is for that batch size.
     updates
         How forward updates buffers; the program itself does not update them.
-    left
+    skipped_buffers
         Qualified names of the buffers that forward updates in a way that neither the program nor ``updates`` does.
-    lines
+    update_lines
         Qualified name of a buffer that forward updates -> the line of code of that update.
     warnings
         One line for everything that was not understood, as an operator without a rule, which is replicated.
@@ -157,9 +167,9 @@ class Captured:
     tensors: dict[str, str]
     parameter_names: dict[tuple[str, int, str], str]
     batch: int
-    updates: tuple[Update, ...] = ()
-    left: tuple[str, ...] = ()
-    lines: Mapping[str, str] = field(default_factory=dict)
+    updates: tuple[BufferUpdate, ...] = ()
+    skipped_buffers: tuple[str, ...] = ()
+    update_lines: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
-    __repr__ = brief()
+    __repr__ = brief_repr()

@@ -18,7 +18,7 @@ MEAN, SUM = 1, 2
 """Numbers by which ATen names a reduction."""
 
 
-def _reduced(points: Tensor, reduction: int) -> Tensor:
+def _reduce(points: Tensor, reduction: int) -> Tensor:
     if reduction == MEAN:
         return points.sum() / points.numel()
     return points.sum() if reduction == SUM else points
@@ -34,25 +34,25 @@ def mean_of_dims(
 ) -> Tensor:
     """Return the mean along dims, as the sum divided by the number of elements."""
     dims = dim or list(range(points.dim()))
-    return points.sum(dims, keepdim, dtype=dtype) / prod(points.shape[each] for each in dims)
+    return points.sum(dims, keepdim, dtype=dtype) / prod(points.shape[index] for index in dims)
 
 
 def mse_loss(points: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
     """Return the squared differences, reduced."""
     difference = points - target
-    return _reduced(difference * difference, reduction)
+    return _reduce(difference * difference, reduction)
 
 
 def l1_loss(points: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
     """Return the absolute differences, reduced."""
-    return _reduced((points - target).abs(), reduction)
+    return _reduce((points - target).abs(), reduction)
 
 
 def huber_loss(points: Tensor, target: Tensor, reduction: int = MEAN, delta: float = 1.0) -> Tensor:
     """Return Huber's loss: ``min(|d|, delta) * (|d| - min(|d|, delta) / 2)``, reduced."""
     distance = (points - target).abs()
-    near = distance.clamp(max=delta)
-    return _reduced(near * (distance - 0.5 * near), reduction)
+    clamped_distance = distance.clamp(max=delta)
+    return _reduce(clamped_distance * (distance - 0.5 * clamped_distance), reduction)
 
 
 def smooth_l1_loss(points: Tensor, target: Tensor, reduction: int = MEAN, beta: float = 1.0) -> Tensor:
@@ -60,8 +60,8 @@ def smooth_l1_loss(points: Tensor, target: Tensor, reduction: int = MEAN, beta: 
     if beta == 0:
         return l1_loss(points, target, reduction)
     distance = (points - target).abs()
-    near = distance.clamp(max=beta)
-    return _reduced(near * (distance - 0.5 * near) / beta, reduction)
+    clamped_distance = distance.clamp(max=beta)
+    return _reduce(clamped_distance * (distance - 0.5 * clamped_distance) / beta, reduction)
 
 
 def binary_cross_entropy_with_logits(
@@ -72,9 +72,11 @@ def binary_cross_entropy_with_logits(
     reduction: int = MEAN,
 ) -> Tensor:
     """Return ``softplus(-x) * target + softplus(x) * (1 - target)``, weighted and reduced."""
-    positive = functional.softplus(-logits) * target
-    points = (positive if pos_weight is None else positive * pos_weight) + functional.softplus(logits) * (1 - target)
-    return _reduced(points if weight is None else points * weight, reduction)
+    positive_losses = functional.softplus(-logits) * target
+    points = (positive_losses if pos_weight is None else positive_losses * pos_weight) + functional.softplus(logits) * (
+        1 - target
+    )
+    return _reduce(points if weight is None else points * weight, reduction)
 
 
 def cross_entropy_loss(
@@ -89,49 +91,49 @@ def cross_entropy_loss(
     classes = 0 if logits.dim() == 1 else 1
     logs = torch.log_softmax(logits, classes)
     if target.is_floating_point():
-        return _of_probabilities(logs, target, weight, reduction, label_smoothing, classes)
-    smooth = label_smoothing / logits.shape[classes]
-    points, counted = _picked(logs, target, weight, ignore_index, classes)
+        return _soft_cross_entropy(logs, target, weight, reduction, label_smoothing, classes)
+    class_share = label_smoothing / logits.shape[classes]
+    points, sample_weights = _pick_losses(logs, target, weight, ignore_index, classes)
     if label_smoothing:
-        every = -(logs if weight is None else logs * _along(weight, logs, classes)).sum(classes)
-        points = (1 - label_smoothing) * points + smooth * every * (target != ignore_index)
-    return points.sum() / counted.sum() if reduction == MEAN else _reduced(points, reduction)
+        all_losses = -(logs if weight is None else logs * _align_weight(weight, logs, classes)).sum(classes)
+        points = (1 - label_smoothing) * points + class_share * all_losses * (target != ignore_index)
+    return points.sum() / sample_weights.sum() if reduction == MEAN else _reduce(points, reduction)
 
 
-def _of_probabilities(
+def _soft_cross_entropy(
     logs: Tensor, target: Tensor, weight: Tensor | None, reduction: int, smoothing: float, classes: int
 ) -> Tensor:
     if smoothing:
         target = target * (1 - smoothing) + smoothing / logs.shape[classes]
-    weighted = logs * target if weight is None else logs * target * _along(weight, logs, classes)
-    points = -weighted.sum(classes)
-    return points.sum() / (logs.numel() // logs.shape[classes]) if reduction == MEAN else _reduced(points, reduction)
+    weighted_logs = logs * target if weight is None else logs * target * _align_weight(weight, logs, classes)
+    points = -weighted_logs.sum(classes)
+    return points.sum() / (logs.numel() // logs.shape[classes]) if reduction == MEAN else _reduce(points, reduction)
 
 
 def nll_loss(
     logs: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = MEAN, ignore_index: int = -100
 ) -> Tensor:
     """Return the negative log-probability of each target's class, reduced over the targets that are not ignored."""
-    points, counted = _picked(logs, target, weight, ignore_index, 0 if logs.dim() == 1 else 1)
-    return points.sum() / counted.sum() if reduction == MEAN else _reduced(points, reduction)
+    points, sample_weights = _pick_losses(logs, target, weight, ignore_index, 0 if logs.dim() == 1 else 1)
+    return points.sum() / sample_weights.sum() if reduction == MEAN else _reduce(points, reduction)
 
 
-def _picked(
+def _pick_losses(
     logs: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, classes: int
 ) -> tuple[Tensor, Tensor]:
     """Return the weighted loss of each target, 0 where the target is ignored, and the weight of each target."""
-    counts = target != ignore_index
+    is_counted = target != ignore_index
     # gather needs a class that exists, also where the target is ignored
-    safe = torch.where(counts, target, 0)
-    points = -logs.gather(classes, safe.unsqueeze(classes)).squeeze(classes)
-    counted = counts.to(logs.dtype)
+    safe_target = torch.where(is_counted, target, 0)
+    points = -logs.gather(classes, safe_target.unsqueeze(classes)).squeeze(classes)
+    sample_weights = is_counted.to(logs.dtype)
     if weight is not None:
-        counted = counted * weight[safe]
-    return points * counted, counted
+        sample_weights = sample_weights * weight[safe_target]
+    return points * sample_weights, sample_weights
 
 
-def _along(weight: Tensor, like: Tensor, dim: int) -> Tensor:
-    return weight.view([-1 if each == dim else 1 for each in range(like.dim())])
+def _align_weight(weight: Tensor, reference: Tensor, dim: int) -> Tensor:
+    return weight.view([-1 if index == dim else 1 for index in range(reference.dim())])
 
 
 def batch_norm(
@@ -148,26 +150,26 @@ def batch_norm(
 
     Ioffe and Szegedy 2015, "Batch normalization", algorithm 1; dim 1 is the channels.
     """
-    others = [dim for dim in range(image.dim()) if dim != 1]
+    other_dims = [dim for dim in range(image.dim()) if dim != 1]
     count = image.numel() // image.shape[1]
     if training:
-        average = image.sum(others) / count
-        centred = image - _along(average, image, 1)
-        variance = (centred * centred).sum(others) / count
-        unbiased = variance * (count / max(count - 1, 1))
+        average = image.sum(other_dims) / count
+        centred_image = image - _align_weight(average, image, 1)
+        variance = (centred_image * centred_image).sum(other_dims) / count
+        unbiased_variance = variance * (count / max(count - 1, 1))
         running_mean = (1 - momentum) * running_mean + momentum * average
-        running_var = (1 - momentum) * running_var + momentum * unbiased
+        running_var = (1 - momentum) * running_var + momentum * unbiased_variance
     else:
         variance = running_var
         average = running_mean
-        centred = image - _along(average, image, 1)
-    inverse = (variance + epsilon).rsqrt()
-    result = centred * _along(inverse, image, 1)
+        centred_image = image - _align_weight(average, image, 1)
+    inverse_std = (variance + epsilon).rsqrt()
+    result = centred_image * _align_weight(inverse_std, image, 1)
     if weight is not None:
-        result = result * _along(weight, image, 1)
+        result = result * _align_weight(weight, image, 1)
     if bias is not None:
-        result = result + _along(bias, image, 1)
-    return result, average, inverse, running_mean, running_var
+        result = result + _align_weight(bias, image, 1)
+    return result, average, inverse_std, running_mean, running_var
 
 
 def batch_norm_without_running(
@@ -209,22 +211,22 @@ def instance_norm(
     statistics. Ulyanov et al. 2016, "Instance normalization".
     """
     if running_mean is not None or not use_input_stats:
-        norm = running_mean, running_var, use_input_stats, momentum, epsilon, cudnn_enabled
-        written: Tensor = aten.instance_norm.default.decompose(image, weight, bias, *norm)
-        return written
+        arguments = running_mean, running_var, use_input_stats, momentum, epsilon, cudnn_enabled
+        decomposition: Tensor = aten.instance_norm.default.decompose(image, weight, bias, *arguments)
+        return decomposition
     inner = list(range(2, image.dim()))
     count = prod(image.shape[2:])
-    centred = image - image.sum(inner, keepdim=True) / count
-    variance = (centred * centred).sum(inner, keepdim=True) / count
-    result = centred * (variance + epsilon).rsqrt()
+    centred_image = image - image.sum(inner, keepdim=True) / count
+    variance = (centred_image * centred_image).sum(inner, keepdim=True) / count
+    result = centred_image * (variance + epsilon).rsqrt()
     if weight is not None:
-        result = result * _along(weight, image, 1)
-    return result if bias is None else result + _along(bias, image, 1)
+        result = result * _align_weight(weight, image, 1)
+    return result if bias is None else result + _align_weight(bias, image, 1)
 
 
-def copy(old: Tensor, new: Tensor, non_blocking: bool = False) -> Tensor:
+def copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """Return the new value in the shape and dtype of the old value, over which it is written in place."""
-    return new.to(old.dtype).expand(old.shape).clone()
+    return source.to(target.dtype).expand(target.shape).clone()
 
 
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {

@@ -20,17 +20,17 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.overrides import TorchFunctionMode
 
-from meshwise.executor.capture.captured import CaptureError, Update, updates
+from meshwise.executor.capture.captured import BufferUpdate, CaptureError, find_updates
 from meshwise.executor.capture.decompositions import DECOMPOSITIONS
-from meshwise.executor.capture.rules.table import rule_of
-from meshwise.executor.capture.source_lines import line_of_error, line_of_forward, line_of_node
+from meshwise.executor.capture.rules.table import find_rule
+from meshwise.executor.capture.source_lines import find_error_line, find_forward_line, find_node_line
 
-_GRADIENTS_ARE_SET = torch.ops.higher_order.wrap_with_set_grad_enabled
+_SET_GRAD_ENABLED = torch.ops.higher_order.wrap_with_set_grad_enabled
 _DATA: Any = vars(torch._C.TensorBase)["data"]
 _DETACH = torch.ops.aten.detach.default
 
 
-class DataIsDetached(TorchFunctionMode):
+class DataDetachMode(TorchFunctionMode):
     """Reads ``x.data`` as ``x.detach()``: torch's export records no operator for ``x.data``."""
 
     def __torch_function__(
@@ -42,25 +42,28 @@ class DataIsDetached(TorchFunctionMode):
         return function(*arguments, **(options or {}))
 
 
-def inline(module: GraphModule) -> None:
+def inline_blocks(module: GraphModule) -> None:
     """Inline every block without gradients into the graph around it, and detach the results of the block.
 
     torch's own decomposition inlines the operators without the detach, so that their results would have a gradient.
     """
-    for node in list(module.graph.find_nodes(op="call_function", target=_GRADIENTS_ARE_SET)):
-        enabled, body, *arguments = node.args
+    for node in list(module.graph.find_nodes(op="call_function", target=_SET_GRAD_ENABLED)):
+        is_enabled, body, *arguments = node.args
         block = getattr(module, str(body.target))
-        inline(block)
-        known = dict(zip(block.graph.find_nodes(op="placeholder"), arguments, strict=True))
+        inline_blocks(block)
+        copies = dict(zip(block.graph.find_nodes(op="placeholder"), arguments, strict=True))
         with module.graph.inserting_before(node):
-            for each in block.graph.nodes:
-                if each.op == "get_attr":
-                    name = f"{body.target}_{each.target}"
-                    setattr(module, name, getattr(block, each.target))
-                    known[each] = module.graph.get_attr(name)
-                elif each.op == "call_function":
-                    known[each] = module.graph.node_copy(each, known.__getitem__)
-            results = [_left(module, known, each, detached=not enabled) for each in block.graph.output_node().args[0]]
+            for inner_node in block.graph.nodes:
+                if inner_node.op == "get_attr":
+                    name = f"{body.target}_{inner_node.target}"
+                    setattr(module, name, getattr(block, inner_node.target))
+                    copies[inner_node] = module.graph.get_attr(name)
+                elif inner_node.op == "call_function":
+                    copies[inner_node] = module.graph.node_copy(inner_node, copies.__getitem__)
+            results = [
+                _copy_result(module, copies, inner_node, is_detached=not is_enabled)
+                for inner_node in block.graph.output_node().args[0]
+            ]
         for user in list(node.users):
             user.replace_all_uses_with(results[int(str(user.args[1]))])
             module.graph.erase_node(user)
@@ -69,18 +72,18 @@ def inline(module: GraphModule) -> None:
     module.recompile()
 
 
-def _left(module: GraphModule, known: Mapping[Node, Any], result: Any, *, detached: bool) -> Any:
+def _copy_result(module: GraphModule, copies: Mapping[Node, Any], result: Any, *, is_detached: bool) -> Any:
     """Return the node of the outer graph that has a result of an inlined block."""
     if not isinstance(result, Node):
         return result
-    node = known[result]
+    node = copies[result]
     value = result.meta.get("val")
     has_gradient = isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
-    if not (detached and has_gradient):
+    if not (is_detached and has_gradient):
         return node
-    left = module.graph.call_function(_DETACH, (node,))
-    left.meta = dict(result.meta)
-    return left
+    detached_node = module.graph.call_function(_DETACH, (node,))
+    detached_node.meta = dict(result.meta)
+    return detached_node
 
 
 @dataclass(frozen=True)
@@ -89,13 +92,13 @@ class Program:
 
     Parameters
     ----------
-    trained
+    trained_parameters
         Names of the placeholders of the parameters that have gradients.
     updates
         How forward updates buffers; the program itself does not update them.
-    left
+    skipped_buffers
         Qualified names of the buffers whose update is not in ``updates``.
-    renewal_lines
+    update_lines
         Qualified name of a buffer -> the line of code that updates it.
     """
 
@@ -104,13 +107,13 @@ class Program:
     buffers: dict[str, str]
     constants: dict[str, Tensor]
     inputs: tuple[str, ...]
-    trained: frozenset[str]
-    updates: tuple[Update, ...]
-    left: tuple[str, ...]
-    renewal_lines: dict[str, str]
+    trained_parameters: frozenset[str]
+    updates: tuple[BufferUpdate, ...]
+    skipped_buffers: tuple[str, ...]
+    update_lines: dict[str, str]
 
 
-def export(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
+def export_program(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
     """Return the program of ``module(*inputs)``.
 
     Raises
@@ -121,53 +124,57 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
     """
     module.train()  # dropout and batch norm are captured as they train
     try:
-        with _quiet():
-            with DataIsDetached():
-                exported = torch.export.export(module, inputs, strict=False)
-            inline(exported.graph_module)
-            exported = exported.run_decompositions(_table())
+        with _silence_torch():
+            with DataDetachMode():
+                exported_program = torch.export.export(module, inputs, strict=False)
+            inline_blocks(exported_program.graph_module)
+            exported_program = exported_program.run_decompositions(_list_decompositions())
     except Exception as error:
-        line = line_of_error(error) or line_of_forward(module)
-        raise CaptureError(f"torch cannot export the module: {_reason(error)}", line) from error
-    signature, graph = exported.graph_signature, exported.graph_module.graph
-    named: dict[InputKind, dict[str, str]] = {kind: {} for kind in InputKind}
-    for each in signature.input_specs:
-        named[each.kind][each.arg.name] = each.target or each.arg.name
-    losses = [each.arg.name for each in signature.output_specs if each.kind is OutputKind.USER_OUTPUT]
+        line = find_error_line(error) or find_forward_line(module)
+        raise CaptureError(f"torch cannot export the module: {_explain_error(error)}", line) from error
+    signature, graph = exported_program.graph_signature, exported_program.graph_module.graph
+    names: dict[InputKind, dict[str, str]] = {kind: {} for kind in InputKind}
+    for spec in signature.input_specs:
+        names[spec.kind][spec.arg.name] = spec.target or spec.arg.name
+    losses = [spec.arg.name for spec in signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
     output = graph.output_node()
     results = [node for node in output.all_input_nodes if node.name in losses]
-    _check_loss(results, line_of_forward(module))
+    _check_loss(results, find_forward_line(module))
     _check_changes(signature.output_specs, {node.name: node for node in output.all_input_nodes})
     _check_numbers(graph)
-    mutated = {e.arg.name: str(e.target) for e in signature.output_specs if e.kind is OutputKind.BUFFER_MUTATION}
-    made = {mutated[node.name]: node for node in output.all_input_nodes if node.name in mutated}
-    renewed, left = updates(results[0], made, named[InputKind.BUFFER])
+    mutated_buffers = {
+        mutation.arg.name: str(mutation.target)
+        for mutation in signature.output_specs
+        if mutation.kind is OutputKind.BUFFER_MUTATION
+    }
+    new_values = {mutated_buffers[node.name]: node for node in output.all_input_nodes if node.name in mutated_buffers}
+    buffer_updates, skipped_buffers = find_updates(results[0], new_values, names[InputKind.BUFFER])
     output.args = (tuple(results),)
     for node in list(graph.nodes):
-        if node.op == "call_function" and not isinstance(node.target, torch._ops.OpOverload) and not _gets(node):
+        if node.op == "call_function" and not isinstance(node.target, torch._ops.OpOverload) and not _is_getitem(node):
             reason = f"torch cannot export the module: it has the operator {node.target}, which is not ATen"
-            raise CaptureError(reason, line_of_node(node))
+            raise CaptureError(reason, find_node_line(node))
         # checks that torch inserts, which compute nothing
         if node.op == "call_function" and "_assert" in str(node.target):
             graph.erase_node(node)
     graph.eliminate_dead_code()
     parameters = dict(module.named_parameters(remove_duplicate=False))
-    mine = named[InputKind.PARAMETER]
+    parameter_targets = names[InputKind.PARAMETER]
     return Program(
-        GraphModule(exported.graph_module, graph),
-        mine,
-        named[InputKind.BUFFER],
-        {name: exported.constants[target] for name, target in named[InputKind.CONSTANT_TENSOR].items()},
-        tuple(named[InputKind.USER_INPUT]),
-        frozenset(name for name, target in mine.items() if parameters[target].requires_grad),
-        renewed,
-        tuple(left),
-        {name: line_of_node(node) for name, node in made.items()},
+        GraphModule(exported_program.graph_module, graph),
+        parameter_targets,
+        names[InputKind.BUFFER],
+        {name: exported_program.constants[target] for name, target in names[InputKind.CONSTANT_TENSOR].items()},
+        tuple(names[InputKind.USER_INPUT]),
+        frozenset(name for name, target in parameter_targets.items() if parameters[target].requires_grad),
+        buffer_updates,
+        tuple(skipped_buffers),
+        {name: find_node_line(node) for name, node in new_values.items()},
     )
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_torch() -> Iterator[None]:
     """Hide the warnings and graphs that torch prints while it exports."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
@@ -180,22 +187,22 @@ def _quiet() -> Iterator[None]:
 
 
 @cache
-def _table() -> dict[Any, Callable[..., Any]]:
+def _list_decompositions() -> dict[Any, Callable[..., Any]]:
     """Return all decompositions: ours, and torch's own for every operator without a rule."""
-    default: Any = torch.export.default_decompositions()
-    without = {target: written for target, written in default.items() if rule_of(target) is None}
-    return {**without, **DECOMPOSITIONS}
+    decompositions: Any = torch.export.default_decompositions()
+    unruled = {target: decomposition for target, decomposition in decompositions.items() if find_rule(target) is None}
+    return {**unruled, **DECOMPOSITIONS}
 
 
-def _gets(node: Node) -> bool:
+def _is_getitem(node: Node) -> bool:
     return getattr(node.target, "__name__", "") == "getitem"
 
 
 def _check_loss(results: list[Node], line: str) -> None:
     values = [node.meta["val"] for node in results]
     if len(values) != 1 or not isinstance(values[0], Tensor) or values[0].numel() != 1:
-        met = ", ".join(f"a tensor of shape {tuple(value.shape)}" for value in values) or "no tensor"
-        raise CaptureError(f"forward(*inputs) returns a scalar loss, met {met}; nearest: the loss alone", line)
+        description = ", ".join(f"a tensor of shape {tuple(value.shape)}" for value in values) or "no tensor"
+        raise CaptureError(f"forward(*inputs) returns a scalar loss, met {description}; nearest: the loss alone", line)
 
 
 _CHANGES = {
@@ -206,27 +213,29 @@ _CHANGES = {
 
 def _check_changes(outputs: list[OutputSpec], nodes: dict[str, Node]) -> None:
     """Raise where forward changes an input or a parameter in place."""
-    for each in outputs:
-        if each.kind in _CHANGES:
-            what, nearest = _CHANGES[each.kind]
-            met = f"forward changes buffers alone, met a change in place of {what} {each.target}; nearest: {nearest}"
-            raise CaptureError(met, line_of_node(nodes[each.arg.name]))
+    for spec in outputs:
+        if spec.kind in _CHANGES:
+            subject, nearest = _CHANGES[spec.kind]
+            message = (
+                f"forward changes buffers alone, met a change in place of {subject} {spec.target}; nearest: {nearest}"
+            )
+            raise CaptureError(message, find_node_line(nodes[spec.arg.name]))
 
 
 def _check_numbers(graph: Graph) -> None:
     """Raise where a number or a size is read out of data: the program would then depend on the data."""
     for node in graph.nodes:
         value = node.meta.get("val")
-        for each in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(each, Tensor) and any(not isinstance(size, int) for size in each.shape):
-                met = f"met {node.name}, whose size depends on data; nearest: all samples, weighted with 0 or 1"
-                raise CaptureError(f"tensors of a captured module have one size, {met}", line_of_node(node))
-            if isinstance(each, torch.SymInt | torch.SymFloat | torch.SymBool):
-                met = "met a number that is read out of a tensor; nearest: the tensor itself, without item()"
-                raise CaptureError(f"a captured module computes with tensors, {met}", line_of_node(node))
+        for item in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(item, Tensor) and any(not isinstance(size, int) for size in item.shape):
+                message = f"met {node.name}, whose size depends on data; nearest: all samples, weighted with 0 or 1"
+                raise CaptureError(f"tensors of a captured module have one size, {message}", find_node_line(node))
+            if isinstance(item, torch.SymInt | torch.SymFloat | torch.SymBool):
+                message = "met a number that is read out of a tensor; nearest: the tensor itself, without item()"
+                raise CaptureError(f"a captured module computes with tensors, {message}", find_node_line(node))
 
 
-def _reason(error: Exception) -> str:
+def _explain_error(error: Exception) -> str:
     """Return the first line of torch's message that is not empty, or what the error means."""
     if isinstance(error, GuardOnDataDependentSymNode):
         return "control flow does not depend on data, met a branch or a size that does; nearest: torch.where"

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from meshwise.executor.capture.reading import Reading, Value, module_path
-from meshwise.executor.capture.rules.dims import Axes, Dim, leaves
-from meshwise.executor.capture.rules.table import name_of
+from meshwise.executor.capture.reading import Reading, Value, find_module_path
+from meshwise.executor.capture.rules.dims import Dim, TensorDims, list_leaves
+from meshwise.executor.capture.rules.table import get_name
 from meshwise.executor.capture.rules.work import MASK, RESULT, Work
 from meshwise.simulator.operator_graph import OperatorKind
 
@@ -30,86 +30,92 @@ class Draft:
     inputs: tuple[Value, ...]
     parameters: tuple[Value, ...]
     outputs: tuple[Value, ...]
-    saved: tuple[Value, ...]
+    saved_values: tuple[Value, ...]
     flops: float
-    executed: float
+    executed_fraction: float
 
     @property
     def values(self) -> tuple[Value, ...]:
         """All values of the operator, each once."""
-        return tuple(dict.fromkeys((*self.inputs, *self.parameters, *self.outputs, *self.saved)))
+        return tuple(dict.fromkeys((*self.inputs, *self.parameters, *self.outputs, *self.saved_values)))
 
 
-def drafts(reading: Reading) -> tuple[Draft, ...]:
+def list_drafts(reading: Reading) -> tuple[Draft, ...]:
     """Return the operators in the order of the program, without constants, views, and aliases that nothing reads."""
     nodes = (node for node in reading.program.module.graph.nodes if node in reading.works and node.users)
     return tuple(
-        _draft(reading, node, work)
+        _build_draft(reading, node, work)
         for node in nodes
-        if node not in reading.constant and (work := reading.works[node]).kind is not None
+        if node not in reading.constants and (work := reading.works[node]).kind is not None
     )
 
 
-def _draft(reading: Reading, node: Node, work: Work) -> Draft:
+def _build_draft(reading: Reading, node: Node, work: Work) -> Draft:
     operands = node.all_input_nodes
-    views = [axes for each in operands for axes in reading.axes[each][:1]] + list(work.outputs)
-    reduced = leaves(work.reduced)
-    space = leaves(work.space) if work.space else leaves(axis for axes in (*work.outputs, *views) for axis in axes)
+    tensor_dims = [dims for operand in operands for dims in reading.node_dims[operand][:1]] + list(work.outputs)
+    reduced = list_leaves(work.reduced_dims)
+    space = (
+        list_leaves(work.space)
+        if work.space
+        else list_leaves(torch_dim for dims in (*work.outputs, *tensor_dims) for torch_dim in dims)
+    )
     space = tuple(dict.fromkeys((*space, *reduced)))
-    closed = {*leaves(work.uncut), *_inner(views)}
-    roots = [reading.root(each) for each in operands]
+    uncut_dims = {*list_leaves(work.uncut_dims), *_find_inner_dims(tensor_dims)}
+    roots = [reading.find_root(operand) for operand in operands]
     is_parameter = [value[0].name in reading.program.parameters for value in roots]
-    read = [value for value, mine in zip(roots, is_parameter, strict=True) if not mine]
-    owned = [value for value, mine in zip(roots, is_parameter, strict=True) if mine]
-    kind, read = _sound(work.kind, read, owned)
+    read_values = [value for value, is_owned in zip(roots, is_parameter, strict=True) if not is_owned]
+    parameter_values = [value for value, is_owned in zip(roots, is_parameter, strict=True) if is_owned]
+    kind, read_values = _adjust_kind(work.kind, read_values, parameter_values)
     return Draft(
         node,
-        name_of(node.target),
-        module_path(node),
+        get_name(node.target),
+        find_module_path(node),
         kind,
         space,
         reduced,
-        tuple(dim for dim in space if dim in closed),
-        tuple(read),
-        tuple(dict.fromkeys(owned)),
+        tuple(dim for dim in space if dim in uncut_dims),
+        tuple(read_values),
+        tuple(dict.fromkeys(parameter_values)),
         tuple((node, index) for index in range(len(work.outputs))),
-        tuple(dict.fromkeys(_saved(reading, node, work))),
+        tuple(dict.fromkeys(_list_saved(reading, node, work))),
         work.flops,
-        work.executed,
+        work.executed_fraction,
     )
 
 
-def _inner(views: list[Axes]) -> set[Dim]:
+def _find_inner_dims(tensor_dims: list[TensorDims]) -> set[Dim]:
     """Return the inner dims of merged torch dims; a contiguous part of a merged dim is not a part of its inner dims."""
-    return {leaf for axes in views for axis in axes if axis is not None for leaf in axis.leaves[1:]}
+    return {leaf for dims in tensor_dims for dim in dims if dim is not None for leaf in dim.leaves[1:]}
 
 
-def _sound(kind: OperatorKind | None, read: list[Value], owned: list[Value]) -> tuple[OperatorKind, list[Value]]:
+def _adjust_kind(
+    kind: OperatorKind | None, read_values: list[Value], parameter_values: list[Value]
+) -> tuple[OperatorKind, list[Value]]:
     """Return the kind that the cost model expects, and each input once.
 
     A product without two operands, and an embedding whose table is no parameter, count as elementwise.
     """
     assert kind is not None
     products = (OperatorKind.MATMUL, OperatorKind.BATCH_MATMUL, OperatorKind.CONVOLUTION)
-    once = list(dict.fromkeys(read))
-    if kind in products and (not read or len(once) + len(owned) < 2):
-        return OperatorKind.ELEMENTWISE, once
-    if kind is OperatorKind.EMBEDDING and not owned:
-        return OperatorKind.ELEMENTWISE, once
-    return kind, once
+    unique_values = list(dict.fromkeys(read_values))
+    if kind in products and (not read_values or len(unique_values) + len(parameter_values) < 2):
+        return OperatorKind.ELEMENTWISE, unique_values
+    if kind is OperatorKind.EMBEDDING and not parameter_values:
+        return OperatorKind.ELEMENTWISE, unique_values
+    return kind, unique_values
 
 
-def _saved(reading: Reading, node: Node, work: Work) -> list[Value]:
-    if node not in reading.differentiable:
+def _list_saved(reading: Reading, node: Node, work: Work) -> list[Value]:
+    if node not in reading.differentiable_nodes:
         return []
     result: list[Value] = []
-    for each in work.saves:
-        if each == RESULT:
+    for item in work.saves:
+        if item == RESULT:
             result.append((node, 0))
-        elif each == MASK:
+        elif item == MASK:
             result.append((node, 1))
-        elif isinstance(each, Node):
-            root = reading.root(each)
+        elif isinstance(item, Node):
+            root = reading.find_root(item)
             if root[0].name not in reading.program.parameters:
                 result.append(root)
     return result
@@ -120,14 +126,14 @@ Renaming = dict[Dim, Dim]
 
 
 @dataclass(frozen=True)
-class Segment:
+class BlockSegment:
     """Operators ``start .. start + length * repeat`` of a program as one block.
 
     Parameters
     ----------
     renamings
         For each copy, its dims -> the dims of the first copy.
-    handed
+    handed_values
         Pairs of a value that the first copy reads, and the value of the last copy that the next block reads instead.
     """
 
@@ -135,7 +141,7 @@ class Segment:
     length: int
     repeat: int = 1
     renamings: tuple[Renaming, ...] = ()
-    handed: tuple[tuple[Value, Value], ...] = ()
+    handed_values: tuple[tuple[Value, Value], ...] = ()
 
     @property
     def stop(self) -> int:
@@ -143,187 +149,208 @@ class Segment:
         return self.start + self.length * self.repeat
 
 
-def repeated(reading: Reading, operators: Sequence[Draft]) -> tuple[Segment, ...]:
+def find_repeats(reading: Reading, operators: Sequence[Draft]) -> tuple[BlockSegment, ...]:
     """Return the repeated segments that cover the most operators, in order and without overlap."""
-    finder = _Finder(reading, operators)
-    return tuple(sorted(finder.within(0, len(operators)), key=lambda segment: segment.start))
+    finder = _RepeatFinder(reading, operators)
+    return tuple(sorted(finder.find_segments(0, len(operators)), key=lambda segment: segment.start))
 
 
-class _Finder:
+class _RepeatFinder:
     def __init__(self, reading: Reading, operators: Sequence[Draft]) -> None:
         self.reading, self.operators = reading, operators
-        self.made = {value: index for index, each in enumerate(operators) for value in each.outputs}
+        self.producers = {value: index for index, draft in enumerate(operators) for value in draft.outputs}
         self.readers: dict[Value, list[int]] = {}
-        for index, each in enumerate(operators):
-            for value in dict.fromkeys((*each.inputs, *each.parameters)):
+        for index, draft in enumerate(operators):
+            for value in dict.fromkeys((*draft.inputs, *draft.parameters)):
                 self.readers.setdefault(value, []).append(index)
-        self.signatures = [_signature(reading, each) for each in operators]
+        self.signatures = [_build_signature(reading, draft) for draft in operators]
 
-    def within(self, start: int, stop: int) -> Iterator[Segment]:
+    def find_segments(self, start: int, stop: int) -> Iterator[BlockSegment]:
         """Yield the repeated segment that covers most of a range, and those of the ranges before and after it."""
-        best = next((run for run in self._candidates(start, stop) if run is not None), None)
-        if best is None:
+        best_segment = next((segment for segment in self._list_candidates(start, stop) if segment is not None), None)
+        if best_segment is None:
             return
-        yield best
-        yield from self.within(start, best.start)
-        yield from self.within(best.stop, stop)
+        yield best_segment
+        yield from self.find_segments(start, best_segment.start)
+        yield from self.find_segments(best_segment.stop, stop)
 
-    def _candidates(self, start: int, stop: int) -> Iterator[Segment | None]:
-        found = []
+    def _list_candidates(self, start: int, stop: int) -> Iterator[BlockSegment | None]:
+        candidates = []
         for length in range(1, (stop - start) // 2 + 1):
-            for first, count in self._equal(start, stop, length):
-                found.append((-length * (count // length + 1), length, first, count))
-        for _, length, first, count in sorted(found):  # the most operators first, of equals the shortest copy
-            copies, slack = count // length + 1, count % length
-            for repeat, spare in ((copies, slack), (copies - 1, slack + length)):
+            for run_start, num_equal in self._find_equal(start, stop, length):
+                candidates.append((-length * (num_equal // length + 1), length, run_start, num_equal))
+        for _, length, run_start, num_equal in sorted(
+            candidates
+        ):  # the most operators first, of equals the shortest copy
+            copies, slack = num_equal // length + 1, num_equal % length
+            for repeat, num_spare in ((copies, slack), (copies - 1, slack + length)):
                 if repeat < 2:
                     continue
-                for begin in self._beginnings(first, spare, length):
-                    yield self._run(begin, length, repeat)
+                for copy_start in self._list_starts(run_start, num_spare, length):
+                    yield self._build_segment(copy_start, length, repeat)
 
-    def _equal(self, start: int, stop: int, length: int) -> Iterator[tuple[int, int]]:
+    def _find_equal(self, start: int, stop: int, length: int) -> Iterator[tuple[int, int]]:
         """Yield start and number of consecutive operators equal to those ``length`` later, for at least ``length``."""
-        count = 0
+        num_equal = 0
         for index in range(start, stop - length + 1):
-            same = index + length < stop and self.signatures[index] == self.signatures[index + length]
-            if same:
-                count += 1
-            elif count:
-                if count >= length:
-                    yield index - count, count
-                count = 0
+            is_same = index + length < stop and self.signatures[index] == self.signatures[index + length]
+            if is_same:
+                num_equal += 1
+            elif num_equal:
+                if num_equal >= length:
+                    yield index - num_equal, num_equal
+                num_equal = 0
 
-    def _beginnings(self, first: int, spare: int, length: int) -> list[int]:
+    def _list_starts(self, run_start: int, num_spare: int, length: int) -> list[int]:
         """Return where a repeated segment may start; first the places where a new module of a list starts."""
-        places = range(first, first + spare + 1)
-        return sorted(places, key=lambda place: not self._borders(place, length))
+        places = range(run_start, run_start + num_spare + 1)
+        return sorted(places, key=lambda place: not self._is_border(place, length))
 
-    def _borders(self, place: int, length: int) -> bool:
-        here = member(self.operators[place].path)
-        before = member(self.operators[place - 1].path) if place else ""
-        after = member(self.operators[place + length].path)
-        return bool(here) and here != before and after != here
+    def _is_border(self, place: int, length: int) -> bool:
+        member_path = find_member(self.operators[place].path)
+        previous_path = find_member(self.operators[place - 1].path) if place else ""
+        next_path = find_member(self.operators[place + length].path)
+        return bool(member_path) and member_path != previous_path and next_path != member_path
 
-    def _run(self, start: int, length: int, repeat: int) -> Segment | None:
+    def _build_segment(self, start: int, length: int, repeat: int) -> BlockSegment | None:
         """Return the segment; None where copies differ, or read from the copy before them in different ways."""
         parts = [range(start + copy * length, start + (copy + 1) * length) for copy in range(repeat)]
         # repeated arithmetic without parameters is no layer
         if not any(self.operators[index].parameters for index in parts[0]):
             return None
-        renamings, outsides = [], []
+        renamings, outside_lists = [], []
         for part in parts:
-            outside = self._wired_like(parts[0], part)
-            renaming = None if outside is None else self._renaming(parts[0], part)
-            if outside is None or renaming is None:
+            outside_values = self._match_wiring(parts[0], part)
+            renaming = None if outside_values is None else self._match_dims(parts[0], part)
+            if outside_values is None or renaming is None:
                 return None
-            outsides.append(outside)
+            outside_lists.append(outside_values)
             renamings.append(renaming)
-        roles = [self._roles(outsides, parts, copy) for copy in range(1, repeat)]
+        roles = [self._find_roles(outside_lists, parts, copy) for copy in range(1, repeat)]
         if any(role is None or role != roles[0] for role in roles):
             return None
-        handed = self._handed(parts, outsides, roles[0] or [])
-        if handed is None or not self._steady(outsides, handed, renamings):
+        handed_values = self._find_handed(parts, outside_lists, roles[0] or [])
+        if handed_values is None or not self._is_steady(outside_lists, handed_values, renamings):
             return None
-        return Segment(start, length, repeat, tuple(renamings), tuple(handed.items()))
+        return BlockSegment(start, length, repeat, tuple(renamings), tuple(handed_values.items()))
 
-    def _wired_like(self, first: range, part: range) -> list[Value] | None:
+    def _match_wiring(self, first_part: range, part: range) -> list[Value] | None:
         """Return the values that a copy reads from before it, in the order of use; None where its wiring differs."""
-        outside: dict[Value, Value] = {}
-        for one, other in zip(first, part, strict=True):
-            mine, theirs = self.operators[one], self.operators[other]
-            if len(mine.values) != len(theirs.values):
+        outside_values: dict[Value, Value] = {}
+        for first_index, copy_index in zip(first_part, part, strict=True):
+            first_draft, copy_draft = self.operators[first_index], self.operators[copy_index]
+            if len(first_draft.values) != len(copy_draft.values):
                 return None
-            for value, like in zip(theirs.values, mine.values, strict=True):
-                if not self._alike(like, value, first, part):
+            for value, first_value in zip(copy_draft.values, first_draft.values, strict=True):
+                if not self._is_alike(first_value, value, first_part, part):
                     return None
-                if value in self.made and self.made[value] < part.start and outside.setdefault(value, like) != like:
+                if (
+                    value in self.producers
+                    and self.producers[value] < part.start
+                    and outside_values.setdefault(value, first_value) != first_value
+                ):
                     return None
-        if len(set(outside.values())) < len(outside):
+        if len(set(outside_values.values())) < len(outside_values):
             return None
-        return list(outside)
+        return list(outside_values)
 
-    def _alike(self, like: Value, value: Value, first: range, part: range) -> bool:
-        if value in self.made:
-            made, model = self.made[value], self.made.get(like)
-            inside = made >= part.start
-            if model is None or inside != (model >= first.start):
+    def _is_alike(self, first_value: Value, value: Value, first_part: range, part: range) -> bool:
+        if value in self.producers:
+            producer, first_producer = self.producers[value], self.producers.get(first_value)
+            is_inside = producer >= part.start
+            if first_producer is None or is_inside != (first_producer >= first_part.start):
                 return False
-            return not inside or (made - part.start == model - first.start and value[1] == like[1])
+            return not is_inside or (
+                producer - part.start == first_producer - first_part.start and value[1] == first_value[1]
+            )
         name = value[0].name
         if name in self.reading.program.parameters:
-            alone = all(index in part for index in self.readers[value])
-            return alone and like[0].name in self.reading.program.parameters
+            is_unshared = all(index in part for index in self.readers[value])
+            return is_unshared and first_value[0].name in self.reading.program.parameters
         if name in self.reading.program.inputs:
-            return value == like
-        return value[0] in self.reading.constant and like[0] in self.reading.constant
+            return value == first_value
+        return value[0] in self.reading.constants and first_value[0] in self.reading.constants
 
-    def _renaming(self, first: range, part: range) -> Renaming | None:
+    def _match_dims(self, first_part: range, part: range) -> Renaming | None:
         """Return the renaming of a copy's dims to those of the first copy; None where it is not one to one."""
         renaming: Renaming = {}
-        for one, other in zip(first, part, strict=True):
-            mine, theirs = self.operators[one], self.operators[other]
-            pairs = [(mine.space, theirs.space), (mine.reduced, theirs.reduced), (mine.uncut, theirs.uncut)]
-            pairs += [(self.dims(a), self.dims(b)) for a, b in zip(mine.values, theirs.values, strict=True)]
-            for left, right in pairs:
-                if len(left) != len(right):
+        for first_index, copy_index in zip(first_part, part, strict=True):
+            first_draft, copy_draft = self.operators[first_index], self.operators[copy_index]
+            pairs = [
+                (first_draft.space, copy_draft.space),
+                (first_draft.reduced, copy_draft.reduced),
+                (first_draft.uncut, copy_draft.uncut),
+            ]
+            pairs += [
+                (self.list_dims(first_value), self.list_dims(copy_value))
+                for first_value, copy_value in zip(first_draft.values, copy_draft.values, strict=True)
+            ]
+            for first_dims, copy_dims in pairs:
+                if len(first_dims) != len(copy_dims):
                     return None
-                for dim, like in zip(right, left, strict=True):
-                    if dim.size != like.size or renaming.setdefault(dim, like) is not like:
+                for dim, first_dim in zip(copy_dims, first_dims, strict=True):
+                    if dim.size != first_dim.size or renaming.setdefault(dim, first_dim) is not first_dim:
                         return None
         one_to_one = len(set(renaming.values())) == len(renaming)
         return renaming if one_to_one else None
 
-    def dims(self, value: Value) -> tuple[Dim, ...]:
+    def list_dims(self, value: Value) -> tuple[Dim, ...]:
         """Return the dims of a value."""
-        return leaves(self.reading.axes[value[0]][value[1]])
+        return list_leaves(self.reading.node_dims[value[0]][value[1]])
 
-    def _roles(self, outsides: list[list[Value]], parts: list[range], copy: int) -> list[tuple[int, int] | None] | None:
+    def _find_roles(
+        self, outside_lists: list[list[Value]], parts: list[range], copy: int
+    ) -> list[tuple[int, int] | None] | None:
         """Return the origin of each value that a copy reads: the operator and output of the copy before.
 
         It is None for a value that the copy before read as well. The result is None where a value has neither origin.
         """
         roles: list[tuple[int, int] | None] = []
-        for slot, value in enumerate(outsides[copy]):
-            made = self.made[value]
-            if made in parts[copy - 1]:
-                roles.append((made - parts[copy - 1].start, value[1]))
-            elif outsides[copy - 1][slot] == value:
+        for position, value in enumerate(outside_lists[copy]):
+            producer = self.producers[value]
+            if producer in parts[copy - 1]:
+                roles.append((producer - parts[copy - 1].start, value[1]))
+            elif outside_lists[copy - 1][position] == value:
                 roles.append(None)
             else:
                 return None
         return roles
 
-    def _handed(
-        self, parts: list[range], outsides: list[list[Value]], roles: list[tuple[int, int] | None]
+    def _find_handed(
+        self, parts: list[range], outside_lists: list[list[Value]], roles: list[tuple[int, int] | None]
     ) -> dict[Value, Value] | None:
         """Return the last copy's value for each input of the first copy; None where later reads need other values."""
         end = parts[-1].stop
-        handed = {}
-        for value, role in zip(outsides[0], roles, strict=True):
-            made = None if role is None else self.operators[parts[-1].start + role[0]].outputs[role[1]]
-            handed[value] = value if made is None else made
+        handed_values = {}
+        for value, role in zip(outside_lists[0], roles, strict=True):
+            last_value = None if role is None else self.operators[parts[-1].start + role[0]].outputs[role[1]]
+            handed_values[value] = value if last_value is None else last_value
         for copy, part in enumerate(parts):
-            last = copy == len(parts) - 1
+            is_last = copy == len(parts) - 1
             for value in (value for index in part for value in self.operators[index].outputs):
                 readers = self.readers.get(value, [])
-                if last and any(index >= end for index in readers) and value not in handed.values():
+                if is_last and any(index >= end for index in readers) and value not in handed_values.values():
                     return None
-                if not last and any(index >= parts[copy + 1].stop for index in readers):
+                if not is_last and any(index >= parts[copy + 1].stop for index in readers):
                     return None
-        return handed
+        return handed_values
 
-    def _steady(self, outsides: list[list[Value]], handed: dict[Value, Value], renamings: list[Renaming]) -> bool:
+    def _is_steady(
+        self, outside_lists: list[list[Value]], handed_values: dict[Value, Value], renamings: list[Renaming]
+    ) -> bool:
         """Return whether dims that cross from copy to copy, or that copies share, are the same dims in all copies."""
-        crossing = [value for outside in outsides for value in outside] + list(handed.values())
-        shared = {dim for value in crossing for dim in self.dims(value)}
-        shared |= {dim for renaming in renamings[1:] for dim in renaming if dim in renamings[0]}
-        return all(renaming.get(dim, dim) is dim for renaming in renamings for dim in shared)
+        crossing_values = [value for outside_values in outside_lists for value in outside_values] + list(
+            handed_values.values()
+        )
+        shared_dims = {dim for value in crossing_values for dim in self.list_dims(value)}
+        shared_dims |= {dim for renaming in renamings[1:] for dim in renaming if dim in renamings[0]}
+        return all(renaming.get(dim, dim) is dim for renaming in renamings for dim in shared_dims)
 
 
-def member(path: str) -> str:
+def find_member(path: str) -> str:
     """Return a module's name up to its first number, the index in a list of modules; empty without a number.
 
-    >>> member("decoder.layers.3.attention.query"), member("head")
+    >>> find_member("decoder.layers.3.attention.query"), find_member("head")
     ('decoder.layers.3', '')
     """
     parts = path.split(".")
@@ -331,78 +358,90 @@ def member(path: str) -> str:
     return "" if place is None else ".".join(parts[: place + 1])
 
 
-def _signature(reading: Reading, draft: Draft) -> object:
+def _build_signature(reading: Reading, draft: Draft) -> object:
     """Return a key that is equal for two operators that may be copies of each other."""
-    numbers = tuple(repr(each) for each in (*draft.node.args, *sorted(draft.node.kwargs.items())) if not _reads(each))
-    values = (*draft.inputs, *draft.parameters, *draft.outputs, *draft.saved)
-    shapes = tuple(tuple(dim.size for dim in leaves(reading.axes[node][index])) for node, index in values)
-    counts = len(draft.inputs), len(draft.parameters), len(draft.saved)
-    return draft.kind, str(draft.node.target), numbers, shapes, counts, _dtype(draft.node)
+    numbers = tuple(
+        repr(argument)
+        for argument in (*draft.node.args, *sorted(draft.node.kwargs.items()))
+        if not _has_tensors(argument)
+    )
+    values = (*draft.inputs, *draft.parameters, *draft.outputs, *draft.saved_values)
+    shapes = tuple(tuple(dim.size for dim in list_leaves(reading.node_dims[node][index])) for node, index in values)
+    counts = len(draft.inputs), len(draft.parameters), len(draft.saved_values)
+    return draft.kind, str(draft.node.target), numbers, shapes, counts, _describe_dtypes(draft.node)
 
 
-def _reads(argument: object) -> bool:
+def _has_tensors(argument: object) -> bool:
     """Return whether an argument is a tensor or contains one."""
     if isinstance(argument, list | tuple):
-        return any(_reads(each) for each in argument)
+        return any(_has_tensors(item) for item in argument)
     return isinstance(argument, Node)
 
 
-def _dtype(node: Node) -> str:
+def _describe_dtypes(node: Node) -> str:
     value = node.meta["val"]
-    return str([each.dtype for each in (value if isinstance(value, tuple | list) else (value,))])
+    return str([tensor.dtype for tensor in (value if isinstance(value, tuple | list) else (value,))])
 
 
 @dataclass(frozen=True)
-class Placed:
+class NamedSegment:
     """A segment with the name of its block; ``path`` is the module that its operators belong to."""
 
-    segment: Segment
+    segment: BlockSegment
     name: str
     path: str
     layer: bool
 
 
-def divided(reading: Reading, operators: Sequence[Draft]) -> tuple[Placed, ...]:
+def divide_operators(reading: Reading, operators: Sequence[Draft]) -> tuple[NamedSegment, ...]:
     """Return all operators as named segments; layers are those from the first to the last member of a list."""
-    found: list[tuple[Segment, str]] = []
+    segments: list[tuple[BlockSegment, str]] = []
     start = 0
-    for run in (*repeated(reading, operators), None):
-        stop = len(operators) if run is None else run.start
-        found += _between(operators, start, stop)
-        if run is not None:
-            found.append((run, member(operators[run.start].path) or operators[run.start].path))
-            start = run.stop
-    members = [index for index, (segment, path) in enumerate(found) if segment.repeat > 1 or member(path)]
-    layers = range(members[0], members[-1] + 1) if members else range(len(found))
+    for repeated_segment in (*find_repeats(reading, operators), None):
+        stop = len(operators) if repeated_segment is None else repeated_segment.start
+        segments += _split_between(operators, start, stop)
+        if repeated_segment is not None:
+            segments.append(
+                (
+                    repeated_segment,
+                    find_member(operators[repeated_segment.start].path) or operators[repeated_segment.start].path,
+                )
+            )
+            start = repeated_segment.stop
+    members = [index for index, (segment, path) in enumerate(segments) if segment.repeat > 1 or find_member(path)]
+    layers = range(members[0], members[-1] + 1) if members else range(len(segments))
     names: dict[str, None] = {}
     result = []
-    for index, (segment, path) in enumerate(found):
-        whole = path.rpartition(".")[0] if segment.repeat > 1 and member(path) == path else path
-        name = unique(whole.replace(".", "_") or "block", names)
-        result.append(Placed(segment, name, path, index in layers))
+    for index, (segment, path) in enumerate(segments):
+        block_path = path.rpartition(".")[0] if segment.repeat > 1 and find_member(path) == path else path
+        name = make_unique(block_path.replace(".", "_") or "block", names)
+        result.append(NamedSegment(segment, name, path, index in layers))
     return tuple(result)
 
 
-def unique(name: str, taken: dict[str, None]) -> str:
+def make_unique(name: str, used_names: dict[str, None]) -> str:
     """Return ``name``, with a number where it is used already, and mark the result as used."""
     number, candidate = 1, name
-    while candidate in taken:
+    while candidate in used_names:
         number += 1
         candidate = f"{name}_{number}"
-    taken[candidate] = None
+    used_names[candidate] = None
     return candidate
 
 
-def _between(operators: Sequence[Draft], start: int, stop: int) -> list[tuple[Segment, str]]:
+def _split_between(operators: Sequence[Draft], start: int, stop: int) -> list[tuple[BlockSegment, str]]:
     """Return a range of operators split by module; operators without parameters join the segment before them."""
     bounds: list[tuple[int, str]] = []
     for index in range(start, stop):
         path = operators[index].path
-        key = member(path) or path.partition(".")[0]
-        owns = bool(operators[index].parameters)
-        if not bounds or (key and owns and key != bounds[-1][1] and bounds[-1][1]):
-            bounds.append((index, key if owns else ""))
-        elif owns and not bounds[-1][1]:
+        key = find_member(path) or path.partition(".")[0]
+        has_parameters = bool(operators[index].parameters)
+        if not bounds or (key and has_parameters and key != bounds[-1][1] and bounds[-1][1]):
+            bounds.append((index, key if has_parameters else ""))
+        elif has_parameters and not bounds[-1][1]:
             bounds[-1] = (bounds[-1][0], key)
-    ends = [first for first, _ in bounds[1:]] + [stop]
-    return [(Segment(first, end - first), key) for (first, key), end in zip(bounds, ends, strict=True)]
+    ends = [bound_start for bound_start, _ in bounds[1:]] + [stop]
+    return [
+        (BlockSegment(bound_start, end - bound_start), key)
+        for (bound_start, key), end in zip(bounds, ends, strict=True)
+    ]

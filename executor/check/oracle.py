@@ -40,11 +40,11 @@ from meshwise.executor.model.network import Network
 from meshwise.executor.parallel.offload import HostMemory
 from meshwise.executor.recording.accelerator import Accelerator
 from meshwise.executor.recording.recorder import Recorder
-from meshwise.executor.recording.tensors import local
+from meshwise.executor.recording.tensors import to_local
 from meshwise.executor.training import trainer as executor_trainer
-from meshwise.executor.training.optimizer import states
+from meshwise.executor.training.optimizer import read_states
 from meshwise.executor.training.trainer import DTYPES, Trainer
-from meshwise.simulator.brief import brief
+from meshwise.simulator.brief import brief_repr
 
 _NAMES = {
     "allreduce_": "all_reduce",
@@ -110,24 +110,24 @@ class Tracker(MemTracker):
     def __init__(self) -> None:
         super().__init__()
         self._mod_tracker = _NoModules()  # type: ignore[no-untyped-call]
-        self.inferring, self.peak = False, 0
+        self.is_inferring, self.peak = False, 0
         self.messages: list[Message] = []
-        self._left_out: Any = WeakIdKeyDictionary(ref_type=weakref.ref)
+        self._uncounted: Any = WeakIdKeyDictionary(ref_type=weakref.ref)
 
     def reset(self) -> None:
         """Reset the peak and the messages."""
         self.peak = 0
         self.messages.clear()
 
-    def uncounted(self, elements: int, dtype: torch.dtype) -> Tensor:
+    def make_uncounted(self, elements: int, dtype: torch.dtype) -> Tensor:
         """Return a vector that does not count."""
-        made: Tensor = self.quiet(torch.empty)(elements, dtype=dtype)
-        self._left_out[made.untyped_storage()] = True
-        return made
+        vector: Tensor = self.uncount(torch.empty)(elements, dtype=dtype)
+        self._uncounted[vector.untyped_storage()] = True
+        return vector
 
     def leaves_out(self, tensor: Tensor) -> bool:
         """Return whether a tensor does not count."""
-        return tensor.untyped_storage() in self._left_out
+        return tensor.untyped_storage() in self._uncounted
 
     def _track(self, reftype: Any, t: Tensor) -> None:
         if isinstance(t, DTensor) or not self.leaves_out(t):
@@ -142,20 +142,20 @@ class Tracker(MemTracker):
         self.peak = max(self.peak, self._curr_mem_snap.get(torch.device("cpu"), {"Total": 0})["Total"])
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.inferring:
+        if self.is_inferring:
             return func(*args, **kwargs or {})
         # an operator that reads only tensors of the host runs there, and so does not count what it makes
-        if (read := _tensors((args, kwargs))) and all(map(self.leaves_out, read)):
-            made = func(*args, **kwargs or {})
-            for tensor in _tensors(made):
-                self._left_out[tensor.untyped_storage()] = True
-            return made
+        if (tensors_read := _tensors((args, kwargs))) and all(map(self.leaves_out, tensors_read)):
+            host_result = func(*args, **kwargs or {})
+            for tensor in _tensors(host_result):
+                self._uncounted[tensor.untyped_storage()] = True
+            return host_result
         result: Any = super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
         if result is not NotImplemented and getattr(func, "namespace", "") in ("c10d", "_c10d_functional"):
-            self._note(func, args)
+            self._note_message(func, args)
         return result
 
-    def _note(self, func: Any, args: Any) -> None:
+    def _note_message(self, func: Any, args: Any) -> None:
         operator = func.name().partition("::")[2].partition(".")[0]
         if operator in _SILENT:
             return
@@ -168,30 +168,30 @@ class Tracker(MemTracker):
             ranks = tuple(sorted({dist.get_rank(), ranks[args[2]]}))
         self.messages.append(Message(kind, ranks, size))
 
-    def quiet(self, infer: Callable[..., Any]) -> Callable[..., Any]:
+    def uncount(self, infer: Callable[..., Any]) -> Callable[..., Any]:
         """Return ``infer`` as a function whose new tensors do not count."""
 
-        def quiet(*arguments: Any, **options: Any) -> Any:
-            self.inferring = True
+        def run_uncounted(*arguments: Any, **options: Any) -> Any:
+            self.is_inferring = True
             try:
                 return infer(*arguments, **options)
             finally:
-                self.inferring = False
+                self.is_inferring = False
 
-        return quiet
+        return run_uncounted
 
-    def unsynchronised(self, network: nn.Module, **options: Any) -> DistributedDataParallel:
+    def wrap_unsynchronised(self, network: nn.Module, **options: Any) -> DistributedDataParallel:
         """Return ``network`` in DistributedDataParallel without its first broadcast and reduction, which read data."""
         module = DistributedDataParallel(network, init_sync=False, **options)
         ranks = tuple(dist.get_process_group_ranks(options["process_group"]))
 
-        def reduced(_: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+        def reduce_bucket(_: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
             self.messages.append(Message("all_reduce", ranks, bucket.buffer().nbytes))
             result: torch.futures.Future[Tensor] = torch.futures.Future()
             result.set_result(bucket.buffer())
             return result
 
-        module.register_comm_hook(None, reduced)
+        module.register_comm_hook(None, reduce_bucket)
         module.reducer = _OneBucket(module.reducer)  # type: ignore[assignment]
         return module
 
@@ -214,7 +214,7 @@ def _ranks(args: Any) -> tuple[int, ...]:
 
 
 @contextmanager
-def fake_rank(rank: int, ranks: int, replaced: Sequence[tuple[Any, str, Any]]) -> Iterator[Tracker]:
+def fake_rank(rank: int, ranks: int, replacements: Sequence[tuple[Any, str, Any]]) -> Iterator[Tracker]:
     """Run the body as ``rank`` of ``ranks`` that do not exist, on tensors without data, and yield their tracker.
 
     Parameters
@@ -229,9 +229,9 @@ def fake_rank(rank: int, ranks: int, replaced: Sequence[tuple[Any, str, Any]]) -
         _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
         with ExitStack() as stack:
             for target, name, value in (
-                *replaced,
-                (DeviceMesh, "__init__", really(DeviceMesh.__init__)),
-                (ShardingPropagator, infer, tracker.quiet(getattr(ShardingPropagator, infer))),
+                *replacements,
+                (DeviceMesh, "__init__", with_data(DeviceMesh.__init__)),
+                (ShardingPropagator, infer, tracker.uncount(getattr(ShardingPropagator, infer))),
                 (import_module("torch.optim.adam"), "_get_value", lambda step: 1.0),  # read for the bias correction
                 (Tensor, "__float__", lambda tensor: 1.0),
             ):
@@ -243,27 +243,27 @@ def fake_rank(rank: int, ranks: int, replaced: Sequence[tuple[Any, str, Any]]) -
         dist.destroy_process_group()
 
 
-def really(function: Callable[..., Any]) -> Callable[..., Any]:
+def with_data(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``function`` as one that runs on tensors with data: a mesh reads the numbers of its ranks."""
 
-    def real(*arguments: Any, **options: Any) -> Any:
+    def run_with_data(*arguments: Any, **options: Any) -> Any:
         with unset_fake_temporarily():
             return function(*arguments, **options)
 
-    return real
+    return run_with_data
 
 
-def alone(runtime: Any) -> None:
+def skip_shape_exchange(runtime: Any) -> None:
     """Make a pipeline's runtime take shapes as stated, instead of asking the neighbouring stages.
 
     After its own trial of shapes torch would also drop gradients before the first step; here they stay.
     """
-    runtime._warmup_p2p = _no_warmup
+    runtime._warmup_p2p = _skip_warmup
     for stage in runtime._stages:
         stage._post_metadata_inference_cleanup = lambda: None
 
 
-def _no_warmup(stages: Sequence[Any], *_: Any) -> None:
+def _skip_warmup(stages: Sequence[Any], *_: Any) -> None:
     modes: Any = getattr(_utils, "InferenceMode", None)  # new in torch 2.13
     for stage in stages if modes is not None else ():
         stage._inference_mode = modes.STATIC
@@ -291,17 +291,17 @@ class FakeHostMemory(HostMemory):
         super().__init__(recorder, accelerator)
         self.tracker = tracker
 
-    def room(self, elements: int, dtype: torch.dtype) -> Tensor:
+    def allocate(self, elements: int, dtype: torch.dtype) -> Tensor:
         """Return a vector on the host."""
-        return self.tracker.uncounted(elements, dtype)
+        return self.tracker.make_uncounted(elements, dtype)
 
     def holds(self, tensor: Tensor) -> bool:
         """Return whether a tensor is on the host."""
         return self.tracker.leaves_out(tensor)
 
-    def keep(self, tensor: Tensor) -> Tensor:
+    def ensure_on_host(self, tensor: Tensor) -> Tensor:
         """Return a tensor on the host: a copy, or the tensor itself where it is there."""
-        return tensor if self.holds(tensor) else self.copy(tensor)
+        return tensor if self.holds(tensor) else self.copy_to_host(tensor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +326,7 @@ class RankOracle:
     memory: RankMemory
     messages: tuple[Message, ...]
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
 
 class FakeTrainer(Trainer):
@@ -334,51 +334,55 @@ class FakeTrainer(Trainer):
 
     def __init__(self, job: Job) -> None:
         super().__init__(job, Recorder(_SilentHeart()))  # type: ignore[arg-type]
-        alone(self.runtime)
+        skip_shape_exchange(self.runtime)
 
-    def oracle(self, tracker: Tracker) -> RankOracle:
+    def read_oracle(self, tracker: Tracker) -> RankOracle:
         """Return the memory of the rank, and its messages in the step that was tracked."""
-        each = (values.values() for values in states(self.optimizer).values())
-        kept = [value for values in each for value in values if isinstance(value, Tensor)]
-        here = [parameter for parameter in self.parameters if not self.host.holds(local(parameter.detach()))]
-        mains = [parameter for parameter in here if parameter.dtype is not DTYPES[self.job.training.precision]]
+        state_values = (values.values() for values in read_states(self.optimizer).values())
+        state_tensors = [value for values in state_values for value in values if isinstance(value, Tensor)]
+        device_parameters = [
+            parameter for parameter in self.parameters if not self.host.holds(to_local(parameter.detach()))
+        ]
+        main_weights = [
+            parameter for parameter in device_parameters if parameter.dtype is not DTYPES[self.job.training.precision]
+        ]
         memory = RankMemory(
-            nbytes(here) - nbytes(mains),
-            nbytes(p.grad for p in here if p.grad is not None),
-            nbytes(value for value in kept if value.dim()) + nbytes(mains),
-            nbytes(value for value in kept if not value.dim()),
+            nbytes(device_parameters) - nbytes(main_weights),
+            nbytes(p.grad for p in device_parameters if p.grad is not None),
+            nbytes(value for value in state_tensors if value.dim()) + nbytes(main_weights),
+            nbytes(value for value in state_tensors if not value.dim()),
             tracker.peak,
         )
         return RankOracle(memory, tuple(tracker.messages))
 
 
-def _converted(network: Network, dtype: torch.dtype) -> Network:
-    """Convert a network in place: ``Module.to`` refuses tensors with weak references, which the tracker has."""
-    made: dict[Tensor, nn.Parameter] = {}  # a tied parameter is converted once
+def _convert_network(network: Network, dtype: torch.dtype) -> Network:
+    """Convert a network in place: ``Module.to_text`` refuses tensors with weak references, which the tracker has."""
+    parameters: dict[Tensor, nn.Parameter] = {}  # a tied parameter is converted once
     for module in network.modules():
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             if parameter.dtype is not dtype:
-                setattr(module, name, made.setdefault(parameter, nn.Parameter(parameter.detach().to(dtype))))
+                setattr(module, name, parameters.setdefault(parameter, nn.Parameter(parameter.detach().to(dtype))))
         for name, buffer in module.named_buffers(recurse=False):
             if buffer.is_floating_point():
                 setattr(module, name, buffer.to(dtype))
     return network
 
 
-def rank_oracle(job: Job, rank: int, make: Callable[[Job], FakeTrainer] = FakeTrainer) -> RankOracle:
+def rank_oracle(job: Job, rank: int, make_trainer: Callable[[Job], FakeTrainer] = FakeTrainer) -> RankOracle:
     """Return the memory and the messages of ``rank`` in any step but the first; ``make_trainer`` makes its trainer."""
-    replaced = (
-        (executor_trainer, "_device_mesh", really(executor_trainer._device_mesh)),
+    replacements = (
+        (executor_trainer, "_device_mesh", with_data(executor_trainer._device_mesh)),
         (executor_trainer, "initialize", lambda network, seed: None),
-        (Network, "to", _converted),
+        (Network, "to", _convert_network),
     )
-    with fake_rank(rank, job.plan.mesh.num_ranks, replaced) as tracker:
+    with fake_rank(rank, job.plan.mesh.num_ranks, replacements) as tracker:
         with (
-            patch.object(executor_trainer, "DistributedDataParallel", tracker.unsynchronised),
+            patch.object(executor_trainer, "DistributedDataParallel", tracker.wrap_unsynchronised),
             patch.object(executor_trainer, "HostMemory", partial(FakeHostMemory, tracker=tracker)),
         ):
-            trainer = make(job)
+            trainer = make_trainer(job)
         trainer.step(0)  # makes optimizer states
         tracker.reset()
         trainer.step(1)
-        return trainer.oracle(tracker)
+        return trainer.read_oracle(tracker)

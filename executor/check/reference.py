@@ -14,8 +14,8 @@ from torch.func import functional_call
 from meshwise.executor.job import Job
 from meshwise.executor.model.network import Network, cross_entropy, initialize
 from meshwise.executor.training import data
-from meshwise.executor.training.data import text_of
-from meshwise.executor.training.optimizer import MAX_NORM, kind_of, set_learning_rate
+from meshwise.executor.training.data import open_text
+from meshwise.executor.training.optimizer import MAX_NORM, find_optimizer, set_learning_rate
 from meshwise.executor.training.trainer import DTYPES
 from meshwise.strategies.plan.plan import Plan
 
@@ -26,30 +26,30 @@ def train_unflushed(job: Job) -> tuple[tuple[float, ...], dict[str, Any]]:
     blocks = [name for stage in plan.stages for name in stage.blocks]
     network = Network(job.spec, training.sequence, blocks).to(DTYPES[training.precision])
     initialize(network, job.seed)
-    kind, options = kind_of(training.optimizer)
+    kind, options = find_optimizer(training.optimizer)
     optimizer = kind(network.parameters(), **options)
-    stage_of = {name: stage for stage, each in enumerate(plan.stages) for name in each.blocks}
-    history = [_snapshot(network)]
+    stage_of = {name: stage for stage, stage_plan in enumerate(plan.stages) for name in stage_plan.blocks}
+    history = [_copy_parameters(network)]
     losses = []
-    every = plan.num_microbatches // plan.updates
+    update_interval = plan.num_microbatches // plan.updates
     for step in range(job.steps):
         losses.append(0.0)
         for number in range(plan.num_microbatches):
             microbatch = step * plan.num_microbatches + number
-            seen = {
-                name: history[version_of(plan, stage_of[_block(name)], microbatch)][name].requires_grad_()
+            weights = {
+                name: history[version_of(plan, stage_of[_find_block(name)], microbatch)][name].requires_grad_()
                 for name in history[0]
             }
-            tokens, targets = _microbatch(job, step, number)
-            loss = cross_entropy(functional_call(network, seen, (tokens,)), targets)
-            if number % every == 0:
+            tokens, targets = _load_microbatch(job, step, number)
+            loss = cross_entropy(functional_call(network, weights, (tokens,)), targets)
+            if number % update_interval == 0:
                 optimizer.zero_grad()
-            _accumulate(network, torch.autograd.grad(loss / every, list(seen.values())))
+            _accumulate(network, torch.autograd.grad(loss / update_interval, list(weights.values())))
             losses[-1] += loss.item() / plan.num_microbatches
-            if (number + 1) % every == 0:
-                set_learning_rate(optimizer, job.learning_rate.at(step, training.optimizer))
+            if (number + 1) % update_interval == 0:
+                set_learning_rate(optimizer, job.learning_rate.rate_at(step, training.optimizer))
                 optimizer.step()
-                history.append(_snapshot(network))
+                history.append(_copy_parameters(network))
     arrays: dict[str, Any] = {}
     for name, parameter in network.named_parameters():
         arrays[f"parameter {name}"] = parameter.detach().numpy()
@@ -68,7 +68,7 @@ def version_of(plan: Plan, stage: int, microbatch: int) -> int:
     return max(microbatch // plan.num_microbatches - 1, 0)
 
 
-def _snapshot(network: Network) -> dict[str, Tensor]:
+def _copy_parameters(network: Network) -> dict[str, Tensor]:
     return {name: parameter.detach().clone() for name, parameter in network.named_parameters()}
 
 
@@ -77,23 +77,23 @@ def _accumulate(network: Network, gradients: tuple[Tensor, ...]) -> None:
         parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
 
-def _block(name: str) -> str:
+def _find_block(name: str) -> str:
     """Return the block that a parameter is in, as plans name it."""
     parts = name.split(".")
     return ".".join(parts[:2]) if parts[0] == "layers" else parts[0]
 
 
-def _microbatch(job: Job, step: int, number: int) -> tuple[Tensor, Tensor]:
+def _load_microbatch(job: Job, step: int, number: int) -> tuple[Tensor, Tensor]:
     """Return the tokens and targets of a microbatch, of all data ranks together."""
     plan, training = job.plan, job.training
     sizes = plan.microbatch if isinstance(plan.microbatch, tuple) else (plan.microbatch,) * plan.data
-    found: list[list[Tensor]] = [[], []]
-    text = text_of(job.data, job.seed)
+    rank_parts: list[list[Tensor]] = [[], []]
+    text = open_text(job.data, job.seed)
     for rank, size in enumerate(sizes):
-        arrays = data.share(step, training.global_batch, training.sequence, rank, sizes, text)
-        for parts, array in zip(found, arrays, strict=True):
+        arrays = data.load_share(step, training.global_batch, training.sequence, rank, sizes, text)
+        for parts, array in zip(rank_parts, arrays, strict=True):
             parts.append(torch.from_numpy(array.copy())[number * size : (number + 1) * size])
-    return torch.cat(found[0]), torch.cat(found[1])
+    return torch.cat(rank_parts[0]), torch.cat(rank_parts[1])
 
 
 def train(job: Job) -> tuple[tuple[float, ...], dict[str, Any]]:
@@ -107,18 +107,18 @@ def train(job: Job) -> tuple[tuple[float, ...], dict[str, Any]]:
     blocks = [name for stage in job.plan.stages for name in stage.blocks]
     network = Network(job.spec, job.training.sequence, blocks).to(DTYPES[job.training.precision])
     initialize(network, job.seed)
-    kind, options = kind_of(job.training.optimizer)
+    kind, options = find_optimizer(job.training.optimizer)
     optimizer = kind(network.parameters(), **options)
-    text = text_of(job.data, job.seed)
+    text = open_text(job.data, job.seed)
     losses = []
     for step in range(job.steps):
-        tokens, targets = data.batch(step, job.training.global_batch, job.training.sequence, text)
+        tokens, targets = data.load_batch(step, job.training.global_batch, job.training.sequence, text)
         optimizer.zero_grad()
         loss = cross_entropy(network(torch.from_numpy(tokens.copy())), torch.from_numpy(targets.copy()))
         loss.backward()  # type: ignore[no-untyped-call]
         if job.training.gradient_clipping:
             nn.utils.clip_grad_norm_(network.parameters(), MAX_NORM)
-        set_learning_rate(optimizer, job.learning_rate.at(step, job.training.optimizer))
+        set_learning_rate(optimizer, job.learning_rate.rate_at(step, job.training.optimizer))
         optimizer.step()
         losses.append(loss.item())
     arrays: dict[str, Any] = {}

@@ -13,13 +13,13 @@ TOLERANCE = 1e-12
 
 fp64 has 16 digits, but sums have another order on ranks than in one process.
 """
-SINGLE = 1e-4
+SINGLE_TOLERANCE = 1e-4
 """The same for a module that casts to fp32 by itself, as norms of Llama do: fp32 has 7 digits."""
-LEAST_SHARE = 1e-2
+MIN_SHARE = 1e-2
 """The least `gradient_scale`, as a part of the largest gradient: sums of smaller ones have errors of that size too."""
 
 
-def gradient_scale(own: float, largest: float) -> float:
+def gradient_scale(size: float, largest: float) -> float:
     """Return the divisor of a gradient's differences: its largest element, or a part of the largest of all gradients.
 
     It is 1 where all gradients are zero. So a small gradient, as of a mean over many tokens, is told from zero.
@@ -27,7 +27,7 @@ def gradient_scale(own: float, largest: float) -> float:
     >>> gradient_scale(2e-6, 4e-6), gradient_scale(1e-9, 1e-6), gradient_scale(0.0, 0.0)
     (2e-06, 1e-08, 1.0)
     """
-    return max(own, LEAST_SHARE * largest) or 1.0
+    return max(size, MIN_SHARE * largest) or 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class VerificationError(RuntimeError):
     """The ranks did not compute what one process computes; the message says by how much."""
 
 
-def require_equal(found: Verification, of: str = " on a scaled-down model") -> Verification:
+def require_equal(verification: Verification, subject: str = " on a scaled-down model") -> Verification:
     """Return ``verification`` if it is equal; ``subject`` says, for the message, which model was compared.
 
     Raises
@@ -77,16 +77,14 @@ def require_equal(found: Verification, of: str = " on a scaled-down model") -> V
     VerificationError
         Where it is not equal.
     """
-    if found.equal:
-        return found
-    errors = (
-        f"loss {found.loss_error:.1e}, gradients {found.gradient_error:.1e}, parameters {found.parameter_error:.1e}"
-    )
-    most = f", most in {found.largest}" if found.largest else ""
-    held = f"at most {found.tolerance:.0e} for loss and gradients and {1000 * found.tolerance:.0e} for parameters"
+    if verification.equal:
+        return verification
+    errors = f"loss {verification.loss_error:.1e}, gradients {verification.gradient_error:.1e}, parameters {verification.parameter_error:.1e}"
+    worst = f", most in {verification.largest}" if verification.largest else ""
+    rule = f"at most {verification.tolerance:.0e} for loss and gradients and {1000 * verification.tolerance:.0e} for parameters"
     raise VerificationError(
-        f"the run was not started: its ranks do not compute what one process computes, in fp64{of}; "
-        f"largest differences: {errors}{most}; equal is {held}"
+        f"the run was not started: its ranks do not compute what one process computes, in fp64{subject}; "
+        f"largest differences: {errors}{worst}; equal is {rule}"
     )
 
 
@@ -120,13 +118,15 @@ def distance(
     ValueError
         Where the ranks together did not write every tensor.
     """
-    sizes = {name: _largest(value) for name, value in expected.items() if name.startswith("gradient")}
+    sizes = {name: _largest_element(value) for name, value in expected.items() if name.startswith("gradient")}
     largest_gradient = max(sizes.values(), default=0.0)
     errors = {"loss": 0.0, "gradient": 0.0, "parameter": 0.0, "buffer": 0.0}
     worst = (0.0, "")
-    for actual, wanted in zip(losses, expected_losses, strict=True):
-        errors["loss"] = max(errors["loss"], _largest(actual - wanted) / max(1.0, _largest(wanted)))
-    seen: set[str] = set()
+    for actual, expected_loss in zip(losses, expected_losses, strict=True):
+        errors["loss"] = max(
+            errors["loss"], _largest_element(actual - expected_loss) / max(1.0, _largest_element(expected_loss))
+        )
+    tensor_names: set[str] = set()
     for rank in range(ranks):
         path = tensors_file(folder, rank)
         if path.exists():
@@ -134,28 +134,28 @@ def distance(
                 for name in arrays.files:
                     kind = name.partition(" ")[0]
                     scale = gradient_scale(sizes[name], largest_gradient) if kind == "gradient" else 1.0
-                    found = _distance(arrays[name], expected[name]) / scale
-                    errors[kind] = max(errors[kind], found)
+                    error = _largest_difference(arrays[name], expected[name]) / scale
+                    errors[kind] = max(errors[kind], error)
                     # AdamW magnifies an error of a gradient in the parameter: name the gradient, which is the reason
-                    worst = max(worst, (found / (1.0 if kind == "gradient" else 1000.0), name))
-                    seen.add(name)
-    if missing := expected.keys() - seen:
+                    worst = max(worst, (error / (1.0 if kind == "gradient" else 1000.0), name))
+                    tensor_names.add(name)
+    if missing := expected.keys() - tensor_names:
         raise ValueError(f"the ranks leave every tensor of the model, missing: {', '.join(sorted(missing))}")
     largest = max(worst, (errors["loss"], "loss"))[1]
-    others = max(errors["parameter"], errors["buffer"])
-    return Verification(errors["loss"], errors["gradient"], others, tolerance=tolerance, largest=largest)
+    other_error = max(errors["parameter"], errors["buffer"])
+    return Verification(errors["loss"], errors["gradient"], other_error, tolerance=tolerance, largest=largest)
 
 
-def _distance(actual: Any, expected: Any) -> float:
+def _largest_difference(actual: Any, expected: Any) -> float:
     if actual.shape != expected.shape:
         raise ValueError(f"a gathered tensor has the shape {expected.shape}, met {actual.shape}")
-    return _largest(actual - expected)
+    return _largest_element(actual - expected)
 
 
-def _largest(values: Any) -> float:
+def _largest_element(values: Any) -> float:
     """Return the largest absolute element; infinite where one is not a number, which ``max`` might skip.
 
-    >>> _largest(np.array([1.0, -2.0])), _largest(float("nan"))
+    >>> _largest_element(np.array([1.0, -2.0])), _largest_element(float("nan"))
     (2.0, inf)
     """
     sizes = np.nan_to_num(np.abs(np.asarray(values, dtype=np.float64)), nan=np.inf, posinf=np.inf)

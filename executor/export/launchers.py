@@ -17,17 +17,23 @@ from typing import Any
 
 import yaml
 
-from meshwise.executor.export.request import CannotSay, Request
-from meshwise.executor.launch.several_hosts import ENVIRONMENT, Expanded, require_processes, shell, torchrun
-from meshwise.executor.supported import unsupported
+from meshwise.executor.export.request import LaunchRequest, UnsupportedRequest
+from meshwise.executor.launch.several_hosts import (
+    ENVIRONMENT,
+    ExpandedWord,
+    build_torchrun,
+    format_command,
+    require_processes,
+)
+from meshwise.executor.supported import find_unsupported
 
 
-def unlaunchable(request: Request) -> Iterator[str]:
+def find_obstacles(request: LaunchRequest) -> Iterator[str]:
     """Yield every reason why the worker cannot run a request under torchrun."""
     job = request.job
     if job.plan.placement:
         yield f"placement: torchrun gives ranks to hosts in order, met {len(job.plan.placement)} devices by name"
-    yield from (reason for reason in unsupported(job.spec, job.training, job.plan) if not _is_placement(reason))
+    yield from (reason for reason in find_unsupported(job.spec, job.training, job.plan) if not _is_placement(reason))
     if not request.folder or not request.folder.isprintable():
         yield f"folder: a folder that all hosts see, in printable characters, met {request.folder[:60]!a}"
     try:
@@ -40,24 +46,24 @@ def _is_placement(reason: str) -> bool:
     return reason.startswith("placement:")
 
 
-_END = "END_OF_JOB"
+_END_MARK = "END_OF_JOB"
 """Marks the end of the job in the script; no line of JSON is this word."""
 
 
-def to_slurm(request: Request) -> str:
-    """Return the batch script for Slurm; `CannotSay` where the worker cannot run the request."""
-    if reasons := tuple(unlaunchable(request)):
-        raise CannotSay("slurm", reasons)
-    name = slurm_name(request.name)
-    jobs, node, first = [Expanded('"$2/job.json"')], Expanded('"$SLURM_NODEID"'), Expanded('"$1"')
-    inner = f"exec {shell(torchrun(request.nodes, request.processes, node, first, request.port, jobs))}"
-    gpus = [f"#SBATCH --gpus-per-node={request.processes}"] if request.gpus else []
+def to_slurm(request: LaunchRequest) -> str:
+    """Return the batch script for Slurm; `UnsupportedRequest` where the worker cannot run the request."""
+    if reasons := tuple(find_obstacles(request)):
+        raise UnsupportedRequest("slurm", reasons)
+    name = to_slurm_name(request.name)
+    jobs, node_rank, master = [ExpandedWord('"$2/job.json"')], ExpandedWord('"$SLURM_NODEID"'), ExpandedWord('"$1"')
+    command = f"exec {format_command(build_torchrun(request.num_nodes, request.processes, node_rank, master, request.port, jobs))}"
+    gpus = [f"#SBATCH --gpus-per-node={request.processes}"] if request.uses_gpus else []
     return "\n".join(
         [
             "#!/bin/bash",
             f"# {request.title}",
             f"#SBATCH --job-name={name}",
-            f"#SBATCH --nodes={request.nodes}",
+            f"#SBATCH --nodes={request.num_nodes}",
             "#SBATCH --ntasks-per-node=1",
             f"#SBATCH --cpus-per-task={request.processes}",
             *gpus,
@@ -67,26 +73,26 @@ def to_slurm(request: Request) -> str:
             f"run={shlex.quote(request.folder)}",
             'mkdir -p -- "$run"',
             'run=$(cd -- "$run" && pwd)',
-            f"cat >\"$run/job.json\" <<'{_END}'",
-            request.job.text(),
-            _END,
-            *(f"export {key}={shlex.quote(value)}" for key, value in environment(request).items()),
+            f"cat >\"$run/job.json\" <<'{_END_MARK}'",
+            request.job.to_text(),
+            _END_MARK,
+            *(f"export {key}={shlex.quote(value)}" for key, value in build_environment(request).items()),
             'first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
-            f'srun --kill-on-bad-exit=1 bash -c {shlex.quote(inner)} bash "$first" "$run"',
+            f'srun --kill-on-bad-exit=1 bash -c {shlex.quote(command)} bash "$first" "$run"',
             "",
         ]
     )
 
 
-def environment(request: Request) -> dict[str, str]:
+def build_environment(request: LaunchRequest) -> dict[str, str]:
     """Return the environment variables of the ranks."""
-    return ENVIRONMENT | ({"NCCL_DEBUG": "WARN"} if request.gpus else {})
+    return ENVIRONMENT | ({"NCCL_DEBUG": "WARN"} if request.uses_gpus else {})
 
 
-def slurm_name(text: str) -> str:
+def to_slurm_name(text: str) -> str:
     """Return a job name of letters, digits, points and hyphens, because sbatch splits its options at spaces.
 
-    >>> slurm_name("gpt3-175b on 1024 A100"), slurm_name("-- ")
+    >>> to_slurm_name("gpt3-175b on 1024 A100"), to_slurm_name("-- ")
     ('gpt3-175b-on-1024-A100', 'meshwise')
     """
     return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.")[:64] or "meshwise"
@@ -106,53 +112,55 @@ _COPY_AND_RUN = (
 )
 
 
-def to_kubernetes(request: Request) -> str:
-    """Return the manifest for Kubernetes; `CannotSay` where it lacks something or the worker cannot run the request."""
-    if reasons := (*unlaunchable(request), *_lacking(request)):
-        raise CannotSay("kubernetes", tuple(reasons))
-    name = kubernetes_name(request.name, request.nodes)
-    documents = [_config(name, request), _service(name), _job(name, request)]
+def to_kubernetes(request: LaunchRequest) -> str:
+    """Return the manifest for Kubernetes; `UnsupportedRequest` where it lacks something or the worker cannot run the request."""
+    if reasons := (*find_obstacles(request), *_find_missing(request)):
+        raise UnsupportedRequest("kubernetes", tuple(reasons))
+    name = to_kubernetes_name(request.name, request.num_nodes)
+    documents = [_build_config(name, request), _build_service(name), _build_job(name, request)]
     return f"# {request.title}\n" + yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=120)
 
 
-def _lacking(request: Request) -> list[str]:
+def _find_missing(request: LaunchRequest) -> list[str]:
     reasons = []
     if request.image is None or not _IMAGE.fullmatch(request.image):
-        reasons.append(f"image: the name of a container image with meshwise and torch, met {_met(request.image)}")
+        reasons.append(
+            f"image: the name of a container image with meshwise and torch, met {_quote_text(request.image)}"
+        )
     if request.claim is None or not _SUBDOMAIN.fullmatch(request.claim) or len(request.claim) > 253:
-        reasons.append(f"claim: the name of a volume claim that all pods can write, met {_met(request.claim)}")
-    if (size := len(request.job.text())) > MAX_CONFIG:
+        reasons.append(f"claim: the name of a volume claim that all pods can write, met {_quote_text(request.claim)}")
+    if (size := len(request.job.to_text())) > MAX_CONFIG:
         reasons.append(f"a ConfigMap holds {MAX_CONFIG} bytes, met a job of {size}")
     return reasons
 
 
-def _met(text: str | None) -> str:
+def _quote_text(text: str | None) -> str:
     return "none" if text is None else f"{text[:60]!a}"
 
 
-def kubernetes_name(text: str, nodes: int) -> str:
+def to_kubernetes_name(text: str, nodes: int) -> str:
     """Return a job name of lower-case letters, digits and hyphens, short enough for the host names of its pods.
 
     A Service of the same name begins with a letter (RFC 1035).
 
-    >>> kubernetes_name("GPT-3 175B; on A100", 128), kubernetes_name("7b", 1)
+    >>> to_kubernetes_name("GPT-3 175B; on A100", 128), to_kubernetes_name("7b", 1)
     ('gpt-3-175b-on-a100', 'run-7b')
     """
-    room = MAX_LABEL - len(f"-{nodes - 1}")
+    max_length = MAX_LABEL - len(f"-{nodes - 1}")
     words = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "meshwise"
-    return (words if words[0].isalpha() else f"run-{words}")[:room].strip("-")
+    return (words if words[0].isalpha() else f"run-{words}")[:max_length].strip("-")
 
 
-def _config(name: str, request: Request) -> dict[str, Any]:
+def _build_config(name: str, request: LaunchRequest) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": name},
-        "data": {"job.json": request.job.text()},
+        "data": {"job.json": request.job.to_text()},
     }
 
 
-def _service(name: str) -> dict[str, Any]:
+def _build_service(name: str) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -162,16 +170,16 @@ def _service(name: str) -> dict[str, Any]:
     }
 
 
-def _job(name: str, request: Request) -> dict[str, Any]:
+def _build_job(name: str, request: LaunchRequest) -> dict[str, Any]:
     pod = {
         "subdomain": name,
         "restartPolicy": "Never",
-        "containers": [_container(name, request)],
+        "containers": [_build_container(name, request)],
         "volumes": [
             {"name": "config", "configMap": {"name": name}},
             {"name": "volume", "persistentVolumeClaim": {"claimName": request.claim}},
             # NCCL needs more shared memory than a container has by default
-            *([{"name": "shm", "emptyDir": {"medium": "Memory"}}] if request.gpus else []),
+            *([{"name": "shm", "emptyDir": {"medium": "Memory"}}] if request.uses_gpus else []),
         ],
     }
     return {
@@ -179,8 +187,8 @@ def _job(name: str, request: Request) -> dict[str, Any]:
         "kind": "Job",
         "metadata": {"name": name},
         "spec": {
-            "completions": request.nodes,
-            "parallelism": request.nodes,
+            "completions": request.num_nodes,
+            "parallelism": request.num_nodes,
             "completionMode": "Indexed",
             "backoffLimit": 0,
             "template": {"spec": pod},
@@ -188,17 +196,19 @@ def _job(name: str, request: Request) -> dict[str, Any]:
     }
 
 
-def _container(name: str, request: Request) -> dict[str, Any]:
+def _build_container(name: str, request: LaunchRequest) -> dict[str, Any]:
     """Return the container of a pod, which copies the job into the run's folder and then runs torchrun.
 
     ``$(NODE_RANK)`` is expanded by Kubernetes; ``$$`` is its escape for a dollar.
     """
     folder = f"{_VOLUME}/{request.folder.lstrip('/')}"
-    first = f"{name}-0.{name}"
-    words = torchrun(request.nodes, request.processes, "$(NODE_RANK)", first, request.port, [f"{folder}/job.json"])
+    master = f"{name}-0.{name}"
+    words = build_torchrun(
+        request.num_nodes, request.processes, "$(NODE_RANK)", master, request.port, [f"{folder}/job.json"]
+    )
     command = ["sh", "-c", _COPY_AND_RUN, folder, f"{_CONFIG}/job.json", *words]
-    variables = [{"name": key, "value": value} for key, value in environment(request).items()]
-    resources = {"cpu": request.processes} | ({"nvidia.com/gpu": request.processes} if request.gpus else {})
+    variables = [{"name": key, "value": value} for key, value in build_environment(request).items()]
+    resources = {"cpu": request.processes} | ({"nvidia.com/gpu": request.processes} if request.uses_gpus else {})
     return {
         "name": "ranks",
         "image": request.image,
@@ -208,7 +218,7 @@ def _container(name: str, request: Request) -> dict[str, Any]:
         "volumeMounts": [
             {"name": "config", "mountPath": _CONFIG},
             {"name": "volume", "mountPath": _VOLUME},
-            *([{"name": "shm", "mountPath": "/dev/shm"}] if request.gpus else []),
+            *([{"name": "shm", "mountPath": "/dev/shm"}] if request.uses_gpus else []),
         ],
     }
 
@@ -220,12 +230,12 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+def _represent_text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
 
 
-_Dumper.add_representer(str, _text)
+_Dumper.add_representer(str, _represent_text)
 
 
-TARGETS: dict[str, Callable[[Request], str]] = {"slurm": to_slurm, "kubernetes": to_kubernetes}
-"""Name of a launcher -> the function that writes a request for it; it raises `CannotSay` where that is impossible."""
+TARGETS: dict[str, Callable[[LaunchRequest], str]] = {"slurm": to_slurm, "kubernetes": to_kubernetes}
+"""Name of a launcher -> the function that writes a request for it; it raises `UnsupportedRequest` where that is impossible."""

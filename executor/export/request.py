@@ -7,7 +7,7 @@ from meshwise.executor.job import Job
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class LaunchRequest:
     """A job, and how another launcher shall run it.
 
     Parameters
@@ -33,12 +33,12 @@ class Request:
     claim: str | None = None
 
     @property
-    def nodes(self) -> int:
+    def num_nodes(self) -> int:
         """Number of hosts of the run."""
         return self.job.plan.mesh.num_ranks // self.processes
 
     @property
-    def gpus(self) -> bool:
+    def uses_gpus(self) -> bool:
         """Whether each rank has a GPU; else it has a core."""
         return self.job.device == CUDA
 
@@ -49,7 +49,7 @@ class Request:
         return "".join(character if character.isprintable() else " " for character in text)
 
 
-class CannotSay(ValueError):
+class UnsupportedRequest(ValueError):
     """The target cannot run a part of the request; the message lists every such part."""
 
     def __init__(self, target: str, reasons: tuple[str, ...]) -> None:

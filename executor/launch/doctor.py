@@ -9,46 +9,50 @@ from typing import Any
 
 from meshwise.executor.recording.timeline import physical_memory
 
-NEEDED = ("simpy", "networkx", "numpy", "pandas", "matplotlib", "pydantic", "PyYAML", "typer", "rich")
-OPTIONAL = {"torch": "execute and calibrate; install the extra exec"}
+REQUIRED_PACKAGES = ("simpy", "networkx", "numpy", "pandas", "matplotlib", "pydantic", "PyYAML", "typer", "rich")
+OPTIONAL_PACKAGES = {"torch": "execute and calibrate; install the extra exec"}
 
 
-def report() -> dict[str, Any]:
+def build_report() -> dict[str, Any]:
     """Return versions, cores, memory in bytes, GPUs, installed packages, and missing ones with their purpose."""
-    found = {name: _version(name) for name in (*NEEDED, *OPTIONAL)}
+    versions = {name: _get_version(name) for name in (*REQUIRED_PACKAGES, *OPTIONAL_PACKAGES)}
     return {
-        "meshwise": _version("meshwise"),
+        "meshwise": _get_version("meshwise"),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "executable": sys.executable,
         "cores": os.cpu_count(),
         "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory": physical_memory(),
-        "installed": {name: found_version for name, found_version in found.items() if found_version},
-        "missing": {name: OPTIONAL.get(name, "needed") for name, found_version in found.items() if not found_version},
-        **_torch(),
+        "installed": {name: package_version for name, package_version in versions.items() if package_version},
+        "missing": {
+            name: OPTIONAL_PACKAGES.get(name, "needed")
+            for name, package_version in versions.items()
+            if not package_version
+        },
+        **_describe_torch(),
     }
 
 
-def _version(name: str) -> str | None:
+def _get_version(name: str) -> str | None:
     try:
         return version(name)
     except PackageNotFoundError:
         return None
 
 
-def _torch() -> dict[str, Any]:
+def _describe_torch() -> dict[str, Any]:
     try:
         import torch
         import torch.distributed as dist
     except (ImportError, OSError) as error:  # OSError: a shared library of torch's is missing
         return {"gpus": [], "backends": [], "torch_error": str(error)}
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    available = {"gloo": dist.is_available() and dist.is_gloo_available(), "nccl": dist.is_nccl_available()}
-    return {"gpus": gpus, "backends": [name for name, usable in available.items() if usable]}
+    backends = {"gloo": dist.is_available() and dist.is_gloo_available(), "nccl": dist.is_nccl_available()}
+    return {"gpus": gpus, "backends": [name for name, is_usable in backends.items() if is_usable]}
 
 
-def circumstances() -> dict[str, str]:
+def describe_circumstances() -> dict[str, str]:
     """Return the versions and the machine that something is measured with."""
     return {
         "meshwise": version("meshwise"),
@@ -58,6 +62,6 @@ def circumstances() -> dict[str, str]:
     }
 
 
-def today() -> str:
+def format_today() -> str:
     """Return the date in UTC, as ``2026-11-21``."""
     return time.strftime("%Y-%m-%d", time.gmtime())

@@ -23,10 +23,10 @@ from typing import IO
 from meshwise.executor.device import avoid_broken_tiles
 from meshwise.executor.launch.processes import is_stopped
 from meshwise.executor.options import TIMEOUT
-from meshwise.executor.recording.rank_files import WATCH_PARENT, RankError, operation, read_beat, read_errors
+from meshwise.executor.recording.rank_files import WATCH_PARENT, RankError, parse_operation, read_beat, read_errors
 
 LOG_LINES = 12
-_WAITED = 0.9
+_WAITED_SHARE = 0.9
 """Share of the time limit from which on a failed wait counts as timed out; heartbeats are read only now and then."""
 
 
@@ -38,15 +38,15 @@ class Ending:
     ----------
     code
         Exit code of the process, the negative signal where it was killed, None while it runs.
-    stopped
+    was_stopped
         Whether a signal or a debugger has stopped the process (SIGSTOP).
-    quiet
+    quiet_time
         Seconds since its last heartbeat, when the first rank failed.
     """
 
     code: int | None
-    stopped: bool
-    quiet: float
+    was_stopped: bool
+    quiet_time: float
 
 
 def log_file(folder: Path, rank: int) -> Path:
@@ -63,44 +63,46 @@ def diagnose(endings: Sequence[Ending], folder: Path, timeout: float) -> str:
         Seconds that a rank waits for another.
     """
     errors = {rank: error for rank, error in read_errors(folder, len(endings)).items() if endings[rank].code}
-    rank, cause = _cause(endings, errors, timeout)
-    others = ", ".join(
-        f"rank {other} at {operation(read_beat(folder, other))}" for other in range(len(endings)) if other != rank
+    rank, cause = _find_cause(endings, errors, timeout)
+    other_operations = ", ".join(
+        f"rank {other_rank} at {parse_operation(read_beat(folder, other_rank))}"
+        for other_rank in range(len(endings))
+        if other_rank != rank
     )
-    where = operation(read_beat(folder, rank))
-    return f"rank {rank} {cause} (at {where}{'; ' + others if others else ''}){_tail(folder, rank)}"
+    rank_operation = parse_operation(read_beat(folder, rank))
+    return f"rank {rank} {cause} (at {rank_operation}{'; ' + other_operations if other_operations else ''}){_read_tail(folder, rank)}"
 
 
-def _cause(endings: Sequence[Ending], errors: Mapping[int, RankError], timeout: float) -> tuple[int, str]:
+def _find_cause(endings: Sequence[Ending], errors: Mapping[int, RankError], timeout: float) -> tuple[int, str]:
     """Return the rank that failed first and what happened to it."""
-    running = [rank for rank, ending in enumerate(endings) if ending.code is None]
-    silent = [rank for rank, ending in enumerate(endings) if ending.code and rank not in errors]
-    if silent:  # a killed rank writes no error, but its peers do
-        rank = min(silent, key=lambda rank: _rarity(endings[rank].code or 0))  # of equals the lowest
-        return rank, _ended(endings[rank].code or 0)
-    first = min(errors, key=lambda rank: errors[rank].time, default=None)
-    late = first is None or endings[first].quiet >= _WAITED * timeout
-    if running and late:
-        stopped = [rank for rank in running if endings[rank].stopped]
-        rank = max(stopped or running, key=lambda rank: endings[rank].quiet)
-        how = "was stopped by a signal and has not moved" if stopped else "has not moved"
-        return rank, f"{how} for {endings[rank].quiet:.0f} s"
-    assert first is not None  # a run goes wrong where a rank ends badly or where one is late
-    return first, f"failed: {errors[first].error}"
+    running_ranks = [rank for rank, ending in enumerate(endings) if ending.code is None]
+    silent_ranks = [rank for rank, ending in enumerate(endings) if ending.code and rank not in errors]
+    if silent_ranks:  # a killed rank writes no error, but its peers do
+        rank = min(silent_ranks, key=lambda rank: _rate_echo(endings[rank].code or 0))  # of equals the lowest
+        return rank, _describe_end(endings[rank].code or 0)
+    first_rank = min(errors, key=lambda rank: errors[rank].time, default=None)
+    is_late = first_rank is None or endings[first_rank].quiet_time >= _WAITED_SHARE * timeout
+    if running_ranks and is_late:
+        stopped_ranks = [rank for rank in running_ranks if endings[rank].was_stopped]
+        rank = max(stopped_ranks or running_ranks, key=lambda rank: endings[rank].quiet_time)
+        description = "was stopped by a signal and has not moved" if stopped_ranks else "has not moved"
+        return rank, f"{description} for {endings[rank].quiet_time:.0f} s"
+    assert first_rank is not None  # a run goes wrong where a rank ends badly or where one is late
+    return first_rank, f"failed: {errors[first_rank].error}"
 
 
-def _rarity(code: int) -> int:
+def _rate_echo(code: int) -> int:
     """Return 0 to 2, higher where an exit is more likely an echo: gloo's threads abort a process whose peer is gone."""
     if code == -signal.SIGABRT:
         return 2
     return 0 if code < 0 else 1
 
 
-def _ended(code: int) -> str:
+def _describe_end(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
-def _tail(folder: Path, rank: int) -> str:
+def _read_tail(folder: Path, rank: int) -> str:
     path = log_file(folder, rank)
     lines = path.read_text(errors="replace").splitlines()[-LOG_LINES:] if path.exists() else []
     return "\n".join(["", f"end of {path}:", *lines]) if lines else ""
@@ -121,11 +123,11 @@ def require_torch() -> None:
         raise ModuleNotFoundError("executing needs torch, which is not installed", name="torch")
 
 
-def launch(
+def launch_ranks(
     module: str,
     arguments: Sequence[str],
     folder: Path,
-    ranks: int,
+    num_ranks: int,
     *,
     timeout: float = TIMEOUT,
     poll: Callable[[], None] | None = None,
@@ -141,39 +143,41 @@ def launch(
         before it propagates.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    clear(folder)
+    clear_folder(folder)
     avoid_broken_tiles()
     processes: list[subprocess.Popen[bytes]] = []
     try:
-        for rank in range(ranks):
-            processes.append(_start(module, arguments, folder, rank, ranks))
-        _watch(processes, folder, timeout, poll or (lambda: None))
+        for rank in range(num_ranks):
+            processes.append(_start_rank(module, arguments, folder, rank, num_ranks))
+        _watch_ranks(processes, folder, timeout, poll or (lambda: None))
     finally:
-        _stop(processes)
+        _stop_ranks(processes)
 
 
-def clear(folder: Path) -> None:
+def clear_folder(folder: Path) -> None:
     """Remove the files of an earlier run's ranks from ``folder``."""
-    for stale in (folder / "store", *folder.glob("rank-*")):
-        stale.unlink(missing_ok=True)
+    for stale_file in (folder / "store", *folder.glob("rank-*")):
+        stale_file.unlink(missing_ok=True)
 
 
-def _start(module: str, arguments: Sequence[str], folder: Path, rank: int, ranks: int) -> subprocess.Popen[bytes]:
+def _start_rank(
+    module: str, arguments: Sequence[str], folder: Path, rank: int, num_ranks: int
+) -> subprocess.Popen[bytes]:
     # a rank that saw a master address would take itself for one of torchrun's
-    inherited = {key: value for key, value in os.environ.items() if key not in ("MASTER_ADDR", "MASTER_PORT")}
-    environment = inherited | {
+    base_environment = {key: value for key, value in os.environ.items() if key not in ("MASTER_ADDR", "MASTER_PORT")}
+    environment = base_environment | {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks),
+        "WORLD_SIZE": str(num_ranks),
+        "LOCAL_WORLD_SIZE": str(num_ranks),
         "OMP_NUM_THREADS": "1",
         WATCH_PARENT: str(os.getpid()),
     }
     with log_file(folder, rank).open("wb") as log:
-        return _spawn([module, *arguments], environment, log)
+        return _spawn_process([module, *arguments], environment, log)
 
 
-def _spawn(command: Sequence[str], environment: Mapping[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+def _spawn_process(command: Sequence[str], environment: Mapping[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", *command],
         stdin=subprocess.PIPE,
@@ -184,7 +188,9 @@ def _spawn(command: Sequence[str], environment: Mapping[str, str], log: IO[bytes
     )
 
 
-def _watch(processes: list[subprocess.Popen[bytes]], folder: Path, timeout: float, poll: Callable[[], None]) -> None:
+def _watch_ranks(
+    processes: list[subprocess.Popen[bytes]], folder: Path, timeout: float, poll: Callable[[], None]
+) -> None:
     beats = [("", time.monotonic())] * len(processes)
     while True:
         codes = [process.poll() for process in processes]
@@ -193,35 +199,37 @@ def _watch(processes: list[subprocess.Popen[bytes]], folder: Path, timeout: floa
             return
         now = time.monotonic()
         for rank, (beat, _) in enumerate(beats):
-            if codes[rank] is None and (fresh := read_beat(folder, rank)) != beat:
-                beats[rank] = (fresh, now)
-        quiet = [now - moved for _, moved in beats]
-        failed = any(code not in (None, 0) for code in codes)
-        if failed:  # time for the other ranks to write their errors
-            _wait(processes, GRACE)
-        if failed or any(code is None and seconds > timeout for code, seconds in zip(codes, quiet, strict=True)):
-            raise ExecutionError(diagnose(_endings(processes, quiet), folder, timeout))
+            if codes[rank] is None and (new_beat := read_beat(folder, rank)) != beat:
+                beats[rank] = (new_beat, now)
+        quiet_times = [now - last_change for _, last_change in beats]
+        has_failed = any(code not in (None, 0) for code in codes)
+        if has_failed:  # time for the other ranks to write their errors
+            _wait_for_end(processes, GRACE)
+        if has_failed or any(
+            code is None and seconds > timeout for code, seconds in zip(codes, quiet_times, strict=True)
+        ):
+            raise ExecutionError(diagnose(_list_endings(processes, quiet_times), folder, timeout))
         time.sleep(POLL)
 
 
-def _endings(processes: list[subprocess.Popen[bytes]], quiet: list[float]) -> list[Ending]:
+def _list_endings(processes: list[subprocess.Popen[bytes]], quiet_times: list[float]) -> list[Ending]:
     return [
         Ending(process.poll(), is_stopped(process.pid), seconds)
-        for process, seconds in zip(processes, quiet, strict=True)
+        for process, seconds in zip(processes, quiet_times, strict=True)
     ]
 
 
-def _wait(processes: list[subprocess.Popen[bytes]], seconds: float) -> None:
+def _wait_for_end(processes: list[subprocess.Popen[bytes]], seconds: float) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end and any(process.poll() is None for process in processes):
         time.sleep(POLL)
 
 
-def _stop(processes: list[subprocess.Popen[bytes]]) -> None:
+def _stop_ranks(processes: list[subprocess.Popen[bytes]]) -> None:
     for process in processes:
         if process.stdin is not None:
             process.stdin.close()
-    _wait(processes, GRACE)
+    _wait_for_end(processes, GRACE)
     for process in processes:
         if process.poll() is None:
             process.kill()

@@ -20,20 +20,20 @@ import torch
 import torch.distributed as dist
 
 from meshwise.executor.recording.accelerator import CORE, Accelerator
-from meshwise.executor.recording.rank_files import note_place, several_hosts
+from meshwise.executor.recording.rank_files import has_several_hosts, note_place
 
 _SIOCGIFADDR = 0x8915
 """The ioctl of Linux that reads the IPv4 address of an interface (netdevice(7))."""
 _ANY_PORT = 9
 
 
-def loopback() -> str:
+def find_loopback() -> str:
     """Return the name of the loopback interface: ``lo`` on Linux, ``lo0`` elsewhere."""
     names = [name for _, name in socket.if_nameindex()]
     return next((name for name in ("lo", "lo0") if name in names), "lo")
 
 
-def address_towards(host: str) -> str:
+def find_address(host: str) -> str:
     """Return the address of this machine from which packets to ``host`` come; for its own name that name's address.
 
     A connected UDP socket has it; nothing is sent.
@@ -49,7 +49,7 @@ def address_towards(host: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def interface_towards(master: str) -> str:
+def find_interface(master: str) -> str:
     """Return the network interface by which this host reaches the first host, ``master``; empty where not known.
 
     Without it gloo takes the address of this host's own name, which on many systems is a loopback address: 127.0.1.1.
@@ -59,23 +59,23 @@ def interface_towards(master: str) -> str:
     ValueError
         Where ``master`` is a name that this machine resolves to a loopback address.
     """
-    address = address_towards(master)
-    if ip_address(address).is_loopback and not _says_loopback(master):
+    address = find_address(master)
+    if ip_address(address).is_loopback and not _is_loopback_name(master):
         raise ValueError(
             f"MASTER_ADDR is an address that all hosts reach, met {master}, which is {address} on "
             f"{socket.gethostname()}; name its address, or set GLOO_SOCKET_IFNAME to a network interface"
         )
-    return next((name for _, name in socket.if_nameindex() if _address_of(name) == address), "")
+    return next((name for _, name in socket.if_nameindex() if _get_address(name) == address), "")
 
 
-def _says_loopback(master: str) -> bool:
+def _is_loopback_name(master: str) -> bool:
     try:
         return ip_address(master).is_loopback
     except ValueError:
         return master == "localhost"
 
 
-def _address_of(interface: str) -> str:
+def _get_address(interface: str) -> str:
     """Return the IPv4 address of an interface; empty where it has none."""
     if sys.platform != "linux":
         return ""
@@ -87,11 +87,11 @@ def _address_of(interface: str) -> str:
     return socket.inet_ntoa(answer[20:24])
 
 
-_SEEN_WITHIN = 5.0
+_SHARE_TIMEOUT = 5.0
 """Seconds that a network file system gets to show a new file on all hosts."""
 
 
-def require_shared(folder: Path, rank: int) -> None:
+def require_shared_folder(folder: Path, rank: int) -> None:
     """Raise where ranks see different folders; a collective of the default group.
 
     Raises
@@ -100,20 +100,20 @@ def require_shared(folder: Path, rank: int) -> None:
         On every rank, where some rank sees another folder, in which its results would stay.
     """
     token = torch.tensor([secrets.randbits(62) if rank == 0 else 0])
-    mark = folder / "shared"
+    mark_file = folder / "shared"
     if rank == 0:
-        mark.write_text(str(token.item()))
+        mark_file.write_text(str(token.item()))
     dist.broadcast(token, 0)
-    apart = torch.zeros(dist.get_world_size(), dtype=torch.int64)
-    apart[rank] = not _shows(mark, str(token.item()))
-    dist.all_reduce(apart)
-    if others := [other for other, is_apart in enumerate(apart.tolist()) if is_apart]:
-        ranks = ", ".join(map(str, others))
+    mismatches = torch.zeros(dist.get_world_size(), dtype=torch.int64)
+    mismatches[rank] = not _shows_text(mark_file, str(token.item()))
+    dist.all_reduce(mismatches)
+    if other_ranks := [other_rank for other_rank, is_mismatch in enumerate(mismatches.tolist()) if is_mismatch]:
+        ranks = ", ".join(map(str, other_ranks))
         raise ValueError(f"hosts of a run share its folder, met another {folder} than that of rank 0 on ranks {ranks}")
 
 
-def _shows(path: Path, text: str) -> bool:
-    end = time.monotonic() + _SEEN_WITHIN
+def _shows_text(path: Path, text: str) -> bool:
+    end = time.monotonic() + _SHARE_TIMEOUT
     while not (path.exists() and path.read_text() == text):
         if time.monotonic() > end:
             return False
@@ -128,7 +128,7 @@ _ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 
 
 @contextmanager
-def joined(folder: Path, timeout: float, accelerator: Accelerator = CORE) -> Iterator[None]:
+def join_process_group(folder: Path, timeout: float, accelerator: Accelerator = CORE) -> Iterator[None]:
     """Run the body in a process group of all ranks, with a rendezvous through ``folder`` or by torchrun.
 
     Every wait for another rank ends after ``timeout`` seconds. NCCL chooses its interfaces itself, unless
@@ -140,27 +140,27 @@ def joined(folder: Path, timeout: float, accelerator: Accelerator = CORE) -> Ite
         Where the ranks of several hosts do not see the same folder, or the name of the first host is a loopback
         address on this host.
     """
-    rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    accelerator.begin(int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
+    rank, num_ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    accelerator.claim_device(int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks)))
     backend = accelerator.backend
-    wait = timedelta(seconds=timeout)
+    wait_limit = timedelta(seconds=timeout)
     master = os.environ.get("MASTER_ADDR")
     if master is None:
-        os.environ[_INTERFACE] = loopback()
-        store = dist.FileStore(str(folder / "store"), ranks)  # type: ignore[attr-defined]
-        dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=wait)
+        os.environ[_INTERFACE] = find_loopback()
+        store = dist.FileStore(str(folder / "store"), num_ranks)  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=rank, world_size=num_ranks, timeout=wait_limit)
     else:
-        if several_hosts():
-            note_place(folder, rank, address_towards(master))
-        interface = interface_towards(master) if several_hosts() else loopback()
+        if has_several_hosts():
+            note_place(folder, rank, find_address(master))
+        interface = find_interface(master) if has_several_hosts() else find_loopback()
         if interface:
             os.environ.setdefault(_INTERFACE, interface)
-        shared, *_ = next(dist.rendezvous("env://", timeout=wait))  # type: ignore[attr-defined]
+        torchrun_store, *_ = next(dist.rendezvous("env://", timeout=wait_limit))  # type: ignore[attr-defined]
         # a prefix for each restart: torchrun's store keeps the keys of the ranks before
-        attempt = dist.PrefixStore(f"attempt {os.environ.get(_ATTEMPT, 0)}", shared)  # type: ignore[attr-defined]
-        dist.init_process_group(backend, store=attempt, rank=rank, world_size=ranks, timeout=wait)
-        if several_hosts():
-            require_shared(folder, rank)
+        attempt_store = dist.PrefixStore(f"attempt {os.environ.get(_ATTEMPT, 0)}", torchrun_store)  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=attempt_store, rank=rank, world_size=num_ranks, timeout=wait_limit)
+        if has_several_hosts():
+            require_shared_folder(folder, rank)
     yield
     dist.barrier()
     dist.destroy_process_group()

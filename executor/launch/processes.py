@@ -22,47 +22,47 @@ _STOPPED = ("T", "t")
 
 def is_stopped(pid: int) -> bool:
     """Return whether a signal or a debugger has stopped a process until it is continued."""
-    return _fields(pid)[_STATE] in _STOPPED
+    return _read_fields(pid)[_STATE] in _STOPPED
 
 
 def is_alive(pid: int) -> bool:
     """Return whether a process runs, waits or is stopped; a zombie is not alive."""
-    return _fields(pid)[_STATE] not in ("", "Z", "X")
+    return _read_fields(pid)[_STATE] not in ("", "Z", "X")
 
 
-def children(pid: int) -> list[int]:
+def list_children(pid: int) -> list[int]:
     """Return all descendants of a process, in order of their numbers."""
-    parents = {other: int(_fields(other)[_PARENT]) for other in _pids()}
-    found, fresh = set[int](), {pid}
-    while fresh:
-        fresh = {other for other, parent in parents.items() if parent in fresh} - found
-        found |= fresh
-    return sorted(found)
+    parents = {process: int(_read_fields(process)[_PARENT]) for process in _list_pids()}
+    descendants, new_pids = set[int](), {pid}
+    while new_pids:
+        new_pids = {process for process, parent in parents.items() if parent in new_pids} - descendants
+        descendants |= new_pids
+    return sorted(descendants)
 
 
-def listening(pids: Iterable[int]) -> set[tuple[str, int]]:
+def find_listeners(pids: Iterable[int]) -> set[tuple[str, int]]:
     """Return the addresses and TCP ports on which any of these processes listens."""
-    own = {inode for pid in pids for inode in _sockets(pid)}
-    return {place for inode, place in _listeners() if inode in own}
+    inodes = {inode for pid in pids for inode in _list_sockets(pid)}
+    return {place for inode, place in _read_listeners() if inode in inodes}
 
 
-def listeners() -> set[tuple[str, int]]:
+def list_listeners() -> set[tuple[str, int]]:
     """Return the addresses and TCP ports on which any process of this network namespace listens."""
-    return {place for _, place in _listeners()}
+    return {place for _, place in _read_listeners()}
 
 
-def _pids() -> list[int]:
+def _list_pids() -> list[int]:
     return [int(path.name) for path in _PROC.iterdir() if path.name.isdigit()] if _PROC.is_dir() else []
 
 
-def _fields(pid: int) -> list[str]:
+def _read_fields(pid: int) -> list[str]:
     try:
         return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:
         return ["", "0"]
 
 
-def _sockets(pid: int) -> Iterator[str]:
+def _list_sockets(pid: int) -> Iterator[str]:
     """Yield the inodes of the sockets that a process holds open."""
     try:
         descriptors = list((_PROC / str(pid) / "fd").iterdir())
@@ -77,7 +77,7 @@ def _sockets(pid: int) -> Iterator[str]:
             yield target[len("socket:[") : -1]
 
 
-def _listeners() -> Iterator[tuple[str, tuple[str, int]]]:
+def _read_listeners() -> Iterator[tuple[str, tuple[str, int]]]:
     """Yield inode, address and port of every listening socket of this network namespace."""
     for name in ("tcp", "tcp6"):
         path = _PROC / "net" / name
@@ -85,14 +85,14 @@ def _listeners() -> Iterator[tuple[str, tuple[str, int]]]:
             fields = line.split()
             if fields[3] == _LISTENING:
                 address, _, port = fields[1].partition(":")
-                yield fields[9], (address_of(address), int(port, 16))
+                yield fields[9], (parse_address(address), int(port, 16))
 
 
-def address_of(text: str) -> str:
+def parse_address(text: str) -> str:
     """Return the address that ``/proc/net/tcp`` or ``tcp6`` prints as 32-bit words in the machine's byte order.
 
     >>> import sys
-    >>> address_of("0100007F" if sys.byteorder == "little" else "7F000001")
+    >>> parse_address("0100007F" if sys.byteorder == "little" else "7F000001")
     '127.0.0.1'
     """
     words = [int(text[start : start + 8], 16) for start in range(0, len(text), 8)]
@@ -106,9 +106,9 @@ def is_loopback(address: str) -> bool:
     >>> [is_loopback(each) for each in ("127.0.0.1", "::1", "::ffff:127.0.0.1", "0.0.0.0", "::", "10.0.0.2")]
     [True, True, True, False, False, False]
     """
-    found = ipaddress.ip_address(address)
-    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    return (mapped or found).is_loopback
+    parsed_address = ipaddress.ip_address(address)
+    mapped_address = parsed_address.ipv4_mapped if isinstance(parsed_address, ipaddress.IPv6Address) else None
+    return (mapped_address or parsed_address).is_loopback
 
 
 def lock_file(folder: Path) -> Path:
@@ -117,7 +117,7 @@ def lock_file(folder: Path) -> Path:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[Path]:
+def lock_folder(folder: Path) -> Iterator[Path]:
     """Run the body with ``folder`` locked against other runs; create the folder where it is missing.
 
     The kernel releases the lock when its process ends, however that ends.
@@ -130,11 +130,11 @@ def locked(folder: Path) -> Iterator[Path]:
     path = lock_file(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = _acquired(path)
+        descriptor = _acquire_lock(path)
     except BlockingIOError:
         holder = path.read_text(errors="replace") if path.exists() else ""
-        met = f"met process {holder or 'unknown'}"
-        raise ValueError(f"{folder}: a run is in progress in this folder, {met}; name another") from None
+        holder_text = f"met process {holder or 'unknown'}"
+        raise ValueError(f"{folder}: a run is in progress in this folder, {holder_text}; name another") from None
     except OSError as error:
         raise ValueError(f"{folder}: the folder cannot be written: {error.strerror}") from None
     try:
@@ -144,7 +144,7 @@ def locked(folder: Path) -> Iterator[Path]:
         os.close(descriptor)
 
 
-def _acquired(path: Path) -> int:
+def _acquire_lock(path: Path) -> int:
     """Return the descriptor of the locked file; ``BlockingIOError`` where another process has the lock."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)

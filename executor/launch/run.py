@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 from meshwise.executor.check.verification import Verification, require_equal, verify
 from meshwise.executor.device import require_device
 from meshwise.executor.job import Job, checkpoints_folder, metrics_file, result_file
-from meshwise.executor.launch.launcher import launch, require_torch
-from meshwise.executor.options import DEFAULTS, RunOptions
+from meshwise.executor.launch.launcher import launch_ranks, require_torch
+from meshwise.executor.options import DEFAULT_OPTIONS, RunOptions
 from meshwise.executor.recording.timeline import read_timeline
-from meshwise.executor.supported import BYTES, unsupported
-from meshwise.executor.training.checkpoint import sweep
+from meshwise.executor.supported import BYTE_VOCAB, find_unsupported
+from meshwise.executor.training.checkpoint import sweep_partials
 from meshwise.executor.training.continuation import prepare_job
-from meshwise.simulator.brief import brief
+from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.models.transformer import Transformer
 from meshwise.simulator.notebook import to_html
 from meshwise.simulator.timeline import Timeline
@@ -38,7 +38,7 @@ def metrics_log(folder: Path) -> Path:
     return folder / "metrics.jsonl"
 
 
-def logged(folder: Path, first_step: int, rate: Callable[[int], float], progress: Progress | None) -> Progress:
+def log_steps(folder: Path, first_step: int, rate: Callable[[int], float], progress: Progress | None) -> Progress:
     """Return a callback that logs every step and calls ``progress``; old lines from ``first_step`` on are removed.
 
     Parameters
@@ -48,20 +48,20 @@ def logged(folder: Path, first_step: int, rate: Callable[[int], float], progress
     """
     path = metrics_log(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    before = _lines_before(path, first_step) if first_step else []
-    path.write_text("".join(before))
+    earlier_lines = _read_lines_before(path, first_step) if first_step else []
+    path.write_text("".join(earlier_lines))
 
-    def tell(step: int, loss: float, seconds: float) -> None:
+    def log_step(step: int, loss: float, seconds: float) -> None:
         row = {"step": step, "loss": loss, "seconds": seconds, "learning_rate": rate(step)}
         with path.open("a") as file:
             file.write(json.dumps(row) + "\n")
         if progress is not None:
             progress(step, loss, seconds)
 
-    return tell
+    return log_step
 
 
-def _lines_before(path: Path, step: int) -> list[str]:
+def _read_lines_before(path: Path, step: int) -> list[str]:
     """Return the lines of a log up to a step, or up to the first broken line."""
     lines: list[str] = []
     if path.is_file():
@@ -116,7 +116,7 @@ class Run:
     host_memory: float = 0.0
     reserved_memory: float = 0.0
 
-    __repr__ = brief("steps", "step_time", "peak_memory", "verification")
+    __repr__ = brief_repr("steps", "step_time", "peak_memory", "verification")
 
     def to_pandas(self) -> "pd.DataFrame":
         """Return one row a measured span of the last step, as `Timeline.to_pandas` does of a simulated one."""
@@ -138,7 +138,7 @@ def execute(
     spec: Transformer,
     training: Training,
     plan: Plan,
-    options: RunOptions = DEFAULTS,
+    options: RunOptions = DEFAULT_OPTIONS,
     *,
     folder: Path,
     progress: Progress | None = None,
@@ -167,21 +167,23 @@ def execute(
     require_torch()
     require_device(options.device, plan.mesh.num_ranks)
     jobs = make_jobs(spec, training, plan, options, folder=folder, warn=warn)
-    verification = verified(*jobs[1]) if options.is_verified else None
+    verification = run_verification(*jobs[1]) if options.is_verified else None
     job = jobs[0][0]
-    tell = logged(folder, job.first_step, lambda step: job.learning_rate.at(step, training.optimizer), progress)
+    log_step = log_steps(
+        folder, job.first_step, lambda step: job.learning_rate.rate_at(step, training.optimizer), progress
+    )
     try:
-        run_jobs(jobs[:1], tell)
+        run_jobs(jobs[:1], log_step)
     finally:
-        sweep(checkpoints_folder(folder))
-    return replace(collect(jobs[:1]), verification=verification)
+        sweep_partials(checkpoints_folder(folder))
+    return replace(collect_run(jobs[:1]), verification=verification)
 
 
 def make_jobs(
     spec: Transformer,
     training: Training,
     plan: Plan,
-    options: RunOptions = DEFAULTS,
+    options: RunOptions = DEFAULT_OPTIONS,
     *,
     folder: Path,
     warn: Callable[[str], None] = lambda text: None,
@@ -193,58 +195,58 @@ def make_jobs(
     ValueError
         Where torch cannot run the plan, or data or checkpoint do not fit.
     """
-    refuse(spec, training, plan)
-    job, damaged = prepare_job(spec, training, plan, options, folder)
-    for text in damaged:
+    require_supported(spec, training, plan)
+    job, damaged_checkpoints = prepare_job(spec, training, plan, options, folder)
+    for text in damaged_checkpoints:
         warn(f"passed over: {text}")
-    return [(job, folder)] + ([(verification_job(job), folder / VERIFY)] if options.is_verified else [])
+    return [(job, folder)] + ([(build_verification_job(job), folder / VERIFY)] if options.is_verified else [])
 
 
-def collect(jobs: Sequence[tuple[Job, Path]]) -> Run:
+def collect_run(jobs: Sequence[tuple[Job, Path]]) -> Run:
     """Return the measurements that the ranks of finished jobs wrote; a second job is a verification."""
-    (job, folder), *checked = jobs
-    times = step_times(job.plan, folder)
+    (job, folder), *verification_jobs = jobs
+    times = read_step_times(job.plan, folder)
     timeline = read_timeline(job.plan, folder)
     # cores have no allocator statistics: their peak is that of the profiler
     return Run(
         steps=len(times),
-        losses=losses(job.plan, len(times), folder),
+        losses=read_losses(job.plan, len(times), folder),
         step_times=times,
-        step_time=typical(times),
-        peak_memory=held(job.plan, folder, "peak") or timeline.peak_memory,
+        step_time=compute_typical_time(times),
+        peak_memory=read_gpu_memory(job.plan, folder, "peak") or timeline.peak_memory,
         timeline=timeline,
-        verification=compare(*checked[0]) if checked else None,
+        verification=compare_job(*verification_jobs[0]) if verification_jobs else None,
         first_step=job.first_step,
-        host_memory=host_memory(job.plan, folder),
-        reserved_memory=held(job.plan, folder, "reserved"),
+        host_memory=read_host_memory(job.plan, folder),
+        reserved_memory=read_gpu_memory(job.plan, folder, "reserved"),
     )
 
 
-def typical(times: Sequence[float]) -> float:
+def compute_typical_time(times: Sequence[float]) -> float:
     """Return the median seconds of the steps after the first two, or of all where there are no more.
 
-    >>> typical((9.0, 9.0, 2.0, 3.0, 1.0))
+    >>> compute_typical_time((9.0, 9.0, 2.0, 3.0, 1.0))
     2.0
     """
     return median(times[WARM_UP:] or times)
 
 
-def held(plan: Plan, folder: Path, what: str) -> float:
+def read_gpu_memory(plan: Plan, folder: Path, statistic: str) -> float:
     """Return the largest ``peak`` or ``reserved`` bytes of the GPU allocator over the ranks of a profiled job.
 
     It is 0 on cores, for which torch has no such statistics.
     """
-    found = (json.loads(result_file(folder, rank).read_text())["held"] for rank in range(plan.mesh.num_ranks))
-    return float(max(each[what] if each else 0 for each in found))
+    statistics = (json.loads(result_file(folder, rank).read_text())["held"] for rank in range(plan.mesh.num_ranks))
+    return float(max(rank_memory[statistic] if rank_memory else 0 for rank_memory in statistics))
 
 
-def host_memory(plan: Plan, folder: Path) -> float:
+def read_host_memory(plan: Plan, folder: Path) -> float:
     """Return the most bytes that any rank of a profiled job used at once on its host."""
     ranks = range(plan.mesh.num_ranks)
     return float(max(json.loads(result_file(folder, rank).read_text())["host"] for rank in ranks))
 
 
-def verified(job: Job, folder: Path) -> Verification:
+def run_verification(job: Job, folder: Path) -> Verification:
     """Run a verification job and return its differences from one process.
 
     Raises
@@ -253,44 +255,48 @@ def verified(job: Job, folder: Path) -> Verification:
         Where the differences are too large.
     """
     run_jobs([(job, folder)])
-    return require_equal(compare(job, folder))
+    return require_equal(compare_job(job, folder))
 
 
-def refuse(spec: Transformer, training: Training, plan: Plan) -> None:
+def require_supported(spec: Transformer, training: Training, plan: Plan) -> None:
     """Raise ``ValueError`` with every reason why the executor cannot run ``plan``."""
     require_torch()
-    if reasons := unsupported(spec, training, plan):
+    if reasons := find_unsupported(spec, training, plan):
         raise ValueError("the executor cannot run this plan: " + "; ".join(reasons))
 
 
 def run_jobs(jobs: list[tuple[Job, Path]], progress: Progress | None = None) -> None:
     """Run jobs of equally many ranks in order in one set of processes; ``progress`` is told of the first job."""
     paths = [str(job.write(folder).resolve()) for job, folder in jobs]
-    first, folder = jobs[0]
-    poll = progress_of(first.plan, folder, progress, first.first_step)
+    first_job, folder = jobs[0]
+    poll = build_poll(first_job.plan, folder, progress, first_job.first_step)
     timeout = max(job.timeout for job, _ in jobs)
     try:
-        launch("meshwise.executor.launch.worker", paths, folder, first.plan.mesh.num_ranks, timeout=timeout, poll=poll)
+        launch_ranks(
+            "meshwise.executor.launch.worker", paths, folder, first_job.plan.mesh.num_ranks, timeout=timeout, poll=poll
+        )
     finally:
         poll()  # the last steps, and those before a failure
 
 
-def progress_of(plan: Plan, folder: Path, progress: Progress | None, first_step: int = 0) -> Callable[[], None]:
+def build_poll(plan: Plan, folder: Path, progress: Progress | None, first_step: int = 0) -> Callable[[], None]:
     """Return a callback that reports to ``progress`` each step that all ranks have finished since its last call."""
-    told = 0
+    num_told = 0
 
     def poll() -> None:
-        nonlocal told
+        nonlocal num_told
         if progress is not None:
-            rows = _metrics(plan, folder)
-            for step in range(told, min(len(row) for row in rows)):
-                progress(first_step + step, _mean_loss(rows, step), max(row[step]["seconds"] or 0.0 for row in rows))
-                told = step + 1
+            rows = _read_metrics(plan, folder)
+            for step in range(num_told, min(len(row) for row in rows)):
+                progress(
+                    first_step + step, _compute_mean_loss(rows, step), max(row[step]["seconds"] or 0.0 for row in rows)
+                )
+                num_told = step + 1
 
     return poll
 
 
-def verification_job(job: Job) -> Job:
+def build_verification_job(job: Job) -> Job:
     """Return the verification of a job: fp64, the same plan, and a model of smaller widths.
 
     Layers, heads and microbatches stay, and with them stages and cuts. Heads become at most 8 wide, the feed-forward
@@ -300,7 +306,7 @@ def verification_job(job: Job) -> Job:
     hidden = spec.heads * min(spec.head_dim, VERIFIED_HEAD_DIM)
     ffn = min(spec.ffn, -(-2 * hidden // tensor) * tensor)
     experts = spec.experts and replace(spec.experts, ffn=min(spec.experts.ffn, -(-2 * hidden // tensor) * tensor))
-    vocab = BYTES if BYTES % tensor == 0 else spec.vocab
+    vocab = BYTE_VOCAB if BYTE_VOCAB % tensor == 0 else spec.vocab
     parts = tensor * (2 * job.plan.context if job.plan.context > 1 else 1)
     sequence = min(job.training.sequence, -(-VERIFIED_SEQUENCE // parts) * parts)
     return replace(
@@ -316,24 +322,24 @@ def verification_job(job: Job) -> Job:
     )
 
 
-def compare(job: Job, folder: Path) -> Verification:
+def compare_job(job: Job, folder: Path) -> Verification:
     """Return the differences of a dumped job from one process."""
-    return verify(job, folder, losses(job.plan, job.steps, folder))
+    return verify(job, folder, read_losses(job.plan, job.steps, folder))
 
 
-def losses(plan: Plan, steps: int, folder: Path) -> tuple[float, ...]:
+def read_losses(plan: Plan, steps: int, folder: Path) -> tuple[float, ...]:
     """Return the loss of every step: the mean over the ranks of the last stage, with equal weights."""
-    rows = _metrics(plan, folder)
-    return tuple(_mean_loss(rows, step) for step in range(steps))
+    rows = _read_metrics(plan, folder)
+    return tuple(_compute_mean_loss(rows, step) for step in range(steps))
 
 
-def step_times(plan: Plan, folder: Path) -> tuple[float, ...]:
+def read_step_times(plan: Plan, folder: Path) -> tuple[float, ...]:
     """Return the seconds of every step on its slowest rank."""
-    rows = _metrics(plan, folder)
+    rows = _read_metrics(plan, folder)
     return tuple(max(row[step]["seconds"] or 0.0 for row in rows) for step in range(min(len(row) for row in rows)))
 
 
-def _metrics(plan: Plan, folder: Path) -> list[list[dict[str, float | None]]]:
+def _read_metrics(plan: Plan, folder: Path) -> list[list[dict[str, float | None]]]:
     result = []
     for rank in range(plan.mesh.num_ranks):
         path = metrics_file(folder, rank)
@@ -343,6 +349,6 @@ def _metrics(plan: Plan, folder: Path) -> list[list[dict[str, float | None]]]:
     return result
 
 
-def _mean_loss(rows: list[list[dict[str, float | None]]], step: int) -> float:
+def _compute_mean_loss(rows: list[list[dict[str, float | None]]], step: int) -> float:
     values = [loss for row in rows if (loss := row[step]["loss"]) is not None]
     return sum(values) / len(values)

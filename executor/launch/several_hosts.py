@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshwise.executor.job import Job, metrics_file, result_file
-from meshwise.executor.launch.launcher import ExecutionError, clear
-from meshwise.executor.launch.run import VERIFY, Run, collect
-from meshwise.executor.recording.rank_files import first_failure, operation, read_beat, read_errors
+from meshwise.executor.launch.launcher import ExecutionError, clear_folder
+from meshwise.executor.launch.run import VERIFY, Run, collect_run
+from meshwise.executor.recording.rank_files import describe_first_failure, parse_operation, read_beat, read_errors
 
 DEFAULT_PORT = 29500
 """torchrun's default port."""
@@ -55,9 +55,9 @@ class Rendezvous:
         ValueError
             Where the host is this machine and something listens on the port; the message names the next free port.
         """
-        if self._is_here() and not _is_free(self.port):
-            free = next((port for port in range(self.port + 1, 65536) if _is_free(port)), None)
-            nearest = f"; nearest: {free}" if free else ""
+        if self._is_here() and not _is_port_free(self.port):
+            free_port = next((port for port in range(self.port + 1, 65536) if _is_port_free(port)), None)
+            nearest = f"; nearest: {free_port}" if free_port else ""
             raise ValueError(f"rendezvous: the port is free on {self.host}, met {self.port}, which is busy{nearest}")
 
     def _is_here(self) -> bool:
@@ -70,7 +70,7 @@ class Rendezvous:
         return True
 
 
-def _is_free(port: int) -> bool:
+def _is_port_free(port: int) -> bool:
     """Return whether torchrun's store could have a port of this host, on all of whose addresses it listens."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -85,28 +85,30 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 """Environment of every rank: one thread, because the simulator's device is one core."""
 
 
-class Expanded(str):
+class ExpandedWord(str):
     """A word of a command that a shell or another program expands; it is quoted already where it must be."""
 
 
-def torchrun(nodes: int, processes: int, node_rank: str, first: str, port: int, jobs: Sequence[str]) -> tuple[str, ...]:
-    """Return the words of a ``torchrun`` command for one host, which runs jobs in order; hosts meet at ``first``.
+def build_torchrun(
+    num_nodes: int, processes: int, node_rank: str, master: str, port: int, jobs: Sequence[str]
+) -> tuple[str, ...]:
+    """Return the words of a ``build_torchrun`` command for one host, which runs jobs in order; hosts meet at ``master``.
 
     Ranks follow hosts in order, ``processes`` on each, so that a plan's innermost groups stay on one host. torchrun's
     static rendezvous keeps that order, its dynamic one does not.
     """
-    spread = ("--nnodes", str(nodes), "--node-rank", node_rank, "--nproc-per-node", str(processes))
-    where = ("--master-addr", first, "--master-port", str(port))
-    return ("torchrun", *spread, *where, "-m", "meshwise.executor.launch.worker", *jobs)
+    size_options = ("--nnodes", str(num_nodes), "--node-rank", node_rank, "--nproc-per-node", str(processes))
+    address_options = ("--master-addr", master, "--master-port", str(port))
+    return ("torchrun", *size_options, *address_options, "-m", "meshwise.executor.launch.worker", *jobs)
 
 
-def shell(words: Iterable[str]) -> str:
+def format_command(words: Iterable[str]) -> str:
     """Return a command as a line for a shell.
 
-    >>> shell(("torchrun", "--node-rank", Expanded('"$1"'), "/my run/job.json"))
+    >>> format_command(("torchrun", "--node-rank", ExpandedWord('"$1"'), "/my run/job.json"))
     'torchrun --node-rank "$1" \\'/my run/job.json\\''
     """
-    return " ".join(word if isinstance(word, Expanded) else shlex.quote(word) for word in words)
+    return " ".join(word if isinstance(word, ExpandedWord) else shlex.quote(word) for word in words)
 
 
 SCRIPT = "host.sh"
@@ -121,28 +123,28 @@ class Hosts:
     rendezvous: Rendezvous
 
     @classmethod
-    def of(cls, ranks: int, processes: int, rendezvous: Rendezvous) -> "Hosts":
-        """Return the hosts for ``ranks`` ranks; raises as `require_processes` where ranks do not divide into hosts."""
-        require_processes(ranks, processes)
-        return cls(ranks // processes, processes, rendezvous)
+    def from_ranks(cls, num_ranks: int, processes: int, rendezvous: Rendezvous) -> "Hosts":
+        """Return the hosts for ``num_ranks`` ranks; raises as `require_processes` where ranks do not divide into hosts."""
+        require_processes(num_ranks, processes)
+        return cls(num_ranks // processes, processes, rendezvous)
 
 
-def require_processes(ranks: int, processes: int) -> None:
-    """Raise where a plan of ``ranks`` ranks cannot have ``processes`` processes on each host.
+def require_processes(num_ranks: int, processes: int) -> None:
+    """Raise where a plan of ``num_ranks`` ranks cannot have ``processes`` processes on each host.
 
     Raises
     ------
     ValueError
         Where ``processes`` does not divide the ranks; the message names the nearest number that does.
     """
-    if processes < 1 or ranks % processes:
-        nearest = max(size for size in range(1, ranks + 1) if ranks % size == 0 and size <= max(processes, 1))
-        met = f"met {processes} processes of {ranks} ranks"
-        what = "a plan has at least as many ranks" if processes > ranks else "the ranks divide into hosts"
-        raise ValueError(f"processes: {what}, {met}; nearest: {nearest}")
+    if processes < 1 or num_ranks % processes:
+        nearest = max(size for size in range(1, num_ranks + 1) if num_ranks % size == 0 and size <= max(processes, 1))
+        counts_text = f"met {processes} processes of {num_ranks} ranks"
+        rule = "a plan has at least as many ranks" if processes > num_ranks else "the ranks divide into hosts"
+        raise ValueError(f"processes: {rule}, {counts_text}; nearest: {nearest}")
 
 
-def prepare(jobs: Sequence[tuple[Job, Path]], hosts: Hosts) -> Path:
+def prepare_hosts(jobs: Sequence[tuple[Job, Path]], hosts: Hosts) -> Path:
     """Write the jobs, and the script that each host runs with its number, from 0; return the path of the script.
 
     Raises
@@ -155,11 +157,13 @@ def prepare(jobs: Sequence[tuple[Job, Path]], hosts: Hosts) -> Path:
     (jobs[0][1] / VERIFY / "job.json").unlink(missing_ok=True)
     for _, folder in jobs:
         folder.mkdir(parents=True, exist_ok=True)
-        clear(folder)
+        clear_folder(folder)
     paths = [str(job.write(folder).resolve()) for job, folder in jobs]
     script = jobs[0][1] / SCRIPT
-    meeting = hosts.rendezvous
-    line = shell(torchrun(hosts.nodes, hosts.processes, Expanded('"$1"'), meeting.host, meeting.port, paths))
+    rendezvous = hosts.rendezvous
+    line = format_command(
+        build_torchrun(hosts.nodes, hosts.processes, ExpandedWord('"$1"'), rendezvous.host, rendezvous.port, paths)
+    )
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in ENVIRONMENT.items())
     script.write_text(
         f'#!/bin/sh\n: "${{1:?the number of this host, from 0 to {hosts.nodes - 1}}}"\n{exports}exec {line}\n'
@@ -180,28 +184,30 @@ def read_run(folder: Path) -> tuple[Job, Run]:
     path = folder / "job.json"
     if not path.exists():
         raise ValueError(f"{folder}: the folder of a run has a job.json; `meshwise execute --rendezvous` writes it")
-    found = [(Job.read(path), folder)]
-    checked = folder / VERIFY
-    if (checked / "job.json").exists():
-        found.append((Job.read(checked / "job.json"), checked))
-    _require_begun(found[0][0], folder)
-    for job, where in found:
-        _require_finished(job, where, folder)
-    return found[0][0], collect(found)
+    jobs = [(Job.read(path), folder)]
+    check_folder = folder / VERIFY
+    if (check_folder / "job.json").exists():
+        jobs.append((Job.read(check_folder / "job.json"), check_folder))
+    _require_begun(jobs[0][0], folder)
+    for job, job_folder in jobs:
+        _require_finished(job, job_folder, folder)
+    return jobs[0][0], collect_run(jobs)
 
 
 def _require_begun(job: Job, folder: Path) -> None:
     if not any(read_beat(folder, rank) for rank in range(job.plan.mesh.num_ranks)):
         script = folder / SCRIPT
-        how = f"run `sh {shlex.quote(str(script))} NUMBER` on each host" if script.exists() else "run it on each host"
-        raise ExecutionError(f"{folder}: no rank has begun; {how}, then collect")
+        instruction = (
+            f"run `sh {shlex.quote(str(script))} NUMBER` on each host" if script.exists() else "run it on each host"
+        )
+        raise ExecutionError(f"{folder}: no rank has begun; {instruction}, then collect")
 
 
 def _require_finished(job: Job, folder: Path, beats: Path) -> None:
-    ranks = job.plan.mesh.num_ranks
-    if read_errors(beats, ranks):
-        raise ExecutionError(first_failure(beats, ranks))
-    for rank in range(ranks):
-        last = result_file(folder, rank) if job.profile else metrics_file(folder, rank)
-        if not last.exists():
-            raise ExecutionError(f"rank {rank} has not finished; it is at {operation(read_beat(beats, rank))}")
+    num_ranks = job.plan.mesh.num_ranks
+    if read_errors(beats, num_ranks):
+        raise ExecutionError(describe_first_failure(beats, num_ranks))
+    for rank in range(num_ranks):
+        last_file = result_file(folder, rank) if job.profile else metrics_file(folder, rank)
+        if not last_file.exists():
+            raise ExecutionError(f"rank {rank} has not finished; it is at {parse_operation(read_beat(beats, rank))}")

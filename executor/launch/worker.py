@@ -17,10 +17,10 @@ from typing import NoReturn
 from meshwise.executor.recording.rank_files import (
     WATCH_PARENT,
     RankError,
+    describe_first_failure,
     error_file,
-    first_failure,
+    has_several_hosts,
     place_file,
-    several_hosts,
 )
 from meshwise.executor.training.checkpoint import CheckpointError
 
@@ -41,13 +41,13 @@ def watch_parent() -> None:
         os._exit(1)
 
     if parent := os.environ.get(WATCH_PARENT):
-        _die_with(int(parent))
+        _die_with_parent(int(parent))
         threading.Thread(target=watch, daemon=True).start()
     elif _TORCHRUN in os.environ:
-        _die_with(os.getppid())
+        _die_with_parent(os.getppid())
 
 
-def _die_with(parent: int) -> None:
+def _die_with_parent(parent: int) -> None:
     """Have Linux kill this process with its parent; no thread of a stopped process could do that (prctl(2))."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -62,21 +62,21 @@ def run_rank(folder: Path, run: Callable[[int], None]) -> int:
     if not folder.is_dir():
         print(f"rank {rank} on {socket.gethostname()}: {folder} is not here; hosts of a run share it", file=sys.stderr)
         return 2
-    for stale in (error_file(folder, rank), place_file(folder, rank)):
-        stale.unlink(missing_ok=True)
+    for stale_file in (error_file(folder, rank), place_file(folder, rank)):
+        stale_file.unlink(missing_ok=True)
     try:
         run(rank)
     except Exception as error:  # the boundary of the process: every error becomes one message
         if not isinstance(error, CheckpointError):  # its message needs no traceback
             traceback.print_exc()
-        RankError.of(error).write(folder, rank)
-        if several_hosts():
-            print(f"\n{first_failure(folder, int(os.environ['WORLD_SIZE']))}", file=sys.stderr)
+        RankError.from_exception(error).write(folder, rank)
+        if has_several_hosts():
+            print(f"\n{describe_first_failure(folder, int(os.environ['WORLD_SIZE']))}", file=sys.stderr)
         return 1
     return 0
 
 
-def leave(code: int) -> NoReturn:
+def exit_process(code: int) -> NoReturn:
     """End this process at once, when all its results are in files.
 
     An interpreter that shuts down in the usual order meets threads of torch that are not joined yet: 1 of 20 ranks that
@@ -89,14 +89,14 @@ def leave(code: int) -> NoReturn:
 
 def main(paths: list[Path]) -> int:
     """Run every job and return the exit code."""
-    return run_rank(paths[0].parent, lambda rank: _run(paths, rank))
+    return run_rank(paths[0].parent, lambda rank: _run_jobs(paths, rank))
 
 
-def _run(paths: list[Path], rank: int) -> None:
+def _run_jobs(paths: list[Path], rank: int) -> None:
     from meshwise.executor.launch.rank import run_jobs  # torch comes after the watch has begun
 
     run_jobs(paths, rank)
 
 
 if __name__ == "__main__":
-    leave(main([Path(argument) for argument in sys.argv[1:]]))
+    exit_process(main([Path(argument) for argument in sys.argv[1:]]))

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, Partial
 from torch.nn import functional
 from torch.nn.functional import linear
 
-from meshwise.executor.recording.tensors import local
+from meshwise.executor.recording.tensors import to_local
 from meshwise.simulator.models.transformer import Transformer
 
 _GATES: dict[str, Callable[[Tensor], Tensor]] = {"swiglu": functional.silu, "geglu": functional.gelu}
@@ -46,40 +46,40 @@ def activation(kind: str) -> Callable[[Tensor], Tensor]:
         return functional.gelu
     function = _GATES[kind]
 
-    def gated(wide: Tensor) -> Tensor:
-        gate, value = _pairs(wide) if wide.is_cuda else _Apart.apply(wide)  # type: ignore[no-untyped-call]
-        del wide  # the caller holds no reference either, so where both were copied the input is freed here
+    def apply_gate(pairs: Tensor) -> Tensor:
+        gate, value = _split_pairs(pairs) if pairs.is_cuda else _ContiguousPairs.apply(pairs)  # type: ignore[no-untyped-call]
+        del pairs  # the caller holds no reference either, so where both were copied the input is freed here
         return function(gate) * value
 
-    return gated
+    return apply_gate
 
 
-def _pairs(wide: Tensor) -> tuple[Tensor, Tensor]:
+def _split_pairs(pairs: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gates and the values of ``pairs``, ``(..., 2 ffn)``, as views with a stride of 2."""
-    gate, value = wide.view(*wide.shape[:-1], wide.shape[-1] // 2, 2).unbind(-1)
+    gate, value = pairs.view(*pairs.shape[:-1], pairs.shape[-1] // 2, 2).unbind(-1)
     return gate, value
 
 
-class _Apart(torch.autograd.Function):
+class _ContiguousPairs(torch.autograd.Function):
     """Copies gates and values into contiguous tensors: a CPU is six times slower on every second number.
 
     It costs no memory: backward keeps the two copies, together as large as the input, instead of the input.
     """
 
     @staticmethod
-    def forward(ctx: Any, wide: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, pairs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gates and the values, each contiguous."""
-        gate, value = _pairs(wide)
+        gate, value = _split_pairs(pairs)
         return gate.contiguous(), value.contiguous()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         """Return the gradient of the input: those of gates and values, interleaved as pairs."""
         *shape, ffn = gradients[0].shape
-        wide = gradients[0].new_empty(*shape, 2 * ffn)
-        for place, gradient in zip(_pairs(wide), gradients, strict=True):
-            place.copy_(gradient)
-        return wide
+        pairs = gradients[0].new_empty(*shape, 2 * ffn)
+        for target, gradient in zip(_split_pairs(pairs), gradients, strict=True):
+            target.copy_(gradient)
+        return pairs
 
 
 Compute = Callable[[Tensor, Sequence[int]], Tensor]
@@ -93,18 +93,20 @@ class Experts(nn.Module):
     ``(experts, hidden, ffn)``. ``read_weight`` returns the part of a parameter that this rank multiplies by.
     """
 
-    def __init__(self, spec: Transformer, count: int, ffn: int) -> None:
+    def __init__(self, spec: Transformer, num_experts: int, ffn: int) -> None:
         super().__init__()
         self.activation = activation(spec.ffn_kind)
-        self.up = nn.Parameter(torch.empty(count, width(spec.ffn_kind, ffn), spec.hidden))
-        self.down = nn.Parameter(torch.empty(count, spec.hidden, ffn))
-        self.own: Callable[[Tensor], Tensor] = local
+        self.up = nn.Parameter(torch.empty(num_experts, width(spec.ffn_kind, ffn), spec.hidden))
+        self.down = nn.Parameter(torch.empty(num_experts, spec.hidden, ffn))
+        self.read_weight: Callable[[Tensor], Tensor] = to_local
 
     def forward(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
         """Return the results of the experts, ``(rows, hidden)``: expert i computes the next ``counts[i]`` rows."""
-        up, down = self.own(self.up), self.own(self.down)
+        up, down = self.read_weight(self.up), self.read_weight(self.down)
         parts = zip(rows.split(list(counts)), up.unbind(), down.unbind(), strict=True)  # type: ignore[no-untyped-call]
-        return torch.cat([self.activation(part @ wide.t()) @ narrow.t() for part, wide, narrow in parts])
+        return torch.cat(
+            [self.activation(part @ up_weight.t()) @ down_weight.t() for part, up_weight, down_weight in parts]
+        )
 
 
 class Router(nn.Linear):
@@ -134,36 +136,36 @@ class Mixture(nn.Module):
         self.top_k, self.activation = experts.top_k, activation(spec.ffn_kind)
         self.router = Router(spec.hidden, experts.count, bias=False)
         self.experts = Experts(spec, experts.count, experts.ffn)
-        self.spread: Callable[[Compute, Tensor, Tensor], Tensor] = here
-        shared = experts.shared * experts.ffn
-        self.shared_up = nn.Linear(spec.hidden, width(spec.ffn_kind, shared), bias=False) if shared else None
-        self.shared_down = nn.Linear(shared, spec.hidden, bias=False) if shared else None
+        self.dispatch: Callable[[Compute, Tensor, Tensor], Tensor] = run_local_experts
+        shared_ffn = experts.shared * experts.ffn
+        self.shared_up = nn.Linear(spec.hidden, width(spec.ffn_kind, shared_ffn), bias=False) if shared_ffn else None
+        self.shared_down = nn.Linear(shared_ffn, spec.hidden, bias=False) if shared_ffn else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the weighted sum over the experts of every token, ``(batch, sequence, hidden)``."""
-        x = local(x)
-        weights, chosen = choice(self.router(x).flatten(0, 1), self.top_k)
-        order = chosen.flatten().argsort(stable=True)
-        counts = torch.bincount(chosen.flatten(), minlength=self.router.out_features)
-        rows = self.spread(self.experts, x.flatten(0, 1)[order // self.top_k], counts)
-        returned = rows[order.argsort()].view(-1, self.top_k, x.shape[-1])
-        mixed = (weights.to(x.dtype).unsqueeze(-1) * returned).sum(1).view(x.shape)
+        x = to_local(x)
+        weights, expert_indices = choose_experts(self.router(x).flatten(0, 1), self.top_k)
+        order = expert_indices.flatten().argsort(stable=True)
+        counts = torch.bincount(expert_indices.flatten(), minlength=self.router.out_features)
+        rows = self.dispatch(self.experts, x.flatten(0, 1)[order // self.top_k], counts)
+        outputs = rows[order.argsort()].view(-1, self.top_k, x.shape[-1])
+        weighted_sum = (weights.to(x.dtype).unsqueeze(-1) * outputs).sum(1).view(x.shape)
         if self.shared_up is None or self.shared_down is None:
-            return mixed
-        result: Tensor = mixed + self.shared_down(self.activation(self.shared_up(x)))
+            return weighted_sum
+        result: Tensor = weighted_sum + self.shared_down(self.activation(self.shared_up(x)))
         return result
 
 
-def choice(scores: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+def choose_experts(scores: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     """Return the weights and the indices of the experts of every token, both ``(tokens, top_k)``.
 
     ``scores`` are ``(tokens, experts)``. The softmax is in fp32, or in fp64 where the scores are fp64.
     """
     probabilities = torch.softmax(scores, -1, dtype=torch.promote_types(scores.dtype, torch.float))
-    weights, chosen = probabilities.topk(top_k)
-    return weights / weights.sum(-1, keepdim=True) if top_k > 1 else weights, chosen
+    weights, expert_indices = probabilities.topk(top_k)
+    return weights / weights.sum(-1, keepdim=True) if top_k > 1 else weights, expert_indices
 
 
-def here(experts: Compute, rows: Tensor, counts: Tensor) -> Tensor:
+def run_local_experts(experts: Compute, rows: Tensor, counts: Tensor) -> Tensor:
     """Return the results of experts for ``rows``, in the same order, where this rank has all experts."""
     return experts(rows, counts.tolist())

@@ -28,60 +28,60 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from meshwise.executor.model.mixture import Mixture, activation, width
-from meshwise.executor.model.recompute import recompute_operators, remade_once
+from meshwise.executor.model.recompute import recompute_operators, run_recomputed_once
 from meshwise.simulator.models.attention import UNFUSED
 from meshwise.simulator.models.transformer import Transformer
-from meshwise.strategies.plan.recomputation import OfStage, Recompute, SomeOperators
+from meshwise.strategies.plan.recomputation import Recompute, SomeOperators, StageRecompute
 
 BASE = 10000.0
 """Base of the geometric series of rotary wavelengths."""
 
-Turn = tuple[Tensor, Tensor]
+Rotation = tuple[Tensor, Tensor]
 """Cosines and sines, each (positions, half of a head)."""
 
 
-def rotation(positions: Tensor, values: Tensor) -> Turn:
+def compute_rotation(positions: Tensor, values: Tensor) -> Rotation:
     """Return the cosines and sines that rotate ``values``, ``(..., head_dim)``, at the given positions.
 
     Angles are computed in fp64 for values of fp64, else in fp32: 16 bits do not tell large positions apart.
     """
     half, device = values.shape[-1] // 2, values.device
-    exact = torch.float64 if values.dtype is torch.float64 else torch.float32
-    turns = BASE ** (-torch.arange(half, dtype=exact, device=device) / half)
-    angles = positions.to(device, exact)[:, None] * turns
+    dtype = torch.float64 if values.dtype is torch.float64 else torch.float32
+    frequencies = BASE ** (-torch.arange(half, dtype=dtype, device=device) / half)
+    angles = positions.to(device, dtype)[:, None] * frequencies
     return angles.cos().to(values.dtype), angles.sin().to(values.dtype)
 
 
-def rotated(heads: Tensor, turn: Turn) -> Tensor:
+def rotate_heads(heads: Tensor, angles: Rotation) -> Tensor:
     """Return ``heads``, ``(batch, sequence, ..., head_dim)``, rotated by position: value i with value i + head_dim / 2.
 
     Tokens come before heads, so that the result of attention lies in memory as the next product reads it.
     """
-    result: Tensor = _Rotated.apply(heads, *turn)  # type: ignore[no-untyped-call]
+    result: Tensor = _RotateHeads.apply(heads, *angles)  # type: ignore[no-untyped-call]
     return result
 
 
-class _Rotated(torch.autograd.Function):
+class _RotateHeads(torch.autograd.Function):
     """Rotates pairs of numbers; the gradient is rotated back, so backward keeps only cosines and sines."""
 
     @staticmethod
     def forward(ctx: Any, heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         """Return the rotated heads."""
         ctx.save_for_backward(cosine, sine)
-        return _turned(heads, cosine, sine)
+        return _rotate_halves(heads, cosine, sine)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         """Return the gradient of the heads; angles have none."""
         cosine, sine = ctx.saved_tensors
-        return _turned(gradients[0], cosine, -sine), None, None
+        return _rotate_halves(gradients[0], cosine, -sine), None, None
 
 
-def _turned(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+def _rotate_halves(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     cosine, sine = torch.cat([cosine, cosine], dim=-1), torch.cat([-sine, sine], dim=-1)
     cosine, sine = (part.view(part.shape[0], *(1,) * (heads.dim() - 3), -1) for part in (cosine, sine))
-    one, other = heads.chunk(2, dim=-1)
-    return torch.cat([other, one], dim=-1).mul_(sine).addcmul_(heads, cosine)
+    lower_half, upper_half = heads.chunk(2, dim=-1)
+    return torch.cat([upper_half, lower_half], dim=-1).mul_(sine).addcmul_(heads, cosine)
 
 
 class RMSNorm(nn.RMSNorm):
@@ -102,11 +102,11 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Return ``y``."""
-        exact = torch.promote_types(x.dtype, torch.float32)
-        wide = x.to(exact)
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        x_exact = x.to(dtype)
+        scale = torch.rsqrt(x_exact.square().mean(-1, keepdim=True).add_(eps))
         ctx.save_for_backward(x, weight, scale)
-        return (wide * scale).mul_(weight).to(x.dtype)
+        return (x_exact * scale).mul_(weight).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -114,10 +114,10 @@ class _Norm(torch.autograd.Function):
         x, weight, scale = ctx.saved_tensors
         gradient = gradients[0].to(scale.dtype)
         normal = x.to(scale.dtype) * scale
-        of_weight = (gradient * normal).sum(tuple(range(x.dim() - 1)))
+        weight_gradient = (gradient * normal).sum(tuple(range(x.dim() - 1)))
         inner = gradient * weight
         inner -= normal.mul_((inner * normal).mean(-1, keepdim=True))
-        return inner.mul_(scale).to(x.dtype), of_weight.to(weight.dtype), None
+        return inner.mul_(scale).to(x.dtype), weight_gradient.to(weight.dtype), None
 
 
 ContextFactory = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
@@ -125,7 +125,7 @@ Core = Callable[..., Tensor]
 """Attention of queries to keys and values: causal, or with a fourth argument by the mask that this is."""
 
 
-_NORM = 1e-5
+_NORM_EPSILON = 1e-5
 """What root mean square norms add to the mean square under the root."""
 
 
@@ -136,7 +136,7 @@ class Embedding(nn.Module):
     that this rank gets; ``None`` where it gets whole sequences.
     """
 
-    own: Tensor | None = None
+    token_positions: Tensor | None = None
 
     def __init__(self, spec: Transformer, sequence: int) -> None:
         super().__init__()
@@ -146,10 +146,10 @@ class Embedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the embedded tokens."""
-        embedded: Tensor = self.token(tokens)
+        embeddings: Tensor = self.token(tokens)
         if self.position is None:
-            return embedded
-        return embedded + (self.position if self.own is None else self.position[self.own])
+            return embeddings
+        return embeddings + (self.position if self.token_positions is None else self.position[self.token_positions])
 
 
 class Layer(nn.Module):
@@ -161,22 +161,22 @@ class Layer(nn.Module):
     ``run_core`` calls the core of attention. With ``routed``, a mixture of experts replaces the feed-forward layer.
     """
 
-    own: Tensor | None = None
+    token_positions: Tensor | None = None
 
     def __init__(self, spec: Transformer, *, routed: bool = False) -> None:
         super().__init__()
         hidden, self.head_dim, self.group = spec.hidden, spec.head_dim, spec.heads // spec.kv_heads
-        biases = biases_of(spec)
+        biases = resolve_biases(spec)
         self.core: Core = unfused_attention if spec.attention == UNFUSED else flash_attention
-        self.run: Callable[..., Tensor] = self.run_once
+        self.run_core: Callable[..., Tensor] = self.call_core
         self.rotary = spec.positions == "rotary"
         self.activation = activation(spec.ffn_kind)
-        self.input_norm = norm_of(spec)
+        self.input_norm = build_norm(spec)
         self.qkv = nn.Linear(hidden, spec.kv_heads * (self.group + 2) * spec.head_dim, bias=biases != "none")
-        self.query_norm, self.key_norm = (_head_norm(spec) for _ in range(2))
-        self.normed = spec.qk_norm
+        self.query_norm, self.key_norm = (_build_head_norm(spec) for _ in range(2))
+        self.has_qk_norm = spec.qk_norm
         self.projection = nn.Linear(spec.heads * spec.head_dim, hidden, bias=biases == "all")
-        self.feed_forward_norm = norm_of(spec)
+        self.feed_forward_norm = build_norm(spec)
         self.mixture = Mixture(spec) if routed else None
         if not routed:
             self.up = nn.Linear(hidden, width(spec.ffn_kind, spec.ffn), bias=biases == "all")
@@ -190,8 +190,8 @@ class Layer(nn.Module):
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """Return the result of the feed-forward layer, or of the mixture of experts, for ``x``."""
-        made = self.down(self.activation(self.up(x))) if self.mixture is None else self.mixture(x)
-        result: Tensor = made
+        output = self.down(self.activation(self.up(x))) if self.mixture is None else self.mixture(x)
+        result: Tensor = output
         return result
 
     def attention(self, qkv: Tensor) -> Tensor:
@@ -201,36 +201,39 @@ class Layer(nn.Module):
         heads = torch.split(parts, [self.group, 1, 1], dim=-2)  # its backward joins the three gradients in one copy
         query, key, value = self.query_norm(heads[0]), self.key_norm(heads[1]), heads[2]
         if self.rotary:
-            turn = rotation(torch.arange(sequence, device=qkv.device) if self.own is None else self.own, query)
-            query, key = rotated(query, turn), rotated(key, turn)
+            angles = compute_rotation(
+                torch.arange(sequence, device=qkv.device) if self.token_positions is None else self.token_positions,
+                query,
+            )
+            query, key = rotate_heads(query, angles), rotate_heads(key, angles)
         # queries are already copies then; keys and values as views would keep all of qkv alive for backward
-        if not self.normed and (self.rotary or self.group > 1):
+        if not self.has_qk_norm and (self.rotary or self.group > 1):
             key, value = key if self.rotary else key.clone(), value.clone()
-        context = self.run(self.core, *(part.flatten(2, 3).transpose(1, 2) for part in (query, key, value)))
+        context = self.run_core(self.core, *(part.flatten(2, 3).transpose(1, 2) for part in (query, key, value)))
         return context.transpose(1, 2).reshape(batch, sequence, -1)
 
     @staticmethod
-    def run_once(core: Core, *tensors: Tensor) -> Tensor:
+    def call_core(core: Core, *tensors: Tensor) -> Tensor:
         """Return the result of an attention core, which keeps what its backward reads."""
         return core(*tensors)
 
 
-def biases_of(spec: Transformer) -> str:
+def resolve_biases(spec: Transformer) -> str:
     """Return which linear layers have a bias: ``all``, ``qkv`` or ``none``."""
     return spec.biases or ("all" if spec.ffn_kind == "gelu" else "none")
 
 
-def norm_of(spec: Transformer) -> nn.Module:
+def build_norm(spec: Transformer) -> nn.Module:
     """Return a norm over the hidden size, of the kind that the model has."""
     kind = spec.norm or ("layer" if spec.ffn_kind == "gelu" else "rms")
-    return nn.LayerNorm(spec.hidden) if kind == "layer" else RMSNorm(spec.hidden, eps=_NORM)
+    return nn.LayerNorm(spec.hidden) if kind == "layer" else RMSNorm(spec.hidden, eps=_NORM_EPSILON)
 
 
-def _head_norm(spec: Transformer) -> nn.Module:
-    return RMSNorm(spec.head_dim, eps=_NORM) if spec.qk_norm else nn.Identity()
+def _build_head_norm(spec: Transformer) -> nn.Module:
+    return RMSNorm(spec.head_dim, eps=_NORM_EPSILON) if spec.qk_norm else nn.Identity()
 
 
-def flash_attention(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None = None) -> Tensor:
+def flash_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return causal attention as one kernel; shapes ``(batch, heads, sequence, head_dim)``.
 
     Several heads of queries may share one head of keys and values. ``mask``, ``(queries, keys)``, replaces the causal
@@ -238,19 +241,17 @@ def flash_attention(query: Tensor, key: Tensor, value: Tensor, visible: Tensor |
     """
     grouped = query.shape[1] != key.shape[1]
     return functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=visible, is_causal=visible is None, enable_gqa=grouped
+        query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
     )
 
 
-def unfused_attention(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None = None) -> Tensor:
+def unfused_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return causal attention operator by operator, with scores and probabilities kept; see `flash_attention`."""
     sequence, group = query.shape[-2], query.shape[1] // key.shape[1]
     if group > 1:
         key, value = (tensor.repeat_interleave(group, dim=1) for tensor in (key, value))
     scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
-    future = (
-        torch.ones(sequence, sequence, dtype=torch.bool, device=query.device).triu(1) if visible is None else ~visible
-    )
+    future = torch.ones(sequence, sequence, dtype=torch.bool, device=query.device).triu(1) if mask is None else ~mask
     return torch.softmax(scores.masked_fill(future, float("-inf")), dim=-1) @ value
 
 
@@ -259,7 +260,7 @@ class Head(nn.Module):
 
     def __init__(self, spec: Transformer) -> None:
         super().__init__()
-        self.final_norm = norm_of(spec)
+        self.final_norm = build_norm(spec)
         self.logits = nn.Linear(spec.hidden, spec.vocab, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -273,12 +274,12 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def checkpointed(contexts: ContextFactory, function: Callable[..., Any], *inputs: Any) -> Any:
+def run_checkpointed(contexts: ContextFactory, function: Callable[..., Any], *inputs: Any) -> Any:
     """Return ``function(*inputs)``; backward keeps only the inputs, and runs the function again."""
     return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
 
 
-def no_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+def make_null_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     """Return contexts that change nothing."""
     return nullcontext(), nullcontext()
 
@@ -304,52 +305,59 @@ class Network(nn.Module):
         spec: Transformer,
         sequence: int,
         blocks: Sequence[str],
-        recompute: OfStage = Recompute.NONE,
+        recompute: StageRecompute = Recompute.NONE,
         contexts: ContextFactory | None = None,
         *,
         splits_backward: bool = False,
     ) -> None:
         super().__init__()
-        contexts = contexts or no_contexts
-        self.again: Callable[..., Any] = partial(remade_once if splits_backward else checkpointed, contexts)
+        contexts = contexts or make_null_contexts
+        self.checkpoint_function: Callable[..., Any] = partial(
+            run_recomputed_once if splits_backward else run_checkpointed, contexts
+        )
         self.embedding = Embedding(spec, sequence) if "embedding" in blocks else None
-        dense = spec.experts.dense_layers if spec.experts is not None else spec.layers
+        num_dense = spec.experts.dense_layers if spec.experts is not None else spec.layers
         indices = [layer_index(name, spec) for name in blocks if "layers" in name]
-        self.layers = nn.ModuleDict({str(index): Layer(spec, routed=index >= dense) for index in indices})
+        self.layers = nn.ModuleDict({str(index): Layer(spec, routed=index >= num_dense) for index in indices})
         self.head = Head(spec) if "head" in blocks else None
-        first = self.decoder_layers()[: recompute.layers]
-        self.num_again = len(first) if recompute.layer is Recompute.FULL else 0
+        recomputed_layers = self.decoder_layers()[: recompute.layers]
+        self.num_recomputed = len(recomputed_layers) if recompute.layer is Recompute.FULL else 0
         if recompute.layer is Recompute.SELECTIVE:
-            for layer in first:
-                layer.run = self.again
+            for layer in recomputed_layers:
+                layer.run_core = self.checkpoint_function
         if isinstance(recompute.layer, SomeOperators):
-            for layer in first:
-                recompute_operators(layer, recompute.layer.names, self.again, contexts)
-        self.keeping: Callable[[int, nn.Module], AbstractContextManager[Any]] = lambda number, layer: nullcontext()
-        self.tied = spec.tied_embeddings
-        self.tie()
+            for layer in recomputed_layers:
+                recompute_operators(layer, recompute.layer.names, self.checkpoint_function, contexts)
+        self.make_layer_context: Callable[[int, nn.Module], AbstractContextManager[Any]] = lambda number, layer: (
+            nullcontext()
+        )
+        self.ties_embeddings = spec.tied_embeddings
+        self.tie_embeddings()
 
     def decoder_layers(self) -> list[Layer]:
         """Return the layers in order."""
         return [layer for layer in self.layers.values() if isinstance(layer, Layer)]
 
-    def tie(self) -> None:
+    def tie_embeddings(self) -> None:
         """Make the output weight the token table where this stage has both and the model ties them."""
-        if self.tied and self.embedding is not None and self.head is not None:
+        if self.ties_embeddings and self.embedding is not None and self.head is not None:
             self.head.logits.weight = self.embedding.token.weight
 
     def model_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield parameters with their names in the whole model, where a tied output weight is the token table."""
         for name, parameter in self.named_parameters():
-            yield ("embedding.token.weight" if self.tied and name == "head.logits.weight" else name), parameter
+            yield (
+                ("embedding.token.weight" if self.ties_embeddings and name == "head.logits.weight" else name),
+                parameter,
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the activations that leave the last block: logits where it is the head."""
         if self.embedding is not None:
             x = self.embedding(x)
         for number, layer in enumerate(self.decoder_layers()):
-            with self.keeping(number, layer):
-                x = self.again(layer, x) if number < self.num_again else layer(x)
+            with self.make_layer_context(number, layer):
+                x = self.checkpoint_function(layer, x) if number < self.num_recomputed else layer(x)
         return self.head(x) if self.head is not None else x
 
 
@@ -359,8 +367,8 @@ def layer_index(name: str, spec: Transformer) -> int:
     The blocks ``layers`` follow those of ``dense_layers``; a block that occurs once has no number in its name.
     """
     kind, _, number = name.partition(".")
-    dense = spec.experts.dense_layers if spec.experts is not None and kind == "layers" else 0
-    return dense + int(number or 0)
+    num_dense = spec.experts.dense_layers if spec.experts is not None and kind == "layers" else 0
+    return num_dense + int(number or 0)
 
 
 def initialize(network: Network, seed: int) -> None:

@@ -31,43 +31,43 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from meshwise.executor.recording.private_torch import storage, to_keep
+from meshwise.executor.recording.private_torch import detach_saved, storage_number
 from meshwise.executor.supported import UNFUSED_CORE
 
 Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
 
 
-def remade_once(contexts: Contexts, function: Callable[..., Any], *inputs: Any) -> Any:
+def run_recomputed_once(contexts: Contexts, function: Callable[..., Any], *inputs: Any) -> Any:
     """Return ``function(*inputs)``; backward keeps only the inputs, and runs the function again once.
 
     ``contexts`` makes the contexts under which the function runs, and runs again.
     """
-    first, again = contexts()
-    run = _Run(function, inputs, again)
-    with first, saved_tensors_hooks(run.keep, _Kept.remade):
+    forward_context, recompute_context = contexts()
+    recomputation = _Recomputation(function, inputs, recompute_context)
+    with forward_context, saved_tensors_hooks(recomputation.save_tensor, _SavedTensor.restore):
         return function(*inputs)
 
 
-class _Done(Exception):
+class _StopRecomputation(Exception):
     """Ends a recomputation early: every saved tensor has been made again, so the rest of the function is not needed."""
 
 
-class _Kept:
+class _SavedTensor:
     """Stands for a tensor that autograd would save; the tensor itself is dropped until backward needs it."""
 
-    def __init__(self, run: "_Run") -> None:
-        self.run = run
+    def __init__(self, recomputation: "_Recomputation") -> None:
+        self.recomputation = recomputation
         self.tensor: Tensor | None = None
 
-    def remade(self) -> Tensor:
+    def restore(self) -> Tensor:
         """Return the tensor; the first call for a function runs the function again."""
         if self.tensor is None:
-            self.run.again()
+            self.recomputation.recompute()
         assert self.tensor is not None
         return self.tensor
 
 
-class _Run:
+class _Recomputation:
     """One call of a function, with what is needed to run it again."""
 
     def __init__(self, function: Callable[..., Any], inputs: tuple[Any, ...], context: Any) -> None:
@@ -76,34 +76,34 @@ class _Run:
         # makes autograd record a node, which holds them as long as its result lives
         seed = torch.empty((0,), requires_grad=True)
         self.inputs: Any = _Inputs.apply(seed, *inputs)  # type: ignore[no-untyped-call]
-        self.places: list[weakref.ref[_Kept]] = []
+        self.references: list[weakref.ref[_SavedTensor]] = []
 
-    def keep(self, tensor: Tensor) -> _Kept:
+    def save_tensor(self, tensor: Tensor) -> _SavedTensor:
         """Return the stand-in that autograd keeps for a tensor."""
-        kept = _Kept(self)
-        self.places.append(weakref.ref(kept))
-        return kept
+        saved_tensor = _SavedTensor(self)
+        self.references.append(weakref.ref(saved_tensor))
+        return saved_tensor
 
-    def again(self) -> None:
+    def recompute(self) -> None:
         """Run the function again until it has made the last saved tensor, and fill the stand-ins that still live."""
-        inputs = [each.detach().requires_grad_(each.requires_grad) for each in self.inputs.grad_fn.saved_tensors]
-        places = iter(self.places)
-        left = len(self.places)
+        inputs = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in self.inputs.grad_fn.saved_tensors]
+        remaining_references = iter(self.references)
+        num_remaining = len(self.references)
 
         def fill(tensor: Tensor) -> None:
-            nonlocal left
-            kept, left = next(places)(), left - 1
-            if kept is not None:
-                kept.tensor = tensor.detach()
-            if not left:
-                raise _Done
+            nonlocal num_remaining
+            saved_tensor, num_remaining = next(remaining_references)(), num_remaining - 1
+            if saved_tensor is not None:
+                saved_tensor.tensor = tensor.detach()
+            if not num_remaining:
+                raise _StopRecomputation
 
-        with self.context, torch.enable_grad(), suppress(_Done), saved_tensors_hooks(fill, _never):
+        with self.context, torch.enable_grad(), suppress(_StopRecomputation), saved_tensors_hooks(fill, _refuse_unpack):
             self.function(*inputs)
         self.inputs = None
 
 
-def _never(_: object) -> Tensor:
+def _refuse_unpack(_: object) -> Tensor:
     raise AssertionError("nothing goes back through what is made again")
 
 
@@ -120,7 +120,7 @@ NORMS = ("input_norm", "feed_forward_norm")
 READERS = {"qkv": "attention", "attention": "projection", "up": "activation"}
 """For products and attention, the operator that saves their result for its backward; other results have no such one."""
 
-Again = Callable[..., Any]
+CheckpointFunction = Callable[..., Any]
 
 
 class _Recipe:
@@ -128,24 +128,24 @@ class _Recipe:
 
     def __init__(self, function: Callable[..., Tensor], inputs: list[Any], contexts: Contexts | None) -> None:
         self.function, self.inputs, self.contexts = function, inputs, contexts
-        self._made: Callable[[], Tensor | None] = lambda: None
+        self._find_result: Callable[[], Tensor | None] = lambda: None
 
     def make(self) -> Tensor:
         """Return the result, computed again unless it is still alive."""
-        made = self._made()
-        if made is None:
-            inputs = [_unpack(each) for each in self.inputs]
+        result = self._find_result()
+        if result is None:
+            inputs = [_unpack(value) for value in self.inputs]
             with torch.no_grad():
                 if self.contexts is None:
-                    made = self.function(*inputs)
+                    result = self.function(*inputs)
                 else:
                     with self.contexts()[1]:
-                        made = self.function(*inputs)
-            self._made = weakref.ref(made)
-        return made
+                        result = self.function(*inputs)
+            self._find_result = weakref.ref(result)
+        return result
 
 
-class _Remade(NamedTuple):
+class _RecipePart(NamedTuple):
     """A saved tensor as a view of a result that its recipe makes again."""
 
     recipe: _Recipe
@@ -154,46 +154,50 @@ class _Remade(NamedTuple):
     offset: int
 
 
-def _unpack(kept: Any) -> Tensor:
-    if not isinstance(kept, _Remade):
-        tensor: Tensor = kept
+def _unpack(entry: Any) -> Tensor:
+    if not isinstance(entry, _RecipePart):
+        tensor: Tensor = entry
         return tensor
-    return torch.as_strided(kept.recipe.make(), kept.size, kept.stride, kept.offset)
+    return torch.as_strided(entry.recipe.make(), entry.size, entry.stride, entry.offset)
 
 
 class _Operators:
     """Runs the operators of one layer, some of which backward computes again."""
 
-    def __init__(self, names: Collection[str], again: Again, contexts: Contexts | None) -> None:
-        self.names, self.again, self.contexts = names, again, contexts
-        self.dropped: dict[int, tuple[Any, _Recipe]] = {}
+    def __init__(
+        self, names: Collection[str], checkpoint_function: CheckpointFunction, contexts: Contexts | None
+    ) -> None:
+        self.names, self.checkpoint_function, self.contexts = names, checkpoint_function, contexts
+        self.recipes: dict[int, tuple[Any, _Recipe]] = {}
 
-    def layer(self, forward: Callable[..., Tensor], x: Tensor) -> Tensor:
+    def run_layer(self, forward: Callable[..., Tensor], x: Tensor) -> Tensor:
         """Return the layer's result; recipes stand in for the dropped results that its operators save."""
         with torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack):
             result = forward(x)
-        self.dropped.clear()
+        self.recipes.clear()
         return result
 
-    def run(self, name: str, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    def run_operator(self, name: str, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
         """Return the result of an operator that backward computes again; note a recipe where the result is dropped."""
-        result: Tensor = self.again(function, *inputs)
+        result: Tensor = self.checkpoint_function(function, *inputs)
         reader = READERS.get(name)
         if name in NORMS or name == "activation" or reader in self.names:
-            recipe = _Recipe(function, [self._pack(each.detach()) for each in inputs], self.contexts)
+            recipe = _Recipe(function, [self._pack(value.detach()) for value in inputs], self.contexts)
             reference: Any = StorageWeakRef
-            self.dropped[storage(result)] = reference(result.untyped_storage()), recipe
+            self.recipes[storage_number(result)] = reference(result.untyped_storage()), recipe
         return result
 
-    def _pack(self, tensor: Tensor) -> Tensor | _Remade:
-        found = self.dropped.get(storage(tensor))
+    def _pack(self, tensor: Tensor) -> Tensor | _RecipePart:
+        entry = self.recipes.get(storage_number(tensor))
         # a storage's number is used again once it is freed: an expired reference means another tensor is there now
-        if found is None or found[0].expired():
-            return to_keep(tensor)
-        return _Remade(found[1], tensor.size(), tensor.stride(), int(tensor.storage_offset()))
+        if entry is None or entry[0].expired():
+            return detach_saved(tensor)
+        return _RecipePart(entry[1], tensor.size(), tensor.stride(), int(tensor.storage_offset()))
 
 
-def recompute_operators(layer: nn.Module, names: Collection[str], again: Again, contexts: Contexts | None) -> None:
+def recompute_operators(
+    layer: nn.Module, names: Collection[str], checkpoint_function: CheckpointFunction, contexts: Contexts | None
+) -> None:
     """Make backward compute the operators ``names`` of a layer again; its parameters keep their names.
 
     Parameters
@@ -205,13 +209,13 @@ def recompute_operators(layer: nn.Module, names: Collection[str], again: Again, 
     """
     if set(names) & set(UNFUSED_CORE):
         names = [*(name for name in names if name not in UNFUSED_CORE), "attention"]
-    operators = _Operators(names, again, contexts)
+    operators = _Operators(names, checkpoint_function, contexts)
     for name in names:
         if name in ("attention", "activation"):
-            place = "core" if name == "attention" else name
-            setattr(layer, place, partial(operators.run, name, getattr(layer, place)))
+            attribute = "core" if name == "attention" else name
+            setattr(layer, attribute, partial(operators.run_operator, name, getattr(layer, attribute)))
         else:
             module: Any = getattr(layer, name)
-            module.forward = partial(operators.run, name, module.forward)
+            module.forward = partial(operators.run_operator, name, module.forward)
     forward: Any = layer
-    forward.forward = partial(operators.layer, layer.forward)
+    forward.forward = partial(operators.run_layer, layer.forward)

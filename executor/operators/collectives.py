@@ -19,13 +19,13 @@ from torch.fx import Node
 
 from meshwise.executor.recording.private_torch import all_gather, reduce_scatter
 from meshwise.simulator.collective import Collective
-from meshwise.strategies.plan.sharding import Redistribution, ShardingSpec, after, redistribute
+from meshwise.strategies.plan.sharding import Redistribution, ShardingSpec, apply_move, redistribute
 
 Dims = tuple[str, ...]
 """The named dims of a tensor, one for each of its torch dims."""
 
 
-class Ran(NamedTuple):
+class CollectiveRecord(NamedTuple):
     """A collective that ran; ``size`` in bytes, as `meshwise.simulator.collectives.choose` counts it, times in ns."""
 
     collective: Collective
@@ -35,104 +35,104 @@ class Ran(NamedTuple):
     end: int
 
 
-class Ranks:
+class RankMesh:
     """The mesh as one rank sees it, with its size and the rank's coordinate by axis, and the collectives that ran."""
 
-    def __init__(self, mesh: DeviceMesh, now: Callable[[], int] = perf_counter_ns) -> None:
-        self.mesh, self.now = mesh, now
-        self.ran: list[Ran] = []
+    def __init__(self, mesh: DeviceMesh, read_clock: Callable[[], int] = perf_counter_ns) -> None:
+        self.mesh, self.read_clock = mesh, read_clock
+        self.records: list[CollectiveRecord] = []
         names = mesh.mesh_dim_names or ()
         self.size = {name: mesh.size(index) for index, name in enumerate(names)}
         self.coordinate = {name: mesh.get_local_rank(name) for name in names}
 
-    def ways(self, axes: tuple[str, ...]) -> int:
+    def count_parts(self, axes: tuple[str, ...]) -> int:
         """Return the number of parts into which axes cut a dim: the product of their sizes."""
         result = 1
         for axis in axes:
             result *= self.size.get(axis, 1)
         return result
 
-    def part(self, axes: tuple[str, ...]) -> int:
+    def find_part(self, axes: tuple[str, ...]) -> int:
         """Return the number of this rank's part of a dim that axes cut, the first axis outermost."""
         result = 0
         for axis in axes:
             result = result * self.size.get(axis, 1) + self.coordinate.get(axis, 0)
         return result
 
-    def redistribute(self, local: Tensor, dims: Dims, source: ShardingSpec, target: ShardingSpec) -> Tensor:
+    def redistribute(self, local_part: Tensor, dims: Dims, source: ShardingSpec, target: ShardingSpec) -> Tensor:
         """Return this rank's part of a tensor in the layout ``target``, from its part in the layout ``source``."""
         layout = source
         for move in redistribute(source, target):
-            local = self.run(local, dims, layout, move)
-            layout = after(layout, move)
+            local_part = self.run_collective(local_part, dims, layout, move)
+            layout = apply_move(layout, move)
         for dim in dims:
             for axis in target.axes(dim)[len(layout.axes(dim)) :]:
-                local = self._cut(local, dims.index(dim), axis)
-        return local.contiguous()
+                local_part = self._cut(local_part, dims.index(dim), axis)
+        return local_part.contiguous()
 
-    def run(self, local: Tensor, dims: Dims, layout: ShardingSpec, move: Redistribution) -> Tensor:
+    def run_collective(self, local_part: Tensor, dims: Dims, layout: ShardingSpec, move: Redistribution) -> Tensor:
         """Return this rank's part of a tensor after one collective."""
-        for dim, axis in move.sliced:
-            local = self._cut(local, dims.index(dim), axis)
+        for dim, axis in move.free_cuts:
+            local_part = self._cut(local_part, dims.index(dim), axis)
         if self.size.get(move.axis, 1) == 1:
-            return local
-        cut = next((index for index, dim in enumerate(dims) if move.axis in layout.axes(dim)), -1)
-        to = dims.index(move.dim) if move.dim in dims else -1
-        run: Callable[[], Tensor] = {
-            Collective.ALL_REDUCE: lambda: self.all_reduce(local, move.axis),
-            Collective.REDUCE_SCATTER: lambda: self._reduce_scatter(local, to, move.axis),
-            Collective.ALL_GATHER: lambda: self._all_gather(local, cut, move.axis),
-            Collective.ALL_TO_ALL: lambda: self._all_to_all(local, cut, to, move.axis),
+            return local_part
+        cut_dim = next((index for index, dim in enumerate(dims) if move.axis in layout.axes(dim)), -1)
+        target_dim = dims.index(move.dim) if move.dim in dims else -1
+        collective: Callable[[], Tensor] = {
+            Collective.ALL_REDUCE: lambda: self.all_reduce(local_part, move.axis),
+            Collective.REDUCE_SCATTER: lambda: self._reduce_scatter(local_part, target_dim, move.axis),
+            Collective.ALL_GATHER: lambda: self._all_gather(local_part, cut_dim, move.axis),
+            Collective.ALL_TO_ALL: lambda: self._all_to_all(local_part, cut_dim, target_dim, move.axis),
         }[move.collective]
-        return run()
+        return collective()
 
-    def all_reduce(self, local: Tensor, axis: str, group: dist.ProcessGroup | None = None) -> Tensor:
+    def all_reduce(self, local_part: Tensor, axis: str, group: dist.ProcessGroup | None = None) -> Tensor:
         """Return the sum of the parts of all ranks along an axis, or of the ranks of ``group`` along it."""
-        total = local.clone(memory_format=torch.contiguous_format)
-        with self._noted(Collective.ALL_REDUCE, axis, total):
+        total = local_part.clone(memory_format=torch.contiguous_format)
+        with self._record_collective(Collective.ALL_REDUCE, axis, total):
             dist.all_reduce(total, group=group or self.mesh.get_group(axis))
         return total
 
-    def some(self, axis: str, places: tuple[int, ...]) -> dist.ProcessGroup | None:
+    def make_group(self, axis: str, positions: tuple[int, ...]) -> dist.ProcessGroup | None:
         """Return this rank's group of the ranks at some positions along an axis; ``None`` where it is at none of them.
 
         Ranks of a group differ only along this axis. Every rank of the mesh must make the same call.
         """
         lines = self.mesh.mesh.movedim(list(self.size).index(axis), -1).reshape(-1, self.size[axis])
         group: dist.ProcessGroup | None
-        group, _ = dist.new_subgroups_by_enumeration(lines[:, list(places)].tolist())  # type: ignore[no-untyped-call]
+        group, _ = dist.new_subgroups_by_enumeration(lines[:, list(positions)].tolist())  # type: ignore[no-untyped-call]
         return group
 
-    def _cut(self, local: Tensor, index: int, axis: str) -> Tensor:
-        return local.chunk(self.size.get(axis, 1), index)[self.coordinate.get(axis, 0)]
+    def _cut(self, local_part: Tensor, index: int, axis: str) -> Tensor:
+        return local_part.chunk(self.size.get(axis, 1), index)[self.coordinate.get(axis, 0)]
 
-    def _all_gather(self, local: Tensor, index: int, axis: str) -> Tensor:
-        first = local.movedim(index, 0).contiguous()
-        whole = first.new_empty((self.size[axis] * first.shape[0], *first.shape[1:]))
-        with self._noted(Collective.ALL_GATHER, axis, whole):
-            all_gather(whole, first, group=self.mesh.get_group(axis))
-        return whole.movedim(0, index)
+    def _all_gather(self, local_part: Tensor, index: int, axis: str) -> Tensor:
+        source = local_part.movedim(index, 0).contiguous()
+        result = source.new_empty((self.size[axis] * source.shape[0], *source.shape[1:]))
+        with self._record_collective(Collective.ALL_GATHER, axis, result):
+            all_gather(result, source, group=self.mesh.get_group(axis))
+        return result.movedim(0, index)
 
-    def _reduce_scatter(self, local: Tensor, index: int, axis: str) -> Tensor:
-        first = local.movedim(index, 0).contiguous()
-        part = first.new_empty((first.shape[0] // self.size[axis], *first.shape[1:]))
-        with self._noted(Collective.REDUCE_SCATTER, axis, first):
-            reduce_scatter(part, first, group=self.mesh.get_group(axis))
+    def _reduce_scatter(self, local_part: Tensor, index: int, axis: str) -> Tensor:
+        source = local_part.movedim(index, 0).contiguous()
+        part = source.new_empty((source.shape[0] // self.size[axis], *source.shape[1:]))
+        with self._record_collective(Collective.REDUCE_SCATTER, axis, source):
+            reduce_scatter(part, source, group=self.mesh.get_group(axis))
         return part.movedim(0, index)
 
-    def _all_to_all(self, local: Tensor, cut: int, to: int, axis: str) -> Tensor:
-        parts = torch.stack(local.chunk(self.size[axis], to)).contiguous()
-        received = torch.empty_like(parts)
-        with self._noted(Collective.ALL_TO_ALL, axis, parts):
-            dist.all_to_all_single(received, parts, group=self.mesh.get_group(axis))
-        return torch.cat(received.unbind(), cut)
+    def _all_to_all(self, local_part: Tensor, cut_dim: int, target_dim: int, axis: str) -> Tensor:
+        parts = torch.stack(local_part.chunk(self.size[axis], target_dim)).contiguous()
+        received_parts = torch.empty_like(parts)
+        with self._record_collective(Collective.ALL_TO_ALL, axis, parts):
+            dist.all_to_all_single(received_parts, parts, group=self.mesh.get_group(axis))
+        return torch.cat(received_parts.unbind(), cut_dim)
 
     @contextmanager
-    def _noted(self, collective: Collective, axis: str, largest: Tensor) -> Iterator[None]:
-        start = self.now()
+    def _record_collective(self, collective: Collective, axis: str, largest: Tensor) -> Iterator[None]:
+        start = self.read_clock()
         yield
         size = largest.numel() * largest.element_size()
-        self.ran.append(Ran(collective, axis, size, start, self.now()))
+        self.records.append(CollectiveRecord(collective, axis, size, start, self.read_clock()))
 
 
 class Move(torch.autograd.Function):
@@ -140,7 +140,13 @@ class Move(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, local: Tensor, ranks: Ranks, dims: Dims, have: ShardingSpec, wanted: ShardingSpec, back: ShardingSpec
+        ctx: Any,
+        local_part: Tensor,
+        ranks: RankMesh,
+        dims: Dims,
+        source: ShardingSpec,
+        target: ShardingSpec,
+        gradient_layout: ShardingSpec,
     ) -> Tensor:
         """Return this rank's part in the layout ``target``.
 
@@ -152,9 +158,9 @@ class Move(torch.autograd.Function):
             The layout in which the gradient arrives. Backward returns it in the layout ``source``, with nothing left to
             sum.
         """
-        ctx.ranks, ctx.dims, ctx.source, ctx.gradient_layout = ranks, dims, have, back
-        result = ranks.redistribute(local, dims, have, wanted)
-        return result.view_as(result) if result is local else result
+        ctx.ranks, ctx.dims, ctx.source, ctx.gradient_layout = ranks, dims, source, gradient_layout
+        result = ranks.redistribute(local_part, dims, source, target)
+        return result.view_as(result) if result is local_part else result
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
@@ -163,7 +169,7 @@ class Move(torch.autograd.Function):
         return ctx.ranks.redistribute(gradients[0], ctx.dims, source, target), None, None, None, None, None
 
 
-class Once(torch.autograd.Function):
+class SingleBias(torch.autograd.Function):
     """Keeps a bias on one of the ranks whose results are summed; every rank has the gradient of a bias of the sum."""
 
     @staticmethod
@@ -180,7 +186,7 @@ class Once(torch.autograd.Function):
 aten = torch.ops.aten
 
 
-class Part(NamedTuple):
+class OperatorPart(NamedTuple):
     """The part of an operator that a rank computes.
 
     Parameters
@@ -191,58 +197,63 @@ class Part(NamedTuple):
         Axes that cut the first dim of the first argument.
     """
 
-    ranks: Ranks
-    summed: tuple[str, ...]
-    rows: tuple[str, ...]
+    ranks: RankMesh
+    summed_axes: tuple[str, ...]
+    row_axes: tuple[str, ...]
 
 
-def run_on_part(node: Node, part: Part, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
+def run_on_part(node: Node, part: OperatorPart, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
     """Return the result of a node's operator on this rank's part."""
-    special = _SPECIAL.get(node.target) if part.summed else None
-    if special is not None:
-        return special(part, *arguments, **options)
+    part_operator = _PART_OPERATORS.get(node.target) if part.summed_axes else None
+    if part_operator is not None:
+        return part_operator(part, *arguments, **options)
     return node.target(*arguments, **options)  # type: ignore[operator]
 
 
-def on_device(options: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+def move_options(options: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     """Return an operator's options, captured on another device, with ``device`` in its place."""
     return {name: device if name == "device" else value for name, value in options.items()}
 
 
 def _embedding(
-    part: Part, table: Tensor, indices: Tensor, padding: int = -1, by_frequency: bool = False, sparse: bool = False
+    part: OperatorPart,
+    table: Tensor,
+    indices: Tensor,
+    padding: int = -1,
+    by_frequency: bool = False,
+    sparse: bool = False,
 ) -> Tensor:
     """Return the embeddings whose rows this rank has, and zeros for those of other ranks."""
-    start = part.ranks.part(part.rows) * table.shape[0]
-    own = indices - start
-    held = (own >= 0) & (own < table.shape[0])
+    start = part.ranks.find_part(part.row_axes) * table.shape[0]
+    local_indices = indices - start
+    is_local = (local_indices >= 0) & (local_indices < table.shape[0])
     padding = padding - start if start <= padding < start + table.shape[0] else -1
-    found = aten.embedding.default(table, own.where(held, 0), padding, by_frequency, sparse)
-    rows: Tensor = found.where(held[..., None], 0)
+    embeddings = aten.embedding.default(table, local_indices.where(is_local, 0), padding, by_frequency, sparse)
+    rows: Tensor = embeddings.where(is_local[..., None], 0)
     return rows
 
 
-def _once(part: Part, bias: Tensor | None) -> Tensor | None:
+def _count_once(part: OperatorPart, bias: Tensor | None) -> Tensor | None:
     """Return the bias on the first of the ranks whose results are summed, and zeros on the others."""
     if bias is None:
         return None
-    once: Tensor = Once.apply(bias, part.ranks.part(part.summed) == 0)  # type: ignore[no-untyped-call]
-    return once
+    single_bias: Tensor = SingleBias.apply(bias, part.ranks.find_part(part.summed_axes) == 0)  # type: ignore[no-untyped-call]
+    return single_bias
 
 
-def _linear(part: Part, inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return aten.linear.default(inputs, weight, _once(part, bias))  # type: ignore[no-any-return]
+def _linear(part: OperatorPart, inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return aten.linear.default(inputs, weight, _count_once(part, bias))  # type: ignore[no-any-return]
 
 
-def _addmm(part: Part, bias: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    return aten.addmm.default(_once(part, bias), first, second)  # type: ignore[no-any-return]
+def _addmm(part: OperatorPart, bias: Tensor, mat1: Tensor, mat2: Tensor) -> Tensor:
+    return aten.addmm.default(_count_once(part, bias), mat1, mat2)  # type: ignore[no-any-return]
 
 
 def _convolution(kind: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return a convolution whose bias, the third argument, counts once."""
 
-    def run(part: Part, inputs: Tensor, weight: Tensor, bias: Tensor | None = None, *rest: Any) -> Tensor:
-        return kind(inputs, weight, _once(part, bias), *rest)
+    def run(part: OperatorPart, inputs: Tensor, weight: Tensor, bias: Tensor | None = None, *options: Any) -> Tensor:
+        return kind(inputs, weight, _count_once(part, bias), *options)
 
     return run
 
@@ -253,12 +264,12 @@ _CONVOLUTIONS = (
 )
 
 
-def _mean(part: Part, *arguments: Any, **options: Any) -> Tensor:
+def _mean(part: OperatorPart, *arguments: Any, **options: Any) -> Tensor:
     kind = aten.mean.default if len(arguments) == 1 else aten.mean.dim
-    return kind(*arguments, **options) / part.ranks.ways(part.summed)  # type: ignore[no-any-return]
+    return kind(*arguments, **options) / part.ranks.count_parts(part.summed_axes)  # type: ignore[no-any-return]
 
 
-_SPECIAL: Mapping[Any, Callable[..., Tensor]] = {
+_PART_OPERATORS: Mapping[Any, Callable[..., Tensor]] = {
     aten.embedding.default: _embedding,
     aten.linear.default: _linear,
     aten.addmm.default: _addmm,

@@ -13,10 +13,10 @@ import numpy as np
 
 from meshwise.executor.check.verification import Verification, distance
 from meshwise.executor.device import CPU
-from meshwise.executor.launch.launcher import clear
-from meshwise.executor.launch.run import losses
+from meshwise.executor.launch.launcher import clear_folder
+from meshwise.executor.launch.run import read_losses
 from meshwise.executor.options import TIMEOUT
-from meshwise.simulator.brief import brief
+from meshwise.simulator.brief import brief_repr
 from meshwise.strategies.plan.plan import Plan
 
 JOB_VERSION = 1
@@ -55,7 +55,7 @@ class OperatorJob:
     timeout: float = TIMEOUT
     device: str = CPU
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
     def write(self, folder: Path) -> Path:
         """Write the job into ``folder`` and return the path of its file; results go beside it."""
@@ -89,7 +89,7 @@ _LOSSES, _TOLERANCE = "losses", "tolerance"
 def expect(folder: Path, expected_losses: tuple[float, ...], arrays: dict[str, Any], tolerance: float) -> None:
     """Write the results of one process into the folder of a verification, and remove those of earlier runs."""
     folder.mkdir(parents=True, exist_ok=True)
-    clear(folder)
+    clear_folder(folder)
     (folder / _DONE).unlink(missing_ok=True)
     stored: dict[str, Any] = {_LOSSES: np.array(expected_losses), _TOLERANCE: np.array(tolerance)} | arrays
     np.savez(folder / _EXPECTED, **stored)
@@ -99,11 +99,13 @@ def verdict(job: OperatorJob, folder: Path) -> Verification:
     """Return how far the results of a dumped job are from those expected, and mark the verification as done."""
     with np.load(folder / _EXPECTED, allow_pickle=False) as stored:
         expected = {name: stored[name] for name in stored.files}
-    wanted, tolerance = expected.pop(_LOSSES), expected.pop(_TOLERANCE)
-    met = losses(job.plan, job.steps, folder)
-    found = distance(job.plan.mesh.num_ranks, folder, met, tuple(wanted.tolist()), expected, float(tolerance))
+    expected_losses, tolerance = expected.pop(_LOSSES), expected.pop(_TOLERANCE)
+    rank_losses = read_losses(job.plan, job.steps, folder)
+    verification = distance(
+        job.plan.mesh.num_ranks, folder, rank_losses, tuple(expected_losses.tolist()), expected, float(tolerance)
+    )
     (folder / _DONE).touch()
-    return found
+    return verification
 
 
 def is_done(folder: Path) -> bool:

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch.fx import Node
 
-from meshwise.executor.capture.captured import Captured, Update
-from meshwise.simulator.machine.compute import is_bias, read_again
+from meshwise.executor.capture.captured import BufferUpdate, CapturedModule
+from meshwise.simulator.machine.compute import backward_parameters, is_bias
 from meshwise.simulator.operator_graph import BATCH, Block, Operator, Tensor
 from meshwise.strategies.plan.partition import Stage
 from meshwise.strategies.plan.sharding import REPLICATED, OperatorSharding, ShardingSpec
@@ -19,7 +19,7 @@ from meshwise.strategies.plan.sharding import REPLICATED, OperatorSharding, Shar
 Cuts = tuple[tuple[str, tuple[str, ...]], ...]
 
 
-Bringing = tuple[str, ShardingSpec, str]
+ReadKey = tuple[str, ShardingSpec, str]
 """Identifies one redistribution of a root: the root, the layout that it is read in, and the block's occurrence."""
 
 
@@ -27,14 +27,14 @@ Bringing = tuple[str, ShardingSpec, str]
 class Reading:
     """How an operator reads a root: the layout that it needs, and the layout of the gradient that it returns."""
 
-    wanted: ShardingSpec
+    layout: ShardingSpec
     gradient: ShardingSpec
 
 
 class Layouts:
     """The layouts of roots, by name.
 
-    ``roots`` has the root of every value, ``value_layouts`` the layout in which an operator makes each root, and
+    ``root_tasks`` has the root of every value, ``value_layouts`` the layout in which an operator makes each root, and
     ``gradient_layouts`` the layout of the gradient that comes back from all readers with one read key.
 
     Parameters
@@ -46,38 +46,38 @@ class Layouts:
     """
 
     def __init__(
-        self, captured: Captured, shardings: Mapping[str, OperatorSharding], batch_axes: tuple[str, ...] = ()
+        self, captured: CapturedModule, shardings: Mapping[str, OperatorSharding], batch_axes: tuple[str, ...] = ()
     ) -> None:
         self.captured = captured
         self._operators = {
             f"{block.name}.{operator.name}": operator for block in captured.graph.blocks for operator in block.operators
         }
         self._repeats = {block.name: block.repeat for block in captured.graph.blocks}
-        self._shardings = {name: self._sharding(name, shardings, batch_axes) for name in captured.operators}
-        self._sizes = {block.name: _sizes(block, captured.batch) for block in captured.graph.blocks}
-        self._home = {placeholder: key[0] for key, placeholder in captured.parameter_names.items()}
-        self.constants = _constants(captured)
+        self._shardings = {name: self._find_sharding(name, shardings, batch_axes) for name in captured.operators}
+        self._sizes = {block.name: _collect_sizes(block, captured.batch) for block in captured.graph.blocks}
+        self._home_blocks = {placeholder: key[0] for key, placeholder in captured.parameter_names.items()}
+        self.constants = _find_constants(captured)
         self._parameter_names = {placeholder: key[-1] for key, placeholder in captured.parameter_names.items()}
-        self.root: dict[str, str] = {}
-        self.produced: dict[str, ShardingSpec] = {}
-        self.gradient: dict[Bringing, ShardingSpec] = {}
+        self.roots: dict[str, str] = {}
+        self.value_layouts: dict[str, ShardingSpec] = {}
+        self.gradient_layouts: dict[ReadKey, ShardingSpec] = {}
         nodes = [node for node in captured.program.graph.nodes if node.op != "output"]
         for node in nodes:
             self._find_home(node)
             self._place(node)
         for node in nodes:
-            for root in self.read_by(node):
-                reading = self.reading(node, root)
-                key = self.bringing(node, root)
-                partial = self.gradient.get(key, REPLICATED).partial
+            for root in self.list_roots_read(node):
+                reading = self.find_reading(node, root)
+                key = self.find_read_key(node, root)
+                partial = self.gradient_layouts.get(key, REPLICATED).partial
                 union = tuple(dict.fromkeys([*partial, *reading.gradient.partial]))
-                self.gradient[key] = ShardingSpec(reading.wanted.cuts, union)
+                self.gradient_layouts[key] = ShardingSpec(reading.layout.cuts, union)
 
     @property
     def loss(self) -> str:
         """The root of the loss."""
         output = next(iter(self.captured.program.graph.find_nodes(op="output")))
-        return self.root[output.args[0][0].name]
+        return self.roots[output.args[0][0].name]
 
     def dims(self, root: str) -> tuple[str, ...]:
         """Return the named dims of a root, one for each torch dim that it is kept with."""
@@ -85,27 +85,27 @@ class Layouts:
 
     def sizes(self, name: str) -> Mapping[str, int]:
         """Return the sizes, by named dim, in the block that makes a value or reads it first."""
-        return self._sizes[self._home[name]]
+        return self._sizes[self._home_blocks[name]]
 
     def tensor(self, root: str) -> Tensor:
         """Return a root as a tensor of the operator graph."""
         dims = self.dims(root)
         return Tensor(root, dims, tuple(self.sizes(root)[dim] for dim in dims), "fp32")
 
-    def _sharding(
+    def _find_sharding(
         self, node: str, shardings: Mapping[str, OperatorSharding], batch_axes: tuple[str, ...]
     ) -> OperatorSharding:
         """Return the sharding of a node: that of its occurrence of the block, or that of all occurrences."""
         name = self.captured.operators[node]
         block, _, operator = name.rpartition(".")
-        own = f"{block}.{self.captured.occurrence[node]}.{operator}" if self._repeats[block] > 1 else name
-        found = shardings.get(own) or shardings.get(name) or OperatorSharding(name, ())
-        whole = [dim for dim, _ in found.cuts if dim in self._operators[name].uncut]
-        if whole:
-            raise ValueError(f"shardings: {name} needs {', '.join(whole)} whole, met {found.cuts}")
+        occurrence_name = f"{block}.{self.captured.occurrence[node]}.{operator}" if self._repeats[block] > 1 else name
+        chosen_sharding = shardings.get(occurrence_name) or shardings.get(name) or OperatorSharding(name, ())
+        whole_dims = [dim for dim, _ in chosen_sharding.cuts if dim in self._operators[name].uncut]
+        if whole_dims:
+            raise ValueError(f"shardings: {name} needs {', '.join(whole_dims)} whole, met {chosen_sharding.cuts}")
         # where each sample depends on the whole batch, the operator reads it whole, gathered from data ranks
-        cut_by_data = BATCH in dict(self._operators[name].dims) and BATCH not in self._operators[name].uncut
-        return _with_batch(found, batch_axes) if cut_by_data else found
+        is_cut_by_data = BATCH in dict(self._operators[name].dims) and BATCH not in self._operators[name].uncut
+        return _with_batch(chosen_sharding, batch_axes) if is_cut_by_data else chosen_sharding
 
     def sharding(self, node: Node) -> OperatorSharding | None:
         """Return the sharding of a node's operator; ``None`` where it has no operator."""
@@ -116,13 +116,17 @@ class Layouts:
         name = self.captured.operators.get(node.name)
         return None if name is None else self._operators[name]
 
-    def read_by(self, node: Node) -> tuple[str, ...]:
+    def list_roots_read(self, node: Node) -> tuple[str, ...]:
         """Return the roots that an operator's node reads, each once; other nodes, as aliases, read none."""
         if node.name not in self.captured.operators:
             return ()
-        return tuple(dict.fromkeys(self.root[each.name] for each in node.all_input_nodes if each.name in self.root))
+        return tuple(
+            dict.fromkeys(
+                self.roots[input_node.name] for input_node in node.all_input_nodes if input_node.name in self.roots
+            )
+        )
 
-    def reading(self, node: Node, root: str) -> Reading:
+    def find_reading(self, node: Node, root: str) -> Reading:
         """Return how the operator of a node reads a root.
 
         Where the result of a product is partial, its bias is added on one rank only, as if to the sum, so the gradient
@@ -131,22 +135,22 @@ class Layouts:
         sharding, operator, tensor = self.sharding(node), self.operator(node), self.tensor(root)
         assert sharding is not None
         assert operator is not None
-        gradient = sharding.of_gradient(tensor)
+        gradient = sharding.find_gradient_spec(tensor)
         if root in self.captured.parameters and is_bias(operator, tensor):
-            summed = {axis for dim in operator.reduced for axis in dict(sharding.cuts).get(dim, ())}
-            gradient = ShardingSpec(gradient.cuts, tuple(axis for axis in gradient.partial if axis not in summed))
-        return Reading(sharding.of_input(tensor), gradient)
+            summed_axes = {axis for dim in operator.reduced for axis in dict(sharding.cuts).get(dim, ())}
+            gradient = ShardingSpec(gradient.cuts, tuple(axis for axis in gradient.partial if axis not in summed_axes))
+        return Reading(sharding.find_input_spec(tensor), gradient)
 
-    def bringing(self, node: Node, root: str) -> Bringing:
+    def find_read_key(self, node: Node, root: str) -> ReadKey:
         """Return the key of a reading, shared by readers of a root in one layout and one block occurrence."""
-        return root, self.reading(node, root).wanted, self._occurrence(node.name)
+        return root, self.find_reading(node, root).layout, self._find_occurrence(node.name)
 
-    def _occurrence(self, node: str) -> str:
+    def _find_occurrence(self, node: str) -> str:
         """Return the block and the occurrence that an operator's node is in, as ``block.number``."""
         block = self.captured.operators[node].rpartition(".")[0]
         return f"{block}.{self.captured.occurrence[node]}"
 
-    def gathered_again(self, node: Node, root: str) -> bool:
+    def is_regathered(self, node: Node, root: str) -> bool:
         """Return whether a node's operator gathers a parameter again for backward.
 
         It does where its backward reads the parameter, and the parameter is kept in another layout than it is read in.
@@ -154,73 +158,73 @@ class Layouts:
         operator = self.operator(node)
         if operator is None or root not in self.captured.parameters:
             return False
-        needed = self._parameter_names.get(root) in read_again(operator)
-        return needed and self.reading(node, root).wanted != self.produced[root]
+        is_reread = self._parameter_names.get(root) in backward_parameters(operator)
+        return is_reread and self.find_reading(node, root).layout != self.value_layouts[root]
 
-    def values(self, node: Node) -> list[str]:
+    def list_values(self, node: Node) -> list[str]:
         """Return the names of a node's values, in order; several values have the names of their ``getitem`` nodes."""
         if node.name in self.captured.dims:
             return [node.name]
         return [user.name for user in sorted(filter(_picks, node.users), key=lambda user: int(str(user.args[1])))]
 
     def _find_home(self, node: Node) -> None:
-        users = [node, *_readers(self.captured, node)]
+        users = [node, *_list_readers(self.captured, node)]
         name = next(
             (self.captured.operators[user.name] for user in users if user.name in self.captured.operators), None
         )
         if name is not None:
-            for value in {node.name, *self.values(node)}:
-                self._home.setdefault(value, name.rpartition(".")[0])
+            for value in {node.name, *self.list_values(node)}:
+                self._home_blocks.setdefault(value, name.rpartition(".")[0])
 
     def _place(self, node: Node) -> None:
         """Store the roots and the layouts of the values that a node makes."""
         if node.op == "placeholder" or node.name in self.constants:
             if node.name in self.captured.dims:
-                self.root[node.name] = node.name
-                self.produced[node.name] = self._of_placeholder(node)
+                self.roots[node.name] = node.name
+                self.value_layouts[node.name] = self._find_placeholder_layout(node)
         elif node.name in self.captured.operators:
             sharding, operator = self.sharding(node), self.operator(node)
             assert sharding is not None
             assert operator is not None
-            for name in self.values(node):
-                self.root[name] = name
-                self.produced[name] = sharding.of_output(operator, self.tensor(name))
-        elif node.name in self.captured.dims and node.name not in self.root:
-            self.root[node.name] = self.root[_source(node).name]
+            for name in self.list_values(node):
+                self.roots[name] = name
+                self.value_layouts[name] = sharding.find_output_spec(operator, self.tensor(name))
+        elif node.name in self.captured.dims and node.name not in self.roots:
+            self.roots[node.name] = self.roots[_find_source(node).name]
 
-    def _of_placeholder(self, node: Node) -> ShardingSpec:
+    def _find_placeholder_layout(self, node: Node) -> ShardingSpec:
         """Return the layout of a placeholder: a parameter is cut as its first reader keeps it, all others are whole."""
         if node.name not in self.captured.parameters:
             return REPLICATED
-        for reader in _readers(self.captured, node):
+        for reader in _list_readers(self.captured, node):
             sharding = self.sharding(reader)
             if sharding is not None:
-                return self._of_kept(sharding, node.name)
+                return self._find_kept_layout(sharding, node.name)
         return REPLICATED
 
-    def _of_kept(self, sharding: OperatorSharding, placeholder: str) -> ShardingSpec:
+    def _find_kept_layout(self, sharding: OperatorSharding, placeholder: str) -> ShardingSpec:
         """Return the layout in which an operator keeps a parameter, which the graph calls by another name."""
         tensor = self.tensor(placeholder)
         name = self._parameter_names.get(placeholder, placeholder)
-        return sharding.of_kept(Tensor(name, tensor.dims, tensor.shape, tensor.dtype))
+        return sharding.find_kept_spec(Tensor(name, tensor.dims, tensor.shape, tensor.dtype))
 
 
-def _constants(captured: Captured) -> frozenset[str]:
+def _find_constants(captured: CapturedModule) -> frozenset[str]:
     """Return the nodes that depend on constants and buffers alone: the loss reads no buffer that changes."""
-    known = captured.constants.keys() | captured.buffers.keys()
-    found = set(known)
+    given_names = captured.constants.keys() | captured.buffers.keys()
+    names = set(given_names)
     for node in captured.program.graph.nodes:
-        if node.op == "call_function" and all(each.name in found for each in node.all_input_nodes):
-            found.add(node.name)
-    return frozenset(found - known)
+        if node.op == "call_function" and all(input_node.name in names for input_node in node.all_input_nodes):
+            names.add(node.name)
+    return frozenset(names - given_names)
 
 
-def _sizes(block: Block, batch: int) -> dict[str, int]:
+def _collect_sizes(block: Block, batch: int) -> dict[str, int]:
     tensors = [pair for tensor in block.tensors for pair in zip(tensor.dims, tensor.shape, strict=True)]
     return {**dict(tensors), **dict(pair for operator in block.operators for pair in operator.dims), BATCH: batch}
 
 
-def _source(node: Node) -> Node:
+def _find_source(node: Node) -> Node:
     """Return the node behind a view; a ``getitem`` of a tuple is a view of the element that it picks."""
     source = node.all_input_nodes[0]
     if _picks(node):
@@ -230,12 +234,12 @@ def _source(node: Node) -> Node:
     return source
 
 
-def _readers(captured: Captured, node: Node) -> list[Node]:
+def _list_readers(captured: CapturedModule, node: Node) -> list[Node]:
     """Return the operators' nodes that read a value, directly or through aliases, in order."""
-    found: list[Node] = []
+    readers: list[Node] = []
     for user in node.users:
-        found += _readers(captured, user) if user.name not in captured.operators else [user]
-    return found
+        readers += _list_readers(captured, user) if user.name not in captured.operators else [user]
+    return readers
 
 
 def _picks(node: Node) -> bool:
@@ -270,41 +274,50 @@ class StageProgram:
 
     nodes: tuple[Node, ...]
     parameters: frozenset[str]
-    updates: tuple[Update, ...]
-    received: tuple[str, ...]
-    sent: tuple[str, ...]
+    updates: tuple[BufferUpdate, ...]
+    received_roots: tuple[str, ...]
+    sent_roots: tuple[str, ...]
 
 
-def stage_programs(captured: Captured, layouts: Layouts, stages: tuple[Stage, ...]) -> tuple[StageProgram, ...]:
+def build_stage_programs(
+    captured: CapturedModule, layouts: Layouts, stages: tuple[Stage, ...]
+) -> tuple[StageProgram, ...]:
     """Return the program of every stage."""
     stage_of_block = {block: index for index, stage in enumerate(stages) for block in stage.blocks}
     nodes = [node for node in captured.program.graph.nodes if node.name in captured.operators]
-    placed = _place(captured, nodes, stage_of_block)
-    made = {name: placed[node] for node in nodes for name in layouts.values(node) if node.name in captured.operators}
-    last: dict[str, int] = {}
+    node_stages = _find_stages(captured, nodes, stage_of_block)
+    value_stages = {
+        name: node_stages[node]
+        for node in nodes
+        for name in layouts.list_values(node)
+        if node.name in captured.operators
+    }
+    last_stages: dict[str, int] = {}
     for node in nodes:
-        for root in layouts.read_by(node):
-            last[root] = max(last.get(root, 0), placed[node])
-    last[layouts.loss] = len(stages) - 1
+        for root in layouts.list_roots_read(node):
+            last_stages[root] = max(last_stages.get(root, 0), node_stages[node])
+    last_stages[layouts.loss] = len(stages) - 1
     result = []
     for index in range(len(stages)):
         crossing = [
-            tuple(root for root, start in made.items() if start <= at < last.get(root, start))
-            for at in (index - 1, index)
+            tuple(root for root, start in value_stages.items() if start <= boundary < last_stages.get(root, start))
+            for boundary in (index - 1, index)
         ]
-        own = tuple(node for node in nodes if placed[node] == index)
-        read = {root for node in own for root in layouts.read_by(node)}
-        updates = tuple(each for each in captured.updates if made.get(layouts.root.get(each.reads, ""), 0) == index)
-        result.append(StageProgram(own, frozenset(read & captured.parameters.keys()), updates, *crossing))
+        stage_nodes = tuple(node for node in nodes if node_stages[node] == index)
+        roots_read = {root for node in stage_nodes for root in layouts.list_roots_read(node)}
+        updates = tuple(
+            update for update in captured.updates if value_stages.get(layouts.roots.get(update.source, ""), 0) == index
+        )
+        result.append(StageProgram(stage_nodes, frozenset(roots_read & captured.parameters.keys()), updates, *crossing))
     return tuple(result)
 
 
-def _place(captured: Captured, nodes: list[Node], stage_of_block: Mapping[str, int]) -> dict[Node, int]:
+def _find_stages(captured: CapturedModule, nodes: list[Node], stage_of_block: Mapping[str, int]) -> dict[Node, int]:
     """Return the stage of every operator: that of its block."""
     repeats = {block.name: block.repeat for block in captured.graph.blocks}
-    placed: dict[Node, int] = {}
+    node_stages: dict[Node, int] = {}
     for node in nodes:
         block = captured.operators[node.name].rpartition(".")[0]
         occurrence = f"{block}.{captured.occurrence[node.name]}" if repeats[block] > 1 else block
-        placed[node] = stage_of_block[occurrence]
-    return placed
+        node_stages[node] = stage_of_block[occurrence]
+    return node_stages

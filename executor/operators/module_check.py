@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import torch
 
-from meshwise.executor.capture.capture import capture, naming
+from meshwise.executor.capture.capture import capture, name_factory
 from meshwise.executor.capture.captured import CaptureError
-from meshwise.executor.capture.program import export
-from meshwise.executor.capture.source_lines import line_of_forward, line_of_node
+from meshwise.executor.capture.program import export_program
+from meshwise.executor.capture.source_lines import find_forward_line, find_node_line
 from meshwise.executor.operators.job import OperatorJob
 from meshwise.executor.operators.layouts import Layouts
-from meshwise.executor.operators.trainer import make
-from meshwise.executor.operators.whole_batch import check, tolerance_of
+from meshwise.executor.operators.trainer import build_module
+from meshwise.executor.operators.whole_batch import check, find_tolerance
 from meshwise.simulator.operator_graph import OperatorGraph
 
 
@@ -25,29 +25,29 @@ def check_module(job: OperatorJob, graph: OperatorGraph) -> float:
     CaptureError
         Where the module is not the one of ``graph``, or does what the back end does not.
     """
-    made = make(job)
-    with naming(job.module), redirect_stdout(sys.stderr):  # forward may print
+    made = build_module(job)
+    with name_factory(job.module), redirect_stdout(sys.stderr):  # forward may print
         captured = capture(made.module, made.microbatches[0])
-        if captured.left:
+        if captured.skipped_buffers:
             held = (
                 "the executor renews buffers point by point, each from one value of the loss, which does not read them"
             )
-            met = f"met {', '.join(captured.left)}; nearest: the update outside of forward"
-            raise CaptureError(f"{held}; {met}", captured.lines[captured.left[0]])
+            met = f"met {', '.join(captured.skipped_buffers)}; nearest: the update outside of forward"
+            raise CaptureError(f"{held}; {met}", captured.update_lines[captured.skipped_buffers[0]])
         for name, parameter in made.module.named_parameters():
             if parameter.dtype not in (torch.float32, torch.float64):
                 met = f"met {name} of {str(parameter.dtype).removeprefix('torch.')}; nearest: the module's .float()"
                 raise CaptureError(f"parameters of a captured module are of fp32, {met}")
-        double = make(replace(job, double=True))
-        program = export(double.module, double.microbatches[0])
+        double = build_module(replace(job, double=True))
+        program = export_program(double.module, double.microbatches[0])
         check(program, double.module, double.microbatches, job.plan.sequences)
         if different := _difference(graph, captured.graph):
             name, met = different
             nodes = (node for node in captured.program.graph.nodes if captured.operators.get(node.name) == name)
-            line = next((line_of_node(node) for node in nodes), "") or line_of_forward(made.module)
+            line = next((find_node_line(node) for node in nodes), "") or find_forward_line(made.module)
             raise CaptureError(f"the module is the one that the scenario's graph was captured from; {met}", line)
         Layouts(captured, {each.operator: each for each in job.plan.shardings})
-        return tolerance_of(program)
+        return find_tolerance(program)
 
 
 def _difference(graph: OperatorGraph, other: OperatorGraph) -> tuple[str, str] | None:

@@ -10,20 +10,20 @@ from statistics import median
 
 from meshwise.executor.check.verification import Verification, require_equal
 from meshwise.executor.device import require_device
-from meshwise.executor.launch.launcher import ExecutionError, launch, require_torch
+from meshwise.executor.launch.launcher import ExecutionError, launch_ranks, require_torch
 from meshwise.executor.launch.run import (
     VERIFIED_STEPS,
     VERIFY,
     WARM_UP,
     Progress,
     Run,
-    held,
-    losses,
-    progress_of,
-    step_times,
+    build_poll,
+    read_gpu_memory,
+    read_losses,
+    read_step_times,
 )
 from meshwise.executor.operators.job import OperatorJob, expect, is_done, verdict
-from meshwise.executor.options import DEFAULTS, RunOptions
+from meshwise.executor.options import DEFAULT_OPTIONS, RunOptions
 from meshwise.executor.recording.rank_files import read_errors
 from meshwise.executor.recording.timeline import read_timeline
 from meshwise.executor.supported import OPTIMIZERS
@@ -41,7 +41,7 @@ def execute_module(
     graph: OperatorGraph,
     training: Training,
     plan: Plan,
-    options: RunOptions = DEFAULTS,
+    options: RunOptions = DEFAULT_OPTIONS,
     *,
     folder: Path,
     progress: Progress | None = None,
@@ -74,7 +74,7 @@ def execute_module(
         own = "data, learning rate, checkpoints and resume are of the executor's own model"
         raise ValueError(f"{own}, met --module: a module brings its inputs")
     job = OperatorJob(
-        absolute(module),
+        to_absolute(module),
         plan,
         options.steps,
         training.optimizer,
@@ -86,24 +86,24 @@ def execute_module(
     require_device(options.device, plan.mesh.num_ranks)
     check = replace(job, steps=VERIFIED_STEPS if options.is_verified else 1, double=True, dump=True, profile=False)
     verification = run_verified(job, check, folder, tolerance, progress)
-    times = step_times(plan, folder)
+    times = read_step_times(plan, folder)
     timeline = read_timeline(plan, folder)
     return Run(
         steps=job.steps,
-        losses=losses(plan, job.steps, folder),
+        losses=read_losses(plan, job.steps, folder),
         step_times=times,
         step_time=median(times[WARM_UP:] or times),
-        peak_memory=held(plan, folder, "peak") or timeline.peak_memory,
+        peak_memory=read_gpu_memory(plan, folder, "peak") or timeline.peak_memory,
         timeline=timeline,
         verification=verification,
-        reserved_memory=held(plan, folder, "reserved"),
+        reserved_memory=read_gpu_memory(plan, folder, "reserved"),
     )
 
 
-def absolute(module: str) -> str:
+def to_absolute(module: str) -> str:
     """Return ``FILE.py:FACTORY`` with the absolute path of the file.
 
-    >>> absolute("/models/mine.py:small")
+    >>> to_absolute("/models/mine.py:small")
     '/models/mine.py:small'
     """
     file, colon, factory = module.rpartition(":")
@@ -125,22 +125,22 @@ def run_verified(
     from meshwise.executor.capture.captured import CaptureError
     from meshwise.executor.operators.trainer import train
 
-    checked = folder / VERIFY
+    check_folder = folder / VERIFY
     with redirect_stdout(sys.stderr):  # forward may print
         expected = train(check)
-    expect(checked, *expected, tolerance)
+    expect(check_folder, *expected, tolerance)
     try:
-        run_jobs([(job, folder), (check, checked)], progress)
+        run_jobs([(job, folder), (check, check_folder)], progress)
     except ExecutionError as error:
-        failures = sorted(read_errors(folder, job.plan.mesh.num_ranks).values(), key=lambda each: each.time)
-        if failures and not is_done(checked):
+        failures = sorted(read_errors(folder, job.plan.mesh.num_ranks).values(), key=lambda rank_error: rank_error.time)
+        if failures and not is_done(check_folder):
             kind, _, text = failures[0].error.partition(": ")
-            known = re.match(r"(\S+:\d+): ", text)
-            line, reason = (known[1], text[known.end() :]) if known else (job.module, f"{kind}: {text}")
-            held = "ranks can run every operator of a captured module, which is tried in fp64 before the run"
-            raise CaptureError(f"{held}; met {reason}; nearest: a plan with fewer cuts", line) from error
+            location = re.match(r"(\S+:\d+): ", text)
+            line, reason = (location[1], text[location.end() :]) if location else (job.module, f"{kind}: {text}")
+            rule = "ranks can run every operator of a captured module, which is tried in fp64 before the run"
+            raise CaptureError(f"{rule}; met {reason}; nearest: a plan with fewer cuts", line) from error
         raise
-    return require_equal(verdict(check, checked), " of the whole batch")
+    return require_equal(verdict(check, check_folder), " of the whole batch")
 
 
 def refuse(job: OperatorJob, graph: OperatorGraph, training: Training) -> float:
@@ -155,7 +155,7 @@ def refuse(job: OperatorJob, graph: OperatorGraph, training: Training) -> float:
         end does not support.
     """
     require_torch()
-    if reasons := (*unsupported(job.plan), *unsupported_training(training)):
+    if reasons := (*list_unsupported(job.plan), *list_unsupported_training(training)):
         raise ValueError("the executor cannot run this plan: " + "; ".join(reasons))
     from meshwise.executor.operators.module_check import check_module  # needs torch
 
@@ -165,13 +165,13 @@ def refuse(job: OperatorJob, graph: OperatorGraph, training: Training) -> float:
 def run_jobs(jobs: list[tuple[OperatorJob, Path]], progress: Progress | None = None) -> None:
     """Run jobs of equally many ranks in one set of processes, the last job first; progress is that of the first."""
     paths = [str(job.write(folder).resolve()) for job, folder in jobs]
-    first, folder = jobs[0]
-    poll: Callable[[], None] = progress_of(first.plan, folder, progress)
+    first_job, folder = jobs[0]
+    poll: Callable[[], None] = build_poll(first_job.plan, folder, progress)
     timeout = max(job.timeout for job, _ in jobs)
-    launch(WORKER, paths, folder, first.plan.mesh.num_ranks, timeout=timeout, poll=poll)
+    launch_ranks(WORKER, paths, folder, first_job.plan.mesh.num_ranks, timeout=timeout, poll=poll)
 
 
-def unsupported_training(training: Training) -> tuple[str, ...]:
+def list_unsupported_training(training: Training) -> tuple[str, ...]:
     """Return every reason why the operator back end cannot run such a training; empty where it can."""
     reasons = []
     if training.precision != "fp32":
@@ -187,7 +187,7 @@ def unsupported_training(training: Training) -> tuple[str, ...]:
     return tuple(reasons)
 
 
-def unsupported(plan: Plan) -> tuple[str, ...]:
+def list_unsupported(plan: Plan) -> tuple[str, ...]:
     """Return every reason why the operator back end cannot run ``plan``; empty where it can."""
     reasons = []
     if {action.kind for order in plan.actions.orders for action in order} - {ActionKind.FORWARD, ActionKind.BACKWARD}:
@@ -197,8 +197,8 @@ def unsupported(plan: Plan) -> tuple[str, ...]:
     if plan.recompute is not Recompute.NONE:
         reasons.append(f"recompute: a captured module keeps what backward reads, met {plan.recompute}; nearest: none")
     if plan.zero:
-        met = f"met {plan.zero}; nearest: 0"
-        reasons.append(f"zero: shards of a captured module's parameters are in its shardings, {met}")
+        finding = f"met {plan.zero}; nearest: 0"
+        reasons.append(f"zero: shards of a captured module's parameters are in its shardings, {finding}")
     if plan.offload:
         reasons.append(f"offload: a captured module stays on the device, met {plan.offload}")
     if not isinstance(plan.microbatch, int):

@@ -16,18 +16,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from meshwise.executor.capture.capture import capture, made, naming, num_samples
+from meshwise.executor.capture.capture import capture, count_samples, name_factory, run_factory
 from meshwise.executor.job import metrics_file, result_file, tensors_file
-from meshwise.executor.operators.collectives import Ran, Ranks
+from meshwise.executor.operators.collectives import CollectiveRecord, RankMesh
 from meshwise.executor.operators.job import OperatorJob, collectives_file, verdict
 from meshwise.executor.operators.network import OperatorNetwork, Pass
 from meshwise.executor.recording.accelerator import Accelerator
-from meshwise.executor.recording.profiled import profiled
+from meshwise.executor.recording.profiled import profile_steps
 from meshwise.executor.recording.rank_files import Heartbeat
 from meshwise.executor.recording.recorder import Record, Recorder
-from meshwise.executor.recording.trace import Row, TraceEvent, without
-from meshwise.executor.training.measure import described, nbytes, timed
-from meshwise.executor.training.optimizer import kind_of
+from meshwise.executor.recording.trace import Row, TraceEvent, cut_holes
+from meshwise.executor.training.measure import describe_memory, nbytes, time_step
+from meshwise.executor.training.optimizer import find_optimizer
 from meshwise.simulator.program import Category, StreamKind, TaskKind
 from meshwise.strategies.plan.mesh import COMMUNICATION, DATA, PIPELINE
 from meshwise.strategies.plan.plan import Plan
@@ -49,12 +49,12 @@ class Pipeline:
         self.network, self.plan, self.recorder = network, plan, recorder
         self.actions = plan.actions.orders[network.ranks.coordinate.get(PIPELINE, 0)]
         self.final = len(plan.stages) - 1
-        self.groups = self._boundaries()
+        self.groups = self._make_groups()
         self._sends: list[tuple[dist.Work | None, Tensor]] = []
         self.transfers: list[Row] = []
-        self._handed: dict[tuple[int, int, int], list[Tensor]] = {}
+        self._handovers: dict[tuple[int, int, int], list[Tensor]] = {}
 
-    def _boundaries(self) -> dict[tuple[int, int], dist.ProcessGroup]:
+    def _make_groups(self) -> dict[tuple[int, int], dist.ProcessGroup]:
         """Return a process group for every pair (sending stage, receiving stage), of this rank's line of ranks.
 
         NCCL runs the messages between two ranks of a group in one order, and the two ranks start theirs in different
@@ -64,9 +64,9 @@ class Pipeline:
             return {}
         lines = self.plan.mesh.rows(PIPELINE).tolist()
         ends = [(a, b) for a in range(self.final + 1) for b in (a - 1, a + 1) if 0 <= b <= self.final]
-        apart = [(a, b) for a, b in ends if self.plan.positions[a] != self.plan.positions[b]]
+        boundaries = [(a, b) for a, b in ends if self.plan.positions[a] != self.plan.positions[b]]
         groups = {}
-        for boundary in apart:
+        for boundary in boundaries:
             groups[boundary], _ = dist.new_subgroups_by_enumeration(lines)  # type: ignore[no-untyped-call]
         return groups
 
@@ -80,19 +80,19 @@ class Pipeline:
         for action in self.actions:
             stage, microbatch = action.stage, action.microbatch
             if action.kind is ActionKind.FORWARD:
-                begun = Pass(self.network, self.network.programs[stage], microbatches[microbatch])
-                received = self._receive(stage - 1, stage, microbatch, begun.empty_received())
+                forward_pass = Pass(self.network, self.network.programs[stage], microbatches[microbatch])
+                messages = self._receive(stage - 1, stage, microbatch, forward_pass.make_receive_buffers())
                 with self.recorder.span(TaskKind.FORWARD, stage, microbatch):
-                    sent = begun.forward(received)
-                    loss = begun.loss() / len(microbatches) if stage == self.final else None
-                self._send(stage, stage + 1, microbatch, sent)
-                passes[stage, microbatch] = begun, loss
+                    outputs = forward_pass.forward(messages)
+                    loss = forward_pass.loss() / len(microbatches) if stage == self.final else None
+                self._send(stage, stage + 1, microbatch, outputs)
+                passes[stage, microbatch] = forward_pass, loss
                 total = total if loss is None else (total or 0.0) + float(loss.detach())
             else:
-                ended, loss = passes.pop((stage, microbatch))
-                received = self._receive(stage + 1, stage, microbatch, ended.empty_gradients())
+                backward_pass, loss = passes.pop((stage, microbatch))
+                messages = self._receive(stage + 1, stage, microbatch, backward_pass.make_gradient_buffers())
                 with self.recorder.span(TaskKind.BACKWARD, stage, microbatch):
-                    gradients = ended.backward(received, loss)
+                    gradients = backward_pass.backward(messages, loss)
                 self._send(stage, stage - 1, microbatch, gradients)
         for work, _ in self._sends:
             if work is not None:
@@ -100,54 +100,56 @@ class Pipeline:
         self._sends.clear()
         return total
 
-    def _send(self, stage: int, to: int, microbatch: int, tensors: Sequence[Tensor]) -> None:
+    def _send(self, stage: int, target: int, microbatch: int, tensors: Sequence[Tensor]) -> None:
         """Send tensors to another stage; a stage on the same rank gets the tensors themselves."""
-        if tensors and self.plan.positions[stage] == self.plan.positions[to]:
-            self._handed[stage, to, microbatch] = list(tensors)
+        if tensors and self.plan.positions[stage] == self.plan.positions[target]:
+            self._handovers[stage, target, microbatch] = list(tensors)
             return
-        start, group = self.recorder.now(), self.groups.get((stage, to))
-        for tensor, tag in zip(tensors, self._tags(stage, to, microbatch), strict=False):
-            whole = tensor.contiguous()  # kept with its work: the tensor must live until the message has left
-            self._sends.append((dist.isend(whole, self._rank(to), group=group, tag=tag), whole))
+        start, group = self.recorder.read_clock(), self.groups.get((stage, target))
+        for tensor, tag in zip(tensors, self._list_tags(stage, target, microbatch), strict=False):
+            message = tensor.contiguous()  # kept with its work: the tensor must live until the message has left
+            self._sends.append((dist.isend(message, self._find_rank(target), group=group, tag=tag), message))
         if tensors:
-            stream = StreamKind.SEND_FORWARD if to > stage else StreamKind.SEND_BACKWARD
-            self._note(stream, stage, microbatch, tensors, start)
+            stream = StreamKind.SEND_FORWARD if target > stage else StreamKind.SEND_BACKWARD
+            self._note_transfer(stream, stage, microbatch, tensors, start)
 
     def _receive(self, source: int, stage: int, microbatch: int, empty: Sequence[Tensor]) -> list[Tensor]:
         """Return the tensors that another stage sends, received into ``empty`` ones."""
         if empty and self.plan.positions[source] == self.plan.positions[stage]:
-            return self._handed.pop((source, stage, microbatch))
-        start, group = self.recorder.now(), self.groups.get((source, stage))
-        for tensor, tag in zip(empty, self._tags(source, stage, microbatch), strict=False):
-            dist.recv(tensor, self._rank(source), group=group, tag=tag)
+            return self._handovers.pop((source, stage, microbatch))
+        start, group = self.recorder.read_clock(), self.groups.get((source, stage))
+        for tensor, tag in zip(empty, self._list_tags(source, stage, microbatch), strict=False):
+            dist.recv(tensor, self._find_rank(source), group=group, tag=tag)
         if empty:
             stream = StreamKind.RECEIVE_FORWARD if source < stage else StreamKind.RECEIVE_BACKWARD
-            self._note(stream, source, microbatch, empty, start)
+            self._note_transfer(stream, source, microbatch, empty, start)
         return list(empty)
 
-    def _note(self, stream: StreamKind, sender: int, microbatch: int, tensors: Sequence[Tensor], start: int) -> None:
+    def _note_transfer(
+        self, stream: StreamKind, sender: int, microbatch: int, tensors: Sequence[Tensor], start: int
+    ) -> None:
         forward = stream in (StreamKind.SEND_FORWARD, StreamKind.RECEIVE_FORWARD)
         kind, name = TaskKind.PIPELINE_COMMUNICATION, "send activations" if forward else "send gradients"
         size = sum(tensor.nbytes for tensor in tensors)
-        self.transfers.append(Row(stream, kind, sender, microbatch, name, start, self.recorder.now(), size))
+        self.transfers.append(Row(stream, kind, sender, microbatch, name, start, self.recorder.read_clock(), size))
 
-    def _rank(self, stage: int) -> int:
+    def _find_rank(self, stage: int) -> int:
         """Return the rank that runs a stage, at this rank's coordinates along the other axes."""
         return dist.get_global_rank(self.network.ranks.mesh.get_group(PIPELINE), self.plan.positions[stage])
 
-    def _tags(self, source: int, to: int, microbatch: int) -> Iterator[int]:
+    def _list_tags(self, source: int, target: int, microbatch: int) -> Iterator[int]:
         """Return tags that no other message between the same ranks has in a step."""
-        stages, direction = len(self.plan.stages), int(to > source)
-        first = ((microbatch * stages + source) * 2 + direction) * _MOST
-        return iter(range(first, first + _MOST))
+        stages, direction = len(self.plan.stages), int(target > source)
+        first_tag = ((microbatch * stages + source) * 2 + direction) * _MAX_TENSORS
+        return iter(range(first_tag, first_tag + _MAX_TENSORS))
 
 
-_MOST = 1 << 10
+_MAX_TENSORS = 1 << 10
 """The most tensors that cross a boundary."""
 
 
 @dataclass(frozen=True)
-class Made:
+class BuiltModule:
     """The module that a factory builds for a job, and its inputs, cut into microbatches."""
 
     module: nn.Module
@@ -158,13 +160,13 @@ class Made:
         """The inputs of the whole batch."""
         return tuple(torch.cat(parts) for parts in zip(*self.microbatches, strict=True))
 
-    def on(self, device: torch.device) -> "Made":
+    def to_device(self, device: torch.device) -> "BuiltModule":
         """Return the module and its inputs on a device; the module itself is moved."""
-        moved = tuple(tuple(tensor.to(device) for tensor in inputs) for inputs in self.microbatches)
-        return Made(self.module.to(device), moved)
+        microbatches = tuple(tuple(tensor.to(device) for tensor in inputs) for inputs in self.microbatches)
+        return BuiltModule(self.module.to(device), microbatches)
 
 
-def make(job: OperatorJob) -> Made:
+def build_module(job: OperatorJob) -> BuiltModule:
     """Return the module of a job, built with its seed, and its inputs cut into microbatches.
 
     Raises
@@ -173,20 +175,22 @@ def make(job: OperatorJob) -> Made:
         Where the factory's batch is not that of the plan, or a microbatch has a single sample.
     """
     torch.manual_seed(job.seed)
-    module, inputs = made(job.module)
-    with naming(job.module):
-        batch = num_samples(inputs)
+    module, inputs = run_factory(job.module)
+    with name_factory(job.module):
+        batch = count_samples(inputs)
     if job.double:
         module = module.double()
         inputs = tuple(tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs)
     count = job.plan.num_microbatches
     if batch != job.plan.sequences * job.plan.data * count:
-        held = f"microbatch({job.plan.sequences}) * data({job.plan.data}) * microbatches({count})"
-        raise ValueError(f"{job.module}: {held} is the batch of the inputs, met {batch}")
+        rule = f"microbatch({job.plan.sequences}) * data({job.plan.data}) * microbatches({count})"
+        raise ValueError(f"{job.module}: {rule} is the batch of the inputs, met {batch}")
     if batch == count:
-        met = "met microbatch(1) * data(1)"
-        raise ValueError(f"{job.module}: a microbatch of a captured module has at least 2 samples, {met}; nearest: 2")
-    return Made(module, tuple(zip(*(tensor.chunk(count) for tensor in inputs), strict=True)))
+        finding = "met microbatch(1) * data(1)"
+        raise ValueError(
+            f"{job.module}: a microbatch of a captured module has at least 2 samples, {finding}; nearest: 2"
+        )
+    return BuiltModule(module, tuple(zip(*(tensor.chunk(count) for tensor in inputs), strict=True)))
 
 
 class OperatorTrainer:
@@ -196,21 +200,23 @@ class OperatorTrainer:
         accelerator.settle(exact=job.double)
         self.job, self.accelerator = job, accelerator
         self.recorder = Recorder(heartbeat, accelerator.synchronise)
-        self.ranks = Ranks(device_mesh(job.plan, accelerator.device.type), self.recorder.now)
-        plan, made = job.plan, make(job)
-        captured = capture(made.module, made.microbatches[0])  # on the CPU, as the graph of the plan was captured
-        self.made = made.on(accelerator.device)
-        self.network = OperatorNetwork(captured, self.made.module, plan, self.ranks, accelerator.device)
+        self.ranks = RankMesh(build_device_mesh(job.plan, accelerator.device.type), self.recorder.read_clock)
+        plan, built_module = job.plan, build_module(job)
+        captured = capture(
+            built_module.module, built_module.microbatches[0]
+        )  # on the CPU, as the graph of the plan was captured
+        self.built_module = built_module.to_device(accelerator.device)
+        self.network = OperatorNetwork(captured, self.built_module.module, plan, self.ranks, accelerator.device)
         self.pipeline = Pipeline(self.network, plan, self.recorder)
-        kind, options = kind_of(job.optimizer, accelerator.optimizer_options)
+        kind, options = find_optimizer(job.optimizer, accelerator.optimizer_options)
         self.optimizer = kind(self.network.parameters(), **options)
 
     def step(self) -> float | None:
         """Run one training step and return the loss; ``None`` where this rank does not have the last stage."""
         self.optimizer.zero_grad(set_to_none=True)
-        self.ranks.ran.clear()
+        self.ranks.records.clear()
         self.pipeline.transfers.clear()
-        loss = self.pipeline.step(self.made.microbatches)
+        loss = self.pipeline.step(self.built_module.microbatches)
         self.recorder.heartbeat.beat("gradients")
         self.network.sum_gradients()
         with self.recorder.span(TaskKind.OPTIMIZER):
@@ -224,56 +230,62 @@ class OperatorTrainer:
         with metrics_file(folder, rank).open("w") as metrics:
             for step in range(self.job.steps):
                 self.recorder.heartbeat.step = step
-                loss, seconds = timed(self.accelerator, self.step)
+                loss, seconds = time_step(self.accelerator, self.step)
                 metrics.write(json.dumps({"step": step, "loss": loss, "seconds": seconds}) + "\n")
                 metrics.flush()
-        held = described(self.accelerator.held())
+        memory = describe_memory(self.accelerator.read_memory())
         if self.job.dump:
             self._dump(folder, rank)
         if self.job.profile:
-            result_file(folder, rank).write_text(json.dumps(self._profiled_step() | held))
+            result_file(folder, rank).write_text(json.dumps(self._profile_step() | memory))
 
-    def _profiled_step(self) -> dict[str, Any]:
+    def _profile_step(self) -> dict[str, Any]:
         self._drop_gradients()
         states = (value for values in self.optimizer.state.values() for value in values.values())
         resident = {
             str(Category.PARAMETERS): nbytes(self.network.parameters()),
             str(Category.OPTIMIZER): nbytes(value for value in states if isinstance(value, Tensor)),
         }
-        held = self.accelerator.held()
-        if held is not None:
-            resident[str(Category.BUFFERS)] = max(held.now - sum(resident.values()), 0)
-        before, gradients = self._drop_gradients, self._gradients
-        return profiled(
-            self.step, self.recorder, self.accelerator, resident, gradients, before=before, spans=self._spans
+        memory = self.accelerator.read_memory()
+        if memory is not None:
+            resident[str(Category.BUFFERS)] = max(memory.now - sum(resident.values()), 0)
+        prepare_step, gradients = self._drop_gradients, self._list_gradients
+        return profile_steps(
+            self.step,
+            self.recorder,
+            self.accelerator,
+            resident,
+            gradients,
+            prepare_step=prepare_step,
+            spans=self._build_spans,
         )
 
     def _drop_gradients(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _gradients(self) -> Iterator[Tensor]:
+    def _list_gradients(self) -> Iterator[Tensor]:
         return (part.grad for part in self.network.parameters() if part.grad is not None)
 
-    def _spans(self, records: Sequence[Record], _: Sequence[TraceEvent]) -> list[Row]:
+    def _build_spans(self, records: Sequence[Record], _: Sequence[TraceEvent]) -> list[Row]:
         """Return the spans of a step: collectives, transfers, and passes without the collectives inside them."""
-        inside = [_collective(each, records) for each in self.ranks.ran]
-        passes = [piece for each in records for piece in without(Row(StreamKind.COMPUTE, *each), inside)]
-        return sorted([*passes, *inside, *self.pipeline.transfers], key=lambda row: (row.start, row.end))
+        collectives = [_collective_row(record, records) for record in self.ranks.records]
+        passes = [piece for record in records for piece in cut_holes(Row(StreamKind.COMPUTE, *record), collectives)]
+        return sorted([*passes, *collectives, *self.pipeline.transfers], key=lambda row: (row.start, row.end))
 
     def _dump(self, folder: Path, rank: int) -> None:
-        ran = [[str(each.collective), each.axis, each.size] for each in self.ranks.ran]
-        collectives_file(folder, rank).write_text(json.dumps(ran))
+        rows = [[str(record.collective), record.axis, record.size] for record in self.ranks.records]
+        collectives_file(folder, rank).write_text(json.dumps(rows))
         arrays: dict[str, Any] = {}
         for root, part in self.network.parts.items():
             name = self.network.names[root]
-            arrays[f"parameter {name}"] = self.network.whole(root, part.detach()).cpu().numpy()
+            arrays[f"parameter {name}"] = self.network.gather_parameter(root, part.detach()).cpu().numpy()
             gradient = torch.zeros_like(part) if part.grad is None else part.grad
-            arrays[f"gradient {name}"] = self.network.whole(root, gradient).cpu().numpy()
-        for name, parameter in self.network.unread(self.made.module).items():
+            arrays[f"gradient {name}"] = self.network.gather_parameter(root, gradient).cpu().numpy()
+        for name, parameter in self.network.list_unread(self.built_module.module).items():
             arrays[f"parameter {name}"] = parameter.detach().cpu().numpy()
             arrays[f"gradient {name}"] = torch.zeros_like(parameter).detach().cpu().numpy()
-        for name in self.network.renewed.updates:
-            arrays[f"buffer {name}"] = self.network.renewed.whole(name).cpu().numpy()
+        for name in self.network.renewed_buffers.updates:
+            arrays[f"buffer {name}"] = self.network.renewed_buffers.gather_buffer(name).cpu().numpy()
         np.savez(tensors_file(folder, rank), **arrays)
 
 
@@ -287,16 +299,20 @@ def agrees(job: OperatorJob, folder: Path, device: torch.device) -> bool:
     return bool(equal.item())
 
 
-def _collective(ran: Ran, records: Sequence[Record]) -> Row:
+def _collective_row(record: CollectiveRecord, records: Sequence[Record]) -> Row:
     """Return a collective as a span of the pass that runs it; outside of passes collectives sum gradients."""
-    where = next(((r.stage, r.microbatch) for r in records if r.start <= ran.start <= r.end), (-1, -1))
-    name = str(ran.collective)
-    if where[0] < 0 or ran.axis == DATA:
-        return Row(StreamKind.DATA, TaskKind.DATA_COMMUNICATION, *where, name, ran.start, ran.end, ran.size)
-    return Row(StreamKind.TENSOR, COMMUNICATION[ran.axis], *where, name, ran.start, ran.end, ran.size)
+    stage_microbatch = next(((r.stage, r.microbatch) for r in records if r.start <= record.start <= r.end), (-1, -1))
+    name = str(record.collective)
+    if stage_microbatch[0] < 0 or record.axis == DATA:
+        return Row(
+            StreamKind.DATA, TaskKind.DATA_COMMUNICATION, *stage_microbatch, name, record.start, record.end, record.size
+        )
+    return Row(
+        StreamKind.TENSOR, COMMUNICATION[record.axis], *stage_microbatch, name, record.start, record.end, record.size
+    )
 
 
-def device_mesh(plan: Plan, kind: str) -> dist.device_mesh.DeviceMesh:
+def build_device_mesh(plan: Plan, kind: str) -> dist.device_mesh.DeviceMesh:
     """Return the device mesh of a plan, without axes of one rank; the process group must exist."""
     axes = [axis for axis in plan.mesh.axes if axis.size > 1] or list(plan.mesh.axes[:1])
     return init_device_mesh(kind, tuple(size for _, size in axes), mesh_dim_names=tuple(name for name, _ in axes))
@@ -307,15 +323,15 @@ def train(job: OperatorJob) -> tuple[tuple[float, ...], dict[str, Any]]:
 
     Nothing of the plan is used, neither its microbatches nor the captured program.
     """
-    made = make(job)
-    kind, options = kind_of(job.optimizer)
-    module = made.module.train()
-    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    built_module = build_module(job)
+    kind, options = find_optimizer(job.optimizer)
+    module = built_module.module.train()
+    initial_buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     optimizer = kind(module.parameters(), **options)
     losses = []
     for _ in range(job.steps):
         optimizer.zero_grad(set_to_none=True)
-        loss = module(*(tensor.clone() for tensor in made.inputs)).reshape(())
+        loss = module(*(tensor.clone() for tensor in built_module.inputs)).reshape(())
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
@@ -323,6 +339,10 @@ def train(job: OperatorJob) -> tuple[tuple[float, ...], dict[str, Any]]:
     for name, parameter in module.named_parameters():
         arrays[f"parameter {name}"] = parameter.detach().numpy()
         arrays[f"gradient {name}"] = (parameter.grad if parameter.grad is not None else parameter * 0).detach().numpy()
-    changed = {name: each for name, each in module.named_buffers() if not torch.equal(each, before[name])}
-    arrays |= {f"buffer {name}": each.numpy() for name, each in changed.items()}
+    changed_buffers = {
+        name: final_buffer
+        for name, final_buffer in module.named_buffers()
+        if not torch.equal(final_buffer, initial_buffers[name])
+    }
+    arrays |= {f"buffer {name}": final_buffer.numpy() for name, final_buffer in changed_buffers.items()}
     return tuple(losses), arrays

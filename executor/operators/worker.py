@@ -8,7 +8,7 @@ The check runs first: the same job in fp64, which is compared with one process. 
 import sys
 from pathlib import Path
 
-from meshwise.executor.launch.worker import leave, run_rank
+from meshwise.executor.launch.worker import exit_process, run_rank
 
 
 def _run(paths: list[Path], rank: int) -> None:
@@ -19,4 +19,4 @@ def _run(paths: list[Path], rank: int) -> None:
 
 if __name__ == "__main__":
     files = [Path(argument) for argument in sys.argv[1:]]
-    leave(run_rank(files[0].parent, lambda rank: _run(files, rank)))
+    exit_process(run_rank(files[0].parent, lambda rank: _run(files, rank)))

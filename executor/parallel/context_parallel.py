@@ -27,14 +27,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from meshwise.executor.model.network import Core, Network
-from meshwise.executor.parallel.exchange import exchange_parts, gather_parts, moving
+from meshwise.executor.parallel.exchange import exchange_parts, gather_parts, mark_collective
 from meshwise.executor.recording.private_torch import attention_gradients, attention_with_logsumexp
 from meshwise.executor.recording.trace import SHIFT
 from meshwise.strategies.plan.mesh import CONTEXT
 from meshwise.strategies.plan.parallelism import Attention
 
 
-class Seen(NamedTuple):
+class Visibility(NamedTuple):
     """The part of the score matrix that causal attention needs: queries from ``query`` on, keys before ``end``."""
 
     query: int
@@ -42,7 +42,7 @@ class Seen(NamedTuple):
     causal: bool
 
 
-def seen(rank: int, source: int, sequence: int) -> Seen:
+def find_visibility(rank: int, source: int, sequence: int) -> Visibility:
     """Return which queries of ``rank`` see which keys of the rank ``source``.
 
     Each rank has ``sequence`` tokens: an early half, in the order of the ranks, and a late half, in the opposite order
@@ -50,12 +50,16 @@ def seen(rank: int, source: int, sequence: int) -> Seen:
     keys; the late half of queries sees all keys of a later rank. Both are half of the square, as is the triangle of the
     rank's own keys.
 
-    >>> seen(1, 1, 8), seen(1, 0, 8), seen(1, 2, 8)
-    (Seen(query=0, end=8, causal=True), Seen(query=0, end=4, causal=False), Seen(query=4, end=8, causal=False))
+    >>> find_visibility(1, 1, 8), find_visibility(1, 0, 8), find_visibility(1, 2, 8)
+    (Visibility(query=0, end=8, causal=True), Visibility(query=0, end=4, causal=False), Visibility(query=4, end=8, causal=False))
     """
     if source == rank:
-        return Seen(0, sequence, causal=True)
-    return Seen(0, sequence // 2, causal=False) if source < rank else Seen(sequence // 2, sequence, causal=False)
+        return Visibility(0, sequence, causal=True)
+    return (
+        Visibility(0, sequence // 2, causal=False)
+        if source < rank
+        else Visibility(sequence // 2, sequence, causal=False)
+    )
 
 
 class _Shift:
@@ -63,12 +67,12 @@ class _Shift:
 
     def __init__(self, tensor: Tensor, group: dist.ProcessGroup, tag: int) -> None:
         rank, ranks = group.rank(), group.size()
-        self.sent, self.received = tensor, torch.empty_like(tensor)
-        with moving(CONTEXT, SHIFT):
+        self.message, self.buffer = tensor, torch.empty_like(tensor)
+        with mark_collective(CONTEXT, SHIFT):
             self.works = dist.batch_isend_irecv(
                 [
-                    dist.P2POp(dist.isend, self.sent, group=group, tag=tag, group_peer=(rank + 1) % ranks),
-                    dist.P2POp(dist.irecv, self.received, group=group, tag=tag, group_peer=(rank - 1) % ranks),
+                    dist.P2POp(dist.isend, self.message, group=group, tag=tag, group_peer=(rank + 1) % ranks),
+                    dist.P2POp(dist.irecv, self.buffer, group=group, tag=tag, group_peer=(rank - 1) % ranks),
                 ]
             )
 
@@ -76,7 +80,7 @@ class _Shift:
         """Return the tensor from the rank before, once it is here."""
         for work in self.works:
             work.wait()
-        return self.received
+        return self.buffer
 
 
 _KEYS, _GRADIENTS = 0, 1
@@ -93,16 +97,16 @@ class RingAttention(torch.autograd.Function):
         Several heads of queries may share one of keys and values.
         """
         rank, ranks, sequence = group.rank(), group.size(), query.shape[2]
-        wide = torch.promote_types(query.dtype, torch.float)  # parts are added in fp32 at least
-        out = torch.zeros_like(query, dtype=wide)
-        logsumexp = query.new_full(query.shape[:3], float("-inf"), dtype=wide)
+        dtype = torch.promote_types(query.dtype, torch.float)  # parts are added in fp32 at least
+        out = torch.zeros_like(query, dtype=dtype)
+        logsumexp = query.new_full(query.shape[:3], float("-inf"), dtype=dtype)
         part = torch.stack([key, value])
         for turn in range(ranks):
             # sent before the attention to the same part: the message runs beneath it
             shift = _Shift(part, group, _KEYS) if turn < ranks - 1 else None
-            first, end, causal = seen(rank, (rank - turn) % ranks, sequence)
-            keys, values = (heads[:, :, :end] for heads in _grouped(part, query))
-            merge(out[:, :, first:], logsumexp[:, :, first:], query[:, :, first:], keys, values, causal=causal)
+            start, end, causal = find_visibility(rank, (rank - turn) % ranks, sequence)
+            keys, values = (heads[:, :, :end] for heads in _repeat_heads(part, query))
+            merge_softmax(out[:, :, start:], logsumexp[:, :, start:], query[:, :, start:], keys, values, causal=causal)
             part = shift.wait() if shift is not None else part
         context = out.to(query.dtype)
         ctx.save_for_backward(query, key, value, context, logsumexp)
@@ -119,21 +123,27 @@ class RingAttention(torch.autograd.Function):
         query, key, value, out, logsumexp = ctx.saved_tensors
         group, gradient = ctx.group, gradients[0].contiguous()
         rank, ranks, sequence = group.rank(), group.size(), query.shape[2]
-        of_query, part = torch.zeros_like(query, dtype=logsumexp.dtype), torch.stack([key, value])
-        behind: _Shift | None = None
+        query_gradient, part = torch.zeros_like(query, dtype=logsumexp.dtype), torch.stack([key, value])
+        gradient_shift: _Shift | None = None
         for turn in range(ranks):
             shift = _Shift(part, group, _KEYS) if turn < ranks - 1 else None
-            first, end, causal = seen(rank, (rank - turn) % ranks, sequence)
-            keys, values = (heads[:, :, :end] for heads in _grouped(part, query))
-            late, queries, context, sums = (tensor[:, :, first:] for tensor in (gradient, query, out, logsumexp))
-            mine, *others = attention_gradients(late, queries, context, sums, keys, values, causal=causal)
-            of_query[:, :, first:] += mine
-            of_part = behind.wait() if behind is not None else torch.zeros_like(part)
-            of_part[:, :, :, :end] += torch.stack([_ungrouped(other, key) for other in others])
-            behind = _Shift(of_part, group, _GRADIENTS)
+            start, end, causal = find_visibility(rank, (rank - turn) % ranks, sequence)
+            keys, values = (heads[:, :, :end] for heads in _repeat_heads(part, query))
+            output_gradient, queries, context, sums = (
+                tensor[:, :, start:] for tensor in (gradient, query, out, logsumexp)
+            )
+            query_part, *key_value_parts = attention_gradients(
+                output_gradient, queries, context, sums, keys, values, causal=causal
+            )
+            query_gradient[:, :, start:] += query_part
+            part_gradient = gradient_shift.wait() if gradient_shift is not None else torch.zeros_like(part)
+            part_gradient[:, :, :, :end] += torch.stack(
+                [_sum_heads(head_gradient, key) for head_gradient in key_value_parts]
+            )
+            gradient_shift = _Shift(part_gradient, group, _GRADIENTS)
             part = shift.wait() if shift is not None else part
-        home = behind.wait() if behind is not None else torch.zeros_like(part)
-        return of_query.to(query.dtype), home[0], home[1], None
+        key_value_gradient = gradient_shift.wait() if gradient_shift is not None else torch.zeros_like(part)
+        return query_gradient.to(query.dtype), key_value_gradient[0], key_value_gradient[1], None
 
 
 def ring_attention(query: Tensor, key: Tensor, value: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -142,32 +152,32 @@ def ring_attention(query: Tensor, key: Tensor, value: Tensor, group: dist.Proces
     return result
 
 
-def merge(out: Tensor, logsumexp: Tensor, query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> None:
+def merge_softmax(out: Tensor, logsumexp: Tensor, query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> None:
     """Add the keys of one part to a softmax, in place: to its context ``out`` and the ``logsumexp`` of its scores."""
-    more, denominator = attention_with_logsumexp(query, key, value, causal=causal)
-    together = torch.logaddexp(logsumexp, denominator)
-    before, after = ((each - together).exp().unsqueeze(-1) for each in (logsumexp, denominator))
-    out.mul_(before).add_(after * more)
-    logsumexp.copy_(together)
+    part_context, denominator = attention_with_logsumexp(query, key, value, causal=causal)
+    total = torch.logaddexp(logsumexp, denominator)
+    old_weight, new_weight = ((logarithm - total).exp().unsqueeze(-1) for logarithm in (logsumexp, denominator))
+    out.mul_(old_weight).add_(new_weight * part_context)
+    logsumexp.copy_(total)
 
 
-def _grouped(part: Tensor, query: Tensor) -> Tensor:
+def _repeat_heads(part: Tensor, query: Tensor) -> Tensor:
     """Return keys and values repeated to as many heads as the queries have."""
     return part.repeat_interleave(query.shape[1] // part.shape[2], dim=2)
 
 
-def _ungrouped(gradient: Tensor, key: Tensor) -> Tensor:
+def _sum_heads(gradient: Tensor, key: Tensor) -> Tensor:
     """Return the gradient of the heads of keys or values: the sum over the heads of queries that share each."""
     batch, _, tokens, width = gradient.shape
     return gradient.reshape(batch, key.shape[1], -1, tokens, width).sum(2)
 
 
-def positions(rank: int, ranks: int, sequence: int) -> NDArray[np.int64]:
+def list_positions(rank: int, ranks: int, sequence: int) -> NDArray[np.int64]:
     """Return the positions in a sequence of the tokens that a rank of a context group has.
 
-    >>> positions(1, 2, 8).tolist()
+    >>> list_positions(1, 2, 8).tolist()
     [2, 3, 4, 5]
-    >>> positions(0, 2, 8).tolist()
+    >>> list_positions(0, 2, 8).tolist()
     [0, 1, 6, 7]
     """
     parts = np.arange(sequence).reshape(2 * ranks, -1)
@@ -177,16 +187,19 @@ def positions(rank: int, ranks: int, sequence: int) -> NDArray[np.int64]:
 def apply(network: Network, group: dist.ProcessGroup, attention: Attention, sequence: int) -> None:
     """Make ``network``, in place, compute this rank's part of sequences of ``sequence`` tokens."""
     device = next(network.parameters()).device
-    own = torch.from_numpy(positions(group.rank(), group.size(), sequence)).to(device)
+    token_positions = torch.from_numpy(list_positions(group.rank(), group.size(), sequence)).to(device)
     if network.embedding is not None:
-        network.embedding.own = own
+        network.embedding.token_positions = token_positions
     for layer in network.decoder_layers():
-        layer.own = own
+        layer.token_positions = token_positions
         if attention is Attention.RING:
             layer.core = partial(ring_attention, group=group)
         else:
-            how = gathered_attention if attention is Attention.ALL_GATHER else ulysses_attention
-            layer.core, layer.run = partial(how, partial(layer.run, layer.core), group=group), layer.run_once
+            attention_core = gathered_attention if attention is Attention.ALL_GATHER else ulysses_attention
+            layer.core, layer.run_core = (
+                partial(attention_core, partial(layer.run_core, layer.core), group=group),
+                layer.call_core,
+            )
 
 
 def gathered_attention(core: Core, query: Tensor, key: Tensor, value: Tensor, *, group: dist.ProcessGroup) -> Tensor:
@@ -195,13 +208,17 @@ def gathered_attention(core: Core, query: Tensor, key: Tensor, value: Tensor, *,
     Each half of the queries reads the keys up to its own end, together half of the square of scores.
     """
     half = query.shape[2] // 2
-    keys, values = (natural_order(gather_parts(part, group, CONTEXT)) for part in (key, value))
+    keys, values = (to_natural_order(gather_parts(part, group, CONTEXT)) for part in (key, value))
     ends = (group.rank() + 1) * half, (2 * group.size() - group.rank()) * half
     result = []
-    own = query.contiguous()  # backward keeps the whole storage of a view, and this one has keys and values too
-    for queries, end in zip(own.chunk(2, 2), ends, strict=True):
-        places = torch.arange(end, device=query.device)
-        result.append(core(queries, keys[:, :, :end], values[:, :, :end], places <= places[end - half :, None]))
+    contiguous_query = (
+        query.contiguous()
+    )  # backward keeps the whole storage of a view, and this one has keys and values too
+    for queries, end in zip(contiguous_query.chunk(2, 2), ends, strict=True):
+        key_positions = torch.arange(end, device=query.device)
+        result.append(
+            core(queries, keys[:, :, :end], values[:, :, :end], key_positions <= key_positions[end - half :, None])
+        )
     return torch.cat(result, 2)
 
 
@@ -211,23 +228,23 @@ def ulysses_attention(core: Core, query: Tensor, key: Tensor, value: Tensor, *, 
     All-to-alls exchange heads for tokens before it, and tokens for heads after it.
     """
 
-    def whole(heads: Tensor) -> Tensor:
-        return natural_order(exchange_parts(torch.stack(heads.chunk(group.size(), 1)), group, CONTEXT))
+    def gather_sequence(heads: Tensor) -> Tensor:
+        return to_natural_order(exchange_parts(torch.stack(heads.chunk(group.size(), 1)), group, CONTEXT))
 
-    context = core(whole(query), whole(key), whole(value))
-    return torch.cat(exchange_parts(rank_order(context, group.size()), group, CONTEXT).unbind(), 1)
+    context = core(gather_sequence(query), gather_sequence(key), gather_sequence(value))
+    return torch.cat(exchange_parts(to_rank_order(context, group.size()), group, CONTEXT).unbind(), 1)
 
 
-def natural_order(parts: Tensor) -> Tensor:
+def to_natural_order(parts: Tensor) -> Tensor:
     """Return the sequence in order, ``(batch, heads, sequence, width)``, from the parts of all ranks.
 
     The parts are ``(ranks, batch, heads, tokens of a rank, width)``.
     """
-    early, late = parts.chunk(2, 3)
-    return torch.cat([early, late.flip(0)]).movedim(0, 2).flatten(2, 3)
+    early_parts, late_parts = parts.chunk(2, 3)
+    return torch.cat([early_parts, late_parts.flip(0)]).movedim(0, 2).flatten(2, 3)
 
 
-def rank_order(whole: Tensor, ranks: int) -> Tensor:
+def to_rank_order(sequence: Tensor, ranks: int) -> Tensor:
     """Return the parts of all ranks of ``(batch, heads, sequence, width)``: the inverse of `to_natural_order`."""
-    early, late = torch.stack(whole.chunk(2 * ranks, 2)).chunk(2)
-    return torch.cat([early, late.flip(0)], 3)
+    early_parts, late_parts = torch.stack(sequence.chunk(2 * ranks, 2)).chunk(2)
+    return torch.cat([early_parts, late_parts.flip(0)], 3)

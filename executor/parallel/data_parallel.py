@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from meshwise.executor.recording.private_torch import flattened
-from meshwise.executor.recording.tensors import fill, flatten, local
+from meshwise.executor.recording.private_torch import flatten_axes
+from meshwise.executor.recording.tensors import fill, flatten, to_local
 from meshwise.strategies.plan.mesh import GROUPS, REPLICA
 
 
@@ -48,13 +48,13 @@ class Sharing:
         return str((self.shards.mesh_dim_names or ("",))[0])
 
 
-def sharing(mesh: DeviceMesh, kind: str) -> Sharing:
+def find_sharing(mesh: DeviceMesh, kind: str) -> Sharing:
     """Return the ranks that have the same parameters of a kind, one of `meshwise.strategies.plan.mesh.GROUPS`."""
-    shards = flattened(mesh, GROUPS[kind])
+    shards = flatten_axes(mesh, GROUPS[kind])
     if mesh[REPLICA].size() == 1:
         return Sharing(shards, shards, shards)
     states = mesh[REPLICA, (shards.mesh_dim_names or ())[0]]
-    return Sharing(shards, flattened(mesh, (REPLICA, *GROUPS[kind])), states)
+    return Sharing(shards, flatten_axes(mesh, (REPLICA, *GROUPS[kind])), states)
 
 
 def reduces_itself(module: nn.Module) -> bool:
@@ -72,7 +72,7 @@ class Unit:
     @property
     def gradients(self) -> list[Tensor]:
         """This rank's parts of the gradients."""
-        return [local(parameter.grad) for parameter in self.parameters if parameter.grad is not None]
+        return [to_local(parameter.grad) for parameter in self.parameters if parameter.grad is not None]
 
 
 Finish = Callable[[], None]
@@ -122,23 +122,23 @@ class GradientReducer:
 
     def __init__(self, begin: Callable[[Unit], Finish], overlap: bool) -> None:
         self.begin, self.overlap = begin, overlap
-        self._waiting: list[Unit] = []
-        self._running: list[Finish] = []
+        self._pending_units: list[Unit] = []
+        self._pending_reductions: list[Finish] = []
 
-    def done(self, unit: Unit) -> None:
+    def add_unit(self, unit: Unit) -> None:
         """Add a unit whose gradients are complete on this rank, to be reduced."""
         if unit.sharing.replicas.size() == 1:
             return
-        self._waiting.append(unit)
+        self._pending_units.append(unit)
         if self.overlap:
             self._launch()
 
     def _launch(self) -> None:
-        self._running += map(self.begin, self._waiting)
-        self._waiting.clear()
+        self._pending_reductions += map(self.begin, self._pending_units)
+        self._pending_units.clear()
 
     def finish(self) -> None:
         """Reduce what is not reduced yet, and return when every gradient is."""
         self._launch()
-        while self._running:
-            self._running.pop(0)()
+        while self._pending_reductions:
+            self._pending_reductions.pop(0)()

@@ -19,7 +19,7 @@ from meshwise.executor.recording.private_torch import all_gather, reduce_scatter
 from meshwise.executor.recording.trace import MOVING
 
 
-def moving(axis: str, collective: str) -> AbstractContextManager[Any]:
+def mark_collective(axis: str, collective: str) -> AbstractContextManager[Any]:
     """Return a context that marks, for the profiler, a collective of the ranks along ``axis``."""
     return record_function(f"{MOVING}{axis} {collective}")
 
@@ -29,7 +29,12 @@ class Exchange(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, group: dist.ProcessGroup, axis: str, sent: Sequence[int], received: Sequence[int]
+        ctx: Any,
+        rows: Tensor,
+        group: dist.ProcessGroup,
+        axis: str,
+        send_counts: Sequence[int],
+        receive_counts: Sequence[int],
     ) -> Tensor:
         """Return the rows that all ranks sent to this one, in the order of the ranks.
 
@@ -40,8 +45,8 @@ class Exchange(torch.autograd.Function):
         send_counts, receive_counts
             The number of rows to and from each rank.
         """
-        ctx.group, ctx.axis, ctx.sent, ctx.received = group, axis, sent, received
-        return _all_to_all(rows, group, axis, sent, received)
+        ctx.group, ctx.axis, ctx.sent, ctx.received = group, axis, send_counts, receive_counts
+        return _all_to_all(rows, group, axis, send_counts, receive_counts)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
@@ -51,18 +56,18 @@ class Exchange(torch.autograd.Function):
 
 def exchange_parts(parts: Tensor, group: dist.ProcessGroup, axis: str) -> Tensor:
     """Return the parts that all ranks sent to this one; dim 0 of ``parts`` has one part for each rank."""
-    even = [1] * group.size()
-    result: Tensor = Exchange.apply(parts, group, axis, even, even)  # type: ignore[no-untyped-call]
+    counts = [1] * group.size()
+    result: Tensor = Exchange.apply(parts, group, axis, counts, counts)  # type: ignore[no-untyped-call]
     return result
 
 
 def _all_to_all(
-    rows: Tensor, group: dist.ProcessGroup, axis: str, sent: Sequence[int], received: Sequence[int]
+    rows: Tensor, group: dist.ProcessGroup, axis: str, send_counts: Sequence[int], receive_counts: Sequence[int]
 ) -> Tensor:
-    arrived = rows.new_empty((sum(received), *rows.shape[1:]))
-    with moving(axis, "all_to_all"):
-        dist.all_to_all_single(arrived, rows.contiguous(), list(received), list(sent), group=group)
-    return arrived
+    received_rows = rows.new_empty((sum(receive_counts), *rows.shape[1:]))
+    with mark_collective(axis, "all_to_all"):
+        dist.all_to_all_single(received_rows, rows.contiguous(), list(receive_counts), list(send_counts), group=group)
+    return received_rows
 
 
 class Gather(torch.autograd.Function):
@@ -72,18 +77,18 @@ class Gather(torch.autograd.Function):
     def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup, axis: str) -> Tensor:
         """Return ``(ranks, *part.shape)``."""
         ctx.group, ctx.axis = group, axis
-        whole = part.new_empty((group.size(), *part.shape))
-        with moving(axis, "all_gather"):
-            all_gather(whole.flatten(0, 1), part.contiguous(), group=group)
-        return whole
+        parts = part.new_empty((group.size(), *part.shape))
+        with mark_collective(axis, "all_gather"):
+            all_gather(parts.flatten(0, 1), part.contiguous(), group=group)
+        return parts
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         """Return the gradient of this rank's part, summed over ranks."""
-        whole = gradients[0].contiguous()
-        part = whole.new_empty(whole.shape[1:])
-        with moving(ctx.axis, "reduce_scatter"):
-            reduce_scatter(part, whole.flatten(0, 1), group=ctx.group)
+        parts = gradients[0].contiguous()
+        part = parts.new_empty(parts.shape[1:])
+        with mark_collective(ctx.mark_collective, "reduce_scatter"):
+            reduce_scatter(part, parts.flatten(0, 1), group=ctx.group)
         return part, None, None
 
 
@@ -100,10 +105,10 @@ class Share(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, local: Tensor, ways: int) -> Tensor:
+    def forward(ctx: Any, value: Tensor, num_ranks: int) -> Tensor:
         """Return the value."""
-        ctx.num_ranks = ways
-        return local.view_as(local)
+        ctx.num_ranks = num_ranks
+        return value.view_as(value)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:

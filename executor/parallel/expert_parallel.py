@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from meshwise.executor.model.mixture import Compute, Experts, here
+from meshwise.executor.model.mixture import Compute, Experts, run_local_experts
 from meshwise.executor.model.network import Network
-from meshwise.executor.parallel.exchange import Exchange, Share, moving
+from meshwise.executor.parallel.exchange import Exchange, Share, mark_collective
 from meshwise.executor.recording.private_torch import all_gather
-from meshwise.executor.recording.tensors import local
+from meshwise.executor.recording.tensors import to_local
 from meshwise.strategies.plan.mesh import EXPERT, TENSOR
 
 
@@ -40,46 +40,50 @@ def apply(network: Network, mesh: DeviceMesh, *, sequence_parallel: bool) -> Non
     group = mesh[EXPERT].get_group()
     for layer in network.decoder_layers():
         if layer.mixture is not None:
-            layer.mixture.spread = partial(spread, group=group) if group.size() > 1 else here
-            _cut(layer.mixture.experts, mesh)
+            layer.mixture.dispatch = partial(dispatch_rows, group=group) if group.size() > 1 else run_local_experts
+            _cut_experts(layer.mixture.experts, mesh)
             if mesh[TENSOR].size() > 1:
-                across = gathered if sequence_parallel else replicated
-                layer.mixture.spread = partial(_with, layer.mixture.spread, partial(across, mesh[TENSOR].get_group()))
+                run_cut = run_gathered if sequence_parallel else run_replicated
+                layer.mixture.dispatch = partial(
+                    _dispatch_cut, layer.mixture.dispatch, partial(run_cut, mesh[TENSOR].get_group())
+                )
 
 
-def apart(parameters: Sequence[nn.Parameter]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+def split_experts(parameters: Sequence[nn.Parameter]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """Return the parameters that all ranks along the expert axis have, and those of experts, which they divide."""
-    spread = [parameter for parameter in parameters if _is_spread(parameter)]
-    return [parameter for parameter in parameters if not _is_spread(parameter)], spread
+    expert_parameters = [parameter for parameter in parameters if _is_expert(parameter)]
+    return [parameter for parameter in parameters if not _is_expert(parameter)], expert_parameters
 
 
-def _is_spread(parameter: nn.Parameter) -> bool:
+def _is_expert(parameter: nn.Parameter) -> bool:
     return isinstance(parameter, DTensor) and EXPERT in (parameter.device_mesh.mesh_dim_names or ())
 
 
-def _with(spread: Callable[..., Tensor], across: Callable[..., Tensor], experts: Compute, *rows: Tensor) -> Tensor:
+def _dispatch_cut(
+    dispatch: Callable[..., Tensor], run_cut: Callable[..., Tensor], experts: Compute, *rows: Tensor
+) -> Tensor:
     """Return the results of experts that tensor ranks cut along their width, for rows of all expert ranks."""
-    return spread(partial(across, experts), *rows)
+    return dispatch(partial(run_cut, experts), *rows)
 
 
-def _cut(experts: Experts, mesh: DeviceMesh) -> None:
-    ways = mesh[EXPERT].size()
+def _cut_experts(experts: Experts, mesh: DeviceMesh) -> None:
+    num_ranks = mesh[EXPERT].size()
     axes = tuple(axis for axis in (EXPERT, TENSOR) if mesh[axis].size() > 1)
     if not axes:
         return
     for name, dim in (("up", 1), ("down", 2)):
         placements = {EXPERT: Shard(0), TENSOR: Shard(dim)}
-        cut = distribute_tensor(getattr(experts, name).detach(), mesh[axes], [placements[axis] for axis in axes])
-        setattr(experts, name, nn.Parameter(cut))
-    experts.own = partial(_share, ways=ways)
+        weight = distribute_tensor(getattr(experts, name).detach(), mesh[axes], [placements[axis] for axis in axes])
+        setattr(experts, name, nn.Parameter(weight))
+    experts.read_weight = partial(_share_weight, num_ranks=num_ranks)
 
 
-def _share(parameter: Tensor, *, ways: int) -> Tensor:
-    result: Tensor = Share.apply(local(parameter), ways)  # type: ignore[no-untyped-call]
+def _share_weight(parameter: Tensor, *, num_ranks: int) -> Tensor:
+    result: Tensor = Share.apply(to_local(parameter), num_ranks)  # type: ignore[no-untyped-call]
     return result
 
 
-def spread(experts: Compute, rows: Tensor, counts: Tensor, *, group: dist.ProcessGroup) -> Tensor:
+def dispatch_rows(experts: Compute, rows: Tensor, counts: Tensor, *, group: dist.ProcessGroup) -> Tensor:
     """Return the results of experts for ``rows``, in the same order; rows go to the ranks of their experts and back.
 
     Parameters
@@ -89,24 +93,24 @@ def spread(experts: Compute, rows: Tensor, counts: Tensor, *, group: dist.Proces
     counts
         The number of rows for each expert. Ranks of the group have equally many experts each, in order.
     """
-    sent = counts.view(group.size(), -1)
-    received = torch.empty_like(sent)
-    with moving(EXPERT, "all_to_all counts"):
-        dist.all_to_all_single(received, sent.contiguous(), group=group)
-    there, back = sent.sum(1).tolist(), received.sum(1).tolist()
-    arrived = Exchange.apply(rows, group, EXPERT, there, back)  # type: ignore[no-untyped-call]
-    order = by_expert(received)
-    made = experts(arrived[order], received.sum(0).tolist())
-    result: Tensor = Exchange.apply(made[order.argsort()], group, EXPERT, back, there)  # type: ignore[no-untyped-call]
+    send_counts = counts.view(group.size(), -1)
+    receive_counts = torch.empty_like(send_counts)
+    with mark_collective(EXPERT, "all_to_all counts"):
+        dist.all_to_all_single(receive_counts, send_counts.contiguous(), group=group)
+    send_sizes, receive_sizes = send_counts.sum(1).tolist(), receive_counts.sum(1).tolist()
+    received_rows = Exchange.apply(rows, group, EXPERT, send_sizes, receive_sizes)  # type: ignore[no-untyped-call]
+    order = order_by_expert(receive_counts)
+    outputs = experts(received_rows[order], receive_counts.sum(0).tolist())
+    result: Tensor = Exchange.apply(outputs[order.argsort()], group, EXPERT, receive_sizes, send_sizes)  # type: ignore[no-untyped-call]
     return result
 
 
-def by_expert(counts: Tensor) -> Tensor:
+def order_by_expert(counts: Tensor) -> Tensor:
     """Return the indices that sort rows by expert, where they come sorted by source rank and then by expert.
 
     ``counts``, ``(sources, experts)``, has the number of rows from each source for each expert.
 
-    >>> by_expert(torch.tensor([[1, 2], [2, 0]])).tolist()
+    >>> order_by_expert(torch.tensor([[1, 2], [2, 0]])).tolist()
     [0, 3, 4, 1, 2]
     """
     sources, experts = counts.shape
@@ -118,58 +122,58 @@ def by_expert(counts: Tensor) -> Tensor:
     )
 
 
-def replicated(group: dist.ProcessGroup, experts: Compute, rows: Tensor, counts: Sequence[int]) -> Tensor:
+def run_replicated(group: dist.ProcessGroup, experts: Compute, rows: Tensor, counts: Sequence[int]) -> Tensor:
     """Return the results of experts for ``rows``, which all tensor ranks have, and which each computes in part."""
-    made = experts(_Enter.apply(rows, group), counts)  # type: ignore[no-untyped-call]
-    result: Tensor = _Leave.apply(made, group)  # type: ignore[no-untyped-call]
+    outputs = experts(_CopyToRanks.apply(rows, group), counts)  # type: ignore[no-untyped-call]
+    result: Tensor = _SumOverRanks.apply(outputs, group)  # type: ignore[no-untyped-call]
     return result
 
 
-def gathered(group: dist.ProcessGroup, experts: Compute, rows: Tensor, counts: Sequence[int]) -> Tensor:
+def run_gathered(group: dist.ProcessGroup, experts: Compute, rows: Tensor, counts: Sequence[int]) -> Tensor:
     """Return the results of experts for this rank's ``rows``, where tensor ranks cut both the width and the tokens.
 
     Every tensor rank computes its part of the width for the rows of all; the parts of a row are summed where it came
     from.
     """
-    ranks, own = group.size(), torch.tensor(counts, device=rows.device)
-    every = own.new_empty(ranks * len(own))
-    with moving(TENSOR, "all_gather counts"):
-        all_gather(every, own, group=group)
-    every = every.view(ranks, -1)
-    mine, theirs = [len(rows)] * ranks, every.sum(1).tolist()
-    arrived = Exchange.apply(rows.repeat(ranks, 1), group, TENSOR, mine, theirs)  # type: ignore[no-untyped-call]
-    order = by_expert(every)
-    made = experts(arrived[order], every.sum(0).tolist())[order.argsort()]
-    parts: Tensor = Exchange.apply(made, group, TENSOR, theirs, mine)  # type: ignore[no-untyped-call]
+    ranks, own_counts = group.size(), torch.tensor(counts, device=rows.device)
+    all_counts = own_counts.new_empty(ranks * len(own_counts))
+    with mark_collective(TENSOR, "all_gather counts"):
+        all_gather(all_counts, own_counts, group=group)
+    all_counts = all_counts.view(ranks, -1)
+    own_sizes, rank_sizes = [len(rows)] * ranks, all_counts.sum(1).tolist()
+    received_rows = Exchange.apply(rows.repeat(ranks, 1), group, TENSOR, own_sizes, rank_sizes)  # type: ignore[no-untyped-call]
+    order = order_by_expert(all_counts)
+    outputs = experts(received_rows[order], all_counts.sum(0).tolist())[order.argsort()]
+    parts: Tensor = Exchange.apply(outputs, group, TENSOR, rank_sizes, own_sizes)  # type: ignore[no-untyped-call]
     return parts.view(ranks, *rows.shape).sum(0)
 
 
-def _sum(part: Tensor, group: dist.ProcessGroup) -> Tensor:
+def _all_reduce(part: Tensor, group: dist.ProcessGroup) -> Tensor:
     total = part.clone(memory_format=torch.contiguous_format)
-    with moving(TENSOR, "all_reduce"):
+    with mark_collective(TENSOR, "all_reduce"):
         dist.all_reduce(total, group=group)
     return total
 
 
-class _Enter(torch.autograd.Function):
+class _CopyToRanks(torch.autograd.Function):
     """Passes on values that all tensor ranks have; in backward it sums the partial gradients of the ranks."""
 
     @staticmethod
-    def forward(ctx: Any, whole: Tensor, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: Any, values: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
-        return whole.view_as(whole)
+        return values.view_as(values)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        return _sum(gradients[0], ctx.group), None
+        return _all_reduce(gradients[0], ctx._all_reduce), None
 
 
-class _Leave(torch.autograd.Function):
+class _SumOverRanks(torch.autograd.Function):
     """Sums the partial values of tensor ranks; the gradient of the sum is the gradient of each part."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:
-        return _sum(part, group)
+        return _all_reduce(part, group)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:

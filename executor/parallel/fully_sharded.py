@@ -27,7 +27,7 @@ from meshwise.executor.model.network import Network
 from meshwise.executor.parallel.offload import HostMemory
 
 
-class Whole(nn.Module):
+class OpaqueStage(nn.Module):
     """A stage that hides from torch's pipeline runtime that it is sharded.
 
     The runtime would gather a whole sharded stage before its first pass, keep it to the last pass, and only then
@@ -45,16 +45,16 @@ class Whole(nn.Module):
 
     def prepare_forward(self, *, turns: bool) -> None:
         """Prepare the next forward; where ``turns``, a backward follows at once and the last unit stays gathered."""
-        blocks: list[Any] = blocks_of(self.network)
+        blocks: list[Any] = list_blocks(self.network)
         last = blocks[-1]
         if self.reshard and isinstance(last, FSDPModule):
             last.set_reshard_after_forward(not turns, recurse=False)
 
-    def prepare_backward(self, *, last: bool) -> None:
+    def prepare_backward(self, *, is_last: bool) -> None:
         """Prepare the next backward; the last one of a step sums over replicas and frees gathered parameters."""
         sharded: Any = self.network
-        sharded.set_requires_all_reduce(last)
-        sharded.set_reshard_after_backward(last or self.reshard)
+        sharded.set_requires_all_reduce(is_last)
+        sharded.set_reshard_after_backward(is_last or self.reshard)
 
     def forward(self, x: Any) -> Any:
         """Return the result of the stage."""
@@ -68,7 +68,7 @@ def shard(
     experts: DeviceMesh | None,
     reshard: bool,
     precision: MixedPrecisionPolicy | None = None,
-    away: int = 0,
+    num_offloaded: int = 0,
     host: HostMemory | None = None,
 ) -> None:
     """Shard the states of a stage over the last axis of ``mesh``, in place; the axis before it has replicas.
@@ -86,8 +86,8 @@ def shard(
     """
     policy = precision or MixedPrecisionPolicy()
     pins = host is not None and host.accelerator.pins
-    policy_of = partial(_policy, pins=pins)
-    distant = blocks_of(network)[:away]
+    make_policy = partial(_make_policy, pins=pins)
+    host_blocks = list_blocks(network)[:num_offloaded]
     for layer in network.decoder_layers():
         if experts is not None and layer.mixture is not None:
             fully_shard(
@@ -95,79 +95,87 @@ def shard(
                 mesh=experts,
                 reshard_after_forward=reshard,
                 mp_policy=policy,
-                offload_policy=policy_of(layer in distant),
+                offload_policy=make_policy(layer in host_blocks),
             )
     ends = [network.embedding, network.head]
-    if network.tied and None not in ends:
+    if network.ties_embeddings and None not in ends:
         ends = []  # they share a table, which must be in one unit: the root's
     for unit in (*ends, *network.decoder_layers()):
         if unit is not None:
-            kept = unit is network.head  # its backward comes next: freeing it would gather it twice
+            is_head = unit is network.head  # its backward comes next: freeing it would gather it twice
             fully_shard(
                 unit,
                 mesh=mesh,
-                reshard_after_forward=reshard and not kept,
+                reshard_after_forward=reshard and not is_head,
                 mp_policy=policy,
-                offload_policy=policy_of(unit in distant),
+                offload_policy=make_policy(unit in host_blocks),
             )
-    tied_away = network.tied and network.embedding in distant
+    is_table_on_host = network.ties_embeddings and network.embedding in host_blocks
     fully_shard(
-        network, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy, offload_policy=policy_of(tied_away)
+        network,
+        mesh=mesh,
+        reshard_after_forward=reshard,
+        mp_policy=policy,
+        offload_policy=make_policy(is_table_on_host),
     )
-    first: Any = blocks_of(network)[0]
-    if isinstance(first, FSDPModule):  # by default it prefetches the unit that another microbatch's forward ended with
-        first.set_modules_to_backward_prefetch([first])
+    first_block: Any = list_blocks(network)[0]
+    if isinstance(
+        first_block, FSDPModule
+    ):  # by default it prefetches the unit that another microbatch's forward ended with
+        first_block.set_modules_to_backward_prefetch([first_block])
     if host is not None:
-        _move(distant, host)
+        _move_to_host(host_blocks, host)
 
 
-def blocks_of(network: Network) -> list[nn.Module]:
+def list_blocks(network: Network) -> list[nn.Module]:
     """Return the blocks of a network as modules, in order."""
-    every = (network.embedding, *network.decoder_layers(), network.head)
-    return [block for block in every if block is not None]
+    modules = (network.embedding, *network.decoder_layers(), network.head)
+    return [block for block in modules if block is not None]
 
 
-def mixed(dtype: torch.dtype) -> MixedPrecisionPolicy:
+def mixed_precision(dtype: torch.dtype) -> MixedPrecisionPolicy:
     """Return the policy that trains fp32 shards in 16 bits: gathers in ``dtype`` and reduces gradients in fp32."""
     return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
 
 
-def _policy(away: bool, *, pins: bool) -> OffloadPolicy:
-    return CPUOffloadPolicy(pin_memory=pins) if away else OffloadPolicy()
+def _make_policy(on_host: bool, *, pins: bool) -> OffloadPolicy:
+    return CPUOffloadPolicy(pin_memory=pins) if on_host else OffloadPolicy()
 
 
-def _move(blocks: Sequence[nn.Module], host: HostMemory) -> None:
+def _move_to_host(blocks: Sequence[nn.Module], host: HostMemory) -> None:
     """Move the shards of blocks to the host; their gradients follow as soon as they are reduced.
 
     Where the device has memory of its own, torch has moved both already, and they are only counted.
     """
-    moved: dict[DTensor, nn.Parameter] = {}  # a tied parameter occurs in two modules and is moved once
+    host_parameters: dict[DTensor, nn.Parameter] = {}  # a tied parameter occurs in two modules and is moved once
     with torch.no_grad():
         for module in chain.from_iterable(block.modules() for block in blocks):
             for name, parameter in module.named_parameters(recurse=False):
                 assert isinstance(parameter, DTensor)
                 if host.holds(parameter.to_local()):
-                    if parameter not in moved:
-                        moved[parameter] = parameter
-                        host.count(host.keep(parameter.to_local()).untyped_storage().nbytes())
+                    if parameter not in host_parameters:
+                        host_parameters[parameter] = parameter
+                        host.count_bytes(host.ensure_on_host(parameter.to_local()).untyped_storage().nbytes())
                     continue
-                if parameter not in moved:
-                    moved[parameter] = nn.Parameter(_like(parameter, host.copy(parameter.to_local())))
-                    follow: Callable[..., Any] = moved[parameter].register_post_accumulate_grad_hook
-                    follow(partial(_follow, host))
-                setattr(module, name, moved[parameter])
+                if parameter not in host_parameters:
+                    host_parameters[parameter] = nn.Parameter(
+                        _cut_like(parameter, host.copy_to_host(parameter.to_local()))
+                    )
+                    register_hook: Callable[..., Any] = host_parameters[parameter].register_post_accumulate_grad_hook
+                    register_hook(partial(_move_gradient, host))
+                setattr(module, name, host_parameters[parameter])
 
 
-def _follow(host: HostMemory, parameter: Tensor) -> None:
+def _move_gradient(host: HostMemory, parameter: Tensor) -> None:
     """Move a gradient to the host, where later gradients are added to it."""
     gradient = parameter.grad
     assert isinstance(gradient, DTensor)
-    with host.moving("gradients to host", *host.recorder.current):
+    with host.record_copy("gradients to host", *host.recorder.current_pass):
         if not host.holds(gradient.to_local()):
-            parameter.grad = _like(gradient, host.copy(gradient.to_local()))
+            parameter.grad = _cut_like(gradient, host.copy_to_host(gradient.to_local()))
 
 
-def _like(whole: DTensor, part: Tensor) -> DTensor:
+def _cut_like(tensor: DTensor, part: Tensor) -> DTensor:
     """Return a DTensor that is cut as ``tensor`` is, and whose part on this rank is ``part``."""
-    size, stride = whole.shape, whole.stride()
-    return DTensor.from_local(part, whole.device_mesh, whole.placements, run_check=False, shape=size, stride=stride)
+    size, stride = tensor.shape, tensor.stride()
+    return DTensor.from_local(part, tensor.device_mesh, tensor.placements, run_check=False, shape=size, stride=stride)

@@ -30,10 +30,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
 from meshwise.executor.recording.accelerator import CORE, Accelerator
-from meshwise.executor.recording.private_torch import storage, waited
+from meshwise.executor.recording.private_torch import storage_number, wait_collective
 from meshwise.executor.recording.recorder import Recorder
-from meshwise.executor.recording.tensors import local
-from meshwise.strategies.plan.offloading import fraction_of
+from meshwise.executor.recording.tensors import to_local
+from meshwise.strategies.plan.offloading import count_fraction
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.schedules.schedule import ActionKind
 
@@ -43,13 +43,13 @@ class HostMemory:
 
     def __init__(self, recorder: Recorder, accelerator: Accelerator = CORE) -> None:
         self.recorder, self.accelerator = recorder, accelerator
-        self.used = self.peak = 0
+        self.used_bytes = self.peak_bytes = 0
         self._addresses: set[int] = set()
 
-    def room(self, elements: int, dtype: torch.dtype) -> Tensor:
+    def allocate(self, elements: int, dtype: torch.dtype) -> Tensor:
         """Return an uninitialised vector on the host."""
         array = self.accelerator.host_bytes(max(elements * dtype.itemsize, 1))
-        self.count(array.nbytes)
+        self.count_bytes(array.nbytes)
         address = array.ctypes.data
         self._addresses.add(address)
         weakref.finalize(array, self._free, address, array.nbytes)
@@ -57,55 +57,57 @@ class HostMemory:
 
     def _free(self, address: int, size: int) -> None:
         self._addresses.discard(address)
-        self.used -= size
+        self.used_bytes -= size
 
-    def count(self, size: int) -> None:
+    def count_bytes(self, size: int) -> None:
         """Add bytes to those in use on the host."""
-        self.used += size
-        self.peak = max(self.peak, self.used)
+        self.used_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
 
     def holds(self, tensor: Tensor) -> bool:
         """Return whether a tensor is on the host."""
-        return self.is_apart(tensor) or tensor.untyped_storage().data_ptr() in self._addresses
+        return self.is_off_device(tensor) or tensor.untyped_storage().data_ptr() in self._addresses
 
-    def is_apart(self, tensor: Tensor) -> bool:
+    def is_off_device(self, tensor: Tensor) -> bool:
         """Return whether a tensor is on another kind of device than the accelerator: never where this is a core."""
         return tensor.device.type != self.accelerator.device.type
 
-    def keep(self, tensor: Tensor) -> Tensor:
+    def ensure_on_host(self, tensor: Tensor) -> Tensor:
         """Return a tensor on the host: a copy, or the tensor itself where it is there, which then counts."""
         storage = tensor.untyped_storage()
         if storage.data_ptr() in self._addresses:
             return tensor
-        if not self.is_apart(tensor):
-            return self.copy(tensor)
+        if not self.is_off_device(tensor):
+            return self.copy_to_host(tensor)
         self._addresses.add(storage.data_ptr())
-        self.count(storage.nbytes())
+        self.count_bytes(storage.nbytes())
         return tensor
 
-    def bring(self, tensor: Tensor) -> Tensor:
+    def bring_to_device(self, tensor: Tensor) -> Tensor:
         """Return a tensor on the device: a copy, or the tensor itself where it is there."""
         if not self.holds(tensor):
             return tensor
         return torch.empty_like(tensor, device=self.accelerator.device).copy_(tensor)
 
-    def copy(self, tensor: Tensor) -> Tensor:
+    def copy_to_host(self, tensor: Tensor) -> Tensor:
         """Return a copy, on the host, of a contiguous tensor."""
-        there = self.room(tensor.numel(), tensor.dtype).view(tensor.shape)
-        return there.copy_(tensor)
+        host_tensor = self.allocate(tensor.numel(), tensor.dtype).view(tensor.shape)
+        return host_tensor.copy_(tensor)
 
-    def cast(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    def cast_on_host(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         """Return a tensor of the host in a dtype: a copy on the host, or the tensor itself where it has the dtype."""
-        return tensor if tensor.dtype is dtype else self.room(tensor.numel(), dtype).view(tensor.shape).copy_(tensor)
+        return (
+            tensor if tensor.dtype is dtype else self.allocate(tensor.numel(), dtype).view(tensor.shape).copy_(tensor)
+        )
 
     @contextmanager
-    def moving(self, name: str, stage: int = -1, microbatch: int = -1) -> Iterator[None]:
+    def record_copy(self, name: str, stage: int = -1, microbatch: int = -1) -> Iterator[None]:
         """Record the body as a copy to, on or from the host, as the last words of ``name`` say."""
-        with self.recorder.host_copy(name, stage, microbatch), torch.no_grad():
+        with self.recorder.record_host_copy(name, stage, microbatch), torch.no_grad():
             yield
 
 
-BUFFERS = 2
+NUM_BUFFERS = 2
 """Layers whose activations the device has memory for."""
 
 
@@ -117,11 +119,11 @@ class _Storage:
         elements = tensor.untyped_storage().nbytes() // tensor.itemsize
         self.device: Tensor | None = torch.as_strided(tensor.detach(), (elements,), (1,), 0)
         self.host: Tensor | None = None
-        self.copied: Any = None
+        self.copy_event: Any = None
         """The copy to wait for: to the host, before the device frees its bytes, or back, before their use."""
 
 
-class _Kept(NamedTuple):
+class _SavedTensor(NamedTuple):
     """Stands for a tensor that autograd saves: its place in a storage, and its cut where it is a DTensor."""
 
     storage: _Storage
@@ -143,13 +145,13 @@ class _Cut(NamedTuple):
 class _Layer:
     """The storages that autograd saves of one layer for one microbatch; backward frees them one by one."""
 
-    def __init__(self, name: str, stage: int, microbatch: int, before: "_Layer | None") -> None:
-        self.name, self.stage, self.microbatch, self.before = name, stage, microbatch, before
+    def __init__(self, name: str, stage: int, microbatch: int, previous: "_Layer | None") -> None:
+        self.name, self.stage, self.microbatch, self.previous = name, stage, microbatch, previous
         # weak: only autograd's saved tensors keep storages alive, so a layer is done when its set is empty
         self.storages: WeakSet[_Storage] = WeakSet()
-        self.by_number: WeakValueDictionary[int, _Storage] = WeakValueDictionary()
+        self.storage_by_number: WeakValueDictionary[int, _Storage] = WeakValueDictionary()
         self.weights: set[int] | None = None
-        self.begun = False
+        self.has_begun = False
 
 
 class ActivationOffload:
@@ -159,109 +161,115 @@ class ActivationOffload:
         self.host, self.copier = host, host.accelerator.copier()
         self.buffers: list[_Layer] = []
         order = plan.actions.orders[position]
-        follows = {(a.stage, a.microbatch) for a, b in pairwise(order) if b == a._replace(kind=ActionKind.BACKWARD)}
-        self.at_once = follows
-        self.last: _Layer | None = None
+        turns = {(a.stage, a.microbatch) for a, b in pairwise(order) if b == a._replace(kind=ActionKind.BACKWARD)}
+        self.turns = turns
+        self.last_layer: _Layer | None = None
 
     @contextmanager
-    def layer(self, module: nn.Module, name: str, left: int) -> Iterator[None]:
+    def offload_layer(self, module: nn.Module, name: str, num_behind: int) -> Iterator[None]:
         """Move the activations of a layer, whose forward is the body.
 
         ``num_behind`` more layers with activations that move come after it in the stage.
         """
-        stage, microbatch = self.host.recorder.current
-        before = self.last if self.last and (self.last.stage, self.last.microbatch) == (stage, microbatch) else None
-        layer = self.last = _Layer(name, stage, microbatch, before)
+        stage, microbatch = self.host.recorder.current_pass
+        previous = (
+            self.last_layer
+            if self.last_layer and (self.last_layer.stage, self.last_layer.microbatch) == (stage, microbatch)
+            else None
+        )
+        layer = self.last_layer = _Layer(name, stage, microbatch, previous)
         self._admit(layer)
 
-        def pack(tensor: Tensor) -> _Kept | Tensor:
+        def pack(tensor: Tensor) -> _SavedTensor | Tensor:
             return self._pack(layer, module, tensor)
 
         with torch.autograd.graph.saved_tensors_hooks(pack, self._unpack):
             yield
-        layer.by_number.clear()
-        if left >= BUFFERS or (stage, microbatch) not in self.at_once:
-            self._to_host(layer)
+        layer.storage_by_number.clear()
+        if num_behind >= NUM_BUFFERS or (stage, microbatch) not in self.turns:
+            self._copy_to_host(layer)
 
-    def _pack(self, layer: _Layer, module: nn.Module, tensor: Tensor) -> _Kept | Tensor:
-        part = waited(local(tensor.detach()))
+    def _pack(self, layer: _Layer, module: nn.Module, tensor: Tensor) -> _SavedTensor | Tensor:
+        part = wait_collective(to_local(tensor.detach()))
         if layer.weights is None:  # not before: a sharded layer gathers its parameters in its own forward
-            layer.weights = set(_numbers(module.parameters()))
-        number = storage(part)
-        if number in layer.weights or self.host.is_apart(part):  # some kernels save a number or two on the host
+            layer.weights = set(_list_storage_numbers(module.parameters()))
+        number = storage_number(part)
+        if number in layer.weights or self.host.is_off_device(part):  # some kernels save a number or two on the host
             return tensor
-        found = layer.by_number.get(number)
-        if found is None:
-            found = layer.by_number[number] = _Storage(layer, part)
-            layer.storages.add(found)
+        entry = layer.storage_by_number.get(number)
+        if entry is None:
+            entry = layer.storage_by_number[number] = _Storage(layer, part)
+            layer.storages.add(entry)
         cut = None
         if isinstance(tensor, DTensor):
             cut = _Cut(tensor.device_mesh, tensor.placements, tensor.size(), tensor.stride())
-        return _Kept(found, part.size(), part.stride(), int(part.storage_offset()), cut)
+        return _SavedTensor(entry, part.size(), part.stride(), int(part.storage_offset()), cut)
 
-    def _unpack(self, kept: _Kept | Tensor) -> Tensor:
-        if isinstance(kept, Tensor):
-            return kept
-        layer = kept.storage.layer
-        if not layer.begun:
-            layer.begun = True
+    def _unpack(self, saved_tensor: _SavedTensor | Tensor) -> Tensor:
+        if isinstance(saved_tensor, Tensor):
+            return saved_tensor
+        layer = saved_tensor.storage.layer
+        if not layer.has_begun:
+            layer.has_begun = True
             self._admit(layer)
-            self._from_host(layer)
-            if layer.before is not None:
-                self._admit(layer.before, beside=layer)
-                self._from_host(layer.before)
-        assert kept.storage.device is not None
-        self._wait(kept.storage)
-        part = torch.as_strided(kept.storage.device, kept.size, kept.stride, kept.offset)
-        if kept.cut is None:
+            self._copy_from_host(layer)
+            if layer.previous is not None:
+                self._admit(layer.previous, running_layer=layer)
+                self._copy_from_host(layer.previous)
+        assert saved_tensor.storage.device is not None
+        self._wait(saved_tensor.storage)
+        part = torch.as_strided(
+            saved_tensor.storage.device, saved_tensor.size, saved_tensor.stride, saved_tensor.offset
+        )
+        if saved_tensor.cut is None:
             return part
-        mesh, placements, size, stride = kept.cut
+        mesh, placements, size, stride = saved_tensor.cut
         return DTensor.from_local(part, mesh, placements, run_check=False, shape=size, stride=stride)
 
-    def _admit(self, layer: _Layer, beside: _Layer | None = None) -> None:
+    def _admit(self, layer: _Layer, running_layer: _Layer | None = None) -> None:
         """Give a layer a buffer on the device; a layer that runs backward keeps the other buffer."""
-        self.buffers = [each for each in self.buffers if each.storages and each is not layer]
-        while len(self.buffers) >= BUFFERS:
-            self._leave(next(each for each in self.buffers if each is not beside))
+        self.buffers = [buffer for buffer in self.buffers if buffer.storages and buffer is not layer]
+        while len(self.buffers) >= NUM_BUFFERS:
+            self._evict(next(buffer for buffer in self.buffers if buffer is not running_layer))
         self.buffers.append(layer)
 
-    def _leave(self, layer: _Layer) -> None:
-        self._to_host(layer)
+    def _evict(self, layer: _Layer) -> None:
+        self._copy_to_host(layer)
         self.buffers.remove(layer)
-        for each in layer.storages:
-            self._wait(each)
-            each.device = None
+        for entry in layer.storages:
+            self._wait(entry)
+            entry.device = None
 
     def _wait(self, storage: _Storage) -> None:
-        if storage.copied is not None:
-            self.copier.wait(storage.copied)
-            storage.copied = None
+        if storage.copy_event is not None:
+            self.copier.wait(storage.copy_event)
+            storage.copy_event = None
 
-    def _to_host(self, layer: _Layer) -> None:
-        away = [each for each in layer.storages if each.host is None]
-        if away:
-            with self.host.moving(f"activations of {layer.name} to host", layer.stage, layer.microbatch):
-                for each in away:
-                    assert each.device is not None
-                    each.host = self.host.room(each.device.numel(), each.device.dtype)
-                    each.copied = self.copier.copy(each.device, each.host)
+    def _copy_to_host(self, layer: _Layer) -> None:
+        entries = [entry for entry in layer.storages if entry.host is None]
+        if entries:
+            with self.host.record_copy(f"activations of {layer.name} to host", layer.stage, layer.microbatch):
+                for entry in entries:
+                    assert entry.device is not None
+                    entry.host = self.host.allocate(entry.device.numel(), entry.device.dtype)
+                    entry.copy_event = self.copier.copy(entry.device, entry.host)
 
-    def _from_host(self, layer: _Layer) -> None:
-        away = [each for each in layer.storages if each.device is None]
-        if away:
-            with self.host.moving(f"activations of {layer.name} from host", layer.stage, layer.microbatch):
-                for each in away:
-                    assert each.host is not None
-                    each.device = torch.empty_like(each.host, device=self.host.accelerator.device)
-                    each.copied = self.copier.copy(each.host, each.device)
-                    each.host = None
+    def _copy_from_host(self, layer: _Layer) -> None:
+        entries = [entry for entry in layer.storages if entry.device is None]
+        if entries:
+            with self.host.record_copy(f"activations of {layer.name} from host", layer.stage, layer.microbatch):
+                for entry in entries:
+                    assert entry.host is not None
+                    entry.device = torch.empty_like(entry.host, device=self.host.accelerator.device)
+                    entry.copy_event = self.copier.copy(entry.host, entry.device)
+                    entry.host = None
 
 
-def layers_away(plan: Plan, position: int, layers: int) -> int:
+def count_offloaded_layers(plan: Plan, position: int, layers: int) -> int:
     """Return how many of the first layers of a stage move their activations to the host."""
-    return fraction_of(layers, plan.offload.at("activations", position))
+    return count_fraction(layers, plan.offload.fraction_at("activations", position))
 
 
-def _numbers(parameters: Iterable[nn.Parameter]) -> Iterator[int]:
+def _list_storage_numbers(parameters: Iterable[nn.Parameter]) -> Iterator[int]:
     for parameter in parameters:
-        yield storage(local(parameter.detach()))
+        yield storage_number(to_local(parameter.detach()))

@@ -35,23 +35,23 @@ from torch import Tensor, nn
 
 from meshwise.executor.parallel.data_parallel import Finish, Unit
 from meshwise.executor.parallel.offload import HostMemory
-from meshwise.executor.recording.private_torch import all_gather, reduce_scatter, storage
-from meshwise.executor.recording.tensors import fill, flatten, local
+from meshwise.executor.recording.private_torch import all_gather, reduce_scatter, storage_number
+from meshwise.executor.recording.tensors import fill, flatten, to_local
 from meshwise.strategies.plan.mesh import REPLICA
-from meshwise.strategies.plan.offloading import CHUNKS, STEPS, StepPlace, fraction_of
+from meshwise.strategies.plan.offloading import STEPS, UPDATE_CHUNKS, StepPlace, count_fraction
 
 _NAMES = [step.name for step in STEPS]
 GRADIENTS_TO_HOST, ON_HOST, PARAMETERS_FROM_HOST, STATES_FROM_HOST, _, STATES_TO_HOST = _NAMES
 
 
-class Kind(NamedTuple):
+class OptimizerKind(NamedTuple):
     """The class of an optimizer and the options that it is made with."""
 
-    make: type[torch.optim.Optimizer]
+    optimizer_class: type[torch.optim.Optimizer]
     options: dict[str, Any]
 
 
-class States(NamedTuple):
+class StatePlacement(NamedTuple):
     """Where optimizer states are: the first ``on_host`` of them, a fraction, on the host, and updated at ``place``."""
 
     host: HostMemory
@@ -59,7 +59,7 @@ class States(NamedTuple):
     place: StepPlace = StepPlace.HOST
 
 
-class Piece(NamedTuple):
+class ParameterRange(NamedTuple):
     """Elements ``start`` to ``stop`` of this rank's part of a parameter, counted flat."""
 
     parameter: nn.Parameter
@@ -69,16 +69,16 @@ class Piece(NamedTuple):
     @property
     def values(self) -> Tensor:
         """A view of the elements."""
-        return local(self.parameter.detach()).view(-1)[self.start : self.stop]
+        return to_local(self.parameter.detach()).view(-1)[self.start : self.stop]
 
     @property
     def gradient(self) -> Tensor:
         """A view of the gradient of the elements."""
         assert self.parameter.grad is not None
-        return local(self.parameter.grad).view(-1)[self.start : self.stop]
+        return to_local(self.parameter.grad).view(-1)[self.start : self.stop]
 
 
-def main_type(dtype: torch.dtype) -> torch.dtype:
+def main_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of the main weights, which the optimizer updates: fp32 for parameters in 16 bits."""
     return torch.promote_types(dtype, torch.float32)
 
@@ -86,18 +86,18 @@ def main_type(dtype: torch.dtype) -> torch.dtype:
 class _Chunk:
     """Ranges that are updated together, on the device; parameters of fp32 or more are updated in place."""
 
-    def __init__(self, pieces: Sequence[Piece], kind: Kind, host: HostMemory) -> None:
+    def __init__(self, pieces: Sequence[ParameterRange], kind: OptimizerKind, host: HostMemory) -> None:
         self.pieces, self.host = pieces, host
         with torch.no_grad():
-            self.mains = [nn.Parameter(self._main(piece.values)) for piece in pieces]
-        self.optimizer = kind.make(self.mains, **kind.options)
+            self.mains = [nn.Parameter(self._make_main(piece.values)) for piece in pieces]
+        self.optimizer = kind.optimizer_class(self.mains, **kind.options)
 
-    def _main(self, values: Tensor) -> Tensor:
-        return values.to(main_type(values.dtype))
+    def _make_main(self, values: Tensor) -> Tensor:
+        return values.to(main_dtype(values.dtype))
 
-    def _own(self, main: Tensor, piece: Piece) -> bool:
+    def _owns_main(self, main: Tensor, piece: ParameterRange) -> bool:
         """Return whether a main weight has memory of its own, beside the parameter's."""
-        return storage(main) != storage(piece.values)
+        return storage_number(main) != storage_number(piece.values)
 
     def step(self) -> None:
         """Update the ranges."""
@@ -109,10 +109,10 @@ class _Chunk:
         self.optimizer.step()
         for main, piece in zip(self.mains, self.pieces, strict=True):
             main.grad = None
-            if self._own(main, piece):
+            if self._owns_main(main, piece):
                 piece.values.copy_(main.detach())
 
-    def _states(self) -> Iterator[tuple[dict[str, Any], str]]:
+    def _list_states(self) -> Iterator[tuple[dict[str, Any], str]]:
         """Yield the states that have an element for each of a parameter's, as dict and key; scalars are left out."""
         for state in self.optimizer.state.values():
             yield from ((state, name) for name, value in state.items() if isinstance(value, Tensor) and value.dim())
@@ -121,92 +121,94 @@ class _Chunk:
 class _HostChunk(_Chunk):
     """Ranges whose states are on the host, which updates them."""
 
-    def _main(self, values: Tensor) -> Tensor:
-        return self.host.keep(values.to(main_type(values.dtype)))
+    def _make_main(self, values: Tensor) -> Tensor:
+        return self.host.ensure_on_host(values.to(main_dtype(values.dtype)))
 
     def step(self) -> None:
-        with self.host.moving(GRADIENTS_TO_HOST):
+        with self.host.record_copy(GRADIENTS_TO_HOST):
             for main, piece in zip(self.mains, self.pieces, strict=True):
                 gradient = piece.gradient
-                there = gradient if self.host.holds(gradient) else self.host.copy(gradient)
-                main.grad = self.host.cast(there, main.dtype)
-        with self.host.moving(ON_HOST):
+                host_gradient = gradient if self.host.holds(gradient) else self.host.copy_to_host(gradient)
+                main.grad = self.host.cast_on_host(host_gradient, main.dtype)
+        with self.host.record_copy(ON_HOST):
             self.optimizer.step()
-            for state, name in self._states():
-                state[name] = self.host.keep(state[name])
-        with self.host.moving(PARAMETERS_FROM_HOST):
+            for state, name in self._list_states():
+                state[name] = self.host.ensure_on_host(state[name])
+        with self.host.record_copy(PARAMETERS_FROM_HOST):
             for main, piece in zip(self.mains, self.pieces, strict=True):
                 main.grad = None
-                if self._own(main, piece):
-                    piece.values.copy_(self.host.cast(main.detach(), piece.values.dtype))
+                if self._owns_main(main, piece):
+                    piece.values.copy_(self.host.cast_on_host(main.detach(), piece.values.dtype))
 
 
 class _StreamedChunk(_Chunk):
     """Ranges whose states are on the host, and come to the device to be updated."""
 
-    def _main(self, values: Tensor) -> Tensor:
-        wide = values.to(main_type(values.dtype))
-        return wide if wide is values else self.host.copy(wide)
+    def _make_main(self, values: Tensor) -> Tensor:
+        main_values = values.to(main_dtype(values.dtype))
+        return main_values if main_values is values else self.host.copy_to_host(main_values)
 
-    def __init__(self, pieces: Sequence[Piece], kind: Kind, host: HostMemory) -> None:
+    def __init__(self, pieces: Sequence[ParameterRange], kind: OptimizerKind, host: HostMemory) -> None:
         super().__init__(pieces, kind, host)
         self.homes = [main.data for main in self.mains]
 
-    def bring(self) -> None:
+    def bring_states(self) -> None:
         """Bring the main weights, gradients and states to the device."""
-        with self.host.moving(STATES_FROM_HOST):
+        with self.host.record_copy(STATES_FROM_HOST):
             for main, piece in zip(self.mains, self.pieces, strict=True):
-                main.data = self.host.bring(main.data)
-                main.grad = self.host.bring(piece.gradient.to(main.dtype))
-            for state, name in self._states():
-                state[name] = self.host.bring(state[name])
+                main.data = self.host.bring_to_device(main.data)
+                main.grad = self.host.bring_to_device(piece.gradient.to(main.dtype))
+            for state, name in self._list_states():
+                state[name] = self.host.bring_to_device(state[name])
 
     def step(self) -> None:
         self._update()
 
-    def leave(self) -> None:
+    def return_states(self) -> None:
         """Bring the updated main weights and states back to the host."""
-        with self.host.moving(STATES_TO_HOST):
+        with self.host.record_copy(STATES_TO_HOST):
             for main, home in zip(self.mains, self.homes, strict=True):
                 if main.data_ptr() != home.data_ptr():
                     home.copy_(main.data)
                     main.data = home
-            for state, name in self._states():
-                state[name] = self.host.copy(state[name])
+            for state, name in self._list_states():
+                state[name] = self.host.copy_to_host(state[name])
 
 
 class SplitOptimizer:
     """Updates ranges of parameters; a fraction of their states may be on the host."""
 
-    def __init__(self, pieces: Sequence[Piece], kind: Kind, states: States) -> None:
+    def __init__(self, pieces: Sequence[ParameterRange], kind: OptimizerKind, placement: StatePlacement) -> None:
         self.parameters = list(dict.fromkeys(piece.parameter for piece in pieces))
-        host, total = states.host, sum(piece.stop - piece.start for piece in pieces)
-        away = fraction_of(total, states.on_host)
-        size = max(ceil(away / CHUNKS), 1)
-        chunks = [list(_between(pieces, start, min(start + size, away))) for start in range(0, away, size)]
-        make = _HostChunk if states.place is StepPlace.HOST else _StreamedChunk
-        self.away = [make(chunk, kind, host) for chunk in chunks]
+        host, total = placement.host, sum(piece.stop - piece.start for piece in pieces)
+        num_on_host = count_fraction(total, placement.on_host)
+        size = max(ceil(num_on_host / UPDATE_CHUNKS), 1)
+        chunks = [
+            list(_cut_ranges(pieces, start, min(start + size, num_on_host))) for start in range(0, num_on_host, size)
+        ]
+        chunk_class = _HostChunk if placement.place is StepPlace.HOST else _StreamedChunk
+        self.host_chunks = [chunk_class(chunk, kind, host) for chunk in chunks]
         # a chunk for each parameter: the temporary tensors of an update are then no larger than one parameter
-        self.here = [_Chunk([piece], kind, host) for piece in _between(pieces, away, total)]
+        self.device_chunks = [_Chunk([piece], kind, host) for piece in _cut_ranges(pieces, num_on_host, total)]
 
     @property
     def state(self) -> dict[Any, dict[str, Any]]:
         """Optimizer states on the device, by main weight; main weights with memory of their own are among them."""
-        found = {}
-        for chunk in self.here:
+        states = {}
+        for chunk in self.device_chunks:
             for main, piece in zip(chunk.mains, chunk.pieces, strict=True):
-                own = {"main": main.detach()} if chunk._own(main, piece) else {}
-                found[main] = dict(chunk.optimizer.state[main]) | own
-        return found
+                main_state = {"main": main.detach()} if chunk._owns_main(main, piece) else {}
+                states[main] = dict(chunk.optimizer.state[main]) | main_state
+        return states
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """Options of all ranges."""
-        return [group for chunk in (*self.here, *self.away) for group in chunk.optimizer.param_groups]
+        return [group for chunk in (*self.device_chunks, *self.host_chunks) for group in chunk.optimizer.param_groups]
 
-    def held(self) -> "Iterator[tuple[Piece, Tensor, dict[str, Any]]]":
+    def list_ranges(self) -> "Iterator[tuple[ParameterRange, Tensor, dict[str, Any]]]":
         """Yield every range with its main weights and its states, on device or host."""
-        for chunk in (*self.here, *self.away):
+        for chunk in (*self.device_chunks, *self.host_chunks):
             for main, piece in zip(chunk.mains, chunk.pieces, strict=True):
                 yield piece, main.detach(), chunk.optimizer.state[main]
 
@@ -218,70 +220,70 @@ class SplitOptimizer:
             elif parameter.grad is not None:
                 parameter.grad.zero_()
 
-    def hand_over(self, renewed: dict[nn.Parameter, nn.Parameter]) -> None:
+    def hand_over(self, replacements: dict[nn.Parameter, nn.Parameter]) -> None:
         """Update copies of the parameters from now on, with the same states."""
-        self.parameters = [renewed[parameter] for parameter in self.parameters]
-        for chunk in (*self.here, *self.away):
-            chunk.pieces = [piece._replace(parameter=renewed[piece.parameter]) for piece in chunk.pieces]
+        self.parameters = [replacements[parameter] for parameter in self.parameters]
+        for chunk in (*self.device_chunks, *self.host_chunks):
+            chunk.pieces = [piece._replace(parameter=replacements[piece.parameter]) for piece in chunk.pieces]
 
     @torch.no_grad()
     def step(self) -> None:
         """Update all parameters."""
-        for chunk in self.here:
+        for chunk in self.device_chunks:
             chunk.step()
-        streamed = [chunk for chunk in self.away if isinstance(chunk, _StreamedChunk)]
-        for chunk in self.away:
+        streamed_chunks = [chunk for chunk in self.host_chunks if isinstance(chunk, _StreamedChunk)]
+        for chunk in self.host_chunks:
             if isinstance(chunk, _HostChunk):
                 chunk.step()
         # the next chunk comes before the last one leaves: two chunks are on the device at a time
-        for chunk in streamed[:1]:
-            chunk.bring()
-        for chunk, after in zip_longest(streamed, streamed[1:]):
+        for chunk in streamed_chunks[:1]:
+            chunk.bring_states()
+        for chunk, next_chunk in zip_longest(streamed_chunks, streamed_chunks[1:]):
             chunk.step()
-            if after is not None:
-                after.bring()
-            chunk.leave()
+            if next_chunk is not None:
+                next_chunk.bring_states()
+            chunk.return_states()
 
 
-def whole(parameters: Iterable[nn.Parameter]) -> list[Piece]:
+def list_ranges(parameters: Iterable[nn.Parameter]) -> list[ParameterRange]:
     """Return one range for each parameter: all of this rank's part."""
-    return [Piece(parameter, 0, local(parameter.detach()).numel()) for parameter in parameters]
+    return [ParameterRange(parameter, 0, to_local(parameter.detach()).numel()) for parameter in parameters]
 
 
-def _between(pieces: Iterable[Piece], start: int, stop: int) -> Iterator[Piece]:
+def _cut_ranges(pieces: Iterable[ParameterRange], start: int, stop: int) -> Iterator[ParameterRange]:
     """Yield the ranges that make up elements ``start`` to ``stop`` of all ranges put in a row."""
-    first = 0
+    offset = 0
     for piece in pieces:
         size = piece.stop - piece.start
-        low, high = max(start - first, 0), min(stop - first, size)
+        low, high = max(start - offset, 0), min(stop - offset, size)
         if low < high:
-            yield Piece(piece.parameter, piece.start + low, piece.start + high)
-        first += size
+            yield ParameterRange(piece.parameter, piece.start + low, piece.start + high)
+        offset += size
 
 
-def share(unit: Unit) -> int:
+def shard_size(unit: Unit) -> int:
     """Return the number of elements in a rank's shard of a unit; the shards of the last ranks may have fewer."""
-    total = sum(local(parameter.detach()).numel() for parameter in unit.parameters)
+    total = sum(to_local(parameter.detach()).numel() for parameter in unit.parameters)
     return ceil(total / unit.sharing.shards.size())
 
 
-def own_pieces(unit: Unit) -> Iterator[Piece]:
+def list_own_ranges(unit: Unit) -> Iterator[ParameterRange]:
     """Yield the range of every parameter that this rank updates: of most parameters all or nothing."""
-    first, each = 0, share(unit)
-    begin = unit.sharing.shards.get_local_rank() * each
+    offset, num_elements = 0, shard_size(unit)
+    begin = unit.sharing.shards.get_local_rank() * num_elements
     for parameter in unit.parameters:
-        size = local(parameter.detach()).numel()
-        low, high = (min(max(edge - first, 0), size) for edge in (begin, begin + each))
-        yield Piece(parameter, low, high)
-        first += size
+        size = to_local(parameter.detach()).numel()
+        low, high = (min(max(edge - offset, 0), size) for edge in (begin, begin + num_elements))
+        yield ParameterRange(parameter, low, high)
+        offset += size
 
 
-def average_own(unit: Unit) -> Finish:
+def average_shard(unit: Unit) -> Finish:
     """Begin to average the gradients of this rank's shard over all ranks that have the same parameters."""
     sharing = unit.sharing
-    group, count, each = sharing.shards.get_group(), sharing.shards.size(), share(unit)
-    flat = _padded(unit.gradients, count * each)
-    part = flat.new_empty(each)
+    group, count, num_elements = sharing.shards.get_group(), sharing.shards.size(), shard_size(unit)
+    flat = _pad_flat(unit.gradients, count * num_elements)
+    part = flat.new_empty(num_elements)
     work: Any = reduce_scatter(part, flat, group=group, async_op=True)
 
     def finish() -> None:
@@ -290,7 +292,7 @@ def average_own(unit: Unit) -> Finish:
             dist.all_reduce(part, group=sharing.states[REPLICA].get_group())
         part.div_(sharing.replicas.size())
         start = 0
-        for piece in own_pieces(unit):
+        for piece in list_own_ranges(unit):
             size = piece.stop - piece.start
             piece.gradient.copy_(part[start : start + size])
             start += size
@@ -298,17 +300,17 @@ def average_own(unit: Unit) -> Finish:
     return finish
 
 
-def gather(unit: Unit, tensors: Sequence[Tensor]) -> None:
+def gather_shards(unit: Unit, tensors: Sequence[Tensor]) -> None:
     """Fill ``tensors``, one for each parameter of a unit, which have this rank's shard, with the shards of others."""
-    each, group = share(unit), unit.sharing.shards.get_group()
-    parts = zip(tensors, own_pieces(unit), strict=True)
-    own = _padded([tensor.flatten()[piece.start : piece.stop] for tensor, piece in parts], each)
-    whole = own.new_empty(each * group.size())
-    all_gather(whole, own, group=group)
-    fill(tensors, whole)
+    num_elements, group = shard_size(unit), unit.sharing.shards.get_group()
+    parts = zip(tensors, list_own_ranges(unit), strict=True)
+    shard = _pad_flat([tensor.flatten()[piece.start : piece.stop] for tensor, piece in parts], num_elements)
+    flat = shard.new_empty(num_elements * group.size())
+    all_gather(flat, shard, group=group)
+    fill(tensors, flat)
 
 
-def _padded(tensors: Sequence[Tensor], elements: int) -> Tensor:
+def _pad_flat(tensors: Sequence[Tensor], elements: int) -> Tensor:
     """Return the elements of ``tensors`` as one vector of ``elements``, with zeros at its end."""
     return flatten([*tensors, tensors[0].new_zeros(elements - sum(tensor.numel() for tensor in tensors))])
 
@@ -316,10 +318,10 @@ def _padded(tensors: Sequence[Tensor], elements: int) -> Tensor:
 class ShardedOptimizer:
     """Updates this rank's shard of every unit and receives the other shards from their ranks."""
 
-    def __init__(self, units: Sequence[Unit], kind: Kind, states: States) -> None:
+    def __init__(self, units: Sequence[Unit], kind: OptimizerKind, placement: StatePlacement) -> None:
         self.units = units
-        pieces = [piece for unit in units for piece in own_pieces(unit)]
-        self.optim = SplitOptimizer(pieces, kind, states)
+        pieces = [piece for unit in units for piece in list_own_ranges(unit)]
+        self.optim = SplitOptimizer(pieces, kind, placement)
 
     @property
     def state(self) -> dict[Any, dict[str, Any]]:
@@ -332,9 +334,9 @@ class ShardedOptimizer:
         return self.optim.param_groups
 
     @property
-    def own(self) -> Iterator[tuple[nn.Parameter, Tensor, str]]:
+    def gradient_parts(self) -> Iterator[tuple[nn.Parameter, Tensor, str]]:
         """Every parameter with the gradient of this rank's range, and the axis along which ranks have other ranges."""
-        return ((piece.parameter, piece.gradient, u.sharing.axis) for u in self.units for piece in own_pieces(u))
+        return ((piece.parameter, piece.gradient, u.sharing.axis) for u in self.units for piece in list_own_ranges(u))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop every gradient."""
@@ -347,10 +349,10 @@ class ShardedOptimizer:
         """Update this rank's shards and gather the others."""
         self.optim.step()
         for unit in self.units:
-            gather(unit, [local(parameter.detach()) for parameter in unit.parameters])
+            gather_shards(unit, [to_local(parameter.detach()) for parameter in unit.parameters])
 
     @torch.no_grad()
     def gather_gradients(self) -> None:
         """Make every gradient whole again."""
         for unit in self.units:
-            gather(unit, unit.gradients)
+            gather_shards(unit, unit.gradients)

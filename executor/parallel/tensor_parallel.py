@@ -25,48 +25,50 @@ def apply(network: Network, mesh: DeviceMesh, sequence_parallel: bool) -> None:
     Activations between blocks are plain tensors: whole on every rank or, with ``sequence_parallel``, each rank's part
     of the sequence.
     """
-    between = Shard(1) if sequence_parallel else Replicate()
-    layer = layer_plan(between)
-    logits = ColwiseParallel(input_layouts=between, output_layouts=Shard(-1), use_local_output=False)
+    boundary = Shard(1) if sequence_parallel else Replicate()
+    layer = layer_plan(boundary)
+    logits = ColwiseParallel(input_layouts=boundary, output_layouts=Shard(-1), use_local_output=False)
     head: dict[str, ParallelStyle] = {"logits": logits}
     if sequence_parallel:
         layer |= {"input_norm": SequenceParallel(), "feed_forward_norm": SequenceParallel()}
         head |= {"final_norm": SequenceParallel()}
     for block in network.decoder_layers():
-        routed = {f"mixture.{name}": how for name, how in mixture_plan(between).items()}
+        mixture_styles = {f"mixture.{name}": style for name, style in mixture_plan(boundary).items()}
         names = dict(block.named_modules())
-        parallelize_module(block, mesh, {name: how for name, how in (layer | routed).items() if name in names})
+        parallelize_module(
+            block, mesh, {name: style for name, style in (layer | mixture_styles).items() if name in names}
+        )
         if sequence_parallel and block.mixture is not None:
-            _replicate(block.mixture.router, mesh)
+            _replicate_router(block.mixture.router, mesh)
     if network.embedding is not None:
         _cut_embedding(network.embedding, mesh, sequence_parallel)
     if network.head is not None:
         parallelize_module(network.head, mesh, head)
-    network.tie()
+    network.tie_embeddings()
 
 
-def layer_plan(between: Placement) -> dict[str, ParallelStyle]:
+def layer_plan(boundary: Placement) -> dict[str, ParallelStyle]:
     """Return how the products of a layer are cut; ``boundary`` is the layout of what enters and leaves the layer."""
     return {
-        "qkv": ColwiseParallel(input_layouts=between),
-        "projection": RowwiseParallel(output_layouts=between),
-        "up": ColwiseParallel(input_layouts=between),
-        "down": RowwiseParallel(output_layouts=between),
+        "qkv": ColwiseParallel(input_layouts=boundary),
+        "projection": RowwiseParallel(output_layouts=boundary),
+        "up": ColwiseParallel(input_layouts=boundary),
+        "down": RowwiseParallel(output_layouts=boundary),
     }
 
 
-def mixture_plan(between: Placement) -> dict[str, ParallelStyle]:
+def mixture_plan(boundary: Placement) -> dict[str, ParallelStyle]:
     """Return how the shared experts of a mixture are cut; ``boundary`` is as in `layer_plan`.
 
     The router is not cut: every rank routes its own tokens.
     """
     return {
-        "shared_up": ColwiseParallel(input_layouts=between),
-        "shared_down": RowwiseParallel(output_layouts=between),
+        "shared_up": ColwiseParallel(input_layouts=boundary),
+        "shared_down": RowwiseParallel(output_layouts=boundary),
     }
 
 
-def _replicate(router: nn.Linear, mesh: DeviceMesh) -> None:
+def _replicate_router(router: nn.Linear, mesh: DeviceMesh) -> None:
     """Make the router's weight a replicated DTensor, so that its gradient on a rank counts as partial."""
     router.weight = nn.Parameter(DTensor.from_local(router.weight.detach(), mesh, [Replicate()], run_check=False))
 
@@ -76,13 +78,13 @@ def _cut_embedding(embedding: nn.Module, mesh: DeviceMesh, sequence_parallel: bo
     table = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1) if scatters else Replicate())
     parallelize_module(embedding, mesh, {"token": table})
     weight: Any = embedding.get_parameter("token.weight")
-    weight.register_post_accumulate_grad_hook(_own_rows)
+    weight.register_post_accumulate_grad_hook(_keep_own_rows)
     if sequence_parallel and not scatters:
         scatter = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(1))
         parallelize_module(embedding, mesh, scatter)
 
 
-def _own_rows(table: nn.Parameter) -> None:
+def _keep_own_rows(table: nn.Parameter) -> None:
     """Keep only this rank's rows of the table's gradient: torch leaves the gradient of all rows on every rank."""
     gradient = table.grad
     if isinstance(table, DTensor) and isinstance(gradient, DTensor) and gradient.placements != table.placements:
@@ -93,14 +95,16 @@ def _own_rows(table: nn.Parameter) -> None:
 
 def complete_gradients(network: nn.Module) -> None:
     """Sum the gradients that are partial over the tensor axis, as of sequence-parallel norms, in one all-reduce."""
-    partial = [(p, p.grad) for p in network.parameters() if isinstance(p.grad, DTensor) and _is_partial(p.grad)]
-    if not partial:
+    partial_gradients = [
+        (p, p.grad) for p in network.parameters() if isinstance(p.grad, DTensor) and _is_partial(p.grad)
+    ]
+    if not partial_gradients:
         return
-    parts, mesh = [gradient.to_local() for _, gradient in partial], partial[0][1].device_mesh
+    parts, mesh = [gradient.to_local() for _, gradient in partial_gradients], partial_gradients[0][1].device_mesh
     flat = flatten(parts)
     dist.all_reduce(flat, group=mesh.get_group())
     fill(parts, flat)
-    for (parameter, _), part in zip(partial, parts, strict=True):
+    for (parameter, _), part in zip(partial_gradients, parts, strict=True):
         parameter.grad = DTensor.from_local(part, mesh, [Replicate()], run_check=False)
 
 

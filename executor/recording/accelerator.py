@@ -24,7 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from meshwise.executor.device import CPU, CUDA, avoid_broken_tiles
 from meshwise.executor.recording import gpu_trace, trace
-from meshwise.executor.recording.private_torch import allocations, trace_events
+from meshwise.executor.recording.private_torch import read_allocations, read_trace_events
 from meshwise.executor.recording.rank_files import WATCH_PARENT
 from meshwise.executor.recording.recorder import Record
 from meshwise.executor.recording.timer import CudaTimer, HostTimer, Timer
@@ -38,43 +38,43 @@ class Copier(Protocol):
         """Begin a copy, after all work so far, and return the event that `wait` takes."""
         ...
 
-    def wait(self, copied: Any) -> None:
+    def wait(self, copy_event: Any) -> None:
         """Make all later work wait for a copy."""
         ...
 
 
-class AtOnce:
+class BlockingCopier:
     """Copies synchronously with the host."""
 
     def copy(self, source: Tensor, target: Tensor) -> None:
         """Copy ``source`` to ``target``."""
         target.copy_(source)
 
-    def wait(self, copied: Any) -> None:
+    def wait(self, copy_event: Any) -> None:
         """Do nothing: the copy is done."""
 
 
-class Streams:
+class StreamCopier:
     """Copies on two streams of a GPU beside the compute stream, one for each direction."""
 
     def __init__(self, device: torch.device) -> None:
         make: Any = torch.cuda.Stream
-        self.outward, self.inward = make(device), make(device)
+        self.to_host, self.to_device = make(device), make(device)
 
     def copy(self, source: Tensor, target: Tensor) -> Any:
         """Begin a copy after the work so far on the compute stream, which makes the source and frees the target."""
-        stream = self.outward if source.is_cuda else self.inward
+        stream = self.to_host if source.is_cuda else self.to_device
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             target.copy_(source, non_blocking=True)
         return stream.record_event()
 
-    def wait(self, copied: Any) -> None:
+    def wait(self, copy_event: Any) -> None:
         """Make the compute stream wait for a copy; the host does not wait."""
-        torch.cuda.current_stream().wait_event(copied)
+        torch.cuda.current_stream().wait_event(copy_event)
 
 
-class Held(NamedTuple):
+class DeviceMemory(NamedTuple):
     """Bytes of a device: given out by its allocator now, the most given out, and the most that it reserved."""
 
     now: int
@@ -120,7 +120,7 @@ class Accelerator(Protocol):
         """Whether host memory is page-locked, so that copies run beneath computing."""
         ...
 
-    def begin(self, ranks: int) -> None:
+    def claim_device(self, ranks: int) -> None:
         """Claim the device for this process, one of ``ranks`` on this host; called before any tensor is made."""
         ...
 
@@ -136,7 +136,7 @@ class Accelerator(Protocol):
         """Reset the peak of memory, and free what the allocator keeps in reserve."""
         ...
 
-    def held(self) -> Held | None:
+    def read_memory(self) -> DeviceMemory | None:
         """Return the memory statistics of the device's allocator; ``None`` where it has none."""
         ...
 
@@ -148,19 +148,19 @@ class Accelerator(Protocol):
         """Return a copier for activations."""
         ...
 
-    def profiler(self, *, timed: bool, shapes: bool, memory: bool) -> profile:
+    def make_profiler(self, *, timed: bool, shapes: bool, memory: bool) -> profile:
         """Return a profiler of the host and, where ``timed``, of the device too."""
         ...
 
-    def events(self, profiler: profile, *, timed: bool) -> list[TraceEvent]:
+    def read_events(self, profiler: profile, *, timed: bool) -> list[TraceEvent]:
         """Return the events of a profiler, in order of start, in ns of its clock."""
         ...
 
-    def allocations(self, profiler: profile) -> list[Allocation]:
+    def read_allocations(self, profiler: profile) -> list[Allocation]:
         """Return the allocations and frees on the device, in order of time."""
         ...
 
-    def rows(self, records: Sequence[Record], events: Sequence[TraceEvent]) -> list[Row]:
+    def build_rows(self, records: Sequence[Record], events: Sequence[TraceEvent]) -> list[Row]:
         """Return the spans of a step from records and from events of the profiler."""
         ...
 
@@ -189,7 +189,7 @@ class Core:
         """Options to update one parameter and run one operation after the other."""
         return {"foreach": False}
 
-    def begin(self, ranks: int) -> None:
+    def claim_device(self, ranks: int) -> None:
         """Compute on one core, and avoid instructions that are broken on this host."""
         if WATCH_PARENT not in os.environ:  # else the launcher of this rank has done it already
             avoid_broken_tiles()
@@ -204,7 +204,7 @@ class Core:
     def reset_peak(self) -> None:
         """Do nothing."""
 
-    def held(self) -> Held | None:
+    def read_memory(self) -> DeviceMemory | None:
         """Return ``None``: on cores the profiler counts memory."""
         return None
 
@@ -214,23 +214,23 @@ class Core:
 
     def copier(self) -> Copier:
         """Return a copier that is synchronous with the host."""
-        return AtOnce()
+        return BlockingCopier()
 
-    def profiler(self, *, timed: bool, shapes: bool, memory: bool) -> profile:
+    def make_profiler(self, *, timed: bool, shapes: bool, memory: bool) -> profile:
         """Return a profiler of the host."""
         return profile(activities=[ProfilerActivity.CPU], profile_memory=memory, record_shapes=shapes)
 
-    def events(self, profiler: profile, *, timed: bool) -> list[TraceEvent]:
+    def read_events(self, profiler: profile, *, timed: bool) -> list[TraceEvent]:
         """Return the events of the host."""
-        return trace_events(profiler)
+        return read_trace_events(profiler)
 
-    def allocations(self, profiler: profile) -> list[Allocation]:
+    def read_allocations(self, profiler: profile) -> list[Allocation]:
         """Return the allocations and frees of torch in main memory."""
-        return allocations(profiler, CPU)
+        return read_allocations(profiler, CPU)
 
-    def rows(self, records: Sequence[Record], events: Sequence[TraceEvent]) -> list[Row]:
+    def build_rows(self, records: Sequence[Record], events: Sequence[TraceEvent]) -> list[Row]:
         """Return spans from the events of the host."""
-        return trace.rows(records, events)
+        return trace.build_rows(records, events)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +262,7 @@ class Gpu:
         """Options to update several parameters with one kernel."""
         return {"fused": True}
 
-    def begin(self, ranks: int) -> None:
+    def claim_device(self, ranks: int) -> None:
         """Make the GPU the current one, and divide the host's cores among its ranks: some optimizers step there."""
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # `settle` needs it, set before cuBLAS is loaded
         torch.cuda.set_device(self.index)
@@ -284,41 +284,41 @@ class Gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.index)
 
-    def held(self) -> Held | None:
+    def read_memory(self) -> DeviceMemory | None:
         """Return the memory statistics of torch's caching allocator."""
         now, peak = torch.cuda.memory_allocated(self.index), torch.cuda.max_memory_allocated(self.index)
-        return Held(now, peak, torch.cuda.max_memory_reserved(self.index))
+        return DeviceMemory(now, peak, torch.cuda.max_memory_reserved(self.index))
 
     def host_bytes(self, size: int) -> NDArray[np.uint8]:
         """Return page-locked memory, which goes back to torch's pool when it is freed."""
-        pinned: NDArray[np.uint8] = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
-        return pinned
+        array: NDArray[np.uint8] = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
+        return array
 
     def copier(self) -> Copier:
         """Return a copier on streams beside the compute stream."""
-        return Streams(self.device)
+        return StreamCopier(self.device)
 
-    def profiler(self, *, timed: bool, shapes: bool, memory: bool) -> profile:
+    def make_profiler(self, *, timed: bool, shapes: bool, memory: bool) -> profile:
         """Return a profiler of the host and, where ``timed``, of the kernels and copies of the GPU too."""
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if timed else [])]
         return profile(activities=activities, profile_memory=memory, record_shapes=shapes)
 
-    def events(self, profiler: profile, *, timed: bool) -> list[TraceEvent]:
+    def read_events(self, profiler: profile, *, timed: bool) -> list[TraceEvent]:
         """Return the events of the GPU, and those of the host that name them; all of the host where not ``timed``."""
-        return gpu_trace.of_profiler(profiler) if timed else trace_events(profiler)
+        return gpu_trace.read_profiler(profiler) if timed else read_trace_events(profiler)
 
-    def allocations(self, profiler: profile) -> list[Allocation]:
+    def read_allocations(self, profiler: profile) -> list[Allocation]:
         """Return the allocations and frees of torch's caching allocator."""
-        return allocations(profiler, CUDA)
+        return read_allocations(profiler, CUDA)
 
-    def rows(self, records: Sequence[Record], events: Sequence[TraceEvent]) -> list[Row]:
+    def build_rows(self, records: Sequence[Record], events: Sequence[TraceEvent]) -> list[Row]:
         """Return spans from the events of the GPU."""
-        return gpu_trace.rows(records, events)
+        return gpu_trace.build_rows(records, events)
 
 
 CORE = Core()
 
 
-def accelerator_of(device: str, environment: Callable[[str, str], str] = os.environ.get) -> Accelerator:
+def find_accelerator(device: str, environment: Callable[[str, str], str] = os.environ.get) -> Accelerator:
     """Return the accelerator of this rank: a core, or the GPU with the number of the rank on its host."""
     return Gpu(int(environment("LOCAL_RANK", "0"))) if device == CUDA else CORE

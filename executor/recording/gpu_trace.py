@@ -7,7 +7,7 @@ kernel ran during a message or a copy, for which the pass waited. Spans have the
 
 References
 ----------
-.. [1] torch, ``torch.profiler.profile.export_chrome_trace``; Kineto, ``libkineto/src/output_json.cpp`` (categories
+.. [1] torch, ``torch.make_profiler.profile.export_chrome_trace``; Kineto, ``libkineto/src/output_json.cpp`` (categories
    ``kernel``, ``gpu_memcpy``, ``cuda_runtime``, arguments ``correlation``, ``External id``, ``stream``, ``bytes``, and
    of NCCL's kernels ``Collective name``, ``In msg nelems``, ``dtype``).
 """
@@ -31,17 +31,17 @@ from meshwise.executor.recording.trace import (
     MOVING,
     SHIFT,
     TRANSFER,
-    Blocking,
+    BlockingCollective,
     Launch,
     Row,
     TraceEvent,
     blocking_row,
+    cut_holes,
     data_row,
-    moved,
-    row_of,
-    sum_of_replicated,
+    parse_region,
+    replicated_sum_row,
+    to_row,
     transfer_row,
-    without,
 )
 from meshwise.simulator.program import StreamKind, TaskKind
 from meshwise.strategies.plan.mesh import COMMUNICATION
@@ -70,168 +70,182 @@ _COLLECTIVES = (
 """Letters in the names of collectives and of kernels, and the collective's name here; the first that occurs counts."""
 
 
-def of_profiler(profiler: Any) -> list[TraceEvent]:
-    """Return the events of a finished ``torch.profiler.profile`` that recorded a GPU."""
+def read_profiler(profiler: Any) -> list[TraceEvent]:
+    """Return the events of a finished ``torch.make_profiler.profile`` that recorded a GPU."""
     with tempfile.TemporaryDirectory(prefix="meshwise-") as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
-        return events(json.loads(path.read_text(encoding="utf-8", errors="replace")))
+        return parse_events(json.loads(path.read_text(encoding="utf-8", errors="replace")))
 
 
-def events(document: Mapping[str, Any]) -> list[TraceEvent]:
+def parse_events(document: Mapping[str, Any]) -> list[TraceEvent]:
     """Return the GPU's events in a Chrome trace, and the host's regions that name them, in order of start."""
-    whole = [each for each in document["traceEvents"] if each.get("ph") == "X"]
-    launched: dict[int, int] = {}
-    operators: dict[int, int] = {}
-    for each in whole:
-        arguments = each.get("args", {})
-        if each.get("cat") in _LAUNCHING and "correlation" in arguments:
-            launched[arguments["correlation"]] = _ns(each["ts"])
-        elif each.get("cat") == "cpu_op" and "External id" in arguments:
-            operators[arguments["External id"]] = _ns(each["ts"])
-    found = []
-    for each in whole:
-        name, start = str(each["name"]), _ns(each["ts"])
-        if each.get("cat") in _GPU:
-            arguments = each.get("args", {})
-            by_operator = operators.get(arguments.get("External id", 0), start)
-            instant = launched.get(arguments.get("correlation", 0), by_operator)
-            what, size = _named(name, arguments)
+    entries = [entry for entry in document["traceEvents"] if entry.get("ph") == "X"]
+    launch_times: dict[int, int] = {}
+    operator_times: dict[int, int] = {}
+    for entry in entries:
+        arguments = entry.get("args", {})
+        if entry.get("cat") in _LAUNCHING and "correlation" in arguments:
+            launch_times[arguments["correlation"]] = _ns(entry["ts"])
+        elif entry.get("cat") == "cpu_op" and "External id" in arguments:
+            operator_times[arguments["External id"]] = _ns(entry["ts"])
+    result = []
+    for entry in entries:
+        name, start = str(entry["name"]), _ns(entry["ts"])
+        if entry.get("cat") in _GPU:
+            arguments = entry.get("args", {})
+            operator_time = operator_times.get(arguments.get("External id", 0), start)
+            instant = launch_times.get(arguments.get("correlation", 0), operator_time)
+            label, size = _name_event(name, arguments)
             stream = int(arguments.get("stream", 0))
-            found.append(TraceEvent(what, start, start + _ns(each["dur"]), size, stream, instant))
-        elif each.get("cat") in ("cpu_op", "user_annotation") and name.startswith((*_REGIONS, "meshwise ")):
-            found.append(TraceEvent(name, start, start + _ns(each["dur"]), 0))
-    return sorted(found, key=lambda event: event.start)
+            result.append(TraceEvent(label, start, start + _ns(entry["dur"]), size, stream, instant))
+        elif entry.get("cat") in ("cpu_op", "user_annotation") and name.startswith((*_REGIONS, "meshwise ")):
+            result.append(TraceEvent(name, start, start + _ns(entry["dur"]), 0))
+    return sorted(result, key=lambda event: event.start)
 
 
 def _ns(microseconds: float) -> int:
     return round(microseconds * 1000)
 
 
-def _named(name: str, arguments: Mapping[str, Any]) -> tuple[str, int]:
+def _name_event(name: str, arguments: Mapping[str, Any]) -> tuple[str, int]:
     """Return the name of a GPU's event here, and the bytes that it moves between devices."""
     if name.startswith(COPY):
         return name, int(arguments.get("bytes", 0))
     if not name.startswith("nccl"):
         return name, 0
     words = re.sub(r"[^a-z]", "", str(arguments.get("Collective name", name)).lower())
-    kind = next((here for there, here in _COLLECTIVES if there in words), words)
-    elements = max(int(arguments.get(f"{way} msg nelems", 0)) for way in ("In", "Out"))
+    kind = next((collective for pattern, collective in _COLLECTIVES if pattern in words), words)
+    elements = max(int(arguments.get(f"{direction} msg nelems", 0)) for direction in ("In", "Out"))
     return MESSAGE + kind, elements * _ITEMSIZE.get(str(arguments.get("dtype", "")).lower(), 1)
 
 
-def rows(records: Sequence[Record], events: Sequence[TraceEvent]) -> list[Row]:
+def build_rows(records: Sequence[Record], events: Sequence[TraceEvent]) -> list[Row]:
     """Return the spans of a rank: passes, cut where they waited, and messages and copies."""
-    device = [event for event in events if event.stream != HOST]
-    passes = _Nested([record for record in records if record.kind is not TaskKind.HOST_COPY])
-    regions = _Nested([event for event in events if event.name.startswith(_REGIONS)])
-    kernels = _computing(device)
-    messages = [_message(each, passes, regions) for each in device if each.name.startswith(MESSAGE)]
-    copies = [*_copies(records, device), *_gathered_from_host(records, device, regions)]
-    busy = _merged(kernels)
-    holes = sorted((gap for row in messages + copies for gap in _gaps(row, busy)), key=attrgetter("start"))
-    computed = [piece for row in _passes(kernels, passes, records) for piece in without(row, holes)]
-    return sorted(messages + copies + computed, key=lambda row: (row.start, row.end))
+    device_events = [event for event in events if event.stream != HOST]
+    passes = _NestedIntervals([record for record in records if record.kind is not TaskKind.HOST_COPY])
+    regions = _NestedIntervals([event for event in events if event.name.startswith(_REGIONS)])
+    kernels = _list_compute_kernels(device_events)
+    messages = [_message_row(kernel, passes, regions) for kernel in device_events if kernel.name.startswith(MESSAGE)]
+    copies = [*_list_copies(records, device_events), *_list_host_gathers(records, device_events, regions)]
+    busy_intervals = _merge_kernels(kernels)
+    holes = sorted(
+        (gap for row in messages + copies for gap in _find_gaps(row, busy_intervals)), key=attrgetter("start")
+    )
+    compute_rows = [piece for row in _list_passes(kernels, passes, records) for piece in cut_holes(row, holes)]
+    return sorted(messages + copies + compute_rows, key=lambda row: (row.start, row.end))
 
 
-class _Nested:
+class _NestedIntervals:
     """Intervals of the host's time, which may be nested; finds the innermost interval at an instant."""
 
     def __init__(self, stretches: Iterable[Any]) -> None:
-        self.stretches = sorted(stretches, key=lambda each: (each.start, -each.end))
-        self.starts = [each.start for each in self.stretches]
+        self.stretches = sorted(stretches, key=lambda stretch: (stretch.start, -stretch.end))
+        self.starts = [stretch.start for stretch in self.stretches]
         # for each interval the number of the one around it: a search goes outward from the last that began
-        self.around: list[int] = []
+        self.parents: list[int] = []
         open_: list[int] = []
-        for index, each in enumerate(self.stretches):
-            while open_ and self.stretches[open_[-1]].end < each.end:
+        for index, stretch in enumerate(self.stretches):
+            while open_ and self.stretches[open_[-1]].end < stretch.end:
                 open_.pop()
-            self.around.append(open_[-1] if open_ else -1)
+            self.parents.append(open_[-1] if open_ else -1)
             open_.append(index)
 
-    def at(self, instant: int) -> Any:
+    def find_innermost(self, instant: int) -> Any:
         """Return the innermost interval; ``None`` outside all of them."""
         index = bisect_right(self.starts, instant) - 1
         while index >= 0 and self.stretches[index].end < instant:
-            index = self.around[index]
+            index = self.parents[index]
         return self.stretches[index] if index >= 0 else None
 
 
-def _computing(device: Iterable[TraceEvent]) -> list[TraceEvent]:
+def _list_compute_kernels(device: Iterable[TraceEvent]) -> list[TraceEvent]:
     """Return the kernels of the compute stream: the stream whose kernels run longest in sum."""
     streams: dict[int, list[TraceEvent]] = defaultdict(list)
     for event in device:
         if not event.name.startswith((MESSAGE, COPY)):
             streams[event.stream].append(event)
-    spent = {stream: sum(event.end - event.start for event in each) for stream, each in streams.items()}
-    return sorted(streams[max(spent, key=lambda stream: spent[stream])], key=attrgetter("start")) if spent else []
+    stream_times = {
+        stream: sum(event.end - event.start for event in stream_events) for stream, stream_events in streams.items()
+    }
+    return (
+        sorted(streams[max(stream_times, key=lambda stream: stream_times[stream])], key=attrgetter("start"))
+        if stream_times
+        else []
+    )
 
 
-def _passes(kernels: Sequence[TraceEvent], passes: _Nested, records: Sequence[Record]) -> Iterator[Row]:
+def _list_passes(kernels: Sequence[TraceEvent], passes: _NestedIntervals, records: Sequence[Record]) -> Iterator[Row]:
     """Yield a span for every run of kernels of one pass in a row; a pass without kernels has its time on the host."""
-    owned = [(passes.at(event.launched), event) for event in kernels]
-    seen: set[Record] = set()
-    for record, group in groupby(((record, event) for record, event in owned if record is not None), lambda x: x[0]):
-        own = [event for _, event in group]
-        seen.add(record)
-        yield row_of(record)._replace(start=own[0].start, end=max(event.end for event in own))
+    kernel_passes = [(passes.find_innermost(event.launch_time), event) for event in kernels]
+    records_seen: set[Record] = set()
+    for record, group in groupby(
+        ((record, event) for record, event in kernel_passes if record is not None), lambda x: x[0]
+    ):
+        pass_kernels = [event for _, event in group]
+        records_seen.add(record)
+        yield to_row(record)._replace(start=pass_kernels[0].start, end=max(event.end for event in pass_kernels))
     for record in records:
-        if record not in seen and record.kind is not TaskKind.HOST_COPY:
-            yield row_of(record)
+        if record not in records_seen and record.kind is not TaskKind.HOST_COPY:
+            yield to_row(record)
 
 
-def _message(event: TraceEvent, passes: _Nested, regions: _Nested) -> Row:
+def _message_row(event: TraceEvent, passes: _NestedIntervals, regions: _NestedIntervals) -> Row:
     """Return a kernel of NCCL as a span, named by the region in which the host launched it."""
     event = event._replace(name=event.name.removeprefix(MESSAGE))
-    region: TraceEvent | None = regions.at(event.launched)
-    origin: Record | None = passes.at(event.launched)
+    region: TraceEvent | None = regions.find_innermost(event.launch_time)
+    origin: Record | None = passes.find_innermost(event.launch_time)
     name = region.name if region is not None else ""
-    where = (-1, -1) if origin is None else (origin.stage, origin.microbatch)
-    inside = origin is not None and origin.kind is not TaskKind.OPTIMIZER
+    stage_microbatch = (-1, -1) if origin is None else (origin.stage, origin.microbatch)
+    is_inside = origin is not None and origin.kind is not TaskKind.OPTIMIZER
     if match := TRANSFER.fullmatch(name):
         return transfer_row(event, event, match)
     if region is not None and name.startswith(MOVING):
-        axis, collective = moved(region)
+        axis, collective = parse_region(region)
         kind = COMMUNICATION[axis]
         if collective == SHIFT:
-            return Row(StreamKind.CONTEXT, kind, *where, SHIFT, event.start, event.end, event.size)
-        return blocking_row(Blocking(kind, collective, event.start, event.end, event.size), origin)
+            return Row(StreamKind.CONTEXT, kind, *stage_microbatch, SHIFT, event.start, event.end, event.size)
+        return blocking_row(BlockingCollective(kind, collective, event.start, event.end, event.size), origin)
     if name.startswith(FUNCTIONAL):
-        each = Blocking(TaskKind.TENSOR_COMMUNICATION, event.name, event.start, event.end, event.size)
-        return blocking_row(each, origin) if inside else sum_of_replicated(each)
+        blocking = BlockingCollective(TaskKind.TENSOR_COMMUNICATION, event.name, event.start, event.end, event.size)
+        return blocking_row(blocking, origin) if is_inside else replicated_sum_row(blocking)
     if match := FULLY_SHARDED.fullmatch(name):
         launch = Launch("all_gather" in name, match[1].removeprefix("network."), event.start, event.size)
         return data_row(event, launch, origin)
     return data_row(event, None, origin)
 
 
-def _copies(records: Iterable[Record], device: Sequence[TraceEvent]) -> Iterator[Row]:
+def _list_copies(records: Iterable[Record], device: Sequence[TraceEvent]) -> Iterator[Row]:
     """Yield a span for every recorded copy: while the GPU copied or, without copies of the GPU, while the host did."""
-    copies = sorted((event for event in device if event.name.startswith(COPY)), key=lambda event: event.launched)
-    launched = [event.launched for event in copies]
+    copies = sorted((event for event in device if event.name.startswith(COPY)), key=lambda event: event.launch_time)
+    launch_times = [event.launch_time for event in copies]
     for record in records:
         if record.kind is TaskKind.HOST_COPY:
-            row = row_of(record)
-            own = copies[bisect_left(launched, record.start) : bisect_right(launched, record.end)]
-            if own and row.stream is not StreamKind.HOST:
-                size = sum(event.size for event in own)
-                row = row._replace(start=min(e.start for e in own), end=max(e.end for e in own), bytes=size)
+            row = to_row(record)
+            copy_events = copies[bisect_left(launch_times, record.start) : bisect_right(launch_times, record.end)]
+            if copy_events and row.stream is not StreamKind.HOST:
+                size = sum(event.size for event in copy_events)
+                row = row._replace(
+                    start=min(e.start for e in copy_events), end=max(e.end for e in copy_events), bytes=size
+                )
             yield row
 
 
-def _gathered_from_host(records: Iterable[Record], device: Iterable[TraceEvent], regions: _Nested) -> Iterator[Row]:
+def _list_host_gathers(
+    records: Iterable[Record], device: Iterable[TraceEvent], regions: _NestedIntervals
+) -> Iterator[Row]:
     """Yield the copies by which ``fully_shard`` gathers units whose shards are on the host."""
-    recorded = _Nested([record for record in records if record.kind is TaskKind.HOST_COPY])
+    recorded_copies = _NestedIntervals([record for record in records if record.kind is TaskKind.HOST_COPY])
     for event in device:
-        if event.name.startswith(f"{COPY}HtoD") and recorded.at(event.launched) is None:
-            region = regions.at(event.launched)
+        if event.name.startswith(f"{COPY}HtoD") and recorded_copies.find_innermost(event.launch_time) is None:
+            region = regions.find_innermost(event.launch_time)
             if region is not None and (match := FULLY_SHARDED.fullmatch(region.name)):
-                what = f"parameters of {match[1].removeprefix('network.')} from host"
+                operators = f"parameters of {match[1].removeprefix('network.')} from host"
                 kind = TaskKind.HOST_COPY
-                yield Row(StreamKind.FROM_HOST, kind, -1, -1, what, event.start, event.end, event.size)
+                yield Row(StreamKind.FROM_HOST, kind, -1, -1, operators, event.start, event.end, event.size)
 
 
-def _merged(kernels: Sequence[TraceEvent]) -> list[tuple[int, int]]:
+def _merge_kernels(kernels: Sequence[TraceEvent]) -> list[tuple[int, int]]:
     """Return the intervals (start, end) in which kernels run; gaps up to `PAUSE` do not split them."""
     result: list[tuple[int, int]] = []
     for event in kernels:
@@ -242,12 +256,12 @@ def _merged(kernels: Sequence[TraceEvent]) -> list[tuple[int, int]]:
     return result
 
 
-def _gaps(row: Row, busy: Sequence[tuple[int, int]]) -> Iterator[Row]:
+def _find_gaps(row: Row, busy: Sequence[tuple[int, int]]) -> Iterator[Row]:
     """Yield the parts of a message or copy during which no kernel runs."""
-    first = max(bisect_right(busy, (row.start, row.start)) - 1, 0)
-    last = bisect_left(busy, (row.end, row.end))
-    edges = [(row.start, row.start), *busy[first:last], (row.end, row.end)]
-    for (_, before), (after, _) in pairwise(edges):
-        start, end = max(before, row.start), min(after, row.end)
+    first_index = max(bisect_right(busy, (row.start, row.start)) - 1, 0)
+    last_index = bisect_left(busy, (row.end, row.end))
+    edges = [(row.start, row.start), *busy[first_index:last_index], (row.end, row.end)]
+    for (_, gap_start), (gap_end, _) in pairwise(edges):
+        start, end = max(gap_start, row.start), min(gap_end, row.end)
         if start < end:
             yield row._replace(start=start, end=end)

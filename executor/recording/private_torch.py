@@ -50,10 +50,10 @@ def attention_gradients_by_products(
     gradient: Tensor, query: Tensor, out: Tensor, logsumexp: Tensor, key: Tensor, value: Tensor, *, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of queries, keys and values, where the keys may be some of those behind ``out``."""
-    share = (_scores(query, key, causal=causal) - logsumexp.unsqueeze(-1)).exp()
+    probabilities = (_scores(query, key, causal=causal) - logsumexp.unsqueeze(-1)).exp()
     inner = (gradient * out).sum(-1, keepdim=True)
-    of_scores = share * (gradient @ value.transpose(-1, -2) - inner) / math.sqrt(query.shape[-1])
-    return of_scores @ key, of_scores.transpose(-1, -2) @ query, share.transpose(-1, -2) @ gradient
+    score_gradient = probabilities * (gradient @ value.transpose(-1, -2) - inner) / math.sqrt(query.shape[-1])
+    return score_gradient @ key, score_gradient.transpose(-1, -2) @ query, probabilities.transpose(-1, -2) @ gradient
 
 
 def _scores(query: Tensor, key: Tensor, *, causal: bool) -> Tensor:
@@ -84,7 +84,7 @@ class QuietStage(PipelineStage):
         return []
 
 
-def runtime(
+def build_runtime(
     stages: Sequence[PipelineStage],
     schedule: Schedule,
     loss: Callable[[Tensor, Tensor], Tensor],
@@ -94,21 +94,21 @@ def runtime(
 
     It calls ``reduce_gradients(stage)`` once for each stage, after the stage's last backward.
     """
-    make: Any = _PipelineScheduleRuntime
-    result = make(list(stages), schedule.num_microbatches, loss_fn=loss, scale_grads=False)
+    runtime_class: Any = _PipelineScheduleRuntime
+    result = runtime_class(list(stages), schedule.num_microbatches, loss_fn=loss, scale_grads=False)
     orders = {rank: [_Action.from_str(str(a)) for a in order] for rank, order in enumerate(schedule.orders)}
     result._prepare_schedule_with_comms(orders)
-    of_stage = {stage.stage_index: stage for stage in stages}
+    stage_by_index = {stage.stage_index: stage for stage in stages}
 
     def reduce(action: _Action, _: object) -> None:
-        of_stage[action.stage_index].perform_reduce_grad(1)  # reduces a sharded stage, does nothing for others
+        stage_by_index[action.stage_index].perform_reduce_grad(1)  # reduces a sharded stage, does nothing for others
         reduce_gradients(action.stage_index)
 
     result.register_custom_function(REDUCE_GRAD, reduce)
     return result
 
 
-def reduce_shards(module: nn.Module, *, last: bool) -> None:
+def reduce_shards(module: nn.Module, *, is_last: bool) -> None:
     """Reduce the gradients that a backward pass left of a module of ``fully_shard``; the last one over replicas too.
 
     Parameters stay gathered. The hooks of ``fully_shard`` would do this, but they miss weight gradients that are
@@ -117,22 +117,26 @@ def reduce_shards(module: nn.Module, *, last: bool) -> None:
     if not isinstance(module, FSDPModule):
         return
     module.set_requires_gradient_sync(True)
-    module.set_requires_all_reduce(last)
+    module.set_requires_all_reduce(is_last)
     module.set_is_last_backward(True)  # each pass reduces; torch's pipeline sets it only at the end of a step
     state: Any = module._get_fsdp_state()
-    for each in state._state_ctx.all_states:
-        groups = each._fsdp_param_groups if hasattr(each, "_fsdp_param_groups") else [each._fsdp_param_group]
+    for module_state in state._state_ctx.all_states:
+        groups = (
+            module_state._fsdp_param_groups
+            if hasattr(module_state, "_fsdp_param_groups")
+            else [module_state._fsdp_param_group]
+        )
         for group in filter(None, groups):
             group.post_backward()
     state._root_post_backward_final_callback()  # without it the last reduced gradients stay until the next reduction
 
 
-def storage(tensor: Tensor) -> int:
+def storage_number(tensor: Tensor) -> int:
     """Return a number that identifies a tensor's storage while it lives; a fake tensor's storage has no address."""
     return int(tensor.untyped_storage()._cdata)
 
 
-def to_keep(tensor: Tensor) -> Tensor:
+def detach_saved(tensor: Tensor) -> Tensor:
     """Return a saved tensor without its node of autograd's graph, for a hook to keep.
 
     An operator that saves its own result would otherwise make a cycle: the result keeps the operator's node, which
@@ -141,17 +145,17 @@ def to_keep(tensor: Tensor) -> Tensor:
     return tensor.detach() if tensor.grad_fn is not None else tensor
 
 
-def waited(tensor: Tensor) -> Tensor:
+def wait_collective(tensor: Tensor) -> Tensor:
     """Return a tensor after its collective, if it is the result of one, has ended."""
     return tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
 
 
-def flattened(mesh: DeviceMesh, axes: tuple[str, ...]) -> DeviceMesh:
+def flatten_axes(mesh: DeviceMesh, axes: tuple[str, ...]) -> DeviceMesh:
     """Return the ranks along several axes of a mesh, in its order, as one axis; axes of one rank are left out."""
-    wide = tuple(axis for axis in axes if mesh[axis].size() > 1)
-    if len(wide) < 2:
-        return mesh[wide[0] if wide else axes[-1]]
-    return mesh[wide]._flatten("_".join(wide))
+    wide_axes = tuple(axis for axis in axes if mesh[axis].size() > 1)
+    if len(wide_axes) < 2:
+        return mesh[wide_axes[0] if wide_axes else axes[-1]]
+    return mesh[wide_axes]._flatten("_".join(wide_axes))
 
 
 def attention_with_logsumexp(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
@@ -177,15 +181,17 @@ def attention_gradients(
     """
     if query.is_cpu:
         backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-        of_query, of_key, of_value = backward(gradient, query, key, value, out, logsumexp, 0.0, causal)
-        return of_query, of_key, of_value
+        query_gradient, key_gradient, value_gradient = backward(
+            gradient, query, key, value, out, logsumexp, 0.0, causal
+        )
+        return query_gradient, key_gradient, value_gradient
     if query.dtype.itemsize == 2:
         seed, unused = (torch.zeros(shape, dtype=torch.uint64, device=query.device) for shape in ((2,), ()))
         lengths = (None, None, query.shape[2], key.shape[2], 0.0, causal, seed, unused)  # no dropout
-        of_query, of_key, of_value = torch.ops.aten._scaled_dot_product_flash_attention_backward(
+        query_gradient, key_gradient, value_gradient = torch.ops.aten._scaled_dot_product_flash_attention_backward(
             *(part.contiguous() for part in (gradient, query, key, value, out, logsumexp)), *lengths
         )
-        return of_query, of_key, of_value
+        return query_gradient, key_gradient, value_gradient
     return attention_gradients_by_products(gradient, query, out, logsumexp, key, value, causal=causal)
 
 
@@ -219,45 +225,45 @@ def has_kernel(operator: str, device: str) -> bool:
     (True, False)
     """
     key = {"cpu": "CPU", "cuda": "CUDA"}[device]
-    known = torch._C._dispatch_has_kernel(operator)
-    return known and torch._C._dispatch_has_kernel_for_dispatch_key(operator, key)
+    is_known = torch._C._dispatch_has_kernel(operator)
+    return is_known and torch._C._dispatch_has_kernel_for_dispatch_key(operator, key)
 
 
-def chunks(tensor: DTensor) -> list[Any]:
+def list_chunks(tensor: DTensor) -> list[Any]:
     """Return the offsets and sizes of this rank's chunks of ``tensor``, as torch's own checkpoints do."""
-    found: list[Any] = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
-    return found
+    result: list[Any] = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
+    return result
 
 
-def trace_events(profiler: Any) -> list[TraceEvent]:
+def read_trace_events(profiler: Any) -> list[TraceEvent]:
     """Return the events of a finished ``torch.profiler.profile`` that recorded shapes, in order of start."""
     raw = profiler.profiler.kineto_results.events()
-    rows = [TraceEvent(e.name(), e.start_ns(), e.end_ns(), _message(e)) for e in raw]
+    rows = [TraceEvent(e.name(), e.start_ns(), e.end_ns(), _count_message_bytes(e)) for e in raw]
     return sorted(rows, key=lambda row: row.start)
 
 
-def _message(event: Any) -> int:
+def _count_message_bytes(event: Any) -> int:
     """Return the bytes of the largest tensor that a communication reads or writes; 0 where shapes are unknown."""
     name: str = event.name()
     if not name.startswith(_COMMUNICATING) or not event.shapes():
         return 0
     tensors = zip(event.shapes(), event.dtypes(), strict=True)
     size = max((math.prod(shape) * _ITEMSIZE.get(dtype, 0) for shape, dtype in tensors if shape), default=0)
-    gathered = name.startswith("_c10d_functional::all_gather")  # its shapes are the input's, then the number of ranks
-    return size * int(event.concrete_inputs()[1]) if gathered else size
+    is_gather = name.startswith("_c10d_functional::all_gather")  # its shapes are the input's, then the number of ranks
+    return size * int(event.concrete_inputs()[1]) if is_gather else size
 
 
-def allocations(profiler: Any, device: str) -> list[Allocation]:
+def read_allocations(profiler: Any, device: str) -> list[Allocation]:
     """Return the allocations and frees that a profiler saw on a kind of device, in order of time.
 
     Only the profiler's tree of events has their addresses.
     """
-    found, left = [], list(profiler.profiler.kineto_results.experimental_event_tree())
-    while left:
-        event = left.pop()
-        left += event.children
+    result, pending = [], list(profiler.profiler.kineto_results.experimental_event_tree())
+    while pending:
+        event = pending.pop()
+        pending += event.children
         if event.name == "[memory]":
             fields = event.extra_fields
             if fields.device.type == device:
-                found.append(Allocation(event.start_time_ns, fields.ptr, fields.alloc_size))
-    return sorted(found)
+                result.append(Allocation(event.start_time_ns, fields.ptr, fields.alloc_size))
+    return sorted(result)

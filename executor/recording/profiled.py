@@ -31,7 +31,7 @@ from torch.profiler import record_function
 from meshwise.executor.recording import trace
 from meshwise.executor.recording.accelerator import Accelerator
 from meshwise.executor.recording.recorder import Record, Recorder
-from meshwise.executor.recording.tensors import local
+from meshwise.executor.recording.tensors import to_local
 from meshwise.executor.recording.trace import Allocation, TraceEvent
 from meshwise.simulator.memory import CATEGORIES
 from meshwise.simulator.program import Category, TaskKind
@@ -48,7 +48,7 @@ class _Window(NamedTuple):
     leaves: Category
 
 
-def categories(
+def categorise_allocations(
     allocations: Sequence[Allocation],
     records: Iterable[Record],
     events: Iterable[TraceEvent],
@@ -65,27 +65,27 @@ def categories(
     gradients
         Addresses of gradients at the end of the step.
     """
-    windows = sorted(_windows(records, events), key=lambda window: (window.start, -window.end))
+    windows = sorted(_list_windows(records, events), key=lambda window: (window.start, -window.end))
     starts = [window.start for window in windows]
-    found: list[tuple[int, Category, int]] = []
-    held: dict[int, Allocation] = {}
-    for taken in allocations:
-        if taken.size > 0:
-            held[taken.address] = taken
-        elif (before := held.pop(taken.address, None)) is not None:
-            window = _window(windows, starts, before.time)
-            category = window.leaves if window is not None and taken.time > window.end else Category.BUFFERS
-            found += [(before.time, category, before.size), (taken.time, category, taken.size)]
+    changes: list[tuple[int, Category, int]] = []
+    live_allocations: dict[int, Allocation] = {}
+    for allocation in allocations:
+        if allocation.size > 0:
+            live_allocations[allocation.address] = allocation
+        elif (origin := live_allocations.pop(allocation.address, None)) is not None:
+            window = _find_window(windows, starts, origin.time)
+            category = window.leaves if window is not None and allocation.time > window.end else Category.BUFFERS
+            changes += [(origin.time, category, origin.size), (allocation.time, category, allocation.size)]
         else:  # allocated before the step
-            found.append((taken.time, Category.BUFFERS, taken.size))
-    for address, left in held.items():
-        window = _window(windows, starts, left.time)
-        rest = window.leaves if window is not None else Category.BUFFERS
-        found.append((left.time, Category.GRADIENTS if address in gradients else rest, left.size))
-    return sorted(found)
+            changes.append((allocation.time, Category.BUFFERS, allocation.size))
+    for address, survivor in live_allocations.items():
+        window = _find_window(windows, starts, survivor.time)
+        fallback = window.leaves if window is not None else Category.BUFFERS
+        changes.append((survivor.time, Category.GRADIENTS if address in gradients else fallback, survivor.size))
+    return sorted(changes)
 
 
-def _windows(records: Iterable[Record], events: Iterable[TraceEvent]) -> Iterator[_Window]:
+def _list_windows(records: Iterable[Record], events: Iterable[TraceEvent]) -> Iterator[_Window]:
     for record in records:
         leaves = Category.ACTIVATIONS if record.kind in _FORWARD else Category.BUFFERS
         leaves = Category.OPTIMIZER if record.kind is TaskKind.OPTIMIZER else leaves
@@ -95,13 +95,13 @@ def _windows(records: Iterable[Record], events: Iterable[TraceEvent]) -> Iterato
             yield _Window(event.start, event.end, Category.PARAMETERS)
 
 
-def _window(windows: Sequence[_Window], starts: Sequence[int], instant: int) -> _Window | None:
+def _find_window(windows: Sequence[_Window], starts: Sequence[int], instant: int) -> _Window | None:
     """Return the innermost window at ``instant``: of those that have not ended, the one that began last."""
     index = bisect_right(starts, instant)
     return next((window for window in reversed(windows[:index]) if instant <= window.end), None)
 
 
-def turning_points(changes: Iterable[tuple[int, Category, int]], start: int) -> list[tuple[int, list[int]]]:
+def find_turning_points(changes: Iterable[tuple[int, Category, int]], start: int) -> list[tuple[int, list[int]]]:
     """Return (ns, change of bytes by category since ``start``) where the total turns between rising and falling."""
     level = [0] * len(CATEGORIES)
     result, rising = [(start, level.copy())], True
@@ -117,15 +117,15 @@ def turning_points(changes: Iterable[tuple[int, Category, int]], start: int) -> 
     return result
 
 
-STEPS = 3
+NUM_STEPS = 3
 """The number of profiled steps, of which the one of median time counts."""
 Spans = Callable[[Sequence[Record], Sequence[TraceEvent]], list[trace.Row]]
 _MARK = "meshwise mark "
-_MARKS = 20
+_NUM_MARKS = 20
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
-class _Profiled(NamedTuple):
+class _ProfiledStep(NamedTuple):
     """One step under the profiler; times in ns of the host's clock."""
 
     start: int
@@ -136,16 +136,16 @@ class _Profiled(NamedTuple):
     allocations: list[Allocation]
 
 
-def profiled(
+def profile_steps(
     step: Callable[[], object],
     recorder: Recorder,
     accelerator: Accelerator,
     resident: Mapping[str, int],
     gradients: Callable[[], Iterable[Tensor]],
     *,
-    before: Callable[[], object],
+    prepare_step: Callable[[], object],
     spans: Spans | None = None,
-    once: bool = False,
+    single_step: bool = False,
 ) -> dict[str, Any]:
     """Return the spans and the memory of profiled steps, in the form of a rank's result file.
 
@@ -167,43 +167,45 @@ def profiled(
         under another profiler than they began under, which corrupts torch's memory.
     """
 
-    def run(*, timed: bool, memory: bool = False) -> _Profiled:
-        before()
-        return _profiled(step, recorder, accelerator, spans, timed=timed, memory=memory)
+    def run(*, timed: bool, memory: bool = False) -> _ProfiledStep:
+        prepare_step()
+        return _profile_step(step, recorder, accelerator, spans, timed=timed, memory=memory)
 
-    if once:
-        typical = minded = run(timed=True, memory=True)
+    if single_step:
+        typical_step = memory_step = run(timed=True, memory=True)
     else:
         run(timed=True)  # the profiler's own first step is slow
-        typical = _median([run(timed=True) for _ in range(STEPS)])
-        minded = run(timed=False, memory=True)
+        typical_step = _pick_median([run(timed=True) for _ in range(NUM_STEPS)])
+        memory_step = run(timed=False, memory=True)
     result: dict[str, Any] = {
-        "clock": clock(),
+        "clock": identify_clock(),
         "engine": accelerator.engine,
         "capacity": accelerator.capacity,
-        "start": typical.start,
-        "end": typical.end,
-        "spans": typical.spans,
+        "start": typical_step.start,
+        "end": typical_step.end,
+        "spans": typical_step.spans,
         "resident": resident,
     }
-    changes = categories(minded.allocations, minded.records, minded.events, addresses(gradients()))
-    later = typical.start - minded.start  # the memory of this step is shown at the time of the typical one
-    points = turning_points(changes, minded.start)
-    result["memory"] = [(instant + later, usage) for instant, usage in points]
+    changes = categorise_allocations(
+        memory_step.allocations, memory_step.records, memory_step.events, list_addresses(gradients())
+    )
+    offset = typical_step.start - memory_step.start  # the memory of this step is shown at the time of the typical one
+    points = find_turning_points(changes, memory_step.start)
+    result["memory"] = [(instant + offset, usage) for instant, usage in points]
     return result
 
 
-def clock() -> str:
+def identify_clock() -> str:
     """Return an identifier of this host's monotonic clock: the id of its boot, or its name where there is no id."""
     return _BOOT.read_text().strip() if _BOOT.exists() else platform.node()
 
 
-def addresses(tensors: Iterable[Tensor]) -> set[int]:
+def list_addresses(tensors: Iterable[Tensor]) -> set[int]:
     """Return the addresses of the storages of tensors."""
-    return {local(tensor).untyped_storage().data_ptr() for tensor in tensors}
+    return {to_local(tensor).untyped_storage().data_ptr() for tensor in tensors}
 
 
-def _profiled(
+def _profile_step(
     step: Callable[[], object],
     recorder: Recorder,
     accelerator: Accelerator,
@@ -211,13 +213,13 @@ def _profiled(
     *,
     timed: bool,
     memory: bool,
-) -> _Profiled:
+) -> _ProfiledStep:
     records: list[Record] = []
     recorder.exact = spans is not None or not timed
-    with accelerator.profiler(timed=timed, shapes=timed, memory=memory) as profiler:
+    with accelerator.make_profiler(timed=timed, shapes=timed, memory=memory) as profiler:
         accelerator.synchronise()
         dist.barrier()
-        marks = [_mark(index) for index in range(_MARKS)]
+        marks = [_make_mark(index) for index in range(_NUM_MARKS)]
         recorder.records = records
         start = perf_counter_ns()
         step()
@@ -225,29 +227,33 @@ def _profiled(
         end = perf_counter_ns()
         recorder.records = None
     recorder.exact = False
-    raw = accelerator.events(profiler, timed=timed)
-    offset = _offset(marks, raw)
-    events = [event.later(offset) for event in raw]
-    taken = [each._replace(time=each.time + offset) for each in accelerator.allocations(profiler)] if memory else []
-    return _Profiled(start, end, records, events, (spans or accelerator.rows)(records, events), taken)
+    raw = accelerator.read_events(profiler, timed=timed)
+    offset = _find_offset(marks, raw)
+    events = [event.shift_clock(offset) for event in raw]
+    allocations = (
+        [allocation._replace(time=allocation.time + offset) for allocation in accelerator.read_allocations(profiler)]
+        if memory
+        else []
+    )
+    return _ProfiledStep(start, end, records, events, (spans or accelerator.build_rows)(records, events), allocations)
 
 
-def _median(steps: Sequence[_Profiled]) -> _Profiled:
+def _pick_median(steps: Sequence[_ProfiledStep]) -> _ProfiledStep:
     """Return the step of median time, taken on its slowest rank: the same step on every rank."""
-    times = torch.tensor([each.end - each.start for each in steps])
+    times = torch.tensor([step.end - step.start for step in steps])
     dist.all_reduce(times, op=dist.ReduceOp.MAX)
     return steps[int(times.argsort()[len(steps) // 2])]
 
 
-def _mark(index: int) -> tuple[int, int]:
+def _make_mark(index: int) -> tuple[int, int]:
     """Return the times of the host's clock between which the profiler records a mark."""
-    before = perf_counter_ns()
+    start = perf_counter_ns()
     with record_function(f"{_MARK}{index}"):
         pass
-    return before, perf_counter_ns()
+    return start, perf_counter_ns()
 
 
-def _offset(marks: Sequence[tuple[int, int]], events: Iterable[TraceEvent]) -> int:
+def _find_offset(marks: Sequence[tuple[int, int]], events: Iterable[TraceEvent]) -> int:
     """Return the ns to add to the profiler's clock to get the host's.
 
     Of all marks the one with the narrowest bounds counts, because the host may pause inside a mark.

@@ -36,8 +36,8 @@ class Heartbeat:
     def beat(self, operation: str) -> None:
         """Write that ``operation`` begins."""
         self._count += 1
-        where = f"step {self.step}, {operation}" if self.step >= 0 else operation
-        self._memory[:] = f"{self._count} {where}".encode()[:SIZE].ljust(SIZE)
+        text = f"step {self.step}, {operation}" if self.step >= 0 else operation
+        self._memory[:] = f"{self._count} {text}".encode()[:SIZE].ljust(SIZE)
 
 
 def read_beat(folder: Path, rank: int) -> str:
@@ -48,25 +48,25 @@ def read_beat(folder: Path, rank: int) -> str:
         return ""
 
 
-def operation(beat: str) -> str:
+def parse_operation(beat: str) -> str:
     """Return the operation that a beat names.
 
-    >>> operation("17 step 2, forward 0F1")
+    >>> parse_operation("17 step 2, forward 0F1")
     'step 2, forward 0F1'
     """
     return beat.partition(" ")[2] or "start"
 
 
-def teller(folder: Path, told: Callable[[str], None] | None) -> Callable[[], None]:
+def make_teller(folder: Path, report: Callable[[str], None] | None) -> Callable[[], None]:
     """Return a function to call often, which calls ``report`` with the operation of rank 0 whenever it has changed."""
-    last = ""
+    last_operation = ""
 
     def look() -> None:
-        nonlocal last
-        now = operation(read_beat(folder, 0))
-        if told is not None and now != last:
-            told(now)
-        last = now
+        nonlocal last_operation
+        current_operation = parse_operation(read_beat(folder, 0))
+        if report is not None and current_operation != last_operation:
+            report(current_operation)
+        last_operation = current_operation
 
     return look
 
@@ -88,19 +88,19 @@ class RankError:
     error: str
 
     @classmethod
-    def of(cls, error: Exception) -> "RankError":
+    def from_exception(cls, error: Exception) -> "RankError":
         """Return an exception with its causes, as one line, and the time now."""
         chain: list[BaseException] = [error]
         while chain[-1].__cause__ is not None:
             chain.append(chain[-1].__cause__)
-        return cls(time.time(), ", because of ".join(map(_line, chain)))
+        return cls(time.time(), ", because of ".join(map(_format_line, chain)))
 
     def write(self, folder: Path, rank: int) -> None:
         """Write this as the error of ``rank``."""
         error_file(folder, rank).write_text(json.dumps(asdict(self)))
 
 
-def _line(error: BaseException) -> str:
+def _format_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:LENGTH]
 
 
@@ -122,7 +122,7 @@ class Place:
     address: str
 
 
-def several_hosts() -> bool:
+def has_several_hosts() -> bool:
     """Return whether torchrun also started ranks on other hosts, or by other agents on this host."""
     ranks = os.environ.get("WORLD_SIZE", "1")
     return "MASTER_ADDR" in os.environ and os.environ.get("LOCAL_WORLD_SIZE", ranks) != ranks
@@ -138,38 +138,42 @@ def note_place(folder: Path, rank: int, address: str) -> None:
     place_file(folder, rank).write_text(json.dumps(asdict(Place(socket.gethostname(), address))))
 
 
-def first_failure(folder: Path, ranks: int) -> str:
+def describe_first_failure(folder: Path, ranks: int) -> str:
     """Return a sentence about the first failure that a rank wrote: the rank, its host, the error and a lost host."""
-    errors, places = read_errors(folder, ranks), _places(folder, ranks)
+    errors, places = read_errors(folder, ranks), _read_places(folder, ranks)
     rank = min(errors, key=lambda rank: errors[rank].time)
     host = f" on host {places[rank].host}" if rank in places else ""
-    gone = lost(places, errors[rank].error) or _missing(places, ranks)
-    what = f"{errors[rank].error} (at {operation(read_beat(folder, rank))})"
-    return f"rank {rank}{host} failed first: {what}" + (f"; {gone}" if gone else "")
+    lost_host = describe_lost_host(places, errors[rank].error) or _describe_missing(places, ranks)
+    failure = f"{errors[rank].error} (at {parse_operation(read_beat(folder, rank))})"
+    return f"rank {rank}{host} failed first: {failure}" + (f"; {lost_host}" if lost_host else "")
 
 
-def _places(folder: Path, ranks: int) -> dict[int, Place]:
+def _read_places(folder: Path, ranks: int) -> dict[int, Place]:
     paths = {rank: place_file(folder, rank) for rank in range(ranks)}
     return {rank: Place(**json.loads(path.read_text())) for rank, path in paths.items() if path.exists()}
 
 
-def _missing(places: Mapping[int, Place], ranks: int) -> str:
-    absent = [str(rank) for rank in range(ranks) if rank not in places]
-    return f"nothing was heard of rank{'s' if len(absent) > 1 else ''} {', '.join(absent)}" if absent else ""
+def _describe_missing(places: Mapping[int, Place], ranks: int) -> str:
+    missing_ranks = [str(rank) for rank in range(ranks) if rank not in places]
+    return (
+        f"nothing was heard of rank{'s' if len(missing_ranks) > 1 else ''} {', '.join(missing_ranks)}"
+        if missing_ranks
+        else ""
+    )
 
 
-def lost(places: Mapping[int, Place], error: str) -> str:
+def describe_lost_host(places: Mapping[int, Place], error: str) -> str:
     """Return which host was lost and its ranks, by an error of gloo; empty where the error names none.
 
     gloo names the address of the peer whose connection broke.
 
     >>> error = "Connection closed by peer [10.0.0.2]:33841"
-    >>> lost({0: Place("a", "10.0.0.1"), 1: Place("b", "10.0.0.2"), 2: Place("b", "10.0.0.2")}, error)
+    >>> describe_lost_host({0: Place("a", "10.0.0.1"), 1: Place("b", "10.0.0.2"), 2: Place("b", "10.0.0.2")}, error)
     'host b (10.0.0.2), which has the ranks 1, 2, closed its connection'
     """
     for address in re.findall(r"\[([0-9A-Fa-f.:]+)\]:\d+", error):
-        there = [rank for rank, place in places.items() if place.address == address]
-        if there:
-            have = f"rank{'s' if len(there) > 1 else ''} {', '.join(map(str, there))}"
-            return f"host {places[there[0]].host} ({address}), which has the {have}, closed its connection"
+        ranks = [rank for rank, place in places.items() if place.address == address]
+        if ranks:
+            rank_list = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+            return f"host {places[ranks[0]].host} ({address}), which has the {rank_list}, closed its connection"
     return ""

@@ -36,7 +36,7 @@ class Recorder:
         self.records: list[Record] | None = None
         self._stage, self._microbatch = -1, -1
 
-    def now(self) -> int:
+    def read_clock(self) -> int:
         """Return the host's clock in ns; where spans are exact, after the device has finished."""
         if self.exact and self.records is not None:
             self.synchronise()
@@ -47,52 +47,52 @@ class Recorder:
         """Record the body as one span."""
         self.heartbeat.beat(f"{kind} {stage}{_LETTER[kind]}{microbatch}" if kind in _LETTER else str(kind))
         self._stage, self._microbatch = stage, microbatch
-        start = self.now()
+        start = self.read_clock()
         yield
         if self.records is not None:
-            self.records.append(Record(kind, stage, microbatch, operators, start, self.now()))
+            self.records.append(Record(kind, stage, microbatch, operators, start, self.read_clock()))
 
     @contextmanager
     def loss_span(self) -> Iterator[None]:
         """Extend the forward span before it by the body, the loss, which belongs to the same pass."""
         yield
         if self.records:
-            self.records[-1] = self.records[-1]._replace(end=self.now())
+            self.records[-1] = self.records[-1]._replace(end=self.read_clock())
 
-    def recomputed(self, start: int) -> None:
+    def record_recompute(self, start: int) -> None:
         """Record a recomputation of the current pass, from ``start`` ns to now."""
         if self.records is not None:
-            end = self.now()
+            end = self.read_clock()
             self.records.append(Record(TaskKind.RECOMPUTE, self._stage, self._microbatch, "", start, end))
 
     @contextmanager
-    def host_copy(self, name: str, stage: int, microbatch: int) -> Iterator[None]:
+    def record_host_copy(self, name: str, stage: int, microbatch: int) -> Iterator[None]:
         """Record the body as a copy to, on or from the host: in a pass, which waits for it, or outside of passes."""
         self.heartbeat.beat(name)
-        start = self.now()
+        start = self.read_clock()
         yield
         if self.records is not None:
-            self.records.append(Record(TaskKind.HOST_COPY, stage, microbatch, name, start, self.now()))
+            self.records.append(Record(TaskKind.HOST_COPY, stage, microbatch, name, start, self.read_clock()))
 
     @property
-    def current(self) -> tuple[int, int]:
+    def current_pass(self) -> tuple[int, int]:
         """The stage and the microbatch of the pass that runs."""
         return self._stage, self._microbatch
 
-    def checkpoint_contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    def make_checkpoint_contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         """Return the contexts of a checkpointed forward pass and of its recomputation, which is recorded."""
-        return nullcontext(), _Recomputing(self)
+        return nullcontext(), _RecomputeSpan(self)
 
 
-class _Recomputing(AbstractContextManager[None]):
+class _RecomputeSpan(AbstractContextManager[None]):
     """Records a recomputation."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder, self._start = recorder, 0
 
     def __enter__(self) -> None:
-        self._start = self._recorder.now()
+        self._start = self._recorder.read_clock()
 
     def __exit__(self, *_: object) -> None:
         # also after an exception: a checkpoint stops its recomputation by one when it has all that it needs
-        self._recorder.recomputed(self._start)
+        self._recorder.record_recompute(self._start)

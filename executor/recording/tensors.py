@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 
-def local(tensor: Tensor) -> Tensor:
+def to_local(tensor: Tensor) -> Tensor:
     """Return this rank's part of ``tensor``: all of it, unless it is a DTensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 

@@ -13,7 +13,7 @@ from meshwise.simulator.timeline import Timeline
 from meshwise.strategies.plan.mesh import PIPELINE
 from meshwise.strategies.plan.plan import Plan
 
-Row = list[Any]
+SpanRow = list[Any]
 Key = tuple[bool, int, int, int]
 
 
@@ -25,12 +25,20 @@ def read_timeline(plan: Plan, folder: Path) -> Timeline:
     """
     ranks = range(plan.mesh.num_ranks)
     results = [json.loads(result_file(folder, rank).read_text()) for rank in ranks]
-    _align(results)
-    first = min(result["start"] for result in results)
+    _align_clocks(results)
+    first_start = min(result["start"] for result in results)
     _match_transfers(plan, results)
     spans = [
         Span(
-            rank, StreamKind(s), TaskKind(k), stage, microbatch, name, (start - first) / 1e9, (end - first) / 1e9, size
+            rank,
+            StreamKind(s),
+            TaskKind(k),
+            stage,
+            microbatch,
+            name,
+            (start - first_start) / 1e9,
+            (end - first_start) / 1e9,
+            size,
         )
         for rank in ranks
         for s, k, stage, microbatch, name, start, end, size in results[rank]["spans"]
@@ -38,45 +46,45 @@ def read_timeline(plan: Plan, folder: Path) -> Timeline:
     return Timeline(
         source="measured",
         rank_classes=tuple(
-            RankClass(f"rank {rank}", plan.actions.stages_of(plan.mesh.coordinate(rank, PIPELINE)), (rank,))
+            RankClass(f"rank {rank}", plan.actions.list_stages(plan.mesh.coordinate(rank, PIPELINE)), (rank,))
             for rank in ranks
         ),
         spans=tuple(sorted(spans, key=lambda span: (span.start, span.end, span.rank_class))),
-        memory=tuple(_profile(rank, len(ranks), results[rank], first) for rank in ranks),
-        step_time=(max(result["end"] for result in results) - first) / 1e9,
+        memory=tuple(_build_profile(rank, len(ranks), results[rank], first_start) for rank in ranks),
+        step_time=(max(result["end"] for result in results) - first_start) / 1e9,
         engine=results[0]["engine"],
     )
 
 
-def _align(results: list[dict[str, Any]]) -> None:
+def _align_clocks(results: list[dict[str, Any]]) -> None:
     """Convert the times of all ranks, in place, to the clock of rank 0's host: all left the same barrier at once.
 
     Of each host the rank counts that left the barrier first.
     """
-    begun: dict[str, int] = {}
+    clock_starts: dict[str, int] = {}
     for result in results:
-        begun[result["clock"]] = min(result["start"], begun.get(result["clock"], result["start"]))
+        clock_starts[result["clock"]] = min(result["start"], clock_starts.get(result["clock"], result["start"]))
     for result in results:
-        later = begun[results[0]["clock"]] - begun[result["clock"]]
-        result["start"], result["end"] = result["start"] + later, result["end"] + later
+        offset = clock_starts[results[0]["clock"]] - clock_starts[result["clock"]]
+        result["start"], result["end"] = result["start"] + offset, result["end"] + offset
         for row in result["spans"]:
-            row[5:7] = [row[5] + later, row[6] + later]
+            row[5:7] = [row[5] + offset, row[6] + offset]
         for point in result["memory"]:
-            point[0] += later
+            point[0] += offset
 
 
 def _match_transfers(plan: Plan, results: list[dict[str, Any]]) -> None:
     """Cut sends and receives, in place, to the time in which both ends took part in the transfer."""
-    sends: dict[Key, Row] = {}
-    receives: dict[Key, Row] = {}
+    sends: dict[Key, SpanRow] = {}
+    receives: dict[Key, SpanRow] = {}
     for rank, result in enumerate(results):
         for row in result["spans"]:
-            stream, forward = row[0], row[0] in (StreamKind.SEND_FORWARD, StreamKind.RECEIVE_FORWARD)
+            stream, is_forward = row[0], row[0] in (StreamKind.SEND_FORWARD, StreamKind.RECEIVE_FORWARD)
             column = rank - plan.mesh.coordinate(rank, PIPELINE) * plan.mesh.stride(PIPELINE)
             if stream in (StreamKind.SEND_FORWARD, StreamKind.SEND_BACKWARD):
-                sends[forward, row[2], row[3], column] = row
+                sends[is_forward, row[2], row[3], column] = row
             elif stream in (StreamKind.RECEIVE_FORWARD, StreamKind.RECEIVE_BACKWARD):
-                receives[forward, row[2], row[3], column] = row
+                receives[is_forward, row[2], row[3], column] = row
     for key, receive in receives.items():
         send = sends.get(key)
         if send is None:  # it was sent in the step before, as steps without a flush do
@@ -85,12 +93,12 @@ def _match_transfers(plan: Plan, results: list[dict[str, Any]]) -> None:
         send[5:7] = receive[5:7] = [start, receive[6]]
 
 
-def _profile(rank: int, ranks: int, result: dict[str, Any], first: int) -> MemoryProfile:
+def _build_profile(rank: int, ranks: int, result: dict[str, Any], first_start: int) -> MemoryProfile:
     resident = [float(result["resident"].get(category, 0)) for category in CATEGORIES]
     times, usage = [0.0], [tuple(resident)]
-    for instant, taken in result["memory"]:
-        times.append(max((instant - first) / 1e9, times[-1]))
-        usage.append(tuple(held + more for held, more in zip(resident, taken, strict=True)))
+    for instant, change in result["memory"]:
+        times.append(max((instant - first_start) / 1e9, times[-1]))
+        usage.append(tuple(base + growth for base, growth in zip(resident, change, strict=True)))
     capacity = result["capacity"] or physical_memory() / ranks
     return MemoryProfile(rank, capacity, tuple(times), tuple(usage))
 
@@ -100,12 +108,15 @@ def physical_memory() -> float:
     return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
-def busy_by_kind(timeline: Timeline) -> dict[TaskKind, float]:
+def sum_busy_times(timeline: Timeline) -> dict[TaskKind, float]:
     """Return the seconds of a step that each kind of task runs, on average over ranks; absent kinds never run."""
-    total = sum(len(each.ranks) for each in timeline.rank_classes) * timeline.steps
-    found = {}
+    total = sum(len(rank_class.ranks) for rank_class in timeline.rank_classes) * timeline.steps
+    times = {}
     for kind in TaskKind:
-        busy = (timeline.busy(index, [kind]) * len(each.ranks) for index, each in enumerate(timeline.rank_classes))
-        if seconds := sum(busy) / total:
-            found[kind] = seconds
-    return found
+        busy_times = (
+            timeline.busy_time(index, [kind]) * len(rank_class.ranks)
+            for index, rank_class in enumerate(timeline.rank_classes)
+        )
+        if seconds := sum(busy_times) / total:
+            times[kind] = seconds
+    return times

@@ -69,11 +69,11 @@ class TraceEvent(NamedTuple):
     end: int
     size: int
     stream: int = HOST
-    launched: int = 0
+    launch_time: int = 0
 
-    def later(self, offset: int) -> "TraceEvent":
+    def shift_clock(self, offset: int) -> "TraceEvent":
         """Return the event on another clock, which is ``offset`` ns ahead."""
-        return self._replace(start=self.start + offset, end=self.end + offset, launched=self.launched + offset)
+        return self._replace(start=self.start + offset, end=self.end + offset, launch_time=self.launch_time + offset)
 
 
 class Allocation(NamedTuple):
@@ -97,7 +97,7 @@ class Row(NamedTuple):
     bytes: int = 0
 
 
-class Blocking(NamedTuple):
+class BlockingCollective(NamedTuple):
     """A collective that a pass waits for, from its launch to the end of the wait; times in ns, size in bytes."""
 
     kind: TaskKind
@@ -114,34 +114,38 @@ class Intervals:
         self.rows = sorted(rows)
         self.starts = [start for start, _, _ in self.rows]
 
-    def at(self, instant: int) -> int | None:
+    def find_index(self, instant: int) -> int | None:
         """Return the number of the interval at an instant; ``None`` outside all of them."""
         index = bisect_right(self.starts, instant) - 1
         return self.rows[index][2] if index >= 0 and instant <= self.rows[index][1] else None
 
 
-def rows(records: Sequence[Record], events: Sequence[TraceEvent]) -> list[Row]:
+def build_rows(records: Sequence[Record], events: Sequence[TraceEvent]) -> list[Row]:
     """Return the spans of a rank: passes, cut where they wait for communication, and the communication."""
-    communication = list(_communication(records, events))
-    copies = [row_of(record) for record in records if record.kind is TaskKind.HOST_COPY]
+    communication = list(_list_communication(records, events))
+    copies = [to_row(record) for record in records if record.kind is TaskKind.HOST_COPY]
     blocking = {
         TaskKind.OPTIMIZER: [r for r in communication if r.kind is not TaskKind.PIPELINE_COMMUNICATION],
         TaskKind.RECOMPUTE: sorted(
-            [r for r in communication if r.stream is StreamKind.TENSOR] + _waits(communication, events),
+            [r for r in communication if r.stream is StreamKind.TENSOR] + _find_waits(communication, events),
             key=attrgetter("start"),
         ),
     }
-    inside = blocking[TaskKind.RECOMPUTE]
-    recomputed = [row_of(record) for record in records if record.kind is TaskKind.RECOMPUTE]
-    again = sorted(inside + recomputed, key=attrgetter("start"))
-    blocking |= {TaskKind.FORWARD: inside, TaskKind.BACKWARD: again, TaskKind.WEIGHT_GRADIENT: again}
+    tensor_rows = blocking[TaskKind.RECOMPUTE]
+    recompute_rows = [to_row(record) for record in records if record.kind is TaskKind.RECOMPUTE]
+    backward_holes = sorted(tensor_rows + recompute_rows, key=attrgetter("start"))
+    blocking |= {
+        TaskKind.FORWARD: tensor_rows,
+        TaskKind.BACKWARD: backward_holes,
+        TaskKind.WEIGHT_GRADIENT: backward_holes,
+    }
     passes = [record for record in records if record.kind is not TaskKind.HOST_COPY]
     holes = {kind: sorted(rows + copies, key=attrgetter("start")) for kind, rows in blocking.items()}
-    result = communication + copies + [piece for r in passes for piece in without(row_of(r), holes[r.kind])]
+    result = communication + copies + [piece for r in passes for piece in cut_holes(to_row(r), holes[r.kind])]
     return sorted(result, key=lambda row: (row.start, row.end))
 
 
-def row_of(record: Record) -> Row:
+def to_row(record: Record) -> Row:
     """Return a record as a span."""
     return Row(_host_stream(record.operators) if record.kind is TaskKind.HOST_COPY else StreamKind.COMPUTE, *record)
 
@@ -156,7 +160,7 @@ def _host_stream(name: str) -> StreamKind:
     return StreamKind.HOST if words == "on host" else StreamKind(words)
 
 
-def without(row: Row, holes: Sequence[Row]) -> list[Row]:
+def cut_holes(row: Row, holes: Sequence[Row]) -> list[Row]:
     """Return the parts of ``row`` outside ``holes``.
 
     A row that holes cover entirely is left as a span of length 0, so that every pass stays in the order.
@@ -173,7 +177,7 @@ def without(row: Row, holes: Sequence[Row]) -> list[Row]:
     return result or [row._replace(end=row.start)]
 
 
-def _waits(communication: Sequence[Row], events: Sequence[TraceEvent]) -> list[Row]:
+def _find_waits(communication: Sequence[Row], events: Sequence[TraceEvent]) -> list[Row]:
     """Return the end of every span of data parallelism in which no operator runs: there the pass waits for it."""
     operators = [event for event in events if event.name.startswith(_OPERATOR)]
     starts = [event.start for event in operators]
@@ -187,54 +191,81 @@ def _waits(communication: Sequence[Row], events: Sequence[TraceEvent]) -> list[R
     return result
 
 
-def _communication(records: Sequence[Record], events: Sequence[TraceEvent]) -> Iterator[Row]:
+def _list_communication(records: Sequence[Record], events: Sequence[TraceEvent]) -> Iterator[Row]:
     passes = [r for r in records if r.kind in PASSES]
-    passing = Intervals((r.start, r.end, index) for index, r in enumerate(passes))
+    pass_intervals = Intervals((r.start, r.end, index) for index, r in enumerate(passes))
     actions = [(event, match) for event in events if (match := TRANSFER.fullmatch(event.name))]
-    moving = Intervals((event.start, event.end, index) for index, (event, _) in enumerate(actions))
-    shifts = [event for event in events if event.name.startswith(MOVING) and moved(event)[1] == SHIFT]
-    posting = Intervals((event.start, event.end, index) for index, event in enumerate(shifts))
-    for each in _blocking_collectives(events):
-        origin = _pass_at(passes, passing, each.start)
-        inside = origin is not None and origin.kind is not TaskKind.OPTIMIZER
-        yield blocking_row(each, origin) if inside else sum_of_replicated(each)
-    launches = _launches(events)
-    for event in _outside_blocking_collectives(events):
+    action_intervals = Intervals((event.start, event.end, index) for index, (event, _) in enumerate(actions))
+    shifts = [event for event in events if event.name.startswith(MOVING) and parse_region(event)[1] == SHIFT]
+    shift_intervals = Intervals((event.start, event.end, index) for index, event in enumerate(shifts))
+    for collective in _list_blocking_collectives(events):
+        origin = _find_pass(passes, pass_intervals, collective.start)
+        is_inside = origin is not None and origin.kind is not TaskKind.OPTIMIZER
+        yield blocking_row(collective, origin) if is_inside else replicated_sum_row(collective)
+    launches = _list_launches(events)
+    for event in _list_other_events(events):
         name = event.name.removeprefix(GLOO)
-        if name in ("send", "recv") and (region := posting.at(event.start)) is not None:
-            yield _shift(event, shifts[region], _pass_at(passes, passing, event.start))
-        elif name in ("send", "recv") and (action := moving.at(event.start)) is not None:
+        if name in ("send", "recv") and (region := shift_intervals.find_index(event.start)) is not None:
+            yield _shift_row(event, shifts[region], _find_pass(passes, pass_intervals, event.start))
+        elif name in ("send", "recv") and (action := action_intervals.find_index(event.start)) is not None:
             yield transfer_row(event, *actions[action])
         elif name != "barrier":
-            yield data_row(event, _taken(launches, event), _pass_at(passes, passing, event.start))
+            yield data_row(event, _pop_launch(launches, event), _find_pass(passes, pass_intervals, event.start))
 
 
-def blocking_row(each: Blocking, origin: Record | None) -> Row:
+def blocking_row(collective: BlockingCollective, origin: Record | None) -> Row:
     """Return a collective as a span of the pass that waits for it."""
-    where = (-1, -1) if origin is None else (origin.stage, origin.microbatch)
-    return Row(StreamKind.TENSOR, each.kind, *where, each.name, each.start, each.end, each.size)
+    stage_microbatch = (-1, -1) if origin is None else (origin.stage, origin.microbatch)
+    return Row(
+        StreamKind.TENSOR,
+        collective.kind,
+        *stage_microbatch,
+        collective.name,
+        collective.start,
+        collective.end,
+        collective.size,
+    )
 
 
-def sum_of_replicated(each: Blocking) -> Row:
+def replicated_sum_row(collective: BlockingCollective) -> Row:
     """Return a collective outside of passes as a span: a sum of gradients of replicated parameters."""
-    what = f"{each.name} gradients of replicated parameters"
-    return Row(StreamKind.DATA, TaskKind.DATA_COMMUNICATION, -1, -1, what, each.start, each.end, each.size)
+    operators = f"{collective.name} gradients of replicated parameters"
+    return Row(
+        StreamKind.DATA,
+        TaskKind.DATA_COMMUNICATION,
+        -1,
+        -1,
+        operators,
+        collective.start,
+        collective.end,
+        collective.size,
+    )
 
 
-def _shift(event: TraceEvent, region: TraceEvent, origin: Record | None) -> Row:
+def _shift_row(event: TraceEvent, region: TraceEvent, origin: Record | None) -> Row:
     """Return a message round a ring as a span, from when it was posted."""
-    where = (-1, -1) if origin is None else (origin.stage, origin.microbatch)
-    what = f"{SHIFT} {event.name.removeprefix(GLOO)}"
-    return Row(StreamKind.CONTEXT, COMMUNICATION[moved(region)[0]], *where, what, region.start, event.end, event.size)
+    stage_microbatch = (-1, -1) if origin is None else (origin.stage, origin.microbatch)
+    operators = f"{SHIFT} {event.name.removeprefix(GLOO)}"
+    return Row(
+        StreamKind.CONTEXT,
+        COMMUNICATION[parse_region(region)[0]],
+        *stage_microbatch,
+        operators,
+        region.start,
+        event.end,
+        event.size,
+    )
 
 
 def transfer_row(event: TraceEvent, action: TraceEvent, match: re.Match[str]) -> Row:
     """Return a send or receive as a span of the stage that sends, from when it was posted."""
-    stage, way, direction, microbatch = match.groups()
-    ahead = (1 if direction == "F" else -1) if way == "RECV" else 0
-    what = "send activations" if direction == "F" else "send gradients"
-    sender, kind = int(stage) - ahead, TaskKind.PIPELINE_COMMUNICATION
-    return Row(_STREAMS[way, direction], kind, sender, int(microbatch), what, action.start, event.end, event.size)
+    stage, operation, direction, microbatch = match.groups()
+    stage_offset = (1 if direction == "F" else -1) if operation == "RECV" else 0
+    operators = "send activations" if direction == "F" else "send gradients"
+    sender, kind = int(stage) - stage_offset, TaskKind.PIPELINE_COMMUNICATION
+    return Row(
+        _STREAMS[operation, direction], kind, sender, int(microbatch), operators, action.start, event.end, event.size
+    )
 
 
 class Launch(NamedTuple):
@@ -249,23 +280,23 @@ class Launch(NamedTuple):
 _LAUNCHES = {"c10d::_allgather_base_": True, "c10d::_reduce_scatter_base_": False}
 
 
-def _launches(events: Sequence[TraceEvent]) -> list[Launch]:
-    named = [(event, match[1]) for event in events if (match := FULLY_SHARDED.fullmatch(event.name))]
-    units = Intervals((event.start, event.end, index) for index, (event, _) in enumerate(named))
-    found = []
+def _list_launches(events: Sequence[TraceEvent]) -> list[Launch]:
+    regions = [(event, match[1]) for event in events if (match := FULLY_SHARDED.fullmatch(event.name))]
+    units = Intervals((event.start, event.end, index) for index, (event, _) in enumerate(regions))
+    launches = []
     for event in events:
-        if event.name in _LAUNCHES and (index := units.at(event.start)) is not None:
-            unit = named[index][1].removeprefix("network.")
-            found.append(Launch(_LAUNCHES[event.name], unit, event.start, event.size))
-    return found
+        if event.name in _LAUNCHES and (index := units.find_index(event.start)) is not None:
+            unit = regions[index][1].removeprefix("network.")
+            launches.append(Launch(_LAUNCHES[event.name], unit, event.start, event.size))
+    return launches
 
 
-def _taken(launches: list[Launch], event: TraceEvent) -> Launch | None:
+def _pop_launch(launches: list[Launch], event: TraceEvent) -> Launch | None:
     """Remove and return the first launch that fits an event of gloo; ``None`` where none does."""
     gathers = event.name == "gloo:all_gather"
     for launch in launches:
-        same = gathers or (event.name == "gloo:all_reduce" and launch.size == event.size)
-        if launch.gathers == gathers and same and launch.start <= event.start:
+        is_match = gathers or (event.name == "gloo:all_reduce" and launch.size == event.size)
+        if launch.gathers == gathers and is_match and launch.start <= event.start:
             launches.remove(launch)
             return launch
     return None
@@ -274,38 +305,38 @@ def _taken(launches: list[Launch], event: TraceEvent) -> Launch | None:
 def data_row(event: TraceEvent, launch: Launch | None, origin: Record | None) -> Row:
     """Return a collective of data parallelism as a span, named as the simulator names it."""
     kind, name = TaskKind.DATA_COMMUNICATION, event.name.removeprefix(GLOO)
-    where = (-1, -1) if origin is None else (origin.stage, origin.microbatch)
+    stage_microbatch = (-1, -1) if origin is None else (origin.stage, origin.microbatch)
     if launch is not None:
-        of = f" of {launch.unit}" if launch.unit else ""
-        what = f"all_gather parameters{of}" if launch.gathers else f"reduce_scatter gradients{of}"
+        suffix = f" of {launch.unit}" if launch.unit else ""
+        operators = f"all_gather parameters{suffix}" if launch.gathers else f"reduce_scatter gradients{suffix}"
         stream = StreamKind.GATHER if launch.gathers else StreamKind.DATA
-        return Row(stream, kind, *where, what, launch.start, event.end, launch.size)
-    updating = origin is not None and origin.kind is TaskKind.OPTIMIZER
-    of_update = "parameters" if name == "broadcast" else "norm of gradients"
-    what = f"{name} {of_update if updating else 'gradients'}"
-    return Row(StreamKind.DATA, kind, *where, what, event.start, event.end, event.size)
+        return Row(stream, kind, *stage_microbatch, operators, launch.start, event.end, launch.size)
+    is_update = origin is not None and origin.kind is TaskKind.OPTIMIZER
+    subject = "parameters" if name == "broadcast" else "norm of gradients"
+    operators = f"{name} {subject if is_update else 'gradients'}"
+    return Row(StreamKind.DATA, kind, *stage_microbatch, operators, event.start, event.end, event.size)
 
 
-def _pass_at(passes: Sequence[Record], passing: Intervals, instant: int) -> Record | None:
+def _find_pass(passes: Sequence[Record], passing: Intervals, instant: int) -> Record | None:
     """Return the pass at ``instant``; ``None`` outside of passes."""
-    origin = passing.at(instant)
+    origin = passing.find_index(instant)
     return None if origin is None else passes[origin]
 
 
-def moved(region: TraceEvent) -> tuple[str, str]:
+def parse_region(region: TraceEvent) -> tuple[str, str]:
     """Return the axis and the collective that a region names."""
     axis, _, collective = region.name.removeprefix(MOVING).partition(" ")
     return axis, collective
 
 
-def _blocking_collectives(events: Sequence[TraceEvent]) -> list[Blocking]:
+def _list_blocking_collectives(events: Sequence[TraceEvent]) -> list[BlockingCollective]:
     """Return all functional collectives, and those that marked regions name."""
     functional = [event for event in events if event.name.startswith(FUNCTIONAL)]
     waits = [event for event in functional if event.name.endswith("wait_tensor")]
     starts = [event.start for event in waits]
-    regions = [(*moved(event), event) for event in events if event.name.startswith(MOVING)]
+    regions = [(*parse_region(event), event) for event in events if event.name.startswith(MOVING)]
     return [
-        Blocking(
+        BlockingCollective(
             TaskKind.TENSOR_COMMUNICATION,
             _SUFFIX.sub("", event.name.removeprefix(FUNCTIONAL)),
             event.start,
@@ -317,26 +348,28 @@ def _blocking_collectives(events: Sequence[TraceEvent]) -> list[Blocking]:
         and (index := bisect_left(starts, event.start)) < len(waits)
         and (end := waits[index].end)
     ] + [
-        Blocking(COMMUNICATION[axis], name, event.start, event.end, _largest(events, event))
+        BlockingCollective(COMMUNICATION[axis], name, event.start, event.end, _find_largest(events, event))
         for axis, name, event in regions
         if name != SHIFT
     ]
 
 
-def _largest(events: Sequence[TraceEvent], region: TraceEvent) -> int:
+def _find_largest(events: Sequence[TraceEvent], region: TraceEvent) -> int:
     """Return the bytes of the largest message in a region."""
     return max((event.size for event in events if region.start <= event.start <= region.end), default=0)
 
 
-def _outside_blocking_collectives(events: Sequence[TraceEvent]) -> list[TraceEvent]:
+def _list_other_events(events: Sequence[TraceEvent]) -> list[TraceEvent]:
     """Return gloo's events that belong to no blocking collective.
 
     Each blocking collective takes one event inside it: the last that ended, or the next to end where none has.
     """
-    left = [event for event in events if event.name.startswith(GLOO)]
-    for _, _, start, end, _ in _blocking_collectives(events):
-        inside = [event for event in left if start <= event.start <= end and event.name not in _POINT_TO_POINT]
-        ended = [event for event in inside if event.end <= end]
-        if inside:
-            left.remove(max(ended, key=_end) if ended else min(inside, key=_end))
-    return left
+    remaining_events = [event for event in events if event.name.startswith(GLOO)]
+    for _, _, start, end, _ in _list_blocking_collectives(events):
+        inside_events = [
+            event for event in remaining_events if start <= event.start <= end and event.name not in _POINT_TO_POINT
+        ]
+        ended_events = [event for event in inside_events if event.end <= end]
+        if inside_events:
+            remaining_events.remove(max(ended_events, key=_end) if ended_events else min(inside_events, key=_end))
+    return remaining_events

@@ -28,8 +28,8 @@ from meshwise.executor.launch.launcher import require_torch
 from meshwise.executor.launch.processes import INTERRUPTED
 from meshwise.executor.recording.rank_files import Heartbeat
 from meshwise.executor.recording.recorder import Recorder
-from meshwise.executor.recording.timeline import busy_by_kind, read_timeline
-from meshwise.executor.studies.techniques import machine
+from meshwise.executor.recording.timeline import read_timeline, sum_busy_times
+from meshwise.executor.studies.techniques import build_machine
 from meshwise.simulator.models.model import build
 from meshwise.simulator.models.transformer import Transformer
 from meshwise.strategies.plan.completion import complete
@@ -44,12 +44,12 @@ LONGEST = 12.0
 MICROBATCHES = 2
 
 
-def _gpt(name: str, layers: int, hidden: int, heads: int) -> Transformer:
+def _build_gpt(name: str, layers: int, hidden: int, heads: int) -> Transformer:
     """Return a model of Brown et al. 2020, "Language models are few-shot learners", table 2.1."""
     return Transformer(layers, hidden, heads, heads, 4 * hidden, 50304, name=name)
 
 
-def _llama(
+def _build_llama(
     name: str,
     layers: int,
     kv_heads: int,
@@ -60,23 +60,23 @@ def _llama(
     *,
     tied: bool = False,
 ) -> Transformer:
-    gated: dict[str, Any] = {"ffn_kind": "swiglu", "positions": "rotary", "tied_embeddings": tied}
-    return Transformer(layers, hidden, heads, kv_heads, ffn, vocab, name=name, **gated)
+    gated_fields: dict[str, Any] = {"ffn_kind": "swiglu", "positions": "rotary", "tied_embeddings": tied}
+    return Transformer(layers, hidden, heads, kv_heads, ffn, vocab, name=name, **gated_fields)
 
 
 MODELS: tuple[tuple[Transformer, int, int], ...] = (
-    (_gpt("gpt-125m", 12, 768, 12), 1024, 16),
-    (_gpt("gpt-350m", 24, 1024, 16), 1024, 16),
-    (_gpt("gpt-760m", 24, 1536, 16), 1024, 8),
-    (_gpt("gpt-1.3b", 24, 2048, 16), 2048, 4),
-    (_llama("tinyllama-1.1b", 22, 4, 5632, 32000), 2048, 4),
-    (_llama("llama-3.2-1b", 16, 8, 8192, 128256, tied=True), 2048, 2),
+    (_build_gpt("gpt-125m", 12, 768, 12), 1024, 16),
+    (_build_gpt("gpt-350m", 24, 1024, 16), 1024, 16),
+    (_build_gpt("gpt-760m", 24, 1536, 16), 1024, 8),
+    (_build_gpt("gpt-1.3b", 24, 2048, 16), 2048, 4),
+    (_build_llama("tinyllama-1.1b", 22, 4, 5632, 32000), 2048, 4),
+    (_build_llama("llama-3.2-1b", 16, 8, 8192, 128256, tied=True), 2048, 2),
 )
 """Models, each with its tokens per sequence and sequences per microbatch. The last two have the sizes of Zhang et al.
 2024, "TinyLlama", table 1, and of ``config.json`` of meta-llama/Llama-3.2-1B."""
 TINY: tuple[tuple[Transformer, int, int], ...] = (
     (Transformer(4, 32, 2, 2, 64, 256, name="tiny-gpt"), 16, 2),
-    (_llama("tiny-llama", 4, 1, 64, 256, 32, 2), 16, 2),
+    (_build_llama("tiny-llama", 4, 1, 64, 256, 32, 2), 16, 2),
 )
 """The same for trials on a CPU."""
 
@@ -93,18 +93,20 @@ class Trial:
 
     def job(self, device: str) -> Job:
         """Return the job of the rank; the trial itself decides how many steps run."""
-        problem = Problem(build(self.spec, self.training.sequence, self.training.precision), machine(1), self.training)
+        problem = Problem(
+            build(self.spec, self.training.sequence, self.training.precision), build_machine(1), self.training
+        )
         return Job(self.spec, self.training, complete(problem, self.layout), steps=STEPS, device=device)
 
 
 def trials(device: str) -> list[Trial]:
     """Return all trials, small models first."""
     models = TINY if device == CPU else MODELS
-    return [trial for number, each in enumerate(models) for trial in _of_model(*each, deep=number < 4)]
+    return [trial for index, model in enumerate(models) for trial in _list_model_trials(*model, all_variants=index < 4)]
 
 
-def _of_model(spec: Transformer, sequence: int, microbatch: int, *, deep: bool) -> Iterator[Trial]:
-    """Yield the trials of a model; those with states on the host only where it is ``deep``."""
+def _list_model_trials(spec: Transformer, sequence: int, microbatch: int, *, all_variants: bool) -> Iterator[Trial]:
+    """Yield the trials of a model; those with states on the host only where it is ``all_variants``."""
 
     def trial(name: str, precision: str = "bf16", profiled: bool = False, **layout: Any) -> Trial:
         training = Training(microbatch * MICROBATCHES, sequence, precision, framework="torch")
@@ -113,7 +115,7 @@ def _of_model(spec: Transformer, sequence: int, microbatch: int, *, deep: bool) 
     yield trial("plain", profiled=True)
     yield trial("selective recompute", recompute=Recompute.SELECTIVE)
     yield trial("full recompute", recompute=Recompute.FULL)
-    if deep:
+    if all_variants:
         yield trial("activations on the host", profiled=True, offload=offloading(["activations"]))
         yield trial("optimizer on the host", profiled=True, offload=offloading(["optimizer"]))
         yield trial("optimizer and parameters on the host", offload=offloading(["optimizer", "parameters"]))
@@ -131,81 +133,81 @@ def measure(out: Path, device: str, seconds: float) -> dict[str, Any]:
     """
     require_torch()
     require_device(device, 1)
-    from meshwise.executor.calibration.device_machine import this_machine
-    from meshwise.executor.launch.process_group import joined
-    from meshwise.executor.recording.accelerator import accelerator_of  # torch takes seconds to import
+    from meshwise.executor.calibration.device_machine import describe_machine
+    from meshwise.executor.launch.process_group import join_process_group
+    from meshwise.executor.recording.accelerator import find_accelerator  # torch takes seconds to import
 
-    end, accelerator = monotonic() + seconds, accelerator_of(device)
-    found = this_machine(device)
-    document: dict[str, Any] = {"machine": found.fields() | {"python": platform.python_version()}, "rows": []}
-    document["left_out"] = [_label(trial) for trial in trials(device)]
-    with tempfile.TemporaryDirectory(prefix="meshwise-") as name, joined(Path(name), 600.0, accelerator):
+    end, accelerator = monotonic() + seconds, find_accelerator(device)
+    this_device = describe_machine(device)
+    document: dict[str, Any] = {"machine": this_device.fields() | {"python": platform.python_version()}, "rows": []}
+    document["left_out"] = [_label_trial(trial) for trial in trials(device)]
+    with tempfile.TemporaryDirectory(prefix="meshwise-") as name, join_process_group(Path(name), 600.0, accelerator):
         for trial in trials(device):
             if monotonic() > end:
                 break
-            document["rows"].append(_row(trial, device, Path(name)))
+            document["rows"].append(_measure_row(trial, device, Path(name)))
             document["left_out"].pop(0)
             out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-            _say(_told(document["rows"][-1]))
+            _say(_describe_row(document["rows"][-1]))
     return document
 
 
-def _label(trial: Trial) -> str:
+def _label_trial(trial: Trial) -> str:
     return f"{trial.spec.name} {trial.training.sequence} {trial.name}"
 
 
-def _row(trial: Trial, device: str, folder: Path) -> dict[str, Any]:
+def _measure_row(trial: Trial, device: str, folder: Path) -> dict[str, Any]:
     """Return the row of a trial; ``status`` is ok, oom or failed."""
     import torch
 
     job = trial.job(device)
-    row = {"trial": _label(trial), "job": json.loads(job.text())}
+    row = {"trial": _label_trial(trial), "job": json.loads(job.to_text())}
     try:
-        return {**row, "status": "ok", **_measured(trial, job, folder)}
+        return {**row, "status": "ok", **_measure_trial(trial, job, folder)}
     except torch.OutOfMemoryError:
         return {**row, "status": "oom"}
     except RuntimeError as error:  # torch's: one plan that does not run leaves the others
         return {**row, "status": "failed", "error": str(error).strip()[:500]}
 
 
-def _measured(trial: Trial, job: Job, folder: Path) -> dict[str, Any]:
+def _measure_trial(trial: Trial, job: Job, folder: Path) -> dict[str, Any]:
     """Return the measured figures of a trial: times in seconds, memory in bytes."""
-    from meshwise.executor.recording.accelerator import accelerator_of
+    from meshwise.executor.recording.accelerator import find_accelerator
     from meshwise.executor.studies.trial_trainer import TrialTrainer
-    from meshwise.executor.training.measure import described, profiled_step, timed
+    from meshwise.executor.training.measure import describe_memory, profile_step, time_step
 
-    accelerator = accelerator_of(job.device)
+    accelerator = find_accelerator(job.device)
     accelerator.settle(exact=False)
     gc.collect()  # frees what an earlier trial left when it ran out of memory
     accelerator.reset_peak()
     trainer = TrialTrainer(job, Recorder(Heartbeat(folder, 0), accelerator.synchronise), accelerator)
-    warm = [timed(accelerator, lambda: trainer.step(0))[1] for _ in range(WARM_UP)]
+    warm_times = [time_step(accelerator, lambda: trainer.step(0))[1] for _ in range(WARM_UP)]
     accelerator.reset_peak()
-    count = min(max(int(LONGEST / max(warm[-1], 1e-6)), FEWEST), STEPS)
-    losses, times = zip(*(timed(accelerator, lambda: trainer.step(0)) for _ in range(count)), strict=True)
-    found = {
+    count = min(max(int(LONGEST / max(warm_times[-1], 1e-6)), FEWEST), STEPS)
+    losses, times = zip(*(time_step(accelerator, lambda: trainer.step(0)) for _ in range(count)), strict=True)
+    figures = {
         "step_time": median(times),
         "step_times": list(times),
         "loss": losses[-1],
-        "parameters": sum(p.numel() for p in trainer.parameters),
-        "host_peak": trainer.host.peak,
-        **described(accelerator.held()),
+        "parameters": sum(parameter.numel() for parameter in trainer.parameters),
+        "host_peak": trainer.host.peak_bytes,
+        **describe_memory(accelerator.read_memory()),
     }
-    return found | ({"kinds": _kinds(job, profiled_step(trainer), found, folder)} if trial.profiled else {})
+    return figures | ({"kinds": _time_kinds(job, profile_step(trainer), figures, folder)} if trial.profiled else {})
 
 
-def _kinds(job: Job, profiled: dict[str, Any], found: dict[str, Any], folder: Path) -> dict[str, float]:
+def _time_kinds(job: Job, profiled: dict[str, Any], figures: dict[str, Any], folder: Path) -> dict[str, float]:
     """Return the busy seconds of each kind of task in a profiled step, and of the whole step."""
     result_file(folder, 0).write_text(json.dumps(profiled))
     timeline = read_timeline(job.plan, folder)
-    return {str(kind): taken for kind, taken in busy_by_kind(timeline).items()} | {"step": timeline.step_time}
+    return {str(kind): busy_time for kind, busy_time in sum_busy_times(timeline).items()} | {"step": timeline.step_time}
 
 
-def _told(row: dict[str, Any]) -> str:
-    held = row.get("held")
-    peak = f", {held['peak'] / 2**30:.1f} GiB" if held else ""
-    what = f"{row['step_time'] * 1e3:.1f} ms{peak}" if row["status"] == "ok" else row.get("error", row["status"])
-    return f"{row['trial']}: {what}"
+def _describe_row(row: dict[str, Any]) -> str:
+    device_memory = row.get("held")
+    peak = f", {device_memory['peak'] / 2**30:.1f} GiB" if device_memory else ""
+    outcome = f"{row['step_time'] * 1e3:.1f} ms{peak}" if row["status"] == "ok" else row.get("error", row["status"])
+    return f"{row['trial']}: {outcome}"
 
 
 def _say(text: str) -> None:
@@ -218,11 +220,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.json", help="where rows go")
     parser.add_argument("--device", choices=DEVICES, default=CUDA, help="cuda, or cpu with tiny models (cuda)")
     parser.add_argument("--seconds", type=float, default=450.0, help="after which no trial begins (450)")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        document = measure(given.out, given.device, given.seconds)
+        document = measure(options.out, options.device, options.seconds)
     except KeyboardInterrupt:
-        _say(f"interrupted: {given.out} has the rows that are done")
+        _say(f"interrupted: {options.out} has the rows that are done")
         return INTERRUPTED
     except (ValueError, OSError) as error:
         _say(str(error))

@@ -20,12 +20,19 @@ from statistics import median
 from threading import Thread
 
 from meshwise.executor.job import Job
-from meshwise.executor.launch.doctor import circumstances, today
-from meshwise.executor.launch.launcher import ExecutionError, launch
-from meshwise.executor.launch.processes import INTERRUPTED, children, is_alive, is_loopback, listeners, listening
-from meshwise.executor.recording.rank_files import operation, read_beat
+from meshwise.executor.launch.doctor import describe_circumstances, format_today
+from meshwise.executor.launch.launcher import ExecutionError, launch_ranks
+from meshwise.executor.launch.processes import (
+    INTERRUPTED,
+    find_listeners,
+    is_alive,
+    is_loopback,
+    list_children,
+    list_listeners,
+)
+from meshwise.executor.recording.rank_files import parse_operation, read_beat
 from meshwise.simulator.machine.accelerator import Accelerator
-from meshwise.simulator.machine.cluster import homogeneous
+from meshwise.simulator.machine.cluster import build_homogeneous
 from meshwise.simulator.machine.host import Host
 from meshwise.simulator.machine.topology import Link
 from meshwise.simulator.models.model import build
@@ -59,11 +66,11 @@ class Fault:
     delay: float
 
     @classmethod
-    def drawn(cls, random: Random, number: Signals, ranks: int, steps: int) -> "Fault":
+    def draw(cls, random: Random, signal: Signals, ranks: int, steps: int) -> "Fault":
         """Return a fault with random rank, phase, step (of the first ``steps``) and delay."""
         rank, phase = random.randrange(ranks), random.choice(PHASES)
         step = -1 if phase in _STEPLESS else random.randrange(steps)
-        return cls(rank, number, phase, step, random.uniform(0.0, _DELAY.get(phase, _SHORT)))
+        return cls(rank, signal, phase, step, random.uniform(0.0, _DELAY.get(phase, _SHORT)))
 
     def is_due(self, beat: str) -> bool:
         """Return whether a rank with this heartbeat has reached the phase of the fault.
@@ -74,9 +81,9 @@ class Fault:
         >>> fault.is_due("30 step 2, forward 0F0")
         True
         """
-        where = operation(beat)
-        step = int(where.removeprefix("step ").partition(",")[0]) if where.startswith("step ") else -1
-        return step > self.step or (step == self.step and where.rpartition(", ")[2].startswith(self.phase))
+        place = parse_operation(beat)
+        step = int(place.removeprefix("step ").partition(",")[0]) if place.startswith("step ") else -1
+        return step > self.step or (step == self.step and place.rpartition(", ")[2].startswith(self.phase))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +118,8 @@ class Outcome:
 
     def holds(self, limit: float = LIMIT) -> bool:
         """Return whether the launcher did all that it should, within ``limit`` seconds."""
-        left = self.orphans or self.ports or self.exposed
-        return self.rank_named and self.place_named and not left and self.seconds < limit
+        leftovers = self.orphans or self.ports or self.exposed
+        return self.rank_named and self.place_named and not leftovers and self.seconds < limit
 
 
 class _Culprit(Thread):
@@ -121,10 +128,10 @@ class _Culprit(Thread):
     def __init__(self, fault: Fault, folder: Path) -> None:
         super().__init__(daemon=True)
         self.fault, self.folder = fault, folder
-        self.over = False
-        self.sent = 0.0
-        self.before = ""
-        self.others = set(children(os.getpid()))  # children of the caller, which are no ranks
+        self.is_over = False
+        self.sent_time = 0.0
+        self.place_before = ""
+        self.other_pids = set(list_children(os.getpid()))  # children of the caller, which are no ranks
         self.pids: list[int] = []
         self.places: set[tuple[str, int]] = set()
 
@@ -132,19 +139,19 @@ class _Culprit(Thread):
         """Wait for the fault and send the signal, unless the run ends before."""
         victim = None
         while victim is None or not self.fault.is_due(read_beat(self.folder, self.fault.rank)):
-            if self.over:
+            if self.is_over:
                 return
-            victim = victim or _process_of(self.fault.rank)
+            victim = victim or _find_process(self.fault.rank)
             time.sleep(_LOOK)
         time.sleep(self.fault.delay)
-        self.pids = [pid for pid in children(os.getpid()) if pid not in self.others]
-        self.places = listening(self.pids)
-        self.before = operation(read_beat(self.folder, self.fault.rank))
+        self.pids = [pid for pid in list_children(os.getpid()) if pid not in self.other_pids]
+        self.places = find_listeners(self.pids)
+        self.place_before = parse_operation(read_beat(self.folder, self.fault.rank))
         os.kill(victim, self.fault.signal)
-        self.sent = time.monotonic()
+        self.sent_time = time.monotonic()
 
 
-def suffer(fault: Fault, job: Job, folder: Path) -> Outcome:
+def run_fault(fault: Fault, job: Job, folder: Path) -> Outcome:
     """Run ``job`` with a fault in an empty folder, which keeps the run's files, and return the outcome.
 
     Where the run ended before the fault came, the outcome does not hold.
@@ -154,29 +161,31 @@ def suffer(fault: Fault, job: Job, folder: Path) -> Outcome:
     culprit.start()
     message = ""
     try:
-        launch("meshwise.executor.launch.worker", [str(path)], folder, job.plan.mesh.num_ranks, timeout=job.timeout)
+        launch_ranks(
+            "meshwise.executor.launch.worker", [str(path)], folder, job.plan.mesh.num_ranks, timeout=job.timeout
+        )
     except ExecutionError as error:
         message = str(error)
-    gone = time.monotonic()
-    culprit.over = True
+    end_time = time.monotonic()
+    culprit.is_over = True
     culprit.join()
-    headline, place = message.partition("\n")[0], operation(read_beat(folder, fault.rank))
+    headline, place = message.partition("\n")[0], parse_operation(read_beat(folder, fault.rank))
     return Outcome(
         fault,
         place,
-        gone - culprit.sent if culprit.sent else 0.0,
-        rank_named=bool(culprit.sent) and headline.startswith(f"rank {fault.rank} {WORDS[fault.signal]}"),
-        place_named=any(f"(at {seen}; rank " in headline for seen in {place, culprit.before}),
+        end_time - culprit.sent_time if culprit.sent_time else 0.0,
+        rank_named=bool(culprit.sent_time) and headline.startswith(f"rank {fault.rank} {WORDS[fault.signal]}"),
+        place_named=any(f"(at {operation_name}; rank " in headline for operation_name in {place, culprit.place_before}),
         orphans=tuple(pid for pid in culprit.pids if is_alive(pid)),
-        ports=tuple(sorted(port for _, port in culprit.places & listeners())),
+        ports=tuple(sorted(port for _, port in culprit.places & list_listeners())),
         exposed=tuple(sorted(address for address, _ in culprit.places if not is_loopback(address))),
         message=headline or "all ranks ended well",
     )
 
 
-def _process_of(rank: int) -> int | None:
+def _find_process(rank: int) -> int | None:
     """Return the process id of a rank that this process launched; None before it runs."""
-    for pid in children(os.getpid()):
+    for pid in list_children(os.getpid()):
         try:
             environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         except OSError:
@@ -199,7 +208,7 @@ _COLUMNS = "{:>5}  {:<7}  {:>4}  {:<28}  {:>7}  {:>5}  {:>5}  {:>7}  {:>5}  {:<6
 _HEAD = ("trial", "signal", "rank", "at", "gone in", "rank", "place", "orphans", "ports", "holds")
 
 
-def small_job(ranks: int, timeout: float) -> Job:
+def build_job(ranks: int, timeout: float) -> Job:
     """Return the job of a tiny transformer with ZeRO 1: pipeline 2 for an even number of ranks, data for the rest."""
     spec = Transformer(layers=2, hidden=32, heads=4, kv_heads=4, ffn=64, vocab=256, tied_embeddings=False)
     pipeline = 2 if ranks % 2 == 0 else 1
@@ -207,7 +216,7 @@ def small_job(ranks: int, timeout: float) -> Job:
     training = Training(4 * layout.data, 16, "fp32", "adamw")
     core = Accelerator("core", (("fp32", 1e11),), memory=2.0**33, memory_bandwidth=1e10)
     link = Link(latency=1e-6, bandwidth=1e9)
-    cluster = homogeneous("this machine", core, Host("host", 2.0**34), 1, ranks, link, link)
+    cluster = build_homogeneous("this machine", core, Host("host", 2.0**34), 1, ranks, link, link)
     plan = complete(Problem(build(spec, training.sequence, training.precision), cluster, training), layout)
     return Job(spec, training, plan, STEPS, profile=False, timeout=timeout)
 
@@ -215,13 +224,13 @@ def small_job(ranks: int, timeout: float) -> Job:
 def trials(kills: int, stops: int, ranks: int, seed: int) -> Iterator[Outcome]:
     """Yield the outcome of every fault; trial ``i`` of a seed is the same for any number of trials."""
     for index in range(kills + stops):
-        number = SIGKILL if index < kills else SIGSTOP
-        fault = Fault.drawn(
-            Random(f"{seed} {number.name} {index if index < kills else index - kills}"), number, ranks, FAULTY_STEPS
+        signal = SIGKILL if index < kills else SIGSTOP
+        fault = Fault.draw(
+            Random(f"{seed} {signal.name} {index if index < kills else index - kills}"), signal, ranks, FAULTY_STEPS
         )
         with tempfile.TemporaryDirectory(prefix="meshwise-") as name:
-            timeout = KILL_TIMEOUT if number is SIGKILL else STOP_TIMEOUT
-            yield suffer(fault, small_job(ranks, timeout), Path(name))
+            timeout = KILL_TIMEOUT if signal is SIGKILL else STOP_TIMEOUT
+            yield run_fault(fault, build_job(ranks, timeout), Path(name))
 
 
 def limit_of(outcome: Outcome) -> float:
@@ -236,8 +245,15 @@ def to_json(outcomes: Sequence[Outcome], ranks: int, seed: int) -> dict[str, obj
         row = asdict(outcome)
         fault = row.pop("fault") | {"signal": outcome.fault.signal.name}
         rows.append(fault | row | {"holds": outcome.holds(limit_of(outcome))})
-    held = sum(bool(row["holds"]) for row in rows)
-    head = {"date": today(), **circumstances(), "ranks": ranks, "seed": seed, "trials": len(rows), "held": held}
+    num_held = sum(bool(row["holds"]) for row in rows)
+    head = {
+        "date": format_today(),
+        **describe_circumstances(),
+        "ranks": ranks,
+        "seed": seed,
+        "trials": len(rows),
+        "held": num_held,
+    }
     return {**head, "rows": rows}
 
 
@@ -249,53 +265,53 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks", type=int, default=4, help="ranks of a run, at least 2")
     parser.add_argument("--seed", type=int, default=0, help="draws rank, phase, step and delay of every fault")
     parser.add_argument("--out", type=Path, help="write all that was seen (.json)")
-    given = parser.parse_args(arguments)
-    if given.ranks < 2 or given.trials < 0 or given.stops < 0:
+    options = parser.parse_args(arguments)
+    if options.ranks < 2 or options.trials < 0 or options.stops < 0:
         parser.error(
-            f"--ranks is at least 2, --trials and --stops at least 0, met {given.ranks}, {given.trials}, {given.stops}"
+            f"--ranks is at least 2, --trials and --stops at least 0, met {options.ranks}, {options.trials}, {options.stops}"
         )
-    if given.out is not None and not given.out.parent.is_dir():
-        parser.error(f"--out is in a folder that exists, met {given.out}")
+    if options.out is not None and not options.out.parent.is_dir():
+        parser.error(f"--out is in a folder that exists, met {options.out}")
     print(_COLUMNS.format(*_HEAD))
     outcomes = []
     interrupted = False
     try:
-        for index, outcome in enumerate(trials(given.trials, given.stops, given.ranks, given.seed)):
+        for index, outcome in enumerate(trials(options.trials, options.stops, options.ranks, options.seed)):
             outcomes.append(outcome)
-            print(_line(index, outcome), flush=True)
-            if given.out is not None:
-                given.out.write_text(json.dumps(to_json(outcomes, given.ranks, given.seed), indent=1) + "\n")
+            print(_format_line(index, outcome), flush=True)
+            if options.out is not None:
+                options.out.write_text(json.dumps(to_json(outcomes, options.ranks, options.seed), indent=1) + "\n")
     except KeyboardInterrupt:
         interrupted = True
-    print(_summary(outcomes))
+    print(_summarize(outcomes))
     if interrupted:
         return INTERRUPTED
     return 0 if all(outcome.holds(limit_of(outcome)) for outcome in outcomes) else 1
 
 
-def _line(index: int, outcome: Outcome) -> str:
-    yes = {True: "yes", False: "NO"}
+def _format_line(index: int, outcome: Outcome) -> str:
+    answers = {True: "yes", False: "NO"}
     return _COLUMNS.format(
         index,
         outcome.fault.signal.name,
         outcome.fault.rank,
         outcome.place[:28],
         f"{outcome.seconds:.2f} s",
-        yes[outcome.rank_named],
-        yes[outcome.place_named],
+        answers[outcome.rank_named],
+        answers[outcome.place_named],
         len(outcome.orphans),
         len(outcome.ports),
-        yes[outcome.holds(limit_of(outcome))],
+        answers[outcome.holds(limit_of(outcome))],
     )
 
 
-def _summary(outcomes: Sequence[Outcome]) -> str:
-    held = sum(outcome.holds(limit_of(outcome)) for outcome in outcomes)
-    lines = [f"{held} of {len(outcomes)} hold"]
-    for number in (SIGKILL, SIGSTOP):
-        seconds = [outcome.seconds for outcome in outcomes if outcome.fault.signal is number]
+def _summarize(outcomes: Sequence[Outcome]) -> str:
+    num_held = sum(outcome.holds(limit_of(outcome)) for outcome in outcomes)
+    lines = [f"{num_held} of {len(outcomes)} hold"]
+    for signal in (SIGKILL, SIGSTOP):
+        seconds = [outcome.seconds for outcome in outcomes if outcome.fault.signal is signal]
         if seconds:
-            lines.append(f"{number.name}: gone in {median(seconds):.2f} s (median), {max(seconds):.2f} s at most")
+            lines.append(f"{signal.name}: gone in {median(seconds):.2f} s (median), {max(seconds):.2f} s at most")
     return "; ".join(lines)
 
 

@@ -30,7 +30,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from meshwise.simulator.brief import brief
+from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.files import parse_json
 
 VERSION = 1
@@ -63,29 +63,29 @@ class Box(NamedTuple):
         """The number of elements in the box."""
         return prod(self.sizes)
 
-    def overlap(self, other: "Box") -> "Box | None":
+    def overlap(self, box: "Box") -> "Box | None":
         """Return the box of indices that both boxes have; ``None`` where they have none in common.
 
         >>> Box((0, 4), (2, 4)).overlap(Box((1, 0), (5, 6)))
         Box(offsets=(1, 4), sizes=(1, 2))
         """
-        starts = tuple(map(max, self.offsets, other.offsets))
-        ends = (min(a + m, b + n) for a, m, b, n in zip(*self, *other, strict=True))
+        starts = tuple(map(max, self.offsets, box.offsets))
+        ends = (min(a + m, b + n) for a, m, b, n in zip(*self, *box, strict=True))
         sizes = tuple(end - start for start, end in zip(starts, ends, strict=True))
         return Box(starts, sizes) if min(sizes, default=1) > 0 else None
 
-    def within(self, outer: "Box") -> tuple[slice, ...]:
+    def find_slices(self, outer_box: "Box") -> tuple[slice, ...]:
         """Return the slices that select this box from a tensor that has the indices of ``outer_box``."""
-        starts = (mine - theirs for mine, theirs in zip(self.offsets, outer.offsets, strict=True))
+        starts = (offset - outer_offset for offset, outer_offset in zip(self.offsets, outer_box.offsets, strict=True))
         return tuple(slice(start, start + size) for start, size in zip(starts, self.sizes, strict=True))
 
 
-def boxes(box: Box, start: int, stop: int) -> Iterator[tuple[int, Box]]:
+def split_rows(box: Box, start: int, stop: int) -> Iterator[tuple[int, Box]]:
     """Yield boxes that make up elements ``start`` to ``stop`` of a box in row-major order, with their first elements.
 
     An optimizer that cuts a flat parameter has such elements: part of a row, whole rows, part of a row.
 
-    >>> [(place, part.offsets, part.sizes) for place, part in boxes(Box((0, 4), (3, 5)), 3, 11)]
+    >>> [(place, part.offsets, part.sizes) for place, part in split_rows(Box((0, 4), (3, 5)), 3, 11)]
     [(3, (0, 7), (1, 2)), (5, (1, 4), (1, 5)), (10, (2, 4), (1, 1))]
     """
     if len(box.sizes) == 1:
@@ -93,19 +93,19 @@ def boxes(box: Box, start: int, stop: int) -> Iterator[tuple[int, Box]]:
         return
     row = Box(box.offsets[1:], box.sizes[1:])
     while start < stop:
-        index, within = divmod(start, row.volume)
-        whole = (stop - start) // row.volume if within == 0 else 0
-        if whole:
-            yield start, Box((box.offsets[0] + index, *row.offsets), (whole, *row.sizes))
-            start += whole * row.volume
+        index, remainder = divmod(start, row.volume)
+        num_rows = (stop - start) // row.volume if remainder == 0 else 0
+        if num_rows:
+            yield start, Box((box.offsets[0] + index, *row.offsets), (num_rows, *row.sizes))
+            start += num_rows * row.volume
             continue
         end = min(stop, (index + 1) * row.volume)
-        for place, part in boxes(row, within, end - index * row.volume):
-            yield index * row.volume + place, Box((box.offsets[0] + index, *part.offsets), (1, *part.sizes))
+        for position, part in split_rows(row, remainder, end - index * row.volume):
+            yield index * row.volume + position, Box((box.offsets[0] + index, *part.offsets), (1, *part.sizes))
         start = end
 
 
-class Stored(NamedTuple):
+class StoredPiece(NamedTuple):
     """A piece of a tensor in a checkpoint: its indices, its file, and its first byte there."""
 
     box: Box
@@ -133,10 +133,10 @@ class Checkpoint:
     facts: Mapping[str, Any]
     shapes: Mapping[str, tuple[int, ...]]
     dtypes: Mapping[str, str]
-    pieces: Mapping[str, tuple[Stored, ...]]
+    pieces: Mapping[str, tuple[StoredPiece, ...]]
     files: Mapping[str, tuple[int, str]]
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
     @property
     def step(self) -> int:
@@ -147,57 +147,57 @@ class Checkpoint:
     @classmethod
     def open(cls, folder: Path) -> "Checkpoint":
         """Return the checkpoint in a folder; ``DamagedError`` where its manifest is damaged or inconsistent."""
-        text = _small(folder / MANIFEST, MAX_MANIFEST_BYTES)
-        if _small(folder / SEAL, 200) != seal(text):
+        text = _read_small(folder / MANIFEST, MAX_MANIFEST_BYTES)
+        if _read_small(folder / SEAL, 200) != format_seal(text):
             raise DamagedError(f"{folder / MANIFEST} has the SHA-256 that {SEAL} states, met another")
-        return manifest(folder, text)
+        return read_manifest(folder, text)
 
     def verify(self) -> None:
         """Raise ``DamagedError`` unless every file is as it was written."""
         for name in self.files:
-            self.mapped(name).close()
+            self.map_file(name).close()
 
-    def mapped(self, name: str) -> mmap.mmap:
+    def map_file(self, name: str) -> mmap.mmap:
         """Return the bytes of a file as a private mapping, after comparing their SHA-256.
 
         The mapping is copy-on-write: a tensor on it never changes the file.
         """
         size, digest = self.files[name]
         path = self.folder / name
-        with _opened(path) as file:
-            if (met := os.fstat(file.fileno()).st_size) != size:
-                raise DamagedError(f"{path} has {size} bytes, met {met}")
+        with _open_file(path) as file:
+            if (num_bytes := os.fstat(file.fileno()).st_size) != size:
+                raise DamagedError(f"{path} has {size} bytes, met {num_bytes}")
             memory = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
-        if digest_of(memory) != digest:
+        if compute_digest(memory) != digest:
             memory.close()
             raise DamagedError(f"{path} has the SHA-256 that the manifest states, met another")
         return memory
 
 
-def manifest(folder: Path, text: bytes) -> Checkpoint:
+def read_manifest(folder: Path, text: bytes) -> Checkpoint:
     """Return the checkpoint in a folder whose manifest is ``text``; ``DamagedError`` where it is inconsistent."""
     try:
-        return _checked(folder, parse_json(text))
+        return _parse_manifest(folder, parse_json(text))
     except DamagedError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedError(f"{folder / MANIFEST} is a manifest of this program, met none: {error!r:.200}") from None
 
 
-def seal(manifest: bytes) -> bytes:
+def format_seal(manifest: bytes) -> bytes:
     """Return the content of the digest file beside a manifest."""
     return f"{sha256(manifest).hexdigest()}  {MANIFEST}\n".encode()
 
 
-def digest_of(data: mmap.mmap) -> str:
+def compute_digest(data: mmap.mmap) -> str:
     """Return the SHA-256 of ``data``, read in blocks."""
-    found = sha256()
+    digest = sha256()
     for start in range(0, len(data), _BLOCK):
-        found.update(data[start : start + _BLOCK])
-    return found.hexdigest()
+        digest.update(data[start : start + _BLOCK])
+    return digest.hexdigest()
 
 
-def _opened(path: Path) -> Any:
+def _open_file(path: Path) -> Any:
     """Return a regular file open for reading; ``DamagedError`` for a link, a pipe or a device."""
     try:  # O_NONBLOCK: opening a pipe would wait for a writer
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -209,60 +209,62 @@ def _opened(path: Path) -> Any:
     return os.fdopen(descriptor, "rb")
 
 
-def _small(path: Path, most: int) -> bytes:
-    with _opened(path) as file:
-        text: bytes = file.read(most + 1)
-    if len(text) > most:
-        raise DamagedError(f"{path} has at most {most} bytes, met more")
+def _read_small(path: Path, max_bytes: int) -> bytes:
+    with _open_file(path) as file:
+        text: bytes = file.read(max_bytes + 1)
+    if len(text) > max_bytes:
+        raise DamagedError(f"{path} has at most {max_bytes} bytes, met more")
     return text
 
 
-def _checked(folder: Path, document: dict[str, Any]) -> Checkpoint:
+def _parse_manifest(folder: Path, document: dict[str, Any]) -> Checkpoint:
     """Return the checkpoint that a manifest describes; ``DamagedError`` where it states what cannot be."""
     if document["version"] != VERSION:
         raise DamagedError(f"{folder / MANIFEST} has version {VERSION}, met {document['version']!r:.40}")
     shapes: dict[str, tuple[int, ...]] = {}
     dtypes: dict[str, str] = {}
     for name, (dtype, shape) in document["tensors"].items():
-        shapes[name], dtypes[name] = _sizes(shape), dtype
+        shapes[name], dtypes[name] = _check_sizes(shape), dtype
         if dtype not in ITEMSIZE:
             raise DamagedError(f"{folder / MANIFEST}: a dtype is one of {', '.join(ITEMSIZE)}, met {dtype!r:.40}")
     files: dict[str, tuple[int, str]] = {}
-    pieces: dict[str, list[Stored]] = {name: [] for name in shapes}
+    pieces: dict[str, list[StoredPiece]] = {name: [] for name in shapes}
     for name, file in document["files"].items():
-        size, digest = _sizes([file["bytes"]])[0], file["sha256"]
+        size, digest = _check_sizes([file["bytes"]])[0], file["sha256"]
         if not _FILE.fullmatch(name) or not size or not re.fullmatch("[0-9a-f]{64}", digest):
             raise DamagedError(f"{folder / MANIFEST}: a file is rank-N.bin with bytes and SHA-256, met {name!r:.80}")
         files[name] = size, digest
         for tensor, offsets, sizes, start in file["pieces"]:
-            box = Box(_sizes(offsets), _sizes(sizes))
-            end = _sizes([start])[0] + box.volume * ITEMSIZE[dtypes[tensor]]
+            box = Box(_check_sizes(offsets), _check_sizes(sizes))
+            end = _check_sizes([start])[0] + box.volume * ITEMSIZE[dtypes[tensor]]
             ends = [a + b for a, b in zip(*box, strict=True)]
             if end > size or any(a > b for a, b in zip(ends, shapes[tensor], strict=True)):
                 raise DamagedError(f"{folder / MANIFEST}: a piece lies in its file and tensor, met {tensor!r:.80}")
-            pieces[tensor].append(Stored(box, name, start))
+            pieces[tensor].append(StoredPiece(box, name, start))
     for name, shape in shapes.items():
         if sum(piece.box.volume for piece in pieces[name]) != prod(shape):
             raise DamagedError(f"{folder / MANIFEST}: pieces make up every tensor, met {name!r:.80}")
     facts = {key: value for key, value in document.items() if key not in ("tensors", "files")}
-    _sizes([facts["step"], facts["seed"]])
-    return Checkpoint(folder, facts, shapes, dtypes, {name: tuple(each) for name, each in pieces.items()}, files)
+    _check_sizes([facts["step"], facts["seed"]])
+    return Checkpoint(
+        folder, facts, shapes, dtypes, {name: tuple(stored_pieces) for name, stored_pieces in pieces.items()}, files
+    )
 
 
-def _sizes(values: list[int]) -> tuple[int, ...]:
+def _check_sizes(values: list[int]) -> tuple[int, ...]:
     """Return at most 8 counts as a tuple; ``DamagedError`` where they are no whole numbers from 0 on."""
     if len(values) > 8 or any(type(value) is not int or not 0 <= value < 2**63 for value in values):
         raise DamagedError(f"a manifest counts in whole numbers from 0 on, of 8 dims at most, met {values!r:.80}")
     return tuple(values)
 
 
-def names(place: Path) -> list[Path]:
+def list_checkpoints(place: Path) -> list[Path]:
     """Return the folders of all checkpoints in a folder, newest first, damaged ones too."""
-    found = [path for path in place.glob("step-*") if _FOLDER.fullmatch(path.name)]
-    return sorted(found, key=lambda path: int(path.name[5:]), reverse=True)
+    paths = [path for path in place.glob("step-*") if _FOLDER.fullmatch(path.name)]
+    return sorted(paths, key=lambda path: int(path.name[5:]), reverse=True)
 
 
-def last_good(place: Path) -> tuple[Checkpoint, tuple[str, ...]]:
+def find_last_good(place: Path) -> tuple[Checkpoint, tuple[str, ...]]:
     """Return the newest good checkpoint in a folder, verified, and what is wrong with newer ones.
 
     Raises
@@ -271,7 +273,7 @@ def last_good(place: Path) -> tuple[Checkpoint, tuple[str, ...]]:
         Where no checkpoint is good.
     """
     reasons: list[str] = []
-    for path in names(place):
+    for path in list_checkpoints(place):
         try:
             checkpoint = Checkpoint.open(path)
             if path.name != folder_name(checkpoint.step):
@@ -281,8 +283,8 @@ def last_good(place: Path) -> tuple[Checkpoint, tuple[str, ...]]:
             reasons.append(str(error))
         else:
             return checkpoint, tuple(reasons)
-    met = f"each is damaged: {'; '.join(reasons)}" if reasons else "met none"
-    raise ValueError(f"{place}: resuming needs a checkpoint, {met}")
+    finding = f"each is damaged: {'; '.join(reasons)}" if reasons else "met none"
+    raise ValueError(f"{place}: resuming needs a checkpoint, {finding}")
 
 
 def folder_name(step: int) -> str:
@@ -294,35 +296,35 @@ def folder_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def begin(place: Path, step: int) -> Path:
+def begin_checkpoint(place: Path, step: int) -> Path:
     """Make and return the folder for the files of a checkpoint; partial ones of a killed run are removed first."""
     place.mkdir(parents=True, exist_ok=True)
-    sweep(place)
+    sweep_partials(place)
     partial = place / (folder_name(step) + _PARTIAL)
     partial.mkdir()
     return partial
 
 
-def sweep(place: Path) -> None:
+def sweep_partials(place: Path) -> None:
     """Remove half-written and half-removed checkpoints from a folder; no run may be writing there."""
-    for left in place.glob(f"step-*{_PARTIAL}"):
-        shutil.rmtree(left)
+    for partial_folder in place.glob(f"step-*{_PARTIAL}"):
+        shutil.rmtree(partial_folder)
 
 
 def write_file(path: Path, chunks: Iterable[memoryview]) -> tuple[int, str]:
     """Write a new file, sync it to the disk, and return its size in bytes and its SHA-256."""
-    found, size = sha256(), 0
+    digest, size = sha256(), 0
     with path.open("xb") as file:
         for chunk in chunks:
             file.write(chunk)
-            found.update(chunk)
+            digest.update(chunk)
             size += len(chunk)
         file.flush()
         os.fsync(file.fileno())
-    return size, found.hexdigest()
+    return size, digest.hexdigest()
 
 
-def commit(partial: Path, document: Mapping[str, Any], keep: int) -> Path:
+def commit_checkpoint(partial: Path, document: Mapping[str, Any], keep: int) -> Path:
     """Write the manifest, give the folder its final name and return it; remove all but the newest ``keep`` checkpoints.
 
     Checkpoints of later steps go too. They must be damaged: a resumed run begins at the newest good checkpoint.
@@ -330,7 +332,7 @@ def commit(partial: Path, document: Mapping[str, Any], keep: int) -> Path:
     text = json.dumps({"version": VERSION, **document}, separators=(",", ":"), allow_nan=False).encode()
     if len(text) > MAX_MANIFEST_BYTES:
         raise CheckpointError(f"a manifest has at most {MAX_MANIFEST_BYTES} bytes, met {len(text)}: too many tensors")
-    for name, content in ((MANIFEST, text), (SEAL, seal(text))):
+    for name, content in ((MANIFEST, text), (SEAL, format_seal(text))):
         write_file(partial / name, [memoryview(content)])
     _sync(partial)  # before the rename: after a power failure a complete name must mean complete content
     final = partial.with_name(partial.name.removesuffix(_PARTIAL))
@@ -338,10 +340,10 @@ def commit(partial: Path, document: Mapping[str, Any], keep: int) -> Path:
         _discard(final)
     partial.rename(final)
     _sync(final.parent)
-    others = names(final.parent)
-    place = others.index(final)
-    for other in (*others[:place], *others[place + keep :]):
-        _discard(other)
+    checkpoints = list_checkpoints(final.parent)
+    position = checkpoints.index(final)
+    for checkpoint in (*checkpoints[:position], *checkpoints[position + keep :]):
+        _discard(checkpoint)
     return final
 
 
@@ -360,16 +362,16 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def abandon(partial: Path) -> None:
+def abandon_checkpoint(partial: Path) -> None:
     """Remove a checkpoint that could not be finished."""
     shutil.rmtree(partial, ignore_errors=True)
 
 
-def reason(error: OSError) -> str:
+def describe_error(error: OSError) -> str:
     """Return the reason of a failed write in words.
 
-    >>> reason(OSError(errno.ENOSPC, "No space left on device"))
+    >>> describe_error(OSError(errno.ENOSPC, "No space left on device"))
     'the disk is full'
     """
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return "the disk is full" if full else error.strerror or str(error)
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return "the disk is full" if is_full else error.strerror or str(error)

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from meshwise.executor.job import Job, checkpoints_folder
-from meshwise.executor.options import CONSTANT, LearningRate, RunOptions
-from meshwise.executor.training.checkpoint import Checkpoint, last_good, names
-from meshwise.executor.training.data import Text, TextFiles, text_of
+from meshwise.executor.options import CONSTANT_RATE, LearningRate, RunOptions
+from meshwise.executor.training.checkpoint import Checkpoint, find_last_good, list_checkpoints
+from meshwise.executor.training.data import Text, TextFiles, open_text
 from meshwise.simulator.models.transformer import Transformer
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Training
@@ -17,7 +17,7 @@ _TRAINING = ("global_batch", "sequence", "precision", "optimizer", "gradient_pre
 """The fields of a training step that decide the numbers that a run computes."""
 
 
-def facts(job: Job, text: Text) -> dict[str, Any]:
+def describe_run(job: Job, text: Text) -> dict[str, Any]:
     """Return what a checkpoint of a job says besides its step and tensors, as JSON-ready data.
 
     It has gone through JSON once, so that it compares equal with what a manifest reads back: lists, not tuples.
@@ -61,19 +61,19 @@ def prepare_job(
         seed=options.seed or 0,
         timeout=options.timeout,
         data=None if options.data is None else str(Path(options.data).resolve()),
-        learning_rate=options.learning_rate or CONSTANT,
+        learning_rate=options.learning_rate or CONSTANT_RATE,
         checkpoint_every=options.checkpoint_every,
         keep=options.keep,
         device=options.device,
     )
-    text = text_of(job.data, job.seed)
+    text = open_text(job.data, job.seed)
     if isinstance(text, TextFiles):
         text.check(training.sequence)
     if not options.resume:
-        if names(place):
+        if list_checkpoints(place):
             raise ValueError(f"{place} has checkpoints already; --resume goes on from them, or choose another folder")
         return job, ()
-    checkpoint, damaged = last_good(place)
+    checkpoint, damaged = find_last_good(place)
     return continue_job(job, text, options, checkpoint), damaged
 
 
@@ -89,7 +89,7 @@ def continue_job(job: Job, text: Text, options: RunOptions, checkpoint: Checkpoi
         found = [(key, checkpoint.facts[key]) for key in ("model", "training", "seed", "learning_rate", "data")]
     except (KeyError, TypeError) as error:
         raise ValueError(f"{checkpoint.folder} is a checkpoint of this program, met {error!r:.100}") from None
-    expected = facts(result, text)
+    expected = describe_run(result, text)
     differences = [text for key, value in found for text in _differences(key, value, expected[key])]
     if differences:
         raise ValueError(f"{checkpoint.folder} is of another run: {'; '.join(differences)}")
@@ -101,8 +101,10 @@ def _differences(key: str, saved: Any, expected: Any) -> list[str]:
     if not isinstance(saved, dict) or not isinstance(expected, dict):
         return [] if saved == expected else [f"its {key} is {saved!r:.60}, this run's {expected!r:.60}"]
     rows = [(field, saved.get(field), expected.get(field)) for field in {**expected, **saved} if field != "name"]
-    different = [(field, a, b) for field, a, b in rows if a != b]
-    if different and key == "data":
-        a, b = (f"{each.get('name')!r:.60} of {each.get('bytes')!r:.20} bytes" for each in (saved, expected))
+    changed_rows = [(field, a, b) for field, a, b in rows if a != b]
+    if changed_rows and key == "data":
+        a, b = (
+            f"{document.get('name')!r:.60} of {document.get('bytes')!r:.20} bytes" for document in (saved, expected)
+        )
         return [f"its data is {a}, this run's {b}, which are not the same text; --data names it"]
-    return [f"its {key} has {field} {a!r:.60}, this run's {b!r:.60}" for field, a, b in different]
+    return [f"its {key} has {field} {a!r:.60}, this run's {b!r:.60}" for field, a, b in changed_rows]

@@ -39,13 +39,13 @@ class Text(Protocol):
         """SHA-256 of all bytes."""
         ...
 
-    def rows(self, samples: NDArray[np.int64], sequence: int) -> NDArray[np.int64]:
+    def read_rows(self, samples: NDArray[np.int64], sequence: int) -> NDArray[np.int64]:
         """Return byte values ``(samples, sequence + 1)``."""
         ...
 
 
 @lru_cache(maxsize=1)
-def corpus() -> NDArray[np.int64]:
+def load_corpus() -> NDArray[np.int64]:
     """Return every topic of ``pydoc_data.topics``, sorted by name, as one array of byte values."""
     from pydoc_data.topics import topics
 
@@ -61,16 +61,16 @@ class Topics:
     @property
     def num_bytes(self) -> int:
         """The size of the text in bytes."""
-        return len(corpus())
+        return len(load_corpus())
 
     @property
     def digest(self) -> str:
         """SHA-256 of all bytes."""
-        return sha256(corpus().astype(np.uint8).tobytes()).hexdigest()
+        return sha256(load_corpus().astype(np.uint8).tobytes()).hexdigest()
 
-    def rows(self, samples: NDArray[np.int64], sequence: int) -> NDArray[np.int64]:
+    def read_rows(self, samples: NDArray[np.int64], sequence: int) -> NDArray[np.int64]:
         """Return byte values ``(samples, sequence + 1)``."""
-        text = corpus()
+        text = load_corpus()
         starts = samples * STRIDE % (len(text) - sequence)
         rows: NDArray[np.int64] = text[starts[:, None] + np.arange(sequence + 1)]
         return rows
@@ -79,14 +79,14 @@ class Topics:
 TOPICS = Topics()
 
 
-def batch(
+def load_batch(
     step: int, global_batch: int, sequence: int, text: Text = TOPICS
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the tokens and targets of a step, both ``(global_batch, sequence)``: the same for any plan."""
-    return share(step, global_batch, sequence, 0, (global_batch,), text)
+    return load_share(step, global_batch, sequence, 0, (global_batch,), text)
 
 
-def share(
+def load_share(
     step: int, global_batch: int, sequence: int, rank: int, sizes: Sequence[int], text: Text = TOPICS
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the tokens and targets of one data rank in a step: its contiguous share of the global batch.
@@ -98,11 +98,11 @@ def share(
     sizes
         Sequences of a microbatch on every data rank; all ranks run equally many microbatches.
     """
-    microbatches, left = divmod(global_batch, sum(sizes))
-    if left:
+    microbatches, remainder = divmod(global_batch, sum(sizes))
+    if remainder:
         raise ValueError(f"sum(microbatch) = {sum(sizes)} divides global_batch({global_batch})")
     start = step * global_batch + sum(sizes[:rank]) * microbatches
-    rows = text.rows(start + np.arange(sizes[rank] * microbatches), sequence)
+    rows = text.read_rows(start + np.arange(sizes[rank] * microbatches), sequence)
     return rows[:, :-1], rows[:, 1:]
 
 
@@ -123,9 +123,9 @@ class TextFiles:
 
     def __init__(self, place: str | Path, seed: int) -> None:
         self.place, self.seed = Path(place), seed
-        sized = [(str(path), _size(path)) for path in _files(self.place)]
-        self.paths = [path for path, size in sized if size]
-        self.ends = np.cumsum([0, *(size for _, size in sized if size)])
+        file_sizes = [(str(path), _read_size(path)) for path in _list_files(self.place)]
+        self.paths = [path for path, size in file_sizes if size]
+        self.ends = np.cumsum([0, *(size for _, size in file_sizes if size)])
         if not self.paths:
             raise ValueError(f"{self.place}: data is at least one file with text, met none")
 
@@ -142,75 +142,75 @@ class TextFiles:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of all bytes; ``ValueError`` where a file is not UTF-8."""
-        found = sha256()
+        hasher = sha256()
         for path in self.paths:
             decoder, start = codecs.getincrementaldecoder("utf-8")(), 0
-            for block in _blocks(path):
+            for block in _read_blocks(path):
                 try:
                     decoder.decode(block, final=not block)
                 except UnicodeDecodeError as error:
                     place = start - len(decoder.getstate()[0]) + error.start
                     raise ValueError(f"{path}: data is text in UTF-8, met {error.reason} near byte {place}") from None
-                found.update(block)
+                hasher.update(block)
                 start += len(block)
-        return found.hexdigest()
+        return hasher.hexdigest()
 
     def check(self, sequence: int) -> None:
         """Raise ``ValueError`` where the text is not UTF-8, or shorter than one sequence and the byte after it."""
         if self.num_bytes <= sequence:
-            held = f"data has at least the {sequence + 1} bytes of a sequence({sequence}) and its last target"
-            raise ValueError(f"{self.place}: {held}, met {self.num_bytes}")
+            rule = f"data has at least the {sequence + 1} bytes of a sequence({sequence}) and its last target"
+            raise ValueError(f"{self.place}: {rule}, met {self.num_bytes}")
         self.digest  # noqa: B018 - reads all of it
 
-    def rows(self, samples: NDArray[np.int64], sequence: int) -> NDArray[np.int64]:
+    def read_rows(self, samples: NDArray[np.int64], sequence: int) -> NDArray[np.int64]:
         """Return byte values ``(samples, sequence + 1)``."""
-        windows = (self.num_bytes - 1) // sequence
+        num_windows = (self.num_bytes - 1) // sequence
         result = np.empty((len(samples), sequence + 1), dtype=np.int64)
         for row, sample in zip(result, samples.tolist(), strict=True):
-            epoch, place = divmod(sample, windows)
-            self._read(permuted(place, windows, f"{self.seed} {epoch}") * sequence, row)
+            epoch, place = divmod(sample, num_windows)
+            self._read(permute_index(place, num_windows, f"{self.seed} {epoch}") * sequence, row)
         return result
 
     def _read(self, start: int, row: NDArray[np.int64]) -> None:
         """Fill ``row`` with the bytes of the text from ``start`` on."""
-        filled = 0
+        num_filled = 0
         file = int(np.searchsorted(self.ends, start, side="right")) - 1
-        while filled < len(row):
-            offset = start + filled - int(self.ends[file])
-            part = _mapped(self.paths[file])[offset : offset + len(row) - filled]
-            row[filled : filled + len(part)] = part
-            filled += len(part)
+        while num_filled < len(row):
+            offset = start + num_filled - int(self.ends[file])
+            part = _map_file(self.paths[file])[offset : offset + len(row) - num_filled]
+            row[num_filled : num_filled + len(part)] = part
+            num_filled += len(part)
             file += 1
 
 
-def text_of(data: str | None, seed: int) -> Text:
+def open_text(data: str | None, seed: int) -> Text:
     """Return the text in a file or folder, or with ``None`` Python's topics, whose order no seed changes."""
     return TOPICS if data is None else TextFiles(data, seed)
 
 
-def permuted(index: int, count: int, key: str) -> int:
+def permute_index(index: int, count: int, key: str) -> int:
     """Return the image of ``index`` under a permutation of ``range(count)`` that ``key`` decides; nothing is stored.
 
     A Feistel network permutes the numbers of the next even number of bits (Luby and Rackoff 1988, "How to construct
     pseudorandom permutations from pseudorandom functions"). It is applied until the result is below ``count`` (Black
     and Rogaway 2002, "Ciphers with arbitrary finite domains", section 3, cycle walking).
 
-    >>> sorted(permuted(index, 10, "0 0") for index in range(10)) == list(range(10))
+    >>> sorted(permute_index(index, 10, "0 0") for index in range(10)) == list(range(10))
     True
     """
     half = max(1, (count - 1).bit_length() + 1 >> 1)
     mask = (1 << half) - 1
     while True:
-        left, right = index >> half, index & mask
+        left_half, right_half = index >> half, index & mask
         for turn in range(_ROUNDS):
-            mixed = sha256(f"{key} {turn} {right}".encode()).digest()
-            left, right = right, left ^ int.from_bytes(mixed[:8]) & mask
-        index = left << half | right
+            digest = sha256(f"{key} {turn} {right_half}".encode()).digest()
+            left_half, right_half = right_half, left_half ^ int.from_bytes(digest[:8]) & mask
+        index = left_half << half | right_half
         if index < count:
             return index
 
 
-def _files(place: Path) -> Iterator[Path]:
+def _list_files(place: Path) -> Iterator[Path]:
     if not place.is_dir():
         yield place
         return
@@ -219,7 +219,7 @@ def _files(place: Path) -> Iterator[Path]:
         yield from (Path(folder, name) for name in sorted(names) if not name.startswith("."))
 
 
-def _size(path: Path) -> int:
+def _read_size(path: Path) -> int:
     try:
         status = path.stat()
     except OSError as error:
@@ -229,7 +229,7 @@ def _size(path: Path) -> int:
     return status.st_size
 
 
-def _blocks(path: str) -> Iterator[bytes]:
+def _read_blocks(path: str) -> Iterator[bytes]:
     """Yield the bytes of a file in blocks; the last block is empty."""
     try:
         with open(path, "rb") as file:
@@ -242,5 +242,5 @@ def _blocks(path: str) -> Iterator[bytes]:
 
 
 @lru_cache(maxsize=64)  # each holds a file open
-def _mapped(path: str) -> NDArray[np.uint8]:
+def _map_file(path: str) -> NDArray[np.uint8]:
     return np.memmap(path, dtype=np.uint8, mode="r")

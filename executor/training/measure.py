@@ -16,20 +16,20 @@ from torch.nn.parallel import DistributedDataParallel
 
 from meshwise.executor.job import Job, checkpoints_folder, metrics_file, result_file, tensors_file
 from meshwise.executor.parallel.sharded_states import ShardedOptimizer
-from meshwise.executor.recording.accelerator import Accelerator, Held
-from meshwise.executor.recording.profiled import profiled
+from meshwise.executor.recording.accelerator import Accelerator, DeviceMemory
+from meshwise.executor.recording.profiled import profile_steps
 from meshwise.executor.recording.rank_files import Heartbeat
 from meshwise.executor.recording.recorder import Recorder
-from meshwise.executor.recording.tensors import local
+from meshwise.executor.recording.tensors import to_local
 from meshwise.executor.training import shards
-from meshwise.executor.training.optimizer import states
+from meshwise.executor.training.optimizer import read_states
 from meshwise.executor.training.trainer import Trainer
 from meshwise.executor.training.unflushed import UnflushedTrainer
 from meshwise.simulator.program import Category
 from meshwise.strategies.plan.mesh import TENSOR
 
 
-def measure(job: Job, folder: Path, heartbeat: Heartbeat, rank: int, accelerator: Accelerator) -> None:
+def measure_job(job: Job, folder: Path, heartbeat: Heartbeat, rank: int, accelerator: Accelerator) -> None:
     """Train as ``job`` says and write this rank's results into ``folder``."""
     warnings.filterwarnings("ignore", category=UserWarning)
     heartbeat.step = -1
@@ -39,15 +39,15 @@ def measure(job: Job, folder: Path, heartbeat: Heartbeat, rank: int, accelerator
     trainer = kind(job, Recorder(heartbeat, accelerator.synchronise), accelerator)
     if job.resume is not None:
         heartbeat.beat("resume")
-        shards.load(trainer, Path(job.resume))
-    held = timed_steps(trainer, folder, rank)
+        shards.load_checkpoint(trainer, Path(job.resume))
+    memory = run_timed_steps(trainer, folder, rank)
     if job.dump:
         _dump(trainer, tensors_file(folder, rank))
     if job.profile:
-        result_file(folder, rank).write_text(json.dumps(profiled_step(trainer) | described(held)))
+        result_file(folder, rank).write_text(json.dumps(profile_step(trainer) | describe_memory(memory)))
 
 
-def timed_steps(trainer: Trainer, folder: Path, rank: int) -> Held | None:
+def run_timed_steps(trainer: Trainer, folder: Path, rank: int) -> DeviceMemory | None:
     """Run the steps of the job, write a line of metrics after each, and return the device memory that they took.
 
     The first step, which makes the optimizer states, does not count in the peak, unless it is the only one.
@@ -58,44 +58,54 @@ def timed_steps(trainer: Trainer, folder: Path, rank: int) -> Held | None:
     with metrics_file(folder, rank).open("w") as metrics:
         for step in range(job.first_step, job.steps):
             heartbeat.step = step
-            loss, seconds = timed(accelerator, lambda: trainer.step(heartbeat.step))
+            loss, seconds = time_step(accelerator, lambda: trainer.step(heartbeat.step))
             metrics.write(json.dumps({"step": step, "loss": loss, "seconds": seconds}) + "\n")
             metrics.flush()
             if step == job.first_step < job.steps - 1:
                 accelerator.reset_peak()
-            done = step + 1
-            if job.checkpoint_every and (done % job.checkpoint_every == 0 or done == job.steps):
+            num_done = step + 1
+            if job.checkpoint_every and (num_done % job.checkpoint_every == 0 or num_done == job.steps):
                 heartbeat.beat("checkpoint")
-                shards.save(trainer, done, checkpoints_folder(folder))
-    return accelerator.held()
+                shards.save_checkpoint(trainer, num_done, checkpoints_folder(folder))
+    return accelerator.read_memory()
 
 
-def timed(accelerator: Accelerator, step: Callable[[], float | None]) -> tuple[float | None, float]:
+def time_step(accelerator: Accelerator, step: Callable[[], float | None]) -> tuple[float | None, float]:
     """Return the loss of a step, and its seconds until the device has finished."""
     losses: list[float | None] = []
-    seconds = accelerator.timer.once(lambda: losses.append(step()))
+    seconds = accelerator.timer.measure_once(lambda: losses.append(step()))
     return losses[0], seconds
 
 
-def described(held: Held | None) -> dict[str, Any]:
+def describe_memory(memory: DeviceMemory | None) -> dict[str, Any]:
     """Return the entry of a rank's result file for its device memory."""
-    return {"held": None if held is None else held._asdict()}
+    return {"held": None if memory is None else memory._asdict()}
 
 
-def profiled_step(trainer: Trainer) -> dict[str, Any]:
+def profile_step(trainer: Trainer) -> dict[str, Any]:
     """Return spans and memory of a profiled step, which is not among the timed ones, and the peak bytes on the host."""
-    once = trainer.job.plan.asynchronous  # then gradients live on between steps, and nothing is dropped before one
-    before: Callable[[], object] = (lambda: None) if once else trainer.zero_gradients
-    before()
+    single_step = (
+        trainer.job.plan.asynchronous
+    )  # then gradients live on between steps, and nothing is dropped before one
+    prepare_step: Callable[[], object] = (lambda: None) if single_step else trainer.zero_gradients
+    prepare_step()
     steps = count(trainer.job.steps)
     gradients = lambda: (p.grad for p in trainer.parameters if p.grad is not None)  # noqa: E731
     accelerator = trainer.accelerator
-    step, held = (lambda: trainer.step(next(steps))), resident(trainer)
-    found = profiled(step, trainer.recorder, accelerator, held, gradients, before=before, once=once)
-    return found | {"host": trainer.host.peak}
+    step, resident_bytes = (lambda: trainer.step(next(steps))), count_resident_bytes(trainer)
+    result = profile_steps(
+        step,
+        trainer.recorder,
+        accelerator,
+        resident_bytes,
+        gradients,
+        prepare_step=prepare_step,
+        single_step=single_step,
+    )
+    return result | {"host": trainer.host.peak_bytes}
 
 
-def resident(trainer: Trainer) -> dict[str, int]:
+def count_resident_bytes(trainer: Trainer) -> dict[str, int]:
     """Return the bytes of this rank that live from step to step, by category.
 
     Gradients are among them where DistributedDataParallel keeps them in buckets. Other bytes of the device's allocator,
@@ -103,25 +113,31 @@ def resident(trainer: Trainer) -> dict[str, int]:
     """
     networks = trainer.networks
     buckets = [module for module in trainer.modules.values() if isinstance(module, DistributedDataParallel)]
-    found: dict[str, int] = {
+    category_bytes: dict[str, int] = {
         Category.PARAMETERS: nbytes(
-            p for n in networks.values() for p in n.parameters() if not trainer.host.holds(local(p.detach()))
+            p for n in networks.values() for p in n.parameters() if not trainer.host.holds(to_local(p.detach()))
         ),
-        Category.GRADIENTS: sum(local(p).numel() * p.element_size() for module in buckets for p in module.parameters()),
+        Category.GRADIENTS: sum(
+            to_local(p).numel() * p.element_size() for module in buckets for p in module.parameters()
+        ),
         Category.OPTIMIZER: nbytes(
             value
-            for values in states(trainer.optimizer).values()
+            for values in read_states(trainer.optimizer).values()
             for value in values.values()
             if isinstance(value, Tensor)
         ),
     }
-    held = trainer.accelerator.held()
-    return found if held is None else found | {Category.BUFFERS: max(held.now - sum(found.values()), 0)}
+    memory = trainer.accelerator.read_memory()
+    return (
+        category_bytes
+        if memory is None
+        else category_bytes | {Category.BUFFERS: max(memory.now - sum(category_bytes.values()), 0)}
+    )
 
 
 def nbytes(tensors: Iterable[Tensor]) -> int:
     """Return the bytes of the storages of ``tensors``; a storage that several tensors share counts once."""
-    storages = {storage.data_ptr(): storage.nbytes() for storage in (local(t).untyped_storage() for t in tensors)}
+    storages = {storage.data_ptr(): storage.nbytes() for storage in (to_local(t).untyped_storage() for t in tensors)}
     return sum(storages.values())
 
 
@@ -132,13 +148,13 @@ def _dump(trainer: Trainer, path: Path) -> None:
         trainer.optimizer.gather_gradients()
     for network in trainer.networks.values():
         for name, parameter in network.model_parameters():
-            arrays[f"parameter {name}"] = _whole(parameter.detach())
+            arrays[f"parameter {name}"] = _gather_tensor(parameter.detach())
             if parameter.grad is not None:
-                arrays[f"gradient {name}"] = _whole(parameter.grad)
+                arrays[f"gradient {name}"] = _gather_tensor(parameter.grad)
     if trainer.mesh[TENSOR].get_local_rank() == 0:
         np.savez(path, **arrays)
 
 
-def _whole(tensor: Tensor) -> Any:
+def _gather_tensor(tensor: Tensor) -> Any:
     with torch.no_grad():
         return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).cpu().numpy()

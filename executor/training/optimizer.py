@@ -21,23 +21,31 @@ from torch.distributed.tensor import DTensor
 
 from meshwise.executor.options import PEAKS
 from meshwise.executor.parallel.data_parallel import Unit
-from meshwise.executor.parallel.sharded_states import Kind, ShardedOptimizer, SplitOptimizer, States, whole
+from meshwise.executor.parallel.sharded_states import (
+    OptimizerKind,
+    ShardedOptimizer,
+    SplitOptimizer,
+    StatePlacement,
+    list_ranges,
+)
 from meshwise.executor.recording.accelerator import CORE
-from meshwise.executor.recording.tensors import fill, flatten, local
+from meshwise.executor.recording.tensors import fill, flatten, to_local
 from meshwise.strategies.plan.plan import Plan
 
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "adamw": (torch.optim.AdamW, {"lr": PEAKS["adamw"]}),
     "sgd": (torch.optim.SGD, {"lr": PEAKS["sgd"], "momentum": 0.9}),
 }
-PLAIN = CORE.optimizer_options
+PLAIN_OPTIONS = CORE.optimizer_options
 """Options of an optimizer that updates one parameter and runs one operation after the other."""
 
 
-def kind_of(name: str, how: Mapping[str, Any] = PLAIN) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+def find_optimizer(
+    name: str, implementation: Mapping[str, Any] = PLAIN_OPTIONS
+) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
     """Return the class of an optimizer and its options, among them those that choose torch's ``implementation``."""
-    kind, options = OPTIMIZERS[name]
-    return kind, {**options, **how}
+    optimizer_class, options = OPTIMIZERS[name]
+    return optimizer_class, {**options, **implementation}
 
 
 SERVER = "parameter_server"
@@ -72,13 +80,13 @@ class ServerOptimizer:
         """Update all parameters and broadcast them."""
         if self.optim is not None:
             self.optim.step()
-        parts = [local(parameter.detach()) for parameter in self.parameters]
+        parts = [to_local(parameter.detach()) for parameter in self.parameters]
         flat = flatten(parts)
         dist.broadcast(flat, dist.get_global_rank(self.group, 0), group=self.group)
         fill(parts, flat)
 
 
-class Several:
+class CombinedOptimizer:
     """Several optimizers of different parameters, used as one."""
 
     def __init__(self, optimizers: Sequence[Any]) -> None:
@@ -87,32 +95,32 @@ class Several:
     @property
     def state(self) -> dict[Any, dict[str, Any]]:
         """Optimizer states of all parameters that this rank updates."""
-        parts = (states(each) for each in self.optimizers)
+        parts = (read_states(member) for member in self.optimizers)
         return {parameter: values for part in parts for parameter, values in part.items()}
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """The parameter groups of all optimizers, with their learning rates."""
-        return [group for each in self.optimizers for group in each.param_groups]
+        return [group for member in self.optimizers for group in member.param_groups]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop every gradient."""
-        for each in self.optimizers:
-            each.zero_grad(set_to_none=set_to_none)
+        for member in self.optimizers:
+            member.zero_grad(set_to_none=set_to_none)
 
     def step(self) -> None:
         """Update all parameters."""
-        for each in self.optimizers:
-            each.step()
+        for member in self.optimizers:
+            member.step()
 
 
-def build(
+def build_optimizer(
     name: str,
     plan: Plan,
     parameters: Sequence[nn.Parameter],
     group: dist.ProcessGroup,
-    states: States | None = None,
-    how: Mapping[str, Any] = PLAIN,
+    placement: StatePlacement | None = None,
+    implementation: Mapping[str, Any] = PLAIN_OPTIONS,
 ) -> Any:
     """Return the optimizer ``name`` of one rank's parameters, of which every rank of ``group`` has a replica.
 
@@ -123,33 +131,35 @@ def build(
     implementation
         Options that choose one of torch's implementations.
     """
-    make, options = kind_of(name, how)
-    serves = plan.gradient_reduction == SERVER and group.size() > 1
+    optimizer_class, options = find_optimizer(name, implementation)
+    has_server = plan.gradient_reduction == SERVER and group.size() > 1
     optim: Any = None
-    if not serves or group.rank() == 0:
-        if states is None:
-            optim = make(parameters, **options)
+    if not has_server or group.rank() == 0:
+        if placement is None:
+            optim = optimizer_class(parameters, **options)
         else:
-            optim = SplitOptimizer(whole(parameters), Kind(make, options), states)
-    return ServerOptimizer(parameters, optim, group) if serves else optim
+            optim = SplitOptimizer(list_ranges(parameters), OptimizerKind(optimizer_class, options), placement)
+    return ServerOptimizer(parameters, optim, group) if has_server else optim
 
 
-def sharded(name: str, units: Sequence[Unit], states: States, how: Mapping[str, Any] = PLAIN) -> ShardedOptimizer:
+def build_sharded(
+    name: str, units: Sequence[Unit], placement: StatePlacement, implementation: Mapping[str, Any] = PLAIN_OPTIONS
+) -> ShardedOptimizer:
     """Return the optimizer ``name`` whose states are sharded over ranks (ZeRO 1)."""
-    return ShardedOptimizer(units, Kind(*kind_of(name, how)), states)
+    return ShardedOptimizer(units, OptimizerKind(*find_optimizer(name, implementation)), placement)
 
 
-def inner(optimizer: Any) -> Iterator[Any]:
+def unwrap_optimizers(optimizer: Any) -> Iterator[Any]:
     """Yield the optimizers that hold this rank's states: those inside combined, server and sharded optimizers."""
-    for each in optimizer.optimizers if isinstance(optimizer, Several) else (optimizer,):
-        if isinstance(each, ServerOptimizer | ShardedOptimizer):
-            if each.optim is not None:
-                yield each.optim
+    for member in optimizer.optimizers if isinstance(optimizer, CombinedOptimizer) else (optimizer,):
+        if isinstance(member, ServerOptimizer | ShardedOptimizer):
+            if member.optim is not None:
+                yield member.optim
         else:
-            yield each
+            yield member
 
 
-def states(optimizer: Any) -> Any:
+def read_states(optimizer: Any) -> Any:
     """Return the state tensors by name, of every parameter whose states this rank has."""
     return optimizer.state
 
@@ -166,7 +176,7 @@ _EPSILON = 1e-6
 """What ``torch.nn.utils.clip_grad_norm_`` adds to the norm."""
 
 
-class Part(NamedTuple):
+class GradientPart(NamedTuple):
     """The part of a parameter's gradient that a rank has, and the axes along which other ranks have other parts."""
 
     parameter: nn.Parameter
@@ -174,15 +184,19 @@ class Part(NamedTuple):
     axes: tuple[str, ...]
 
 
-def whole_parts(parameters: Iterable[nn.Parameter]) -> Iterator[Part]:
+def list_gradient_parts(parameters: Iterable[nn.Parameter]) -> Iterator[GradientPart]:
     """Yield this rank's part of every gradient; parameters without a gradient are left out."""
     for parameter in parameters:
         if parameter.grad is not None:
-            yield Part(parameter, local(parameter.grad), cut_axes(parameter.grad))
+            yield GradientPart(parameter, to_local(parameter.grad), list_cut_axes(parameter.grad))
 
 
-def clip(
-    parts: Sequence[Part], mesh: DeviceMesh, sums: tuple[str, ...], over: str, copies: Collection[nn.Parameter] = ()
+def clip_gradients(
+    parts: Sequence[GradientPart],
+    mesh: DeviceMesh,
+    sum_axes: tuple[str, ...],
+    stage_axis: str,
+    copies: Collection[nn.Parameter] = (),
 ) -> float:
     """Scale gradients in place and return their global norm as it was before.
 
@@ -199,43 +213,43 @@ def clip(
     copies
         Parameters of which another rank has a second copy: only that copy counts in the norm.
     """
-    uncounted = {id(copy) for copy in copies}
-    counted = (part for part in parts if id(part.parameter) not in uncounted)
-    squares = _squares(counted, torch.device(mesh.device_type))
+    copy_ids = {id(copy) for copy in copies}
+    counted_parts = (part for part in parts if id(part.parameter) not in copy_ids)
+    squares = _sum_squares(counted_parts, torch.device(mesh.device_type))
     with torch.no_grad():
-        for axis in sums:
-            cut = [key for key in squares if axis in key]
-            if cut:  # one all-reduce an axis for all sums: every rank has the same keys, so the order agrees
-                together = torch.stack([squares[key] for key in cut])
-                dist.all_reduce(together, group=mesh[axis].get_group())
-                squares |= dict(zip(cut, together, strict=True))
+        for axis in sum_axes:
+            cut_keys = [key for key in squares if axis in key]
+            if cut_keys:  # one all-reduce an axis for all sums: every rank has the same keys, so the order agrees
+                stacked_squares = torch.stack([squares[key] for key in cut_keys])
+                dist.all_reduce(stacked_squares, group=mesh[axis].get_group())
+                squares |= dict(zip(cut_keys, stacked_squares, strict=True))
         total = sum(squares.values(), torch.zeros((), dtype=torch.float64, device=mesh.device_type))
-        dist.all_reduce(total, group=mesh[over].get_group())
+        dist.all_reduce(total, group=mesh[stage_axis].get_group())
         norm = float(total.sqrt())
         for part in parts:
-            part.values.mul_(scale(norm))
+            part.values.mul_(clipping_factor(norm))
     return norm
 
 
-def scale(norm: float) -> float:
+def clipping_factor(norm: float) -> float:
     """Return the factor that clips gradients of a norm.
 
-    >>> scale(0.5), round(scale(4.0), 6)
+    >>> clipping_factor(0.5), round(clipping_factor(4.0), 6)
     (1.0, 0.25)
     """
     return min(1.0, MAX_NORM / (norm + _EPSILON))
 
 
-def _squares(parts: Iterable[Part], device: torch.device) -> dict[tuple[str, ...], Tensor]:
+def _sum_squares(parts: Iterable[GradientPart], device: torch.device) -> dict[tuple[str, ...], Tensor]:
     """Return the sum of squares of this rank's parts of gradients, by the axes along which these are cut."""
-    found: dict[tuple[str, ...], Tensor] = {}
+    sums: dict[tuple[str, ...], Tensor] = {}
     for part in parts:
         square = part.values.double().square().sum().to(device)
-        found[part.axes] = found[part.axes] + square if part.axes in found else square
-    return found
+        sums[part.axes] = sums[part.axes] + square if part.axes in sums else square
+    return sums
 
 
-def cut_axes(gradient: Tensor) -> tuple[str, ...]:
+def list_cut_axes(gradient: Tensor) -> tuple[str, ...]:
     """Return the names of the axes along which ranks hold different parts of a gradient."""
     if not isinstance(gradient, DTensor):
         return ()

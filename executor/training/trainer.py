@@ -22,20 +22,20 @@ from meshwise.executor.parallel.data_parallel import (
     Unit,
     average,
     average_on_server,
+    find_sharing,
     reduces_itself,
-    sharing,
 )
-from meshwise.executor.parallel.expert_parallel import apart
-from meshwise.executor.parallel.offload import ActivationOffload, HostMemory, layers_away
-from meshwise.executor.parallel.sharded_states import ShardedOptimizer, States, average_own, main_type
+from meshwise.executor.parallel.expert_parallel import split_experts
+from meshwise.executor.parallel.offload import ActivationOffload, HostMemory, count_offloaded_layers
+from meshwise.executor.parallel.sharded_states import ShardedOptimizer, StatePlacement, average_shard, main_dtype
 from meshwise.executor.parallel.tied import TiedTable
 from meshwise.executor.recording.accelerator import CORE, Accelerator
-from meshwise.executor.recording.private_torch import QuietStage, reduce_shards, runtime
+from meshwise.executor.recording.private_torch import QuietStage, build_runtime, reduce_shards
 from meshwise.executor.recording.recorder import Recorder
-from meshwise.executor.recording.tensors import local
+from meshwise.executor.recording.tensors import to_local
 from meshwise.executor.training import data, optimizer
-from meshwise.executor.training.data import text_of
-from meshwise.executor.training.optimizer import Part, clip, whole_parts
+from meshwise.executor.training.data import open_text
+from meshwise.executor.training.optimizer import GradientPart, clip_gradients, list_gradient_parts
 from meshwise.simulator.program import TaskKind
 from meshwise.strategies.plan.mesh import (
     AXES,
@@ -46,10 +46,10 @@ from meshwise.strategies.plan.mesh import (
     PIPELINE,
     TENSOR,
     TENSOR_ROWS,
-    data_ranks,
+    list_data_ranks,
 )
-from meshwise.strategies.plan.plan import Plan, blocks_on_host
-from meshwise.strategies.plan.recomputation import of_stage
+from meshwise.strategies.plan.plan import Plan, count_host_blocks
+from meshwise.strategies.plan.recomputation import find_stage_recompute
 from meshwise.strategies.schedules.schedule import ActionKind
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
@@ -65,12 +65,12 @@ class MeasuredStage(QuietStage):
     """
 
     recorder: Recorder
-    turning: frozenset[int]
+    turn_microbatches: frozenset[int]
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Run and record one forward pass."""
-        if isinstance(self.submod, fully_sharded.Whole):
-            self.submod.prepare_forward(turns=fwd_chunk_id in self.turning)
+        if isinstance(self.submod, fully_sharded.OpaqueStage):
+            self.submod.prepare_forward(turns=fwd_chunk_id in self.turn_microbatches)
         with self.recorder.span(TaskKind.FORWARD, self.stage_index, fwd_chunk_id):
             output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         if self.is_last:  # backward starts from the loss and never reads the logits: free their memory now
@@ -79,12 +79,12 @@ class MeasuredStage(QuietStage):
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Run and record one backward pass."""
-        if isinstance(self.submod, fully_sharded.Whole):
-            self.submod.prepare_backward(last=kwargs["last_backward"])
+        if isinstance(self.submod, fully_sharded.OpaqueStage):
+            self.submod.prepare_backward(is_last=kwargs["last_backward"])
         with self.recorder.span(TaskKind.BACKWARD, self.stage_index, bwd_chunk_id):
             result = super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
             if kwargs.get("full_backward", True):
-                reduce_shards(self.submod, last=kwargs["last_backward"])
+                reduce_shards(self.submod, is_last=kwargs["last_backward"])
         # the stage's input is a receive buffer, which would keep its gradient to the end of the step
         for value in self.backward_state.get(bwd_chunk_id, ((),))[0]:
             value.grad = None
@@ -94,7 +94,7 @@ class MeasuredStage(QuietStage):
         """Run and record the weight gradients of one backward pass."""
         with self.recorder.span(TaskKind.WEIGHT_GRADIENT, self.stage_index, bwd_chunk_id):
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
-            reduce_shards(self.submod, last=last_backward)
+            reduce_shards(self.submod, is_last=last_backward)
 
 
 class Trainer:
@@ -103,27 +103,27 @@ class Trainer:
     def __init__(self, job: Job, recorder: Recorder, accelerator: Accelerator = CORE) -> None:
         plan = job.plan
         self.job, self.recorder, self.accelerator = job, recorder, accelerator
-        self.text = text_of(job.data, job.seed)
+        self.text = open_text(job.data, job.seed)
         self.mesh = _device_mesh(plan, accelerator.device.type)
         if plan.pipeline > 1:  # NCCL needs a first message among all ranks of a group before any between two
             dist.all_reduce(torch.zeros((), device=accelerator.device), group=self.mesh[PIPELINE].get_group())
         self.host = HostMemory(recorder, accelerator)
         self.position = self.mesh[PIPELINE].get_local_rank()
         self.activations = ActivationOffload(plan, self.position, self.host)
-        self.sharing = sharing(self.mesh, DATA)
-        self.expert_sharing = sharing(self.mesh, EXPERT_DATA) if plan.expert > 1 else self.sharing
-        self.data_rank = int(data_ranks(plan.mesh)[self.mesh.get_rank()])
-        stages = plan.actions.stages_of(self.position)
-        self.networks = {stage: self._network(stage) for stage in stages}
+        self.sharing = find_sharing(self.mesh, DATA)
+        self.expert_sharing = find_sharing(self.mesh, EXPERT_DATA) if plan.expert > 1 else self.sharing
+        self.data_rank = int(list_data_ranks(plan.mesh)[self.mesh.get_rank()])
+        stages = plan.actions.list_stages(self.position)
+        self.networks = {stage: self._build_network(stage) for stage in stages}
         self.table = TiedTable(plan, self.networks) if job.spec.tied_embeddings else None
         self.modules = {stage: self._replicate(stage, network) for stage, network in self.networks.items()}
         sizes = plan.microbatch if isinstance(plan.microbatch, tuple) else (plan.microbatch,) * plan.data
         self.sizes, self.microbatch = sizes, sizes[self.data_rank]
         self.reducer = GradientReducer(self._reduction, plan.overlap_gradients)
-        self.runtime = runtime(
-            [self._stage(stage) for stage in stages], plan.actions, self._loss, self._reduce_gradients
+        self.runtime = build_runtime(
+            [self._build_stage(stage) for stage in stages], plan.actions, self._compute_loss, self._reduce_gradients
         )
-        self.optimizer = self._optimizer()
+        self.optimizer = self._build_optimizer()
         self.is_first, self.is_last = 0 in stages, len(plan.stages) - 1 in stages
 
     @property
@@ -131,30 +131,38 @@ class Trainer:
         """Every parameter of this rank, each once."""
         return list(dict.fromkeys(p for network in self.networks.values() for p in network.parameters()))
 
-    def _optimizer(self) -> Any:
-        name, plan, states = self.job.training.optimizer, self.job.plan, self._states()
-        how = self.accelerator.optimizer_options
+    def _build_optimizer(self) -> Any:
+        name, plan, placement = self.job.training.optimizer, self.job.plan, self._place_states()
+        implementation = self.accelerator.optimizer_options
         if self._shares_states:
-            units = [unit for stage in self.networks for unit in self._units(stage)]
-            return optimizer.sharded(name, [*units, *self._late_units], states or States(self.host), how)
-        built = [
-            optimizer.build(name, plan, parameters, each.shards.get_group(), states, how)
-            for parameters, each in zip(apart(self.parameters), (self.sharing, self.expert_sharing), strict=True)
+            units = [unit for stage in self.networks for unit in self._list_units(stage)]
+            return optimizer.build_sharded(
+                name, [*units, *self._late_units], placement or StatePlacement(self.host), implementation
+            )
+        optimizers = [
+            optimizer.build_optimizer(
+                name, plan, parameters, group_sharing.shards.get_group(), placement, implementation
+            )
+            for parameters, group_sharing in zip(
+                split_experts(self.parameters), (self.sharing, self.expert_sharing), strict=True
+            )
             if parameters
         ]
-        return built[0] if len(built) == 1 else optimizer.Several(built)
+        return optimizers[0] if len(optimizers) == 1 else optimizer.CombinedOptimizer(optimizers)
 
-    def _network(self, stage: int) -> Network:
+    def _build_network(self, stage: int) -> Network:
         job = self.job
         blocks = job.plan.stages[stage].blocks
-        how = of_stage(job.plan.recompute, stage), self.recorder.checkpoint_contexts
+        recompute_arguments = find_stage_recompute(job.plan.recompute, stage), self.recorder.make_checkpoint_contexts
         with self.accelerator.device:
             splits = job.plan.splits_backward
-            network = Network(job.spec, job.training.sequence, blocks, *how, splits_backward=splits)
+            network = Network(job.spec, job.training.sequence, blocks, *recompute_arguments, splits_backward=splits)
         dtype = DTYPES[job.training.precision]
-        network.to(main_type(dtype) if self._fully_sharded(stage) else dtype)  # `fully_shard`'s shards are main weights
+        network.to(
+            main_dtype(dtype) if self._fully_sharded(stage) else dtype
+        )  # `fully_shard`'s shards are main weights
         self._initialize(network)
-        network.keeping = partial(self._keeping, network)
+        network.make_layer_context = partial(self._make_layer_context, network)
         if job.plan.tensor > 1:
             tensor_parallel.apply(network, self.mesh[TENSOR], job.plan.sequence_parallel)
         if job.spec.experts is not None:
@@ -173,15 +181,15 @@ class Trainer:
     def _fully_sharded(self, stage: int) -> bool:
         """Return whether ``fully_shard`` has the parameters of a stage: with ZeRO 2 and 3, or blocks on the host."""
         plan = self.job.plan
-        return (plan.zero >= 2 and plan.shards > 1) or blocks_on_host(plan, stage) > 0
+        return (plan.zero >= 2 and plan.shards > 1) or count_host_blocks(plan, stage) > 0
 
-    def _keeping(self, network: Network, number: int, layer: nn.Module) -> AbstractContextManager[None]:
+    def _make_layer_context(self, network: Network, number: int, layer: nn.Module) -> AbstractContextManager[None]:
         """Return the context under which a layer runs forward, which may move its activations to the host."""
-        away = layers_away(self.job.plan, self.position, len(network.layers))
-        if number >= away:
+        num_offloaded = count_offloaded_layers(self.job.plan, self.position, len(network.layers))
+        if number >= num_offloaded:
             return nullcontext()
         name = list(network.layers)[number]
-        return self.activations.layer(layer, f"layers.{name}", away - 1 - number)
+        return self.activations.offload_layer(layer, f"layers.{name}", num_offloaded - 1 - number)
 
     @property
     def _shares_states(self) -> bool:
@@ -193,55 +201,61 @@ class Trainer:
         """The function that begins to reduce the gradients of a unit."""
         if self.job.plan.gradient_reduction == optimizer.SERVER:
             return average_on_server
-        return average_own if self._shares_states else average
+        return average_shard if self._shares_states else average
 
-    def _states(self) -> States | None:
+    def _place_states(self) -> StatePlacement | None:
         """Return where optimizer states are; ``None`` where they are beside the parameters, of the same precision."""
         offload = self.job.plan.offload
-        on_host = offload.at("optimizer", self.position)
+        on_host = offload.fraction_at("optimizer", self.position)
         if not on_host and DTYPES[self.job.training.precision].itemsize > 2:
             return None
-        return States(self.host, on_host, offload.step)
+        return StatePlacement(self.host, on_host, offload.step)
 
     def _replicate(self, stage: int, network: Network) -> nn.Module:
         plan, dtype = self.job.plan, DTYPES[self.job.training.precision]
         if self._fully_sharded(stage):
             experts = self.expert_sharing.states if plan.expert > 1 else None
-            away = blocks_on_host(plan, stage)
-            reshard = plan.reshard_after_forward and (plan.zero == 3 or away > 0)
-            mixed = fully_sharded.mixed(dtype) if dtype.itemsize == 2 else None
+            num_offloaded = count_host_blocks(plan, stage)
+            reshard = plan.reshard_after_forward and (plan.zero == 3 or num_offloaded > 0)
+            precision = fully_sharded.mixed_precision(dtype) if dtype.itemsize == 2 else None
             mesh = self.sharing.states
             fully_sharded.shard(
-                network, mesh, experts=experts, reshard=reshard, precision=mixed, away=away, host=self.host
+                network,
+                mesh,
+                experts=experts,
+                reshard=reshard,
+                precision=precision,
+                num_offloaded=num_offloaded,
+                host=self.host,
             )
-            return network if plan.splits_backward else fully_sharded.Whole(network, reshard=reshard)
-        if plan.replicas == 1 or not self._in_buckets:
+            return network if plan.splits_backward else fully_sharded.OpaqueStage(network, reshard=reshard)
+        if plan.replicas == 1 or not self._uses_buckets:
             return network
         group = self.sharing.replicas.get_group()
         return DistributedDataParallel(network, process_group=group, gradient_as_bucket_view=True)
 
     @property
-    def _in_buckets(self) -> bool:
+    def _uses_buckets(self) -> bool:
         """Whether DistributedDataParallel averages gradients as backward makes them.
 
         It takes plain tensors that one stage uses, and reduces them in the precision of the parameters, which is not
         enough for 16 bits.
         """
         plan = self.job.plan
-        whole = DTYPES[self.job.training.precision].itemsize > 2
-        plain = plan.tensor == plan.expert == 1 and self._shared_table is None and whole
-        decentral = plan.gradient_reduction != optimizer.SERVER
-        in_time = plan.overlap_gradients and not plan.splits_backward
-        return plain and decentral and in_time and not self._shares_states
+        is_wide = DTYPES[self.job.training.precision].itemsize > 2
+        is_plain = plan.tensor == plan.expert == 1 and self._shared_table is None and is_wide
+        is_decentral = plan.gradient_reduction != optimizer.SERVER
+        is_overlapped = plan.overlap_gradients and not plan.splits_backward
+        return is_plain and is_decentral and is_overlapped and not self._shares_states
 
-    def _stage(self, index: int) -> MeasuredStage:
+    def _build_stage(self, index: int) -> MeasuredStage:
         plan, training, hidden = self.job.plan, self.job.training, self.job.spec.hidden
         dtype = DTYPES[training.precision]
-        held = training.sequence // plan.context
-        length = held // (plan.tensor if plan.sequence_parallel else 1)
-        tokens = torch.empty(self.microbatch, held, dtype=torch.int64, device="meta")
-        between = torch.empty(self.microbatch, length, hidden, dtype=dtype, device="meta", requires_grad=True)
-        logits = torch.empty(self.microbatch, held, self.job.spec.vocab, dtype=dtype, device="meta")
+        num_tokens = training.sequence // plan.context
+        length = num_tokens // (plan.tensor if plan.sequence_parallel else 1)
+        tokens = torch.empty(self.microbatch, num_tokens, dtype=torch.int64, device="meta")
+        boundary = torch.empty(self.microbatch, length, hidden, dtype=dtype, device="meta", requires_grad=True)
+        logits = torch.empty(self.microbatch, num_tokens, self.job.spec.vocab, dtype=dtype, device="meta")
         stage = MeasuredStage(
             self.modules[index],
             index,
@@ -249,21 +263,27 @@ class Trainer:
             self.accelerator.device,
             # shapes are stated: torch's own inference of them runs a backward pass, which DistributedDataParallel
             # counts as the first ("rebuilt parameter indices size is not same")
-            input_args=tokens if index == 0 else between,
-            output_args=logits if index == len(plan.stages) - 1 else between,
+            input_args=tokens if index == 0 else boundary,
+            output_args=logits if index == len(plan.stages) - 1 else boundary,
             group=self.mesh[PIPELINE].get_group(),
         )
         stage.recorder = self.recorder
-        following = pairwise(plan.actions.orders[self.position])
-        turns = (one for one, two in following if (one.kind, two.kind) == _TURN and one.stage == two.stage == index)
-        stage.turning = frozenset(one.microbatch for one in turns)
+        action_pairs = pairwise(plan.actions.orders[self.position])
+        turns = (
+            action
+            for action, successor in action_pairs
+            if (action.kind, successor.kind) == _TURN and action.stage == successor.stage == index
+        )
+        stage.turn_microbatches = frozenset(action.microbatch for action in turns)
         return stage
 
-    def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+    def _compute_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         with self.recorder.loss_span():
             # gradients become means over data ranks, so a rank's loss is weighted by its share of the sequences
             share = self.microbatch * len(self.sizes) / sum(self.sizes)
-            return cross_entropy(logits.to(main_type(logits.dtype)), targets) * (share / self.job.plan.num_microbatches)
+            return cross_entropy(logits.to(main_dtype(logits.dtype)), targets) * (
+                share / self.job.plan.num_microbatches
+            )
 
     def _reduce_gradients(self, stage: int) -> None:
         plan = self.job.plan
@@ -271,13 +291,15 @@ class Trainer:
             tensor_parallel.complete_gradients(self.networks[stage])
         module = self.modules[stage]
         if (plan.zero < 2 or plan.shards == 1) and not reduces_itself(module):
-            for unit in self._units(stage):
-                self.reducer.done(unit)
+            for unit in self._list_units(stage):
+                self.reducer.add_unit(unit)
 
-    def _units(self, stage: int) -> list[Unit]:
+    def _list_units(self, stage: int) -> list[Unit]:
         """Return the units of a stage whose gradients are reduced when its last backward has ended."""
-        late = {id(parameter) for unit in self._late_units for parameter in unit.parameters}
-        dense, experts = apart([each for each in self.modules[stage].parameters() if id(each) not in late])
+        late_ids = {id(parameter) for unit in self._late_units for parameter in unit.parameters}
+        dense, experts = split_experts(
+            [weight for weight in self.modules[stage].parameters() if id(weight) not in late_ids]
+        )
         units = Unit(tuple(dense), self.sharing), Unit(tuple(experts), self.expert_sharing)
         return [unit for unit in units if unit.parameters]
 
@@ -287,18 +309,18 @@ class Trainer:
 
         Where ranks shard its states, both ends are one unit, and so cut alike.
         """
-        if self.table is None or not self.table.apart:
+        if self.table is None or not self.table.is_split:
             return []
         shared = self.table.shared
-        late = (shared,) if shared is not None else self.table.ends if self._shares_states else ()
-        return [Unit(late, self.sharing)] if late else []
+        tables = (shared,) if shared is not None else self.table.ends if self._shares_states else ()
+        return [Unit(tables, self.sharing)] if tables else []
 
-    def _own_tokens(self) -> Any:
+    def _find_tokens(self) -> Any:
         """Return the index of this rank's tokens in the positions of a sequence."""
         context, sequence = self.job.plan.context, self.job.training.sequence
         if context == 1:
             return slice(None)
-        return context_parallel.positions(self.mesh[CONTEXT].get_local_rank(), context, sequence)
+        return context_parallel.list_positions(self.mesh[CONTEXT].get_local_rank(), context, sequence)
 
     @property
     def _shared_table(self) -> nn.Parameter | None:
@@ -308,27 +330,27 @@ class Trainer:
     def _sum_gradients(self) -> None:
         """Finish all reductions of gradients; those of stages began as their last backward ended."""
         for unit in self._late_units:
-            self.reducer.done(unit)
+            self.reducer.add_unit(unit)
         self.reducer.finish()
-        if self.table is not None and self.table.apart:
+        if self.table is not None and self.table.is_split:
             self.table.sum_gradients()
 
     @property
-    def in_buckets(self) -> bool:
+    def has_buckets(self) -> bool:
         """Whether DistributedDataParallel keeps gradients in its buckets."""
         return any(isinstance(module, DistributedDataParallel) for module in self.modules.values())
 
     def zero_gradients(self) -> None:
         """Drop all gradients; views of buckets become zeros, or backward would make new tensors beside the buckets."""
-        self.optimizer.zero_grad(set_to_none=not self.in_buckets)
+        self.optimizer.zero_grad(set_to_none=not self.has_buckets)
 
     def step(self, index: int) -> float | None:
         """Run training step ``index`` and return the loss over this rank's samples; ``None`` off the last stage."""
         training = self.job.training
-        arrays = data.share(index, training.global_batch, training.sequence, self.data_rank, self.sizes, self.text)
-        own, device = self._own_tokens(), self.accelerator.device
+        arrays = data.load_share(index, training.global_batch, training.sequence, self.data_rank, self.sizes, self.text)
+        token_index, device = self._find_tokens(), self.accelerator.device
         # a contiguous copy: torch's pipeline compares strides with those of the stage's example input
-        tokens, targets = (torch.from_numpy(array[:, own].copy()).to(device) for array in arrays)
+        tokens, targets = (torch.from_numpy(array[:, token_index].copy()).to(device) for array in arrays)
         self.zero_gradients()
         losses: list[Tensor] = []
         with loss_parallel() if self.job.plan.tensor > 1 else nullcontext():
@@ -342,20 +364,22 @@ class Trainer:
         self._sum_gradients()
         with self.recorder.span(TaskKind.OPTIMIZER):
             if training.gradient_clipping:
-                self._clip()
-            optimizer.set_learning_rate(self.optimizer, self.job.learning_rate.at(index, training.optimizer))
+                self._clip_gradients()
+            optimizer.set_learning_rate(self.optimizer, self.job.learning_rate.rate_at(index, training.optimizer))
             self.optimizer.step()
-        return sum(float(local(loss.detach())) for loss in losses) if self.is_last else None
+        return sum(float(to_local(loss.detach())) for loss in losses) if self.is_last else None
 
-    def _clip(self) -> None:
+    def _clip_gradients(self) -> None:
         """Clip all gradients by their global norm."""
-        parts = list(whole_parts(self.parameters))
+        parts = list(list_gradient_parts(self.parameters))
         if isinstance(self.optimizer, ShardedOptimizer):
             cuts = {id(part.parameter): part.axes for part in parts}
-            parts = [Part(p, own, (*cuts[id(p)], axis)) for p, own, axis in self.optimizer.own]
+            parts = [
+                GradientPart(p, gradient, (*cuts[id(p)], axis)) for p, gradient, axis in self.optimizer.gradient_parts
+            ]
         copies = self.table.copies if self.table is not None else ()
-        cut = (TENSOR, EXPERT, self.sharing.axis, self.expert_sharing.axis)
-        clip(parts, self.mesh, tuple(dict.fromkeys(cut)), PIPELINE, copies)
+        axes = (TENSOR, EXPERT, self.sharing.axis, self.expert_sharing.axis)
+        clip_gradients(parts, self.mesh, tuple(dict.fromkeys(axes)), PIPELINE, copies)
 
 
 def _device_mesh(plan: Plan, kind: str) -> DeviceMesh:

@@ -27,7 +27,7 @@ from meshwise.executor.model.network import Network
 from meshwise.executor.parallel.sharded_states import SplitOptimizer
 from meshwise.executor.recording.accelerator import CORE, Accelerator
 from meshwise.executor.recording.recorder import Recorder
-from meshwise.executor.recording.tensors import local
+from meshwise.executor.recording.tensors import to_local
 from meshwise.executor.training import data
 from meshwise.executor.training.optimizer import set_learning_rate
 from meshwise.executor.training.trainer import Trainer
@@ -47,7 +47,7 @@ class Microbatch(NamedTuple):
     version: Version
 
 
-def new_version(version: Version) -> Version:
+def copy_version(version: Version) -> Version:
     """Return a copy of weights, for an update to change while microbatches still need the old ones."""
     copies: dict[int, nn.Parameter] = {}
     for parameter in version:
@@ -65,7 +65,7 @@ class Weights:
         self.sites = [
             (module, name) for module in network.modules() for name, _ in module.named_parameters(recurse=False)
         ]
-        self.newest = 0
+        self.num_updates = 0
         self.versions: dict[int, Version] = {0: [getattr(module, name) for module, name in self.sites]}
 
     def install(self, version: Version) -> None:
@@ -73,7 +73,7 @@ class Weights:
         for (module, name), parameter in zip(self.sites, version, strict=True):
             setattr(module, name, parameter)
 
-    def renew(self, optimizer: Any, *, in_use: bool, kept: int) -> Version:
+    def make_version(self, optimizer: Any, *, in_use: bool, num_older: int) -> Version:
         """Install and return the version that the next update changes.
 
         Parameters
@@ -83,29 +83,29 @@ class Weights:
         num_older
             How many versions before the new one stay.
         """
-        version = self.versions[self.newest]
+        version = self.versions[self.num_updates]
         if in_use:
-            renewed = new_version(version)
-            hand_over(optimizer, dict(zip(version, renewed, strict=True)))
+            copies = copy_version(version)
+            hand_over(optimizer, dict(zip(version, copies, strict=True)))
             for parameter in version:
                 parameter.grad = None
-            version = renewed
-        self.newest += 1
-        self.versions[self.newest] = version
-        for number in [number for number in self.versions if number < self.newest - kept]:
+            version = copies
+        self.num_updates += 1
+        self.versions[self.num_updates] = version
+        for number in [number for number in self.versions if number < self.num_updates - num_older]:
             del self.versions[number]
         self.install(version)
         return version
 
 
-def hand_over(optimizer: Any, renewed: dict[nn.Parameter, nn.Parameter]) -> None:
+def hand_over(optimizer: Any, replacements: dict[nn.Parameter, nn.Parameter]) -> None:
     """Make an optimizer update other parameters, with the states of the parameters that they replace."""
     if isinstance(optimizer, SplitOptimizer):
-        optimizer.hand_over(renewed)
+        optimizer.hand_over(replacements)
         return
     for group in optimizer.param_groups:
-        group["params"] = [renewed[parameter] for parameter in group["params"]]
-    for old, new in renewed.items():
+        group["params"] = [replacements[parameter] for parameter in group["params"]]
+    for old, new in replacements.items():
         if old in optimizer.state:
             optimizer.state[new] = optimizer.state.pop(old)
 
@@ -125,15 +125,15 @@ class UnflushedTrainer(Trainer):
         total = (job.steps + job.profile) * plan.num_microbatches
         self.actions = iter(plan.rule.order(self.position, plan.pipeline, total, plan.chunks).tolist())
         self.total = total
-        self.under_way: dict[int, Microbatch] = {}
-        self.sent: dict[tuple[ActionKind, int], tuple[Any, Tensor]] = {}
+        self.active_microbatches: dict[int, Microbatch] = {}
+        self.sends: dict[tuple[ActionKind, int], tuple[Any, Tensor]] = {}
         self.batches: dict[int, tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = {}
         self.gradients: list[Tensor] | None = None
         self.losses: dict[int, Tensor] = {}
         lines = plan.mesh.rows(PIPELINE).tolist()
         # one group a direction: NCCL runs the messages between two ranks of a group in one order, and the two ranks
         # start theirs in different orders
-        self.ways = {kind: _group_of(lines) for kind in (ActionKind.FORWARD, ActionKind.BACKWARD)}
+        self.groups = {kind: _make_group(lines) for kind in (ActionKind.FORWARD, ActionKind.BACKWARD)}
 
     def _replicate(self, stage: int, network: Network) -> nn.Module:
         return network
@@ -153,62 +153,64 @@ class UnflushedTrainer(Trainer):
                 if microbatch == last:
                     break
         if last == self.total - 1:
-            self._wait(list(self.sent))
+            self._wait_sends(list(self.sends))
         self.batches.pop(index, None)
         return float(self.losses.pop(index)) if self.is_last else None
 
     def _forward(self, microbatch: int) -> None:
         step, number = divmod(microbatch, self.job.plan.num_microbatches)
         # the rank before has received the gradient of this microbatch, or it could not have sent the input of this pass
-        arrived = microbatch - (self.job.plan.pipeline - self.position + 1)
-        self._wait([key for key in self.sent if key[0] is ActionKind.BACKWARD and key[1] <= arrived])
-        version = self._version(step)
+        last_arrival = microbatch - (self.job.plan.pipeline - self.position + 1)
+        self._wait_sends([key for key in self.sends if key[0] is ActionKind.BACKWARD and key[1] <= last_arrival])
+        version = self._find_version(step)
         self.weights.install(version)
         if self.is_first:
-            source = self._batch(step)[0][number]
+            source = self._load_batch(step)[0][number]
         else:
             source = self._receive(ActionKind.FORWARD, microbatch).requires_grad_()
         with self.recorder.span(TaskKind.FORWARD, self.stage, number):
             result = self.network(source)
         if self.is_last:
-            result = self._loss(result, self._batch(step)[1][number])
-            loss = local(result.detach())
+            result = self._compute_loss(result, self._load_batch(step)[1][number])
+            loss = to_local(result.detach())
             self.losses[step] = self.losses[step] + loss if step in self.losses else loss
         else:
             self._send(ActionKind.FORWARD, microbatch, result)
-        self.under_way[microbatch] = Microbatch(source, result, version)
+        self.active_microbatches[microbatch] = Microbatch(source, result, version)
 
     def _backward(self, microbatch: int) -> None:
         plan = self.job.plan
-        source, result, version = self.under_way.pop(microbatch)
+        source, result, version = self.active_microbatches.pop(microbatch)
         gradient = None if self.is_last else self._receive(ActionKind.BACKWARD, microbatch)
-        self._wait([key for key in self.sent if key == (ActionKind.FORWARD, microbatch)])
-        for parameter in self.weights.versions[self.weights.newest]:
+        self._wait_sends([key for key in self.sends if key == (ActionKind.FORWARD, microbatch)])
+        for parameter in self.weights.versions[self.weights.num_updates]:
             parameter.grad = None  # the gradient of the update before
         self.weights.install(version)  # recomputation reads it
-        unique = list(dict.fromkeys(version))
+        parameters = list(dict.fromkeys(version))
         scale = float(plan.num_microbatches) if plan.rule.updates_every_microbatch else 1.0
         with self.recorder.span(TaskKind.BACKWARD, self.stage, microbatch % plan.num_microbatches):
-            wanted: list[Tensor] = [*unique] if self.is_first else [source, *unique]
-            found = list(torch.autograd.grad(result * scale if self.is_last else result, wanted, gradient))
+            inputs: list[Tensor] = [*parameters] if self.is_first else [source, *parameters]
+            gradients = list(torch.autograd.grad(result * scale if self.is_last else result, inputs, gradient))
         if not self.is_first:
-            self._send(ActionKind.BACKWARD, microbatch, found.pop(0))
-        self._add(found, unique)
+            self._send(ActionKind.BACKWARD, microbatch, gradients.pop(0))
+        self._add_gradients(gradients, parameters)
 
-    def _add(self, found: list[Tensor], parameters: Sequence[nn.Parameter]) -> None:
-        wide = [g.to(p.grad_dtype or g.dtype) for g, p in zip(found, parameters, strict=True)]
+    def _add_gradients(self, gradients: list[Tensor], parameters: Sequence[nn.Parameter]) -> None:
+        wide_gradients = [g.to(p.grad_dtype or g.dtype) for g, p in zip(gradients, parameters, strict=True)]
         if self.gradients is None:
-            self.gradients = wide
+            self.gradients = wide_gradients
         else:
-            for total, gradient in zip(self.gradients, wide, strict=True):
+            for total, gradient in zip(self.gradients, wide_gradients, strict=True):
                 total.add_(gradient)
 
     def _update(self, step: int) -> None:
         """Make the next version of the weights from the newest one and the gradients summed so far."""
-        plan, newest = self.job.plan, self.weights.versions[self.weights.newest]
-        double = not plan.rule.updates_every_microbatch
-        in_use = double or any(each.version is newest for each in self.under_way.values())
-        version = self.weights.renew(self.optimizer, in_use=in_use, kept=int(double))
+        plan, latest_version = self.job.plan, self.weights.versions[self.weights.num_updates]
+        is_double = not plan.rule.updates_every_microbatch
+        in_use = is_double or any(
+            microbatch.version is latest_version for microbatch in self.active_microbatches.values()
+        )
+        version = self.weights.make_version(self.optimizer, in_use=in_use, num_older=int(is_double))
         assert self.gradients is not None
         for parameter, gradient in zip(dict.fromkeys(version), self.gradients, strict=True):
             parameter.grad = gradient
@@ -216,20 +218,22 @@ class UnflushedTrainer(Trainer):
         self._reduce_gradients(self.stage)
         self._sum_gradients()
         with self.recorder.span(TaskKind.OPTIMIZER):
-            set_learning_rate(self.optimizer, self.job.learning_rate.at(step, self.job.training.optimizer))
+            set_learning_rate(self.optimizer, self.job.learning_rate.rate_at(step, self.job.training.optimizer))
             self.optimizer.step()
 
-    def _version(self, step: int) -> Version:
+    def _find_version(self, step: int) -> Version:
         """Return the version of the weights on which the microbatches of a step run forward."""
         if self.job.plan.rule.updates_every_microbatch:
-            return self.weights.versions[self.weights.newest]
+            return self.weights.versions[self.weights.num_updates]
         return self.weights.versions[max(step - 1, 0)]
 
-    def _batch(self, step: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    def _load_batch(self, step: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Return the tokens and targets of every microbatch of a step."""
         if step not in self.batches:
             training, device = self.job.training, self.accelerator.device
-            arrays = data.share(step, training.global_batch, training.sequence, self.data_rank, self.sizes, self.text)
+            arrays = data.load_share(
+                step, training.global_batch, training.sequence, self.data_rank, self.sizes, self.text
+            )
             tokens, targets = (
                 torch.split(torch.from_numpy(array.copy()).to(device), self.microbatch) for array in arrays
             )
@@ -238,41 +242,41 @@ class UnflushedTrainer(Trainer):
 
     def _send(self, kind: ActionKind, microbatch: int, tensor: Tensor) -> None:
         message = tensor.detach().contiguous()
-        with record_function(self._name("SEND", kind, microbatch)):
-            work = dist.isend(message, group=self.ways[kind], group_dst=self.position + _ahead(kind))
-        self.sent[kind, microbatch] = work, message
+        with record_function(self._name_message("SEND", kind, microbatch)):
+            work = dist.isend(message, group=self.groups[kind], group_dst=self.position + _find_offset(kind))
+        self.sends[kind, microbatch] = work, message
 
     def _receive(self, kind: ActionKind, microbatch: int) -> Tensor:
         plan, training = self.job.plan, self.job.training
         length = training.sequence // (plan.tensor if plan.sequence_parallel else 1)
         shape = self.microbatch, length, self.job.spec.hidden
         message = torch.empty(shape, dtype=self._dtype, device=self.accelerator.device)
-        with record_function(self._name("RECV", kind, microbatch)):
-            work = dist.irecv(message, group=self.ways[kind], group_src=self.position - _ahead(kind))
+        with record_function(self._name_message("RECV", kind, microbatch)):
+            work = dist.irecv(message, group=self.groups[kind], group_src=self.position - _find_offset(kind))
         assert work is not None
         work.wait()
         return message
 
-    def _wait(self, keys: list[tuple[ActionKind, int]]) -> None:
+    def _wait_sends(self, keys: list[tuple[ActionKind, int]]) -> None:
         """Wait for sends, which have arrived, and free their tensors."""
         for key in keys:
-            self.sent.pop(key)[0].wait()
+            self.sends.pop(key)[0].wait()
 
-    def _name(self, way: str, kind: ActionKind, microbatch: int) -> str:
-        return f"PP:{self.stage}{way}_{kind.value}{microbatch % self.job.plan.num_microbatches}"
+    def _name_message(self, direction: str, kind: ActionKind, microbatch: int) -> str:
+        return f"PP:{self.stage}{direction}_{kind.value}{microbatch % self.job.plan.num_microbatches}"
 
     @property
     def _dtype(self) -> torch.dtype:
         return next(self.network.parameters()).dtype
 
 
-def _group_of(lines: list[list[int]]) -> dist.ProcessGroup:
+def _make_group(lines: list[list[int]]) -> dist.ProcessGroup:
     """Return a new group of the line of ranks that this rank is in; every rank makes the same call."""
     group: dist.ProcessGroup
     group, _ = dist.new_subgroups_by_enumeration(lines)  # type: ignore[no-untyped-call]
     return group
 
 
-def _ahead(kind: ActionKind) -> int:
+def _find_offset(kind: ActionKind) -> int:
     """Return how many pipeline positions ahead the result of a pass goes: 1, or -1 for a backward pass."""
     return 1 if kind is ActionKind.FORWARD else -1

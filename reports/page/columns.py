@@ -27,11 +27,11 @@ class Columns:
         ValueError
             Where a number does not fit into ``kind``.
         """
-        given = np.asarray(values)
-        column = given.astype(f"<{kind}")
-        if not np.array_equal(column, given):
-            raise ValueError(f"numbers of a page fit into {kind}, met {given.min()} to {given.max()}")
-        return self._keep(column, kind)
+        numbers = np.asarray(values)
+        column = numbers.astype(f"<{kind}")
+        if not np.array_equal(column, numbers):
+            raise ValueError(f"numbers of a page fit into {kind}, met {numbers.min()} to {numbers.max()}")
+        return self._append(column, kind)
 
     def add_steps(self, values: NDArray[np.int64]) -> Reference:
         """Add whole numbers in [0, 2**32) as differences between neighbours, modulo 2**32.
@@ -40,13 +40,13 @@ class Columns:
         """
         if len(values) and not 0 <= values.min() <= values.max() < 2**32:
             raise ValueError(f"moments of a page lie in [0, 2**32), met {values.min()} to {values.max()}")
-        return self._keep((np.diff(values, prepend=0) % 2**32).astype("<u4"), "u4")
+        return self._append((np.diff(values, prepend=0) % 2**32).astype("<u4"), "u4")
 
-    def text(self) -> str:
+    def to_text(self) -> str:
         """Return all columns as zlib data in base 64."""
         return b64encode(zlib.compress(b"".join(self._parts), 6)).decode("ascii")
 
-    def _keep(self, column: NDArray[Any], kind: str) -> Reference:
+    def _append(self, column: NDArray[Any], kind: str) -> Reference:
         data = column.tobytes()
         reference = {"type": kind, "at": self._size, "count": len(column)}
         self._parts += [data, bytes(-len(data) % _ALIGNMENT)]

@@ -10,9 +10,9 @@ from math import isfinite
 from string import Template
 from typing import Any
 
-from meshwise.reports.document import plain
+from meshwise.reports.document import clean_text
 from meshwise.reports.page.columns import Columns
-from meshwise.reports.page.payload import payload
+from meshwise.reports.page.payload import build_payload
 from meshwise.reports.page.report import Report
 
 _SCRIPTS = (
@@ -29,43 +29,43 @@ def html(report: Report) -> str:
     and no script that a name could smuggle in.
     """
     columns = Columns()
-    document = _json(payload(report, columns))
-    style, script = _read("page.css"), _script()
-    return Template(_read("page.html")).substitute(
-        policy=f"default-src 'none'; base-uri 'none'; form-action 'none'; script-src {_hash(script)}; "
-        f"style-src {_hash(style)}",
-        title=escape(plain(report.title)),
+    document = _to_json(build_payload(report, columns))
+    style, script = _read_resource("page.css"), _build_script()
+    return Template(_read_resource("page.html")).substitute(
+        policy=f"default-src 'none'; base-uri 'none'; form-action 'none'; script-src {_csp_hash(script)}; "
+        f"style-src {_csp_hash(style)}",
+        title=escape(clean_text(report.title)),
         style=style,
         script=script,
         document=document,
-        columns=columns.text(),
+        columns=columns.to_text(),
     )
 
 
-def _script() -> str:
-    parts = "\n".join(_read(f"js/{name}.js") for name in _SCRIPTS)
+def _build_script() -> str:
+    parts = "\n".join(_read_resource(f"js/{name}.js") for name in _SCRIPTS)
     return f'\n(() => {{\n"use strict";\n{parts}\n}})();\n'
 
 
 @cache
-def _read(name: str) -> str:
+def _read_resource(name: str) -> str:
     return files("meshwise.reports.page").joinpath(name).read_text(encoding="utf-8")
 
 
-def _hash(text: str) -> str:
+def _csp_hash(text: str) -> str:
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode('ascii')}'"
 
 
-def _json(document: Any) -> str:
+def _to_json(document: Any) -> str:
     """Return ASCII JSON that cannot end a script element; numbers that are not finite become null."""
     # JSON knows no infinity, and `<` could begin `</script>`
-    text = json.dumps(_finite(document), separators=(",", ":"), allow_nan=False)
+    text = json.dumps(_replace_infinite(document), separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c")
 
 
-def _finite(value: Any) -> Any:
+def _replace_infinite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): _replace_infinite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [_replace_infinite(item) for item in value]
     return None if isinstance(value, float) and not isfinite(value) else value

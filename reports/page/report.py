@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from meshwise.simulator.brief import brief
+from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.timeline import Timeline
 from meshwise.strategies.explanation.critical_path import CriticalPath
@@ -52,7 +52,7 @@ class Report:
     measured: Timeline | None = None
     path: CriticalPath | None = None
 
-    __repr__ = brief("title")
+    __repr__ = brief_repr("title")
 
     def __post_init__(self) -> None:
         for timeline in self.timelines:

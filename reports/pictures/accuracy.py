@@ -9,9 +9,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from meshwise.reports.document import plain
+from meshwise.reports.document import clean_text
 from meshwise.reports.palette import SERIES, blend
-from meshwise.reports.pictures.figure import DPI, GRID, HEIGHT, INK, QUIET, WIDTH, axes, header, pixels, sheet
+from meshwise.reports.pictures.figure import (
+    DPI,
+    GRID,
+    HEIGHT,
+    INK,
+    QUIET,
+    WIDTH,
+    add_axes,
+    axes_pixels,
+    header,
+    open_sheet,
+)
 from meshwise.simulator.units import format_time
 
 if TYPE_CHECKING:
@@ -19,12 +30,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.transforms import Bbox
 
-_LEFT, _TOP, _BOTTOM, _GAP, _SIDE = 92, 150, 70, 170, 650  # pixels; the scatter is _SIDE wide
+_LEFT_MARGIN, _TOP, _BOTTOM, _GAP, _SIDE = 92, 150, 70, 170, 650  # pixels; the scatter is _SIDE wide
 _BANDS = ((0.3, "#EFEFEF"), (0.1, "#DADADA"))
 _MARKERS = "osD^vPXp"
-_PALER = 0.45  # of the way to white for the colours of every second round
-_MOST_LABELS = 60
-_MOST_NAMED_BARS = 40
+_PALE_WEIGHT = 0.45  # of the way to white for the colours of every second round
+_MAX_LABELS = 60
+_MAX_NAMED_BARS = 40
 _LINE = 16  # pixels of a line of small type
 _CLIP = 1.0  # errors beyond this are drawn as this, with their value
 
@@ -52,18 +63,26 @@ def draw_accuracy(rows: Sequence[AccuracyRow], path: Path | str, *, title: str =
     ValueError
         Where no row has finite step times above 0, or ``path`` ends in neither .png nor .svg.
     """
-    kept = [r for r in rows if isfinite(r.predicted) and isfinite(r.measured) and min(r.predicted, r.measured) > 0]
-    if not kept:
+    valid_rows = [
+        accuracy_row
+        for accuracy_row in rows
+        if isfinite(accuracy_row.predicted)
+        and isfinite(accuracy_row.measured)
+        and min(accuracy_row.predicted, accuracy_row.measured) > 0
+    ]
+    if not valid_rows:
         raise ValueError(
             f"an accuracy picture needs finite step times above 0 in at least one row, met {len(rows)} rows"
         )
-    sources = sorted({row.source for row in kept})
-    left = _LEFT + _SIDE + _GAP
-    with sheet(path) as figure:
-        header(figure, title or "Predicted against measured step time", facts(kept))
-        scatter = axes(figure, _LEFT, _TOP, _SIDE, HEIGHT - _TOP - _BOTTOM)
-        _draw_scatter(scatter, kept, sources)
-        _draw_errors(axes(figure, left, _TOP, WIDTH - left - 30, HEIGHT - _TOP - _BOTTOM), kept, sources)
+    sources = sorted({row.source for row in valid_rows})
+    errors_left = _LEFT_MARGIN + _SIDE + _GAP
+    with open_sheet(path) as figure:
+        header(figure, title or "Predicted against measured step time", summarize_errors(valid_rows))
+        scatter = add_axes(figure, _LEFT_MARGIN, _TOP, _SIDE, HEIGHT - _TOP - _BOTTOM)
+        _draw_scatter(scatter, valid_rows, sources)
+        _draw_errors(
+            add_axes(figure, errors_left, _TOP, WIDTH - errors_left - 30, HEIGHT - _TOP - _BOTTOM), valid_rows, sources
+        )
         place = (0.012, 1 - 112 / HEIGHT)
         figure.legend(
             *scatter.get_legend_handles_labels(), loc="center left", bbox_to_anchor=place, fontsize=10.5,
@@ -71,7 +90,7 @@ def draw_accuracy(rows: Sequence[AccuracyRow], path: Path | str, *, title: str =
         )  # fmt: skip
 
 
-def facts(rows: Sequence[AccuracyRow]) -> str:
+def summarize_errors(rows: Sequence[AccuracyRow]) -> str:
     """Return a one-line summary of the errors of ``rows``."""
     errors = np.array([row.error for row in rows])
     size = np.abs(errors)
@@ -82,10 +101,10 @@ def facts(rows: Sequence[AccuracyRow]) -> str:
     )
 
 
-def style_of(source: str, sources: Sequence[str]) -> tuple[str, str]:
+def choose_style(source: str, sources: Sequence[str]) -> tuple[str, str]:
     """Return colour and marker of a source; the first 64 sources all differ."""
     index = sources.index(source)
-    colour = blend(SERIES[index % len(SERIES)], "#FFFFFF", _PALER * (index // len(SERIES) % 2))
+    colour = blend(SERIES[index % len(SERIES)], "#FFFFFF", _PALE_WEIGHT * (index // len(SERIES) % 2))
     return colour, _MARKERS[(index + index // len(SERIES)) % len(_MARKERS)]
 
 
@@ -97,11 +116,11 @@ def _draw_scatter(ax: Axes, rows: Sequence[AccuracyRow], sources: Sequence[str])
         ax.fill_between(line, line * (1 - width), line * (1 + width), color=colour, linewidth=0, zorder=0)
     ax.plot(line, line, color=INK, linewidth=1.2, zorder=1)
     for source in sources:
-        chosen = [row for row in rows if row.source == source]
-        colour, marker = style_of(source, sources)
+        source_rows = [row for row in rows if row.source == source]
+        colour, marker = choose_style(source, sources)
         ax.scatter(
-            [r.measured for r in chosen], [r.predicted for r in chosen], s=46 if len(rows) < 150 else 22,
-            color=colour, marker=marker, edgecolors="white", linewidths=0.6, label=plain(source, 24), zorder=3,
+            [source_row.measured for source_row in source_rows], [source_row.predicted for source_row in source_rows], s=46 if len(rows) < 150 else 22,
+            color=colour, marker=marker, edgecolors="white", linewidths=0.6, label=clean_text(source, 24), zorder=3,
         )  # fmt: skip
     ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
     for axis in (ax.xaxis, ax.yaxis):
@@ -110,26 +129,26 @@ def _draw_scatter(ax: Axes, rows: Sequence[AccuracyRow], sources: Sequence[str])
     ax.set_xlabel("measured step time")
     ax.set_ylabel("predicted step time")
     ax.grid(color="white", linewidth=0.8)
-    _label(ax, rows)
+    _label_points(ax, rows)
 
 
-def _label(ax: Axes, rows: Sequence[AccuracyRow]) -> None:
+def _label_points(ax: Axes, rows: Sequence[AccuracyRow]) -> None:
     """Write model names beside the points, worst errors first, where they cover neither a point nor another name."""
     from matplotlib.transforms import Bbox
 
     points = ax.transData.transform([(row.measured, row.predicted) for row in rows])
-    taken = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y in points]
+    occupied = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y in points]
     frame = ax.get_window_extent()
     worst_first = sorted(range(len(rows)), key=lambda i: (-abs(rows[i].error), rows[i].row_id))
-    for index in worst_first[:_MOST_LABELS]:
-        words = plain(rows[index].model, 24)
+    for index in worst_first[:_MAX_LABELS]:
+        words = clean_text(rows[index].model, 24)
         x, y = points[index]
         width, height = 6.9 * len(words), 14.0
         for side, dx, dy in (("left", 8, 0), ("right", -8, 0), ("center", 0, 15), ("center", 0, -15)):
-            left = x + dx - width * {"left": 0.0, "center": 0.5, "right": 1.0}[side]
-            box = Bbox.from_bounds(left, y + dy - height / 2, width, height)
-            if words and box.count_overlaps(taken) == 0 and _inside(box, frame):
-                taken.append(box)
+            box_left = x + dx - width * {"left": 0.0, "center": 0.5, "right": 1.0}[side]
+            box = Bbox.from_bounds(box_left, y + dy - height / 2, width, height)
+            if words and box.count_overlaps(occupied) == 0 and _is_inside(box, frame):
+                occupied.append(box)
                 ax.annotate(
                     words, (rows[index].measured, rows[index].predicted), xytext=(dx * 72 / DPI, dy * 72 / DPI),
                     textcoords="offset points", fontsize=8.5, color=QUIET, ha=side, va="center",
@@ -137,64 +156,64 @@ def _label(ax: Axes, rows: Sequence[AccuracyRow]) -> None:
                 break
 
 
-def _inside(box: Bbox, frame: Bbox) -> bool:
+def _is_inside(box: Bbox, frame: Bbox) -> bool:
     return bool(box.x0 >= frame.x0 and box.x1 <= frame.x1 and box.y0 >= frame.y0 and box.y1 <= frame.y1)
 
 
 def _draw_errors(ax: Axes, rows: Sequence[AccuracyRow], sources: Sequence[str]) -> None:
     """Draw one bar per row, by source and error; errors beyond 100 % are cut at the edge."""
-    order = sorted(rows, key=lambda row: (sources.index(row.source), row.error, row.row_id))
-    places = np.arange(len(order))
-    errors = np.clip([row.error for row in order], -_CLIP, _CLIP)
+    ordered_rows = sorted(rows, key=lambda row: (sources.index(row.source), row.error, row.row_id))
+    places = np.arange(len(ordered_rows))
+    errors = np.clip([row.error for row in ordered_rows], -_CLIP, _CLIP)
     limit = min(_CLIP, max(0.4, 1.1 * float(np.abs(errors).max())))
     for width, colour in _BANDS:
         ax.axvspan(-width, width, color=colour, linewidth=0, zorder=0)
     ax.barh(
         places,
         errors,
-        height=0.8 if len(order) <= _MOST_NAMED_BARS else 1.0,
-        color=[style_of(row.source, sources)[0] for row in order],
+        height=0.8 if len(ordered_rows) <= _MAX_NAMED_BARS else 1.0,
+        color=[choose_style(row.source, sources)[0] for row in ordered_rows],
         zorder=2,
     )
     ax.axvline(0.0, color=INK, linewidth=1.2, zorder=3)
-    ax.set(xlim=(-limit, limit), ylim=(len(order) - 0.4, -0.6), xlabel="error of the predicted step time")
+    ax.set(xlim=(-limit, limit), ylim=(len(ordered_rows) - 0.4, -0.6), xlabel="error of the predicted step time")
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:+.0%}" if value else "0")
     ax.grid(axis="x", color=GRID, linewidth=0.6)
     ax.set_axisbelow(True)
     ax.set_yticks([])
     ax.spines["left"].set_visible(False)
-    if len(order) <= _MOST_NAMED_BARS:
-        _name_bars(ax, order)
+    if len(ordered_rows) <= _MAX_NAMED_BARS:
+        _name_bars(ax, ordered_rows)
     else:
-        _name_sources(ax, [row.source for row in order])
+        _name_sources(ax, [row.source for row in ordered_rows])
 
 
-def _name_bars(ax: Axes, order: Sequence[AccuracyRow]) -> None:
+def _name_bars(ax: Axes, ordered_rows: Sequence[AccuracyRow]) -> None:
     """Write the identifiers of rows beside the zero line, on the side without a bar."""
-    size = min(10.0, 0.5 * pixels(ax)[1] / len(order))
-    for place, row in enumerate(order):
+    size = min(10.0, 0.5 * axes_pixels(ax)[1] / len(ordered_rows))
+    for place, row in enumerate(ordered_rows):
         side = "right" if row.error >= 0 else "left"
         offset = -4 if row.error >= 0 else 4
         ax.annotate(
-            plain(row.row_id, 34), (0.0, place), xytext=(offset, 0), textcoords="offset points", ha=side, va="center",
+            clean_text(row.row_id, 34), (0.0, place), xytext=(offset, 0), textcoords="offset points", ha=side, va="center",
             fontsize=size, color=INK, zorder=4,
         )  # fmt: skip
 
 
 def _name_sources(ax: Axes, sources: Sequence[str]) -> None:
     """Write each source beside the middle of its bars, lower where the name above needs the room."""
-    line = _LINE * len(sources) / pixels(ax)[1]
+    line = _LINE * len(sources) / axes_pixels(ax)[1]
     marks: dict[float, str] = {}
     for source in dict.fromkeys(sources):
         middle = sources.index(source) + (sources.count(source) - 1) / 2
         place = max(middle, max(marks, default=-line) + line)
         if place - middle <= 2 * line:
-            marks[place] = plain(source, 20)
+            marks[place] = clean_text(source, 20)
     ax.set_yticks(list(marks), list(marks.values()), fontsize=9)
     ax.tick_params(axis="y", length=0)
 
 
-MOST_CLASSES = 24
+MAX_CLASSES = 24
 _CLASS_LEFT, _CLASS_TOP, _CLASS_BOTTOM, _CLASS_RIGHT = (
     240,
     110,
@@ -206,16 +225,16 @@ Columns = Sequence[tuple[float, str]]
 """Columns of figures: where each begins, as a fraction of the margin on the right, and its heading."""
 
 
-def class_axes(figure: Figure) -> Axes:
+def add_class_axes(figure: Figure) -> Axes:
     """Return the axes of runs, with room for names on the left and figures on the right."""
-    return axes(
+    return add_axes(
         figure, _CLASS_LEFT, _CLASS_TOP, WIDTH - _CLASS_LEFT - _CLASS_RIGHT, HEIGHT - _CLASS_TOP - _CLASS_BOTTOM
     )
 
 
 def name_rows(ax: Axes, names: Sequence[str], columns: Columns) -> None:
     """Name the rows, from the top, and the columns."""
-    ax.set_yticks(range(len(names)), [plain(name, 26) for name in names], fontsize=13)
+    ax.set_yticks(range(len(names)), [clean_text(name, 26) for name in names], fontsize=13)
     ax.tick_params(axis="y", length=0)
     ax.grid(axis="x", color=GRID, linewidth=0.6)
     ax.set_axisbelow(True)
@@ -233,7 +252,7 @@ def write_columns(ax: Axes, place: float, columns: Columns, words: Sequence[str]
         )  # fmt: skip
 
 
-_LEAST = 0.4  # to which errors the axis reaches at least
+_MIN_ERROR_RANGE = 0.4  # to which errors the axis reaches at least
 _SPREAD = 0.32  # of a class's height, over which its points lie
 _ERROR_COLUMNS = ((0.06, "rows"), (0.22, "mean |error|"), (0.56, "median"), (0.79, "bias"))  # of the room on the right
 
@@ -251,24 +270,26 @@ def draw_errors_by_class(classes: Mapping[str, Sequence[float]], path: Path | st
     ValueError
         Where no class has an error, or ``path`` ends in neither .png nor .svg.
     """
-    kept = {name: [error for error in errors if isfinite(error)] for name, errors in classes.items()}
-    drawn = {name: np.array(errors) for name, errors in kept.items() if errors}
-    if not drawn:
+    finite_errors = {name: [error for error in errors if isfinite(error)] for name, errors in classes.items()}
+    class_errors = {name: np.array(errors) for name, errors in finite_errors.items() if errors}
+    if not class_errors:
         raise ValueError(f"a picture of errors needs a class with one, met {len(classes)} classes")
-    names = sorted(drawn, key=lambda name: -len(drawn[name]))[:MOST_CLASSES]
-    names = [name for name in drawn if name in names]
-    with sheet(path) as figure:
+    names = sorted(class_errors, key=lambda name: -len(class_errors[name]))[:MAX_CLASSES]
+    names = [name for name in class_errors if name in names]
+    with open_sheet(path) as figure:
         header(
             figure,
             title,
             "each point is a measured run; line: the median, bar: the middle half; shaded: within 10 % and within 30 %",
         )
-        ax = class_axes(figure)
+        ax = add_class_axes(figure)
         _set_error_axes(
-            ax, names, min(_CLIP, max(_LEAST, *(1.1 * float(np.abs(errors).max()) for errors in drawn.values())))
+            ax,
+            names,
+            min(_CLIP, max(_MIN_ERROR_RANGE, *(1.1 * float(np.abs(errors).max()) for errors in class_errors.values()))),
         )
         for place, name in enumerate(names):
-            _draw_class_errors(ax, place, drawn[name])
+            _draw_class_errors(ax, place, class_errors[name])
 
 
 def _set_error_axes(ax: Axes, names: Sequence[str], limit: float) -> None:
@@ -281,12 +302,14 @@ def _set_error_axes(ax: Axes, names: Sequence[str], limit: float) -> None:
 
 
 def _draw_class_errors(ax: Axes, place: int, errors: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
-    shown = np.clip(errors, -_CLIP, _CLIP)
-    rank = np.argsort(np.argsort(shown, kind="stable"), kind="stable")
-    height = place + _SPREAD * (2 * (rank * 0.618034 % 1) - 1)  # spread evenly, and the same each time
+    clipped_errors = np.clip(errors, -_CLIP, _CLIP)
+    order = np.argsort(np.argsort(clipped_errors, kind="stable"), kind="stable")
+    height = place + _SPREAD * (2 * (order * 0.618034 % 1) - 1)  # spread evenly, and the same each time
     colour = SERIES[0]
-    ax.scatter(shown, height, s=20 if len(errors) < 400 else 9, color=colour, alpha=0.45, linewidths=0, zorder=2)
-    low, middle, high = np.quantile(shown, (0.25, 0.5, 0.75))
+    ax.scatter(
+        clipped_errors, height, s=20 if len(errors) < 400 else 9, color=colour, alpha=0.45, linewidths=0, zorder=2
+    )
+    low, middle, high = np.quantile(clipped_errors, (0.25, 0.5, 0.75))
     ax.plot([low, high], [place, place], color=INK, linewidth=5, alpha=0.35, solid_capstyle="butt", zorder=3)
     ax.plot([middle, middle], [place - 0.36, place + 0.36], color=INK, linewidth=2.4, zorder=4)
     size = np.abs(errors)
@@ -296,7 +319,7 @@ def _draw_class_errors(ax: Axes, place: int, errors: np.ndarray[tuple[int], np.d
 
 _INTERVAL_COLUMNS = ((0.06, "runs"), (0.24, "inside"), (0.46, "interval"))  # of the room on the right
 _TICKS = (0.25, 0.33, 0.5, 0.67, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0)
-_BAND, _OUTSIDE = "#D6E2EF", SERIES[1]
+_BAND, _OUTSIDE_COLOUR = "#D6E2EF", SERIES[1]
 
 
 class IntervalRow(NamedTuple):
@@ -319,19 +342,21 @@ def draw_intervals(classes: Mapping[str, Sequence[IntervalRow]], path: Path | st
     ValueError
         Where no class has a run, or ``path`` ends in neither .png nor .svg.
     """
-    drawn = {name: sorted(row for row in rows if isfinite(row.measured)) for name, rows in classes.items()}
-    names = sorted((name for name in drawn if drawn[name]), key=lambda name: -len(drawn[name]))[:MOST_CLASSES]
+    class_rows = {name: sorted(row for row in rows if isfinite(row.measured)) for name, rows in classes.items()}
+    names = sorted((name for name in class_rows if class_rows[name]), key=lambda name: -len(class_rows[name]))[
+        :MAX_CLASSES
+    ]
     if not names:
         raise ValueError(f"a picture of intervals needs a class with a run, met {len(classes)} classes")
-    names = [name for name in drawn if name in names]
-    with sheet(path) as figure:
+    names = [name for name in class_rows if name in names]
+    with open_sheet(path) as figure:
         header(figure, title, facts)
-        ax = class_axes(figure)
+        ax = add_class_axes(figure)
         _set_interval_axes(
-            ax, names, max(1.5, *(1.05 * max(*row, 1 / row.measured) for name in names for row in drawn[name]))
+            ax, names, max(1.5, *(1.05 * max(*row, 1 / row.measured) for name in names for row in class_rows[name]))
         )
         for place, name in enumerate(names):
-            _draw_class_intervals(ax, place, drawn[name])
+            _draw_class_intervals(ax, place, class_rows[name])
 
 
 def _set_interval_axes(ax: Axes, names: Sequence[str], limit: float) -> None:
@@ -350,7 +375,7 @@ def _draw_class_intervals(ax: Axes, place: int, rows: Sequence[IntervalRow]) -> 
     factors = np.array([row.factor for row in rows])
     edges = np.repeat(np.linspace(place - 0.4, place + 0.4, len(rows) + 1), 2)[1:-1]
     ax.fill_betweenx(edges, np.repeat(1 / factors, 2), np.repeat(factors, 2), color=_BAND, linewidth=0, zorder=1)
-    colours = [SERIES[0] if row.inside else _OUTSIDE for row in rows]
+    colours = [SERIES[0] if row.inside else _OUTSIDE_COLOUR for row in rows]
     ax.scatter([row.measured for row in rows], height, s=20, color=colours, linewidths=0, zorder=3)
     inside = sum(row.inside for row in rows) / len(rows)
     middle = sorted(factors)[len(rows) // 2]

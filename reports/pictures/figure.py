@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshwise.reports.document import plain
+from meshwise.reports.document import clean_text
 from meshwise.simulator.files import whole_file
 from meshwise.simulator.units import format_size
 
@@ -21,7 +21,7 @@ DPI = 100
 WIDTH, HEIGHT = 1600, 900
 SUFFIXES = (".png", ".svg")
 INK, QUIET, GRID = "#1A1A1A", "#5C5C5C", "#D9D9D9"
-_TIMES = ((2.0, 1.0, "s"), (2e-3, 1e-3, "ms"), (0.0, 1e-6, "us"))
+_TIME_UNITS = ((2.0, 1.0, "s"), (2e-3, 1e-3, "ms"), (0.0, 1e-6, "us"))
 _STYLE: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 11.0,
@@ -44,7 +44,7 @@ _STYLE: Any = {
 
 
 @contextmanager
-def sheet(path: Path | str, height: int = HEIGHT) -> Iterator[Figure]:
+def open_sheet(path: Path | str, height: int = HEIGHT) -> Iterator[Figure]:
     """Yield an empty figure of 1600 by ``height`` pixels, and write it to ``path`` when the block ends.
 
     The same drawing gives the same bytes: SVG identifiers are salted and no date is written.
@@ -61,7 +61,7 @@ def sheet(path: Path | str, height: int = HEIGHT) -> Iterator[Figure]:
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
         raise ValueError(f"a picture ends in .png or .svg, met {path.name!r}; nearest: {path.stem}.png")
-    vector = path.suffix.lower() == ".svg"
+    is_vector = path.suffix.lower() == ".svg"
     with matplotlib.rc_context(_STYLE):
         # not pyplot, which keeps global state, needs a display on some backends and is not safe in threads
         figure = Figure(figsize=(WIDTH / DPI, height / DPI), dpi=DPI, facecolor="white")
@@ -70,14 +70,16 @@ def sheet(path: Path | str, height: int = HEIGHT) -> Iterator[Figure]:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Glyph")  # a name in a script that the font lacks: drawn as boxes
             with whole_file(path) as draft:
-                figure.savefig(draft, dpi=2 * DPI if vector else DPI, metadata={"Date" if vector else "Software": None})
+                figure.savefig(
+                    draft, dpi=2 * DPI if is_vector else DPI, metadata={"Date" if is_vector else "Software": None}
+                )
 
 
 def header(figure: Figure, title: str, facts: str) -> None:
     """Write a title and, below it, a line of facts at the top of ``figure``."""
-    height = pixel_height(figure)
-    figure.text(0.02, 1 - 32 / height, plain(title, 105), fontsize=18, fontweight="bold", va="center")
-    figure.text(0.02, 1 - 70 / height, plain(facts, 150), fontsize=13, color=QUIET, va="center")
+    height = figure_height(figure)
+    figure.text(0.02, 1 - 32 / height, clean_text(title, 105), fontsize=18, fontweight="bold", va="center")
+    figure.text(0.02, 1 - 70 / height, clean_text(facts, 150), fontsize=13, color=QUIET, va="center")
 
 
 def key_patch(**style: Any) -> Patch:
@@ -87,37 +89,39 @@ def key_patch(**style: Any) -> Patch:
     return Patch(**style)
 
 
-def pixel_height(figure: Figure) -> int:
+def figure_height(figure: Figure) -> int:
     """Return the height of ``figure`` in pixels."""
     return round(float(figure.get_size_inches()[1]) * DPI)
 
 
-def time_unit(seconds: float) -> tuple[float, str]:
+def choose_time_unit(seconds: float) -> tuple[float, str]:
     """Return the best unit for a time axis up to ``seconds``: its length in s and its name.
 
-    >>> time_unit(0.5)
+    >>> choose_time_unit(0.5)
     (0.001, 'ms')
     """
-    return next((unit, name) for least, unit, name in _TIMES if seconds >= least)
+    return next((unit, name) for min_seconds, unit, name in _TIME_UNITS if seconds >= min_seconds)
 
 
-def size_unit(size: float) -> tuple[float, str]:
+def choose_size_unit(size: float) -> tuple[float, str]:
     """Return the best unit for an axis up to ``size`` bytes: its bytes and its name.
 
-    >>> size_unit(80 * 2**30)
+    >>> choose_size_unit(80 * 2**30)
     (1073741824.0, 'GiB')
     """
     name = format_size(size).split()[-1]
     return 2.0 ** (10 * ("B", "KiB", "MiB", "GiB", "TiB").index(name)), name
 
 
-def axes(figure: Figure, left: int, top: int, width: int, height: int) -> Axes:
+def add_axes(figure: Figure, left_edge: int, top: int, width: int, height: int) -> Axes:
     """Return new axes at whole pixels from the left and the top of ``figure``, so that lanes fall on pixels."""
-    whole = pixel_height(figure)
-    return figure.add_axes((left / WIDTH, (whole - top - height) / whole, width / WIDTH, height / whole))
+    sheet_height = figure_height(figure)
+    return figure.add_axes(
+        (left_edge / WIDTH, (sheet_height - top - height) / sheet_height, width / WIDTH, height / sheet_height)
+    )
 
 
-def pixels(ax: Axes) -> tuple[int, int]:
+def axes_pixels(ax: Axes) -> tuple[int, int]:
     """Return width and height of ``ax`` in pixels."""
     box = ax.get_window_extent()
     return round(box.width), round(box.height)

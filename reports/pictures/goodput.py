@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from meshwise.reports.pictures.figure import INK, QUIET, WIDTH, axes, header, key_patch, sheet
+from meshwise.reports.pictures.figure import INK, QUIET, WIDTH, add_axes, header, key_patch, open_sheet
 from meshwise.simulator.reliability.failures import FailureKind
 from meshwise.simulator.reliability.goodput import BestInterval, Goodput
 from meshwise.simulator.reliability.long_run import Interruption, Outcome
@@ -24,11 +24,11 @@ PARTS = {"lost": "#D55E00", "checkpointing": "#F0B429", "recovering": "#6C4A99",
 
 _NAMES = ("training repeated", "checkpoints", "recovery", "waiting for hosts")
 _USEFUL, _CURVE = "#E3EDF6", "#1D5B96"
-_HEIGHT, _LEFT, _TOP, _WIDE = 1040, 96, 170, WIDTH - 96 - 36  # pixels
+_HEIGHT, _LEFT_MARGIN, _TOP, _FULL_WIDTH = 1040, 96, 170, WIDTH - 96 - 36  # pixels
 _CURVES, _LANES, _PROGRESS = 290, 100, 226  # pixels: heights of the three rows
 _SHARES, _KINDS = 1050, 240  # pixels: widths in the first row
-_APART = 0.013  # of the time axis between two names of failures
-_SHOWN = 8  # interruptions in the part of the run that is drawn large
+_MIN_NAME_GAP = 0.013  # of the time axis between two names of failures
+_NUM_SHOWN = 8  # interruptions in the part of the run that is drawn large
 _LOSS_RANGE = 3.2  # the share axis ends at so many times the smallest loss, or below the run's own
 _UNITS = ((172800.0, 86400.0, "days"), (7200.0, 3600.0, "h"), (120.0, 60.0, "min"), (0.0, 1.0, "s"))
 _MARKS = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1200, *(3600 * hours for hours in (1, 2, 5, 10, 24, 48, 120, 240, 480)))
@@ -39,22 +39,22 @@ class Stretch(NamedTuple):
 
     start: float
     end: float
-    first: float
-    last: float
+    start_progress: float
+    end_progress: float
 
 
-def stretches(outcome: Outcome) -> Iterator[Stretch]:
+def list_stretches(outcome: Outcome) -> Iterator[Stretch]:
     """Yield the stretches of training of a run, in order."""
     step = outcome.useful / outcome.steps if outcome.steps else 0.0
     start: float | None = 0.0
-    first = 0.0
-    for struck in outcome.interruptions:
-        kept = struck.kept * step
+    progress = 0.0
+    for interruption in outcome.interruptions:
+        kept_time = interruption.kept * step
         if start is not None:
-            yield Stretch(start, struck.time, first, kept + struck.lost)
-        start, first = struck.resumed, kept
+            yield Stretch(start, interruption.time, progress, kept_time + interruption.lost)
+        start, progress = interruption.resumed, kept_time
     if start is not None:
-        yield Stretch(start, outcome.wall_time, first, outcome.useful)
+        yield Stretch(start, outcome.wall_time, progress, outcome.useful)
 
 
 def draw_goodput(result: Goodput, best: BestInterval, path: Path | str, *, title: str = "") -> None:
@@ -67,22 +67,22 @@ def draw_goodput(result: Goodput, best: BestInterval, path: Path | str, *, title
     """
     outcome = result.outcomes[0]
     lanes, progress = _TOP + _CURVES + 104, _TOP + _CURVES + 104 + _LANES + 96
-    with sheet(path, _HEIGHT) as figure:
-        header(figure, title or "Goodput of a long run", facts(result, best))
-        _legend(figure)
-        _draw_shares(axes(figure, _LEFT, _TOP, _SHARES, _CURVES), result, best)
-        _draw_kinds(axes(figure, _LEFT + _WIDE - _KINDS - 60, _TOP, _KINDS, _CURVES), result)
-        _draw_lanes(axes(figure, _LEFT, lanes, _WIDE, _LANES), outcome)
-        _draw_progress(axes(figure, _LEFT, progress, _WIDE, _PROGRESS), result)
+    with open_sheet(path, _HEIGHT) as figure:
+        header(figure, title or "Goodput of a long run", summarize_goodput(result, best))
+        _draw_legend(figure)
+        _draw_shares(add_axes(figure, _LEFT_MARGIN, _TOP, _SHARES, _CURVES), result, best)
+        _draw_kinds(add_axes(figure, _LEFT_MARGIN + _FULL_WIDTH - _KINDS - 60, _TOP, _KINDS, _CURVES), result)
+        _draw_lanes(add_axes(figure, _LEFT_MARGIN, lanes, _FULL_WIDTH, _LANES), outcome)
+        _draw_progress(add_axes(figure, _LEFT_MARGIN, progress, _FULL_WIDTH, _PROGRESS), result)
 
 
-def facts(result: Goodput, best: BestInterval) -> str:
+def summarize_goodput(result: Goodput, best: BestInterval) -> str:
     """Return one line with the goodput at the run's own interval and at the best one."""
-    own = result.run.checkpoint.interval
-    note = "the best interval" if own == best.interval else f"best: {format_duration(best.interval)}"
+    own_interval = result.run.checkpoint.interval
+    best_text = "the best interval" if own_interval == best.interval else f"best: {format_duration(best.interval)}"
     count = result.interruptions()
     return (
-        f"goodput {result.mean:.1%} ± {result.standard_error:.1%}, checkpoint every {format_duration(own)} ({note}); "
+        f"goodput {result.mean:.1%} ± {result.standard_error:.1%}, checkpoint every {format_duration(own_interval)} ({best_text}); "
         f"{count:.0f} interruptions in {format_duration(result.average('wall_time'))}"
         + (f", one every {format_duration(result.run.mtbf)}" if count else "")
     )
@@ -91,14 +91,14 @@ def facts(result: Goodput, best: BestInterval) -> str:
 def _draw_shares(ax: Axes, result: Goodput, best: BestInterval) -> None:
     """Stack the shares of wall time over the checkpoint interval, goodput at the bottom."""
     low = max(0.0, 1 - max(_LOSS_RANGE * (1 - best.goodput.mean), 1.3 * (1 - result.mean), 0.01))
-    tried = _in_view(result, best, low)
-    intervals = np.array([goodput.run.checkpoint.interval for goodput in tried])
-    mean = np.array([goodput.mean for goodput in tried])
-    error = np.array([goodput.standard_error for goodput in tried])
+    visible = _visible_goodputs(result, best, low)
+    intervals = np.array([goodput.run.checkpoint.interval for goodput in visible])
+    mean = np.array([goodput.mean for goodput in visible])
+    error = np.array([goodput.standard_error for goodput in visible])
     ax.fill_between(intervals, mean, color=_USEFUL, linewidth=0)
     base = mean
     for name, colour in PARTS.items():
-        top = base + np.array([goodput.average(name) / goodput.average("wall_time") for goodput in tried])
+        top = base + np.array([goodput.average(name) / goodput.average("wall_time") for goodput in visible])
         ax.fill_between(intervals, base, top, color=colour, linewidth=0)
         base = top
     ax.plot(intervals, mean, color=_CURVE, linewidth=2.4, marker="o", markersize=4.5)
@@ -106,43 +106,51 @@ def _draw_shares(ax: Axes, result: Goodput, best: BestInterval) -> None:
     ax.set_xscale("log")
     ax.set_xlim(intervals[0], intervals[-1])
     ax.set_ylim(low, 1.0)
-    own = result.run.checkpoint.interval
-    _mark(ax, best.interval, best.goodput.mean, "best", own)
-    if own != best.interval:
-        _mark(ax, own, result.mean, "this run", best.interval)
+    own_interval = result.run.checkpoint.interval
+    _mark_interval(ax, best.interval, best.goodput.mean, "best", own_interval)
+    if own_interval != best.interval:
+        _mark_interval(ax, own_interval, result.mean, "this run", best.interval)
     marks = [mark for mark in _MARKS if intervals[0] <= mark <= intervals[-1]]
     ax.set_xticks(marks, [format_duration(mark) for mark in marks])
     ax.set_xticks([], minor=True)
     ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
     ax.set_xlabel("training between two checkpoints")
-    _heading(ax, "share of wall time, mean of the simulated runs with its standard error")
+    _write_heading(ax, "share of wall time, mean of the simulated runs with its standard error")
 
 
-def _in_view(result: Goodput, best: BestInterval, low: float) -> list[Goodput]:
+def _visible_goodputs(result: Goodput, best: BestInterval, low: float) -> list[Goodput]:
     """Return the known goodputs by interval: those of at least ``low``, the run's own, and one more on each side."""
-    own = result.run.checkpoint.interval
-    known = {goodput.run.checkpoint.interval: goodput for goodput in (*best.tried, result)}
-    tried = [known[interval] for interval in sorted(known)]
-    inside = [index for index, goodput in enumerate(tried) if goodput.mean >= low or goodput is known[own]]
-    return tried[max(inside[0] - 1, 0) : inside[-1] + 2]
+    own_interval = result.run.checkpoint.interval
+    goodputs = {goodput.run.checkpoint.interval: goodput for goodput in (*best.candidates, result)}
+    ordered = [goodputs[interval] for interval in sorted(goodputs)]
+    visible_indices = [
+        index for index, goodput in enumerate(ordered) if goodput.mean >= low or goodput is goodputs[own_interval]
+    ]
+    return ordered[max(visible_indices[0] - 1, 0) : visible_indices[-1] + 2]
 
 
-def _mark(ax: Axes, interval: float, mean: float, name: str, other: float) -> None:
+def _mark_interval(ax: Axes, interval: float, mean: float, name: str, other_interval: float) -> None:
     """Mark an interval on the curve with its goodput, inside the axes and clear of the mark at another interval."""
-    left, right = ax.get_xlim()
-    place, beside = (log(value / left) / log(right / left) for value in (interval, other))
-    near = 0 < abs(place - beside) < 0.15
-    side = "left" if place < 0.08 or (near and place > beside) else "right" if place > 0.92 or near else "center"
+    low, high = ax.get_xlim()
+    place, other_place = (log(value / low) / log(high / low) for value in (interval, other_interval))
+    is_near = 0 < abs(place - other_place) < 0.15
+    side = (
+        "left"
+        if place < 0.08 or (is_near and place > other_place)
+        else "right"
+        if place > 0.92 or is_near
+        else "center"
+    )
     ax.plot([interval], [mean], marker="o", markersize=10, color=INK, markeredgecolor="white", zorder=5, clip_on=False)
-    _note(ax, f"{name}\n{format_duration(interval)}: {mean:.1%}", interval, mean, 14, side)
+    _write_note(ax, f"{name}\n{format_duration(interval)}: {mean:.1%}", interval, mean, 14, side)
 
 
-def _note(ax: Axes, text: str, x: float, y: float, distance: float, side: str, *, boxed: bool = False) -> None:
+def _write_note(ax: Axes, text: str, x: float, y: float, distance: float, side: str, *, boxed: bool = False) -> None:
     """Write ``text`` below a point, or above one that lies low in the axes; ``boxed`` hides the drawing behind it."""
     bottom, top = ax.get_ylim()
-    below = y > bottom + 0.35 * (top - bottom)
+    is_below = y > bottom + 0.35 * (top - bottom)
     ax.annotate(
-        text, (x, y), xytext=(0, -distance if below else distance), ha=side, va="top" if below else "bottom",
+        text, (x, y), xytext=(0, -distance if is_below else distance), ha=side, va="top" if is_below else "bottom",
         textcoords="offset points", fontsize=11, fontweight="bold",
         bbox={"facecolor": "white", "edgecolor": "none", "pad": 2} if boxed else None,
     )  # fmt: skip
@@ -160,109 +168,116 @@ def _draw_kinds(ax: Axes, result: Goodput) -> None:
     ax.spines[["bottom", "left"]].set_visible(False)
     ax.tick_params(length=0)
     ax.set_xticks([])
-    _heading(ax, "interruptions a run")
+    _write_heading(ax, "interruptions a run")
 
 
 def _draw_lanes(ax: Axes, outcome: Outcome) -> None:
     """Draw a tick for every interruption of the whole run, in a lane for its kind."""
-    unit, _ = _time_axis(ax, outcome.wall_time)
+    unit, _ = _set_time_axis(ax, outcome.wall_time)
     kinds = [kind for kind in FailureKind if outcome.by_kind[kind]]
     for lane, kind in enumerate(kinds):
-        times = [struck.time / unit for struck in outcome.interruptions if struck.kind is kind]
+        times = [interruption.time / unit for interruption in outcome.interruptions if interruption.kind is kind]
         ax.vlines(times, lane - 0.35, lane + 0.35, color=INK, linewidth=1.2)
-    ax.axvspan(0, _shown(outcome) / unit, color=_USEFUL, zorder=0)
+    ax.axvspan(0, _shown_end(outcome) / unit, color=_USEFUL, zorder=0)
     ax.set_ylim(max(len(kinds), 1) - 0.5, -0.5)
     ax.set_yticks(range(len(kinds)), [str(kind) for kind in kinds])
     ax.tick_params(axis="y", length=0)
-    _heading(ax, "interruptions of one run; the shaded part is drawn large below")
+    _write_heading(ax, "interruptions of one run; the shaded part is drawn large below")
 
 
 def _draw_progress(ax: Axes, result: Goodput) -> None:
     """Draw training done against time in the first part of the run, with repeated training and recoveries."""
     outcome = result.outcomes[0]
-    end = _shown(outcome)
-    unit, name = _time_axis(ax, end)
+    end = _shown_end(outcome)
+    unit, name = _set_time_axis(ax, end)
     ax.plot([0, end / unit], [0, end / unit], color=QUIET, linewidth=1, linestyle=(0, (5, 4)))
     done = furthest = 0.0
-    for part in stretches(outcome):
-        if part.start >= end:
+    for stretch in list_stretches(outcome):
+        if stretch.start >= end:
             break
-        _draw_stretch(ax, part, furthest, unit)
-        done, furthest = part.last, max(furthest, part.last)
-    named = -end
-    for struck in _recoveries(outcome, end):
-        _draw_recovery(ax, struck, min(struck[-1].resumed or end, end), result.run.recovery.detection, unit)
-        if struck[0].time > named + _APART * end:
-            named = struck[0].time
-            _name(ax, struck, named / unit)
+        _draw_stretch(ax, stretch, furthest, unit)
+        done, furthest = stretch.end_progress, max(furthest, stretch.end_progress)
+    name_time = -end
+    for recovery in _group_recoveries(outcome, end):
+        _draw_recovery(ax, recovery, min(recovery[-1].resumed or end, end), result.run.recovery.detection, unit)
+        if recovery[0].time > name_time + _MIN_NAME_GAP * end:
+            name_time = recovery[0].time
+            _write_causes(ax, recovery, name_time / unit)
     ax.set_ylim(0, end / unit)
     if done < end:
-        _note(ax, f"{format_duration(end - done)} behind", end / unit, done / unit, 36, "right", boxed=True)
+        _write_note(ax, f"{format_duration(end - done)} behind", end / unit, done / unit, 36, "right", boxed=True)
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     ax.set_ylabel(f"training done ({name})")
-    _heading(ax, "progress; dashed: without failures and checkpoints")
+    _write_heading(ax, "progress; dashed: without failures and checkpoints")
 
 
-def _recoveries(outcome: Outcome, end: float) -> list[list[Interruption]]:
+def _group_recoveries(outcome: Outcome, end: float) -> list[list[Interruption]]:
     """Return the interruptions before ``end``; those that struck during a recovery are grouped with it."""
     groups: list[list[Interruption]] = []
-    for struck in outcome.interruptions:
-        if struck.time >= end:
+    for interruption in outcome.interruptions:
+        if interruption.time >= end:
             break
         if groups and groups[-1][-1].resumed is None:
-            groups[-1].append(struck)
+            groups[-1].append(interruption)
         else:
-            groups.append([struck])
+            groups.append([interruption])
     return groups
 
 
-def _draw_stretch(ax: Axes, part: Stretch, furthest: float, unit: float) -> None:
+def _draw_stretch(ax: Axes, stretch: Stretch, furthest: float, unit: float) -> None:
     """Draw one stretch of training, with the part up to ``furthest`` as repeated."""
-    until = min(max(furthest, part.first), part.last)
-    share = (until - part.first) / (part.last - part.first) if part.last > part.first else 0.0
-    turn = part.start + share * (part.end - part.start)
-    times, done = np.array([part.start, turn, part.end]) / unit, np.array([part.first, until, part.last]) / unit
+    repeated_end = min(max(furthest, stretch.start_progress), stretch.end_progress)
+    share = (
+        (repeated_end - stretch.start_progress) / (stretch.end_progress - stretch.start_progress)
+        if stretch.end_progress > stretch.start_progress
+        else 0.0
+    )
+    turn = stretch.start + share * (stretch.end - stretch.start)
+    times, done = (
+        np.array([stretch.start, turn, stretch.end]) / unit,
+        np.array([stretch.start_progress, repeated_end, stretch.end_progress]) / unit,
+    )
     ax.plot(times[1:], done[1:], color=_CURVE, linewidth=2.4)
-    if part.first < furthest:
+    if stretch.start_progress < furthest:
         ax.plot(times[:2], done[:2], color=PARTS["lost"], linewidth=3)
         ax.plot([times[0]] * 2, [done[0], furthest / unit], color=PARTS["lost"], linewidth=1.2)
 
 
-def _draw_recovery(ax: Axes, struck: list[Interruption], back: float, detection: float, unit: float) -> None:
+def _draw_recovery(ax: Axes, recovery: list[Interruption], resume_time: float, detection: float, unit: float) -> None:
     """Draw a recovery and, inside it, the waits for hosts, which begin ``detection`` s after each failure."""
-    ax.axvspan(struck[0].time / unit, back / unit, color=PARTS["recovering"], linewidth=0)
-    for one in struck:
-        waits = one.time + detection
-        ax.axvspan(waits / unit, (waits + one.waited) / unit, color=PARTS["waiting"], linewidth=0)
+    ax.axvspan(recovery[0].time / unit, resume_time / unit, color=PARTS["recovering"], linewidth=0)
+    for interruption in recovery:
+        wait_start = interruption.time + detection
+        ax.axvspan(wait_start / unit, (wait_start + interruption.waited) / unit, color=PARTS["waiting"], linewidth=0)
 
 
-def _name(ax: Axes, struck: list[Interruption], moment: float) -> None:
+def _write_causes(ax: Axes, recovery: list[Interruption], moment: float) -> None:
     """Write the kinds of failures that caused a recovery."""
     ax.annotate(
-        " + ".join(str(one.kind) for one in struck), (moment, 1), xycoords=("data", "axes fraction"), xytext=(-3, -3),
+        " + ".join(str(interruption.kind) for interruption in recovery), (moment, 1), xycoords=("data", "axes fraction"), xytext=(-3, -3),
         ha="right", va="top", textcoords="offset points", rotation=90, fontsize=10,
         bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
     )  # fmt: skip
 
 
-def _shown(outcome: Outcome) -> float:
+def _shown_end(outcome: Outcome) -> float:
     """Return the end of the part that is drawn large, in s: the first few interruptions of the run."""
-    return outcome.interruptions[_SHOWN].time if len(outcome.interruptions) > _SHOWN else outcome.wall_time
+    return outcome.interruptions[_NUM_SHOWN].time if len(outcome.interruptions) > _NUM_SHOWN else outcome.wall_time
 
 
-def _time_axis(ax: Axes, end: float) -> tuple[float, str]:
+def _set_time_axis(ax: Axes, end: float) -> tuple[float, str]:
     """Set a time axis up to ``end`` s, and return its unit: length in s and name."""
-    unit, name = next((unit, name) for least, unit, name in _UNITS if end >= least)
+    unit, name = next((unit, name) for min_end, unit, name in _UNITS if end >= min_end)
     ax.set_xlim(0, end / unit)
     ax.set_xlabel(f"time ({name})")
     return unit, name
 
 
-def _heading(ax: Axes, text: str) -> None:
+def _write_heading(ax: Axes, text: str) -> None:
     ax.set_title(text, loc="left", fontsize=12, fontweight="bold", pad=8)
 
 
-def _legend(figure: Figure) -> None:
+def _draw_legend(figure: Figure) -> None:
     handles = [
         key_patch(facecolor=_USEFUL, edgecolor=_CURVE, linewidth=1.6),
         *(key_patch(color=colour) for colour in PARTS.values()),

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from meshwise.reports.lanes import Bar, FloatArray, Lanes, Row, bars, lanes, row_of, shares
-from meshwise.reports.palette import CHUNKED, IDLE, KIND_COLOUR, blend, shade, text_on
-from meshwise.reports.pictures.figure import DPI, axes, pixels, time_unit
+from meshwise.reports.lanes import Bar, FloatArray, Lanes, Row, arrange_lanes, cover_shares, lane_row, merge_bars
+from meshwise.reports.palette import CHUNKED, IDLE, KIND_COLOUR, blend, shade_kind, text_colour
+from meshwise.reports.pictures.figure import DPI, add_axes, axes_pixels, choose_time_unit
 from meshwise.simulator.program import RankClass, TaskKind
 from meshwise.simulator.spans import Span
 from meshwise.simulator.timeline import Timeline
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_LEAST_CELL, _BARS_IN_CELL = 3, 6.0  # where shares of time are drawn: pixels of a cell, and bars that even out in it
-_LEAST_SHARE = 0.005  # that a strip shows
-_LEAST_BAR = 2.5  # pixels below which single bars would be noise, and have no edge
-_LEAST_RECOMPUTE = 6.0  # pixels below which recomputation is a part of the backward bar
-_LEAST_BAND = 10  # pixels of a compute row in which that part can be seen
-_EDGE_FROM = 3.9  # pixels from which bars have an edge: close-ups are drawn for bars of 4
+_MIN_CELL, _BARS_IN_CELL = 3, 6.0  # where shares of time are drawn: pixels of a cell, and bars that even out in it
+_MIN_SHARE = 0.005  # that a strip shows
+_MIN_BAR = 2.5  # pixels below which single bars would be noise, and have no edge
+_MIN_RECOMPUTE = 6.0  # pixels below which recomputation is a part of the backward bar
+_MIN_BAND = 10  # pixels of a compute row in which that part can be seen
+_MIN_EDGED_BAR = 3.9  # pixels from which bars have an edge: close-ups are drawn for bars of 4
 _STRIP_GAP = 3.0  # pixels between bars of a strip that can be told apart
-_LEAST_WIDTH = 1.5  # pixels of any bar, so that it is seen at all
-_FAINTEST = 0.35  # colour of a strip bar that is hardly busy, on the way from white to full
+_MIN_WIDTH = 1.5  # pixels of any bar, so that it is seen at all
+_MIN_STRENGTH = 0.35  # colour of a strip bar that is hardly busy, on the way from white to full
 _DIGIT = 0.64 * DPI / 72  # pixels of a digit, for type of one point
 _LETTER = 0.54 * DPI / 72  # pixels of a letter, the same
 _LABEL_PIXELS = 200
-_SMALLEST, _LARGEST = 6.5, 13.0  # points
-_MOST_NUMBERS = 4000
-_NARROWER = 0.8  # of the typical forward bar, down to which numbers are made to fit in the narrowest
-_MOST_VECTORS = 6000  # shapes of one panel that an SVG keeps as such
+_MIN_TYPE, _MAX_TYPE = 6.5, 13.0  # points
+_MAX_NUMBERS = 4000
+_NARROW_FACTOR = 0.8  # of the typical forward bar, down to which numbers are made to fit in the narrowest
+_MAX_VECTORS = 6000  # shapes of one panel that an SVG keeps as such
 _STACK = (
     TaskKind.BACKWARD,
     TaskKind.WEIGHT_GRADIENT,
@@ -48,7 +48,7 @@ _STACK = (
 class Box:
     """Position and size of a panel on its sheet, in pixels from the top left."""
 
-    left: int
+    left_edge: int
     top: int
     width: int
     height: int
@@ -81,9 +81,9 @@ class _Shapes:
     corners: list[FloatArray] = field(default_factory=list)
     colours: list[str] = field(default_factory=list)
 
-    def rectangle(self, left: float, right: float, ys: tuple[float, float], colour: str) -> None:
+    def add_rectangle(self, left_edge: float, right_edge: float, ys: tuple[float, float], colour: str) -> None:
         top, bottom = ys
-        self.corners.append(np.array([(left, top), (left, bottom), (right, bottom), (right, top)]))
+        self.corners.append(np.array([(left_edge, top), (left_edge, bottom), (right_edge, bottom), (right_edge, top)]))
         self.colours.append(colour)
 
     def draw(self, ax: Axes, edge: float = 0.0) -> None:
@@ -93,71 +93,85 @@ class _Shapes:
             self.corners, facecolors=self.colours, edgecolors="white" if edge else "none", linewidths=edge
         )
         # more shapes make an SVG large and slow to open
-        shapes.set_rasterized(len(self.corners) > _MOST_VECTORS)
+        shapes.set_rasterized(len(self.corners) > _MAX_VECTORS)
         ax.add_collection(shapes, autolim=False)
 
 
-def draw_panel(figure: Figure, timeline: Timeline, window: Window, box: Box, *, numbered: bool = True) -> Panel:
+def draw_panel(figure: Figure, timeline: Timeline, window: Window, box: Box, *, with_numbers: bool = True) -> Panel:
     """Draw a window of ``timeline`` into ``box``, as bars or, where those are too thin, as shares of time."""
     pixel = window.duration / box.width
-    spans = [s for s in timeline.spans if s.end > window.start and s.start < window.end]
-    drawn = bars(spans, gap=_STRIP_GAP * pixel, absorb=True)
-    width = typical(b.end - b.start for b in drawn if b.row is Row.COMPUTE) / pixel
-    thin = width < _LEAST_BAR
-    rows = {row_of(kind) for kind in {span.kind for span in timeline.spans}}
-    found = lanes(timeline.rank_classes, tuple(rows), box.height, grouped=thin)
-    ax = axes(figure, box.left, box.top, box.width, found.pixels * len(found.labels))
-    _prepare(ax, found, window, timeline.length)
-    if thin:
-        _draw_shares(ax, spans, found, window, max(_LEAST_CELL, int(_BARS_IN_CELL * width)))
-        return Panel(ax, found, True)
-    drawn = tuple(bar for bar in _apart(spans, drawn, pixel) if bar.row in found.rows)
-    _draw_bars(ax, drawn, found, timeline.rank_classes, pixel, 0.6 if width >= _EDGE_FROM else 0.0)
-    if numbered:
-        _draw_numbers(ax, drawn, found, timeline.rank_classes, window)
-    return Panel(ax, found, False)
+    spans = [
+        visible_span
+        for visible_span in timeline.spans
+        if visible_span.end > window.start and visible_span.start < window.end
+    ]
+    drawn_bars = merge_bars(spans, gap=_STRIP_GAP * pixel, absorb=True)
+    width = (
+        typical_duration(panel_bar.end - panel_bar.start for panel_bar in drawn_bars if panel_bar.row is Row.COMPUTE)
+        / pixel
+    )
+    is_thin = width < _MIN_BAR
+    rows = {lane_row(kind) for kind in {span.kind for span in timeline.spans}}
+    panel_lanes = arrange_lanes(timeline.rank_classes, tuple(rows), box.height, grouped=is_thin)
+    ax = add_axes(figure, box.left_edge, box.top, box.width, panel_lanes.pixels * len(panel_lanes.labels))
+    _prepare_axes(ax, panel_lanes, window, timeline.length)
+    if is_thin:
+        _draw_shares(ax, spans, panel_lanes, window, max(_MIN_CELL, int(_BARS_IN_CELL * width)))
+        return Panel(ax, panel_lanes, True)
+    drawn_bars = tuple(bar for bar in _separate_recompute(spans, drawn_bars, pixel) if bar.row in panel_lanes.rows)
+    _draw_bars(ax, drawn_bars, panel_lanes, timeline.rank_classes, pixel, 0.6 if width >= _MIN_EDGED_BAR else 0.0)
+    if with_numbers:
+        _draw_numbers(ax, drawn_bars, panel_lanes, timeline.rank_classes, window)
+    return Panel(ax, panel_lanes, False)
 
 
-def _apart(spans: Sequence[Span], drawn: tuple[Bar, ...], pixel: float) -> tuple[Bar, ...]:
+def _separate_recompute(spans: Sequence[Span], merged: tuple[Bar, ...], pixel: float) -> tuple[Bar, ...]:
     """Return bars with separate recomputation, if it is wide enough to be seen and splits no backward pass."""
-    if not any(bar.recompute for bar in drawn):
-        return drawn
-    apart = bars(spans, gap=_STRIP_GAP * pixel)
-    wide = typical(b.end - b.start for b in apart if b.kind is TaskKind.RECOMPUTE) >= _LEAST_RECOMPUTE * pixel
-    whole = sum(b.kind is TaskKind.BACKWARD for b in apart) <= sum(b.kind is TaskKind.BACKWARD for b in drawn)
-    return apart if wide and whole else drawn
+    if not any(bar.recompute for bar in merged):
+        return merged
+    separate = merge_bars(spans, gap=_STRIP_GAP * pixel)
+    is_wide = (
+        typical_duration(
+            merged_bar.end - merged_bar.start for merged_bar in separate if merged_bar.kind is TaskKind.RECOMPUTE
+        )
+        >= _MIN_RECOMPUTE * pixel
+    )
+    is_whole = sum(merged_bar.kind is TaskKind.BACKWARD for merged_bar in separate) <= sum(
+        merged_bar.kind is TaskKind.BACKWARD for merged_bar in merged
+    )
+    return separate if is_wide and is_whole else merged
 
 
-def typical(durations: Iterable[float]) -> float:
+def typical_duration(durations: Iterable[float]) -> float:
     """Return the median of the ``durations`` above 0; infinity where there are none."""
     values = [duration for duration in durations if duration > 0]
     return float(np.median(values)) if values else float("inf")
 
 
-def _prepare(ax: Axes, lanes: Lanes, window: Window, step_time: float) -> None:
+def _prepare_axes(ax: Axes, lanes: Lanes, window: Window, step_time: float) -> None:
     """Set the scales, label the lanes and paint them in the idle colour."""
     count = len(lanes.labels)
     ax.set_xlim(window.start, window.end)
     ax.set_ylim(count, 0)
     _mark_time(ax, window, step_time)
     size = min(11.0, max(7.5, 0.5 * lanes.pixels), _LABEL_PIXELS / max(map(len, lanes.labels)) / _LETTER)
-    every = next((k for k in (1, 2, 4, 8, 16, 32) if k * lanes.pixels >= 1.7 * size), 64)
+    label_stride = next((stride for stride in (1, 2, 4, 8, 16, 32) if stride * lanes.pixels >= 1.7 * size), 64)
     middle = lanes.compute_pixels / lanes.pixels / 2
-    ax.set_yticks([i + middle for i in range(0, count, every)], lanes.labels[::every], fontsize=size)
+    ax.set_yticks([i + middle for i in range(0, count, label_stride)], lanes.labels[::label_stride], fontsize=size)
     ax.tick_params(axis="y", length=0)
     for side in ("left", "right", "top"):
         ax.spines[side].set_visible(False)
     idle = _Shapes()
     for lane in range(count):
-        idle.rectangle(0.0, step_time, lanes.extent(lane * lanes.group, Row.COMPUTE), IDLE)
+        idle.add_rectangle(0.0, step_time, lanes.extent(lane * lanes.group, Row.COMPUTE), IDLE)
     idle.draw(ax)
 
 
 def _mark_time(ax: Axes, window: Window, step_time: float) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    unit, name = time_unit(step_time)
-    locator = MaxNLocator(nbins=max(3, pixels(ax)[0] // 110), steps=[1, 2, 2.5, 5, 10])
+    unit, name = choose_time_unit(step_time)
+    locator = MaxNLocator(nbins=max(3, axes_pixels(ax)[0] // 110), steps=[1, 2, 2.5, 5, 10])
     marks = [mark * unit for mark in locator.tick_values(window.start / unit, window.end / unit)]
     marks = [mark for mark in marks if window.start <= mark <= window.end]
     ax.set_xticks(marks, [f"{mark / unit:.6g}" for mark in marks])
@@ -165,60 +179,62 @@ def _mark_time(ax: Axes, window: Window, step_time: float) -> None:
 
 
 def _draw_bars(
-    ax: Axes, drawn: Sequence[Bar], lanes: Lanes, classes: Sequence[RankClass], pixel: float, edge: float
+    ax: Axes, drawn_bars: Sequence[Bar], lanes: Lanes, classes: Sequence[RankClass], pixel: float, edge: float
 ) -> None:
-    passes, plain, bands = _Shapes(), _Shapes(), _Shapes()
-    for bar in drawn:
+    passes, strips, bands = _Shapes(), _Shapes(), _Shapes()
+    for bar in drawn_bars:
         extent = lanes.extent(bar.rank_class, bar.row)
-        edged = bar.row is Row.COMPUTE and bar.end - bar.start >= _LEAST_BAR * pixel
-        end = max(bar.end, bar.start + _LEAST_WIDTH * pixel)
-        (passes if edged else plain).rectangle(bar.start, end, extent, colour_of(bar, classes))
-        if bar.recompute and lanes.compute_pixels >= _LEAST_BAND:
-            band = _band(bar, extent)
-            bands.rectangle(bar.start, bar.end, (band, extent[1]), KIND_COLOUR[TaskKind.RECOMPUTE])
-    for shapes, width in ((passes, edge), (plain, 0.0), (bands, edge)):
+        has_edge = bar.row is Row.COMPUTE and bar.end - bar.start >= _MIN_BAR * pixel
+        end = max(bar.end, bar.start + _MIN_WIDTH * pixel)
+        (passes if has_edge else strips).add_rectangle(bar.start, end, extent, bar_colour(bar, classes))
+        if bar.recompute and lanes.compute_pixels >= _MIN_BAND:
+            band = _recompute_top(bar, extent)
+            bands.add_rectangle(bar.start, bar.end, (band, extent[1]), KIND_COLOUR[TaskKind.RECOMPUTE])
+    for shapes, width in ((passes, edge), (strips, 0.0), (bands, edge)):
         shapes.draw(ax, width)
 
 
-def _band(bar: Bar, extent: tuple[float, float]) -> float:
+def _recompute_top(bar: Bar, extent: tuple[float, float]) -> float:
     """Return the y of the top of the recomputation part of a backward bar."""
     top, bottom = extent
     return bottom - (bottom - top) * bar.recompute / bar.busy if bar.recompute else bottom
 
 
-def colour_of(bar: Bar, classes: Sequence[RankClass]) -> str:
+def bar_colour(bar: Bar, classes: Sequence[RankClass]) -> str:
     """Return the colour of ``bar``: by kind and model chunk; in strips fainter where it is less busy."""
     if bar.row is not Row.COMPUTE:
-        return _strength(bar.kind, bar.busy / (bar.end - bar.start) if bar.end > bar.start else 1.0)
+        return _strip_colour(bar.kind, bar.busy / (bar.end - bar.start) if bar.end > bar.start else 1.0)
     stages = classes[bar.rank_class].stages
     chunked = bar.kind in CHUNKED and bar.stage in stages
-    return shade(bar.kind, stages.index(bar.stage) if chunked else 0, len(stages))
+    return shade_kind(bar.kind, stages.index(bar.stage) if chunked else 0, len(stages))
 
 
-def _draw_numbers(ax: Axes, drawn: Sequence[Bar], lanes: Lanes, classes: Sequence[RankClass], window: Window) -> None:
-    pixel = window.duration / pixels(ax)[0]
-    size = number_size(drawn, pixel, lanes.compute_pixels)
-    found = list(numbers(drawn, window, pixel, size)) if lanes.compute_pixels >= 1.4 * size else []
+def _draw_numbers(
+    ax: Axes, drawn_bars: Sequence[Bar], lanes: Lanes, classes: Sequence[RankClass], window: Window
+) -> None:
+    pixel = window.duration / axes_pixels(ax)[0]
+    size = choose_number_size(drawn_bars, pixel, lanes.compute_pixels)
+    placed_numbers = list(place_numbers(drawn_bars, window, pixel, size)) if lanes.compute_pixels >= 1.4 * size else []
     # so many numbers cannot be read, and text is slow to draw
-    if len(found) > _MOST_NUMBERS:
+    if len(placed_numbers) > _MAX_NUMBERS:
         return
-    for bar, middle in found:
+    for bar, middle in placed_numbers:
         extent = lanes.extent(bar.rank_class, Row.COMPUTE)
         ax.text(
-            middle, (extent[0] + _band(bar, extent)) / 2, str(bar.microbatch), fontsize=size, ha="center",
-            va="center_baseline", color=text_on(colour_of(bar, classes)), clip_on=True,
+            middle, (extent[0] + _recompute_top(bar, extent)) / 2, str(bar.microbatch), fontsize=size, ha="center",
+            va="center_baseline", color=text_colour(bar_colour(bar, classes)), clip_on=True,
         )  # fmt: skip
 
 
-def number_size(drawn: Sequence[Bar], pixel: float, height: int) -> float:
+def choose_number_size(drawn_bars: Sequence[Bar], pixel: float, height: int) -> float:
     """Return the type size, in points, at which microbatch numbers fit most forward bars of ``height`` pixels."""
-    forward = [bar.end - bar.start for bar in drawn if bar.kind is TaskKind.FORWARD]
-    width = max(_NARROWER * typical(forward), min(forward, default=0.0)) / pixel
-    digits = len(str(max((bar.microbatch for bar in drawn), default=0)))
-    return max(_SMALLEST, min(_LARGEST, 0.45 * height, (width - 2) / digits / _DIGIT))
+    forward = [bar.end - bar.start for bar in drawn_bars if bar.kind is TaskKind.FORWARD]
+    width = max(_NARROW_FACTOR * typical_duration(forward), min(forward, default=0.0)) / pixel
+    digits = len(str(max((bar.microbatch for bar in drawn_bars), default=0)))
+    return max(_MIN_TYPE, min(_MAX_TYPE, 0.45 * height, (width - 2) / digits / _DIGIT))
 
 
-def numbers(drawn: Sequence[Bar], window: Window, pixel: float, size: float) -> Iterator[tuple[Bar, float]]:
+def place_numbers(drawn_bars: Sequence[Bar], window: Window, pixel: float, size: float) -> Iterator[tuple[Bar, float]]:
     """Yield the bars whose visible part has room for the microbatch number, with the number's position in s.
 
     Parameters
@@ -228,11 +244,11 @@ def numbers(drawn: Sequence[Bar], window: Window, pixel: float, size: float) -> 
     size
         Type size in points.
     """
-    for bar in drawn:
+    for bar in drawn_bars:
         if bar.row is Row.COMPUTE and bar.microbatch >= 0 and bar.kind is not TaskKind.RECOMPUTE:
-            left, right = max(bar.start, window.start), min(bar.end, window.end)
-            if right - left >= (len(str(bar.microbatch)) * _DIGIT * size + 1) * pixel:
-                yield bar, (left + right) / 2
+            shown_start, shown_end = max(bar.start, window.start), min(bar.end, window.end)
+            if shown_end - shown_start >= (len(str(bar.microbatch)) * _DIGIT * size + 1) * pixel:
+                yield bar, (shown_start + shown_end) / 2
 
 
 def _draw_shares(ax: Axes, spans: Sequence[Span], lanes: Lanes, window: Window, cell: int) -> None:
@@ -240,25 +256,25 @@ def _draw_shares(ax: Axes, spans: Sequence[Span], lanes: Lanes, window: Window, 
 
     A strip shows one kind of communication, so that its colour alone can tell how busy it is.
     """
-    edges = np.linspace(window.start, window.end, max(1, pixels(ax)[0] // cell) + 1)
-    levels = _levels(spans, lanes, edges)
+    edges = np.linspace(window.start, window.end, max(1, axes_pixels(ax)[0] // cell) + 1)
+    levels = _measure_levels(spans, lanes, edges)
     shapes = _Shapes()
     for lane in range(len(lanes.labels)):
         base = np.zeros(len(edges) - 1)
         for kind in (kind for kind in _STACK if (lane, kind) in levels):
             top = np.minimum(base + levels[lane, kind], 1.0)
-            shapes.corners.append(staircase(edges, base, top, lanes.extent(lane * lanes.group, Row.COMPUTE)))
+            shapes.corners.append(outline_steps(edges, base, top, lanes.extent(lane * lanes.group, Row.COMPUTE)))
             shapes.colours.append(KIND_COLOUR[kind])
             base = top
-        for kind in (kind for kind in TaskKind if row_of(kind) is not Row.COMPUTE and row_of(kind) in lanes.rows):
-            extent = lanes.extent(lane * lanes.group, row_of(kind))
+        for kind in (kind for kind in TaskKind if lane_row(kind) is not Row.COMPUTE and lane_row(kind) in lanes.rows):
+            extent = lanes.extent(lane * lanes.group, lane_row(kind))
             for index, share in enumerate(levels.get((lane, kind), ())):
-                if share > _LEAST_SHARE:
-                    shapes.rectangle(edges[index], edges[index + 1], extent, _strength(kind, share))
+                if share > _MIN_SHARE:
+                    shapes.add_rectangle(edges[index], edges[index + 1], extent, _strip_colour(kind, share))
     shapes.draw(ax)
 
 
-def _levels(spans: Sequence[Span], lanes: Lanes, edges: FloatArray) -> dict[tuple[int, TaskKind], FloatArray]:
+def _measure_levels(spans: Sequence[Span], lanes: Lanes, edges: FloatArray) -> dict[tuple[int, TaskKind], FloatArray]:
     """Return by (lane, kind) the share of each cell's time, averaged over the rank classes of the lane."""
     intervals: dict[tuple[TaskKind, int], list[tuple[float, float]]] = {}
     for span in spans:
@@ -266,16 +282,16 @@ def _levels(spans: Sequence[Span], lanes: Lanes, edges: FloatArray) -> dict[tupl
     levels: dict[tuple[int, TaskKind], FloatArray] = {}
     for (kind, rank_class), rows in intervals.items():
         key = (rank_class // lanes.group, kind)
-        levels[key] = levels.get(key, np.zeros(len(edges) - 1)) + shares(rows, edges) / lanes.group
+        levels[key] = levels.get(key, np.zeros(len(edges) - 1)) + cover_shares(rows, edges) / lanes.group
     return levels
 
 
-def _strength(kind: TaskKind, share: float) -> str:
+def _strip_colour(kind: TaskKind, share: float) -> str:
     """Return the colour of a strip that is busy for a ``share`` of its time."""
-    return blend("#FFFFFF", KIND_COLOUR[kind], _FAINTEST + (1 - _FAINTEST) * min(1.0, share))
+    return blend("#FFFFFF", KIND_COLOUR[kind], _MIN_STRENGTH + (1 - _MIN_STRENGTH) * min(1.0, share))
 
 
-def staircase(edges: FloatArray, low: FloatArray, high: FloatArray, extent: tuple[float, float]) -> FloatArray:
+def outline_steps(edges: FloatArray, low: FloatArray, high: FloatArray, extent: tuple[float, float]) -> FloatArray:
     """Return the outline between two step functions; 0 is the bottom of ``extent``, 1 its top."""
     top, bottom = extent
     xs = np.repeat(edges, 2)[1:-1]

@@ -6,17 +6,28 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshwise.reports.document import plain
+from meshwise.reports.document import clean_text
 from meshwise.reports.palette import SERIES
-from meshwise.reports.pictures.figure import GRID, HEIGHT, INK, QUIET, WIDTH, axes, header, sheet, size_unit, time_unit
+from meshwise.reports.pictures.figure import (
+    GRID,
+    HEIGHT,
+    INK,
+    QUIET,
+    WIDTH,
+    add_axes,
+    choose_size_unit,
+    choose_time_unit,
+    header,
+    open_sheet,
+)
 from meshwise.simulator.units import format_size, format_time
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_LEFT, _TOP, _BOTTOM, _GAP = 100, 120, 80, 120  # pixels around and between panels
+_LEFT_MARGIN, _TOP, _BOTTOM, _GAP = 100, 120, 80, 120  # pixels around and between panels
 
-_LABEL = 0.025
+_LABEL_SHARE = 0.025
 """Height of a label as a fraction of the axis; plans closer than this to a labelled one get no label."""
 
 Data = Mapping[str, Any]
@@ -39,18 +50,18 @@ def draw_fronts(memory: Sequence[Data], devices: Sequence[Data], path: Path | st
     """
     if not memory:
         raise ValueError("a picture of a front needs at least one plan, met none")
-    smaller = [each for each in devices if each["fits"]]
-    panels = 2 if len(smaller) > 1 else 1
-    width = (WIDTH - _LEFT - 40 - (panels - 1) * _GAP) // panels
-    with sheet(path) as figure:
-        header(figure, title or "What can be traded", _facts(memory))
-        _draw_memory(axes(figure, _LEFT, _TOP, width, HEIGHT - _TOP - _BOTTOM), memory)
+    fitting = [candidate for candidate in devices if candidate["fits"]]
+    panels = 2 if len(fitting) > 1 else 1
+    width = (WIDTH - _LEFT_MARGIN - 40 - (panels - 1) * _GAP) // panels
+    with open_sheet(path) as figure:
+        header(figure, title or "What can be traded", _summarize_front(memory))
+        _draw_memory(add_axes(figure, _LEFT_MARGIN, _TOP, width, HEIGHT - _TOP - _BOTTOM), memory)
         if panels == 2:
-            _draw_devices(axes(figure, _LEFT + width + _GAP, _TOP, width, HEIGHT - _TOP - _BOTTOM), smaller)
+            _draw_devices(add_axes(figure, _LEFT_MARGIN + width + _GAP, _TOP, width, HEIGHT - _TOP - _BOTTOM), fitting)
 
 
-def _facts(memory: Sequence[Data]) -> str:
-    fitting = [each for each in memory if each["fits"]]
+def _summarize_front(memory: Sequence[Data]) -> str:
+    fitting = [candidate for candidate in memory if candidate["fits"]]
     if not fitting:
         return f"{len(memory)} plans that no other beats, none of which fits"
     best = fitting[0]
@@ -58,21 +69,26 @@ def _facts(memory: Sequence[Data]) -> str:
     return f"fastest that fits: {time} with {peak} a device: {best['plan'].split(', ')[0]}"
 
 
-def _draw_memory(ax: Axes, found: Sequence[Data]) -> None:
-    unit, name = time_unit(min(each["step_time"] for each in found))
-    size, size_name = size_unit(sorted(each["peak_memory"] for each in found)[len(found) // 2])
-    xs, ys = [each["peak_memory"] / size for each in found], [each["step_time"] / unit for each in found]
+def _draw_memory(ax: Axes, candidates: Sequence[Data]) -> None:
+    unit, name = choose_time_unit(min(candidate["step_time"] for candidate in candidates))
+    size, size_name = choose_size_unit(
+        sorted(candidate["peak_memory"] for candidate in candidates)[len(candidates) // 2]
+    )
+    xs, ys = (
+        [candidate["peak_memory"] / size for candidate in candidates],
+        [candidate["step_time"] / unit for candidate in candidates],
+    )
     ax.plot(xs, ys, drawstyle="steps-pre", color=QUIET, linewidth=1.2)
     for fitting, label, face in ((True, "fits", SERIES[0]), (False, "does not fit", "white")):
-        rows = [index for index, each in enumerate(found) if each["fits"] is fitting]
+        rows = [index for index, candidate in enumerate(candidates) if candidate["fits"] is fitting]
         ax.plot(
             [xs[row] for row in rows], [ys[row] for row in rows], "o", color=SERIES[0], markerfacecolor=face,
             markersize=9, label=label, linestyle="none",
         )  # fmt: skip
-    near, labelled = (max(ys) - min(ys)) * _LABEL, float("-inf")
-    for row, each in enumerate(found):
-        if ys[row] - labelled >= near:  # plans come by rising step time
-            words, labelled = plain(each["plan"].split(",")[0], 60), ys[row]
+    min_distance, last_label = (max(ys) - min(ys)) * _LABEL_SHARE, float("-inf")
+    for row, candidate in enumerate(candidates):
+        if ys[row] - last_label >= min_distance:  # plans come by rising step time
+            words, last_label = clean_text(candidate["plan"].clean_text(",")[0], 60), ys[row]
             ax.annotate(words, (xs[row], ys[row]), xytext=(9, 5), textcoords="offset points", fontsize=9, color=INK)
     ax.set_xscale("log")
     ax.set_xlim(min(xs) * 0.9, max(xs) * 5)
@@ -85,12 +101,15 @@ def _draw_memory(ax: Axes, found: Sequence[Data]) -> None:
     ax.legend(loc="upper right", fontsize=11)
 
 
-def _draw_devices(ax: Axes, found: Sequence[Data]) -> None:
-    unit, name = time_unit(min(each["step_time"] for each in found))
-    xs, ys = [each["devices"] for each in found], [each["step_time"] / unit for each in found]
+def _draw_devices(ax: Axes, candidates: Sequence[Data]) -> None:
+    unit, name = choose_time_unit(min(candidate["step_time"] for candidate in candidates))
+    xs, ys = (
+        [candidate["devices"] for candidate in candidates],
+        [candidate["step_time"] / unit for candidate in candidates],
+    )
     ax.plot(xs, ys, "o-", color=SERIES[1 % len(SERIES)], markersize=9, linewidth=1.6)
-    for x, y, each in zip(xs, ys, found, strict=True):
-        words = f"{each['cost_per_million_tokens']:.3g} a million tokens"
+    for x, y, candidate in zip(xs, ys, candidates, strict=True):
+        words = f"{candidate['cost_per_million_tokens']:.3g} a million tokens"
         ax.annotate(words, (x, y), xytext=(9, 5), textcoords="offset points", fontsize=10, color=INK)
     ax.set_xscale("log")
     ax.set_yscale("log")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from meshwise.reports.document import plain
+from meshwise.reports.document import clean_text
 from meshwise.reports.palette import DASHES, SERIES
 from meshwise.reports.pictures.figure import (
     GRID,
@@ -17,11 +17,11 @@ from meshwise.reports.pictures.figure import (
     INK,
     QUIET,
     WIDTH,
-    axes,
+    add_axes,
+    choose_time_unit,
+    figure_height,
     header,
-    pixel_height,
-    sheet,
-    time_unit,
+    open_sheet,
 )
 from meshwise.simulator.units import format_time
 from meshwise.strategies.evaluation import Trial
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-_LEFT, _TOP, _BOTTOM, _GAP, _KEY = 92, 120, 66, 34, 330  # pixels around and between panels
+_LEFT_MARGIN, _TOP, _BOTTOM, _GAP, _KEY = 92, 120, 66, 34, 330  # pixels around and between panels
 _WIDE_RANGE = 50.0  # largest over smallest, from which an axis is logarithmic
-_FAR = 3.0  # the same for step times
-_MOST_MARKS = 14
+_FAR_RANGE = 3.0  # the same for step times
+_MAX_MARKS = 14
 Point = tuple[int, float, float]
 """Evaluations, seconds elapsed, best step time so far in s."""
 
@@ -52,18 +52,21 @@ def draw_search(
     """
     if not histories:
         raise ValueError("a search picture needs the history of at least one algorithm, met none")
-    found = {name: [p for p in points if isfinite(p[2])] for name, points in histories.items()}
-    order = sorted(found, key=lambda name: found[name][-1][2] if found[name] else float("inf"))
-    width = (WIDTH - _LEFT - _GAP - _KEY) // 2
-    with sheet(path) as figure:
-        header(figure, title or "Best plan so far", _facts(found, order, lower_bound))
+    finite_histories = {name: [point for point in points if isfinite(point[2])] for name, points in histories.items()}
+    ranking = sorted(
+        finite_histories, key=lambda name: finite_histories[name][-1][2] if finite_histories[name] else float("inf")
+    )
+    width = (WIDTH - _LEFT_MARGIN - _GAP - _KEY) // 2
+    with open_sheet(path) as figure:
+        header(figure, title or "Best plan so far", _summarize_search(finite_histories, ranking, lower_bound))
         for column, heading in ((0, "evaluations"), (1, "search time (s)")):
-            ax = axes(figure, _LEFT + column * (width + _GAP), _TOP, width, HEIGHT - _TOP - _BOTTOM)
-            _draw_lines(ax, [found[name] for name in order], column)
-            _finish(ax, found, lower_bound, column)
+            ax = add_axes(figure, _LEFT_MARGIN + column * (width + _GAP), _TOP, width, HEIGHT - _TOP - _BOTTOM)
+            _draw_lines(ax, [finite_histories[name] for name in ranking], column)
+            _finish_axes(ax, finite_histories, lower_bound, column)
             ax.set_xlabel(heading)
         names = [
-            f"{plain(name, 22)}  {format_time(found[name][-1][2]) if found[name] else 'none fits'}" for name in order
+            f"{clean_text(name, 22)}  {format_time(finite_histories[name][-1][2]) if finite_histories[name] else 'none fits'}"
+            for name in ranking
         ]
         handles = ax.get_lines()[: len(names)]
         figure.legend(
@@ -72,12 +75,12 @@ def draw_search(
         )  # fmt: skip
 
 
-def _facts(found: Mapping[str, Sequence[Point]], order: Sequence[str], bound: float | None) -> str:
-    best = found[order[0]]
+def _summarize_search(histories: Mapping[str, Sequence[Point]], ranking: Sequence[str], bound: float | None) -> str:
+    best = histories[ranking[0]]
     if not best:
         return "no algorithm found a plan that fits"
     evaluations = "evaluation" if best[-1][0] == 1 else "evaluations"
-    words = f"best: {format_time(best[-1][2])} by {plain(order[0], 30)} after {best[-1][0]:,} {evaluations}"
+    words = f"best: {format_time(best[-1][2])} by {clean_text(ranking[0], 30)} after {best[-1][0]:,} {evaluations}"
     if bound is None or bound <= 0:
         return words
     return f"{words}; lower bound {format_time(bound)}, gap {best[-1][2] / bound - 1:.1%}"
@@ -85,9 +88,9 @@ def _facts(found: Mapping[str, Sequence[Point]], order: Sequence[str], bound: fl
 
 def _draw_lines(ax: Axes, histories: Sequence[Sequence[Point]], column: int) -> None:
     """Draw one staircase per algorithm, the best on top."""
-    unit, _ = _unit(histories)
+    unit, _ = _time_unit(histories)
     for index, points in enumerate(histories):
-        xs, ys = [p[column] for p in points], [p[2] / unit for p in points]
+        xs, ys = [point[column] for point in points], [point[2] / unit for point in points]
         style = DASHES[index // len(SERIES) % len(DASHES)]
         ax.plot(
             xs, ys, drawstyle="steps-post", color=SERIES[index % len(SERIES)], linestyle=style, linewidth=2.2,
@@ -95,11 +98,11 @@ def _draw_lines(ax: Axes, histories: Sequence[Sequence[Point]], column: int) -> 
         )  # fmt: skip
 
 
-def _finish(ax: Axes, found: Mapping[str, Sequence[Point]], bound: float | None, column: int) -> None:
+def _finish_axes(ax: Axes, histories: Mapping[str, Sequence[Point]], bound: float | None, column: int) -> None:
     """Set scales and grid, and draw the lower bound."""
-    unit, name = _unit(list(found.values()))
-    steps = [p[2] / unit for points in found.values() for p in points]
-    places = [p[column] for points in found.values() for p in points if p[column] > 0]
+    unit, name = _time_unit(list(histories.values()))
+    steps = [point[2] / unit for points in histories.values() for point in points]
+    places = [point[column] for points in histories.values() for point in points if point[column] > 0]
     if places and max(places) > _WIDE_RANGE * min(places):
         ax.set_xscale("log")
         ax.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
@@ -111,7 +114,7 @@ def _finish(ax: Axes, found: Mapping[str, Sequence[Point]], bound: float | None,
         )  # fmt: skip
         steps.append(bound / unit)
     if steps:
-        _scale(ax, min(steps), max(steps))
+        _scale_time_axis(ax, min(steps), max(steps))
     ax.grid(color=GRID, linewidth=0.8)
     ax.set_axisbelow(True)
     if column:
@@ -120,23 +123,28 @@ def _finish(ax: Axes, found: Mapping[str, Sequence[Point]], bound: float | None,
         ax.set_ylabel(f"best step time so far ({name})")
 
 
-def _scale(ax: Axes, low: float, high: float) -> None:
+def _scale_time_axis(ax: Axes, low: float, high: float) -> None:
     """Set the step-time axis from ``low`` to ``high``: logarithmic where they are far apart."""
-    if high <= _FAR * low:
-        room = max(high - low, 0.02 * high)
-        ax.set_ylim(max(0.0, low - 0.12 * room), high + 0.08 * room)
+    if high <= _FAR_RANGE * low:
+        span = max(high - low, 0.02 * high)
+        ax.set_ylim(max(0.0, low - 0.12 * span), high + 0.08 * span)
         return
     ax.set_yscale("log")
     ax.set_ylim(low * 0.88, high * 1.1)
     decades = range(floor(log10(low)) - 1, floor(log10(high)) + 2)
-    marks = [m * 10.0**e for e in decades for m in (1, 1.5, 2, 3, 4, 5, 7) if low * 0.88 <= m * 10.0**e <= high * 1.1]
-    marks = marks[:: -(-len(marks) // _MOST_MARKS)]
+    marks = [
+        mantissa * 10.0**exponent
+        for exponent in decades
+        for mantissa in (1, 1.5, 2, 3, 4, 5, 7)
+        if low * 0.88 <= mantissa * 10.0**exponent <= high * 1.1
+    ]
+    marks = marks[:: -(-len(marks) // _MAX_MARKS)]
     ax.set_yticks(marks, [f"{mark:.4g}" for mark in marks])
     ax.set_yticks([], minor=True)
 
 
-def _unit(histories: Iterable[Sequence[Point]]) -> tuple[float, str]:
-    return time_unit(min((p[2] for points in histories for p in points), default=1.0))
+def _time_unit(histories: Iterable[Sequence[Point]]) -> tuple[float, str]:
+    return choose_time_unit(min((point[2] for points in histories for point in points), default=1.0))
 
 
 def trials_table(trials: Iterable[Trial]) -> pd.DataFrame:
@@ -147,10 +155,10 @@ def trials_table(trials: Iterable[Trial]) -> pd.DataFrame:
         "data", "tensor", "tensor_rows", "pipeline", "schedule", "chunks", "microbatch", "num_microbatches", "zero",
         "sequence_parallel", "recompute", "step_time", "peak_memory", "fits", "elapsed",
     )  # fmt: skip
-    return pd.DataFrame([_row(trial) for trial in trials], columns=list(columns))
+    return pd.DataFrame([_trial_row(trial) for trial in trials], columns=list(columns))
 
 
-def _row(trial: Trial) -> tuple[object, ...]:
+def _trial_row(trial: Trial) -> tuple[object, ...]:
     plan, evaluation = trial.plan, trial.evaluation
     return (
         plan.data, plan.tensor, plan.tensor_rows, plan.pipeline, plan.schedule, plan.chunks, plan.microbatch,
@@ -161,21 +169,23 @@ def _row(trial: Trial) -> tuple[object, ...]:
 
 Course = Sequence[tuple[float, float]]
 """The course of one search: (evaluations or seconds, gap from then on); the gap is a fraction of the optimum."""
-FLOOR = 1e-3
+MIN_GAP = 1e-3
 """Smaller gaps are drawn at this one: a logarithmic axis cannot show zero, the gap of the optimum."""
-WITHIN = 0.01
+SOLVED_GAP = 0.01
 """A search with at most this gap counts as solved."""
-MOST = 20
+MAX_ALGORITHMS = 20
 """Largest number of algorithms in a picture."""
 
-_COLUMNS, _PLACES = 5, 160
-_CEILING = 20.0
-_MARKS = ((FLOOR, "0"), (0.01, "1 %"), (0.1, "10 %"), (1.0, "100 %"), (10.0, "1000 %"))
+_COLUMNS, _NUM_POSITIONS = 5, 160
+_MAX_GAP = 20.0
+_MARKS = ((MIN_GAP, "0"), (0.01, "1 %"), (0.1, "10 %"), (1.0, "100 %"), (10.0, "1000 %"))
 _SHADES = ("#FFFFFF", "#DCE9F5", "#A9CBE8", "#F6D6A8", "#EDA25C", "#CF4A16")
-_STEPS = (WITHIN, 0.05, 0.2, 0.5, 1.0)
+_SHADE_GAPS = (SOLVED_GAP, 0.05, 0.2, 0.5, 1.0)
 
 
-def draw_gaps(courses: Mapping[str, Sequence[Course]], path: Path | str, *, title: str, facts: str, what: str) -> None:
+def draw_gaps(
+    courses: Mapping[str, Sequence[Course]], path: Path | str, *, title: str, facts: str, axis_label: str
+) -> None:
     """Draw for every algorithm the median gap of its searches and, as a band, their interquartile range.
 
     Parameters
@@ -190,71 +200,73 @@ def draw_gaps(courses: Mapping[str, Sequence[Course]], path: Path | str, *, titl
     ValueError
         Where no search found a plan, there are more than `MAX_ALGORITHMS`, or ``path`` ends in neither .png nor .svg.
     """
-    places = _places(courses)
-    found = {name: _quartiles(runs, places) for name, runs in courses.items()}
-    rows = ceil(len(found) / _COLUMNS)
-    tall = max(HEIGHT, 130 + 260 * rows)
-    with sheet(path, tall) as figure:
+    positions = _choose_positions(courses)
+    quartiles = {name: _gap_quartiles(searches, positions) for name, searches in courses.items()}
+    rows = ceil(len(quartiles) / _COLUMNS)
+    sheet_height = max(HEIGHT, 130 + 260 * rows)
+    with open_sheet(path, sheet_height) as figure:
         header(figure, title, facts)
-        left, top, gap, below = 124, 134, 22, 58
-        width = (WIDTH - left - 30 - gap * (_COLUMNS - 1)) // _COLUMNS
-        height = (pixel_height(figure) - top - below) // rows - 46
-        for number, name in enumerate(found):
-            row, column = divmod(number, _COLUMNS)
-            ax = axes(figure, left + column * (width + gap), top + row * (height + 46), width, height)
-            for other, (_, median, _) in found.items():
-                if other != name:
-                    ax.plot(places, median, color="#C9C9C9", linewidth=1.0, drawstyle="steps-post", zorder=2)
-            _draw_band(ax, places, found[name])
-            ax.set_title(plain(name, 26), fontsize=13, loc="left", fontweight="bold", pad=6)
-            _finish_gap(ax, places, first=column == 0, last=number + _COLUMNS >= len(found))
-        figure.text(0.5, 18 / pixel_height(figure), what, ha="center", fontsize=12)
+        left_margin, top, gap, bottom = 124, 134, 22, 58
+        width = (WIDTH - left_margin - 30 - gap * (_COLUMNS - 1)) // _COLUMNS
+        height = (figure_height(figure) - top - bottom) // rows - 46
+        for index, name in enumerate(quartiles):
+            row, column = divmod(index, _COLUMNS)
+            ax = add_axes(figure, left_margin + column * (width + gap), top + row * (height + 46), width, height)
+            for other_name, (_, median, _) in quartiles.items():
+                if other_name != name:
+                    ax.plot(positions, median, color="#C9C9C9", linewidth=1.0, drawstyle="steps-post", zorder=2)
+            _draw_band(ax, positions, quartiles[name])
+            ax.set_title(clean_text(name, 26), fontsize=13, loc="left", fontweight="bold", pad=6)
+            _finish_gap(ax, positions, is_first_column=column == 0, is_last_row=index + _COLUMNS >= len(quartiles))
+        figure.text(0.5, 18 / figure_height(figure), axis_label, ha="center", fontsize=12)
         figure.text(0.016, 0.5, "gap to the optimum", rotation=90, va="center", fontsize=12)
 
 
-def _places(courses: Mapping[str, Sequence[Course]]) -> list[float]:
+def _choose_positions(courses: Mapping[str, Sequence[Course]]) -> list[float]:
     """Return the positions on the horizontal axis at which gaps are read, from the first plan found to the last."""
-    if len(courses) > MOST:
-        raise ValueError(f"a picture shows at most {MOST} algorithms, met {len(courses)}")
-    met = [at for runs in courses.values() for course in runs for at, _ in course if at > 0]
-    if not met:
+    if len(courses) > MAX_ALGORITHMS:
+        raise ValueError(f"a picture shows at most {MAX_ALGORITHMS} algorithms, met {len(courses)}")
+    positive_positions = [
+        position for searches in courses.values() for course in searches for position, _ in course if position > 0
+    ]
+    if not positive_positions:
         raise ValueError("a picture of gaps needs a search that found a plan, met none")
-    low, high = min(met), max(met)
-    return [float(at) for at in np.geomspace(low, max(high * 1.15, low * 10), _PLACES)]
+    low, high = min(positive_positions), max(positive_positions)
+    return [float(position) for position in np.geomspace(low, max(high * 1.15, low * 10), _NUM_POSITIONS)]
 
 
-def _at(course: Course, places: list[float]) -> list[float]:
+def _read_gaps(course: Course, positions: list[float]) -> list[float]:
     """Return the gap of one search at every position, infinite before its first plan."""
-    when = np.array([at for at, _ in course])
+    change_positions = np.array([position for position, _ in course])
     gaps = [float("inf"), *(gap for _, gap in course)]
-    return [gaps[index] for index in np.searchsorted(when, places, side="right")]
+    return [gaps[index] for index in np.searchsorted(change_positions, positions, side="right")]
 
 
-def _quartiles(runs: Sequence[Course], places: list[float]) -> tuple[list[float], list[float], list[float]]:
+def _gap_quartiles(searches: Sequence[Course], positions: list[float]) -> tuple[list[float], list[float], list[float]]:
     """Return lower quartile, median and upper quartile of the gaps of searches at every position."""
-    rows = np.sort(np.array([_at(course, places) for course in runs]), axis=0)
+    rows = np.sort(np.array([_read_gaps(course, positions) for course in searches]), axis=0)
     low, middle, high = (rows[min(len(rows) - 1, int(share * len(rows)))] for share in (0.25, 0.5, 0.75))
-    return _clipped(low), _clipped(middle), _clipped(high)
+    return _clip_gaps(low), _clip_gaps(middle), _clip_gaps(high)
 
 
-def _clipped(gaps: Sequence[float]) -> list[float]:
-    return [min(max(float(gap), FLOOR), _CEILING) if isfinite(gap) else float("nan") for gap in gaps]
+def _clip_gaps(gaps: Sequence[float]) -> list[float]:
+    return [min(max(float(gap), MIN_GAP), _MAX_GAP) if isfinite(gap) else float("nan") for gap in gaps]
 
 
-def _draw_band(ax: Axes, places: Sequence[float], quartiles: tuple[list[float], list[float], list[float]]) -> None:
+def _draw_band(ax: Axes, positions: Sequence[float], quartiles: tuple[list[float], list[float], list[float]]) -> None:
     low, median, high = quartiles
-    top = [_CEILING if np.isnan(gap) else gap for gap in high]
-    known = ~np.isnan(np.array(low))
-    ax.fill_between(places, low, top, where=known.tolist(), step="post", color="#A9CBE8", linewidth=0, zorder=1)
-    ax.plot(places, median, color=SERIES[0], linewidth=2.6, drawstyle="steps-post", zorder=4)
+    top = [_MAX_GAP if np.isnan(gap) else gap for gap in high]
+    is_known = ~np.isnan(np.array(low))
+    ax.fill_between(positions, low, top, where=is_known.tolist(), step="post", color="#A9CBE8", linewidth=0, zorder=1)
+    ax.plot(positions, median, color=SERIES[0], linewidth=2.6, drawstyle="steps-post", zorder=4)
 
 
-def _finish_gap(ax: Axes, places: Sequence[float], *, first: bool, last: bool) -> None:
-    ax.set(xscale="log", yscale="log", xlim=(places[0], places[-1]), ylim=(FLOOR * 0.75, _CEILING))
-    ax.set_yticks([at for at, _ in _MARKS], [text if first else "" for _, text in _MARKS])
+def _finish_gap(ax: Axes, positions: Sequence[float], *, is_first_column: bool, is_last_row: bool) -> None:
+    ax.set(xscale="log", yscale="log", xlim=(positions[0], positions[-1]), ylim=(MIN_GAP * 0.75, _MAX_GAP))
+    ax.set_yticks([tick for tick, _ in _MARKS], [text if is_first_column else "" for _, text in _MARKS])
     ax.set_yticks([], minor=True)
-    ax.xaxis.set_major_formatter(lambda value, _: f"{value:,g}" if last else "")
-    ax.axhline(WITHIN, color=QUIET, linewidth=1.0, linestyle=(0, (4, 4)), zorder=3)
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:,g}" if is_last_row else "")
+    ax.axhline(SOLVED_GAP, color=QUIET, linewidth=1.0, linestyle=(0, (4, 4)), zorder=3)
     ax.grid(color=GRID, linewidth=0.7)
     ax.set_axisbelow(True)
 
@@ -277,39 +289,44 @@ def draw_solved(
     ValueError
         As `draw_gaps`.
     """
-    left, top, gap, key, below = 92, 134, 34, 330, 66
-    width = (WIDTH - left - gap - key) // 2
-    shares = [{name: _shares(runs) for name, runs in each.items()} for each in (by_evaluations, by_seconds)]
+    left_margin, top, gap, key, bottom = 92, 134, 34, 330, 66
+    width = (WIDTH - left_margin - gap - key) // 2
+    shares = [
+        {name: _solved_shares(searches) for name, searches in courses_by_name.items()}
+        for courses_by_name in (by_evaluations, by_seconds)
+    ]
     order = sorted(by_evaluations, key=lambda name: (-shares[0][name][-1][1], shares[0][name][-1][0]))
-    with sheet(path) as figure:
+    with open_sheet(path) as figure:
         header(figure, title, facts)
-        for column, (courses, what) in enumerate(((by_evaluations, "evaluations"), (by_seconds, "CPU time (s)"))):
-            places = _places(courses)
-            ax = axes(figure, left + column * (width + gap), top, width, HEIGHT - top - below)
-            for number, name in enumerate(order):
+        for column, (courses, axis_label) in enumerate(((by_evaluations, "evaluations"), (by_seconds, "CPU time (s)"))):
+            positions = _choose_positions(courses)
+            ax = add_axes(figure, left_margin + column * (width + gap), top, width, HEIGHT - top - bottom)
+            for index, name in enumerate(order):
                 xs, ys = zip(*shares[column][name], strict=True)
                 ax.plot(
-                    [*xs, places[-1]], [*ys, ys[-1]], drawstyle="steps-post", color=SERIES[number % len(SERIES)],
-                    linestyle=DASHES[number // len(SERIES) % len(DASHES)], linewidth=2.4, label=name,
+                    [*xs, positions[-1]], [*ys, ys[-1]], drawstyle="steps-post", color=SERIES[index % len(SERIES)],
+                    linestyle=DASHES[index // len(SERIES) % len(DASHES)], linewidth=2.4, label=name,
                 )  # fmt: skip
-            ax.set(xscale="log", xlim=(places[0], places[-1]), ylim=(0, 1.02))
+            ax.set(xscale="log", xlim=(positions[0], positions[-1]), ylim=(0, 1.02))
             ax.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
             ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
             ax.tick_params(axis="y", labelleft=not column)
-            ax.set_xlabel(what, fontsize=12)
+            ax.set_xlabel(axis_label, fontsize=12)
             ax.grid(color=GRID, linewidth=0.8)
-        names = [f"{plain(name, 22)}  {100 * shares[0][name][-1][1]:.0f} %" for name in order]
+        names = [f"{clean_text(name, 22)}  {100 * shares[0][name][-1][1]:.0f} %" for name in order]
         figure.legend(
             ax.get_lines(), names, loc="upper left", bbox_to_anchor=(1 - (key - 10) / WIDTH, 1 - top / HEIGHT),
             fontsize=12, title="at the end", title_fontsize=12, alignment="left", handlelength=2.6, labelspacing=0.7,
         )  # fmt: skip
 
 
-def _shares(runs: Sequence[Course]) -> list[tuple[float, float]]:
+def _solved_shares(searches: Sequence[Course]) -> list[tuple[float, float]]:
     """Return the points (position, share of searches that are solved) at which the share rises, from (0, 0) on."""
-    solved = sorted(next((at for at, gap in course if gap <= WITHIN), float("inf")) for course in runs)
-    reached = [at for at in solved if isfinite(at)]
-    return [(0.0, 0.0), *((at, (number + 1) / len(runs)) for number, at in enumerate(reached))]
+    solved_positions = sorted(
+        next((position for position, gap in course if gap <= SOLVED_GAP), float("inf")) for course in searches
+    )
+    finite_positions = [position for position in solved_positions if isfinite(position)]
+    return [(0.0, 0.0), *((position, (index + 1) / len(searches)) for index, position in enumerate(finite_positions))]
 
 
 def draw_cases(gaps: Mapping[str, Mapping[str, float]], path: Path | str, *, title: str, facts: str) -> None:
@@ -328,16 +345,20 @@ def draw_cases(gaps: Mapping[str, Mapping[str, float]], path: Path | str, *, tit
     if not gaps:
         raise ValueError("a picture of gaps needs a problem, met none")
     names = list(dict.fromkeys(name for row in gaps.values() for name in row))
-    left, top, line = 330, 196, 27
-    with sheet(path, top + line * len(gaps) + 30) as figure:
+    left_margin, top, line = 330, 196, 27
+    with open_sheet(path, top + line * len(gaps) + 30) as figure:
         header(figure, title, facts)
-        ax = axes(figure, left, top, WIDTH - left - 30, line * len(gaps))
+        ax = add_axes(figure, left_margin, top, WIDTH - left_margin - 30, line * len(gaps))
         ax.set(xlim=(0, len(names)), ylim=(len(gaps), 0))
-        for row, found in enumerate(gaps.values()):
+        for row, problem_gaps in enumerate(gaps.values()):
             for column, name in enumerate(names):
-                _draw_cell(ax, row, column, found.get(name))
-        ax.set_yticks([row + 0.5 for row in range(len(gaps))], [plain(case, 36) for case in gaps], fontsize=12)
-        ax.set_xticks([at + 0.5 for at in range(len(names))], [plain(name, 22) for name in names], fontsize=12)
+                _draw_cell(ax, row, column, problem_gaps.get(name))
+        ax.set_yticks([row + 0.5 for row in range(len(gaps))], [clean_text(case, 36) for case in gaps], fontsize=12)
+        ax.set_xticks(
+            [column_index + 0.5 for column_index in range(len(names))],
+            [clean_text(name, 22) for name in names],
+            fontsize=12,
+        )
         ax.xaxis.tick_top()
         for label in ax.get_xticklabels():
             label.set(rotation=22, ha="left", rotation_mode="anchor")
@@ -350,8 +371,8 @@ def _draw_cell(ax: Axes, row: int, column: int, gap: float | None) -> None:
     if gap is None:
         text, colour = "not run", "#F1F1F1"
     else:
-        colour = _SHADES[sum(gap > step for step in _STEPS)]
-        text = f"{100 * (0.0 if abs(gap) < FLOOR / 2 else gap):.1f} %" if isfinite(gap) else "none"
+        colour = _SHADES[sum(gap > step for step in _SHADE_GAPS)]
+        text = f"{100 * (0.0 if abs(gap) < MIN_GAP / 2 else gap):.1f} %" if isfinite(gap) else "none"
     ink = "#FFFFFF" if colour == _SHADES[-1] else QUIET if gap is None else INK
     ax.fill_between([column + 0.02, column + 0.98], row + 0.04, row + 0.96, color=colour, linewidth=0)
     ax.text(column + 0.5, row + 0.52, text, ha="center", va="center", fontsize=11, color=ink)

@@ -8,13 +8,13 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
-from meshwise.reports.document import plain
-from meshwise.reports.pictures.figure import INK, QUIET, axes, header, sheet
+from meshwise.reports.document import clean_text
+from meshwise.reports.pictures.figure import INK, QUIET, add_axes, header, open_sheet
 from meshwise.simulator.collective import Collective
 from meshwise.simulator.operator_graph import BATCH, Operator, OperatorGraph
 from meshwise.simulator.units import format_size
-from meshwise.strategies.lowering.costs.kinds import kinds
-from meshwise.strategies.lowering.costs.operator import BlockLayout, summed_gradient, transfers
+from meshwise.strategies.lowering.costs.kinds import classify_blocks
+from meshwise.strategies.lowering.costs.operator import BlockLayout, find_gradient_layout, list_transfers
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.sharding import ShardingSpec
 
@@ -25,19 +25,19 @@ COLOURS = {
     Collective.ALL_TO_ALL: "#5A2A82",
 }
 """Colours of edges, by the most expensive collective on the edge."""
-_ORDER = tuple(COLOURS)
-_STILL = "#B8B8B8"
+_COST_ORDER = tuple(COLOURS)
+_STILL_COLOUR = "#B8B8B8"
 _FILLS = {
     "cut along what it sums": "#FBE3CF",
     "along a dim of its result": "#D6E8F7",
     "along the batch": "#DDF0DC",
     "whole on every rank": "#F4F4F4",
 }
-_SUMMED, _RESULT, _BATCH, _WHOLE = _FILLS
-_BOX, _GAP, _TOP, _WIDTH = 50, 44, 180, 400
-_LEAST_HEIGHT = 420
-_MOST_OPERATORS = 60
-_PITCH, _MOST_BLOCKS = 520, 3
+_SUM_FILL, _RESULT_FILL, _BATCH_FILL, _WHOLE_FILL = _FILLS
+_BOX_HEIGHT, _GAP, _TOP, _WIDTH = 50, 44, 180, 400
+_MIN_HEIGHT = 420
+_MAX_OPERATORS = 60
+_PITCH, _MAX_BLOCKS = 520, 3
 INPUT = -1
 """Index that stands for the previous block as the producer of a tensor."""
 Point = tuple[float, float]
@@ -55,49 +55,49 @@ class Edge:
     backward: Moves = ()
 
     @property
-    def dearest(self) -> Collective | None:
+    def costliest_collective(self) -> Collective | None:
         """The most expensive collective of the edge, which gives it its colour."""
-        moved = [kind for kind, _ in (*self.forward, *self.backward)]
-        return min(moved, key=_ORDER.index) if moved else None
+        collectives = [kind for kind, _ in (*self.forward, *self.backward)]
+        return min(collectives, key=_COST_ORDER.index) if collectives else None
 
 
-def edges(layout: BlockLayout) -> tuple[Edge, ...]:
+def list_edges(layout: BlockLayout) -> tuple[Edge, ...]:
     """Return the edges into and inside a block, each with its collectives and bytes, forward and backward.
 
     Readers that need a tensor in the same layout share one redistribution; the edge to the first of them has it.
     """
     block = layout.block
-    made = dict.fromkeys(block.inputs, INPUT)
-    found: dict[tuple[int, int], Edge] = {}
-    shared: set[tuple[str, ShardingSpec]] = set()
-    for place, operator in enumerate(block.operators):
-        for name in (each for each in operator.inputs if each in made):
-            edge = found.get((made[name], place), Edge(made[name], place))
-            read = name, layout.wanted(operator, name)
-            forward, backward = ((), ()) if read in shared else _moves(layout, operator, name)
-            shared.add(read)
-            moved = edge.forward + forward, edge.backward + backward
-            found[edge.source, place] = Edge(edge.source, place, *moved)
-        made |= dict.fromkeys(operator.outputs, place)
-    return tuple(found.values())
+    producers = dict.fromkeys(block.inputs, INPUT)
+    edge_by_ends: dict[tuple[int, int], Edge] = {}
+    redistributed: set[tuple[str, ShardingSpec]] = set()
+    for index, operator in enumerate(block.operators):
+        for name in (input_name for input_name in operator.inputs if input_name in producers):
+            edge = edge_by_ends.get((producers[name], index), Edge(producers[name], index))
+            reading = name, layout.input_layout(operator, name)
+            forward, backward = ((), ()) if reading in redistributed else _list_moves(layout, operator, name)
+            redistributed.add(reading)
+            moves = edge.forward + forward, edge.backward + backward
+            edge_by_ends[edge.source, index] = Edge(edge.source, index, *moves)
+        producers |= dict.fromkeys(operator.outputs, index)
+    return tuple(edge_by_ends.values())
 
 
-def _moves(layout: BlockLayout, operator: Operator, name: str) -> tuple[Moves, Moves]:
-    have, wanted = layout.produced[name], layout.wanted(operator, name)
-    between = have.complete if layout.adds_before_cut(operator) else have
-    forward = (*_collectives(layout, name, have, between), *_collectives(layout, name, between, wanted))
+def _list_moves(layout: BlockLayout, operator: Operator, name: str) -> tuple[Moves, Moves]:
+    produced, target = layout.produced_layouts[name], layout.input_layout(operator, name)
+    summed = produced.without_partial if layout.adds_before_cut(operator) else produced
+    forward = (*_list_collectives(layout, name, produced, summed), *_list_collectives(layout, name, summed, target))
     if not layout.has_gradient(name):
         return forward, ()
-    gradient = summed_gradient(layout, name, wanted)
-    return forward, tuple(_collectives(layout, name, gradient, have.complete))
+    gradient = find_gradient_layout(layout, name, target)
+    return forward, tuple(_list_collectives(layout, name, gradient, produced.without_partial))
 
 
-def _collectives(
+def _list_collectives(
     layout: BlockLayout, name: str, source: ShardingSpec, target: ShardingSpec
 ) -> Iterator[tuple[Collective, int]]:
     if source == target:
         return
-    for move, size in transfers(layout, name, source, target):
+    for move, size in list_transfers(layout, name, source, target):
         if layout.mesh.size(move.axis) > 1:
             yield move.collective, round(size)
 
@@ -117,126 +117,137 @@ def draw_sharded_graph(graph: OperatorGraph, plan: Plan, path: Path | str) -> No
     ValueError
         Where a block has more operators than a picture shows.
     """
-    found = kinds(graph, plan.shardings)
-    count = Counter(found.names.values())
-    shown = [(name, kind) for name, kind in found.of_name.items() if count[name]][:_MOST_BLOCKS]
-    most = max(len(kind.block.operators) for _, kind in shown)
-    if most > _MOST_OPERATORS:
-        raise ValueError(f"a picture shows blocks of at most {_MOST_OPERATORS} operators, met {most}")
-    height = max(_LEAST_HEIGHT, _TOP + most * (_BOX + _GAP) + 40)
-    left = len(count) - len(shown)
-    with sheet(path, height) as figure:
-        facts = plan.describe() + (f"; {left} other kinds of blocks are not shown" if left else "")
-        header(figure, f"{plain(graph.name, 60)}: how every operator is cut", facts)
-        ax = axes(figure, 0, 0, 1600, height)
+    block_kinds = classify_blocks(graph, plan.shardings)
+    kind_counts = Counter(block_kinds.kind_names.values())
+    shown_kinds = [(name, kind) for name, kind in block_kinds.by_name.items() if kind_counts[name]][:_MAX_BLOCKS]
+    max_operators = max(len(kind.block.operators) for _, kind in shown_kinds)
+    if max_operators > _MAX_OPERATORS:
+        raise ValueError(f"a picture shows blocks of at most {_MAX_OPERATORS} operators, met {max_operators}")
+    height = max(_MIN_HEIGHT, _TOP + max_operators * (_BOX_HEIGHT + _GAP) + 40)
+    num_hidden = len(kind_counts) - len(shown_kinds)
+    with open_sheet(path, height) as figure:
+        facts = plan.describe() + (f"; {num_hidden} other kinds of blocks are not shown" if num_hidden else "")
+        header(figure, f"{clean_text(graph.name, 60)}: how every operator is cut", facts)
+        ax = add_axes(figure, 0, 0, 1600, height)
         ax.set_xlim(0, 1600)
         ax.set_ylim(height, 0)
         ax.set_axis_off()
         ax.patch.set_alpha(0.0)
-        for column, (name, kind) in enumerate(shown):
-            layout = BlockLayout.of_kind(kind, plan.mesh, plan.sizes[0])
-            title = f"{plain(name, 30)}" + (f" x {count[name]}" if count[name] > 1 else "")
-            _draw_block(ax, layout, title, 90 + (1600 - _PITCH * len(shown)) / 2 + column * _PITCH)
-        _legend(ax, height)
+        for column, (name, kind) in enumerate(shown_kinds):
+            layout = BlockLayout.from_kind(kind, plan.mesh, plan.sizes[0])
+            title = f"{clean_text(name, 30)}" + (f" x {kind_counts[name]}" if kind_counts[name] > 1 else "")
+            _draw_block(ax, layout, title, 90 + (1600 - _PITCH * len(shown_kinds)) / 2 + column * _PITCH)
+        _draw_legend(ax, height)
 
 
-def _draw_block(ax: Axes, layout: BlockLayout, title: str, left: float) -> None:
-    ax.text(left, _TOP - _GAP - 8, title, fontsize=14, fontweight="bold", va="bottom")
+def _draw_block(ax: Axes, layout: BlockLayout, title: str, left_edge: float) -> None:
+    ax.text(left_edge, _TOP - _GAP - 8, title, fontsize=14, fontweight="bold", va="bottom")
     for place, operator in enumerate(layout.block.operators):
-        _draw_operator(ax, layout, operator, left, _top(place))
+        _draw_operator(ax, layout, operator, left_edge, _operator_top(place))
     lanes = 0
-    for edge in edges(layout):
-        lanes += _draw_edge(ax, edge, left, lanes)
+    for edge in list_edges(layout):
+        lanes += _draw_edge(ax, edge, left_edge, lanes)
 
 
-def _top(place: int) -> float:
-    return _TOP + place * (_BOX + _GAP)
+def _operator_top(place: int) -> float:
+    return _TOP + place * (_BOX_HEIGHT + _GAP)
 
 
-def _draw_operator(ax: Axes, layout: BlockLayout, operator: Operator, left: float, top: float) -> None:
-    cut = _cut(layout, operator)
+def _draw_operator(ax: Axes, layout: BlockLayout, operator: Operator, left_edge: float, top: float) -> None:
+    cut = _format_cuts(layout, operator)
     box = FancyBboxPatch(
-        (left, top),
+        (left_edge, top),
         _WIDTH,
-        _BOX,
+        _BOX_HEIGHT,
         boxstyle="round,pad=0,rounding_size=6",
-        facecolor=_FILLS[_fill(operator, cut)],
+        facecolor=_FILLS[_choose_fill(operator, cut)],
         edgecolor=QUIET,
         linewidth=0.8,
     )
     ax.add_patch(box)
-    name = plain(operator.name, 30)
-    ax.text(left + 10, top + 16, name, fontsize=11, fontweight="bold", va="center", color=INK)
-    kept = [name for name in operator.parameters if layout.gathers_again(operator, name)]
-    note = f"gathers {', '.join(kept)}" if kept else str(operator.kind).replace("_", " ")
-    ax.text(left + _WIDTH - 10, top + 16, plain(note, 30), fontsize=9, va="center", ha="right", color=QUIET)
-    ax.text(left + 10, top + 36, plain(_space(layout, operator, cut), 56), fontsize=9, va="center", color=INK)
+    name = clean_text(operator.name, 30)
+    ax.text(left_edge + 10, top + 16, name, fontsize=11, fontweight="bold", va="center", color=INK)
+    gathered = [name for name in operator.parameters if layout.gathers_again(operator, name)]
+    note = f"gathers {', '.join(gathered)}" if gathered else str(operator.kind).replace("_", " ")
+    ax.text(left_edge + _WIDTH - 10, top + 16, clean_text(note, 30), fontsize=9, va="center", ha="right", color=QUIET)
+    ax.text(
+        left_edge + 10,
+        top + 36,
+        clean_text(_format_dims(layout, operator, cut), 56),
+        fontsize=9,
+        va="center",
+        color=INK,
+    )
 
 
-def _cut(layout: BlockLayout, operator: Operator) -> dict[str, str]:
+def _format_cuts(layout: BlockLayout, operator: Operator) -> dict[str, str]:
     """Return the sharded dims of an operator, each with its mesh axes and their sizes as text."""
     cuts = layout.shardings[operator.name].cuts
-    axes_of = {dim: [axis for axis in every if layout.mesh.size(axis) > 1] for dim, every in cuts}
-    return {dim: " ".join(f"/ {axis} {layout.mesh.size(axis)}" for axis in own) for dim, own in axes_of.items() if own}
+    axes_of = {dim: [axis for axis in dim_axes if layout.mesh.size(axis) > 1] for dim, dim_axes in cuts}
+    return {
+        dim: " ".join(f"/ {axis} {layout.mesh.size(axis)}" for axis in split_axes)
+        for dim, split_axes in axes_of.items()
+        if split_axes
+    }
 
 
-def _fill(operator: Operator, cut: dict[str, str]) -> str:
+def _choose_fill(operator: Operator, cut: dict[str, str]) -> str:
     if not cut:
-        return _WHOLE
+        return _WHOLE_FILL
     if any(dim in operator.reduced for dim in cut):
-        return _SUMMED
-    return _BATCH if set(cut) == {BATCH} else _RESULT
+        return _SUM_FILL
+    return _BATCH_FILL if set(cut) == {BATCH} else _RESULT_FILL
 
 
-def _space(layout: BlockLayout, operator: Operator, cut: dict[str, str]) -> str:
+def _format_dims(layout: BlockLayout, operator: Operator, cut: dict[str, str]) -> str:
     """Return the dims of an operator of size above 1, with sizes and cuts; sharded dims come first."""
     sizes = {dim: size * (layout.microbatch if dim == BATCH else 1) for dim, size in operator.dims}
-    shown = sorted((dim for dim, size in sizes.items() if size > 1), key=lambda dim: dim not in cut)
-    return ", ".join(f"{dim} {sizes[dim]:,} {cut.get(dim, '')}".strip() for dim in shown) or "one number"
+    shown_dims = sorted((dim for dim, size in sizes.items() if size > 1), key=lambda dim: dim not in cut)
+    return ", ".join(f"{dim} {sizes[dim]:,} {cut.get(dim, '')}".strip() for dim in shown_dims) or "one number"
 
 
-def _draw_edge(ax: Axes, edge: Edge, left: float, lane: int) -> int:
+def _draw_edge(ax: Axes, edge: Edge, left_edge: float, lane: int) -> int:
     """Draw an edge; return 1 if it skips operators and so takes a lane beside them, else 0."""
-    colour = COLOURS[edge.dearest] if edge.dearest is not None else _STILL
-    width = 2.0 if edge.dearest is not None else 1.0
-    start, end = _top(edge.source) + _BOX, _top(edge.target)
+    colour = COLOURS[edge.costliest_collective] if edge.costliest_collective is not None else _STILL_COLOUR
+    width = 2.0 if edge.costliest_collective is not None else 1.0
+    start, end = _operator_top(edge.source) + _BOX_HEIGHT, _operator_top(edge.target)
     if edge.target == edge.source + 1:
-        x = left + _WIDTH / 2
-        ax.add_patch(_arrow((x, start), (x, end), colour, width))
-        _label(ax, edge, x + 12, (start + end) / 2, colour)
+        x = left_edge + _WIDTH / 2
+        ax.add_patch(_make_arrow((x, start), (x, end), colour, width))
+        _label_edge(ax, edge, x + 12, (start + end) / 2, colour)
         return 0
-    start, end = start - _BOX * (0.25 if edge.source != INPUT else 0.0), end + _BOX * 0.25
+    start, end = start - _BOX_HEIGHT * (0.25 if edge.source != INPUT else 0.0), end + _BOX_HEIGHT * 0.25
     bend = 14 + 12 * (lane % 7)
-    ax.plot([left, left - bend, left - bend], [start, start, end], color=colour, linewidth=width)
-    ax.add_patch(_arrow((left - bend, end), (left, end), colour, width))
-    _label(ax, edge, left - bend - 150, end - 14, colour)
+    ax.plot([left_edge, left_edge - bend, left_edge - bend], [start, start, end], color=colour, linewidth=width)
+    ax.add_patch(_make_arrow((left_edge - bend, end), (left_edge, end), colour, width))
+    _label_edge(ax, edge, left_edge - bend - 150, end - 14, colour)
     return 1
 
 
-def _arrow(start: Point, end: Point, colour: str, width: float) -> FancyArrowPatch:
+def _make_arrow(start: Point, end: Point, colour: str, width: float) -> FancyArrowPatch:
     return FancyArrowPatch(
         start, end, color=colour, linewidth=width, arrowstyle="-|>", mutation_scale=10.0, shrinkA=0.0, shrinkB=0.0
     )
 
 
-def _label(ax: Axes, edge: Edge, x: float, y: float, colour: str) -> None:
-    lines = [*_words(edge.forward, "\u2193"), *_words(edge.backward, "\u2191")]
+def _label_edge(ax: Axes, edge: Edge, x: float, y: float, colour: str) -> None:
+    lines = [*_format_moves(edge.forward, "\u2193"), *_format_moves(edge.backward, "\u2191")]
     ax.text(x, y, "\n".join(lines), fontsize=9, va="center", color=colour, linespacing=1.15)
 
 
-def _words(moves: Sequence[tuple[Collective, int]], way: str) -> Iterator[str]:
+def _format_moves(moves: Sequence[tuple[Collective, int]], arrow: str) -> Iterator[str]:
     if moves:
-        counted = Counter(f"{str(kind).replace('_', '-')} {format_size(size)}" for kind, size in moves)
-        yield f"{way} " + ", ".join(f"{count} x {text}" if count > 1 else text for text, count in counted.items())
+        move_counts = Counter(f"{str(kind).replace('_', '-')} {format_size(size)}" for kind, size in moves)
+        yield f"{arrow} " + ", ".join(f"{count} x {text}" if count > 1 else text for text, count in move_counts.items())
 
 
-def _legend(ax: Axes, height: int) -> None:
+def _draw_legend(ax: Axes, height: int) -> None:
     x = 40.0
     for fill, colour in _FILLS.items():
         ax.add_patch(FancyBboxPatch((x, height - 28), 16, 12, boxstyle="square,pad=0", fc=colour, ec=QUIET, lw=0.6))
         ax.text(x + 22, height - 22, fill, fontsize=9, va="center", color=INK)
         x += 48 + 6.6 * len(fill)
-    lines = {str(kind).replace("_", "-"): colour for kind, colour in COLOURS.items()} | {"nothing moves": _STILL}
+    lines = {str(kind).replace("_", "-"): colour for kind, colour in COLOURS.items()} | {"nothing moves": _STILL_COLOUR}
     x += 10
     for word, colour in lines.items():
         ax.plot([x, x + 22], [height - 22, height - 22], color=colour, linewidth=2.0)

@@ -16,7 +16,14 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwise.reports.traces.execution import Communication, Execution, Node
-from meshwise.reports.traces.protobuf import message, number, packed, tag, text, varint
+from meshwise.reports.traces.protobuf import (
+    encode_message,
+    encode_number,
+    encode_packed,
+    encode_tag,
+    encode_text,
+    encode_varint,
+)
 from meshwise.simulator.collective import Collective
 from meshwise.simulator.files import whole_file
 from meshwise.simulator.program import IntArray, StreamKind, TaskKind
@@ -41,15 +48,15 @@ TICKS_PER_MICROSECOND = TICKS_PER_SECOND // 10**6
 NODE_ID, NODE_NAME, NODE_TYPE, CONTROL, DATA, DURATION, ATTRIBUTE = 1, 2, 3, 4, 5, 7, 10  # of Node
 INT32, INT64, UINT64, BOOL, STRING = 7, 9, 13, 27, 29  # of AttributeProto, whose name is 1
 _DIGITS, _WIDTH = 8, 5  # of the number of a group, and of a varint of a rank: they are written over for every rank
-_LAST = 2  # nodes of one task: a shift is a send and a receive
+_NODES_PER_TASK = 2  # nodes of one task: a shift is a send and a receive
 
 
 class _Hole(NamedTuple):
     """A position in a class's file whose value differs from rank to rank: the number of its group, or its peer."""
 
-    place: int
+    position: int
     group: str
-    what: str
+    content: str
 
 
 class RankClassFile(NamedTuple):
@@ -68,163 +75,174 @@ class Chakra:
     def __init__(self, execution: Execution) -> None:
         self.execution = execution
         self.classes = execution.sited.program.rank_classes
-        self._first: dict[str, int] = {}
-        self._count = 1
-        self._files = [self._file(index) for index in range(len(self.classes))]
-        self.size = sum(len(f.content) * len(c.ranks) for f, c in zip(self._files, self.classes, strict=True))
+        self._first_group: dict[str, int] = {}
+        self._next_group = 1
+        self._files = [self._build_file(index) for index in range(len(self.classes))]
+        self.size = sum(
+            len(file.content) * len(members.ranks) for file, members in zip(self._files, self.classes, strict=True)
+        )
 
     def write(self, folder: Path) -> None:
         """Write ``step.RANK.et`` for every rank, and ``comm_group.json`` with the ranks of every group."""
         groups = {
-            str(first + index): ranks
-            for kind, first in self._first.items()
+            str(first_group + index): ranks
+            for kind, first_group in self._first_group.items()
             for index, ranks in enumerate(self.execution.group_rows(kind).tolist())
         }
         with whole_file(folder / GROUPS_FILE) as draft:
             draft.write_text(json.dumps(groups), encoding="utf-8")
         for file, members in zip(self._files, self.classes, strict=True):
-            for rank, content in zip(members.ranks, self._contents(file, members.ranks), strict=True):
+            for rank, content in zip(members.ranks, self._fill_holes(file, members.ranks), strict=True):
                 with whole_file(folder / f"{PREFIX}.{rank}.et") as draft:
                     draft.write_bytes(content)
 
-    def _contents(self, file: RankClassFile, ranks: tuple[int, ...]) -> Iterator[bytes]:
+    def _fill_holes(self, file: RankClassFile, ranks: tuple[int, ...]) -> Iterator[bytes]:
         """Yield a class's file for every rank, with its holes filled."""
-        known = {
-            key: _values(self.execution.group_rows(key[0]), *key, self._first.get(key[0], 0), ranks)
-            for key in {(hole.group, hole.what) for hole in file.holes}
+        values = {
+            key: _rank_values(self.execution.group_rows(key[0]), *key, self._first_group.get(key[0], 0), ranks)
+            for key in {(hole.group, hole.content) for hole in file.holes}
         }
         for index in range(len(ranks)):
             content = bytearray(file.content)
             for hole in file.holes:
-                value = known[hole.group, hole.what][index]
-                filled = f"{value:0{_DIGITS}d}".encode() if hole.what == "group" else varint(value, _WIDTH)
-                content[hole.place : hole.place + len(filled)] = filled
+                value = values[hole.group, hole.content][index]
+                digits = f"{value:0{_DIGITS}d}".encode() if hole.content == "group" else encode_varint(value, _WIDTH)
+                content[hole.position : hole.position + len(digits)] = digits
             yield bytes(content)
 
-    def _file(self, rank_class: int) -> RankClassFile:
-        content = bytearray(_delimited(text(1, VERSION)))  # GlobalMetadata, whose field 1 is the version
+    def _build_file(self, rank_class: int) -> RankClassFile:
+        content = bytearray(_delimit(encode_text(1, VERSION)))  # GlobalMetadata, whose field 1 is the version
         holes: list[_Hole] = []
-        twice: set[int] = set()
-        for node in self.execution.nodes(rank_class):
-            parts = _parts(node)
+        split_tasks: set[int] = set()
+        for node in self.execution.list_nodes(rank_class):
+            parts = _split_shift(node)
             if len(parts) > 1:
-                twice.add(node.task)
+                split_tasks.add(node.task)
             for part, communication in enumerate(parts):
-                head = _head(node, part, communication, twice) + self._sizes(node, communication)
-                self._add(content, holes, head, communication)
+                node_head = _encode_head(node, part, communication, split_tasks) + self._encode_sizes(
+                    node, communication
+                )
+                self._append_node(content, holes, node_head, communication)
         return RankClassFile(bytes(content), tuple(holes))
 
-    def _sizes(self, node: Node, communication: Communication | None) -> bytes:
+    def _encode_sizes(self, node: Node, communication: Communication | None) -> bytes:
         """Return the attributes for the bytes that move and the collective that moves them."""
         if communication is None:
-            return _attribute("tensor_size", UINT64, varint(round(node.size))) if node.size else b""
-        transfer = communication.sends or communication.receives
-        gathers = communication.collective is Collective.ALL_GATHER
-        shares = self.execution.group_rows(communication.group).shape[1] if gathers else 1
-        size = _attribute("comm_size", INT64, varint(round(communication.size / shares)))
-        if transfer:
-            return size + _attribute("comm_tag", INT32, varint(node.task))
-        return size + _attribute("comm_type", INT64, varint(COLLECTIVES[communication.collective]))
+            return _encode_attribute("tensor_size", UINT64, encode_varint(round(node.size))) if node.size else b""
+        is_transfer = communication.sends or communication.receives
+        is_gather = communication.collective is Collective.ALL_GATHER
+        num_shards = self.execution.group_rows(communication.group).shape[1] if is_gather else 1
+        size = _encode_attribute("comm_size", INT64, encode_varint(round(communication.size / num_shards)))
+        if is_transfer:
+            return size + _encode_attribute("comm_tag", INT32, encode_varint(node.task))
+        return size + _encode_attribute("comm_type", INT64, encode_varint(COLLECTIVES[communication.collective]))
 
-    def _add(self, content: bytearray, holes: list[_Hole], head: bytes, communication: Communication | None) -> None:
+    def _append_node(
+        self, content: bytearray, holes: list[_Hole], head: bytes, communication: Communication | None
+    ) -> None:
         """Append a node; its holes are the last bytes of its last attributes."""
-        found: list[tuple[bytes, str]] = []
+        attributes: list[tuple[bytes, str]] = []
         if communication is not None and not (communication.sends or communication.receives):
             kind = communication.group
-            if kind not in self._first:
-                self._first[kind] = self._count
-                self._count += len(self.execution.group_rows(kind))
-            found = [(_attribute("pg_name", STRING, varint(_DIGITS) + b"0" * _DIGITS), "group")]
+            if kind not in self._first_group:
+                self._first_group[kind] = self._next_group
+                self._next_group += len(self.execution.group_rows(kind))
+            attributes = [(_encode_attribute("pg_name", STRING, encode_varint(_DIGITS) + b"0" * _DIGITS), "group")]
         elif communication is not None:
-            ends = ("own", "next") if communication.sends else ("previous", "own")
+            endpoints = ("own", "next") if communication.sends else ("previous", "own")
             names = ("comm_src", "comm_dst")
-            found = [(_attribute(n, INT32, varint(0, _WIDTH)), end) for n, end in zip(names, ends, strict=True)]
-        body = len(head) + sum(len(attribute) for attribute, _ in found)
-        content += varint(body) + head
-        for attribute, what in found:
+            attributes = [
+                (_encode_attribute(attribute_name, INT32, encode_varint(0, _WIDTH)), endpoint)
+                for attribute_name, endpoint in zip(names, endpoints, strict=True)
+            ]
+        body = len(head) + sum(len(attribute) for attribute, _ in attributes)
+        content += encode_varint(body) + head
+        for attribute, hole_content in attributes:
             content += attribute
-            width = _DIGITS if what == "group" else _WIDTH
+            width = _DIGITS if hole_content == "group" else _WIDTH
             assert communication is not None
-            holes.append(_Hole(len(content) - width, communication.group, what))
+            holes.append(_Hole(len(content) - width, communication.group, hole_content))
 
 
-def _parts(node: Node) -> list[Communication | None]:
+def _split_shift(node: Node) -> list[Communication | None]:
     """Return the communications of a task's nodes: a shift is a send to the next, a receive from the previous rank."""
-    said = node.communication
-    if said is None or said.collective is not Collective.SHIFT:
-        return [said]
-    return [said._replace(sends=True), said._replace(receives=True)]
+    communication = node.communication
+    if communication is None or communication.collective is not Collective.SHIFT:
+        return [communication]
+    return [communication._replace(sends=True), communication._replace(receives=True)]
 
 
-def _head(node: Node, part: int, communication: Communication | None, twice: set[int]) -> bytes:
+def _encode_head(node: Node, part: int, communication: Communication | None, split_tasks: set[int]) -> bytes:
     """Return the encoded fields of a node that all ranks of its class share."""
 
     def ids(tasks: tuple[int, ...]) -> list[int]:
-        return [_LAST * task + more for task in tasks for more in range(1 + (task in twice))]
+        return [
+            _NODES_PER_TASK * task + part_index for task in tasks for part_index in range(1 + (task in split_tasks))
+        ]
 
     micros = (node.duration + TICKS_PER_MICROSECOND // 2) // TICKS_PER_MICROSECOND
     on_host = node.kind is TaskKind.LAUNCH or node.stream is StreamKind.HOST
     return b"".join(
         (
-            number(NODE_ID, _LAST * node.task + part),
-            text(NODE_NAME, _name(node)),
-            number(NODE_TYPE, _type(node, communication)),
-            packed(CONTROL, ids(node.follows)),
-            packed(DATA, ids(node.needs)),
-            number(DURATION, micros) if micros else b"",
-            _attribute("is_cpu_op", BOOL, varint(on_host)),
-            _attribute("ticks", UINT64, varint(node.duration)),
-            _attribute("stream", STRING, _said(node.stream)),
-            _attribute("kind", STRING, _said(node.kind)),
+            encode_number(NODE_ID, _NODES_PER_TASK * node.task + part),
+            encode_text(NODE_NAME, _node_name(node)),
+            encode_number(NODE_TYPE, _node_type(node, communication)),
+            encode_packed(CONTROL, ids(node.follows)),
+            encode_packed(DATA, ids(node.needs)),
+            encode_number(DURATION, micros) if micros else b"",
+            _encode_attribute("is_cpu_op", BOOL, encode_varint(on_host)),
+            _encode_attribute("ticks", UINT64, encode_varint(node.duration)),
+            _encode_attribute("stream", STRING, _encode_text(node.stream)),
+            _encode_attribute("kind", STRING, _encode_text(node.kind)),
         )
     )
 
 
-def _name(node: Node) -> str:
-    where = f" of microbatch {node.microbatch}" if node.microbatch >= 0 else ""
-    return f"{node.name}{where}"
+def _node_name(node: Node) -> str:
+    microbatch_text = f" of microbatch {node.microbatch}" if node.microbatch >= 0 else ""
+    return f"{node.name}{microbatch_text}"
 
 
-def _type(node: Node, communication: Communication | None) -> int:
+def _node_type(node: Node, communication: Communication | None) -> int:
     if communication is not None:
         return SEND if communication.sends else RECEIVE if communication.receives else COLLECTIVE
     return {StreamKind.TO_HOST: MEM_STORE, StreamKind.FROM_HOST: MEM_LOAD}.get(node.stream, COMP)
 
 
-def _said(value: str) -> bytes:
-    return varint(len(value)) + value.encode()
+def _encode_text(value: str) -> bytes:
+    return encode_varint(len(value)) + value.encode()
 
 
-def _attribute(name: str, field: int, value: bytes) -> bytes:
+def _encode_attribute(name: str, field: int, value: bytes) -> bytes:
     """Return an encoded attribute of a node; the value comes last, so that a hole can overwrite it."""
     wire = 2 if field == STRING else 0
-    return message(ATTRIBUTE, text(1, name), tag(field, wire), value)
+    return encode_message(ATTRIBUTE, encode_text(1, name), encode_tag(field, wire), value)
 
 
-def _delimited(body: bytes) -> bytes:
-    return varint(len(body)) + body
+def _delimit(body: bytes) -> bytes:
+    return encode_varint(len(body)) + body
 
 
-def _values(rows: IntArray, kind: str, what: str, first: int, ranks: tuple[int, ...]) -> list[int]:
+def _rank_values(rows: IntArray, kind: str, content: str, first_group: int, ranks: tuple[int, ...]) -> list[int]:
     """Return for every rank the number of its group, its own number, or its neighbour in its group."""
-    if what == "own":
+    if content == "own":
         return list(ranks)
     size = int(rows.max(initial=-1)) + 1
-    found = np.full(max(size, max(ranks) + 1), -1, np.int64)
-    if what == "group":
-        found[rows] = first + np.arange(len(rows))[:, None]
-    elif what == "next":
-        found[_senders(rows, kind)] = _receivers(rows, kind)
+    value_of_rank = np.full(max(size, max(ranks) + 1), -1, np.int64)
+    if content == "group":
+        value_of_rank[rows] = first_group + np.arange(len(rows))[:, None]
+    elif content == "next":
+        value_of_rank[_list_senders(rows, kind)] = _list_receivers(rows, kind)
     else:
-        found[_receivers(rows, kind)] = _senders(rows, kind)
-    chosen: list[int] = found[list(ranks)].tolist()
-    return chosen
+        value_of_rank[_list_receivers(rows, kind)] = _list_senders(rows, kind)
+    values: list[int] = value_of_rank[list(ranks)].tolist()
+    return values
 
 
-def _senders(rows: IntArray, kind: str) -> IntArray:
+def _list_senders(rows: IntArray, kind: str) -> IntArray:
     """Return the sending ranks: the first of each pair, or all of a ring."""
     return rows if kind in GROUPS else rows[:, 0]
 
 
-def _receivers(rows: IntArray, kind: str) -> IntArray:
+def _list_receivers(rows: IntArray, kind: str) -> IntArray:
     return np.roll(rows, -1, axis=1) if kind in GROUPS else rows[:, 1]

@@ -22,10 +22,10 @@ MAX_NODE = 2**20
 """Bytes of one node."""
 MAX_NODES = 2_000_000
 """Nodes of all files."""
-_NUMBERS = (7, 9, 11, 13, 27)  # int32, int64, uint32, uint64 and bool of AttributeProto: varints all
+_INTEGER_FIELDS = (7, 9, 11, 13, 27)  # int32, int64, uint32, uint64 and bool of AttributeProto: varints all
 _INTEGERS = ("ticks", "comm_type", "comm_size", "comm_src", "comm_dst", "comm_tag", "tensor_size")
 _TEXTS = ("stream", "kind", "pg_name")
-_NAMED = {chakra.NODE_ID, chakra.NODE_TYPE, chakra.DURATION}
+_NUMERIC_FIELDS = {chakra.NODE_ID, chakra.NODE_TYPE, chakra.DURATION}
 
 
 @dataclass(slots=True)
@@ -42,14 +42,14 @@ class ReadNode:
     numbers: dict[str, int] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
 
-    def wrong(self, message: str) -> ValueError:
+    def to_error(self, message: str) -> ValueError:
         """Return an error about this node."""
         return ValueError(f"{self.file}: node {self.id} ({self.name[:40]!a}): {message}")
 
-    def needed(self, name: str) -> int:
+    def require_number(self, name: str) -> int:
         """Return a required attribute of the node."""
         if name not in self.numbers:
-            raise self.wrong(f"{name}: a number, met none")
+            raise self.to_error(f"{name}: a number, met none")
         return self.numbers[name]
 
     @property
@@ -58,7 +58,7 @@ class ReadNode:
         return self.numbers.get("ticks", self.micros * chakra.TICKS_PER_MICROSECOND)
 
 
-def read_nodes(path: Path, most: int = MAX_NODES) -> list[ReadNode]:
+def read_nodes(path: Path, max_nodes: int = MAX_NODES) -> list[ReadNode]:
     """Return the nodes of a file, in order.
 
     Raises
@@ -72,74 +72,74 @@ def read_nodes(path: Path, most: int = MAX_NODES) -> list[ReadNode]:
         data = path.read_bytes()
     except OSError as error:
         raise ValueError(f"{path}: the file cannot be read: {error.strerror}") from None
-    found: list[ReadNode] = []
-    seen: set[int] = set()
-    for start, body in _messages(path, data):
-        if len(found) == most:
+    nodes: list[ReadNode] = []
+    ids: set[int] = set()
+    for start, body in _split_messages(path, data):
+        if len(nodes) == max_nodes:
             raise ValueError(f"{path}: execution traces have at most {MAX_NODES} nodes, met more")
         try:
-            node = _node(path.name, body)
+            node = _decode_node(path.name, body)
         except ValueError as error:
-            raise ValueError(f"{path}: byte {start}, node {len(found)}: {error}") from None
-        if node.id in seen:
-            raise node.wrong("every node has a number of its own, met this one before")
-        seen.add(node.id)
-        found.append(node)
-    return found
+            raise ValueError(f"{path}: byte {start}, node {len(nodes)}: {error}") from None
+        if node.id in ids:
+            raise node.to_error("every node has a number of its own, met this one before")
+        ids.add(node.id)
+        nodes.append(node)
+    return nodes
 
 
-def _messages(path: Path, data: bytes) -> Iterator[tuple[int, bytes]]:
+def _split_messages(path: Path, data: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield start and body of every message but the first, which describes the file."""
-    place, first = 0, True
+    position, is_first = 0, True
     # at least once, so that an empty file is refused for its missing metadata
-    while place < len(data) or first:
-        start = place
+    while position < len(data) or is_first:
+        start = position
         try:
-            size, place = read_varint(data, place)
+            size, position = read_varint(data, position)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
-        if size > min(MAX_NODE, len(data) - place):
-            met = f"{size} bytes of which {len(data) - place} are there"
-            raise ValueError(f"{path}: byte {start}: a message has at most {MAX_NODE} bytes, met {met}")
-        if not first:
-            yield start, data[place : place + size]
-        first, place = False, place + size
+        if size > min(MAX_NODE, len(data) - position):
+            size_text = f"{size} bytes of which {len(data) - position} are there"
+            raise ValueError(f"{path}: byte {start}: a message has at most {MAX_NODE} bytes, met {size_text}")
+        if not is_first:
+            yield start, data[position : position + size]
+        is_first, position = False, position + size
 
 
-def _node(file: str, body: bytes) -> ReadNode:
+def _decode_node(file: str, body: bytes) -> ReadNode:
     node = ReadNode(file)
     for number, wire, value in read_fields(body):
-        if number in _NAMED and wire != VARINT:
+        if number in _NUMERIC_FIELDS and wire != VARINT:
             raise ValueError(f"field {number} is a number, met bytes")
         if number == chakra.NODE_ID:
             node.id = int(value)
         elif number == chakra.NODE_TYPE:
             node.type = int(value)
         elif number == chakra.DURATION:
-            node.micros = _bounded(int(value), "duration_micros")
+            node.micros = _check_bound(int(value), "duration_micros")
         elif number == chakra.NODE_NAME:
-            node.name = _text(value)
+            node.name = _decode_text(value)
         elif number in (chakra.CONTROL, chakra.DATA):
             (node.follows if number == chakra.CONTROL else node.needs).extend(read_packed(value))
         elif number == chakra.ATTRIBUTE:
-            _attribute(node, value)
+            _decode_attribute(node, value)
     return node
 
 
-def _attribute(node: ReadNode, body: int | bytes) -> None:
+def _decode_attribute(node: ReadNode, body: int | bytes) -> None:
     """Store a known attribute in the node; unknown ones belong to other programs and are skipped."""
     if isinstance(body, int):
         raise ValueError("an attribute is a message, met a number")
     fields = list(read_fields(body))
-    name = next((_text(value) for number, _, value in fields if number == 1), "")
+    name = next((_decode_text(value) for number, _, value in fields if number == 1), "")
     for number, wire, value in fields:
-        if name in _INTEGERS and number in _NUMBERS and wire == VARINT:
-            node.numbers[name] = _bounded(int(value), name)
+        if name in _INTEGERS and number in _INTEGER_FIELDS and wire == VARINT:
+            node.numbers[name] = _check_bound(int(value), name)
         elif name in _TEXTS and number == chakra.STRING and wire == BYTES:
-            node.texts[name] = _text(value)
+            node.texts[name] = _decode_text(value)
 
 
-def _bounded(value: int, name: str) -> int:
+def _check_bound(value: int, name: str) -> int:
     """Return a number that an engine can add up: below 2^62, which also refuses negative ones (large as varints)."""
     limit = 2**62 if name != "duration_micros" else 2**62 // chakra.TICKS_PER_MICROSECOND
     if value >= limit:
@@ -147,7 +147,7 @@ def _bounded(value: int, name: str) -> int:
     return value
 
 
-def _text(value: int | bytes) -> str:
+def _decode_text(value: int | bytes) -> str:
     if isinstance(value, int):
         raise ValueError("a text, met a number")
     return value.decode("utf-8", "replace")
@@ -177,7 +177,7 @@ Key = tuple[int, int]
 
 
 @dataclass(slots=True)
-class _Joint:
+class _JointTask:
     """Nodes of several ranks that form one task, and the ranks that are expected to take part."""
 
     expected: tuple[int, ...]
@@ -193,79 +193,81 @@ def read_chakra(folder: Path | str) -> Program:
         Where a file is no execution trace, ranks are missing, nodes wait for what is not there or for each other, or
         a communication lacks one of its ends.
     """
-    home = Path(folder)
-    files = _files(home)
-    groups = _groups(home / chakra.GROUPS_FILE, len(files))
+    folder_path = Path(folder)
+    files = _list_files(folder_path)
+    groups = _read_groups(folder_path / chakra.GROUPS_FILE, len(files))
     nodes: list[list[ReadNode]] = []
-    left = MAX_NODES
+    num_allowed = MAX_NODES
     for file in files:
-        nodes.append(read_nodes(file, left))
-        left -= len(nodes[-1])
-    return _program(nodes, _joined(nodes, groups))
+        nodes.append(read_nodes(file, num_allowed))
+        num_allowed -= len(nodes[-1])
+    return _build_program(nodes, _join_nodes(nodes, groups))
 
 
-def _files(folder: Path) -> list[Path]:
+def _list_files(folder: Path) -> list[Path]:
     """Return the file of every rank."""
     if not folder.is_dir():
         raise ValueError(f"{folder}: a folder of execution traces, met {'a file' if folder.exists() else 'none'}")
-    found = {int(m["rank"]): (m["name"], path) for path in folder.iterdir() if (m := _FILE.fullmatch(path.name))}
-    if not found or len({name for name, _ in found.values()}) > 1 or len(found) > MAX_RANKS:
-        met = sorted({name for name, _ in found.values()})
-        held = f"files NAME.RANK.et of one name, of at most {MAX_RANKS} ranks"
-        raise ValueError(f"{folder}: {held}, met {len(found)} files of {len(met)} names")
-    missing = next((rank for rank in range(len(found)) if rank not in found), None)
+    file_of_rank = {
+        int(match["rank"]): (match["name"], path) for path in folder.iterdir() if (match := _FILE.fullmatch(path.name))
+    }
+    if not file_of_rank or len({name for name, _ in file_of_rank.values()}) > 1 or len(file_of_rank) > MAX_RANKS:
+        names = sorted({name for name, _ in file_of_rank.values()})
+        requirement = f"files NAME.RANK.et of one name, of at most {MAX_RANKS} ranks"
+        raise ValueError(f"{folder}: {requirement}, met {len(file_of_rank)} files of {len(names)} names")
+    missing = next((rank for rank in range(len(file_of_rank)) if rank not in file_of_rank), None)
     if missing is not None:
-        raise ValueError(f"{folder}: ranks are 0 to {max(found)} without a gap, met no file of rank {missing}")
-    return [found[rank][1] for rank in range(len(found))]
+        raise ValueError(f"{folder}: ranks are 0 to {max(file_of_rank)} without a gap, met no file of rank {missing}")
+    return [file_of_rank[rank][1] for rank in range(len(file_of_rank))]
 
 
-def _groups(path: Path, num_ranks: int) -> dict[str, tuple[int, ...]]:
+def _read_groups(path: Path, num_ranks: int) -> dict[str, tuple[int, ...]]:
     """Return the ranks of every group by name."""
     if not path.exists():
         return {}
     if path.stat().st_size > MAX_FILE:
         raise ValueError(f"{path}: a file of groups has at most {MAX_FILE} bytes, met {path.stat().st_size}")
-    held = f"groups of ranks from 0 to {num_ranks - 1}, each rank once, by number"
+    requirement = f"groups of ranks from 0 to {num_ranks - 1}, each rank once, by number"
     try:
         document = json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError):
-        raise ValueError(f"{path}: {held} as JSON, met something else") from None
+        raise ValueError(f"{path}: {requirement} as JSON, met something else") from None
     if not isinstance(document, dict):
-        raise ValueError(f"{path}: {held}, met no object")
+        raise ValueError(f"{path}: {requirement}, met no object")
     result = {}
     for name, ranks in document.items():
-        whole = isinstance(ranks, list) and all(type(rank) is int and 0 <= rank < num_ranks for rank in ranks)
-        if not (whole and ranks and len(set(ranks)) == len(ranks) and re.fullmatch("[0-9]{1,18}", name)):
-            raise ValueError(f"{path}: {held}, met {name[:20]!a}: {str(ranks)[:60]}")
+        is_valid = isinstance(ranks, list) and all(type(rank) is int and 0 <= rank < num_ranks for rank in ranks)
+        if not (is_valid and ranks and len(set(ranks)) == len(ranks) and re.fullmatch("[0-9]{1,18}", name)):
+            raise ValueError(f"{path}: {requirement}, met {name[:20]!a}: {str(ranks)[:60]}")
         result[str(int(name))] = tuple(ranks)
     return result
 
 
-def _joined(nodes: Sequence[Sequence[ReadNode]], groups: dict[str, tuple[int, ...]]) -> list[_Joint]:
+def _join_nodes(nodes: Sequence[Sequence[ReadNode]], groups: dict[str, tuple[int, ...]]) -> list[_JointTask]:
     """Return all nodes joined into tasks, in order of their first node."""
-    found: list[_Joint] = []
-    open_ones: dict[tuple[object, ...], _Joint] = {}
-    met: dict[tuple[object, ...], int] = {}
-    for rank, own in enumerate(nodes):
-        for node in own:
+    joints: list[_JointTask] = []
+    open_joints: dict[tuple[object, ...], _JointTask] = {}
+    num_met: dict[tuple[object, ...], int] = {}
+    for rank, rank_nodes in enumerate(nodes):
+        for node in rank_nodes:
             if node.type not in _STREAMS:
-                raise node.wrong(f"its type is {_TYPES}, met {node.type}")
-            which, expected = _meeting(rank, node, groups, len(nodes))
-            number = met[rank, node.type, which] = met.get((rank, node.type, which), -1) + 1
-            key = (which, number)
-            if which is None:
-                found.append(_Joint((rank,), [(rank, node)]))
-            elif key in open_ones:
-                open_ones[key].nodes.append((rank, node))
+                raise node.to_error(f"its type is {_TYPES}, met {node.type}")
+            meeting, expected = _meeting_point(rank, node, groups, len(nodes))
+            number = num_met[rank, node.type, meeting] = num_met.get((rank, node.type, meeting), -1) + 1
+            key = (meeting, number)
+            if meeting is None:
+                joints.append(_JointTask((rank,), [(rank, node)]))
+            elif key in open_joints:
+                open_joints[key].nodes.append((rank, node))
             else:
-                open_ones[key] = _Joint(expected, [(rank, node)])
-                found.append(open_ones[key])
-    for joint in open_ones.values():
+                open_joints[key] = _JointTask(expected, [(rank, node)])
+                joints.append(open_joints[key])
+    for joint in open_joints.values():
         _check_joint(joint)
-    return found
+    return joints
 
 
-def _meeting(
+def _meeting_point(
     rank: int, node: ReadNode, groups: dict[str, tuple[int, ...]], num_ranks: int
 ) -> tuple[object, tuple[int, ...]]:
     """Return the key under which a node joins those of other ranks, and these ranks; key ``None`` for a node alone."""
@@ -275,92 +277,110 @@ def _meeting(
         if name in ("", "0"):
             return ("all",), tuple(range(num_ranks))
         if name not in groups or rank not in groups[name]:
-            held = f"pg_name: a group of {chakra.GROUPS_FILE} with rank {rank}"
-            raise node.wrong(f"{held}, met {name[:20]!a}")
+            requirement = f"pg_name: a group of {chakra.GROUPS_FILE} with rank {rank}"
+            raise node.to_error(f"{requirement}, met {name[:20]!a}")
         return ("group", name), groups[name]
     if node.type in (chakra.SEND, chakra.RECEIVE):
-        sends = node.type == chakra.SEND
-        source = rank if sends and "comm_src" not in node.numbers else node.needed("comm_src")
-        target = rank if not sends and "comm_dst" not in node.numbers else node.needed("comm_dst")
-        own, other = (source, target) if sends else (target, source)
-        if own != rank or other >= num_ranks or other == rank:
-            raise node.wrong(f"a transfer between rank {rank} and another of {num_ranks}, met {source} to {target}")
+        is_send = node.type == chakra.SEND
+        source = rank if is_send and "comm_src" not in node.numbers else node.require_number("comm_src")
+        target = rank if not is_send and "comm_dst" not in node.numbers else node.require_number("comm_dst")
+        own_rank, other_rank = (source, target) if is_send else (target, source)
+        if own_rank != rank or other_rank >= num_ranks or other_rank == rank:
+            raise node.to_error(f"a transfer between rank {rank} and another of {num_ranks}, met {source} to {target}")
         return ("send", source, target, node.numbers.get("comm_tag", 0)), (source, target)
     return None, (rank,)
 
 
-def _check_joint(joint: _Joint) -> None:
+def _check_joint(joint: _JointTask) -> None:
     """Raise ``ValueError`` where a communication lacks a rank, or its ranks disagree on its type or size."""
-    _, first = joint.nodes[0]
+    _, first_node = joint.nodes[0]
     missing = set(joint.expected) - {rank for rank, _ in joint.nodes}
     if missing:
-        raise first.wrong(f"ranks {', '.join(map(str, joint.expected[:8]))} take part, met none of rank {min(missing)}")
+        raise first_node.to_error(
+            f"ranks {', '.join(map(str, joint.expected[:8]))} take part, met none of rank {min(missing)}"
+        )
     for name in ("comm_type", "comm_size"):
-        said = {node.numbers.get(name) for _, node in joint.nodes}
-        if len(said) > 1:
-            raise first.wrong(f"{name}: the same on all of its ranks, met {sorted(map(str, said))[:4]}")
+        values = {node.numbers.get(name) for _, node in joint.nodes}
+        if len(values) > 1:
+            raise first_node.to_error(f"{name}: the same on all of its ranks, met {sorted(map(str, values))[:4]}")
 
 
-def _program(nodes: Sequence[Sequence[ReadNode]], joints: list[_Joint]) -> Program:
-    home = {(rank, node.id): index for index, joint in enumerate(joints) for rank, node in joint.nodes}
-    before: list[set[int]] = []
+def _build_program(nodes: Sequence[Sequence[ReadNode]], joints: list[_JointTask]) -> Program:
+    joint_of = {(rank, node.id): index for index, joint in enumerate(joints) for rank, node in joint.nodes}
+    predecessors: list[set[int]] = []
     for index, joint in enumerate(joints):
-        waits = {_waited(home, rank, node, other) for rank, node in joint.nodes for other in node.follows + node.needs}
-        if index in waits:
-            raise joint.nodes[0][1].wrong("a node waits for others, met itself")
-        before.append(waits)
-    order = _order(joints, before)
-    place = {joint: number for number, joint in enumerate(order)}
+        waited = {
+            _find_waited(joint_of, rank, node, other_id)
+            for rank, node in joint.nodes
+            for other_id in node.follows + node.needs
+        }
+        if index in waited:
+            raise joint.nodes[0][1].to_error("a node waits for others, met itself")
+        predecessors.append(waited)
+    order = _order_tasks(joints, predecessors)
+    position = {joint: number for number, joint in enumerate(order)}
     streams: dict[tuple[Stream, bool], int] = {}
     tasks = []
     for index in order:
-        held = [(Stream(rank, _stream(node)), node.type == chakra.RECEIVE) for rank, node in joints[index].nodes]
-        numbers = tuple(dict.fromkeys(streams.setdefault(stream, len(streams)) for stream in held))
-        tasks.append(_task(joints[index], numbers, tuple(sorted(place[other] for other in before[index]))))
+        node_streams = [
+            (Stream(rank, _node_stream(node)), node.type == chakra.RECEIVE) for rank, node in joints[index].nodes
+        ]
+        numbers = tuple(dict.fromkeys(streams.setdefault(stream, len(streams)) for stream in node_streams))
+        tasks.append(
+            _build_task(joints[index], numbers, tuple(sorted(position[other_id] for other_id in predecessors[index])))
+        )
     classes = [RankClass(f"rank {rank}", (), (rank,)) for rank in range(len(nodes))]
     return program_of(classes, [stream for stream, _ in streams], tasks)
 
 
-def _waited(home: dict[Key, int], rank: int, node: ReadNode, other: int) -> int:
-    if (rank, other) not in home:
-        raise node.wrong(f"it waits for nodes of its file, met {other}")
-    return home[rank, other]
+def _find_waited(joint_of: dict[Key, int], rank: int, node: ReadNode, other_id: int) -> int:
+    if (rank, other_id) not in joint_of:
+        raise node.to_error(f"it waits for nodes of its file, met {other_id}")
+    return joint_of[rank, other_id]
 
 
-def _order(joints: list[_Joint], before: list[set[int]]) -> list[int]:
+def _order_tasks(joints: list[_JointTask], predecessors: list[set[int]]) -> list[int]:
     """Return tasks in a topological order; among ready tasks the one with the lowest node number comes first."""
-    left = [len(waits) for waits in before]
-    after: list[list[int]] = [[] for _ in joints]
-    for index, waits in enumerate(before):
-        for other in waits:
-            after[other].append(index)
-    ready = [(joint.nodes[0][1].id, index) for index, joint in enumerate(joints) if not left[index]]
+    num_waits = [len(waited) for waited in predecessors]
+    successors: list[list[int]] = [[] for _ in joints]
+    for index, waited in enumerate(predecessors):
+        for successor in waited:
+            successors[successor].append(index)
+    ready = [(joint.nodes[0][1].id, index) for index, joint in enumerate(joints) if not num_waits[index]]
     heapq.heapify(ready)
     order = []
     while ready:
         _, index = heapq.heappop(ready)
         order.append(index)
-        for other in after[index]:
-            left[other] -= 1
-            if not left[other]:
-                heapq.heappush(ready, (joints[other].nodes[0][1].id, other))
+        for successor in successors[index]:
+            num_waits[successor] -= 1
+            if not num_waits[successor]:
+                heapq.heappush(ready, (joints[successor].nodes[0][1].id, successor))
     if len(order) < len(joints):
-        stuck = next(index for index, count in enumerate(left) if count)
-        many = len(joints) - len(order)
-        raise joints[stuck].nodes[0][1].wrong(f"it can run once others have, met {many} that wait for each other")
+        blocked = next(index for index, count in enumerate(num_waits) if count)
+        num_blocked = len(joints) - len(order)
+        raise (
+            joints[blocked]
+            .nodes[0][1]
+            .to_error(f"it can run once others have, met {num_blocked} that wait for each other")
+        )
     return order
 
 
-def _task(joint: _Joint, streams: tuple[int, ...], predecessors: tuple[int, ...]) -> Task:
-    _, first = joint.nodes[0]
+def _build_task(joint: _JointTask, streams: tuple[int, ...], predecessors: tuple[int, ...]) -> Task:
+    _, first_node = joint.nodes[0]
     ticks = max(node.ticks for _, node in joint.nodes)
-    if first.type in (chakra.SEND, chakra.RECEIVE, chakra.COLLECTIVE) and not ticks and "ticks" not in first.numbers:
-        raise first.wrong("a communication with a duration, met none: what it takes is not in the trace")
-    known = first.texts.get("kind")
-    kind = TaskKind(known) if known in set(TaskKind) else _KINDS[first.type]
-    return Task(kind, streams, ticks, predecessors, stage=-1, operators=first.name)
+    if (
+        first_node.type in (chakra.SEND, chakra.RECEIVE, chakra.COLLECTIVE)
+        and not ticks
+        and "ticks" not in first_node.numbers
+    ):
+        raise first_node.to_error("a communication with a duration, met none: what it takes is not in the trace")
+    kind_name = first_node.texts.get("kind")
+    kind = TaskKind(kind_name) if kind_name in set(TaskKind) else _KINDS[first_node.type]
+    return Task(kind, streams, ticks, predecessors, stage=-1, operators=first_node.name)
 
 
-def _stream(node: ReadNode) -> StreamKind:
-    said = node.texts.get("stream")
-    return StreamKind(said) if said in set(StreamKind) else _STREAMS[node.type]
+def _node_stream(node: ReadNode) -> StreamKind:
+    stream_name = node.texts.get("stream")
+    return StreamKind(stream_name) if stream_name in set(StreamKind) else _STREAMS[node.type]

@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwise.simulator.brief import brief
+from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.collective import Collective
 from meshwise.simulator.engine import ENGINES
 from meshwise.simulator.program import IntArray, Piece, StreamKind, TaskKind
-from meshwise.strategies.lowering.lower import Sited
-from meshwise.strategies.lowering.tasks.skeleton import Slot
+from meshwise.strategies.lowering.lower import SitedProgram
+from meshwise.strategies.lowering.tasks.skeleton import TaskTemplate
 
 _PHASED = ("collective", "reduce", "replicated", "gather", "unshard", "tied", "norm")
 """Kinds of task templates whose key ends in the number of the phase."""
@@ -60,13 +60,13 @@ class Node(NamedTuple):
 class Execution:
     """The nodes of a simulated step."""
 
-    sited: Sited
+    sited: SitedProgram
     engine: str = "discrete_event"
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
     @cached_property
-    def _groups(self) -> dict[str, IntArray]:
+    def _group_cache(self) -> dict[str, IntArray]:
         return {}
 
     @cached_property
@@ -75,62 +75,72 @@ class Execution:
         return ENGINES[self.engine](self.sited.program)
 
     @cached_property
-    def roots(self) -> IntArray:
+    def root_tasks(self) -> IntArray:
         """For every task the task that is the first phase of its collective; itself where it has one phase."""
-        program, last = self.sited.program, np.full(len(self.sited.program.streams), -1)
-        found = np.arange(program.num_tasks)
-        later = np.array([slot.what in _PHASED and slot.key[-1] > 0 for slot, _ in self.sited.slots])[self.sited.rows]
-        for task, is_later in enumerate(later.tolist()):
+        program, last_task = self.sited.program, np.full(len(self.sited.program.streams), -1)
+        root_of = np.arange(program.num_tasks)
+        is_later_phase = np.array([slot.role in _PHASED and slot.key[-1] > 0 for slot, _ in self.sited.templates])[
+            self.sited.rows
+        ]
+        for task, is_later_task in enumerate(is_later_phase.tolist()):
             streams = program.stream_of[program.stream_start[task] : program.stream_start[task + 1]]
-            if is_later:
-                found[task] = found[last[streams[0]]]
-            last[streams] = task
-        return found
+            if is_later_task:
+                root_of[task] = root_of[last_task[streams[0]]]
+            last_task[streams] = task
+        return root_of
 
-    def nodes(self, rank_class: int) -> Iterator[Node]:
+    def list_nodes(self, rank_class: int) -> Iterator[Node]:
         """Yield the nodes of one rank of a class, in order."""
-        program, roots, (starts, ends) = self.sited.program, self.roots, self.times
-        own = {index for index, stream in enumerate(program.streams) if stream.rank_class == rank_class}
+        program, roots, (starts, ends) = self.sited.program, self.root_tasks, self.times
+        own_streams = {index for index, stream in enumerate(program.streams) if stream.rank_class == rank_class}
         phases: dict[int, list[int]] = {}
-        mine: dict[int, list[int]] = {}
-        for task in self._tasks(sorted(own)):
+        task_streams: dict[int, list[int]] = {}
+        for task in self._list_tasks(sorted(own_streams)):
             phases.setdefault(int(roots[task]), []).append(task)
-            mine[task] = [stream for stream in program.streams_of(task) if stream in own]
-        last: dict[int, int] = {}
+            task_streams[task] = [stream for stream in program.streams_of(task) if stream in own_streams]
+        last_task: dict[int, int] = {}
         for root, tasks in sorted(phases.items()):
-            before = {last[stream] for stream in mine[root] if stream in last}
-            needs = {int(roots[other]) for task in tasks for other in program.predecessors_of(task)} & phases.keys()
+            predecessors = {last_task[stream] for stream in task_streams[root] if stream in last_task}
+            needs = {
+                int(roots[predecessor]) for task in tasks for predecessor in program.predecessors_of(task)
+            } & phases.keys()
             duration = int(ends[tasks[-1]] - starts[root])
-            yield self._node(root, mine[root][0], duration, tuple(sorted(before)), tuple(sorted(needs - {root})))
-            last |= dict.fromkeys((stream for task in tasks for stream in mine[task]), root)
+            yield self._make_node(
+                root, task_streams[root][0], duration, tuple(sorted(predecessors)), tuple(sorted(needs - {root}))
+            )
+            last_task |= dict.fromkeys((stream for task in tasks for stream in task_streams[task]), root)
 
-    def _tasks(self, streams: list[int]) -> list[int]:
+    def _list_tasks(self, streams: list[int]) -> list[int]:
         """Return the tasks that occupy any of these streams, in order."""
         program = self.sited.program
         holders = np.repeat(np.arange(program.num_tasks), np.diff(program.stream_start))
-        found: list[int] = np.unique(holders[np.isin(program.stream_of, streams)]).tolist()
-        return found
+        tasks: list[int] = np.unique(holders[np.isin(program.stream_of, streams)]).tolist()
+        return tasks
 
-    def _node(self, task: int, stream: int, duration: int, follows: tuple[int, ...], needs: tuple[int, ...]) -> Node:
+    def _make_node(
+        self, task: int, stream: int, duration: int, follows: tuple[int, ...], needs: tuple[int, ...]
+    ) -> Node:
         program = self.sited.program
         work, kind = program.work[program.work_of[task]], program.streams[stream].kind
         piece, microbatch = work.pieces[0], int(program.microbatch_of[task])
-        slot, _ = self.sited.slots[self.sited.rows[task]]
-        said = _communication(slot, piece, kind)
-        rest = work.stage, microbatch, duration, follows, needs, piece.bytes, said
-        return Node(task, piece.operators, work.kind, kind, *rest)
+        slot, _ = self.sited.templates[self.sited.rows[task]]
+        communication = _find_communication(slot, piece, kind)
+        fields = work.stage, microbatch, duration, follows, needs, piece.bytes, communication
+        return Node(task, piece.operators, work.kind, kind, *fields)
 
     def group_rows(self, kind: str) -> IntArray:
         """Return the groups of a kind, shape [groups, ranks]."""
-        if kind not in self._groups:
-            self._groups[kind] = self.sited.table.placed.group_devices(kind)[0]
-        return self._groups[kind]
+        if kind not in self._group_cache:
+            self._group_cache[kind] = self.sited.table.placed.group_devices(kind)[0]
+        return self._group_cache[kind]
 
 
-def _communication(slot: Slot, piece: Piece, stream: StreamKind) -> Communication | None:
+def _find_communication(slot: TaskTemplate, piece: Piece, stream: StreamKind) -> Communication | None:
     """Return the communication of a task; ``None`` for computation and for copies between a rank and its host."""
     if not piece.kind.communicates:
         return None
     collective = Collective(piece.operators.rpartition(": ")[2].split()[0])
-    transfer, sends = collective is Collective.SEND, stream in _SENDING
-    return Communication(slot.site.kind, collective, piece.bytes, transfer and sends, transfer and not sends)
+    is_transfer, is_sending = collective is Collective.SEND, stream in _SENDING
+    return Communication(
+        slot.site.kind, collective, piece.bytes, is_transfer and is_sending, is_transfer and not is_sending
+    )

@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from meshwise.reports.traces.processes import Process, Row, rows, span_name, spans_by_class
+from meshwise.reports.traces.processes import Process, Row, arrange_rows, group_spans, span_name
 from meshwise.simulator.collective import Collective
 from meshwise.simulator.files import whole_file
 from meshwise.simulator.program import RankClass, StreamKind, TaskKind
@@ -48,7 +48,7 @@ _RANK = "\x00"  # stands for the rank in the text of events: JSON has no such ch
 _SAMPLES = 500
 
 
-def write_kineto(timeline: Timeline, folder: Path, chosen: Sequence[Process]) -> None:
+def write_kineto(timeline: Timeline, folder: Path, selection: Sequence[Process]) -> None:
     """Write ``rank.N.json`` for every process: a step on the host, and kernels with their launches.
 
     Raises
@@ -56,11 +56,11 @@ def write_kineto(timeline: Timeline, folder: Path, chosen: Sequence[Process]) ->
     OSError
         Where a file cannot be written.
     """
-    spans, ranks = spans_by_class(timeline), sum(len(members.ranks) for members in timeline.rank_classes)
+    spans, ranks = group_spans(timeline), sum(len(members.ranks) for members in timeline.rank_classes)
     texts: dict[int, str] = {}
-    for process in sorted(chosen, key=lambda process: process.rank_class):
+    for process in sorted(selection, key=lambda process: process.rank_class):
         if process.rank_class not in texts:
-            texts = {process.rank_class: _text(_events(timeline, spans[process.rank_class]))}
+            texts = {process.rank_class: _encode_events(_trace_events(timeline, spans[process.rank_class]))}
         text = texts[process.rank_class].replace(_RANK, str(process.rank))
         head = {
             "schemaVersion": 1,
@@ -73,59 +73,59 @@ def write_kineto(timeline: Timeline, folder: Path, chosen: Sequence[Process]) ->
             draft.write_text(json.dumps(head)[:-1] + ', "traceEvents": [\n' + text + "\n]}\n", "utf-8", newline="\n")
 
 
-def estimated_size(timeline: Timeline, chosen: Sequence[Process]) -> int:
+def estimate_size(timeline: Timeline, selection: Sequence[Process]) -> int:
     """Return the approximate bytes of `write_kineto`: the number of spans times their mean length in a sample."""
     spans = timeline.spans
     sample = [spans[index] for index in range(0, len(spans), max(len(spans) // _SAMPLES, 1))]
-    each = len(_text(_events(timeline, sample))) / max(len(sample), 1)
-    counted = [len(found) for found in spans_by_class(timeline)]
-    return round(sum(400 + each * counted[process.rank_class] for process in chosen))
+    event_length = len(_encode_events(_trace_events(timeline, sample))) / max(len(sample), 1)
+    num_spans = [len(class_spans) for class_spans in group_spans(timeline)]
+    return round(sum(400 + event_length * num_spans[process.rank_class] for process in selection))
 
 
-def collective_of(span: Span) -> Collective:
+def parse_collective(span: Span) -> Collective:
     """Return the collective of a span of communication: the first word after the prefix of its operators.
 
     >>> text = "layers.0: all_reduce output"
-    >>> collective_of(Span(0, StreamKind.TENSOR, TaskKind.TENSOR_COMMUNICATION, 0, 0, text, 0, 1)).value
+    >>> parse_collective(Span(0, StreamKind.TENSOR, TaskKind.TENSOR_COMMUNICATION, 0, 0, text, 0, 1)).value
     'all_reduce'
     """
     words = span.operators.rpartition(": ")[2].split()
     return Collective(words[0]) if words and words[0] in set(Collective) else Collective.SEND
 
 
-def _text(events: Iterable[dict[str, Any]]) -> str:
+def _encode_events(events: Iterable[dict[str, Any]]) -> str:
     return ",\n".join(
         json.dumps(event, separators=(",", ":")).replace('"pid":0', f'"pid":{_RANK}', 1) for event in events
     )
 
 
-def _events(timeline: Timeline, spans: Iterable[Span]) -> Iterator[dict[str, Any]]:
+def _trace_events(timeline: Timeline, spans: Iterable[Span]) -> Iterator[dict[str, Any]]:
     """Yield the step, then the kernel of every span and its launch; spans of hosts become host events only."""
     step = {"cat": ANNOTATION, "name": f"{STEP}0", "tid": _HOST, "ts": 0.0, "dur": timeline.length * 1e6}
     yield {"pid": 0, "ph": "X", **step, "args": {}}
-    for correlation, row in enumerate(rows(spans), 1):
+    for correlation, row in enumerate(arrange_rows(spans), 1):
         start, length = row.start / 1000, (row.end - row.start) / 1000
-        place = {"pid": 0, "ph": "X"}
+        base_fields = {"pid": 0, "ph": "X"}
         if row.span.kind is TaskKind.LAUNCH or row.span.stream is StreamKind.HOST:
             tid = _HOST + 1 + row.lane
-            yield {**place, "cat": "cpu_op", "name": span_name(row.span), "tid": tid, "ts": start, "dur": length}
+            yield {**base_fields, "cat": "cpu_op", "name": span_name(row.span), "tid": tid, "ts": start, "dur": length}
             continue
         launch = {"cat": LAUNCHES, "name": "cudaLaunchKernel", "tid": _HOST, "ts": row.start // 1000, "dur": 0}
-        yield {**place, **launch, "args": {"correlation": correlation}}
-        yield {**place, **_kernel(row, correlation), "ts": start, "dur": length}
+        yield {**base_fields, **launch, "args": {"correlation": correlation}}
+        yield {**base_fields, **_kernel_event(row, correlation), "ts": start, "dur": length}
 
 
-def _kernel(row: Row, correlation: int) -> dict[str, Any]:
+def _kernel_event(row: Row, correlation: int) -> dict[str, Any]:
     span = row.span
     stream = _FIRST_STREAM + list(StreamKind).index(span.stream) * _LANES + row.lane
-    name, more = span_name(span), {}
+    name, extra = span_name(span), {}
     if span.kind is TaskKind.HOST_COPY:
         to_host = span.stream is StreamKind.TO_HOST
         name = f"Memcpy {'DtoH (Device -> Pinned)' if to_host else 'HtoD (Pinned -> Device)'} {span.operators}"
     elif span.kind.communicates:
-        collective = collective_of(span)
-        name, more = f"{NCCL}{KERNELS[collective]} {name}", {"Collective name": collective.value}
-    arguments = {"stream": stream, "correlation": correlation, "device": 0, **more}
+        collective = parse_collective(span)
+        name, extra = f"{NCCL}{KERNELS[collective]} {name}", {"Collective name": collective.value}
+    arguments = {"stream": stream, "correlation": correlation, "device": 0, **extra}
     if span.bytes:
         arguments["bytes"] = span.bytes
     category = MEMCPY if span.kind is TaskKind.HOST_COPY else KERNEL
@@ -147,7 +147,7 @@ _COLLECTIVES = {
     "SendRecv": SEND_AND_RECEIVE,
 }
 _COPIES = ("gpu_memcpy", "gpu_memset")
-_HELD = "a Kineto trace as torch.profiler exports it"
+_REQUIREMENT = "a Kineto trace as torch.profiler exports it"
 
 
 def read_kineto(paths: Sequence[Path | str]) -> Timeline:
@@ -163,24 +163,24 @@ def read_kineto(paths: Sequence[Path | str]) -> Timeline:
     """
     ranks: dict[int, tuple[float, list[Span]]] = {}
     for path in map(Path, paths):
-        document = _document(path)
-        rank = _rank(path, document)
+        document = _read_document(path)
+        rank = _read_rank(path, document)
         if rank in ranks:
             raise ValueError(f"{path}: distributedInfo.rank: every rank once, met {rank} again")
-        ranks[rank] = _step(path, document["traceEvents"])
+        ranks[rank] = _read_step(path, document["traceEvents"])
     classes = tuple(RankClass(f"rank {rank}", (), (rank,)) for rank in sorted(ranks))
     spans = [span._replace(rank_class=index) for index, rank in enumerate(sorted(ranks)) for span in ranks[rank][1]]
     spans.sort(key=lambda span: (span.start, span.end, span.rank_class))
     return Timeline("measured", classes, tuple(spans), (), max(length for length, _ in ranks.values()), "nccl")
 
 
-def by_collective(timeline: Timeline) -> Timeline:
+def name_by_collective(timeline: Timeline) -> Timeline:
     """Return a timeline with the names of `read_kineto`: computation, copies, and communication by collective."""
-    spans = [_plain(span) for span in timeline.spans if span.kind is not TaskKind.LAUNCH]
+    spans = [_rename_span(span) for span in timeline.spans if span.kind is not TaskKind.LAUNCH]
     return replace(timeline, spans=tuple(span for span in spans if span.stream is not StreamKind.HOST))
 
 
-def called(span: Span) -> tuple[str, str]:
+def name_operation(span: Span) -> tuple[str, str]:
     """Return kind and operation of a span, predicted or measured."""
     if span.kind.computes:
         return "compute", "compute"
@@ -189,7 +189,7 @@ def called(span: Span) -> tuple[str, str]:
     return "communication", span.operators
 
 
-def among(timeline: Timeline, ranks: Iterable[int]) -> Timeline:
+def select_ranks(timeline: Timeline, ranks: Iterable[int]) -> Timeline:
     """Return a timeline restricted to some of its ranks.
 
     Raises
@@ -197,28 +197,33 @@ def among(timeline: Timeline, ranks: Iterable[int]) -> Timeline:
     ValueError
         Where it lacks one of them.
     """
-    wanted = set(ranks)
-    kept = [tuple(rank for rank in members.ranks if rank in wanted) for members in timeline.rank_classes]
-    if missing := wanted - {rank for members in kept for rank in members}:
+    selection = set(ranks)
+    selected_ranks = [tuple(rank for rank in members.ranks if rank in selection) for members in timeline.rank_classes]
+    if missing := selection - {rank for members in selected_ranks for rank in members}:
         total = sum(len(members.ranks) for members in timeline.rank_classes)
         raise ValueError(f"a trace is of a rank from 0 to {total - 1}, met rank {min(missing)}")
-    numbers = {old: new for new, old in enumerate(index for index, members in enumerate(kept) if members)}
-    classes = tuple(timeline.rank_classes[old]._replace(ranks=kept[old]) for old in numbers)
-    spans = tuple(s._replace(rank_class=numbers[s.rank_class]) for s in timeline.spans if s.rank_class in numbers)
+    numbers = {
+        old_index: new_index
+        for new_index, old_index in enumerate(index for index, members in enumerate(selected_ranks) if members)
+    }
+    classes = tuple(timeline.rank_classes[old_index]._replace(ranks=selected_ranks[old_index]) for old_index in numbers)
+    spans = tuple(
+        span._replace(rank_class=numbers[span.rank_class]) for span in timeline.spans if span.rank_class in numbers
+    )
     return replace(timeline, rank_classes=classes, spans=spans, memory=(), hosts=(), host_memory=())
 
 
-def _plain(span: Span) -> Span:
+def _rename_span(span: Span) -> Span:
     if not span.kind.communicates:
         return span
-    collective = collective_of(span)
-    transfer = collective in _TRANSFERS
-    name = SEND_AND_RECEIVE if transfer else "all_reduce" if collective is Collective.PUSH_PULL else collective.value
-    kind = TaskKind.PIPELINE_COMMUNICATION if transfer else TaskKind.DATA_COMMUNICATION
+    collective = parse_collective(span)
+    is_transfer = collective in _TRANSFERS
+    name = SEND_AND_RECEIVE if is_transfer else "all_reduce" if collective is Collective.PUSH_PULL else collective.value
+    kind = TaskKind.PIPELINE_COMMUNICATION if is_transfer else TaskKind.DATA_COMMUNICATION
     return span._replace(kind=kind, operators=name)
 
 
-def _document(path: Path) -> dict[str, Any]:
+def _read_document(path: Path) -> dict[str, Any]:
     try:
         # a larger file is not read at all, and a packed one only up to the limit: a few kB may unpack to gigabytes
         data = path.read_bytes() if path.stat().st_size <= MAX_BYTES else b" " * (MAX_BYTES + 1)
@@ -232,13 +237,13 @@ def _document(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: {_HELD}, met no JSON: {str(error)[:80]}") from None
+        raise ValueError(f"{path}: {_REQUIREMENT}, met no JSON: {str(error)[:80]}") from None
     if not isinstance(document, dict) or not isinstance(document.get("traceEvents"), list):
-        raise ValueError(f"{path}: {_HELD}, met no list traceEvents")
+        raise ValueError(f"{path}: {_REQUIREMENT}, met no list traceEvents")
     return document
 
 
-def _rank(path: Path, document: dict[str, Any]) -> int:
+def _read_rank(path: Path, document: dict[str, Any]) -> int:
     info = document.get("distributedInfo")
     rank = info.get("rank") if isinstance(info, dict) else None
     if type(rank) is not int or rank < 0:
@@ -246,7 +251,7 @@ def _rank(path: Path, document: dict[str, Any]) -> int:
     return rank
 
 
-def _step(path: Path, events: list[Any]) -> tuple[float, list[Span]]:
+def _read_step(path: Path, events: list[Any]) -> tuple[float, list[Span]]:
     """Return the length of a step in s and its kernels, of rank class 0."""
     steps, kernels = [], []
     for index, event in enumerate(events):
@@ -256,32 +261,32 @@ def _step(path: Path, events: list[Any]) -> tuple[float, list[Span]]:
         if event.get("ph") != "X" or not isinstance(name, str):
             continue
         if category == "user_annotation" and name.startswith(STEP):
-            steps.append(_times(path, index, event))
+            steps.append(_read_times(path, index, event))
         elif category == "kernel" or category in _COPIES:
-            kernels.append((*_times(path, index, event), *_kind(name, str(category))))
+            kernels.append((*_read_times(path, index, event), *_classify_kernel(name, str(category))))
     if not steps or not kernels:
-        raise ValueError(f"{path}: {_HELD} of GPUs: {STEP}N and kernels, met {len(steps)} and {len(kernels)}")
+        raise ValueError(f"{path}: {_REQUIREMENT} of GPUs: {STEP}N and kernels, met {len(steps)} and {len(kernels)}")
     begin, end = sorted(steps, key=lambda step: step[1] - step[0])[len(steps) // 2]
     spans = []
-    for start, stop, stream, kind, operators in kernels:
-        if (start < end and stop > begin) or begin <= start == stop < end:
-            where = max(start - begin, 0.0), min(stop, end) - begin
-            spans.append(Span(0, stream, kind, -1, -1, operators, *where))
+    for start, kernel_end, stream, kind, operators in kernels:
+        if (start < end and kernel_end > begin) or begin <= start == kernel_end < end:
+            interval = max(start - begin, 0.0), min(kernel_end, end) - begin
+            spans.append(Span(0, stream, kind, -1, -1, operators, *interval))
     return end - begin, spans
 
 
-def _times(path: Path, index: int, event: dict[str, Any]) -> tuple[float, float]:
+def _read_times(path: Path, index: int, event: dict[str, Any]) -> tuple[float, float]:
     """Return start and end in s; Kineto counts microseconds."""
-    found = []
+    microseconds = []
     for name in ("ts", "dur"):
         value = event.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**63:
             raise ValueError(f"{path}: traceEvents[{index}].{name}: microseconds from 0 on, met {str(value)[:40]}")
-        found.append(float(value))
-    return found[0] / 1e6, (found[0] + found[1]) / 1e6
+        microseconds.append(float(value))
+    return microseconds[0] / 1e6, (microseconds[0] + microseconds[1]) / 1e6
 
 
-def _kind(name: str, category: str) -> tuple[StreamKind, TaskKind, str]:
+def _classify_kernel(name: str, category: str) -> tuple[StreamKind, TaskKind, str]:
     if category in _COPIES and not ("DtoD" in name or category == "gpu_memset"):
         return StreamKind.TO_HOST if "DtoH" in name else StreamKind.FROM_HOST, TaskKind.HOST_COPY, "copy"
     match = _NCCL.match(name)

@@ -4,12 +4,12 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from meshwise.reports.lanes import labels
+from meshwise.reports.lanes import lane_labels
 from meshwise.simulator.program import StreamKind, TaskKind
 from meshwise.simulator.spans import Span
 from meshwise.simulator.timeline import Timeline
 
-CLASSES, ALL = "classes", "all"
+CLASSES, ALL_RANKS = "classes", "all"
 _RANKS = re.compile(r"[0-9]{1,7}(-[0-9]{1,7})?(,[0-9]{1,7}(-[0-9]{1,7})?)*")
 _LETTER = {TaskKind.FORWARD: "F", TaskKind.BACKWARD: "B", TaskKind.WEIGHT_GRADIENT: "W", TaskKind.RECOMPUTE: "R"}
 
@@ -31,7 +31,7 @@ class Row(NamedTuple):
     end: int
 
 
-def processes(timeline: Timeline, ranks: str = CLASSES) -> tuple[Process, ...]:
+def list_processes(timeline: Timeline, ranks: str = CLASSES) -> tuple[Process, ...]:
     """Return the processes of a trace.
 
     Parameters
@@ -45,49 +45,51 @@ def processes(timeline: Timeline, ranks: str = CLASSES) -> tuple[Process, ...]:
         Where ``ranks`` is none of these, or names a rank that does not exist.
     """
     if ranks == CLASSES:
-        names = labels(timeline.rank_classes)
-        firsts = (members.representative for members in timeline.rank_classes)
-        return tuple(Process(name, index, rank) for index, (name, rank) in enumerate(zip(names, firsts, strict=True)))
-    home = {rank: index for index, members in enumerate(timeline.rank_classes) for rank in members.ranks}
-    chosen = sorted(home) if ranks == ALL else _numbers(ranks, home.keys())
-    stages = [_stages(members.stages) for members in timeline.rank_classes]
-    return tuple(Process(f"rank {rank}{stages[home[rank]]}", home[rank], rank) for rank in chosen)
+        names = lane_labels(timeline.rank_classes)
+        representatives = (members.representative for members in timeline.rank_classes)
+        return tuple(
+            Process(name, index, rank) for index, (name, rank) in enumerate(zip(names, representatives, strict=True))
+        )
+    class_of_rank = {rank: index for index, members in enumerate(timeline.rank_classes) for rank in members.ranks}
+    selection = sorted(class_of_rank) if ranks == ALL_RANKS else _parse_ranks(ranks, class_of_rank.keys())
+    stages = [_format_stages(members.stages) for members in timeline.rank_classes]
+    return tuple(Process(f"rank {rank}{stages[class_of_rank[rank]]}", class_of_rank[rank], rank) for rank in selection)
 
 
-def _stages(stages: Sequence[int]) -> str:
+def _format_stages(stages: Sequence[int]) -> str:
     return f" (stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))})" if stages else ""
 
 
-def _numbers(text: str, known: Iterable[int]) -> list[int]:
+def _parse_ranks(text: str, known_ranks: Iterable[int]) -> list[int]:
     """Return the ranks that ``text`` names, in order."""
     if not _RANKS.fullmatch(text):
-        raise ValueError(f"--ranks is {CLASSES}, {ALL} or ranks as 0-7,16; met {text[:60]!r}")
-    found: set[int] = set()
-    last = max(known, default=-1)
+        raise ValueError(f"--ranks is {CLASSES}, {ALL_RANKS} or ranks as 0-7,16; met {text[:60]!r}")
+    selected: set[int] = set()
+    last_rank = max(known_ranks, default=-1)
     for part in text.split(","):
-        first, _, end = part.partition("-")
-        low, high = int(first), int(end or first)
-        if low > high or high > last:
-            raise ValueError(f"--ranks: ranks are 0 to {last}, the lower first; met {part}")
-        found.update(range(low, high + 1))
-    return sorted(found)
+        begin, _, end = part.partition("-")
+        low, high = int(begin), int(end or begin)
+        if low > high or high > last_rank:
+            raise ValueError(f"--ranks: ranks are 0 to {last_rank}, the lower first; met {part}")
+        selected.update(range(low, high + 1))
+    return sorted(selected)
 
 
-def spans_by_class(timeline: Timeline) -> list[list[Span]]:
+def group_spans(timeline: Timeline) -> list[list[Span]]:
     """Return the spans of every rank class, in order of start."""
-    found: list[list[Span]] = [[] for _ in timeline.rank_classes]
+    class_spans: list[list[Span]] = [[] for _ in timeline.rank_classes]
     for span in timeline.spans:
-        found[span.rank_class].append(span)
-    return found
+        class_spans[span.rank_class].append(span)
+    return class_spans
 
 
-def rows(spans: Iterable[Span]) -> Iterator[Row]:
+def arrange_rows(spans: Iterable[Span]) -> Iterator[Row]:
     """Yield the spans of one process; a span that overlaps another of its stream goes to a further lane."""
     busy_until: dict[StreamKind, list[int]] = {}
     for span in spans:
-        start, end = nanoseconds(span.start), nanoseconds(span.end)
+        start, end = to_nanoseconds(span.start), to_nanoseconds(span.end)
         lanes = busy_until.setdefault(span.stream, [])
-        lane = next((i for i, until in enumerate(lanes) if until <= start), len(lanes))
+        lane = next((index for index, busy_end in enumerate(lanes) if busy_end <= start), len(lanes))
         if lane == len(lanes):
             lanes.append(end)
         lanes[lane] = end
@@ -109,6 +111,6 @@ def span_name(span: Span) -> str:
     return f"{action} {span.operators}".strip()
 
 
-def nanoseconds(seconds: float) -> int:
+def to_nanoseconds(seconds: float) -> int:
     """Return whole nanoseconds, so that spans which touch still touch."""
     return round(seconds * 1e9)

@@ -12,62 +12,62 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 """Wire types."""
 
 
-def varint(value: int, width: int = 1) -> bytes:
+def encode_varint(value: int, width: int = 1) -> bytes:
     """Return a number of at least 0 as 7 bits per byte, lowest first, in at least ``width`` bytes.
 
-    >>> varint(300).hex(), varint(1, 3).hex()
+    >>> encode_varint(300).hex(), encode_varint(1, 3).hex()
     ('ac02', '818000')
     """
-    found = bytearray()
-    while value > 0x7F or len(found) + 1 < width:
-        found.append(value & 0x7F | 0x80)
+    encoded = bytearray()
+    while value > 0x7F or len(encoded) + 1 < width:
+        encoded.append(value & 0x7F | 0x80)
         value >>= 7
-    found.append(value)
-    return bytes(found)
+    encoded.append(value)
+    return bytes(encoded)
 
 
-def tag(field: int, wire: int) -> bytes:
+def encode_tag(field: int, wire: int) -> bytes:
     """Return the tag that precedes a field's value."""
-    return varint(field << 3 | wire)
+    return encode_varint(field << 3 | wire)
 
 
-def number(field: int, value: int, width: int = 1) -> bytes:
+def encode_number(field: int, value: int, width: int = 1) -> bytes:
     """Return a field with an unsigned number, an enum value or a bool."""
-    return tag(field, VARINT) + varint(value, width)
+    return encode_tag(field, VARINT) + encode_varint(value, width)
 
 
-def real(field: int, value: float) -> bytes:
+def encode_double(field: int, value: float) -> bytes:
     """Return a field with a double.
 
-    >>> real(3, 1.0).hex()
+    >>> encode_double(3, 1.0).hex()
     '19000000000000f03f'
     """
-    return tag(field, FIXED64) + struct.pack("<d", value)
+    return encode_tag(field, FIXED64) + struct.pack("<d", value)
 
 
-def message(field: int, *parts: bytes) -> bytes:
+def encode_message(field: int, *parts: bytes) -> bytes:
     """Return a field of bytes: a message whose fields are ``parts``.
 
-    >>> message(3, number(1, 150)).hex()
+    >>> encode_message(3, encode_number(1, 150)).hex()
     '1a03089601'
     """
     body = b"".join(parts)
-    return tag(field, BYTES) + varint(len(body)) + body
+    return encode_tag(field, BYTES) + encode_varint(len(body)) + body
 
 
-def text(field: int, value: str) -> bytes:
+def encode_text(field: int, value: str) -> bytes:
     """Return a field with text; characters without a UTF-8 encoding become question marks."""
-    return message(field, value.encode("utf-8", "replace"))
+    return encode_message(field, value.encode("utf-8", "replace"))
 
 
-def packed(field: int, values: Iterable[int]) -> bytes:
+def encode_packed(field: int, values: Iterable[int]) -> bytes:
     """Return a packed field with unsigned numbers; no bytes where there are none.
 
-    >>> packed(4, [3, 270]).hex(), packed(4, [])
+    >>> encode_packed(4, [3, 270]).hex(), encode_packed(4, [])
     ('2203038e02', b'')
     """
-    body = b"".join(map(varint, values))
-    return message(field, body) if body else b""
+    body = b"".join(map(encode_varint, values))
+    return encode_message(field, body) if body else b""
 
 
 MAX_VARINT = 10
@@ -77,7 +77,7 @@ Field = tuple[int, int, int | bytes]
 """The number of a field, its wire type, and its value: bytes where it has a length or a fixed size."""
 
 
-def read_varint(data: bytes, place: int) -> tuple[int, int]:
+def read_varint(data: bytes, position: int) -> tuple[int, int]:
     """Return a number and the position after it.
 
     Raises
@@ -87,48 +87,48 @@ def read_varint(data: bytes, place: int) -> tuple[int, int]:
     """
     value = 0
     for index in range(MAX_VARINT):
-        if place + index >= len(data):
-            raise ValueError(f"byte {place}: a number ends before the data does, met the end")
-        byte = data[place + index]
+        if position + index >= len(data):
+            raise ValueError(f"byte {position}: a number ends before the data does, met the end")
+        byte = data[position + index]
         value |= (byte & 0x7F) << 7 * index
         if byte < 0x80:
             if value >= 2**64:
                 break
-            return value, place + index + 1
-    raise ValueError(f"byte {place}: a number has at most 64 bits, met more")
+            return value, position + index + 1
+    raise ValueError(f"byte {position}: a number has at most 64 bits, met more")
 
 
 def read_fields(data: bytes) -> Iterator[Field]:
     """Yield the fields of a message; a malformed one raises ``ValueError`` with its byte."""
-    place = 0
-    while place < len(data):
-        start = place
-        key, place = read_varint(data, place)
+    position = 0
+    while position < len(data):
+        start = position
+        key, position = read_varint(data, position)
         field, wire = key >> 3, key & 7
         if not 0 < field < 2**29:
             raise ValueError(f"byte {start}: a field has a number from 1 to {2**29 - 1}, met {field}")
         if wire == VARINT:
-            value, place = read_varint(data, place)
+            value, position = read_varint(data, position)
             yield field, wire, value
             continue
         if wire == BYTES:
-            size, place = read_varint(data, place)
+            size, position = read_varint(data, position)
         elif wire in (FIXED64, FIXED32):
             size = 8 if wire == FIXED64 else 4
         else:
             raise ValueError(f"byte {start}: a wire type is 0, 1, 2 or 5, met {wire}")
-        if size > len(data) - place:
-            raise ValueError(f"byte {start}: a field of {size} bytes ends in the data, met {len(data) - place} more")
-        yield field, wire, data[place : place + size]
-        place += size
+        if size > len(data) - position:
+            raise ValueError(f"byte {start}: a field of {size} bytes ends in the data, met {len(data) - position} more")
+        yield field, wire, data[position : position + size]
+        position += size
 
 
 def read_packed(value: int | bytes) -> list[int]:
     """Return the numbers of a repeated field: one, or several in bytes."""
     if isinstance(value, int):
         return [value]
-    found, place = [], 0
-    while place < len(value):
-        number, place = read_varint(value, place)
-        found.append(number)
-    return found
+    numbers, position = [], 0
+    while position < len(value):
+        number, position = read_varint(value, position)
+        numbers.append(number)
+    return numbers

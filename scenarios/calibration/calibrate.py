@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from meshwise.executor.calibration.cores import measure_cores
-from meshwise.scenarios.calibration.pace import at_pace, pace
+from meshwise.scenarios.calibration.pace import measure_slowdown, with_slowdown
 from meshwise.simulator.machine.cluster import Cluster
 
 
@@ -27,4 +27,4 @@ def calibrate(*, processes: int = 2, seconds: float = 20.0, progress: Callable[[
     cores = measure_cores(processes=processes, seconds=seconds, progress=progress)
     if progress is not None:
         progress("training steps")
-    return at_pace(cores, pace(cores))
+    return with_slowdown(cores, measure_slowdown(cores))

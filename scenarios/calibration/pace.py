@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwise.executor.calibration.figures import BATCH, MEASURED, SEQUENCE
+from meshwise.executor.calibration.figures import BATCH, MEASURED_MODEL, SEQUENCE
 from meshwise.executor.job import Job
-from meshwise.executor.launch.run import WARM_UP, run_jobs, step_times, typical
+from meshwise.executor.launch.run import WARM_UP, compute_typical_time, read_step_times, run_jobs
 from meshwise.simulator.calibration.least_squares import least_squares
 from meshwise.simulator.collective import CollectiveCurve
 from meshwise.simulator.engine import simulate
@@ -37,20 +37,20 @@ from meshwise.strategies.plan.problem import Problem, Training
 from meshwise.strategies.plan.recomputation import Recompute
 
 MODELS = (
-    MEASURED,
-    replace(MEASURED, hidden=96, ffn=384, name=""),
-    replace(MEASURED, hidden=32, ffn=64, name=""),
+    MEASURED_MODEL,
+    replace(MEASURED_MODEL, hidden=96, ffn=384, name=""),
+    replace(MEASURED_MODEL, hidden=32, ffn=64, name=""),
 )
 """Reference models: steps of the first are almost all products; of the last, almost all launches and attention."""
 STEPS = 12
 """Timed steps of a plan after warm-up, whose median counts."""
-_MOST = 16.0
+_MAX_FACTOR = 16.0
 _PRIOR = 0.001
 """Weight of the prior that a factor is 1, relative to a plan's step: it decides only where no plan tells anything."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class Slowdown:
     """Factors on the times that a calibration measured, by figure.
 
     ``compute`` is for arithmetic and ``memory`` for what kernels read and write. ``latency`` is for the time of a
@@ -67,7 +67,7 @@ class Pace:
     transfer: float = 1.0
 
 
-def pace(machine: Cluster) -> Pace:
+def measure_slowdown(machine: Cluster) -> Slowdown:
     """Run the reference plans on all devices of this machine and return the slowdown fitted to their step times.
 
     Raises
@@ -75,21 +75,21 @@ def pace(machine: Cluster) -> Pace:
     ExecutionError
         Where a rank fails.
     """
-    problems = {spec: _problem(spec, machine) for spec in MODELS}
-    chosen = [(spec, plan) for spec, problem in problems.items() for plan in _plans(problem)]
-    measured = _measured([_job(problems[spec], spec, plan) for spec, plan in chosen])
+    problems = {spec: _build_problem(spec, machine) for spec in MODELS}
+    spec_plans = [(spec, plan) for spec, problem in problems.items() for plan in _list_plans(problem)]
+    measured_times = _measured([_build_job(problems[spec], spec, plan) for spec, plan in spec_plans])
 
     # in logarithms factors stay positive, and half as long weighs the same as twice as long
     def residuals(logarithms: NDArray[np.float64]) -> NDArray[np.float64]:
-        there = at_pace(machine, Pace(*np.exp(logarithms).tolist()))
-        steps = [_predicted(replace(problems[spec], cluster=there), plan) for spec, plan in chosen]
-        return np.array([*np.log(np.array(steps) / measured), *logarithms])
+        slowed_machine = with_slowdown(machine, Slowdown(*np.exp(logarithms).tolist()))
+        steps = [_predict_step(replace(problems[spec], cluster=slowed_machine), plan) for spec, plan in spec_plans]
+        return np.array([*np.log(np.array(steps) / measured_times), *logarithms])
 
-    count = len(fields(Pace))
-    weights = np.array([1.0] * len(chosen) + [_PRIOR] * count)
-    bounds = np.full(count, -math.log(_MOST)), np.full(count, math.log(_MOST))
-    found = least_squares(residuals, np.zeros(count), bounds, weights, outlier=0.5, max_evaluations=12)[0]
-    return Pace(*np.exp(found).tolist())
+    count = len(fields(Slowdown))
+    weights = np.array([1.0] * len(spec_plans) + [_PRIOR] * count)
+    bounds = np.full(count, -math.log(_MAX_FACTOR)), np.full(count, math.log(_MAX_FACTOR))
+    logarithms = least_squares(residuals, np.zeros(count), bounds, weights, outlier=0.5, max_evaluations=12)[0]
+    return Slowdown(*np.exp(logarithms).tolist())
 
 
 def drift(machine: Cluster) -> float:
@@ -100,70 +100,72 @@ def drift(machine: Cluster) -> float:
     ExecutionError
         Where a rank fails.
     """
-    problem = _problem(MEASURED, machine)
-    plan = next(_plans(problem))
-    (measured,) = _measured([_job(problem, MEASURED, plan)])
-    return measured / _predicted(problem, plan)
+    problem = _build_problem(MEASURED_MODEL, machine)
+    plan = next(_list_plans(problem))
+    (measured_time,) = _measured([_build_job(problem, MEASURED_MODEL, plan)])
+    return measured_time / _predict_step(problem, plan)
 
 
-def at_pace(machine: Cluster, pace: Pace) -> Cluster:
+def with_slowdown(machine: Cluster, slowdown: Slowdown) -> Cluster:
     """Return a calibrated machine with a slowdown on its devices and measured collectives.
 
     >>> from meshwise.simulator.catalog import cluster
     >>> machine = cluster("dgx-h100")
-    >>> slow = at_pace(machine, Pace(memory=2.0))
+    >>> slow = with_slowdown(machine, Slowdown(memory=2.0))
     >>> machine.accelerator.memory_bandwidth / slow.accelerator.memory_bandwidth
     2.0
     """
-    curves = tuple(_slowed_curve(curve, pace) for curve in machine.collectives)
-    return replace(machine.with_accelerators(lambda each: _slowed(each, pace)), collectives=curves)
+    curves = tuple(_slow_curve(curve, slowdown) for curve in machine.collectives)
+    return replace(machine.with_accelerators(lambda device: _slow_device(device, slowdown)), collectives=curves)
 
 
-def slower(machine: Cluster, factor: float) -> Cluster:
+def slow_down(machine: Cluster, factor: float) -> Cluster:
     """Return a calibrated machine on which everything takes ``factor`` times as long."""
     curves = tuple(curve.at_speed(1 / factor) for curve in machine.collectives)
-    return replace(machine.with_accelerators(lambda each: each.at_speed(1 / factor)), collectives=curves)
+    return replace(machine.with_accelerators(lambda device: device.at_speed(1 / factor)), collectives=curves)
 
 
-def _slowed(device: Accelerator, pace: Pace) -> Accelerator:
+def _slow_device(device: Accelerator, slowdown: Slowdown) -> Accelerator:
     return replace(
         device,
-        peak_flops=tuple((dtype, rate / pace.compute) for dtype, rate in device.peak_flops),
-        memory_bandwidth=device.memory_bandwidth / pace.memory,
-        attention=replace(device.attention, launch=device.attention.launch * pace.launch),
-        launch=device.launch * pace.launch,
-        optimizer_launch=device.optimizer_launch * pace.launch,
-        sharded_launch=device.sharded_launch * pace.sharded_launch,
-        unit_launch=device.unit_launch * pace.unit_launch,
-        recompute_launch=device.recompute_launch * pace.recompute_launch,
+        peak_flops=tuple((dtype, rate / slowdown.compute) for dtype, rate in device.peak_flops),
+        memory_bandwidth=device.memory_bandwidth / slowdown.memory,
+        attention=replace(device.attention, launch=device.attention.launch * slowdown.launch),
+        launch=device.launch * slowdown.launch,
+        optimizer_launch=device.optimizer_launch * slowdown.launch,
+        sharded_launch=device.sharded_launch * slowdown.sharded_launch,
+        unit_launch=device.unit_launch * slowdown.unit_launch,
+        recompute_launch=device.recompute_launch * slowdown.recompute_launch,
     )
 
 
-def _slowed_curve(curve: CollectiveCurve, pace: Pace) -> CollectiveCurve:
+def _slow_curve(curve: CollectiveCurve, slowdown: Slowdown) -> CollectiveCurve:
     fastest = min(seconds for _, seconds in curve.points)
-    slowed = ((size, pace.latency * fastest + pace.transfer * (took - fastest)) for size, took in curve.points)
+    slowed = (
+        (size, slowdown.latency * fastest + slowdown.transfer * (duration - fastest)) for size, duration in curve.points
+    )
     return replace(curve, points=tuple(slowed))
 
 
-def _problem(spec: Transformer, machine: Cluster) -> Problem:
+def _build_problem(spec: Transformer, machine: Cluster) -> Problem:
     training = Training(2 * BATCH * machine.num_devices, SEQUENCE, "fp32", framework="torch")
     return Problem(build(spec, SEQUENCE, "fp32"), machine, training)
 
 
-def _plans(problem: Problem) -> Iterator[Plan]:
+def _list_plans(problem: Problem) -> Iterator[Plan]:
     """Yield plans that use all ranks for one kind of parallelism each; the data-parallel one is first."""
     ranks = problem.cluster.num_devices
     yield complete(problem, Layout(data=ranks, microbatch=BATCH))
     if ranks > 1:
         yield complete(problem, Layout(data=ranks, microbatch=BATCH, zero=3))
-    if 1 < ranks <= MEASURED.heads:
+    if 1 < ranks <= MEASURED_MODEL.heads:
         yield complete(problem, Layout(tensor=ranks, microbatch=BATCH))
-    if 1 < ranks <= MEASURED.layers:
+    if 1 < ranks <= MEASURED_MODEL.layers:
         yield complete(problem, Layout(pipeline=ranks, microbatch=BATCH, schedule="1f1b"))
     yield complete(problem, Layout(data=ranks, microbatch=BATCH, recompute=Recompute.FULL))
 
 
-def _job(problem: Problem, spec: Transformer, plan: Plan) -> Job:
+def _build_job(problem: Problem, spec: Transformer, plan: Plan) -> Job:
     return Job(spec, problem.training, plan, STEPS + WARM_UP, profile=False)
 
 
@@ -172,8 +174,8 @@ def _measured(jobs: Sequence[Job]) -> list[float]:
     with tempfile.TemporaryDirectory(prefix="meshwise-") as name:
         pairs = [(job, Path(name) / str(number)) for number, job in enumerate(jobs)]
         run_jobs(pairs)
-        return [typical(step_times(job.plan, folder)) for job, folder in pairs]
+        return [compute_typical_time(read_step_times(job.plan, folder)) for job, folder in pairs]
 
 
-def _predicted(problem: Problem, plan: Plan) -> float:
+def _predict_step(problem: Problem, plan: Plan) -> float:
     return simulate(lower(problem, plan), "discrete_event").step_time

@@ -28,16 +28,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from meshwise.executor.launch.doctor import circumstances, today
+from meshwise.executor.launch.doctor import describe_circumstances, format_today
 from meshwise.executor.launch.launcher import ExecutionError
 from meshwise.executor.launch.processes import INTERRUPTED
 from meshwise.executor.launch.run import WARM_UP, execute
 from meshwise.executor.options import RunOptions
-from meshwise.executor.recording.timeline import busy_by_kind
-from meshwise.executor.supported import unsupported
+from meshwise.executor.recording.timeline import sum_busy_times
+from meshwise.executor.supported import find_unsupported
 from meshwise.scenarios.calibration.calibrate import calibrate
-from meshwise.scenarios.calibration.pace import drift, slower
-from meshwise.scenarios.oracle_check import check
+from meshwise.scenarios.calibration.pace import drift, slow_down
+from meshwise.scenarios.oracle_check import check_plan
 from meshwise.simulator.engine import simulate
 from meshwise.simulator.models.model import build
 from meshwise.simulator.models.transformer import Transformer
@@ -99,59 +99,61 @@ class Trial:
         return self.predicted_peak_memory / self.tracked_peak_memory - 1
 
 
-def layouts(ranks: int, batch: int) -> list[Layout]:
+def list_layouts(ranks: int, batch: int) -> list[Layout]:
     """Return different layouts of ``ranks`` ranks for a batch: first one of every split into axes, then further ones.
 
-    >>> [(each.data, each.tensor, each.pipeline) for each in layouts(2, 16)[:3]]
+    >>> [(each.data, each.tensor, each.pipeline) for each in list_layouts(2, 16)[:3]]
     [(1, 1, 2), (1, 2, 1), (2, 1, 1)]
     """
     sizes = [size for size in range(1, ranks + 1) if ranks % size == 0]
-    splits = [(d, t, ranks // (d * t)) for d in sizes for t in sizes if ranks % (d * t) == 0]
-    families = [list(_variants(batch, *split)) for split in splits]
-    return list(dict.fromkeys(each for row in zip_longest(*families) for each in row if each is not None))
+    splits = [
+        (data, tensor, ranks // (data * tensor)) for data in sizes for tensor in sizes if ranks % (data * tensor) == 0
+    ]
+    families = [list(_list_variants(batch, *split)) for split in splits]
+    return list(dict.fromkeys(layout for row in zip_longest(*families) for layout in row if layout is not None))
 
 
-def _variants(batch: int, data: int, tensor: int, pipeline: int) -> Iterator[Layout]:
+def _list_variants(batch: int, data: int, tensor: int, pipeline: int) -> Iterator[Layout]:
     count = 1 if pipeline == 1 else 2 * pipeline  # microbatches
-    whole = max(batch // (data * count), 1)
-    base = Layout(data=data, tensor=tensor, pipeline=pipeline, microbatch=whole)
-    half = replace(base, microbatch=max(whole // 2, 1))
+    full_size = max(batch // (data * count), 1)
+    base = Layout(data=data, tensor=tensor, pipeline=pipeline, microbatch=full_size)
+    half_layout = replace(base, microbatch=max(full_size // 2, 1))
     yield base
     if data > 1:
         yield from (replace(base, zero=zero) for zero in (1, 3, 2))
     if tensor > 1:
         yield replace(base, sequence_parallel=True)
-        yield replace(half, sequence_parallel=True, recompute=Recompute.FULL)
+        yield replace(half_layout, sequence_parallel=True, recompute=Recompute.FULL)
     if pipeline > 1:
         yield replace(base, schedule="gpipe")
         yield replace(base, schedule="interleaved", chunks=2)
         yield replace(base, schedule="zb1p")
-    yield half
+    yield half_layout
     yield replace(base, recompute=Recompute.FULL)
     if data > 1:
-        yield replace(half, zero=3, recompute=Recompute.FULL)
+        yield replace(half_layout, zero=3, recompute=Recompute.FULL)
         yield replace(base, overlap_gradients=False)
     if pipeline > 1:
-        yield replace(half, schedule="gpipe", recompute=Recompute.FULL)
+        yield replace(half_layout, schedule="gpipe", recompute=Recompute.FULL)
     yield replace(base, recompute=Recompute.SELECTIVE)
-    yield replace(half, recompute=Recompute.SELECTIVE)
-    yield replace(base, microbatch=max(whole // 4, 1))
+    yield replace(half_layout, recompute=Recompute.SELECTIVE)
+    yield replace(base, microbatch=max(full_size // 4, 1))
 
 
-def plans(problem: Problem, ranks: int, most: int, spec: Transformer = SPEC) -> list[Plan]:
+def list_plans(problem: Problem, ranks: int, max_plans: int, spec: Transformer = SPEC) -> list[Plan]:
     """Return the plans of the first ``max_plans`` layouts of `list_layouts` that suit the problem and the executor."""
-    return list(islice(_executable(problem, ranks, spec), most))
+    return list(islice(_list_executable(problem, ranks, spec), max_plans))
 
 
-def _executable(problem: Problem, ranks: int, spec: Transformer) -> Iterator[Plan]:
-    seen = set()
-    for layout in layouts(ranks, problem.training.global_batch):
+def _list_executable(problem: Problem, ranks: int, spec: Transformer) -> Iterator[Plan]:
+    known_plans = set()
+    for layout in list_layouts(ranks, problem.training.global_batch):
         try:
             plan = complete(problem, layout)
         except ValueError:  # not of this problem: more stages than layers, a batch that does not divide
             continue
-        if plan not in seen and not unsupported(spec, problem.training, plan):
-            seen.add(plan)
+        if plan not in known_plans and not find_unsupported(spec, problem.training, plan):
+            known_plans.add(plan)
             yield plan
 
 
@@ -160,8 +162,8 @@ def trial(
     plan: Plan,
     steps: int,
     folder: Path,
-    before: float = 1.0,
-    calm: float = 1.0,
+    drift_before: float = 1.0,
+    calm_drift: float = 1.0,
     spec: Transformer = SPEC,
 ) -> Trial:
     """Predict a plan, run it for ``steps`` steps after the first two, and return both.
@@ -170,84 +172,90 @@ def trial(
     """
     load = os.getloadavg()[0]
     run = execute(spec, problem.training, plan, RunOptions(steps + WARM_UP, verify=False), folder=folder)
-    after = drift(problem.cluster) / calm
-    now = replace(problem, cluster=slower(problem.cluster, math.sqrt(before * after)))
+    drift_after = drift(problem.cluster) / calm_drift
+    current_problem = replace(problem, cluster=slow_down(problem.cluster, math.sqrt(drift_before * drift_after)))
     # simulated only now: the drift after the run is part of the prediction's machine
-    predicted = simulate(lower(now, plan), "discrete_event")
+    prediction = simulate(lower(current_problem, plan), "discrete_event")
     return Trial(
         ranks=plan.mesh.num_ranks,
         plan=plan.describe(),
-        predicted_step_time=predicted.step_time,
+        predicted_step_time=prediction.step_time,
         measured_step_time=run.step_time,
-        predicted_peak_memory=predicted.peak_memory,
+        predicted_peak_memory=prediction.peak_memory,
         measured_peak_memory=run.peak_memory,
-        tracked_peak_memory=check(spec, problem, plan).peak,
-        predicted_kinds=_told(predicted),
-        measured_kinds=_told(run.timeline),
+        tracked_peak_memory=check_plan(spec, problem, plan).peak,
+        predicted_kinds=_sum_kinds(prediction),
+        measured_kinds=_sum_kinds(run.timeline),
         load=load,
-        before=before,
-        after=after,
+        before=drift_before,
+        after=drift_after,
     )
 
 
-def _told(timeline: Timeline) -> dict[str, float]:
-    return {str(kind): seconds for kind, seconds in busy_by_kind(timeline).items()}
+def _sum_kinds(timeline: Timeline) -> dict[str, float]:
+    return {str(kind): seconds for kind, seconds in sum_busy_times(timeline).items()}
 
 
-def summary(trials: Sequence[Trial]) -> list[str]:
+def summarize_trials(trials: Sequence[Trial]) -> list[str]:
     """Return lines about the trials: errors of time and memory, the order of plans, and the ratio by kind of task."""
     if not trials:
         return ["no plan was run"]
     result = [f"{len(trials)} plans of {trials[0].ranks} ranks"]
-    for what, errors in (
-        ("step time", [each.time_error for each in trials]),
-        ("peak memory, tracker", [each.tracked_memory_error for each in trials]),
-        ("peak memory, allocator", [each.memory_error for each in trials]),
+    for label, errors in (
+        ("step time", [item.time_error for item in trials]),
+        ("peak memory, tracker", [item.tracked_memory_error for item in trials]),
+        ("peak memory, allocator", [item.memory_error for item in trials]),
     ):
         sizes = [abs(error) for error in errors]
-        worst = trials[sizes.index(max(sizes))]
-        result.append(f"{what}: median error {median(sizes):.1%}, worst {max(sizes):.1%} ({worst.plan})")
-    pairs = [(each.predicted_step_time, each.measured_step_time) for each in trials]
+        worst_trial = trials[sizes.index(max(sizes))]
+        result.append(f"{label}: median error {median(sizes):.1%}, worst {max(sizes):.1%} ({worst_trial.plan})")
+    pairs = [(item.predicted_step_time, item.measured_step_time) for item in trials]
     result.append(f"order of plans by step time: Kendall's tau {kendall_tau(pairs):.2f}")
     for kind in map(str, TaskKind):
-        both = [(each.predicted_kinds.get(kind, 0.0), each.measured_kinds.get(kind, 0.0)) for each in trials]
-        if measured := sum(after for _, after in both):
-            result.append(f"{kind}: predicted {sum(before for before, _ in both) / measured:.2f} of what was measured")
+        kind_times = [(item.predicted_kinds.get(kind, 0.0), item.measured_kinds.get(kind, 0.0)) for item in trials]
+        if measured_total := sum(measured_time for _, measured_time in kind_times):
+            result.append(
+                f"{kind}: predicted {sum(predicted_time for predicted_time, _ in kind_times) / measured_total:.2f} of what was measured"
+            )
     return result
 
 
-def run(most: int, ranks: int, steps: int, seconds: float, out: Path, model: str = "gpt") -> list[Trial]:
+def run_trials(
+    max_plans: int, ranks: int, steps: int, seconds: float, out_path: Path, model: str = "gpt"
+) -> list[Trial]:
     """Calibrate, run plans of a model, write one row each to a file and return the trials."""
     _note(f"calibrating {ranks} processes for about {seconds:.0f} s")
     machine = calibrate(processes=ranks, seconds=seconds)
     spec = MODELS[model]
     problem = Problem(build(spec, TRAINING.sequence, TRAINING.precision), machine, TRAINING)
-    done: list[Trial] = []
-    before, calm = 1.0, drift(machine)
-    chosen = plans(problem, ranks, most, spec)
-    with out.open("w") as file:
-        head = {"date": today(), **circumstances(), "model": model, "ranks": ranks, "steps": steps}
+    trials: list[Trial] = []
+    drift_before, calm_drift = 1.0, drift(machine)
+    trial_plans = list_plans(problem, ranks, max_plans, spec)
+    with out_path.open("w") as file:
+        head = {"date": format_today(), **describe_circumstances(), "model": model, "ranks": ranks, "steps": steps}
         file.write(json.dumps(head) + "\n")
-        for number, plan in enumerate(chosen, 1):
+        for number, plan in enumerate(trial_plans, 1):
             with tempfile.TemporaryDirectory(prefix="meshwise-") as folder:
                 try:
-                    found = trial(problem, plan, steps, Path(folder), before, calm, spec)
+                    result = trial(problem, plan, steps, Path(folder), drift_before, calm_drift, spec)
                 except ExecutionError as error:
-                    _note(f"{number}/{len(chosen)} {plan.describe()}: {error}")
+                    _note(f"{number}/{len(trial_plans)} {plan.describe()}: {error}")
                     continue
-            done.append(found)
-            before = found.after
-            file.write(json.dumps(_row(found)) + "\n")
+            trials.append(result)
+            drift_before = result.after
+            file.write(json.dumps(_build_row(result)) + "\n")
             file.flush()
-            times = f"{found.predicted_step_time * 1e3:.1f} ms predicted, {found.measured_step_time * 1e3:.1f} measured"
-            paces = f"drift {found.before:.2f} to {found.after:.2f}, load {found.load:.1f}"
-            _note(f"{number}/{len(chosen)} {found.plan}: {times} ({found.time_error:+.1%}), {paces}")
-    return done
+            times = (
+                f"{result.predicted_step_time * 1e3:.1f} ms predicted, {result.measured_step_time * 1e3:.1f} measured"
+            )
+            paces = f"drift {result.before:.2f} to {result.after:.2f}, load {result.load:.1f}"
+            _note(f"{number}/{len(trial_plans)} {result.plan}: {times} ({result.time_error:+.1%}), {paces}")
+    return trials
 
 
-def _row(found: Trial) -> dict[str, Any]:
+def _build_row(result: Trial) -> dict[str, Any]:
     errors = ("time_error", "memory_error", "tracked_memory_error")
-    return asdict(found) | {name: getattr(found, name) for name in errors}
+    return asdict(result) | {name: getattr(result, name) for name in errors}
 
 
 def _note(words: str) -> None:
@@ -265,22 +273,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=20, help="timed steps of a plan, after two to warm up (20)")
     parser.add_argument("--seconds", type=float, default=60.0, help="time to calibrate, about (60)")
     parser.add_argument("--out", type=Path, required=True, metavar="ROWS.jsonl", help="one row a plan")
-    given = parser.parse_args(arguments)
-    if min(given.plans, given.ranks, given.steps) < 1 or given.seconds <= 0:
+    options = parser.parse_args(arguments)
+    if min(options.plans, options.ranks, options.steps) < 1 or options.seconds <= 0:
         parser.error("plans, ranks and steps are at least 1 and seconds above 0")
     try:
-        run(given.plans, given.ranks, given.steps, given.seconds, given.out, given.model)
+        run_trials(
+            options.run_trials,
+            options.run_trials,
+            options.run_trials,
+            options.run_trials,
+            options.run_trials,
+            options.run_trials,
+        )
     except KeyboardInterrupt:
         _note("interrupted")
         code = INTERRUPTED
     else:
         code = 0
-    for line in summary(read(given.out)):
+    for line in summarize_trials(read_trials(options.read_trials)):
         print(line)
     return code
 
 
-def read(path: Path) -> list[Trial]:
+def read_trials(path: Path) -> list[Trial]:
     """Return the trials of a file, whose first line is a header; none where the file is missing."""
     lines = path.read_text().splitlines()[1:] if path.exists() else []
     rows = [json.loads(line) for line in lines]

@@ -8,11 +8,18 @@ from meshwise.scenarios.files.errors import Fault, ScenarioError
 from meshwise.simulator.calibration.collective_rows import CollectiveRow
 from meshwise.simulator.calibration.collective_rows import Skipped as SkippedCollective
 from meshwise.simulator.calibration.collective_rows import read_rows as read_collective_rows
-from meshwise.simulator.calibration.evidence import Agreement, Devices, Evidence, Held, agreements, to_document
-from meshwise.simulator.calibration.kernel_rows import MAX_ROW_BYTES, Refused, Row, Skipped, read_rows
-from meshwise.simulator.calibration.link_fits import Error, Fits, errors, fit_links
-from meshwise.simulator.calibration.noise import Floor
-from meshwise.simulator.catalog import data_sheet
+from meshwise.simulator.calibration.evidence import (
+    Agreement,
+    DataSheets,
+    Evidence,
+    HoldOut,
+    find_agreements,
+    to_document,
+)
+from meshwise.simulator.calibration.kernel_rows import MAX_ROW_BYTES, Row, RowError, Skipped, read_rows
+from meshwise.simulator.calibration.link_fits import LinkError, LinkFits, fit_links, measure_errors
+from meshwise.simulator.calibration.noise import NoiseFloor
+from meshwise.simulator.catalog import data_sheet_accelerator
 
 INTRODUCTION = """# Kernels: predicted against measured
 
@@ -100,22 +107,22 @@ def read_kernels(path: str) -> tuple[list[Row], list[Skipped]]:
     """
     try:
         with open(path, "rb") as file:
-            used, skipped = read_rows(iter(lambda: file.readline(MAX_ROW_BYTES + 1), b""))
-    except Refused as error:
+            used_rows, skipped_rows = read_rows(iter(lambda: file.readline(MAX_ROW_BYTES + 1), b""))
+    except RowError as error:
         line, _, message = str(error).partition(": ")
         raise ScenarioError((Fault(path, int(line), 1, "", message),)) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ScenarioError((Fault(path, 0, 0, "", f"the file cannot be read: {reason}"),)) from None
-    if not used:
-        count, why = len(skipped), skipped[0].reason
-        message = f"a file of kernels has rows that can be used, met none; {count} skipped: {why}"
-        raise ScenarioError((Fault(path, skipped[0].line, 1, "", message),))
-    return used, skipped
+    if not used_rows:
+        count, skip_reason = len(skipped_rows), skipped_rows[0].reason
+        message = f"a file of kernels has rows that can be used, met none; {count} skipped: {skip_reason}"
+        raise ScenarioError((Fault(path, skipped_rows[0].line, 1, "", message),))
+    return used_rows, skipped_rows
 
 
 def fit_accelerators(
-    rows: Sequence[Row], names: Sequence[str], left_out: Sequence[str], progress: Callable[[str], None]
+    rows: Sequence[Row], names: Sequence[str], excluded_sources: Sequence[str], progress: Callable[[str], None]
 ) -> list[Evidence]:
     """Return accelerators fitted to ``rows``, with their errors.
 
@@ -126,115 +133,152 @@ def fit_accelerators(
     excluded_sources
         Sources or publishers without part in the fits.
     """
-    known = sorted({row.device for row in rows})
-    _check("accelerator", names, known)
-    _check("leave-out", left_out, sorted({row.publisher for row in rows} | {row.source for row in rows}))
-    devices = Devices({name: data_sheet(name) for name in known})
-    found = []
-    for name in names or known:
+    known_names = sorted({row.device for row in rows})
+    _check_names("accelerator", names, known_names)
+    _check_names("leave-out", excluded_sources, sorted({row.publisher for row in rows} | {row.source for row in rows}))
+    devices = DataSheets({name: data_sheet_accelerator(name) for name in known_names})
+    evidence = []
+    for name in names or known_names:
         progress(f"fitting {name}")
-        found.append(devices.evidence(name, rows, left_out))
-    return found
+        evidence.append(devices.gather_evidence(name, rows, excluded_sources))
+    return evidence
 
 
-def _check(option: str, given: Sequence[str], known: Sequence[str]) -> None:
-    for name in given:
-        if name not in known:
-            raise ValueError(f"--{option} is one of {', '.join(known)}, met {name[:100]}")
+def _check_names(option: str, names: Sequence[str], known_names: Sequence[str]) -> None:
+    for name in names:
+        if name not in known_names:
+            raise ValueError(f"--{option} is one of {', '.join(known_names)}, met {name[:100]}")
 
 
-def to_json(found: Sequence[Evidence], skipped: Sequence[Skipped]) -> str:
+def to_json(accelerators: Sequence[Evidence], skipped: Sequence[Skipped]) -> str:
     """Return the text of a parameter file: of one accelerator as in the catalogue, of several as a mapping by name."""
     today = datetime.date.today().isoformat()
-    documents = {each.name: to_document(each, skipped, today) for each in found}
-    whole = next(iter(documents.values())) if len(documents) == 1 else documents
-    return json.dumps(whole, indent=1) + "\n"
+    documents = {accelerator.name: to_document(accelerator, skipped, today) for accelerator in accelerators}
+    document = next(iter(documents.values())) if len(documents) == 1 else documents
+    return json.dumps(document, indent=1) + "\n"
 
 
-def kernel_lines(found: Evidence) -> list[tuple[str, ...]]:
+def list_kernel_lines(evidence: Evidence) -> list[tuple[str, ...]]:
     """Return the errors of an accelerator as lines of a table, one for each publisher and family of kernels."""
-    return [(held.publisher, held.family, *_cells(held)) for held in found.held]
+    return [
+        (kernel_errors.publisher, kernel_errors.family, *_format_cells(kernel_errors))
+        for kernel_errors in evidence.hold_outs
+    ]
 
 
-def _cells(held: Held) -> tuple[str, ...]:
-    some = held.fitted or held.left_out
-    assert some is not None
-    fitted = (f"{held.fitted.mean:.1%}", f"{held.fitted.median:.1%}") if held.fitted else ("-", "-")
-    if held.left_out is None:
-        return str(some.rows), *fitted, "-", "-", "-", "-"
-    out = held.left_out
-    return str(some.rows), *fitted, f"{out.mean:.1%}", f"{out.median:.1%}", f"{out.high:.1%}", f"{out.bias:+.1%}"
+def _format_cells(kernel_errors: HoldOut) -> tuple[str, ...]:
+    any_errors = kernel_errors.fitted_errors or kernel_errors.left_out_errors
+    assert any_errors is not None
+    fitted_cells = (
+        (f"{kernel_errors.fitted_errors.mean:.1%}", f"{kernel_errors.fitted_errors.median:.1%}")
+        if kernel_errors.fitted_errors
+        else ("-", "-")
+    )
+    if kernel_errors.left_out_errors is None:
+        return str(any_errors.rows), *fitted_cells, "-", "-", "-", "-"
+    excluded_errors = kernel_errors.left_out_errors
+    return (
+        str(any_errors.rows),
+        *fitted_cells,
+        f"{excluded_errors.mean:.1%}",
+        f"{excluded_errors.median:.1%}",
+        f"{excluded_errors.high:.1%}",
+        f"{excluded_errors.bias:+.1%}",
+    )
 
 
-def to_markdown(found: Sequence[Evidence], rows: Sequence[Row]) -> str:
+def to_markdown(accelerators: Sequence[Evidence], rows: Sequence[Row]) -> str:
     """Return the errors of accelerators, and the agreement of publishers with each other, as a Markdown page."""
-    parts = [INTRODUCTION, _table(SUMMARY_HEAD, [line for each in found for line in _summary(each)])]
+    parts = [
+        INTRODUCTION,
+        _format_table(SUMMARY_HEAD, [line for item in accelerators for line in _summarize_publishers(item)]),
+    ]
     parts += ["## What no model can beat\n", FLOOR]
-    parts.append(_table(FLOOR_HEAD, [_floor(floor) for each in found for floor in each.floors]))
-    for each in found:
-        sustained = each.calibration.sustained
-        parts.append(f"## {each.name}\n")
+    parts.append(_format_table(FLOOR_HEAD, [_format_floor(floor) for item in accelerators for floor in item.floors]))
+    for item in accelerators:
+        sustained = item.calibration.sustained
+        parts.append(f"## {item.name}\n")
         parts.append(
             f"Sustained work takes {sustained.factor:.2f} times a burst ({sustained.low:.2f} to {sustained.high:.2f}, "
             f"{sustained.pairs} shapes timed both ways).\n"
         )
-        parts.append(_table(KERNEL_HEAD, kernel_lines(each)))
+        parts.append(_format_table(KERNEL_HEAD, list_kernel_lines(item)))
     parts.append("## Publishers against each other\n")
     parts.append(AGREEMENT)
-    names = {each.name for each in found}
-    parts.append(_table(AGREEMENT_HEAD, [_agreement(each) for each in agreements(rows) if each.device in names]))
+    names = {item.name for item in accelerators}
+    parts.append(
+        _format_table(
+            AGREEMENT_HEAD, [_format_agreement(item) for item in find_agreements(rows) if item.device in names]
+        )
+    )
     return "\n".join(parts)
 
 
-def _summary(found: Evidence) -> list[tuple[str, ...]]:
+def _summarize_publishers(evidence: Evidence) -> list[tuple[str, ...]]:
     """Return one line for each publisher: the mean error over its rows by group, with the publisher left out."""
-    publishers = sorted({held.publisher for held in found.held})
-    return [(found.name, publisher, *(_group(found, publisher, group) for group in GROUPS)) for publisher in publishers]
+    publishers = sorted({kernel_errors.publisher for kernel_errors in evidence.hold_outs})
+    return [
+        (evidence.name, publisher, *(_format_group(evidence, publisher, group) for group in GROUPS))
+        for publisher in publishers
+    ]
 
 
-def _group(found: Evidence, publisher: str, group: str) -> str:
-    of_it = [held.left_out for held in found.held if held.publisher == publisher and _grouped(held.family) == group]
-    known = [each for each in of_it if each is not None]
-    count = sum(each.rows for each in known)
-    return f"{sum(each.mean * each.rows for each in known) / count:.1%} of {count}" if count else "-"
+def _format_group(evidence: Evidence, publisher: str, group: str) -> str:
+    group_errors = [
+        kernel_errors.left_out_errors
+        for kernel_errors in evidence.hold_outs
+        if kernel_errors.publisher == publisher and _find_group(kernel_errors.family) == group
+    ]
+    known_errors = [error for error in group_errors if error is not None]
+    count = sum(error.rows for error in known_errors)
+    return f"{sum(error.mean * error.rows for error in known_errors) / count:.1%} of {count}" if count else "-"
 
 
-def _grouped(family: str) -> str:
-    first = family.split()[0]
-    if first in ("matmul", "batched"):
+def _find_group(family: str) -> str:
+    first_word = family.split()[0]
+    if first_word in ("matmul", "batched"):
         return "products fp8" if family.endswith("fp8") else "products"
-    return first if first in ("experts", "attention") else "memory-bound"
+    return first_word if first_word in ("experts", "attention") else "memory-bound"
 
 
-def _floor(each: Floor) -> tuple[str, ...]:
-    model = "-" if each.model is None else f"{each.model:.1%}"
-    counts = str(each.number), str(each.same), f"{each.factor:.2f}"
-    return each.on, each.group, each.left_out, each.other, *counts, f"{each.raw:.1%}", f"{each.scatter:.1%}", model
+def _format_floor(floor: NoiseFloor) -> tuple[str, ...]:
+    model = "-" if floor.model_error is None else f"{floor.model_error:.1%}"
+    counts = str(floor.num_pairs), str(floor.num_same_sizes), f"{floor.factor:.2f}"
+    return (
+        floor.hardware,
+        floor.group,
+        floor.predicted_publisher,
+        floor.reference_publisher,
+        *counts,
+        f"{floor.raw_error:.1%}",
+        f"{floor.scaled_error:.1%}",
+        model,
+    )
 
 
-def _agreement(each: Agreement) -> tuple[str, ...]:
-    ratios = (f"{value:.2f}" for value in (each.low, each.median, each.high))
-    return each.device, each.family, *each.publishers, str(each.kernels), *ratios
+def _format_agreement(agreement: Agreement) -> tuple[str, ...]:
+    ratios = (f"{value:.2f}" for value in (agreement.low, agreement.median, agreement.high))
+    return agreement.device, agreement.family, *agreement.publishers, str(agreement.kernels), *ratios
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    drawn = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(row)} |\n" for row in drawn)
+def _format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(row)} |\n" for row in lines)
 
 
 LINK_HEAD = ("source", "collective", "size", "rows", "mean", "median", "bias")
 
-_FIRST = 64 * 2**10
+_MAX_FIRST_LINE = 64 * 2**10
 
 
 def has_collectives(path: str) -> bool:
     """Return whether the first row of a file is about a collective; False where it cannot be read."""
     try:
         with open(path, "rb") as file:
-            first = json.loads(file.readline(_FIRST))  # bounded: any file may come here, of any length
+            first_row = json.loads(file.readline(_MAX_FIRST_LINE))  # bounded: any file may come here, of any length
     except (OSError, ValueError, RecursionError):
         return False
-    return isinstance(first, dict) and "collective" in first
+    return isinstance(first_row, dict) and "collective" in first_row
 
 
 def read_collectives(path: str) -> tuple[Sequence[CollectiveRow], Sequence[SkippedCollective]]:
@@ -247,30 +291,38 @@ def read_collectives(path: str) -> tuple[Sequence[CollectiveRow], Sequence[Skipp
     """
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            used, skipped = read_collective_rows(file)
+            used_rows, skipped_rows = read_collective_rows(file)
     except OSError as error:
         raise ScenarioError((Fault(path, 0, 0, "", f"the file cannot be read: {error.strerror}"),)) from None
-    if not used:
-        line, reason = skipped[0]
-        message = f"a file of collectives has rows that can be used, met none; {len(skipped)} skipped: {reason}"
+    if not used_rows:
+        line, reason = skipped_rows[0]
+        message = f"a file of collectives has rows that can be used, met none; {len(skipped_rows)} skipped: {reason}"
         raise ScenarioError((Fault(path, line, 1, "", message),))
-    return used, skipped
+    return used_rows, skipped_rows
 
 
-def fit_links_without(rows: Sequence[CollectiveRow], left_out: Sequence[str]) -> tuple[Fits, tuple[Error, ...]]:
+def fit_links_excluding(
+    rows: Sequence[CollectiveRow], excluded_sources: Sequence[str]
+) -> tuple[LinkFits, tuple[LinkError, ...]]:
     """Return links fitted to ``rows`` without ``excluded_sources``, and the errors on all rows, excluded ones too."""
-    known = sorted({row.source for row in rows})
-    for name in left_out:
-        if name not in known:
-            raise ValueError(f"--leave-out is one of {', '.join(known)}, met {name[:100]}")
-    fits = fit_links(rows, left_out)
-    return fits, errors(rows, fits)
+    known_sources = sorted({row.source for row in rows})
+    for name in excluded_sources:
+        if name not in known_sources:
+            raise ValueError(f"--leave-out is one of {', '.join(known_sources)}, met {name[:100]}")
+    fits = fit_links(rows, excluded_sources)
+    return fits, measure_errors(rows, fits)
 
 
-def link_lines(found: Sequence[Error]) -> list[tuple[str, ...]]:
+def list_link_lines(link_errors: Sequence[LinkError]) -> list[tuple[str, ...]]:
     """Return the errors of whole sources as lines of a table."""
-    whole = [each for each in found if (each.collective, each.size) == ("*", "*")]
+    source_errors = [error for error in link_errors if (error.collective, error.size) == ("*", "*")]
     return [
-        (each.source, "all", "all", str(each.rows), *(f"{part:.1%}" for part in (each.mean, each.median, each.bias)))
-        for each in whole
+        (
+            error.source,
+            "all",
+            "all",
+            str(error.rows),
+            *(f"{part:.1%}" for part in (error.mean, error.median, error.bias)),
+        )
+        for error in source_errors
     ]

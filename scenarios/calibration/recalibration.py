@@ -17,8 +17,8 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwise.executor.recording.timeline import busy_by_kind
-from meshwise.simulator.brief import brief
+from meshwise.executor.recording.timeline import sum_busy_times
+from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.calibration.least_squares import least_squares
 from meshwise.simulator.collective import Collective, CollectiveCurve
 from meshwise.simulator.engine import simulate
@@ -34,9 +34,9 @@ from meshwise.strategies.plan.problem import Problem
 FIGURES = ("products", "memory", "launch", "optimizer")
 """The fitted figures of a device: factors on the times of matrix products, memory traffic, launches and the
 optimizer."""
-MOST = 16.0
+MAX_FACTOR = 16.0
 """Largest factor on a figure."""
-LEAST_SPANS = 3
+MIN_SPANS = 3
 """Least spans of a collective to which its curve is fitted."""
 _PRIOR = 0.02
 """Weight of a figure's old value, relative to all passes of a run: it decides only where no run tells anything."""
@@ -51,7 +51,7 @@ class PlanRun:
     timeline: Timeline
     step_time: float
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
     @property
     def scale(self) -> float:
@@ -67,10 +67,10 @@ class Refit:
     device: tuple[tuple[str, float], ...]
     collectives: tuple[tuple[str, float], ...]
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
 
-def refitted(problem: Problem, runs: Sequence[PlanRun]) -> Refit:
+def refit_cluster(problem: Problem, runs: Sequence[PlanRun]) -> Refit:
     """Return the cluster of a problem with its figures fitted to ``runs`` on it.
 
     Raises
@@ -80,25 +80,25 @@ def refitted(problem: Problem, runs: Sequence[PlanRun]) -> Refit:
     """
     if not runs:
         raise ValueError("a calibration is fitted to at least one run, met none")
-    factors = np.exp(_device(problem, runs))
+    factors = np.exp(_fit_device(problem, runs))
     device = tuple(zip(FIGURES, factors.tolist(), strict=True))
-    curves, collectives = _curves(problem.cluster, runs)
-    return Refit(replace(slowed(problem.cluster, **dict(device)), collectives=curves), device, collectives)
+    curves, collectives = _fit_curves(problem.cluster, runs)
+    return Refit(replace(slow_cluster(problem.cluster, **dict(device)), collectives=curves), device, collectives)
 
 
-def predicted_step(problem: Problem, cluster: Cluster, plan: Plan) -> float:
+def predict_step(problem: Problem, cluster: Cluster, plan: Plan) -> float:
     """Return the predicted seconds of a step of ``plan`` on ``cluster`` in place of the problem's own."""
     return simulate(lower(replace(problem, cluster=cluster), plan), "discrete_event").step_time
 
 
-def slowed(cluster: Cluster, products: float, memory: float, launch: float, optimizer: float) -> Cluster:
+def slow_cluster(cluster: Cluster, products: float, memory: float, launch: float, optimizer: float) -> Cluster:
     """Return a cluster with these factors on the times of its devices for products, memory, launches and optimizer."""
-    return cluster.with_accelerators(lambda device: _slowed(device, products, memory, launch, optimizer))
+    return cluster.with_accelerators(lambda device: _slow_device(device, products, memory, launch, optimizer))
 
 
-def _slowed(device: Accelerator, products: float, memory: float, launch: float, optimizer: float) -> Accelerator:
+def _slow_device(device: Accelerator, products: float, memory: float, launch: float, optimizer: float) -> Accelerator:
     fractions = dict(device.kernel_bandwidth)
-    updating = fractions.get("optimizer", device.kernel_bandwidth_default)
+    update_fraction = fractions.get("optimizer", device.kernel_bandwidth_default)
     return replace(
         device,
         peak_flops=tuple((dtype, rate / products) for dtype, rate in device.peak_flops),
@@ -108,34 +108,41 @@ def _slowed(device: Accelerator, products: float, memory: float, launch: float, 
         unit_launch=device.unit_launch * launch,
         recompute_launch=device.recompute_launch * launch,
         optimizer_launch=device.optimizer_launch * optimizer,
-        kernel_bandwidth=tuple((fractions | {"optimizer": updating * memory / optimizer}).items()),
+        kernel_bandwidth=tuple((fractions | {"optimizer": update_fraction * memory / optimizer}).items()),
     )
 
 
-def _device(problem: Problem, runs: Sequence[PlanRun]) -> FloatArray:
+def _fit_device(problem: Problem, runs: Sequence[PlanRun]) -> FloatArray:
     """Return the fitted logarithms of the factors on the device's figures."""
-    measured = [{kind: each.scale * t for kind, t in busy_by_kind(each.timeline).items()} for each in runs]
-    weight = [t / each.step_time for each, busy in zip(runs, measured, strict=True) for _, t in _computing(busy)]
+    busy_times = [{kind: run.scale * seconds for kind, seconds in sum_busy_times(run.timeline).items()} for run in runs]
+    span_weights = [
+        seconds / run.step_time
+        for run, busy in zip(runs, busy_times, strict=True)
+        for _, seconds in _list_computing(busy)
+    ]
 
     def residuals(logarithms: FloatArray) -> FloatArray:
-        cluster = slowed(problem.cluster, *np.exp(logarithms).tolist())
-        found: list[float] = []
-        for each, busy in zip(runs, measured, strict=True):
-            timeline = simulate(lower(replace(problem, cluster=cluster), each.plan), "discrete_event")
-            predicted = busy_by_kind(timeline)
-            found += [math.log(predicted[kind] / t) if kind in predicted else 0.0 for kind, t in _computing(busy)]
-        return np.array([*found, *logarithms])
+        cluster = slow_cluster(problem.cluster, *np.exp(logarithms).tolist())
+        log_ratios: list[float] = []
+        for run, busy in zip(runs, busy_times, strict=True):
+            timeline = simulate(lower(replace(problem, cluster=cluster), run.plan), "discrete_event")
+            predicted_times = sum_busy_times(timeline)
+            log_ratios += [
+                math.log(predicted_times[kind] / seconds) if kind in predicted_times else 0.0
+                for kind, seconds in _list_computing(busy)
+            ]
+        return np.array([*log_ratios, *logarithms])
 
-    weights = np.array([*weight, *[_PRIOR * len(runs)] * len(FIGURES)])
-    bounds = np.full(len(FIGURES), -math.log(MOST)), np.full(len(FIGURES), math.log(MOST))
+    weights = np.array([*span_weights, *[_PRIOR * len(runs)] * len(FIGURES)])
+    bounds = np.full(len(FIGURES), -math.log(MAX_FACTOR)), np.full(len(FIGURES), math.log(MAX_FACTOR))
     return least_squares(residuals, np.zeros(len(FIGURES)), bounds, weights, outlier=0.5, max_evaluations=8)[0]
 
 
-def _computing(busy: dict[TaskKind, float]) -> list[tuple[TaskKind, float]]:
+def _list_computing(busy: dict[TaskKind, float]) -> list[tuple[TaskKind, float]]:
     return [(kind, seconds) for kind, seconds in busy.items() if kind.computes]
 
 
-def _curves(
+def _fit_curves(
     cluster: Cluster, runs: Sequence[PlanRun]
 ) -> tuple[tuple[CollectiveCurve, ...], tuple[tuple[str, float], ...]]:
     """Return the curves of a cluster fitted to runs, and the factors on those that it had.
@@ -143,33 +150,35 @@ def _curves(
     A collective without a curve for its group size gets the measured times as its curve.
     """
     times: dict[tuple[Collective, int], list[tuple[float, float]]] = {}
-    for each in runs:
-        for collective, ranks, span in _messages(each.plan, each.timeline.spans):
-            times.setdefault((collective, ranks), []).append((span.bytes, span.duration * each.scale))
-    times = {key: spans for key, spans in times.items() if len(spans) >= LEAST_SPANS}
-    known, factors = {(curve.collective, curve.ranks): curve for curve in cluster.collectives}, []
+    for run in runs:
+        for collective, ranks, span in _list_messages(run.plan, run.timeline.spans):
+            times.setdefault((collective, ranks), []).append((span.bytes, span.duration * run.scale))
+    times = {key: spans for key, spans in times.items() if len(spans) >= MIN_SPANS}
+    curves_by_key, factors = {(curve.collective, curve.ranks): curve for curve in cluster.collectives}, []
     for key, spans in times.items():
-        if key in known:
-            factor = math.exp(median(math.log(seconds / known[key].time(size)) for size, seconds in spans))
-            factor = min(max(factor, 1 / MOST), MOST)
+        if key in curves_by_key:
+            factor = math.exp(median(math.log(seconds / curves_by_key[key].time(size)) for size, seconds in spans))
+            factor = min(max(factor, 1 / MAX_FACTOR), MAX_FACTOR)
             factors.append((f"{key[0]} over {key[1]} ranks", factor))
-            known[key] = known[key].at_speed(1 / factor)
+            curves_by_key[key] = curves_by_key[key].at_speed(1 / factor)
         else:
             sizes = sorted({size for size, _ in spans})
-            points = tuple((size, median(t for other, t in spans if other == size)) for size in sizes)
-            known[key] = CollectiveCurve(*key, points)
-    return tuple(known.values()), tuple(factors)
+            points = tuple(
+                (size, median(duration for other_size, duration in spans if other_size == size)) for size in sizes
+            )
+            curves_by_key[key] = CollectiveCurve(*key, points)
+    return tuple(curves_by_key.values()), tuple(factors)
 
 
-def _messages(plan: Plan, spans: Iterable[Span]) -> Iterator[tuple[Collective, int, Span]]:
+def _list_messages(plan: Plan, spans: Iterable[Span]) -> Iterator[tuple[Collective, int, Span]]:
     """Yield the spans of collectives and transfers, with the collective and its number of ranks."""
     for span in spans:
         name = span.operators.rpartition(": ")[2].partition(" ")[0]
         if span.bytes and span.duration > 0 and name in tuple(Collective):
-            yield Collective(name), _group(plan, span), span
+            yield Collective(name), _count_group_ranks(plan, span), span
 
 
-def _group(plan: Plan, span: Span) -> int:
+def _count_group_ranks(plan: Plan, span: Span) -> int:
     if span.kind is TaskKind.PIPELINE_COMMUNICATION:
         return 2
     if span.kind is TaskKind.DATA_COMMUNICATION and "replicated" not in span.operators:

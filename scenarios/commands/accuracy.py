@@ -8,10 +8,10 @@ import typer
 from meshwise.reports.pictures.accuracy import draw_accuracy
 from meshwise.reports.tables import console, print_accuracy
 from meshwise.scenarios.commands.options import Json
-from meshwise.scenarios.console import Ticker, emit, note, table
-from meshwise.scenarios.files.results import check_output, folder, write
-from meshwise.scenarios.studies.accuracy import predict_all, runs_at, summary, to_csv
-from meshwise.scenarios.studies.accuracy_page import draw_pictures, points
+from meshwise.scenarios.console import Ticker, emit, note, print_table
+from meshwise.scenarios.files.results import check_output, make_folder, write
+from meshwise.scenarios.studies.accuracy import load_runs, predict_all, summarize, to_csv
+from meshwise.scenarios.studies.accuracy_page import draw_pictures, list_points
 
 
 def accuracy(
@@ -24,15 +24,15 @@ def accuracy(
     """Compare predictions with measured runs; a run that cannot be predicted is listed with its reason."""
     check_output(out, (".csv",))
     check_output(picture, (".png", ".svg"))
-    place = folder(plots) if plots is not None else None
+    place = make_folder(plots) if plots is not None else None
     ticker = Ticker()
-    predictions = predict_all(runs_at(path), lambda done, of: ticker(f"{done} of {of} runs"))
-    ticker.done()
-    result = summary(predictions)
+    predictions = predict_all(load_runs(path), lambda num_done, num_runs: ticker(f"{num_done} of {num_runs} runs"))
+    ticker.clear()
+    result = summarize(predictions)
     if out is not None:
         write(out, to_csv(predictions))
     if picture is not None:
-        draw_accuracy(points(predictions), Path(picture))
+        draw_accuracy(list_points(predictions), Path(picture))
     if place is not None and not draw_pictures(predictions, place):
         note("no run has a predicted and a measured step time: no pictures")
     if as_json:
@@ -47,7 +47,7 @@ def _print(predictions: Any, result: dict[str, Any]) -> None:
         for p in predictions
         if p.error is not None
     ]
-    table(("run", "predicted s", "measured s", "error"), rows)
+    print_table(("run", "predicted s", "measured s", "error"), rows)
     print()
     print_accuracy(console(), result["sources"] | {"all": result["all"]})
     reasons: dict[str, int] = {}

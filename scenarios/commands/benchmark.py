@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshwise.scenarios.commands.options import Json
-from meshwise.scenarios.console import Ticker, emit, table
+from meshwise.scenarios.console import Ticker, emit, print_table
 from meshwise.scenarios.studies.benchmark import benchmark as measure_figures
 from meshwise.simulator.units import format_size, format_time
 
@@ -23,26 +23,26 @@ def benchmark(
     ticker = Ticker()
     for figure in measure_figures(group):
         figures.append(figure)
-        ticker(f"{figure.name}: {shown(figure.value, figure.unit)}")
-    ticker.done()
+        ticker(f"{figure.name}: {format_figure(figure.value, figure.unit)}")
+    ticker.clear()
     if as_json:
         emit([asdict(figure) | {"reached": figure.reached} for figure in figures])
         return
-    rows = [(f.name, shown(f.value, f.unit), *_goal(f), f.detail) for f in figures]
-    table(("figure", "measured", "asked", "reached", "what"), rows)
+    rows = [(f.name, format_figure(f.value, f.unit), *_describe_goal(f), f.detail) for f in figures]
+    print_table(("figure", "measured", "asked", "reached", "what"), rows)
 
 
-def _goal(figure: "Figure") -> tuple[str, str]:
+def _describe_goal(figure: "Figure") -> tuple[str, str]:
     """Return what is asked, and whether it is reached."""
     if figure.goal is None:
         return "", ""
-    return shown(figure.goal, figure.unit), "yes" if figure.reached else "no"
+    return format_figure(figure.goal, figure.unit), "yes" if figure.reached else "no"
 
 
-def shown(value: float, unit: str) -> str:
+def format_figure(value: float, unit: str) -> str:
     """Return a figure for people.
 
-    >>> shown(2.5e6, "tasks/s"), shown(0.05, "s"), shown(2.0**30, "byte")
+    >>> format_figure(2.5e6, "tasks/s"), format_figure(0.05, "s"), format_figure(2.0**30, "byte")
     ('2.5 M tasks/s', '50 ms', '1 GiB')
     """
     if unit == "s":

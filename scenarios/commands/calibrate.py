@@ -7,28 +7,28 @@ from typing import Annotated, Any
 import typer
 
 from meshwise.executor.calibration import device_calibration
-from meshwise.executor.calibration.device_cluster import cluster_of, is_measured
+from meshwise.executor.calibration.device_cluster import build_cluster, is_measured
 from meshwise.scenarios.calibration.calibrate import calibrate as measure_cores
 from meshwise.scenarios.calibration.published_timings import (
     KERNEL_HEAD,
     LINK_HEAD,
     fit_accelerators,
-    fit_links_without,
+    fit_links_excluding,
     has_collectives,
-    kernel_lines,
-    link_lines,
+    list_kernel_lines,
+    list_link_lines,
     read_collectives,
     read_kernels,
     to_json,
     to_markdown,
 )
 from meshwise.scenarios.commands.options import Json
-from meshwise.scenarios.console import Ticker, emit, note, table
-from meshwise.scenarios.files.reader import dump
+from meshwise.scenarios.console import Ticker, emit, note, print_table
+from meshwise.scenarios.files.reader import dump_yaml
 from meshwise.scenarios.files.results import check_output, write
-from meshwise.scenarios.inputs.cluster_file import cluster_document, write_cluster
+from meshwise.scenarios.inputs.cluster_file import build_cluster_document, write_cluster
 from meshwise.simulator.calibration.collective_report import report as page
-from meshwise.simulator.calibration.link_fits import dump as dump_links
+from meshwise.simulator.calibration.link_fits import to_json_text as dump_links
 from meshwise.simulator.units import format_count
 
 Names = Annotated[list[str] | None, typer.Option("--accelerator", metavar="NAME", help="With --from: fit this one.")]
@@ -65,32 +65,35 @@ def calibrate(
 ) -> None:
     """Measure this machine into a cluster file; or fit accelerators or links to published timings."""
     if rows is None:
-        _refuse(
-            "goes with --from ROWS.jsonl, met no --from", accelerator=accelerator, leave_out=leave_out, report=report
+        _refuse_options(
+            "goes with --from ROWS.jsonl, met no --from",
+            accelerator=accelerator,
+            leave_out=leave_out,
+            _refuse_options=report,
         )
         _measure(out, device, processes, seconds, as_json)
-    elif out is not None and out.endswith((".yaml", ".yml")) and _are_measured(rows):
-        given = {"accelerator": accelerator, "leave_out": leave_out, "report": report}
-        _refuse("goes with --out FITTED.json, met a cluster file", **given)
+    elif out is not None and out.endswith((".yaml", ".yml")) and _has_measured_rows(rows):
+        options = {"accelerator": accelerator, "leave_out": leave_out, "report": report}
+        _refuse_options("goes with --out FITTED.json, met a cluster file", **options)
         _to_cluster(rows, out, as_json)
     elif has_collectives(rows):
         if accelerator is not None:
             raise ValueError("--accelerator goes with rows of kernels, met rows of collectives")
         _fit_links(rows, leave_out or [], out, report, as_json)
     else:
-        _fit(rows, accelerator or [], leave_out or [], out, report, as_json)
+        _fit_kernels(rows, accelerator or [], leave_out or [], out, report, as_json)
 
 
-def _refuse(why: str, **given: Any) -> None:
-    named = [f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None]
-    if named:
-        raise ValueError(f"{', '.join(named)} {why}")
+def _refuse_options(reason: str, **options: Any) -> None:
+    option_names = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None]
+    if option_names:
+        raise ValueError(f"{', '.join(option_names)} {reason}")
 
 
 def _measure(out: str | None, device: str | None, processes: int | None, seconds: float, as_json: bool) -> None:
     check_output(out, (".yaml", ".yml"))
-    kind = device_calibration.chosen_device(device)
-    ranks = device_calibration.chosen_ranks(kind, processes)
+    kind = device_calibration.choose_device(device)
+    ranks = device_calibration.choose_num_ranks(kind, processes)
     if kind == "cuda":
         _measure_gpus(out, ranks, seconds, as_json)
     else:
@@ -100,8 +103,8 @@ def _measure(out: str | None, device: str | None, processes: int | None, seconds
 def _measure_cores(out: str | None, ranks: int, seconds: float, as_json: bool) -> None:
     ticker = Ticker()
     cluster = measure_cores(processes=ranks, seconds=seconds, progress=lambda *words: ticker(str(words[0])))
-    ticker.done()
-    _show(cluster, out, as_json, "Measured on this machine by `meshwise calibrate`.")
+    ticker.clear()
+    _show_cluster(cluster, out, as_json, "Measured on this machine by `meshwise calibrate`.")
 
 
 def _measure_gpus(out: str | None, ranks: int, seconds: float, as_json: bool) -> None:
@@ -109,16 +112,16 @@ def _measure_gpus(out: str | None, ranks: int, seconds: float, as_json: bool) ->
     check_output(rows)
     ticker = Ticker()
     try:
-        skipped = device_calibration.measure(rows, "cuda", ranks, seconds, progress=ticker)
+        skipped = device_calibration.measure_devices(rows, "cuda", ranks, seconds, progress=ticker)
     finally:
-        ticker.done()
-        note(device_calibration.kept(rows))
+        ticker.clear()
+        note(device_calibration.describe_rows(rows))
     for line in skipped:
         note(f"left out: {line}")
     _to_cluster(str(rows), out, as_json)
 
 
-def _are_measured(path: str) -> bool:
+def _has_measured_rows(path: str) -> bool:
     try:
         with open(path, "rb") as file:
             return is_measured(file.readline(_FIRST))
@@ -129,59 +132,61 @@ def _are_measured(path: str) -> bool:
 def _to_cluster(rows: str, out: str | None, as_json: bool) -> None:
     check_output(out, (".yaml", ".yml"))
     read_kernels(rows)  # says of a line that is no row which one it is
-    cluster = cluster_of(Path(rows).read_bytes().splitlines())
-    _show(cluster, out, as_json, f"Fitted by `meshwise calibrate` to the rows of {Path(rows).name}.")
+    cluster = build_cluster(Path(rows).read_bytes().splitlines())
+    _show_cluster(cluster, out, as_json, f"Fitted by `meshwise calibrate` to the rows of {Path(rows).name}.")
 
 
-def _show(cluster: Any, out: str | None, as_json: bool, comment: str) -> None:
+def _show_cluster(cluster: Any, out: str | None, as_json: bool, comment: str) -> None:
     if out is not None:
         write_cluster(cluster, out, comment)
     if as_json:
-        emit(cluster_document(cluster))
+        emit(build_cluster_document(cluster))
     elif out is None:
-        print(dump(cluster_document(cluster)), end="")
+        print(dump_yaml(build_cluster_document(cluster)), end="")
     else:
         print(f"{out} is written; predict with it: meshwise simulate SCENARIO --cluster {shlex.quote(out)}")
         print(f"a scenario in the same folder names it as `cluster: {{file: {Path(out).name}}}`")
 
 
-def _fit(path: str, names: list[str], left_out: list[str], out: str | None, report: str | None, as_json: bool) -> None:
+def _fit_kernels(
+    path: str, names: list[str], excluded_sources: list[str], out: str | None, report: str | None, as_json: bool
+) -> None:
     check_output(out, (".json",))
     check_output(report, (".md",))
-    used, skipped = read_kernels(path)
+    used_rows, skipped = read_kernels(path)
     ticker = Ticker()
-    found = fit_accelerators(used, names, left_out, ticker)
-    ticker.done()
-    document = to_json(found, skipped)
+    fits = fit_accelerators(used_rows, names, excluded_sources, ticker)
+    ticker.clear()
+    document = to_json(fits, skipped)
     if out is not None:
         write(out, document)
     if report is not None:
-        write(report, to_markdown(found, used))
+        write(report, to_markdown(fits, used_rows))
     if as_json:
         print(document, end="")
     else:
-        _print(found)
-        note(f"{format_count(len(used), 'row')} used, {len(skipped)} skipped; --json says why")
+        _print_fits(fits)
+        note(f"{format_count(len(used_rows), 'row')} used, {len(skipped)} skipped; --json says why")
 
 
-def _fit_links(path: str, left_out: list[str], out: str | None, report: str | None, as_json: bool) -> None:
+def _fit_links(path: str, excluded_sources: list[str], out: str | None, report: str | None, as_json: bool) -> None:
     check_output(out, (".json",))
     check_output(report, (".md",))
-    used, skipped = read_collectives(path)
-    fits, found = fit_links_without(used, left_out)
+    used_rows, skipped = read_collectives(path)
+    fits, link_errors = fit_links_excluding(used_rows, excluded_sources)
     if out is not None:
         write(out, dump_links(fits))
     if report is not None:
-        write(report, page(used, skipped))
+        write(report, page(used_rows, skipped))
     if as_json:
         print(dump_links(fits), end="")
     else:
-        table(LINK_HEAD, link_lines(found))
-        note(f"{format_count(len(used), 'row')} used, {len(skipped)} skipped; --report lists why")
+        print_table(LINK_HEAD, list_link_lines(link_errors))
+        note(f"{format_count(len(used_rows), 'row')} used, {len(skipped)} skipped; --report lists why")
 
 
-def _print(found: Any) -> None:
-    for each in found:
-        print(f"{each.name}: sustained {each.calibration.sustained.factor:.3f} times a burst")
-        table(KERNEL_HEAD, kernel_lines(each))
+def _print_fits(fits: Any) -> None:
+    for fit in fits:
+        print(f"{fit.name}: sustained {fit.calibration.sustained.factor:.3f} times a burst")
+        print_table(KERNEL_HEAD, list_kernel_lines(fit))
         print()

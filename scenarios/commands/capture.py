@@ -5,9 +5,9 @@ from typing import Annotated
 import typer
 
 from meshwise.scenarios.commands.options import Json
-from meshwise.scenarios.console import emit, note, show
+from meshwise.scenarios.console import emit, note, print_rows
 from meshwise.scenarios.files.results import check_output, write
-from meshwise.scenarios.inputs.graph_file import dump_graph, graph_document
+from meshwise.scenarios.inputs.graph_file import build_graph_document, dump_graph
 
 
 def capture(
@@ -21,23 +21,29 @@ def capture(
     from meshwise.executor.capture import capture as capturing  # imported here, so that help works without torch
 
     check_output(out, (".json",))
-    module, inputs = capturing.made(factory)
-    with capturing.naming(factory):
-        found = capturing.capture(module, inputs, type(module).__name__.lower())
-    write(out, dump_graph(found.graph))
-    for warning in found.warnings:
+    module, inputs = capturing.run_factory(factory)
+    with capturing.name_factory(factory):
+        captured_model = capturing.capture(module, inputs, type(module).__name__.lower())
+    write(out, dump_graph(captured_model.graph))
+    for warning in captured_model.warnings:
         note(f"warning: {warning}")
     if as_json:
-        emit({"file": out, "warnings": list(found.warnings), "graph": graph_document(found.graph)})
+        emit(
+            {
+                "file": out,
+                "warnings": list(captured_model.warnings),
+                "graph": build_graph_document(captured_model.graph),
+            }
+        )
         return
-    graph = found.graph
+    graph = captured_model.graph
     operators = sum(len(block.operators) for block in graph.blocks)
     words = (f"{block.name} x {block.repeat}" if block.repeat > 1 else block.name for block in graph.blocks)
-    show(
+    print_rows(
         [
             ("file", out),
             ("blocks", ", ".join(words)),
-            ("operators", f"{operators} of {len(found.operators)} with all copies of blocks"),
+            ("operators", f"{operators} of {len(captured_model.operators)} with all copies of blocks"),
             ("parameters", graph.num_parameters),
             ("FLOP", f"{graph.flops:.4g} a sample, forward"),
             ("sequence", graph.sequence),

@@ -15,8 +15,8 @@ from meshwise.scenarios.commands.options import Json
 from meshwise.scenarios.commands.page import write_page
 from meshwise.scenarios.commands.run_report import follow, to_json, write_run
 from meshwise.scenarios.commands.search import to_json as search_to_json
-from meshwise.scenarios.console import FAILED, Ticker, emit, note, show
-from meshwise.scenarios.files.results import folder, write
+from meshwise.scenarios.console import FAILED, Ticker, emit, note, print_rows
+from meshwise.scenarios.files.results import make_folder, write
 from meshwise.scenarios.inputs.cluster_file import write_cluster
 from meshwise.scenarios.loader import load
 from meshwise.simulator.units import format_size, format_time
@@ -57,57 +57,60 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Show the whole chain on this machine: calibrate, search a plan, run it, compare and report."""
-    target = folder(directory)
+    target = make_folder(directory)
     ticker = Ticker()
     note(f"1/4 calibrate: measuring {PROCESSES} processes on this machine")
     cluster = calibrate(processes=PROCESSES, seconds=CALIBRATION_SECONDS, progress=lambda *words: ticker(str(words[0])))
-    ticker.done()
+    ticker.clear()
     write_cluster(cluster, target / "cluster.yaml", "Measured on this machine by `meshwise demo`.")
     write(target / "scenario.yaml", SCENARIO)
     scenario = load(target / "scenario.yaml")
 
     note("2/4 search: the fastest plan for a small GPT")
-    found = scenario.search()
-    if found.best is None:
+    search_result = scenario.search()
+    if search_result.best is None:
         note("no plan of the demo fits into this machine's memory")
         raise typer.Exit(FAILED)
-    write(target / "plan.json", json.dumps(found.best.plan.to_json(), indent=2) + "\n")
+    write(target / "plan.json", json.dumps(search_result.best.plan.to_json(), indent=2) + "\n")
 
-    note(f"3/4 execute: {found.best.plan.describe()}")
-    predicted = scenario.simulate(found.best.plan)
+    note(f"3/4 execute: {search_result.best.plan.describe()}")
+    predicted = scenario.simulate(search_result.best.plan)
     run = scenario.execute(
-        found.best.plan, steps=STEPS, verify=True, folder=folder(target / "run"), progress=follow(ticker)
+        search_result.best.plan, steps=STEPS, verify=True, folder=make_folder(target / "run"), progress=follow(ticker)
     )
-    ticker.done()
+    ticker.clear()
     result = to_json(run, predicted)
     write_run(target, result, predicted, run)
 
     note("4/4 report")
-    searched = (found, scenario.search("mcmc", budget=WALK))
-    _pictures(target, searched, predicted, run)
-    _report(target, found, predicted, result)
-    searches = [search_to_json(each, scenario.problem) for each in searched]
+    search_results = (search_result, scenario.search("mcmc", budget=WALK))
+    _draw_pictures(target, search_results, predicted, run)
+    _write_report(target, search_result, predicted, result)
+    searches = [search_to_json(search_run, scenario.problem) for search_run in search_results]
     write_page(target / "report.html", scenario, predicted, searches=searches, run=result, measured=run.timeline)
-    document = {"folder": str(target), "plan": found.best.plan.to_json(), "gap": found.gap, **result}
+    document = {"folder": str(target), "plan": search_result.best.plan.to_json(), "gap": search_result.gap, **result}
     if as_json:
         emit(document)
     else:
-        show([*_facts(found, predicted, result), ("report", str(target / "report.html"))])
+        print_rows([*_list_facts(search_result, predicted, result), ("report", str(target / "report.html"))])
 
 
-def _pictures(target: Path, searches: tuple[Any, ...], predicted: Any, run: Any) -> None:
+def _draw_pictures(target: Path, searches: tuple[Any, ...], predicted: Any, run: Any) -> None:
     draw_timeline(predicted.timeline, target / "predicted.png", title="predicted")
     draw_timeline(run.timeline, target / "measured.png", title="measured")
     draw_memory(predicted.timeline, target / "memory.png", title="predicted memory", reported=predicted.memory_capacity)
-    histories = {found.algorithm: found.history for found in searches}
+    histories = {search_result.algorithm: search_result.history for search_result in searches}
     draw_search(histories, target / "search.png", lower_bound=searches[0].lower_bound)
 
 
-def _facts(found: Any, predicted: Any, result: dict[str, Any]) -> list[tuple[str, str]]:
+def _list_facts(search_result: Any, predicted: Any, result: dict[str, Any]) -> list[tuple[str, str]]:
     error = predicted.step_time / result["step_time"] - 1
     return [
-        ("plan", found.best.plan.describe()),
-        ("searched", f"{found.evaluations} evaluations of {found.considered} plans, {format_time(found.wall_time)}"),
+        ("plan", search_result.best.plan.describe()),
+        (
+            "searched",
+            f"{search_result.evaluations} evaluations of {search_result.considered} plans, {format_time(search_result.wall_time)}",
+        ),
         ("loss", f"{result['loss'][0]:.3f} at the first step, {result['loss'][-1]:.3f} after {len(result['loss'])}"),
         ("step time measured", f"{format_time(result['step_time'])} (median of {STEPS - 2})"),
         ("step time predicted", f"{format_time(predicted.step_time)} ({error:+.0%})"),
@@ -117,13 +120,13 @@ def _facts(found: Any, predicted: Any, result: dict[str, Any]) -> list[tuple[str
     ]
 
 
-def _report(target: Path, found: Any, predicted: Any, result: dict[str, Any]) -> None:
+def _write_report(target: Path, search_result: Any, predicted: Any, result: dict[str, Any]) -> None:
     search = (
-        f"Every plan of the space was considered by {found.algorithm}: {found.considered} plans, of which "
-        f"{found.evaluations} were simulated. The best was then run for real on {PROCESSES} processes."
+        f"Every plan of the space was considered by {search_result.algorithm}: {search_result.considered} plans, of which "
+        f"{search_result.evaluations} were simulated. The best was then run for real on {PROCESSES} processes."
     )
     sections = (
-        Section("Result", (search,), (("what", "value"), *_facts(found, predicted, result))),
+        Section("Result", (search,), (("what", "value"), *_list_facts(search_result, predicted, result))),
         Section("Prediction over measurement", image="comparison.png", caption="One step, predicted and measured."),
         Section("Predicted step", image="predicted.png", caption="What the simulator says."),
         Section("Measured step", image="measured.png", caption="What the processes did."),

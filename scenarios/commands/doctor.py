@@ -2,23 +2,23 @@
 
 from typing import Any
 
-from meshwise.executor.launch.doctor import report
+from meshwise.executor.launch.doctor import build_report
 from meshwise.scenarios.commands.options import Json
-from meshwise.scenarios.console import emit, show
+from meshwise.scenarios.console import emit, print_rows
 
 
 def doctor(as_json: Json = False) -> None:
     """Show versions, cores, GPUs, what is installed and what is missing."""
-    found = report()
+    facts = build_report()
     if as_json:
-        emit(found)
+        emit(facts)
     else:
-        show((key, _text(value)) for key, value in found.items())
+        print_rows((key, _format_value(value)) for key, value in facts.items())
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_text(item)}" for key, item in value.items())
+        return ", ".join(f"{key} {_format_value(item)}" for key, item in value.items())
     if isinstance(value, list | tuple):
-        return ", ".join(_text(item) for item in value) or "none"
+        return ", ".join(_format_value(item) for item in value) or "none"
     return "missing" if value is None else str(value)

@@ -10,8 +10,16 @@ import typer
 from meshwise.executor.device import CPU, require_device
 from meshwise.executor.job import checkpoints_folder
 from meshwise.executor.launch.run import Run, metrics_log
-from meshwise.executor.options import CONSTANT, KEPT_CHECKPOINTS, MAX_SEED, STEPS, TIMEOUT, LearningRate, RunOptions
-from meshwise.executor.training.checkpoint import names
+from meshwise.executor.options import (
+    CONSTANT_RATE,
+    KEPT_CHECKPOINTS,
+    MAX_SEED,
+    STEPS,
+    TIMEOUT,
+    LearningRate,
+    RunOptions,
+)
+from meshwise.executor.training.checkpoint import list_checkpoints
 from meshwise.scenarios.commands import hosts
 from meshwise.scenarios.commands.execute_top import execute_top
 from meshwise.scenarios.commands.loading import load_scenario
@@ -19,8 +27,8 @@ from meshwise.scenarios.commands.options import ClusterFile, Json, PlanFile, Sce
 from meshwise.scenarios.commands.page import PageFile, check_page
 from meshwise.scenarios.commands.run_report import follow, tell_run
 from meshwise.scenarios.console import FAILED, NOTHING_FITS, Ticker, note
-from meshwise.scenarios.files.results import folder
-from meshwise.scenarios.fitting import reason
+from meshwise.scenarios.files.results import make_folder
+from meshwise.scenarios.fitting import explain_unfit_plan
 from meshwise.scenarios.interchange.targets import EXECUTE
 from meshwise.scenarios.scenario import Scenario
 
@@ -116,7 +124,7 @@ def execute(
     On several hosts, which share the folder --out: once with --rendezvous, then on every host what that prints, and in
     the end once with --collect.
     """
-    _check_folder(out, resume=resume, keeps=bool(resume or checkpoint_every))
+    _check_folder(out, resume=resume, keeps_checkpoints=bool(resume or checkpoint_every))
     check_page(report)
     if report is not None and (top is not None or rendezvous is not None):
         raise ValueError("--report tells of one run, met it with --top or --rendezvous")
@@ -128,54 +136,54 @@ def execute(
         timeout=timeout,
         device=device,
         data=data,
-        learning_rate=rate if rate != CONSTANT else None,  # where nothing is said, that of the checkpoint
+        learning_rate=rate if rate != CONSTANT_RATE else None,  # where nothing is said, that of the checkpoint
         checkpoint_every=checkpoint_every,
         keep=keep_checkpoints,
         resume=resume,
     )
     value = load_scenario(scenario, plan, cluster)
     if module is None:
-        value.executable_spec()  # what cannot be run under any plan is told before a plan is asked for
-    value = replace(value, problem=value.priced_for(EXECUTE))  # what runs is priced as what runs it
+        value.to_executable_spec()  # what cannot be run under any plan is told before a plan is asked for
+    value = replace(value, problem=value.to_target_problem(EXECUTE))  # what runs is priced as what runs it
     if top is not None:
         _check_top({"--plan": plan, "--module": module, "--rendezvous": rendezvous, "--data": data})
         execute_top(value, top, RunOptions(steps, verify, seed, device=device), out=out, as_json=as_json)
         return
-    spread = hosts.spread(value, processes, rendezvous, collect=collect, out=out, module=module)
-    elsewhere = spread is not None or collect  # whose GPUs this host does not see
-    require_device(device, 0 if elsewhere else value.chosen().mesh.num_ranks)
-    if module is None and not elsewhere:
+    rank_hosts = hosts.spread_ranks(value, processes, rendezvous, collect=collect, out=out, module=module)
+    is_remote = rank_hosts is not None or collect  # whose GPUs this host does not see
+    require_device(device, 0 if is_remote else value.choose_plan().mesh.num_ranks)
+    if module is None and not is_remote:
         value.check_executable()
     predicted = value.simulate()
     if not predicted.fits:
-        note(reason(value.problem, predicted.plan))
+        note(explain_unfit_plan(value.problem, predicted.plan))
         raise typer.Exit(NOTHING_FITS)
-    if spread is not None and out is not None:
-        hosts.prepare(value.jobs(options, folder(out), note), spread, as_json=as_json)
+    if rank_hosts is not None and out is not None:
+        hosts.prepare(value.make_jobs(options, make_folder(out), note), rank_hosts, as_json=as_json)
         return
-    target = None if out is None else Path(out) if collect else folder(out)
+    target = None if out is None else Path(out) if collect else make_folder(out)
     if collect and target is not None:
-        run = hosts.read(value, target)
+        run = hosts.collect_run(value, target)
     else:
         _note_shared_cores(predicted.plan.mesh.num_ranks, device)
-        run = _run(value, options, target, module)
+        run = _run_plan(value, options, target, module)
     tell_run(value, predicted, run, target, report, as_json=as_json)
     if run.verification is not None and not run.verification.equal:  # of several hosts, whose run has begun
         note("the ranks did not compute what one process computes")
         raise typer.Exit(FAILED)
 
 
-def _run(value: Scenario, options: RunOptions, target: Path | None, module: str | None) -> Run:
+def _run_plan(value: Scenario, options: RunOptions, target: Path | None, module: str | None) -> Run:
     """Run the plan of a scenario on this machine, show its progress on the terminal, and return the run."""
     ticker = Ticker()
     try:
         return value.execute(options=options, folder=target, module=module, progress=follow(ticker), warn=note)
     except (KeyboardInterrupt, RuntimeError):
-        ticker.done()
-        note(_what_is_left(target))
+        ticker.clear()
+        note(_describe_leftovers(target))
         raise
     finally:
-        ticker.done()
+        ticker.clear()
 
 
 def _note_shared_cores(ranks: int, device: str) -> None:
@@ -185,9 +193,9 @@ def _note_shared_cores(ranks: int, device: str) -> None:
         note(f"{ranks} ranks share {cores} cores: the prediction, for a core a rank, will be too fast")
 
 
-def _check_folder(out: str | None, *, resume: bool, keeps: bool) -> None:
-    """Raise ``ValueError`` where a run that ``keeps`` checkpoints has no folder, or one to resume does not exist."""
-    if keeps and out is None:
+def _check_folder(out: str | None, *, resume: bool, keeps_checkpoints: bool) -> None:
+    """Raise ``ValueError`` where a run that ``keeps_checkpoints`` checkpoints has no folder, or one to resume does not exist."""
+    if keeps_checkpoints and out is None:
         raise ValueError("--checkpoint-every and --resume need a folder that stays: --out DIR")
     if resume and not Path(str(out)).is_dir():
         raise ValueError(f"{out}: resuming needs the folder of a run, met none")
@@ -195,15 +203,15 @@ def _check_folder(out: str | None, *, resume: bool, keeps: bool) -> None:
 
 def _check_top(options: dict[str, str | None]) -> None:
     """Raise ``ValueError`` where an option states what --top chooses itself."""
-    for option, given in options.items():
-        if given is not None:
-            raise ValueError(f"--top runs plans that it finds for the executor's own model, met {option} {given}")
+    for option, value in options.items():
+        if value is not None:
+            raise ValueError(f"--top runs plans that it finds for the executor's own model, met {option} {value}")
 
 
-def _what_is_left(target: Path | None) -> str:
+def _describe_leftovers(target: Path | None) -> str:
     """Return a message on the steps and checkpoints that a stopped run has left in its folder."""
     if target is None or not metrics_log(target).exists():
         return "no steps of the run are left"
-    newest = names(checkpoints_folder(target))[:1]
+    newest = list_checkpoints(checkpoints_folder(target))[:1]
     checkpoint = f"; --resume goes on from {newest[0]}" if newest else "; no checkpoint was written"
     return f"the steps that were done are in {metrics_log(target)}{checkpoint}"

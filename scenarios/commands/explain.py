@@ -16,10 +16,10 @@ from meshwise.reports.pictures.pareto import draw_fronts
 from meshwise.scenarios.commands.loading import describe_pricing, load_scenario, pricing_document
 from meshwise.scenarios.commands.options import Brave, ClusterFile, Json, ScenarioName, SearchTarget
 from meshwise.scenarios.commands.page import PageFile, check_page, write_page
-from meshwise.scenarios.console import FAILED, NOTHING_FITS, Ticker, emit, note, remarks, show
-from meshwise.scenarios.explanation import Question, explanation, plan_fields
+from meshwise.scenarios.console import FAILED, NOTHING_FITS, Ticker, emit, list_remarks, note, print_rows
+from meshwise.scenarios.explanation import Question, explain_plan, parse_question
 from meshwise.scenarios.files.results import check_output
-from meshwise.scenarios.fitting import Nothing
+from meshwise.scenarios.fitting import NothingFits
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.search.driver import OutOfTime
 
@@ -54,7 +54,7 @@ def explain(
     """Explain the best plan, or a given one; --why-not and --lost are answered alone. Ctrl-C prints what is known."""
     check_output(front, (".png", ".svg"))
     check_page(report)
-    question = Question(plan_fields(why_not) if why_not is not None else {}, lost, price)
+    question = Question(parse_question(why_not) if why_not is not None else {}, lost, price)
     value = load_scenario(scenario, plan, cluster, target, brave=brave)
     if plan is not None and value.plan is None:
         raise ValueError(f"{plan}: a plan is needed")
@@ -62,7 +62,7 @@ def explain(
     document: dict[str, Any] = {"scenario": value.name} | pricing_document(value)
     interrupted, part = False, ""
 
-    def told(words: str) -> None:
+    def report_part(words: str) -> None:
         nonlocal part
         part = words
         if time.process_time() >= end:
@@ -70,25 +70,27 @@ def explain(
         ticker(words)
 
     try:
-        given = value.plan if plan is not None else None
+        stated_plan = value.plan if plan is not None else None
         with _time_limit(seconds):
-            for name, found in explanation(value, given, question, lambda: end - time.process_time(), told):
-                document[name] = found
+            for name, section in explain_plan(
+                value, stated_plan, question, lambda: end - time.process_time(), report_part
+            ):
+                document[name] = section
     except KeyboardInterrupt:
         interrupted = True
     except OutOfTime:
         document["not_looked_at"] = part
-    except Nothing as nothing:
-        ticker.done()
+    except NothingFits as nothing:
+        ticker.clear()
         _tell_nothing(nothing.document, as_json=as_json)
         raise typer.Exit(NOTHING_FITS) from None
-    ticker.done()
-    _tell(value, document, as_json=as_json)
+    ticker.clear()
+    _tell_explanation(value, document, as_json=as_json)
     if front is not None and "memory_front" in document:
         draw_fronts(document["memory_front"], document.get("device_front", []), Path(front), title=value.name)
     if report is not None and "plan" in document:
-        explained = Plan.from_json(document["plan"]["document"])
-        write_page(report, value, value.simulate(explained), explanation=document)
+        explained_plan = Plan.from_json(document["plan"]["document"])
+        write_page(report, value, value.simulate(explained_plan), explanation=document)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
     if "not_looked_at" in document:
@@ -116,7 +118,7 @@ def _time_limit(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGPROF, before)
 
 
-def _tell(value: Any, document: dict[str, Any], *, as_json: bool) -> None:
+def _tell_explanation(value: Any, document: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         emit(document)
         return
@@ -124,7 +126,7 @@ def _tell(value: Any, document: dict[str, Any], *, as_json: bool) -> None:
     if value.asked_target is not None:
         print(f"priced as    {describe_pricing(value)}")
         print(f"plans for    {value.asked_target}")
-    show(remarks(value))
+    print_rows(list_remarks(value))
     for line in explanation_lines(document):
         print(line)
 

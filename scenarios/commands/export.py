@@ -6,22 +6,22 @@ import typer
 
 from meshwise.executor.device import CPU, CUDA
 from meshwise.executor.export.launchers import TARGETS as LAUNCHERS
-from meshwise.executor.export.request import Request as LaunchRequest
+from meshwise.executor.export.request import LaunchRequest as LaunchRequest
 from meshwise.executor.job import Job
 from meshwise.scenarios.commands.options import Json
 from meshwise.scenarios.console import emit, note
-from meshwise.scenarios.files.library import find
-from meshwise.scenarios.files.reader import read
+from meshwise.scenarios.files.library import find_scenario
+from meshwise.scenarios.files.reader import read_document
 from meshwise.scenarios.files.results import check_output, write
-from meshwise.scenarios.interchange.facts import Request
+from meshwise.scenarios.interchange.facts import TrainerRequest
 from meshwise.scenarios.interchange.targets import TARGETS as TRAINERS
-from meshwise.scenarios.intervals import out_of_memory_of
+from meshwise.scenarios.intervals import estimate_problem_risk
 from meshwise.scenarios.launches import Launch
 from meshwise.scenarios.loader import load
 from meshwise.scenarios.scenario import FRAMEWORK_OF
 from meshwise.simulator.units import format_count, format_size
 from meshwise.strategies.cost_model import SimulatedCost
-from meshwise.strategies.explanation.uncertainty import risk_in_words
+from meshwise.strategies.explanation.uncertainty import format_risk
 
 if TYPE_CHECKING:
     from meshwise.scenarios.scenario import Scenario
@@ -65,58 +65,58 @@ def export(
     check_output(out)
     if to not in (*TRAINERS, *LAUNCHERS):
         raise ValueError(f"--to is one of {', '.join((*TRAINERS, *LAUNCHERS))}, met {to[:60]!r}")
-    value = _scenario(plan, scenario)
+    value = _find_scenario(plan, scenario)
     if to in TRAINERS:
         target = TRAINERS[to]
-        text = target.to(Request(value.name, value.spec, value.problem, value.chosen()))
-        said: dict[str, object] = {"version": target.version}
-        words = f"for {target.called}"
+        text = target.to_text(TrainerRequest(value.name, value.spec, value.problem, value.choose_plan()))
+        document: dict[str, object] = {"version": target.version}
+        words = f"for {target.versioned_name}"
     else:
-        job, each = _job(value, steps, seed), processes or _ranks_a_host(value)
-        request = LaunchRequest(value.name, job, each, folder, port, image, claim)
+        job, ranks_per_host = _build_job(value, steps, seed), processes or _count_host_ranks(value)
+        request = LaunchRequest(value.name, job, ranks_per_host, folder, port, image, claim)
         text = LAUNCHERS[to](request)
-        said = {"nodes": request.nodes, "processes": request.processes, "device": request.job.device}
-        words = f"{format_count(request.nodes, 'host')}, {format_count(each, 'rank')} on each"
+        document = {"nodes": request.num_nodes, "processes": request.processes, "device": request.job.device}
+        words = f"{format_count(request.num_nodes, 'host')}, {format_count(ranks_per_host, 'rank')} on each"
     if out is not None:
         write(out, text)
     if as_json:
-        emit({"target": to} | said | {"file": out, "text": text})
+        emit({"target": to} | document | {"file": out, "text": text})
     elif out is None:
         print(text, end="")
     else:
         print(f"{out} is written: {words}")
     if out is not None and to in TRAINERS:
-        note(_memory_in_words(value, to))
+        note(_describe_memory(value, to))
 
 
-def _job(value: "Scenario", steps: int, seed: int) -> Job:
-    device = CPU if value.problem.cluster.first.accelerator.computes_collectives else CUDA
-    return Job(value.executable_spec(), value.problem.training, value.chosen(), steps, seed, device=device)
+def _build_job(value: "Scenario", steps: int, seed: int) -> Job:
+    device = CPU if value.problem.cluster.first_node.accelerator.computes_collectives else CUDA
+    return Job(value.to_executable_spec(), value.problem.training, value.choose_plan(), steps, seed, device=device)
 
 
-def _memory_in_words(value: "Scenario", trainer: str) -> str:
+def _describe_memory(value: "Scenario", trainer: str) -> str:
     """Return in words whether a scenario's plan fits in a trainer, by whose conventions, and its risk.
 
-    The figures equal those of `meshwise.scenarios.launches.launches`, which judges every trainer and takes longer to
+    The figures equal those of `meshwise.scenarios.launches.list_launches`, which judges every trainer and takes longer to
     import.
     """
     if value.framework is None and trainer not in FRAMEWORK_OF:
         return Launch(trainer).describe()
 
-    problem, plan = value.priced_for(trainer), value.chosen()
+    problem, plan = value.to_target_problem(trainer), value.choose_plan()
     costs = SimulatedCost(problem)
     peak = costs.peak_memory(plan)
     verb = "fits" if costs.fits(plan) else "does not fit"
     conventions = "its conventions" if value.framework is None else f"the conventions of {value.framework}"
-    risk = risk_in_words(out_of_memory_of(problem, peak))
+    risk = format_risk(estimate_problem_risk(problem, peak))
     return f"the plan {verb} in {trainer}: {format_size(peak)} by {conventions}, {risk}"
 
 
-def _ranks_a_host(value: "Scenario") -> int:
-    return min(value.problem.cluster.first.devices, value.chosen().mesh.num_ranks)
+def _count_host_ranks(value: "Scenario") -> int:
+    return min(value.problem.cluster.first_node.devices, value.choose_plan().mesh.num_ranks)
 
 
-def _scenario(plan: str, scenario: str | None) -> "Scenario":
+def _find_scenario(plan: str, scenario: str | None) -> "Scenario":
     """Return the scenario with the plan to export.
 
     Raises
@@ -126,7 +126,7 @@ def _scenario(plan: str, scenario: str | None) -> "Scenario":
     """
     if scenario is not None:
         return load(scenario, plan)
-    document = read(find(plan)).data
+    document = read_document(find_scenario(plan)).data
     if isinstance(document, dict) and "model" not in document:
         raise ValueError(f"{plan}: a plan says nothing of model and training; name what it is of: --scenario SCENARIO")
     return load(plan)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshwise.executor.launch import several_hosts
-from meshwise.executor.launch.processes import locked
+from meshwise.executor.launch.processes import lock_folder
 from meshwise.executor.launch.several_hosts import Hosts, Rendezvous, read_run, require_processes
 from meshwise.scenarios.console import emit
 from meshwise.scenarios.scenario import Scenario
@@ -20,7 +20,7 @@ LISTED = 16
 """Largest number of hosts whose commands are printed."""
 
 
-def spread(
+def spread_ranks(
     value: Scenario,
     processes: int | None,
     rendezvous: str | None,
@@ -36,15 +36,17 @@ def spread(
     ValueError
         Where options contradict each other or the plan.
     """
-    ranks = value.chosen().mesh.num_ranks
+    ranks = value.choose_plan().mesh.num_ranks
     if (rendezvous is not None or collect) and (out is None or module is not None):
-        met = "no --out" if out is None else "--module"
-        raise ValueError(f"--rendezvous and --collect go with --out, a folder of all hosts, and no --module; met {met}")
+        problem = "no --out" if out is None else "--module"
+        raise ValueError(
+            f"--rendezvous and --collect go with --out, a folder of all hosts, and no --module; met {problem}"
+        )
     if rendezvous is not None and collect:
         raise ValueError("--rendezvous comes before a run and --collect after it, met both")
     if rendezvous is not None:
-        each = min(value.problem.cluster.first.devices, ranks) if processes is None else processes
-        return Hosts.of(ranks, each, Rendezvous.parse(rendezvous))
+        ranks_per_host = min(value.problem.cluster.first_node.devices, ranks) if processes is None else processes
+        return Hosts.from_ranks(ranks, ranks_per_host, Rendezvous.parse(rendezvous))
     if processes is not None:
         require_processes(ranks, processes)
         if processes < ranks and not collect:
@@ -57,21 +59,21 @@ def spread(
 
 def prepare(jobs: "Sequence[tuple[Job, Path]]", hosts: Hosts, *, as_json: bool) -> None:
     """Write jobs into their folders and print the command of every host."""
-    with locked(jobs[0][1]):
-        script = several_hosts.prepare(jobs, hosts)
+    with lock_folder(jobs[0][1]):
+        script = several_hosts.prepare_hosts(jobs, hosts)
     commands = [f"sh {shlex.quote(str(script.resolve()))} {index}" for index in range(hosts.nodes)]
     if as_json:
         emit({"nodes": hosts.nodes, "processes": hosts.processes, "script": str(script), "commands": commands})
         return
-    spread = f"{format_count(hosts.nodes, 'host')}, {format_count(hosts.processes, 'rank')} on each"
-    print(f"{spread}; host 0 is {hosts.rendezvous.host}")
+    summary = f"{format_count(hosts.nodes, 'host')}, {format_count(hosts.processes, 'rank')} on each"
+    print(f"{summary}; host 0 is {hosts.rendezvous.host}")
     for index, command in list(enumerate(commands))[:LISTED]:
         print(f"host {index}: {command}")
     if hosts.nodes > LISTED:
         print(f"... and so on to host {hosts.nodes - 1}")
 
 
-def read(value: Scenario, folder: Path) -> "Run":
+def collect_run(value: Scenario, folder: Path) -> "Run":
     """Return the run that the ranks of a scenario's plan have left in a folder.
 
     Raises
@@ -80,7 +82,9 @@ def read(value: Scenario, folder: Path) -> "Run":
         Where the folder has no run, or a run of another plan.
     """
     job, run = read_run(folder)
-    if job.plan != value.chosen():
-        met = job.plan.describe()
-        raise ValueError(f"{folder}: a run of this plan is collected: {value.chosen().describe()}; met {met}")
+    if job.plan != value.choose_plan():
+        description = job.plan.describe()
+        raise ValueError(
+            f"{folder}: a run of this plan is collected: {value.choose_plan().describe()}; met {description}"
+        )
     return run

@@ -7,8 +7,8 @@ import typer
 
 from meshwise.scenarios.commands.options import Json
 from meshwise.scenarios.console import emit
-from meshwise.scenarios.files.library import SCHEMA, root
-from meshwise.scenarios.files.results import folder, write
+from meshwise.scenarios.files.library import SCHEMA, find_root
+from meshwise.scenarios.files.results import make_folder, write
 
 
 def init(
@@ -18,11 +18,11 @@ def init(
     target = Path(directory) / "scenario.yaml"
     if target.exists():
         raise ValueError(f"{target}: the file exists; name another folder or remove it")
-    folder(directory)
+    make_folder(directory)
     schema = Path(directory) / SCHEMA
     if not schema.exists():
-        write(schema, (root() / SCHEMA).read_text("utf-8"))
-    write(target, (root() / "starter.yaml").read_text("utf-8"))
+        write(schema, (find_root() / SCHEMA).read_text("utf-8"))
+    write(target, (find_root() / "starter.yaml").read_text("utf-8"))
     if as_json:
         emit({"file": str(target), "schema": str(schema)})
     else:

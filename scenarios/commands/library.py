@@ -6,16 +6,16 @@ from typing import Annotated, Any
 import typer
 
 from meshwise.scenarios.commands.options import Json
-from meshwise.scenarios.console import emit, show
-from meshwise.scenarios.files.library import find
-from meshwise.scenarios.files.library import names as library_names
-from meshwise.scenarios.files.reader import read
+from meshwise.scenarios.console import emit, print_rows
+from meshwise.scenarios.files.library import find_scenario
+from meshwise.scenarios.files.library import list_names as library_names
+from meshwise.scenarios.files.reader import read_document
 from meshwise.simulator.catalog import (
     accelerator,
     accelerator_names,
-    assumed,
     cluster,
     cluster_names,
+    list_assumed_figures,
     sources,
     statuses,
 )
@@ -41,16 +41,21 @@ def names(what: Annotated[Listing, typer.Argument(help="What to list.")], as_jso
     rows = _LISTS[what]()
     if as_json:
         catalogued = what in (Listing.ACCELERATORS, Listing.CLUSTERS)
-        emit([{"name": name, "description": text} | (_origins(name) if catalogued else {}) for name, text in rows])
+        emit(
+            [
+                {"name": name, "description": text} | (_describe_origins(name) if catalogued else {})
+                for name, text in rows
+            ]
+        )
     else:
-        show(rows)
+        print_rows(rows)
 
 
-def _models() -> list[tuple[str, str]]:
+def _list_models() -> list[tuple[str, str]]:
     return [(name, spec.summary) for name, spec in MODELS.items()]
 
 
-def _accelerators() -> list[tuple[str, str]]:
+def _list_accelerators() -> list[tuple[str, str]]:
     rows = []
     for name in accelerator_names():
         device = accelerator(name)
@@ -61,50 +66,50 @@ def _accelerators() -> list[tuple[str, str]]:
     return rows
 
 
-def _clusters() -> list[tuple[str, str]]:
+def _list_clusters() -> list[tuple[str, str]]:
     rows = []
     for name in cluster_names():
-        one = cluster(name)
-        node = one.first
-        inside = f"{_words(node.network)} of {format_bandwidth(node.network.link.bandwidth)} links"
-        outside = f"{node.nics} NIC{'s' * (node.nics > 1)} of {format_bandwidth(node.nic.bandwidth)}"
-        text = f"{node.devices} x {node.accelerator.name}, {inside}; {outside}, {_words(one.fabric)}"
-        doubts = assumed(name)
+        machine = cluster(name)
+        node = machine.first_node
+        inner_links = f"{_split_words(node.network)} of {format_bandwidth(node.network.link.bandwidth)} links"
+        outer_links = f"{node.nics} NIC{'s' * (node.nics > 1)} of {format_bandwidth(node.nic.bandwidth)}"
+        text = f"{node.devices} x {node.accelerator.name}, {inner_links}; {outer_links}, {_split_words(machine.fabric)}"
+        doubts = list_assumed_figures(name)
         rows.append((name, f"{text}; assumes {', '.join(doubts)}" if doubts else text))
     return rows
 
 
-def _words(network: object) -> str:
+def _split_words(network: object) -> str:
     """Return the class name of a network as lower-case words, such as ``leaf spine``."""
     return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in type(network).__name__).strip()
 
 
-def _origins(name: str) -> dict[str, Any]:
-    return {"sources": sources(name), "status": statuses(name), "assumed": assumed(name)}
+def _describe_origins(name: str) -> dict[str, Any]:
+    return {"sources": sources(name), "status": statuses(name), "assumed": list_assumed_figures(name)}
 
 
-def _schedules() -> list[tuple[str, str]]:
+def _list_schedules() -> list[tuple[str, str]]:
     return [(name, _first_line(rule.order)) for name, rule in SCHEDULES.items()]
 
 
-def _algorithms() -> list[tuple[str, str]]:
+def _list_algorithms() -> list[tuple[str, str]]:
     return [(name, _first_line(kind)) for name, kind in ALGORITHMS.items()]
 
 
-def _first_line(thing: Any) -> str:
-    text = (thing.__doc__ or "").strip().splitlines()[0].removeprefix("Return ").replace("]_", "]")
+def _first_line(documented_object: Any) -> str:
+    text = (documented_object.__doc__ or "").strip().splitlines()[0].removeprefix("Return ").replace("]_", "]")
     return text
 
 
-def _scenarios() -> list[tuple[str, str]]:
-    return [(name, str(read(find(name)).data.get("name", ""))) for name in library_names()]
+def _list_scenarios() -> list[tuple[str, str]]:
+    return [(name, str(read_document(find_scenario(name)).data.get("name", ""))) for name in library_names()]
 
 
 _LISTS = {
-    Listing.MODELS: _models,
-    Listing.ACCELERATORS: _accelerators,
-    Listing.CLUSTERS: _clusters,
-    Listing.SCHEDULES: _schedules,
-    Listing.ALGORITHMS: _algorithms,
-    Listing.SCENARIOS: _scenarios,
+    Listing.MODELS: _list_models,
+    Listing.ACCELERATORS: _list_accelerators,
+    Listing.CLUSTERS: _list_clusters,
+    Listing.SCHEDULES: _list_schedules,
+    Listing.ALGORITHMS: _list_algorithms,
+    Listing.SCENARIOS: _list_scenarios,
 }

@@ -40,10 +40,10 @@ def load_scenario(
 
 def add_plan_target(scenario: Scenario, plan: str | None) -> Scenario:
     """Return a scenario with the trainer of its plan file (``TARGET:FILE``) as target, unless it already has one."""
-    found = None if plan is None else find_target(plan)
-    if found is None or scenario.asked_target is not None:
+    target = None if plan is None else find_target(plan)
+    if target is None or scenario.asked_target is not None:
         return scenario
-    return replace(scenario, asked_target=found[0].name)
+    return replace(scenario, asked_target=target[0].name)
 
 
 def describe_pricing(scenario: Scenario, *, simulated: bool = False) -> str:
@@ -64,5 +64,5 @@ def describe_pricing(scenario: Scenario, *, simulated: bool = False) -> str:
 def pricing_document(scenario: Scenario) -> dict[str, Any]:
     """Return the framework that prices plans and the target that plans are for, as JSON-ready data."""
     framework = {"name": scenario.problem.training.framework, "stated": scenario.framework is not None}
-    target = None if scenario.target is None else Acceptance(scenario.target, scenario.spec).called
+    target = None if scenario.target is None else Acceptance(scenario.target, scenario.spec).versioned_name
     return {"framework": framework, "target": target}

@@ -41,7 +41,7 @@ class PatientInterrupt:
 
     def __init__(self) -> None:
         self.raised = False
-        self._came: float | None = None
+        self._interrupt_time: float | None = None
 
     def install(self) -> None:
         """Handle SIGINT from now on, unless it is ignored, as in a script's background job; SIGALRM is for retries."""
@@ -49,29 +49,29 @@ class PatientInterrupt:
             return
         for number in (SIGINT, SIGALRM):
             signal(number, self)
-        sys.unraisablehook = self._ignored
+        sys.unraisablehook = self._report_ignored
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Raise ``KeyboardInterrupt`` now, or after the current import."""
-        if number == SIGALRM and self._came is None:
+        if number == SIGALRM and self._interrupt_time is None:
             return
-        self._came = process_time() if self._came is None else self._came
-        if _imports(frame) and process_time() - self._came < _PATIENCE:
+        self._interrupt_time = process_time() if self._interrupt_time is None else self._interrupt_time
+        if _is_importing(frame) and process_time() - self._interrupt_time < _PATIENCE:
             setitimer(ITIMER_REAL, _AGAIN)
             return
-        self._came, self.raised = None, True
+        self._interrupt_time, self.raised = None, True
         raise KeyboardInterrupt
 
-    def _ignored(self, what: "sys.UnraisableHookArgs") -> None:
+    def _report_ignored(self, unraisable: "sys.UnraisableHookArgs") -> None:
         """Raise an interrupt again that Python ignored, as it does when an unused generator is closed."""
-        if not issubclass(what.exc_type, KeyboardInterrupt):
-            sys.__unraisablehook__(what)
+        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+            sys.__unraisablehook__(unraisable)
             return
-        self._came = process_time()
+        self._interrupt_time = process_time()
         setitimer(ITIMER_REAL, _AGAIN)
 
 
-def _imports(frame: FrameType | None) -> bool:
+def _is_importing(frame: FrameType | None) -> bool:
     """Return whether a frame is inside the import of a module."""
     while frame is not None:
         if frame.f_code.co_filename == _IMPORT:
@@ -106,14 +106,14 @@ def run(arguments: Sequence[str] | None = None, *, interrupt: PatientInterrupt |
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:
-        of_it = interrupt is not None and interrupt.raised and not isinstance(error, OSError)
-        code = INTERRUPTED if of_it else _failed(error)
+        is_interrupt = interrupt is not None and interrupt.raised and not isinstance(error, OSError)
+        code = INTERRUPTED if is_interrupt else _report_failure(error)
     if code == INTERRUPTED:
         print("interrupted", file=sys.stderr)
     return code if isinstance(code, int) else 0
 
 
-def _failed(error: Exception) -> int:
+def _report_failure(error: Exception) -> int:
     """Print one message for an error and return the exit code."""
     if isinstance(error.__cause__, KeyboardInterrupt):  # typer makes an Abort of it
         return INTERRUPTED

@@ -7,7 +7,7 @@ import typer
 
 from meshwise.reports.page.html import html
 from meshwise.scenarios.files.results import check_output, write
-from meshwise.scenarios.simulation import page_report
+from meshwise.scenarios.simulation import build_page_report
 
 PageFile = Annotated[
     str | None,
@@ -31,5 +31,5 @@ def write_page(
     measured: Any = None,
 ) -> None:
     """Write the report of a simulated plan of the scenario ``value``, with other results as ``--json`` prints them."""
-    more = {"searches": tuple(searches), "explanation": explanation or {}, "run": run or {}, "measured": measured}
-    write(path, html(page_report(simulation, value.name, **more)))
+    extras = {"searches": tuple(searches), "explanation": explanation or {}, "run": run or {}, "measured": measured}
+    write(path, html(build_page_report(simulation, value.name, **extras)))

@@ -9,7 +9,7 @@ from meshwise.executor.launch.run import Run
 from meshwise.reports.difference import HEAD, Difference, difference
 from meshwise.reports.pictures.timeline import draw_comparison
 from meshwise.scenarios.commands.page import write_page
-from meshwise.scenarios.console import Ticker, emit, note, show, table
+from meshwise.scenarios.console import Ticker, emit, note, print_rows, print_table
 from meshwise.scenarios.files.results import write
 from meshwise.scenarios.scenario import Scenario
 from meshwise.scenarios.simulation import Simulation
@@ -33,7 +33,7 @@ def tell_run(
     if as_json:
         emit(document)
     else:
-        _print(value.name, predicted, document)
+        _print_run(value.name, predicted, document)
         print_difference(difference(predicted.timeline, run.timeline), run.step_time)
 
 
@@ -54,13 +54,15 @@ def to_json(run: Run, predicted: Simulation) -> dict[str, Any]:
     }
 
 
-def print_difference(found: Difference, timed: float) -> None:
+def print_difference(step_difference: Difference, step_time: float) -> None:
     """Print which operations were predicted wrongly, and what they cost the step."""
-    rows = found.lines()
+    rows = step_difference.lines()
     if rows:
-        print(f"\nwhat leads from {format_time(found.predicted)} predicted to {format_time(found.measured)} measured")
-        table(HEAD, rows)
-    note(f"operations were measured under the profiler; steps without it took {format_time(timed)}")
+        print(
+            f"\nwhat leads from {format_time(step_difference.predicted)} predicted to {format_time(step_difference.measured)} measured"
+        )
+        print_table(HEAD, rows)
+    note(f"operations were measured under the profiler; steps without it took {format_time(step_time)}")
 
 
 def write_run(target: Path, document: dict[str, Any], predicted: Simulation, run: Run) -> None:
@@ -71,23 +73,23 @@ def write_run(target: Path, document: dict[str, Any], predicted: Simulation, run
     draw_comparison(predicted.timeline, run.timeline, target / "comparison.png", step_time=run.step_time)
 
 
-def _print(name: str, predicted: Simulation, document: dict[str, Any]) -> None:
+def _print_run(name: str, predicted: Simulation, document: dict[str, Any]) -> None:
     check = document["verify"]
     step = format_time(document["step_time"])
     peak = format_size(document["peak_memory"])
-    show(
+    print_rows(
         [
             ("scenario", name),
             ("plan", predicted.plan.describe()),
             ("loss", ", ".join(f"{loss:.4f}" for loss in document["loss"][:10])),
             ("step time", f"{step}, predicted {format_time(predicted.step_time)}"),
             ("peak memory", f"{peak}, predicted {format_size(predicted.peak_memory)}"),
-            *([("verified", _verdict(check))] if check else []),
+            *([("verified", _describe_verdict(check))] if check else []),
         ]
     )
 
 
-def _verdict(check: dict[str, Any]) -> str:
-    same = "equal to" if check["equal"] else "NOT equal to"
+def _describe_verdict(check: dict[str, Any]) -> str:
+    verdict = "equal to" if check["equal"] else "NOT equal to"
     errors = ", ".join(f"{word} {check[f'{word}_error']:.1e}" for word in ("loss", "gradient", "parameter"))
-    return f"{same} {check['reference']} (largest difference: {errors})"
+    return f"{verdict} {check['reference']} (largest difference: {errors})"

@@ -16,13 +16,13 @@ from meshwise.scenarios.commands.loading import add_plan_target, describe_pricin
 from meshwise.scenarios.commands.options import ClusterFile, Json, PlanFile, PricedTarget, ScenarioName
 from meshwise.scenarios.commands.page import write_page
 from meshwise.scenarios.commands.traces import compare_measured, print_measured, write_chakra, write_kineto, write_trace
-from meshwise.scenarios.console import FAILED, NOTHING_FITS, Ticker, emit, note, remarks, show, table
+from meshwise.scenarios.console import FAILED, NOTHING_FITS, Ticker, emit, list_remarks, note, print_rows, print_table
 from meshwise.scenarios.files.results import check_output, write
-from meshwise.scenarios.fitting import nearest_that_fits, nothing_fits, reason
+from meshwise.scenarios.fitting import explain_shortfall, explain_unfit_plan, find_nearest_fit
 from meshwise.simulator.reliability.goodput import best_interval
 from meshwise.simulator.units import format_count, format_duration, format_size, format_time
 from meshwise.strategies.cost_model import SimulatedCost
-from meshwise.strategies.plan.completion import layout_of
+from meshwise.strategies.plan.completion import recover_layout
 from meshwise.strategies.schedules.schedule import to_csv
 
 
@@ -100,29 +100,29 @@ def simulate(
         _tell_what_would_fit(value, result, document, as_json=as_json)
         raise typer.Exit(NOTHING_FITS)
     if save is not None:
-        said = {name: value for name, value in document.items() if name != "wall_time"}  # the same bytes every time
-        write(save, json.dumps({"result": said, "plan": result.plan.to_json(), "timeline": _spans(result)}))
-    _draw(result, value, timeline, memory)
+        figures = {name: value for name, value in document.items() if name != "wall_time"}  # the same bytes every time
+        write(save, json.dumps({"result": figures, "plan": result.plan.to_json(), "timeline": _spans_to_json(result)}))
+    _draw_pictures(result, value, timeline, memory)
     _write_traces(value, result, trace, kineto, chakra, ranks)
     if schedule_csv is not None:
         write(schedule_csv, to_csv(result.plan.actions))
-    compared = compare_measured(result, measured) if measured else None
-    if compared is not None:
-        document["difference"] = compared.to_json()
-    checked = _checked(value) if check else None
-    if checked is not None:
-        document["check"] = checked.to_json()
+    step_difference = compare_measured(result, measured) if measured else None
+    if step_difference is not None:
+        document["difference"] = step_difference.to_json()
+    check_result = _check_memory(value) if check else None
+    if check_result is not None:
+        document["check"] = check_result.to_json()
     if goodput is not None:
         _draw_goodput(result, value.name, goodput)
     if as_json:
         emit(document)
     else:
-        _print(value, result.plan.describe(), document, verbose=verbose)
-        if compared is not None:
-            print_measured(compared)
-        if checked is not None:
-            _print_check(checked)
-    if checked is not None and not checked.equal:
+        _print_step(value, result.plan.describe(), document, verbose=verbose)
+        if step_difference is not None:
+            print_measured(step_difference)
+        if check_result is not None:
+            _print_check(check_result)
+    if check_result is not None and not check_result.equal:
         note("the simulator and the executor's model differ")
         raise typer.Exit(FAILED)
 
@@ -130,41 +130,57 @@ def simulate(
 def _tell_what_would_fit(value: Any, result: Any, document: dict[str, Any], *, as_json: bool) -> None:
     """Print why a plan does not fit, the nearest one that does, and changes that free memory."""
     accepts = value.make_space().accepts
-    why, near = reason(value.problem, result.plan), nearest_that_fits(value.problem, result.plan, accepts)
-    more = nothing_fits(value.problem, [layout_of(value.problem, result.plan)], accepts)
+    misfit_reason, nearest_plan = (
+        explain_unfit_plan(value.explain_unfit_plan, result.explain_unfit_plan),
+        find_nearest_fit(value.find_nearest_fit, result.find_nearest_fit, accepts),
+    )
+    suggestions = explain_shortfall(
+        value.explain_shortfall, [recover_layout(value.recover_layout, result.recover_layout)], accepts
+    )
     if as_json:
-        changes = {"reason": why, "nearest": near.to_json() if near else None, "changes": more["changes"]}
+        changes = {
+            "reason": misfit_reason,
+            "nearest": nearest_plan.to_json() if nearest_plan else None,
+            "changes": suggestions["changes"],
+        }
         emit(document | changes)
-    note(why + (f"; nearest plan that fits: {_timed(value, near)}" if near else "; no plan near it fits"))
-    priced = f"priced as {describe_pricing(value, simulated=True)}"
-    for line in (*changes_lines(more), priced, *value.remarks):
+    note(
+        misfit_reason
+        + (
+            f"; nearest plan that fits: {_describe_step(value, nearest_plan)}"
+            if nearest_plan
+            else "; no plan near it fits"
+        )
+    )
+    pricing_line = f"priced as {describe_pricing(value, simulated=True)}"
+    for line in (*changes_lines(suggestions), pricing_line, *value.remarks):
         note(line)
 
 
-def _timed(value: Any, plan: Any) -> str:
+def _describe_step(value: Any, plan: Any) -> str:
     """Return a plan and its step time in words."""
     step_time = SimulatedCost(value.problem).evaluate(plan).step_time
     return f"{plan.describe()}, {format_time(step_time)} a step"
 
 
-def _checked(value: Any) -> Any:
+def _check_memory(value: Any) -> Any:
     ticker = Ticker()
     try:
         return value.check(progress=lambda text: ticker(f"check: {text}"))
     finally:
-        ticker.done()
+        ticker.clear()
 
 
 def _print_check(check: Any) -> None:
     """Print memory and collectives of the simulator beside those of the executor's model, rank by rank."""
     for rank in check.ranks:
         print(f"\ncheck of rank {rank.rank}, stages {', '.join(map(str, rank.stages))}")
-        table(("memory", "simulated", "executor", ""), [_memory_cells(line) for line in rank.memory])
-        table(("collectives", "simulated", "executor", ""), [_traffic_cells(line) for line in rank.traffic])
+        print_table(("memory", "simulated", "executor", ""), [_memory_cells(line) for line in rank.print_table])
+        print_table(("collectives", "simulated", "executor", ""), [_traffic_cells(line) for line in rank.print_table])
 
 
 def _memory_cells(line: Any) -> tuple[str, ...]:
-    return line.category, format_size(line.simulated), format_size(line.oracle), _mark(line.equal)
+    return line.category, format_size(line.simulated), format_size(line.oracle), _describe_equality(line.equal)
 
 
 def _traffic_cells(line: Any) -> tuple[str, ...]:
@@ -172,15 +188,15 @@ def _traffic_cells(line: Any) -> tuple[str, ...]:
     return (
         f"{line.kind} along {', '.join(line.axes)}",
         *(f"{count} of {format_size(size)}" for count, size in sides),
-        _mark(line.equal),
+        _describe_equality(line.equal),
     )
 
 
-def _mark(equal: bool) -> str:
+def _describe_equality(equal: bool) -> str:
     return "equal" if equal else "DIFFERENT"
 
 
-def _draw(result: Any, value: Any, timeline: str | None, memory: str | None) -> None:
+def _draw_pictures(result: Any, value: Any, timeline: str | None, memory: str | None) -> None:
     title = value.name
     if timeline is not None and Path(timeline).suffix.lower() == ".html":
         write_page(timeline, value, result)
@@ -201,7 +217,7 @@ def _write_traces(
         write_chakra(value, result, chakra)
 
 
-def _spans(result: Any) -> dict[str, Any]:
+def _spans_to_json(result: Any) -> dict[str, Any]:
     timeline = result.timeline
     fields = timeline.spans[0]._fields if timeline.spans else ()
     return {
@@ -211,16 +227,16 @@ def _spans(result: Any) -> dict[str, Any]:
     }
 
 
-def _print(value: Any, plan: str, document: dict[str, Any], *, verbose: bool) -> None:
+def _print_step(value: Any, plan: str, document: dict[str, Any], *, verbose: bool) -> None:
     pricing = describe_pricing(value, simulated=True)
-    show([("scenario", value.name), *remarks(value), ("priced as", pricing), ("plan", plan)])
-    others = [line for line in document["assumptions"] if line not in value.remarks]
-    print_result(console(), document | {"assumptions": others}, verbose=verbose)
+    print_rows([("scenario", value.name), *list_remarks(value), ("priced as", pricing), ("plan", plan)])
+    other_assumptions = [line for line in document["assumptions"] if line not in value.remarks]
+    print_result(console(), document | {"assumptions": other_assumptions}, verbose=verbose)
     if "goodput" in document:
-        show(_goodput_rows(document["goodput"]))
+        print_rows(_list_goodput_rows(document["goodput"]))
 
 
-def _goodput_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
+def _list_goodput_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     """Return lines on the goodput of a long run and on its losses."""
     wall_time = result["wall_time"]
     length, interval = format_duration(wall_time), format_duration(result["checkpoint_interval"])

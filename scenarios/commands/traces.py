@@ -13,12 +13,12 @@ from meshwise.reports.traces import chrome, kineto, perfetto
 from meshwise.reports.traces.chakra import GROUPS_FILE, PREFIX, Chakra
 from meshwise.reports.traces.chakra_reader import read_chakra
 from meshwise.reports.traces.execution import Execution
-from meshwise.reports.traces.kineto import among, by_collective, called, read_kineto
-from meshwise.reports.traces.processes import processes
+from meshwise.reports.traces.kineto import name_by_collective, name_operation, read_kineto, select_ranks
+from meshwise.reports.traces.processes import list_processes
 from meshwise.scenarios.commands.options import Json
-from meshwise.scenarios.console import emit, note, show, table
+from meshwise.scenarios.console import emit, note, print_rows, print_table
 from meshwise.scenarios.files.results import check_output
-from meshwise.scenarios.files.results import folder as made
+from meshwise.scenarios.files.results import make_folder as made
 from meshwise.simulator.engine import simulate
 from meshwise.simulator.units import format_size, format_time
 from meshwise.strategies.lowering.lower import lower_with_sites
@@ -31,54 +31,56 @@ MAX_TRACE = 64 * 2**30
 
 def write_trace(timeline: Any, path: str, ranks: str) -> None:
     """Write a trace for a trace viewer: Perfetto's protobuf where the name ends in .pftrace, else Chrome's JSON."""
-    chosen = processes(timeline, ranks)
+    shown_ranks = list_processes(timeline, ranks)
     if path.lower().endswith(".pftrace"):
-        _announce(path, perfetto.estimated_size(timeline, chosen), len(chosen), MAX_TRACE)
-        perfetto.write_perfetto(timeline, path, chosen)
+        _announce(path, perfetto.estimate_size(timeline, shown_ranks), len(shown_ranks), MAX_TRACE)
+        perfetto.write_perfetto(timeline, path, shown_ranks)
     else:
-        _announce(path, chrome.estimated_size(timeline, chosen), len(chosen), MAX_JSON)
-        chrome.write_trace(timeline, path, chosen)
+        _announce(path, chrome.estimate_size(timeline, shown_ranks), len(shown_ranks), MAX_JSON)
+        chrome.write_trace(timeline, path, shown_ranks)
 
 
 def write_kineto(timeline: Any, folder: str, ranks: str) -> None:
     """Write a folder of traces as torch.profiler writes them, a file a rank."""
-    chosen = processes(timeline, ranks)
+    shown_ranks = list_processes(timeline, ranks)
     target = made(folder)
-    _announce(folder, kineto.estimated_size(timeline, chosen), len(chosen), MAX_TRACE)
-    kineto.write_kineto(timeline, target, chosen)
+    _announce(folder, kineto.estimate_size(timeline, shown_ranks), len(shown_ranks), MAX_TRACE)
+    kineto.write_kineto(timeline, target, shown_ranks)
 
 
 def write_chakra(value: Any, result: Any, folder: str) -> None:
     """Write a folder of Chakra execution traces, a file a rank, and the ranks of their groups."""
     target = made(folder)
-    found = Chakra(Execution(lower_with_sites(value.problem, result.plan), result.engine))
-    _announce(folder, found.size, result.ranks, MAX_TRACE, about="")
-    found.write(target)
+    chakra = Chakra(Execution(lower_with_sites(value.problem, result.plan), result.engine))
+    _announce(folder, chakra.size, result.ranks, MAX_TRACE, about="")
+    chakra.write(target)
     note(f"ASTRA-sim: --workload-configuration={target / PREFIX} --comm-group-configuration={target / GROUPS_FILE}")
 
 
 def _announce(path: str, size: int, count: int, limit: int, about: str = "about ") -> None:
     """Print the size of a trace to write; raise ``ValueError`` where it exceeds ``limit`` or the free disk space."""
-    what = f"{path}: {about}{format_size(size)}, {count:,} process{'es' if count != 1 else ''}"
-    free = shutil.disk_usage(Path(path).resolve().parent).free
-    if size > min(limit, free):
-        most = f"{format_size(limit)} at most" if size > limit else f"{format_size(free)} of disk are free"
-        less = "name fewer with --ranks, or write .pftrace" if limit == MAX_JSON else "name fewer ranks"
-        raise ValueError(f"{what}: {most}; {less}")
-    note(what)
+    announcement = f"{path}: {about}{format_size(size)}, {count:,} process{'es' if count != 1 else ''}"
+    free_space = shutil.disk_usage(Path(path).resolve().parent).free
+    if size > min(limit, free_space):
+        limit_text = f"{format_size(limit)} at most" if size > limit else f"{format_size(free_space)} of disk are free"
+        remedy = "name fewer with --ranks, or write .pftrace" if limit == MAX_JSON else "name fewer ranks"
+        raise ValueError(f"{announcement}: {limit_text}; {remedy}")
+    note(announcement)
 
 
 def compare_measured(result: Any, paths: Sequence[str]) -> Any:
     """Return how a predicted step differs from the one in Kineto traces, by the operations that both sides name."""
     measured = read_kineto(paths)
     ranks = [rank for members in measured.rank_classes for rank in members.ranks]
-    return difference(by_collective(among(result.timeline, ranks)), measured, called)
+    return difference(name_by_collective(select_ranks(result.timeline, ranks)), measured, name_operation)
 
 
-def print_measured(found: Any) -> None:
+def print_measured(comparison: Any) -> None:
     """Print which kinds of operations were predicted wrongly."""
-    print(f"\nwhat leads from {format_time(found.predicted)} predicted to {format_time(found.measured)} measured")
-    table(HEAD, found.lines())
+    print(
+        f"\nwhat leads from {format_time(comparison.predicted)} predicted to {format_time(comparison.measured)} measured"
+    )
+    print_table(HEAD, comparison.print_table())
 
 
 def replay(
@@ -94,21 +96,26 @@ def replay(
     check_output(trace, (".json", ".pftrace"))
     check_output(timeline, (".png", ".svg"))
     program = read_chakra(folder)
-    found = simulate(program)
+    replayed = simulate(program)
     if timeline is not None:
-        draw_timeline(found, Path(timeline), title=Path(folder).name)
+        draw_timeline(replayed, Path(timeline), title=Path(folder).name)
     if trace is not None:
-        write_trace(found, trace, "classes")
-    exposed = {str(kind): seconds for kind, seconds in found.exposed_communication().items()}
+        write_trace(replayed, trace, "classes")
+    exposed = {str(kind): seconds for kind, seconds in replayed.exposed_communication().items()}
     document = {
-        "step_time": found.step_time,
-        "ranks": len(found.rank_classes),
+        "step_time": replayed.step_time,
+        "ranks": len(replayed.rank_classes),
         "tasks": program.num_tasks,
-        "bubble": found.bubble,
+        "bubble": replayed.bubble,
         "exposed_communication": exposed,
     }
     if as_json:
         emit(document)
         return
-    show([("step", format_time(found.step_time)), ("ranks", f"{len(found.rank_classes):,}")])
-    show([("tasks", f"{program.num_tasks:,}"), *((kind, format_time(each)) for kind, each in exposed.items() if each)])
+    print_rows([("step", format_time(replayed.step_time)), ("ranks", f"{len(replayed.rank_classes):,}")])
+    print_rows(
+        [
+            ("tasks", f"{program.num_tasks:,}"),
+            *((kind, format_time(exposed_time)) for kind, exposed_time in exposed.items() if exposed_time),
+        ]
+    )

@@ -8,13 +8,13 @@ import typer
 from meshwise.scenarios.commands.options import FileKind, Json
 from meshwise.scenarios.console import BAD_INPUT, emit, note
 from meshwise.scenarios.files.errors import Fault, ScenarioError
-from meshwise.scenarios.files.library import find
-from meshwise.scenarios.files.reader import read
-from meshwise.scenarios.inputs.cluster_file import cluster_in, cluster_table
-from meshwise.scenarios.inputs.graph_file import graph_in
-from meshwise.scenarios.inputs.remarks import unusual
-from meshwise.scenarios.loader import plan_in, scenario_in
-from meshwise.simulator.files import escaped
+from meshwise.scenarios.files.library import find_scenario
+from meshwise.scenarios.files.reader import read_document
+from meshwise.scenarios.inputs.cluster_file import build_cluster, read_cluster_table
+from meshwise.scenarios.inputs.graph_file import build_graph
+from meshwise.scenarios.inputs.remarks import list_unusual
+from meshwise.scenarios.loader import read_plan_table, read_scenario
+from meshwise.simulator.files import escape_text
 
 
 def validate(
@@ -26,20 +26,20 @@ def validate(
     faults: tuple[Fault, ...] = ()
     warnings: tuple[Fault, ...] = ()
     try:
-        document = read(find(file))
+        document = read_document(find_scenario(file))
         kind = kind_of(document.data)
-        warnings = _check(kind, document)
+        warnings = _check_document(kind, document)
     except ScenarioError as error:
         faults, text = error.faults, str(error)
     if as_json:
-        errors, remarks = (list(map(asdict, each)) for each in (faults, warnings))
+        errors, remarks = (list(map(asdict, faults_of_kind)) for faults_of_kind in (faults, warnings))
         emit({"file": file, "kind": kind.value, "valid": not faults, "errors": errors, "warnings": remarks})
     elif faults:
         note(text)
     else:
         for warning in warnings:
             note(str(warning))
-        print(escaped(f"{file}: a {kind.value} without errors"))
+        print(escape_text(f"{file}: a {kind.value} without errors"))
     if faults:
         raise typer.Exit(BAD_INPUT)
 
@@ -58,18 +58,18 @@ def kind_of(data: Any) -> FileKind:
     return FileKind.SCENARIO
 
 
-def _check(kind: FileKind, document: Any) -> tuple[Fault, ...]:
+def _check_document(kind: FileKind, document: Any) -> tuple[Fault, ...]:
     """Return warnings about unusual values in a document; raise ``ScenarioError`` with all its errors."""
     if kind is FileKind.SCENARIO:
-        return scenario_in(document).warnings
+        return read_scenario(document).warnings
     if kind is FileKind.CLUSTER:
-        cluster_in(document)
-        return unusual(cluster_table(document), document)
+        build_cluster(document)
+        return list_unusual(read_cluster_table(document), document)
     if kind is FileKind.GRAPH:
-        graph_in(document)
+        build_graph(document)
     else:
         faults: list[Fault] = []
-        plan_in(document, faults)
+        read_plan_table(document, faults)
         if faults:
             raise ScenarioError(tuple(faults))
     return ()

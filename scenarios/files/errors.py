@@ -4,13 +4,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from meshwise.simulator.files import escaped
+from meshwise.simulator.files import escape_text
 
-SHOWN = 60
+MAX_SHOWN = 60
 """Most characters of a value from a file that a message repeats."""
 
 
-LISTED = 50
+MAX_LISTED = 50
 """Most faults that the text of an error lists."""
 
 
@@ -30,7 +30,7 @@ class Fault:
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
         text = f"{place}: {self.field}: {self.message}" if self.field else f"{place}: {self.message}"
-        return escaped(text).replace("\n", "\\n")
+        return escape_text(text).replace("\n", "\\n")
 
 
 class ScenarioError(ValueError):
@@ -38,15 +38,15 @@ class ScenarioError(ValueError):
 
     def __init__(self, faults: tuple[Fault, ...]) -> None:
         self.faults = tuple(sorted(dict.fromkeys(faults), key=lambda fault: (fault.line, fault.column)))
-        lines = [str(fault) for fault in self.faults[:LISTED]]
-        more = len(self.faults) - LISTED
-        super().__init__("\n".join(lines + ([f"... and {more} more"] if more > 0 else [])))
+        lines = [str(fault) for fault in self.faults[:MAX_LISTED]]
+        num_more = len(self.faults) - MAX_LISTED
+        super().__init__("\n".join(lines + ([f"... and {num_more} more"] if num_more > 0 else [])))
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """Return ``value`` as text for a message: one line, printable, at most `MAX_SHOWN` characters.
 
-    >>> shown("8 GPUs")
+    >>> format_value("8 GPUs")
     "'8 GPUs'"
     """
     if isinstance(value, dict):
@@ -57,22 +57,24 @@ def shown(value: object) -> str:
         text = {None: "nothing", True: "true", False: "false"}[value]
     else:
         text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
-    return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
 
 
-MOST_NEAR = 3
+MAX_NEAR = 3
 """Most names that are suggested where several contain the value."""
 
 
-def nearest(value: str, names: Iterable[str]) -> str:
+def suggest_nearest(value: str, names: Iterable[str]) -> str:
     """Return ``"; nearest: NAME"`` for the ``names`` that contain ``value``, else for the most similar one; or no text.
 
-    >>> nearest("tensr", ["data", "tensor"])
+    >>> suggest_nearest("tensr", ["data", "tensor"])
     '; nearest: tensor'
-    >>> nearest("h100", ["v100", "eos-h100", "dgx-h100"])
+    >>> suggest_nearest("h100", ["v100", "eos-h100", "dgx-h100"])
     '; nearest: dgx-h100, eos-h100'
     """
-    known = list(names)
-    holding = sorted((name for name in known if value and value.lower() in name.lower()), key=lambda n: (len(n), n))
-    close = holding[:MOST_NEAR] or get_close_matches(value, known, n=1, cutoff=0.5)
-    return f"; nearest: {', '.join(close)}" if close else ""
+    name_list = list(names)
+    matches = sorted(
+        (name for name in name_list if value and value.lower() in name.lower()), key=lambda match: (len(match), match)
+    )
+    suggestions = matches[:MAX_NEAR] or get_close_matches(value, name_list, n=1, cutoff=0.5)
+    return f"; nearest: {', '.join(suggestions)}" if suggestions else ""

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJson
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from meshwise.scenarios.files.errors import nearest, shown
+from meshwise.scenarios.files.errors import format_value, suggest_nearest
 from meshwise.simulator import units
 from meshwise.simulator.units import Dimension
 
@@ -20,7 +20,7 @@ class Table(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
-def _whole(value: Any) -> Any:
+def _to_whole(value: Any) -> Any:
     """Return a float without a fraction as an int, as ``1e3`` is a float in YAML; return other values unchanged."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
@@ -29,19 +29,19 @@ def _whole(value: Any) -> Any:
 class Count:
     """Marks a whole number from ``minimum`` to ``maximum``; ``1e3`` counts as one."""
 
-    most: int
-    least: int = 1
+    maximum: int
+    minimum: int = 1
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        bounds = core_schema.int_schema(strict=True, ge=self.least, le=self.most)
-        return core_schema.no_info_before_validator_function(_whole, bounds)
+        bounds = core_schema.int_schema(strict=True, ge=self.minimum, le=self.maximum)
+        return core_schema.no_info_before_validator_function(_to_whole, bounds)
 
 
 Text = Annotated[str, Field(min_length=1, max_length=1000)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 
 
-MANY_NAMES = 16
+MAX_NAMES = 16
 """Most names that a message lists one by one."""
 
 
@@ -59,9 +59,9 @@ class OneOf:
         """Return ``value`` if it is one of the names; else raise ``ValueError``, which suggests the nearest."""
         names = list(self.names())
         if value not in names:
-            where = f"{len(names)} names that `meshwise list {self.listing}` shows"
-            known = where if self.listing and len(names) > MANY_NAMES else ", ".join(names)
-            raise ValueError(f"holds one of {known}, met {shown(value)}{nearest(value, names)}")
+            listing_text = f"{len(names)} names that `meshwise list {self.listing}` shows"
+            names_text = listing_text if self.listing and len(names) > MAX_NAMES else ", ".join(names)
+            raise ValueError(f"holds one of {names_text}, met {format_value(value)}{suggest_nearest(value, names)}")
         return value
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -79,17 +79,19 @@ class Quantity:
     """
 
     dimension: Dimension
-    zero: bool = False
-    bare: bool = False
+    allows_zero: bool = False
+    allows_bare: bool = False
 
     def check(self, value: Any) -> float:
         """Return the quantity in SI units."""
-        if self.bare and isinstance(value, int | float) and not isinstance(value, bool):
+        if self.allows_bare and isinstance(value, int | float) and not isinstance(value, bool):
             number = float(value)
         else:
             number = units.parse(value, self.dimension)
-        if number < 0 or (number == 0 and not self.zero):
-            raise ValueError(f"a {self.dimension} is {'at least' if self.zero else 'more than'} 0, met {shown(value)}")
+        if number < 0 or (number == 0 and not self.allows_zero):
+            raise ValueError(
+                f"a {self.dimension} is {'at least' if self.allows_zero else 'more than'} 0, met {format_value(value)}"
+            )
         return number
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -98,20 +100,20 @@ class Quantity:
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         names = "|".join(units.UNITS[self.dimension])
         text = {"type": "string", "pattern": rf"^\s*[0-9.]+([eE][+-]?[0-9]+)?\s*({names})\s*$"}
-        return {"anyOf": [text, {"type": "number"}]} if self.bare else text
+        return {"anyOf": [text, {"type": "number"}]} if self.allows_bare else text
 
 
 Time = Annotated[float, Quantity(Dimension.TIME)]
-Delay = Annotated[float, Quantity(Dimension.TIME, zero=True)]
+Delay = Annotated[float, Quantity(Dimension.TIME, allows_zero=True)]
 Size = Annotated[float, Quantity(Dimension.SIZE)]
-SizeOrNone = Annotated[float, Quantity(Dimension.SIZE, zero=True)]
-Bytes = Annotated[float, Quantity(Dimension.SIZE, bare=True)]
+SizeOrNone = Annotated[float, Quantity(Dimension.SIZE, allows_zero=True)]
+Bytes = Annotated[float, Quantity(Dimension.SIZE, allows_bare=True)]
 Bandwidth = Annotated[float, Quantity(Dimension.BANDWIDTH)]
 ComputeRate = Annotated[float, Quantity(Dimension.COMPUTE_RATE)]
 
 
 @dataclass(frozen=True)
-class NotYet:
+class NeutralField:
     """Marks a field that allows only its neutral ``value`` in this version."""
 
     name: str
@@ -119,10 +121,10 @@ class NotYet:
 
     def check(self, value: Any) -> Any:
         """Return ``value`` if it is the neutral one; else raise ``ValueError``."""
-        neutral = "left out" if self.value is None else shown(self.value)
+        neutral = "left out" if self.value is None else format_value(self.value)
         same_kind = isinstance(value, bool) == isinstance(self.value, bool)
         if value != self.value or not same_kind:
-            raise ValueError(f"not supported yet: {self.name} is {neutral}, met {shown(value)}")
+            raise ValueError(f"not supported yet: {self.name} is {neutral}, met {format_value(value)}")
         return value
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

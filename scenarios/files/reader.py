@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 
 import yaml
 
-from meshwise.scenarios.files.errors import SHOWN, Fault, ScenarioError, shown
-from meshwise.simulator.brief import brief
+from meshwise.scenarios.files.errors import MAX_SHOWN, Fault, ScenarioError, format_value
+from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.files import unsafe_character
 
 MAX_BYTES = 4 * 2**20
@@ -52,18 +52,18 @@ class Document:
     data: Data
     places: dict[FieldPath, tuple[int, int]] = field(default_factory=dict)
 
-    __repr__ = brief("file")
+    __repr__ = brief_repr("file")
 
     def fault(self, path: FieldPath, message: str) -> Fault:
         """Return a fault at ``path``; its place is that of the nearest enclosing field in the file."""
-        known = path
-        while known and known not in self.places:
-            known = known[:-1]
-        line, column = self.places.get(known, (1, 1))
-        return Fault(self.file, line, column, dotted(path), message)
+        known_path = path
+        while known_path and known_path not in self.places:
+            known_path = known_path[:-1]
+        line, column = self.places.get(known_path, (1, 1))
+        return Fault(self.file, line, column, format_path(path), message)
 
 
-def read(path: str | Path) -> Document:
+def read_document(path: str | Path) -> Document:
     """Return the document of a file.
 
     Raises
@@ -71,10 +71,10 @@ def read(path: str | Path) -> Document:
     ScenarioError
         Where the file cannot be read or is not strict YAML; never another error.
     """
-    return parse(content_of(path), str(path))
+    return parse_document(read_content(path), str(path))
 
 
-def content_of(path: str | Path) -> bytes:
+def read_content(path: str | Path) -> bytes:
     """Return the bytes of a file, at most `MAX_BYTES` + 1, which is too many; `ScenarioError` if it cannot be read."""
     try:
         with open(path, "rb") as file:
@@ -86,10 +86,10 @@ def content_of(path: str | Path) -> bytes:
         raise ScenarioError((Fault(str(path), 0, 0, "", f"the file cannot be read: {reason}"),)) from None
 
 
-def parse(content: bytes, file: str = "<text>") -> Document:
+def parse_document(content: bytes, file: str = "<text>") -> Document:
     """Return the document of the content of a file; ``file`` is its name in messages.
 
-    >>> parse(b"{rate: 1e9, on: no}").data
+    >>> parse_document(b"{rate: 1e9, on: no}").data
     {'rate': 1000000000.0, 'on': 'no'}
     """
     if len(content) > MAX_BYTES:
@@ -101,14 +101,14 @@ def parse(content: bytes, file: str = "<text>") -> Document:
         column = error.start - content.rfind(b"\n", 0, error.start)
         message = f"a file is UTF-8 text, met the byte 0x{content[error.start]:02x}"
         raise ScenarioError((Fault(file, line, column, "", message),)) from None
-    builder = _Builder(file, _events(text, file), text.split("\n"))
-    data = builder.document()
+    builder = _Builder(file, _list_events(text, file), text.split("\n"))
+    data = builder.build_document()
     if builder.faults:
         raise ScenarioError(tuple(builder.faults))
     return Document(file, data, builder.places)
 
 
-def _events(text: str, file: str) -> Iterator[yaml.Event]:
+def _list_events(text: str, file: str) -> Iterator[yaml.Event]:
     loader = getattr(yaml, "CLoader", yaml.Loader)  # libyaml is much faster, but PyYAML may be built without it
     try:
         yield from yaml.parse(text, Loader=loader)
@@ -118,8 +118,8 @@ def _events(text: str, file: str) -> Iterator[yaml.Event]:
         words = " ".join(part for part in (error.context, error.problem) if part)
         raise ScenarioError((Fault(file, line, column, "", f"this is not YAML: {words}"),)) from None
     except yaml.reader.ReaderError as error:
-        before = text[: error.position] if isinstance(error.position, int) else ""
-        line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+        prefix = text[: error.position] if isinstance(error.position, int) else ""
+        line, column = prefix.count("\n") + 1, len(prefix) - prefix.rfind("\n")
         message = "a file is printable text, met a control character"
         raise ScenarioError((Fault(file, line, column, "", message),)) from None
     except (yaml.YAMLError, RecursionError, MemoryError, ValueError) as error:
@@ -137,138 +137,142 @@ class _Builder:
         self.faults: list[Fault] = []
         self.places: dict[FieldPath, tuple[int, int]] = {}
 
-    def document(self) -> Data:
+    def build_document(self) -> Data:
         next(self.events)  # start of the stream
         if not isinstance(next(self.events), yaml.DocumentStartEvent):
             return None
-        data = self._value(next(self.events), ())
+        data = self._build_value(next(self.events), ())
         next(self.events)  # end of the document
         extra = next(self.events)
         if not isinstance(extra, yaml.StreamEndEvent):
             self._stop(extra, (), "a file holds one document, met a second one")
         return data
 
-    def _value(self, event: yaml.Event, path: FieldPath) -> Data:
+    def _build_value(self, event: yaml.Event, path: FieldPath) -> Data:
         if len(path) > MAX_DEPTH:
             self._stop(event, path[:3], f"values nest at most {MAX_DEPTH} deep, met more")
         self.values += 1
         if self.values > MAX_VALUES:
             self._stop(event, path[:3], f"a file has at most {MAX_VALUES} values, met more")
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            self._fault(event, path, "anchors (&) and aliases (*) are not read; write the value out")
+            self._add_fault(event, path, "anchors (&) and aliases (*) are not read; write the value out")
         tag = getattr(event, "tag", None)
         if tag is not None:
-            self._fault(event, path, f"tags are not read, met {shown(tag)}; leave it out")
+            self._add_fault(event, path, f"tags are not read, met {format_value(tag)}; leave it out")
         if isinstance(event, yaml.MappingStartEvent):
-            return self._mapping(path)
+            return self._build_mapping(path)
         if isinstance(event, yaml.SequenceStartEvent):
-            return self._sequence(path)
-        return self._scalar(event, path) if isinstance(event, yaml.ScalarEvent) else None
+            return self._build_sequence(path)
+        return self._build_scalar(event, path) if isinstance(event, yaml.ScalarEvent) else None
 
-    def _mapping(self, path: FieldPath) -> dict[str, Data]:
+    def _build_mapping(self, path: FieldPath) -> dict[str, Data]:
         result: dict[str, Data] = {}
         while not isinstance(event := next(self.events), yaml.MappingEndEvent):
             if not isinstance(event, yaml.ScalarEvent) or event.anchor or event.tag is not None:
                 self._stop(event, path, "a key is plain text, met a mapping, sequence, anchor, alias or tag")
             key = event.value
-            place = _place(event)
+            place = _find_place(event)
             if not key.isprintable():
-                self._plain(event, key, (*path, key))
+                self._check_text(event, key, (*path, key))
             if len(result) >= MAX_KEYS:
                 self._stop(event, path, f"a mapping has at most {MAX_KEYS} keys, met more")
             if key in result:
-                first = self.places[(*path, key)]
-                self._fault(event, (*path, key), f"a key occurs once, met it on line {first[0]} and on line {place[0]}")
+                first_place = self.places[(*path, key)]
+                self._add_fault(
+                    event, (*path, key), f"a key occurs once, met it on line {first_place[0]} and on line {place[0]}"
+                )
             else:
                 self.places[(*path, key)] = place
-            result.setdefault(key, self._value(next(self.events), (*path, key)))
+            result.setdefault(key, self._build_value(next(self.events), (*path, key)))
         return result
 
-    def _sequence(self, path: FieldPath) -> list[Data]:
+    def _build_sequence(self, path: FieldPath) -> list[Data]:
         result: list[Data] = []
         while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
-            self.places[(*path, len(result))] = _place(event)
-            result.append(self._value(event, (*path, len(result))))
+            self.places[(*path, len(result))] = _find_place(event)
+            result.append(self._build_value(event, (*path, len(result))))
         return result
 
-    def _scalar(self, event: yaml.ScalarEvent, path: FieldPath) -> Data:
+    def _build_scalar(self, event: yaml.ScalarEvent, path: FieldPath) -> Data:
         text: str = event.value
         if not text.isprintable():
-            self._plain(event, text, path)
+            self._check_text(event, text, path)
         if not event.implicit[0]:  # a quoted scalar, or a block of text: never a number, true, false or null
             if event.style == "|":
-                self._block(event, path)
+                self._place_block(event, path)
             return text
         if text in _NULL:
             return None
         if text in _BOOL:
             return _BOOL[text]
         if _NOT_FINITE.fullmatch(text):
-            self._fault(event, path, f"a number is finite, met {text}")
+            self._add_fault(event, path, f"a number is finite, met {text}")
             return None
         if is_text(text):
             return text
         if len(text) > MAX_DIGITS:
-            self._fault(event, path, f"a number has at most {MAX_DIGITS} characters, met {len(text)}")
+            self._add_fault(event, path, f"a number has at most {MAX_DIGITS} characters, met {len(text)}")
             return None
         if _PADDED.fullmatch(text):
-            near = f"{int(text)}" if float(text).is_integer() else text.lstrip("0")
-            message = f"a number does not begin with 0, which some readers take for octal, met {text}; nearest: {near}"
-            self._fault(event, path, message)
-        number = _number(text)
+            suggestion = f"{int(text)}" if float(text).is_integer() else text.lstrip("0")
+            message = (
+                f"a number does not begin with 0, which some readers take for octal, met {text}; nearest: {suggestion}"
+            )
+            self._add_fault(event, path, message)
+        number = _parse_number(text)
         if not math.isfinite(number):
-            self._fault(event, path, f"a number is finite, met {text}")
+            self._add_fault(event, path, f"a number is finite, met {text}")
         return number
 
-    def _plain(self, event: yaml.ScalarEvent, text: str, path: FieldPath) -> None:
+    def _check_text(self, event: yaml.ScalarEvent, text: str, path: FieldPath) -> None:
         """Add a fault where a text has a character that moves the cursor of a terminal or hides others."""
-        if (met := unsafe_character(text)) is not None:
-            self._fault(event, path, f"text is printable, met {met}")
+        if (character := unsafe_character(text)) is not None:
+            self._add_fault(event, path, f"text is printable, met {character}")
 
-    def _block(self, event: yaml.ScalarEvent, path: FieldPath) -> None:
+    def _place_block(self, event: yaml.ScalarEvent, path: FieldPath) -> None:
         """Record the places of the first lines of a literal block, from its first line that is not empty."""
-        row, _ = _place(event)  # the line after the mark, from 0
+        row, _ = _find_place(event)  # the line after the mark, from 0
         while row < len(self.lines) and not self.lines[row].strip():
             row += 1
         count = 1 + event.value.strip("\n").count("\n")
         for index, line in enumerate(self.lines[row : row + min(count, MAX_LINES)]):
             self.places[(*path, index)] = row + index + 1, len(line) - len(line.lstrip(" ")) + 1
 
-    def _fault(self, event: yaml.Event, path: FieldPath, message: str) -> None:
-        line, column = _place(event)
-        self.faults.append(Fault(self.file, line, column, dotted(path), message))
+    def _add_fault(self, event: yaml.Event, path: FieldPath, message: str) -> None:
+        line, column = _find_place(event)
+        self.faults.append(Fault(self.file, line, column, format_path(path), message))
         if len(self.faults) >= MAX_FAULTS:
             raise ScenarioError(tuple(self.faults))
 
     def _stop(self, event: yaml.Event, path: FieldPath, message: str) -> NoReturn:
-        self._fault(event, path, message)
+        self._add_fault(event, path, message)
         raise ScenarioError(tuple(self.faults))
 
 
-def dotted(path: FieldPath) -> str:
+def format_path(path: FieldPath) -> str:
     """Return a path as text, such as ``plan.tensor``; long keys are cut, unprintable ones escaped.
 
-    >>> dotted(("plan", "stages", 3))
+    >>> format_path(("plan", "stages", 3))
     'plan.stages.3'
     """
-    return ".".join(_name(str(part)) for part in path)
+    return ".".join(_format_key(str(part)) for part in path)
 
 
-def _name(key: str) -> str:
-    return key if key.isprintable() and len(key) <= SHOWN else shown(key)
+def _format_key(key: str) -> str:
+    return key if key.isprintable() and len(key) <= MAX_SHOWN else format_value(key)
 
 
-def is_text(plain: str) -> bool:
+def is_text(scalar: str) -> bool:
     """Return whether an unquoted scalar is text: not null, true, false or a number.
 
     >>> is_text("no"), is_text("1e9")
     (True, False)
     """
     numbers = (_INT, _FLOAT, _BASED, _NOT_FINITE)
-    return plain not in _NULL and plain not in _BOOL and not any(number.fullmatch(plain) for number in numbers)
+    return scalar not in _NULL and scalar not in _BOOL and not any(number.fullmatch(scalar) for number in numbers)
 
 
-def _number(text: str) -> int | float:
+def _parse_number(text: str) -> int | float:
     if _INT.fullmatch(text):
         return int(text)
     if _BASED.fullmatch(text):
@@ -276,7 +280,7 @@ def _number(text: str) -> int | float:
     return float(text)
 
 
-def _place(event: yaml.Event) -> tuple[int, int]:
+def _find_place(event: yaml.Event) -> tuple[int, int]:
     mark = event.start_mark
     return (mark.line + 1, mark.column + 1) if mark else (1, 1)
 
@@ -288,32 +292,32 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+def _represent_text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
     style = None if is_text(value) else "'"
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
 
-def _list(dumper: yaml.SafeDumper, value: list[Any]) -> yaml.Node:
-    flat = not any(isinstance(item, dict | list) for item in value)
-    return dumper.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=flat)
+def _represent_list(dumper: yaml.SafeDumper, value: list[Any]) -> yaml.Node:
+    is_flat = not any(isinstance(item, dict | list) for item in value)
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=is_flat)
 
 
-def _float(dumper: yaml.SafeDumper, value: float) -> yaml.Node:
+def _represent_float(dumper: yaml.SafeDumper, value: float) -> yaml.Node:
     mantissa, *exponent = repr(float(value)).split("e")
     point = "" if "." in mantissa or not exponent else ".0"  # PyYAML takes 1e-05 for text and would tag it
     return dumper.represent_scalar("tag:yaml.org,2002:float", "e".join([mantissa + point, *exponent]))
 
 
-_Dumper.add_representer(str, _text)
-_Dumper.add_representer(list, _list)
-_Dumper.add_multi_representer(float, _float)  # NumPy floats too
-_Dumper.add_representer(float, _float)
+_Dumper.add_representer(str, _represent_text)
+_Dumper.add_representer(list, _represent_list)
+_Dumper.add_multi_representer(float, _represent_float)  # NumPy floats too
+_Dumper.add_representer(float, _represent_float)
 
 
-def dump(data: dict[str, Any]) -> str:
+def dump_yaml(data: dict[str, Any]) -> str:
     """Return ``data`` as YAML text, keys in their order.
 
-    >>> print(dump({"name": "1e9", "pair": [1, "2 us"]}), end="")
+    >>> print(dump_yaml({"name": "1e9", "pair": [1, "2 us"]}), end="")
     name: '1e9'
     pair: [1, 2 us]
     """

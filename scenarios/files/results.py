@@ -23,7 +23,7 @@ def write(path: str | Path, text: str) -> None:
         raise ValueError(f"{Path(path)}: the file cannot be written: {reason}") from None
 
 
-def folder(path: str | Path) -> Path:
+def make_folder(path: str | Path) -> Path:
     """Create the folder ``path`` if needed and return it; ``ValueError`` where files cannot be written to it."""
     target = Path(path)
     try:

@@ -8,7 +8,7 @@ from typing import Any
 from meshwise.simulator import units
 from meshwise.simulator.collective import CollectiveCurve
 from meshwise.simulator.machine.accelerator import Accelerator
-from meshwise.simulator.machine.cluster import FULL_BISECTION, LOSSLESS, Cluster, Library, Node, Tenant
+from meshwise.simulator.machine.cluster import FULL_BISECTION, LOSSLESS, Cluster, CommunicationLibrary, Node, Tenant
 from meshwise.simulator.machine.host import Host
 from meshwise.simulator.machine.kernels import AttentionModel, MatmulModel
 from meshwise.simulator.machine.topology import (
@@ -30,111 +30,111 @@ from meshwise.simulator.units import Dimension
 Data = dict[str, Any]
 
 
-def cluster_document(cluster: Cluster) -> Data:
+def build_cluster_document(cluster: Cluster) -> Data:
     """Return ``cluster`` as the data of a cluster file; most values that equal their defaults are left out."""
     return {
         "name": cluster.name,
-        **_nodes(cluster),
-        **_conditions(cluster),
-        "collectives": [_curve(curve) for curve in cluster.collectives],
+        **_dump_nodes(cluster),
+        **_dump_conditions(cluster),
+        "collectives": [_dump_curve(curve) for curve in cluster.collectives],
         **({"estimated": list(cluster.estimated)} if cluster.estimated else {}),
     }
 
 
-def _nodes(cluster: Cluster) -> Data:
+def _dump_nodes(cluster: Cluster) -> Data:
     if len(cluster.nodes) > 1:
         counts = ("devices", "hosts", "nics")
-        return {"node_types": [{"count": count, **_node(node, counts)} for node, count in cluster.nodes]}
+        return {"node_types": [{"count": count, **_dump_node(node, counts)} for node, count in cluster.nodes]}
     node, count = cluster.nodes[0]
-    return {"nodes": count, **_node(node, ("devices_per_node", "hosts_per_node", "nics_per_node"))}
+    return {"nodes": count, **_dump_node(node, ("devices_per_node", "hosts_per_node", "nics_per_node"))}
 
 
-def _node(node: Node, counts: tuple[str, str, str]) -> Data:
+def _dump_node(node: Node, counts: tuple[str, str, str]) -> Data:
     devices, hosts, nics = counts
     return {
         devices: node.devices,
         **({hosts: node.hosts} if node.hosts > 1 else {}),
         nics: node.nics,
-        "accelerator": _accelerator(node.accelerator),
-        "host": _host(node.host),
-        "intra_node": _network(node.network),
-        "inter_node": _link(node.nic),
+        "accelerator": _dump_accelerator(node.accelerator),
+        "host": _dump_host(node.host),
+        "intra_node": _dump_network(node.network),
+        "inter_node": _dump_link(node.nic),
     }
 
 
-def _accelerator(device: Accelerator) -> Data:
+def _dump_accelerator(device: Accelerator) -> Data:
     return {
         "name": device.name,
-        "peak": {dtype: exact(rate, Dimension.COMPUTE_RATE) for dtype, rate in device.peak_flops},
-        "memory": exact(device.memory, Dimension.SIZE),
-        "memory_bandwidth": exact(device.memory_bandwidth, Dimension.BANDWIDTH),
-        "launch": exact(device.launch, Dimension.TIME),
-        "reserved": exact(device.reserved, Dimension.SIZE),
-        "matmul": _matmul(device.matmul),
-        "attention": _attention(device.attention),
+        "peak": {dtype: format_exact(rate, Dimension.COMPUTE_RATE) for dtype, rate in device.peak_flops},
+        "memory": format_exact(device.memory, Dimension.SIZE),
+        "memory_bandwidth": format_exact(device.memory_bandwidth, Dimension.BANDWIDTH),
+        "launch": format_exact(device.launch, Dimension.TIME),
+        "reserved": format_exact(device.reserved, Dimension.SIZE),
+        "matmul": _dump_matmul(device.matmul),
+        "attention": _dump_attention(device.attention),
         "sustained": device.sustained,
         "kernel_bandwidth": dict(device.kernel_bandwidth),
         "kernel_bandwidth_default": device.kernel_bandwidth_default,
-        "sharded_launch": exact(device.sharded_launch, Dimension.TIME),
-        "unit_launch": exact(device.unit_launch, Dimension.TIME),
-        "recompute_launch": exact(device.recompute_launch, Dimension.TIME),
-        "optimizer_launch": exact(device.optimizer_launch, Dimension.TIME),
+        "sharded_launch": format_exact(device.sharded_launch, Dimension.TIME),
+        "unit_launch": format_exact(device.unit_launch, Dimension.TIME),
+        "recompute_launch": format_exact(device.recompute_launch, Dimension.TIME),
+        "optimizer_launch": format_exact(device.optimizer_launch, Dimension.TIME),
         "computes_collectives": device.computes_collectives,
     }
 
 
-def _matmul(model: MatmulModel) -> Data:
-    plain = ("fraction", "half_k", "edge", "units", "waves", "data_gradient", "weight_gradient", "batched")
+def _dump_matmul(model: MatmulModel) -> Data:
+    field_names = ("fraction", "half_k", "edge", "units", "waves", "data_gradient", "weight_gradient", "batched")
     return {
-        **{name: getattr(model, name) for name in plain},
-        "product_launch": exact(model.product_launch, Dimension.TIME),
+        **{name: getattr(model, name) for name in field_names},
+        "product_launch": format_exact(model.product_launch, Dimension.TIME),
         "tiles": [list(tile) for tile in model.tiles],
         **({"sharpness": model.sharpness} if math.isfinite(model.sharpness) else {}),
         "fractions": dict(model.fractions),
     }
 
 
-def _attention(model: AttentionModel) -> Data:
+def _dump_attention(model: AttentionModel) -> Data:
     data = {field.name: getattr(model, field.name) for field in fields(AttentionModel)}
-    return data | {"launch": exact(model.launch, Dimension.TIME)}
+    return data | {"launch": format_exact(model.launch, Dimension.TIME)}
 
 
-def _host(host: Host) -> Data:
-    data: Data = {"name": host.name, "memory": exact(host.memory, Dimension.SIZE)}
+def _dump_host(host: Host) -> Data:
+    data: Data = {"name": host.name, "memory": format_exact(host.memory, Dimension.SIZE)}
     if math.isfinite(host.memory_bandwidth):
-        data["memory_bandwidth"] = exact(host.memory_bandwidth, Dimension.BANDWIDTH)
+        data["memory_bandwidth"] = format_exact(host.memory_bandwidth, Dimension.BANDWIDTH)
     data["cores"] = host.cores
     if host.launch:
-        data["launch"] = exact(host.launch, Dimension.TIME)
+        data["launch"] = format_exact(host.launch, Dimension.TIME)
     if host.numa_nodes > 1:
         data["numa_nodes"] = host.numa_nodes
     if host.pcie is not None:
-        data["pcie"] = {**_link(host.pcie.link), "devices_per_switch": host.pcie.devices_per_switch}
+        data["pcie"] = {**_dump_link(host.pcie.link), "devices_per_switch": host.pcie.devices_per_switch}
     return data
 
 
-def _link(link: Link) -> Data:
+def _dump_link(link: Link) -> Data:
     return {
-        "latency": exact(link.latency, Dimension.TIME),
-        "bandwidth": exact(link.bandwidth, Dimension.BANDWIDTH),
-        "launch": exact(link.launch, Dimension.TIME),
+        "latency": format_exact(link.latency, Dimension.TIME),
+        "bandwidth": format_exact(link.bandwidth, Dimension.BANDWIDTH),
+        "launch": format_exact(link.launch, Dimension.TIME),
     }
 
 
-def _network(network: NodeNetwork) -> Data:
-    link = _link(network.link)
+def _dump_network(network: NodeNetwork) -> Data:
+    link = _dump_link(network.link)
     if isinstance(network, Switch):
         return {"kind": "switch", **link, "reduces": network.reduces}
     if isinstance(network, Mesh):
         return {"kind": "mesh", **link, "pairs": [list(pair) for pair in network.pairs]}
     if isinstance(network, PcieTree):
         switches = {name: getattr(network, name) for name in ("devices_per_switch", "switches_per_socket")}
-        return {"kind": "pcie", **link, **switches, "socket": _link(network.socket)}
+        return {"kind": "pcie", **link, **switches, "socket": _dump_link(network.socket)}
     return {"kind": "ring", **link}
 
 
-def _conditions(cluster: Cluster) -> Data:
-    data: Data = {} if cluster.fabric == FULL_BISECTION else {"fabric": _fabric(cluster.fabric)}
+def _dump_conditions(cluster: Cluster) -> Data:
+    data: Data = {} if cluster.fabric == FULL_BISECTION else {"fabric": _dump_fabric(cluster.fabric)}
     if cluster.speeds:
         data["speeds"] = {str(device): factor for device, factor in cluster.speeds}
     if cluster.link_speeds:
@@ -142,23 +142,23 @@ def _conditions(cluster: Cluster) -> Data:
     if cluster.algorithms:
         data["algorithms"] = {str(collective): str(algorithm) for collective, algorithm in cluster.algorithms}
     if cluster.tenants:
-        data["tenants"] = [_tenant(tenant) for tenant in cluster.tenants]
+        data["tenants"] = [_dump_tenant(tenant) for tenant in cluster.tenants]
     if cluster.overlap_slowdown != 1.0:
         data["overlap_slowdown"] = cluster.overlap_slowdown
     if cluster.library != LOSSLESS:
-        data["library"] = _library(cluster.library)
+        data["library"] = _dump_library(cluster.library)
     return data
 
 
-def _library(library: Library) -> Data:
+def _dump_library(library: CommunicationLibrary) -> Data:
     protocols = [
-        {each.name: getattr(protocol, each.name) for each in fields(protocol)} for protocol in library.protocols
+        {field.name: getattr(protocol, field.name) for field in fields(protocol)} for protocol in library.protocols
     ]
     return {
         "protocols": protocols,
         "own": library.own,
         "reduction": library.reduction,
-        "reduction_launch": exact(library.reduction_launch, Dimension.TIME),
+        "reduction_launch": format_exact(library.reduction_launch, Dimension.TIME),
     }
 
 
@@ -172,43 +172,45 @@ _FABRICS = {
 }
 
 
-def _fabric(fabric: Fabric) -> Data:
+def _dump_fabric(fabric: Fabric) -> Data:
     kind = {"kind": _FABRICS[type(fabric)]}
     if isinstance(fabric, Torus):
-        return {**kind, "shape": list(fabric.shape), **_link(fabric.link), "wraparound": fabric.wraparound}
+        return {**kind, "shape": list(fabric.shape), **_dump_link(fabric.link), "wraparound": fabric.wraparound}
     if isinstance(fabric, Graph):
-        return {**kind, "edges": list(_edges(fabric))}
+        return {**kind, "edges": list(_list_edges(fabric))}
     values = {field.name: getattr(fabric, field.name) for field in fields(fabric)}
     if isinstance(fabric, LeafSpine | FatTree):
-        values["hop"] = exact(fabric.hop, Dimension.TIME)
-    links = {name: _link(value) for name, value in values.items() if isinstance(value, Link)}
+        values["hop"] = format_exact(fabric.hop, Dimension.TIME)
+    links = {name: _dump_link(value) for name, value in values.items() if isinstance(value, Link)}
     return {**kind, **values, **links}
 
 
-def _edges(graph: Graph) -> Iterator[Data]:
-    """Yield the edges of a graph; an edge that is followed by its reverse is written once, with ``both``."""
-    both = False
+def _list_edges(graph: Graph) -> Iterator[Data]:
+    """Yield the edges of a graph; an edge that is followed by its reverse is written once, with ``has_reverse``."""
+    has_reverse = False
     for (start, end, link), following in zip(graph.edges, (*graph.edges[1:], None), strict=True):
-        if both:  # this edge is the reverse of the one before
-            both = False
+        if has_reverse:  # this edge is the reverse of the one before
+            has_reverse = False
             continue
-        both = following == (end, start, link)
-        yield {"from": start, "to": end, **_link(link), **({"both": True} if both else {})}
+        has_reverse = following == (end, start, link)
+        yield {"from": start, "to": end, **_dump_link(link), **({"both": True} if has_reverse else {})}
 
 
-def _tenant(tenant: Tenant) -> Data:
+def _dump_tenant(tenant: Tenant) -> Data:
     return {
         "name": tenant.name,
         "devices": list(tenant.devices),
         "collective": str(tenant.collective),
-        "size": exact(tenant.size, Dimension.SIZE),
-        "period": exact(tenant.period, Dimension.TIME),
-        "start": exact(tenant.start, Dimension.TIME),
+        "size": format_exact(tenant.size, Dimension.SIZE),
+        "period": format_exact(tenant.period, Dimension.TIME),
+        "start": format_exact(tenant.start, Dimension.TIME),
     }
 
 
-def _curve(curve: CollectiveCurve) -> Data:
-    points = [[int(size) if size == int(size) else size, exact(time, Dimension.TIME)] for size, time in curve.points]
+def _dump_curve(curve: CollectiveCurve) -> Data:
+    points = [
+        [int(size) if size == int(size) else size, format_exact(time, Dimension.TIME)] for size, time in curve.points
+    ]
     return {"collective": str(curve.collective), "ranks": curve.ranks, "points": points}
 
 
@@ -218,22 +220,22 @@ _UNITS = {
     Dimension.BANDWIDTH: ("TB/s", "GB/s", "MB/s"),
     Dimension.COMPUTE_RATE: ("TFLOP/s", "GFLOP/s"),
 }
-_BASE = {Dimension.TIME: "s", Dimension.SIZE: "B", Dimension.BANDWIDTH: "B/s", Dimension.COMPUTE_RATE: "FLOP/s"}
+_BASE_UNITS = {Dimension.TIME: "s", Dimension.SIZE: "B", Dimension.BANDWIDTH: "B/s", Dimension.COMPUTE_RATE: "FLOP/s"}
 
 
-def exact(value: float, dimension: Dimension) -> str:
+def format_exact(value: float, dimension: Dimension) -> str:
     """Return a value in SI units as the shortest text with a unit that reads back as the very same number.
 
-    >>> exact(80 * 2.0**30, Dimension.SIZE)
+    >>> format_exact(80 * 2.0**30, Dimension.SIZE)
     '80 GiB'
     """
     value = float(value)
     # repr reads back equal always; fewer digits or another unit give shorter text where they do too
-    candidates = [f"{value:.15g} {_BASE[dimension]}", f"{value!r} {_BASE[dimension]}"]
+    candidates = [f"{value:.15g} {_BASE_UNITS[dimension]}", f"{value!r} {_BASE_UNITS[dimension]}"]
     for unit in _UNITS[dimension]:
         scaled = value / units.UNITS[dimension][unit]
         if 0.1 <= scaled < 100_000:
             candidates.append(f"{scaled:.12g} {unit}")
             candidates.append(f"{scaled:.15g} {unit}")
-    same = [text for text in candidates if units.parse(text, dimension) == value]
-    return min(same, key=len)
+    exact_texts = [text for text in candidates if units.parse(text, dimension) == value]
+    return min(exact_texts, key=len)

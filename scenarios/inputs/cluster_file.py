@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from meshwise.scenarios.files.checking import check
+from meshwise.scenarios.files.checking import check_table
 from meshwise.scenarios.files.errors import ScenarioError
-from meshwise.scenarios.files.reader import Document, FieldPath, dump, read
+from meshwise.scenarios.files.reader import Document, FieldPath, dump_yaml, read_document
 from meshwise.scenarios.files.results import write
-from meshwise.scenarios.inputs.cluster_document import cluster_document, exact
+from meshwise.scenarios.inputs.cluster_document import build_cluster_document, format_exact
 from meshwise.scenarios.schema.cluster import (
     MAX_DEVICES,
     AcceleratorTable,
@@ -42,17 +42,17 @@ from meshwise.scenarios.schema.cluster import (
     RingNetwork,
     TorusFabric,
 )
-from meshwise.simulator.catalog import accelerator, estimated
+from meshwise.simulator.catalog import accelerator, describe_estimates
 from meshwise.simulator.catalog.typical import (
     Efficiency,
-    efficiency_of,
+    device_efficiency,
     timed_accelerators,
     typical_efficiency,
     typical_link,
 )
 from meshwise.simulator.collective import Algorithm, Collective, CollectiveCurve
 from meshwise.simulator.machine.accelerator import Accelerator
-from meshwise.simulator.machine.cluster import FULL_BISECTION, Cluster, Library, Node, Protocol, Tenant
+from meshwise.simulator.machine.cluster import FULL_BISECTION, Cluster, CommunicationLibrary, Node, Protocol, Tenant
 from meshwise.simulator.machine.host import Host, Pcie
 from meshwise.simulator.machine.kernels import AttentionModel, MatmulModel
 from meshwise.simulator.machine.topology import (
@@ -75,41 +75,41 @@ _DELAYS = ("latency", "launch")
 N = TypeVar("N", bound=NodeNetwork)
 
 
-def stated_efficiency(table: AcceleratorTable) -> Efficiency:
+def build_efficiency(table: AcceleratorTable) -> Efficiency:
     """Return the efficiency of an accelerator that is written out: its figures, else those of ``like`` or medians."""
-    base = _base(table)
-    matmul = _matmul(table.matmul) if "matmul" in table.model_fields_set else base.matmul
+    base = _find_base_efficiency(table)
+    matmul = _build_matmul(table.matmul) if "matmul" in table.model_fields_set else base.matmul
     attention = AttentionModel(**table.attention.model_dump())
-    others = () if "kernel_bandwidth_default" in table.model_fields_set else base.kernel_bandwidth
+    base_bandwidth = () if "kernel_bandwidth_default" in table.model_fields_set else base.kernel_bandwidth
     return Efficiency(
         launch=table.launch if "launch" in table.model_fields_set else base.launch,
         matmul=matmul,
-        attention=attention if "attention" in table.model_fields_set else base.attention_beside(matmul),
+        attention=attention if "attention" in table.model_fields_set else base.scale_attention(matmul),
         sustained=table.sustained if "sustained" in table.model_fields_set else base.sustained,
-        kernel_bandwidth=tuple((dict(others) | table.kernel_bandwidth).items()),
+        kernel_bandwidth=tuple((dict(base_bandwidth) | table.kernel_bandwidth).items()),
     )
 
 
-def _base(table: AcceleratorTable) -> Efficiency:
-    return typical_efficiency() if table.like is None else efficiency_of(accelerator(table.like))
+def _find_base_efficiency(table: AcceleratorTable) -> Efficiency:
+    return typical_efficiency() if table.like is None else device_efficiency(accelerator(table.like))
 
 
-def _left_out(table: AcceleratorTable) -> tuple[str, ...]:
+def _list_unstated(table: AcceleratorTable) -> tuple[str, ...]:
     """Return the names of the figures of efficiency that a table does not state."""
-    stated = table.model_fields_set - {"kernel_bandwidth"}
+    stated_names = table.model_fields_set - {"kernel_bandwidth"}
     if (
-        "kernel_bandwidth_default" in stated
-        or dict(_base(table).kernel_bandwidth).keys() <= table.kernel_bandwidth.keys()
+        "kernel_bandwidth_default" in stated_names
+        or dict(_find_base_efficiency(table).kernel_bandwidth).keys() <= table.kernel_bandwidth.keys()
     ):
-        stated |= {"kernel_bandwidth"}
-    return tuple(name for name in Efficiency._fields if name not in stated)
+        stated_names |= {"kernel_bandwidth"}
+    return tuple(name for name in Efficiency._fields if name not in stated_names)
 
 
-_OF_ITSELF = frozenset({"sharpness", "fractions"})
+_OPTIONAL_FIGURES = frozenset({"sharpness", "fractions"})
 """Figures that refine others of their table: to leave them out makes nothing ideal."""
 
 
-def _ideal(table: AcceleratorTable) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _list_ideal(table: AcceleratorTable) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield the tables of efficiency that are stated in part, with the figures that they leave out, taken as ideal.
 
     An empty table means ideal on purpose.
@@ -117,64 +117,66 @@ def _ideal(table: AcceleratorTable) -> Iterator[tuple[str, tuple[str, ...]]]:
     for name in ("matmul", "attention"):
         part: MatmulTable | AttentionTable = getattr(table, name)
         if part.model_fields_set:
-            missing = (field for field in type(part).model_fields if field not in part.model_fields_set | _OF_ITSELF)
-            if names := tuple(missing):
+            missing_fields = (
+                field for field in type(part).model_fields if field not in part.model_fields_set | _OPTIONAL_FIGURES
+            )
+            if names := tuple(missing_fields):
                 yield name, names
 
 
-def _matmul(table: MatmulTable) -> MatmulModel:
+def _build_matmul(table: MatmulTable) -> MatmulModel:
     values = {name: getattr(table, name) for name in MatmulTable.model_fields}
     sharpness = math.inf if table.sharpness is None else table.sharpness
     return MatmulModel(**values | {"sharpness": sharpness, "fractions": tuple(table.fractions.items())})
 
 
-def typical_delays(table: LinkTable, link: Link, *, inside: bool) -> Link:
+def fill_link_delays(table: LinkTable, link: Link, *, is_inside: bool) -> Link:
     """Return a link in which latency and launch are those of timed links where its table states none."""
-    typical = typical_link(inside=inside)
-    return replace(link, **{name: getattr(typical, name) for name in _DELAYS if name not in table.model_fields_set})
+    timed_link = typical_link(inside=is_inside)
+    return replace(link, **{name: getattr(timed_link, name) for name in _DELAYS if name not in table.model_fields_set})
 
 
-def with_typical_delays(table: LinkTable, network: N) -> N:
+def fill_network_delays(table: LinkTable, network: N) -> N:
     """Return a network inside a node whose link has the delays of timed links where its table states none."""
-    return replace(network, link=typical_delays(table, network.link, inside=True))
+    return replace(network, link=fill_link_delays(table, network.link, is_inside=True))
 
 
-def estimates(table: ClusterTable | MixedClusterTable) -> Iterator[str]:
+def list_estimates(table: ClusterTable | MixedClusterTable) -> Iterator[str]:
     """Yield in words the estimates for figures that a cluster file leaves out."""
     for kind in table.node_types if isinstance(table, MixedClusterTable) else (table,):
-        yield from _of_accelerator(kind.accelerator)
+        yield from _list_accelerator_estimates(kind.accelerator)
         links = (("intra_node", kind.intra_node), ("inter_node", kind.inter_node))
         for name, link in links:
             delays = [delay for delay in _DELAYS if delay not in link.model_fields_set]
             if delays:
                 yield (
-                    f"{name}: {_listed(delays)} not stated, taken as the median of the catalogue's timed links; "
+                    f"{name}: {_join_names(delays)} not stated, taken as the median of the catalogue's timed links; "
                     "bandwidth taken as reached"
                 )
 
 
-def _of_accelerator(table: AcceleratorTable) -> Iterator[str]:
+def _list_accelerator_estimates(table: AcceleratorTable) -> Iterator[str]:
     if table.preset is not None:
-        yield from estimated(table.preset)
+        yield from describe_estimates(table.preset)
         return
-    for name, missing in _ideal(table):
-        yield f"{table.name}: {name} without {_listed(missing)}, taken as ideal; left out as a whole it is typical"
-    taken = _left_out(table)
-    if not taken:
+    for name, missing_names in _list_ideal(table):
+        yield f"{table.name}: {name} without {_join_names(missing_names)}, taken as ideal; left out as a whole it is typical"
+    unstated_names = _list_unstated(table)
+    if not unstated_names:
         return
-    stated = "matmul" in table.model_fields_set
-    fraction = table.matmul.fraction if stated else _base(table).matmul.fraction
-    reach = f"products reach {fraction:.2f} of the peak in a burst"
+    has_matmul = "matmul" in table.model_fields_set
+    fraction = table.matmul.fraction if has_matmul else _find_base_efficiency(table).matmul.fraction
+    reach_text = f"products reach {fraction:.2f} of the peak in a burst"
     if table.like is not None:
-        yield f"{table.name}: {_listed(taken)} not stated, taken from {table.like}; {reach}"
+        yield f"{table.name}: {_join_names(unstated_names)} not stated, taken from {table.like}; {reach_text}"
         return
     yield (
-        f"{table.name}: {_listed(taken)} not stated, taken as the median of the {len(timed_accelerators())} "
-        f"accelerators with timed kernels; {reach}; like: NAME takes those of one"
+        f"{table.name}: {_join_names(unstated_names)} not stated, taken as the median of the {len(timed_accelerators())} "
+        f"accelerators with timed kernels; {reach_text}; like: NAME takes those of one"
     )
 
 
-def _listed(names: list[str] | tuple[str, ...]) -> str:
+def _join_names(names: list[str] | tuple[str, ...]) -> str:
     return ", ".join(names)
 
 
@@ -206,24 +208,24 @@ def to_fabric(table: FabricTable, devices: int) -> Fabric:
     if isinstance(table, CrossbarFabric):
         return Crossbar()
     if isinstance(table, LeafSpineFabric):
-        return LeafSpine(**_fields(table))
+        return LeafSpine(**_list_fields(table))
     if isinstance(table, FatTreeFabric):
-        return FatTree(**_fields(table))
+        return FatTree(**_list_fields(table))
     if isinstance(table, DragonflyFabric):
         links = {"local": to_link(table.local), "group_link": to_link(table.group_link)}
-        return Dragonfly(**_fields(table) | links)
+        return Dragonfly(**_list_fields(table) | links)
     if isinstance(table, TorusFabric):
         return Torus(tuple(table.shape), to_link(table), table.wraparound)
-    graph = Graph(tuple(_edges(table)))
+    graph = Graph(tuple(_list_edges(table)))
     _check_graph(graph, devices)
     return graph
 
 
-def _fields(table: Any) -> dict[str, Any]:
+def _list_fields(table: Any) -> dict[str, Any]:
     return {name: value for name, value in table if name != "kind"}
 
 
-def _edges(table: GraphFabric) -> Iterator[tuple[str, str, Link]]:
+def _list_edges(table: GraphFabric) -> Iterator[tuple[str, str, Link]]:
     for edge in table.edges:
         ends: dict[str, Any] = dict(edge)
         link = to_link(edge)
@@ -237,41 +239,51 @@ def check_mesh(mesh: Mesh, devices: int) -> None:
     pairs = mesh.pairs
     if not pairs and devices > MAX_FULL_MESH:
         raise ValueError(f"a mesh without pairs has at most {MAX_FULL_MESH} devices, met {devices}")
-    beyond = next((pair for pair in pairs if max(pair[:2]) >= devices), None)
-    if beyond is not None:
-        raise ValueError(f"pairs join devices below {devices}, met {list(beyond)}")
+    far_pair = next((pair for pair in pairs if max(pair[:2]) >= devices), None)
+    if far_pair is not None:
+        raise ValueError(f"pairs join devices below {devices}, met {list(far_pair)}")
     if pairs:
         edges = [edge for a, b, _ in pairs for edge in ((a, b), (b, a))]
-        missed = _missed(edges, range(devices))
-        if missed is not None:
-            raise ValueError(f"pairs join all devices, met none that lead from device 0 to device {missed}")
+        unreached = _find_unreached(edges, range(devices))
+        if unreached is not None:
+            raise ValueError(f"pairs join all devices, met none that lead from device 0 to device {unreached}")
 
 
 def _check_graph(graph: Graph, devices: int) -> None:
     # device 0 reaches every device, and every device reaches it: then every device reaches every other one
     names = [f"device {device}" for device in range(devices)]
-    forth = [(a, b) for a, b, _ in graph.edges]
-    for edges, way in ((forth, "device 0 to {}"), ([(b, a) for a, b in forth], "{} to device 0")):
-        missed = _missed(edges, names)
-        if missed is not None:
-            raise ValueError(f"a graph has a way between every two devices, met none from {way.format(missed)}")
+    forward_edges = [(a, b) for a, b, _ in graph.edges]
+    for edges, path_text in ((forward_edges, "device 0 to {}"), ([(b, a) for a, b in forward_edges], "{} to device 0")):
+        unreached = _find_unreached(edges, names)
+        if unreached is not None:
+            raise ValueError(
+                f"a graph has a way between every two devices, met none from {path_text.format(unreached)}"
+            )
 
 
-def _missed(edges: Iterable[tuple[Any, Any]], wanted: Iterable[Any]) -> Any:
+def _find_unreached(edges: Iterable[tuple[Any, Any]], vertices: Iterable[Any]) -> Any:
     """Return the first of ``vertices`` that edges do not reach from the first vertex, or ``None``."""
-    following = defaultdict(list)
+    successors = defaultdict(list)
     for start, end in edges:
-        following[start].append(end)
-    wanted = list(wanted)
-    reached, frontier = {wanted[0]}, [wanted[0]]
+        successors[start].append(end)
+    vertices = list(vertices)
+    reached_vertices, frontier = {vertices[0]}, [vertices[0]]
     while frontier:
-        frontier = [end for start in frontier for end in following[start] if end not in reached]
+        frontier = [end for start in frontier for end in successors[start] if end not in reached_vertices]
         frontier = list(dict.fromkeys(frontier))
-        reached.update(frontier)
-    return next((vertex for vertex in wanted if vertex not in reached), None)
+        reached_vertices.update(frontier)
+    return next((vertex for vertex in vertices if vertex not in reached_vertices), None)
 
 
-__all__ = ["FieldError", "cluster_document", "cluster_in", "exact", "load_cluster", "to_cluster", "write_cluster"]
+__all__ = [
+    "FieldError",
+    "build_cluster",
+    "build_cluster_document",
+    "format_exact",
+    "load_cluster",
+    "to_cluster",
+    "write_cluster",
+]
 
 
 class FieldError(ValueError):
@@ -283,34 +295,34 @@ class FieldError(ValueError):
 
 
 @contextmanager
-def _at(*path: str | int) -> Iterator[None]:
+def _locate_errors(*path: str | int) -> Iterator[None]:
     """Turn every ``ValueError`` inside into a `FieldError` at ``path``."""
     try:
         yield
     except ValueError as error:
-        below = error.path if isinstance(error, FieldError) else ()
-        raise FieldError((*path, *below), str(error)) from None
+        inner_path = error.path if isinstance(error, FieldError) else ()
+        raise FieldError((*path, *inner_path), str(error)) from None
 
 
 def load_cluster(path: str | Path) -> Cluster:
     """Return the cluster of a file; `ScenarioError` lists all its faults."""
-    return cluster_in(read(path))
+    return build_cluster(read_document(path))
 
 
-def cluster_in(document: Document) -> Cluster:
+def build_cluster(document: Document) -> Cluster:
     """Return the cluster of a document; `ScenarioError` where its fields are invalid or contradict each other."""
-    table = cluster_table(document)
+    table = read_cluster_table(document)
     try:
         return to_cluster(table)
     except FieldError as error:
         raise ScenarioError((document.fault(error.path, str(error)),)) from None
 
 
-def cluster_table(document: Document) -> ClusterTable | MixedClusterTable:
+def read_cluster_table(document: Document) -> ClusterTable | MixedClusterTable:
     """Return the table of a cluster document; `ScenarioError` lists the faults of its fields."""
-    mixed = isinstance(document.data, dict) and "node_types" in document.data
-    model: type[ClusterTable] | type[MixedClusterTable] = MixedClusterTable if mixed else ClusterTable
-    table, faults = check(model, document)
+    is_mixed = isinstance(document.data, dict) and "node_types" in document.data
+    model: type[ClusterTable] | type[MixedClusterTable] = MixedClusterTable if is_mixed else ClusterTable
+    table, faults = check_table(model, document)
     if table is None:
         raise ScenarioError(tuple(faults))
     return table
@@ -321,12 +333,12 @@ def to_cluster(table: ClusterTable | MixedClusterTable) -> Cluster:
     if isinstance(table, MixedClusterTable):
         nodes = []
         for index, kind in enumerate(table.node_types):
-            with _at("node_types", index):
-                nodes.append((_node(kind, kind.devices, kind.nics, {"hosts": kind.hosts}), kind.count))
+            with _locate_errors("node_types", index):
+                nodes.append((_build_node(kind, kind.devices, kind.nics, {"hosts": kind.hosts}), kind.count))
     else:
         hosts = {"hosts_per_node": table.hosts_per_node}
-        nodes = [(_node(table, table.devices_per_node, table.nics_per_node, hosts), table.nodes)]
-    curves, guesses = tuple(_curves(table)), tuple(dict.fromkeys((*table.estimated, *estimates(table))))
+        nodes = [(_build_node(table, table.devices_per_node, table.nics_per_node, hosts), table.nodes)]
+    curves, guesses = tuple(_list_curves(table)), tuple(dict.fromkeys((*table.estimated, *list_estimates(table))))
     return with_conditions(Cluster(table.name, tuple(nodes), collectives=curves, estimated=guesses), table)
 
 
@@ -338,33 +350,33 @@ def with_conditions(cluster: Cluster, table: ConditionsTable) -> Cluster:
     FieldError
         Where a field does not suit the cluster, or the cluster is too large.
     """
-    with _at("node_types" if isinstance(table, MixedClusterTable) else "nodes"):
+    with _locate_errors("node_types" if isinstance(table, MixedClusterTable) else "nodes"):
         if cluster.num_devices > MAX_DEVICES:
             raise ValueError(f"nodes * devices_per_node are at most {MAX_DEVICES} devices, met {cluster.num_devices}")
     if table.fabric is not None:
-        with _at("fabric"):
+        with _locate_errors("fabric"):
             cluster = replace(cluster, fabric=to_fabric(table.fabric, cluster.num_devices))
             if isinstance(cluster.fabric, Graph):  # without speeds: their faults are reported at link_speeds below
                 _check_wiring(replace(cluster, link_speeds=()))
-    with _at("speeds"):
+    with _locate_errors("speeds"):
         cluster = replace(cluster, speeds=tuple((dict(cluster.speeds) | table.speeds).items()))
-    with _at("link_speeds"):
+    with _locate_errors("link_speeds"):
         cluster = replace(cluster, link_speeds=tuple((dict(cluster.link_speeds) | table.link_speeds).items()))
         if cluster.link_speeds:
             _check_wiring(cluster)
-    with _at("tenants"):
-        cluster = replace(cluster, tenants=(*cluster.tenants, *_tenants(table)))
-    chosen = {Collective(name): Algorithm(algorithm) for name, algorithm in table.algorithms.items()}
-    given = "overlap_slowdown" in table.model_fields_set
+    with _locate_errors("tenants"):
+        cluster = replace(cluster, tenants=(*cluster.tenants, *_list_tenants(table)))
+    chosen_algorithms = {Collective(name): Algorithm(algorithm) for name, algorithm in table.algorithms.items()}
+    has_slowdown = "overlap_slowdown" in table.model_fields_set
     return replace(
         cluster,
-        algorithms=tuple((dict(cluster.algorithms) | chosen).items()),
-        overlap_slowdown=table.overlap_slowdown if given else cluster.overlap_slowdown,
-        library=cluster.library if table.library is None else _library(table.library),
+        algorithms=tuple((dict(cluster.algorithms) | chosen_algorithms).items()),
+        overlap_slowdown=table.overlap_slowdown if has_slowdown else cluster.overlap_slowdown,
+        library=cluster.library if table.library is None else _build_library(table.library),
     )
 
 
-def resized(cluster: Cluster, nodes: int | None, devices_per_node: int | None, *, keeps_fabric: bool) -> Cluster:
+def resize_cluster(cluster: Cluster, nodes: int | None, devices_per_node: int | None, *, keeps_fabric: bool) -> Cluster:
     """Return ``cluster`` with another number of nodes or of devices a node; its fabric stays with ``keeps_fabric``.
 
     Raises
@@ -374,26 +386,28 @@ def resized(cluster: Cluster, nodes: int | None, devices_per_node: int | None, *
     """
     if nodes is devices_per_node is None:
         return cluster
-    with _at("nodes" if nodes is not None else "devices_per_node"):
-        result = (cluster if keeps_fabric else replace(cluster, fabric=FULL_BISECTION)).resized(nodes, devices_per_node)
-        if isinstance(result.first.network, Mesh):
-            check_mesh(result.first.network, result.first.devices)
+    with _locate_errors("nodes" if nodes is not None else "devices_per_node"):
+        result = (cluster if keeps_fabric else replace(cluster, fabric=FULL_BISECTION)).with_size(
+            nodes, devices_per_node
+        )
+        if isinstance(result.first_node.network, Mesh):
+            check_mesh(result.first_node.network, result.first_node.devices)
         return result
 
 
-def _node(table: ClusterTable | NodeTypeTable, devices: int, nics: int, hosts: dict[str, int]) -> Node:
-    with _at("accelerator"):
-        accelerator = _accelerator(table.accelerator)
-    with _at("host"):
-        host = _host(table.host)
-    with _at("intra_node"):
-        network = with_typical_delays(table.intra_node, to_network(table.intra_node, devices))
+def _build_node(table: ClusterTable | NodeTypeTable, devices: int, nics: int, hosts: dict[str, int]) -> Node:
+    with _locate_errors("accelerator"):
+        accelerator = _build_accelerator(table.accelerator)
+    with _locate_errors("host"):
+        host = _build_host(table.host)
+    with _locate_errors("intra_node"):
+        network = fill_network_delays(table.intra_node, to_network(table.intra_node, devices))
     (field, num_hosts), *_ = hosts.items()
-    with _at(field):
-        nic = typical_delays(table.inter_node, to_link(table.inter_node), inside=False)
+    with _locate_errors(field):
+        nic = fill_link_delays(table.inter_node, to_link(table.inter_node), is_inside=False)
         node = Node(accelerator, host, devices, network, nics, nic, num_hosts)
     if isinstance(network, PcieTree):
-        with _at("intra_node", "devices_per_switch"):
+        with _locate_errors("intra_node", "devices_per_switch"):
             _check_wiring(Cluster("node", ((node, 1),)))
     return node
 
@@ -405,11 +419,11 @@ def _check_wiring(cluster: Cluster) -> None:
     interconnect(cluster)
 
 
-def _accelerator(table: AcceleratorTable) -> Accelerator:
+def _build_accelerator(table: AcceleratorTable) -> Accelerator:
     if table.preset is not None:
         return accelerator(table.preset)
     assert table.name and table.peak and table.memory and table.memory_bandwidth  # the schema asks for them
-    efficiency = stated_efficiency(table)
+    efficiency = build_efficiency(table)
     return Accelerator(
         name=table.name,
         peak_flops=tuple(table.peak.items()),
@@ -426,7 +440,7 @@ def _accelerator(table: AcceleratorTable) -> Accelerator:
     )
 
 
-def _host(table: HostTable) -> Host:
+def _build_host(table: HostTable) -> Host:
     return Host(
         name=table.name,
         memory=table.memory,
@@ -438,20 +452,20 @@ def _host(table: HostTable) -> Host:
     )
 
 
-def _library(table: LibraryTable) -> Library:
+def _build_library(table: LibraryTable) -> CommunicationLibrary:
     protocols = tuple(Protocol(**dict(protocol)) for protocol in table.protocols)
-    return Library(protocols, table.own, table.reduction, table.reduction_launch)
+    return CommunicationLibrary(protocols, table.own, table.reduction, table.reduction_launch)
 
 
-def _curves(table: ClusterTable | MixedClusterTable) -> Iterator[CollectiveCurve]:
+def _list_curves(table: ClusterTable | MixedClusterTable) -> Iterator[CollectiveCurve]:
     for index, curve in enumerate(table.collectives):
-        with _at("collectives", index):
+        with _locate_errors("collectives", index):
             yield CollectiveCurve(Collective(curve.collective), curve.ranks, tuple(curve.points))
 
 
-def _tenants(table: ConditionsTable) -> Iterator[Tenant]:
+def _list_tenants(table: ConditionsTable) -> Iterator[Tenant]:
     for index, tenant in enumerate(table.tenants):
-        with _at(index):
+        with _locate_errors(index):
             fields: dict[str, Any] = dict(tenant)
             devices, collective = tuple(tenant.devices), Collective(tenant.collective)
             yield Tenant(**fields | {"devices": devices, "collective": collective})
@@ -460,4 +474,4 @@ def _tenants(table: ConditionsTable) -> Iterator[Tenant]:
 def write_cluster(cluster: Cluster, path: str | Path, comment: str = "") -> None:
     """Write ``cluster`` as a cluster file that reads back equal; ``comment`` goes above it."""
     head = "".join(f"# {line}\n" for line in comment.splitlines())
-    write(path, head + dump(cluster_document(cluster)))
+    write(path, head + dump_yaml(build_cluster_document(cluster)))

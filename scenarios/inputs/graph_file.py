@@ -9,11 +9,11 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from meshwise.scenarios.files.checking import check
-from meshwise.scenarios.files.errors import ScenarioError, nearest
-from meshwise.scenarios.files.reader import MAX_FAULTS, Document, FieldPath, read
+from meshwise.scenarios.files.checking import check_table
+from meshwise.scenarios.files.errors import ScenarioError, suggest_nearest
+from meshwise.scenarios.files.reader import MAX_FAULTS, Document, FieldPath, read_document
 from meshwise.scenarios.schema.graph import VERSION, GraphBlockTable, GraphOperatorTable, GraphTable, GraphTensorTable
-from meshwise.simulator.brief import brief
+from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.machine.compute import PRODUCTS
 from meshwise.simulator.operator_graph import BATCH, ITEMSIZE, Block, Operator, OperatorGraph, OperatorKind, Tensor
 
@@ -31,59 +31,67 @@ class GraphModel:
     In a scenario of another precision, tensors of ``dtype`` change to that precision; other tensors keep their dtype.
     """
 
-    operators: OperatorGraph
+    operator_graph: OperatorGraph
     dtype: str
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
     @property
     def name(self) -> str:
         """The name of the model."""
-        return self.operators.name
+        return self.operator_graph.name
 
     @property
     def summary(self) -> str:
         """The sizes of the model in one line."""
-        graph = self.operators
+        graph = self.operator_graph
         return f"{len(graph.occurrences)} blocks, {graph.num_parameters} parameters, {graph.flops:.4g} FLOP a sample"
 
     def graph(self, sequence: int, precision: str) -> OperatorGraph:
         """Return the graph in a precision; ``sequence`` is ignored, as a graph has one length of samples."""
-        return replace(self.operators, blocks=tuple(self._in(block, precision) for block in self.operators.blocks))
+        return replace(
+            self.operator_graph,
+            blocks=tuple(self._with_precision(block, precision) for block in self.operator_graph.blocks),
+        )
 
-    def _in(self, block: Block, precision: str) -> Block:
-        tensors = (replace(each, dtype=precision) if each.dtype == self.dtype else each for each in block.tensors)
+    def _with_precision(self, block: Block, precision: str) -> Block:
+        tensors = (
+            replace(tensor, dtype=precision) if tensor.dtype == self.dtype else tensor for tensor in block.tensors
+        )
         return replace(block, tensors=tuple(tensors))
 
 
 def load_graph(path: str | Path) -> GraphModel:
     """Return the graph of a file; `ScenarioError` lists all its faults."""
-    return graph_in(read(path))
+    return build_graph(read_document(path))
 
 
-def graph_in(document: Document) -> GraphModel:
+def build_graph(document: Document) -> GraphModel:
     """Return the graph of a document; `ScenarioError` lists all its faults."""
-    table, faults = check(GraphTable, document)
+    table, faults = check_table(GraphTable, document)
     if table is None:
         raise ScenarioError(tuple(faults))
-    messages = list(islice(_graph_messages(table), MAX_FAULTS))
+    messages = list(islice(_list_graph_messages(table), MAX_FAULTS))
     if messages:
         raise ScenarioError(tuple(document.fault(path, message) for path, message in messages))
-    tied = tuple(((first[0], first[1]), (second[0], second[1])) for first, second in table.tied)
-    blocks = tuple(_block(block) for block in table.blocks)
+    tied = tuple(
+        ((parameter[0], parameter[1]), (tied_parameter[0], tied_parameter[1]))
+        for parameter, tied_parameter in table.tied
+    )
+    blocks = tuple(_build_block(block) for block in table.blocks)
     return GraphModel(OperatorGraph(table.name, blocks, table.sequence, tied), table.precision)
 
 
-def _block(table: GraphBlockTable) -> Block:
+def _build_block(table: GraphBlockTable) -> Block:
     tensors = tuple(
-        Tensor(each.name, tuple(each.dims), tuple(each.shape), each.dtype, each.differentiable)
-        for each in table.tensors
+        Tensor(item.name, tuple(item.dims), tuple(item.shape), item.dtype, item.differentiable)
+        for item in table.tensors
     )
-    operators = tuple(_operator(each) for each in table.operators)
+    operators = tuple(_build_operator(item) for item in table.operators)
     return Block(table.name, operators, tensors, tuple(table.inputs), tuple(table.outputs), table.repeat, table.layer)
 
 
-def _operator(table: GraphOperatorTable) -> Operator:
+def _build_operator(table: GraphOperatorTable) -> Operator:
     return Operator(
         table.name,
         OperatorKind(table.kind),
@@ -100,7 +108,7 @@ def _operator(table: GraphOperatorTable) -> Operator:
     )
 
 
-def graph_document(graph: OperatorGraph) -> dict[str, Any]:
+def build_graph_document(graph: OperatorGraph) -> dict[str, Any]:
     """Return a graph as JSON-ready data; its precision is the float dtype of most elements of parameters."""
     elements: Counter[str] = Counter()
     for block in graph.blocks:
@@ -112,12 +120,12 @@ def graph_document(graph: OperatorGraph) -> dict[str, Any]:
         "name": graph.name,
         "sequence": graph.sequence,
         "precision": precision if elements[precision] else "fp32",
-        "blocks": [_block_document(block) for block in graph.blocks],
-        "tied": [[list(first), list(second)] for first, second in graph.tied],
+        "blocks": [_build_block_document(block) for block in graph.blocks],
+        "tied": [[list(parameter), list(tied_parameter)] for parameter, tied_parameter in graph.tied],
     }
 
 
-def _block_document(block: Block) -> dict[str, Any]:
+def _build_block_document(block: Block) -> dict[str, Any]:
     return {
         "name": block.name,
         "repeat": block.repeat,
@@ -125,15 +133,15 @@ def _block_document(block: Block) -> dict[str, Any]:
         "inputs": list(block.inputs),
         "outputs": list(block.outputs),
         "tensors": [
-            {"name": each.name, "dims": list(each.dims), "shape": list(each.shape), "dtype": each.dtype}
-            | ({} if each.differentiable else {"differentiable": False})
-            for each in block.tensors
+            {"name": item.name, "dims": list(item.dims), "shape": list(item.shape), "dtype": item.dtype}
+            | ({} if item.differentiable else {"differentiable": False})
+            for item in block.tensors
         ],
-        "operators": [_operator_document(each) for each in block.operators],
+        "operators": [_build_operator_document(item) for item in block.operators],
     }
 
 
-def _operator_document(operator: Operator) -> dict[str, Any]:
+def _build_operator_document(operator: Operator) -> dict[str, Any]:
     return {
         "name": operator.name,
         "kind": operator.kind.value,
@@ -153,107 +161,109 @@ def _operator_document(operator: Operator) -> dict[str, Any]:
 
 def dump_graph(graph: OperatorGraph) -> str:
     """Return a graph as the text of its file: one line a tensor or operator; equal graphs give equal text."""
-    document = graph_document(graph)
+    document = build_graph_document(graph)
     blocks = []
     for block in document.pop("blocks"):
-        lists = {name: ",\n".join(f"    {json.dumps(each)}" for each in block.pop(name)) for name in _LISTS}
-        rest = json.dumps(block)[:-1]
-        inner = ",\n".join(f'   "{name}": [\n{lines}\n   ]' for name, lines in lists.items())
-        blocks.append(f"  {rest},\n{inner}\n  }}")
+        lists = {name: ",\n".join(f"    {json.dumps(item)}" for item in block.pop(name)) for name in _LIST_KEYS}
+        block_fields = json.dumps(block)[:-1]
+        list_text = ",\n".join(f'   "{name}": [\n{lines}\n   ]' for name, lines in lists.items())
+        blocks.append(f"  {block_fields},\n{list_text}\n  }}")
     head = ",\n".join(f' "{name}": {json.dumps(value)}' for name, value in document.items())
     return "{\n" + head + ',\n "blocks": [\n' + ",\n".join(blocks) + "\n ]\n}\n"
 
 
-_LISTS = ("tensors", "operators")
+_LIST_KEYS = ("tensors", "operators")
 
 
-def _graph_messages(table: GraphTable) -> Iterator[Message]:
+def _list_graph_messages(table: GraphTable) -> Iterator[Message]:
     """Yield all faults of a graph whose fields are valid by themselves."""
-    yield from _repeated(("blocks",), (block.name for block in table.blocks), "block")
+    yield from _list_repeated(("blocks",), (block.name for block in table.blocks), "block")
     for index, block in enumerate(table.blocks):
-        for path, message in _block_messages(block):
+        for path, message in _list_block_messages(block):
             yield ("blocks", index, *path), message
-    yield from _boundaries(table)
-    yield from _tied(table)
+    yield from _check_boundaries(table)
+    yield from _check_tied(table)
     elements = sum(
         prod(tensor.shape) * block.repeat
         for block in table.blocks
         for tensor in block.tensors
-        if _owned(block, tensor.name)
+        if _is_parameter(block, tensor.name)
     )
     if elements >= MAX_PRODUCT:
-        yield ("blocks",), f"parameters have fewer than 2**63 elements, met {_power(elements)}"
+        yield ("blocks",), f"parameters have fewer than 2**63 elements, met {_format_power(elements)}"
 
 
-def _owned(block: GraphBlockTable, name: str) -> bool:
+def _is_parameter(block: GraphBlockTable, name: str) -> bool:
     return any(name in operator.parameters for operator in block.operators)
 
 
-def _repeated(path: FieldPath, names: Iterable[str], what: str) -> Iterator[Message]:
-    seen: dict[str, int] = {}
+def _list_repeated(path: FieldPath, names: Iterable[str], kind: str) -> Iterator[Message]:
+    first_index: dict[str, int] = {}
     for index, name in enumerate(names):
-        if seen.setdefault(name, index) != index:
-            yield (*path, index, "name"), f"a {what} has a name of its own, met {name} a second time"
+        if first_index.setdefault(name, index) != index:
+            yield (*path, index, "name"), f"a {kind} has a name of its own, met {name} a second time"
 
 
-def _block_messages(block: GraphBlockTable) -> Iterator[Message]:
-    yield from _repeated(("tensors",), (each.name for each in block.tensors), "tensor")
-    yield from _repeated(("operators",), (each.name for each in block.operators), "operator")
-    yield from _sizes(block)
-    known = [each.name for each in block.tensors]
+def _list_block_messages(block: GraphBlockTable) -> Iterator[Message]:
+    yield from _list_repeated(("tensors",), (item.name for item in block.tensors), "tensor")
+    yield from _list_repeated(("operators",), (item.name for item in block.operators), "operator")
+    yield from _check_sizes(block)
+    tensor_names = [item.name for item in block.tensors]
     for field in ("inputs", "outputs"):
-        yield from _unknown((field,), getattr(block, field), known, "tensors of the block")
+        yield from _list_unknown((field,), getattr(block, field), tensor_names, "tensors of the block")
     for index, operator in enumerate(block.operators):
-        for path, message in _operator_messages(block, operator, known):
+        for path, message in _list_operator_messages(block, operator, tensor_names):
             yield ("operators", index, *path), message
-    yield from _order(block)
+    yield from _check_order(block)
 
 
-def _unknown(path: FieldPath, names: list[str], known: list[str], what: str) -> Iterator[Message]:
-    there = set(known)
-    missing = ((index, name) for index, name in enumerate(names) if name not in there)
-    for index, name in missing:
-        yield (*path, index), f"names one of the {what}, met {name}{nearest(name, known)}"
+def _list_unknown(path: FieldPath, names: list[str], known_names: list[str], kind: str) -> Iterator[Message]:
+    known_set = set(known_names)
+    unknown_names = ((index, name) for index, name in enumerate(names) if name not in known_set)
+    for index, name in unknown_names:
+        yield (*path, index), f"names one of the {kind}, met {name}{suggest_nearest(name, known_names)}"
 
 
-def _sizes(block: GraphBlockTable) -> Iterator[Message]:
+def _check_sizes(block: GraphBlockTable) -> Iterator[Message]:
     """Yield where a dim has two sizes, a product of sizes is too large, or numbers of sizes and dims differ."""
-    size: dict[str, int] = {BATCH: 1}
+    size_by_dim: dict[str, int] = {BATCH: 1}
     places: list[tuple[FieldPath, list[str], list[int]]] = []
-    places += [(("tensors", index, "shape"), each.dims, each.shape) for index, each in enumerate(block.tensors)]
-    places += [(("operators", index, "sizes"), each.dims, each.sizes) for index, each in enumerate(block.operators)]
+    places += [(("tensors", index, "shape"), item.dims, item.shape) for index, item in enumerate(block.tensors)]
+    places += [(("operators", index, "sizes"), item.dims, item.sizes) for index, item in enumerate(block.operators)]
     for path, dims, sizes in places:
         if len(dims) != len(sizes):
             yield path, f"has one size a dim({len(dims)}), met {len(sizes)}"
             continue
-        for dim, met in zip(dims, sizes, strict=True):
-            if size.setdefault(dim, met) != met:
-                why = "one sample" if dim == BATCH else "the one of the dim in this block"
-                yield path, f"the size of {dim} is {size[dim]}, {why}, met {met}"
+        for dim, dim_size in zip(dims, sizes, strict=True):
+            if size_by_dim.setdefault(dim, dim_size) != dim_size:
+                expected_text = "one sample" if dim == BATCH else "the one of the dim in this block"
+                yield path, f"the size of {dim} is {size_by_dim[dim]}, {expected_text}, met {dim_size}"
         if prod(sizes) * max(ITEMSIZE.values()) >= MAX_PRODUCT:  # bytes in the widest dtype, hence 2**60 elements
-            yield path, f"a product of sizes is below 2**60, met {_power(prod(sizes))}"
+            yield path, f"a product of sizes is below 2**60, met {_format_power(prod(sizes))}"
 
 
-def _power(number: int) -> str:
+def _format_power(number: int) -> str:
     """Return in words the power of two below a number, which may be too large to print."""
     return f"more than 2**{number.bit_length() - 1}"
 
 
-def _operator_messages(block: GraphBlockTable, operator: GraphOperatorTable, known: list[str]) -> Iterator[Message]:
+def _list_operator_messages(
+    block: GraphBlockTable, operator: GraphOperatorTable, tensor_names: list[str]
+) -> Iterator[Message]:
     for field in ("inputs", "outputs", "parameters", "saved"):
-        yield from _unknown((field,), getattr(operator, field), known, "tensors of the block")
+        yield from _list_unknown((field,), getattr(operator, field), tensor_names, "tensors of the block")
     for field in ("reduced", "uncut"):
-        yield from _unknown((field,), getattr(operator, field), operator.dims, "operator's dims")
+        yield from _list_unknown((field,), getattr(operator, field), operator.dims, "operator's dims")
     if len(set(operator.dims)) < len(operator.dims):
         yield ("dims",), f"an operator has each dim once, met {', '.join(operator.dims)}"
     if not operator.outputs:
         yield ("outputs",), "an operator makes a tensor, met none"
-    yield from _kind_messages(block, operator)
+    yield from _list_kind_messages(block, operator)
 
 
-def _kind_messages(block: GraphBlockTable, operator: GraphOperatorTable) -> Iterator[Message]:
+def _list_kind_messages(block: GraphBlockTable, operator: GraphOperatorTable) -> Iterator[Message]:
     """Yield what an operator lacks that its kind needs."""
-    kind, dims = OperatorKind(operator.kind), {each.name: each.dims for each in block.tensors}
+    kind, dims = OperatorKind(operator.kind), {tensor.name: tensor.dims for tensor in block.tensors}
     operands = len(operator.inputs) + len(operator.parameters)
     if kind in PRODUCTS and (not operator.inputs or operands < 2):
         yield ("inputs",), f"a {kind} multiplies an input by a parameter or another input, met {operands} operands"
@@ -264,71 +274,85 @@ def _kind_messages(block: GraphBlockTable, operator: GraphOperatorTable) -> Iter
     if kind is OperatorKind.ATTENTION:
         query, keys = ([dims.get(name, []) for name in operator.inputs[:2]] + [[], []])[:2]
         context = dims.get(operator.outputs[0], []) if operator.outputs else []
-        known = {*query[:-1], *keys[:-1]} <= set(operator.dims)
-        if min(len(query), len(keys), len(context)) < 2 or not known:
+        has_dims = {*query[:-1], *keys[:-1]} <= set(operator.dims)
+        if min(len(query), len(keys), len(context)) < 2 or not has_dims:
             yield ("inputs",), "attention reads queries and keys, whose dims but the last are the operator's"
 
 
-def _order(block: GraphBlockTable) -> Iterator[Message]:
+def _check_order(block: GraphBlockTable) -> Iterator[Message]:
     """Yield where an operator reads a tensor before it is produced, or produces a tensor a second time.
 
     Operators are in the order of execution, so this also finds cycles.
     """
     # of several producers of one name the first counts, so that the others are the faulty ones: hence reversed
-    makers = {name: index for index, each in reversed(list(enumerate(block.operators))) for name in each.outputs}
-    parameters = {name for each in block.operators for name in each.parameters}
+    makers = {
+        name: index for index, producer in reversed(list(enumerate(block.operators))) for name in producer.outputs
+    }
+    parameters = {name for producer in block.operators for name in producer.parameters}
     for index, operator in enumerate(block.operators):
         for place, name in enumerate(operator.inputs):
             if makers.get(name, -1) >= index and name not in block.inputs:
                 maker = block.operators[makers[name]].name
-                what = "itself makes" if makers[name] == index else f"{maker} makes later"
+                origin = "itself makes" if makers[name] == index else f"{maker} makes later"
                 yield (
                     ("operators", index, "inputs", place),
-                    f"an operator reads what is made before it, without cycles; met {name}, which {what}",
+                    f"an operator reads what is made before it, without cycles; met {name}, which {origin}",
                 )
         for place, name in enumerate(operator.outputs):
             if makers[name] != index or name in block.inputs or name in parameters:
                 yield ("operators", index, "outputs", place), f"a tensor is made once, met {name} again"
-    made = set(makers) | set(block.inputs)
+    available_names = set(makers) | set(block.inputs)
     for place, name in enumerate(block.outputs):
-        if name not in made:
+        if name not in available_names:
             yield ("outputs", place), f"an output is made by the block or comes into it, met {name}"
 
 
-def _boundaries(table: GraphTable) -> Iterator[Message]:
+def _check_boundaries(table: GraphTable) -> Iterator[Message]:
     """Yield where the outputs of a block do not match, in order, the inputs of the next block or repetition."""
     flows = [
-        (index, block, after)
+        (index, block, next_block)
         for index, block in enumerate(table.blocks)
-        for after in ([block] if block.repeat > 1 else []) + table.blocks[index + 1 : index + 2]
+        for next_block in ([block] if block.repeat > 1 else []) + table.blocks[index + 1 : index + 2]
     ]
-    for index, block, after in flows:
-        where: FieldPath = ("blocks", index, "outputs")
-        if len(block.outputs) != len(after.inputs):
-            yield where, f"outputs are the inputs of {after.name}({len(after.inputs)}), met {len(block.outputs)}"
+    for index, block, next_block in flows:
+        path: FieldPath = ("blocks", index, "outputs")
+        if len(block.outputs) != len(next_block.inputs):
+            yield (
+                path,
+                f"outputs are the inputs of {next_block.name}({len(next_block.inputs)}), met {len(block.outputs)}",
+            )
             continue
-        one, other = ({each.name: each for each in of.tensors} for of in (block, after))
-        for place, (out, into) in enumerate(zip(block.outputs, after.inputs, strict=True)):
-            if out in one and into in other and _words(one[out]) != _words(other[into]):
-                needed = f"{after.name} reads {_words(other[into])} in its place"
-                yield (*where, place), f"{needed}, met {_words(one[out])}"
+        output_tensors, input_tensors = (
+            {tensor.name: tensor for tensor in side.tensors} for side in (block, next_block)
+        )
+        for place, (output_name, input_name) in enumerate(zip(block.outputs, next_block.inputs, strict=True)):
+            if (
+                output_name in output_tensors
+                and input_name in input_tensors
+                and _describe_tensor(output_tensors[output_name]) != _describe_tensor(input_tensors[input_name])
+            ):
+                expected_text = f"{next_block.name} reads {_describe_tensor(input_tensors[input_name])} in its place"
+                yield (*path, place), f"{expected_text}, met {_describe_tensor(output_tensors[output_name])}"
 
 
-def _words(tensor: GraphTensorTable) -> str:
+def _describe_tensor(tensor: GraphTensorTable) -> str:
     return f"{tensor.dtype} of shape {tensor.shape}"
 
 
-def _tied(table: GraphTable) -> Iterator[Message]:
+def _check_tied(table: GraphTable) -> Iterator[Message]:
     shapes = {
         (block.name, tensor.name): tensor.shape
         for block in table.blocks
         for tensor in block.tensors
-        if _owned(block, tensor.name)
+        if _is_parameter(block, tensor.name)
     }
     for index, pair in enumerate(table.tied):
-        one, other = ((block, name) for block, name in pair)
-        missing = [each for each in (one, other) if each not in shapes]
-        for block, name in missing:
+        parameter, tied_parameter = ((block, name) for block, name in pair)
+        unknown_parameters = [candidate for candidate in (parameter, tied_parameter) if candidate not in shapes]
+        for block, name in unknown_parameters:
             yield ("tied", index), f"names parameters of blocks, met {name} of {block}"
-        if not missing and prod(shapes[one]) != prod(shapes[other]):
-            yield ("tied", index), f"tied parameters are of one size, met {shapes[one]} and {shapes[other]}"
+        if not unknown_parameters and prod(shapes[parameter]) != prod(shapes[tied_parameter]):
+            yield (
+                ("tied", index),
+                f"tied parameters are of one size, met {shapes[parameter]} and {shapes[tied_parameter]}",
+            )

@@ -8,15 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from meshwise.scenarios.files.errors import Fault, ScenarioError, shown
-from meshwise.scenarios.files.reader import MAX_BYTES, Document, FieldPath, parse
-from meshwise.simulator.files import JsonError, json_strings, parse_json, unsafe_character
+from meshwise.scenarios.files.errors import Fault, ScenarioError, format_value
+from meshwise.scenarios.files.reader import MAX_BYTES, Document, FieldPath, parse_document
+from meshwise.simulator.files import JsonError, list_strings, parse_json, unsafe_character
 from meshwise.simulator.models.hugging_face import ConfigError, spec_from_config
 from meshwise.simulator.models.model import Model
 from meshwise.strategies.schedules.schedule import OrderError, from_csv
 
 
-def referenced(document: Document, path: FieldPath, name: str) -> Path:
+def resolve_reference(document: Document, path: FieldPath, name: str) -> Path:
     """Return the path of the file that the field at ``path`` names, relative to the document's folder.
 
     Raises
@@ -28,19 +28,19 @@ def referenced(document: Document, path: FieldPath, name: str) -> Path:
     folder = Path(document.file).parent
     target = folder / name
     try:
-        leaves = not target.resolve().is_relative_to(folder.resolve())
-        special = target.exists() and not (target.is_file() or target.is_dir())
+        is_outside = not target.resolve().is_relative_to(folder.resolve())
+        is_special = target.exists() and not (target.is_file() or target.is_dir())
     except (OSError, ValueError, RuntimeError) as error:  # a loop of links, or a name that no file has
-        raise ScenarioError((document.fault(path, f"names a file, met {shown(name)}: {error}"),)) from None
-    if leaves:
-        message = f"a path stays in the folder of its file, without links out of it; met {shown(name)}"
+        raise ScenarioError((document.fault(path, f"names a file, met {format_value(name)}: {error}"),)) from None
+    if is_outside:
+        message = f"a path stays in the folder of its file, without links out of it; met {format_value(name)}"
         raise ScenarioError((document.fault(path, message),))
-    if special:
-        raise ScenarioError((document.fault(path, f"names a file, met a pipe or device, {shown(name)}"),))
+    if is_special:
+        raise ScenarioError((document.fault(path, f"names a file, met a pipe or device, {format_value(name)}"),))
     return target
 
 
-_PLACED = 200_000
+_MAX_PLACED = 200_000
 """Largest configuration, in bytes, for which messages look up lines and columns."""
 
 
@@ -58,40 +58,40 @@ def load_model(path: str | Path) -> Model:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ScenarioError((Fault(str(path), 0, 0, "", f"the file cannot be read: {reason}"),)) from None
-    return model_in(content, str(path))
+    return read_model(content, str(path))
 
 
-def model_in(content: bytes, file: str) -> Model:
+def read_model(content: bytes, file: str) -> Model:
     """Return the model of the content of a ``config.json``; ``file`` is its name in messages."""
     if len(content) > MAX_BYTES:
         raise ScenarioError((Fault(file, 0, 0, "", f"a file has at most {MAX_BYTES} bytes, met more"),))
     try:
-        return spec_from_config(_mapping(parse_json(content)))
+        return spec_from_config(_check_mapping(parse_json(content)))
     except JsonError as error:
         raise ScenarioError((Fault(file, error.line, error.column, "", str(error)),)) from None
     except ConfigError as error:
-        line, column = _place(content, error.field)
+        line, column = _find_place(content, error.field)
         raise ScenarioError((Fault(file, line, column, error.field, error.message),)) from None
 
 
-def _mapping(data: Any) -> dict[str, Any]:
+def _check_mapping(data: Any) -> dict[str, Any]:
     if not isinstance(data, dict):
-        raise JsonError(f"a configuration is a mapping, met {shown(data)}")
-    met = next(filter(None, map(unsafe_character, json_strings(data))), None)
-    if met is not None:
-        raise JsonError(f"text is printable, met {met}")
+        raise JsonError(f"a configuration is a mapping, met {format_value(data)}")
+    character = next(filter(None, map(unsafe_character, list_strings(data))), None)
+    if character is not None:
+        raise JsonError(f"text is printable, met {character}")
     return data
 
 
-def _place(content: bytes, field: str) -> tuple[int, int]:
+def _find_place(content: bytes, field: str) -> tuple[int, int]:
     """Return the line and column of a field, of the configuration's start where the field is missing, else (0, 0).
 
     Long files, which list the names of many classes, have no places.
     """
-    if len(content) > _PLACED:
+    if len(content) > _MAX_PLACED:
         return 0, 0
     try:
-        return parse(content).places.get((field,), (1, 1))
+        return parse_document(content).places.get((field,), (1, 1))
     except ScenarioError:  # JSON that is not strict YAML: a character escaped as a surrogate pair
         return 0, 0
 
@@ -113,12 +113,12 @@ def with_schedule(document: Document, path: FieldPath = ("plan",)) -> Document:
     name = table.get("schedule") if isinstance(table, dict) else None
     if not isinstance(name, str) or not name.lower().endswith(ENDING):
         return document
-    order = _order(referenced(document, (*path, "schedule"), name), document, path)
-    found = {**table, "schedule": order}
-    return replace(document, data=found if not path else {**document.data, path[0]: found})
+    order = _read_order(resolve_reference(document, (*path, "schedule"), name), document, path)
+    new_table = {**table, "schedule": order}
+    return replace(document, data=new_table if not path else {**document.data, path[0]: new_table})
 
 
-def _order(file: Path, document: Document, path: FieldPath) -> str:
+def _read_order(file: Path, document: Document, path: FieldPath) -> str:
     try:
         if file.stat().st_size > MAX_BYTES:
             raise ValueError(f"a schedule has at most {MAX_BYTES} bytes")

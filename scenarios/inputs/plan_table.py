@@ -5,9 +5,9 @@ A scenario writes pins as ``{layers.attention: {heads: tensor}}``, or with a lis
 
 from typing import Any
 
-from meshwise.scenarios.files.errors import shown
+from meshwise.scenarios.files.errors import format_value
 from meshwise.scenarios.schema.plan import MAX_MICROBATCHES, PlanTable
-from meshwise.scenarios.schema.scenario import MAX_ACTIONS, STEPS_IN_A_ROW
+from meshwise.scenarios.schema.scenario import MAX_ACTIONS, MIN_STEADY_STEPS
 from meshwise.strategies.operators.choices import Pin
 from meshwise.strategies.plan.layout import Layout, Violation
 from meshwise.strategies.plan.parallelism import Attention
@@ -17,25 +17,27 @@ from meshwise.strategies.plan.rules import violations
 from meshwise.strategies.schedules.schedule import SCHEDULES
 
 
-def layout_in(table: PlanTable) -> Layout:
+def build_layout(table: PlanTable) -> Layout:
     """Return the layout of a plan table."""
     choices = {"recompute": recomputation(table.recompute), "offload": table.offload}
     return Layout(**table.model_dump() | choices | {"attention": Attention(table.attention)})
 
 
-def rule_violations(problem: Problem, layout: Layout) -> list[Violation]:
+def list_rule_violations(problem: Problem, layout: Layout) -> list[Violation]:
     """Return every rule that a layout breaks; only the broken limit where its schedule is too long to simulate."""
     training = problem.training
     microbatches = training.global_batch // layout.sequences
     actions = layout.pipeline * layout.chunks * microbatches
     rule = SCHEDULES.get(layout.schedule)
-    most = MAX_ACTIONS // (STEPS_IN_A_ROW if rule is not None and rule.asynchronous else 1)
+    max_actions = MAX_ACTIONS // (MIN_STEADY_STEPS if rule is not None and rule.is_asynchronous else 1)
     if microbatches > MAX_MICROBATCHES:
-        met = f"global_batch / (data * microbatch) = {microbatches}"
-        return [Violation("microbatch", f"a step has at most {MAX_MICROBATCHES} microbatches, met {met}")]
-    if actions > most:
-        met = f"pipeline * chunks * microbatches = {actions}"
-        return [Violation("pipeline", f"a schedule has at most {most} stages times microbatches, met {met}")]
+        met_text = f"global_batch / (data * microbatch) = {microbatches}"
+        return [Violation("microbatch", f"a step has at most {MAX_MICROBATCHES} microbatches, met {met_text}")]
+    if actions > max_actions:
+        met_text = f"pipeline * chunks * microbatches = {actions}"
+        return [
+            Violation("pipeline", f"a schedule has at most {max_actions} stages times microbatches, met {met_text}")
+        ]
     return list(violations(problem, layout))
 
 
@@ -45,34 +47,38 @@ MAX_PINS = 10_000
 
 def to_pins(values: dict[str, Any]) -> tuple[tuple[Pin, ...], list[tuple[str, str]]]:
     """Return the valid pins of a scenario by operator, and the name and a message for each invalid one."""
-    pins, wrong = [], []
+    pins, pin_errors = [], []
     for name, value in list(values.items())[:MAX_PINS]:
-        pin = _pin(name, value)
+        pin = _build_pin(name, value)
         if pin is None:
-            holds = "a pin is a mapping from dim to axis, or a list of axes in the order of the dims that may be cut"
-            wrong.append((name, f"{holds}; an axis is a name, a list of names, or null; met {shown(value)}"))
+            rule_text = (
+                "a pin is a mapping from dim to axis, or a list of axes in the order of the dims that may be cut"
+            )
+            pin_errors.append(
+                (name, f"{rule_text}; an axis is a name, a list of names, or null; met {format_value(value)}")
+            )
         else:
             pins.append(pin)
     if len(values) > MAX_PINS:
-        wrong.append((list(values)[MAX_PINS], f"pin names at most {MAX_PINS} operators, met {len(values)}"))
-    return tuple(pins), wrong
+        pin_errors.append((list(values)[MAX_PINS], f"pin names at most {MAX_PINS} operators, met {len(values)}"))
+    return tuple(pins), pin_errors
 
 
-def _pin(name: str, value: Any) -> Pin | None:
+def _build_pin(name: str, value: Any) -> Pin | None:
     pairs = (
         list(value.items()) if isinstance(value, dict) else list(enumerate(value)) if isinstance(value, list) else None
     )
     if pairs is None:
         return None
-    cuts = [(dim, _axes(axes)) for dim, axes in pairs]
+    cuts = [(dim, _parse_axes(axes)) for dim, axes in pairs]
     if any(axes is None for _, axes in cuts):
         return None
     return Pin(name, tuple((dim, axes) for dim, axes in cuts if axes is not None))
 
 
-def _axes(value: Any) -> tuple[str, ...] | None:
+def _parse_axes(value: Any) -> tuple[str, ...] | None:
     """Return the axes of a value: a name, a list of names or null; ``None`` where it is something else."""
     if value is None:
         return ()
     names = value if isinstance(value, list) else [value]
-    return tuple(names) if all(isinstance(each, str) for each in names) else None
+    return tuple(names) if all(isinstance(name, str) for name in names) else None

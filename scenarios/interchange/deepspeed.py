@@ -14,34 +14,34 @@ DeepSpeed 0.19.8: ``deepspeed/runtime/config.py`` and ``constants.py`` (batches,
 import json
 from collections.abc import Iterator
 
-from meshwise.scenarios.files.errors import shown
-from meshwise.scenarios.files.reader import parse
+from meshwise.scenarios.files.errors import format_value
+from meshwise.scenarios.files.reader import parse_document
 from meshwise.scenarios.interchange.entry import (
+    COMMON_ENTRIES,
     MODEL_ELSEWHERE,
     ONE_STAGE,
-    PLAIN,
     Count,
-    Elsewhere,
     Entry,
-    Needed,
+    ExternalFields,
+    JointKeys,
     Reason,
-    Together,
-    Unsayable,
+    RequiredKey,
+    UnsayableError,
     Values,
     Word,
-    accumulation,
-    always,
-    no_pipeline,
-    one_size,
+    count_microbatches,
+    find_microbatch,
+    list_fixed,
+    list_fixed_pipeline,
 )
-from meshwise.scenarios.interchange.facts import Facts, Request, plainly
-from meshwise.scenarios.interchange.lines import Stated, nested
+from meshwise.scenarios.interchange.facts import Facts, TrainerRequest, format_fact
+from meshwise.scenarios.interchange.lines import ConfigValues, nest_values
 from meshwise.scenarios.interchange.target import Target
-from meshwise.strategies.plan.offloading import NOTHING, Offloading
+from meshwise.strategies.plan.offloading import NO_OFFLOADING, Offloading
 from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.recomputation import Recompute
 
-_WHOLE, _MICRO, _STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
+_BATCH, _MICRO, _STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 _ZERO = "zero_optimization"
 _STAGE, _OVERLAP = f"{_ZERO}.stage", f"{_ZERO}.overlap_comm"
 _OPTIMIZER, _RATIO = f"{_ZERO}.offload_optimizer.device", f"{_ZERO}.offload_optimizer.ratio"
@@ -53,56 +53,64 @@ _BF16, _FP16, _GRADIENTS = "bf16.enabled", "fp16.enabled", "data_types.grad_accu
 
 
 def _say_batch(facts: Facts) -> Values:
-    return {_WHOLE: facts["training.global_batch"], _MICRO: one_size(facts), _STEPS: accumulation(facts)}
+    return {_BATCH: facts["training.global_batch"], _MICRO: find_microbatch(facts), _STEPS: count_microbatches(facts)}
 
 
-def _read_batch(stated: Stated) -> Facts:
-    whole, size, steps = (stated.count(key) for key in (_WHOLE, _MICRO, _STEPS))
-    if whole % (size * steps):
-        raise stated.fault(_WHOLE, f"is a multiple of {_MICRO}({size}) * {_STEPS}({steps}), met {whole}")
-    return {"training.global_batch": whole, "plan.microbatch": size, "plan.data": whole // (size * steps)}
+def _read_batch(config: ConfigValues) -> Facts:
+    global_batch, size, steps = (config.count(key) for key in (_BATCH, _MICRO, _STEPS))
+    if global_batch % (size * steps):
+        raise config.build_error(_BATCH, f"is a multiple of {_MICRO}({size}) * {_STEPS}({steps}), met {global_batch}")
+    return {"training.global_batch": global_batch, "plan.microbatch": size, "plan.data": global_batch // (size * steps)}
 
 
 def _say_zero(facts: Facts) -> Values:
     zero, overlap = facts["plan.zero"], facts["plan.overlap_gradients"]
-    alone = facts["plan.data"] * facts["plan.context"] == 1
-    if not zero and overlap != alone:
-        can = "true where no rank shares gradients" if alone else "false with zero 0, whose gradients are summed after"
-        raise Unsayable(Reason("plan.overlap_gradients", can, plainly(overlap)))
+    is_alone = facts["plan.data"] * facts["plan.context"] == 1
+    if not zero and overlap != is_alone:
+        limit = (
+            "true where no rank shares gradients" if is_alone else "false with zero 0, whose gradients are summed after"
+        )
+        raise UnsayableError(Reason("plan.overlap_gradients", limit, format_fact(overlap)))
     return {_STAGE: zero} | ({_OVERLAP: overlap} if zero else {})
 
 
-def _read_zero(stated: Stated) -> Facts:
-    zero = stated.count(_STAGE, 0, 0)
+def _read_zero(config: ConfigValues) -> Facts:
+    zero = config.count(_STAGE, 0, 0)
     if zero > 3:
-        raise stated.fault(_STAGE, f"is 0, 1, 2 or 3, met {zero}")
-    alone = _read_batch(stated)["plan.data"] * stated.count(_SEQUENCE, 1) == 1
-    return {"plan.zero": zero, "plan.overlap_gradients": stated.flag(_OVERLAP, zero == 3) if zero else alone}
+        raise config.build_error(_STAGE, f"is 0, 1, 2 or 3, met {zero}")
+    is_alone = _read_batch(config)["plan.data"] * config.count(_SEQUENCE, 1) == 1
+    return {"plan.zero": zero, "plan.overlap_gradients": config.flag(_OVERLAP, zero == 3) if zero else is_alone}
 
 
 def _say_offload(facts: Facts) -> Values:
-    how: Offloading = facts["plan.offload"]
-    if how == NOTHING:
+    offload: Offloading = facts["plan.offload"]
+    if offload == NO_OFFLOADING:
         return {}
-    zero, states = facts["plan.zero"], how.optimizer
-    whole = how.parameters in ((), (1.0,)) and not how.activations and how == Offloading(states, how.parameters)
-    if not whole or len(states) > 1:
-        can = "one fraction of the optimizer's states, stepped on the host, and all parameters (offload_optimizer)"
-        raise Unsayable(Reason("plan.offload", can, plainly(how)))
-    if zero < 1 or (zero < 3 and (how.parameters or states != (1.0,))):
-        can = "nothing with zero 0, the optimizer's states as a whole with zero 1 and 2"
-        raise Unsayable(Reason("plan.offload", can, f"{plainly(how)} with zero {zero}"))
+    zero, states = facts["plan.zero"], offload.optimizer
+    is_whole = (
+        offload.parameters in ((), (1.0,))
+        and not offload.activations
+        and offload == Offloading(states, offload.parameters)
+    )
+    if not is_whole or len(states) > 1:
+        limit = "one fraction of the optimizer's states, stepped on the host, and all parameters (offload_optimizer)"
+        raise UnsayableError(Reason("plan.offload", limit, format_fact(offload)))
+    if zero < 1 or (zero < 3 and (offload.parameters or states != (1.0,))):
+        limit = "nothing with zero 0, the optimizer's states as a whole with zero 1 and 2"
+        raise UnsayableError(Reason("plan.offload", limit, f"{format_fact(offload)} with zero {zero}"))
     values: Values = {_OPTIMIZER: "cpu"} if states else {}
     values |= {_RATIO: states[0]} if states and states != (1.0,) else {}
-    return values | ({_PARAMETERS: "cpu"} if how.parameters else {})
+    return values | ({_PARAMETERS: "cpu"} if offload.parameters else {})
 
 
-def _read_offload(stated: Stated) -> Facts:
+def _read_offload(config: ConfigValues) -> Facts:
     places = ("none", "cpu")
-    states, parameters = (stated.word(key, places, "none") == "cpu" for key in (_OPTIMIZER, _PARAMETERS))
-    ratio = stated.get(_RATIO, 1.0)
-    if type(ratio) not in (int, float) or not 0 < ratio <= 1 or (_RATIO in stated and not states):
-        raise stated.fault(_RATIO, f"is more than 0 and at most 1, of states on the cpu, met {shown(ratio)}")
+    states, parameters = (config.word(key, places, "none") == "cpu" for key in (_OPTIMIZER, _PARAMETERS))
+    ratio = config.get(_RATIO, 1.0)
+    if type(ratio) not in (int, float) or not 0 < ratio <= 1 or (_RATIO in config and not states):
+        raise config.build_error(
+            _RATIO, f"is more than 0 and at most 1, of states on the cpu, met {format_value(ratio)}"
+        )
     return {"plan.offload": Offloading((float(ratio),) if states else (), (1.0,) if parameters else ())}
 
 
@@ -110,16 +118,16 @@ def _say_context(facts: Facts) -> Values:
     if facts["plan.context"] == 1:
         return {}
     if facts["plan.attention"] is not Attention.ULYSSES:
-        raise Unsayable(Reason("plan.attention", f"ulysses ({_SEQUENCE})", plainly(facts["plan.attention"])))
+        raise UnsayableError(Reason("plan.attention", f"ulysses ({_SEQUENCE})", format_fact(facts["plan.attention"])))
     return {_SEQUENCE: facts["plan.context"], _DATA: facts["plan.data"]}
 
 
-def _read_context(stated: Stated) -> Facts:
-    context = stated.count(_SEQUENCE, 1)
-    if context > 1 or _DATA in stated:
-        data = _read_batch(stated)["plan.data"]
-        if stated.count(_DATA) != data:
-            raise stated.fault(_DATA, f"is the {data} of {_WHOLE}, met {stated.count(_DATA)}")
+def _read_context(config: ConfigValues) -> Facts:
+    context = config.count(_SEQUENCE, 1)
+    if context > 1 or _DATA in config:
+        data = _read_batch(config)["plan.data"]
+        if config.count(_DATA) != data:
+            raise config.build_error(_DATA, f"is the {data} of {_BATCH}, met {config.count(_DATA)}")
     return {"plan.context": context, "plan.attention": Attention.ULYSSES if context > 1 else None}
 
 
@@ -127,23 +135,23 @@ def _say_expert(facts: Facts) -> Values:
     return {} if facts["plan.expert"] == 1 else {_EXPERTS: True, _EXPERT: facts["plan.expert"]}
 
 
-def _read_expert(stated: Stated) -> Facts:
-    on = stated.flag(_EXPERTS, False)
-    return {"plan.expert": stated.count(_EXPERT, 1) if on else 1}
+def _read_expert(config: ConfigValues) -> Facts:
+    is_enabled = config.flag(_EXPERTS, False)
+    return {"plan.expert": config.count(_EXPERT, 1) if is_enabled else 1}
 
 
 def _say_precision(facts: Facts) -> Values:
     words: dict[str, Values] = {"fp32": {}, "bf16": {_BF16: True}, "fp16": {_FP16: True}}
     precision = facts["training.precision"]
     if precision not in words:
-        raise Unsayable(Reason("training.precision", "fp32, bf16 or fp16", precision))
+        raise UnsayableError(Reason("training.precision", "fp32, bf16 or fp16", precision))
     return words[precision]
 
 
-def _read_precision(stated: Stated) -> Facts:
-    bf16, fp16 = stated.flag(_BF16, False), stated.flag(_FP16, False)
+def _read_precision(config: ConfigValues) -> Facts:
+    bf16, fp16 = config.flag(_BF16, False), config.flag(_FP16, False)
     if bf16 and fp16:
-        raise stated.fault(_FP16, "one of bf16 and fp16, met both")
+        raise config.build_error(_FP16, "one of bf16 and fp16, met both")
     return {"training.precision": "bf16" if bf16 else "fp16" if fp16 else "fp32"}
 
 
@@ -151,51 +159,54 @@ def _say_gradients(facts: Facts) -> Values:
     return {_GRADIENTS: "fp32" if facts["training.gradient_precision"] == "fp32" else facts["training.precision"]}
 
 
-def _read_gradients(stated: Stated) -> Facts:
-    own = _read_precision(stated)["training.precision"]
-    word = stated.word(_GRADIENTS, tuple(dict.fromkeys(("fp32", own))))
+def _read_gradients(config: ConfigValues) -> Facts:
+    precision = _read_precision(config)["training.precision"]
+    word = config.word(_GRADIENTS, tuple(dict.fromkeys(("fp32", precision))))
     return {"training.gradient_precision": "fp32" if word == "fp32" else "same"}
 
 
-def _combinations(facts: Facts) -> Iterator[Reason]:
-    together = [axis for axis in ("tensor", "context", "expert") if facts[f"plan.{axis}"] > 1]
-    if len(together) > 1:
-        met = " and ".join(f"{axis} {facts[f'plan.{axis}']}" for axis in together)
-        yield Reason(f"plan.{together[-1]}", "one of tensor, context and expert ranks in a file", met)
+def _check_combinations(facts: Facts) -> Iterator[Reason]:
+    used_axes = [axis for axis in ("tensor", "context", "expert") if facts[f"plan.{axis}"] > 1]
+    if len(used_axes) > 1:
+        axes_text = " and ".join(f"{axis} {facts[f'plan.{axis}']}" for axis in used_axes)
+        yield Reason(f"plan.{used_axes[-1]}", "one of tensor, context and expert ranks in a file", axes_text)
 
 
 _MAP: tuple[Entry, ...] = (
-    Together(
-        (_MICRO, _WHOLE, _STEPS), ("plan.microbatch", "plan.data", "training.global_batch"), _say_batch, _read_batch
+    JointKeys(
+        (_MICRO, _BATCH, _STEPS), ("plan.microbatch", "plan.data", "training.global_batch"), _say_batch, _read_batch
     ),
     Count(_TENSOR, "plan.tensor", 1),
-    Together((_SEQUENCE, _DATA), ("plan.context", "plan.attention"), _say_context, _read_context),
-    Together((_EXPERT, _EXPERTS), ("plan.expert",), _say_expert, _read_expert),
-    Together((_STAGE, _OVERLAP), ("plan.zero", "plan.overlap_gradients"), _say_zero, _read_zero),
-    Together((_OPTIMIZER, _RATIO, _PARAMETERS), ("plan.offload",), _say_offload, _read_offload),
-    Together((_BF16, _FP16), ("training.precision",), _say_precision, _read_precision),
-    Together((_GRADIENTS,), ("training.gradient_precision",), _say_gradients, _read_gradients),
+    JointKeys((_SEQUENCE, _DATA), ("plan.context", "plan.attention"), _say_context, _read_context),
+    JointKeys((_EXPERT, _EXPERTS), ("plan.expert",), _say_expert, _read_expert),
+    JointKeys((_STAGE, _OVERLAP), ("plan.zero", "plan.overlap_gradients"), _say_zero, _read_zero),
+    JointKeys((_OPTIMIZER, _RATIO, _PARAMETERS), ("plan.offload",), _say_offload, _read_offload),
+    JointKeys((_BF16, _FP16), ("training.precision",), _say_precision, _read_precision),
+    JointKeys((_GRADIENTS,), ("training.gradient_precision",), _say_gradients, _read_gradients),
     Word("optimizer.type", "training.optimizer", (("adamw", "AdamW"), ("sgd", "SGD"), ("lion", "Lion"))),
-    Needed("optimizer.params.lr", 3e-4),
+    RequiredKey("optimizer.params.lr", 3e-4),
     Word("gradient_clipping", "training.gradient_clipping", ((True, 1.0), (False, 0.0))),
-    Needed("meshwise", ""),
-    *no_pipeline("of which the model's code decides (PipelineModule)"),
+    RequiredKey("meshwise", ""),
+    *list_fixed_pipeline("of which the model's code decides (PipelineModule)"),
     ONE_STAGE,
-    *always("the model's code decides (deepspeed.checkpointing)", recompute=Recompute.NONE),
-    *always("AutoTP sums whole activations", sequence_parallel=False, overlap_tensor=False),
-    *always("MiCS was removed in 0.19", zero_shards=0),
-    *always("parameters are given up after forward", reshard_after_forward=True),
-    Elsewhere(("training.sequence",)),
+    *list_fixed("the model's code decides (deepspeed.checkpointing)", list_fixed=Recompute.NONE),
+    *list_fixed("AutoTP sums whole activations", list_fixed=False, overlap_tensor=False),
+    *list_fixed("MiCS was removed in 0.19", zero_shards=0),
+    *list_fixed("parameters are given up after forward", reshard_after_forward=True),
+    ExternalFields(("training.sequence",)),
     MODEL_ELSEWHERE,
-    *PLAIN,
+    *COMMON_ENTRIES,
 )
 
 
-def _write(values: Values, request: Request, called: str) -> str:
+def _write(values: Values, request: TrainerRequest, target_name: str) -> str:
     return (
-        json.dumps(nested({"meshwise": ""} | values | {"meshwise": f"{request.title} (for {called})"}), indent=2) + "\n"
+        json.dumps(
+            nest_values({"meshwise": ""} | values | {"meshwise": f"{request.title} (for {target_name})"}), indent=2
+        )
+        + "\n"
     )
 
 
-DEEPSPEED = Target("deepspeed", "0.19.8", _MAP, _write, parse, _combinations)
-to_deepspeed, from_deepspeed = DEEPSPEED.to, DEEPSPEED.read
+DEEPSPEED = Target("deepspeed", "0.19.8", _MAP, _write, parse_document, _check_combinations)
+to_deepspeed, from_deepspeed = DEEPSPEED.to_text, DEEPSPEED.read

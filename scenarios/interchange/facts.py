@@ -8,15 +8,15 @@ from meshwise.simulator.models.attention import LatentAttention
 from meshwise.simulator.models.experts import Experts
 from meshwise.simulator.models.model import Model
 from meshwise.simulator.models.transformer import Transformer
-from meshwise.strategies.plan.completion import complete, layout_of, mesh_of
+from meshwise.strategies.plan.completion import build_mesh, complete, recover_layout
 from meshwise.strategies.plan.layout import Layout
-from meshwise.strategies.plan.mesh import AXES, Microbatch, microbatch
+from meshwise.strategies.plan.mesh import AXES, Microbatch, normalise_microbatch
 from meshwise.strategies.plan.parallelism import Attention
-from meshwise.strategies.plan.partition import partition
+from meshwise.strategies.plan.partition import partition_layers
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem, Training
-from meshwise.strategies.plan.rules import chunks_of
-from meshwise.strategies.schedules.schedule import rule_of
+from meshwise.strategies.plan.rules import count_chunks
+from meshwise.strategies.schedules.schedule import find_rule
 
 Facts = dict[str, Any]
 """Values by field, such as ``plan.tensor``, ``training.sequence`` or ``model.layers``."""
@@ -29,7 +29,7 @@ FIELDS = (*PLAN, *TRAINING, *MODEL)
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class TrainerRequest:
     """A plan to express in a trainer's configuration file, with its model, problem and name."""
 
     name: str
@@ -46,12 +46,12 @@ class Request:
     @property
     def hosts(self) -> tuple[int, int]:
         """The number of hosts, and of ranks on each: one rank a device where that divides the ranks."""
-        ranks, devices = self.plan.mesh.num_ranks, self.problem.cluster.first.devices
-        each = ranks if ranks <= devices else gcd(ranks, devices)
-        return ranks // each, each
+        ranks, devices = self.plan.mesh.num_ranks, self.problem.cluster.first_node.devices
+        ranks_per_host = ranks if ranks <= devices else gcd(ranks, devices)
+        return ranks // ranks_per_host, ranks_per_host
 
 
-def facts_of(request: Request) -> Facts:
+def collect_facts(request: TrainerRequest) -> Facts:
     """Return the facts of a request, for every field.
 
     Raises
@@ -59,24 +59,28 @@ def facts_of(request: Request) -> Facts:
     ValueError
         Where the model is no decoder transformer, or the plan is not that of a layout.
     """
-    spec = decoder(request.spec)
-    return _plan(request) | training_facts(request.problem.training) | model_facts(spec, request.problem.training)
+    spec = check_decoder(request.spec)
+    return (
+        _collect_plan_facts(request)
+        | collect_training_facts(request.problem.training)
+        | collect_model_facts(spec, request.problem.training)
+    )
 
 
-def decoder(spec: Model) -> Transformer:
+def check_decoder(spec: Model) -> Transformer:
     """Return the model if it is a decoder transformer; else raise ``ValueError``."""
     if not isinstance(spec, Transformer):
         raise ValueError(f"model: the model is a decoder transformer, met {spec.name}: {spec.summary}")
     return spec
 
 
-def _plan(request: Request) -> Facts:
+def _collect_plan_facts(request: TrainerRequest) -> Facts:
     problem, plan = request.problem, request.plan
-    layout = layout_of(problem, plan)
+    layout = recover_layout(problem, plan)
     if complete(problem, layout) != plan:
         raise ValueError("plan: what the fields of a plan mean, met a plan that cuts operators in ways of its own")
     meanings = Meanings(problem)
-    return {name: meanings.of(layout, name) for name in PLAN}
+    return {name: meanings.find_fact(layout, name) for name in PLAN}
 
 
 class LayoutFacts(dict[str, Any]):
@@ -85,12 +89,12 @@ class LayoutFacts(dict[str, Any]):
     The rules of a search see which fields of the layout a check reads, and so remember its answer.
     """
 
-    def __init__(self, known: Facts, meanings: "Meanings", layout: Layout) -> None:
-        super().__init__(known)
+    def __init__(self, known_facts: Facts, meanings: "Meanings", layout: Layout) -> None:
+        super().__init__(known_facts)
         self._meanings, self._layout = meanings, layout
 
     def __missing__(self, name: str) -> Any:
-        value = self[name] = self._meanings.of(self._layout, name)
+        value = self[name] = self._meanings.find_fact(self._layout, name)
         return value
 
 
@@ -99,33 +103,33 @@ class Meanings:
 
     def __init__(self, problem: Problem) -> None:
         self._graph, cluster = problem.graph, problem.cluster
-        self._every = () if len(cluster.free_devices) == cluster.num_devices else tuple(cluster.free_devices)
+        self._free_devices = () if len(cluster.free_devices) == cluster.num_devices else tuple(cluster.free_devices)
         self._layers = {name for name, block in problem.graph.occurrences if block.layer} or {
             problem.graph.occurrences[0][0]
         }
         self._counts: dict[tuple[int, str], tuple[int, ...]] = {}
 
-    def of(self, layout: Layout, name: str) -> Any:
+    def find_fact(self, layout: Layout, name: str) -> Any:
         """Return the fact of a field of a layout, by its dotted name such as ``plan.tensor``."""
         field = name.removeprefix("plan.")
-        own = getattr(self, f"_{field}", None)
-        return getattr(layout, field) if own is None else own(layout)
+        method = getattr(self, f"_{field}", None)
+        return getattr(layout, field) if method is None else method(layout)
 
     def _stages(self, layout: Layout) -> tuple[int, ...]:
-        how = layout.stages
-        if isinstance(how, tuple):
-            return how
-        key = rule_of(layout.schedule).num_stages(layout.pipeline, layout.chunks), how
+        division = layout.stages
+        if isinstance(division, tuple):
+            return division
+        key = find_rule(layout.schedule).count_stages(layout.pipeline, layout.chunks), division
         if key not in self._counts:
-            stages = partition(self._graph, *key)
+            stages = partition_layers(self._graph, *key)
             self._counts[key] = tuple(sum(name in self._layers for name in stage.blocks) for stage in stages)
         return self._counts[key]
 
     def _chunks(self, layout: Layout) -> int:
-        return chunks_of(layout, rule_of(layout.schedule))
+        return count_chunks(layout, find_rule(layout.schedule))
 
     def _microbatch(self, layout: Layout) -> Microbatch:
-        return microbatch(layout.microbatch)
+        return normalise_microbatch(layout.microbatch)
 
     def _attention(self, layout: Layout) -> Attention | None:
         return layout.attention if layout.context > 1 else None
@@ -136,39 +140,39 @@ class Meanings:
     def _order(self, layout: Layout) -> tuple[str, ...]:
         if layout.order == AXES:
             return AXES
-        order = tuple(axis.name for axis in mesh_of(layout).axes)
+        order = tuple(axis.name for axis in build_mesh(layout).axes)
         return AXES if order == tuple(name for name in AXES if name in order) else order
 
     def _placement(self, layout: Layout) -> tuple[int, ...]:
-        return () if layout.placement == self._every else layout.placement
+        return () if layout.placement == self._free_devices else layout.placement
 
 
-def training_facts(training: Training) -> Facts:
+def collect_training_facts(training: Training) -> Facts:
     """Return the facts of a training step; the precision of gradients is the actual one, not None for the default."""
     result = {f"training.{name}": value for name, value in asdict(training).items()}
     if not training.frozen:
-        wide = training.gradient_bytes > training.parameter_bytes or training.dtype == "fp32"
-        result["training.gradient_precision"] = "fp32" if wide else "same"
+        is_wide = training.gradient_bytes > training.parameter_bytes or training.dtype == "fp32"
+        result["training.gradient_precision"] = "fp32" if is_wide else "same"
     return result
 
 
-def model_facts(spec: Transformer, training: Training) -> Facts:
+def collect_model_facts(spec: Transformer, training: Training) -> Facts:
     """Return the facts of a transformer, with the actual value of each default.
 
     The imbalance of experts is 1 in the facts: it is an assumption of the simulation, not part of the model.
     """
-    plain = spec.ffn_kind == "gelu"
-    known = {f"model.{field.name}": getattr(spec, field.name) for field in fields(spec)}
-    return known | {
+    is_gelu = spec.ffn_kind == "gelu"
+    known_facts = {f"model.{field.name}": getattr(spec, field.name) for field in fields(spec)}
+    return known_facts | {
         "model.experts": spec.experts and replace(spec.experts, imbalance=1.0),
         "model.kv_channels": None if spec.latent else spec.head_dim,
         "model.max_positions": spec.max_positions or training.sequence,
-        "model.norm": spec.norm or ("layer" if plain else "rms"),
-        "model.biases": spec.biases or ("all" if plain else "none"),
+        "model.norm": spec.norm or ("layer" if is_gelu else "rms"),
+        "model.biases": spec.biases or ("all" if is_gelu else "none"),
     }
 
 
-def plan_document(facts: Facts) -> dict[str, Any]:
+def build_plan_document(facts: Facts) -> dict[str, Any]:
     """Return the plan of facts as the data of a plan file, without the fields that the facts lack."""
     result = {}
     for name in PLAN:
@@ -179,14 +183,14 @@ def plan_document(facts: Facts) -> dict[str, Any]:
     return result
 
 
-def plainly(value: Any) -> str:
+def format_fact(value: Any) -> str:
     """Return the value of a field in words for a message."""
     if value is None:
         return "none"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, Experts | LatentAttention):
-        return ", ".join(f"{name} {each}" for name, each in asdict(value).items())
+        return ", ".join(f"{name} {item}" for name, item in asdict(value).items())
     if isinstance(value, tuple):
         return str(list(value) if len(value) <= 16 else [*value[:16], "..."])
     return str(value) or "nothing"

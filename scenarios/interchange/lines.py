@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from meshwise.scenarios.files.errors import Fault, ScenarioError, shown
+from meshwise.scenarios.files.errors import Fault, ScenarioError, format_value
 from meshwise.scenarios.files.reader import MAX_BYTES, Document
 
 Pair = tuple[str, Any]
@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"-?[0-9]{1,18}")
 _FRACTION = re.compile(r"-?[0-9]{1,18}\.[0-9]{1,18}")
 
 
-def document(content: bytes, file: str, pair: Callable[[str], Pair | None]) -> Document:
+def parse_lines(content: bytes, file: str, parse_line: Callable[[str], Pair | None]) -> Document:
     """Return the document of a file with one key and value a line.
 
     Parameters
@@ -37,15 +37,15 @@ def document(content: bytes, file: str, pair: Callable[[str], Pair | None]) -> D
     """
     data: dict[str, Any] = {}
     places: dict[tuple[str | int, ...], tuple[int, int]] = {}
-    for number, line in _lines(content, file):
+    for number, line in _list_lines(content, file):
         column = len(line) - len(line.lstrip()) + 1
         try:
-            met = pair(line.strip())
-            if met is None:
+            statement = parse_line(line.strip())
+            if statement is None:
                 continue
-            path = tuple(met[0].split("."))
+            path = tuple(statement[0].split("."))
             if path in places:
-                raise ValueError(f"{met[0]} is stated once, met it again")
+                raise ValueError(f"{statement[0]} is stated once, met it again")
         except ValueError as error:
             raise ScenarioError((Fault(file, number, column, "", str(error)),)) from None
         places[path] = (number, column)
@@ -53,12 +53,12 @@ def document(content: bytes, file: str, pair: Callable[[str], Pair | None]) -> D
         for key in path[:-1]:
             section = section.setdefault(key, {})
             if not isinstance(section, dict):
-                raise ScenarioError((Fault(file, number, column, met[0], f"{key} is a value already"),))
-        section[path[-1]] = met[1]
+                raise ScenarioError((Fault(file, number, column, statement[0], f"{key} is a value already"),))
+        section[path[-1]] = statement[1]
     return Document(file, data, dict(places))
 
 
-def _lines(content: bytes, file: str) -> Iterator[tuple[int, str]]:
+def _list_lines(content: bytes, file: str) -> Iterator[tuple[int, str]]:
     if len(content) > MAX_BYTES:
         raise ScenarioError((Fault(file, 0, 0, "", f"a file has at most {MAX_BYTES} bytes, met more"),))
     try:
@@ -70,10 +70,10 @@ def _lines(content: bytes, file: str) -> Iterator[tuple[int, str]]:
     yield from enumerate(text.split("\n"), 1)
 
 
-def literal(text: str) -> Any:
+def parse_value(text: str) -> Any:
     """Return the value of a Python literal: a number, text, truth value, ``None``, or a list of such values.
 
-    >>> literal("[['layers.0'], ['norm']]")
+    >>> parse_value("[['layers.0'], ['norm']]")
     [['layers.0'], ['norm']]
 
     Raises
@@ -84,14 +84,14 @@ def literal(text: str) -> Any:
     try:
         value = ast.literal_eval(text)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-        raise ValueError(f"a value is a number, text, True, False, None or a list, met {shown(text)}") from None
+        raise ValueError(f"a value is a number, text, True, False, None or a list, met {format_value(text)}") from None
     return value
 
 
-def argument(line: str) -> Pair:
+def parse_argument(line: str) -> Pair:
     """Return the key and value of a line with an argument: True for a flag, else its word, or a list of several words.
 
-    >>> argument("--micro-batch-size 2"), argument("--bf16")
+    >>> parse_argument("--micro-batch-size 2"), parse_argument("--bf16")
     (('--micro-batch-size', 2), ('--bf16', True))
 
     Raises
@@ -100,18 +100,20 @@ def argument(line: str) -> Pair:
         Where the line is more to a shell than an argument and its words.
     """
     if re.search(r"[$`\\;&<>!{}]", line):
-        raise ValueError(f"a line is an argument and its words, with nothing for a shell to expand, met {shown(line)}")
+        raise ValueError(
+            f"a line is an argument and its words, with nothing for a shell to expand, met {format_value(line)}"
+        )
     try:
         key, *words = shlex.split(line)
     except ValueError as error:
-        raise ValueError(f"a line is an argument and its words, met {shown(line)}: {error}") from None
+        raise ValueError(f"a line is an argument and its words, met {format_value(line)}: {error}") from None
     if not re.fullmatch(r"--[a-z0-9-]+", key):
-        raise ValueError(f"a line begins with an argument such as --bf16, met {shown(key)}")
-    values = [_value(word) for word in words]
+        raise ValueError(f"a line begins with an argument such as --bf16, met {format_value(key)}")
+    values = [_parse_word(word) for word in words]
     return key, values if len(values) > 1 else values[0] if values else True
 
 
-def _value(word: str) -> Any:
+def _parse_word(word: str) -> Any:
     if _NUMBER.fullmatch(word):
         return int(word)
     return float(word) if _FRACTION.fullmatch(word) else word
@@ -122,7 +124,7 @@ MAX_NUMBER = 10**9
 
 
 @dataclass(frozen=True)
-class Stated:
+class ConfigValues:
     """The values of a file by dotted key, with its document for their places."""
 
     document: Document
@@ -131,33 +133,33 @@ class Stated:
     def __contains__(self, key: str) -> bool:
         return key in self.values
 
-    def fault(self, key: str, message: str) -> ScenarioError:
+    def build_error(self, key: str, message: str) -> ScenarioError:
         """Return an error at the place of a key, or of the section that lacks it."""
-        return ScenarioError((self._fault(key, message),))
+        return ScenarioError((self._build_fault(key, message),))
 
-    def _fault(self, key: str, message: str) -> Fault:
-        fault = self.document.fault(path_of(key), message)
+    def _build_fault(self, key: str, message: str) -> Fault:
+        fault = self.document.fault(split_key(key), message)
         return Fault(fault.file, fault.line, fault.column, key, message)
 
-    def count(self, key: str, default: int | None = None, least: int = 1) -> int:
+    def count(self, key: str, default: int | None = None, minimum: int = 1) -> int:
         """Return a whole number of at least ``minimum``; `ScenarioError` where the value is something else."""
         value = self.get(key, default)
-        if type(value) is not int or not least <= value <= MAX_NUMBER:
-            raise self.fault(key, f"holds a whole number of at least {least}, met {shown(value)}")
+        if type(value) is not int or not minimum <= value <= MAX_NUMBER:
+            raise self.build_error(key, f"holds a whole number of at least {minimum}, met {format_value(value)}")
         return value
 
     def flag(self, key: str, default: bool | None = None) -> bool:
         """Return a truth value; `ScenarioError` where the value is something else."""
         value = self.get(key, default)
         if type(value) is not bool:
-            raise self.fault(key, f"holds true or false, met {shown(value)}")
+            raise self.build_error(key, f"holds true or false, met {format_value(value)}")
         return value
 
     def word(self, key: str, allowed: tuple[Any, ...], default: Any = None) -> Any:
         """Return a value that equals one of ``allowed`` and has its type; else raise `ScenarioError`."""
         value = self.get(key, default)
-        if not any(type(value) is type(one) and value == one for one in allowed):
-            raise self.fault(key, f"is one of {', '.join(map(shown, allowed))}, met {shown(value)}")
+        if not any(type(value) is type(allowed_value) and value == allowed_value for allowed_value in allowed):
+            raise self.build_error(key, f"is one of {', '.join(map(format_value, allowed))}, met {format_value(value)}")
         return value
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -165,46 +167,46 @@ class Stated:
         if key in self.values:
             return self.values[key]
         if default is None:
-            raise self.fault(key, "is needed, met nothing")
+            raise self.build_error(key, "is needed, met nothing")
         return default
 
 
-def path_of(key: str) -> tuple[str, ...]:
+def split_key(key: str) -> tuple[str, ...]:
     """Return the path of a dotted key."""
     return tuple(key.split("."))
 
 
-def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+def nest_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values by dotted key as mappings within mappings.
 
-    >>> nested({"a.b": 1, "a.c": 2, "d": 3})
+    >>> nest_values({"a.b": 1, "a.c": 2, "d": 3})
     {'a': {'b': 1, 'c': 2}, 'd': 3}
     """
     result: dict[str, Any] = {}
     for key, value in values.items():
-        *sections, last = path_of(key)
-        place = result
+        *sections, name = split_key(key)
+        mapping = result
         for section in sections:
-            place = place.setdefault(section, {})
-        place[last] = value
+            mapping = mapping.setdefault(section, {})
+        mapping[name] = value
     return result
 
 
-def stated(document: Document) -> Stated:
+def flatten_document(document: Document) -> ConfigValues:
     """Return the values of a document by dotted keys, which flatten nested mappings."""
     if not isinstance(document.data, dict):
-        message = f"holds a mapping, met {shown(document.data)}"
+        message = f"holds a mapping, met {format_value(document.data)}"
         raise ScenarioError((Fault(document.file, 1, 1, "", message),))
     values: dict[str, Any] = {}
-    _flatten(document, document.data, (), values)
-    return Stated(document, values)
+    _add_values(document, document.data, (), values)
+    return ConfigValues(document, values)
 
 
-def _flatten(document: Document, data: dict[str, Any], path: tuple[str, ...], values: dict[str, Any]) -> None:
+def _add_values(document: Document, data: dict[str, Any], path: tuple[str, ...], values: dict[str, Any]) -> None:
     for key, value in data.items():
         if "." in key:
-            raise ScenarioError((document.fault((*path, key), f"a key has no point, met {shown(key)}"),))
+            raise ScenarioError((document.fault((*path, key), f"a key has no point, met {format_value(key)}"),))
         if isinstance(value, dict) and value:
-            _flatten(document, value, (*path, key), values)
+            _add_values(document, value, (*path, key), values)
         else:
             values[".".join((*path, key))] = value

@@ -17,23 +17,23 @@ from collections.abc import Iterator
 from typing import Any
 
 from meshwise.executor.supported import UNFUSED_CORE
-from meshwise.scenarios.files.errors import shown
+from meshwise.scenarios.files.errors import format_value
 from meshwise.scenarios.files.reader import Document
 from meshwise.scenarios.interchange.entry import (
+    COMMON_ENTRIES,
     ONE_FORWARD_ONE_BACKWARD,
-    PLAIN,
-    Always,
     Count,
     Entry,
+    FixedField,
+    JointKeys,
     Reason,
-    Together,
-    Unsayable,
+    UnsayableError,
     Values,
     Word,
-    one_size,
+    find_microbatch,
 )
-from meshwise.scenarios.interchange.facts import Facts, Request, plainly
-from meshwise.scenarios.interchange.lines import Pair, Stated, argument, document
+from meshwise.scenarios.interchange.facts import Facts, TrainerRequest, format_fact
+from meshwise.scenarios.interchange.lines import ConfigValues, Pair, parse_argument, parse_lines
 from meshwise.scenarios.interchange.megatron_model import (
     CORE,
     EXPERTS,
@@ -55,14 +55,14 @@ from meshwise.scenarios.interchange.megatron_model import (
 from meshwise.scenarios.interchange.target import Target
 from meshwise.simulator.models.attention import UNFUSED
 from meshwise.simulator.models.transformer import Transformer
-from meshwise.strategies.plan.offloading import NOTHING, Offloading
+from meshwise.strategies.plan.offloading import NO_OFFLOADING, Offloading
 from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.recomputation import FirstLayers, Recomputation, Recompute, SomeOperators
 
-NODES, EACH = "NNODES", "NPROC_PER_NODE"
+NODES, RANKS_PER_NODE = "NNODES", "NPROC_PER_NODE"
 """Variables of the script: the number of hosts, and of ranks on each."""
 
-_ORDERED = ("tensor-model", "context")
+_ORDERED_AXES = ("tensor-model", "context")
 """Axes whose collectives have to be launched in order before Blackwell (``CUDA_DEVICE_MAX_CONNECTIONS=1``)."""
 
 _SHARD_PARAMETERS = {"--use-megatron-fsdp", "--use-torch-fsdp2"}
@@ -90,31 +90,31 @@ _ROUTING = """# Routing is priced with {load}. What balances it is yours to stat
 _ONE_CONNECTION = "export CUDA_DEVICE_MAX_CONNECTIONS=1\n"
 
 
-def write(values: Values, request: Request, called: str) -> str:
+def write(values: Values, request: TrainerRequest, target_name: str) -> str:
     """Return the script, with one queue of kernels a device where `validate_args` of Megatron-LM requires it.
 
     Where layers recompute something that no argument expresses, a Python module of layers precedes the arguments.
     """
     hosts, ranks = request.hosts
-    ordered = any(f"--{axis}-parallel-size" in values for axis in _ORDERED)
-    one = ordered and not values.keys() & _SHARD_PARAMETERS
-    environment = _ONE_CONNECTION if one else ""
+    is_ordered = any(f"--{axis}-parallel-size" in values for axis in _ORDERED_AXES)
+    has_one_connection = is_ordered and not values.keys() & _SHARD_PARAMETERS
+    environment = _ONE_CONNECTION if has_one_connection else ""
     head = _HEAD.format(
         title=request.title,
-        called=called,
-        remarks="".join(_remarks(values, request)),
+        called=target_name,
+        remarks="".join(_list_remarks(values, request)),
         nodes=NODES,
-        each=EACH,
+        each=RANKS_PER_NODE,
         hosts=hosts,
         ranks=ranks,
         environment=environment,
         layers=write_layers(values[RECOMPUTED]) if RECOMPUTED in values else "",
     )
-    arguments = (_argument(key, value) for key, value in values.items() if key != RECOMPUTED)
+    arguments = (_format_argument(key, value) for key, value in values.items() if key != RECOMPUTED)
     return head + "".join(f"    {argument}\n" for argument in arguments) + _FOOT
 
 
-def _remarks(values: Values, request: Request) -> Iterator[str]:
+def _list_remarks(values: Values, request: TrainerRequest) -> Iterator[str]:
     """Yield comments about gradient clipping and the load of experts, where defaults of Megatron-LM may surprise."""
     if values.get("--clip-grad") == 0:
         yield _UNCLIPPED
@@ -124,43 +124,45 @@ def _remarks(values: Values, request: Request) -> Iterator[str]:
         yield _ROUTING.format(load=load)
 
 
-def _argument(key: str, value: Any) -> str:
+def _format_argument(key: str, value: Any) -> str:
     if isinstance(value, list):
         return " ".join((key, *value))
     return key if value is True else f"{key} '{value}'" if re.search(r"[|()*\[]", str(value)) else f"{key} {value}"
 
 
-_IGNORED = re.compile(r"#.*|ARGUMENTS=\(|\)||export CUDA_DEVICE_MAX_CONNECTIONS=1")
+_IGNORED_LINES = re.compile(r"#.*|ARGUMENTS=\(|\)||export CUDA_DEVICE_MAX_CONNECTIONS=1")
 
 
 def parse(content: bytes, file: str) -> Document:
     """Return the document of a script, argument by argument; ``ScenarioError`` where a line is nothing it may have."""
     foot = _FOOT.removeprefix(")\n").encode()
     stripped = strip_layers(content, file)
-    return document(stripped.removesuffix(foot), file, _pair if stripped == content else _parse_line_beside_layers)
+    return parse_lines(
+        stripped.removesuffix(foot), file, _parse_line if stripped == content else _parse_line_beside_layers
+    )
 
 
 def _parse_line_beside_layers(line: str) -> Pair | None:
-    return parse_literal(line) or _pair(line)
+    return parse_literal(line) or _parse_line(line)
 
 
-def _pair(line: str) -> Pair | None:
-    if _IGNORED.fullmatch(line):
+def _parse_line(line: str) -> Pair | None:
+    if _IGNORED_LINES.fullmatch(line):
         return None
-    if found := re.fullmatch(rf"({NODES}|{EACH})=([0-9]{{1,9}})", line):
-        return found[1], int(found[2])
-    return argument(line)
+    if match := re.fullmatch(rf"({NODES}|{RANKS_PER_NODE})=([0-9]{{1,9}})", line):
+        return match[1], int(match[2])
+    return parse_argument(line)
 
 
 _TENSOR, _PIPELINE = "--tensor-model-parallel-size", "--pipeline-model-parallel-size"
 _VIRTUAL, _LAYOUT = "--num-virtual-stages-per-pipeline-rank", "--pipeline-model-parallel-layout"
-_LAYERS_OF_ONE = "--num-layers-per-virtual-pipeline-stage"
-_CONTEXT, _HOW = "--context-parallel-size", "--cp-comm-type"
+_CHUNK_LAYERS = "--num-layers-per-virtual-pipeline-stage"
+_CONTEXT, _COMM_TYPE = "--context-parallel-size", "--cp-comm-type"
 _MICRO, _GLOBAL = "--micro-batch-size", "--global-batch-size"
 _DISTRIBUTED, _INSTANCES = "--use-distributed-optimizer", "--num-distributed-optimizer-instances"
 _FSDP, _STRATEGY, _FORMAT = "--use-megatron-fsdp", "--data-parallel-sharding-strategy", "--ckpt-format"
 _OVERLAP, _OVERLAP_GATHER = "--overlap-grad-reduce", "--overlap-param-gather"
-_TORCH, _KEPT = "--use-torch-fsdp2", "--torch-fsdp2-no-reshard-after-forward"
+_TORCH, _NO_RESHARD = "--use-torch-fsdp2", "--torch-fsdp2-no-reshard-after-forward"
 _NO_FUSION = "--no-gradient-accumulation-fusion"
 _EXPERT, _UNTIED = "--expert-model-parallel-size", "--untie-embeddings-and-output-weights"
 _GRANULARITY, _METHOD, _LAYERS = "--recompute-granularity", "--recompute-method", "--recompute-num-layers"
@@ -175,7 +177,7 @@ _OPERATORS = {
 fuses norms into products and recomputes none of them, so layers that the script defines do it. ``moe`` is missing: it
 contains more than operators of the model here. ``mla_up_proj`` is ``qkv_up_proj_and_rope_apply`` of
 ``transformer/multi_latent_attention.py``."""
-_OFFLOAD, _FRACTION, _AWARE = (
+_OFFLOAD, _FRACTION, _PRECISION_AWARE = (
     "--optimizer-cpu-offload",
     "--optimizer-offload-fraction",
     "--use-precision-aware-optimizer",
@@ -186,68 +188,71 @@ _STRATEGIES = ((2, "optim_grads"), (3, "optim_grads_params"))
 _ATTENTIONS = ((Attention.RING, "p2p"), (Attention.ALL_GATHER, "allgather"), (Attention.ULYSSES, "a2a"))
 
 
-def _read_batch(stated: Stated) -> Facts:
+def _read_batch(config: ConfigValues) -> Facts:
     """Return batch sizes and data ranks, which have no key: they are all ranks divided by the other degrees."""
-    ranks = stated.count(NODES) * stated.count(EACH)
-    others = stated.count(_TENSOR, 1) * stated.count(_PIPELINE, 1) * stated.count(_CONTEXT, 1)
-    if ranks % others:
-        raise stated.fault(EACH, f"{NODES} * {EACH} is a multiple of the other degrees({others}), met {ranks}")
-    size, whole = stated.count(_MICRO), stated.count(_GLOBAL)
-    return {"plan.data": ranks // others, "plan.microbatch": size, "training.global_batch": whole}
+    ranks = config.count(NODES) * config.count(RANKS_PER_NODE)
+    other_degrees = config.count(_TENSOR, 1) * config.count(_PIPELINE, 1) * config.count(_CONTEXT, 1)
+    if ranks % other_degrees:
+        raise config.build_error(
+            RANKS_PER_NODE,
+            f"{NODES} * {RANKS_PER_NODE} is a multiple of the other degrees({other_degrees}), met {ranks}",
+        )
+    size, global_batch = config.count(_MICRO), config.count(_GLOBAL)
+    return {"plan.data": ranks // other_degrees, "plan.microbatch": size, "training.global_batch": global_batch}
 
 
 def _say_batch(facts: Facts) -> Values:
-    return {_MICRO: one_size(facts), _GLOBAL: facts["training.global_batch"]}
+    return {_MICRO: find_microbatch(facts), _GLOBAL: facts["training.global_batch"]}
 
 
 def _say_pipeline(facts: Facts) -> Values:
     pipeline, chunks, stages = facts["plan.pipeline"], facts["plan.chunks"], facts["plan.stages"]
-    own = "interleaved" if chunks > 1 else ONE_FORWARD_ONE_BACKWARD
-    if facts["plan.schedule"] != own:
-        can = "1f1b, or interleaved with chunks"
-        raise Unsayable(Reason("plan.schedule", can, plainly(facts["plan.schedule"]).split("\n")[0][:60]))
+    default_schedule = "interleaved" if chunks > 1 else ONE_FORWARD_ONE_BACKWARD
+    if facts["plan.schedule"] != default_schedule:
+        limit = "1f1b, or interleaved with chunks"
+        raise UnsayableError(Reason("plan.schedule", limit, format_fact(facts["plan.schedule"]).split("\n")[0][:60]))
     values: Values = {} if pipeline == 1 else {_PIPELINE: pipeline}
     if len(set(stages)) > 1:
-        return values | {_LAYOUT: _layout(stages)}
+        return values | {_LAYOUT: _format_layout(stages)}
     return values | ({_VIRTUAL: chunks} if chunks > 1 else {})
 
 
-def _layout(stages: tuple[int, ...]) -> str:
+def _format_layout(stages: tuple[int, ...]) -> str:
     """Return the layers of every stage in Megatron-LM's text form.
 
-    >>> _layout((1, 2, 1))
+    >>> _format_layout((1, 2, 1))
     'Et|tt|tL'
     """
     return "E" + "|".join("t" * count for count in stages) + "L"
 
 
-def _read_pipeline(stated: Stated) -> Facts:
-    pipeline, layers = stated.count(_PIPELINE, 1), stated.count("--num-layers")
-    if sum(key in stated for key in (_LAYOUT, _VIRTUAL, _LAYERS_OF_ONE)) > 1:
-        raise stated.fault(_LAYOUT, f"one of {_LAYOUT}, {_VIRTUAL} and {_LAYERS_OF_ONE}, met several")
-    stages = _read_layout(stated, pipeline) if _LAYOUT in stated else _read_even(stated, pipeline, layers)
+def _read_pipeline(config: ConfigValues) -> Facts:
+    pipeline, layers = config.count(_PIPELINE, 1), config.count("--num-layers")
+    if sum(key in config for key in (_LAYOUT, _VIRTUAL, _CHUNK_LAYERS)) > 1:
+        raise config.build_error(_LAYOUT, f"one of {_LAYOUT}, {_VIRTUAL} and {_CHUNK_LAYERS}, met several")
+    stages = _read_layout(config, pipeline) if _LAYOUT in config else _read_even(config, pipeline, layers)
     if sum(stages) != layers:
-        raise stated.fault(_LAYOUT, f"has the layers of --num-layers {layers}, met {sum(stages)}")
+        raise config.build_error(_LAYOUT, f"has the layers of --num-layers {layers}, met {sum(stages)}")
     chunks = len(stages) // pipeline
     schedule = "interleaved" if chunks > 1 else ONE_FORWARD_ONE_BACKWARD
     return {"plan.pipeline": pipeline, "plan.chunks": chunks, "plan.schedule": schedule, "plan.stages": stages}
 
 
-def _read_layout(stated: Stated, pipeline: int) -> tuple[int, ...]:
-    text = str(stated.get(_LAYOUT))
+def _read_layout(config: ConfigValues, pipeline: int) -> tuple[int, ...]:
+    text = str(config.get(_LAYOUT))
     if not re.fullmatch(r"E[t|]*L", text) or (text.count("|") + 1) % pipeline:
-        raise stated.fault(
-            _LAYOUT, f"is E, layers t of stages of {pipeline} ranks and L, as in Ett|tL, met {shown(text)}"
+        raise config.build_error(
+            _LAYOUT, f"is E, layers t of stages of {pipeline} ranks and L, as in Ett|tL, met {format_value(text)}"
         )
     return tuple(map(len, text[1:-1].split("|")))
 
 
-def _read_even(stated: Stated, pipeline: int, layers: int) -> tuple[int, ...]:
-    chunks = stated.count(_VIRTUAL, 1)
-    if _LAYERS_OF_ONE in stated:
-        chunks = max(1, layers // (stated.count(_LAYERS_OF_ONE) * pipeline))
+def _read_even(config: ConfigValues, pipeline: int, layers: int) -> tuple[int, ...]:
+    chunks = config.count(_VIRTUAL, 1)
+    if _CHUNK_LAYERS in config:
+        chunks = max(1, layers // (config.count(_CHUNK_LAYERS) * pipeline))
     if chunks * pipeline > layers or layers % (chunks * pipeline):
-        raise stated.fault(_PIPELINE, f"stages({chunks * pipeline}) divide --num-layers {layers}")
+        raise config.build_error(_PIPELINE, f"stages({chunks * pipeline}) divide --num-layers {layers}")
     return (layers // (chunks * pipeline),) * (chunks * pipeline)
 
 
@@ -256,22 +261,22 @@ def _say_context(facts: Facts) -> Values:
     if context == 1:
         return {}
     if facts["training.sequence"] % (2 * context):
-        can = "a divisor of half the sequence, for each rank has two parts"
-        raise Unsayable(Reason("plan.context", can, f"{context} of {facts['training.sequence']} tokens"))
-    return {_CONTEXT: context, _HOW: dict(_ATTENTIONS)[facts["plan.attention"]]}
+        limit = "a divisor of half the sequence, for each rank has two parts"
+        raise UnsayableError(Reason("plan.context", limit, f"{context} of {facts['training.sequence']} tokens"))
+    return {_CONTEXT: context, _COMM_TYPE: dict(_ATTENTIONS)[facts["plan.attention"]]}
 
 
-def _read_context(stated: Stated) -> Facts:
-    context = stated.count(_CONTEXT, 1)
-    word = stated.word(_HOW, tuple(word for _, word in _ATTENTIONS), "p2p")
-    how = next(own for own, one in _ATTENTIONS if one == word)
-    return {"plan.context": context, "plan.attention": how if context > 1 else None}
+def _read_context(config: ConfigValues) -> Facts:
+    context = config.count(_CONTEXT, 1)
+    word = config.word(_COMM_TYPE, tuple(word for _, word in _ATTENTIONS), "p2p")
+    attention = next(choice for choice, name in _ATTENTIONS if name == word)
+    return {"plan.context": context, "plan.attention": attention if context > 1 else None}
 
 
 def _say_zero(facts: Facts) -> Values:
     zero, shards, overlap = facts["plan.zero"], facts["plan.zero_shards"], facts["plan.overlap_gradients"]
     if not facts["plan.reshard_after_forward"]:
-        return {_TORCH: True, _KEPT: True, _NO_FUSION: True, _FORMAT: "torch_dist"}
+        return {_TORCH: True, _NO_RESHARD: True, _NO_FUSION: True, _FORMAT: "torch_dist"}
     values: Values = {_OVERLAP: True} if overlap else {}
     if zero:
         values |= {_DISTRIBUTED: True} | ({_INSTANCES: facts["plan.data"] // shards} if shards else {})
@@ -280,46 +285,46 @@ def _say_zero(facts: Facts) -> Values:
     return values | ({_OVERLAP_GATHER: True} if zero == 3 and overlap else {})
 
 
-def _read_zero(stated: Stated) -> Facts:
-    if stated.flag(_TORCH, False):
-        return _read_torch(stated)
-    if alone := next((key for key in (_KEPT, _NO_FUSION) if key in stated), None):
-        raise stated.fault(alone, f"needs {_TORCH}, met none")
-    zero = int(stated.flag(_DISTRIBUTED, False))
-    if stated.flag(_FSDP, False):
-        word = stated.word(_STRATEGY, tuple(word for _, word in _STRATEGIES))
-        zero = next(own for own, one in _STRATEGIES if one == word)
-        stated.word(_FORMAT, ("fsdp_dtensor",))
-    elif _STRATEGY in stated or _FORMAT in stated:
-        raise stated.fault(_STRATEGY if _STRATEGY in stated else _FORMAT, f"needs {_FSDP}, met none")
-    overlap, gather = stated.flag(_OVERLAP, False), stated.flag(_OVERLAP_GATHER, False)
-    if gather != (overlap and zero == 3):
-        raise stated.fault(_OVERLAP_GATHER, f"goes with {_OVERLAP} and optim_grads_params, and they with it")
+def _read_zero(config: ConfigValues) -> Facts:
+    if config.flag(_TORCH, False):
+        return _read_torch(config)
+    if lone_key := next((key for key in (_NO_RESHARD, _NO_FUSION) if key in config), None):
+        raise config.build_error(lone_key, f"needs {_TORCH}, met none")
+    zero = int(config.flag(_DISTRIBUTED, False))
+    if config.flag(_FSDP, False):
+        word = config.word(_STRATEGY, tuple(word for _, word in _STRATEGIES))
+        zero = next(level for level, name in _STRATEGIES if name == word)
+        config.word(_FORMAT, ("fsdp_dtensor",))
+    elif _STRATEGY in config or _FORMAT in config:
+        raise config.build_error(_STRATEGY if _STRATEGY in config else _FORMAT, f"needs {_FSDP}, met none")
+    overlap, gathers_beside = config.flag(_OVERLAP, False), config.flag(_OVERLAP_GATHER, False)
+    if gathers_beside != (overlap and zero == 3):
+        raise config.build_error(_OVERLAP_GATHER, f"goes with {_OVERLAP} and optim_grads_params, and they with it")
     return {
         "plan.zero": zero,
         "plan.overlap_gradients": overlap,
-        "plan.zero_shards": _shards(stated, zero),
+        "plan.zero_shards": _read_shards(config, zero),
         "plan.reshard_after_forward": True,
     }
 
 
-def _read_torch(stated: Stated) -> Facts:
+def _read_torch(config: ConfigValues) -> Facts:
     """Return the facts of torch's FSDP2: it shards over all data ranks and always overlaps its collectives."""
-    others = (_DISTRIBUTED, _INSTANCES, _FSDP, _STRATEGY, _OVERLAP, _OVERLAP_GATHER, _OFFLOAD, _FP16)
-    if wrong := next((key for key in others if key in stated), None):
-        raise stated.fault(wrong, f"goes without {_TORCH}, met both")
-    if wrong := next((key for key in (_PIPELINE, _EXPERT) if stated.count(key, 1) > 1), None):
-        raise stated.fault(wrong, f"1 with {_TORCH}, met {stated.get(wrong)}")
-    for needed in (_NO_FUSION, _UNTIED):
-        stated.word(needed, (True,))
-    if stated.word(_FORMAT, ("torch_dist", "torch_dcp"), "torch_dist") == "torch_dcp" and stated.count(_TENSOR, 1) > 1:
-        raise stated.fault(_FORMAT, "torch_dist with tensor ranks, met torch_dcp")
-    kept = stated.flag(_KEPT, False)
+    excluded_keys = (_DISTRIBUTED, _INSTANCES, _FSDP, _STRATEGY, _OVERLAP, _OVERLAP_GATHER, _OFFLOAD, _FP16)
+    if wrong_key := next((key for key in excluded_keys if key in config), None):
+        raise config.build_error(wrong_key, f"goes without {_TORCH}, met both")
+    if wrong_key := next((key for key in (_PIPELINE, _EXPERT) if config.count(key, 1) > 1), None):
+        raise config.build_error(wrong_key, f"1 with {_TORCH}, met {config.get(wrong_key)}")
+    for needed_key in (_NO_FUSION, _UNTIED):
+        config.word(needed_key, (True,))
+    if config.word(_FORMAT, ("torch_dist", "torch_dcp"), "torch_dist") == "torch_dcp" and config.count(_TENSOR, 1) > 1:
+        raise config.build_error(_FORMAT, "torch_dist with tensor ranks, met torch_dcp")
+    keeps_parameters = config.flag(_NO_RESHARD, False)
     facts = {"plan.zero": 3, "plan.overlap_gradients": True, "plan.zero_shards": 0}
-    return facts | {"plan.reshard_after_forward": not kept}
+    return facts | {"plan.reshard_after_forward": not keeps_parameters}
 
 
-def _beside_torch(facts: Facts) -> Iterator[Reason]:
+def _check_torch(facts: Facts) -> Iterator[Reason]:
     """Yield what does not go with torch's FSDP2, the only way of Megatron-LM to keep parameters after forward.
 
     Gradients have the precision of parameters: `get_model` passes no other to torch's wrapper.
@@ -330,26 +335,26 @@ def _beside_torch(facts: Facts) -> Iterator[Reason]:
     limits: tuple[tuple[str, Any, str], ...] = (
         ("plan.zero_shards", 0, "shards over all data ranks"),
         ("plan.overlap_gradients", True, "always sums gradients beside backward"),
-        ("plan.offload", NOTHING, "goes without the distributed optimizer"),
+        ("plan.offload", NO_OFFLOADING, "goes without the distributed optimizer"),
         ("model.tied_embeddings", False, f"needs {_UNTIED}"),
     )
-    for field, value, why in limits:
+    for field, value, reason in limits:
         if facts[field] != value:
-            yield Reason(field, f"{plainly(value)} with {_TORCH}, which {why}", plainly(facts[field]))
+            yield Reason(field, f"{format_fact(value)} with {_TORCH}, which {reason}", format_fact(facts[field]))
     if (precision := facts["training.precision"]) == "fp16":
         yield Reason("training.precision", f"bf16, fp8 or fp32 with {_TORCH}", precision)
     elif precision != "fp32" and facts["training.gradient_precision"] != "same":
-        can = f"same with {_TORCH}, which sums gradients as parameters are"
-        yield Reason("training.gradient_precision", can, plainly(facts["training.gradient_precision"]))
+        limit = f"same with {_TORCH}, which sums gradients as parameters are"
+        yield Reason("training.gradient_precision", limit, format_fact(facts["training.gradient_precision"]))
 
 
-def _shards(stated: Stated, zero: int) -> int:
-    instances = stated.count(_INSTANCES, 1)
+def _read_shards(config: ConfigValues, zero: int) -> int:
+    instances = config.count(_INSTANCES, 1)
     if instances == 1:
         return 0
-    data = _read_batch(stated)["plan.data"]
+    data = _read_batch(config)["plan.data"]
     if not zero or data % instances:
-        raise stated.fault(_INSTANCES, f"divides the data ranks({data}) of {_DISTRIBUTED}, met {instances}")
+        raise config.build_error(_INSTANCES, f"divides the data ranks({data}) of {_DISTRIBUTED}, met {instances}")
     return int(data // instances)
 
 
@@ -359,25 +364,27 @@ def _list_core_operators(attention: str) -> tuple[str, ...]:
 
 
 def _say_recompute(facts: Facts) -> Values:
-    how, core = facts["plan.recompute"], _list_core_operators(facts["model.attention"])
-    if how is Recompute.NONE:
+    recompute, core_operators = facts["plan.recompute"], _list_core_operators(facts["model.attention"])
+    if recompute is Recompute.NONE:
         return {}
-    if how is Recompute.SELECTIVE:
+    if recompute is Recompute.SELECTIVE:
         return {_GRANULARITY: "selective"}
-    if how is Recompute.FULL:
+    if recompute is Recompute.FULL:
         return {_GRANULARITY: "full", _METHOD: "uniform", _LAYERS: 1}
-    if isinstance(how, FirstLayers) and how.layer is Recompute.FULL:
-        return {_GRANULARITY: "full", _METHOD: "block", _LAYERS: how.layers}
-    if isinstance(how, SomeOperators) and (words := split_into_modules(how.names, {CORE: core} | _OPERATORS)):
+    if isinstance(recompute, FirstLayers) and recompute.layer is Recompute.FULL:
+        return {_GRANULARITY: "full", _METHOD: "block", _LAYERS: recompute.layers}
+    if isinstance(recompute, SomeOperators) and (
+        words := split_into_modules(recompute.names, {CORE: core_operators} | _OPERATORS)
+    ):
         if reasons := tuple(_check_modules(facts, words)):
-            raise Unsayable(*reasons)
+            raise UnsayableError(*reasons)
         return {_GRANULARITY: "selective", _MODULES: words}
-    values = say_layers(how, list_layer_modules(core))
+    values = say_layers(recompute, list_layer_modules(core_operators))
     if not values:
-        can = f"{SAYABLE_BY_ARGUMENTS}, or by stage none, selective, or norms, attention and activation ({SPEC})"
-        raise Unsayable(Reason("plan.recompute", can, plainly(how)))
+        limit = f"{SAYABLE_BY_ARGUMENTS}, or by stage none, selective, or norms, attention and activation ({SPEC})"
+        raise UnsayableError(Reason("plan.recompute", limit, format_fact(recompute)))
     if reasons := tuple(_check_layers(facts, values[RECOMPUTED])):
-        raise Unsayable(*reasons)
+        raise UnsayableError(*reasons)
     return values
 
 
@@ -389,97 +396,105 @@ SAYABLE_BY_ARGUMENTS = (
 def _check_modules(facts: Facts, words: list[str]) -> Iterator[Reason]:
     """Yield why arguments cannot recompute modules in the precision of the facts (``transformer_config.py``)."""
     if "moe_act" in words and facts["training.precision"] == "fp8":
-        can = f"no activation of experts with fp8, whose scaling is delayed ({_MODULES} moe_act)"
-        yield Reason("plan.recompute", can, plainly(facts["plan.recompute"]))
+        limit = f"no activation of experts with fp8, whose scaling is delayed ({_MODULES} moe_act)"
+        yield Reason("plan.recompute", limit, format_fact(facts["plan.recompute"]))
 
 
 def _check_layers(facts: Facts, pairs: Any) -> Iterator[Reason]:
     """Yield why layers that the script defines do not suit the model or its precision."""
-    quantised = facts["training.precision"] == "fp8" and collect_modules(pairs) & set(QUANTISED)
+    is_quantised = facts["training.precision"] == "fp8" and collect_modules(pairs) & set(QUANTISED)
     limits = (
         (facts["model.experts"] is not None, "with experts, which layers of the script's own do not have"),
         (facts["model.latent"] is not None, "with latent attention, which layers of the script's own do not have"),
-        (quantised, "with fp8, whose delayed scaling goes with no norm or activation that is computed again"),
+        (is_quantised, "with fp8, whose delayed scaling goes with no norm or activation that is computed again"),
     )
-    met = plainly(facts["plan.recompute"])
+    recompute_text = format_fact(facts["plan.recompute"])
     yield from (
-        Reason("plan.recompute", f"{SAYABLE_BY_ARGUMENTS} {why} ({SPEC})", met) for wrong, why in limits if wrong
+        Reason("plan.recompute", f"{SAYABLE_BY_ARGUMENTS} {reason} ({SPEC})", recompute_text)
+        for is_wrong, reason in limits
+        if is_wrong
     )
 
 
-def _read_recompute(stated: Stated) -> Facts:
-    if RECOMPUTED in stated or SPEC in stated:
-        return {"plan.recompute": _read_layers(stated)}
-    what = stated.word(_GRANULARITY, ("none", "selective", "full"), "none")
-    if what != "selective" and _MODULES in stated:
-        raise stated.fault(_MODULES, f"needs {_GRANULARITY} selective, met {what}")
-    if what != "full":
-        if _METHOD in stated or _LAYERS in stated:
-            raise stated.fault(_METHOD if _METHOD in stated else _LAYERS, f"needs {_GRANULARITY} full, met {what}")
-        return {"plan.recompute": _read_modules(stated) if what == "selective" else Recompute.NONE}
-    method, layers = stated.word(_METHOD, ("uniform", "block")), stated.count(_LAYERS)
+def _read_recompute(config: ConfigValues) -> Facts:
+    if RECOMPUTED in config or SPEC in config:
+        return {"plan.recompute": _read_layers(config)}
+    granularity = config.word(_GRANULARITY, ("none", "selective", "full"), "none")
+    if granularity != "selective" and _MODULES in config:
+        raise config.build_error(_MODULES, f"needs {_GRANULARITY} selective, met {granularity}")
+    if granularity != "full":
+        if _METHOD in config or _LAYERS in config:
+            raise config.build_error(
+                _METHOD if _METHOD in config else _LAYERS, f"needs {_GRANULARITY} full, met {granularity}"
+            )
+        return {"plan.recompute": _read_modules(config) if granularity == "selective" else Recompute.NONE}
+    method, layers = config.word(_METHOD, ("uniform", "block")), config.count(_LAYERS)
     if method == "uniform" and layers != 1:
-        raise stated.fault(_LAYERS, f"1 with uniform, for each layer is kept at its start, met {layers}")
+        raise config.build_error(_LAYERS, f"1 with uniform, for each layer is kept at its start, met {layers}")
     return {"plan.recompute": Recompute.FULL if method == "uniform" else FirstLayers(Recompute.FULL, layers)}
 
 
-def _read_layers(stated: Stated) -> Recomputation:
+def _read_layers(config: ConfigValues) -> Recomputation:
     """Return what the layers that the script defines recompute."""
-    if RECOMPUTED not in stated or stated.get(SPEC) != LAYER_SPEC:
-        met = shown(stated.get(SPEC)) if RECOMPUTED in stated else "none"
-        raise stated.fault(SPEC, f"is {' '.join(LAYER_SPEC)}, a module that the script writes, met {met}")
-    others = (_GRANULARITY, _METHOD, _LAYERS, _MODULES, GROUPED_PRODUCTS, EXPERTS, _LATENT)
-    if wrong := next((key for key in others if key in stated), None):
-        raise stated.fault(wrong, f"goes without {SPEC}, met both")
-    value = stated.get(RECOMPUTED, ())
+    if RECOMPUTED not in config or config.get(SPEC) != LAYER_SPEC:
+        spec_text = format_value(config.get(SPEC)) if RECOMPUTED in config else "none"
+        raise config.build_error(SPEC, f"is {' '.join(LAYER_SPEC)}, a module that the script writes, met {spec_text}")
+    excluded_keys = (_GRANULARITY, _METHOD, _LAYERS, _MODULES, GROUPED_PRODUCTS, EXPERTS, _LATENT)
+    if wrong_key := next((key for key in excluded_keys if key in config), None):
+        raise config.build_error(wrong_key, f"goes without {SPEC}, met both")
+    value = config.get(RECOMPUTED, ())
     try:
-        how = read_layers(
-            value, list_layer_modules(_list_core_operators(str(stated.get("--attention-backend", "flash"))))
+        recompute = read_layers(
+            value, list_layer_modules(_list_core_operators(str(config.get("--attention-backend", "flash"))))
         )
     except ValueError as error:
-        raise stated.fault(RECOMPUTED, str(error)) from None
-    if _FP8 in stated and collect_modules(value) & set(QUANTISED):
-        raise stated.fault(_FP8, f"goes without {', '.join(QUANTISED)} in {RECOMPUTED}, met both")
-    return how
+        raise config.build_error(RECOMPUTED, str(error)) from None
+    if _FP8 in config and collect_modules(value) & set(QUANTISED):
+        raise config.build_error(_FP8, f"goes without {', '.join(QUANTISED)} in {RECOMPUTED}, met both")
+    return recompute
 
 
-def _read_modules(stated: Stated) -> Recompute | SomeOperators:
-    met = stated.get(_MODULES, CORE)
-    words = met if isinstance(met, list) else [met]
-    modules = {CORE: _list_core_operators(str(stated.get("--attention-backend", "flash")))} | _OPERATORS
+def _read_modules(config: ConfigValues) -> Recompute | SomeOperators:
+    file_words = config.get(_MODULES, CORE)
+    words = file_words if isinstance(file_words, list) else [file_words]
+    modules = {CORE: _list_core_operators(str(config.get("--attention-backend", "flash")))} | _OPERATORS
     if len(set(map(str, words))) < len(words) or not all(word in modules for word in map(str, words)):
-        raise stated.fault(_MODULES, f"is some of {', '.join(modules)}, each once, met {shown(met)}")
-    if "moe_act" in words and EXPERTS not in stated:
-        raise stated.fault(_MODULES, f"moe_act needs {EXPERTS}")
-    if "moe_act" in words and _FP8 in stated:
-        raise stated.fault(_FP8, "goes without moe_act, met both")
-    if "mla_up_proj" in words and not stated.flag(_LATENT, False):
-        raise stated.fault(_MODULES, f"mla_up_proj needs {_LATENT}")
+        raise config.build_error(
+            _MODULES, f"is some of {', '.join(modules)}, each once, met {format_value(file_words)}"
+        )
+    if "moe_act" in words and EXPERTS not in config:
+        raise config.build_error(_MODULES, f"moe_act needs {EXPERTS}")
+    if "moe_act" in words and _FP8 in config:
+        raise config.build_error(_FP8, "goes without moe_act, met both")
+    if "mla_up_proj" in words and not config.flag(_LATENT, False):
+        raise config.build_error(_MODULES, f"mla_up_proj needs {_LATENT}")
     names = tuple(name for word in words for name in modules[word])
     return Recompute.SELECTIVE if words == [CORE] else SomeOperators(names)
 
 
 def _say_offload(facts: Facts) -> Values:
-    how: Offloading = facts["plan.offload"]
-    if how == NOTHING:
+    offload: Offloading = facts["plan.offload"]
+    if offload == NO_OFFLOADING:
         return {}
-    if how != Offloading(optimizer=how.optimizer) or len(how.optimizer) > 1:
-        can = f"one fraction of the optimizer's states, stepped on the host ({_FRACTION})"
-        raise Unsayable(Reason("plan.offload", can, plainly(how)))
+    if offload != Offloading(optimizer=offload.optimizer) or len(offload.optimizer) > 1:
+        limit = f"one fraction of the optimizer's states, stepped on the host ({_FRACTION})"
+        raise UnsayableError(Reason("plan.offload", limit, format_fact(offload)))
     if not facts["plan.zero"]:
-        raise Unsayable(Reason("plan.offload", f"nothing without {_DISTRIBUTED}", "zero 0"))
-    return {_OFFLOAD: True, _FRACTION: how.optimizer[0], _AWARE: True}
+        raise UnsayableError(Reason("plan.offload", f"nothing without {_DISTRIBUTED}", "zero 0"))
+    return {_OFFLOAD: True, _FRACTION: offload.optimizer[0], _PRECISION_AWARE: True}
 
 
-def _read_offload(stated: Stated) -> Facts:
-    if not stated.flag(_OFFLOAD, False):
-        if _FRACTION in stated or _AWARE in stated:
-            raise stated.fault(_FRACTION if _FRACTION in stated else _AWARE, f"needs {_OFFLOAD}, met none")
-        return {"plan.offload": NOTHING}
-    stated.word(_AWARE, (True,))
-    fraction = stated.get(_FRACTION, 1.0)
+def _read_offload(config: ConfigValues) -> Facts:
+    if not config.flag(_OFFLOAD, False):
+        if _FRACTION in config or _PRECISION_AWARE in config:
+            raise config.build_error(
+                _FRACTION if _FRACTION in config else _PRECISION_AWARE, f"needs {_OFFLOAD}, met none"
+            )
+        return {"plan.offload": NO_OFFLOADING}
+    config.word(_PRECISION_AWARE, (True,))
+    fraction = config.get(_FRACTION, 1.0)
     if type(fraction) not in (int, float) or not 0 < fraction <= 1:
-        raise stated.fault(_FRACTION, f"is more than 0 and at most 1, met {shown(fraction)}")
+        raise config.build_error(_FRACTION, f"is more than 0 and at most 1, met {format_value(fraction)}")
     return {"plan.offload": Offloading(optimizer=(float(fraction),))}
 
 
@@ -492,26 +507,26 @@ def _say_precision(facts: Facts) -> Values:
         "fp8": {_BF16: True, _FP8: "hybrid"},
     }
     if precision not in words:
-        raise Unsayable(Reason("training.precision", "fp32, bf16, fp16 or fp8", precision))
-    half = precision in ("bf16", "fp8")
-    if half and gradients == "same":
+        raise UnsayableError(Reason("training.precision", "fp32, bf16, fp16 or fp8", precision))
+    is_half = precision in ("bf16", "fp8")
+    if is_half and gradients == "same":
         return words[precision] | {_IN_BF16: True}
     return words[precision] | ({_IN_FP32: True} if precision == "fp16" and gradients == "fp32" else {})
 
 
-def _read_precision(stated: Stated) -> Facts:
-    bf16, fp16 = stated.flag(_BF16, False), stated.flag(_FP16, False)
-    fp8 = stated.word(_FP8, (False, "hybrid"), False) == "hybrid"
+def _read_precision(config: ConfigValues) -> Facts:
+    bf16, fp16 = config.flag(_BF16, False), config.flag(_FP16, False)
+    fp8 = config.word(_FP8, (False, "hybrid"), False) == "hybrid"
     if (bf16 and fp16) or (fp8 and not bf16):
-        raise stated.fault(_FP8 if fp8 else _FP16, f"{_BF16} or {_FP16}, and {_FP8} with {_BF16}")
+        raise config.build_error(_FP8 if fp8 else _FP16, f"{_BF16} or {_FP16}, and {_FP8} with {_BF16}")
     precision = "fp8" if fp8 else "bf16" if bf16 else "fp16" if fp16 else "fp32"
-    wide = stated.flag(_IN_FP32, False), stated.flag(_IN_BF16, False)
+    wide_flags = config.flag(_IN_FP32, False), config.flag(_IN_BF16, False)
     # Megatron-LM sums gradients of bf16 in fp32 unless told otherwise (never by FSDP2), those of fp16 only if told so
-    same = wide[1] or _TORCH in stated if bf16 else fp16 and not wide[0]
-    return {"training.precision": precision, "training.gradient_precision": "same" if same else "fp32"}
+    is_same = wide_flags[1] or _TORCH in config if bf16 else fp16 and not wide_flags[0]
+    return {"training.precision": precision, "training.gradient_precision": "same" if is_same else "fp32"}
 
 
-def _combinations(facts: Facts) -> Iterator[Reason]:
+def _check_combinations(facts: Facts) -> Iterator[Reason]:
     expert, context = facts["plan.expert"], facts["plan.context"]
     if expert > 1 and context > 1:
         yield Reason("plan.expert", "1 with context ranks, which it makes expert ranks first", f"context {context}")
@@ -523,47 +538,58 @@ def _combinations(facts: Facts) -> Iterator[Reason]:
     if facts["plan.zero"] > 1 and facts["plan.chunks"] > 1:
         yield Reason("plan.zero", "0 or 1 with chunks, of which the map knows no run with Megatron-FSDP", "interleaved")
     if not facts["plan.reshard_after_forward"]:
-        yield from _beside_torch(facts)
+        yield from _check_torch(facts)
 
 
-def _flag(key: str, field: str, on: Any = True, off: Any = False) -> Word:
-    return Word(key, field, ((on, True), (off, False)), False)
+def _build_flag(key: str, field: str, on_value: Any = True, off_value: Any = False) -> Word:
+    return Word(key, field, ((on_value, True), (off_value, False)), False)
 
 
 _MAP: tuple[Entry, ...] = (
-    Together(
-        (_MICRO, _GLOBAL, NODES, EACH),
+    JointKeys(
+        (_MICRO, _GLOBAL, NODES, RANKS_PER_NODE),
         ("plan.microbatch", "plan.data", "training.global_batch"),
         _say_batch,
         _read_batch,
     ),
     Count(_TENSOR, "plan.tensor", 1),
-    _flag("--sequence-parallel", "plan.sequence_parallel"),
-    _flag("--tp-comm-overlap", "plan.overlap_tensor"),
-    Together(
-        (_LAYOUT, _PIPELINE, _VIRTUAL, _LAYERS_OF_ONE),
+    _build_flag("--sequence-parallel", "plan.sequence_parallel"),
+    _build_flag("--tp-comm-overlap", "plan.overlap_tensor"),
+    JointKeys(
+        (_LAYOUT, _PIPELINE, _VIRTUAL, _CHUNK_LAYERS),
         ("plan.stages", "plan.pipeline", "plan.chunks", "plan.schedule"),
         _say_pipeline,
         _read_pipeline,
     ),
-    _flag("--no-scatter-gather-tensors-in-pipeline", "plan.scatter_gather", False, True),
-    Together((_CONTEXT, _HOW), ("plan.context", "plan.attention"), _say_context, _read_context),
+    _build_flag("--no-scatter-gather-tensors-in-pipeline", "plan.scatter_gather", False, True),
+    JointKeys((_CONTEXT, _COMM_TYPE), ("plan.context", "plan.attention"), _say_context, _read_context),
     Count(_EXPERT, "plan.expert", 1),
-    Together(
-        (_DISTRIBUTED, _INSTANCES, _FSDP, _STRATEGY, _FORMAT, _OVERLAP, _OVERLAP_GATHER, _TORCH, _KEPT, _NO_FUSION),
+    JointKeys(
+        (
+            _DISTRIBUTED,
+            _INSTANCES,
+            _FSDP,
+            _STRATEGY,
+            _FORMAT,
+            _OVERLAP,
+            _OVERLAP_GATHER,
+            _TORCH,
+            _NO_RESHARD,
+            _NO_FUSION,
+        ),
         ("plan.zero", "plan.zero_shards", "plan.overlap_gradients", "plan.reshard_after_forward"),
         _say_zero,
         _read_zero,
     ),
-    Together(
+    JointKeys(
         (_GRANULARITY, _METHOD, _LAYERS, _MODULES, RECOMPUTED, SPEC),
         ("plan.recompute",),
         _say_recompute,
         _read_recompute,
     ),
-    Together((_OFFLOAD, _FRACTION, _AWARE), ("plan.offload",), _say_offload, _read_offload),
+    JointKeys((_OFFLOAD, _FRACTION, _PRECISION_AWARE), ("plan.offload",), _say_offload, _read_offload),
     Count("--seq-length", "training.sequence"),
-    Together(
+    JointKeys(
         (_BF16, _FP16, _FP8, _IN_FP32, _IN_BF16),
         ("training.precision", "training.gradient_precision"),
         _say_precision,
@@ -572,10 +598,10 @@ _MAP: tuple[Entry, ...] = (
     Word("--optimizer", "training.optimizer", (("adamw", "adam"), ("sgd", "sgd")), "adam"),
     Word("--clip-grad", "training.gradient_clipping", ((True, 1.0), (False, 0.0)), 1.0),
     *MODEL_MAP,
-    Always("model.window", None, "sliding windows are not in the field map"),
-    Always("model.parallel_residual", False, "which it does not have"),
-    *PLAIN,
+    FixedField("model.window", None, "sliding windows are not in the field map"),
+    FixedField("model.parallel_residual", False, "which it does not have"),
+    *COMMON_ENTRIES,
 )
 
-MEGATRON = Target("megatron", "core 0.16.1", _MAP, write, parse, _combinations)
-to_megatron, from_megatron = MEGATRON.to, MEGATRON.read
+MEGATRON = Target("megatron", "core 0.16.1", _MAP, write, parse, _check_combinations)
+to_megatron, from_megatron = MEGATRON.to_text, MEGATRON.read

@@ -23,19 +23,19 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from meshwise.scenarios.files.errors import Fault, ScenarioError, shown
-from meshwise.scenarios.interchange.entry import Count, Entry, Reason, Together, Unsayable, Values, Word
-from meshwise.scenarios.interchange.facts import Facts, plainly
-from meshwise.scenarios.interchange.lines import Pair, Stated, literal
+from meshwise.scenarios.files.errors import Fault, ScenarioError, format_value
+from meshwise.scenarios.interchange.entry import Count, Entry, JointKeys, Reason, UnsayableError, Values, Word
+from meshwise.scenarios.interchange.facts import Facts, format_fact
+from meshwise.scenarios.interchange.lines import ConfigValues, Pair, parse_value
 from meshwise.simulator.models.attention import LatentAttention
 from meshwise.simulator.models.experts import Experts
 from meshwise.strategies.plan.recomputation import (
     FirstLayers,
-    OfStage,
     PerStage,
     Recomputation,
     Recompute,
     SomeOperators,
+    StageRecompute,
 )
 
 _HEADS, _GROUPED, _GROUPS = "--num-attention-heads", "--group-query-attention", "--num-query-groups"
@@ -47,7 +47,7 @@ EXPERTS, GROUPED_PRODUCTS = "--num-experts", "--moe-grouped-gemm"
 _DISPATCHER, _PAIRWISE = "--moe-token-dispatcher-type", "alltoall"
 """How tokens reach experts: all-to-all to the ranks of their experts, as plans are priced; Megatron-LM's default is
 ``allgather``."""
-_TOP, _WIDTH, _SHARED, _FREQUENCY, _SCORE = (
+_TOP_K, _WIDTH, _SHARED, _FREQUENCY, _SCORE = (
     "--moe-router-topk",
     "--moe-ffn-hidden-size",
     "--moe-shared-expert-intermediate-size",
@@ -65,8 +65,8 @@ _LATENT, _KV_RANK, _Q_RANK, _NOPE, _ROPE, _VALUE, _CHANNELS = (
 )
 
 
-def _flag(key: str, field: str, on: Any = True, off: Any = False) -> Word:
-    return Word(key, field, ((on, True), (off, False)), False)
+def _build_flag(key: str, field: str, on_value: Any = True, off_value: Any = False) -> Word:
+    return Word(key, field, ((on_value, True), (off_value, False)), False)
 
 
 def _say_heads(facts: Facts) -> Values:
@@ -74,40 +74,44 @@ def _say_heads(facts: Facts) -> Values:
     return {_HEADS: heads} | ({} if heads == groups else {_GROUPED: True, _GROUPS: groups})
 
 
-def _read_heads(stated: Stated) -> Facts:
-    heads = stated.count(_HEADS)
-    grouped = stated.flag(_GROUPED, False)
-    if not grouped and _GROUPS in stated:
-        raise stated.fault(_GROUPS, f"needs {_GROUPED}, met none")
-    return {"model.heads": heads, "model.kv_heads": stated.count(_GROUPS) if grouped else heads}
+def _read_heads(config: ConfigValues) -> Facts:
+    heads = config.count(_HEADS)
+    grouped = config.flag(_GROUPED, False)
+    if not grouped and _GROUPS in config:
+        raise config.build_error(_GROUPS, f"needs {_GROUPED}, met none")
+    return {"model.heads": heads, "model.kv_heads": config.count(_GROUPS) if grouped else heads}
 
 
 def _say_biases(facts: Facts) -> Values:
-    how = facts["model.biases"]
-    return {} if how == "all" else {_BIAS: True} | ({_QKV: True} if how == "qkv" else {})
+    biases = facts["model.biases"]
+    return {} if biases == "all" else {_BIAS: True} | ({_QKV: True} if biases == "qkv" else {})
 
 
-def _read_biases(stated: Stated) -> Facts:
-    without, qkv = stated.flag(_BIAS, False), stated.flag(_QKV, False)
-    return {"model.biases": "all" if not without else "qkv" if qkv else "none"}
+def _read_biases(config: ConfigValues) -> Facts:
+    has_no_bias, qkv = config.flag(_BIAS, False), config.flag(_QKV, False)
+    return {"model.biases": "all" if not has_no_bias else "qkv" if qkv else "none"}
 
 
 def _say_dropout(facts: Facts) -> Values:
     return {} if facts["model.dropout"] else {_ATTENTION_DROPOUT: 0.0, _HIDDEN_DROPOUT: 0.0}
 
 
-def _read_dropout(stated: Stated) -> Facts:
-    both = [stated.get(key, _DROPOUT) for key in (_ATTENTION_DROPOUT, _HIDDEN_DROPOUT)]
-    if not all(isinstance(value, float | int) and 0 <= value < 1 for value in both) or (both[0] > 0) != (both[1] > 0):
-        raise stated.fault(_HIDDEN_DROPOUT, f"both are 0.0 or both more, met {' and '.join(map(shown, both))}")
-    return {"model.dropout": both[0] > 0}
+def _read_dropout(config: ConfigValues) -> Facts:
+    rates = [config.get(key, _DROPOUT) for key in (_ATTENTION_DROPOUT, _HIDDEN_DROPOUT)]
+    if not all(isinstance(value, float | int) and 0 <= value < 1 for value in rates) or (rates[0] > 0) != (
+        rates[1] > 0
+    ):
+        raise config.build_error(
+            _HIDDEN_DROPOUT, f"both are 0.0 or both more, met {' and '.join(map(format_value, rates))}"
+        )
+    return {"model.dropout": rates[0] > 0}
 
 
 def _check_experts(experts: Experts, biases: str) -> Iterator[Reason]:
     """Yield why arguments cannot express a mixture of experts."""
     if experts.capacity_factor != 1:
-        met = plainly(experts.capacity_factor)
-        yield Reason("model.experts", "experts that drop no tokens (capacity_factor 1)", met)
+        factor_text = format_fact(experts.capacity_factor)
+        yield Reason("model.experts", "experts that drop no tokens (capacity_factor 1)", factor_text)
     if biases == "all":
         yield Reason("model.biases", f"none or qkv with experts ({GROUPED_PRODUCTS})", biases)
 
@@ -117,45 +121,47 @@ def _say_experts(facts: Facts) -> Values:
     if experts is None:
         return {}
     if reasons := tuple(_check_experts(experts, facts["model.biases"])):
-        raise Unsayable(*reasons)
-    dense, layers = experts.dense_layers, facts["model.layers"]
-    values: Values = {EXPERTS: experts.count, _TOP: experts.top_k, _WIDTH: experts.ffn}
+        raise UnsayableError(*reasons)
+    dense_layers, layers = experts.dense_layers, facts["model.layers"]
+    values: Values = {EXPERTS: experts.count, _TOP_K: experts.top_k, _WIDTH: experts.ffn}
     values |= {_DISPATCHER: _PAIRWISE, GROUPED_PRODUCTS: True}
     values |= {_SHARED: experts.shared * experts.ffn} if experts.shared else {}
-    values |= {_FREQUENCY: f"([0]*{dense}+[1]*{layers - dense})"} if dense else {}
+    values |= {_FREQUENCY: f"([0]*{dense_layers}+[1]*{layers - dense_layers})"} if dense_layers else {}
     return values | ({_SCORE: True} if experts.score_bias else {})
 
 
-def _read_experts(stated: Stated) -> Facts:
-    if EXPERTS not in stated:
+def _read_experts(config: ConfigValues) -> Facts:
+    if EXPERTS not in config:
         return {"model.experts": None}
-    _check_kernels(stated)
-    width, shared = stated.count(_WIDTH), stated.count(_SHARED, 0, 0)
+    _check_kernels(config)
+    width, shared = config.count(_WIDTH), config.count(_SHARED, 0, 0)
     if shared % width:
-        raise stated.fault(_SHARED, f"is a multiple of {_WIDTH} {width}, met {shared}")
-    pattern = stated.get(_FREQUENCY, "([0]*0+[1]*1)")
-    found = re.fullmatch(r"\(\[0\]\*([0-9]{1,9})\+\[1\]\*([0-9]{1,9})\)", str(pattern))
-    if found is None or (_FREQUENCY in stated and int(found[1]) + int(found[2]) != stated.count("--num-layers")):
-        raise stated.fault(_FREQUENCY, f"is dense layers, then the others, as in ([0]*1+[1]*26), met {shown(pattern)}")
-    count, top, score = stated.count(EXPERTS), stated.count(_TOP, 2), stated.flag(_SCORE, False)
+        raise config.build_error(_SHARED, f"is a multiple of {_WIDTH} {width}, met {shared}")
+    pattern = config.get(_FREQUENCY, "([0]*0+[1]*1)")
+    match = re.fullmatch(r"\(\[0\]\*([0-9]{1,9})\+\[1\]\*([0-9]{1,9})\)", str(pattern))
+    if match is None or (_FREQUENCY in config and int(match[1]) + int(match[2]) != config.count("--num-layers")):
+        raise config.build_error(
+            _FREQUENCY, f"is dense layers, then the others, as in ([0]*1+[1]*26), met {format_value(pattern)}"
+        )
+    count, top_k, score_bias = config.count(EXPERTS), config.count(_TOP_K, 2), config.flag(_SCORE, False)
     try:
-        experts = Experts(count, top, width, shared // width, int(found[1]), score)
+        experts = Experts(count, top_k, width, shared // width, int(match[1]), score_bias)
     except ValueError as error:
-        raise stated.fault(EXPERTS, str(error)) from None
+        raise config.build_error(EXPERTS, str(error)) from None
     return {"model.experts": experts}
 
 
-def _check_kernels(stated: Stated) -> None:
+def _check_kernels(config: ConfigValues) -> None:
     """Raise ``ScenarioError`` where experts do not run as plans are priced, with all-to-all and grouped products."""
-    met = stated.get(_DISPATCHER, "")
-    if met != _PAIRWISE:
-        value = shown(met) if met else "none: Megatron-LM then gathers all tokens (allgather)"
-        raise stated.fault(_DISPATCHER, f"is {_PAIRWISE} with {EXPERTS}, as plans are priced, met {value}")
-    if not stated.flag(GROUPED_PRODUCTS, False):
-        why = "as plans are priced, met none: Megatron-LM then multiplies expert by expert"
-        raise stated.fault(GROUPED_PRODUCTS, f"is needed with {EXPERTS}, {why}")
-    if not stated.flag(_BIAS, False):
-        raise stated.fault(_BIAS, f"is needed with {EXPERTS}, whose products have no biases, met none")
+    dispatcher = config.get(_DISPATCHER, "")
+    if dispatcher != _PAIRWISE:
+        value = format_value(dispatcher) if dispatcher else "none: Megatron-LM then gathers all tokens (allgather)"
+        raise config.build_error(_DISPATCHER, f"is {_PAIRWISE} with {EXPERTS}, as plans are priced, met {value}")
+    if not config.flag(GROUPED_PRODUCTS, False):
+        reason = "as plans are priced, met none: Megatron-LM then multiplies expert by expert"
+        raise config.build_error(GROUPED_PRODUCTS, f"is needed with {EXPERTS}, {reason}")
+    if not config.flag(_BIAS, False):
+        raise config.build_error(_BIAS, f"is needed with {EXPERTS}, whose products have no biases, met none")
 
 
 def _say_latent(facts: Facts) -> Values:
@@ -166,16 +172,16 @@ def _say_latent(facts: Facts) -> Values:
     return values | {_VALUE: latent.value_dim} | ({_Q_RANK: latent.q_rank} if latent.q_rank else {})
 
 
-def _read_latent(stated: Stated) -> Facts:
-    if not stated.flag(_LATENT, False):
-        default = max(1, stated.count("--hidden-size") // stated.count(_HEADS))
-        return {"model.latent": None, "model.kv_channels": stated.count(_CHANNELS, default)}
+def _read_latent(config: ConfigValues) -> Facts:
+    if not config.flag(_LATENT, False):
+        default = max(1, config.count("--hidden-size") // config.count(_HEADS))
+        return {"model.latent": None, "model.kv_channels": config.count(_CHANNELS, default)}
     latent = LatentAttention(
-        kv_rank=stated.count(_KV_RANK, 32),
-        nope_dim=stated.count(_NOPE, 128),
-        rope_dim=stated.count(_ROPE, 64),
-        value_dim=stated.count(_VALUE, 128),
-        q_rank=stated.count(_Q_RANK) if _Q_RANK in stated else None,
+        kv_rank=config.count(_KV_RANK, 32),
+        nope_dim=config.count(_NOPE, 128),
+        rope_dim=config.count(_ROPE, 64),
+        value_dim=config.count(_VALUE, 128),
+        q_rank=config.count(_Q_RANK) if _Q_RANK in config else None,
     )
     return {"model.latent": latent, "model.kv_channels": None}
 
@@ -183,12 +189,12 @@ def _read_latent(stated: Stated) -> Facts:
 MODEL_MAP: tuple[Entry, ...] = (
     Count("--num-layers", "model.layers"),
     Count("--hidden-size", "model.hidden"),
-    Together((_HEADS, _GROUPED, _GROUPS), ("model.heads", "model.kv_heads"), _say_heads, _read_heads),
+    JointKeys((_HEADS, _GROUPED, _GROUPS), ("model.heads", "model.kv_heads"), _say_heads, _read_heads),
     Count("--ffn-hidden-size", "model.ffn"),
     Count("--vocab-size", "model.vocab"),
     Count("--max-position-embeddings", "model.max_positions"),
-    _flag("--swiglu", "model.ffn_kind", "swiglu", "gelu"),
-    _flag("--untie-embeddings-and-output-weights", "model.tied_embeddings", False, True),
+    _build_flag("--swiglu", "model.ffn_kind", "swiglu", "gelu"),
+    _build_flag("--untie-embeddings-and-output-weights", "model.tied_embeddings", False, True),
     Word("--attention-backend", "model.attention", (("flash", "flash"), ("flash_2", "flash"), ("unfused", "unfused"))),
     Word(
         "--position-embedding-type",
@@ -197,16 +203,16 @@ MODEL_MAP: tuple[Entry, ...] = (
         "learned_absolute",
     ),
     Word("--normalization", "model.norm", (("layer", "LayerNorm"), ("rms", "RMSNorm")), "LayerNorm"),
-    _flag("--qk-layernorm", "model.qk_norm"),
-    Together((_BIAS, _QKV), ("model.biases",), _say_biases, _read_biases),
-    Together((_ATTENTION_DROPOUT, _HIDDEN_DROPOUT), ("model.dropout",), _say_dropout, _read_dropout),
-    Together(
-        (EXPERTS, _TOP, _WIDTH, _DISPATCHER, GROUPED_PRODUCTS, _SHARED, _FREQUENCY, _SCORE),
+    _build_flag("--qk-layernorm", "model.qk_norm"),
+    JointKeys((_BIAS, _QKV), ("model.biases",), _say_biases, _read_biases),
+    JointKeys((_ATTENTION_DROPOUT, _HIDDEN_DROPOUT), ("model.dropout",), _say_dropout, _read_dropout),
+    JointKeys(
+        (EXPERTS, _TOP_K, _WIDTH, _DISPATCHER, GROUPED_PRODUCTS, _SHARED, _FREQUENCY, _SCORE),
         ("model.experts",),
         _say_experts,
         _read_experts,
     ),
-    Together(
+    JointKeys(
         (_CHANNELS, _LATENT, _KV_RANK, _Q_RANK, _NOPE, _ROPE, _VALUE),
         ("model.latent", "model.kv_channels"),
         _say_latent,
@@ -317,7 +323,7 @@ def make_layer_spec():
 layer_spec = make_layer_spec()
 '''
 _TAIL = "END\n"
-_OPENED, _CLOSED = f"{RECOMPUTED} = [".encode(), b"]"
+_OPENING, _CLOSING = f"{RECOMPUTED} = [".encode(), b"]"
 """The first and the last line of a list of pairs, which has one pair a line."""
 _ASSIGNMENT = re.compile(rf"{RECOMPUTED} = (.+)")
 
@@ -345,7 +351,7 @@ def split_into_modules(names: tuple[str, ...], modules: Mapping[str, tuple[str, 
     """
     words: list[str] = []
     while names:
-        word = next((word for word, own in modules.items() if names[: len(own)] == own), None)
+        word = next((word for word, operators in modules.items() if names[: len(operators)] == operators), None)
         if word is None:
             return []
         words.append(word)
@@ -353,39 +359,43 @@ def split_into_modules(names: tuple[str, ...], modules: Mapping[str, tuple[str, 
     return [] if words == [CORE] else words
 
 
-def say_layers(how: Recomputation, modules: Mapping[str, tuple[str, ...]]) -> Values:
+def say_layers(recompute: Recomputation, modules: Mapping[str, tuple[str, ...]]) -> Values:
     """Return the literal of the module and the argument that names the module; nothing where it cannot express a stage.
 
     >>> say_layers(PerStage((FirstLayers(Recompute.SELECTIVE, 2), Recompute.NONE)), list_layer_modules(("attention",)))
     {'RECOMPUTED': [(2, ('core_attn',)), (None, ())], '--spec': ['recomputed_layers', 'layer_spec']}
     """
-    pairs = [_pair_of(stage, modules) for stage in (how.stages if isinstance(how, PerStage) else (how,))]
+    pairs = [
+        _build_pair(stage, modules) for stage in (recompute.stages if isinstance(recompute, PerStage) else (recompute,))
+    ]
     if None in pairs:
         return {}
-    return {RECOMPUTED: pairs if isinstance(how, PerStage) else pairs[0], SPEC: LAYER_SPEC}
+    return {RECOMPUTED: pairs if isinstance(recompute, PerStage) else pairs[0], SPEC: LAYER_SPEC}
 
 
-def _pair_of(how: OfStage, modules: Mapping[str, tuple[str, ...]]) -> tuple[int | None, tuple[str, ...]] | None:
+def _build_pair(
+    stage_recompute: StageRecompute, modules: Mapping[str, tuple[str, ...]]
+) -> tuple[int | None, tuple[str, ...]] | None:
     """Return how many first layers of a stage (None: all) recompute which modules; ``None`` if it has no words."""
-    layer = how.layer
+    layer = stage_recompute.layer
     if isinstance(layer, SomeOperators):
         words = tuple(split_into_modules(layer.names, modules))
-        return (how.layers, words) if words else None
-    known: dict[Recompute, tuple[str, ...]] = {Recompute.NONE: (), Recompute.SELECTIVE: (CORE,)}
-    return (how.layers, known[layer]) if layer in known else None
+        return (stage_recompute.layers, words) if words else None
+    known_modules: dict[Recompute, tuple[str, ...]] = {Recompute.NONE: (), Recompute.SELECTIVE: (CORE,)}
+    return (stage_recompute.layers, known_modules[layer]) if layer in known_modules else None
 
 
 def read_layers(value: Any, modules: Mapping[str, tuple[str, ...]]) -> Recomputation:
     """Return the recomputation of a module's literal; ``ValueError`` where the literal is invalid."""
     if isinstance(value, list) and value:
-        return PerStage(tuple(_of_stage(pair, modules) for pair in value))
-    return _of_stage(value, modules)
+        return PerStage(tuple(_parse_stage(pair, modules) for pair in value))
+    return _parse_stage(value, modules)
 
 
-def _of_stage(value: Any, modules: Mapping[str, tuple[str, ...]]) -> OfStage:
+def _parse_stage(value: Any, modules: Mapping[str, tuple[str, ...]]) -> StageRecompute:
     message = (
         f"a stage is (None, (...)) of {', '.join(modules)}, each once and in tuples, or of its first layers such as "
-        f'(4, ("{CORE}",)), met {shown(value)}'
+        f'(4, ("{CORE}",)), met {format_value(value)}'
     )
     if not (isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], tuple)):
         raise ValueError(message)
@@ -413,12 +423,12 @@ def write_layers(value: Any) -> str:
 
     In a folder shared by hosts, ranks could read the module while another host writes it.
     """
-    return _HEAD + _IMPORTS + f"{RECOMPUTED} = {_shown(value)}\n" + _CODE + _TAIL
+    return _HEAD + _IMPORTS + f"{RECOMPUTED} = {_format_pairs(value)}\n" + _CODE + _TAIL
 
 
-def _shown(value: Any) -> str:
+def _format_pairs(value: Any) -> str:
     if isinstance(value, list):
-        return "[\n" + "".join(f"    {_shown(pair)},\n" for pair in value) + "]"
+        return "[\n" + "".join(f"    {_format_pairs(pair)},\n" for pair in value) + "]"
     return repr(value).replace("'", '"')
 
 
@@ -438,20 +448,26 @@ def strip_layers(content: bytes, file: str) -> bytes:
     if head[0] not in lines:
         return content
     start = lines.index(head[0])
-    first = last = start + len(head)
-    if lines[first : first + 1] == [_OPENED] and _CLOSED in lines[first:]:
-        last = lines.index(_CLOSED, first)
-    for number, line in (*enumerate(head, start), *enumerate(tail, last + 1)):
-        met = lines[number] if number < len(lines) else b"the end"
-        if met != line:
-            message = f"a module of layers is as it was written, met {shown(met.decode(errors='replace'))}"
+    literal_start = literal_end = start + len(head)
+    if lines[literal_start : literal_start + 1] == [_OPENING] and _CLOSING in lines[literal_start:]:
+        literal_end = lines.index(_CLOSING, literal_start)
+    for number, line in (*enumerate(head, start), *enumerate(tail, literal_end + 1)):
+        actual_line = lines[number] if number < len(lines) else b"the end"
+        if actual_line != line:
+            message = (
+                f"a module of layers is as it was written, met {format_value(actual_line.decode(errors='replace'))}"
+            )
             raise ScenarioError((Fault(file, number + 1, 1, "", message),))
-    end = last + 1 + len(tail)
-    lines[start:end] = [*[b""] * len(head), b"".join(lines[first : last + 1]), *[b""] * (end - first - 1)]
+    end = literal_end + 1 + len(tail)
+    lines[start:end] = [
+        *[b""] * len(head),
+        b"".join(lines[literal_start : literal_end + 1]),
+        *[b""] * (end - literal_start - 1),
+    ]
     return b"\n".join(lines)
 
 
 def parse_literal(line: str) -> Pair | None:
     """Return the name and value of the literal on a line; ``None`` for any other line."""
-    found = _ASSIGNMENT.fullmatch(line)
-    return None if found is None else (RECOMPUTED, literal(found[1]))
+    match = _ASSIGNMENT.fullmatch(line)
+    return None if match is None else (RECOMPUTED, parse_value(match[1]))

@@ -13,32 +13,32 @@ from collections.abc import Iterator
 
 import yaml
 
-from meshwise.scenarios.files.reader import parse
+from meshwise.scenarios.files.reader import parse_document
 from meshwise.scenarios.interchange.entry import (
-    PLAIN,
-    Always,
+    COMMON_ENTRIES,
     Count,
     Entry,
-    Needed,
+    FixedField,
+    JointKeys,
     Reason,
-    Together,
-    Unsayable,
+    RequiredKey,
+    UnsayableError,
     Values,
     Word,
-    accumulation,
-    always,
-    one_size,
+    count_microbatches,
+    find_microbatch,
+    list_fixed,
 )
-from meshwise.scenarios.interchange.facts import Facts, Request, plainly
-from meshwise.scenarios.interchange.lines import Stated, nested
+from meshwise.scenarios.interchange.facts import Facts, TrainerRequest, format_fact
+from meshwise.scenarios.interchange.lines import ConfigValues, nest_values
 from meshwise.scenarios.interchange.target import Target
-from meshwise.strategies.plan.offloading import NOTHING
+from meshwise.strategies.plan.offloading import NO_OFFLOADING
 from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.recomputation import Recompute
 
-_BY, _TOKENS, _OPTIMIZER, _MODEL = "parallelism", "tokens", "optimizer", "model.model_config"
-_DATA, _PIPELINE, _TENSOR = f"{_BY}.dp", f"{_BY}.pp", f"{_BY}.tp"
-_CONTEXT, _ATTENTION = f"{_BY}.context_parallel_size", f"{_MODEL}._attn_implementation"
+_PARALLELISM, _TOKENS, _OPTIMIZER, _MODEL = "parallelism", "tokens", "optimizer", "model.model_config"
+_DATA, _PIPELINE, _TENSOR = f"{_PARALLELISM}.dp", f"{_PARALLELISM}.pp", f"{_PARALLELISM}.tp"
+_CONTEXT, _ATTENTION = f"{_PARALLELISM}.context_parallel_size", f"{_MODEL}._attn_implementation"
 _SIZE, _STEPS = f"{_TOKENS}.micro_batch_size", f"{_TOKENS}.batch_accumulation_per_replica"
 _LAYERS, _HIDDEN, _FFN, _VOCAB = (
     f"{_MODEL}.{name}" for name in ("num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size")
@@ -49,68 +49,72 @@ _DTYPE = "model.dtype"
 _DTYPES = (("bf16", "bfloat16"), ("fp32", "float32"))
 
 
-def division(layers: int, hidden: int, ffn: int, vocab: int, pipeline: int) -> tuple[int, ...] | None:
+def divide_layers(layers: int, hidden: int, ffn: int, vocab: int, pipeline: int) -> tuple[int, ...] | None:
     """Return the number of layers of every stage as nanotron divides them; ``None`` where a rank has no blocks.
 
     A rank takes blocks until the cost so far exceeds its share of the total; a layer costs
     ``4 * hidden^2 + 3 * ffn * hidden``, the head ``vocab * hidden``.
 
-    >>> division(layers=8, hidden=64, ffn=256, vocab=256, pipeline=2)
+    >>> divide_layers(layers=8, hidden=64, ffn=256, vocab=256, pipeline=2)
     (5, 3)
     """
-    each, head = 4 * hidden * hidden + 3 * ffn * hidden, vocab * hidden
-    whole = layers * each + head
+    layer_cost, head_cost = 4 * hidden * hidden + 3 * ffn * hidden, vocab * hidden
+    total_cost = layers * layer_cost + head_cost
     counts = [0] * pipeline
     rank = 0
     for layer in range(1, layers + 1):
         counts[rank] += 1
-        if layer * each > whole * ((rank + 1) / pipeline):
+        if layer * layer_cost > total_cost * ((rank + 1) / pipeline):
             rank += 1
     return tuple(counts) if rank == pipeline - 1 else None
 
 
 def _say_stages(facts: Facts) -> Values:
     sizes = {name: facts[f"model.{name}"] for name in ("layers", "hidden", "ffn", "vocab")}
-    own = division(**sizes, pipeline=facts["plan.pipeline"])
-    if own != facts["plan.stages"]:
-        can = f"{plainly(own)}, as it divides the layers itself" if own else "fewer, for a rank is left without layers"
-        raise Unsayable(Reason("plan.stages", can, plainly(facts["plan.stages"])))
+    nanotron_stages = divide_layers(**sizes, pipeline=facts["plan.pipeline"])
+    if nanotron_stages != facts["plan.stages"]:
+        limit = (
+            f"{format_fact(nanotron_stages)}, as it divides the layers itself"
+            if nanotron_stages
+            else "fewer, for a rank is left without layers"
+        )
+        raise UnsayableError(Reason("plan.stages", limit, format_fact(facts["plan.stages"])))
     return {}
 
 
-def _read_stages(stated: Stated) -> Facts:
-    layers, hidden, ffn, vocab = (stated.count(key) for key in (_LAYERS, _HIDDEN, _FFN, _VOCAB))
+def _read_stages(config: ConfigValues) -> Facts:
+    layers, hidden, ffn, vocab = (config.count(key) for key in (_LAYERS, _HIDDEN, _FFN, _VOCAB))
     if layers > 10_000:  # the division walks over layers: a hostile number must not make it endless
-        raise stated.fault(_LAYERS, f"is at most 10000, met {layers}")
-    pipeline = stated.count(_PIPELINE)
-    own = division(layers, hidden, ffn, vocab, pipeline) if pipeline <= layers else None
-    if own is None:
-        raise stated.fault(_PIPELINE, f"leaves no rank without layers, met {pipeline} of {layers} layers")
-    return {"plan.stages": own, "plan.chunks": 1}
+        raise config.build_error(_LAYERS, f"is at most 10000, met {layers}")
+    pipeline = config.count(_PIPELINE)
+    stages = divide_layers(layers, hidden, ffn, vocab, pipeline) if pipeline <= layers else None
+    if stages is None:
+        raise config.build_error(_PIPELINE, f"leaves no rank without layers, met {pipeline} of {layers} layers")
+    return {"plan.stages": stages, "plan.chunks": 1}
 
 
 def _say_batch(facts: Facts) -> Values:
-    return {_SIZE: one_size(facts), _STEPS: accumulation(facts)}
+    return {_SIZE: find_microbatch(facts), _STEPS: count_microbatches(facts)}
 
 
-def _read_batch(stated: Stated) -> Facts:
-    size, steps, data = stated.count(_SIZE), stated.count(_STEPS), stated.count(_DATA)
+def _read_batch(config: ConfigValues) -> Facts:
+    size, steps, data = config.count(_SIZE), config.count(_STEPS), config.count(_DATA)
     return {"plan.microbatch": size, "training.global_batch": size * steps * data}
 
 
 def _say_context(facts: Facts) -> Values:
-    context, how = facts["plan.context"], facts["plan.attention"]
+    context, attention = facts["plan.context"], facts["plan.attention"]
     if facts["model.attention"] != "flash":
-        raise Unsayable(Reason("model.attention", f"flash ({_ATTENTION})", plainly(facts["model.attention"])))
-    if context > 1 and how is not Attention.RING:
-        raise Unsayable(Reason("plan.attention", f"ring ({_ATTENTION})", plainly(how)))
+        raise UnsayableError(Reason("model.attention", f"flash ({_ATTENTION})", format_fact(facts["model.attention"])))
+    if context > 1 and attention is not Attention.RING:
+        raise UnsayableError(Reason("plan.attention", f"ring ({_ATTENTION})", format_fact(attention)))
     return {_CONTEXT: context, _ATTENTION: _RING if context > 1 else _FLASH}
 
 
-def _read_context(stated: Stated) -> Facts:
-    context = stated.count(_CONTEXT, 1)
-    needed = _RING if context > 1 else _FLASH
-    stated.word(_ATTENTION, (needed,), _FLASH)
+def _read_context(config: ConfigValues) -> Facts:
+    context = config.count(_CONTEXT, 1)
+    implementation = _RING if context > 1 else _FLASH
+    config.word(_ATTENTION, (implementation,), _FLASH)
     return {
         "plan.context": context,
         "plan.attention": Attention.RING if context > 1 else None,
@@ -118,16 +122,16 @@ def _read_context(stated: Stated) -> Facts:
     }
 
 
-def _combinations(facts: Facts) -> Iterator[Reason]:
-    own = facts["model.hidden"] // facts["model.heads"]
-    if facts["model.kv_channels"] != own:
-        yield Reason("model.kv_channels", f"hidden / heads = {own}", plainly(facts["model.kv_channels"]))
+def _check_combinations(facts: Facts) -> Iterator[Reason]:
+    head_width = facts["model.hidden"] // facts["model.heads"]
+    if facts["model.kv_channels"] != head_width:
+        yield Reason("model.kv_channels", f"hidden / heads = {head_width}", format_fact(facts["model.kv_channels"]))
 
 
-def _read_channels(stated: Stated) -> Facts:
-    hidden, heads = stated.count(_HIDDEN), stated.count(f"{_MODEL}.num_attention_heads")
+def _read_channels(config: ConfigValues) -> Facts:
+    hidden, heads = config.count(_HIDDEN), config.count(f"{_MODEL}.num_attention_heads")
     if hidden % heads:
-        raise stated.fault(_HIDDEN, f"is a multiple of num_attention_heads({heads}), met {hidden}")
+        raise config.build_error(_HIDDEN, f"is a multiple of num_attention_heads({heads}), met {hidden}")
     return {"model.kv_channels": hidden // heads}
 
 
@@ -135,22 +139,27 @@ _PLAN_MAP: tuple[Entry, ...] = (
     Count(_DATA, "plan.data"),
     Count(_PIPELINE, "plan.pipeline"),
     Count(_TENSOR, "plan.tensor"),
-    Together(
+    JointKeys(
         (_CONTEXT, _ATTENTION), ("plan.context", "plan.attention", "model.attention"), _say_context, _read_context
     ),
-    Word(f"{_BY}.pp_engine", "plan.schedule", (("1f1b", "1f1b"), ("gpipe", "afab")), "afab"),
-    Together((), ("plan.stages", "plan.chunks"), _say_stages, _read_stages),
-    Word(f"{_BY}.tp_mode", "plan.sequence_parallel", ((True, "REDUCE_SCATTER"), (False, "ALL_REDUCE")), "ALL_REDUCE"),
-    Word(f"{_BY}.tp_linear_async_communication", "plan.overlap_tensor", ((True, True), (False, False)), False),
-    Word(f"{_BY}.recompute_layer", "plan.recompute", ((Recompute.NONE, False), (Recompute.FULL, True)), False),
+    Word(f"{_PARALLELISM}.pp_engine", "plan.schedule", (("1f1b", "1f1b"), ("gpipe", "afab")), "afab"),
+    JointKeys((), ("plan.stages", "plan.chunks"), _say_stages, _read_stages),
+    Word(
+        f"{_PARALLELISM}.tp_mode",
+        "plan.sequence_parallel",
+        ((True, "REDUCE_SCATTER"), (False, "ALL_REDUCE")),
+        "ALL_REDUCE",
+    ),
+    Word(f"{_PARALLELISM}.tp_linear_async_communication", "plan.overlap_tensor", ((True, True), (False, False)), False),
+    Word(f"{_PARALLELISM}.recompute_layer", "plan.recompute", ((Recompute.NONE, False), (Recompute.FULL, True)), False),
     Word(f"{_OPTIMIZER}.zero_stage", "plan.zero", ((0, 0), (1, 1))),
-    Together((_SIZE, _STEPS), ("plan.microbatch", "training.global_batch"), _say_batch, _read_batch),
-    *always("ZeRO shares over all data ranks", zero_shards=0),
-    *always("experts are not in the field map", expert=1),
-    *always("its stages send what they have", scatter_gather=False),
-    *always("it has no offload", offload=NOTHING),
-    *always("of ZeRO 3, which it does not have", reshard_after_forward=True),
-    *always("its buckets overlap", overlap_gradients=True),
+    JointKeys((_SIZE, _STEPS), ("plan.microbatch", "training.global_batch"), _say_batch, _read_batch),
+    *list_fixed("ZeRO shares over all data ranks", zero_shards=0),
+    *list_fixed("experts are not in the field map", list_fixed=1),
+    *list_fixed("its stages send what they have", scatter_gather=False),
+    *list_fixed("it has no offload", list_fixed=NO_OFFLOADING),
+    *list_fixed("of ZeRO 3, which it does not have", reshard_after_forward=True),
+    *list_fixed("its buckets overlap", overlap_gradients=True),
 )
 _TRAINING_MAP: tuple[Entry, ...] = (
     Count(f"{_TOKENS}.sequence_length", "training.sequence"),
@@ -160,7 +169,7 @@ _TRAINING_MAP: tuple[Entry, ...] = (
     Word(f"{_OPTIMIZER}.optimizer_factory.name", "training.optimizer", (("adamw", "adamW"), ("sgd", "sgd"))),
 )
 _MODEL_MAP: tuple[Entry, ...] = (
-    Needed(f"{_MODEL}.is_qwen2_config", True, fixed=True),
+    RequiredKey(f"{_MODEL}.is_qwen2_config", True, is_fixed=True),
     Count(_LAYERS, "model.layers"),
     Count(_HIDDEN, "model.hidden"),
     Count(f"{_MODEL}.num_attention_heads", "model.heads"),
@@ -171,38 +180,38 @@ _MODEL_MAP: tuple[Entry, ...] = (
     Word(f"{_MODEL}.tie_word_embeddings", "model.tied_embeddings", ((True, True), (False, False))),
     Word(f"{_MODEL}.attention_bias", "model.biases", (("none", False), ("qkv", True)), False),
     Word(f"{_MODEL}.hidden_act", "model.ffn_kind", (("swiglu", "silu"),)),
-    Always("model.norm", "rms", "the norm of its Qwen2"),
-    Always("model.positions", "rotary", "the positions of its Qwen2"),
-    Always("model.qk_norm", False, "its Qwen2 has no such norm"),
-    Always("model.dropout", False, "its Qwen2 drops nothing out"),
-    Always("model.parallel_residual", False, "its Qwen2 has none"),
-    Always("model.window", None, "sliding windows are not in the field map"),
-    Always("model.experts", None, "experts are not in the field map"),
-    Always("model.latent", None, "its Qwen2 has no latent attention"),
-    Together((), ("model.kv_channels",), lambda facts: {}, _read_channels),
+    FixedField("model.norm", "rms", "the norm of its Qwen2"),
+    FixedField("model.positions", "rotary", "the positions of its Qwen2"),
+    FixedField("model.qk_norm", False, "its Qwen2 has no such norm"),
+    FixedField("model.dropout", False, "its Qwen2 drops nothing out"),
+    FixedField("model.parallel_residual", False, "its Qwen2 has none"),
+    FixedField("model.window", None, "sliding windows are not in the field map"),
+    FixedField("model.experts", None, "experts are not in the field map"),
+    FixedField("model.latent", None, "its Qwen2 has no latent attention"),
+    JointKeys((), ("model.kv_channels",), lambda facts: {}, _read_channels),
 )
 _NEEDED_MAP: tuple[Entry, ...] = (
-    Needed("general.project", "meshwise"),
-    Needed("general.run", "meshwise"),
-    Needed("model.init_method.std", 0.02),
-    Needed(f"{_TOKENS}.train_steps", 100),
-    Needed(f"{_OPTIMIZER}.weight_decay", 0.1),
-    Needed(f"{_OPTIMIZER}.optimizer_factory.adam_eps", 1e-8),
-    Needed(f"{_OPTIMIZER}.optimizer_factory.adam_beta1", 0.9),
-    Needed(f"{_OPTIMIZER}.optimizer_factory.adam_beta2", 0.95),
-    Needed(f"{_OPTIMIZER}.optimizer_factory.torch_adam_is_fused", True),
-    Needed(f"{_OPTIMIZER}.learning_rate_scheduler.learning_rate", 3e-4),
-    Needed(f"{_OPTIMIZER}.learning_rate_scheduler.lr_warmup_style", "linear"),
+    RequiredKey("general.project", "meshwise"),
+    RequiredKey("general.run", "meshwise"),
+    RequiredKey("model.init_method.std", 0.02),
+    RequiredKey(f"{_TOKENS}.train_steps", 100),
+    RequiredKey(f"{_OPTIMIZER}.weight_decay", 0.1),
+    RequiredKey(f"{_OPTIMIZER}.optimizer_factory.adam_eps", 1e-8),
+    RequiredKey(f"{_OPTIMIZER}.optimizer_factory.adam_beta1", 0.9),
+    RequiredKey(f"{_OPTIMIZER}.optimizer_factory.adam_beta2", 0.95),
+    RequiredKey(f"{_OPTIMIZER}.optimizer_factory.torch_adam_is_fused", True),
+    RequiredKey(f"{_OPTIMIZER}.learning_rate_scheduler.learning_rate", 3e-4),
+    RequiredKey(f"{_OPTIMIZER}.learning_rate_scheduler.lr_warmup_style", "linear"),
 )
 
 
-def _write(values: Values, request: Request, called: str) -> str:
+def _write(values: Values, request: TrainerRequest, target_name: str) -> str:
     if values[f"{_OPTIMIZER}.optimizer_factory.name"] == "sgd":
         values = {key: value for key, value in values.items() if "adam" not in key}
-    launch = f"# For {called} (`meshwise export --to nanotron`): torchrun ... run_train.py --config-file FILE"
-    return f"# {request.title}\n{launch}\n" + yaml.safe_dump(nested(values), sort_keys=False)
+    launch = f"# For {target_name} (`meshwise export --to nanotron`): torchrun ... run_train.py --config-file FILE"
+    return f"# {request.title}\n{launch}\n" + yaml.safe_dump(nest_values(values), sort_keys=False)
 
 
-_MAP: tuple[Entry, ...] = (*_PLAN_MAP, *_TRAINING_MAP, *_MODEL_MAP, *_NEEDED_MAP, *PLAIN)
-NANOTRON = Target("nanotron", "0.4 (main)", _MAP, _write, parse, _combinations)
-to_nanotron, from_nanotron = NANOTRON.to, NANOTRON.read
+_MAP: tuple[Entry, ...] = (*_PLAN_MAP, *_TRAINING_MAP, *_MODEL_MAP, *_NEEDED_MAP, *COMMON_ENTRIES)
+NANOTRON = Target("nanotron", "0.4 (main)", _MAP, _write, parse_document, _check_combinations)
+to_nanotron, from_nanotron = NANOTRON.to_text, NANOTRON.read

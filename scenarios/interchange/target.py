@@ -6,12 +6,20 @@ from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from meshwise.executor.export.request import CannotSay
+from meshwise.executor.export.request import UnsupportedRequest
 from meshwise.scenarios.files.errors import Fault, ScenarioError
 from meshwise.scenarios.files.reader import Document, FieldPath
-from meshwise.scenarios.interchange.entry import Always, Either, Entry, Reason, Unsayable, Values
-from meshwise.scenarios.interchange.facts import PLAN, Facts, Request, facts_of, model_facts, plainly, plan_document
-from meshwise.scenarios.interchange.lines import Stated, path_of, stated
+from meshwise.scenarios.interchange.entry import AnyOf, Entry, FixedField, Reason, UnsayableError, Values
+from meshwise.scenarios.interchange.facts import (
+    PLAN,
+    Facts,
+    TrainerRequest,
+    build_plan_document,
+    collect_facts,
+    collect_model_facts,
+    format_fact,
+)
+from meshwise.scenarios.interchange.lines import ConfigValues, flatten_document, split_key
 from meshwise.simulator.models.transformer import Transformer
 from meshwise.strategies.plan.layout import DECISIONS
 
@@ -19,25 +27,25 @@ if TYPE_CHECKING:
     from meshwise.scenarios.scenario import Scenario
 
 
-Check = Callable[[Facts], Iterable[Reason]]
+FactCheck = Callable[[Facts], Iterable[Reason]]
 """Returns the reasons why a target cannot express facts."""
 
 
-def unsayable(entry: Entry, facts: Facts) -> tuple[Reason, ...]:
+def list_unsayable(entry: Entry, facts: Facts) -> tuple[Reason, ...]:
     """Return every reason why an entry cannot express its fields."""
     try:
         entry.say(facts)
-    except Unsayable as error:
+    except UnsayableError as error:
         return error.reasons
     return ()
 
 
-def agrees(said: Any, value: Any) -> bool:
+def is_compatible(file_value: Any, value: Any) -> bool:
     """Return whether the value of a field read from a file, which may be `AnyOf` several, can be ``value``."""
-    return value in said.values if isinstance(said, Either) else bool(said == value)
+    return value in file_value.values if isinstance(file_value, AnyOf) else bool(file_value == value)
 
 
-def no_more(facts: Facts) -> Iterator[Reason]:
+def check_nothing(facts: Facts) -> Iterator[Reason]:
     """Yield no reason: the target can combine everything that it can express."""
     return iter(())
 
@@ -62,44 +70,47 @@ class Target:
     name: str
     version: str
     entries: tuple[Entry, ...]
-    write: Callable[[Values, Request, str], str]
+    write: Callable[[Values, TrainerRequest, str], str]
     parse: Callable[[bytes, str], Document]
-    combinations: Check = no_more
+    check_combinations: FactCheck = check_nothing
 
     def __post_init__(self) -> None:
-        named = {field for entry in self.entries for field in entry.fields}
-        rest = [item for item in DECISIONS.values() if f"plan.{item.name}" not in named]
-        own = (Always(f"plan.{item.name}", item.default, "the rest is not in its field map") for item in rest)
-        object.__setattr__(self, "entries", (*self.entries, *own))
+        named_fields = {field for entry in self.entries for field in entry.fields}
+        other_decisions = [decision for decision in DECISIONS.values() if f"plan.{decision.name}" not in named_fields]
+        fixed_entries = (
+            FixedField(f"plan.{decision.name}", decision.default, "the rest is not in its field map")
+            for decision in other_decisions
+        )
+        object.__setattr__(self, "entries", (*self.entries, *fixed_entries))
 
     @property
-    def called(self) -> str:
+    def versioned_name(self) -> str:
         """The name and version of the trainer."""
         return f"{self.name} {self.version}"
 
-    def to(self, request: Request) -> str:
+    def to_text(self, request: TrainerRequest) -> str:
         """Return the text of the configuration file of a request.
 
         Raises
         ------
-        CannotSay
+        UnsupportedRequest
             Where the target cannot express the request; it has every reason.
         """
         try:
-            facts = facts_of(request)
+            facts = collect_facts(request)
         except ValueError as error:
-            raise CannotSay(self.name, (str(error),)) from None
+            raise UnsupportedRequest(self.name, (str(error),)) from None
         if reasons := [reason for check in self.checks for reason in check(facts)]:
-            raise CannotSay(self.called, tuple(dict.fromkeys(map(str, reasons))))
+            raise UnsupportedRequest(self.versioned_name, tuple(dict.fromkeys(map(str, reasons))))
         values: Values = {}
         for entry in self.entries:
             values |= entry.say(facts)
-        return self.write(values, request, self.called)
+        return self.write(values, request, self.versioned_name)
 
     @property
-    def checks(self) -> tuple[Check, ...]:
+    def checks(self) -> tuple[FactCheck, ...]:
         """The checks that find reasons against facts: one for each entry, and one for combinations of fields."""
-        return (*(partial(unsayable, entry) for entry in self.entries), self.combinations)
+        return (*(partial(list_unsayable, entry) for entry in self.entries), self.check_combinations)
 
     def read(self, content: bytes, file: str = "<text>") -> Facts:
         """Return the facts that a file states.
@@ -109,9 +120,9 @@ class Target:
         ScenarioError
             Where it is no file of the target, or has a key that is not in the map.
         """
-        return self._facts(stated(self.parse(content, file)))
+        return self._read_facts(flatten_document(self.parse(content, file)))
 
-    def _facts(self, values: Stated) -> Facts:
+    def _read_facts(self, values: ConfigValues) -> Facts:
         facts: Facts = {}
         faults: list[Fault] = []
         for entry in self.entries:
@@ -119,17 +130,17 @@ class Target:
                 facts |= entry.read(values)
             except ScenarioError as error:
                 faults += error.faults
-        known = {key for entry in self.entries for key in entry.keys}
+        known_keys = {key for entry in self.entries for key in entry.keys}
         for key in values.values:
-            if key not in known:
-                close = [f"; nearest: {near}" for near in get_close_matches(key, known, n=1)]
-                message = f"the field map of {self.called} has no such key{''.join(close)}"
-                faults += values.fault(key, message).faults
+            if key not in known_keys:
+                suggestions = [f"; nearest: {suggestion}" for suggestion in get_close_matches(key, known_keys, n=1)]
+                message = f"the field map of {self.versioned_name} has no such key{''.join(suggestions)}"
+                faults += values.build_error(key, message).faults
         if faults:
             raise ScenarioError(tuple(faults))
         return facts
 
-    def plan(self, content: bytes, file: str) -> tuple[Document, Facts]:
+    def read_plan(self, content: bytes, file: str) -> tuple[Document, Facts]:
         """Return the plan of a file as a plan document, whose places are those of the file's keys, and all facts.
 
         Raises
@@ -137,29 +148,33 @@ class Target:
         ScenarioError
             As `read`.
         """
-        values = stated(self.parse(content, file))
-        facts = self._facts(values)
+        values = flatten_document(self.parse(content, file))
+        facts = self._read_facts(values)
         places: dict[FieldPath, tuple[int, int]] = {
-            path_of(field.removeprefix("plan.")): values.document.places[path_of(key)]
+            split_key(field.removeprefix("plan.")): values.document.places[split_key(key)]
             for entry in self.entries
             for field in entry.fields
             for key in entry.keys[:1]
-            if field in PLAN and path_of(key) in values.document.places
+            if field in PLAN and split_key(key) in values.document.places
         }
-        return Document(file, plan_document(facts), places), facts
+        return Document(file, build_plan_document(facts), places), facts
 
-    def check(self, facts: Facts, scenario: "Scenario", file: str) -> None:
+    def check_scenario(self, facts: Facts, scenario: "Scenario", file: str) -> None:
         """Raise ``ScenarioError`` where the facts of a file are of another model or training step than a scenario."""
         assert scenario.plan is not None
-        own = facts_of(Request(scenario.name, scenario.spec, scenario.problem, scenario.plan))
+        own_facts = collect_facts(TrainerRequest(scenario.name, scenario.spec, scenario.problem, scenario.plan))
         if isinstance(scenario.spec, Transformer):
-            own |= model_facts(scenario.spec, scenario.problem.training)
-        different = [name for name in facts if name not in PLAN and name in own and not agrees(facts[name], own[name])]
-        if different:
+            own_facts |= collect_model_facts(scenario.spec, scenario.problem.training)
+        different_names = [
+            name
+            for name in facts
+            if name not in PLAN and name in own_facts and not is_compatible(facts[name], own_facts[name])
+        ]
+        if different_names:
             message = "is {} in the scenario that the plan is of, met {}"
             raise ScenarioError(
                 tuple(
-                    Fault(file, 0, 0, name, message.format(plainly(own[name]), plainly(facts[name])))
-                    for name in different
+                    Fault(file, 0, 0, name, message.format(format_fact(own_facts[name]), format_fact(facts[name])))
+                    for name in different_names
                 )
             )

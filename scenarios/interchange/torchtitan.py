@@ -19,30 +19,30 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from meshwise.scenarios.files.errors import shown
+from meshwise.scenarios.files.errors import format_value
 from meshwise.scenarios.files.reader import Document
 from meshwise.scenarios.interchange.entry import (
+    COMMON_ENTRIES,
     HOST_OPTIMIZER_AND_PARAMETERS,
     MODEL_ELSEWHERE,
     ONE_FORWARD_ONE_BACKWARD,
-    PLAIN,
-    Always,
     Count,
-    Elsewhere,
     Entry,
+    ExternalFields,
+    FixedField,
+    JointKeys,
     Reason,
-    Together,
-    Unsayable,
+    UnsayableError,
     Values,
     Word,
-    accumulation,
-    always,
-    one_size,
+    count_microbatches,
+    find_microbatch,
+    list_fixed,
 )
-from meshwise.scenarios.interchange.facts import Facts, Request, plainly
-from meshwise.scenarios.interchange.lines import Pair, Stated, document, literal
+from meshwise.scenarios.interchange.facts import Facts, TrainerRequest, format_fact
+from meshwise.scenarios.interchange.lines import ConfigValues, Pair, parse_lines, parse_value
 from meshwise.scenarios.interchange.target import Target
-from meshwise.strategies.plan.offloading import NOTHING
+from meshwise.strategies.plan.offloading import NO_OFFLOADING
 from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.recomputation import FirstLayers, Recompute, SomeOperators
 
@@ -60,7 +60,7 @@ FLOAT8 = "multiply_in_float8"
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _ModulePart:
     """The code of a policy or function that the module defines, and its import statements."""
 
     code: str
@@ -69,7 +69,7 @@ class _Part:
 
 _DATACLASS = "from dataclasses import dataclass"
 _FULL_POLICY = "from torchtitan.distributed.activation_checkpoint import FullAC"
-_FIRST_LAYERS = _Part(
+_FIRST_LAYERS = _ModulePart(
     '''
 
 class FirstLayersAC(FullAC):
@@ -85,7 +85,7 @@ class FirstLayersAC(FullAC):
 ''',
     (_DATACLASS, _FULL_POLICY),
 )
-_FEED_FORWARD = _Part(
+_FEED_FORWARD = _ModulePart(
     '''
 
 class RecomputedFeedForward(FeedForward):
@@ -123,7 +123,7 @@ def recompute_activations(config: Trainer.Config) -> None:
 """The product that reads the activation is inside the checkpoint, because it would keep the activation otherwise. It
 does not run twice, nor does the collective after it: torch stops recomputing once it has all saved tensors, and those
 of the product are complete before it runs."""
-_PRODUCTS = _Part(
+_PRODUCTS = _ModulePart(
     '''
 
 def multiply_in_float8(config: Trainer.Config) -> None:
@@ -134,7 +134,7 @@ def multiply_in_float8(config: Trainer.Config) -> None:
 ''',
     ("from torchtitan.components.quantization import Float8LinearConverter",),
 )
-_CALLED = {ACTIVATIONS: _FEED_FORWARD, FLOAT8: _PRODUCTS}
+_CALLED_FUNCTIONS = {ACTIVATIONS: _FEED_FORWARD, FLOAT8: _PRODUCTS}
 """Functions that the module defines and calls with the configuration, after all assignments."""
 _HEAD = '''"""{title}.
 
@@ -156,35 +156,44 @@ def laid_out(config: Trainer.Config) -> Trainer.Config:
 _FOOT = "    return config\n"
 _ASSIGNMENT = re.compile(r"config\.([a-z_]+(?:\.[a-z_]+)?) = (.+)")
 _CALL = re.compile(r"([a-z0-9_]+)\(config\)")
-_IGNORED = re.compile(r"(#.*|from [a-z._]+ import [A-Za-z0-9]+|def laid_out\(.*|return config|\"\"\"Return .*\"\"\"|)")
+_IGNORED_LINES = re.compile(
+    r"(#.*|from [a-z._]+ import [A-Za-z0-9]+|def laid_out\(.*|return config|\"\"\"Return .*\"\"\"|)"
+)
 
 
-def write(values: Values, request: Request, called: str) -> str:
+def write(values: Values, request: TrainerRequest, target_name: str) -> str:
     """Return the text of the module, whose function ``laid_out`` sets what the plan decides."""
     title = request.title.replace("\\", "/").replace('"', "'").rstrip(".")
-    recomputes = values["activation_checkpoint"]
-    parts = [] if recomputes in (FULL, str(None)) else [_FIRST_LAYERS]
-    parts += [part for name, part in _CALLED.items() if name in values]
+    recompute_policy = values["activation_checkpoint"]
+    parts = [] if recompute_policy in (FULL, str(None)) else [_FIRST_LAYERS]
+    parts += [part for name, part in _CALLED_FUNCTIONS.items() if name in values]
     head = _HEAD.format(
         title=title,
-        called=called,
+        called=target_name,
         summary=request.spec.summary,
-        imports=_imports(parts, (_FULL_POLICY,) if recomputes == FULL else ()),
+        imports=_imports(parts, (_FULL_POLICY,) if recompute_policy == FULL else ()),
         parts="".join(part.code for part in parts),
     )
-    lines = [f"    config.{key} = {_shown(key, value)}\n" for key, value in values.items() if key not in _CALLED]
-    calls = [f"    {name}(config)\n" for name in _CALLED if name in values]
+    lines = [
+        f"    config.{key} = {_format_setting(key, value)}\n"
+        for key, value in values.items()
+        if key not in _CALLED_FUNCTIONS
+    ]
+    calls = [f"    {name}(config)\n" for name in _CALLED_FUNCTIONS if name in values]
     return head + "".join(lines + calls) + _FOOT
 
 
-def _imports(parts: list[_Part], others: tuple[str, ...]) -> str:
+def _imports(parts: list[_ModulePart], extra_imports: tuple[str, ...]) -> str:
     """Return the import statements of the module, the standard library first."""
-    found = {line for part in parts for line in part.imports} | {*others, "from torchtitan.trainer import Trainer"}
-    own = f"{_DATACLASS}\n\n" if _DATACLASS in found else ""
-    return own + "\n".join(sorted(found - {_DATACLASS}))
+    import_lines = {line for part in parts for line in part.imports} | {
+        *extra_imports,
+        "from torchtitan.trainer import Trainer",
+    }
+    prefix = f"{_DATACLASS}\n\n" if _DATACLASS in import_lines else ""
+    return prefix + "\n".join(sorted(import_lines - {_DATACLASS}))
 
 
-def _shown(key: str, value: Any) -> str:
+def _format_setting(key: str, value: Any) -> str:
     if key == "activation_checkpoint":
         return str(value)
     return (
@@ -194,38 +203,40 @@ def _shown(key: str, value: Any) -> str:
 
 def parse(content: bytes, file: str) -> Document:
     """Return the document of a module, one key an assignment; ``ScenarioError`` where a line is something else."""
-    return document(_on_one_line(content), file, _pair)
+    return parse_lines(_flatten_text(content), file, _parse_line)
 
 
-def _on_one_line(content: bytes) -> bytes:
+def _flatten_text(content: bytes) -> bytes:
     """Return the module without docstring, policy and functions, and with lists of stages on one line.
 
     Lines keep their numbers, so that faults have the right place.
     """
-    text = re.sub(rb'\A"""(?:[^"\\]|"(?!""))*"""', lambda met: b"\n" * met[0].count(b"\n"), content)
-    for part in (_FIRST_LAYERS, *_CALLED.values()):
+    text = re.sub(rb'\A"""(?:[^"\\]|"(?!""))*"""', lambda match: b"\n" * match[0].count(b"\n"), content)
+    for part in (_FIRST_LAYERS, *_CALLED_FUNCTIONS.values()):
         text = text.replace(part.code.encode(), b"\n" * part.code.count("\n"))
-    return re.sub(rb"= \[\n((?:        \[[^\n]*\],\n)*)    \]", _joined, text)
+    return re.sub(rb"= \[\n((?:        \[[^\n]*\],\n)*)    \]", _join_list, text)
 
 
-def _joined(met: re.Match[bytes]) -> bytes:
-    return b"= [" + met[1].replace(b"\n", b"") + b"]" + b"\n" * (met[1].count(b"\n") + 1)
+def _join_list(match: re.Match[bytes]) -> bytes:
+    return b"= [" + match[1].replace(b"\n", b"") + b"]" + b"\n" * (match[1].count(b"\n") + 1)
 
 
-def _pair(line: str) -> Pair | None:
-    if _IGNORED.fullmatch(line):
+def _parse_line(line: str) -> Pair | None:
+    if _IGNORED_LINES.fullmatch(line):
         return None
     call = _CALL.fullmatch(line)
-    if call and call[1] in _CALLED:
+    if call and call[1] in _CALLED_FUNCTIONS:
         return call[1], True
-    found = _ASSIGNMENT.fullmatch(line)
-    if found is None:
-        raise ValueError(f"a line sets a field of config, as in config.training.seq_len = 8192, met {shown(line)}")
-    key, value = found.groups()
-    return (key, value) if key == "activation_checkpoint" else (key, literal(value))
+    match = _ASSIGNMENT.fullmatch(line)
+    if match is None:
+        raise ValueError(
+            f"a line sets a field of config, as in config.training.seq_len = 8192, met {format_value(line)}"
+        )
+    key, value = match.groups()
+    return (key, value) if key == "activation_checkpoint" else (key, parse_value(value))
 
 
-_TRAINING, _BY, _COMPILE = "training", "parallelism", "compile"
+_TRAINING, _PARALLELISM, _COMPILE = "training", "parallelism", "compile"
 _SCHEDULES = (
     ("gpipe", "GPipe"),
     ("1f1b", "1F1B"),
@@ -237,12 +248,12 @@ _SCHEDULES = (
 )
 """Schedules that have the same order in ``torch.distributed.pipelining``, with their names there."""
 
-_LOCAL, _MICRO = f"{_TRAINING}.local_batch_size", f"{_BY}.pipeline_parallel_microbatch_size"
-_REPLICATE, _SHARD = f"{_BY}.data_parallel_replicate_degree", f"{_BY}.data_parallel_shard_degree"
-_RESHARD = f"{_BY}.fsdp_reshard_after_forward"
-_PIPELINE, _SCHEDULE = f"{_BY}.pipeline_parallel_degree", f"{_BY}.pipeline_parallel_schedule"
-_PARTS, _GLOBAL = f"{_BY}.module_fqns_per_model_part", f"{_TRAINING}.global_batch_size"
-_CONTEXT = f"{_BY}.context_parallel_degree"
+_LOCAL, _MICRO = f"{_TRAINING}.local_batch_size", f"{_PARALLELISM}.pipeline_parallel_microbatch_size"
+_REPLICATE, _SHARD = f"{_PARALLELISM}.data_parallel_replicate_degree", f"{_PARALLELISM}.data_parallel_shard_degree"
+_RESHARD = f"{_PARALLELISM}.fsdp_reshard_after_forward"
+_PIPELINE, _SCHEDULE = f"{_PARALLELISM}.pipeline_parallel_degree", f"{_PARALLELISM}.pipeline_parallel_schedule"
+_PARTS, _GLOBAL = f"{_PARALLELISM}.module_fqns_per_model_part", f"{_TRAINING}.global_batch_size"
+_CONTEXT = f"{_PARALLELISM}.context_parallel_degree"
 _ASYNC, _COMPILED = f"{_COMPILE}.enable_async_tensor_parallel", f"{_COMPILE}.enable"
 _RECOMPUTE = "activation_checkpoint"
 _ACTIVATION = SomeOperators(("activation",))
@@ -251,103 +262,112 @@ layer that cannot be split there."""
 _PARAMETERS = f"{_TRAINING}.mixed_precision_param"
 _PRECISIONS: dict[str, Values] = {"bf16": {}, "fp8": {FLOAT8: True}, "fp32": {_PARAMETERS: "float32"}}
 _NO_GRAPHS = f"{_TRAINING}.disable_cuda_graphs"
-_TENSOR, _SEQUENCE = f"{_BY}.tensor_parallel_degree", f"{_BY}.enable_sequence_parallel"
+_TENSOR, _SEQUENCE = f"{_PARALLELISM}.tensor_parallel_degree", f"{_PARALLELISM}.enable_sequence_parallel"
 
 
 def _say_data(facts: Facts) -> Values:
     data, shards, context = facts["plan.data"], facts["plan.zero_shards"] or facts["plan.data"], facts["plan.context"]
     zero = facts["plan.zero"]
     if zero not in (0, 3):
-        raise Unsayable(Reason("plan.zero", "0 (replicas) or 3 (FSDP) (data_parallel_shard_degree)", str(zero)))
+        raise UnsayableError(Reason("plan.zero", "0 (replicas) or 3 (FSDP) (data_parallel_shard_degree)", str(zero)))
     if zero == 0 and context > 1:
-        raise Unsayable(Reason("plan.zero", "3 where context ranks share a sequence, for FSDP spans them", "0"))
+        raise UnsayableError(Reason("plan.zero", "3 where context ranks share a sequence, for FSDP spans them", "0"))
     if zero == 3 and shards * context == 1:
-        raise Unsayable(Reason("plan.zero", "0 where no rank shares states (data_parallel_shard_degree 1)", "3"))
+        raise UnsayableError(Reason("plan.zero", "0 where no rank shares states (data_parallel_shard_degree 1)", "3"))
     shard = shards if zero else 1
     values: Values = {_REPLICATE: data // shard, _SHARD: shard}
     return values | ({_RESHARD: "always" if facts["plan.reshard_after_forward"] else "never"} if zero else {})
 
 
-def _read_data(stated: Stated) -> Facts:
-    replicas, shard = stated.count(_REPLICATE, 1), stated.count(_SHARD)
-    sharded = shard * stated.count(_CONTEXT, 1) > 1
+def _read_data(config: ConfigValues) -> Facts:
+    replicas, shard = config.count(_REPLICATE, 1), config.count(_SHARD)
+    is_sharded = shard * config.count(_CONTEXT, 1) > 1
     # torchtitan's own default keeps parameters under pipelines: else every microbatch would gather them again
-    default = "never" if stated.count(_PIPELINE, 1) > 1 else "always"
-    reshard = stated.word(_RESHARD, ("default", "always", "never"), "default")
+    default = "never" if config.count(_PIPELINE, 1) > 1 else "always"
+    reshard = config.word(_RESHARD, ("default", "always", "never"), "default")
     reshard = default if reshard == "default" else reshard
     return {
         "plan.data": replicas * shard,
-        "plan.zero": 3 if sharded else 0,
-        "plan.zero_shards": shard if sharded and replicas > 1 else 0,
-        "plan.reshard_after_forward": reshard == "always" or not sharded,
+        "plan.zero": 3 if is_sharded else 0,
+        "plan.zero_shards": shard if is_sharded and replicas > 1 else 0,
+        "plan.reshard_after_forward": reshard == "always" or not is_sharded,
     }
 
 
 def _say_batch(facts: Facts) -> Values:
-    size, whole = one_size(facts), facts["training.global_batch"]
+    size, global_batch = find_microbatch(facts), facts["training.global_batch"]
     if facts["plan.pipeline"] == 1:
-        return {_LOCAL: size, _GLOBAL: whole}
-    return {_LOCAL: size * accumulation(facts), _GLOBAL: whole, _MICRO: size}
+        return {_LOCAL: size, _GLOBAL: global_batch}
+    return {_LOCAL: size * count_microbatches(facts), _GLOBAL: global_batch, _MICRO: size}
 
 
-def _read_batch(stated: Stated) -> Facts:
-    local, whole = stated.count(_LOCAL), stated.count(_GLOBAL)
-    piped = stated.count(_PIPELINE, 1) > 1
-    ranks = stated.count(_REPLICATE, 1) * stated.count(_SHARD)
-    if piped and local * ranks != whole:
-        raise stated.fault(
-            _GLOBAL, f"a step is one pass of the pipeline: local_batch_size({local}) * data({ranks}), met {whole}"
+def _read_batch(config: ConfigValues) -> Facts:
+    local_batch, global_batch = config.count(_LOCAL), config.count(_GLOBAL)
+    is_pipelined = config.count(_PIPELINE, 1) > 1
+    ranks = config.count(_REPLICATE, 1) * config.count(_SHARD)
+    if is_pipelined and local_batch * ranks != global_batch:
+        raise config.build_error(
+            _GLOBAL,
+            f"a step is one pass of the pipeline: local_batch_size({local_batch}) * data({ranks}), met {global_batch}",
         )
-    size = stated.count(_MICRO, 1) if piped else local
-    if local % size:
-        raise stated.fault(_MICRO, f"divides local_batch_size({local}), met {size}")
-    return {"plan.microbatch": size, "training.global_batch": whole}
+    size = config.count(_MICRO, 1) if is_pipelined else local_batch
+    if local_batch % size:
+        raise config.build_error(_MICRO, f"divides local_batch_size({local_batch}), met {size}")
+    return {"plan.microbatch": size, "training.global_batch": global_batch}
 
 
 def _say_pipeline(facts: Facts) -> Values:
     name, stages = facts["plan.schedule"], facts["plan.stages"]
     if facts["plan.pipeline"] == 1:
         if name != ONE_FORWARD_ONE_BACKWARD:
-            raise Unsayable(Reason("plan.schedule", f"{ONE_FORWARD_ONE_BACKWARD} of one pipeline rank", plainly(name)))
+            raise UnsayableError(
+                Reason("plan.schedule", f"{ONE_FORWARD_ONE_BACKWARD} of one pipeline rank", format_fact(name))
+            )
         return {}
     word = dict(_SCHEDULES).get(name)
     if word is None:
-        can = f"one of {', '.join(own for own, _ in _SCHEDULES)} ({_SCHEDULE})"
-        raise Unsayable(Reason("plan.schedule", can, plainly(name).split("\n")[0][:60]))
+        limit = f"one of {', '.join(schedule for schedule, _ in _SCHEDULES)} ({_SCHEDULE})"
+        raise UnsayableError(Reason("plan.schedule", limit, format_fact(name).split("\n")[0][:60]))
     if not all(stages[1:-1]):
-        raise Unsayable(Reason("plan.stages", "a layer at least between the ends (module_fqns)", plainly(stages)))
-    return {_PIPELINE: facts["plan.pipeline"], _SCHEDULE: word, _PARTS: _parts(stages)}
+        raise UnsayableError(
+            Reason("plan.stages", "a layer at least between the ends (module_fqns)", format_fact(stages))
+        )
+    return {_PIPELINE: facts["plan.pipeline"], _SCHEDULE: word, _PARTS: _list_parts(stages)}
 
 
-def _parts(stages: tuple[int, ...]) -> list[list[str]]:
+def _list_parts(stages: tuple[int, ...]) -> list[list[str]]:
     """Return the modules of every stage by name.
 
-    >>> _parts((1, 2))
+    >>> _list_parts((1, 2))
     [['tok_embeddings', 'layers.0'], ['layers.1', 'layers.2', 'norm', 'lm_head']]
     """
-    result, first = [], 0
+    result, first_layer = [], 0
     for count in stages:
-        result.append([f"layers.{layer}" for layer in range(first, first + count)])
-        first += count
+        result.append([f"layers.{layer}" for layer in range(first_layer, first_layer + count)])
+        first_layer += count
     return [["tok_embeddings", *result[0]], *result[1:-1], [*result[-1], "norm", "lm_head"]]
 
 
-def _read_pipeline(stated: Stated) -> Facts:
-    pipeline = stated.count(_PIPELINE, 1)
+def _read_pipeline(config: ConfigValues) -> Facts:
+    pipeline = config.count(_PIPELINE, 1)
     if pipeline == 1:
-        if _PARTS in stated:
-            raise stated.fault(_PARTS, "needs a pipeline, met pipeline_parallel_degree 1")
+        if _PARTS in config:
+            raise config.build_error(_PARTS, "needs a pipeline, met pipeline_parallel_degree 1")
         return {"plan.pipeline": 1, "plan.schedule": ONE_FORWARD_ONE_BACKWARD, "plan.chunks": 1}
-    met = stated.word(_SCHEDULE, tuple(word for _, word in _SCHEDULES), "1F1B")
-    parts = stated.get(_PARTS)
+    schedule_word = config.word(_SCHEDULE, tuple(word for _, word in _SCHEDULES), "1F1B")
+    parts = config.get(_PARTS)
     if not isinstance(parts, list) or len(parts) % pipeline or not all(isinstance(part, list) for part in parts):
-        raise stated.fault(_PARTS, f"is a list of modules for each stage of {pipeline} ranks, met {shown(parts)}")
+        raise config.build_error(
+            _PARTS, f"is a list of modules for each stage of {pipeline} ranks, met {format_value(parts)}"
+        )
     stages = tuple(sum(str(name).startswith("layers.") for name in part) for part in parts)
-    if len(stages) < 2 or parts != _parts(stages):
-        raise stated.fault(_PARTS, "names tok_embeddings, all layers in their order, norm and lm_head, met others")
+    if len(stages) < 2 or parts != _list_parts(stages):
+        raise config.build_error(
+            _PARTS, "names tok_embeddings, all layers in their order, norm and lm_head, met others"
+        )
     return {
         "plan.pipeline": pipeline,
-        "plan.schedule": next(own for own, word in _SCHEDULES if word == met),
+        "plan.schedule": next(schedule for schedule, word in _SCHEDULES if word == schedule_word),
         "plan.chunks": len(parts) // pipeline,
         "plan.stages": stages,
     }
@@ -358,77 +378,79 @@ def _say_tensor(facts: Facts) -> Values:
     return {} if tensor == 1 else {_TENSOR: tensor, _SEQUENCE: facts["plan.sequence_parallel"]}
 
 
-def _read_tensor(stated: Stated) -> Facts:
-    tensor = stated.count(_TENSOR, 1)
-    return {"plan.tensor": tensor, "plan.sequence_parallel": stated.flag(_SEQUENCE, True) and tensor > 1}
+def _read_tensor(config: ConfigValues) -> Facts:
+    tensor = config.count(_TENSOR, 1)
+    return {"plan.tensor": tensor, "plan.sequence_parallel": config.flag(_SEQUENCE, True) and tensor > 1}
 
 
 def _say_overlap(facts: Facts) -> Values:
     return {_COMPILED: True, _ASYNC: True} if facts["plan.overlap_tensor"] else {}
 
 
-def _read_overlap(stated: Stated) -> Facts:
-    on = stated.flag(_ASYNC, False)
-    if on and not stated.flag(_COMPILED, False):
-        raise stated.fault(_ASYNC, "needs compile.enable, met false")
-    return {"plan.overlap_tensor": on}
+def _read_overlap(config: ConfigValues) -> Facts:
+    is_enabled = config.flag(_ASYNC, False)
+    if is_enabled and not config.flag(_COMPILED, False):
+        raise config.build_error(_ASYNC, "needs compile.enable, met false")
+    return {"plan.overlap_tensor": is_enabled}
 
 
 def _say_attention(facts: Facts) -> Values:
-    context, how = facts["plan.context"], facts["plan.attention"]
-    if context > 1 and how is not Attention.ALL_GATHER:
-        raise Unsayable(Reason("plan.attention", "all_gather of keys and values", plainly(how)))
+    context, attention = facts["plan.context"], facts["plan.attention"]
+    if context > 1 and attention is not Attention.ALL_GATHER:
+        raise UnsayableError(Reason("plan.attention", "all_gather of keys and values", format_fact(attention)))
     return {} if context == 1 else {_CONTEXT: context}
 
 
-def _read_attention(stated: Stated) -> Facts:
-    context = stated.count(_CONTEXT, 1)
+def _read_attention(config: ConfigValues) -> Facts:
+    context = config.count(_CONTEXT, 1)
     return {"plan.context": context, "plan.attention": Attention.ALL_GATHER if context > 1 else None}
 
 
 def _say_recompute(facts: Facts) -> Values:
-    how = facts["plan.recompute"]
-    if how in (Recompute.NONE, Recompute.FULL):
-        return {_RECOMPUTE: str(None) if how is Recompute.NONE else FULL}
-    if isinstance(how, FirstLayers) and how.layer is Recompute.FULL:
-        return {_RECOMPUTE: FIRST.format(how.layers)}
-    if how == _ACTIVATION and (kind := facts["model.ffn_kind"]) != "swiglu":
-        can = "the activation of swiglu alone, which its feed-forward has"
-        raise Unsayable(Reason("plan.recompute", can, f"{_ACTIVATION} of {kind}"))
-    if how == _ACTIVATION:
+    recompute = facts["plan.recompute"]
+    if recompute in (Recompute.NONE, Recompute.FULL):
+        return {_RECOMPUTE: str(None) if recompute is Recompute.NONE else FULL}
+    if isinstance(recompute, FirstLayers) and recompute.layer is Recompute.FULL:
+        return {_RECOMPUTE: FIRST.format(recompute.layers)}
+    if recompute == _ACTIVATION and (kind := facts["model.ffn_kind"]) != "swiglu":
+        limit = "the activation of swiglu alone, which its feed-forward has"
+        raise UnsayableError(Reason("plan.recompute", limit, f"{_ACTIVATION} of {kind}"))
+    if recompute == _ACTIVATION:
         return {_RECOMPUTE: str(None), ACTIVATIONS: True}
-    can = f"none, full, full of the first layers of all stages, or the operator {_ACTIVATION} ({_RECOMPUTE})"
-    raise Unsayable(Reason("plan.recompute", can, plainly(how)))
+    limit = f"none, full, full of the first layers of all stages, or the operator {_ACTIVATION} ({_RECOMPUTE})"
+    raise UnsayableError(Reason("plan.recompute", limit, format_fact(recompute)))
 
 
-def _read_recompute(stated: Stated) -> Facts:
-    met, again = str(stated.get(_RECOMPUTE)), stated.flag(ACTIVATIONS, False)
-    if again and met != str(None):
-        raise stated.fault(_RECOMPUTE, f"None where {ACTIVATIONS} is called, met {shown(met)}")
-    if found := re.fullmatch(re.escape(FIRST).replace(r"\{\}", "([1-9][0-9]{0,8})"), met):
-        return {"plan.recompute": FirstLayers(Recompute.FULL, int(found[1]))}
-    if met not in (str(None), FULL):
+def _read_recompute(config: ConfigValues) -> Facts:
+    policy, recomputes_activation = str(config.get(_RECOMPUTE)), config.flag(ACTIVATIONS, False)
+    if recomputes_activation and policy != str(None):
+        raise config.build_error(_RECOMPUTE, f"None where {ACTIVATIONS} is called, met {format_value(policy)}")
+    if match := re.fullmatch(re.escape(FIRST).replace(r"\{\}", "([1-9][0-9]{0,8})"), policy):
+        return {"plan.recompute": FirstLayers(Recompute.FULL, int(match[1]))}
+    if policy not in (str(None), FULL):
         allowed = f"None, {FULL} or {FIRST.format(1)}"
-        raise stated.fault(_RECOMPUTE, f"is {allowed} with a number of layers, met {shown(met)}")
-    return {"plan.recompute": _ACTIVATION if again else Recompute.FULL if met == FULL else Recompute.NONE}
+        raise config.build_error(_RECOMPUTE, f"is {allowed} with a number of layers, met {format_value(policy)}")
+    return {
+        "plan.recompute": _ACTIVATION if recomputes_activation else Recompute.FULL if policy == FULL else Recompute.NONE
+    }
 
 
 def _say_precision(facts: Facts) -> Values:
     precision = facts["training.precision"]
     if precision == "fp8" and facts["model.experts"] is not None:
-        can = "bf16 or fp32 with experts, whose products in float8 are a prototype of torchao's"
-        raise Unsayable(Reason("training.precision", can, precision))
+        limit = "bf16 or fp32 with experts, whose products in float8 are a prototype of torchao's"
+        raise UnsayableError(Reason("training.precision", limit, precision))
     if precision not in _PRECISIONS:
-        raise Unsayable(Reason("training.precision", f"bf16, fp8 or fp32 ({_PARAMETERS})", precision))
+        raise UnsayableError(Reason("training.precision", f"bf16, fp8 or fp32 ({_PARAMETERS})", precision))
     return dict(_PRECISIONS[precision])
 
 
-def _read_precision(stated: Stated) -> Facts:
-    quantised = stated.flag(FLOAT8, False)
-    word = stated.word(_PARAMETERS, ("bfloat16", "float32"), "bfloat16")
-    if quantised and word == "float32":
-        raise stated.fault(_PARAMETERS, f"bfloat16 where {FLOAT8} is called, met {word}")
-    return {"training.precision": "fp8" if quantised else "bf16" if word == "bfloat16" else "fp32"}
+def _read_precision(config: ConfigValues) -> Facts:
+    is_quantised = config.flag(FLOAT8, False)
+    word = config.word(_PARAMETERS, ("bfloat16", "float32"), "bfloat16")
+    if is_quantised and word == "float32":
+        raise config.build_error(_PARAMETERS, f"bfloat16 where {FLOAT8} is called, met {word}")
+    return {"training.precision": "fp8" if is_quantised else "bf16" if word == "bfloat16" else "fp32"}
 
 
 def _say_graphs(facts: Facts) -> Values:
@@ -436,23 +458,25 @@ def _say_graphs(facts: Facts) -> Values:
     return {_NO_GRAPHS: True} if facts["plan.pipeline"] > 1 or facts["plan.expert"] > 1 else {}
 
 
-def _read_graphs(stated: Stated) -> Facts:
-    stated.flag(_NO_GRAPHS, False)
+def _read_graphs(config: ConfigValues) -> Facts:
+    config.flag(_NO_GRAPHS, False)
     return {}
 
 
-def _combinations(facts: Facts) -> Iterator[Reason]:
+def _check_combinations(facts: Facts) -> Iterator[Reason]:
     """Yield what torchtitan cannot combine: `ParallelDims` takes expert ranks first from tensor and context ranks."""
     expert, context = facts["plan.expert"], facts["plan.context"]
     parts = 2 * context * (facts["plan.tensor"] if facts["plan.sequence_parallel"] else 1)
     if context > 1 and facts["training.sequence"] % parts:
-        can = f"{parts} parts of the sequence, two a rank"
-        yield Reason("plan.context", can, f"{context} of {facts['training.sequence']} tokens")
+        limit = f"{parts} parts of the sequence, two a rank"
+        yield Reason("plan.context", limit, f"{context} of {facts['training.sequence']} tokens")
     if expert == 1:
         return
     for axis in ("tensor", "context"):
-        if (met := facts[f"plan.{axis}"]) > 1:
-            yield Reason("plan.expert", f"1 with {axis} ranks, which it makes expert ranks first", f"{axis} {met}")
+        if (num_ranks := facts[f"plan.{axis}"]) > 1:
+            yield Reason(
+                "plan.expert", f"1 with {axis} ranks, which it makes expert ranks first", f"{axis} {num_ranks}"
+            )
     shards = facts["plan.zero_shards"] or facts["plan.data"]
     if facts["plan.zero"] != 3 or shards % expert:
         yield Reason(
@@ -461,40 +485,40 @@ def _combinations(facts: Facts) -> Iterator[Reason]:
 
 
 _MAP: tuple[Entry, ...] = (
-    Together(
+    JointKeys(
         (_SHARD, _REPLICATE, _RESHARD),
         ("plan.data", "plan.zero", "plan.zero_shards", "plan.reshard_after_forward"),
         _say_data,
         _read_data,
     ),
-    Together((_TENSOR, _SEQUENCE), ("plan.tensor", "plan.sequence_parallel"), _say_tensor, _read_tensor),
-    Together(
+    JointKeys((_TENSOR, _SEQUENCE), ("plan.tensor", "plan.sequence_parallel"), _say_tensor, _read_tensor),
+    JointKeys(
         (_PIPELINE, _SCHEDULE, _PARTS),
         ("plan.pipeline", "plan.schedule", "plan.chunks", "plan.stages"),
         _say_pipeline,
         _read_pipeline,
     ),
-    Together((_CONTEXT,), ("plan.context", "plan.attention"), _say_attention, _read_attention),
-    Count(f"{_BY}.expert_parallel_degree", "plan.expert", 1),
-    Together((_LOCAL, _GLOBAL, _MICRO), ("plan.microbatch", "training.global_batch"), _say_batch, _read_batch),
+    JointKeys((_CONTEXT,), ("plan.context", "plan.attention"), _say_attention, _read_attention),
+    Count(f"{_PARALLELISM}.expert_parallel_degree", "plan.expert", 1),
+    JointKeys((_LOCAL, _GLOBAL, _MICRO), ("plan.microbatch", "training.global_batch"), _say_batch, _read_batch),
     Count(f"{_TRAINING}.seq_len", "training.sequence"),
-    Together((_PARAMETERS, FLOAT8), ("training.precision",), _say_precision, _read_precision),
+    JointKeys((_PARAMETERS, FLOAT8), ("training.precision",), _say_precision, _read_precision),
     Word(
         f"{_TRAINING}.enable_cpu_offload",
         "plan.offload",
-        ((NOTHING, False), (HOST_OPTIMIZER_AND_PARAMETERS, True)),
+        ((NO_OFFLOADING, False), (HOST_OPTIMIZER_AND_PARAMETERS, True)),
         False,
     ),
-    Together((_RECOMPUTE, ACTIVATIONS), ("plan.recompute",), _say_recompute, _read_recompute),
-    Together((_ASYNC, _COMPILED), ("plan.overlap_tensor",), _say_overlap, _read_overlap),
-    Together((_NO_GRAPHS,), (), _say_graphs, _read_graphs),
-    *always("FSDP overlaps", overlap_gradients=True),
-    *always("stages send whole tensors", scatter_gather=False),
-    Always("training.optimizer", "adamw", "in the configuration that is given"),
-    Elsewhere(("training.gradient_precision", "training.gradient_clipping")),
+    JointKeys((_RECOMPUTE, ACTIVATIONS), ("plan.recompute",), _say_recompute, _read_recompute),
+    JointKeys((_ASYNC, _COMPILED), ("plan.overlap_tensor",), _say_overlap, _read_overlap),
+    JointKeys((_NO_GRAPHS,), (), _say_graphs, _read_graphs),
+    *list_fixed("FSDP overlaps", overlap_gradients=True),
+    *list_fixed("stages send whole tensors", scatter_gather=False),
+    FixedField("training.optimizer", "adamw", "in the configuration that is given"),
+    ExternalFields(("training.gradient_precision", "training.gradient_clipping")),
     MODEL_ELSEWHERE,
-    *PLAIN,
+    *COMMON_ENTRIES,
 )
 
-TORCHTITAN = Target("torchtitan", "0.3.0", _MAP, write, parse, _combinations)
-to_torchtitan, from_torchtitan = TORCHTITAN.to, TORCHTITAN.read
+TORCHTITAN = Target("torchtitan", "0.3.0", _MAP, write, parse, _check_combinations)
+to_torchtitan, from_torchtitan = TORCHTITAN.to_text, TORCHTITAN.read

@@ -90,18 +90,18 @@ def memory_conventions(row: Row) -> str:
 
 def zero_stage(row: Row) -> int:
     """Return the ZeRO stage of a row; where it states none, assume its framework's."""
-    stated = re.match(r"(?:zero|stage)?[-_ ]*(?:stage)?[-_ ]*([0-3])(?:\.0)?\b", row.text("zero_stage"))
-    if stated:
-        return int(stated[1])
+    stated_stage = re.match(r"(?:zero|stage)?[-_ ]*(?:stage)?[-_ ]*([0-3])(?:\.0)?\b", row.text("zero_stage"))
+    if stated_stage:
+        return int(stated_stage[1])
     words = row.text("zero_stage", "framework", "schedule", "plan_note", "optimizer", "dp_overlap", "software")
-    named = re.search(r"zero[-_ ]?(?:stage[-_ ]?)?([0-3])\b", words)
-    if named:
-        stage = int(named[1])
+    match = re.search(r"zero[-_ ]?(?:stage[-_ ]?)?([0-3])\b", words)
+    if match:
+        stage = int(match[1])
     elif re.match(r"os ?\+ ?g(?! ?\+ ?p)", row.text("zero_stage")):
         stage = 2
     elif _DDP.search(words):
         stage = 0
-    elif _SHARDS_PARAMETERS.search(words) or (row.optional("fsdp_shards") or 1) > 1:
+    elif _SHARDS_PARAMETERS.search(words) or (row.optional_count("fsdp_shards") or 1) > 1:
         stage = 3
     else:
         stage = 1 if _SHARDS_OPTIMIZER.search(words) or "param-gather" in words else 0
@@ -111,28 +111,30 @@ def zero_stage(row: Row) -> int:
 
 def overlaps_gradients(row: Row, zero: int) -> bool:
     """Return whether the gradient reduction overlaps the backward pass."""
-    stated = row.flag("dp_overlap")
-    if stated is not None:
-        return stated
+    flag = row.flag("dp_overlap")
+    if flag is not None:
+        return flag
     words = row.text("framework")
-    old = re.search(r"2019|2020|2021|megatron-lm \(april", words) or row.text("framework") == "megatron-lm"
-    overlaps = zero >= 2 or not (old or "megatron-deepspeed" in words)
+    is_early = re.search(r"2019|2020|2021|megatron-lm \(april", words) or row.text("framework") == "megatron-lm"
+    overlaps = zero >= 2 or not (is_early or "megatron-deepspeed" in words)
     row.assume(f"gradients {'overlap' if overlaps else 'are reduced after'} backward (dp_overlap not stated)")
     return overlaps
 
 
-def sequence_parallel(row: Row) -> bool:
+def is_sequence_parallel(row: Row) -> bool:
     """Return whether a row uses sequence parallelism: tensor ranks split the tokens between their matrix products."""
-    stated = row.flag("sequence_parallel")
-    if stated is None:
+    is_parallel = row.flag("sequence_parallel")
+    if is_parallel is None:
         words = row.text("framework")
-        stated = bool(
+        is_parallel = bool(
             re.search(
                 r"nemo|bridge|mcore|titan|transformer engine|\bte\b|mindspeed|nanotron|maxtext|megascale|primus", words
             )
         )
-        row.assume(f"sequence_parallel {str(stated).lower()} (not stated; from {words[:40] or 'no framework named'})")
-    return stated
+        row.assume(
+            f"sequence_parallel {str(is_parallel).lower()} (not stated; from {words[:40] or 'no framework named'})"
+        )
+    return is_parallel
 
 
 def overlaps_tensor(row: Row) -> bool:
@@ -142,9 +144,9 @@ def overlaps_tensor(row: Row) -> bool:
     decomposition in large deep learning models", ASPLOS, section 6). MaxText has such collectives, since it shards
     activations between layers over tensor ranks (``configs/base.yml``: ``activation_embed``).
     """
-    stated = row.flag("tp_overlap")
-    if stated is not None:
-        return stated
+    flag = row.flag("tp_overlap")
+    if flag is not None:
+        return flag
     overlaps = is_xla(row) and bool(re.search(r"tpu|\bv[2-7][ep]?\b", row.text("accelerator")))
     if overlaps:
         row.assume("tensor communication runs beside products, as XLA cuts both on TPUs (tp_overlap not stated)")
@@ -154,17 +156,17 @@ def overlaps_tensor(row: Row) -> bool:
 def attention_kernel(row: Row) -> str:
     """Return the fused attention kernel of a row; the default is FlashAttention-2, which torch has."""
     for words in (row.text("attention_kernel"), row.text("framework")):
-        found = next((kernel for pattern, kernel in _KERNELS if re.search(pattern, words)), None)
-        if found:
+        kernel_name = next((kernel for pattern, kernel in _KERNELS if re.search(pattern, words)), None)
+        if kernel_name:
             break
     else:
-        found = "flash_2"
-    if found != "flash":
-        row.assume(f"attention by {found} (from {words[:40] or 'nothing that is stated'})")
-    return found
+        kernel_name = "flash_2"
+    if kernel_name != "flash":
+        row.assume(f"attention by {kernel_name} (from {words[:40] or 'nothing that is stated'})")
+    return kernel_name
 
 
-def host_launch(row: Row) -> float:
+def launch_time(row: Row) -> float:
     """Return the seconds that a host needs to launch the kernels of one operator; 0 where it replays whole steps."""
     words = row.text("framework", "plan_note", "software")
     if is_xla(row) or _COMPILED.search(words):
@@ -174,7 +176,7 @@ def host_launch(row: Row) -> float:
     return seconds
 
 
-def on_stack(row: Row, accelerator: Accelerator) -> Accelerator:
+def apply_software(row: Row, accelerator: Accelerator) -> Accelerator:
     """Return an accelerator as fast as the software of a row makes it."""
     if not (re.search(r"llm-?foundry", row.text("framework")) and accelerator.name.startswith("H100")):
         return accelerator

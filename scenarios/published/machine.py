@@ -9,8 +9,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from meshwise.scenarios.files.errors import shown
-from meshwise.scenarios.published.frameworks import host_launch, on_stack
+from meshwise.scenarios.files.errors import format_value
+from meshwise.scenarios.published.frameworks import apply_software, launch_time
 from meshwise.scenarios.published.row import Row, Skip
 from meshwise.scenarios.published.training import FOUR_BITS
 from meshwise.scenarios.schema.cluster import MAX_DEVICES
@@ -131,51 +131,61 @@ _TABLE = tuple((re.compile(pattern), entry) for pattern, entry in _DEVICES)
 _BY_PEAK = (("dgx-1-v100-32gb", 125.0), ("dgx-a100-80gb", 312.0), ("dgx-h100", 989.0), ("dgx-b200", 2250.0))
 
 
-def device(row: Row) -> Device:
+def find_device(row: Row) -> Device:
     """Return the accelerator of a row; raise `Skip` where neither its name nor a peak rate is known."""
     words = re.sub(r"[^a-z0-9_]", "", row.text("accelerator"))
     if not words:
         raise Skip("accelerator is not stated")
     memory = row.optional_number("accel_mem_gb") or 0.0
-    found = next((known for pattern, known in _TABLE if pattern.search(words)), None)
-    if found is None:
-        return _unknown(row, memory)
-    found = _variant(row, found, words, memory)
-    if found.name:
-        figures = f"{found.peak:g} TFLOP/s, {found.bandwidth:g} TB/s" if found.peak else "its own links"
-        row.assume(f"{found.name}: as the accelerator of {found.preset} with {figures} by data sheet")
-    return found
+    known_device = next((known for pattern, known in _TABLE if pattern.search(words)), None)
+    if known_device is None:
+        return _guess_device(row, memory)
+    known_device = _find_variant(row, known_device, words, memory)
+    if known_device.name:
+        figures = (
+            f"{known_device.peak:g} TFLOP/s, {known_device.bandwidth:g} TB/s" if known_device.peak else "its own links"
+        )
+        row.assume(f"{known_device.name}: as the accelerator of {known_device.preset} with {figures} by data sheet")
+    return known_device
 
 
-def _unknown(row: Row, memory: float) -> Device:
+def _guess_device(row: Row, memory: float) -> Device:
     peak = row.number("peak_tflops_used")
     if peak is None or not 1 <= peak <= 1e5:
-        raise Skip(f"accelerator {shown(row.fields.get('accelerator'))} is not in the catalogue, and no peak is stated")
-    preset, own = min(_BY_PEAK, key=lambda each: abs(each[1] - peak))
+        raise Skip(
+            f"accelerator {format_value(row.fields.get('accelerator'))} is not in the catalogue, and no peak is stated"
+        )
+    preset, preset_peak = min(_BY_PEAK, key=lambda candidate: abs(candidate[1] - peak))
     name = row.text("accelerator")[:40]
-    row.assume(f"accelerator {name}: as that of {preset} at {peak / own:.2f} of its speed, from peak_tflops_used")
+    row.assume(
+        f"accelerator {name}: as that of {preset} at {peak / preset_peak:.2f} of its speed, from peak_tflops_used"
+    )
     return Device(preset, name, peak, memory)
 
 
-def _variant(row: Row, found: Device, words: str, memory: float) -> Device:
+def _find_variant(row: Row, known_device: Device, words: str, memory: float) -> Device:
     """Return the variant of an accelerator that matches the memory and the precision of a row."""
-    if not memory and found.preset in ("dgx-a100-80gb", "dgx-1-v100-32gb") and not found.memory:
-        written = re.search(r"(\d\d)gi?b?$", words)
-        memory = float(written[1]) if written else 0.0
+    if not memory and known_device.preset in ("dgx-a100-80gb", "dgx-1-v100-32gb") and not known_device.memory:
+        suffix = re.search(r"(\d\d)gi?b?$", words)
+        memory = float(suffix[1]) if suffix else 0.0
         if not memory:
             row.assume("accel_mem_gb of the larger variant (not stated)")
-    if found.preset == "dgx-a100-80gb" and not found.peak and 0 < memory <= 45:
-        return found._replace(preset="dgx-a100-40gb")
-    if found.preset == "dgx-1-v100-32gb" and 0 < memory <= 17:
-        return found._replace(preset="dgx-1-v100-16gb")
-    if found.preset == "dgx-1-v100-32gb" and (row.optional("devices_per_node") or 0) > 8 and not found.name:
-        return found._replace(preset="dgx-2-v100-32gb")
-    if found.preset == "frontier-mi250x" and memory > 100:
-        return Device(found.preset, "MI250X, both dies as one device", 383, 128, 3.28)
-    if found.preset == "atlas-800-910" and (memory > 40 or re.search("bf16|bfloat16", row.text("precision"))):
+    if known_device.preset == "dgx-a100-80gb" and not known_device.peak and 0 < memory <= 45:
+        return known_device._replace(preset="dgx-a100-40gb")
+    if known_device.preset == "dgx-1-v100-32gb" and 0 < memory <= 17:
+        return known_device._replace(preset="dgx-1-v100-16gb")
+    if (
+        known_device.preset == "dgx-1-v100-32gb"
+        and (row.optional_count("devices_per_node") or 0) > 8
+        and not known_device.name
+    ):
+        return known_device._replace(preset="dgx-2-v100-32gb")
+    if known_device.preset == "frontier-mi250x" and memory > 100:
+        return Device(known_device.preset, "MI250X, both dies as one device", 383, 128, 3.28)
+    if known_device.preset == "atlas-800-910" and (memory > 40 or re.search("bf16|bfloat16", row.text("precision"))):
         row.assume("Ascend 910B, for the first 910 has no bf16 and 32 GB")
-        return found._replace(preset="atlas-800t-a2")
-    return found
+        return known_device._replace(preset="atlas-800t-a2")
+    return known_device
 
 
 _GENERATIONS = (
@@ -190,61 +200,65 @@ _GENERATIONS = (
 )
 """Gb/s of an InfiniBand port with four lanes, by generation."""
 
-_COUNTED = re.compile(
+_COUNT_BY_RATE = re.compile(
     r"(\d+)\s*(?:nics?|hcas?|ports?|rails?)?\s*(?:x|\*|of)\s*(\d+(?:\.\d+)?)\s*-?\s*(tb|gb|g)(?:it)?(?:/s|ps|be|e)?\b"
 )
-_TIMES = re.compile(r"(\d+(?:\.\d+)?)\s*-?\s*(tb|gb|g)(?:it)?(?:/s|ps|be|e)?\s*(?:x|\*)\s*(\d+)\b")
+_RATE_BY_COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*-?\s*(tb|gb|g)(?:it)?(?:/s|ps|be|e)?\s*(?:x|\*)\s*(\d+)\b")
 """A rate followed by a count: ``400 Gb/s x 8``."""
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*-?\s*([TtGg])(b|B|[Bb]its?)?(?:/s|ps|E|e)?\b")
 _BIT = 1e9 / 8
-_MOST = 100_000.0
+_MAX_NIC_RATE = 100_000.0
 """Gb/s of a node above which a stated rate cannot be that of its NICs."""
 
 
 def nic_rate(row: Row, devices: int) -> float | None:
     """Return the total NIC bandwidth of a node with ``devices`` devices, in bytes/s; None where it is not stated."""
-    stated = row.optional_number("nic_gbps_per_device")
-    if stated is not None:
-        return min(stated, _MOST) * _BIT * devices
+    stated_rate = row.optional_number("nic_gbps_per_device")
+    if stated_rate is not None:
+        return min(stated_rate, _MAX_NIC_RATE) * _BIT * devices
     words = row.text("inter_node_link")
-    counted = _COUNTED.search(words)
-    if counted:
-        scale = 1000.0 if counted[3] == "tb" else 1.0
-        return _checked(float(counted[1]) * float(counted[2]) * scale)
-    times = _TIMES.search(words)
-    if times:
-        return _checked(float(times[1]) * float(times[3]) * (1000.0 if times[2] == "tb" else 1.0))
-    single = _RATE.search(str(row.fields.get("inter_node_link")))
-    if single is None:
+    count_match = _COUNT_BY_RATE.search(words)
+    if count_match:
+        scale = 1000.0 if count_match[3] == "tb" else 1.0
+        return _to_byte_rate(float(count_match[1]) * float(count_match[2]) * scale)
+    times_match = _RATE_BY_COUNT.search(words)
+    if times_match:
+        return _to_byte_rate(
+            float(times_match[1]) * float(times_match[3]) * (1000.0 if times_match[2] == "tb" else 1.0)
+        )
+    rate_match = _RATE.search(str(row.fields.get("inter_node_link")))
+    if rate_match is None:
         rate = next((rate for pattern, rate in _GENERATIONS if re.search(pattern, words)), None)
-        return None if rate is None else _by_generation(row, rate, devices)
-    bits = 8.0 if single[3] == "B" else 1.0
-    return _single(row, words, float(single[1]) * bits * (1000.0 if single[2] in "tT" else 1.0), devices)
+        return None if rate is None else _rate_by_generation(row, rate, devices)
+    bits = 8.0 if rate_match[3] == "B" else 1.0
+    return _interpret_rate(
+        row, words, float(rate_match[1]) * bits * (1000.0 if rate_match[2] in "tT" else 1.0), devices
+    )
 
 
-def _checked(rate: float) -> float | None:
-    return rate * _BIT if 0 < rate <= _MOST else None
+def _to_byte_rate(rate: float) -> float | None:
+    return rate * _BIT if 0 < rate <= _MAX_NIC_RATE else None
 
 
-def _single(row: Row, words: str, rate: float, devices: int) -> float | None:
+def _interpret_rate(row: Row, words: str, rate: float, devices: int) -> float | None:
     """Return a node's bytes/s from one rate in Gb/s, which the words give per node, per device or per NIC."""
     if re.search(r"per (gpu|device|accelerator|chip|npu)|/gpu|a gpu|each gpu|rail", words):
-        return _checked(rate * devices)
+        return _to_byte_rate(rate * devices)
     if re.search(r"per node|node-node|node to node|/node|a node|aggregate|total|efa", words) or rate > 800:
-        return _checked(rate)
+        return _to_byte_rate(rate)
     if re.search(r"infiniband|\bib\b|hdr|ndr|edr|xdr|roce|rdma|spectrum|connectx|\bcx-?\d|slingshot", words):
-        return _by_generation(row, rate, devices)
+        return _rate_by_generation(row, rate, devices)
     row.assume(f"one NIC of {rate:g} Gb/s a node, from {words[:60]!r}")
-    return _checked(rate)
+    return _to_byte_rate(rate)
 
 
-def _by_generation(row: Row, rate: float, devices: int) -> float | None:
+def _rate_by_generation(row: Row, rate: float, devices: int) -> float | None:
     """Return a node's bytes/s over InfiniBand or RoCE: one NIC per device from 200 Gb/s on, one per node below."""
     if rate >= 200:
         row.assume(f"one NIC of {rate:g} Gb/s a device (number not stated)")
-        return _checked(rate * devices)
+        return _to_byte_rate(rate * devices)
     row.assume(f"one NIC of {rate:g} Gb/s a node (number not stated)")
-    return _checked(rate)
+    return _to_byte_rate(rate)
 
 
 def pcie_generation(row: Row) -> int | None:
@@ -252,10 +266,10 @@ def pcie_generation(row: Row) -> int | None:
     words = row.text("intra_node_link")
     if "pci" not in words or re.search(r"nvlink|nvswitch|xgmi|infinity|hccs|ici\b", re.sub(r"no nvlink", "", words)):
         return None
-    found = re.search(r"(?:gen|pcie|pci-e)\s*-?([2-6])", words)
-    if found is None:
+    match = re.search(r"(?:gen|pcie|pci-e)\s*-?([2-6])", words)
+    if match is None:
         row.assume("PCIe 4.0 inside a node (generation not stated)")
-    return int(found[1]) if found else 4
+    return int(match[1]) if match else 4
 
 
 NCCL_SHARE = 0.96
@@ -264,98 +278,100 @@ PCIE_RATE = {2: 6 * GBYTE, 3: 12 * GBYTE, 4: 24 * GBYTE, 5: 48 * GBYTE, 6: 96 * 
 """Bytes/s of 16 PCIe lanes by generation, as NCCL assumes (src/graph/topo.h, PCI_BW 12.0 for generation 3)."""
 
 
-def machine(row: Row, devices: int) -> Cluster:
+def build_machine(row: Row, devices: int) -> Cluster:
     """Return the cluster of a row, of which the run uses ``devices`` devices."""
     if devices > MAX_DEVICES:
         raise Skip(f"n_devices is at most {MAX_DEVICES}, met {devices}")
-    kind = device(row)
-    full = _catalogued(kind.preset, 1, None)
-    if isinstance(full.fabric, Torus) or kind.preset.startswith("tpu"):
-        found = _torus(row, kind, devices)
+    device = find_device(row)
+    preset_cluster = _load_preset(device.preset, 1, None)
+    if isinstance(preset_cluster.fabric, Torus) or device.preset.startswith("tpu"):
+        base_cluster = _build_torus(row, device, devices)
     else:
-        found = _nodes(row, kind, devices, full.first.devices)
-    ((node, count),) = found.nodes
+        base_cluster = _build_nodes(row, device, devices, preset_cluster.first_node.devices)
+    ((node, count),) = base_cluster.nodes
     memory = row.optional_number("accel_mem_gb")
-    accelerator = _accelerator(row, node.accelerator, kind, memory)
-    node = replace(node, accelerator=on_stack(row, accelerator))
-    if not kind.preset.startswith("tpu"):
-        node = _wired(row, kind, node, count)
-    node = replace(node, host=replace(node.host, launch=host_launch(row)))
-    row.assume(f"hosts, links and fabric of {kind.preset} where the row states none")
-    return replace(found, nodes=((node, count),))
+    accelerator = _build_accelerator(row, node.accelerator, device, memory)
+    node = replace(node, accelerator=apply_software(row, accelerator))
+    if not device.preset.startswith("tpu"):
+        node = _wire_node(row, device, node, count)
+    node = replace(node, host=replace(node.host, launch=launch_time(row)))
+    row.assume(f"hosts, links and fabric of {device.preset} where the row states none")
+    return replace(base_cluster, nodes=((node, count),))
 
 
 @lru_cache(maxsize=256)
-def _catalogued(preset: str, nodes: int, devices: int | None) -> Cluster:
+def _load_preset(preset: str, nodes: int, devices: int | None) -> Cluster:
     return cluster(preset, nodes, devices)
 
 
-def _nodes(row: Row, kind: Device, devices: int, full: int) -> Cluster:
-    stated = row.optional("devices_per_node", 4096)
-    if stated is None and devices > full:
-        row.assume(f"devices_per_node {full} (not stated)")
-    a_node = stated or full
+def _build_nodes(row: Row, device: Device, devices: int, node_size: int) -> Cluster:
+    stated_size = row.optional_count("devices_per_node", 4096)
+    if stated_size is None and devices > node_size:
+        row.assume(f"devices_per_node {node_size} (not stated)")
+    node_devices = stated_size or node_size
     # publishers count the trays of an NVL72 rack as nodes, though NVLink connects the whole rack
-    if full >= 36 and a_node < full and not re.search(r"nvl ?(4|8|16)\b", row.text("intra_node_link")):
-        row.assume(f"devices of a rack of {full} reach each other by NVLink")
-        a_node = full
-    most = min(a_node, devices)
-    used = next(count for count in reversed(divisors(devices)) if count <= most)
-    if used != most and devices > used:
-        row.assume(f"{devices // used} nodes with {used} devices in use each, for {most} do not divide {devices}")
-    if used > full and not isinstance(_catalogued(kind.preset, 1, None).first.network, Switch):
-        row.assume(f"devices_per_node {full}: {kind.preset} has no more")
-        used = next(count for count in reversed(divisors(devices)) if count <= full)
-    return _catalogued(kind.preset, devices // used, used)
+    if node_size >= 36 and node_devices < node_size and not re.search(r"nvl ?(4|8|16)\b", row.text("intra_node_link")):
+        row.assume(f"devices of a rack of {node_size} reach each other by NVLink")
+        node_devices = node_size
+    max_devices = min(node_devices, devices)
+    used_devices = next(count for count in reversed(divisors(devices)) if count <= max_devices)
+    if used_devices != max_devices and devices > used_devices:
+        row.assume(
+            f"{devices // used_devices} nodes with {used_devices} devices in use each, for {max_devices} do not divide {devices}"
+        )
+    if used_devices > node_size and not isinstance(_load_preset(device.preset, 1, None).first_node.network, Switch):
+        row.assume(f"devices_per_node {node_size}: {device.preset} has no more")
+        used_devices = next(count for count in reversed(divisors(devices)) if count <= node_size)
+    return _load_preset(device.preset, devices // used_devices, used_devices)
 
 
-def _torus(row: Row, kind: Device, devices: int) -> Cluster:
+def _build_torus(row: Row, device: Device, devices: int) -> Cluster:
     """Return one slice of a torus, or several slices that the hosts' network connects."""
-    slices = _slices(row, devices)
-    if slices > 1 and kind.preset != "tpu-v6e":
-        return _catalogued(f"{kind.preset}-slices", slices, devices // slices)
-    full = _catalogued(kind.preset, 1, None).first.devices
-    used = next(count for count in reversed(divisors(devices)) if count <= full)
-    return _catalogued(kind.preset, devices // used, used)
+    slices = _count_slices(row, devices)
+    if slices > 1 and device.preset != "tpu-v6e":
+        return _load_preset(f"{device.preset}-slices", slices, devices // slices)
+    slice_devices = _load_preset(device.preset, 1, None).first_node.devices
+    used_devices = next(count for count in reversed(divisors(devices)) if count <= slice_devices)
+    return _load_preset(device.preset, devices // used_devices, used_devices)
 
 
-def _slices(row: Row, devices: int) -> int:
-    named = re.search(r"\b(\d+) ?x? ?slices?\b|\b(\d+) slice", row.text("plan_note", "intra_node_link"))
-    count = int(named[1] or named[2]) if named else 1
-    shards = row.optional("fsdp_shards") or devices
-    if not named and "dcn" in row.text("inter_node_link") and 1 < shards < devices and devices % shards == 0:
+def _count_slices(row: Row, devices: int) -> int:
+    match = re.search(r"\b(\d+) ?x? ?slices?\b|\b(\d+) slice", row.text("plan_note", "intra_node_link"))
+    count = int(match[1] or match[2]) if match else 1
+    shards = row.optional_count("fsdp_shards") or devices
+    if not match and "dcn" in row.text("inter_node_link") and 1 < shards < devices and devices % shards == 0:
         count = devices // shards
         row.assume(f"{count} slices of {shards}, the devices that share parameters (slices not stated)")
     return count if 0 < count < devices and devices % count == 0 else 1
 
 
 @lru_cache(maxsize=256)
-def _relative(base: Accelerator, kind: Device) -> Accelerator:
+def _scale_accelerator(base: Accelerator, device: Device) -> Accelerator:
     """Return an accelerator scaled to a related device's data sheet: all rates in proportion to its 16-bit peak."""
-    own = dict(base.peak_flops)
-    ratio = kind.peak * 1e12 / own.get("bf16", own.get("fp16", kind.peak * 1e12)) if kind.peak else 1.0
+    peaks = dict(base.peak_flops)
+    ratio = device.peak * 1e12 / peaks.get("bf16", peaks.get("fp16", device.peak * 1e12)) if device.peak else 1.0
     return replace(
         base,
-        name=kind.name,
+        name=device.name,
         peak_flops=tuple((dtype, rate * ratio) for dtype, rate in base.peak_flops),
-        memory=kind.memory * GBYTE if kind.memory else base.memory,
-        memory_bandwidth=kind.bandwidth * 1e12 if kind.bandwidth else base.memory_bandwidth,
+        memory=device.memory * GBYTE if device.memory else base.memory,
+        memory_bandwidth=device.bandwidth * 1e12 if device.bandwidth else base.memory_bandwidth,
     )
 
 
-def _accelerator(row: Row, base: Accelerator, kind: Device, memory: float | None) -> Accelerator:
-    found = _relative(base, kind) if kind.name else base
-    if memory is not None and not 0.85 <= memory * GBYTE / found.memory <= 1.15 and memory <= 10_000:
-        row.assume(f"{memory:g} GB of device memory, which {found.name} has not by the catalogue")
-        found = replace(found, memory=memory * GBYTE)
-    return _at_four_bits(row, found)
+def _build_accelerator(row: Row, base: Accelerator, device: Device, memory: float | None) -> Accelerator:
+    accelerator_kind = _scale_accelerator(base, device) if device.name else base
+    if memory is not None and not 0.85 <= memory * GBYTE / accelerator_kind.memory <= 1.15 and memory <= 10_000:
+        row.assume(f"{memory:g} GB of device memory, which {accelerator_kind.name} has not by the catalogue")
+        accelerator_kind = replace(accelerator_kind, memory=memory * GBYTE)
+    return _apply_four_bits(row, accelerator_kind)
 
 
 _FOUR_BIT_RATES = (("b300|gb300", 3.0), ("b200|gb200", 2.0), ("mi355|mi350", 2.0))
 """Ratio of the dense 4-bit peak to the dense 8-bit peak (data sheets; a B300 has 15 PFLOP/s of NVFP4)."""
 
 
-def _at_four_bits(row: Row, base: Accelerator) -> Accelerator:
+def _apply_four_bits(row: Row, base: Accelerator) -> Accelerator:
     """Return an accelerator with its 4-bit peak in the place of its 8-bit peak, for a row that trains in 4 bits."""
     if not re.search(FOUR_BITS, row.text("precision")):
         return base
@@ -365,16 +381,16 @@ def _at_four_bits(row: Row, base: Accelerator) -> Accelerator:
     return replace(base, peak_flops=rates)
 
 
-def _wired(row: Row, kind: Device, node: Node, count: int) -> Node:
+def _wire_node(row: Row, device: Device, node: Node, count: int) -> Node:
     """Return a node with the row's stated links instead of the catalogue's."""
-    generation = pcie_generation(row) or kind.pcie
+    generation = pcie_generation(row) or device.pcie
     if generation and node.devices > 1:
-        link = Link(_latency(node), PCIE_RATE[generation])
+        link = Link(_link_latency(node), PCIE_RATE[generation])
         node = replace(node, network=Switch(link))
         row.assume(f"devices of a node reach each other by PCIe {generation}.0 x16 through an ideal switch")
-    elif kind.link and isinstance(node.network, Switch):
+    elif device.link and isinstance(node.network, Switch):
         node = replace(
-            node, network=replace(node.network, link=replace(node.network.link, bandwidth=kind.link * GBYTE))
+            node, network=replace(node.network, link=replace(node.network.link, bandwidth=device.link * GBYTE))
         )
     if count == 1:
         return node
@@ -382,14 +398,14 @@ def _wired(row: Row, kind: Device, node: Node, count: int) -> Node:
     if rate is None:
         return node
     total = rate * NCCL_SHARE
-    own = node.nics * node.nic.bandwidth
+    node_bandwidth = node.nics * node.nic.bandwidth
     # within 10 % a stated rate is the catalogue's, rounded
-    if 0.9 <= total / own <= 1.1:
+    if 0.9 <= total / node_bandwidth <= 1.1:
         return node
     row.assume(f"NICs of {rate * 8 / GBYTE:.4g} Gb/s a node in all, as the row states")
     return replace(node, nic=replace(node.nic, bandwidth=total / node.nics))
 
 
-def _latency(node: Node) -> float:
+def _link_latency(node: Node) -> float:
     pcie = node.host.pcie
     return pcie.link.latency if pcie is not None else node.nic.latency

@@ -31,31 +31,31 @@ _GPT = 51200
 """GPT-2's vocabulary, padded as in Narayanan et al. 2021, section 5."""
 
 
-def of_family(row: Row, words: str) -> int:
+def family_vocab(row: Row, words: str) -> int:
     """Return the vocabulary size of a model family, and note it as an assumption."""
     vocab = next((size for pattern, size in _VOCABULARY_SIZES if re.search(pattern, words)), _GPT)
     row.assume(f"vocab {vocab} (not stated; of the family)")
     return vocab
 
 
-def padded(row: Row, vocab: int) -> int:
+def pad_vocabulary(row: Row, vocab: int) -> int:
     """Return a vocabulary size that tensor ranks can split evenly; Megatron-LM always pads."""
     tensor = row.count("tp") or 1
     multiple = MEGATRON_VOCAB_MULTIPLE * tensor
     if vocab % tensor == 0 and not (is_megatron(row) and "deepspeed" not in row.text("framework") and vocab % multiple):
         return vocab
-    more = -(-vocab // multiple) * multiple
-    row.assume(f"vocabulary padded to {more}, a multiple of {multiple}, as Megatron-LM does")
-    return more
+    padded_vocab = -(-vocab // multiple) * multiple
+    row.assume(f"vocabulary padded to {padded_vocab}, a multiple of {multiple}, as Megatron-LM does")
+    return padded_vocab
 
 
 ENCODERS = ("bert", "t5", "vit")
 
 
-def encoder(row: Row, family: str, known: Model | None) -> Model:
+def build_encoder(row: Row, family: str, known: Model | None) -> Model:
     """Return the BERT, T5 or ViT of a row; raise `Skip` where its sizes are not known."""
-    stated = row.states("n_layers") and row.states("hidden")
-    if not stated and not isinstance(known, Bert | T5 | VisionTransformer):
+    has_sizes = row.states("n_layers") and row.states("hidden")
+    if not has_sizes and not isinstance(known, Bert | T5 | VisionTransformer):
         raise Skip(f"n_layers and hidden of a {family} are not stated, and model names none that is known")
     if known is not None:
         row.assume(f"what the row does not state as in {known.name}, which it names")
@@ -65,20 +65,22 @@ def encoder(row: Row, family: str, known: Model | None) -> Model:
     heads = row.count("n_heads", MAX_HEADS) or (base.heads if base else max(1, hidden // 64))
     ffn = row.count("ffn_hidden", MAX_WIDTH) or (base.ffn if base else 4 * hidden)
     if family == "vit":
-        return _vision(row, base, layers, hidden, heads, ffn)
+        return _build_vision(row, base, layers, hidden, heads, ffn)
     default = base.vocab if isinstance(base, Bert | T5) else {"bert": 30522, "t5": 32128}[family]
-    vocab = padded(row, row.assumed_count("vocab", default, most=MAX_WIDTH))
+    vocab = pad_vocabulary(row, row.count_or_default("vocab", default, maximum=MAX_WIDTH))
     if family == "bert":
-        positions = max(512, row.needed("seq_len", 10**8))
+        positions = max(512, row.require_count("seq_len", 10**8))
         return Bert(layers, hidden, heads, ffn, vocab, max_positions=positions)
     row.assume(f"{layers} layers in the encoder and as many in the decoder, over seq_len tokens each")
-    width = row.optional("head_dim", MAX_WIDTH) or (base.head_dim if isinstance(base, T5) else max(1, hidden // heads))
+    width = row.optional_count("head_dim", MAX_WIDTH) or (
+        base.head_dim if isinstance(base, T5) else max(1, hidden // heads)
+    )
     return T5(layers, hidden, heads, width, ffn, vocab)
 
 
-def _vision(row: Row, base: Model | None, layers: int, hidden: int, heads: int, ffn: int) -> VisionTransformer:
-    named = re.search(r"/(\d\d?)\b", row.text("model"))
-    patch = int(named[1]) if named else base.patch if isinstance(base, VisionTransformer) else 16
+def _build_vision(row: Row, base: Model | None, layers: int, hidden: int, heads: int, ffn: int) -> VisionTransformer:
+    match = re.search(r"/(\d\d?)\b", row.text("model"))
+    patch = int(match[1]) if match else base.patch if isinstance(base, VisionTransformer) else 16
     tokens = row.count("seq_len") or 0
     side = round(tokens**0.5)
     image = patch * side if side > 1 and abs(side * side - tokens) <= 1 else 224
@@ -91,7 +93,7 @@ _LATENT_SIZES = LatentAttention(kv_rank=512, nope_dim=128, rope_dim=64, value_di
 """Sizes of DeepSeek-V2, section 3.1.2, and DeepSeek-V3, section 4.2."""
 
 
-def experts(row: Row, known: Transformer | None, hidden: int, layers: int) -> Experts | None:
+def build_experts(row: Row, known: Transformer | None, hidden: int, layers: int) -> Experts | None:
     """Return the mixture of experts of a row, or None for a dense model."""
     count = row.count("moe_experts", MAX_EXPERTS)
     base = known.experts if known else None
@@ -109,13 +111,15 @@ def experts(row: Row, known: Transformer | None, hidden: int, layers: int) -> Ex
         row.assume(f"moe_ffn_hidden {ffn} (not stated)")
     count = count or (base.count if base else 1)
     row.assume("tokens are spread evenly over experts (not stated)")
-    dense = min(row.optional("n_dense_layers", MAX_LAYERS) or (base.dense_layers if base else 0), layers - 1)
+    dense = min(row.optional_count("n_dense_layers", MAX_LAYERS) or (base.dense_layers if base else 0), layers - 1)
     bias = base.score_bias if base else False
-    return Experts(count, min(top_k, count), ffn or hidden, _shared(row, base, ffn or hidden), dense, bias)
+    return Experts(
+        count, min(top_k, count), ffn or hidden, _count_shared_experts(row, base, ffn or hidden), dense, bias
+    )
 
 
-def _shared(row: Row, base: Experts | None, ffn: int) -> int:
-    width = row.optional("moe_shared_ffn_hidden", MAX_WIDTH)
+def _count_shared_experts(row: Row, base: Experts | None, ffn: int) -> int:
+    width = row.optional_count("moe_shared_ffn_hidden", MAX_WIDTH)
     if width is None:
         shared = base.shared if base and "moe_shared_ffn_hidden" not in row.fields else 0
         if shared:
@@ -126,14 +130,16 @@ def _shared(row: Row, base: Experts | None, ffn: int) -> int:
     return ceil(width / ffn)
 
 
-def latent(row: Row, words: str, known: Transformer | None, mixed: bool) -> LatentAttention | None:
+def build_latent(row: Row, words: str, known: Transformer | None, has_experts: bool) -> LatentAttention | None:
     """Return the sizes of latent attention, which are always assumed since no row states them, or None without it."""
-    named = known.latent if known else None
-    if named is None and (not mixed or not _LATENT.search(words)):
+    known_latent = known.latent if known else None
+    if known_latent is None and (not has_experts or not _LATENT.search(words)):
         return None
-    sizes = named or _LATENT_SIZES
+    sizes = known_latent or _LATENT_SIZES
     ranks = f"ranks {sizes.kv_rank} and {sizes.q_rank or 'none for queries'}"
-    row.assume(f"latent attention with {ranks} (a row states none; of {'the model named' if named else 'DeepSeek'})")
+    row.assume(
+        f"latent attention with {ranks} (a row states none; of {'the model named' if known_latent else 'DeepSeek'})"
+    )
     return sizes
 
 
@@ -185,7 +191,7 @@ def _member(
     )
 
 
-_WRITTEN: tuple[tuple[str, Transformer], ...] = (
+_SPECS: tuple[tuple[str, Transformer], ...] = (
     # Touvron et al. 2023, "LLaMA", table 2; Llama 3.2 and Code Llama as released (config.json)
     (r"llama3?\.21b", _member(_TIED_LLAMA, 16, 2048, 32, 8, 8192, 128256, head=64)),
     (r"llama3?\.23b", _member(_TIED_LLAMA, 28, 3072, 24, 8, 8192, 128256, head=128)),
@@ -332,24 +338,24 @@ _PRESETS: tuple[tuple[str, str], ...] = (
     (r"stablediffusion(v?1|$)|sd1\.?5|latentdiffusion", "stable-diffusion-1.5"),
 )  # fmt: skip
 
-_TABLE = tuple((re.compile(pattern), spec) for pattern, spec in _WRITTEN) + tuple(
+_TABLE = tuple((re.compile(pattern), spec) for pattern, spec in _SPECS) + tuple(
     (re.compile(pattern), MODELS[name]) for pattern, name in _PRESETS
 )
 
 
-def known_model(name: str) -> Model | None:
+def find_model(name: str) -> Model | None:
     """Return the model with the published name ``name``, or None.
 
-    >>> known_model("meta-llama/Llama-3.2-1B").layers
+    >>> find_model("meta-llama/Llama-3.2-1B").layers
     16
-    >>> known_model("LLAMA3_70B LoRA").name, known_model("our model") is None
+    >>> find_model("LLAMA3_70B LoRA").name, find_model("our model") is None
     ('llama3-70b', True)
     """
-    squeezed = re.sub(r"[^a-z0-9.]", "", name.lower()[:200])
-    found = next((spec for pattern, spec in _TABLE if pattern.search(squeezed)), None)
-    if isinstance(found, Transformer):
-        return replace(found, window=None, name=found.name if found.name in MODELS else squeezed)
-    return found
+    compact_name = re.sub(r"[^a-z0-9.]", "", name.lower()[:200])
+    known_spec = next((spec for pattern, spec in _TABLE if pattern.search(compact_name)), None)
+    if isinstance(known_spec, Transformer):
+        return replace(known_spec, window=None, name=known_spec.name if known_spec.name in MODELS else compact_name)
+    return known_spec
 
 
 _GATED = re.compile(
@@ -364,113 +370,115 @@ _FAMILIES = (
     ("dlrm", re.compile(r"dlrm|recommend")),
     ("diffusion", re.compile(r"unet|u-net|stable[- ]diffusion")),
 )
-_UNKNOWN = re.compile(r"\bdit\b|diffusion|mamba|\bssm\b|state space|rwkv|whisper|speech|clip\b|multimodal|vlm|swin|cnn")
+_UNSUPPORTED = re.compile(
+    r"\bdit\b|diffusion|mamba|\bssm\b|state space|rwkv|whisper|speech|clip\b|multimodal|vlm|swin|cnn"
+)
 
 
-def network(row: Row) -> Model:
+def build_model(row: Row) -> Model:
     """Return the model of a row; raise `Skip` where neither its sizes nor its name determine one."""
     words = row.text("arch", "model")
-    known = known_model(row.text("model"))
+    known = find_model(row.text("model"))
     family = next((name for name, pattern in _FAMILIES if pattern.search(words)), "decoder")
     if family in ENCODERS:
-        return encoder(row, family, known)
+        return build_encoder(row, family, known)
     if family != "decoder":
         if known is None:
             raise Skip(f"arch is of a {family} model, whose sizes a row cannot state, and model names none known")
         row.assume(f"the sizes of {known.name}, which the row names")
         return known
-    if known is None and _UNKNOWN.search(words) and not row.states("n_heads"):
+    if known is None and _UNSUPPORTED.search(words) and not row.states("n_heads"):
         raise Skip(f"arch {row.text('arch') or row.text('model')!r:.60} is not expressed by the simulator")
-    return _decoder(row, words, known if isinstance(known, Transformer) else None)
+    return _build_decoder(row, words, known if isinstance(known, Transformer) else None)
 
 
-def _decoder(row: Row, words: str, known: Transformer | None) -> Transformer:
-    base = known or _of_family(row, words)
-    layers, hidden = _outer_sizes(row, known)
-    heads = _size(row, "n_heads", known, MAX_HEADS) or _heads(row, hidden)
-    kv_heads = _kv_heads(row, heads, known)
+def _build_decoder(row: Row, words: str, known: Transformer | None) -> Transformer:
+    base = known or _guess_decoder(row, words)
+    layers, hidden = _read_outer_sizes(row, known)
+    heads = _read_size(row, "n_heads", known, MAX_HEADS) or _count_heads(row, hidden)
+    kv_heads = _count_kv_heads(row, heads, known)
     kind = _ffn_kind(row, base)
-    mixed = experts(row, known, hidden, layers)
-    compressed = latent(row, words, known, mixed is not None)
+    experts = build_experts(row, known, hidden, layers)
+    latent = build_latent(row, words, known, experts is not None)
     flash = _is_flash(row, words)
-    head = _head_dim(row, hidden, heads, known) if compressed is None else None
+    head = _head_dim(row, hidden, heads, known) if latent is None else None
     return replace(
         base,
         layers=layers,
         hidden=hidden,
         heads=heads,
-        kv_heads=heads if compressed else kv_heads,
-        ffn=_size(row, "ffn_hidden", known, MAX_WIDTH) or _ffn(row, hidden, kind, mixed),
-        vocab=padded(row, _size(row, "vocab", known, MAX_WIDTH) or of_family(row, words)),
+        kv_heads=heads if latent else kv_heads,
+        ffn=_read_size(row, "ffn_hidden", known, MAX_WIDTH) or _ffn_width(row, hidden, kind, experts),
+        vocab=pad_vocabulary(row, _read_size(row, "vocab", known, MAX_WIDTH) or family_vocab(row, words)),
         ffn_kind=kind,
-        tied_embeddings=_tied(row, base, known),
+        tied_embeddings=_ties_embeddings(row, base, known),
         attention=attention_kernel(row) if flash else "unfused",
         dropout=not flash,
-        positions="rotary" if compressed else base.positions,
+        positions="rotary" if latent else base.positions,
         kv_channels=head,
-        qk_norm=base.qk_norm and compressed is None,
-        experts=mixed,
-        latent=compressed,
+        qk_norm=base.qk_norm and latent is None,
+        experts=experts,
+        latent=latent,
         name=base.name if known else "transformer",
     )
 
 
-def _of_family(row: Row, words: str) -> Transformer:
+def _guess_decoder(row: Row, words: str) -> Transformer:
     """Return a decoder with a family's kind of layer; all sizes are 1, for the caller to replace."""
     kind = row.text("ffn_type")
-    gated = bool(re.search(r"glu|gated|silu", kind)) if kind else bool(_GATED.search(words))
+    is_gated = bool(re.search(r"glu|gated|silu", kind)) if kind else bool(_GATED.search(words))
     if not row.states("arch"):
-        row.assume(f"a decoder transformer like {'Llama' if gated else 'GPT'} (arch not stated)")
-    if gated:
+        row.assume(f"a decoder transformer like {'Llama' if is_gated else 'GPT'} (arch not stated)")
+    if is_gated:
         return Transformer(1, 1, 1, 1, 1, 1, "swiglu", tied_embeddings=False, positions="rotary")
-    rotary = bool(re.search(r"rotary|rope|alibi|neox|nemotron|falcon", words))
+    is_rotary = bool(re.search(r"rotary|rope|alibi|neox|nemotron|falcon", words))
     biases = "none" if re.search(r"no bias|nemotron|falcon|mpt", words) else None
-    parallel = bool(re.search(r"neox|gpt-?j|falcon|pythia", words))
-    positions = "rotary" if rotary and "learned" not in words else "learned"
-    return Transformer(1, 1, 1, 1, 1, 1, positions=positions, biases=biases, parallel_residual=parallel)
+    is_parallel = bool(re.search(r"neox|gpt-?j|falcon|pythia", words))
+    positions = "rotary" if is_rotary and "learned" not in words else "learned"
+    return Transformer(1, 1, 1, 1, 1, 1, positions=positions, biases=biases, parallel_residual=is_parallel)
 
 
 _ATTRIBUTES = {"n_layers": "layers", "hidden": "hidden", "n_heads": "heads", "ffn_hidden": "ffn", "vocab": "vocab"}
 
 
-def _size(row: Row, field: str, known: Transformer | None, most: int) -> int | None:
+def _read_size(row: Row, field: str, known: Transformer | None, max_size: int) -> int | None:
     """Return a size that the row states, or else that of the known model; None without either."""
-    value = row.count(field, most)
+    value = row.count(field, max_size)
     if value is not None or known is None:
         return value
-    named = int(getattr(known, _ATTRIBUTES[field]))
-    row.assume(f"{field} {named} (not stated; of the model named)")
-    return named
+    known_size = int(getattr(known, _ATTRIBUTES[field]))
+    row.assume(f"{field} {known_size} (not stated; of the model named)")
+    return known_size
 
 
-def _outer_sizes(row: Row, known: Transformer | None) -> tuple[int, int]:
-    layers = _size(row, "n_layers", known, MAX_LAYERS)
-    hidden = _size(row, "hidden", known, 1_000_000)
+def _read_outer_sizes(row: Row, known: Transformer | None) -> tuple[int, int]:
+    layers = _read_size(row, "n_layers", known, MAX_LAYERS)
+    hidden = _read_size(row, "hidden", known, 1_000_000)
     if layers is None and hidden is None:
-        return _guessed_sizes(row)
+        return _guess_sizes(row)
     if layers is None or hidden is None:
-        stated = row.number("n_params") or _named_params(row)
-        if stated is None:
+        num_parameters = row.number("n_params") or _read_params(row)
+        if num_parameters is None:
             missing = "n_layers" if layers is None else "hidden"
             raise Skip(f"{missing} is not stated, and model names none that is known")
-        hidden = hidden or max(128, 128 * round((stated / (12 * (layers or 1))) ** 0.5 / 128))
-        layers = layers or max(1, min(round(stated / (12 * hidden**2)), MAX_LAYERS))
+        hidden = hidden or max(128, 128 * round((num_parameters / (12 * (layers or 1))) ** 0.5 / 128))
+        layers = layers or max(1, min(round(num_parameters / (12 * hidden**2)), MAX_LAYERS))
         row.assume(f"{layers} layers of hidden {hidden} from the number of parameters: 12 * layers * hidden^2")
     return layers, hidden
 
 
-def _named_params(row: Row) -> float | None:
+def _read_params(row: Row) -> float | None:
     """Return the number of parameters in a model's name, as in ``GPT 20B``, or None."""
-    found = re.findall(r"(?<![a-z0-9.])(\d+(?:\.\d+)?)\s*([mbt])\b", row.text("model"))
-    return float(found[-1][0]) * {"m": 1e6, "b": 1e9, "t": 1e12}[found[-1][1]] if found else None
+    matches = re.findall(r"(?<![a-z0-9.])(\d+(?:\.\d+)?)\s*([mbt])\b", row.text("model"))
+    return float(matches[-1][0]) * {"m": 1e6, "b": 1e9, "t": 1e12}[matches[-1][1]] if matches else None
 
 
-def _guessed_sizes(row: Row) -> tuple[int, int]:
+def _guess_sizes(row: Row) -> tuple[int, int]:
     """Return layers and hidden size guessed from the number of parameters, with hidden = 128 * layers.
 
     In Brown et al. 2020, table 2.1, hidden / layers is 64 to 128.
     """
-    params = row.number("n_params") or _named_params(row)
+    params = row.number("n_params") or _read_params(row)
     if params is None or params > 1e14:
         raise Skip("n_layers and hidden are not stated, and model names none that is known")
     layers = max(2, round((params / (12 * 128**2)) ** (1 / 3)))
@@ -479,14 +487,14 @@ def _guessed_sizes(row: Row) -> tuple[int, int]:
     return min(layers, MAX_LAYERS), hidden
 
 
-def _heads(row: Row, hidden: int) -> int:
-    width = row.optional("head_dim", MAX_WIDTH) or (128 if hidden % 128 == 0 else 64)
+def _count_heads(row: Row, hidden: int) -> int:
+    width = row.optional_count("head_dim", MAX_WIDTH) or (128 if hidden % 128 == 0 else 64)
     heads = max(1, hidden // width)
     row.assume(f"n_heads {heads} (not stated; heads of {width})")
     return heads
 
 
-def _kv_heads(row: Row, heads: int, known: Transformer | None) -> int:
+def _count_kv_heads(row: Row, heads: int, known: Transformer | None) -> int:
     default = known.kv_heads if known and heads == known.heads else heads
     kv_heads = row.count("n_kv_heads", MAX_HEADS) or default
     if not row.states("n_kv_heads"):
@@ -496,15 +504,15 @@ def _kv_heads(row: Row, heads: int, known: Transformer | None) -> int:
         row.assume(f"n_kv_heads {heads}: {kv_heads} do not divide {heads} heads")
         kv_heads = heads
     if kv_heads % tensor and heads % tensor == 0:
-        more = lcm(kv_heads, tensor)
-        kv_heads = more if heads % more == 0 else heads
+        repeated_heads = lcm(kv_heads, tensor)
+        kv_heads = repeated_heads if heads % repeated_heads == 0 else heads
         row.assume(f"keys and values repeated to {kv_heads} heads for tensor({tensor}) ranks")
     return kv_heads
 
 
 def _head_dim(row: Row, hidden: int, heads: int, known: Transformer | None) -> int | None:
-    stated = row.optional("head_dim", MAX_WIDTH)
-    width = stated or (known.kv_channels if known and known.hidden == hidden else None)
+    stated_dim = row.optional_count("head_dim", MAX_WIDTH)
+    width = stated_dim or (known.kv_channels if known and known.hidden == hidden else None)
     if width is None and hidden % heads:
         width = -(-hidden // heads)
         row.assume(f"head_dim {width} (not stated; {heads} heads do not divide hidden {hidden})")
@@ -521,16 +529,16 @@ def _ffn_kind(row: Row, base: Transformer) -> str:
     return "swiglu" if re.search("glu|gated|silu|swish", words) else "gelu"
 
 
-def _ffn(row: Row, hidden: int, kind: str, mixed: Experts | None) -> int:
-    if mixed is not None:
-        return mixed.ffn
+def _ffn_width(row: Row, hidden: int, kind: str, experts: Experts | None) -> int:
+    if experts is not None:
+        return experts.ffn
     # Touvron et al. 2023, "LLaMA", section 2.2: 2/3 of 4 hidden, in multiples of 256 as released
     ffn = 4 * hidden if kind == "gelu" else 256 * ceil(8 * hidden / 3 / 256)
     row.assume(f"ffn_hidden {ffn} (not stated; the rule of {kind})")
     return ffn
 
 
-def _tied(row: Row, base: Transformer, known: Transformer | None) -> bool:
+def _ties_embeddings(row: Row, base: Transformer, known: Transformer | None) -> bool:
     tied = row.flag("tied_embeddings")
     if tied is None:
         tied = base.tied_embeddings
@@ -549,9 +557,11 @@ def _is_flash(row: Row, words: str) -> bool:
         return False
     if _FUSED.search(kernel):
         return True
-    old = re.search(r"v100|p100|a100|t4\b|titan|2080|ascend 910 ", row.text("accelerator") + " ")
-    gpt = not _GATED.search(words) and _BEFORE_FLASH.search(row.text("framework")) and not _GATED.search(kernel)
-    flash = not (old and gpt)
-    how = "flash attention, no dropout" if flash else "unfused attention and dropout, as Megatron-LM without flash had"
-    row.assume(f"{how} (not stated)")
+    is_early = re.search(r"v100|p100|a100|t4\b|titan|2080|ascend 910 ", row.text("accelerator") + " ")
+    is_gpt = not _GATED.search(words) and _BEFORE_FLASH.search(row.text("framework")) and not _GATED.search(kernel)
+    flash = not (is_early and is_gpt)
+    description = (
+        "flash attention, no dropout" if flash else "unfused attention and dropout, as Megatron-LM without flash had"
+    )
+    row.assume(f"{description} (not stated)")
     return flash

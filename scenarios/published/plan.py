@@ -6,14 +6,14 @@ from dataclasses import replace
 from math import ceil, gcd
 from typing import NamedTuple
 
-from meshwise.scenarios.inputs.plan_table import rule_violations
+from meshwise.scenarios.inputs.plan_table import list_rule_violations
 from meshwise.scenarios.published import words
 from meshwise.scenarios.published.frameworks import (
     is_megatron,
+    is_sequence_parallel,
     is_xla,
     overlaps_gradients,
     overlaps_tensor,
-    sequence_parallel,
     zero_stage,
 )
 from meshwise.scenarios.published.row import Row, Skip
@@ -23,7 +23,7 @@ from meshwise.scenarios.schema.scenario import MAX_SEQUENCE
 from meshwise.simulator.operator_graph import OperatorGraph, OperatorKind
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.mesh import nearest_divisor
-from meshwise.strategies.plan.offloading import NOTHING
+from meshwise.strategies.plan.offloading import NO_OFFLOADING
 from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.partition import num_layers
 from meshwise.strategies.plan.problem import Problem
@@ -54,7 +54,7 @@ class Batch(NamedTuple):
     micro: int | None
 
 
-def degrees(row: Row) -> Degrees:
+def read_degrees(row: Row) -> Degrees:
     """Return the degrees of a row; a missing data degree or number of devices follows from the others."""
     axes = {name: row.count(name, MAX_DEVICES) for name in ("tp", "pp", "cp")}
     for name, degree in axes.items():
@@ -62,34 +62,34 @@ def degrees(row: Row) -> Degrees:
             row.assume(f"{name} 1 (not stated)")
     tensor, pipeline, context = (degree or 1 for degree in axes.values())
     devices = row.count("n_devices", MAX_DEVICES)
-    data = row.optional("dp", MAX_DEVICES) if devices else row.count("dp", MAX_DEVICES)
-    others = tensor * pipeline * context
+    data = row.optional_count("dp", MAX_DEVICES) if devices else row.count("dp", MAX_DEVICES)
+    model_ranks = tensor * pipeline * context
     if devices is None:
         if data is None:
             raise Skip("n_devices is not stated, and neither is dp")
-        devices = data * others
+        devices = data * model_ranks
         row.assume(f"n_devices {devices} (not stated; dp * tp * pp * cp)")
-    if devices % others:
-        raise Skip(f"tp({tensor}) * pp({pipeline}) * cp({context}) = {others} divides n_devices, met {devices}")
+    if devices % model_ranks:
+        raise Skip(f"tp({tensor}) * pp({pipeline}) * cp({context}) = {model_ranks} divides n_devices, met {devices}")
     if data is None:
-        row.assume(f"dp {devices // others} (not stated; n_devices / (tp * pp * cp))")
-    elif data * others != devices:
-        row.assume(f"dp {devices // others}: the stated {data} * {others} are not n_devices({devices})")
-    data = devices // others
-    return Degrees(data, tensor, pipeline, context, row.count("ep", MAX_DEVICES) or 1, _chunks(row, pipeline))
+        row.assume(f"dp {devices // model_ranks} (not stated; n_devices / (tp * pp * cp))")
+    elif data * model_ranks != devices:
+        row.assume(f"dp {devices // model_ranks}: the stated {data} * {model_ranks} are not n_devices({devices})")
+    data = devices // model_ranks
+    return Degrees(data, tensor, pipeline, context, row.count("ep", MAX_DEVICES) or 1, _count_chunks(row, pipeline))
 
 
-def _chunks(row: Row, pipeline: int) -> int:
+def _count_chunks(row: Row, pipeline: int) -> int:
     chunks = row.count("vpp", 1000)
     if chunks is None and pipeline > 1:
         row.assume("vpp 1 (not stated)")
     return (chunks or 1) if pipeline > 1 else 1
 
 
-def sequence(row: Row, fixed: bool) -> int:
-    """Return the tokens of a sequence; 1 where the model has samples of a ``fixed`` size and the row states none."""
+def read_sequence(row: Row, has_fixed_size: bool) -> int:
+    """Return the tokens of a sequence; 1 where the model has samples of a ``has_fixed_size`` size and the row states none."""
     length = row.count("seq_len", MAX_SEQUENCE)
-    if length is None and not fixed:
+    if length is None and not has_fixed_size:
         tokens, samples = row.number("tokens_per_s_per_device"), row.number("samples_per_s_per_device")
         if tokens is None or samples is None:
             raise Skip("seq_len is not stated")
@@ -98,60 +98,62 @@ def sequence(row: Row, fixed: bool) -> int:
     return length or 1
 
 
-def batch(row: Row, at: Degrees, length: int) -> Batch:
+def read_batch(row: Row, degrees: Degrees, length: int) -> Batch:
     """Return the batch of a row, from whichever fields state it."""
-    accumulated = row.count("grad_accum", MAX_BATCH)
+    accumulation_steps = row.count("grad_accum", MAX_BATCH)
     total = None if "token" in row.text("global_batch") else row.count("global_batch", MAX_BATCH)
     micro = row.number("micro_batch")
     if micro is not None and total is not None:
-        micro = _of_data_rank(row, at, micro, accumulated, total)
+        micro = _scale_to_rank(row, degrees, micro, accumulation_steps, total)
     if total is None:
-        total = _total(row, at, length, micro, accumulated)
-    if micro is None and accumulated is not None:
-        micro = max(1.0, total / (at.data * accumulated))
+        total = _count_sequences(row, degrees, length, micro, accumulation_steps)
+    if micro is None and accumulation_steps is not None:
+        micro = max(1.0, total / (degrees.data * accumulation_steps))
         row.assume(f"micro_batch {micro:g} (not stated; global_batch / (dp * grad_accum))")
     if micro is not None and micro >= 1 and not micro.is_integer():
         row.assume(f"micro_batch {round(micro)}, for {micro:g} is no whole number")
     return Batch(total, None if micro is None else max(1, round(micro)))
 
 
-def _of_data_rank(row: Row, at: Degrees, micro: float, accumulated: int | None, total: int) -> float:
+def _scale_to_rank(row: Row, degrees: Degrees, micro: float, accumulation_steps: int | None, total: int) -> float:
     """Return the microbatch of a data rank in sequences, where the row may state it per device.
 
     MaxText counts sequences per chip (``per_device_batch_size``): a data rank has those of all its tensor ranks.
     """
-    a_device, a_rank = (micro * ranks * (accumulated or 1) for ranks in (at.devices, at.data))
-    if at.pipeline > 1 or (accumulated is None and not is_xla(row)):
+    device_total, rank_total = (micro * ranks * (accumulation_steps or 1) for ranks in (degrees.devices, degrees.data))
+    if degrees.pipeline > 1 or (accumulation_steps is None and not is_xla(row)):
         return micro
-    if a_rank == total or a_device != total:
+    if rank_total == total or device_total != total:
         return micro
-    whole = micro * at.devices / at.data
-    row.assume(f"micro_batch {whole:g}, for {micro:g} a device make the global_batch({total})")
-    return whole
+    rank_microbatch = micro * degrees.devices / degrees.data
+    row.assume(f"micro_batch {rank_microbatch:g}, for {micro:g} a device make the global_batch({total})")
+    return rank_microbatch
 
 
-def _total(row: Row, at: Degrees, length: int, micro: float | None, accumulated: int | None) -> int:
+def _count_sequences(
+    row: Row, degrees: Degrees, length: int, micro: float | None, accumulation_steps: int | None
+) -> int:
     tokens = row.number("global_batch" if "token" in row.text("global_batch") else "global_batch_tokens")
     if tokens is not None:
         total = max(1, round(tokens / length))
     elif micro is not None:
-        total = max(1, round(micro * at.data * (accumulated or 1)))
+        total = max(1, round(micro * degrees.data * (accumulation_steps or 1)))
     else:
-        total = _from_speed(row, at, length)
+        total = _infer_batch(row, degrees, length)
     row.assume(f"global_batch {total} (not stated; from the other fields)")
     return min(total, MAX_BATCH)
 
 
-def _from_speed(row: Row, at: Degrees, length: int) -> int:
+def _infer_batch(row: Row, degrees: Degrees, length: int) -> int:
     step, samples = row.number("step_time_s"), row.number("samples_per_s_per_device")
     tokens = row.number("tokens_per_s_per_device")
     rate = samples or (tokens / length if tokens else None)
     if step is None or rate is None:
         raise Skip("global_batch is not stated, and neither are micro_batch and grad_accum")
-    return max(1, round(step * rate * at.devices))
+    return max(1, round(step * rate * degrees.devices))
 
 
-def fraction_of_sequence(row: Row) -> int:
+def count_sequence_parts(row: Row) -> int:
     """Return how many ranks share one sequence: 1, or more where the microbatch is a fraction of a sequence."""
     micro = row.number("micro_batch")
     if micro is None or micro >= 1:
@@ -159,25 +161,25 @@ def fraction_of_sequence(row: Row) -> int:
     return max(1, round(min(1 / micro, 1024)))
 
 
-def shards(row: Row, at: Degrees, zero: int) -> int:
+def count_shards(row: Row, degrees: Degrees, zero: int) -> int:
     """Return over how many neighbouring data ranks ZeRO shards the states: 0 for all data ranks."""
-    stated = row.optional("fsdp_shards", MAX_DEVICES)
+    stated_shards = row.optional_count("fsdp_shards", MAX_DEVICES)
     words = row.text("plan_note", "schedule", "framework")
-    if stated is None and zero and re.search(r"hsdp|hybrid[- _]shard|\bmics\b", words):
-        stated = min(row.count("devices_per_node") or 8, at.data)
-        row.assume(f"fsdp_shards {stated} (hybrid sharding, number not stated: one node)")
-    if stated is None or not zero:
+    if stated_shards is None and zero and re.search(r"hsdp|hybrid[- _]shard|\bmics\b", words):
+        stated_shards = min(row.count("devices_per_node") or 8, degrees.data)
+        row.assume(f"fsdp_shards {stated_shards} (hybrid sharding, number not stated: one node)")
+    if stated_shards is None or not zero:
         return 0
-    own = stated // at.context if stated % at.context == 0 else stated
-    return own if 1 < own < at.data else 0
+    data_shards = stated_shards // degrees.context if stated_shards % degrees.context == 0 else stated_shards
+    return data_shards if 1 < data_shards < degrees.data else 0
 
 
 MAX_REPAIRS = 24
 """Number of changes after which a layout is given up."""
-MOST_MICRO = 16
+MAX_MICROBATCH = 16
 """Largest microbatch, in sequences, that is tried where a row states none."""
 
-_PLAINER = {
+_SIMPLER_SCHEDULES = {
     "dualpipev": "interleaved",
     "zbv": "interleaved_zero_bubble",
     "interleaved_zero_bubble": "interleaved",
@@ -193,40 +195,40 @@ _PLAINER = {
 """The next simpler schedule of each; gpipe takes as long as 1f1b and runs with a single microbatch."""
 
 
-def layout(row: Row, problem: Problem, at: Degrees, size: Batch) -> Layout:
+def read_layout(row: Row, problem: Problem, degrees: Degrees, batch: Batch) -> Layout:
     """Return the layout that a row states, with a microbatch of 1 where it states none."""
     zero = zero_stage(row)
-    name, chunks = words.schedule(row, at.pipeline, at.chunks)
-    layers = max(1, num_layers(problem.graph) // (at.pipeline * chunks))
-    stages = at.pipeline * chunks
-    shared = shards(row, at, zero)
-    by_sequence = at.tensor > 1 and sequence_parallel(row)
-    if zero and (row.optional("fsdp_shards") or 0) == 1:
+    name, chunks = words.read_schedule(row, degrees.pipeline, degrees.chunks)
+    layers = max(1, num_layers(problem.graph) // (degrees.pipeline * chunks))
+    stages = degrees.pipeline * chunks
+    zero_shards = count_shards(row, degrees, zero)
+    shards_sequence = degrees.tensor > 1 and is_sequence_parallel(row)
+    if zero and (row.optional_count("fsdp_shards") or 0) == 1:
         zero = 0
         row.assume("zero_stage 0, for states are shared by 1 rank")
     return Layout(
-        data=at.data,
-        tensor=at.tensor,
-        pipeline=at.pipeline,
-        context=at.context,
-        expert=at.expert,
-        attention=words.attention(row, at.context),
-        sequence_parallel=by_sequence,
-        overlap_tensor=by_sequence and overlaps_tensor(row),
-        microbatch=size.micro or 1,
+        data=degrees.data,
+        tensor=degrees.tensor,
+        pipeline=degrees.pipeline,
+        context=degrees.context,
+        expert=degrees.expert,
+        attention=words.read_attention(row, degrees.context),
+        sequence_parallel=shards_sequence,
+        overlap_tensor=shards_sequence and overlaps_tensor(row),
+        microbatch=batch.micro or 1,
         schedule=name,
         chunks=chunks,
         zero=zero,
-        zero_shards=shared,
-        recompute=words.recompute(row, layers) or Recompute.NONE,
-        overlap_gradients=overlaps_gradients(row, zero) if at.data * at.context > 1 else True,
-        scatter_gather=_scatter_gather(row, at),
-        stages=_stages(row, num_layers(problem.graph), stages),
-        offload=words.offload(row),
+        zero_shards=zero_shards,
+        recompute=words.read_recompute(row, layers) or Recompute.NONE,
+        overlap_gradients=overlaps_gradients(row, zero) if degrees.data * degrees.context > 1 else True,
+        scatter_gather=_uses_scatter_gather(row, degrees),
+        stages=_divide_stages(row, num_layers(problem.graph), stages),
+        offload=words.read_offload(row),
     )
 
 
-def _stages(row: Row, layers: int, stages: int) -> str | tuple[int, ...]:
+def _divide_stages(row: Row, layers: int, stages: int) -> str | tuple[int, ...]:
     """Return the layers of every stage, or the name of the rule that divides them.
 
     Where the stages do not divide the layers, Megatron-LM can count the embedding and the loss as one layer each
@@ -234,21 +236,21 @@ def _stages(row: Row, layers: int, stages: int) -> str | tuple[int, ...]:
     """
     if layers % stages == 0:
         return "even"
-    each, rest = divmod(layers + 2, stages)
-    if rest or stages < 2 or not is_megatron(row):
+    stage_layers, remainder = divmod(layers + 2, stages)
+    if remainder or stages < 2 or not is_megatron(row):
         return "balanced"
     row.assume("embedding and loss each take the place of a layer in their stage (layers a stage not stated)")
-    return (each - 1, *(each,) * (stages - 2), each - 1)
+    return (stage_layers - 1, *(stage_layers,) * (stages - 2), stage_layers - 1)
 
 
-def _scatter_gather(row: Row, at: Degrees) -> bool:
-    if not is_megatron(row) or row.flag("sequence_parallel") is not False or 1 in (at.tensor, at.pipeline):
+def _uses_scatter_gather(row: Row, degrees: Degrees) -> bool:
+    if not is_megatron(row) or row.flag("sequence_parallel") is not False or 1 in (degrees.tensor, degrees.pipeline):
         return False
     row.assume("stage boundaries cross scattered and are gathered, Megatron-LM's default (not stated)")
     return True
 
 
-def nearest(row: Row, problem: Problem, wanted: Layout) -> Layout:
+def find_nearest(row: Row, problem: Problem, layout: Layout) -> Layout:
     """Return the legal layout that is nearest to a stated one, by repairing one violation at a time.
 
     Raises
@@ -257,80 +259,85 @@ def nearest(row: Row, problem: Problem, wanted: Layout) -> Layout:
         Where no repair leads to a legal layout.
     """
     for _ in range(MAX_REPAIRS):
-        broken = next(iter(rule_violations(problem, wanted)), None)
-        if broken is None:
-            return wanted
-        changed = _repaired(problem, wanted, broken.field.split(".")[0])
-        if changed is None or changed == wanted:
-            raise Skip(f"plan.{broken.field}: {broken.message}")
-        row.assume(f"{_difference(wanted, changed)}, for {broken.message.split(';')[0][:160]}")
-        wanted = changed
+        violation = next(iter(list_rule_violations(problem, layout)), None)
+        if violation is None:
+            return layout
+        repaired_layout = _repair_layout(problem, layout, violation.field.split(".")[0])
+        if repaired_layout is None or repaired_layout == layout:
+            raise Skip(f"plan.{violation.field}: {violation.message}")
+        row.assume(f"{_describe_difference(layout, repaired_layout)}, for {violation.message.split(';')[0][:160]}")
+        layout = repaired_layout
     raise Skip("no plan near the one stated keeps the simulator's rules")
 
 
-def _difference(before: Layout, after: Layout) -> str:
+def _describe_difference(before: Layout, after: Layout) -> str:
     names = (name for name in Layout.__dataclass_fields__ if getattr(before, name) != getattr(after, name))
     return ", ".join(f"{name} {str(getattr(after, name)) or 'nothing'}" for name in names)
 
 
-def _repaired(problem: Problem, wanted: Layout, field: str) -> Layout | None:
+def _repair_layout(problem: Problem, layout: Layout, field: str) -> Layout | None:
     """Return a layout without the violation in ``field``, or None where no small change removes it."""
     if field in ("schedule", "chunks", "pipeline"):
-        return _plainer(problem, wanted)
+        return _simplify_schedule(problem, layout)
     if field == "recompute":
-        return _shorter(wanted)
+        return _shorten_recompute(layout)
     if field == "expert":
-        experts = gcd(wanted.expert, wanted.data)
-        return replace(wanted, expert=experts if experts < wanted.expert else nearest_divisor(experts, experts // 2))
-    if field == "context" and wanted.attention is Attention.ULYSSES:
-        return replace(wanted, attention=Attention.RING)
+        expert_degree = gcd(layout.expert, layout.data)
+        return replace(
+            layout,
+            expert=expert_degree
+            if expert_degree < layout.expert
+            else nearest_divisor(expert_degree, expert_degree // 2),
+        )
+    if field == "context" and layout.attention is Attention.ULYSSES:
+        return replace(layout, attention=Attention.RING)
     if field == "attention":
-        return replace(wanted, attention=Attention.ALL_GATHER if wanted.attention is Attention.RING else Attention.RING)
-    if field in ("tensor", "sequence_parallel") and wanted.sequence_parallel:
-        return replace(wanted, sequence_parallel=False)
+        return replace(layout, attention=Attention.ALL_GATHER if layout.attention is Attention.RING else Attention.RING)
+    if field in ("tensor", "sequence_parallel") and layout.sequence_parallel:
+        return replace(layout, sequence_parallel=False)
     if field == "overlap_tensor":
-        return replace(wanted, overlap_tensor=False)
+        return replace(layout, overlap_tensor=False)
     if field == "offload":
-        return replace(wanted, offload=NOTHING)
+        return replace(layout, offload=NO_OFFLOADING)
     if field == "zero_shards":
-        return replace(wanted, zero_shards=0)
-    return replace(wanted, zero=min(wanted.zero, 1)) if field == "zero" else None
+        return replace(layout, zero_shards=0)
+    return replace(layout, zero=min(layout.zero, 1)) if field == "zero" else None
 
 
-def _plainer(problem: Problem, wanted: Layout) -> Layout | None:
+def _simplify_schedule(problem: Problem, layout: Layout) -> Layout | None:
     """Return a layout whose stages all have layers, or one with the next simpler schedule; None without one."""
-    number, layers = wanted.pipeline * wanted.chunks, num_layers(problem.graph)
-    if wanted.stages == "even" and layers % number and number <= layers:
-        return replace(wanted, stages="balanced")
-    if number > layers >= wanted.pipeline * 2:
-        return replace(wanted, chunks=layers // wanted.pipeline, stages="balanced")
-    simpler = _PLAINER.get(wanted.schedule)
-    if simpler is None:
+    num_stages, layers = layout.pipeline * layout.chunks, num_layers(problem.graph)
+    if layout.stages == "even" and layers % num_stages and num_stages <= layers:
+        return replace(layout, stages="balanced")
+    if num_stages > layers >= layout.pipeline * 2:
+        return replace(layout, chunks=layers // layout.pipeline, stages="balanced")
+    simpler_schedule = _SIMPLER_SCHEDULES.get(layout.schedule)
+    if simpler_schedule is None:
         return None
-    fewest, most = SCHEDULES[simpler].chunks
-    chunks = max(fewest, min(wanted.chunks, most or wanted.chunks))
-    stages = "balanced" if layers % (wanted.pipeline * chunks) else "even"
-    return replace(wanted, schedule=simpler, chunks=chunks, stages=stages)
+    min_chunks, max_chunks = SCHEDULES[simpler_schedule].chunks
+    chunks = max(min_chunks, min(layout.chunks, max_chunks or layout.chunks))
+    stages = "balanced" if layers % (layout.pipeline * chunks) else "even"
+    return replace(layout, schedule=simpler_schedule, chunks=chunks, stages=stages)
 
 
-def _shorter(wanted: Layout) -> Layout | None:
-    recompute = wanted.recompute
+def _shorten_recompute(layout: Layout) -> Layout | None:
+    recompute = layout.recompute
     if isinstance(recompute, FirstLayers):
-        fewer = recompute.layers - 1
-        return replace(wanted, recompute=FirstLayers(recompute.layer, fewer) if fewer else recompute.layer)
+        layer_count = recompute.layers - 1
+        return replace(layout, recompute=FirstLayers(recompute.layer, layer_count) if layer_count else recompute.layer)
     return None
 
 
-def choices(row: Row, wanted: Layout, size: Batch, graph: OperatorGraph) -> Iterator[Layout]:
+def list_choices(row: Row, layout: Layout, batch: Batch, graph: OperatorGraph) -> Iterator[Layout]:
     """Yield the layouts that a row leaves open: least recomputation first, then the largest microbatch."""
-    open_recompute = words.recompute(row, 1) is None
-    kinds = _recomputations(wanted, graph) if open_recompute else [wanted.recompute]
+    open_recompute = words.read_recompute(row, 1) is None
+    kinds = _list_recomputations(layout, graph) if open_recompute else [layout.recompute]
     for kind in kinds:
-        for micro in _microbatches(wanted, size):
-            yield replace(wanted, recompute=kind, microbatch=micro)
+        for micro in _list_microbatches(layout, batch):
+            yield replace(layout, recompute=kind, microbatch=micro)
 
 
-def _recomputations(wanted: Layout, graph: OperatorGraph) -> list[Recomputation]:
+def _list_recomputations(layout: Layout, graph: OperatorGraph) -> list[Recomputation]:
     """Return the recompute choices, least first: nothing, the cheap operators, or more and more layers of a stage.
 
     The cheap operators are the attention core where it keeps its scores [1]_; else norms and activations, which
@@ -341,21 +348,21 @@ def _recomputations(wanted: Layout, graph: OperatorGraph) -> list[Recomputation]
     .. [1] Korthikanti et al. 2022, section 5.
     """
     layers = num_layers(graph)
-    a_stage = -(-layers // (wanted.pipeline * wanted.chunks))
-    parts = sorted({ceil(a_stage * quarters / 4) for quarters in (1, 2, 3)} - {a_stage})
-    operators = {each.name: each.kind for block in graph.blocks if block.layer for each in block.operators}
+    stage_layers = -(-layers // (layout.pipeline * layout.chunks))
+    layer_counts = sorted({ceil(stage_layers * quarters / 4) for quarters in (1, 2, 3)} - {stage_layers})
+    operators = {operator.name: operator.kind for block in graph.blocks if block.layer for operator in block.operators}
     if OperatorKind.ATTENTION not in operators.values():
-        cheap: Recomputation = Recompute.SELECTIVE
+        cheap_choice: Recomputation = Recompute.SELECTIVE
     else:
         names = (name for name, kind in operators.items() if kind is OperatorKind.NORM or name.endswith("activation"))
-        cheap = SomeOperators(tuple(names))
-    return [Recompute.NONE, cheap, *(FirstLayers(Recompute.FULL, n) for n in parts), Recompute.FULL]
+        cheap_choice = SomeOperators(tuple(names))
+    return [Recompute.NONE, cheap_choice, *(FirstLayers(Recompute.FULL, n) for n in layer_counts), Recompute.FULL]
 
 
-def _microbatches(wanted: Layout, size: Batch) -> list[int]:
-    if size.micro is not None:
-        return [size.micro]
-    own = size.total // wanted.data
-    if wanted.pipeline > 1 or own < 2:
+def _list_microbatches(layout: Layout, batch: Batch) -> list[int]:
+    if batch.micro is not None:
+        return [batch.micro]
+    rank_batch = batch.total // layout.data
+    if layout.pipeline > 1 or rank_batch < 2:
         return [1]
-    return [micro for micro in (16, 8, 4, 2, 1) if own % micro == 0 and micro <= MOST_MICRO]
+    return [micro for micro in (16, 8, 4, 2, 1) if rank_batch % micro == 0 and micro <= MAX_MICROBATCH]

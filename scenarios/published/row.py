@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import Any, NamedTuple
 
-from meshwise.scenarios.files.errors import shown
+from meshwise.scenarios.files.errors import format_value
 
 MAX_TEXT = 2000
 """Number of characters of a text field that are read."""
-MOST = 10**9
+MAX_COUNT = 10**9
 """Largest count of a field, unless the caller states another."""
 
 _NOTHING = frozenset({"", "none", "null", "nan", "n/a", "na", "-", "?", "unknown", "not stated", "unspecified"})
@@ -35,10 +35,10 @@ class Row:
         self.fields = fields
         self.assumed: list[str] = []
 
-    def assume(self, what: str) -> None:
+    def assume(self, assumption: str) -> None:
         """Note an assumption, once."""
-        if what not in self.assumed:
-            self.assumed.append(what)
+        if assumption not in self.assumed:
+            self.assumed.append(assumption)
 
     def states(self, name: str) -> bool:
         """Return whether a field has a value."""
@@ -55,26 +55,28 @@ class Row:
         value: Any = self.fields.get(name)
         if not self.states(name) or value == 0:
             return None
-        if isinstance(value, str) and (found := _NUMBER.match(value)):
+        if isinstance(value, str) and (match := _NUMBER.match(value)):
             # 32k tokens of context are 32,768
             thousand = 1024.0 if name == "seq_len" else 1000.0
-            value = float(re.sub("[_,]", "", found[1])) * {"": 1.0, "k": thousand, "m": thousand**2}[found[3].lower()]
-        real = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e18 and isfinite(value)
-        if not real:
-            raise Skip(f"{name} is a number above 0, met {shown(value)}")
+            value = float(re.sub("[_,]", "", match[1])) * {"": 1.0, "k": thousand, "m": thousand**2}[match[3].lower()]
+        is_valid = (
+            isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e18 and isfinite(value)
+        )
+        if not is_valid:
+            raise Skip(f"{name} is a number above 0, met {format_value(value)}")
         return float(value)
 
-    def count(self, name: str, most: int = MOST) -> int | None:
+    def count(self, name: str, maximum: int = MAX_COUNT) -> int | None:
         """Return a positive whole number; None where the field is missing or 0."""
         number = self.number(name)
-        if number is not None and (not number.is_integer() or number > most):
-            raise Skip(f"{name} is a whole number of at most {most}, met {shown(self.fields[name])}")
+        if number is not None and (not number.is_integer() or number > maximum):
+            raise Skip(f"{name} is a whole number of at most {maximum}, met {format_value(self.fields[name])}")
         return None if number is None else int(number)
 
-    def optional(self, name: str, most: int = MOST) -> int | None:
+    def optional_count(self, name: str, maximum: int = MAX_COUNT) -> int | None:
         """Return a count; where the value is none, return None and note that as an assumption."""
         try:
-            return self.count(name, most)
+            return self.count(name, maximum)
         except Skip as skip:
             self.assume(f"{name} left out, for {skip}")
             return None
@@ -87,18 +89,18 @@ class Row:
             self.assume(f"{name} left out, for {skip}")
             return None
 
-    def needed(self, name: str, most: int = MOST) -> int:
+    def require_count(self, name: str, maximum: int = MAX_COUNT) -> int:
         """Return a count; raise `Skip` where it is not stated."""
-        value = self.count(name, most)
+        value = self.count(name, maximum)
         if value is None:
             raise Skip(f"{name} is not stated")
         return value
 
-    def assumed_count(self, name: str, default: int, why: str = "not stated", most: int = MOST) -> int:
+    def count_or_default(self, name: str, default: int, reason: str = "not stated", maximum: int = MAX_COUNT) -> int:
         """Return a count; where it is not stated, return ``default`` and note that as an assumption."""
-        value = self.count(name, most)
+        value = self.count(name, maximum)
         if value is None:
-            self.assume(f"{name} {default} ({why})")
+            self.assume(f"{name} {default} ({reason})")
             return default
         return value
 
@@ -117,7 +119,7 @@ GIB = 2.0**30
 GB = 1e9
 
 
-class Measured(NamedTuple):
+class Measurement(NamedTuple):
     """The measurements of a run: step time in s, peak memory of the fullest device in bytes, and how the run ended.
 
     ``with_context`` says that the memory includes the driver and communicators. ``reserved_memory`` is what the
@@ -135,15 +137,15 @@ _OUT_OF_MEMORY = re.compile(r"oom|out[-_ ]of[-_ ]memory|cuda error: out|exceed\w
 _OUTSIDE = re.compile(r"nvidia-smi|rocm-smi|nvml|dcgm|gpu memory used|device memory used|total gpu memory")
 
 
-def measured(row: Row) -> Measured:
+def read_measurement(row: Row) -> Measurement:
     """Return the measurements of a row; a figure that cannot be read counts as missing and is noted."""
-    memory, outside = _memory(row)
+    memory, with_context = _read_memory(row)
     status = row.text("status")
     status = "oom" if _OUT_OF_MEMORY.search(status) else "ok" if status in ("", "ok", "success", "pass") else status
-    return Measured(_step_time(row), memory, status[:40], outside, _reserved(row))
+    return Measurement(_read_step_time(row), memory, status[:40], with_context, _read_reserved_memory(row))
 
 
-def _figure(row: Row, name: str) -> float | None:
+def _read_figure(row: Row, name: str) -> float | None:
     try:
         return row.number(name)
     except Skip as skip:
@@ -151,13 +153,13 @@ def _figure(row: Row, name: str) -> float | None:
         return None
 
 
-def _step_time(row: Row) -> float | None:
-    stated = _figure(row, "step_time_s")
-    if stated is not None:
-        return stated
-    total, devices = _figure(row, "global_batch"), _figure(row, "n_devices")
-    samples, tokens = _figure(row, "samples_per_s_per_device"), _figure(row, "tokens_per_s_per_device")
-    length = _figure(row, "seq_len")
+def _read_step_time(row: Row) -> float | None:
+    step_time = _read_figure(row, "step_time_s")
+    if step_time is not None:
+        return step_time
+    total, devices = _read_figure(row, "global_batch"), _read_figure(row, "n_devices")
+    samples, tokens = _read_figure(row, "samples_per_s_per_device"), _read_figure(row, "tokens_per_s_per_device")
+    length = _read_figure(row, "seq_len")
     if samples is None and tokens is not None and length is not None:
         samples = tokens / length
     if samples is None or total is None or devices is None:
@@ -166,22 +168,22 @@ def _step_time(row: Row) -> float | None:
     return total / (samples * devices)
 
 
-def _reserved(row: Row) -> float | None:
-    found = _figure(row, "peak_mem_reserved_gib") if row.states("peak_mem_gib") else None
-    return None if found is None else GIB * found
+def _read_reserved_memory(row: Row) -> float | None:
+    reserved_memory = _read_figure(row, "peak_mem_reserved_gib") if row.states("peak_mem_gib") else None
+    return None if reserved_memory is None else GIB * reserved_memory
 
 
-def _memory(row: Row) -> tuple[float | None, bool]:
+def _read_memory(row: Row) -> tuple[float | None, bool]:
     note = row.text("mem_note")
-    outside = bool(_OUTSIDE.search(note))
+    with_context = bool(_OUTSIDE.search(note))
     for name in ("peak_mem_gib", "peak_mem_reserved_gib"):
-        found = _figure(row, name)
-        if found is not None:
+        memory = _read_figure(row, name)
+        if memory is not None:
             if name != "peak_mem_gib":
                 row.assume("measured peak memory is what the allocator reserved, not what was allocated")
-            return GIB * found, outside
+            return GIB * memory, with_context
     figures = re.findall(r"(\d+(?:\.\d+)?)\s*(gib|gb)\b", note)
     if len(figures) != 1 or not re.search(r"peak|max|alloc|reserv|used|usage|memory", note):
-        return None, outside
+        return None, with_context
     row.assume(f"measured peak memory of {figures[0][0]} {figures[0][1]} from mem_note")
-    return float(figures[0][0]) * (GIB if figures[0][1] == "gib" else GB), outside
+    return float(figures[0][0]) * (GIB if figures[0][1] == "gib" else GB), with_context

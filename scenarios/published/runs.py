@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from meshwise.scenarios.files.errors import Fault, ScenarioError, shown
-from meshwise.scenarios.published.row import GIB, Row, measured
-from meshwise.scenarios.published.scenario import scenario_of
+from meshwise.scenarios.files.errors import Fault, ScenarioError, format_value
+from meshwise.scenarios.published.row import GIB, Row, read_measurement
+from meshwise.scenarios.published.scenario import build_scenario
 from meshwise.scenarios.scenario import Scenario
-from meshwise.simulator.brief import brief
-from meshwise.simulator.files import JsonError, escaped, parse_json
+from meshwise.simulator.brief import brief_repr
+from meshwise.simulator.files import JsonError, escape_text, parse_json
 
-__all__ = ["GIB", "Run", "read_runs", "run_of"]
+__all__ = ["GIB", "Run", "build_run", "read_runs"]
 
 MAX_ROWS = 100_000
 MAX_ROW_BYTES = 2**20
@@ -50,14 +50,14 @@ class Run:
     with_context: bool = False
     reserved_memory: float | None = None
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
 
 def read_runs(path: str | Path) -> tuple[Run, ...]:
     """Return the runs in a file of JSON lines; `ScenarioError` names every faulty line."""
     try:
         with open(path, "rb") as file:
-            return runs_in(iter(lambda: file.readline(MAX_ROW_BYTES + 1), b""), str(path))
+            return parse_runs(iter(lambda: file.readline(MAX_ROW_BYTES + 1), b""), str(path))
     except ScenarioError:
         raise
     except (OSError, ValueError) as error:
@@ -65,13 +65,13 @@ def read_runs(path: str | Path) -> tuple[Run, ...]:
         raise ScenarioError((Fault(str(path), 0, 0, "", f"the file cannot be read: {reason}"),)) from None
 
 
-def runs_in(lines: Iterable[bytes], file: str) -> tuple[Run, ...]:
+def parse_runs(lines: Iterable[bytes], file: str) -> tuple[Run, ...]:
     """Return the runs in lines of JSON; ``file`` is their name in messages."""
     faults: list[Fault] = []
     runs: list[Run] = []
     for number, line in enumerate(lines, start=1):
         if line.strip():
-            _append(runs, faults, file, number, line)
+            _append_run(runs, faults, file, number, line)
         if len(faults) >= 100 or number > MAX_ROWS:
             break
     if not runs and not faults:
@@ -81,7 +81,7 @@ def runs_in(lines: Iterable[bytes], file: str) -> tuple[Run, ...]:
     return tuple(runs)
 
 
-def _append(runs: list[Run], faults: list[Fault], file: str, number: int, line: bytes) -> None:
+def _append_run(runs: list[Run], faults: list[Fault], file: str, number: int, line: bytes) -> None:
     if len(line) > MAX_ROW_BYTES:
         faults.append(Fault(file, number, 1, "", f"a row has at most {MAX_ROW_BYTES} bytes, met more"))
         return
@@ -91,23 +91,23 @@ def _append(runs: list[Run], faults: list[Fault], file: str, number: int, line: 
         faults.append(Fault(file, number, max(1, error.column), "", f"a row is a JSON object: {error}"))
         return
     if not isinstance(row, dict):
-        faults.append(Fault(file, number, 1, "", f"a row is a JSON object, met {shown(row)}"))
+        faults.append(Fault(file, number, 1, "", f"a row is a JSON object, met {format_value(row)}"))
         return
-    runs.append(run_of(row, f"{file}:{number}"))
+    runs.append(build_run(row, f"{file}:{number}"))
 
 
-def _name(value: Any) -> str:
-    return escaped(str(value)[:200])
+def _clean_name(value: Any) -> str:
+    return escape_text(str(value)[:200])
 
 
-def run_of(fields: Mapping[str, Any], place: str = "row") -> Run:
+def build_run(fields: Mapping[str, Any], place: str = "row") -> Run:
     """Return the run of a row, with its scenario or the reason why it has none."""
     row = Row(fields)
-    step_time, peak, status, with_context, reserved = measured(row)
+    step_time, peak, status, with_context, reserved = read_measurement(row)
     run = Run(
-        row_id=_name(fields.get("row_id", place)),
-        source=_name(fields.get("source_id", "unknown")),
-        group=", ".join(escaped(str(fields.get(key))[:100]) for key in GROUP),
+        row_id=_clean_name(fields.get("row_id", place)),
+        source=_clean_name(fields.get("source_id", "unknown")),
+        group=", ".join(escape_text(str(fields.get(key))[:100]) for key in GROUP),
         step_time=step_time,
         peak_memory=peak,
         status=status,
@@ -115,7 +115,7 @@ def run_of(fields: Mapping[str, Any], place: str = "row") -> Run:
         reserved_memory=reserved,
     )
     try:
-        scenario = scenario_of(row, place)
+        scenario = build_scenario(row, place)
     except ScenarioError as error:
         fault = error.faults[0]
         return replace(run, skipped=f"{fault.field}: {fault.message}")

@@ -4,21 +4,21 @@ from dataclasses import replace
 from functools import lru_cache
 
 from meshwise.scenarios.intervals import FIRST_THAT_FITS, with_margin
-from meshwise.scenarios.published.machine import machine
-from meshwise.scenarios.published.network import network
+from meshwise.scenarios.published.machine import build_machine
+from meshwise.scenarios.published.network import build_model
 from meshwise.scenarios.published.plan import (
     Batch,
     Degrees,
-    batch,
-    choices,
-    degrees,
-    fraction_of_sequence,
-    layout,
-    nearest,
-    sequence,
+    count_sequence_parts,
+    find_nearest,
+    list_choices,
+    read_batch,
+    read_degrees,
+    read_layout,
+    read_sequence,
 )
 from meshwise.scenarios.published.row import Row, Skip
-from meshwise.scenarios.published.training import training
+from meshwise.scenarios.published.training import read_training
 from meshwise.scenarios.scenario import Scenario, SearchSettings
 from meshwise.simulator.engine import step_time
 from meshwise.simulator.models.encoders import T5, Bert
@@ -45,113 +45,122 @@ def _costs(problem: Problem) -> SimulatedCost:
     return SimulatedCost(problem)
 
 
-def seconds_of(problem: Problem, plan: Plan) -> float:
+def estimate_step_time(problem: Problem, plan: Plan) -> float:
     """Return the step time of a plan in seconds.
 
     Once its stages are full, a pipeline takes the same time for every further round of microbatches. The time of a
     long step is therefore extrapolated from two short steps of the same plan.
     """
-    costs, few = costs_of(problem), _fewest(problem, plan)
-    if plan.num_microbatches <= 2 * few:
-        return _simulated(costs, plan)
-    short, longer = (_simulated(costs, replace(plan, num_microbatches=count)) for count in (few, 2 * few))
-    return longer + (plan.num_microbatches / few - 2) * (longer - short)
+    costs, num_microbatches = costs_of(problem), _count_microbatches(problem, plan)
+    if plan.num_microbatches <= 2 * num_microbatches:
+        return _simulate_step(costs, plan)
+    short_time, long_time = (
+        _simulate_step(costs, replace(plan, num_microbatches=count))
+        for count in (num_microbatches, 2 * num_microbatches)
+    )
+    return long_time + (plan.num_microbatches / num_microbatches - 2) * (long_time - short_time)
 
 
 def peak_memory_of(problem: Problem, plan: Plan) -> float:
     """Return the peak memory of the fullest device in bytes, which later rounds of microbatches do not change."""
-    return costs_of(problem).peak_memory(_for_memory(problem, plan))
+    return costs_of(problem).peak_memory(_shorten_plan(problem, plan))
 
 
 def fits(problem: Problem, plan: Plan) -> bool:
     """Return whether a plan fits in the memory of every device."""
-    return costs_of(problem).fits(_for_memory(problem, plan))
+    return costs_of(problem).fits(_shorten_plan(problem, plan))
 
 
-def _for_memory(problem: Problem, plan: Plan) -> Plan:
+def _shorten_plan(problem: Problem, plan: Plan) -> Plan:
     """Return a plan with few microbatches and the same peak memory; the plan itself where stages buffer every one."""
-    few = 2 * _fewest(problem, plan)
-    if plan.num_microbatches <= few or (plan.pipeline > 1 and problem.training.conventions.buffers_every_microbatch):
+    num_microbatches = 2 * _count_microbatches(problem, plan)
+    if plan.num_microbatches <= num_microbatches or (
+        plan.pipeline > 1 and problem.training.conventions.buffers_every_microbatch
+    ):
         return plan
-    return replace(plan, num_microbatches=few)
+    return replace(plan, num_microbatches=num_microbatches)
 
 
 @lru_cache(maxsize=64)
-def _simulated(costs: SimulatedCost, plan: Plan) -> float:
+def _simulate_step(costs: SimulatedCost, plan: Plan) -> float:
     return step_time(lower(costs.problem, plan, costs=costs.costs))
 
 
-def _fewest(problem: Problem, plan: Plan) -> int:
+def _count_microbatches(problem: Problem, plan: Plan) -> int:
     """Return the number of microbatches of a short step that still fills every stage and that the schedule allows."""
-    wanted = max(2, MANY_PASSES // len(problem.graph.occurrences) // 2)
+    min_microbatches = max(2, MANY_PASSES // len(problem.graph.occurrences) // 2)
     if plan.pipeline == 1:
-        return wanted
-    rounds = max(1, wanted // plan.pipeline)
-    while plan.rule.violation(plan.pipeline, rounds * plan.pipeline, plan.chunks) is not None and rounds < 8:
+        return min_microbatches
+    rounds = max(1, min_microbatches // plan.pipeline)
+    while plan.rule.find_violation(plan.pipeline, rounds * plan.pipeline, plan.chunks) is not None and rounds < 8:
         rounds += 1
     return rounds * plan.pipeline
 
 
-def scenario_of(row: Row, place: str) -> Scenario:
+def build_scenario(row: Row, place: str) -> Scenario:
     """Return the scenario of a row; raise `Skip`, or another ``ValueError``, where it cannot be made."""
-    at = degrees(row)
-    model = network(row)
-    by_tokens = isinstance(model, Transformer | Bert | T5)
-    length = sequence(row, fixed=not by_tokens)
-    size = batch(row, at, length)
-    at, size = _whole_sequences(row, at, size)
-    size = _divided(row, at, size)
-    cluster = machine(row, at.devices)
-    trained = training(row, cluster.accelerator, size.total, length)
-    graph = build(model, length, trained.dtype)
+    degrees = read_degrees(row)
+    model = build_model(row)
+    has_tokens = isinstance(model, Transformer | Bert | T5)
+    length = read_sequence(row, has_fixed_size=not has_tokens)
+    batch = read_batch(row, degrees, length)
+    degrees, batch = _share_sequences(row, degrees, batch)
+    batch = _divide_batch(row, degrees, batch)
+    cluster = build_machine(row, degrees.devices)
+    training = read_training(row, cluster.accelerator, batch.total, length)
+    graph = build(model, length, training.dtype)
     if graph.sequence != length:
         row.assume(f"samples of {graph.sequence} tokens, as {model.name} has them")
-        trained = replace(trained, sequence=graph.sequence)
-    problem = with_margin(Problem(graph, cluster, trained))
-    cluster.accelerator.peak(trained.precision)  # raises where the device lacks this precision
-    wanted = nearest(row, problem, layout(row, problem, at, size))
-    plan = _chosen(row, problem, tuple(choices(row, wanted, size, graph)))
+        training = replace(training, sequence=graph.sequence)
+    problem = with_margin(Problem(graph, cluster, training))
+    cluster.accelerator.peak(training.precision)  # raises where the device lacks this precision
+    layout = find_nearest(row, problem, read_layout(row, problem, degrees, batch))
+    plan = _choose_plan(row, problem, tuple(list_choices(row, layout, batch, graph)))
     name = row.text("row_id")[:100] or "row"
     return Scenario(name, place, problem, model, plan, SearchSettings(), None, tuple(row.assumed))
 
 
-def _whole_sequences(row: Row, at: Degrees, size: Batch) -> tuple[Degrees, Batch]:
+def _share_sequences(row: Row, degrees: Degrees, batch: Batch) -> tuple[Degrees, Batch]:
     """Return degrees and batch with context parallelism, where there are fewer sequences than data ranks."""
-    parts = fraction_of_sequence(row)
-    if parts == 1 and size.total < at.data and at.data % size.total == 0:
-        parts = at.data // size.total
-    if parts == 1 or at.data % parts:
-        return at, size
+    parts = count_sequence_parts(row)
+    if parts == 1 and batch.total < degrees.data and degrees.data % batch.total == 0:
+        parts = degrees.data // batch.total
+    if parts == 1 or degrees.data % parts:
+        return degrees, batch
     row.assume(f"context parallel over {parts} ranks, for a rank has 1/{parts} of a sequence")
-    return at._replace(data=at.data // parts, context=at.context * parts), size._replace(micro=1)
+    return degrees._replace(data=degrees.data // parts, context=degrees.context * parts), batch._replace(micro=1)
 
 
-def _divided(row: Row, at: Degrees, size: Batch) -> Batch:
+def _divide_batch(row: Row, degrees: Degrees, batch: Batch) -> Batch:
     """Return the batch nearest to the stated one that data ranks and microbatches divide; raise `Skip` without one."""
-    micro = size.micro or 1
-    if size.micro is not None and size.total % (at.data * micro) and size.total % at.data == 0:
-        own = size.total // at.data
-        fitting = max(count for count in range(1, min(micro, own) + 1) if own % count == 0)
-        row.assume(f"micro_batch {fitting}, for {micro} does not divide the {own} sequences of a rank")
-        return size._replace(micro=fitting)
-    each = at.data * micro
-    stated = row.count("grad_accum")
-    if size.micro is not None and stated is not None and size.total != each * stated:
-        row.assume(f"grad_accum {size.total / each:g}, for global_batch({size.total}) is not {each} * {stated}")
-    if size.total % each == 0:
-        return size
-    total = each * max(1, round(size.total / each))
-    if not 0.5 <= total / size.total <= 2:
-        raise Skip(f"global_batch {size.total} is not cut over dp({at.data}) * micro_batch({micro})")
-    row.assume(f"global_batch {total}, for dp({at.data}) * micro_batch({micro}) do not divide {size.total}")
-    return size._replace(total=total)
+    micro = batch.micro or 1
+    if batch.micro is not None and batch.total % (degrees.data * micro) and batch.total % degrees.data == 0:
+        rank_batch = batch.total // degrees.data
+        rank_microbatch = max(count for count in range(1, min(micro, rank_batch) + 1) if rank_batch % count == 0)
+        row.assume(f"micro_batch {rank_microbatch}, for {micro} does not divide the {rank_batch} sequences of a rank")
+        return batch._replace(micro=rank_microbatch)
+    sequences = degrees.data * micro
+    accumulation_steps = row.count("grad_accum")
+    if batch.micro is not None and accumulation_steps is not None and batch.total != sequences * accumulation_steps:
+        row.assume(
+            f"grad_accum {batch.total / sequences:g}, for global_batch({batch.total}) is not {sequences} * {accumulation_steps}"
+        )
+    if batch.total % sequences == 0:
+        return batch
+    total = sequences * max(1, round(batch.total / sequences))
+    if not 0.5 <= total / batch.total <= 2:
+        raise Skip(f"global_batch {batch.total} is not cut over dp({degrees.data}) * micro_batch({micro})")
+    row.assume(f"global_batch {total}, for dp({degrees.data}) * micro_batch({micro}) do not divide {batch.total}")
+    return batch._replace(total=total)
 
 
-def _chosen(row: Row, problem: Problem, layouts: tuple[Layout, ...]) -> Plan:
+def _choose_plan(row: Row, problem: Problem, layouts: tuple[Layout, ...]) -> Plan:
     """Return the plan of the first layout that fits, or of the last layout where none fits."""
     if len(layouts) == 1:
         return complete(problem, layouts[0])
-    plans = [complete(problem, each) for each in layouts]
-    found = next((index for index, plan in enumerate(plans) if fits(problem, plan)), len(plans) - 1)
-    row.assume(f"recompute {layouts[found].recompute}, micro_batch {layouts[found].microbatch}: {FIRST_THAT_FITS}")
-    return plans[found]
+    plans = [complete(problem, candidate) for candidate in layouts]
+    plan_index = next((index for index, plan in enumerate(plans) if fits(problem, plan)), len(plans) - 1)
+    row.assume(
+        f"recompute {layouts[plan_index].recompute}, micro_batch {layouts[plan_index].microbatch}: {FIRST_THAT_FITS}"
+    )
+    return plans[plan_index]

@@ -40,23 +40,23 @@ _OPTIMIZERS = (
 )
 
 
-def training(row: Row, accelerator: Accelerator, global_batch: int, sequence: int) -> Training:
+def read_training(row: Row, accelerator: Accelerator, global_batch: int, sequence: int) -> Training:
     """Return the training step of a row, in the nearest precision that its accelerator has."""
-    precision = _precision(row, accelerator)
+    precision = _read_precision(row, accelerator)
     return Training(
         global_batch,
         sequence,
         precision,
-        _optimizer(row),
-        gradient_precision=_gradients(row, precision),
+        _read_optimizer(row),
+        gradient_precision=_read_gradient_precision(row, precision),
         framework=memory_conventions(row),
-        frozen=_frozen(row),
-        composes_norms=_stated(row, "norm_kernel", ("fused", "eager")),
-        gathers_logits=_stated(row, "loss", ("sharded", "gathered")),
+        frozen=_is_frozen(row),
+        composes_norms=_has_second_word(row, "norm_kernel", ("fused", "eager")),
+        gathers_logits=_has_second_word(row, "loss", ("sharded", "gathered")),
     )
 
 
-def _stated(row: Row, name: str, words: tuple[str, str]) -> bool:
+def _has_second_word(row: Row, name: str, words: tuple[str, str]) -> bool:
     """Return whether a field has the second of two words; without either word the first is assumed."""
     word = row.text(name)
     if word and word not in words:
@@ -64,44 +64,44 @@ def _stated(row: Row, name: str, words: tuple[str, str]) -> bool:
     return word == words[1]
 
 
-def _frozen(row: Row) -> bool:
+def _is_frozen(row: Row) -> bool:
     if not is_frozen(row):
         return False
     row.assume("weights are frozen, and adapters count for nothing (LoRA)")
     return True
 
 
-def _precision(row: Row, accelerator: Accelerator) -> str:
+def _read_precision(row: Row, accelerator: Accelerator) -> str:
     words = row.text("precision")
-    found = next(((name, why) for pattern, name, why in _PRECISIONS if re.search(pattern, words)), None)
-    if found is None:
-        found = ("bf16", f"precision {words[:40]!r} not known" if words else "not stated")
-    name, why = found
-    if why:
-        row.assume(f"precision {name} ({why})")
+    reading = next(((name, reason) for pattern, name, reason in _PRECISIONS if re.search(pattern, words)), None)
+    if reading is None:
+        reading = ("bf16", f"precision {words[:40]!r} not known" if words else "not stated")
+    name, reason = reading
+    if reason:
+        row.assume(f"precision {name} ({reason})")
     elif words not in (name, f"{name} (not stated)") and (name == "fp8" or "weights" in words):
         row.assume(f"precision {words[:40]} taken as {name}, with what Transformer Engine keeps" if name == "fp8"
                    else f"precision {words[:40]} taken as {name}")  # fmt: skip
     if "not stated" in words:
         row.assume(f"precision {name} (not stated)")
-    known = {dtype for dtype, _ in accelerator.peak_flops}
+    device_precisions = {dtype for dtype, _ in accelerator.peak_flops}
     candidates = (name, *_FALLBACKS[name])
     for candidate in candidates:
-        if candidate in known and ("bf16" in known or candidate != "fp8"):
+        if candidate in device_precisions and ("bf16" in device_precisions or candidate != "fp8"):
             if candidate != name:
                 row.assume(f"precision {candidate}, for {accelerator.name} has no {name}")
             return candidate
     return name
 
 
-def _optimizer(row: Row) -> str:
+def _read_optimizer(row: Row) -> str:
     words = row.text("optimizer")
-    name, why = next(
-        ((name, why) for pattern, name, why in _OPTIMIZERS if re.search(pattern, words)),
+    name, reason = next(
+        ((name, reason) for pattern, name, reason in _OPTIMIZERS if re.search(pattern, words)),
         ("adamw", "not stated" if not words else f"{words[:40]!r} not known"),
     )
-    if why:
-        row.assume(f"optimizer {name} ({why})")
+    if reason:
+        row.assume(f"optimizer {name} ({reason})")
     return name
 
 
@@ -109,16 +109,16 @@ _GRADIENTS = {"fp32": "fp32", "bf16": "same", "fp16": "same"}
 """Gradient precisions by the words of ``gradient_precision``; "same" is that of the 16-bit matrix products."""
 
 
-def _gradients(row: Row, precision: str) -> str | None:
+def _read_gradient_precision(row: Row, precision: str) -> str | None:
     """Return the precision of gradients, or None for the default of the compute precision."""
     words = row.text("plan_note", "precision", "optimizer")
     if precision not in ("bf16", "fp8", "fp16"):
         return None
-    stated = row.text("gradient_precision")
-    if stated in _GRADIENTS:
-        return _GRADIENTS[stated]
-    if stated:
-        row.assume(f"gradient_precision {stated[:40]!r} not known; nearest: fp32, bf16, fp16")
+    stated_precision = row.text("gradient_precision")
+    if stated_precision in _GRADIENTS:
+        return _GRADIENTS[stated_precision]
+    if stated_precision:
+        row.assume(f"gradient_precision {stated_precision[:40]!r} not known; nearest: fp32, bf16, fp16")
     if re.search(r"mp mode pure|\bpure\b|grad\w*(?: reduc\w*)? in (bf16|fp16)|(bf16|fp16) (grad|reduc)", words):
         return "same"
     if re.search(r"mp mode default|grad\w*(?: reduc\w*)? in fp32|fp32 (grad|reduc)", words):

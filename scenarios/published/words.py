@@ -6,7 +6,7 @@ from math import ceil
 from typing import Any
 
 from meshwise.scenarios.published.row import Row
-from meshwise.strategies.plan.offloading import NOTHING, Offloading
+from meshwise.strategies.plan.offloading import NO_OFFLOADING, Offloading
 from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.recomputation import FirstLayers, Recomputation, Recompute
 
@@ -29,17 +29,17 @@ TWO_CHUNKS = ("zbv", "dualpipev")
 LOOPED = ("interleaved", "looped_bfs", "interleaved_zero_bubble")
 
 
-def schedule(row: Row, pipeline: int, chunks: int) -> tuple[str, int]:
+def read_schedule(row: Row, pipeline: int, chunks: int) -> tuple[str, int]:
     """Return the schedule of a row and the number of model chunks on a rank."""
     if pipeline == 1:
         return "1f1b", 1
     words = row.text("schedule")
-    name, why = next(
-        ((name, why) for pattern, name, why in _SCHEDULES if re.search(pattern, words)),
+    name, reason = next(
+        ((name, reason) for pattern, name, reason in _SCHEDULES if re.search(pattern, words)),
         ("1f1b", f"{words[:40]!r} not known" if words else "not stated"),
     )
-    if why:
-        row.assume(f"schedule {name} ({why})")
+    if reason:
+        row.assume(f"schedule {name} ({reason})")
     if name in TWO_CHUNKS:
         return name, 2
     if chunks > 1 and name == "1f1b":
@@ -59,7 +59,7 @@ _BY_DEFAULT = re.compile(r"\brecompute\b[^;]*\bdefaults?\b")
 """A clause of ``derived_fields`` that calls recompute some program's default: it says nothing about the run."""
 
 
-def recompute(row: Row, layers_a_stage: int) -> Recomputation | None:
+def read_recompute(row: Row, layers_a_stage: int) -> Recomputation | None:
     """Return the recompute choice of a row; None where it states none."""
     words = row.text("recompute")
     if _BY_DEFAULT.search(row.text("derived_fields")):
@@ -69,11 +69,13 @@ def recompute(row: Row, layers_a_stage: int) -> Recomputation | None:
         words = "none"
     if not words:
         return None
-    detail = _detail(row)
-    lists = re.search(r"recompute=\[([\d, ]+)\]", words) or re.search(r"full=\[([\d, ]+)\]", words)
-    some = re.search(r"select\w*=\[([\d, ]+)\]", words)
-    if lists or some:
-        return _of_lists(row, Recompute.FULL if lists else Recompute.SELECTIVE, (lists or some)[1])  # type: ignore[index]
+    detail = _read_detail(row)
+    full_list = re.search(r"recompute=\[([\d, ]+)\]", words) or re.search(r"full=\[([\d, ]+)\]", words)
+    selective_list = re.search(r"select\w*=\[([\d, ]+)\]", words)
+    if full_list or selective_list:
+        return _average_lists(
+            row, Recompute.FULL if full_list else Recompute.SELECTIVE, (full_list or selective_list)[1]
+        )  # type: ignore[index]
     if re.search(r"recompute=false", words):
         words = "selective" if re.search(r"select\w*=true", words) else "none"
     if (
@@ -81,16 +83,16 @@ def recompute(row: Row, layers_a_stage: int) -> Recomputation | None:
         and "full" not in words
     ):
         return Recompute.NONE
-    layer = _layer(row, words)
-    return _some_layers(row, layer, f"{words} {detail}", layers_a_stage)
+    layer = _read_layer_choice(row, words)
+    return _limit_layers(row, layer, f"{words} {detail}", layers_a_stage)
 
 
-def _detail(row: Row) -> str:
+def _read_detail(row: Row) -> str:
     value = row.fields.get("recompute_detail")
     return json.dumps(value)[:1000].lower() if isinstance(value, dict | list) else row.text("recompute_detail")
 
 
-def _layer(row: Row, words: str) -> Recompute:
+def _read_layer_choice(row: Row, words: str) -> Recompute:
     if re.search(r"qkv\w* (offload|on host)|offload", words):
         row.assume(f"recompute full: {words[:60]!r} keeps a part on hosts, which is not simulated")
         return Recompute.FULL
@@ -107,54 +109,54 @@ def _layer(row: Row, words: str) -> Recompute:
     return Recompute.FULL
 
 
-def _some_layers(row: Row, layer: Recompute, words: str, layers: int) -> Recomputation:
+def _limit_layers(row: Row, layer: Recompute, words: str, layers: int) -> Recomputation:
     """Return a recompute choice limited to the number of layers per stage in the words; all layers without one."""
-    share = re.search(r"(\d+(?:\.\d+)?) ?%", words)
-    of = re.search(r"(\d+) ?(?:of|out of|/) ?(\d+)", words)
-    every = re.search(r"every (?:(\d+)(?:nd|rd|th)? layer|(other|second) layer)|\bselective (\d+)\b", words)
-    count = re.search(
+    percent_match = re.search(r"(\d+(?:\.\d+)?) ?%", words)
+    fraction_match = re.search(r"(\d+) ?(?:of|out of|/) ?(\d+)", words)
+    interval_match = re.search(r"every (?:(\d+)(?:nd|rd|th)? layer|(other|second) layer)|\bselective (\d+)\b", words)
+    count_match = re.search(
         r"(?:num[-_ ]layers|recompute[-_ ]layers)\W{1,3}(\d+)|(?:block\W{1,3})?\b(\d+)(?: layers|$)", words.strip()
     )
-    if share and 0 < float(share[1]) < 100:
-        number = ceil(layers * float(share[1]) / 100)
-    elif of and 0 < int(of[1]) < int(of[2]):
-        number = ceil(layers * int(of[1]) / int(of[2]))
-    elif every:
-        number = ceil(layers / max(1, int(every[1] or every[3] or 2)))
-    elif count and "block" in words and 0 < int(count[1] or count[2]) < layers:
-        number = int(count[1] or count[2])
+    if percent_match and 0 < float(percent_match[1]) < 100:
+        num_recomputed = ceil(layers * float(percent_match[1]) / 100)
+    elif fraction_match and 0 < int(fraction_match[1]) < int(fraction_match[2]):
+        num_recomputed = ceil(layers * int(fraction_match[1]) / int(fraction_match[2]))
+    elif interval_match:
+        num_recomputed = ceil(layers / max(1, int(interval_match[1] or interval_match[3] or 2)))
+    elif count_match and "block" in words and 0 < int(count_match[1] or count_match[2]) < layers:
+        num_recomputed = int(count_match[1] or count_match[2])
     else:
         return layer
-    if layer is Recompute.NONE or number >= layers:
+    if layer is Recompute.NONE or num_recomputed >= layers:
         return layer
-    row.assume(f"recompute {layer} of the first {number} layers of every stage")
-    return FirstLayers(layer, number)
+    row.assume(f"recompute {layer} of the first {num_recomputed} layers of every stage")
+    return FirstLayers(layer, num_recomputed)
 
 
-def _of_lists(row: Row, layer: Recompute, numbers: str) -> Recomputation:
-    each = [min(int(number), 10_000) for number in re.findall(r"\d{1,9}", numbers)]
-    mean = round(sum(each) / len(each)) if each else 0
-    row.assume(f"recompute {layer} of {mean} layers in every stage, the mean of {str(each)[:60]}")
+def _average_lists(row: Row, layer: Recompute, numbers: str) -> Recomputation:
+    counts = [min(int(number), 10_000) for number in re.findall(r"\d{1,9}", numbers)]
+    mean = round(sum(counts) / len(counts)) if counts else 0
+    row.assume(f"recompute {layer} of {mean} layers in every stage, the mean of {str(counts)[:60]}")
     return FirstLayers(layer, mean) if mean else Recompute.NONE
 
 
-def offload(row: Row) -> Offloading:
+def read_offload(row: Row) -> Offloading:
     """Return which states a row offloads to host memory."""
     words = row.text("offload")
     if not words or re.match(r"(none|no|false|off|0)\b", words):
-        return NOTHING
-    share = re.search(r"(\d+(?:\.\d+)?) ?%", words)
-    part = (min(max(float(share[1]) / 100, 0.01), 1.0),) if share else (1.0,)
-    parameters = part if re.search(r"param|weight|zero-?infinity", words) else ()
-    activations = part if re.search(r"activation|\bact\b", words) and "qkv" not in words else ()
-    optimizer = part if parameters or re.search(r"optim|state|cpu|adam|zero-?offload|true|yes", words) else ()
+        return NO_OFFLOADING
+    percent_match = re.search(r"(\d+(?:\.\d+)?) ?%", words)
+    fractions = (min(max(float(percent_match[1]) / 100, 0.01), 1.0),) if percent_match else (1.0,)
+    parameters = fractions if re.search(r"param|weight|zero-?infinity", words) else ()
+    activations = fractions if re.search(r"activation|\bact\b", words) and "qkv" not in words else ()
+    optimizer = fractions if parameters or re.search(r"optim|state|cpu|adam|zero-?offload|true|yes", words) else ()
     if not (optimizer or parameters or activations):
         row.assume(f"offload nothing: {words[:60]!r} is not simulated")
-        return NOTHING
+        return NO_OFFLOADING
     return Offloading(optimizer, parameters, activations)
 
 
-def attention(row: Row, context: int) -> Attention:
+def read_attention(row: Row, context: int) -> Attention:
     """Return the attention algorithm of context parallel ranks."""
     if context == 1:
         return Attention.RING

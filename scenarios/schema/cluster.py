@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from meshwise.scenarios.files.errors import nearest, shown
+from meshwise.scenarios.files.errors import format_value, suggest_nearest
 from meshwise.scenarios.files.fields import (
     Bandwidth,
     Bytes,
@@ -35,7 +35,7 @@ from meshwise.scenarios.files.fields import (
 )
 from meshwise.simulator.catalog import accelerator_names
 from meshwise.simulator.collective import Algorithm, Collective
-from meshwise.simulator.machine.accelerator import REFINED
+from meshwise.simulator.machine.accelerator import REFINED_KINDS
 from meshwise.simulator.operator_graph import ITEMSIZE, OperatorKind
 
 MAX_DEVICES = 1_000_000
@@ -44,18 +44,20 @@ MAX_EDGES = 100_000
 
 Devices = Annotated[int, Count(MAX_DEVICES)]
 Narrowing = Annotated[float, Field(gt=0, le=1000)]
-Place = Annotated[int, Count(MAX_DEVICES_PER_NODE - 1, least=0)]
+Place = Annotated[int, Count(MAX_DEVICES_PER_NODE - 1, minimum=0)]
 """The index of a device in its node."""
 Pair = Annotated[tuple[Place, Place, Annotated[int, Count(1000)]], Strict(False)]
 
 
-def _shape(tags: dict[str, str], default: str | None = None) -> tuple[BeforeValidator, Discriminator]:
+def _build_shape_checks(tags: dict[str, str], default: str | None = None) -> tuple[BeforeValidator, Discriminator]:
     """Return a validator that checks ``kind``, and a discriminator that chooses the table by the tag of its kind."""
 
     def check(value: Any) -> Any:
         kind = value.get("kind", default) if isinstance(value, dict) else default
         if isinstance(value, dict) and not (isinstance(kind, str) and kind in tags):
-            raise ValueError(f"kind is one of {', '.join(tags)}, met {shown(kind)}{nearest(str(kind), tags)}")
+            raise ValueError(
+                f"kind is one of {', '.join(tags)}, met {format_value(kind)}{suggest_nearest(str(kind), tags)}"
+            )
         return value
 
     def choose(value: Any) -> str:
@@ -65,7 +67,7 @@ def _shape(tags: dict[str, str], default: str | None = None) -> tuple[BeforeVali
     return BeforeValidator(check), Discriminator(choose)
 
 
-def _tag(field: str) -> Tag:
+def _build_tag(field: str) -> Tag:
     """Return the union tag of a table that has ``field``, the first one with it."""
     return Tag(f"<{field}>")
 
@@ -109,15 +111,15 @@ class PcieNetwork(LinkTable):
     socket: LinkTable
 
 
-_CHECK_NETWORK, _CHOOSE_NETWORK = _shape(
+_CHECK_NETWORK, _CHOOSE_NETWORK = _build_shape_checks(
     {"switch": "<reduces>", "mesh": "<pairs>", "ring": "<kind>", "pcie": "<socket>"}, default="switch"
 )
 NodeNetworkTable = Annotated[
     Annotated[
-        Annotated[RingNetwork, _tag("kind")]
-        | Annotated[SwitchNetwork, _tag("reduces")]
-        | Annotated[MeshNetwork, _tag("pairs")]
-        | Annotated[PcieNetwork, _tag("socket")],
+        Annotated[RingNetwork, _build_tag("kind")]
+        | Annotated[SwitchNetwork, _build_tag("reduces")]
+        | Annotated[MeshNetwork, _build_tag("pairs")]
+        | Annotated[PcieNetwork, _build_tag("socket")],
         _CHOOSE_NETWORK,
     ],
     _CHECK_NETWORK,
@@ -188,7 +190,7 @@ class GraphFabric(Table):
     edges: Annotated[list[EdgeTable], Field(min_length=1, max_length=MAX_EDGES)]  # type: ignore[valid-type]
 
 
-_CHECK_FABRIC, _CHOOSE_FABRIC = _shape(
+_CHECK_FABRIC, _CHOOSE_FABRIC = _build_shape_checks(
     {
         "crossbar": "<kind>",
         "leaf_spine": "<nodes_per_leaf>",
@@ -200,12 +202,12 @@ _CHECK_FABRIC, _CHOOSE_FABRIC = _shape(
 )
 FabricTable = Annotated[
     Annotated[
-        Annotated[CrossbarFabric, _tag("kind")]
-        | Annotated[LeafSpineFabric, _tag("nodes_per_leaf")]
-        | Annotated[FatTreeFabric, _tag("leaves_per_pod")]
-        | Annotated[DragonflyFabric, _tag("nodes_per_router")]
-        | Annotated[TorusFabric, _tag("shape")]
-        | Annotated[GraphFabric, _tag("edges")],
+        Annotated[CrossbarFabric, _build_tag("kind")]
+        | Annotated[LeafSpineFabric, _build_tag("nodes_per_leaf")]
+        | Annotated[FatTreeFabric, _build_tag("leaves_per_pod")]
+        | Annotated[DragonflyFabric, _build_tag("nodes_per_router")]
+        | Annotated[TorusFabric, _build_tag("shape")]
+        | Annotated[GraphFabric, _build_tag("edges")],
         _CHOOSE_FABRIC,
     ],
     _CHECK_FABRIC,
@@ -221,8 +223,10 @@ def _accelerator_names() -> list[str]:
 
 
 DtypeName = Annotated[str, OneOf(lambda: ITEMSIZE)]
-_STREAMED = (*OperatorKind, *REFINED)
-KindName = Annotated[str, OneOf(lambda: [*_STREAMED, *(f"{kind}_backward" for kind in _STREAMED), "optimizer"])]
+_STREAMED_KINDS = (*OperatorKind, *REFINED_KINDS)
+KindName = Annotated[
+    str, OneOf(lambda: [*_STREAMED_KINDS, *(f"{kind}_backward" for kind in _STREAMED_KINDS), "optimizer"])
+]
 CollectiveName = Annotated[str, OneOf(lambda: list(Collective))]
 AlgorithmName = Annotated[str, OneOf(lambda: [name for name in Algorithm if name is not Algorithm.MEASURED])]
 """A measured curve is no choice: it applies to its own collective and group size."""
@@ -245,7 +249,7 @@ class MatmulTable(Table):
     half_k: Annotated[float, Field(ge=0, le=1e9)] = 0.0
     tiles: Annotated[tuple[TileSides, ...], Strict(False), Field(min_length=1, max_length=64)] = ((1, 1),)
     edge: Annotated[float, Field(ge=0, le=1e6)] = 0.0
-    units: Annotated[int, Count(1_000_000, least=0)] = 0
+    units: Annotated[int, Count(1_000_000, minimum=0)] = 0
     waves: Annotated[float, Field(ge=0, le=1)] = 1.0
     sharpness: Annotated[float, Field(ge=1, le=1e6)] | None = None
     data_gradient: RateShare = 1.0
@@ -298,14 +302,14 @@ class AcceleratorTable(Table):
     computes_collectives: bool = False
 
     @model_validator(mode="after")
-    def _preset_or_written(self) -> "AcceleratorTable":
-        given = sorted(self.model_fields_set - {"preset"})
-        if self.preset is not None and given:
-            raise ValueError(f"holds preset alone or everything written out, met preset and {', '.join(given)}")
-        needed = ("name", "peak", "memory", "memory_bandwidth")
-        missing = [field for field in needed if getattr(self, field) is None]
-        if self.preset is None and missing:
-            raise ValueError(f"holds preset, or {', '.join(needed)}; {', '.join(missing)} missing")
+    def _check_preset(self) -> "AcceleratorTable":
+        stated_fields = sorted(self.model_fields_set - {"preset"})
+        if self.preset is not None and stated_fields:
+            raise ValueError(f"holds preset alone or everything written out, met preset and {', '.join(stated_fields)}")
+        required_fields = ("name", "peak", "memory", "memory_bandwidth")
+        missing_fields = [field for field in required_fields if getattr(self, field) is None]
+        if self.preset is None and missing_fields:
+            raise ValueError(f"holds preset, or {', '.join(required_fields)}; {', '.join(missing_fields)} missing")
         return self
 
 
@@ -341,20 +345,20 @@ class TenantTable(Table):
     """Another job on the network, which exchanges ``size`` bytes over and over."""
 
     name: Text
-    devices: Annotated[list[Annotated[int, Count(MAX_DEVICES - 1, least=0)]], Field(min_length=2, max_length=100_000)]
+    devices: Annotated[list[Annotated[int, Count(MAX_DEVICES - 1, minimum=0)]], Field(min_length=2, max_length=100_000)]
     collective: CollectiveName
     size: Size
     period: Time
     start: Delay = 0.0
 
 
-def _device(key: Any) -> int:
+def _parse_device(key: Any) -> int:
     if isinstance(key, str) and re.fullmatch(r"0|[1-9][0-9]{0,6}", key):
         return int(key)
-    raise ValueError(f"names a device by its number, met {shown(key)}; for example 17")
+    raise ValueError(f"names a device by its number, met {format_value(key)}; for example 17")
 
 
-DeviceKey = Annotated[int, PlainValidator(_device), WithJsonSchema({"type": "string", "pattern": "^[0-9]+$"})]
+DeviceKey = Annotated[int, PlainValidator(_parse_device), WithJsonSchema({"type": "string", "pattern": "^[0-9]+$"})]
 Speed = Annotated[float, Field(gt=0, le=1000)]
 
 
@@ -440,12 +444,12 @@ class MixedClusterTable(ConditionsTable):
     estimated: Estimates = Field(default=[], description=_ESTIMATED)
 
 
-def _layout(value: Any) -> str:
+def _find_layout_tag(value: Any) -> str:
     return "<node_types>" if isinstance(value, dict) and "node_types" in value else "<written>"
 
 
 WrittenCluster = Annotated[
     Annotated[ClusterTable, Tag("<written>")] | Annotated[MixedClusterTable, Tag("<node_types>")],
-    Discriminator(_layout),
+    Discriminator(_find_layout_tag),
 ]
 """What a cluster file holds."""

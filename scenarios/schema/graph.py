@@ -20,8 +20,8 @@ Dtype = Annotated[str, OneOf(lambda: tuple(ITEMSIZE))]
 Kind = Annotated[str, OneOf(lambda: tuple(kind.value for kind in OperatorKind))]
 Dims = Annotated[list[Name], Field(max_length=MAX_DIMS)]
 Sizes = Annotated[list[Size], Field(max_length=MAX_DIMS)]
-Owned = Annotated[list[Name], Field(min_length=2, max_length=2)]
-Pair = Annotated[list[Owned], Field(min_length=2, max_length=2)]
+ParameterKey = Annotated[list[Name], Field(min_length=2, max_length=2)]
+Pair = Annotated[list[ParameterKey], Field(min_length=2, max_length=2)]
 
 
 class GraphTensorTable(Table):

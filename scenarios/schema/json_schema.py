@@ -21,25 +21,25 @@ _TYPES: dict[str, Any] = {
 KINDS = tuple(_TYPES)
 
 
-def json_schema(kind: str) -> dict[str, Any]:
+def build_json_schema(kind: str) -> dict[str, Any]:
     """Return the JSON Schema of a kind of file, one of `KINDS`."""
-    found = TypeAdapter(_TYPES[kind]).json_schema()
+    schema = TypeAdapter(_TYPES[kind]).json_schema()
     head = {"$schema": DIALECT, "title": f"meshwise {kind}"}
-    return head | {key: value for key, value in found.items() if key != "title"}
+    return head | {key: value for key, value in schema.items() if key != "title"}
 
 
-def schema_text() -> str:
+def format_schema() -> str:
     """Return the schema of scenarios as the text of its file."""
-    return json.dumps(json_schema("scenario"), indent=1) + "\n"
+    return json.dumps(build_json_schema("scenario"), indent=1) + "\n"
 
 
-def reference(depth: int) -> str:
+def format_reference(depth: int) -> str:
     """Return the comment that names the schema in a scenario file ``depth`` folders below it.
 
     The YAML language server of editors reads it (github.com/redhat-developer/yaml-language-server, "Using inlined
     schema").
 
-    >>> reference(1)
+    >>> format_reference(1)
     '# yaml-language-server: $schema=../scenario.schema.json'
     """
     return f"# yaml-language-server: $schema={'../' * depth}{SCHEMA}"

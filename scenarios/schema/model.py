@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from meshwise.scenarios.files.fields import Count, OneOf, Table, Text
-from meshwise.simulator.models.attention import ATTENTION
+from meshwise.simulator.models.attention import ATTENTION_KERNELS
 from meshwise.simulator.models.hugging_face import MAX_LAYERS, MAX_WIDTH
 from meshwise.simulator.models.presets import MODELS
 
@@ -18,7 +18,7 @@ Heads = Annotated[int, Count(MAX_HEADS)]
 Factor = Annotated[float, Field(ge=1, le=MAX_EXPERTS)]
 
 
-def _model_names() -> list[str]:
+def _list_model_names() -> list[str]:
     return list(MODELS)
 
 
@@ -28,10 +28,10 @@ class ExpertsTable(Table):
     count: Annotated[int, Count(MAX_EXPERTS)] = Field(description="Experts of a layer.")
     top_k: Annotated[int, Count(MAX_EXPERTS)] = Field(description="Experts that a token goes to.")
     ffn: Width = Field(description="Width of one expert.")
-    shared: Annotated[int, Count(MAX_EXPERTS, least=0)] = Field(
+    shared: Annotated[int, Count(MAX_EXPERTS, minimum=0)] = Field(
         default=0, description="Experts that every token goes to besides."
     )
-    dense_layers: Annotated[int, Count(MAX_LAYERS, least=0)] = Field(
+    dense_layers: Annotated[int, Count(MAX_LAYERS, minimum=0)] = Field(
         default=0, description="Layers before the first one with experts."
     )
     score_bias: bool = False
@@ -60,7 +60,7 @@ class TransformerTable(Table):
     vocab: Width
     ffn_kind: Literal["gelu", "swiglu", "geglu"] = "gelu"
     tied_embeddings: bool = True
-    attention: Annotated[str, OneOf(lambda: ATTENTION)] = "flash"
+    attention: Annotated[str, OneOf(lambda: ATTENTION_KERNELS)] = "flash"
     dropout: bool = False
     positions: Literal["learned", "rotary"] = "learned"
     kv_channels: Width | None = Field(default=None, description="Width of one head. Default: hidden / heads.")
@@ -80,7 +80,7 @@ _SOURCES = ("preset", "transformer", "hf_config", "graph")
 class ModelTable(Table):
     """The network: one of ``preset``, ``transformer``, ``hf_config`` and ``graph``."""
 
-    preset: Annotated[str, OneOf(_model_names, "models")] | None = None
+    preset: Annotated[str, OneOf(_list_model_names, "models")] | None = None
     transformer: TransformerTable | None = None
     hf_config: Text | None = Field(
         default=None, description="Path of a Hugging Face config.json, relative to the scenario."
@@ -90,9 +90,9 @@ class ModelTable(Table):
     )
 
     @model_validator(mode="after")
-    def _one_of_them(self) -> "ModelTable":
-        stated = [name for name in _SOURCES if getattr(self, name) is not None]
-        if len(stated) != 1:
-            met = " and ".join(stated) or "none"
-            raise ValueError(f"holds one of preset, transformer, hf_config and graph, met {met}")
+    def _check_sources(self) -> "ModelTable":
+        stated_sources = [name for name in _SOURCES if getattr(self, name) is not None]
+        if len(stated_sources) != 1:
+            met_text = " and ".join(stated_sources) or "none"
+            raise ValueError(f"holds one of preset, transformer, hf_config and graph, met {met_text}")
         return self

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, PlainValidator, Strict, Tag, WithJsonSchema, create_model
 
-from meshwise.scenarios.files.errors import shown
+from meshwise.scenarios.files.errors import format_value
 from meshwise.scenarios.files.fields import Count, OneOf, Table, Text
 from meshwise.scenarios.schema.cluster import MAX_DEVICES
 from meshwise.simulator.models.hugging_face import MAX_LAYERS
@@ -24,7 +24,7 @@ MAX_MICROBATCHES = 100_000
 Degree = Annotated[int, Count(MAX_DEVICES)]
 
 
-def _recompute(value: Any) -> Any:
+def _check_recompute(value: Any) -> Any:
     recomputation(value)
     return value
 
@@ -58,18 +58,23 @@ _RECOMPUTE_SCHEMA = {
         },
     ]
 }
-AnyRecompute = Annotated[Any, PlainValidator(_recompute), WithJsonSchema(_RECOMPUTE_SCHEMA)]
+AnyRecompute = Annotated[Any, PlainValidator(_check_recompute), WithJsonSchema(_RECOMPUTE_SCHEMA)]
 
 
-def _offload(value: Any) -> Offloading:
+def _parse_offload(value: Any) -> Offloading:
     return offloading(value)
 
 
-_PART = {"type": "number", "minimum": 0, "maximum": 1}
-_PARTS = {"anyOf": [_PART, {"type": "array", "items": _PART, "minItems": 1, "description": "One a pipeline rank."}]}
-_STEPPED = {
+_FRACTION_SCHEMA = {"type": "number", "minimum": 0, "maximum": 1}
+_FRACTIONS_SCHEMA = {
+    "anyOf": [
+        _FRACTION_SCHEMA,
+        {"type": "array", "items": _FRACTION_SCHEMA, "minItems": 1, "description": "One a pipeline rank."},
+    ]
+}
+_STEPPED_SCHEMA = {
     "type": "object",
-    "properties": {"fraction": _PARTS, "step": {"enum": list(map(str, StepPlace))}},
+    "properties": {"fraction": _FRACTIONS_SCHEMA, "step": {"enum": list(map(str, StepPlace))}},
     "additionalProperties": False,
 }
 _OFFLOAD_SCHEMA = {
@@ -77,29 +82,30 @@ _OFFLOAD_SCHEMA = {
         {"type": "array", "items": {"enum": list(OFFLOADS)}},
         {
             "type": "object",
-            "properties": dict.fromkeys(OFFLOADS, _PARTS) | {"optimizer": {"anyOf": [_PARTS, _STEPPED]}},
+            "properties": dict.fromkeys(OFFLOADS, _FRACTIONS_SCHEMA)
+            | {"optimizer": {"anyOf": [_FRACTIONS_SCHEMA, _STEPPED_SCHEMA]}},
             "additionalProperties": False,
         },
     ]
 }
-AnyOffload = Annotated[Any, PlainValidator(_offload), WithJsonSchema(_OFFLOAD_SCHEMA)]
+AnyOffload = Annotated[Any, PlainValidator(_parse_offload), WithJsonSchema(_OFFLOAD_SCHEMA)]
 
 
-def _stages(value: Any) -> str | tuple[int, ...]:
+def _parse_stages(value: Any) -> str | tuple[int, ...]:
     if value in ("even", "balanced"):
         return str(value)
-    counts = isinstance(value, list) and all(type(count) is int and 0 <= count <= MAX_LAYERS for count in value)
-    if counts and 0 < len(value) <= MAX_LAYERS:
+    is_counts = isinstance(value, list) and all(type(count) is int and 0 <= count <= MAX_LAYERS for count in value)
+    if is_counts and 0 < len(value) <= MAX_LAYERS:
         return tuple(value)
-    raise ValueError(f"holds even, balanced or a list of layers a stage, met {shown(value)}; nearest: even")
+    raise ValueError(f"holds even, balanced or a list of layers a stage, met {format_value(value)}; nearest: even")
 
 
-_LAYERS_A_STAGE = {"type": "array", "items": {"type": "integer", "minimum": 0}}
-_STAGES_SCHEMA = {"anyOf": [{"enum": ["even", "balanced"]}, _LAYERS_A_STAGE]}
+_STAGE_LAYERS_SCHEMA = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+_STAGES_SCHEMA = {"anyOf": [{"enum": ["even", "balanced"]}, _STAGE_LAYERS_SCHEMA]}
 
 
 Placement = Annotated[
-    tuple[Annotated[int, Count(MAX_DEVICES, least=0)], ...], Strict(False), Field(max_length=MAX_DEVICES)
+    tuple[Annotated[int, Count(MAX_DEVICES, minimum=0)], ...], Strict(False), Field(max_length=MAX_DEVICES)
 ]
 AxisName = Annotated[str, OneOf(lambda: AXES)]
 
@@ -112,91 +118,98 @@ AnyMicrobatch = Annotated[
 ]
 
 
-def _schedule(value: Any) -> str:
+def _parse_schedule(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"holds text, met {shown(value)}")
+        raise ValueError(f"holds text, met {format_value(value)}")
     return str(Schedule.parse(value)) if is_text(value) else OneOf(lambda: SCHEDULES, "schedules").check(value)
 
 
 _SCHEDULE_SCHEMA = {"anyOf": [{"enum": list(SCHEDULES)}, {"type": "string", "pattern": "[0-9]+[FBIW][0-9]+"}]}
-AnySchedule = Annotated[str, PlainValidator(_schedule), WithJsonSchema(_SCHEDULE_SCHEMA)]
+AnySchedule = Annotated[str, PlainValidator(_parse_schedule), WithJsonSchema(_SCHEDULE_SCHEMA)]
 
 
 Order = Annotated[tuple[AxisName, ...], Strict(False), Field(max_length=len(AXES))]
 
-_OWN_TYPES: dict[str, Any] = {
+_SPECIAL_TYPES: dict[str, Any] = {
     "microbatch": AnyMicrobatch,
     "schedule": AnySchedule,
     "recompute": AnyRecompute,
     "offload": AnyOffload,
     "placement": Placement,
     "order": Order,
-    "stages": Annotated[Any, PlainValidator(_stages), WithJsonSchema(_STAGES_SCHEMA)],
+    "stages": Annotated[Any, PlainValidator(_parse_stages), WithJsonSchema(_STAGES_SCHEMA)],
 }
 """Types of the decisions whose values are not flags, words or numbers."""
 
 
-def _type_of(item: Decision) -> Any:
+def _find_type(decision: Decision) -> Any:
     """Return the type that validates a decision's values in a file."""
-    if item.name in _OWN_TYPES:
-        return _OWN_TYPES[item.name]
-    if isinstance(item.default, bool):
+    if decision.name in _SPECIAL_TYPES:
+        return _SPECIAL_TYPES[decision.name]
+    if isinstance(decision.default, bool):
         return bool
-    if isinstance(item.default, str):
-        return Annotated[str, OneOf(lambda: list(item.values))]
-    if item.values:
-        return Literal[item.values]
-    return Annotated[int, Count(MAX_DEVICES if item.most is None else item.most, item.least)]
+    if isinstance(decision.default, str):
+        return Annotated[str, OneOf(lambda: list(decision.values))]
+    if decision.values:
+        return Literal[decision.values]
+    return Annotated[int, Count(MAX_DEVICES if decision.most is None else decision.most, decision.least)]
 
 
-def _field(item: Decision, default: Any) -> Any:
+def _build_field(decision: Decision, default: Any) -> Any:
     """Return the pydantic field of a decision; the JSON Schema shows its default as a file states it."""
     extra: dict[str, Any] | None = {"default": []} if isinstance(default, Offloading) else None
-    return Field(default=default, description=item.text or None, json_schema_extra=extra)
+    return Field(default=default, description=decision.text or None, json_schema_extra=extra)
 
 
-def _layout_fields() -> dict[str, Any]:
-    return {item.name: (_type_of(item), _field(item, item.default)) for item in DECISIONS.values()}
+def _build_layout_fields() -> dict[str, Any]:
+    return {
+        decision.name: (_find_type(decision), _build_field(decision, decision.default))
+        for decision in DECISIONS.values()
+    }
 
 
-def _step_fields() -> dict[str, Any]:
+def _build_step_fields() -> dict[str, Any]:
     """Return the fields of a complete plan; a document may leave out those that are newer than the first format."""
     fields: dict[str, Any] = {}
-    for item in STEP_DECISIONS:
-        kind = _type_of(item)
-        optional = kind if item.absent is not None else kind | None
-        fields[item.key] = (kind, _field(item, ...)) if item.required else (optional, _field(item, item.absent))
+    for decision in STEP_DECISIONS:
+        kind = _find_type(decision)
+        optional = kind if decision.absent is not None else kind | None
+        fields[decision.key] = (
+            (kind, _build_field(decision, ...))
+            if decision.required
+            else (optional, _build_field(decision, decision.absent))
+        )
     return fields
 
 
 Degrees = Annotated[list[Degree], Field(min_length=1, max_length=64)]
 
 
-def _stage_choice(value: Any) -> str | tuple[int, ...]:
-    return "paced" if value == "paced" else _stages(value)
+def _parse_stage_choice(value: Any) -> str | tuple[int, ...]:
+    return "paced" if value == "paced" else _parse_stages(value)
 
 
-_STAGE_CHOICES = {"anyOf": [{"enum": ["even", "balanced", "paced"]}, _LAYERS_A_STAGE]}
+_STAGE_CHOICES = {"anyOf": [{"enum": ["even", "balanced", "paced"]}, _STAGE_LAYERS_SCHEMA]}
 
-_OWN_CHOICES: dict[str, Any] = {
+_SPECIAL_CHOICES: dict[str, Any] = {
     "microbatch": Degree,
     "schedule": Annotated[str, OneOf(lambda: SCHEDULES, "schedules")],
     "order": Annotated[tuple[AxisName, ...], Strict(False), Field(min_length=1, max_length=len(AXES))],
-    "stages": Annotated[Any, PlainValidator(_stage_choice), WithJsonSchema(_STAGE_CHOICES)],
+    "stages": Annotated[Any, PlainValidator(_parse_stage_choice), WithJsonSchema(_STAGE_CHOICES)],
 }
 """Types of the decisions that a limit of the space writes in another way than a plan."""
 
 
-def _limit_fields() -> dict[str, Any]:
+def _build_limit_fields() -> dict[str, Any]:
     """Return a field with a list of values for every decision that a space limits, which are all but placement."""
     fields: dict[str, Any] = {}
-    for item in DECISIONS.values():
-        if item.name != "placement":
-            kind = _OWN_CHOICES.get(item.name, _type_of(item))
-            most = 2 if kind is bool else 256 if item.name in ("recompute", "offload") else 64
-            listed = Annotated[list[kind], Field(min_length=1, max_length=most)]  # type: ignore[valid-type]
-            extent = f"{item.extent[0].upper()}{item.extent[1:]}." if item.extent else None
-            fields[item.name] = (listed | None, Field(default=None, description=extent))
+    for decision in DECISIONS.values():
+        if decision.name != "placement":
+            kind = _SPECIAL_CHOICES.get(decision.name, _find_type(decision))
+            max_values = 2 if kind is bool else 256 if decision.name in ("recompute", "offload") else 64
+            list_type = Annotated[list[kind], Field(min_length=1, max_length=max_values)]  # type: ignore[valid-type]
+            extent = f"{decision.extent[0].upper()}{decision.extent[1:]}." if decision.extent else None
+            fields[decision.name] = (list_type | None, Field(default=None, description=extent))
     return fields
 
 
@@ -214,9 +227,9 @@ if TYPE_CHECKING:
     class _Limits(_Decisions): ...
 
 else:
-    _Layout = create_model("_Layout", __base__=Table, **_layout_fields())
-    _Steps = create_model("_Steps", __base__=Table, **_step_fields())
-    _Limits = create_model("_Limits", __base__=Table, **_limit_fields())
+    _Layout = create_model("_Layout", __base__=Table, **_build_layout_fields())
+    _Steps = create_model("_Steps", __base__=Table, **_build_step_fields())
+    _Limits = create_model("_Limits", __base__=Table, **_build_limit_fields())
 
 
 class PlanTable(_Layout):
@@ -253,7 +266,7 @@ class ShardingTable(Table):
 class PlanDocument(_Steps):
     """A complete plan, as ``search --out`` writes it."""
 
-    version: Annotated[int, Count(PLAN_VERSION, least=PLAN_VERSION)]
+    version: Annotated[int, Count(PLAN_VERSION, minimum=PLAN_VERSION)]
     mesh: MeshTable
     stages: Annotated[list[StageTable], Field(max_length=MAX_LAYERS)]
     shardings: Annotated[list[ShardingTable], Field(max_length=10_000)]

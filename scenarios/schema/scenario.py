@@ -26,11 +26,11 @@ MAX_SEED = 2**63 - 1
 MAX_RUNS = 1000
 
 
-def _failure_names() -> list[str]:
+def _list_failure_names() -> list[str]:
     return list(failure_model_names())
 
 
-def _interval(value: Any) -> float | None:
+def _parse_interval(value: Any) -> float | None:
     if value == "best":
         return None
     try:
@@ -52,7 +52,7 @@ class FailuresTable(Table):
     software_mtbf: Time | None = Field(default=None, description="Of the whole job; restart in place.")
 
     @model_validator(mode="after")
-    def _at_least_one(self) -> "FailuresTable":
+    def _check_not_empty(self) -> "FailuresTable":
         if not any(value is not None for _, value in self):
             raise ValueError(f"holds at least one of {', '.join(type(self).model_fields)}, met none")
         return self
@@ -63,7 +63,7 @@ def _tag_failures(value: Any) -> Literal["<name>", "<written>"]:
 
 
 Failures = Annotated[
-    Annotated[str, OneOf(_failure_names), Tag("<name>")] | Annotated[FailuresTable, Tag("<written>")],
+    Annotated[str, OneOf(_list_failure_names), Tag("<name>")] | Annotated[FailuresTable, Tag("<written>")],
     Discriminator(_tag_failures),
 ]
 
@@ -71,7 +71,7 @@ Failures = Annotated[
 class CheckpointTable(Table):
     """What a checkpoint takes, and how often there is one."""
 
-    interval: Annotated[Any, PlainValidator(_interval), WithJsonSchema(_INTERVAL_SCHEMA)] = Field(
+    interval: Annotated[Any, PlainValidator(_parse_interval), WithJsonSchema(_INTERVAL_SCHEMA)] = Field(
         description="Training between two checkpoints; best: the one with the highest simulated goodput."
     )
     blocking: Delay = Field(description="Training stands still.")
@@ -79,7 +79,7 @@ class CheckpointTable(Table):
     load: Delay = Field(description="Reading one back.")
 
     @model_validator(mode="after")
-    def _blocking_is_part_of_save(self) -> "CheckpointTable":
+    def _check_blocking(self) -> "CheckpointTable":
         if self.save is not None and self.save < self.blocking:
             raise ValueError(
                 f"save({self.save:g} s) is at least blocking({self.blocking:g} s), of which it is the rest"
@@ -106,34 +106,34 @@ class RunTable(Table):
     failures: Failures = Field(description="A published failure model, or one written out.")
     checkpoint: CheckpointTable
     recovery: RecoveryTable
-    spares: Annotated[int, Count(MAX_SPARES, least=0)] = Field(default=0, description="Hosts that stand by.")
-    seed: Annotated[int, Count(MAX_SEED, least=0)] = 0
-    runs: Annotated[int, Count(MAX_RUNS, least=2)] = Field(default=8, description="Simulated, for mean and error.")
+    spares: Annotated[int, Count(MAX_SPARES, minimum=0)] = Field(default=0, description="Hosts that stand by.")
+    seed: Annotated[int, Count(MAX_SEED, minimum=0)] = 0
+    runs: Annotated[int, Count(MAX_RUNS, minimum=2)] = Field(default=8, description="Simulated, for mean and error.")
 
     @model_validator(mode="after")
-    def _one_of_them(self) -> "RunTable":
+    def _check_end(self) -> "RunTable":
         if (self.duration is None) == (self.steps is None):
-            met = "neither" if self.steps is None else "both"
-            raise ValueError(f"holds one of duration and steps, met {met}")
+            met_text = "neither" if self.steps is None else "both"
+            raise ValueError(f"holds one of duration and steps, met {met_text}")
         return self
 
 
 MAX_SEQUENCE = 10**8
 MAX_ACTIONS = 1_000_000
 """Most stages times microbatches of one plan."""
-STEPS_IN_A_ROW = 6
+MIN_STEADY_STEPS = 6
 """Least number of simulated steps of a schedule without a flush."""
 
 
-def _cluster_names() -> list[str]:
+def _list_cluster_names() -> list[str]:
     return list(cluster_names())
 
 
-def _algorithm_names() -> list[str]:
+def _list_algorithm_names() -> list[str]:
     return list(ALGORITHMS)
 
 
-def _shape(*keys: str) -> Callable[[Any], str]:
+def _build_chooser(*keys: str) -> Callable[[Any], str]:
     """Return a function that returns the union tag of a mapping: the first of ``keys`` in it, or "<written>"."""
 
     def choose(value: Any) -> str:
@@ -170,7 +170,7 @@ class TrainingTable(Table):
 class PresetCluster(ConditionsTable):
     """A cluster of the catalogue with ``nodes`` nodes, and what holds on top."""
 
-    preset: Annotated[str, OneOf(_cluster_names, "clusters")]
+    preset: Annotated[str, OneOf(_list_cluster_names, "clusters")]
     nodes: Annotated[int, Count(MAX_DEVICES)]
     devices_per_node: Annotated[int, Count(4096)] | None = None
 
@@ -188,14 +188,14 @@ AnyCluster = Annotated[
     | Annotated[FileCluster, Tag("<file>")]
     | Annotated[ClusterTable, Tag("<written>")]
     | Annotated[MixedClusterTable, Tag("<node_types>")],
-    Discriminator(_shape("preset", "file", "node_types")),
+    Discriminator(_build_chooser("preset", "file", "node_types")),
 ]
 
 
 class SearchTable(Table):
     """How a plan is looked for."""
 
-    algorithm: Annotated[str, OneOf(_algorithm_names, "algorithms")] = "auto"
+    algorithm: Annotated[str, OneOf(_list_algorithm_names, "algorithms")] = "auto"
     budget: Annotated[int, Count(10**9)] | None = Field(default=None, description="Evaluations.")
     seconds: Time | None = None
     options: dict[str, Any] = Field(default={}, description="Fields of the algorithm.")

@@ -18,14 +18,14 @@ from statistics import fmean, median
 from typing import Any
 
 from meshwise.scenarios.files.errors import ScenarioError
-from meshwise.scenarios.intervals import Interval, category, peak_memory_interval, step_time_interval
+from meshwise.scenarios.intervals import Interval, find_category, peak_memory_interval, step_time_interval
 from meshwise.scenarios.loader import load
 from meshwise.scenarios.published.runs import GIB, Run, read_runs
-from meshwise.scenarios.published.scenario import fits, peak_memory_of, seconds_of
+from meshwise.scenarios.published.scenario import estimate_step_time, fits, peak_memory_of
 from meshwise.scenarios.scenario import Scenario
-from meshwise.simulator.brief import brief
+from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.catalog import accelerator, accelerator_names, cluster_names, sources
-from meshwise.simulator.program import no_collection
+from meshwise.simulator.program import pause_collection
 from meshwise.simulator.rank_correlation import kendall_tau
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.recomputation import Recompute
@@ -44,17 +44,17 @@ class Prediction:
     fits: bool | None = None
     skipped: str = ""
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
     @property
     def error(self) -> float | None:
         """Relative error of the step time, (predicted - measured) / measured."""
-        return _error(self.step_time, self.run.step_time)
+        return _relative_error(self.step_time, self.run.step_time)
 
     @property
     def memory_error(self) -> float | None:
         """Relative error of the peak memory, (predicted - measured) / measured."""
-        return _error(self.peak_memory, self.run.peak_memory)
+        return _relative_error(self.peak_memory, self.run.peak_memory)
 
     @property
     def step_time_interval(self) -> Interval | None:
@@ -62,7 +62,7 @@ class Prediction:
         if self.step_time is None or self.run.scenario is None:
             return None
         scenario = self.run.scenario
-        return step_time_interval(self.step_time, category(scenario.problem.cluster, scenario.assumptions))
+        return step_time_interval(self.step_time, find_category(scenario.problem.cluster, scenario.assumptions))
 
     @property
     def peak_memory_interval(self) -> Interval | None:
@@ -70,22 +70,22 @@ class Prediction:
         return None if self.peak_memory is None else peak_memory_interval(self.peak_memory)
 
 
-def _error(predicted: float | None, measured: float | None) -> float | None:
+def _relative_error(predicted: float | None, measured: float | None) -> float | None:
     return (predicted - measured) / measured if predicted and measured else None
 
 
-def runs_at(path: str | Path) -> tuple[Run, ...]:
+def load_runs(path: str | Path) -> tuple[Run, ...]:
     """Return the runs in a file of rows, or the scenarios with ``measured`` in a file or folder."""
     place = Path(path)
     if place.is_dir():
         files = sorted(place.rglob("*.yaml"))
         if not files:
             raise ValueError(f"{place}: a folder of scenarios holds .yaml files, met none")
-        return tuple(_scenario_run(file) for file in files)
-    return (_scenario_run(place),) if place.suffix in (".yaml", ".yml") else read_runs(place)
+        return tuple(_load_scenario_run(file) for file in files)
+    return (_load_scenario_run(place),) if place.suffix in (".yaml", ".yml") else read_runs(place)
 
 
-def _scenario_run(file: Path) -> Run:
+def _load_scenario_run(file: Path) -> Run:
     name, source = file.stem, file.parent.name or "scenario"
     try:
         scenario = load(file)
@@ -103,27 +103,27 @@ def predict(run: Run) -> Prediction:
     """
     if run.scenario is None:
         return Prediction(run, skipped=run.skipped)
-    problem, plan = run.scenario.problem, run.scenario.chosen()
+    problem, plan = run.scenario.problem, run.scenario.choose_plan()
     try:
-        seconds = seconds_of(problem, plan)
+        seconds = estimate_step_time(problem, plan)
     except ValueError as error:
         return Prediction(run, skipped=str(error))
-    apart = 0.0 if run.with_context else problem.cluster.accelerator.reserved
-    return Prediction(run, seconds, peak_memory_of(problem, plan) - apart, fits(problem, plan))
+    context_memory = 0.0 if run.with_context else problem.cluster.accelerator.reserved
+    return Prediction(run, seconds, peak_memory_of(problem, plan) - context_memory, fits(problem, plan))
 
 
 def predict_all(runs: Sequence[Run], progress: Callable[[int, int], None] | None = None) -> tuple[Prediction, ...]:
     """Return the prediction for every run, in order; ``progress`` gets the number done and the number of all runs."""
     result: dict[int, Prediction] = {}
     # runs of one problem in a row find its costs in the cache
-    alike = sorted(range(len(runs)), key=lambda index: (runs[index].source, runs[index].group))
-    with no_collection():
-        for done, index in enumerate(alike, start=1):
+    grouped_indices = sorted(range(len(runs)), key=lambda index: (runs[index].source, runs[index].group))
+    with pause_collection():
+        for num_done, index in enumerate(grouped_indices, start=1):
             result[index] = predict(runs[index])
-            if done % ROWS_BETWEEN_COLLECTIONS == 0:
+            if num_done % ROWS_BETWEEN_COLLECTIONS == 0:
                 gc.collect()
             if progress is not None:
-                progress(done, len(runs))
+                progress(num_done, len(runs))
     return tuple(result[index] for index in range(len(runs)))
 
 
@@ -153,30 +153,30 @@ def to_csv(predictions: Sequence[Prediction]) -> str:
         writer.writerow(
             [
                 row.run.row_id,
-                _cell(row.step_time),
-                _cell(row.run.step_time),
-                _cell(row.peak_memory, GIB),
-                _cell(row.run.peak_memory, GIB),
+                _format_cell(row.step_time),
+                _format_cell(row.run.step_time),
+                _format_cell(row.peak_memory, GIB),
+                _format_cell(row.run.peak_memory, GIB),
                 "" if row.fits is None else str(row.fits).lower(),
                 row.run.status,
                 "; ".join(notes),
-                *(_cell(end) for end in row.step_time_interval or (None, None)),
-                *(_cell(end, GIB) for end in row.peak_memory_interval or (None, None)),
+                *(_format_cell(end) for end in row.step_time_interval or (None, None)),
+                *(_format_cell(end, GIB) for end in row.peak_memory_interval or (None, None)),
             ]
         )
     return text.getvalue()
 
 
-def _cell(value: float | None, unit: float = 1.0) -> str:
+def _format_cell(value: float | None, unit: float = 1.0) -> str:
     return "" if value is None else f"{value / unit:.6g}"
 
 
-def techniques(scenario: Scenario) -> tuple[str, ...]:
-    """Return the tags of the techniques in a scenario's plan; ``plain`` where it has none."""
-    return tuple(_tags(scenario, scenario.chosen())) or ("plain",)
+def list_techniques(scenario: Scenario) -> tuple[str, ...]:
+    """Return the tags of the techniques in a scenario's plan; ``clean_text`` where it has none."""
+    return tuple(_list_tags(scenario, scenario.choose_plan())) or ("plain",)
 
 
-def _tags(scenario: Scenario, plan: Plan) -> Iterator[str]:
+def _list_tags(scenario: Scenario, plan: Plan) -> Iterator[str]:
     training, graph = scenario.problem.training, scenario.problem.graph
     degrees = (("dp", plan.data), ("tp", plan.tensor), ("pp", plan.pipeline), ("cp", plan.context), ("ep", plan.expert))
     yield from (name for name, degree in degrees if degree > 1)
@@ -207,26 +207,30 @@ SIZES = (1, 8, 64, 512, 4096)
 """Numbers of devices at which a new size class begins."""
 
 
-def summary(predictions: Sequence[Prediction]) -> dict[str, Any]:
+def summarize(predictions: Sequence[Prediction]) -> dict[str, Any]:
     """Return the errors by source, technique, size and overall, and how plans of one problem are ordered."""
     sources: dict[str, list[Prediction]] = defaultdict(list)
     for prediction in predictions:
         sources[prediction.run.source].append(prediction)
     return {
-        "sources": {name: _of_source(rows) for name, rows in sorted(sources.items())},
-        "all": _of_source(predictions),
-        "groups": _groups(predictions),
-        "techniques": _errors_by(predictions, lambda row: techniques(row.run.scenario) if row.run.scenario else ()),
-        "devices": _errors_by(predictions, lambda row: (size_class(devices_of(row)),) if row.run.scenario else ()),
-        "assumptions": _assumptions(predictions),
-        "calibrated_on": _calibrated_on(predictions),
+        "sources": {name: _summarize_source(rows) for name, rows in sorted(sources.items())},
+        "all": _summarize_source(predictions),
+        "groups": _judge_groups(predictions),
+        "techniques": _summarize_classes(
+            predictions, lambda row: list_techniques(row.run.scenario) if row.run.scenario else ()
+        ),
+        "devices": _summarize_classes(
+            predictions, lambda row: (size_class(devices_of(row)),) if row.run.scenario else ()
+        ),
+        "assumptions": _count_assumptions(predictions),
+        "calibrated_on": _list_calibrations(predictions),
     }
 
 
 def devices_of(prediction: Prediction) -> int:
     """Return the devices of a run; 0 where it has no scenario."""
     scenario = prediction.run.scenario
-    return scenario.chosen().mesh.num_ranks if scenario is not None else 0
+    return scenario.choose_plan().mesh.num_ranks if scenario is not None else 0
 
 
 def size_class(devices: int) -> str:
@@ -243,27 +247,27 @@ def size_classes() -> list[str]:
     return [*(f"{least}-{after - 1}" for least, after in pairwise(SIZES)), f"over {SIZES[-1] - 1}"]
 
 
-def _of_source(rows: Sequence[Prediction]) -> dict[str, Any]:
+def _summarize_source(rows: Sequence[Prediction]) -> dict[str, Any]:
     skipped = [row for row in rows if row.skipped]
     return {
         "rows": len(rows),
         "predicted": len(rows) - len(skipped),
         "skipped": [{"row_id": row.run.row_id, "reason": row.skipped} for row in skipped],
         "reasons": dict(Counter(row.skipped for row in skipped).most_common()),
-        "step_time": errors(row.error for row in rows),
-        "memory": errors(row.memory_error for row in rows),
-        "out_of_memory": confusion(rows),
-        "step_time_interval": held((row.step_time_interval, row.run.step_time) for row in rows),
-        "peak_memory_interval": held((row.peak_memory_interval, row.run.peak_memory) for row in rows),
+        "step_time": summarize_errors(row.error for row in rows),
+        "memory": summarize_errors(row.memory_error for row in rows),
+        "out_of_memory": count_confusion(rows),
+        "step_time_interval": measure_coverage((row.step_time_interval, row.run.step_time) for row in rows),
+        "peak_memory_interval": measure_coverage((row.peak_memory_interval, row.run.peak_memory) for row in rows),
     }
 
 
-def held(pairs: Iterable[tuple[Interval | None, float | None]]) -> dict[str, float | int | None]:
+def measure_coverage(pairs: Iterable[tuple[Interval | None, float | None]]) -> dict[str, float | int | None]:
     """Return the number of measured values, the fraction inside their intervals, and the intervals' width.
 
     ``factor`` is the median ratio of an interval's upper end to its geometric middle, sqrt(high / low).
 
-    >>> held([((1.0, 4.0), 3.0), ((1.0, 4.0), 5.0), (None, 1.0)])
+    >>> measure_coverage([((1.0, 4.0), 3.0), ((1.0, 4.0), 5.0), (None, 1.0)])
     {'count': 2, 'inside': 0.5, 'factor': 2.0}
     """
     known = [(*interval, measured) for interval, measured in pairs if interval and measured]
@@ -274,34 +278,34 @@ def held(pairs: Iterable[tuple[Interval | None, float | None]]) -> dict[str, flo
     return {"count": len(known), "inside": round(inside, 12), "factor": round(factor, 12)}
 
 
-def by_class(
+def group_errors(
     predictions: Sequence[Prediction], classes: Callable[[Prediction], Iterable[str]]
 ) -> dict[str, list[float]]:
     """Return the errors of step time by class, in order of names; a run may be in several classes."""
-    found: dict[str, list[float]] = defaultdict(list)
+    errors_by_class: dict[str, list[float]] = defaultdict(list)
     for row in predictions:
         if row.error is not None:
             for name in classes(row):
-                found[name].append(row.error)
-    return {name: found[name] for name in sorted(found)}
+                errors_by_class[name].append(row.error)
+    return {name: errors_by_class[name] for name in sorted(errors_by_class)}
 
 
-def _errors_by(
+def _summarize_classes(
     predictions: Sequence[Prediction], classes: Callable[[Prediction], Iterable[str]]
 ) -> dict[str, dict[str, float | int | None]]:
-    return {name: errors(values) for name, values in by_class(predictions, classes).items()}
+    return {name: summarize_errors(values) for name, values in group_errors(predictions, classes).items()}
 
 
-def _assumptions(predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
+def _count_assumptions(predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
     """Return every assumption with the number of rows that make it, the most common first."""
-    found = Counter(line for row in predictions if not row.skipped for line in row.run.assumed)
-    return [{"assumption": line, "rows": count} for line, count in found.most_common()]
+    counts = Counter(line for row in predictions if not row.skipped for line in row.run.assumed)
+    return [{"assumption": line, "rows": count} for line, count in counts.most_common()]
 
 
-def errors(values: Iterable[float | None]) -> dict[str, float | int | None]:
+def summarize_errors(values: Iterable[float | None]) -> dict[str, float | int | None]:
     """Return mean, median and largest absolute relative error, and the mean signed one.
 
-    >>> errors([0.1, -0.3, None])
+    >>> summarize_errors([0.1, -0.3, None])
     {'count': 2, 'mape': 0.2, 'median': 0.2, 'max': 0.3, 'bias': -0.1}
     """
     known = [value for value in values if value is not None]
@@ -312,7 +316,7 @@ def errors(values: Iterable[float | None]) -> dict[str, float | int | None]:
     return {"count": len(known)} | {name: round(value, 12) for name, value in numbers.items()}
 
 
-def confusion(rows: Sequence[Prediction]) -> dict[str, int]:
+def count_confusion(rows: Sequence[Prediction]) -> dict[str, int]:
     """Return the confusion matrix of predicted fitting against what happened; ``oom`` stands for out of memory."""
     judged = [(bool(row.fits), row.run.status) for row in rows if row.fits is not None]
     return {
@@ -323,12 +327,12 @@ def confusion(rows: Sequence[Prediction]) -> dict[str, int]:
     }
 
 
-def _groups(predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
+def _judge_groups(predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
     """Return regret and rank correlation of every group; runs of one plan count once, by their median."""
     groups: dict[tuple[str, str], dict[Any, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     for row in predictions:
         if row.step_time and row.run.step_time and row.run.status == "ok" and row.run.scenario:
-            plan = (row.run.scenario.chosen(), row.run.scenario.problem.training.precision)
+            plan = (row.run.scenario.choose_plan(), row.run.scenario.problem.training.precision)
             groups[(row.run.source, row.run.group)][plan].append((row.step_time, row.run.step_time))
     result = []
     for (source, group), plans in sorted(groups.items()):
@@ -345,11 +349,11 @@ def regret(pairs: Sequence[tuple[float, float]]) -> float:
     >>> regret([(1.0, 2.2), (2.0, 2.0)])
     0.1
     """
-    chosen = min(pairs)[1]
-    return round(chosen / min(measured for _, measured in pairs) - 1, 12)
+    chosen_time = min(pairs)[1]
+    return round(chosen_time / min(measured for _, measured in pairs) - 1, 12)
 
 
-def _calibrated_on(predictions: Sequence[Prediction]) -> dict[str, dict[str, str]]:
+def _list_calibrations(predictions: Sequence[Prediction]) -> dict[str, dict[str, str]]:
     """Return the sources of the figures of every simulated machine."""
     clusters = {row.run.scenario.problem.cluster for row in predictions if row.run.scenario}
     devices = {cluster.accelerator for cluster in clusters}

@@ -22,32 +22,32 @@ from meshwise.reports.pictures.accuracy import (
     draw_intervals,
 )
 from meshwise.scenarios.console import BAD_INPUT, Ticker, note
-from meshwise.scenarios.files.results import folder, write
+from meshwise.scenarios.files.results import make_folder, write
 from meshwise.scenarios.intervals import Category
 from meshwise.scenarios.published.frameworks import DEEPSPEED_LAUNCH, FOUNDRY_HOPPER
 from meshwise.scenarios.published.runs import GROUP
 from meshwise.scenarios.studies.accuracy import (
     Prediction,
-    by_class,
     devices_of,
+    group_errors,
+    list_techniques,
+    load_runs,
     predict_all,
-    runs_at,
     size_class,
     size_classes,
-    summary,
-    techniques,
+    summarize,
 )
 from meshwise.scenarios.studies.interval_calibration import (
     COVERAGE,
     Coverage,
-    Held,
-    by_network,
-    by_source,
-    coverage,
-    coverage_by,
-    figures,
-    judged,
+    HeldOutRun,
+    fit_figures,
+    group_coverage,
     leave_out,
+    measure_coverage,
+    network_of,
+    select_judged,
+    source_of,
 )
 
 TECHNIQUES = {
@@ -70,28 +70,33 @@ TECHNIQUES = {
 
 def draw_pictures(predictions: Sequence[Prediction], folder: Path) -> tuple[Path, ...]:
     """Draw the pictures into ``folder`` and return their files; none without a predicted and measured step time."""
-    found = points(predictions)
-    if not found:
+    point_rows = list_points(predictions)
+    if not point_rows:
         return ()
-    sizes = by_class(predictions, lambda row: (size_class(devices_of(row)),))
-    used = by_class(predictions, lambda row: techniques(row.run.scenario) if row.run.scenario else ())
+    errors_by_size = group_errors(predictions, lambda row: (size_class(devices_of(row)),))
+    errors_by_technique = group_errors(
+        predictions, lambda row: list_techniques(row.run.scenario) if row.run.scenario else ()
+    )
     classes = {
-        "source": ("Error by who measured", by_class(predictions, lambda row: (row.run.source,))),
+        "source": ("Error by who measured", group_errors(predictions, lambda row: (row.run.source,))),
         "devices": (
             "Error by size of run",
-            {f"{name} devices": sizes[name] for name in size_classes() if name in sizes},
+            {f"{name} devices": errors_by_size[name] for name in size_classes() if name in errors_by_size},
         ),
-        "technique": ("Error by technique", {TECHNIQUES.get(name, name): used[name] for name in used}),
+        "technique": (
+            "Error by technique",
+            {TECHNIQUES.get(name, name): errors_by_technique[name] for name in errors_by_technique},
+        ),
     }
     paths = [folder / "predicted-measured.png"]
-    draw_accuracy(found, paths[0])
+    draw_accuracy(point_rows, paths[0])
     for name, (title, errors) in classes.items():
         paths.append(folder / f"error-by-{name}.png")
         draw_errors_by_class(errors, paths[-1], title=title)
     return tuple(paths)
 
 
-def points(predictions: Sequence[Prediction]) -> list[AccuracyRow]:
+def list_points(predictions: Sequence[Prediction]) -> list[AccuracyRow]:
     """Return a point for every run with a predicted and a measured step time, under the name of its model."""
     return [
         AccuracyRow(row.run.row_id, row.run.source, model_of(row), row.step_time, row.run.step_time)
@@ -125,7 +130,7 @@ _CATEGORIES = {
 }
 
 
-def page(predictions: Sequence[Prediction]) -> str:
+def format_page(predictions: Sequence[Prediction]) -> str:
     """Return the page as Markdown; the pictures of `draw_pictures` and ``intervals.png`` lie beside it.
 
     Raises
@@ -133,44 +138,46 @@ def page(predictions: Sequence[Prediction]) -> str:
     ValueError
         Where fewer than two sources have measured step times, or none has measured memory.
     """
-    return to_markdown(TITLE, tuple(_sections(predictions)))
+    return to_markdown(TITLE, tuple(_build_sections(predictions)))
 
 
-def _sections(predictions: Sequence[Prediction]) -> Iterator[Section]:
-    result = summary(predictions)
-    yield _introduction(result)
+def _build_sections(predictions: Sequence[Prediction]) -> Iterator[Section]:
+    result = summarize(predictions)
+    yield _build_introduction(result)
     yield Section(
         "By who measured",
         (
             "An error is predicted over measured step time, minus 1. Interval: how many runs the 90 % intervals hold "
             "that are fitted to all sources, this one too; regret and tau are means over groups of plans.",
         ),
-        _source_table(result),
+        _build_source_table(result),
         "error-by-source.png",
         "Error of every run, by who measured it",
     )
     yield Section("Every run", image="predicted-measured.png", caption="Predicted against measured step time")
-    yield from _intervals(predictions)
-    yield _memory(predictions, result)
-    yield _orders(result)
-    yield _classes("By technique", "technique", {TECHNIQUES.get(n, n): e for n, e in result["techniques"].items()})
+    yield from _build_intervals(predictions)
+    yield _build_memory(predictions, result)
+    yield _build_orders(result)
+    yield _build_classes(
+        "By technique", "technique", {TECHNIQUES.get(n, n): e for n, e in result["techniques"].items()}
+    )
     sizes = {name: result["devices"][name] for name in size_classes() if name in result["devices"]}
-    yield _classes("By number of devices", "devices", sizes)
-    yield from _calibrated(result)
+    yield _build_classes("By number of devices", "devices", sizes)
+    yield from _list_calibrated(result)
     if {KORTHIKANTI, SC21} <= set(result["sources"]):
-        yield _rivals(result["sources"])
-    yield _skipped(result)
+        yield _build_rivals(result["sources"])
+    yield _build_skipped(result)
 
 
-def _introduction(result: Mapping[str, Any]) -> Section:
-    whole = result["all"]
-    error = whole["step_time"]
+def _build_introduction(result: Mapping[str, Any]) -> Section:
+    all_sources = result["all"]
+    error = all_sources["step_time"]
     return Section(
         "What this is",
         (
-            f"{whole['rows']} published training runs of {len(result['sources'])} sources, of which "
-            f"{whole['predicted']} are predicted: mean error {_percent(error['mape'])}, median "
-            f"{_percent(error['median'])}, largest {_percent(error['max'])}, bias {_signed(error['bias'])}. Written by "
+            f"{all_sources['rows']} published training runs of {len(result['sources'])} sources, of which "
+            f"{all_sources['predicted']} are predicted: mean error {_format_percent(error['mape'])}, median "
+            f"{_format_percent(error['median'])}, largest {_format_percent(error['max'])}, bias {_format_signed(error['bias'])}. Written by "
             "python -m meshwise.scenarios.studies.accuracy_page.",
             "How far this can be trusted: only parameters are held out, structure is not. These rows were looked at "
             "while the model was built: what is modelled, and how words of a framework are read, was chosen with "
@@ -180,37 +187,46 @@ def _introduction(result: Mapping[str, Any]) -> Section:
     )
 
 
-def _source_table(result: Mapping[str, Any]) -> Table:
+def _build_source_table(result: Mapping[str, Any]) -> Table:
     head = ("source", "rows", "predicted", "skipped", "mean", "median", "largest", "bias", "interval", "regret", "tau")
-    orders = _order_by_source(result["groups"])
+    orders = _average_orders(result["groups"])
     rows = [
-        _source_line(name, row, orders.get(name)) for name, row in (*result["sources"].items(), ("all", result["all"]))
+        _build_source_line(name, row, orders.get(name))
+        for name, row in (*result["sources"].items(), ("all", result["all"]))
     ]
     return (head, *rows)
 
 
-def _source_line(name: str, row: Mapping[str, Any], order: tuple[int, float, float, float] | None) -> tuple[str, ...]:
+def _build_source_line(
+    name: str, row: Mapping[str, Any], order: tuple[int, float, float, float] | None
+) -> tuple[str, ...]:
     counts = (row["rows"], row["predicted"], len(row["skipped"]))
     error, inside = row["step_time"], row["step_time_interval"]["inside"]
-    ordered = (_percent(order[1]), f"{order[3]:.2f}") if order else ("-", "-")
-    return (name, *map(str, counts), *_errors(error), "-" if inside is None else _percent(inside), *ordered)
+    ordered = (_format_percent(order[1]), f"{order[3]:.2f}") if order else ("-", "-")
+    return (
+        name,
+        *map(str, counts),
+        *_format_errors(error),
+        "-" if inside is None else _format_percent(inside),
+        *ordered,
+    )
 
 
-def _errors(error: Mapping[str, Any]) -> tuple[str, ...]:
+def _format_errors(error: Mapping[str, Any]) -> tuple[str, ...]:
     if not error["count"]:
         return ("-",) * 4
-    return (*(_percent(error[name]) for name in ("mape", "median", "max")), _signed(error["bias"]))
+    return (*(_format_percent(error[name]) for name in ("mape", "median", "max")), _format_signed(error["bias"]))
 
 
-def _percent(fraction: float) -> str:
+def _format_percent(fraction: float) -> str:
     return f"{100 * fraction:.1f} %"
 
 
-def _signed(fraction: float) -> str:
+def _format_signed(fraction: float) -> str:
     return f"{100 * fraction:+.1f} %"
 
 
-def _order_by_source(groups: Sequence[Mapping[str, Any]]) -> dict[str, tuple[int, float, float, float]]:
+def _average_orders(groups: Sequence[Mapping[str, Any]]) -> dict[str, tuple[int, float, float, float]]:
     """Return number of groups, mean and largest regret, and mean tau, by source and for ``all``."""
     members: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for group in groups:
@@ -218,17 +234,17 @@ def _order_by_source(groups: Sequence[Mapping[str, Any]]) -> dict[str, tuple[int
         members["all"].append(group)
     return {
         name: (
-            len(found),
-            fmean(each["regret"] for each in found),
-            max(each["regret"] for each in found),
-            fmean(each["tau"] for each in found),
+            len(orders),
+            fmean(source_order["regret"] for source_order in orders),
+            max(source_order["regret"] for source_order in orders),
+            fmean(source_order["tau"] for source_order in orders),
         )
-        for name, found in members.items()
+        for name, orders in members.items()
     }
 
 
-def _intervals(predictions: Sequence[Prediction]) -> Iterator[Section]:
-    fitted = figures(predictions, "")["step_time"]
+def _build_intervals(predictions: Sequence[Prediction]) -> Iterator[Section]:
+    fitted = fit_figures(predictions, "")["step_time"]
     yield Section(
         "Intervals of the step time",
         (
@@ -240,58 +256,66 @@ def _intervals(predictions: Sequence[Prediction]) -> Iterator[Section]:
         (
             ("category", "what is known", "rows", "sources", "interval"),
             *(
-                (name, _CATEGORIES[Category(name)], str(fit["rows"]), str(len(fit["sources"])), _reach(fit))
+                (name, _CATEGORIES[Category(name)], str(fit["rows"]), str(len(fit["sources"])), _describe_interval(fit))
                 for name, fit in fitted.items()
             ),
         ),
     )
-    sources, networks = leave_out(predictions, by_source), leave_out(predictions, by_network)
+    sources, networks = leave_out(predictions, source_of), leave_out(predictions, network_of)
     yield Section(
         "Intervals of runs that were left out",
         (
             "Each source is judged by intervals fitted without it, then each network (by its sizes) by intervals "
             "fitted without it. Width: the upper end over the prediction, the median of the source.",
-            _outside(coverage_by(sources, "source")),
+            _describe_outside(group_coverage(sources, "source")),
         ),
-        _left_out_table(sources, networks),
+        _build_left_out_table(sources, networks),
         "intervals.png",
         "Measured over predicted on intervals that were fitted without the source",
     )
 
 
-def _reach(fit: Mapping[str, Any]) -> str:
+def _describe_interval(fit: Mapping[str, Any]) -> str:
     factor = exp(fit["half_width"])
     return f"x {1 / factor:.2f} to {factor:.2f}"
 
 
-def _outside(found: Mapping[str, Coverage]) -> str:
-    low = [f"{name} ({_percent(each.inside)})" for name, each in found.items() if each.inside < COVERAGE - 0.05]
+def _describe_outside(coverages: Mapping[str, Coverage]) -> str:
+    low = [
+        f"{name} ({_format_percent(coverage_of_source.inside)})"
+        for name, coverage_of_source in coverages.items()
+        if coverage_of_source.inside < COVERAGE - 0.05
+    ]
     return f"Sources whose runs the intervals hold too seldom, below 85 %: {', '.join(low) or 'none'}."
 
 
-def _left_out_table(sources: Sequence[Held], networks: Sequence[Held]) -> Table:
-    by_name, others = coverage_by(sources, "source"), coverage_by(networks, "source")
+def _build_left_out_table(sources: Sequence[HeldOutRun], networks: Sequence[HeldOutRun]) -> Table:
+    by_name, others = group_coverage(sources, "source"), group_coverage(networks, "source")
     pairs = [(name, by_name[name], others[name]) for name in by_name]
     head = ("source", "runs", "source left out: inside", "width", "network left out: inside", "width")
     rows = [
         (
             name,
-            str(one.runs),
-            *(cell for each in (one, other) for cell in (_percent(each.inside), f"{each.factor:.2f}")),
+            str(by_sources.runs),
+            *(
+                cell
+                for part in (by_sources, by_networks)
+                for cell in (_format_percent(part.inside), f"{part.factor:.2f}")
+            ),
         )
-        for name, one, other in (*pairs, ("all", coverage(sources), coverage(networks)))
+        for name, by_sources, by_networks in (*pairs, ("all", measure_coverage(sources), measure_coverage(networks)))
     ]
     return (head, *rows)
 
 
-def _memory(predictions: Sequence[Prediction], result: Mapping[str, Any]) -> Section:
-    found = figures(predictions, "")
-    error, ratio = result["all"]["memory"], found["reserved_over_allocated"]
-    width = 100 * (exp(found["peak_memory"]["half_width"]) - 1)
+def _build_memory(predictions: Sequence[Prediction], result: Mapping[str, Any]) -> Section:
+    memory_figures = fit_figures(predictions, "")
+    error, ratio = result["all"]["memory"], memory_figures["reserved_over_allocated"]
+    width = 100 * (exp(memory_figures["peak_memory"]["half_width"]) - 1)
     return Section(
         "Peak memory",
         (
-            f"{error['count']} runs state their peak ({', '.join(found['peak_memory']['sources'])}): mean error "
+            f"{error['count']} runs state their peak ({', '.join(memory_figures['peak_memory']['sources'])}): mean error "
             f"{100 * error['mape']:.2f} %, largest {100 * error['max']:.2f} %; the 90 % interval is {width:.2f} % to "
             "both sides, which says little of other frameworks.",
             f"The allocator of the same runs held {ratio['least']:.2f} to {ratio['largest']:.2f} times what it gave to "
@@ -301,11 +325,11 @@ def _memory(predictions: Sequence[Prediction], result: Mapping[str, Any]) -> Sec
     )
 
 
-def _orders(result: Mapping[str, Any]) -> Section:
+def _build_orders(result: Mapping[str, Any]) -> Section:
     head = ("source", "groups", "regret, mean", "regret, largest", "tau, mean")
     rows = [
-        (name, str(count), _percent(mean), _percent(largest), f"{tau:.2f}")
-        for name, (count, mean, largest, tau) in sorted(_order_by_source(result["groups"]).items())
+        (name, str(count), _format_percent(mean), _format_percent(largest), f"{tau:.2f}")
+        for name, (count, mean, largest, tau) in sorted(_average_orders(result["groups"]).items())
     ]
     words = (
         "Groups are at least 3 measured plans of one model, machine, batch and sequence. Regret: how much longer the "
@@ -314,13 +338,13 @@ def _orders(result: Mapping[str, Any]) -> Section:
     return Section("Order of plans", (words,), (head, *rows))
 
 
-def _classes(heading: str, name: str, found: Mapping[str, Mapping[str, Any]]) -> Section:
-    rows = [(label, str(error["count"]), *_errors(error)) for label, error in found.items()]
+def _build_classes(heading: str, name: str, class_errors: Mapping[str, Mapping[str, Any]]) -> Section:
+    rows = [(label, str(error["count"]), *_format_errors(error)) for label, error in class_errors.items()]
     head = (name, "rows", "mean", "median", "largest", "bias")
     return Section(heading, (), (head, *rows), f"error-by-{name}.png", f"Error {heading.lower()}")
 
 
-def _calibrated(result: Mapping[str, Any]) -> Iterator[Section]:
+def _list_calibrated(result: Mapping[str, Any]) -> Iterator[Section]:
     """Yield the sections on calibration: what kernels, links and training runs were fitted to."""
     machines: Mapping[str, Mapping[str, str]] = result["calibrated_on"]
     kernels = [(name, paths["matmul"]) for name, paths in machines.items() if "matmul" in paths]
@@ -350,10 +374,12 @@ def _calibrated(result: Mapping[str, Any]) -> Iterator[Section]:
     )
 
 
-def _rivals(sources: Mapping[str, Mapping[str, Any]]) -> Section:
-    own = [sources[name]["step_time"][which] for name in (KORTHIKANTI, SC21) for which in ("mape", "max")]
+def _build_rivals(sources: Mapping[str, Mapping[str, Any]]) -> Section:
+    own_errors = [
+        sources[name]["step_time"][statistic] for name in (KORTHIKANTI, SC21) for statistic in ("mape", "max")
+    ]
     head = ("", "Korthikanti table 5: mean", "largest", "SC21 table 1: mean", "largest")
-    rows = [(name, *map(_percent, errors)) for name, *errors in (("meshwise", *own), *RIVALS)]
+    rows = [(name, *map(_format_percent, errors)) for name, *errors in (("meshwise", *own_errors), *RIVALS)]
     words = (
         "Public tools on the same rows. The closed form has seen the answers: its parameters are fitted to these rows. "
         "On the small models on one node of vtrain_single these tools are 28 to 57 % too fast."
@@ -361,7 +387,7 @@ def _rivals(sources: Mapping[str, Mapping[str, Any]]) -> Section:
     return Section("Other simulators", (words,), (head, *rows))
 
 
-def _skipped(result: Mapping[str, Any]) -> Section:
+def _build_skipped(result: Mapping[str, Any]) -> Section:
     rows = [
         (name, str(count), reason)
         for name, row in result["sources"].items()
@@ -372,15 +398,15 @@ def _skipped(result: Mapping[str, Any]) -> Section:
 
 def draw_left_out(predictions: Sequence[Prediction], path: Path) -> None:
     """Draw every run on the interval fitted without the runs of its source."""
-    held = leave_out(predictions, by_source)
+    held_out_runs = leave_out(predictions, source_of)
     classes: dict[str, list[IntervalRow]] = defaultdict(list)
-    for row, each in zip(judged(predictions), held, strict=True):
+    for row, held_out_run in zip(select_judged(predictions), held_out_runs, strict=True):
         if row.step_time and row.run.step_time:
-            classes[each.source].append(IntervalRow(row.run.step_time / row.step_time, each.factor))
-    whole = coverage(held)
+            classes[held_out_run.source].append(IntervalRow(row.run.step_time / row.step_time, held_out_run.factor))
+    total_coverage = measure_coverage(held_out_runs)
     facts = (
         f"90 % intervals of the step time, each fitted without the source it is shown on, hold "
-        f"{_percent(whole.inside)} of {whole.runs} runs; orange: outside"
+        f"{_format_percent(total_coverage.inside)} of {total_coverage.runs} runs; orange: outside"
     )
     draw_intervals(
         {name: classes[name] for name in sorted(classes)}, path, title="Intervals of sources left out", facts=facts
@@ -389,9 +415,9 @@ def draw_left_out(predictions: Sequence[Prediction], path: Path) -> None:
 
 def write_page(rows: str, place: str, progress: Callable[[str], None]) -> None:
     """Write the page and its pictures into the folder ``place``, from the runs in the file ``rows``."""
-    target = folder(place)
-    predictions = predict_all(runs_at(rows), lambda done, of: progress(f"{done} of {of} runs"))
-    text = page(predictions)
+    target = make_folder(place)
+    predictions = predict_all(load_runs(rows), lambda num_done, num_runs: progress(f"{num_done} of {num_runs} runs"))
+    text = format_page(predictions)
     draw_pictures(predictions, target)
     draw_left_out(predictions, target / "intervals.png")
     write(target / "README.md", text)
@@ -410,7 +436,7 @@ def main(arguments: Sequence[str]) -> int:
         note(str(error))
         return BAD_INPUT
     finally:
-        ticker.done()
+        ticker.clear()
     return 0
 
 

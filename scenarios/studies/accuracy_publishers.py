@@ -15,8 +15,8 @@ from typing import Any
 
 from meshwise.reports.document import Section, to_markdown
 from meshwise.scenarios.console import BAD_INPUT, Ticker, note
-from meshwise.scenarios.files.results import folder, write
-from meshwise.scenarios.studies.accuracy import Prediction, predict_all, runs_at, summary
+from meshwise.scenarios.files.results import make_folder, write
+from meshwise.scenarios.studies.accuracy import Prediction, load_runs, predict_all, summarize
 
 TITLE = "Predicted against measured, by publisher"
 PAGE, DATA = "publishers.md", "publishers.json"
@@ -86,26 +86,28 @@ class Standing(StrEnum):
     SEEN = "rows seen"
 
 
-def by_publisher(predictions: Sequence[Prediction]) -> dict[str, Any]:
+def summarize_publishers(predictions: Sequence[Prediction]) -> dict[str, Any]:
     """Return errors by publisher and standing, and their means over publishers, as JSON-ready data."""
-    seen = {PUBLISHERS.get(source, source) for source, part in PARTS.items() if part is not Part.NONE}
+    known_publishers = {PUBLISHERS.get(source, source) for source, part in PARTS.items() if part is not Part.NONE}
     rows: dict[tuple[Standing, str], list[Prediction]] = defaultdict(list)
     for prediction in predictions:
-        rows[_standing(prediction.run.source, seen), publisher_of(prediction.run.source)].append(prediction)
+        rows[_find_standing(prediction.run.source, known_publishers), publisher_of(prediction.run.source)].append(
+            prediction
+        )
     order = list(Standing)
     lines = [
-        _line(standing, publisher, rows[standing, publisher])
+        _build_line(standing, publisher, rows[standing, publisher])
         for standing, publisher in sorted(rows, key=lambda key: (order.index(key[0]), key[1].lower()))
     ]
     return {
         "rows": len(predictions),
         "publishers": lines,
         "means": {
-            str(standing): _means([line for line in lines if line["standing"] == standing])
+            str(standing): _average_lines([line for line in lines if line["standing"] == standing])
             for standing in Standing
             if any(line["standing"] == standing for line in lines)
         },
-        "all": summary(predictions)["all"],
+        "all": summarize(predictions)["all"],
     }
 
 
@@ -114,16 +116,16 @@ def publisher_of(source: str) -> str:
     return PUBLISHERS.get(source, source)
 
 
-def _standing(source: str, seen: set[str]) -> Standing:
+def _find_standing(source: str, known_publishers: set[str]) -> Standing:
     if PARTS.get(source, Part.NONE) is not Part.NONE:
         return Standing.SEEN
-    return Standing.NEW_ROWS if PUBLISHERS.get(source, source) in seen else Standing.UNSEEN
+    return Standing.NEW_ROWS if PUBLISHERS.get(source, source) in known_publishers else Standing.UNSEEN
 
 
-def _line(standing: Standing, publisher: str, rows: Sequence[Prediction]) -> dict[str, Any]:
-    result = summary(rows)["all"]
+def _build_line(standing: Standing, publisher: str, rows: Sequence[Prediction]) -> dict[str, Any]:
+    result = summarize(rows)["all"]
     sources = sorted({row.run.source for row in rows})
-    timed = [row.error for row in rows if row.error is not None]
+    step_time_errors = [row.error for row in rows if row.error is not None]
     return {
         "publisher": publisher,
         "standing": str(standing),
@@ -132,30 +134,32 @@ def _line(standing: Standing, publisher: str, rows: Sequence[Prediction]) -> dic
         "rows": len(rows),
         "skipped": len(result["skipped"]),
         "step_time": result["step_time"],
-        "too_fast": round(fmean(error < 0 for error in timed), 12) if timed else None,
+        "too_fast": round(fmean(error < 0 for error in step_time_errors), 12) if step_time_errors else None,
         "memory": result["memory"],
         "out_of_memory": result["out_of_memory"],
         "step_time_interval": result["step_time_interval"],
     }
 
 
-def _means(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _average_lines(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the means over publishers, each counted once."""
-    timed = [line["step_time"] for line in lines if line["step_time"]["count"]]
-    held = [line["memory"] for line in lines if line["memory"]["count"]]
+    step_time_errors = [line["step_time"] for line in lines if line["step_time"]["count"]]
+    memory_lines = [line["memory"] for line in lines if line["memory"]["count"]]
     return {
-        "publishers": len(timed),
-        "rows": sum(error["count"] for error in timed),
-        "step_time": _mean(error["mape"] for error in timed),
-        "bias": _mean(error["bias"] for error in timed),
-        "too_fast": sum(error["bias"] < 0 for error in timed),
-        "memory_publishers": len(held),
-        "memory": _mean(error["mape"] for error in held),
-        "interval": _mean(line["step_time_interval"]["inside"] for line in lines if line["step_time"]["count"]),
+        "publishers": len(step_time_errors),
+        "rows": sum(error["count"] for error in step_time_errors),
+        "step_time": _average_known(error["mape"] for error in step_time_errors),
+        "bias": _average_known(error["bias"] for error in step_time_errors),
+        "too_fast": sum(error["bias"] < 0 for error in step_time_errors),
+        "memory_publishers": len(memory_lines),
+        "memory": _average_known(error["mape"] for error in memory_lines),
+        "interval": _average_known(
+            line["step_time_interval"]["inside"] for line in lines if line["step_time"]["count"]
+        ),
     }
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
+def _average_known(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return round(fmean(known), 12) if known else None
 
@@ -163,43 +167,45 @@ def _mean(values: Iterable[float | None]) -> float | None:
 HEAD = ("publisher", "part in building", "rows", "timed", "mean", "bias", "memory", "bias", "ran: fits", "OOM: told")
 
 
-def page(result: Mapping[str, Any]) -> str:
+def format_page(result: Mapping[str, Any]) -> str:
     """Return the page as Markdown."""
     sections = [
-        Section("What this is", _introduction(result)),
-        *(_section(standing, result) for standing in Standing if standing in result["means"]),
-        _fits(result),
-        _sources(result),
+        Section("What this is", _build_introduction(result)),
+        *(_build_section(standing, result) for standing in Standing if standing in result["means"]),
+        _build_fits(result),
+        _build_sources(result),
     ]
     return to_markdown(TITLE, sections)
 
 
-def _introduction(result: Mapping[str, Any]) -> tuple[str, ...]:
+def _build_introduction(result: Mapping[str, Any]) -> tuple[str, ...]:
     unseen = result["means"].get(Standing.UNSEEN)
-    first = (
+    paragraph = (
         f"{result['rows']} published runs. Errors are predicted over measured, minus 1; of the step time unless memory "
         "is named. Means over publishers count each publisher once. "
         "Written by python -m meshwise.scenarios.studies.accuracy_publishers."
     )
     if unseen is None or not unseen["publishers"]:
-        return (first,)
+        return (paragraph,)
     return (
-        first,
-        f"What to expect of a machine and a framework that are not here is the first table: {_sentence(unseen)}. The "
+        paragraph,
+        f"What to expect of a machine and a framework that are not here is the first table: {_describe_means(unseen)}. The "
         "rows of OneFlow do not name their accelerator, and those of Megatron Core's tests are of networks so small "
         "that hosts are what takes the time; they are counted all the same.",
     )
 
 
-def _sentence(means: Mapping[str, Any]) -> str:
-    memory = f", and memory {_percent(means['memory'])}" if means["memory"] is not None else ""
+def _describe_means(means: Mapping[str, Any]) -> str:
+    memory = f", and memory {_format_percent(means['memory'])}" if means["memory"] is not None else ""
     inside = means["interval"]
     interval = (
-        f"; the 90 % intervals of the step time hold {_percent(inside)} of their runs" if inside is not None else ""
+        f"; the 90 % intervals of the step time hold {_format_percent(inside)} of their runs"
+        if inside is not None
+        else ""
     )
     return (
-        f"over {means['publishers']} publishers the step time is {_percent(means['step_time'])} off in the mean (bias "
-        f"{_signed(means['bias'])}, too fast for {means['too_fast']} of them){memory}{interval}"
+        f"over {means['publishers']} publishers the step time is {_format_percent(means['step_time'])} off in the mean (bias "
+        f"{_format_signed(means['bias'])}, too fast for {means['too_fast']} of them){memory}{interval}"
     )
 
 
@@ -213,57 +219,61 @@ _WORDS = {
 }
 
 
-def _section(standing: Standing, result: Mapping[str, Any]) -> Section:
+def _build_section(standing: Standing, result: Mapping[str, Any]) -> Section:
     lines = [line for line in result["publishers"] if line["standing"] == standing]
     means = result["means"][standing]
     words = [_WORDS[standing]]
     if means["publishers"]:
-        words.append(f"In short: {_sentence(means)}.")
-    return Section(str(standing).capitalize(), tuple(words), (HEAD, *map(_cells, lines)))
+        words.append(f"In short: {_describe_means(means)}.")
+    return Section(str(standing).capitalize(), tuple(words), (HEAD, *map(_format_cells, lines)))
 
 
-def _cells(line: Mapping[str, Any]) -> tuple[str, ...]:
-    time, memory, judged = line["step_time"], line["memory"], line["out_of_memory"]
-    ran, failed = judged["true_fit"] + judged["false_oom"], judged["true_oom"] + judged["false_fit"]
+def _format_cells(line: Mapping[str, Any]) -> tuple[str, ...]:
+    time, memory, confusion = line["step_time"], line["memory"], line["out_of_memory"]
+    ran, failed = confusion["true_fit"] + confusion["false_oom"], confusion["true_oom"] + confusion["false_fit"]
     return (
         line["publisher"],
         line["part"],
         str(line["rows"]),
         str(time["count"]),
-        *_error_cells(time),
-        *_error_cells(memory),
-        f"{judged['true_fit']} of {ran}" if ran else "-",
-        f"{judged['true_oom']} of {failed}" if failed else "-",
+        *_format_errors(time),
+        *_format_errors(memory),
+        f"{confusion['true_fit']} of {ran}" if ran else "-",
+        f"{confusion['true_oom']} of {failed}" if failed else "-",
     )
 
 
-def _error_cells(error: Mapping[str, Any]) -> tuple[str, str]:
-    return (_percent(error["mape"]), _signed(error["bias"])) if error["count"] else ("-", "-")
+def _format_errors(error: Mapping[str, Any]) -> tuple[str, str]:
+    return (_format_percent(error["mape"]), _format_signed(error["bias"])) if error["count"] else ("-", "-")
 
 
-def _fits(result: Mapping[str, Any]) -> Section:
-    judged = result["all"]["out_of_memory"]
-    right = judged["true_fit"] + judged["true_oom"]
+def _build_fits(result: Mapping[str, Any]) -> Section:
+    confusion = result["all"]["out_of_memory"]
+    num_right = confusion["true_fit"] + confusion["true_oom"]
     head = ("", "predicted to fit", "predicted not to fit")
     rows = (
-        ("ran", str(judged["true_fit"]), str(judged["false_oom"])),
-        ("out of memory", str(judged["false_fit"]), str(judged["true_oom"])),
+        ("ran", str(confusion["true_fit"]), str(confusion["false_oom"])),
+        ("out of memory", str(confusion["false_fit"]), str(confusion["true_oom"])),
     )
-    runs = sum(judged.values())
-    words = (f"Of {runs} runs {right} are told rightly, {_percent(right / runs)}." if runs else "No run was judged.",)
+    runs = sum(confusion.values())
+    words = (
+        f"Of {runs} runs {num_right} are told rightly, {_format_percent(num_right / runs)}."
+        if runs
+        else "No run was judged.",
+    )
     return Section("Whether it fits", words, (head, *rows))
 
 
-def _sources(result: Mapping[str, Any]) -> Section:
+def _build_sources(result: Mapping[str, Any]) -> Section:
     rows = [(line["publisher"], line["standing"], ", ".join(line["sources"])) for line in result["publishers"]]
     return Section("Which rows", (), (("publisher", "standing", "sources"), *rows))
 
 
-def _percent(fraction: float) -> str:
+def _format_percent(fraction: float) -> str:
     return f"{100 * fraction:.1f} %"
 
 
-def _signed(fraction: float) -> str:
+def _format_signed(fraction: float) -> str:
     return f"{100 * fraction:+.1f} %"
 
 
@@ -275,20 +285,22 @@ def main(arguments: Sequence[str]) -> int:
     ticker = Ticker()
     try:
         rows, place = arguments
-        target = folder(place)
-        result = by_publisher(predict_all(runs_at(rows), lambda done, of: ticker(f"{done} of {of} runs")))
-        write(target / DATA, json.dumps(result | {"all": _without_rows(result["all"])}, indent=1) + "\n")
-        write(target / PAGE, page(result))
+        target = make_folder(place)
+        result = summarize_publishers(
+            predict_all(load_runs(rows), lambda num_done, num_runs: ticker(f"{num_done} of {num_runs} runs"))
+        )
+        write(target / DATA, json.dumps(result | {"all": _drop_skipped(result["all"])}, indent=1) + "\n")
+        write(target / PAGE, format_page(result))
     except ValueError as error:
         note(str(error))
         return BAD_INPUT
     finally:
-        ticker.done()
+        ticker.clear()
     return 0
 
 
-def _without_rows(whole: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in whole.items() if name != "skipped"}
+def _drop_skipped(summary_fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in summary_fields.items() if name != "skipped"}
 
 
 if __name__ == "__main__":

@@ -16,13 +16,20 @@ from statistics import median
 import numpy as np
 
 from meshwise.scenarios.loader import load
-from meshwise.scenarios.studies.figure import Figure, best, seconds
-from meshwise.scenarios.studies.search_benchmark import auto, best_first, gpt3, llama, mixed, wide
+from meshwise.scenarios.studies.figure import Figure, measure_best, measure_seconds
+from meshwise.scenarios.studies.search_benchmark import (
+    time_auto,
+    time_best_first,
+    time_gpt3,
+    time_llama,
+    time_mixed,
+    time_wide,
+)
 from meshwise.simulator.catalog import cluster
 from meshwise.simulator.collective import Algorithm, Collective
 from meshwise.simulator.collectives.choose import idle_time, phases
 from meshwise.simulator.engine import discrete_event, simulate
-from meshwise.simulator.engine.longest_path import by_kernel
+from meshwise.simulator.engine.longest_path import walk_compiled
 from meshwise.simulator.engine.step_graph import compile_program
 from meshwise.simulator.program import LinkClass, RankClass, Stream, StreamKind, Task, TaskKind, program_of
 from meshwise.strategies.bounds.path_times import LongestPaths
@@ -40,15 +47,17 @@ def benchmark(group: str = "all") -> Iterator[Figure]:
     """Yield the figures of a group as they are measured; ``all`` stands for every group."""
     if group not in (*GROUPS, "all"):
         raise ValueError(f"benchmark is one of {', '.join(GROUPS)}, all; met {group}")
-    chosen = [name for of, name in _RUNS if group in ("all", of)]
+    names = [name for figure_group, name in _RUNS if group in ("all", figure_group)]
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
-        for name in chosen:
-            runs = [pool.submit(_run, name).result() for _ in range(_COLD_RUNS if name.endswith("_cold") else 1)]
-            for same in zip(*runs, strict=True):
-                yield replace(same[0], value=median(figure.value for figure in same))
+        for name in names:
+            runs = [
+                pool.submit(_measure_figures, name).result() for _ in range(_COLD_RUNS if name.endswith("_cold") else 1)
+            ]
+            for repeated_figures in zip(*runs, strict=True):
+                yield replace(repeated_figures[0], value=median(figure.value for figure in repeated_figures))
 
 
-def _run(name: str) -> list[Figure]:
+def _measure_figures(name: str) -> list[Figure]:
     figures: list[Figure] = globals()[name]()
     return figures
 
@@ -56,22 +65,24 @@ def _run(name: str) -> list[Figure]:
 def _events() -> list[Figure]:
     """Measure tasks per second of the discrete-event engine, without and with compiling the program."""
     scenario = load("gpt3-175b-1024-a100")
-    program = lower(scenario.problem, scenario.chosen(), Granularity.OPERATOR)
-    alone = replace(program, flow_of=np.full(program.num_tasks, -1))
-    graph = compile_program(alone)
-    rate = program.num_tasks / best(lambda: discrete_event.run(graph), 7)
-    with_compiling = program.num_tasks / best(lambda: discrete_event.run(compile_program(alone)))
-    what = f"gpt3-175b-1024-a100, {program.num_tasks:,} operators, no transfers"
+    program = lower(scenario.problem, scenario.choose_plan(), Granularity.OPERATOR)
+    compute_program = replace(program, flow_of=np.full(program.num_tasks, -1))
+    graph = compile_program(compute_program)
+    rate = program.num_tasks / measure_best(lambda: discrete_event.run_graph(graph), 7)
+    with_compiling = program.num_tasks / measure_best(
+        lambda: discrete_event.run_graph(compile_program(compute_program))
+    )
+    description = f"gpt3-175b-1024-a100, {program.num_tasks:,} operators, no transfers"
     return [
-        Figure("discrete event, tasks", rate, "tasks/s", 1e6, what),
-        Figure("discrete event, tasks, compiling included", with_compiling, "tasks/s", 5e5, what),
+        Figure("discrete event, tasks", rate, "tasks/s", 1e6, description),
+        Figure("discrete event, tasks, compiling included", with_compiling, "tasks/s", 5e5, description),
     ]
 
 
 def _flows() -> list[Figure]:
     """Measure flows per second on uplinks that several senders share, at the same time or in turns."""
 
-    def rate(uplinks: int, senders: int, each: int, *, by_turns: bool = False) -> float:
+    def rate(uplinks: int, senders: int, messages: int, *, by_turns: bool = False) -> float:
         ranks = range(uplinks * senders)
         classes = [RankClass(f"rank {rank}", (0,), (rank,)) for rank in ranks]
         streams = [Stream(rank, StreamKind.SEND_FORWARD) for rank in ranks]
@@ -82,14 +93,14 @@ def _flows() -> list[Figure]:
                 TaskKind.PIPELINE_COMMUNICATION,
                 (rank,),
                 1_000_000,
-                (_before(turn, rank, senders, len(ranks)),) if by_turns and turn + rank % senders else (),
-                tuple((link, 1e6 + 7919.0 * ((31 * turn + rank) % 1000)) for link in _way(rank, senders, ranks)),
+                (_previous_task(turn, rank, senders, len(ranks)),) if by_turns and turn + rank % senders else (),
+                tuple((link, 1e6 + 7919.0 * ((31 * turn + rank) % 1000)) for link in _list_links(rank, senders, ranks)),
             )
-            for turn in range(each)
+            for turn in range(messages)
             for rank in ranks
         ]
         graph = compile_program(program_of(classes, streams, tasks, links=links))
-        return len(tasks) / best(lambda: discrete_event.run(graph))
+        return len(tasks) / measure_best(lambda: discrete_event.run_graph(graph))
 
     return [
         Figure("discrete event, flows", rate(512, 2, 50, by_turns=True), "flows/s", 1e5, "2 on an uplink by turns"),
@@ -97,52 +108,52 @@ def _flows() -> list[Figure]:
     ]
 
 
-def _before(turn: int, rank: int, senders: int, ranks: int) -> int:
+def _previous_task(turn: int, rank: int, senders: int, ranks: int) -> int:
     """Return the task that used the uplink in the turn before."""
     return turn * ranks + rank - 1 if rank % senders else (turn - 1) * ranks + rank + senders - 1
 
 
-def _way(rank: int, senders: int, ranks: range) -> tuple[int, int]:
+def _list_links(rank: int, senders: int, ranks: range) -> tuple[int, int]:
     return rank, len(ranks) + rank // senders
 
 
 def _longest_path() -> list[Figure]:
     scenario = load("gpt3-175b-1024-a100")
-    program = lower(scenario.problem, scenario.chosen(), Granularity.OPERATOR)
+    program = lower(scenario.problem, scenario.choose_plan(), Granularity.OPERATOR)
     graph = compile_program(program)
-    by_kernel(graph)  # compiles
-    rate = program.num_tasks / best(lambda: by_kernel(graph), 5)
+    walk_compiled(graph)  # compiles
+    rate = program.num_tasks / measure_best(lambda: walk_compiled(graph), 5)
     return [Figure("longest path, tasks", rate, "tasks/s", 50e6, f"{program.num_tasks:,} operators of GPT-3")]
 
 
 def _gpt3_cold() -> list[Figure]:
-    return [_cold("gpt3-175b-1024-a100", 0.1)]
+    return [_time_cold("gpt3-175b-1024-a100", 0.1)]
 
 
 def _gpt3() -> list[Figure]:
-    return _step("gpt3-175b-1024-a100", 0.01)
+    return _time_step("gpt3-175b-1024-a100", 0.01)
 
 
 def _llama_cold() -> list[Figure]:
-    return [_cold("llama3-405b-16384-1f1b", 0.1)]
+    return [_time_cold("llama3-405b-16384-1f1b", 0.1)]
 
 
 def _llama() -> list[Figure]:
-    return _step("llama3-405b-16384-1f1b", 0.01)
+    return _time_step("llama3-405b-16384-1f1b", 0.01)
 
 
-def _cold(name: str, goal: float) -> Figure:
+def _time_cold(name: str, goal: float) -> Figure:
     """Time the first step of a process, from the parsed scenario to the timeline."""
     scenario = load(name)
-    problem, plan, costs = scenario.problem, scenario.chosen(), StageCosts(scenario.problem)
-    taken = seconds(lambda: simulate(lower(problem, plan, costs=costs)))
-    return Figure(f"{name}, cold", taken, "s", goal, "from the parsed scenario to the timeline, folded")
+    problem, plan, costs = scenario.problem, scenario.choose_plan(), StageCosts(scenario.problem)
+    elapsed = measure_seconds(lambda: simulate(lower(problem, plan, costs=costs)))
+    return Figure(f"{name}, cold", elapsed, "s", goal, "from the parsed scenario to the timeline, folded")
 
 
-def _step(name: str, goal: float) -> list[Figure]:
+def _time_step(name: str, goal: float) -> list[Figure]:
     """Time a step with warm caches, and with all spans and memory profiles expanded."""
     scenario = load(name)
-    problem, plan, costs = scenario.problem, scenario.chosen(), StageCosts(scenario.problem)
+    problem, plan, costs = scenario.problem, scenario.choose_plan(), StageCosts(scenario.problem)
 
     def step() -> None:
         simulate(lower(problem, plan, costs=costs))
@@ -152,11 +163,13 @@ def _step(name: str, goal: float) -> list[Figure]:
         return len(timeline.spans) + sum(len(profile.times) for profile in timeline.memory)
 
     step()
-    warm = best(step, 7)
+    warm = measure_best(step, 7)
     spans = len(simulate(lower(problem, plan, costs=costs)).spans)
     return [
         Figure(f"{name}, warm", warm, "s", goal, "the same with templates and costs kept"),
-        Figure(f"{name}, written out", best(written_out), "s", None, f"with all {spans:,} spans and all memory"),
+        Figure(
+            f"{name}, written out", measure_best(written_out), "s", None, f"with all {spans:,} spans and all memory"
+        ),
     ]
 
 
@@ -165,61 +178,73 @@ def _straggler() -> list[Figure]:
     machine = replace(cluster("dgx-h100", 16384), speeds=((77_777, 0.8),))
     problem = Problem(llama.graph, machine, replace(llama.training, global_batch=16 * 1024))
     layout = Layout(data=1024, tensor=8, pipeline=16, sequence_parallel=True, zero=1, stages="balanced")
-    taken = seconds(lambda: simulate(lower(problem, complete(problem, layout))).memory[0])
-    return [Figure("131,072 devices with one straggler", taken, "s", 2.0, "Llama 3 405B, data 1024, folded")]
+    elapsed = measure_seconds(lambda: simulate(lower(problem, complete(problem, layout))).memory[0])
+    return [Figure("131,072 devices with one straggler", elapsed, "s", 2.0, "Llama 3 405B, data 1024, folded")]
 
 
 def _unfolded() -> list[Figure]:
     scenario = load("llama3-405b-16384-1f1b")
-    problem, plan = scenario.problem, scenario.chosen()
-    taken = seconds(lambda: discrete_event.finish_times(lower(problem, plan, folded=False), every_event=True))
+    problem, plan = scenario.problem, scenario.choose_plan()
+    elapsed = measure_seconds(lambda: discrete_event.finish_times(lower(problem, plan, folded=False), every_event=True))
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
-    short = seconds(lambda: discrete_event.finish_times(lower(problem, plan, folded=False)))
-    what = "every rank and every transfer of Llama 3 405B, from scenario to step time"
+    short_elapsed = measure_seconds(lambda: discrete_event.finish_times(lower(problem, plan, folded=False)))
+    description = "every rank and every transfer of Llama 3 405B, from scenario to step time"
     return [
-        Figure("16,384 ranks unfolded, every event", taken, "s", 10.0, what),
+        Figure("16,384 ranks unfolded, every event", elapsed, "s", 10.0, description),
         Figure("16,384 ranks unfolded, memory", memory, "byte", 2 * 2.0**30, "the whole process at its peak"),
-        Figure("16,384 ranks unfolded", short, "s", 10.0, "events from where the first transfers meet"),
+        Figure("16,384 ranks unfolded", short_elapsed, "s", 10.0, "events from where the first transfers meet"),
     ]
 
 
 def _plans() -> list[Figure]:
     """Measure plans per second by longest path over the core of GPT-3's space, with the completion of plans."""
     problem = load("gpt3-175b-1024-a100").problem
-    chosen = list(layouts(problem, CORE))
-    LongestPaths(StageCosts(problem)).ticks([complete(problem, chosen[0])])  # compiles
+    core_layouts = list(layouts(problem, CORE))
+    LongestPaths(StageCosts(problem)).ticks([complete(problem, core_layouts[0])])  # compiles
     paths = LongestPaths(StageCosts(problem))
-    first = seconds(lambda: paths.ticks([complete(problem, layout) for layout in chosen]))
-    again = best(lambda: paths.ticks([complete(problem, layout) for layout in chosen]))
-    what = f"the {len(chosen):,} plans of 3-D parallelism of gpt3-175b-1024-a100"
+    cold_time = measure_seconds(lambda: paths.ticks([complete(problem, layout) for layout in core_layouts]))
+    warm_time = measure_best(lambda: paths.ticks([complete(problem, layout) for layout in core_layouts]))
+    description = f"the {len(core_layouts):,} plans of 3-D parallelism of gpt3-175b-1024-a100"
     return [
-        Figure("longest path, plans", len(chosen) / again, "plans/s", 20e3, f"{what}, costs and templates kept"),
-        Figure("longest path, plans, from nothing", len(chosen) / first, "plans/s", None, f"{what}, all costs built"),
+        Figure(
+            "longest path, plans",
+            len(core_layouts) / warm_time,
+            "plans/s",
+            20e3,
+            f"{description}, costs and templates kept",
+        ),
+        Figure(
+            "longest path, plans, from nothing",
+            len(core_layouts) / cold_time,
+            "plans/s",
+            None,
+            f"{description}, all costs built",
+        ),
     ]
 
 
 def _best_first() -> list[Figure]:
-    return best_first()
+    return time_best_first()
 
 
 def _wide() -> list[Figure]:
-    return wide()
+    return time_wide()
 
 
 def _auto() -> list[Figure]:
-    return auto()
+    return time_auto()
 
 
 def _mixed() -> list[Figure]:
-    return mixed()
+    return time_mixed()
 
 
 def _operators_cold() -> list[Figure]:
-    return gpt3()
+    return time_gpt3()
 
 
 def _operators() -> list[Figure]:
-    return llama()
+    return time_llama()
 
 
 def _ring() -> list[Figure]:
@@ -227,16 +252,16 @@ def _ring() -> list[Figure]:
     group, size = np.arange(1024)[None, :], 2.0**30
 
     def ring() -> float:
-        found = phases(machine, Collective.ALL_REDUCE, Algorithm.RING, group)
-        return idle_time(machine, found, 0, size)
+        ring_phases = phases(machine, Collective.ALL_REDUCE, Algorithm.RING, group)
+        return idle_time(machine, ring_phases, 0, size)
 
-    cold = seconds(ring)
-    node = machine.first
+    cold = measure_seconds(ring)
+    node = machine.first_node
     inside, ranks = node.network.link, machine.num_devices
-    between = machine.num_nodes * node.nic.latency + (ranks - machine.num_nodes) * inside.latency
-    transfer = between + size / (node.nics * node.nic.bandwidth)
-    closed = max(node.nic.launch, inside.launch) + 2 * (ranks - 1) / ranks * transfer
-    error = abs(ring() / closed - 1)
+    link_time = machine.num_nodes * node.nic.latency + (ranks - machine.num_nodes) * inside.latency
+    transfer = link_time + size / (node.nics * node.nic.bandwidth)
+    closed_form = max(node.nic.launch, inside.launch) + 2 * (ranks - 1) / ranks * transfer
+    error = abs(ring() / closed_form - 1)
     return [
         Figure("ring all-reduce of 1 GiB on 1,024 devices", cold, "s", 0.1, "128 nodes, 8 channels"),
         Figure("its distance from the closed form", error, "fraction", 0.01, "2 (n-1)/n size / (8 NICs) + latency"),

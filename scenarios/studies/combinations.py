@@ -39,16 +39,16 @@ class Technique(NamedTuple):
 class Outcome(NamedTuple):
     """The result of two techniques together: the step time in seconds, or the reason why the plan is refused."""
 
-    first: str
-    second: str
+    technique: str
+    partner: str
     step_time: float | None
     reason: str
 
 
-def techniques() -> tuple[Technique, ...]:
+def list_techniques() -> tuple[Technique, ...]:
     """Return all techniques, each in its simplest form."""
     degrees = [Technique(name, {name: 2}) for name in ("data", "tensor")]
-    context = [Technique(f"context, {how}", {"context": 2, "attention": how}) for how in Attention]
+    context = [Technique(f"context, {attention}", {"context": 2, "attention": attention}) for attention in Attention]
     zero = [Technique(f"zero {level}", {"zero": level, "data": 2}) for level in ZERO_STAGES[1:]]
     schedules = [
         Technique(name, {"schedule": name, "pipeline": 2, "chunks": 1 if rule.chunks[1] == 1 else 2})
@@ -57,7 +57,7 @@ def techniques() -> tuple[Technique, ...]:
     recompute = [
         Technique(f"{choice} recompute", {"recompute": choice}) for choice in Recompute if choice is not Recompute.NONE
     ]
-    others = [
+    other_techniques = [
         Technique("sequence parallel", {"sequence_parallel": True, "tensor": 2}),
         Technique("tensor overlap", {"overlap_tensor": True, "sequence_parallel": True, "tensor": 2}),
         Technique("tensor, 2-D", {"tensor": 2, "tensor_rows": 2, "microbatch": 2}),
@@ -65,57 +65,66 @@ def techniques() -> tuple[Technique, ...]:
         Technique("uneven batches", {"microbatch": (6, 2), "data": 2}),
         *(Technique(f"{names[-1]} offload", {"offload": offloading(names)}) for names in _OFFLOADED),
     ]
-    return (*degrees, *others[:3], *context, *others[3:5], *zero, *recompute, *others[5:], *schedules)
+    return (
+        *degrees,
+        *other_techniques[:3],
+        *context,
+        *other_techniques[3:5],
+        *zero,
+        *recompute,
+        *other_techniques[5:],
+        *schedules,
+    )
 
 
-def outcomes() -> Iterator[Outcome]:
+def simulate_pairs() -> Iterator[Outcome]:
     """Simulate every pair of techniques, and each technique alone, and yield the outcomes."""
-    for first, second in combinations_with_replacement(techniques(), 2):
-        yield _outcome(first, second)
+    for technique, partner in combinations_with_replacement(list_techniques(), 2):
+        yield _simulate_pair(technique, partner)
 
 
-def _outcome(first: Technique, second: Technique) -> Outcome:
-    clash = next((name for name, value in first.fields.items() if second.fields.get(name, value) != value), None)
+def _simulate_pair(technique: Technique, partner: Technique) -> Outcome:
+    clash = next((name for name, value in technique.fields.items() if partner.fields.get(name, value) != value), None)
     if clash is not None and clash not in (*_SIZES, "offload"):
-        return Outcome(first.name, second.name, None, f"a plan has one {clash}")
-    fields = {**first.fields, **second.fields}
+        return Outcome(technique.name, partner.name, None, f"a plan has one {clash}")
+    fields = {**technique.fields, **partner.fields}
     if clash == "offload":  # offloads of different states can be merged
         fields[clash] = Offloading(
-            *(getattr(first.fields[clash], n) or getattr(second.fields[clash], n) for n in OFFLOADS)
+            *(getattr(technique.fields[clash], n) or getattr(partner.fields[clash], n) for n in OFFLOADS)
         )
     layout = Layout(**fields, stages="balanced")
     ranks = layout.ranks
-    problem = _problem(ranks, tied=not layout.offload.parameters)
-    refused = next(violations(problem, layout), None)
-    if refused is not None:
-        return Outcome(first.name, second.name, None, refused.message)
-    return Outcome(first.name, second.name, step_time(lower(problem, complete(problem, layout))), "")
+    problem = _build_problem(ranks, tied=not layout.offload.parameters)
+    violation = next(violations(problem, layout), None)
+    if violation is not None:
+        return Outcome(technique.name, partner.name, None, violation.message)
+    return Outcome(technique.name, partner.name, step_time(lower(problem, complete(problem, layout))), "")
 
 
 _SIZES = ("microbatch", "data", "tensor", "tensor_rows", "pipeline", "context", "expert")
 
 
-def _problem(ranks: int, *, tied: bool) -> Problem:
+def _build_problem(ranks: int, *, tied: bool) -> Problem:
     """Return the problem of a small mixture of experts on ``ranks`` devices."""
     experts = Experts(count=8, top_k=2, ffn=1024)
     sizes = LAYERS, 1024, 16, 16, 4096, 32000
     spec = Transformer(*sizes, ffn_kind="swiglu", positions="rotary", tied_embeddings=False, experts=experts)
-    machine = cluster("dgx-h100", 1).resized(max(ranks // 8, 1), min(ranks, 8))
+    machine = cluster("dgx-h100", 1).with_size(max(ranks // 8, 1), min(ranks, 8))
     return Problem(build(spec, SEQUENCE, "bf16"), machine, Training(BATCH, SEQUENCE))
 
 
-def table() -> str:
+def format_table() -> str:
     """Return the outcomes as a page of Markdown: a + for simulated pairs, and numbered reasons for refused ones."""
-    names = [technique.name for technique in techniques()]
+    names = [technique.name for technique in list_techniques()]
     reasons: dict[str, int] = {}
     cells: dict[tuple[str, str], str] = {}
-    for first, second, seconds, reason in outcomes():
+    for first_name, partner, seconds, reason in simulate_pairs():
         mark = "+" if seconds is not None else str(reasons.setdefault(reason, len(reasons) + 1))
-        cells[first, second] = cells[second, first] = mark
+        cells[first_name, partner] = cells[partner, first_name] = mark
     head = "| | " + " | ".join(str(number) for number in range(1, len(names) + 1)) + " |"
     width = len(names)
     rows = [
-        f"| {number} {name} | {' | '.join(cells[name, other] for other in names[:number])} |{' |' * (width - number)}"
+        f"| {number} {name} | {' | '.join(cells[name, earlier_name] for earlier_name in names[:number])} |{' |' * (width - number)}"
         for number, name in enumerate(names, 1)
     ]
     notes = [f"{number}. {reason}" for reason, number in reasons.items()]
@@ -131,4 +140,4 @@ def table() -> str:
 
 
 if __name__ == "__main__":
-    Path("docs/combinations.md").write_text(table())
+    Path("docs/combinations.md").write_text(format_table())

@@ -31,7 +31,7 @@ from meshwise.strategies.plan.problem import Problem
 FRAMEWORK = "torch"
 
 
-def machine_of(name: str) -> Cluster:
+def find_machine(name: str) -> Cluster:
     """Return one node of the first catalogue machine with the accelerator ``name``.
 
     Raises
@@ -42,24 +42,27 @@ def machine_of(name: str) -> Cluster:
     if name not in DEVICES:
         known = ", ".join(sorted(DEVICES))
         raise ValueError(f"accelerator: the catalogue has {known}, met {name!r:.60}; nearest: --cluster FILE.yaml")
-    wanted = accelerator(DEVICES[name][0])
+    target_accelerator = accelerator(DEVICES[name][0])
     machines = (cluster(preset, 1) for preset in cluster_names())
-    found = next((each for each in machines if each.accelerator == wanted), None)
-    if found is None:
+    known_machine = next(
+        (machine_candidate for machine_candidate in machines if machine_candidate.accelerator == target_accelerator),
+        None,
+    )
+    if known_machine is None:
         raise ValueError(f"accelerator: a machine of the catalogue has it, met {name}; nearest: --cluster FILE.yaml")
-    return found
+    return known_machine
 
 
-def predicted(rows: Sequence[Mapping[str, Any]], machine: Cluster) -> list[dict[str, Any]]:
+def predict_rows(rows: Sequence[Mapping[str, Any]], machine: Cluster) -> list[dict[str, Any]]:
     """Return rows with simulated step time (s) and peak memory of device and host (bytes) for a machine.
 
     The device's peak is of tensors only, as torch's allocator counts it: without the driver and libraries.
     """
-    return [{**row, **_prediction(row, machine)} for row in rows]
+    return [{**row, **_predict_row(row, machine)} for row in rows]
 
 
-def _prediction(row: Mapping[str, Any], machine: Cluster) -> dict[str, Any]:
-    job = Job.of(row["job"], str(row["trial"]))
+def _predict_row(row: Mapping[str, Any], machine: Cluster) -> dict[str, Any]:
+    job = Job.from_document(row["job"], str(row["trial"]))
     training = replace(job.training, framework=FRAMEWORK)
     problem = Problem(build(job.spec, training.sequence, training.precision), machine, training)
     timeline = simulate(lower(problem, job.plan), "discrete_event")
@@ -71,33 +74,35 @@ def _prediction(row: Mapping[str, Any], machine: Cluster) -> dict[str, Any]:
     }
 
 
-def errors(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+def list_errors(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     """Return the relative errors, predicted over measured minus 1, of step times and peaks of the measured rows."""
-    done = [row for row in rows if row["status"] == "ok"]
-    times = [row["predicted_step_time"] / row["step_time"] - 1 for row in done]
-    peaks = [row["predicted_peak"] / row["held"]["peak"] - 1 for row in done if row["held"]]
+    measured_rows = [row for row in rows if row["status"] == "ok"]
+    times = [row["predicted_step_time"] / row["step_time"] - 1 for row in measured_rows]
+    peaks = [row["predicted_peak"] / row["held"]["peak"] - 1 for row in measured_rows if row["held"]]
     return {"step time": times, "peak memory": peaks}
 
 
-def lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def describe_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return one line per row, and one for each kind of error that has values."""
-    found = [_line(row) for row in rows]
-    for what, values in errors(rows).items():
+    row_lines = [_describe_row(row) for row in rows]
+    for quantity, values in list_errors(rows).items():
         if values:
             sizes = [abs(value) for value in values]
-            found.append(f"{what}: median error {median(sizes):.1%}, worst {max(sizes):.1%}, of {len(sizes)} rows")
-    return found
+            row_lines.append(
+                f"{quantity}: median error {median(sizes):.1%}, worst {max(sizes):.1%}, of {len(sizes)} rows"
+            )
+    return row_lines
 
 
-def _line(row: Mapping[str, Any]) -> str:
-    told = (
+def _describe_row(row: Mapping[str, Any]) -> str:
+    prediction_text = (
         f"{row['trial']}: predicted {row['predicted_step_time'] * 1e3:.1f} ms, {row['predicted_peak'] / 2**30:.2f} GiB"
     )
     if row["status"] != "ok":
-        return f"{told}; {row['status']}"
+        return f"{prediction_text}; {row['status']}"
     error = row["predicted_step_time"] / row["step_time"] - 1
-    held = f", {row['held']['peak'] / 2**30:.2f} GiB" if row["held"] else ""
-    return f"{told}; measured {row['step_time'] * 1e3:.1f} ms ({error:+.1%}){held}"
+    memory_text = f", {row['held']['peak'] / 2**30:.2f} GiB" if row["held"] else ""
+    return f"{prediction_text}; measured {row['step_time'] * 1e3:.1f} ms ({error:+.1%}){memory_text}"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -110,26 +115,26 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--cluster", metavar="CLUSTER.yaml", help="the machine, as meshwise calibrate writes it")
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="where rows with predictions go")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        document = json.loads(given.rows.read_text(encoding="utf-8"))
+        document = json.loads(options.rows.read_text(encoding="utf-8"))
         name = str(document["machine"]["accelerator"])
-        machine = load_cluster(given.cluster) if given.cluster else machine_of(name)
-        document["rows"] = predicted(document["rows"], machine)
-        document["predicted_for"] = given.cluster or machine.name
+        machine = load_cluster(options.cluster) if options.cluster else find_machine(name)
+        document["rows"] = predict_rows(document["rows"], machine)
+        document["predicted_for"] = options.cluster or machine.name
     except (ValueError, OSError) as error:
         note(str(error))
         return 2
     except (KeyError, TypeError) as error:
         note(
-            f"{given.rows}: rows of meshwise.executor.studies.device_trials have a machine and jobs, met {error!r:.100}"
+            f"{options.rows}: rows of meshwise.executor.studies.device_trials have a machine and jobs, met {error!r:.100}"
         )
         return 2
     except KeyboardInterrupt:
         return INTERRUPTED
-    if given.out is not None:
-        given.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    print("\n".join(lines(document["rows"])))
+    if options.out is not None:
+        options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    print("\n".join(describe_rows(document["rows"])))
     return 0
 
 

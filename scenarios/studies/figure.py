@@ -27,13 +27,13 @@ class Figure:
         return self.value >= self.goal if self.unit.endswith("/s") else self.value <= self.goal
 
 
-def seconds(work: Callable[[], Any]) -> float:
+def measure_seconds(work: Callable[[], Any]) -> float:
     """Return the CPU time of one call of ``work``, in seconds."""
     start = time.process_time()
     work()
     return time.process_time() - start
 
 
-def best(work: Callable[[], Any], repeats: int = 3) -> float:
+def measure_best(work: Callable[[], Any], repeats: int = 3) -> float:
     """Return the least CPU time of several calls of ``work``, in seconds."""
-    return min(seconds(work) for _ in range(repeats))
+    return min(measure_seconds(work) for _ in range(repeats))

@@ -14,11 +14,20 @@ from math import log
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from meshwise.scenarios.console import BAD_INPUT, note, table
+from meshwise.scenarios.console import BAD_INPUT, note, print_table
 from meshwise.scenarios.files.results import write
-from meshwise.scenarios.intervals import RISK, Category, Residual, around, category, half_widths, left_out, uncertainty
+from meshwise.scenarios.intervals import (
+    RISK,
+    Category,
+    Residual,
+    build_interval,
+    build_uncertainty,
+    find_category,
+    find_half_widths,
+    leave_groups_out,
+)
 from meshwise.scenarios.scenario import Scenario
-from meshwise.scenarios.studies.accuracy import Prediction, predict_all, runs_at
+from meshwise.scenarios.studies.accuracy import Prediction, load_runs, predict_all
 from meshwise.strategies.plan.framework import UNKNOWN
 
 CALIBRATES = "LLaMA-13B"
@@ -28,7 +37,7 @@ COVERAGE = 0.9
 """Fraction of runs that should be inside their intervals."""
 
 
-class Held(NamedTuple):
+class HeldOutRun(NamedTuple):
     """A run left out of a fit: its source and category, and whether it is inside the fitted interval.
 
     ``factor`` is the interval's upper end over the prediction.
@@ -52,17 +61,17 @@ def residuals(predictions: Sequence[Prediction]) -> list[Residual]:
     """Return the absolute errors of step time, ln(measured / predicted), with category and source."""
     return [
         Residual(abs(log(row.run.step_time / row.step_time)), _category(row), row.run.source)
-        for row in judged(predictions)
+        for row in select_judged(predictions)
         if row.step_time and row.run.step_time
     ]
 
 
-def judged(predictions: Sequence[Prediction]) -> list[Prediction]:
+def select_judged(predictions: Sequence[Prediction]) -> list[Prediction]:
     """Return the predictions of runs with a measured step time."""
     return [row for row in predictions if row.error is not None and row.run.scenario is not None]
 
 
-def leave_out(predictions: Sequence[Prediction], key: Callable[[Prediction], str]) -> list[Held]:
+def leave_out(predictions: Sequence[Prediction], key: Callable[[Prediction], str]) -> list[HeldOutRun]:
     """Return for every run whether it is inside the interval fitted without the runs of the same ``key``.
 
     Raises
@@ -70,38 +79,42 @@ def leave_out(predictions: Sequence[Prediction], key: Callable[[Prediction], str
     ValueError
         Where all runs have one key.
     """
-    found = residuals(predictions)
-    result = [Held("", "", False, 0.0)] * len(found)
-    for place, width in left_out(map(key, judged(predictions)), found, COVERAGE):
-        size, kind, source = found[place]
-        result[place] = Held(source, kind, size <= width, around(1.0, width)[1])
+    row_residuals = residuals(predictions)
+    result = [HeldOutRun("", "", False, 0.0)] * len(row_residuals)
+    for place, width in leave_groups_out(map(key, select_judged(predictions)), row_residuals, COVERAGE):
+        size, kind, source = row_residuals[place]
+        result[place] = HeldOutRun(source, kind, size <= width, build_interval(1.0, width)[1])
     return result
 
 
-def by_source(prediction: Prediction) -> str:
+def source_of(prediction: Prediction) -> str:
     """Return the source of a run, as a key of `leave_out`."""
     return prediction.run.source
 
 
-def by_network(prediction: Prediction) -> str:
+def network_of(prediction: Prediction) -> str:
     """Return the network of a run by its sizes, whatever its name, as a key of `leave_out`."""
     return str(_scenario(prediction).spec)
 
 
-def coverage(held: Sequence[Held]) -> Coverage:
+def measure_coverage(held_out_runs: Sequence[HeldOutRun]) -> Coverage:
     """Return the coverage of left-out runs."""
-    return Coverage(len(held), fmean(each.inside for each in held), median(each.factor for each in held))
+    return Coverage(
+        len(held_out_runs),
+        fmean(held_out_run.inside for held_out_run in held_out_runs),
+        median(held_out_run.factor for held_out_run in held_out_runs),
+    )
 
 
-def coverage_by(held: Sequence[Held], name: str) -> dict[str, Coverage]:
-    """Return the coverage by ``source`` or ``category``, in order of names."""
-    members: dict[str, list[Held]] = defaultdict(list)
-    for each in held:
-        members[getattr(each, name)].append(each)
-    return {key: coverage(members[key]) for key in sorted(members)}
+def group_coverage(held_out_runs: Sequence[HeldOutRun], name: str) -> dict[str, Coverage]:
+    """Return the coverage by ``source`` or ``find_category``, in order of names."""
+    members: dict[str, list[HeldOutRun]] = defaultdict(list)
+    for held_out_run in held_out_runs:
+        members[getattr(held_out_run, name)].append(held_out_run)
+    return {key: measure_coverage(members[key]) for key in sorted(members)}
 
 
-def figures(predictions: Sequence[Prediction], date: str) -> dict[str, Any]:
+def fit_figures(predictions: Sequence[Prediction], date: str) -> dict[str, Any]:
     """Return the figures of `meshwise.scenarios.intervals`, fitted to measured runs.
 
     Raises
@@ -121,27 +134,28 @@ def figures(predictions: Sequence[Prediction], date: str) -> dict[str, Any]:
         if row.run.peak_memory and row.run.reserved_memory
     ]
     if not (times and peaks and ratios):
-        met = f"met {len(times)}, {len(peaks)} and {len(ratios)}"
-        raise ValueError(f"intervals need measured step times, peaks and reserved memory, {met}")
+        counts = f"met {len(times)}, {len(peaks)} and {len(ratios)}"
+        raise ValueError(f"intervals need measured step times, peaks and reserved memory, {counts}")
     return {
         "date": date,
         "coverage": COVERAGE,
         "step_time": {
-            name: {"half_width": round(width, 4)} | _rows([each for each in times if each.category == name])
-            for name, width in half_widths(times, COVERAGE).items()
+            name: {"half_width": round(width, 4)}
+            | _count_rows([residual for residual in times if residual.category == name])
+            for name, width in find_half_widths(times, COVERAGE).items()
         },
-        "peak_memory": {"half_width": round(half_widths(peaks, COVERAGE)["peak"], 5)} | _rows(peaks),
+        "peak_memory": {"half_width": round(find_half_widths(peaks, COVERAGE)["peak"], 5)} | _count_rows(peaks),
         "reserved_over_allocated": {
             "least": round(min(ratios).size, 4),
-            "median": round(median(each.size for each in ratios), 4),
+            "median": round(median(residual.size for residual in ratios), 4),
             "largest": round(max(ratios).size, 4),
         }
-        | _rows(ratios),
-        "unknown_framework": unknown_memory(predictions),
+        | _count_rows(ratios),
+        "unknown_framework": fit_unknown_memory(predictions),
     }
 
 
-def unknown_memory(predictions: Sequence[Prediction], risk: float = RISK) -> dict[str, Any]:
+def fit_unknown_memory(predictions: Sequence[Prediction], risk: float = RISK) -> dict[str, Any]:
     """Return the half width of the peak memory interval for frameworks whose conventions are not known.
 
     No such publisher prints peaks, so that it is fitted to which runs ran out of memory: it is the least half width
@@ -149,7 +163,7 @@ def unknown_memory(predictions: Sequence[Prediction], risk: float = RISK) -> dic
     of the same publisher are left to test it.
     """
     rows = [
-        (_room(row), row.run.status == "oom")
+        (_memory_ratio(row), row.run.status == "oom")
         for row in predictions
         if row.peak_memory
         and row.run.scenario is not None
@@ -159,35 +173,35 @@ def unknown_memory(predictions: Sequence[Prediction], risk: float = RISK) -> dic
     if not rows:
         return {}
 
-    def ran_out(margin: float) -> float:
-        said = [oom for room, oom in rows if room >= margin]
-        return sum(said) / len(said) if said else 0.0
+    def failed_fraction(margin: float) -> float:
+        outcomes = [oom for room, oom in rows if room >= margin]
+        return sum(outcomes) / len(outcomes) if outcomes else 0.0
 
-    margin = next(room for room in sorted(room for room, _ in rows if room >= 1.0) if ran_out(room) <= risk)
+    margin = next(room for room in sorted(room for room, _ in rows if room >= 1.0) if failed_fraction(room) <= risk)
     # the margin grows with the half width, so that bisection finds the least one that reaches it
     low, high = 0.0, 2.0
     while high - low > 1e-5:
         middle = (low + high) / 2
-        wide = replace(uncertainty(Category.STATED), peak_memory=middle).memory_margin(risk)
-        low, high = (low, middle) if wide >= margin else (middle, high)
+        middle_margin = replace(build_uncertainty(Category.STATED), peak_memory_width=middle).memory_margin(risk)
+        low, high = (low, middle) if middle_margin >= margin else (middle, high)
     return {"half_width": round(high, 4), "rows": len(rows), "sources": {CALIBRATES: len(rows)}}
 
 
-def _room(row: Prediction) -> float:
+def _memory_ratio(row: Prediction) -> float:
     """Return the ratio of the smallest device's memory to the predicted peak, both without the reserved memory."""
     assert row.run.scenario is not None and row.peak_memory is not None
-    device = min(row.run.scenario.problem.cluster.accelerators, key=lambda each: each.memory)
+    device = min(row.run.scenario.problem.cluster.accelerators, key=lambda accelerator: accelerator.memory)
     return (device.memory - device.reserved) / max(row.peak_memory - device.reserved, 1.0)
 
 
-def _rows(found: Sequence[Residual]) -> dict[str, Any]:
-    sources = Counter(each.group for each in found)
-    return {"rows": len(found), "sources": {name: sources[name] for name in sorted(sources)}}
+def _count_rows(category_residuals: Sequence[Residual]) -> dict[str, Any]:
+    sources = Counter(residual.group for residual in category_residuals)
+    return {"rows": len(category_residuals), "sources": {name: sources[name] for name in sorted(sources)}}
 
 
 def _category(row: Prediction) -> str:
     scenario = _scenario(row)
-    return category(scenario.problem.cluster, scenario.assumptions)
+    return find_category(scenario.problem.cluster, scenario.assumptions)
 
 
 def _scenario(row: Prediction) -> Scenario:
@@ -199,12 +213,14 @@ def _scenario(row: Prediction) -> Scenario:
 HEAD = ("left out", "runs", "inside", "factor")
 
 
-def lines(predictions: Sequence[Prediction]) -> Iterator[tuple[str, int, str, str]]:
+def list_lines(predictions: Sequence[Prediction]) -> Iterator[tuple[str, int, str, str]]:
     """Yield the rows of the coverage table under `HEAD`: by source, then overall, then with each network left out."""
-    held = leave_out(predictions, by_source)
-    networks = {"all, each network left out": coverage(leave_out(predictions, by_network))}
-    whole = {"all, each source left out": coverage(held)}
-    for name, (runs, inside, factor) in (coverage_by(held, "source") | whole | networks).items():
+    held_out_runs = leave_out(predictions, source_of)
+    network_coverage = {"all, each network left out": measure_coverage(leave_out(predictions, network_of))}
+    source_coverage = {"all, each source left out": measure_coverage(held_out_runs)}
+    for name, (runs, inside, factor) in (
+        group_coverage(held_out_runs, "source") | source_coverage | network_coverage
+    ).items():
         yield name, runs, f"{inside:.1%}", f"{factor:.3f}"
 
 
@@ -214,11 +230,11 @@ def main(arguments: Sequence[str]) -> int:
         note("usage: python -m meshwise.scenarios.studies.interval_calibration ROWS.jsonl [OUT.json]")
         return BAD_INPUT
     try:
-        predictions = predict_all(runs_at(arguments[0]))
-        found = figures(predictions, datetime.date.today().isoformat())
-        table(HEAD, list(lines(predictions)))
+        predictions = predict_all(load_runs(arguments[0]))
+        document = fit_figures(predictions, datetime.date.today().isoformat())
+        print_table(HEAD, list(list_lines(predictions)))
         if len(arguments) == 2:
-            write(arguments[1], json.dumps(found, indent=1) + "\n")
+            write(arguments[1], json.dumps(document, indent=1) + "\n")
     except ValueError as error:
         note(str(error))
         return BAD_INPUT

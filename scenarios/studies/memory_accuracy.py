@@ -15,10 +15,10 @@ from typing import Any
 from meshwise.reports.document import Section, to_markdown
 from meshwise.scenarios.console import BAD_INPUT, Ticker, note
 from meshwise.scenarios.files.errors import Fault, ScenarioError
-from meshwise.scenarios.files.results import folder, write
+from meshwise.scenarios.files.results import make_folder, write
 from meshwise.scenarios.intervals import RISK
-from meshwise.scenarios.published.runs import Run, run_of
-from meshwise.scenarios.studies.accuracy import Prediction, confusion, predict_all, runs_at
+from meshwise.scenarios.published.runs import Run, build_run
+from meshwise.scenarios.studies.accuracy import Prediction, count_confusion, load_runs, predict_all
 from meshwise.scenarios.studies.accuracy_publishers import publisher_of
 from meshwise.simulator.files import JsonError, parse_json
 
@@ -52,14 +52,14 @@ _FIELDS = {
     "precision": "precision", "optimizer": "optimizer",
 }  # fmt: skip
 """Fields of a published row by the fields of a thread's plan."""
-_SHARED = ("model", "n_params", "accelerator", "accel_mem_gb", "n_devices", "devices_per_node", "framework")
-_NEEDED = ("microbatch", "sequence")
+_SHARED_FIELDS = ("model", "n_params", "accelerator", "accel_mem_gb", "n_devices", "devices_per_node", "framework")
+_REQUIRED_FIELDS = ("microbatch", "sequence")
 _TIERS = ("A", "B")
 """Tiers of threads that are judged: A states all that memory depends on, B lacks a field or two with an obvious
 default."""
 
 
-def judged(predictions: Sequence[Prediction]) -> dict[str, Any]:
+def judge_memory(predictions: Sequence[Prediction]) -> dict[str, Any]:
     """Return the confusion matrices by publisher and overall, and the outcome of picks, as JSON-ready data."""
     rows: dict[str, list[Prediction]] = defaultdict(list)
     for prediction in predictions:
@@ -68,14 +68,14 @@ def judged(predictions: Sequence[Prediction]) -> dict[str, Any]:
         "risk": RISK,
         "rows": len(predictions),
         "skipped": sum(bool(row.skipped) for row in predictions),
-        "publishers": {name: confusion(rows[name]) for name in sorted(rows, key=str.lower)},
-        "all": confusion(predictions),
+        "publishers": {name: count_confusion(rows[name]) for name in sorted(rows, key=str.lower)},
+        "all": count_confusion(predictions),
         "before": dict(BEFORE),
-        "picks": picks(predictions),
+        "picks": judge_picks(predictions),
     }
 
 
-def picks(predictions: Sequence[Prediction]) -> dict[str, Any]:
+def judge_picks(predictions: Sequence[Prediction]) -> dict[str, Any]:
     """Return the outcome of the picks: of every job the plan predicted fastest among those predicted to fit.
 
     A job is a model, machine, batch and sequence of one source. Only jobs count in which some plan ran and another ran
@@ -85,33 +85,33 @@ def picks(predictions: Sequence[Prediction]) -> dict[str, Any]:
     for row in predictions:
         if row.step_time is not None:
             jobs[row.run.source, row.run.group].append(row)
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     failed = []
     for (source, job), rows in sorted(jobs.items()):
         if not {"ok", "oom"} <= {row.run.status for row in rows}:
             continue
         fitting = [row for row in rows if row.fits]
-        chosen = min(fitting, key=lambda row: (row.step_time or 0.0, row.run.row_id), default=None)
-        outcome = "none said to fit" if chosen is None else chosen.run.status
-        found[outcome] += 1
-        if chosen is not None and outcome == "oom":
-            failed.append({"publisher": publisher_of(source), "job": job, "row": chosen.run.row_id})
+        picked_row = min(fitting, key=lambda row: (row.step_time or 0.0, row.run.row_id), default=None)
+        outcome = "none said to fit" if picked_row is None else picked_row.run.status
+        counts[outcome] += 1
+        if picked_row is not None and outcome == "oom":
+            failed.append({"publisher": publisher_of(source), "job": job, "row": picked_row.run.row_id})
     return {
-        "jobs": sum(found.values()),
-        "ran": found["ok"],
-        "out_of_memory": found["oom"],
-        "nothing_said_to_fit": found["none said to fit"],
+        "jobs": sum(counts.values()),
+        "ran": counts["ok"],
+        "out_of_memory": counts["oom"],
+        "nothing_said_to_fit": counts["none said to fit"],
         "failed": failed,
     }
 
 
-def threads_at(path: str | Path) -> list[dict[str, Any]]:
+def read_threads(path: str | Path) -> list[dict[str, Any]]:
     """Return the threads in a file of JSON lines; `ScenarioError` names a faulty line."""
     with open(path, "rb") as file:
-        return [_thread(line, str(path), number) for number, line in enumerate(file, start=1) if line.strip()]
+        return [_parse_thread(line, str(path), number) for number, line in enumerate(file, start=1) if line.strip()]
 
 
-def _thread(line: bytes, file: str, number: int) -> dict[str, Any]:
+def _parse_thread(line: bytes, file: str, number: int) -> dict[str, Any]:
     try:
         value = parse_json(line)
     except JsonError as error:
@@ -123,7 +123,7 @@ def _thread(line: bytes, file: str, number: int) -> dict[str, Any]:
     return value
 
 
-def left_out(thread: Mapping[str, Any]) -> str:
+def explain_exclusion(thread: Mapping[str, Any]) -> str:
     """Return the reason why a thread cannot be judged; empty where it can."""
     plan, status = thread.get("plan") or {}, thread["outcome"].get("status")
     if status is None:
@@ -134,27 +134,29 @@ def left_out(thread: Mapping[str, Any]) -> str:
         return "trains adapters, not the model"
     if thread.get("kind") in ("rlhf", "host memory"):
         return "holds several models, or lacks memory of a host"
-    missing = [name for name in _NEEDED if plan.get(name) is None]
+    missing = [name for name in _REQUIRED_FIELDS if plan.get(name) is None]
     return f"no {' and no '.join(missing)} stated" if missing else ""
 
 
-def run_of_thread(thread: Mapping[str, Any]) -> Run:
+def build_thread_run(thread: Mapping[str, Any]) -> Run:
     """Return the run of a thread's job, with its scenario or the reason why it has none."""
     plan = thread.get("plan") or {}
-    row = {name: thread.get(name) for name in _SHARED} | {new: plan.get(old) for old, new in _FIELDS.items()}
+    row = {name: thread.get(name) for name in _SHARED_FIELDS} | {
+        row_field: plan.get(thread_field) for thread_field, row_field in _FIELDS.items()
+    }
     row |= {"row_id": thread["case_id"], "source_id": thread.get("repository"), "status": thread["outcome"]["status"]}
-    return run_of(row, str(thread["case_id"]))
+    return build_run(row, str(thread["case_id"]))
 
 
-def judged_threads(threads: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def judge_threads(threads: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the confusion matrix of the threads' jobs, and why others are not judged, as JSON-ready data."""
-    chosen = [thread for thread in threads if thread.get("tier") in _TIERS]
-    reasons = {id(thread): left_out(thread) for thread in chosen}
-    predictions = predict_all([run_of_thread(thread) for thread in chosen if not reasons[id(thread)]])
+    judged_tiers = [thread for thread in threads if thread.get("tier") in _TIERS]
+    reasons = {id(thread): explain_exclusion(thread) for thread in judged_tiers}
+    predictions = predict_all([build_thread_run(thread) for thread in judged_tiers if not reasons[id(thread)]])
     skipped = [reason for reason in reasons.values() if reason] + [row.skipped for row in predictions if row.skipped]
     return {
-        "threads": len(chosen),
-        "confusion": confusion(predictions),
+        "threads": len(judged_tiers),
+        "confusion": count_confusion(predictions),
         "wrong": [
             {"case": row.run.row_id, "said": "fits" if row.fits else "does not fit", "was": row.run.status}
             for row in predictions
@@ -168,20 +170,20 @@ HEAD = ("publisher", "fits, and ran", "fits, but out of memory", "does not fit, 
 _OUTCOMES = ("true_fit", "false_fit", "false_oom", "true_oom")
 
 
-def page(result: Mapping[str, Any]) -> str:
+def format_page(result: Mapping[str, Any]) -> str:
     """Return the page as Markdown."""
     sections = [
-        Section("What this is", tuple(_introduction(result))),
-        Section("By publisher", (), (HEAD, *_rows(result))),
-        _before(result),
-        Section("Picks", tuple(_picks(result["picks"]))),
+        Section("What this is", tuple(_build_introduction(result))),
+        Section("By publisher", (), (HEAD, *_list_rows(result))),
+        _build_before(result),
+        Section("Picks", tuple(_describe_picks(result["picks"]))),
     ]
     if "threads" in result:
-        sections.append(_threads(result["threads"]))
+        sections.append(_build_threads(result["threads"]))
     return to_markdown(TITLE, sections)
 
 
-def _introduction(result: Mapping[str, Any]) -> Iterator[str]:
+def _build_introduction(result: Mapping[str, Any]) -> Iterator[str]:
     yield (
         f"{result['rows']} published runs, of which {result['skipped']} could not be predicted. A plan is said to fit "
         f"where its predicted peak, with what the allocator keeps beside tensors, exceeds the memory that the "
@@ -195,24 +197,30 @@ def _introduction(result: Mapping[str, Any]) -> Iterator[str]:
     )
 
 
-def _rows(result: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    for name, found in {**result["publishers"], "all": result["all"]}.items():
-        if sum(found.values()):
-            yield (name, *(str(found[outcome]) for outcome in _OUTCOMES))
+def _list_rows(result: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    for name, publisher_figures in {**result["publishers"], "all": result["all"]}.items():
+        if sum(publisher_figures.values()):
+            yield (name, *(str(publisher_figures[outcome]) for outcome in _OUTCOMES))
 
 
-def _before(result: Mapping[str, Any]) -> Section:
-    before, now = result["before"], {**result["publishers"], "all": result["all"]}
-    picks, threads = before["picks"], before["threads"]
+def _build_before(result: Mapping[str, Any]) -> Section:
+    former_result, current_result = result["before"], {**result["publishers"], "all": result["all"]}
+    picks, threads = former_result["picks"], former_result["threads"]
     words = (
-        f"At commit {before['commit']} fits compared tensors with the nominal memory of a device. What was told "
+        f"At commit {former_result['commit']} fits compared tensors with the nominal memory of a device. What was told "
         f"wrongly then and is now, by publisher; {picks['out_of_memory']} of the picks of {picks['jobs']} jobs ran out "
         f"of memory. Of the jobs of threads {threads[0]} were said to fit and ran out, {threads[1]} the reverse."
     )
     rows = (
-        (name, str(before_fit), str(now[name]["false_fit"]), str(before_oom), str(now[name]["false_oom"]))
-        for name, (before_fit, before_oom) in before["wrong"].items()
-        if name in now
+        (
+            name,
+            str(before_fit),
+            str(current_result[name]["false_fit"]),
+            str(before_oom),
+            str(current_result[name]["false_oom"]),
+        )
+        for name, (before_fit, before_oom) in former_result["wrong"].items()
+        if name in current_result
     )
     return Section("Before", (words,), (_BEFORE_HEAD, *rows))
 
@@ -226,31 +234,32 @@ _BEFORE_HEAD = (
 )
 
 
-def _picks(found: Mapping[str, Any]) -> Iterator[str]:
+def _describe_picks(pick_figures: Mapping[str, Any]) -> Iterator[str]:
     yield (
-        f"Of {found['jobs']} jobs (a model, a machine, a batch and a sequence) some plan ran and another ran out of "
+        f"Of {pick_figures['jobs']} jobs (a model, a machine, a batch and a sequence) some plan ran and another ran out of "
         "memory. Of each the plan was taken that is predicted fastest among those said to fit: "
-        f"{found['ran']} ran, {found['out_of_memory']} ran out of memory, and of {found['nothing_said_to_fit']} no "
+        f"{pick_figures['ran']} ran, {pick_figures['out_of_memory']} ran out of memory, and of {pick_figures['nothing_said_to_fit']} no "
         "plan was said to fit."
     )
-    if found["failed"]:
-        yield "Out of memory: " + "; ".join(f"{each['job']} ({each['row']})" for each in found["failed"]) + "."
+    if pick_figures["failed"]:
+        yield "Out of memory: " + "; ".join(f"{pick['job']} ({pick['row']})" for pick in pick_figures["failed"]) + "."
 
 
-def _threads(found: Mapping[str, Any]) -> Section:
-    told = found["confusion"]
+def _build_threads(thread_figures: Mapping[str, Any]) -> Section:
+    confusion_counts = thread_figures["confusion"]
     words = [
-        f"Of {found['threads']} jobs that people wrote of, {sum(told.values())} could be judged: "
-        f"{told['true_fit']} were said to fit and ran, {told['true_oom']} were said not to and ran out of memory, "
-        f"{told['false_fit']} were said to fit and ran out, {told['false_oom']} were said not to fit and ran. The "
+        f"Of {thread_figures['threads']} jobs that people wrote of, {sum(confusion_counts.values())} could be judged: "
+        f"{confusion_counts['true_fit']} were said to fit and ran, {confusion_counts['true_oom']} were said not to and ran out of memory, "
+        f"{confusion_counts['false_fit']} were said to fit and ran out, {confusion_counts['false_oom']} were said not to fit and ran. The "
         "others are counted below with the reason. They are no random sample: people write when something fails."
     ]
-    if found["wrong"]:
+    if thread_figures["wrong"]:
         cases = (
-            f"{each['case']} ({each['said']}, {'ran' if each['was'] == 'ok' else 'ran out'})" for each in found["wrong"]
+            f"{thread['case']} ({thread['said']}, {'ran' if thread['was'] == 'ok' else 'ran out'})"
+            for thread in thread_figures["wrong"]
         )
         words.append("Told wrongly: " + "; ".join(cases) + ".")
-    rows = ((reason, str(count)) for reason, count in found["not_judged"].items())
+    rows = ((reason, str(count)) for reason, count in thread_figures["not_judged"].items())
     return Section("Jobs of threads", tuple(words), (("why not judged", "jobs"), *rows))
 
 
@@ -261,19 +270,21 @@ def main(arguments: Sequence[str]) -> int:
         return BAD_INPUT
     ticker = Ticker()
     try:
-        rows, *more, place = arguments
-        target = folder(place)
-        threads = threads_at(more[0]) if more else []
-        result = judged(predict_all(runs_at(rows), lambda done, of: ticker(f"{done} of {of} runs")))
+        rows, *thread_files, place = arguments
+        target = make_folder(place)
+        threads = read_threads(thread_files[0]) if thread_files else []
+        result = judge_memory(
+            predict_all(load_runs(rows), lambda num_done, num_runs: ticker(f"{num_done} of {num_runs} runs"))
+        )
         if threads:
-            result["threads"] = judged_threads(threads)
+            result["threads"] = judge_threads(threads)
         write(target / DATA, json.dumps(result, indent=1) + "\n")
-        write(target / PAGE, page(result))
+        write(target / PAGE, format_page(result))
     except (OSError, ValueError) as error:
         note(str(error))
         return BAD_INPUT
     finally:
-        ticker.done()
+        ticker.clear()
     return 0
 
 

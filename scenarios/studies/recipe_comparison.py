@@ -1,7 +1,7 @@
 """A page that compares the default search with published recipes and with what an engineer types first.
 
 Run ``python -m meshwise.scenarios.studies.recipe_comparison [--seconds S] [--only NAME,...] [--out FOLDER]`` to write
-``recipes.md`` and ``recipes.jsonl`` into a folder, by default ``reports/search``. Every search has S seconds of wall
+``load_recipes.md`` and ``load_recipes.jsonl`` into a folder, by default ``reports/search``. Every search has S seconds of wall
 time, 20 by default. Every problem is stored as it is done: the same command continues after an interruption, and makes
 only the rows that are missing or were made by another version of the program or with other seconds.
 
@@ -22,18 +22,18 @@ from pathlib import Path
 from meshwise.executor.launch.processes import INTERRUPTED
 from meshwise.reports.document import Section, to_markdown
 from meshwise.scenarios.console import BAD_INPUT, Ticker, note
-from meshwise.scenarios.files.errors import ScenarioError, nearest
-from meshwise.scenarios.files.library import find, names, root
-from meshwise.scenarios.files.results import folder, write
-from meshwise.scenarios.fitting import seconds_left
-from meshwise.scenarios.interchange.targets import trainers_of
+from meshwise.scenarios.files.errors import ScenarioError, suggest_nearest
+from meshwise.scenarios.files.library import find_root, find_scenario, list_names
+from meshwise.scenarios.files.results import make_folder, write
+from meshwise.scenarios.fitting import start_timer
+from meshwise.scenarios.interchange.targets import list_trainers
 from meshwise.scenarios.intervals import FIGURES
-from meshwise.scenarios.launches import fastest_runnable, launches
-from meshwise.scenarios.loader import load, scenario_in
+from meshwise.scenarios.launches import fastest_runnable, list_launches
+from meshwise.scenarios.loader import load, read_scenario
 from meshwise.scenarios.recipes import FILE as RECIPES
-from meshwise.scenarios.recipes import Recipe, recipe_layouts, recipes
+from meshwise.scenarios.recipes import Recipe, list_recipe_layouts, load_recipes
 from meshwise.scenarios.scenario import Measured, Scenario
-from meshwise.scenarios.search_journal import cost_model_version
+from meshwise.scenarios.search_journal import compute_cost_model_version
 from meshwise.simulator.models.transformer import Transformer
 from meshwise.simulator.units import format_time
 from meshwise.strategies.cost_model import CostModel, SimulatedCost
@@ -45,7 +45,7 @@ from meshwise.strategies.search.starts import engineer_layouts
 
 SLACK = 1e-3
 """Fraction by which the search may be slower than another plan before it counts as slower."""
-_APART = ("local/", "operators/", "starter")
+_LOCAL_SCENARIOS = ("local/", "operators/", "starter")
 """Prefixes of library scenarios that are not trained on a cluster: those of this machine, and a template."""
 
 
@@ -91,7 +91,7 @@ class SearchOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Sayable:
+class SayablePlan:
     """The fastest plan found that a trainer can express and that fits by its conventions: step time (s) and bytes."""
 
     trainer: str
@@ -138,26 +138,26 @@ class Comparison:
     dozen: Outcome | None
     carried: Outcome | None
     trainers: tuple[str, ...]
-    sayable: Sayable | None
+    sayable: SayablePlan | None
 
     @property
-    def others(self) -> list[Outcome]:
+    def rivals(self) -> list[Outcome]:
         """The plans that fit besides that of the search, fastest first."""
-        stated = [each for each in (self.own, self.dozen, self.carried) if each is not None and each.fits]
-        return sorted(stated, key=lambda each: each.step_time or inf)
+        stated_outcomes = [rival for rival in (self.own, self.dozen, self.carried) if rival is not None and rival.fits]
+        return sorted(stated_outcomes, key=lambda rival: rival.step_time or inf)
 
     @property
     def ratio(self) -> float | None:
         """The search's step time over the fastest of the others; ``None`` where either has no plan."""
-        if not self.others:
+        if not self.rivals:
             return None
-        fastest = self.others[0].step_time
+        fastest = self.rivals[0].step_time
         return None if fastest is None or self.found is None else self.found.step_time / fastest
 
     @property
-    def slower(self) -> bool:
+    def is_slower(self) -> bool:
         """Whether another plan is faster than the search's by more than `SLACK`, or the search found none."""
-        return bool(self.others) and (self.ratio is None or self.ratio > 1 + SLACK)
+        return bool(self.rivals) and (self.ratio is None or self.ratio > 1 + SLACK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,24 +169,24 @@ class Case:
 
     def scenario(self) -> Scenario:
         """Return the scenario with its own plan, where it states one."""
-        return load(self.name) if self.recipe is None else recipe_scenario(self.recipe)
+        return load(self.name) if self.recipe is None else load_recipe(self.recipe)
 
     def digest(self) -> str:
         """Return the digest of all that a comparison depends on: the stated problem, and the program that judges it."""
-        stated = find(self.name).read_bytes() if self.recipe is None else self.recipe.record()
-        return sha256(cost_model_version().encode() + _judges() + stated).hexdigest()[:16]
+        problem_bytes = find_scenario(self.name).read_bytes() if self.recipe is None else self.recipe.dump_record()
+        return sha256(compute_cost_model_version().encode() + _read_judges() + problem_bytes).hexdigest()[:16]
 
 
 @lru_cache(maxsize=1)
-def _judges() -> bytes:
+def _read_judges() -> bytes:
     """Return the files, besides the cost model, that a comparison depends on: margins, recipes and trainers."""
-    words = sorted((root() / "interchange").glob("*.py"))
-    modules = (root().parent / each for each in ("scenarios/intervals.py", "scenarios/launches.py"))
-    judges = (root() / FIGURES, root() / RECIPES, *modules, *words)
+    words = sorted((find_root() / "interchange").glob("*.py"))
+    modules = (find_root().parent / module_path for module_path in ("scenarios/intervals.py", "scenarios/launches.py"))
+    judges = (find_root() / FIGURES, find_root() / RECIPES, *modules, *words)
     return b"".join(path.read_bytes() for path in judges)
 
 
-def recipe_scenario(recipe: Recipe) -> Scenario:
+def load_recipe(recipe: Recipe) -> Scenario:
     """Return a recipe as a scenario with its own plan.
 
     Raises
@@ -195,22 +195,24 @@ def recipe_scenario(recipe: Recipe) -> Scenario:
         Lists every fault in the record, with file, line and column.
     """
     try:
-        found = scenario_in(recipe.document())
+        scenario = read_scenario(recipe.to_document())
     except ScenarioError:
-        found = scenario_in(recipe.document(placed=True))
-    problem = found.problem
+        scenario = read_scenario(recipe.to_document(with_places=True))
+    problem = scenario.problem
     if recipe.device_memory is not None:
         memory = recipe.device_memory
-        sized = problem.cluster.with_accelerators(lambda each: replace(each, memory=memory))
-        problem = replace(problem, cluster=sized)
-    measured = Measured(recipe.measured.seconds(problem), str(recipe.source)) if recipe.measured is not None else None
-    return replace(found, problem=problem, measured=measured, assumptions=(*found.assumptions, *recipe.notes))
+        resized_cluster = problem.cluster.with_accelerators(lambda accelerator: replace(accelerator, memory=memory))
+        problem = replace(problem, cluster=resized_cluster)
+    measurement = (
+        Measured(recipe.measured.find_step_time(problem), str(recipe.source)) if recipe.measured is not None else None
+    )
+    return replace(scenario, problem=problem, measured=measurement, assumptions=(*scenario.assumptions, *recipe.notes))
 
 
-def cases() -> tuple[Case, ...]:
+def list_cases() -> tuple[Case, ...]:
     """Return the cases of all recipes, and of the library scenarios that are trained on a cluster."""
-    library = (Case(name) for name in names() if not name.startswith(_APART))
-    return (*(Case(recipe.name, recipe) for recipe in recipes()), *library)
+    library = (Case(name) for name in list_names() if not name.startswith(_LOCAL_SCENARIOS))
+    return (*(Case(recipe.name, recipe) for recipe in load_recipes()), *library)
 
 
 def compare_case(case: Case, seconds: float) -> Comparison:
@@ -227,67 +229,67 @@ def compare_case(case: Case, seconds: float) -> Comparison:
     if result.interrupted:
         raise KeyboardInterrupt
     costs = SimulatedCost(problem)
-    best, found = result.best, None
+    best, search_outcome = result.best, None
     if best is not None:
         evaluation = best.evaluation
-        found = SearchOutcome(
+        search_outcome = SearchOutcome(
             best.plan.describe(), evaluation.step_time, evaluation.peak_memory, result.gap, result.evaluations
         )
     recipe = case.recipe
-    measured = recipe.measured if recipe is not None else None
+    measurement = recipe.measured if recipe is not None else None
     return Comparison(
         name=case.name,
         digest=case.digest(),
         seconds=seconds,
-        capacity=min(problem.usable(each) for each in problem.cluster.accelerators),
+        capacity=min(problem.usable_memory(accelerator) for accelerator in problem.cluster.accelerators),
         ran=None if recipe is None else recipe.ran,
-        published=None if measured is None else measured.seconds(problem),
-        found=found,
-        own=None if scenario.plan is None else outcome("its own plan", scenario.plan, costs),
-        dozen=fastest(problem, engineer_layouts(problem), costs),
-        carried=fastest(problem, recipe_layouts(problem), costs),
-        trainers=() if best is None else trainers_of(scenario.spec, problem, best.plan),
-        sayable=None if best is None else _sayable(scenario, best.plan, seconds),
+        published=None if measurement is None else measurement.find_step_time(problem),
+        found=search_outcome,
+        own=None if scenario.plan is None else evaluate_plan("its own plan", scenario.plan, costs),
+        dozen=find_fastest(problem, engineer_layouts(problem), costs),
+        carried=find_fastest(problem, list_recipe_layouts(problem), costs),
+        trainers=() if best is None else list_trainers(scenario.spec, problem, best.plan),
+        sayable=None if best is None else _find_sayable(scenario, best.plan, seconds),
     )
 
 
-def _sayable(scenario: Scenario, plan: Plan, seconds: float) -> Sayable | None:
+def _find_sayable(scenario: Scenario, plan: Plan, seconds: float) -> SayablePlan | None:
     """Return the fastest plan found in ``seconds`` that fits in a trainer; None where ``plan`` itself fits in one.
 
     Only decoders have one. Where the scenario names a framework, its conventions price the plans of all trainers.
     """
-    if not isinstance(scenario.spec, Transformer) or any(launch.fits for launch in launches(scenario, plan)):
+    if not isinstance(scenario.spec, Transformer) or any(launch.fits for launch in list_launches(scenario, plan)):
         return None
-    fastest = fastest_runnable(scenario, seconds_left(seconds))
+    fastest = fastest_runnable(scenario, start_timer(seconds))
     if fastest is None:
         return None
-    return Sayable(fastest.trainer, fastest.plan.describe(), fastest.step_time, fastest.peak_memory)
+    return SayablePlan(fastest.trainer, fastest.plan.describe(), fastest.step_time, fastest.peak_memory)
 
 
-def outcome(name: str, plan: Plan, costs: CostModel) -> Outcome:
+def evaluate_plan(name: str, plan: Plan, costs: CostModel) -> Outcome:
     """Return the simulated outcome of one plan."""
     evaluation = costs.evaluate(plan)
     time = evaluation.step_time if evaluation.fits else None
     return Outcome(name, plan.describe(), time, evaluation.peak_memory)
 
 
-def fastest(problem: Problem, named: Iterable[tuple[str, Layout]], costs: CostModel) -> Outcome | None:
+def find_fastest(problem: Problem, named_layouts: Iterable[tuple[str, Layout]], costs: CostModel) -> Outcome | None:
     """Return the fastest of the layouts that fit, or None; layouts whose lower bound is higher are not simulated."""
-    plans = [(name, complete(problem, layout)) for name, layout in named]
-    ordered = sorted(
-        ((costs.bound(plan), name, plan) for name, plan in plans if costs.fits(plan)), key=lambda row: row[0]
+    plans = [(name, complete(problem, layout)) for name, layout in named_layouts]
+    ordered_plans = sorted(
+        ((costs.plan_bound(plan), name, plan) for name, plan in plans if costs.fits(plan)), key=lambda row: row[0]
     )
     best: Outcome | None = None
-    for bound, name, plan in ordered:
+    for bound, name, plan in ordered_plans:
         if best is not None and best.step_time is not None and bound >= best.step_time:
             break
-        met = outcome(name, plan, costs)
-        if best is None or (met.step_time or inf) < (best.step_time or inf):
-            best = met
+        candidate = evaluate_plan(name, plan, costs)
+        if best is None or (candidate.step_time or inf) < (best.step_time or inf):
+            best = candidate
     return best
 
 
-def read(path: Path) -> Iterator[Comparison]:
+def read_comparisons(path: Path) -> Iterator[Comparison]:
     """Yield the comparisons in a file; lines of other versions of the program and incomplete lines are dropped."""
     if not path.is_file():
         return
@@ -295,9 +297,11 @@ def read(path: Path) -> Iterator[Comparison]:
         try:
             row = json.loads(line)
             parts = {name: Outcome(**row[name]) if row[name] else None for name in ("own", "dozen", "carried")}
-            found = SearchOutcome(**row["found"]) if row["found"] else None
-            sayable = Sayable(**row["sayable"]) if row["sayable"] else None
-            yield Comparison(**row | parts | {"found": found, "trainers": tuple(row["trainers"]), "sayable": sayable})
+            search_outcome = SearchOutcome(**row["found"]) if row["found"] else None
+            sayable = SayablePlan(**row["sayable"]) if row["sayable"] else None
+            yield Comparison(
+                **row | parts | {"found": search_outcome, "trainers": tuple(row["trainers"]), "sayable": sayable}
+            )
         except (ValueError, TypeError, KeyError):
             continue
 
@@ -316,13 +320,13 @@ MOST_REFUSED = 2
 Row = tuple[str, ...]
 
 
-def page(rows: Sequence[Comparison]) -> str:
+def format_page(rows: Sequence[Comparison]) -> str:
     """Return the page as Markdown."""
-    return to_markdown(TITLE, tuple(_sections(rows)))
+    return to_markdown(TITLE, tuple(_build_sections(rows)))
 
 
-def _sections(rows: Sequence[Comparison]) -> Iterator[Section]:
-    slower, refused = [row for row in rows if row.slower], [row for row in rows if _refused(row)]
+def _build_sections(rows: Sequence[Comparison]) -> Iterator[Section]:
+    slower, refused = [row for row in rows if row.is_slower], [row for row in rows if _is_refused(row)]
     ratios = sorted(row.ratio for row in rows if row.ratio is not None)
     yield Section(
         "What this is",
@@ -332,24 +336,26 @@ def _sections(rows: Sequence[Comparison]) -> Iterator[Section]:
             "types first for that model and machine, and by all recipes' plans carried over to it. All were judged by "
             "one simulation with one rule of fitting. Written by "
             "python -m meshwise.scenarios.studies.recipe_comparison; every row is in recipes.jsonl.",
-            f"Seconds of wall time of a search: {', '.join(f'{each:g}' for each in sorted({r.seconds for r in rows}))}."
+            f"Seconds of wall time of a search: {', '.join(f'{seconds:g}' for seconds in sorted({r.seconds for r in rows}))}."
             " Gap: how far the best plan may be above the optimum of the searched space; none where nothing is proven.",
             f"Search over others: the step of the search's plan over that of the fastest other plan. "
-            f"{_spread(ratios)} It is above {1 + SLACK:g} in {len(slower)} problems{_named(slower)}.",
+            f"{_describe_spread(ratios)} It is above {1 + SLACK:g} in {len(slower)} problems{_list_names(slower)}.",
             "Where the search's plan of a transformer fits in no trainer that can say it, by the conventions of that "
             "trainer or of the framework that the scenario names, the last column has the fastest plan that does.",
             f"{len(refused)} of {sum(row.ran is True for row in rows)} recipes that ran are refused for memory "
-            f"(at most {MOST_REFUSED} is the aim){_named(refused)}.",
+            f"(at most {MOST_REFUSED} is the aim){_list_names(refused)}.",
         ),
     )
-    yield Section("By problem", (), (_HEAD, *map(_row, rows)))
-    own = [row for row in rows if row.ran is not None and row.own is not None]
-    if own:
+    yield Section("By problem", (), (_HEAD, *map(_build_row, rows)))
+    own_rows = [row for row in rows if row.ran is not None and row.own is not None]
+    if own_rows:
         text = "Published is what the publisher measured or what follows from it; memory is of the fullest device."
-        yield Section("Recipes as they were published", (text,), (_RECIPE_HEAD, *map(_recipe_row, own)))
+        yield Section("Recipes as they were published", (text,), (_RECIPE_HEAD, *map(_build_recipe_row, own_rows)))
     if refused:
-        by_name = {recipe.name: recipe for recipe in recipes()}
-        table = [(row.name, _memory(row.own, row.capacity), " ".join(by_name[row.name].notes)) for row in refused]
+        by_name = {recipe.name: recipe for recipe in load_recipes()}
+        table = [
+            (row.name, _format_memory(row.own, row.capacity), " ".join(by_name[row.name].notes)) for row in refused
+        ]
         yield Section("Recipes that ran and are refused", (), (("recipe", "memory, GiB", "what is open"), *table))
 
 
@@ -363,94 +369,98 @@ _RECIPE_HEAD = (
 )  # fmt: skip
 
 
-def _row(row: Comparison) -> Row:
-    other = row.others[0] if row.others else None
-    found = row.found
+def _build_row(row: Comparison) -> Row:
+    rival = row.rivals[0] if row.rivals else None
+    search_outcome = row.found
     return (
         row.name,
-        "nothing fits" if found is None else found.plan,
-        "" if found is None else format_time(found.step_time),
-        "" if found is None else _gib(found.peak_memory, row.capacity),
-        "" if found is None or found.gap is None else f"{100 * found.gap:.1f} %",
-        "none fits" if other is None else other.name,
-        "" if other is None or other.step_time is None else format_time(other.step_time),
+        "nothing fits" if search_outcome is None else search_outcome.plan,
+        "" if search_outcome is None else format_time(search_outcome.step_time),
+        "" if search_outcome is None else _format_gib(search_outcome.peak_memory, row.capacity),
+        "" if search_outcome is None or search_outcome.gap is None else f"{100 * search_outcome.gap:.1f} %",
+        "none fits" if rival is None else rival.name,
+        "" if rival is None or rival.step_time is None else format_time(rival.step_time),
         "" if row.ratio is None else f"{row.ratio:.3f}",
         ", ".join(row.trainers) or "none",
-        _told(row),
+        _describe_trainers(row),
     )
 
 
-def _told(row: Comparison) -> str:
+def _describe_trainers(row: Comparison) -> str:
     """Return the plan that fits in a trainer where the search's fits in none, and its time over the search's."""
-    said, found = row.sayable, row.found
-    if said is None or found is None:
+    sayable, search_outcome = row.sayable, row.found
+    if sayable is None or search_outcome is None:
         return ""
-    slower = f"{said.step_time / found.step_time:.2f} of the search's"
-    return f"{said.trainer}: {said.plan}: {format_time(said.step_time)}, {slower}"
+    slower = f"{sayable.step_time / search_outcome.step_time:.2f} of the search's"
+    return f"{sayable.trainer}: {sayable.plan}: {format_time(sayable.step_time)}, {slower}"
 
 
-def _recipe_row(row: Comparison) -> Row:
-    own, found, dozen = row.own, row.found, row.dozen
-    assert own is not None  # rows without a plan of their own are not shown
-    time = own.step_time
+def _build_recipe_row(row: Comparison) -> Row:
+    own_outcome, search_outcome, dozen = row.own, row.found, row.dozen
+    assert own_outcome is not None  # rows without a plan of their own are not shown
+    time = own_outcome.step_time
     return (
         row.name,
         "" if time is None else format_time(time),
-        _memory(own, row.capacity),
-        "yes" if own.fits else "no",
+        _format_memory(own_outcome, row.capacity),
+        "yes" if own_outcome.fits else "no",
         "" if row.published is None else format_time(row.published),
         "" if row.published is None or time is None else f"{time / row.published:.2f}",
-        "" if found is None else format_time(found.step_time),
-        "" if found is None or time is None else f"{found.step_time / time:.2f}",
+        "" if search_outcome is None else format_time(search_outcome.step_time),
+        "" if search_outcome is None or time is None else f"{search_outcome.step_time / time:.2f}",
         "none fits" if dozen is None else dozen.name,
         "" if dozen is None or dozen.step_time is None else format_time(dozen.step_time),
     )
 
 
-def _refused(row: Comparison) -> bool:
+def _is_refused(row: Comparison) -> bool:
     return bool(row.ran) and row.own is not None and not row.own.fits
 
 
-def _memory(own: object, capacity: float) -> str:
-    return _gib(getattr(own, "peak_memory", float("nan")), capacity)
+def _format_memory(own_memory: object, capacity: float) -> str:
+    return _format_gib(getattr(own_memory, "peak_memory", float("nan")), capacity)
 
 
-def _gib(peak: float, capacity: float) -> str:
+def _format_gib(peak: float, capacity: float) -> str:
     return f"{peak / GIB:.1f} of {capacity / GIB:.1f}" if isfinite(peak) else ""
 
 
-def _spread(ratios: Sequence[float]) -> str:
+def _describe_spread(ratios: Sequence[float]) -> str:
     if not ratios:
         return ""
     return f"Median {ratios[len(ratios) // 2]:.3f}, least {ratios[0]:.3f}, greatest {ratios[-1]:.3f}."
 
 
-def _named(rows: Sequence[Comparison]) -> str:
+def _list_names(rows: Sequence[Comparison]) -> str:
     return f": {'; '.join(row.name for row in rows)}" if rows else ""
 
 
-def compare(place: Path, chosen: Sequence[Case], seconds: float, progress: Callable[[str], None]) -> list[Comparison]:
-    """Make the comparisons that ``recipes.jsonl`` in a folder lacks, append each as it is made, and return all.
+def compare(
+    place: Path, chosen_cases: Sequence[Case], seconds: float, progress: Callable[[str], None]
+) -> list[Comparison]:
+    """Make the comparisons that ``load_recipes.jsonl`` in a folder lacks, append each as it is made, and return all.
 
-    Rows of problems that are not ``chosen`` stay in the file and in the result, if the program still has the problem.
+    Rows of problems that are not ``chosen_cases`` stay in the file and in the result, if the program still has the problem.
     """
     file = place / "recipes.jsonl"
-    known = {case.name: case for case in cases()}
-    made = {row.name: row for row in read(file) if row.name in known and row.digest == known[row.name].digest()}
-    write(file, "".join(map(to_line, made.values())))
-    with open(file, "a", encoding="utf-8") as kept:
-        for number, case in enumerate(chosen, 1):
-            if case.name in made and made[case.name].seconds == seconds:
+    known = {case.name: case for case in list_cases()}
+    known_rows = {
+        row.name: row for row in read_comparisons(file) if row.name in known and row.digest == known[row.name].digest()
+    }
+    write(file, "".join(map(to_line, known_rows.values())))
+    with open(file, "a", encoding="utf-8") as rows_file:
+        for number, case in enumerate(chosen_cases, 1):
+            if case.name in known_rows and known_rows[case.name].seconds == seconds:
                 continue
-            progress(f"problem {number} of {len(chosen)}: {case.name}")
-            made[case.name] = compare_case(case, seconds)
-            kept.write(to_line(made[case.name]))
-            kept.flush()
-    write(file, "".join(to_line(made[name]) for name in known if name in made))
-    return [made[name] for name in known if name in made]
+            progress(f"problem {number} of {len(chosen_cases)}: {case.name}")
+            known_rows[case.name] = compare_case(case, seconds)
+            rows_file.write(to_line(known_rows[case.name]))
+            rows_file.flush()
+    write(file, "".join(to_line(known_rows[name]) for name in known if name in known_rows))
+    return [known_rows[name] for name in known if name in known_rows]
 
 
-def chosen_cases(only: str | None) -> tuple[Case, ...]:
+def select_cases(only: str | None) -> tuple[Case, ...]:
     """Return the cases selected by names or parts of names, with commas between; all cases for None.
 
     Raises
@@ -458,19 +468,21 @@ def chosen_cases(only: str | None) -> tuple[Case, ...]:
     ValueError
         Where a name selects no case.
     """
-    known = cases()
+    known = list_cases()
     if only is None:
         return known
-    found = [case for case in known if case.name == only]  # names may have commas too
-    parts = [] if found else filter(None, (each.strip() for each in only.split(",")))
+    exact_cases = [case for case in known if case.name == only]  # names may have commas too
+    parts = [] if exact_cases else filter(None, (part.strip() for part in only.split(",")))
     for name in parts:
-        met = [case for case in known if case.name == name] or [
+        matching_cases = [case for case in known if case.name == name] or [
             case for case in known if name.lower() in case.name.lower()
         ]
-        if not met:
-            raise ValueError(f"--only: no problem has {name} in its name{nearest(name, [case.name for case in known])}")
-        found += met
-    return tuple(dict.fromkeys(found))
+        if not matching_cases:
+            raise ValueError(
+                f"--only: no problem has {name} in its name{suggest_nearest(name, [case.name for case in known])}"
+            )
+        exact_cases += matching_cases
+    return tuple(dict.fromkeys(exact_cases))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -487,8 +499,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         if not 0 < options.seconds < 86_400:
             raise ValueError(f"--seconds is more than 0 and less than 86400, met {options.seconds:g}")
-        rows = compare(folder(place), chosen_cases(options.only), options.seconds, ticker)
-        write(place / "recipes.md", page(rows))
+        rows = compare(make_folder(place), select_cases(options.select_cases), options.seconds, ticker)
+        write(place / "recipes.md", format_page(rows))
     except ValueError as error:
         note(str(error))
         return BAD_INPUT
@@ -496,12 +508,12 @@ def main(arguments: Sequence[str]) -> int:
         note(f"interrupted; what is done is in {place / 'recipes.jsonl'}")
         return INTERRUPTED
     finally:
-        ticker.done()
-    for row in filter(_refused, rows):
-        note(f"{row.name} ran and is refused: {_memory(row.own, row.capacity)} GiB")
+        ticker.clear()
+    for row in filter(_is_refused, rows):
+        note(f"{row.name} ran and is refused: {_format_memory(row.own, row.capacity)} GiB")
     for row in rows:
-        if row.slower:
-            note(f"{row.name}: the search is slower than {row.others[0].name}, {row.ratio or float('inf'):.3f}")
+        if row.is_slower:
+            note(f"{row.name}: the search is slower than {row.rivals[0].name}, {row.ratio or float('inf'):.3f}")
     return 0
 
 

@@ -220,19 +220,19 @@ class Section:
     lines: tuple[str, ...]
 
 
-def write(folder: Path) -> None:
+def write_pages(folder: Path) -> None:
     """Write all pages into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in pages().items():
+    for name, text in build_pages().items():
         (folder / name).write_text(text, encoding="utf-8", newline="\n")
 
 
-def pages() -> dict[str, str]:
+def build_pages() -> dict[str, str]:
     """Return the text of every page by the name of its file."""
-    return {CONTENTS: _contents(), **{page.file: _page(page) for page in PAGES}}
+    return {CONTENTS: _format_contents(), **{page.file: _format_page(page) for page in PAGES}}
 
 
-def _contents() -> str:
+def _format_contents() -> str:
     lines = [
         "# Python reference",
         "",
@@ -243,150 +243,152 @@ def _contents() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _page(page: Page) -> str:
+def _format_page(page: Page) -> str:
     lines = [f"# {page.title}", "", page.lead, ""]
     for module, names in page.modules:
-        tree = _tree(module)
-        head = _sections(ast.get_docstring(tree) or "")[0]
-        lines += [f"## {module}", "", *_prose(head.lines), ""]
-        defined = dict(_definitions(tree))
-        for name in names or tuple(defined):
-            if name not in defined:
+        tree = _parse_module(module)
+        head = _split_sections(ast.get_docstring(tree) or "")[0]
+        lines += [f"## {module}", "", *_format_prose(head.lines), ""]
+        definitions = dict(_list_definitions(tree))
+        for name in names or tuple(definitions):
+            if name not in definitions:
                 raise ValueError(f"{module} has no public {name}")
-            lines += [*_entry(name, defined[name]), ""]
+            lines += [*_format_entry(name, definitions[name]), ""]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
 
 
-def _tree(module: str) -> ast.Module:
-    found = find_spec(module)
-    assert found is not None and found.origin is not None
-    return ast.parse(Path(found.origin).read_text("utf-8"))
+def _parse_module(module: str) -> ast.Module:
+    spec = find_spec(module)
+    assert spec is not None and spec.origin is not None
+    return ast.parse(Path(spec.origin).read_text("utf-8"))
 
 
-def _definitions(tree: ast.Module) -> Iterator[tuple[str, Definition | tuple[str, str]]]:
+def _list_definitions(tree: ast.Module) -> Iterator[tuple[str, Definition | tuple[str, str]]]:
     """Yield the public classes, functions and documented constants of a module, each with its name."""
-    for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
+    for node, next_node in zip(tree.body, [*tree.body[1:], None], strict=True):
         if isinstance(node, Definition) and not node.name.startswith("_"):
             yield node.name, node
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-            said = _text_of(after)
-            if isinstance(target, ast.Name) and said and not target.id.startswith("_"):
-                yield target.id, (target.id, said)
+            text = _string_of(next_node)
+            if isinstance(target, ast.Name) and text and not target.id.startswith("_"):
+                yield target.id, (target.id, text)
 
 
-def _text_of(node: ast.stmt | None) -> str:
+def _string_of(node: ast.stmt | None) -> str:
     """Return the text of a statement that is only a string; empty for other statements."""
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
         return node.value.value
     return ""
 
 
-def _entry(name: str, found: Definition | tuple[str, str]) -> Iterator[str]:
+def _format_entry(name: str, definition: Definition | tuple[str, str]) -> Iterator[str]:
     yield f"### {name}"
     yield ""
-    if isinstance(found, tuple):
-        yield from _documented(found[1])
+    if isinstance(definition, tuple):
+        yield from _format_docstring(definition[1])
         return
-    yield from _fenced(_signature(found))
-    yield from _documented(ast.get_docstring(found) or "")
-    if isinstance(found, ast.ClassDef):
-        for member in found.body:
+    yield from _fence_text(_format_signature(definition))
+    yield from _format_docstring(ast.get_docstring(definition) or "")
+    if isinstance(definition, ast.ClassDef):
+        for member in definition.body:
             if isinstance(member, ast.FunctionDef) and not member.name.startswith("_"):
                 yield f"#### {name}.{member.name}"
                 yield ""
-                yield from _fenced(_signature(member))
-                yield from _documented(ast.get_docstring(member) or "")
+                yield from _fence_text(_format_signature(member))
+                yield from _format_docstring(ast.get_docstring(member) or "")
 
 
-def _fenced(text: str) -> tuple[str, ...]:
+def _fence_text(text: str) -> tuple[str, ...]:
     return "```text", text, "```", ""
 
 
-def _signature(node: Definition) -> str:
+def _format_signature(node: Definition) -> str:
     """Return the signature of a class or function, or the values of an enumeration."""
     if isinstance(node, ast.FunctionDef):
-        result = f" -> {_type(node.returns)}" if node.returns else ""
-        if any(ast.unparse(each) in ("property", "cached_property") for each in node.decorator_list):
+        result = f" -> {_format_type(node.returns)}" if node.returns else ""
+        if any(ast.unparse(child) in ("property", "cached_property") for child in node.decorator_list):
             return f"{node.name}{result}"
-        return _call(node.name, _arguments(node.args), result)
+        return _format_call(node.name, _list_arguments(node.args), result)
     bases = [ast.unparse(base) for base in node.bases]
     if "StrEnum" in bases:
-        values = [ast.unparse(each.value) for each in node.body if isinstance(each, ast.Assign)]
-        return _call(node.name, values, "")
-    fields = [_field(each) for each in node.body if isinstance(each, ast.AnnAssign) and _is_field(each)]
-    made = next((each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"), None)
-    return _call(node.name, fields if made is None else _arguments(made.args), "")
+        values = [ast.unparse(child.value) for child in node.body if isinstance(child, ast.Assign)]
+        return _format_call(node.name, values, "")
+    fields = [_format_field(child) for child in node.body if isinstance(child, ast.AnnAssign) and _is_field(child)]
+    constructor = next(
+        (child for child in node.body if isinstance(child, ast.FunctionDef) and child.name == "__init__"), None
+    )
+    return _format_call(node.name, fields if constructor is None else _list_arguments(constructor.args), "")
 
 
 def _is_field(node: ast.AnnAssign) -> bool:
     return not ast.unparse(node.annotation).startswith("ClassVar") and not ast.unparse(node.target).startswith("_")
 
 
-def _field(node: ast.AnnAssign) -> str:
+def _format_field(node: ast.AnnAssign) -> str:
     value = f" = {ast.unparse(node.value)}" if node.value is not None else ""
-    return f"{ast.unparse(node.target)}: {_type(node.annotation)}{value}"
+    return f"{ast.unparse(node.target)}: {_format_type(node.annotation)}{value}"
 
 
-def _arguments(arguments: ast.arguments) -> list[str]:
+def _list_arguments(arguments: ast.arguments) -> list[str]:
     """Return the parameters of a function as text, without self and cls."""
-    plain = [*arguments.posonlyargs, *arguments.args]
-    defaults = [None] * (len(plain) - len(arguments.defaults)) + list(arguments.defaults)
-    words = [_argument(each, value) for each, value in zip(plain, defaults, strict=True)]
-    words = [word for word, each in zip(words, plain, strict=True) if each.arg not in ("self", "cls")]
+    positional = [*arguments.posonlyargs, *arguments.args]
+    defaults = [None] * (len(positional) - len(arguments.defaults)) + list(arguments.defaults)
+    words = [_format_argument(argument, value) for argument, value in zip(positional, defaults, strict=True)]
+    words = [word for word, argument in zip(words, positional, strict=True) if argument.arg not in ("self", "cls")]
     if arguments.vararg is not None:
-        words.append(f"*{_argument(arguments.vararg, None)}")
+        words.append(f"*{_format_argument(arguments.vararg, None)}")
     elif arguments.kwonlyargs:
         words.append("*")
-    named = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-    words += [_argument(each, value) for each, value in named]
-    return words + ([f"**{_argument(arguments.kwarg, None)}"] if arguments.kwarg is not None else [])
+    keyword_pairs = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    words += [_format_argument(argument, value) for argument, value in keyword_pairs]
+    return words + ([f"**{_format_argument(arguments.kwarg, None)}"] if arguments.kwarg is not None else [])
 
 
-def _argument(argument: ast.arg, default: ast.expr | None) -> str:
-    kind = _type(argument.annotation) if argument.annotation else ""
+def _format_argument(argument: ast.arg, default: ast.expr | None) -> str:
+    kind = _format_type(argument.annotation) if argument.annotation else ""
     value = ast.unparse(default) if default is not None else ""
     return argument.arg + (f": {kind}" if kind else "") + (f" = {value}" if value else "")
 
 
-def _type(annotation: ast.expr) -> str:
+def _format_type(annotation: ast.expr) -> str:
     """Return a type annotation as written, without the quotes of a forward reference."""
     if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
         return annotation.value
     return ast.unparse(annotation)
 
 
-def _call(name: str, words: Sequence[str], result: str) -> str:
+def _format_call(name: str, words: Sequence[str], result: str) -> str:
     line = f"{name}({', '.join(words)}){result}"
     if len(line) <= WIDTH:
         return line
     return "\n".join([f"{name}(", *(f"    {word}," for word in words), f"){result}"])
 
 
-def _documented(text: str) -> Iterator[str]:
+def _format_docstring(text: str) -> Iterator[str]:
     """Yield the lines of a NumPy docstring as Markdown."""
-    for section in _sections(text):
+    for section in _split_sections(text):
         if section.title:
             yield f"*{section.title}*"
             yield ""
         if section.title in _ITEMS:
-            yield from _items(section.lines)
+            yield from _format_items(section.lines)
         else:
-            yield from _prose(section.lines)
+            yield from _format_prose(section.lines)
         yield ""
 
 
-def _sections(text: str) -> list[Section]:
-    found: list[tuple[str, list[str]]] = [("", [])]
+def _split_sections(text: str) -> list[Section]:
+    sections: list[tuple[str, list[str]]] = [("", [])]
     for line in text.strip().splitlines():
-        if re.fullmatch(r"-{3,}", line.strip()) and found[-1][1]:
-            found.append((found[-1][1].pop().strip(), []))
+        if re.fullmatch(r"-{3,}", line.strip()) and sections[-1][1]:
+            sections.append((sections[-1][1].pop().strip(), []))
         else:
-            found[-1][1].append(line)
-    return [Section(title, tuple(lines)) for title, lines in found]
+            sections[-1][1].append(line)
+    return [Section(title, tuple(lines)) for title, lines in sections]
 
 
-def _items(lines: Sequence[str]) -> Iterator[str]:
+def _format_items(lines: Sequence[str]) -> Iterator[str]:
     """Yield the entries of a section as a Markdown list: names start a line, their descriptions are indented."""
     entries: list[tuple[str, list[str]]] = []
     for line in lines:
@@ -394,11 +396,11 @@ def _items(lines: Sequence[str]) -> Iterator[str]:
             entries.append((line.strip(), []))
         elif line.strip() and entries:
             entries[-1][1].append(line.strip())
-    for name, said in entries:
-        yield f"- `{name}`" + (f": {_inline(' '.join(said))}" if said else "")
+    for name, descriptions in entries:
+        yield f"- `{name}`" + (f": {_format_line(' '.join(descriptions))}" if descriptions else "")
 
 
-def _prose(lines: Sequence[str]) -> Iterator[str]:
+def _format_prose(lines: Sequence[str]) -> Iterator[str]:
     """Yield running text, with doctests as code blocks."""
     example: list[str] = []
     for line in (*lines, ""):
@@ -408,10 +410,10 @@ def _prose(lines: Sequence[str]) -> Iterator[str]:
         if example:
             yield from ("", "```pycon", *example, "```", "")
             example = []
-        yield _inline(line)
+        yield _format_line(line)
 
 
-def _inline(line: str) -> str:
+def _format_line(line: str) -> str:
     """Return a line with its references to literature in Markdown."""
     line = re.sub(r"^\.\. \[(\w+)\] ", r"- [\1] ", line.strip() if line.startswith("..") else line)
     return re.sub(r"\[(\w+)\]_", r"[\1]", line)
@@ -420,4 +422,4 @@ def _inline(line: str) -> str:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m meshwise.scenarios.studies.reference")
     parser.add_argument("folder", type=Path)
-    write(parser.parse_args().folder)
+    write_pages(parser.parse_args().write_pages)

@@ -18,9 +18,9 @@ from time import process_time
 from typing import Any, ClassVar, TypeVar, cast
 
 from meshwise.scenarios.loader import load
-from meshwise.scenarios.search_journal import cost_model_version
+from meshwise.scenarios.search_journal import compute_cost_model_version
 from meshwise.simulator import catalog
-from meshwise.simulator.brief import brief
+from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.models.model import build
 from meshwise.simulator.models.presets import MODELS
 from meshwise.strategies.cost_model import CostModel, SimulatedCost
@@ -66,9 +66,9 @@ class Case:
     def problem(self) -> Problem:
         """Return the problem to search a plan for."""
         if self.library:
-            stated = load(self.library).problem
-            batch = self.batch or stated.training.global_batch
-            return replace(stated, training=replace(stated.training, global_batch=batch))
+            library_problem = load(self.library).problem
+            batch = self.batch or library_problem.training.global_batch
+            return replace(library_problem, training=replace(library_problem.training, global_batch=batch))
         training = Training(self.batch, self.sequence, self.precision)
         graph = build(MODELS[self.model], self.sequence, training.dtype)
         return Problem(graph, catalog.cluster(self.cluster, self.nodes), training)
@@ -164,7 +164,7 @@ class SearchRun:
     cold_seconds: float = 0.0
     refused: str = ""
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
     @property
     def best(self) -> float:
@@ -176,7 +176,7 @@ class SearchRun:
         """Whether no plan is faster."""
         return self.lower_bound is not None and self.best <= self.lower_bound * (1 + SLACK)
 
-    def after(self, limit: float, column: int = 0) -> float:
+    def best_after(self, limit: float, column: int = 0) -> float:
         """Return the best step time after so many evaluations (column 0) or CPU seconds (column 1)."""
         return min((point[2] for point in self.history if point[column] <= limit), default=inf)
 
@@ -186,38 +186,38 @@ class SharedCosts(SimulatedCost):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
-        self._found: dict[tuple[str, Plan], tuple[Any, float]] = {}
+        self._answers: dict[tuple[str, Plan], tuple[Any, float]] = {}
         self._charged = 0.0
 
     def clock(self) -> float:
         """Return CPU seconds: of this process, plus those that looked-up answers took when they were computed."""
         return process_time() + self._charged
 
-    def _once(self, what: str, plan: Plan, work: Callable[[Plan], T]) -> T:
-        if (what, plan) in self._found:
-            found, took = self._found[what, plan]
-            self._charged += took
+    def _answer_once(self, question: str, plan: Plan, work: Callable[[Plan], T]) -> T:
+        if (question, plan) in self._answers:
+            answer, duration = self._answers[question, plan]
+            self._charged += duration
         else:
-            begun = process_time()
-            found = work(plan)
-            self._found[what, plan] = found, process_time() - begun
-        return cast(T, found)
+            start = process_time()
+            answer = work(plan)
+            self._answers[question, plan] = answer, process_time() - start
+        return cast(T, answer)
 
     def forget(self) -> None:
         """Forget the answers for plans, and keep the costs of operators."""
-        self._found.clear()
+        self._answers.clear()
 
     def evaluate(self, plan: Plan) -> Evaluation:
         """Return step time and memory."""
-        return self._once("evaluation", plan, super().evaluate)
+        return self._answer_once("evaluation", plan, super().evaluate)
 
-    def spent(self, plan: Plan) -> dict[Resource, float]:
+    def resource_times(self, plan: Plan) -> dict[Resource, float]:
         """Return the seconds of a step that every resource takes."""
-        return self._once("spent", plan, super().spent)
+        return self._answer_once("spent", plan, super().resource_times)
 
 
 @dataclass(frozen=True, slots=True)
-class Until:
+class UntilTarget:
     """A randomized algorithm that ends once it has found the proven optimum ``target`` (step time in s)."""
 
     name: ClassVar[str] = "until"
@@ -241,7 +241,7 @@ class Until:
 
 
 def run_case(
-    case: Case, rounds: int, made: Sequence[SearchRun] = (), names: Sequence[str] = tuple(LAYOUT_ALGORITHMS)
+    case: Case, rounds: int, known_runs: Sequence[SearchRun] = (), names: Sequence[str] = tuple(LAYOUT_ALGORITHMS)
 ) -> Iterator[SearchRun]:
     """Yield the missing runs of every algorithm on one problem, the proof first, since others end at its optimum.
 
@@ -250,39 +250,41 @@ def run_case(
     rounds
         Number of seeds of randomized algorithms.
     """
-    known = {(run.algorithm, run.seed): run for run in made if run.case == case.name}
-    wanted = [
+    known = {(run.algorithm, run.seed): run for run in known_runs if run.case == case.name}
+    requested_runs = [
         (name, seed)
         for name in sorted(names, key=lambda name: name != PROVING)
-        for seed in (range(rounds) if _draws(name) else (None,))
+        for seed in (range(rounds) if _draws_seeds(name) else (None,))
     ]
-    if all(each in known for each in wanted):
+    if all(run_key in known for run_key in requested_runs):
         return
     problem = case.problem()
-    small = sum(1 for _ in islice(layouts(problem, case.space), MOST_PLANS + 1)) <= MOST_PLANS
+    is_small = sum(1 for _ in islice(layouts(problem, case.space), MOST_PLANS + 1)) <= MOST_PLANS
     costs, target = SharedCosts(problem), 0.0
-    begun = process_time()
+    start = process_time()
     search(
         LAYOUT_ALGORITHMS[PROVING](), problem, case.space, costs=costs
     )  # so that no run pays for the costs of operators
     costs.forget()
-    cold = round(process_time() - begun, 6)
-    for name, seed in wanted:
+    cold_seconds = round(process_time() - start, 6)
+    for name, seed in requested_runs:
         run = known.get((name, seed))
-        if run is None and (small or name != "exhaustive"):
-            run = _run(case, name, seed, problem, costs, target)
-            yield replace(run, cold_seconds=cold) if name == PROVING else run
+        if run is None and (is_small or name != "exhaustive"):
+            run = _run_search(case, name, seed, problem, costs, target)
+            yield replace(run, cold_seconds=cold_seconds) if name == PROVING else run
         if name == PROVING and run is not None and run.proven:
             target = run.best
 
 
-def _draws(name: str) -> bool:
+def _draws_seeds(name: str) -> bool:
     return "seed" in {field.name for field in fields(LAYOUT_ALGORITHMS[name])}
 
 
-def _run(case: Case, name: str, seed: int | None, problem: Problem, costs: SharedCosts, target: float) -> SearchRun:
+def _run_search(
+    case: Case, name: str, seed: int | None, problem: Problem, costs: SharedCosts, target: float
+) -> SearchRun:
     make = cast("Callable[..., SearchAlgorithm]", LAYOUT_ALGORITHMS[name])
-    algorithm = make() if seed is None else Until(make(seed=seed), target)
+    algorithm = make() if seed is None else UntilTarget(make(seed=seed), target)
     limits: Any = {"budget": BUDGET, "seconds": None if name == PROVING else SECONDS}
     empty = partial(SearchRun, case.name, name, seed)
     try:
@@ -299,17 +301,17 @@ def read_runs(path: Path) -> list[SearchRun]:
     """Return the runs in a file; lines of other versions of the program and incomplete lines are dropped."""
     if not path.is_file():
         return []
-    found = []
+    runs = []
     for line in path.read_text("utf-8", errors="replace").splitlines():
         try:
             row = json.loads(line)
-            if row.pop("version") == cost_model_version():
-                found.append(SearchRun(**row | {"history": tuple(map(tuple, row["history"]))}))
+            if row.pop("version") == compute_cost_model_version():
+                runs.append(SearchRun(**row | {"history": tuple(map(tuple, row["history"]))}))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             continue
-    return found
+    return runs
 
 
 def to_line(run: SearchRun) -> str:
     """Return a run as one line of JSON."""
-    return json.dumps({"version": cost_model_version()} | asdict(run)) + "\n"
+    return json.dumps({"version": compute_cost_model_version()} | asdict(run)) + "\n"

@@ -8,53 +8,70 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from meshwise.simulator.calibration.collective_rows import CollectiveRow, Skipped
 from meshwise.simulator.calibration.link_fits import (
-    SIZES,
+    SIZE_RANGES,
     TECHNOLOGIES,
     Disagreement,
-    Error,
-    Fits,
+    LinkError,
     LinkFit,
-    deviations,
-    disagreements,
-    errors,
+    LinkFits,
+    find_disagreements,
+    find_technology,
     fit_links,
-    held_out,
-    technology_of,
+    measure_errors,
+    measure_held_out,
+    relative_deviations,
 )
-from meshwise.simulator.calibration.noise import ITSELF, Floor, Sizes, Times, floor, repeats
+from meshwise.simulator.calibration.noise import REPEATS, NoiseFloor, PublisherTimes, Sizes, measure_floor, pair_repeats
 from meshwise.simulator.machine.topology import Link
 
 
-def collective_floors(rows: Sequence[CollectiveRow]) -> tuple[Floor, ...]:
+def collective_floors(rows: Sequence[CollectiveRow]) -> tuple[NoiseFloor, ...]:
     """Return the distances of each source from every other on the same links, and from itself, beside the model's."""
     sources: dict[str, list[CollectiveRow]] = defaultdict(list)
     for row in rows:
         sources[row.source].append(row)
-    times = {name: Times((*_what(row), row.seconds) for row in own) for name, own in sources.items()}
-    return tuple(each for name, own in sources.items() for each in _floors(name, own, rows, times))
+    times = {
+        name: PublisherTimes((*_comparison_key(row), row.seconds) for row in source_rows)
+        for name, source_rows in sources.items()
+    }
+    return tuple(
+        noise_floor
+        for name, source_rows in sources.items()
+        for noise_floor in _source_floors(name, source_rows, rows, times)
+    )
 
 
-def _floors(
-    name: str, own: Sequence[CollectiveRow], rows: Sequence[CollectiveRow], times: Mapping[str, Times]
-) -> list[Floor]:
-    off = deviations(own, fit_links(rows, (name,))).tolist()
-    found = []
-    for other, known in times.items():
+def _source_floors(
+    name: str, source_rows: Sequence[CollectiveRow], rows: Sequence[CollectiveRow], times: Mapping[str, PublisherTimes]
+) -> list[NoiseFloor]:
+    deviation_values = relative_deviations(source_rows, fit_links(rows, (name,))).tolist()
+    noise_floors = []
+    for other_name, other_times in times.items():
         links = defaultdict(list)
-        for row, error in zip(own, off, strict=True):
-            compared = known.compared(*_what(row), row.seconds, row.seconds * (1.0 + error)) if other != name else None
+        for row, error in zip(source_rows, deviation_values, strict=True):
+            compared = (
+                other_times.pair_time(*_comparison_key(row), row.seconds, row.seconds * (1.0 + error))
+                if other_name != name
+                else None
+            )
             if compared is not None:
-                links[str(technology_of(row))].append(compared)
-        found += [floor(link, "collectives", name, other, each) for link, each in links.items()]
-    several = defaultdict(list)
-    for row in own:
-        several[str(technology_of(row))].append((*_what(row), row.seconds))
-    again = {link: repeats(each) for link, each in several.items()}
-    return found + [floor(link, "collectives", name, ITSELF, each) for link, each in again.items() if each]
+                links[str(find_technology(row))].append(compared)
+        noise_floors += [
+            measure_floor(link, "collectives", name, other_name, comparisons) for link, comparisons in links.items()
+        ]
+    repeated = defaultdict(list)
+    for row in source_rows:
+        repeated[str(find_technology(row))].append((*_comparison_key(row), row.seconds))
+    repeats_by_link = {link: pair_repeats(comparisons) for link, comparisons in repeated.items()}
+    return noise_floors + [
+        measure_floor(link, "collectives", name, REPEATS, comparisons)
+        for link, comparisons in repeats_by_link.items()
+        if comparisons
+    ]
 
 
-def _what(row: CollectiveRow) -> tuple[Hashable, Sizes]:
-    return (technology_of(row), row.nodes, row.ranks, row.collective, row.algorithm), (row.size,)
+def _comparison_key(row: CollectiveRow) -> tuple[Hashable, Sizes]:
+    return (find_technology(row), row.nodes, row.ranks, row.collective, row.algorithm), (row.size,)
 
 
 _HEAD = """# Collectives: predicted against measured
@@ -109,65 +126,92 @@ has 0.85 for Hopper and 0.74 for Blackwell). NVLink 2 and 3 have no such switche
 
 def report(rows: Sequence[CollectiveRow], skipped: Sequence[Skipped]) -> str:
     """Return the page; all rows are fitted once, and once more without each source (half a minute)."""
-    fits, without = fit_links(rows), held_out(rows)
-    clock = {row.source: row.timing for row in rows}
-    seen = {(each.source, each.collective, each.size): each for each in errors(rows, fits)}
-    sizes = [name for name, _ in SIZES]
+    fits, held_out_errors = fit_links(rows), measure_held_out(rows)
+    clocks = {row.source: row.timing for row in rows}
+    fitted_errors = {(error.source, error.collective, error.size): error for error in measure_errors(rows, fits)}
+    sizes = [name for name, _ in SIZE_RANGES]
     by_size = [
-        [source, str(clock[source]), _shown(seen[source, "*", "*"])]
-        + [_shown(_of(without, source, "*", size)) for size in ("*", *sizes)]
-        for source in clock
+        [source, str(clocks[source]), _format_error(fitted_errors[source, "*", "*"])]
+        + [_format_error(_find_error(held_out_errors, source, "*", size)) for size in ("*", *sizes)]
+        for source in clocks
     ]
     collectives = sorted({row.collective for row in rows})
     by_collective = [
-        [source, *(_shown(_of(without, source, collective, "*")) for collective in collectives)] for source in clock
+        [source, *(_format_error(_find_error(held_out_errors, source, collective, "*")) for collective in collectives)]
+        for source in clocks
     ]
     return "".join(
         [
             _HEAD,
             _HELD_OUT,
-            _table(["source", "clock", "all", "left out", *sizes], by_size),
-            _table(["source", *collectives], by_collective),
+            _format_table(["source", "clock", "all", "left out", *sizes], by_size),
+            _format_table(["source", *collectives], by_collective),
             _RATIOS,
-            _table(["first", "second", "sizes", "pairs", "ratio", "range"], map(_ratio, disagreements(rows))),
+            _format_table(
+                ["first", "second", "sizes", "pairs", "ratio", "range"], map(_ratio_cells, find_disagreements(rows))
+            ),
             _FLOOR,
-            _table(
+            _format_table(
                 ["link", "left out", "other", "number", "same", "factor", "raw", "without factor", "model"],
-                map(_floor, collective_floors(rows)),
+                map(_floor_cells, collective_floors(rows)),
             ),
             _FIGURES.format(host=fits.host_time * 1e6),
-            _table(
+            _format_table(
                 ["link", "latency", "launch", "bandwidth", "of the data sheet", "rows", "error", "sources"],
-                map(_link, fits.links.values()),
+                map(_link_cells, fits.links.values()),
             ),
             _LIBRARIES,
-            _table(["link", "LL", "LL128", "own", "in switches", "launch there"], _libraries(fits)),
+            _format_table(["link", "LL", "LL128", "own", "in switches", "launch there"], _library_rows(fits)),
             "\n## Rows that are not used\n",
-            _table(["rows", "reason"], [[str(n), why] for why, n in Counter(x.reason for x in skipped).most_common()]),
+            _format_table(
+                ["rows", "reason"],
+                [
+                    [str(count), reason]
+                    for reason, count in Counter(skipped_row.reason for skipped_row in skipped).most_common()
+                ],
+            ),
         ]
     )
 
 
-def _of(found: Iterable[Error], *key: str) -> Error | None:
-    return next((each for each in found if (each.source, each.collective, each.size) == key), None)
+def _find_error(candidates: Iterable[LinkError], *key: str) -> LinkError | None:
+    return next(
+        (candidate for candidate in candidates if (candidate.source, candidate.collective, candidate.size) == key), None
+    )
 
 
-def _shown(error: Error | None) -> str:
+def _format_error(error: LinkError | None) -> str:
     return "-" if error is None else f"{error.mean:.1%} ({error.median:.1%})"
 
 
-def _ratio(found: Disagreement) -> list[str]:
-    spread = f"{found.least:.2f} - {found.most:.2f}"
-    return [found.first, found.second, found.size, str(found.rows), f"{found.ratio:.2f}", spread]
+def _ratio_cells(disagreement: Disagreement) -> list[str]:
+    spread = f"{disagreement.min_ratio:.2f} - {disagreement.max_ratio:.2f}"
+    return [
+        disagreement.source,
+        disagreement.other_source,
+        disagreement.size,
+        str(disagreement.rows),
+        f"{disagreement.ratio:.2f}",
+        spread,
+    ]
 
 
-def _floor(found: Floor) -> list[str]:
-    errors_of = ["-" if each is None else f"{each:.1%}" for each in (found.raw, found.scatter, found.model)]
-    counts = [str(found.number), str(found.same), f"{found.factor:.2f}"]
-    return [found.on, found.left_out, found.other, *counts, *errors_of]
+def _floor_cells(noise_floor: NoiseFloor) -> list[str]:
+    error_cells = [
+        "-" if error is None else f"{error:.1%}"
+        for error in (noise_floor.raw_error, noise_floor.scaled_error, noise_floor.model_error)
+    ]
+    counts = [str(noise_floor.num_pairs), str(noise_floor.num_same_sizes), f"{noise_floor.factor:.2f}"]
+    return [
+        noise_floor.hardware,
+        noise_floor.predicted_publisher,
+        noise_floor.reference_publisher,
+        *counts,
+        *error_cells,
+    ]
 
 
-def _link(fit: LinkFit) -> list[str]:
+def _link_cells(fit: LinkFit) -> list[str]:
     technology = TECHNOLOGIES[fit.technology]
     link: Link = fit.figures.nic if technology.inside else fit.figures.link
     return [
@@ -182,15 +226,21 @@ def _link(fit: LinkFit) -> list[str]:
     ]
 
 
-def _libraries(fits: Fits) -> Iterable[list[str]]:
+def _library_rows(fits: LinkFits) -> Iterable[list[str]]:
     for name, fit in fits.links.items():
         library = fit.figures.library
         if TECHNOLOGIES[name].inside is None:
-            protocols = [f"{each.launch:.2f}, {each.step:.2f}, {each.payload:.2f}" for each in library.protocols]
-            switched = [f"{library.own:.2f}", f"{library.reduction:.2f}", f"{library.reduction_launch * 1e6:.0f} us"]
-            yield [name, *protocols, *switched]
+            protocols = [
+                f"{protocol.launch:.2f}, {protocol.step:.2f}, {protocol.payload:.2f}" for protocol in library.protocols
+            ]
+            switch_cells = [
+                f"{library.own:.2f}",
+                f"{library.reduction:.2f}",
+                f"{library.reduction_launch * 1e6:.0f} us",
+            ]
+            yield [name, *protocols, *switch_cells]
 
 
-def _table(head: list[str], rows: Iterable[list[str]]) -> str:
+def _format_table(head: list[str], rows: Iterable[list[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -33,11 +33,11 @@ _BETWEEN = (
     ("H200 SXM", "RoCE CX7, 8 x 400 Gb/s per node", "gcp-a3-ultra"),
 )
 """Prefixes of accelerator and inter-node link, and the machine, for rows of several nodes."""
-_MOST = 4096
+_MAX_RANKS = 4096
 """Most ranks of a row."""
-_LONGEST = 10_000
+_MAX_LINE = 10_000
 """Most characters of a line."""
-_LARGEST = 1 << 20
+_MAX_LINES = 1 << 20
 """Most lines of a file."""
 
 
@@ -83,8 +83,8 @@ class CollectiveRow:
     @property
     def group(self) -> tuple[int, ...]:
         """The devices that take part: the first ones of every node."""
-        devices, each = cluster(self.machine).first.devices, self.ranks // self.nodes
-        return tuple(devices * node + rank for node in range(self.nodes) for rank in range(each))
+        devices, devices_used = cluster(self.machine).first_node.devices, self.ranks // self.nodes
+        return tuple(devices * node + rank for node in range(self.nodes) for rank in range(devices_used))
 
 
 class Skipped(NamedTuple):
@@ -103,85 +103,85 @@ def read_rows(lines: Iterable[str]) -> tuple[tuple[CollectiveRow, ...], tuple[Sk
     """
     rows, skipped = [], []
     for number, line in enumerate(lines, start=1):
-        if number > _LARGEST:
-            skipped.append(Skipped(number, f"at most {_LARGEST} lines are read"))
+        if number > _MAX_LINES:
+            skipped.append(Skipped(number, f"at most {_MAX_LINES} lines are read"))
             break
         if not line.strip():
             continue
         try:
-            rows.append(_row(_fields(line)))
+            rows.append(_parse_row(_parse_line(line)))
         except ValueError as reason:
             skipped.append(Skipped(number, str(reason)))
     return tuple(rows), tuple(skipped)
 
 
-def _fields(line: str) -> Mapping[str, Any]:
-    if len(line) > _LONGEST:
-        raise ValueError(f"a line has at most {_LONGEST} characters, met {len(line)}")
+def _parse_line(line: str) -> Mapping[str, Any]:
+    if len(line) > _MAX_LINE:
+        raise ValueError(f"a line has at most {_MAX_LINE} characters, met {len(line)}")
     try:
-        found = parse_json(line)
+        document = parse_json(line)
     except JsonError as error:
         raise ValueError(f"a line is a JSON object: {error}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"a line is a JSON object, met {type(found).__name__}")
-    return found
+    if not isinstance(document, dict):
+        raise ValueError(f"a line is a JSON object, met {type(document).__name__}")
+    return document
 
 
-def _row(fields: Mapping[str, Any]) -> CollectiveRow:
-    tool, algorithm = _text(fields, "tool", ""), _text(fields, "algo", "")
+def _parse_row(fields: Mapping[str, Any]) -> CollectiveRow:
+    tool, algorithm = _read_text(fields, "tool", ""), _read_text(fields, "algo", "")
     if "DeepEP" in tool or "nvbandwidth" in tool:
         raise ValueError(f"measured with {tool[:20]}, not a collective of NCCL")
-    name = _text(fields, "collective")
+    name = _read_text(fields, "collective")
     if name not in _COLLECTIVES:
         raise ValueError(f"collective is one of {', '.join(_COLLECTIVES)}, met {name[:40]!r}")
-    ranks, nodes = _whole(fields, "n_ranks"), _whole(fields, "n_nodes")
-    machine = _machine(fields, nodes)
+    ranks, nodes = _read_count(fields, "n_ranks"), _read_count(fields, "n_nodes")
+    machine = _find_machine(fields, nodes)
     per_node = ranks // nodes
     if ranks < 2 or ranks % nodes:
         raise ValueError(f"n_nodes divides n_ranks >= 2, met {ranks} on {nodes}")
     if name == "p2p" and ranks != 2:
         raise ValueError(f"a p2p has 2 ranks, met {ranks}")
-    if per_node > cluster(machine).first.devices:
-        raise ValueError(f"a node of {machine} has {cluster(machine).first.devices} devices, met {per_node}")
-    size = _number(fields, "size_bytes", 1)
+    if per_node > cluster(machine).first_node.devices:
+        raise ValueError(f"a node of {machine} has {cluster(machine).first_node.devices} devices, met {per_node}")
+    size = _read_number(fields, "size_bytes", 1)
     return CollectiveRow(
-        source=_text(fields, "source_id")[:100],
+        source=_read_text(fields, "source_id")[:100],
         machine=machine,
         nodes=nodes,
         ranks=ranks,
         collective=_COLLECTIVES[name],
         size=size,
-        seconds=_seconds(fields, name, ranks, size),
-        algorithm=_algorithm(algorithm),
-        timing=_timing(tool),
+        seconds=_parse_seconds(fields, name, ranks, size),
+        algorithm=_parse_algorithm(algorithm),
+        timing=_classify_clock(tool),
     )
 
 
-def _timing(tool: str) -> Timing:
+def _classify_clock(tool: str) -> Timing:
     if "profiler" in tool:
         return Timing.PROFILER
     return Timing.DEVICE if "nccl-tests" in tool else Timing.HOST
 
 
-def _machine(fields: Mapping[str, Any], nodes: int) -> str:
-    accelerator = _text(fields, "accelerator")
-    place, known = ("intra_node_link", _INSIDE) if nodes == 1 else ("inter_node_link", _BETWEEN)
-    link = _text(fields, place)
-    for start, wire, name in known:
-        if accelerator.startswith(start) and link.startswith(wire):
+def _find_machine(fields: Mapping[str, Any], nodes: int) -> str:
+    accelerator = _read_text(fields, "accelerator")
+    link_field, machines = ("intra_node_link", _INSIDE) if nodes == 1 else ("inter_node_link", _BETWEEN)
+    link = _read_text(fields, link_field)
+    for accelerator_prefix, link_prefix, name in machines:
+        if accelerator.startswith(accelerator_prefix) and link.startswith(link_prefix):
             return name
     raise ValueError(f"no machine of the catalogue: {accelerator[:40]}, {link[:40]}")
 
 
-def _seconds(fields: Mapping[str, Any], name: str, ranks: int, size: float) -> float:
+def _parse_seconds(fields: Mapping[str, Any], name: str, ranks: int, size: float) -> float:
     """Return the stated time, or the time that follows from the bus bandwidth as nccl-tests define it."""
     if "time_us" in fields:
-        return _number(fields, "time_us", 1e-3) * 1e-6
+        return _read_number(fields, "time_us", 1e-3) * 1e-6
     rounds = {"all_reduce": 2.0, "p2p": ranks / (ranks - 1)}.get(name, 1.0)
-    return rounds * (ranks - 1) / ranks * size / (_number(fields, "busbw_GBps", 1e-6) * 1e9)
+    return rounds * (ranks - 1) / ranks * size / (_read_number(fields, "busbw_GBps", 1e-6) * 1e9)
 
 
-def _algorithm(name: str) -> Algorithm | None:
+def _parse_algorithm(name: str) -> Algorithm | None:
     """Return the algorithm that a source names; NCCL's in-switch ones are called NVLS."""
     if not name:
         return None
@@ -192,7 +192,7 @@ def _algorithm(name: str) -> Algorithm | None:
     raise ValueError(f"algo is NVLS or Ring, met {name[:40]!r}")
 
 
-def _text(fields: Mapping[str, Any], key: str, default: str | None = None) -> str:
+def _read_text(fields: Mapping[str, Any], key: str, default: str | None = None) -> str:
     value = fields.get(key)
     if value is None and default is not None:
         return default
@@ -201,15 +201,15 @@ def _text(fields: Mapping[str, Any], key: str, default: str | None = None) -> st
     return value
 
 
-def _whole(fields: Mapping[str, Any], key: str) -> int:
+def _read_count(fields: Mapping[str, Any], key: str) -> int:
     value = fields.get(key)
-    if type(value) is not int or not 1 <= value <= _MOST:
-        raise ValueError(f"{key} is a whole number from 1 to {_MOST}, met {str(value)[:20]}")
+    if type(value) is not int or not 1 <= value <= _MAX_RANKS:
+        raise ValueError(f"{key} is a whole number from 1 to {_MAX_RANKS}, met {str(value)[:20]}")
     return value
 
 
-def _number(fields: Mapping[str, Any], key: str, least: float) -> float:
+def _read_number(fields: Mapping[str, Any], key: str, minimum: float) -> float:
     value: Any = fields.get(key)
-    if type(value) not in (int, float) or not least <= value <= 1e18:
-        raise ValueError(f"{key} is a number from {least:g} to 1e18, met {str(value)[:20]}")
+    if type(value) not in (int, float) or not minimum <= value <= 1e18:
+        raise ValueError(f"{key} is a number from {minimum:g} to 1e18, met {str(value)[:20]}")
     return float(value)

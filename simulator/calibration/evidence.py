@@ -13,25 +13,33 @@ from typing import Any
 
 import numpy as np
 
-from meshwise.simulator.brief import brief
+from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.calibration.accelerator_fits import (
     Calibration,
     Errors,
     calibrate,
-    errors,
-    predicted,
-    sustained_factors,
-    sustained_of,
+    find_sustained_factors,
+    measure_errors,
+    nearest_sustained,
+    predict_seconds,
 )
 from meshwise.simulator.calibration.kernel_rows import SIXTEEN_BITS, Row, Skipped
 from meshwise.simulator.calibration.kernels import FusedAttention, Product, Stream
-from meshwise.simulator.calibration.noise import ITSELF, Compared, Floor, Sizes, Times, floor, repeats
+from meshwise.simulator.calibration.noise import (
+    REPEATS,
+    NoiseFloor,
+    PublisherTimes,
+    Sizes,
+    TimePair,
+    measure_floor,
+    pair_repeats,
+)
 from meshwise.simulator.machine.accelerator import Accelerator
 
 
 def kernel_floors(
-    left_out: Sequence[Row], others: Iterable[Row], predicted: Callable[[Row], float] | None = None
-) -> list[Floor]:
+    tested: Sequence[Row], other_rows: Iterable[Row], predicted: Callable[[Row], float] | None = None
+) -> list[NoiseFloor]:
     """Return the distances of one publisher's rows of an accelerator from each other publisher's and from its own.
 
     Parameters
@@ -41,34 +49,41 @@ def kernel_floors(
     predicted
         Returns the seconds that the model fitted without the publisher predicts for a row.
     """
-    first = left_out[0]
+    first_row = tested[0]
     publishers: dict[str, list[Row]] = defaultdict(list)
-    for row in others:
-        if row.device == first.device and row.publisher != first.publisher:
+    for row in other_rows:
+        if row.device == first_row.device and row.publisher != first_row.publisher:
             publishers[row.publisher].append(row)
-    found = []
-    for other, rows in sorted(publishers.items()):
-        times = Times((*what(row), row.seconds) for row in rows)
-        groups: dict[str, list[Compared]] = defaultdict(list)
-        for row in left_out:
-            compared = times.compared(*what(row), row.seconds, predicted(row) if predicted else None)
+    noise_floors = []
+    for other_publisher, rows in sorted(publishers.items()):
+        times = PublisherTimes((*comparison_key(row), row.seconds) for row in rows)
+        groups: dict[str, list[TimePair]] = defaultdict(list)
+        for row in tested:
+            compared = times.pair_time(*comparison_key(row), row.seconds, predicted(row) if predicted else None)
             if compared is not None:
-                groups[group(row)].append(compared)
-        found += [floor(first.device, name, first.publisher, other, each) for name, each in sorted(groups.items())]
-    return found + _own(left_out)
+                groups[kernel_group(row)].append(compared)
+        noise_floors += [
+            measure_floor(first_row.device, name, first_row.publisher, other_publisher, comparisons)
+            for name, comparisons in sorted(groups.items())
+        ]
+    return noise_floors + _repeat_floors(tested)
 
 
-def _own(rows: Sequence[Row]) -> list[Floor]:
+def _repeat_floors(rows: Sequence[Row]) -> list[NoiseFloor]:
     """Return the distances of a publisher from itself, where it timed a kernel more than once."""
     groups: dict[str, list[tuple[Hashable, Sizes, float]]] = defaultdict(list)
     for row in rows:
-        groups[group(row)].append((*what(row), row.seconds))
-    several = {name: repeats(each) for name, each in sorted(groups.items())}
-    first = rows[0]
-    return [floor(first.device, name, first.publisher, ITSELF, each) for name, each in several.items() if each]
+        groups[kernel_group(row)].append((*comparison_key(row), row.seconds))
+    repeated = {name: pair_repeats(comparisons) for name, comparisons in sorted(groups.items())}
+    first_row = rows[0]
+    return [
+        measure_floor(first_row.device, name, first_row.publisher, REPEATS, comparisons)
+        for name, comparisons in repeated.items()
+        if comparisons
+    ]
 
 
-def group(row: Row) -> str:
+def kernel_group(row: Row) -> str:
     """Return the group under which a row's kernel is reported."""
     kernel = row.kernel
     if isinstance(kernel, FusedAttention):
@@ -80,7 +95,7 @@ def group(row: Row) -> str:
     return "products" if kernel.dtype in SIXTEEN_BITS else f"products {kernel.dtype}"
 
 
-def what(row: Row) -> tuple[Hashable, Sizes]:
+def comparison_key(row: Row) -> tuple[Hashable, Sizes]:
     """Return the properties that must be equal to compare two rows, and the sizes that can be interpolated."""
     kernel = row.kernel
     if isinstance(kernel, Product):
@@ -89,13 +104,18 @@ def what(row: Row) -> tuple[Hashable, Sizes]:
         return (kernel.grouped, kernel.gradient, dtype), (product.count, product.m, product.n, product.k)
     if isinstance(kernel, FusedAttention):
         shape = kernel.shape
-        mask = shape.seen / shape.keys
-        return (kernel.passes, mask, shape.queries / shape.keys), (shape.heads, shape.keys, shape.width, shape.padded)
+        mask = shape.mean_keys / shape.keys
+        return (kernel.passes, mask, shape.queries / shape.keys), (
+            shape.heads,
+            shape.keys,
+            shape.width,
+            shape.padded_width,
+        )
     return (kernel.name, row.bandwidth), (kernel.traffic,)
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HoldOut:
     """Errors on one publisher's kernels of a family.
 
     Parameters
@@ -108,8 +128,8 @@ class Held:
 
     publisher: str
     family: str
-    fitted: Errors | None
-    left_out: Errors | None
+    fitted_errors: Errors | None
+    left_out_errors: Errors | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +147,11 @@ class Evidence:
     name: str
     calibration: Calibration
     rows: tuple[Row, ...]
-    held: tuple[Held, ...]
+    hold_outs: tuple[HoldOut, ...]
     ranges: Mapping[str, tuple[float, float]]
-    floors: tuple[Floor, ...]
+    floors: tuple[NoiseFloor, ...]
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,19 +173,19 @@ class Agreement:
     high: float
 
 
-class Devices:
+class DataSheets:
     """The accelerators of rows, with the figures of their data sheets."""
 
     def __init__(self, sheets: Mapping[str, Accelerator]) -> None:
         self.sheets = sheets
 
-    def calibrated(self, name: str, rows: Sequence[Row]) -> Calibration:
+    def calibrate(self, name: str, rows: Sequence[Row]) -> Calibration:
         """Return one accelerator fitted to its rows among ``rows``."""
-        known = {device: (self.sheets[device], factor) for device, factor in sustained_factors(rows).items()}
-        sustained = sustained_of(self.sheets[name], known, name)
+        factors = {device: (self.sheets[device], factor) for device, factor in find_sustained_factors(rows).items()}
+        sustained = nearest_sustained(self.sheets[name], factors, name)
         return calibrate(self.sheets[name], [row for row in rows if row.device == name], sustained)
 
-    def evidence(self, name: str, rows: Sequence[Row], left_out: Sequence[str] = ()) -> Evidence:
+    def gather_evidence(self, name: str, rows: Sequence[Row], excluded: Sequence[str] = ()) -> Evidence:
         """Return one accelerator fitted to ``rows``, with its errors on each publisher, in the fit and left out.
 
         Parameters
@@ -173,42 +193,48 @@ class Devices:
         excluded
             Publishers or sources that take part in no fit.
         """
-        kept = [row for row in rows if not {row.publisher, row.source} & set(left_out)]
-        own = tuple(row for row in kept if row.device == name)
+        included = [row for row in rows if not {row.publisher, row.source} & set(excluded)]
+        device_rows = tuple(row for row in included if row.device == name)
         # rows excluded on the command line are predicted too, by the fit to all others
-        apart = [row for row in rows if row.device == name and row not in own] if left_out else []
-        if not own:
+        excluded_rows = [row for row in rows if row.device == name and row not in device_rows] if excluded else []
+        if not device_rows:
             raise ValueError(f"{name} has rows that are not left out, met none")
-        whole = self.calibrated(name, kept)
-        fits, held, noise = [whole], _held(apart, kept, None, whole), list[Floor]()
-        for publisher in sorted({row.publisher for row in own}):
-            others = [row for row in kept if row.publisher != publisher]
-            tested = [row for row in own if row.publisher == publisher]
-            without = self.calibrated(name, others) if any(row.device == name for row in others) else None
-            held += _held(tested, others, whole, without)
-            noise += kernel_floors(tested, others, partial(predicted, without.device) if without else None)
-            fits += [without] if without else []
-        ranges = {name: _range(fit.parameters.get(name) for fit in fits) for name in whole.parameters}
-        return Evidence(name, whole, own, tuple(held), ranges, tuple(noise))
+        whole_fit = self.calibrate(name, included)
+        fits, hold_outs, noise_floors = (
+            [whole_fit],
+            _hold_out(excluded_rows, included, None, whole_fit),
+            list[NoiseFloor](),
+        )
+        for publisher in sorted({row.publisher for row in device_rows}):
+            other_rows = [row for row in included if row.publisher != publisher]
+            publisher_rows = [row for row in device_rows if row.publisher == publisher]
+            partial_fit = self.calibrate(name, other_rows) if any(row.device == name for row in other_rows) else None
+            hold_outs += _hold_out(publisher_rows, other_rows, whole_fit, partial_fit)
+            noise_floors += kernel_floors(
+                publisher_rows, other_rows, partial(predict_seconds, partial_fit.device) if partial_fit else None
+            )
+            fits += [partial_fit] if partial_fit else []
+        ranges = {name: _value_range(fit.parameters.get(name) for fit in fits) for name in whole_fit.parameters}
+        return Evidence(name, whole_fit, device_rows, tuple(hold_outs), ranges, tuple(noise_floors))
 
 
-def agreements(rows: Iterable[Row]) -> list[Agreement]:
+def find_agreements(rows: Iterable[Row]) -> list[Agreement]:
     """Return the agreement of publishers on kernels that more than one of them timed."""
     times: dict[tuple[str, str, object], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        times[row.device, row.family, _shape(row)][row.publisher].append(row.seconds)
+        times[row.device, row.family, _kernel_shape(row)][row.publisher].append(row.seconds)
     ratios: dict[tuple[str, str, tuple[str, str]], list[float]] = defaultdict(list)
     for (device, family, _), publishers in times.items():
-        for one, other in combinations(sorted(publishers), 2):
-            ratio = float(np.median(publishers[other]) / np.median(publishers[one]))
-            ratios[device, family, (one, other)].append(ratio)
+        for publisher, other_publisher in combinations(sorted(publishers), 2):
+            ratio = float(np.median(publishers[other_publisher]) / np.median(publishers[publisher]))
+            ratios[device, family, (publisher, other_publisher)].append(ratio)
     return [
-        Agreement(*key, len(found), *(float(value) for value in np.quantile(found, (0.1, 0.5, 0.9))))
-        for key, found in sorted(ratios.items())
+        Agreement(*key, len(values), *(float(value) for value in np.quantile(values, (0.1, 0.5, 0.9))))
+        for key, values in sorted(ratios.items())
     ]
 
 
-def _shape(row: Row) -> object:
+def _kernel_shape(row: Row) -> object:
     """Return the key under which kernels of two publishers count as the same."""
     kernel = row.kernel
     if isinstance(kernel, Product):
@@ -218,95 +244,105 @@ def _shape(row: Row) -> object:
     return kernel.kind, kernel.traffic
 
 
-def _range(values: Iterable[float | None]) -> tuple[float, float]:
-    known = [value for value in values if value is not None]
-    return min(known), max(known)
+def _value_range(values: Iterable[float | None]) -> tuple[float, float]:
+    values_known = [value for value in values if value is not None]
+    return min(values_known), max(values_known)
 
 
-def _held(
-    tested: Sequence[Row], others: Sequence[Row], whole: Calibration | None, without: Calibration | None
-) -> list[Held]:
+def _hold_out(
+    publisher_rows: Sequence[Row],
+    other_rows: Sequence[Row],
+    whole_fit: Calibration | None,
+    partial_fit: Calibration | None,
+) -> list[HoldOut]:
     families: dict[tuple[str, str], list[Row]] = defaultdict(list)
-    for row in tested:
+    for row in publisher_rows:
         families[row.publisher, row.family].append(row)
-    found = []
+    hold_outs = []
     for (publisher, family), rows in sorted(families.items()):
-        fitted = errors(whole.device, rows) if whole else None
-        known = without is not None and _known(rows[0], others)
-        found.append(Held(publisher, family, fitted, errors(without.device, rows) if without and known else None))
-    return found
+        fitted_errors = measure_errors(whole_fit.device, rows) if whole_fit else None
+        is_known = partial_fit is not None and _is_known(rows[0], other_rows)
+        hold_outs.append(
+            HoldOut(
+                publisher,
+                family,
+                fitted_errors,
+                measure_errors(partial_fit.device, rows) if partial_fit and is_known else None,
+            )
+        )
+    return hold_outs
 
 
-def _known(row: Row, others: Sequence[Row]) -> bool:
+def _is_known(row: Row, other_rows: Sequence[Row]) -> bool:
     """Return whether rows of other publishers determine the parameters that predict a row."""
-    own = [other.kernel for other in others if other.device == row.device]
+    device_kernels = [other_row.kernel for other_row in other_rows if other_row.device == row.device]
     if isinstance(row.kernel, Stream):
-        return any(isinstance(kernel, Stream) and kernel.name == row.kernel.name for kernel in own)
-    return any(type(kernel) is type(row.kernel) for kernel in own)
+        return any(isinstance(kernel, Stream) and kernel.name == row.kernel.name for kernel in device_kernels)
+    return any(type(kernel) is type(row.kernel) for kernel in device_kernels)
 
 
 Data = dict[str, Any]
 DIGITS = 4
 
 
-def to_document(found: Evidence, skipped: Sequence[Skipped], date: str) -> Data:
+def to_document(evidence: Evidence, skipped: Sequence[Skipped], date: str) -> Data:
     """Return a calibration as JSON-ready data.
 
     ``figures`` and ``source`` are what the catalogue takes; the rest says where they come from: ``rows`` used and
-    skipped by source, ``ranges`` of the parameters among fits that leave a publisher out, and ``errors``.
+    skipped by source, ``ranges`` of the parameters among fits that leave a publisher out, and ``measure_errors``.
     """
-    calibration = found.calibration
+    calibration = evidence.calibration
     return {
-        "accelerator": found.name,
+        "accelerator": evidence.name,
         "date": date,
-        "source": _source(found),
-        "figures": _figures(calibration.device, calibration.kinds),
+        "source": _source_text(evidence),
+        "figures": _figure_document(calibration.device, calibration.kinds),
         "sustained": {key: _round(value) for key, value in asdict(calibration.sustained).items()},
-        "ranges": {name: [_round(low), _round(high)] for name, (low, high) in found.ranges.items()},
-        "rows": _used(found.rows, [row for row in skipped if row.device == found.name]),
+        "ranges": {name: [_round(low), _round(high)] for name, (low, high) in evidence.ranges.items()},
+        "rows": _row_counts(evidence.rows, [row for row in skipped if row.device == evidence.name]),
         "errors": [
             {
-                "publisher": held.publisher,
-                "family": held.family,
-                **({"fitted": _errors(held.fitted)} if held.fitted else {}),
-                **({"left_out": _errors(held.left_out)} if held.left_out else {}),
+                "publisher": hold_out.publisher,
+                "family": hold_out.family,
+                **({"fitted": _error_document(hold_out.fitted_errors)} if hold_out.fitted_errors else {}),
+                **({"left_out": _error_document(hold_out.left_out_errors)} if hold_out.left_out_errors else {}),
             }
-            for held in found.held
+            for hold_out in evidence.hold_outs
         ],
     }
 
 
-def _source(found: Evidence) -> str:
-    publishers = Counter(row.publisher for row in found.rows)
-    named = ", ".join(f"{publisher} {count}" for publisher, count in publishers.most_common())
-    sustained = found.calibration.sustained
+def _source_text(evidence: Evidence) -> str:
+    publishers = Counter(row.publisher for row in evidence.rows)
+    publisher_text = ", ".join(f"{publisher} {count}" for publisher, count in publishers.most_common())
+    sustained = evidence.calibration.sustained
     pairs = f"{sustained.pairs} shapes timed both ways" if sustained.pairs else "the nearest accelerator's"
-    return f"fit to published kernel timings ({named}); sustained over burst time from {pairs}"
+    return f"fit to published kernel timings ({publisher_text}); sustained over burst time from {pairs}"
 
 
-def _figures(device: Accelerator, kinds: Mapping[str, float]) -> Data:
+def _figure_document(device: Accelerator, kinds: Mapping[str, float]) -> Data:
     matmul, attention = device.matmul, device.attention
     rates = ("fraction", "half_k", "edge", "units", "waves", "sharpness", "data_gradient", "weight_gradient", "batched")
     ramps = ("forward", "backward", "half_sequence", "half_head", "tail", "backward_tail", "block")
     kernel_bandwidth = {"matmul": dict(device.kernel_bandwidth)["matmul"], **kinds}
     return {
-        "launch": _time(device.launch),
+        "launch": _format_time(device.launch),
         "matmul": {
             **{name: _round(getattr(matmul, name)) for name in rates},
             "tiles": [list(tile) for tile in matmul.tiles],
-            "product_launch": _time(matmul.product_launch),
+            "product_launch": _format_time(matmul.product_launch),
             "fractions": {dtype: _round(share) for dtype, share in matmul.fractions},
         },
         "attention": {
             **{name: _round(getattr(attention, name)) for name in ramps},
-            "launch": _time(attention.launch),
+            "launch": _format_time(attention.launch),
         },
         "sustained": _round(device.sustained),
         "kernel_bandwidth": {kind: _round(share) for kind, share in kernel_bandwidth.items()},
     }
 
 
-def _time(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     return f"{seconds * 1e6:.{DIGITS}g} us"
 
 
@@ -314,16 +350,16 @@ def _round(value: float) -> float:
     return value if isinstance(value, int) or not isfinite(value) else float(f"{value:.{DIGITS}g}")
 
 
-def _errors(found: Errors) -> Data:
-    return {name: _round(value) for name, value in asdict(found).items()}
+def _error_document(error_summary: Errors) -> Data:
+    return {name: _round(value) for name, value in asdict(error_summary).items()}
 
 
-def _used(rows: Iterable[Row], skipped: Iterable[Skipped]) -> Data:
-    used = Counter(row.source for row in rows)
+def _row_counts(rows: Iterable[Row], skipped: Iterable[Skipped]) -> Data:
+    used_counts = Counter(row.source for row in rows)
     reasons: dict[str, Counter[str]] = {}
     for row in skipped:
         reasons.setdefault(row.source, Counter())[row.reason] += 1
     return {
-        source: {"used": used[source], "skipped": dict(sorted(reasons.get(source, Counter()).items()))}
-        for source in sorted(used.keys() | reasons.keys())
+        source: {"used": used_counts[source], "skipped": dict(sorted(reasons.get(source, Counter()).items()))}
+        for source in sorted(used_counts.keys() | reasons.keys())
     }

@@ -18,24 +18,24 @@ from meshwise.simulator.operator_graph import ITEMSIZE
 
 MAX_ROWS = 1_000_000
 MAX_ROW_BYTES = 2**16
-MOST = 2**40
+MAX_SIZE = 2**40
 """Largest size of a kernel."""
 
-BURST = ("ai-dynamo/aiconfigurator", "Dao-AILab/flash-attention")
+BURST_PUBLISHERS = ("ai-dynamo/aiconfigurator", "Dao-AILab/flash-attention")
 """Publishers that time a few launches in a row; clocks have no time to sink."""
 
-IN_A_ROW = {"MooreThreads/SimuMax": 100, "microsoft/vidur": 40}
+RUNS_IN_A_ROW = {"MooreThreads/SimuMax": 100, "microsoft/vidur": 40}
 """How often other publishers run a kernel in a row, to warm up included (SimuMax, ``test_gemm_efficiency.py``: 25 and
 75; vidur, ``mlp_wrapper.py``: 20 layers twice). Where nothing is known clocks have sunk."""
 
-UNTIL_CLOCKS_SINK = 10e-3
+BURST_SECONDS = 10e-3
 """Seconds of the same work, about, until clocks sink: below it products of SimuMax reach 0.62 to 0.65 of the peak of a
 B200, as bursts do, and from twice as long on 0.49; on the A100 the steps of SimuMax and vidur are there too."""
 
-HOST_TIMED = ("microsoft/SuperScaler", "eth-easl/sailor")
+HOST_TIMED_PUBLISHERS = ("microsoft/SuperScaler", "eth-easl/sailor")
 """Publishers that time eager calls from the host: short kernels show its launches."""
 
-HOST_LOOPED = {
+HOST_LOOPED_KERNELS = {
     "MooreThreads/SimuMax": ("gemm", "grouped_gemm", "attention_fwd", "attention_bwd"),
     "linkedin/Liger-Kernel": ("rope", "layernorm", "rmsnorm", "add_rmsnorm"),
 }
@@ -45,21 +45,21 @@ Liger's backward, by autograd, takes 125 to 130 us for any size up to 168 MB."""
 SIXTEEN_BITS = ("bf16", "fp16")
 """Dtypes whose products run at the same rate; other dtypes have their own fraction and share all other parameters."""
 
-SMALLEST_HOST_TIMED_FLOPS, SMALLEST_HOST_TIMED_BYTES = 5e10, 2e8
+MIN_HOST_TIMED_FLOPS, MIN_HOST_TIMED_BYTES = 5e10, 2e8
 """Work below which a host-timed kernel may be bound by its launches: 100 to 400 us of an accelerator."""
 
-SMALLEST_STREAM = 32e6
+MIN_STREAM_BYTES = 32e6
 """Bytes below which caches and launches, not memory, are measured."""
 
-SERVING = {"microsoft/vidur": ("rmsnorm", "activation", "rope")}
+SERVING_KERNELS = {"microsoft/vidur": ("rmsnorm", "activation", "rope")}
 """Kernels of a serving stack's own, not those of training: their RMSNorm reaches 0.32 of the bandwidth of A100 and
 H100, fused norms of training 0.72 and 0.85; its additions, which are torch's, reach 0.88 and 0.97."""
 
-SPLIT = "enc-attention-qkv"
+SPLIT_PRODUCT = "enc-attention-qkv"
 """A product of Megatron whose result is split into queries, keys and values, which copies it: with 3 / 4 of the FLOP
 it takes as long as the one after it (A100, 2048 x 2560 x 7680: 453 us, x 10240: 404 us)."""
 
-REDUCED = {"": ("enc-attention-dense", "enc-MLP-GEMM-2"), "data": ("enc-attention-qkv", "enc-MLP-GEMM-1")}
+REDUCED_PRODUCTS = {"": ("enc-attention-dense", "enc-MLP-GEMM-2"), "data": ("enc-attention-qkv", "enc-MLP-GEMM-1")}
 """Products of Megatron that its tensor groups all-reduce, by what they make (Shoeybi et al. 2019, "Megatron-LM", figure
 3): with 4 ranks those of 16384 x 2560 results take 0.85 ms longer on the A100 than the same without."""
 
@@ -82,14 +82,14 @@ A GH200 of 96 GB has the H100's GPU with faster memory (NVIDIA, "GH200 Grace Hop
 990 TFLOP/s).
 """
 
-FLASH = {"flash-attn 2", "flash-attn 3", "cuDNN"}
+FLASH_KERNELS = {"flash-attn 2", "flash-attn 3", "cuDNN"}
 
 
-class Refused(ValueError):
+class RowError(ValueError):
     """A line that is no row; the message says what a row must hold."""
 
 
-class Skip(Exception):
+class SkipRow(Exception):
     """A valid row that is not used; the message is the reason."""
 
 
@@ -134,38 +134,38 @@ class Skipped:
 
 def read_rows(lines: Iterable[bytes]) -> tuple[list[Row], list[Skipped]]:
     """Return the usable rows and the skipped ones; the message of a `RowError` begins with the line's number."""
-    used: list[Row] = []
+    usable: list[Row] = []
     skipped: list[Skipped] = []
     for number, line in enumerate(lines, start=1):
         if number > MAX_ROWS:
-            raise Refused(f"{number}: a file has at most {MAX_ROWS} rows")
+            raise RowError(f"{number}: a file has at most {MAX_ROWS} rows")
         if not line.strip():
             continue
         try:
-            fields = _Fields(_parsed(line))
+            fields = _Fields(_parse_line(line))
             source, device = fields.text("source_id"), DEVICES.get(fields.text("accelerator"), ("", None))[0]
-        except Refused as error:
-            raise Refused(f"{number}: {error}") from None
+        except RowError as error:
+            raise RowError(f"{number}: {error}") from None
         try:
-            used.append(_row(number, fields))
-        except Skip as reason:
+            usable.append(_parse_row(number, fields))
+        except SkipRow as reason:
             skipped.append(Skipped(number, source, device, str(reason)))
-        except Refused as error:
-            raise Refused(f"{number}: {error}") from None
-    if not used and not skipped:
-        raise Refused("1: a file of kernels has one JSON object a line, met none")
-    return used, skipped
+        except RowError as error:
+            raise RowError(f"{number}: {error}") from None
+    if not usable and not skipped:
+        raise RowError("1: a file of kernels has one JSON object a line, met none")
+    return usable, skipped
 
 
-def _parsed(line: bytes) -> dict[str, Any]:
+def _parse_line(line: bytes) -> dict[str, Any]:
     if len(line) > MAX_ROW_BYTES:
-        raise Refused(f"a row has at most {MAX_ROW_BYTES} bytes, met more")
+        raise RowError(f"a row has at most {MAX_ROW_BYTES} bytes, met more")
     try:
         row = parse_json(line)
     except JsonError as error:
-        raise Refused(f"a row is a JSON object: {error}") from None
+        raise RowError(f"a row is a JSON object: {error}") from None
     if not isinstance(row, dict):
-        raise Refused(f"a row is a JSON object, met {type(row).__name__}")
+        raise RowError(f"a row is a JSON object, met {type(row).__name__}")
     return row
 
 
@@ -178,13 +178,13 @@ class _Fields:
     def text(self, name: str, default: str | None = None) -> str:
         value = self.row.get(name, default)
         if not isinstance(value, str) or not 0 < len(value) <= 200 or not value.isprintable():
-            raise Refused(f"{name} is a text of 1 to 200 characters, met {value!r:.60}")
+            raise RowError(f"{name} is a text of 1 to 200 characters, met {value!r:.60}")
         return value
 
     def flag(self, name: str) -> bool:
         value = self.row.get(name, False)
         if not isinstance(value, bool):
-            raise Refused(f"{name} is true or false, met {value!r:.60}")
+            raise RowError(f"{name} is true or false, met {value!r:.60}")
         return value
 
     def has(self, name: str) -> bool:
@@ -192,62 +192,64 @@ class _Fields:
 
     def size(self, name: str) -> int:
         if not self.has(name):
-            raise Skip(f"no {name} is stated")
+            raise SkipRow(f"no {name} is stated")
         value = self.row[name]
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST:
-            raise Refused(f"{name} is a whole number from 1 to {MOST}, met {value!r:.60}")
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_SIZE:
+            raise RowError(f"{name} is a whole number from 1 to {MAX_SIZE}, met {value!r:.60}")
         return value
 
     def seconds(self) -> float:
         if not self.has("time_us"):
-            raise Skip("no time_us is stated")
+            raise SkipRow("no time_us is stated")
         value = self.row["time_us"]
-        real = isinstance(value, int | float) and not isinstance(value, bool)
-        if not real or not 1e-3 <= value <= 1e12:  # no clock tells less than a nanosecond
-            raise Refused(f"time_us is a number from 0.001 to 1e12, met {value!r:.60}")
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not 1e-3 <= value <= 1e12:  # no clock tells less than a nanosecond
+            raise RowError(f"time_us is a number from 0.001 to 1e12, met {value!r:.60}")
         return float(value) / 1e6
 
 
-def _row(line: int, fields: _Fields) -> Row:
+def _parse_row(line: int, fields: _Fields) -> Row:
     publisher, source = fields.text("source_repo"), fields.text("source_id")
-    device, bandwidth = _device(fields)
+    device, bandwidth = _find_device(fields)
     seconds = fields.seconds()
     if not fields.has("kernel"):
-        raise Skip("no kernel is stated")
+        raise SkipRow("no kernel is stated")
     name = fields.text("kernel")
     if name not in _READERS:
-        raise Skip(f"{name} is no single kernel of the model")
+        raise SkipRow(f"{name} is no single kernel of the model")
     family, kernel = _READERS[name](fields)
-    if _from_host(publisher, name, kernel) and _small(kernel):
-        raise Skip("small, and timed from the host: its launches show")
-    runs = fields.size("in_a_row") if fields.has("in_a_row") else IN_A_ROW.get(publisher, math.inf)
-    burst = publisher in BURST or seconds * runs < UNTIL_CLOCKS_SINK
+    if _is_host_timed(publisher, name, kernel) and _is_small(kernel):
+        raise SkipRow("small, and timed from the host: its launches show")
+    runs = fields.size("in_a_row") if fields.has("in_a_row") else RUNS_IN_A_ROW.get(publisher, math.inf)
+    burst = publisher in BURST_PUBLISHERS or seconds * runs < BURST_SECONDS
     return Row(line, source, publisher, device, bandwidth, family, kernel, seconds, burst)
 
 
-def _from_host(publisher: str, name: str, kernel: Kernel) -> bool:
-    looped = name in HOST_LOOPED.get(publisher, ()) and not (isinstance(kernel, Stream) and not kernel.backward)
-    return publisher in HOST_TIMED or looped
+def _is_host_timed(publisher: str, name: str, kernel: Kernel) -> bool:
+    is_looped = name in HOST_LOOPED_KERNELS.get(publisher, ()) and not (
+        isinstance(kernel, Stream) and not kernel.backward
+    )
+    return publisher in HOST_TIMED_PUBLISHERS or is_looped
 
 
-def _small(kernel: Kernel) -> bool:
+def _is_small(kernel: Kernel) -> bool:
     if isinstance(kernel, Stream):
-        return kernel.traffic < SMALLEST_HOST_TIMED_BYTES
+        return kernel.traffic < MIN_HOST_TIMED_BYTES
     work = kernel.matmul if isinstance(kernel, Product) else kernel.shape
-    return work.flops < SMALLEST_HOST_TIMED_FLOPS
+    return work.flops < MIN_HOST_TIMED_FLOPS
 
 
-def _device(fields: _Fields) -> tuple[str, float | None]:
+def _find_device(fields: _Fields) -> tuple[str, float | None]:
     name = fields.text("accelerator")
     if name not in DEVICES:
-        raise Skip(f"accelerator {name} is not in the catalogue")
+        raise SkipRow(f"accelerator {name} is not in the catalogue")
     return DEVICES[name]
 
 
-def _dtype(fields: _Fields) -> str:
+def _read_dtype(fields: _Fields) -> str:
     dtype = fields.text("dtype")
     if dtype not in ITEMSIZE:
-        raise Skip(f"dtype {dtype} is not in the catalogue")
+        raise SkipRow(f"dtype {dtype} is not in the catalogue")
     return dtype
 
 
@@ -255,86 +257,99 @@ _GRADIENTS = {"fwd": "", "dgrad": "data", "wgrad": "weight"}
 _PASSES = {"": "forward", "data": "input gradient", "weight": "weight gradient"}
 
 
-def _gemm(fields: _Fields) -> tuple[str, Kernel]:
-    what, dtype = fields.text("pass", "fwd"), _dtype(fields)
-    if what not in _GRADIENTS:
-        raise Skip(f"{what} is more than one product")
+def _read_product(fields: _Fields) -> tuple[str, Kernel]:
+    pass_name, dtype = fields.text("pass", "fwd"), _read_dtype(fields)
+    if pass_name not in _GRADIENTS:
+        raise SkipRow(f"{pass_name} is more than one product")
     if "best shape" in str(fields.row.get("note", "")):
-        raise Skip("the best shape of a search is no fair sample")
+        raise SkipRow("the best shape of a search is no fair sample")
     if dtype == "fp32":
-        raise Skip("products in fp32 do not run on the units that the model is of")
-    gradient = _GRADIENTS[what]
+        raise SkipRow("products in fp32 do not run on the units that the model is of")
+    gradient = _GRADIENTS[pass_name]
     m, n, k = (fields.size(name) for name in "mnk")
     if gradient == "data" and not fields.has("layout"):  # the sizes are those of the forward product
         n, k = k, n
     casts = "activation quantisation" in str(fields.row.get("note", ""))
     family = f"matmul {_PASSES[gradient]}" + (f" {dtype}" if dtype not in SIXTEEN_BITS else "")
     _check_no_collective(fields, gradient)
-    copied = 2.0 * m * (k if gradient else n) * ITEMSIZE[dtype] if fields.row.get("impl") == SPLIT else 0.0
-    return family, Product(Matmul(1, m, n, k), dtype, gradient, casts=casts, written=_written(fields), copied=copied)
+    copied_bytes = (
+        2.0 * m * (k if gradient else n) * ITEMSIZE[dtype] if fields.row.get("impl") == SPLIT_PRODUCT else 0.0
+    )
+    return family, Product(
+        Matmul(1, m, n, k),
+        dtype,
+        gradient,
+        casts_input=casts,
+        result_bytes=_find_result_bytes(fields),
+        copied_bytes=copied_bytes,
+    )
 
 
 def _check_no_collective(fields: _Fields, gradient: str) -> None:
     """Raise `SkipRow` where the ranks of a tensor group add up a product's result in the time of the product."""
-    if fields.text("impl", "none") in REDUCED.get(gradient, ()) and fields.has("tp") and fields.size("tp") > 1:
-        raise Skip("the all-reduce of the tensor group is in the time")
+    if fields.text("impl", "none") in REDUCED_PRODUCTS.get(gradient, ()) and fields.has("tp") and fields.size("tp") > 1:
+        raise SkipRow("the all-reduce of the tensor group is in the time")
 
 
-def _grouped(fields: _Fields) -> tuple[str, Kernel]:
+def _read_grouped_product(fields: _Fields) -> tuple[str, Kernel]:
     gradient = _GRADIENTS.get(fields.text("pass", "fwd"), "")
     m, n, k = (fields.size(name) for name in "mnk")
     if fields.flag("accumulate") and "output" not in str(fields.row.get("note", "")):
-        raise Skip("the dtype of the sum of gradients is not stated: the same experts take 1.0 or 1.8 times as long")
+        raise SkipRow("the dtype of the sum of gradients is not stated: the same experts take 1.0 or 1.8 times as long")
     sizes = {"": (m, n, k), "data": (m, k, n), "weight": (k, n, m)}[gradient]
     kernel = Product(
-        Matmul(fields.size("groups"), *sizes), _dtype(fields), gradient, grouped=True, written=_written(fields)
+        Matmul(fields.size("groups"), *sizes),
+        _read_dtype(fields),
+        gradient,
+        grouped=True,
+        result_bytes=_find_result_bytes(fields),
     )
     return f"experts {_PASSES[gradient]}", kernel
 
 
-def _written(fields: _Fields) -> int:
+def _find_result_bytes(fields: _Fields) -> int:
     """Return the bytes moved per element of a product's result; 0 for those of its dtype.
 
     A result that is added to a sum is read and written, in fp32 where no other dtype is stated.
     """
-    narrow, wide = (f"output {dtype}" in str(fields.row.get("note", "")) for dtype in ("bf16", "fp32"))
+    is_narrow, is_wide = (f"output {dtype}" in str(fields.row.get("note", "")) for dtype in ("bf16", "fp32"))
     if fields.flag("accumulate"):
-        return 2 * ITEMSIZE["bf16" if narrow else "fp32"]
-    return ITEMSIZE["fp32"] if wide else 0
+        return 2 * ITEMSIZE["bf16" if is_narrow else "fp32"]
+    return ITEMSIZE["fp32"] if is_wide else 0
 
 
-def _batched(fields: _Fields) -> tuple[str, Kernel]:
+def _read_batched_product(fields: _Fields) -> tuple[str, Kernel]:
     if fields.text("pass", "fwd") != "fwd":
-        raise Skip("two products in one time")
+        raise SkipRow("two products in one time")
     matmul = Matmul(*(fields.size(name) for name in ("batch", "m", "n", "k")))
-    return "batched matmul forward", Product(matmul, _dtype(fields))
+    return "batched matmul forward", Product(matmul, _read_dtype(fields))
 
 
-def _attention(fields: _Fields) -> tuple[str, Kernel]:
+def _read_attention(fields: _Fields) -> tuple[str, Kernel]:
     _check_flash(fields)
     name = fields.text("kernel")
     heads, keys, queries = fields.size("heads"), fields.size("seq_kv"), fields.size("seq_q")
     width = fields.size("head_dim")
     values = fields.size("v_head_dim") if fields.has("v_head_dim") else width
     batch, causal = fields.size("batch"), fields.flag("causal")
-    seen = keys / 2 if causal else float(keys)
-    shape = AttentionShape(batch * heads, queries, keys, (width + values) / 2, seen, float(max(width, values)))
+    mean_keys = keys / 2 if causal else float(keys)
+    shape = AttentionShape(batch * heads, queries, keys, (width + values) / 2, mean_keys, float(max(width, values)))
     passes = {"attention_fwd": (Pass.FORWARD,), "attention_bwd": (Pass.BACKWARD,)}.get(name, tuple(Pass))
-    cached = "KV-cache write" in str(fields.row.get("note", ""))
-    kept = batch * keys * fields.size("kv_heads") * (width + values) * 2 if cached else 0
+    writes_cache = "KV-cache write" in str(fields.row.get("note", ""))
+    cache_bytes = batch * keys * fields.size("kv_heads") * (width + values) * 2 if writes_cache else 0
     family = {1: f"attention {passes[0]}", 2: "attention both"}[len(passes)]
-    return family, FusedAttention(shape, _dtype(fields), passes, copied=2.0 * kept)
+    return family, FusedAttention(shape, _read_dtype(fields), passes, copied_bytes=2.0 * cache_bytes)
 
 
 def _check_flash(fields: _Fields) -> None:
     """Raise `SkipRow` where an attention kernel is another than training uses on its accelerator."""
     if "encoder attention" in str(fields.row.get("note", "")):
-        raise Skip("a serving stack's kernel for images: another than for tokens, and as fast at half the head dim")
+        raise SkipRow("a serving stack's kernel for images: another than for tokens, and as fast at half the head dim")
     if fields.text("source_repo") != "Dao-AILab/flash-attention":
         return
-    name, old = fields.text("impl"), fields.text("accelerator") != "A100 SXM"
-    if name not in FLASH or (old and name == "flash-attn 2"):
-        raise Skip(f"{name} is not what training runs on {fields.text('accelerator')}")
+    name, is_newer_device = fields.text("impl"), fields.text("accelerator") != "A100 SXM"
+    if name not in FLASH_KERNELS or (is_newer_device and name == "flash-attn 2"):
+        raise SkipRow(f"{name} is not what training runs on {fields.text('accelerator')}")
 
 
 _STREAMS = {
@@ -354,56 +369,58 @@ A mask of dropout counts as half a tensor of 16 bits.
 """
 
 
-def _stream(fields: _Fields) -> tuple[str, Kernel]:
-    name, made = fields.text("kernel"), fields.text("impl", "fused")
-    if name in SERVING.get(fields.text("source_repo"), ()):
-        raise Skip("a serving stack's kernel: another than training runs, and half as fast")
-    if ("eager" in made and name != "layernorm") or made == "liger_rms_norm":  # torch's LayerNorm is one kernel
-        raise Skip("several kernels run one after the other")
-    what = fields.text("pass", "fwd")
-    if what not in ("fwd", "bwd"):
-        raise Skip("forward and backward in one time")
+def _read_stream(fields: _Fields) -> tuple[str, Kernel]:
+    name, implementation = fields.text("kernel"), fields.text("impl", "fused")
+    if name in SERVING_KERNELS.get(fields.text("source_repo"), ()):
+        raise SkipRow("a serving stack's kernel: another than training runs, and half as fast")
+    if (
+        "eager" in implementation and name != "layernorm"
+    ) or implementation == "liger_rms_norm":  # torch's LayerNorm is one kernel
+        raise SkipRow("several kernels run one after the other")
+    pass_name = fields.text("pass", "fwd")
+    if pass_name not in ("fwd", "bwd"):
+        raise SkipRow("forward and backward in one time")
     kind, forward, backward = _STREAMS[name]
-    copied = "residual copy" in str(fields.row.get("note", ""))
-    tensors = (backward if what == "bwd" else forward) + copied
-    traffic = tensors * fields.size("elements") * ITEMSIZE[_dtype(fields)]
+    num_copied = "residual copy" in str(fields.row.get("note", ""))
+    tensors = (backward if pass_name == "bwd" else forward) + num_copied
+    traffic = tensors * fields.size("elements") * ITEMSIZE[_read_dtype(fields)]
     _check_large(traffic)
-    return f"{kind} {'backward' if what == 'bwd' else 'forward'}", Stream(kind, traffic, what == "bwd")
+    return f"{kind} {'backward' if pass_name == 'bwd' else 'forward'}", Stream(kind, traffic, pass_name == "bwd")
 
 
-def _unfused(fields: _Fields) -> tuple[str, Kernel]:
+def _refuse_unfused(fields: _Fields) -> tuple[str, Kernel]:
     """Raise `SkipRow`: published forward times are those of 15 bytes an element at dropout's rate, not of 7."""
-    raise Skip("bias, dropout and sum ran as three kernels, which training fuses")
+    raise SkipRow("bias, dropout and sum ran as three kernels, which training fuses")
 
 
 def _check_large(traffic: float) -> None:
-    if traffic < SMALLEST_STREAM:
-        raise Skip("less than 32 MB moved: caches and launches are measured")
+    if traffic < MIN_STREAM_BYTES:
+        raise SkipRow("less than 32 MB moved: caches and launches are measured")
 
 
-def _optimizer(fields: _Fields) -> tuple[str, Kernel]:
+def _read_optimizer(fields: _Fields) -> tuple[str, Kernel]:
     if "fused" not in fields.text("impl", "none"):
-        raise Skip("an optimizer of many kernels")
+        raise SkipRow("an optimizer of many kernels")
     traffic = 28.0 * fields.size("params")  # reads parameter, gradient and two moments, writes all but the gradient
     _check_large(traffic)
     return "optimizer", Stream("optimizer", traffic)
 
 
-def _quantize(fields: _Fields) -> tuple[str, Kernel]:
+def _read_quantization(fields: _Fields) -> tuple[str, Kernel]:
     traffic = 3.0 * fields.size("elements")
     _check_large(traffic)
     return "cast", Stream("elementwise", traffic)
 
 
 _READERS: dict[str, Callable[[_Fields], tuple[str, Kernel]]] = {
-    "gemm": _gemm,
-    "grouped_gemm": _grouped,
-    "bmm": _batched,
-    "attention_fwd": _attention,
-    "attention_bwd": _attention,
-    "attention_fwd_bwd": _attention,
-    **dict.fromkeys(_STREAMS, _stream),
-    "bias_dropout_add": _unfused,
-    "optimizer_step": _optimizer,
-    "quantize": _quantize,
+    "gemm": _read_product,
+    "grouped_gemm": _read_grouped_product,
+    "bmm": _read_batched_product,
+    "attention_fwd": _read_attention,
+    "attention_bwd": _read_attention,
+    "attention_fwd_bwd": _read_attention,
+    **dict.fromkeys(_STREAMS, _read_stream),
+    "bias_dropout_add": _refuse_unfused,
+    "optimizer_step": _read_optimizer,
+    "quantize": _read_quantization,
 }

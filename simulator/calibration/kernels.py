@@ -33,27 +33,27 @@ class Product:
     dtype: str
     gradient: str = ""
     grouped: bool = False
-    casts: bool = False
-    written: int = 0
-    copied: float = 0.0
+    casts_input: bool = False
+    result_bytes: int = 0
+    copied_bytes: float = 0.0
 
     def seconds(self, device: Accelerator) -> float:
         """Return the predicted seconds, launch included."""
         model = device.matmul
-        slower = {"": 1.0, "data": model.data_gradient, "weight": model.weight_gradient}[self.gradient]
-        seconds = matmul_time(device, self.dtype, self.matmul, self._traffic(), grouped=self.grouped) / slower
+        relative_rate = {"": 1.0, "data": model.data_gradient, "weight": model.weight_gradient}[self.gradient]
+        seconds = matmul_time(device, self.dtype, self.matmul, self._traffic(), grouped=self.grouped) / relative_rate
         seconds += device.launch
-        if self.casts:
+        if self.casts_input:
             traffic = self.matmul.count * self.matmul.m * self.matmul.k * (2 * 2 + ITEMSIZE[self.dtype])
             seconds += 2 * device.launch + traffic / device.bandwidth("elementwise")
-        if self.copied:
-            seconds += streaming_time(self.copied, device.bandwidth("elementwise"), device.launch)
+        if self.copied_bytes:
+            seconds += streaming_time(self.copied_bytes, device.bandwidth("elementwise"), device.launch)
         return seconds
 
     def _traffic(self) -> float:
-        product, wide = self.matmul, ITEMSIZE[self.dtype]
-        read = wide * (product.m * product.k + product.k * product.n)
-        return float(product.count * (read + (self.written or wide) * product.m * product.n))
+        product, itemsize = self.matmul, ITEMSIZE[self.dtype]
+        read_bytes = itemsize * (product.m * product.k + product.k * product.n)
+        return float(product.count * (read_bytes + (self.result_bytes or itemsize) * product.m * product.n))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +69,15 @@ class FusedAttention:
     shape: AttentionShape
     dtype: str
     passes: tuple[Pass, ...]
-    copied: float = 0.0
+    copied_bytes: float = 0.0
 
     def seconds(self, device: Accelerator) -> float:
         """Return the predicted seconds, launches included."""
-        each = (device.launch + attention_time(device, self.dtype, self.shape, one) for one in self.passes)
-        return sum(each) + self.copied / device.bandwidth(CACHE)
+        pass_times = (
+            device.launch + attention_time(device, self.dtype, self.shape, attention_pass)
+            for attention_pass in self.passes
+        )
+        return sum(pass_times) + self.copied_bytes / device.bandwidth(CACHE)
 
 
 @dataclass(frozen=True, slots=True)

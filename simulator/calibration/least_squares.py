@@ -16,7 +16,7 @@ from meshwise.simulator.calibration.parameters import Parameter
 OUTLIER = 0.1
 """Log errors above this count linearly, not squared (Huber 1964): publishers' outliers do not move the fit."""
 
-_STEP = 1e-4
+_DIFFERENCE_STEP = 1e-4
 """Step of finite differences: simulated times are rounded to a relative 1e-6, which a smaller step would see."""
 
 Vector = NDArray[np.float64]
@@ -55,45 +55,45 @@ def least_squares(
     low, high = bounds
     # scipy has no weights: the root of a weight multiplies its residual, and the size from which the loss is linear
     root = np.sqrt(weights)
-    turn = root * outlier
+    outlier_limits = root * outlier
 
     def weighted(values: Vector) -> Vector:
         return root * residuals(values)
 
     def slopes(values: Vector) -> Vector:
-        steps = np.where(values + _STEP > high, -_STEP, _STEP)
-        found: Vector = approx_fprime(values, weighted, steps)
-        return found
+        steps = np.where(values + _DIFFERENCE_STEP > high, -_DIFFERENCE_STEP, _DIFFERENCE_STEP)
+        jacobian: Vector = approx_fprime(values, weighted, steps)
+        return jacobian
 
-    found = solve(
+    solution = solve(
         weighted,
         np.clip(start, low, high),
         jac=slopes,
         bounds=bounds,
         method="dogbox",
-        loss=lambda squares: _huber(squares, turn),
+        loss=lambda squares: _huber(squares, outlier_limits),
         x_scale="jac",
         max_nfev=max_evaluations,
     )
-    return found.x, float(found.cost)
+    return solution.x, float(solution.cost)
 
 
-def _huber(squares: Vector, turn: Vector) -> Vector:
+def _huber(squares: Vector, limits: Vector) -> Vector:
     """Return Huber's loss of squared residuals and its derivatives as the solver takes them, shape [3, residuals].
 
     >>> _huber(np.array([4.0, 16.0]), np.array([2.0, 2.0])).tolist()  # |r| = 4 counts 2 * 2 * 4 - 2**2
     [[4.0, 12.0], [1.0, 0.5], [0.0, 0.0]]
     """
-    far = squares > turn**2
+    is_outlier = squares > limits**2
     # ones replace entries that the outer `where` discards: no division by 0, no product with an infinite limit
-    size, turn = np.sqrt(np.where(far, squares, 1.0)), np.where(far, turn, 1.0)
-    loss = np.where(far, 2 * turn * size - turn**2, squares)
+    size, limits = np.sqrt(np.where(is_outlier, squares, 1.0)), np.where(is_outlier, limits, 1.0)
+    loss = np.where(is_outlier, 2 * limits * size - limits**2, squares)
     # 0 is not the true second derivative, with which a linear part has no curvature and a start where all residuals
     # are outliers makes no step; with 0 a step is one of iteratively reweighted least squares
-    return np.array([loss, np.where(far, turn / size, 1.0), np.zeros_like(squares)])
+    return np.array([loss, np.where(is_outlier, limits / size, 1.0), np.zeros_like(squares)])
 
 
-def fit(parameters: Sequence[Parameter], residuals: Residuals, weights: Vector) -> Vector:
+def fit_parameters(parameters: Sequence[Parameter], residuals: Residuals, weights: Vector) -> Vector:
     """Return the values of ``parameters`` that minimise ``residuals`` within bounds, shape [parameters].
 
     Parameters
@@ -109,16 +109,16 @@ def fit(parameters: Sequence[Parameter], residuals: Residuals, weights: Vector) 
     One descent, from the guess: six more, from all over the bounds, ended at the same values on every accelerator
     of the catalogue, and at no lower loss.
     """
-    low = np.array([each.low for each in parameters])
-    span = np.array([each.high for each in parameters]) - low
-    guess = (np.array([each.guess for each in parameters]) - low) / span
-    prior = (OUTLIER / np.array([each.spread for each in parameters])) ** 2
+    low = np.array([parameter.low for parameter in parameters])
+    span = np.array([parameter.high for parameter in parameters]) - low
+    guess = (np.array([parameter.guess for parameter in parameters]) - low) / span
+    prior = (OUTLIER / np.array([parameter.spread for parameter in parameters])) ** 2
     outlier = np.concatenate([np.full(len(weights), OUTLIER), np.full(len(guess), inf)])
 
-    def with_prior(unit: Vector) -> Vector:
-        return np.concatenate([residuals(low + unit * span), unit - guess])
+    def with_prior(fractions: Vector) -> Vector:
+        return np.concatenate([residuals(low + fractions * span), fractions - guess])
 
     bounds = np.zeros(len(guess)), np.ones(len(guess))
-    unit, _ = least_squares(with_prior, guess, bounds, np.concatenate([weights, prior]), outlier=outlier)
-    values: Vector = low + unit * span
+    fractions, _ = least_squares(with_prior, guess, bounds, np.concatenate([weights, prior]), outlier=outlier)
+    values: Vector = low + fractions * span
     return values

@@ -7,17 +7,17 @@ from math import exp, expm1, log
 
 import numpy as np
 
-MOST_APART = 4.0
+MAX_SIZE_RATIO = 4.0
 """Largest ratio of two sizes between which a third one is interpolated."""
 
-ITSELF = "itself"
+REPEATS = "itself"
 """Name of the reference where a publisher is compared with its own repeated measurements."""
 
 Sizes = tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Floor:
+class NoiseFloor:
     """Distance of one publisher's times from another's, relative to the first one's.
 
     Parameters
@@ -38,29 +38,29 @@ class Floor:
         Mean error of the model without the publisher, on the same rows; ``None`` where nothing was fitted.
     """
 
-    on: str
+    hardware: str
     group: str
-    left_out: str
-    other: str
-    number: int
-    same: int
+    predicted_publisher: str
+    reference_publisher: str
+    num_pairs: int
+    num_same_sizes: int
     factor: float
-    raw: float
-    scatter: float
-    model: float | None = None
+    raw_error: float
+    scaled_error: float
+    model_error: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class TimePair:
     """A publisher's time beside the reference's and, where known, the model's, in s."""
 
     seconds: float
-    other: float
-    same: bool
-    model: float | None = None
+    reference_seconds: float
+    has_same_size: bool
+    model_seconds: float | None = None
 
 
-class Times:
+class PublisherTimes:
     """Times of one publisher, interpolated between the sizes it measured.
 
     Parameters
@@ -70,60 +70,68 @@ class Times:
     """
 
     def __init__(self, measured: Iterable[tuple[Hashable, Sizes, float]]) -> None:
-        found: dict[tuple[Hashable, Sizes], list[float]] = defaultdict(list)
+        log_times: dict[tuple[Hashable, Sizes], list[float]] = defaultdict(list)
         for kind, sizes, seconds in measured:
-            found[kind, sizes].append(log(seconds))
-        self._known = {key: float(np.median(each)) for key, each in found.items()}
+            log_times[kind, sizes].append(log(seconds))
+        self._log_seconds = {key: float(np.median(logarithms)) for key, logarithms in log_times.items()}
         self._lines: dict[tuple[Hashable, int, Sizes], list[tuple[float, float]]] = defaultdict(list)
-        for (kind, sizes), value in self._known.items():
+        for (kind, sizes), value in self._log_seconds.items():
             for axis, size in enumerate(sizes):
-                self._lines[kind, axis, _without(sizes, axis)].append((size, value))
+                self._lines[kind, axis, _drop_axis(sizes, axis)].append((size, value))
 
-    def compared(self, kind: Hashable, sizes: Sizes, seconds: float, model: float | None = None) -> Compared | None:
+    def pair_time(
+        self, kind: Hashable, sizes: Sizes, seconds: float, model_seconds: float | None = None
+    ) -> TimePair | None:
         """Return another publisher's ``seconds`` beside this one's; ``None`` where this one's are not known."""
-        other = self.at(kind, sizes)
-        return Compared(seconds, other, (kind, sizes) in self._known, model) if other is not None else None
+        reference = self.interpolate_seconds(kind, sizes)
+        return (
+            TimePair(seconds, reference, (kind, sizes) in self._log_seconds, model_seconds)
+            if reference is not None
+            else None
+        )
 
-    def at(self, kind: Hashable, sizes: Sizes) -> float | None:
+    def interpolate_seconds(self, kind: Hashable, sizes: Sizes) -> float | None:
         """Return the publisher's seconds at some sizes, ``None`` where they are not known.
 
         Where measurements differ in one size only, one smaller and one larger, at most `MAX_SIZE_RATIO` apart, the log
         of the time is interpolated over the log of that size; among several such sizes the closest pair counts.
         """
-        if (kind, sizes) in self._known:
-            return exp(self._known[kind, sizes])
-        found = []
+        if (kind, sizes) in self._log_seconds:
+            return exp(self._log_seconds[kind, sizes])
+        interpolations = []
         for axis, size in enumerate(sizes):
-            line = self._lines.get((kind, axis, _without(sizes, axis)), [])
-            below, above = [each for each in line if each[0] < size], [each for each in line if each[0] > size]
-            if below and above and min(above)[0] <= MOST_APART * max(below)[0]:
-                (low, first), (high, last) = max(below), min(above)
+            line = self._lines.get((kind, axis, _drop_axis(sizes, axis)), [])
+            smaller, larger = [point for point in line if point[0] < size], [point for point in line if point[0] > size]
+            if smaller and larger and min(larger)[0] <= MAX_SIZE_RATIO * max(smaller)[0]:
+                (low, low_value), (high, high_value) = max(smaller), min(larger)
                 part = log(size / low) / log(high / low)
-                found.append((high / low, exp(first + part * (last - first))))
-        return min(found)[1] if found else None
+                interpolations.append((high / low, exp(low_value + part * (high_value - low_value))))
+        return min(interpolations)[1] if interpolations else None
 
 
-def repeats(measured: Sequence[tuple[Hashable, Sizes, float]]) -> list[Compared]:
+def pair_repeats(measured: Sequence[tuple[Hashable, Sizes, float]]) -> list[TimePair]:
     """Return the times of everything that one publisher measured repeatedly, each beside the median of its repeats."""
     count = Counter((kind, sizes) for kind, sizes, _ in measured)
-    several = [each for each in measured if count[each[:2]] > 1]
-    times = Times(several)
-    found = (times.compared(*each) for each in several)
-    return [each for each in found if each is not None]
+    repeated = [entry for entry in measured if count[entry[:2]] > 1]
+    times = PublisherTimes(repeated)
+    pairs = (times.pair_time(*entry) for entry in repeated)
+    return [entry for entry in pairs if entry is not None]
 
 
-def floor(on: str, group: str, left_out: str, other: str, compared: Sequence[Compared]) -> Floor:
+def measure_floor(
+    hardware: str, group: str, predicted_publisher: str, reference_publisher: str, pairs: Sequence[TimePair]
+) -> NoiseFloor:
     """Return the distance of two publishers over ``pairs``, at least one."""
-    ratios = [log(each.other / each.seconds) for each in compared]
-    models = [log(each.model / each.seconds) for each in compared if each.model is not None]
+    ratios = [log(pair.reference_seconds / pair.seconds) for pair in pairs]
+    models = [log(pair.model_seconds / pair.seconds) for pair in pairs if pair.model_seconds is not None]
     middle = float(np.median(ratios))  # of logarithms: the one factor, such as of clocks, that explains most
-    return Floor(
-        on,
+    return NoiseFloor(
+        hardware,
         group,
-        left_out,
-        other,
-        len(compared),
-        sum(each.same for each in compared),
+        predicted_publisher,
+        reference_publisher,
+        len(pairs),
+        sum(pair.has_same_size for pair in pairs),
         exp(middle),
         _mean_error(ratios),
         _mean_error([ratio - middle for ratio in ratios]),
@@ -135,5 +143,5 @@ def _mean_error(ratios: Iterable[float]) -> float:
     return float(np.mean([abs(expm1(ratio)) for ratio in ratios]))
 
 
-def _without(sizes: Sizes, axis: int) -> Sizes:
+def _drop_axis(sizes: Sizes, axis: int) -> Sizes:
     return sizes[:axis] + sizes[axis + 1 :]

@@ -16,18 +16,18 @@ SHARPNESS = 4.0
 QUERY_BLOCK = 128
 """Queries of a block of flash attention (Dao 2023, "FlashAttention-2", section 3.3)."""
 
-COMMON_HEAD = 128
+COMMON_HEAD_DIM = 128
 
 PROCESSORS = {"v100": 80, "a100": 108, "l40s": 142, "h100": 132, "h200": 132, "b200": 148, "gb200": 148}
 """Streaming multiprocessors, by the first word of a catalogue name (NVIDIA architecture white papers)."""
 
-TENSOR_CORES = {"v100": 1024, "a100": 2048, "l40s": 1024, "h100": 4096, "h200": 4096, "b200": 8192, "gb200": 8192}
+TENSOR_CORE_FLOPS = {"v100": 1024, "a100": 2048, "l40s": 1024, "h100": 4096, "h200": 4096, "b200": 8192, "gb200": 8192}
 """Dense 16-bit FLOP of a streaming multiprocessor per clock (NVIDIA architecture white papers)."""
 
-EXPONENTIALS = 16
+EXPONENTIALS_PER_CLOCK = 16
 """Exponentials of a streaming multiprocessor per clock (NVIDIA, "CUDA C++ programming guide", native arithmetic)."""
 
-WAVES = ("a100",)
+ACCELERATORS_WITH_WAVES = ("a100",)
 """Accelerators whose products take visible steps; later ones spread the last round (see `MatmulModel.waves`)."""
 
 
@@ -73,18 +73,18 @@ def sustained_parameter(guess: float) -> Parameter:
     return Parameter("sustained", 1.0, 1.8, guess)
 
 
-def fraction_of(dtype: str) -> Parameter:
+def fraction_parameter(dtype: str) -> Parameter:
     """Return the parameter of the fraction of its peak that products of ``dtype`` reach."""
     return Parameter(f"fraction_{dtype}", 0.2, 1.0, 0.7)
 
 
-def exponential_head(device: Accelerator) -> float:
+def exponential_head_dim(device: Accelerator) -> float:
     """Return the head dim at which the products of attention take as long as its exponentials.
 
     Forward does 4 FLOP for an exponential and element of the head dim: on the H100 4096 / (4 * 16) = 64 (Shah et al.
     2024, "FlashAttention-3", section 3.1: 989 TFLOP/s of products beside 3.9 of exponentials, 989 / (4 * 3.9) = 63).
     """
-    return TENSOR_CORES[device.name.split()[0].lower()] / (4.0 * EXPONENTIALS)
+    return TENSOR_CORE_FLOPS[device.name.split()[0].lower()] / (4.0 * EXPONENTIALS_PER_CLOCK)
 
 
 def attention_parameters(fraction: float, half_head: float) -> tuple[Parameter, ...]:
@@ -99,10 +99,10 @@ def attention_parameters(fraction: float, half_head: float) -> tuple[Parameter, 
     B200 lie from 0.75 to 0.83. ``backward_forward`` is the ratio of the rates at that head dim; the guess is that of
     0.63 and 0.73 of the A100's peak (Dao 2023, "FlashAttention-2", section 1).
     """
-    most = _fastest(fraction)
-    forward = 0.8 * (1.0 + half_head / COMMON_HEAD)
+    max_forward = _max_fraction(fraction)
+    forward = 0.8 * (1.0 + half_head / COMMON_HEAD_DIM)
     return (
-        Parameter("forward", 0.1, most, min(forward, most), 0.2),
+        Parameter("forward", 0.1, max_forward, min(forward, max_forward), 0.2),
         Parameter("backward_forward", 0.5, 1.1, 0.86, 0.15),
         Parameter("half_sequence", 0.0, 2000.0, 150.0, 0.2),
         Parameter("half_head", 0.0, 300.0, half_head, 0.05),
@@ -118,15 +118,15 @@ Values = Mapping[str, float]
 
 def with_matmul(device: Accelerator, values: Values) -> Accelerator:
     """Return ``device`` with fitted matrix products."""
-    own = {
+    model_values = {
         name: values[name]
         for name in ("fraction", "half_k", "edge", "data_gradient", "weight_gradient", "batched", "product_launch")
     }
     fractions = tuple((name.removeprefix("fraction_"), values[name]) for name in values if name.startswith("fraction_"))
     model = MatmulModel(
-        **own,
+        **model_values,
         tiles=TILES,
-        units=processors(device),
+        units=count_processors(device),
         waves=values.get("waves", 0.0),
         sharpness=SHARPNESS,
         fractions=fractions,
@@ -146,35 +146,35 @@ def with_matmul(device: Accelerator, values: Values) -> Accelerator:
 def with_attention(device: Accelerator, values: Values) -> Accelerator:
     """Return ``device`` with fitted attention."""
     forward = values["forward"]
-    half = values["half_head"] / COMMON_HEAD
+    half = values["half_head"] / COMMON_HEAD_DIM
     ramps = (1.0 + half / BACKWARD_PRODUCTS) / (1.0 + half)
-    backward = min(forward * values["backward_forward"] * ramps, _fastest(device.matmul.fraction))
-    plain = {name: values[name] for name in ("half_sequence", "half_head", "tail", "backward_tail")}
+    backward = min(forward * values["backward_forward"] * ramps, _max_fraction(device.matmul.fraction))
+    ramp_values = {name: values[name] for name in ("half_sequence", "half_head", "tail", "backward_tail")}
     attention = replace(
         device.attention,
         forward=forward,
         backward=backward,
         block=QUERY_BLOCK,
         launch=values["attention_launch"],
-        **plain,
+        **ramp_values,
     )
     bandwidths = dict(device.kernel_bandwidth) | {CACHE: values[CACHE]}
     return replace(device, attention=attention, kernel_bandwidth=tuple(bandwidths.items()))
 
 
-def _fastest(fraction: float) -> float:
+def _max_fraction(fraction: float) -> float:
     """Return the largest rate of attention relative to products: the peak, with room for rounding to four digits."""
     return 0.999 / fraction
 
 
-def processors(device: Accelerator) -> int:
+def count_processors(device: Accelerator) -> int:
     """Return the number of streaming multiprocessors of an accelerator."""
     return PROCESSORS[device.name.split()[0].lower()]
 
 
 def has_waves(device: Accelerator) -> bool:
     """Return whether the time of products rises in visible waves on an accelerator."""
-    return device.name.split()[0].lower() in WAVES
+    return device.name.split()[0].lower() in ACCELERATORS_WITH_WAVES
 
 
 Apply = Callable[[Accelerator, Values], Accelerator]

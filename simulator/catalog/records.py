@@ -26,7 +26,7 @@ published measurements or the figure of a relative, as its source says; ``chosen
 of the model; ``assumed``: no document states it.
 """
 
-FITTED = ("launch", "matmul", "attention", "sustained", "kernel_bandwidth")
+FITTED_FIGURES = ("launch", "matmul", "attention", "sustained", "kernel_bandwidth")
 """Figures of kernels, which a calibration replaces."""
 
 _NOT_FIGURES = ("like", "sources", "assumed", "name")
@@ -47,7 +47,7 @@ class Record:
     figures: dict[str, Any]
     origins: dict[str, tuple[str, str]]
 
-    def origin(self, path: str) -> tuple[str, str] | None:
+    def find_origin(self, path: str) -> tuple[str, str] | None:
         """Return status and source of a figure, or ``None`` where it has none."""
         parts = path.split(".")
         prefixes = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
@@ -55,24 +55,24 @@ class Record:
 
     def paths(self) -> tuple[str, ...]:
         """Return the paths of all figures; names are no figures."""
-        return tuple(_leaves("", {key: value for key, value in self.figures.items() if key not in _NOT_FIGURES}))
+        return tuple(_leaf_paths("", {key: value for key, value in self.figures.items() if key not in _NOT_FIGURES}))
 
 
-def _leaves(prefix: str, value: Any) -> list[str]:
+def _leaf_paths(prefix: str, value: Any) -> list[str]:
     if not isinstance(value, dict):
         return [prefix]
     keys = (key for key in value if key != "name")
-    return [leaf for key in keys for leaf in _leaves(f"{prefix}.{key}".strip("."), value[key])]
+    return [leaf for key in keys for leaf in _leaf_paths(f"{prefix}.{key}".strip("."), value[key])]
 
 
 @lru_cache(maxsize=2)
-def names(kind: str) -> tuple[str, ...]:
+def list_names(kind: str) -> tuple[str, ...]:
     """Return the names in a data file, ``accelerators`` or ``clusters``, in its order."""
-    return tuple(_table(kind))
+    return tuple(_read_table(kind))
 
 
 @lru_cache(maxsize=256)
-def record(kind: str, name: str, *, calibrated: bool = True) -> Record:
+def read_record(kind: str, name: str, *, calibrated: bool = True) -> Record:
     """Return a record of a data file; ``ValueError`` names the known ones.
 
     Parameters
@@ -80,39 +80,43 @@ def record(kind: str, name: str, *, calibrated: bool = True) -> Record:
     calibrated
         Whether figures fitted to published kernels replace those of the file.
     """
-    table = _table(kind)
+    table = _read_table(kind)
     if name not in table:
         raise ValueError(f"{kind[:-1]} is one of {', '.join(table)}, met {name}")
-    own: dict[str, Any] = table[name]
-    base = record(kind, own["like"], calibrated=calibrated) if "like" in own else Record({}, {})
-    stated = _stated(own, base)
-    return _fitted(stated, _calibration(name)) if calibrated and kind == "accelerators" else stated
+    entry: dict[str, Any] = table[name]
+    base = read_record(kind, entry["like"], calibrated=calibrated) if "like" in entry else Record({}, {})
+    merged_record = _merge_base(entry, base)
+    return (
+        _apply_calibration(merged_record, _read_calibration(name))
+        if calibrated and kind == "accelerators"
+        else merged_record
+    )
 
 
-def _stated(own: dict[str, Any], base: Record) -> Record:
+def _merge_base(entry: dict[str, Any], base: Record) -> Record:
     """Return a record with its own fields and those it inherits from ``base``."""
-    figures = {key: value for key, value in own.items() if key not in ("like", "sources", "assumed")}
-    kept = {
-        path: _inherited(path, origin, own["like"])
+    figures = {key: value for key, value in entry.items() if key not in ("like", "sources", "assumed")}
+    inherited = {
+        path: _inherit_origin(path, origin, entry["like"])
         for path, origin in base.origins.items()
         if path.split(".")[0] not in figures
     }
-    sourced = {path: (status, text) for path, (status, text) in own["sources"].items()}
-    assumed = {path: ("assumed", text) for path, text in own.get("assumed", {}).items()}
-    return Record(base.figures | figures, kept | sourced | assumed)
+    stated_origins = {path: (status, text) for path, (status, text) in entry["sources"].items()}
+    assumed = {path: ("assumed", text) for path, text in entry.get("assumed", {}).items()}
+    return Record(base.figures | figures, inherited | stated_origins | assumed)
 
 
-def _inherited(path: str, origin: tuple[str, str], relative: str) -> tuple[str, str]:
+def _inherit_origin(path: str, origin: tuple[str, str], relative: str) -> tuple[str, str]:
     """Return the origin of an inherited figure; that of a fitted figure names the relative."""
     status, text = origin
-    if path.split(".")[0] not in FITTED or text.startswith("taken from"):
+    if path.split(".")[0] not in FITTED_FIGURES or text.startswith("taken from"):
         return origin
     return status, f"taken from {relative}, the nearest relative: {text}"
 
 
-def _fitted(stated: Record, calibration: dict[str, Any]) -> Record:
+def _apply_calibration(base_record: Record, calibration: dict[str, Any]) -> Record:
     """Return a record with fitted figures; in a table only the fitted entries are replaced."""
-    figures, origins = dict(stated.figures), dict(stated.origins)
+    figures, origins = dict(base_record.figures), dict(base_record.origins)
     for name, value in calibration.get("figures", {}).items():
         if name in ("kernel_bandwidth", "attention"):
             figures[name] = figures.get(name, {}) | value
@@ -127,54 +131,54 @@ def _fitted(stated: Record, calibration: dict[str, Any]) -> Record:
 
 def is_calibrated(name: str) -> bool:
     """Return whether an accelerator's kernels were fitted to its own published timings."""
-    return bool(_calibration(name))
+    return bool(_read_calibration(name))
 
 
-def fitted_links(*, inside: bool) -> tuple[Link, ...]:
+def list_fitted_links(*, inside: bool) -> tuple[Link, ...]:
     """Return the links that were fitted to published collectives, either those inside nodes or those between them."""
-    entries = (entry for entry in _json("calibration/links.json").values() if ("library" in entry) is inside)
+    entries = (entry for entry in _read_json("calibration/links.json").values() if ("library" in entry) is inside)
     return tuple(
         Link(
-            parse(e["latency"], Dimension.TIME),
-            parse(e["bandwidth"], Dimension.BANDWIDTH),
-            parse(e.get("launch", "0 us"), Dimension.TIME),
+            parse(link_entry["latency"], Dimension.TIME),
+            parse(link_entry["bandwidth"], Dimension.BANDWIDTH),
+            parse(link_entry.get("launch", "0 us"), Dimension.TIME),
         )
-        for e in entries
+        for link_entry in entries
     )
 
 
-def _calibration(name: str) -> dict[str, Any]:
+def _read_calibration(name: str) -> dict[str, Any]:
     """Return the calibration file of an accelerator; empty where there is none."""
     file = files(__package__).joinpath("calibration", f"{name}.json")
-    found: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
-    return found
+    calibration: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    return calibration
 
 
 @lru_cache(maxsize=2)
-def _table(kind: str) -> dict[str, Any]:
-    table: dict[str, Any] = _json(f"{kind}.json")
-    fitted = _json("calibration/links.json")
-    for own in table.values():
-        for place in ("intra_node", "inter_node"):
-            if "link" in own.get(place, {}):
-                _link(own, place, fitted)
+def _read_table(kind: str) -> dict[str, Any]:
+    table: dict[str, Any] = _read_json(f"{kind}.json")
+    fits = _read_json("calibration/links.json")
+    for entry in table.values():
+        for network_key in ("intra_node", "inter_node"):
+            if "link" in entry.get(network_key, {}):
+                _fill_link(entry, network_key, fits)
     return table
 
 
-def _json(name: str) -> Any:
+def _read_json(name: str) -> Any:
     return json.loads(files(__package__).joinpath(name).read_text("utf-8"))
 
 
-def _link(own: dict[str, Any], place: str, fitted: dict[str, Any]) -> None:
+def _fill_link(cluster_entry: dict[str, Any], network_key: str, fits: dict[str, Any]) -> None:
     """Replace the name of a fitted link by its figures, and add their sources; changes the entry in place."""
-    figures = own[place]
+    figures = cluster_entry[network_key]
     name, links = figures.pop("link"), figures.pop("links", 1)
-    entry, fit = fitted[name], fitted[name]["fit"]
+    entry, fit = fits[name], fits[name]["fit"]
     bandwidth = parse(entry["bandwidth"], Dimension.BANDWIDTH)
     figures |= {key: entry[key] for key in ("latency", "launch")} | {"bandwidth": f"{links * bandwidth * 1e-9:g} GB/s"}
     text = f"{name}: fitted to {fit['rows']} published collectives of {', '.join(fit['sources'])}"
-    fresh = [f"{place}.{key}" for key in ("latency", "bandwidth", "launch")]
+    new_paths = [f"{network_key}.{key}" for key in ("latency", "bandwidth", "launch")]
     if "library" in entry:
-        own["library"] = entry["library"]
-        fresh.append("library")
-    own["sources"] |= {path: ["derived", text] for path in fresh}
+        cluster_entry["library"] = entry["library"]
+        new_paths.append("library")
+    cluster_entry["sources"] |= {path: ["derived", text] for path in new_paths}

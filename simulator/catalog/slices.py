@@ -27,13 +27,15 @@ def slice_shape(devices: int, pod: Sequence[int], ring: int) -> Shape:
     ((8, 8, 8), (4, 4, 12), (4, 8))
     """
     limits = sorted(pod)
-    shapes = list(_shapes(devices, limits))
+    shapes = list(_list_shapes(devices, limits))
     if not shapes:
-        fitting = _nearest(devices, limits)
+        nearest_count = _nearest_count(devices, limits)
         bounds = " x ".join(map(str, limits))
-        raise ValueError(f"nodes * devices_per_node fill a grid within {bounds}, met {devices}; nearest: {fitting}")
-    cubes = len(limits) == 3
-    return min(shapes, key=lambda shape: (cubes and any(axis % ring for axis in shape), sum(shape), shape[-1]))
+        raise ValueError(
+            f"nodes * devices_per_node fill a grid within {bounds}, met {devices}; nearest: {nearest_count}"
+        )
+    has_three_axes = len(limits) == 3
+    return min(shapes, key=lambda shape: (has_three_axes and any(axis % ring for axis in shape), sum(shape), shape[-1]))
 
 
 def closed_axes(shape: Shape, ring: int) -> tuple[bool, ...]:
@@ -56,33 +58,35 @@ def slice_pairs(shape: Shape, closed: Sequence[bool]) -> tuple[tuple[int, int, i
     for chip in range(prod(shape)):
         for axis, length in enumerate(shape):
             stride = prod(shape[axis + 1 :])
-            place = chip // stride % length
-            if place + 1 < length:
+            coordinate = chip // stride % length
+            if coordinate + 1 < length:
                 pairs.append((chip, chip + stride, 1))
             elif closed[axis] and length > 2:
-                pairs.append((chip - place * stride, chip, 1))
+                pairs.append((chip - coordinate * stride, chip, 1))
     return tuple(sorted(pairs))
 
 
-def _factors(number: int, axes: int, least: int) -> Iterator[Shape]:
+def _list_factors(number: int, axes: int, min_factor: int) -> Iterator[Shape]:
     """Yield every non-decreasing tuple of ``axes`` factors of at least ``min_factor`` whose product is ``number``."""
     if axes == 1:
         yield (number,)
         return
-    factor = least
+    factor = min_factor
     while factor**axes <= number:
         if number % factor == 0:
-            yield from ((factor, *rest) for rest in _factors(number // factor, axes - 1, factor))
+            yield from ((factor, *other_factors) for other_factors in _list_factors(number // factor, axes - 1, factor))
         factor += 1
 
 
-def _shapes(devices: int, limits: Sequence[int]) -> Iterator[Shape]:
+def _list_shapes(devices: int, limits: Sequence[int]) -> Iterator[Shape]:
     """Yield the shapes of ``devices`` chips that fit into ``limits``, which are sorted."""
     if devices <= prod(limits):
-        shapes = _factors(devices, len(limits), 1)
-        yield from (shape for shape in shapes if all(a <= b for a, b in zip(shape, limits, strict=True)))
+        shapes = _list_factors(devices, len(limits), 1)
+        yield from (
+            shape for shape in shapes if all(length <= limit for length, limit in zip(shape, limits, strict=True))
+        )
 
 
-def _nearest(devices: int, limits: Sequence[int]) -> int:
+def _nearest_count(devices: int, limits: Sequence[int]) -> int:
     """Return the largest number of chips that has a shape, up to ``devices`` and the whole pod."""
-    return next(count for count in range(min(devices, prod(limits)), 0, -1) if any(_shapes(count, limits)))
+    return next(count for count in range(min(devices, prod(limits)), 0, -1) if any(_list_shapes(count, limits)))

@@ -11,7 +11,7 @@ from statistics import median, median_low, mode
 from typing import NamedTuple, TypeVar
 
 from meshwise.simulator.catalog import accelerator
-from meshwise.simulator.catalog.records import fitted_links, is_calibrated, names
+from meshwise.simulator.catalog.records import is_calibrated, list_fitted_links, list_names
 from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.machine.kernels import AttentionModel, MatmulModel
 from meshwise.simulator.machine.topology import Link
@@ -29,20 +29,20 @@ class Efficiency(NamedTuple):
     sustained: float
     kernel_bandwidth: Shares
 
-    def attention_beside(self, matmul: MatmulModel) -> AttentionModel:
+    def scale_attention(self, matmul: MatmulModel) -> AttentionModel:
         """Return the attention model rescaled to another model of products: it reaches the same share of the peak."""
         scale = self.matmul.fraction / matmul.fraction
         return replace(self.attention, forward=self.attention.forward * scale, backward=self.attention.backward * scale)
 
 
-def efficiency_of(device: Accelerator) -> Efficiency:
+def device_efficiency(device: Accelerator) -> Efficiency:
     """Return the efficiency of an accelerator."""
     return Efficiency(*(getattr(device, name) for name in Efficiency._fields))
 
 
 def timed_accelerators() -> tuple[str, ...]:
     """Return the names of the accelerators whose own kernels were timed."""
-    return tuple(filter(is_calibrated, names("accelerators")))
+    return tuple(filter(is_calibrated, list_names("accelerators")))
 
 
 @lru_cache(maxsize=1)
@@ -51,26 +51,29 @@ def typical_efficiency() -> Efficiency:
 
     Attention is stated relative to products; its median is taken over the fractions of the peak that it reaches.
     """
-    timed = [efficiency_of(accelerator(name)) for name in timed_accelerators()]
+    efficiencies = [device_efficiency(accelerator(name)) for name in timed_accelerators()]
     matmul = replace(
-        _medians([each.matmul for each in timed]),
-        tiles=mode(each.matmul.tiles for each in timed),
-        fractions=_medians_by_name(each.matmul.fractions for each in timed),
+        _median_model([efficiency.matmul for efficiency in efficiencies]),
+        tiles=mode(efficiency.matmul.tiles for efficiency in efficiencies),
+        fractions=_medians_by_name(efficiency.matmul.fractions for efficiency in efficiencies),
     )
-    attention = _medians([each.attention_beside(matmul) for each in timed])
-    launch, sustained = median(each.launch for each in timed), median(each.sustained for each in timed)
-    shares = _medians_by_name(each.kernel_bandwidth for each in timed)
+    attention = _median_model([efficiency.scale_attention(matmul) for efficiency in efficiencies])
+    launch, sustained = (
+        median(efficiency.launch for efficiency in efficiencies),
+        median(efficiency.sustained for efficiency in efficiencies),
+    )
+    shares = _medians_by_name(efficiency.kernel_bandwidth for efficiency in efficiencies)
     return Efficiency(launch, matmul, attention, sustained, shares)
 
 
-def _medians(models: Sequence[M]) -> M:
+def _median_model(models: Sequence[M]) -> M:
     """Return a model with the median of every number; the low median for counts, which stay whole."""
-    first, found = models[0], {}
-    for name in (field.name for field in fields(first)):
+    template, median_values = models[0], {}
+    for name in (field.name for field in fields(template)):
         values = [getattr(model, name) for model in models]
         if isinstance(values[0], int | float):
-            found[name] = median_low(values) if isinstance(values[0], int) else median(values)
-    return replace(first, **found)
+            median_values[name] = median_low(values) if isinstance(values[0], int) else median(values)
+    return replace(template, **median_values)
 
 
 def _medians_by_name(tables: Iterable[Shares]) -> Shares:
@@ -79,7 +82,7 @@ def _medians_by_name(tables: Iterable[Shares]) -> Shares:
     for table in tables:
         for name, value in table:
             values.setdefault(name, []).append(value)
-    return tuple((name, median(found)) for name, found in values.items())
+    return tuple((name, median(numbers)) for name, numbers in values.items())
 
 
 @lru_cache(maxsize=2)
@@ -88,5 +91,5 @@ def typical_link(*, inside: bool) -> Link:
 
     Its bandwidth has no meaning, as the fitted links have different rates.
     """
-    timed = fitted_links(inside=inside)
-    return Link(median(link.latency for link in timed), 1.0, median(link.launch for link in timed))
+    links = list_fitted_links(inside=inside)
+    return Link(median(link.latency for link in links), 1.0, median(link.launch for link in links))

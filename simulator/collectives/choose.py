@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwise.simulator.collective import Algorithm, Collective
-from meshwise.simulator.collectives.hierarchical import hierarchical
-from meshwise.simulator.collectives.in_switch import fabric_reduces, in_switch, switches_reduce
-from meshwise.simulator.collectives.placement import Placement, place
-from meshwise.simulator.collectives.point_to_point import direct, pairwise, parameter_server, shift
+from meshwise.simulator.collectives.hierarchical import hierarchical_phases
+from meshwise.simulator.collectives.in_switch import fabric_reduces, in_switch_phases, switches_reduce
+from meshwise.simulator.collectives.placement import Placement, place_groups
+from meshwise.simulator.collectives.point_to_point import pairwise_exchange, parameter_server, send_phases, shift_phases
 from meshwise.simulator.collectives.ring import ring
 from meshwise.simulator.collectives.torus import torus_ring
 from meshwise.simulator.collectives.traffic import Phase
@@ -26,8 +26,8 @@ from meshwise.simulator.interconnect.routes import BoolArray, IntArray
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.machine.topology import Mesh, Torus
 
-_SHARDED = (Algorithm.RING, Algorithm.IN_SWITCH, Algorithm.HIERARCHICAL)
-_KNOWN = {
+_SHARDED_ALGORITHMS = (Algorithm.RING, Algorithm.IN_SWITCH, Algorithm.HIERARCHICAL)
+_ALGORITHMS = {
     Collective.ALL_REDUCE: (
         Algorithm.RING,
         Algorithm.TREE,
@@ -35,8 +35,8 @@ _KNOWN = {
         Algorithm.HIERARCHICAL,
         Algorithm.PARAMETER_SERVER,
     ),
-    Collective.ALL_GATHER: _SHARDED,
-    Collective.REDUCE_SCATTER: _SHARDED,
+    Collective.ALL_GATHER: _SHARDED_ALGORITHMS,
+    Collective.REDUCE_SCATTER: _SHARDED_ALGORITHMS,
     Collective.BROADCAST: (Algorithm.RING, Algorithm.TREE),
     Collective.ALL_TO_ALL: (Algorithm.PAIRWISE,),
     Collective.SEND: (Algorithm.DIRECT,),
@@ -73,25 +73,25 @@ def phases(cluster: Cluster, collective: Collective, algorithm: Algorithm, group
     if collective is Collective.SEND and groups.shape[1] != 2:
         raise ValueError(f"a send has 2 ranks, met {groups.shape[1]}")
     if len(groups) == 1:
-        return _on_one(cluster, collective, algorithm, tuple(groups[0].tolist()))
-    return _phases(cluster, collective, algorithm, groups)
+        return _cached_phases(cluster, collective, algorithm, tuple(groups[0].tolist()))
+    return _list_phases(cluster, collective, algorithm, groups)
 
 
 # Arrays have no hash: single groups are cached as tuples.
 @lru_cache(maxsize=256)
-def _on_one(
+def _cached_phases(
     cluster: Cluster, collective: Collective, algorithm: Algorithm, group: tuple[int, ...]
 ) -> tuple[Phase, ...]:
-    return _phases(cluster, collective, algorithm, np.array([group]))
+    return _list_phases(cluster, collective, algorithm, np.array([group]))
 
 
-def _phases(cluster: Cluster, collective: Collective, algorithm: Algorithm, groups: IntArray) -> tuple[Phase, ...]:
-    placement = place(cluster, groups)
-    unable = np.flatnonzero(~_able(cluster, collective, algorithm, placement))
-    if len(unable):
-        group = groups[unable[0]]
-        known = ", ".join(algorithms(cluster, collective, group))
-        raise ValueError(f"the group of {group.tolist()[:8]} runs {collective} by {known}, met {algorithm}")
+def _list_phases(cluster: Cluster, collective: Collective, algorithm: Algorithm, groups: IntArray) -> tuple[Phase, ...]:
+    placement = place_groups(cluster, groups)
+    failing_groups = np.flatnonzero(~_can_run(cluster, collective, algorithm, placement))
+    if len(failing_groups):
+        group = groups[failing_groups[0]]
+        names = ", ".join(algorithms(cluster, collective, group))
+        raise ValueError(f"the group of {group.tolist()[:8]} runs {collective} by {names}, met {algorithm}")
     rounds = 2 if collective is Collective.ALL_REDUCE else 1
     match algorithm:
         case Algorithm.RING if isinstance(cluster.fabric, Torus):
@@ -101,82 +101,92 @@ def _phases(cluster: Cluster, collective: Collective, algorithm: Algorithm, grou
         case Algorithm.TREE:
             return tree(cluster, placement, rounds)
         case Algorithm.HIERARCHICAL:
-            return hierarchical(cluster, placement, collective)
+            return hierarchical_phases(cluster, placement, collective)
         case Algorithm.IN_SWITCH:
-            return in_switch(cluster, groups, collective)
+            return in_switch_phases(cluster, groups, collective)
         case Algorithm.PARAMETER_SERVER:
             return parameter_server(cluster, groups)
         case Algorithm.PAIRWISE:
-            return pairwise(cluster, groups)
+            return pairwise_exchange(cluster, groups)
         case _ if collective is Collective.SHIFT:
-            return shift(cluster, groups)
+            return shift_phases(cluster, groups)
         case _:
-            return direct(cluster, groups)
+            return send_phases(cluster, groups)
 
 
 def algorithms(cluster: Cluster, collective: Collective, group: IntArray) -> tuple[Algorithm, ...]:
     """Return the algorithms that can run a collective on ``group``, without `Algorithm.MEASURED`."""
-    return _algorithms(cluster, collective, tuple(np.asarray(group).tolist()))
+    return _list_algorithms(cluster, collective, tuple(np.asarray(group).tolist()))
 
 
 @lru_cache(maxsize=4096)
-def _algorithms(cluster: Cluster, collective: Collective, group: tuple[int, ...]) -> tuple[Algorithm, ...]:
-    placement = place(cluster, np.array([group]))
-    return tuple(each for each in _KNOWN[collective] if bool(_able(cluster, collective, each, placement)[0]))
+def _list_algorithms(cluster: Cluster, collective: Collective, group: tuple[int, ...]) -> tuple[Algorithm, ...]:
+    placement = place_groups(cluster, np.array([group]))
+    return tuple(
+        algorithm
+        for algorithm in _ALGORITHMS[collective]
+        if bool(_can_run(cluster, collective, algorithm, placement)[0])
+    )
 
 
-def _able(cluster: Cluster, collective: Collective, algorithm: Algorithm, placement: Placement) -> BoolArray:
+def _can_run(cluster: Cluster, collective: Collective, algorithm: Algorithm, placement: Placement) -> BoolArray:
     """Return for every group of a placement whether it can run a collective by ``algorithm``."""
-    able = np.full(placement.num_groups, algorithm in _KNOWN[collective])
-    spans = placement.nodes > 1
-    even = placement.channels == placement.widest
+    is_able = np.full(placement.num_groups, algorithm in _ALGORITHMS[collective])
+    spans_nodes = placement.nodes > 1
+    is_even = placement.channels == placement.max_ranks
     match algorithm:
         case Algorithm.DIRECT:
-            able &= (placement.ranks == 2) | (collective is Collective.SHIFT)
+            is_able &= (placement.ranks == 2) | (collective is Collective.SHIFT)
         case Algorithm.TREE:
-            able &= spans & (not isinstance(cluster.fabric, Torus))
+            is_able &= spans_nodes & (not isinstance(cluster.fabric, Torus))
         case Algorithm.HIERARCHICAL:
-            able &= spans & even & (placement.channels > 1) & (not isinstance(cluster.fabric, Torus))
+            is_able &= spans_nodes & is_even & (placement.channels > 1) & (not isinstance(cluster.fabric, Torus))
         case Algorithm.IN_SWITCH:
-            inside = switches_reduce(cluster, placement)
-            joined = np.full_like(inside, True) if fabric_reduces(cluster) else inside & (placement.channels > 1)
-            able &= np.where(spans, even & joined & (collective is Collective.ALL_REDUCE), inside)
-    return able
+            reduces_inside = switches_reduce(cluster, placement)
+            reduces_across = (
+                np.full_like(reduces_inside, True)
+                if fabric_reduces(cluster)
+                else reduces_inside & (placement.channels > 1)
+            )
+            is_able &= np.where(
+                spans_nodes, is_even & reduces_across & (collective is Collective.ALL_REDUCE), reduces_inside
+            )
+    return is_able
 
 
 def candidates(cluster: Cluster, collective: Collective) -> tuple[Algorithm, ...]:
     """Return the algorithms that may be chosen on a cluster: the user's first, then those that libraries pick."""
-    fixed = dict(cluster.algorithms).get(collective)
-    own = _automatic(cluster, collective)
-    return own if fixed is None else tuple(dict.fromkeys((fixed, *own)))
+    fixed_algorithm = dict(cluster.algorithms).get(collective)
+    automatic_choices = _automatic_algorithms(cluster, collective)
+    return automatic_choices if fixed_algorithm is None else tuple(dict.fromkeys((fixed_algorithm, *automatic_choices)))
 
 
-def fastest(cluster: Cluster, collective: Collective, group: IntArray) -> tuple[Algorithm, ...]:
+def fastest_algorithms(cluster: Cluster, collective: Collective, group: IntArray) -> tuple[Algorithm, ...]:
     """Return the algorithms of `candidates` that no other algorithm on ``group`` beats at every size."""
-    fixed = dict(cluster.algorithms).get(collective)
-    if fixed in algorithms(cluster, collective, group):
-        return (fixed,)
-    lines = _lines(cluster, collective, tuple(np.asarray(group).tolist()))
-    kept: set[Algorithm] = set()
-    best = inf
+    fixed_algorithm = dict(cluster.algorithms).get(collective)
+    if fixed_algorithm in algorithms(cluster, collective, group):
+        return (fixed_algorithm,)
+    lines = _algorithm_lines(cluster, collective, tuple(np.asarray(group).tolist()))
+    winners: set[Algorithm] = set()
+    best_seconds = inf
     # In order of latency, a line is the fastest at some size only if no line before it is as fast per byte.
-    for _, seconds, order in sorted(_sums(lines)):
-        if seconds < best * (1 - 1e-12):
-            best = seconds
-            kept.add(lines[order].algorithm)
-    return tuple(line.algorithm for line in lines if line.algorithm in kept)
+    for _, seconds, order in sorted(_sum_lines(lines)):
+        if seconds < best_seconds * (1 - 1e-12):
+            best_seconds = seconds
+            winners.add(lines[order].algorithm)
+    return tuple(line.algorithm for line in lines if line.algorithm in winners)
 
 
-def _sums(lines: Sequence["_Lines"]) -> Iterator[tuple[float, float, int]]:
+def _sum_lines(lines: Sequence["_Lines"]) -> Iterator[tuple[float, float, int]]:
     """Yield (latency, seconds per byte, index of the algorithm) for every choice of protocols for its phases."""
     for order, line in enumerate(lines):
-        for chosen in product(*line.phases):
-            yield sum(latency for latency, _ in chosen), sum(seconds for _, seconds in chosen), order
+        for choice in product(*line.phases):
+            yield sum(latency for latency, _ in choice), sum(seconds for _, seconds in choice), order
 
 
-def able(cluster: Cluster, collective: Collective, algorithm: Algorithm, groups: IntArray) -> BoolArray:
+def can_run(cluster: Cluster, collective: Collective, algorithm: Algorithm, groups: IntArray) -> BoolArray:
     """Return for every group whether it can run a collective by an algorithm."""
-    return _able(cluster, collective, algorithm, place(cluster, groups))
+    return _can_run(cluster, collective, algorithm, place_groups(cluster, groups))
 
 
 def idle_time(cluster: Cluster, phases: Sequence[Phase], group: int, size: float) -> float:
@@ -184,28 +194,28 @@ def idle_time(cluster: Cluster, phases: Sequence[Phase], group: int, size: float
 
     ``sum over phases of min over protocols of latency + size * max over links of load / bandwidth``.
     """
-    return _time(_lines_of(cluster, phases, group), size) if size > 0 else 0.0
+    return _total_time(_phase_lines(cluster, phases, group), size) if size > 0 else 0.0
 
 
-_Phases = tuple[tuple[tuple[float, float], ...], ...]
+_PhaseLines = tuple[tuple[tuple[float, float], ...], ...]
 """For every phase its protocols: latency in s and seconds per byte."""
 
 
-def _time(phases: _Phases, size: float) -> float:
+def _total_time(phases: _PhaseLines, size: float) -> float:
     return sum(min(latency + size * seconds for latency, seconds in phase) for phase in phases)
 
 
-def _lines_of(cluster: Cluster, phases: Sequence[Phase], group: int) -> _Phases:
+def _phase_lines(cluster: Cluster, phases: Sequence[Phase], group: int) -> _PhaseLines:
     """Return latency and seconds per byte of every protocol of every phase on an idle network."""
     bandwidth = interconnect(cluster).bandwidth
-    found = []
+    lines = []
     for phase in phases:
-        first, last = np.searchsorted(phase.group, (group, group + 1))
-        alone = float(np.max(phase.load[first:last] / bandwidth[phase.link[first:last]], initial=0.0))
+        start, stop = np.searchsorted(phase.group, (group, group + 1))
+        idle_seconds = float(np.max(phase.load[start:stop] / bandwidth[phase.link[start:stop]], initial=0.0))
         launch = None if phase.launch is None else float(phase.launch[group])
-        ways = cluster.library.ways(float(phase.latency[group]), launch, phase.messages)
-        found.append(tuple((latency, alone * bytes_moved) for latency, bytes_moved in ways))
-    return tuple(found)
+        costs = cluster.library.list_protocol_costs(float(phase.latency[group]), launch, phase.messages)
+        lines.append(tuple((latency, idle_seconds * bytes_moved) for latency, bytes_moved in costs))
+    return tuple(lines)
 
 
 def measured_time(cluster: Cluster, collective: Collective, ranks: int, size: float) -> float | None:
@@ -230,26 +240,26 @@ def choose(cluster: Cluster, collective: Collective, group: IntArray, size: floa
     """
     if measured_time(cluster, collective, len(group), size) is not None:
         return Algorithm.MEASURED
-    fixed = dict(cluster.algorithms).get(collective)
-    if fixed is not None and fixed not in _KNOWN[collective]:
-        raise ValueError(f"{collective} runs by {', '.join(_KNOWN[collective])}, met {fixed}")
-    able = algorithms(cluster, collective, group)
-    if not able:
+    fixed_algorithm = dict(cluster.algorithms).get(collective)
+    if fixed_algorithm is not None and fixed_algorithm not in _ALGORITHMS[collective]:
+        raise ValueError(f"{collective} runs by {', '.join(_ALGORITHMS[collective])}, met {fixed_algorithm}")
+    options = algorithms(cluster, collective, group)
+    if not options:
         raise ValueError(f"a {collective} has 2 ranks, met {len(group)}")
-    if fixed in able:
-        return fixed
-    lines = _lines(cluster, collective, tuple(np.asarray(group).tolist()))
-    return min(lines, key=lambda line: _time(line.phases, size)).algorithm
+    if fixed_algorithm in options:
+        return fixed_algorithm
+    lines = _algorithm_lines(cluster, collective, tuple(np.asarray(group).tolist()))
+    return min(lines, key=lambda line: _total_time(line.phases, size)).algorithm
 
 
-def _automatic(cluster: Cluster, collective: Collective) -> tuple[Algorithm, ...]:
+def _automatic_algorithms(cluster: Cluster, collective: Collective) -> tuple[Algorithm, ...]:
     """Return the algorithms of a collective among which libraries pick."""
-    wired = all(isinstance(node.network, Mesh) and not node.network.pairs for node, _ in cluster.nodes)
-    left = set() if wired else {Algorithm.HIERARCHICAL}
+    is_wired = all(isinstance(node.network, Mesh) and not node.network.pairs for node, _ in cluster.nodes)
+    exclusions = set() if is_wired else {Algorithm.HIERARCHICAL}
     # Only a user's choice makes an all-reduce run by a server.
     if collective is Collective.ALL_REDUCE:
-        left.add(Algorithm.PARAMETER_SERVER)
-    return tuple(each for each in _KNOWN[collective] if each not in left)
+        exclusions.add(Algorithm.PARAMETER_SERVER)
+    return tuple(algorithm for algorithm in _ALGORITHMS[collective] if algorithm not in exclusions)
 
 
 class _Lines(NamedTuple):
@@ -259,14 +269,18 @@ class _Lines(NamedTuple):
     """
 
     algorithm: Algorithm
-    phases: _Phases
+    phases: _PhaseLines
 
 
 @lru_cache(maxsize=4096)
-def _lines(cluster: Cluster, collective: Collective, group: tuple[int, ...]) -> tuple[_Lines, ...]:
+def _algorithm_lines(cluster: Cluster, collective: Collective, group: tuple[int, ...]) -> tuple[_Lines, ...]:
     """Return the lines of all algorithms among which libraries pick on ``group``."""
-    picked = [each for each in _algorithms(cluster, collective, group) if each in _automatic(cluster, collective)]
-    if len(picked) == 1:
-        return (_Lines(picked[0], ()),)
-    parts = [(each, phases(cluster, collective, each, np.array([group]))) for each in picked]
-    return tuple(_Lines(each, _lines_of(cluster, part, 0)) for each, part in parts)
+    choices = [
+        algorithm
+        for algorithm in _list_algorithms(cluster, collective, group)
+        if algorithm in _automatic_algorithms(cluster, collective)
+    ]
+    if len(choices) == 1:
+        return (_Lines(choices[0], ()),)
+    parts = [(algorithm, phases(cluster, collective, algorithm, np.array([group]))) for algorithm in choices]
+    return tuple(_Lines(algorithm, _phase_lines(cluster, part, 0)) for algorithm, part in parts)

@@ -39,7 +39,7 @@ class Placement(NamedTuple):
     position: IntArray
     nodes: IntArray
     channels: IntArray
-    widest: IntArray
+    max_ranks: IntArray
 
     @property
     def num_groups(self) -> int:
@@ -62,25 +62,25 @@ class Placement(NamedTuple):
         return np.arange(len(self.group)) - self.position + (self.position + distance) % nodes
 
 
-def place(cluster: Cluster, groups: IntArray) -> Placement:
+def place_groups(cluster: Cluster, groups: IntArray) -> Placement:
     """Return the placement of ``groups``, rows of devices."""
     num_groups, ranks = groups.shape
     device, row = groups.ravel(), np.repeat(np.arange(num_groups), ranks)
     node = cluster.device_nodes[device]
     order = np.lexsort((node, row))
-    runs = _starts(node[order], row[order])
+    runs = _run_starts(node[order], row[order])
     # The first rank of the group on the same node, by which nodes stay in order of appearance.
-    first = np.empty_like(order)
-    first[order] = np.repeat(order[runs], np.diff(runs, append=len(order)))
-    order = np.lexsort((device, first))
+    first_member = np.empty_like(order)
+    first_member[order] = np.repeat(order[runs], np.diff(runs, append=len(order)))
+    order = np.lexsort((device, first_member))
     device = device[order]
-    start = _starts(first[order])
+    start = _run_starts(first_member[order])
     size = np.diff(start, append=len(order))
     seat = np.repeat(np.arange(len(start)), size)
     if bool(np.any((device[1:] == device[:-1]) & (seat[1:] == seat[:-1]))):
         raise ValueError("the ranks of a group are on different devices, met one device twice")
     group = row[start]
-    seats = _starts(group)
+    seats = _run_starts(group)
     return Placement(
         device,
         seat,
@@ -95,7 +95,7 @@ def place(cluster: Cluster, groups: IntArray) -> Placement:
     )
 
 
-def _starts(*keys: IntArray) -> IntArray:
+def _run_starts(*keys: IntArray) -> IntArray:
     """Return the starts of runs of equal keys."""
     change = np.zeros(len(keys[0]), dtype=bool)
     change[:1] = True
@@ -112,7 +112,7 @@ class Rows(NamedTuple):
     row: IntArray
 
 
-class Alike:
+class GroupShapes:
     """Groups, rows of devices in rank order, and their shapes.
 
     Two groups have the same shape if their devices, one by one, are at the same positions of nodes of the same kind,
@@ -129,23 +129,23 @@ class Alike:
         For every shape its number; for a selection of groups, its number among the shapes of all groups.
     """
 
-    def __init__(self, cluster: Cluster, groups: IntArray, whole: IntArray | None = None) -> None:
+    def __init__(self, cluster: Cluster, groups: IntArray, shapes: IntArray | None = None) -> None:
         self.cluster, self.groups = cluster, groups
-        self.shape, first = _numbered(_shapes(cluster, groups) if whole is None else whole)
-        self.representatives = groups[first]
-        self.numbers = np.arange(len(first)) if whole is None else whole[first]
+        self.shape, first_groups = _renumber(_number_shapes(cluster, groups) if shapes is None else shapes)
+        self.representatives = groups[first_groups]
+        self.numbers = np.arange(len(first_groups)) if shapes is None else shapes[first_groups]
 
-    def among(self, chosen: IntArray) -> "Alike":
+    def select(self, indices: IntArray) -> "GroupShapes":
         """Return some of the groups, with their shapes."""
-        return Alike(self.cluster, self.groups[chosen], self.shape[chosen])
+        return GroupShapes(self.cluster, self.groups[indices], self.shape[indices])
 
-    def spread(self, phase: Phase) -> Phase:
+    def spread_phase(self, phase: Phase) -> Phase:
         """Return the phase of all groups from that of the representatives."""
-        group, link, row = self.rows(phase)
+        group, link, row = self.spread_rows(phase)
         launch = None if phase.launch is None else phase.launch[self.shape]
         return Phase(phase.latency[self.shape], group, link, phase.load[row], launch, phase.messages)
 
-    def rows(self, phase: Phase) -> Rows:
+    def spread_rows(self, phase: Phase) -> Rows:
         """Return the rows of all groups from those of the representatives, sorted by group and link."""
         if len(self.representatives) == len(self.groups):
             return Rows(phase.group, phase.link, np.arange(len(phase.group)))
@@ -167,29 +167,29 @@ class Alike:
 
     def _members(self, shape: IntArray, part: IntArray) -> IntArray:
         """Return for each part, which the representative of ``shape`` uses, the index of a member inside it."""
-        order, keys, num_parts = self._touched
-        found: IntArray = order[np.searchsorted(keys, shape * num_parts + part)] % self.groups.shape[1]
-        return found
+        order, keys, num_parts = self._touched_parts
+        members: IntArray = order[np.searchsorted(keys, shape * num_parts + part)] % self.groups.shape[1]
+        return members
 
     @cached_property
-    def _touched(self) -> tuple[IntArray, IntArray, int]:
+    def _touched_parts(self) -> tuple[IntArray, IntArray, int]:
         """The parts that representatives use: their order in [shape, level, member], sorted keys, number of parts."""
         parts = interconnect(self.cluster).parts
-        touched = parts.of_device[:, self.representatives].swapaxes(0, 1)
-        keys = (np.arange(len(touched))[:, None, None] * parts.count + touched).ravel()
+        part_table = parts.device_parts[:, self.representatives].swapaxes(0, 1)
+        keys = (np.arange(len(part_table))[:, None, None] * parts.count + part_table).ravel()
         order = np.argsort(keys, kind="stable")
         return order, keys[order], parts.count
 
 
-def _shapes(cluster: Cluster, groups: IntArray) -> IntArray:
+def _number_shapes(cluster: Cluster, groups: IntArray) -> IntArray:
     """Return the number of every group's shape."""
     network = interconnect(cluster)
     # A link without an owner belongs to no node that could be renamed: every group is then a shape of its own.
-    if len(groups) < 2 or not network.parts.own_all:
+    if len(groups) < 2 or not network.parts.owns_all_links:
         return np.arange(len(groups))
     rows = network.place[groups]
-    for part in network.parts.of_device:
-        rows = rows * groups.shape[1] + _ranked(part[groups])
+    for part in network.parts.device_parts:
+        rows = rows * groups.shape[1] + _rank_values(part[groups])
     order = np.lexsort(rows.T)
     rows = rows[order]
     number = np.empty(len(groups), dtype=np.int64)
@@ -197,10 +197,10 @@ def _shapes(cluster: Cluster, groups: IntArray) -> IntArray:
     return number
 
 
-def _ranked(rows: IntArray) -> IntArray:
+def _rank_values(rows: IntArray) -> IntArray:
     """Return the rank of every value among the distinct values of its row.
 
-    >>> _ranked(np.array([[5, 2, 5], [1, 7, 9]])).tolist()
+    >>> _rank_values(np.array([[5, 2, 5], [1, 7, 9]])).tolist()
     [[1, 0, 1], [0, 1, 2]]
     """
     ranks = np.zeros_like(rows)
@@ -209,18 +209,18 @@ def _ranked(rows: IntArray) -> IntArray:
         np.cumsum(rows[:, 1:] != rows[:, :-1], axis=1, out=ranks[:, 1:])
         return ranks
     order = np.argsort(rows, axis=1, kind="stable")
-    ordered = np.take_along_axis(rows, order, axis=1)
-    np.cumsum(ordered[:, 1:] != ordered[:, :-1], axis=1, out=ranks[:, 1:])
+    sorted_rows = np.take_along_axis(rows, order, axis=1)
+    np.cumsum(sorted_rows[:, 1:] != sorted_rows[:, :-1], axis=1, out=ranks[:, 1:])
     result = np.empty_like(rows)
     np.put_along_axis(result, order, ranks, axis=1)
     return result
 
 
-def _numbered(values: IntArray) -> tuple[IntArray, IntArray]:
+def _renumber(values: IntArray) -> tuple[IntArray, IntArray]:
     """Return ``values`` as numbers from 0 in order of first appearance, and the position of each first appearance."""
-    first = np.full(int(values.max(initial=-1)) + 1, len(values))
-    np.minimum.at(first, values, np.arange(len(values)))
-    found = np.sort(first[first < len(values)])
-    number = np.empty_like(first)
-    number[values[found]] = np.arange(len(found))
-    return number[values], found
+    first_index = np.full(int(values.max(initial=-1)) + 1, len(values))
+    np.minimum.at(first_index, values, np.arange(len(values)))
+    positions = np.sort(first_index[first_index < len(values)])
+    number = np.empty_like(first_index)
+    number[values[positions]] = np.arange(len(positions))
+    return number[values], positions

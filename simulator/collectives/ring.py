@@ -9,16 +9,16 @@ from functools import lru_cache
 import numpy as np
 
 from meshwise.simulator.collectives.placement import Placement
-from meshwise.simulator.collectives.traffic import Edges, Phase, launched, phase, traffic
+from meshwise.simulator.collectives.traffic import Edges, Phase, build_phase, traffic, with_launch
 from meshwise.simulator.interconnect.routes import FloatArray, IntArray
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.machine.topology import Graph, Mesh, NodeNetwork, Ring, Torus
 
-_SEARCH = 20_000
+_MAX_STEPS = 20_000
 """Steps after which the search for one more ring through a mesh ends."""
 
 
-def inside(cluster: Cluster, placement: Placement, *, through: bool = False) -> Edges:
+def node_rings(cluster: Cluster, placement: Placement, *, is_open: bool = False) -> Edges:
     """Return the edges of rings through the ranks of every seat; every rank sends one byte in all.
 
     With ``is_open`` they are parts of rings, or of trees, that continue on other nodes: in groups of several nodes each
@@ -33,13 +33,13 @@ def inside(cluster: Cluster, placement: Placement, *, through: bool = False) -> 
     parts: list[_Columns] = []
     for index, (node, _) in enumerate(cluster.nodes):
         network = None if isinstance(cluster.fabric, Torus | Graph) else node.network
-        of_kind = rank[kind == index]
-        if len(of_kind):
-            parts.extend(_rings(cluster, placement, of_kind, network))
+        kind_ranks = rank[kind == index]
+        if len(kind_ranks):
+            parts.extend(_rings(cluster, placement, kind_ranks, network))
     empty = np.zeros(0, dtype=np.int64)
     columns = zip(*parts, strict=True) if parts else ((empty,), (empty,), (np.zeros(0),))
     source, target, weight = (np.concatenate(column) for column in columns)
-    if through:
+    if is_open:
         count = placement.size[placement.seat[source]]
         weight = np.where(placement.nodes[placement.group_of[source]] > 1, weight * (count - 1) / count, weight)
     return Edges(placement.group_of[source], placement.device[source], placement.device[target], weight)
@@ -52,26 +52,26 @@ def _rings(cluster: Cluster, placement: Placement, rank: IntArray, network: Node
     """Yield (source, target, weight) of the rings through ``rank``, complete seats on one kind of node."""
     count = placement.size[placement.seat[rank]]
     if isinstance(network, Mesh) and network.pairs:
-        yield from _packed(cluster, placement, rank, network.pairs)
+        yield from _packed_rings(cluster, placement, rank, network.pairs)
     elif isinstance(network, Mesh):
         for offset in range(1, int(count.max())):
-            wired = offset < count
-            yield rank[wired], _around(placement, rank[wired], offset), 1.0 / (count[wired] - 1)
+            has_offset = offset < count
+            yield rank[has_offset], _shift_ranks(placement, rank[has_offset], offset), 1.0 / (count[has_offset] - 1)
     elif isinstance(network, Ring):
         for offset in (1, -1):
-            yield rank, _around(placement, rank, offset), np.full(len(rank), 0.5)
+            yield rank, _shift_ranks(placement, rank, offset), np.full(len(rank), 0.5)
     else:
-        yield rank, _around(placement, rank, 1), np.ones(len(rank))
+        yield rank, _shift_ranks(placement, rank, 1), np.ones(len(rank))
 
 
-def _around(placement: Placement, rank: IntArray, offset: int) -> IntArray:
+def _shift_ranks(placement: Placement, rank: IntArray, offset: int) -> IntArray:
     """Return the ranks that are ``offset`` positions further around their seats."""
     seat = placement.seat[rank]
     target: IntArray = placement.start[seat] + (placement.local[rank] + offset) % placement.size[seat]
     return target
 
 
-def _packed(
+def _packed_rings(
     cluster: Cluster, placement: Placement, rank: IntArray, pairs: tuple[tuple[int, int, int], ...]
 ) -> Iterator[_Columns]:
     """Yield (source, target, weight) of the rings that a search packs into the wires ``pairs`` of a mesh."""
@@ -82,20 +82,20 @@ def _packed(
         device = placement.device[start[:, None] + np.arange(count)]
         local = device - cluster.first_devices[cluster.device_nodes[device]]
         for devices in np.unique(local, axis=0):
-            first = start[(local == devices).all(axis=1)]
-            cycles = _cycles(pairs, tuple(devices.tolist()))
+            first_rank = start[(local == devices).all(axis=1)]
+            cycles = _find_cycles(pairs, tuple(devices.tolist()))
             for cycle in cycles:
                 for source, target in zip(cycle, cycle[1:] + cycle[:1], strict=True):
-                    yield first + source, first + target, np.full(len(first), 1.0 / len(cycles))
+                    yield first_rank + source, first_rank + target, np.full(len(first_rank), 1.0 / len(cycles))
 
 
 @lru_cache(maxsize=1024)
-def _cycles(pairs: tuple[tuple[int, int, int], ...], devices: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+def _find_cycles(pairs: tuple[tuple[int, int, int], ...], devices: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     """Return rings through all ``devices`` that share no wire, in both directions, as indices into ``devices``.
 
     If no ring fits into the wires, one follows the order of the devices.
 
-    >>> _cycles(((0, 1, 1), (1, 2, 1), (0, 2, 1)), (0, 1, 2))
+    >>> _find_cycles(((0, 1, 1), (1, 2, 1), (0, 2, 1)), (0, 1, 2))
     ((0, 1, 2), (2, 1, 0))
     """
     place = {device: index for index, device in enumerate(devices)}
@@ -104,36 +104,36 @@ def _cycles(pairs: tuple[tuple[int, int, int], ...], devices: tuple[int, ...]) -
         if a in place and b in place:
             wires[place[a], place[b]] += links
             wires[place[b], place[a]] += links
-    found: list[tuple[int, ...]] = []
-    while (cycle := _hamiltonian(wires)) is not None:
-        found.append(cycle)
+    cycles: list[tuple[int, ...]] = []
+    while (cycle := _find_cycle(wires)) is not None:
+        cycles.append(cycle)
         for a, b in zip(cycle, cycle[1:] + cycle[:1], strict=True):
             wires[a, b] -= 1
             wires[b, a] -= 1
-    rings = found or [tuple(range(len(devices)))]
-    return tuple(way for ring in rings for way in (ring, ring[::-1]))
+    rings = cycles or [tuple(range(len(devices)))]
+    return tuple(direction for ring in rings for direction in (ring, ring[::-1]))
 
 
-def _hamiltonian(wires: IntArray) -> tuple[int, ...] | None:
+def _find_cycle(wires: IntArray) -> tuple[int, ...] | None:
     """Return a Hamiltonian ring over ``wires``, found by depth-first search; ``None`` if there is none in time."""
-    path, choices, steps = [0], [_next(wires, 0, [0])], 0
-    while choices and steps < _SEARCH:
+    path, choices, steps = [0], [_list_neighbours(wires, 0, [0])], 0
+    while choices and steps < _MAX_STEPS:
         steps += 1
         if len(path) == len(wires) and wires[path[-1], 0] > 0:
             return tuple(path)
         if choices[-1]:
             path.append(choices[-1].pop())
-            choices.append(_next(wires, path[-1], path))
+            choices.append(_list_neighbours(wires, path[-1], path))
         else:
             path.pop()
             choices.pop()
     return None
 
 
-def _next(wires: IntArray, last: int, path: list[int]) -> list[int]:
+def _list_neighbours(wires: IntArray, vertex: int, path: list[int]) -> list[int]:
     # The search pops from the end: the neighbour with the most wires is tried first, and the fewest are used up last.
-    free = [int(other) for other in np.flatnonzero(wires[last]) if int(other) not in path]
-    return sorted(free, key=lambda other: (wires[last, other], -other))
+    candidates = [int(neighbour) for neighbour in np.flatnonzero(wires[vertex]) if int(neighbour) not in path]
+    return sorted(candidates, key=lambda neighbour: (wires[vertex, neighbour], -neighbour))
 
 
 def ring(cluster: Cluster, placement: Placement, rounds: int) -> tuple[Phase, ...]:
@@ -150,21 +150,21 @@ def ring(cluster: Cluster, placement: Placement, rounds: int) -> tuple[Phase, ..
     .. [1] Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
        workstations", J. Parallel Distrib. Comput. 69(2), 2009.
     """
-    edges = [inside(cluster, placement, through=True), _hops(placement)]
-    used = traffic(cluster, placement.num_groups, edges)
+    edges = [node_rings(cluster, placement, is_open=True), _node_hops(placement)]
+    link_traffic = traffic(cluster, placement.num_groups, edges)
     rate = rounds * (placement.ranks - 1) / placement.ranks
-    own = np.where(placement.nodes == 1, cluster.library.own, 0.0) / placement.ranks
-    return launched(cluster, phase(used, rate * used.delay, rate + own))
+    self_copy = np.where(placement.nodes == 1, cluster.library.own, 0.0) / placement.ranks
+    return with_launch(cluster, build_phase(link_traffic, rate * link_traffic.delay, rate + self_copy))
 
 
-def _hops(placement: Placement) -> Edges:
+def _node_hops(placement: Placement) -> Edges:
     """Return the edges from every node to the next; a node sends one byte over all channels together."""
     seat, channel = channels(placement)
-    following = placement.neighbour(1)[seat]
+    next_seat = placement.neighbour(1)[seat]
     count = placement.channels[placement.group[seat]]
-    after = (channel + 1) % count
-    source = placement.start[seat] + np.where(placement.position[seat] % 2 == 0, after, channel)
-    target = placement.start[following] + np.where(placement.position[following] % 2 == 0, channel, after)
+    next_channel = (channel + 1) % count
+    source = placement.start[seat] + np.where(placement.position[seat] % 2 == 0, next_channel, channel)
+    target = placement.start[next_seat] + np.where(placement.position[next_seat] % 2 == 0, channel, next_channel)
     return Edges(placement.group[seat], placement.device[source], placement.device[target], 1.0 / count)
 
 

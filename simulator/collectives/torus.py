@@ -3,7 +3,16 @@
 import numpy as np
 
 from meshwise.simulator.collective import Collective
-from meshwise.simulator.collectives.traffic import Edges, Phase, Traffic, launched, merged, phase, together, traffic
+from meshwise.simulator.collectives.traffic import (
+    Edges,
+    Phase,
+    Traffic,
+    build_phase,
+    merge_phases,
+    merge_traffic,
+    traffic,
+    with_launch,
+)
 from meshwise.simulator.interconnect.routes import FloatArray, IntArray
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.machine.topology import Torus
@@ -15,31 +24,31 @@ def torus_ring(cluster: Cluster, fabric: Torus, groups: IntArray, collective: Co
     A group is a box if its coordinates are all combinations of some coordinates on every axis; so a group with every
     second device of an axis is one, too.
     """
-    lengths = _box(fabric, groups)
+    lengths = _box_lengths(fabric, groups)
     parts = []
     for shape in np.unique(lengths, axis=0):
-        chosen = np.flatnonzero((lengths == shape).all(axis=1))
+        members = np.flatnonzero((lengths == shape).all(axis=1))
         if shape.any():
-            boxes = np.sort(groups[chosen], axis=1).reshape(-1, *shape[shape > 1])
-            parts.append((chosen, _bucket(cluster, boxes, collective)))
+            boxes = np.sort(groups[members], axis=1).reshape(-1, *shape[shape > 1])
+            parts.append((members, _bucket_phases(cluster, boxes, collective)))
         else:
-            parts.append((chosen, _in_order(cluster, groups[chosen], collective)))
-    return merged(len(groups), parts)
+            parts.append((members, _ordered_ring(cluster, groups[members], collective)))
+    return merge_phases(len(groups), parts)
 
 
-def _box(fabric: Torus, groups: IntArray) -> IntArray:
+def _box_lengths(fabric: Torus, groups: IntArray) -> IntArray:
     """Return the number of coordinates of every group on each axis; all 0 for groups that are not boxes."""
     num_groups, ranks = groups.shape
     lengths = np.empty((num_groups, len(fabric.shape)), dtype=np.int64)
     for axis, coordinate in enumerate(np.unravel_index(groups, fabric.shape)):
-        met = np.zeros((num_groups, fabric.shape[axis]), dtype=bool)
-        met[np.arange(num_groups)[:, None], coordinate] = True
-        lengths[:, axis] = met.sum(axis=1)
+        is_present = np.zeros((num_groups, fabric.shape[axis]), dtype=bool)
+        is_present[np.arange(num_groups)[:, None], coordinate] = True
+        lengths[:, axis] = is_present.sum(axis=1)
     # As many ranks as combinations of coordinates: all of them are in the group.
     return np.where((lengths.prod(axis=1) == ranks)[:, None], lengths, 0)
 
 
-def _bucket(cluster: Cluster, boxes: IntArray, collective: Collective) -> tuple[Phase, ...]:
+def _bucket_phases(cluster: Cluster, boxes: IntArray, collective: Collective) -> tuple[Phase, ...]:
     """Return the phases of the multi-dimensional bucket algorithm on ``boxes[group, x, y, ...]``.
 
     The data is cut into two parts for each axis, one for each direction. In the ``p``-th phase of a reduce-scatter the
@@ -53,36 +62,38 @@ def _bucket(cluster: Cluster, boxes: IntArray, collective: Collective) -> tuple[
     .. [2] Jouppi et al., "TPU v4: an optically reconfigurable supercomputer for machine
        learning with hardware support for embeddings", ISCA 2023.
     """
-    axes = [_axis(cluster, boxes, axis) for axis in range(1, boxes.ndim)]
-    scatter = [_phase(cluster, axes, boxes.shape[1:], index) for index in range(len(axes))]
+    axes = [_axis_rings(cluster, boxes, axis) for axis in range(1, boxes.ndim)]
+    scatter = [_scatter_phase(cluster, axes, boxes.shape[1:], index) for index in range(len(axes))]
     gather = scatter[::-1]
     phases = {Collective.ALL_REDUCE: scatter + gather, Collective.REDUCE_SCATTER: scatter}.get(collective, gather)
-    return launched(cluster, *phases)
+    return with_launch(cluster, *phases)
 
 
-def _in_order(cluster: Cluster, groups: IntArray, collective: Collective) -> tuple[Phase, ...]:
+def _ordered_ring(cluster: Cluster, groups: IntArray, collective: Collective) -> tuple[Phase, ...]:
     """Return the one phase of rings in both directions through the ranks in their order."""
-    used = _axis(cluster, groups, 1)
+    link_traffic = _axis_rings(cluster, groups, 1)
     rate = (2 if collective is Collective.ALL_REDUCE else 1) * (groups.shape[1] - 1) / groups.shape[1]
-    return launched(cluster, phase(used, rate * used.delay, rate))
+    return with_launch(cluster, build_phase(link_traffic, rate * link_traffic.delay, rate))
 
 
-def _axis(cluster: Cluster, boxes: IntArray, axis: int) -> Traffic:
+def _axis_rings(cluster: Cluster, boxes: IntArray, axis: int) -> Traffic:
     """Return the traffic of rings along one axis; every device sends half a byte in each direction."""
     group = np.repeat(np.arange(len(boxes)), boxes[0].size)
     source = boxes.ravel()
-    ways = [Edges(group, source, np.roll(boxes, way, axis).ravel(), np.full(len(group), 0.5)) for way in (-1, 1)]
-    return traffic(cluster, len(boxes), ways)
+    rings = [
+        Edges(group, source, np.roll(boxes, direction, axis).ravel(), np.full(len(group), 0.5)) for direction in (-1, 1)
+    ]
+    return traffic(cluster, len(boxes), rings)
 
 
-def _phase(cluster: Cluster, axes: list[Traffic], lengths: tuple[int, ...], index: int) -> Phase:
+def _scatter_phase(cluster: Cluster, axes: list[Traffic], lengths: tuple[int, ...], index: int) -> Phase:
     """Return the ``index``-th phase of the reduce-scatter, in which every axis carries the parts of another one."""
     count = len(axes)
-    moved, latencies = [], []
+    axis_traffic, latencies = [], []
     for axis, length in enumerate(lengths):
-        before = np.prod([lengths[(axis - back) % count] for back in range(1, index + 1)])
-        size = (length - 1) / length / count / float(before)
-        moved.append(axes[axis]._replace(load=axes[axis].load * size))
+        num_parts = np.prod([lengths[(axis - offset) % count] for offset in range(1, index + 1)])
+        size = (length - 1) / length / count / float(num_parts)
+        axis_traffic.append(axes[axis]._replace(load=axes[axis].load * size))
         latencies.append((length - 1) * axes[axis].latency)
     latency: FloatArray = np.max(latencies, axis=0)
-    return phase(together(cluster, *moved), latency)
+    return build_phase(merge_traffic(cluster, *axis_traffic), latency)

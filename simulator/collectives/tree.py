@@ -5,8 +5,16 @@ from math import ceil, log2
 import numpy as np
 
 from meshwise.simulator.collectives.placement import Placement
-from meshwise.simulator.collectives.ring import channels, inside
-from meshwise.simulator.collectives.traffic import Edges, Phase, Traffic, launched, phase, together, traffic
+from meshwise.simulator.collectives.ring import channels, node_rings
+from meshwise.simulator.collectives.traffic import (
+    Edges,
+    Phase,
+    Traffic,
+    build_phase,
+    merge_traffic,
+    traffic,
+    with_launch,
+)
 from meshwise.simulator.interconnect.routes import FloatArray
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.machine.topology import Crossbar
@@ -15,7 +23,7 @@ from meshwise.simulator.machine.topology import Crossbar
 def tree(cluster: Cluster, placement: Placement, rounds: int) -> tuple[Phase, ...]:
     """Return the one phase of double binary trees: up and down for 2 rounds, down for 1.
 
-    ``latency = launch + rounds * (ceil(log2(nodes)) * between + (ranks a node - 1) * inside)``. Each of the two trees
+    ``latency = launch + rounds * (ceil(log2(nodes)) * node_trees + (ranks a node - 1) * node_rings)``. Each of the two trees
     carries half of the data, and its leaves are inner nodes of the other, so that every NIC is busy in both directions
     [1]_. A tree has one edge less than nodes, so that a node sends ``rounds * (nodes - 1) / nodes`` of the size over
     its NICs: for two nodes of many ranks nearly half of the ``rounds * (n - 1) / n`` of a ring.
@@ -29,25 +37,25 @@ def tree(cluster: Cluster, placement: Placement, rounds: int) -> tuple[Phase, ..
     .. [1] Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast,
        reduction and scan", Parallel Computing 35(12), 2009.
     """
-    chain = traffic(cluster, placement.num_groups, [inside(cluster, placement, through=True)])
-    levels, steps = between(cluster, placement)
-    steps = steps + (placement.widest - 1) * chain.latency
-    return launched(cluster, phase(together(cluster, chain, *levels), rounds * steps, rounds))
+    chain = traffic(cluster, placement.num_groups, [node_rings(cluster, placement, is_open=True)])
+    levels, steps = node_trees(cluster, placement)
+    steps = steps + (placement.max_ranks - 1) * chain.latency
+    return with_launch(cluster, build_phase(merge_traffic(cluster, chain, *levels), rounds * steps, rounds))
 
 
-def between(cluster: Cluster, placement: Placement) -> tuple[list[Traffic], FloatArray]:
+def node_trees(cluster: Cluster, placement: Placement) -> tuple[list[Traffic], FloatArray]:
     """Return the traffic of double binary trees between nodes, by level, in one round, and the latency of its steps."""
     num_groups = placement.num_groups
     count = ceil(log2(int(placement.nodes.max())))
-    alike = len(cluster.nodes) == 1 and isinstance(cluster.fabric, Crossbar) and not cluster.link_speeds
+    is_uniform = len(cluster.nodes) == 1 and isinstance(cluster.fabric, Crossbar) and not cluster.link_speeds
     # The route between nodes does not depend on their distance: one level stands for all.
-    if alike and count:
+    if is_uniform and count:
         levels = [traffic(cluster, num_groups, [_level(placement, 0, share=1.0)])]
         steps = np.ceil(np.log2(np.maximum(placement.nodes, 1))) * levels[0].latency
     else:
         levels = [traffic(cluster, num_groups, [_level(placement, level)]) for level in range(count)]
         steps = sum((level.latency for level in levels), np.zeros(num_groups))
-    return [each.times((placement.nodes - 1.0) / placement.nodes) for each in levels], steps
+    return [level_traffic.with_size((placement.nodes - 1.0) / placement.nodes) for level_traffic in levels], steps
 
 
 def _level(placement: Placement, level: int, share: float | None = None) -> Edges:
@@ -57,13 +65,14 @@ def _level(placement: Placement, level: int, share: float | None = None) -> Edge
     """
     levels = np.ceil(np.log2(placement.nodes)).astype(np.int64)[placement.group]
     seat, channel = channels(placement)
-    within = levels[seat] > level
-    seat, channel = seat[within], channel[within]
+    has_level = levels[seat] > level
+    seat, channel = seat[has_level], channel[has_level]
     part = 2.0 ** (levels[seat] - 1 - level) / (2.0 ** levels[seat] - 1) if share is None else share
     weight = part / 2 / placement.channels[placement.group[seat]]
     source = placement.device[placement.start[seat] + channel]
     ends = [
-        placement.device[placement.start[placement.neighbour(way)[seat]] + channel] for way in (2**level, -(2**level))
+        placement.device[placement.start[placement.neighbour(distance)[seat]] + channel]
+        for distance in (2**level, -(2**level))
     ]
     group = placement.group[seat]
     return Edges(np.tile(group, 2), np.tile(source, 2), np.concatenate(ends), np.tile(weight, 2))

@@ -4,10 +4,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwise.simulator.engine.step_graph import durations_of, stream_rows
+from meshwise.simulator.engine.step_graph import solo_durations, stream_rows
 from meshwise.simulator.program import IntArray, Program
 
-HOPS = 3
+MAX_HOPS = 3
 """Predecessors that are followed back, one after another, from the first task of a stream."""
 
 
@@ -25,18 +25,18 @@ def step_bound(program: Program) -> int:
     >>> step_bound(program_of([RankClass("all", (0,), (0,))], streams, tasks))  # 3 + (5 + 5) + 2
     15
     """
-    durations = durations_of(program)
+    durations = solo_durations(program)
     if not len(program.stream_of):
         return int(durations.max(initial=0))
     count, num_streams = program.num_tasks, len(program.streams)
     stream, task = stream_rows(program)
-    before, after = program.predecessor_of, np.repeat(np.arange(count), np.diff(program.predecessor_start))
+    blocker, waiter = program.predecessor_of, np.repeat(np.arange(count), np.diff(program.predecessor_start))
     work = np.zeros(num_streams, np.int64)
     np.add.at(work, stream, durations[task])
-    head = _heads(_Waits(stream, task, before, after), durations, num_streams)
+    head = _head_times(_Waits(stream, task, blocker, waiter), durations, num_streams)
     # The way from the last task to the end is the way to the first task in the program read backwards.
-    mirrored = _Waits(num_streams - 1 - stream[::-1], count - 1 - task[::-1], count - 1 - after, count - 1 - before)
-    tail = _heads(mirrored, durations[::-1], num_streams)[::-1]
+    mirror = _Waits(num_streams - 1 - stream[::-1], count - 1 - task[::-1], count - 1 - waiter, count - 1 - blocker)
+    tail = _head_times(mirror, durations[::-1], num_streams)[::-1]
     return int(max((head + work + tail).max(), durations.max()))
 
 
@@ -45,38 +45,38 @@ class _Waits(NamedTuple):
 
     stream: IntArray
     task: IntArray
-    before: IntArray
-    after: IntArray
+    blocker: IntArray
+    waiter: IntArray
 
 
-def _heads(waits: _Waits, durations: IntArray, num_streams: int) -> IntArray:
+def _head_times(waits: _Waits, durations: IntArray, num_streams: int) -> IntArray:
     """Return for every stream the ticks before which its first task cannot start."""
-    stream, task, before, after = waits
-    opening = np.append(True, stream[1:] != stream[:-1])
-    first = np.full(num_streams, -1)
-    first[stream[opening]] = task[opening]
+    stream, task, blocker, waiter = waits
+    is_first = np.append(True, stream[1:] != stream[:-1])
+    first_task = np.full(num_streams, -1)
+    first_task[stream[is_first]] = task[is_first]
     # One running sum over all streams, from which its value at the start of each is subtracted.
-    done = np.cumsum(durations[task]) - durations[task]
-    done -= done[opening][np.cumsum(opening) - 1]
-    nearby = np.zeros(len(durations), dtype=bool)
-    nearby[task[opening]] = True
-    for _ in range(HOPS):
-        nearby[before[nearby[after]]] = True
-    rows, pairs = np.flatnonzero(nearby[task]), np.flatnonzero(nearby[after] & nearby[before])
+    elapsed_ticks = np.cumsum(durations[task]) - durations[task]
+    elapsed_ticks -= elapsed_ticks[is_first][np.cumsum(is_first) - 1]
+    is_near = np.zeros(len(durations), dtype=bool)
+    is_near[task[is_first]] = True
+    for _ in range(MAX_HOPS):
+        is_near[blocker[is_near[waiter]]] = True
+    rows, pairs = np.flatnonzero(is_near[task]), np.flatnonzero(is_near[waiter] & is_near[blocker])
     # An arc along a stream leads from its first task and has the work in between.
-    source = np.append(first[stream[rows]], before[pairs])
-    target = np.append(task[rows], after[pairs])
-    ticks = np.append(done[rows], durations[before[pairs]])
-    starts = _relaxed(len(durations), source, target, ticks, num_streams + HOPS)
-    return np.where(first >= 0, starts[first], 0)
+    source = np.append(first_task[stream[rows]], blocker[pairs])
+    target = np.append(task[rows], waiter[pairs])
+    ticks = np.append(elapsed_ticks[rows], durations[blocker[pairs]])
+    starts = _relax_paths(len(durations), source, target, ticks, num_streams + MAX_HOPS)
+    return np.where(first_task >= 0, starts[first_task], 0)
 
 
-def _relaxed(count: int, source: IntArray, target: IntArray, ticks: IntArray, rounds: int) -> IntArray:
+def _relax_paths(count: int, source: IntArray, target: IntArray, ticks: IntArray, rounds: int) -> IntArray:
     """Return the longest paths over arcs that ``rounds`` of relaxation find; fewer rounds give lower bounds."""
     starts = np.zeros(count, np.int64)
     for _ in range(rounds):
-        before = starts[target]
+        previous_starts = starts[target]
         np.maximum.at(starts, target, starts[source] + ticks)
-        if np.array_equal(before, starts[target]):
+        if np.array_equal(previous_starts, starts[target]):
             break
     return starts

@@ -11,10 +11,10 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-TO_LOAD = 500_000
+LOAD_TASKS = 500_000
 """Tasks that Python walks in the time that numba takes to load, about 0.25 s."""
 
-TO_CALL = 300
+CALL_TASKS = 300
 """Tasks from which a call of a compiled loop is faster than Python."""
 
 _walked = 0
@@ -28,7 +28,7 @@ def pays(tasks: int) -> bool:
     """
     global _walked
     _walked += tasks
-    return tasks >= TO_CALL and (bool(sys.modules.get("numba")) or _walked >= TO_LOAD) and installed()
+    return tasks >= CALL_TASKS and (bool(sys.modules.get("numba")) or _walked >= LOAD_TASKS) and installed()
 
 
 @cache
@@ -38,7 +38,7 @@ def installed() -> bool:
 
 
 @cache
-def compiled(loop: Callable[..., Any]) -> Callable[..., Any]:
+def compile_loop(loop: Callable[..., Any]) -> Callable[..., Any]:
     """Return a loop as machine code, which is kept on disk between runs if possible."""
     njit = import_module("numba").njit
     try:

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwise.simulator.brief import brief
-from meshwise.simulator.engine.compiled import compiled, pays
-from meshwise.simulator.engine.longest_path import Walk, walk
+from meshwise.simulator.brief import brief_repr
+from meshwise.simulator.engine.compiled import compile_loop, pays
+from meshwise.simulator.engine.longest_path import Walk, walk_graph
 from meshwise.simulator.engine.step_graph import StepGraph
 from meshwise.simulator.program import IntArray
 
 Ints = MutableSequence[int]
 
-LOOK = 64
+MAX_SUCCESSORS = 64
 """Successors of a task up to which paths through it are searched; a barrier has thousands."""
 
 
@@ -36,132 +36,134 @@ class Contraction:
         For every original task, ticks from the start of that task to its own start.
     """
 
-    original: StepGraph
+    source_graph: StepGraph
     graph: StepGraph
     chain_of: IntArray
     offset: IntArray
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
 
-def contract(graph: StepGraph, path: Walk | None = None) -> Contraction | None:
+def contract_graph(graph: StepGraph, path: Walk | None = None) -> Contraction | None:
     """Return the contraction of a graph, whose longest ``path`` may be known; ``None`` if tasks wait in a cycle."""
-    starts, ends, order = path or walk(graph)
+    starts, ends, order = path or walk_graph(graph)
     if len(order) < graph.num_tasks:
         return None
-    keep = _needed(graph)
-    source = np.repeat(np.arange(graph.num_tasks), np.diff(graph.successor_start))[keep]
-    target = graph.successors[keep]
-    decides = (_disturbed(graph, order)[source] > 0) | (ends[source] >= starts[target])
+    edges = _find_needed_edges(graph)
+    source = np.repeat(np.arange(graph.num_tasks), np.diff(graph.successor_start))[edges]
+    target = graph.successors[edges]
+    decides = (_find_disturbed(graph, order)[source] > 0) | (ends[source] >= starts[target])
     source, target = source[decides], target[decides]
-    chain_of, offset = _chains(graph, order, source, target)
+    chain_of, offset = _find_chains(graph, order, source, target)
     heads = np.flatnonzero(chain_of == np.arange(graph.num_tasks))
     heads = heads[np.argsort(starts[heads], kind="stable")]
     number = np.empty(graph.num_tasks, np.int64)
     number[heads] = np.arange(len(heads))
     chain_of = number[chain_of]
-    return Contraction(graph, _smaller(graph, chain_of, offset, heads, source, target), chain_of, offset)
+    return Contraction(graph, _build_graph(graph, chain_of, offset, heads, source, target), chain_of, offset)
 
 
 def expand_times(contraction: Contraction, starts: IntArray, ends: IntArray) -> tuple[IntArray, IntArray]:
     """Return start and end of every original task from those of the contracted graph, in ticks."""
-    graph, chain = contraction.original, contraction.chain_of
-    first = starts[chain] + contraction.offset
-    return first, np.where(graph.flow >= 0, ends[chain], first + graph.durations)
+    graph, chain = contraction.source_graph, contraction.chain_of
+    task_starts = starts[chain] + contraction.offset
+    return task_starts, np.where(graph.flow >= 0, ends[chain], task_starts + graph.durations)
 
 
-def _needed(graph: StepGraph) -> IntArray:
+def _find_needed_edges(graph: StepGraph) -> IntArray:
     """Return the indices of edges that no two others imply."""
-    keep, mark = np.ones(len(graph.successors), np.int64), np.full(graph.num_tasks, -1, np.int64)
+    is_kept, mark = np.ones(len(graph.successors), np.int64), np.full(graph.num_tasks, -1, np.int64)
     if pays(graph.num_tasks):
-        compiled(_mark_implied)(graph.successor_start, graph.successors, keep, mark)
-        return np.flatnonzero(keep)
-    kept = keep.tolist()
-    _mark_implied(graph.successor_start.tolist(), graph.successors.tolist(), kept, mark.tolist())
-    return np.flatnonzero(kept)
+        compile_loop(_mark_implied)(graph.successor_start, graph.successors, is_kept, mark)
+        return np.flatnonzero(is_kept)
+    keep_list = is_kept.tolist()
+    _mark_implied(graph.successor_start.tolist(), graph.successors.tolist(), keep_list, mark.tolist())
+    return np.flatnonzero(keep_list)
 
 
-def _mark_implied(successor_start: Ints, successors: Ints, keep: Ints, mark: Ints) -> None:
+def _mark_implied(successor_start: Ints, successors: Ints, is_kept: Ints, mark: Ints) -> None:
     """Clear ``is_kept`` of edges that a path of two edges implies; ``mark`` is -1 for all tasks, before and after."""
     for task in range(len(mark)):
-        first, last = successor_start[task], successor_start[task + 1]
-        if last - first < 2:
+        start, stop = successor_start[task], successor_start[task + 1]
+        if stop - start < 2:
             continue
-        for index in range(first, last):
+        for index in range(start, stop):
             mark[successors[index]] = index
-        for index in range(first, last):
+        for index in range(start, stop):
             middle = successors[index]
             begin, end = successor_start[middle], successor_start[middle + 1]
-            if end - begin <= LOOK:
-                for beyond in range(begin, end):
-                    other = mark[successors[beyond]]
-                    if other >= first:
-                        keep[other] = 0
-        for index in range(first, last):
+            if end - begin <= MAX_SUCCESSORS:
+                for edge in range(begin, end):
+                    marked_edge = mark[successors[edge]]
+                    if marked_edge >= start:
+                        is_kept[marked_edge] = 0
+        for index in range(start, stop):
             mark[successors[index]] = -1
 
 
-def _disturbed(graph: StepGraph, order: IntArray) -> IntArray:
+def _find_disturbed(graph: StepGraph, order: IntArray) -> IntArray:
     """Return for every task whether it is, or follows, a contended transfer: it may end later than the longest path."""
-    found = (graph.flow >= 0).astype(np.int64)
+    is_disturbed = (graph.flow >= 0).astype(np.int64)
     if pays(graph.num_tasks):
-        compiled(_spread)(order, graph.successor_start, graph.successors, found)
-        return found
-    rows = found.tolist()
-    _spread(order.tolist(), *graph.successor_lists, rows)
+        compile_loop(_spread_marks)(order, graph.successor_start, graph.successors, is_disturbed)
+        return is_disturbed
+    rows = is_disturbed.tolist()
+    _spread_marks(order.tolist(), *graph.successor_lists, rows)
     return np.array(rows, np.int64)
 
 
-def _spread(order: Ints, successor_start: Ints, successors: Ints, found: Ints) -> None:
+def _spread_marks(order: Ints, successor_start: Ints, successors: Ints, is_disturbed: Ints) -> None:
     """Set ``is_disturbed`` of all tasks that follow a task with it set, in topological order."""
     for task in order:
-        if found[task]:
+        if is_disturbed[task]:
             for index in range(successor_start[task], successor_start[task + 1]):
-                found[successors[index]] = 1
+                is_disturbed[successors[index]] = 1
 
 
-def _chains(graph: StepGraph, order: IntArray, source: IntArray, target: IntArray) -> tuple[IntArray, IntArray]:
+def _find_chains(graph: StepGraph, order: IntArray, source: IntArray, target: IntArray) -> tuple[IntArray, IntArray]:
     """Return for every task the first task of its chain, and the ticks from that task's start to its own."""
-    count, plain = graph.num_tasks, graph.flow < 0
-    alone = (np.bincount(source, minlength=count)[source] == 1) & (np.bincount(target, minlength=count)[target] == 1)
-    joined = alone & plain[source] & plain[target]
-    before = np.full(count, -1, np.int64)
-    before[target[joined]] = source[joined]
+    count, is_plain = graph.num_tasks, graph.flow < 0
+    is_single = (np.bincount(source, minlength=count)[source] == 1) & (
+        np.bincount(target, minlength=count)[target] == 1
+    )
+    is_chained = is_single & is_plain[source] & is_plain[target]
+    predecessor = np.full(count, -1, np.int64)
+    predecessor[target[is_chained]] = source[is_chained]
     chain_of, offset = np.arange(count), np.zeros(count, np.int64)
     if pays(count):
-        compiled(_follow)(order, before, graph.durations, chain_of, offset)
+        compile_loop(_follow_chains)(order, predecessor, graph.durations, chain_of, offset)
         return chain_of, offset
     columns = (chain_of.tolist(), offset.tolist())
-    _follow(order.tolist(), before.tolist(), graph.durations.tolist(), *columns)
+    _follow_chains(order.tolist(), predecessor.tolist(), graph.durations.tolist(), *columns)
     return np.array(columns[0], np.int64), np.array(columns[1], np.int64)
 
 
-def _follow(order: Ints, before: Ints, durations: Ints, chain_of: Ints, offset: Ints) -> None:
+def _follow_chains(order: Ints, predecessor: Ints, durations: Ints, chain_of: Ints, offset: Ints) -> None:
     """Fill ``chain_of`` and ``offset``, in topological order."""
     for task in order:
-        previous = before[task]
-        if previous >= 0:
-            chain_of[task] = chain_of[previous]
-            offset[task] = offset[previous] + durations[previous]
+        source = predecessor[task]
+        if source >= 0:
+            chain_of[task] = chain_of[source]
+            offset[task] = offset[source] + durations[source]
 
 
-def _smaller(
+def _build_graph(
     graph: StepGraph, chain_of: IntArray, offset: IntArray, heads: IntArray, source: IntArray, target: IntArray
 ) -> StepGraph:
     """Return the graph of chains, which start with the tasks ``heads``, from edges of tasks."""
     count = len(heads)
-    crossing = chain_of[source] != chain_of[target]
-    after, before = chain_of[target[crossing]], chain_of[source[crossing]]
-    by_source = np.lexsort((after, before))
+    is_crossing = chain_of[source] != chain_of[target]
+    target_chain, source_chain = chain_of[target[is_crossing]], chain_of[source[is_crossing]]
+    edge_order = np.lexsort((target_chain, source_chain))
     start = np.zeros(count + 1, np.int64)
-    np.cumsum(np.bincount(before, minlength=count), out=start[1:])
+    np.cumsum(np.bincount(source_chain, minlength=count), out=start[1:])
     durations = np.zeros(count, np.int64)
     np.maximum.at(durations, chain_of, offset + graph.durations)
     flow = graph.flow[heads]
     return StepGraph(
         start,
-        after[by_source],
-        np.bincount(after, minlength=count),
+        target_chain[edge_order],
+        np.bincount(target_chain, minlength=count),
         durations,
         np.where(flow >= 0, graph.latencies[heads], durations),
         flow,

@@ -26,17 +26,17 @@ from simpy.events import NORMAL, EventPriority
 
 from meshwise.simulator.deadline import check_deadline
 from meshwise.simulator.engine.compiled import pays
-from meshwise.simulator.engine.contraction import contract, expand_times
+from meshwise.simulator.engine.contraction import contract_graph, expand_times
 from meshwise.simulator.engine.flows import Bundle
-from meshwise.simulator.engine.longest_path import Walk, walk
+from meshwise.simulator.engine.longest_path import Walk, walk_graph
 from meshwise.simulator.engine.network import Clock, Network
-from meshwise.simulator.engine.step_graph import StepGraph, compile_program, deadlock, start_times
-from meshwise.simulator.program import Background, IntArray, Program, TaskKind, expand, no_collection, ragged
+from meshwise.simulator.engine.step_graph import StepGraph, compile_program, find_deadlock, start_times
+from meshwise.simulator.program import Background, IntArray, Program, TaskKind, expand_rows, pause_collection, ragged
 
-LAST = EventPriority(NORMAL + 1)
+LAST_PRIORITY = EventPriority(NORMAL + 1)
 """Priority, in SimPy, of events after all others of one instant."""
 
-EVENTS = 10_000
+EVENTS_PER_CHECK = 10_000
 """Events between two checks of the deadline; they take some hundredths of a second."""
 
 T = TypeVar("T")
@@ -62,7 +62,7 @@ class Environment(simpy.Environment):
         if not queue or queue[0][0] > self._now:
             action(argument)
         else:
-            heappush(queue, (self._now, LAST, next(self._eid), (action, argument)))
+            heappush(queue, (self._now, LAST_PRIORITY, next(self._eid), (action, argument)))
 
     def step(self) -> None:
         """Process the next event."""
@@ -80,11 +80,11 @@ class Environment(simpy.Environment):
         queue: list[Any] = self._queue
         while queue:
             check_deadline()
-            self._run_some(queue)
+            self._run_events(queue)
         return None
 
-    def _run_some(self, queue: list[Any]) -> None:
-        for _ in range(EVENTS):
+    def _run_events(self, queue: list[Any]) -> None:
+        for _ in range(EVENTS_PER_CHECK):
             if not queue:
                 return
             # The body of `step`, without a call for each event.
@@ -97,40 +97,40 @@ class Environment(simpy.Environment):
                 super().step()
 
 
-class Tenant:
+class TenantFlow:
     """A flow of another tenant that, while the step runs, starts every ``period`` ticks, or at its end if later."""
 
     def __init__(
-        self, shape: Bundle, background: Background, network: Network, clock: Clock, running: Callable[[], bool]
+        self, bundle: Bundle, background: Background, network: Network, clock: Clock, is_running: Callable[[], bool]
     ) -> None:
-        self._shape, self._background = shape, background
-        self._network, self._clock, self._running = network, clock, running
-        self._started = background.start
-        clock.call(background.start, self._begin, 0)
+        self._shape, self._background = bundle, background
+        self._network, self._clock, self._is_running = network, clock, is_running
+        self._start_tick = background.start
+        clock.call(background.start, self._begin_flow, 0)
 
-    def _begin(self, _: int) -> None:
+    def _begin_flow(self, _: int) -> None:
         # A tenant stops with the step: else the queue would never be empty.
-        if self._running():
-            self._started = self._clock.now
-            self._clock.call(self._background.latency, self._send, 0)
+        if self._is_running():
+            self._start_tick = self._clock.now
+            self._clock.call(self._background.latency, self._send_bytes, 0)
 
-    def _send(self, _: int) -> None:
-        self._network.start(self._shape, self._again, 0)
+    def _send_bytes(self, _: int) -> None:
+        self._network.start_flow(self._shape, self._repeat_flow, 0)
 
-    def _again(self, _: int) -> None:
-        self._clock.call(max(self._started + self._background.period - self._clock.now, 0), self._begin, 0)
+    def _repeat_flow(self, _: int) -> None:
+        self._clock.call(max(self._start_tick + self._background.period - self._clock.now, 0), self._begin_flow, 0)
 
 
-def unfinished(ends: Sequence[int], last: list[int]) -> Callable[[], bool]:
+def build_running_check(ends: Sequence[int], final_tasks: list[int]) -> Callable[[], bool]:
     """Return a function that tells whether any of ``final_tasks`` has not ended yet."""
 
-    def running() -> bool:
+    def is_running() -> bool:
         # Ended tasks are dropped, so that all calls together cost one pass over the tasks.
-        while last and ends[last[-1]] >= 0:
-            last.pop()
-        return bool(last)
+        while final_tasks and ends[final_tasks[-1]] >= 0:
+            final_tasks.pop()
+        return bool(final_tasks)
 
-    return running
+    return is_running
 
 
 class Head(NamedTuple):
@@ -142,65 +142,65 @@ class Head(NamedTuple):
 
     time: int
     ends: IntArray
-    waiting: IntArray
-    ready: IntArray
-    due: IntArray
+    num_waits: IntArray
+    ready_tasks: IntArray
+    due_ticks: IntArray
 
 
 def fast_forward(graph: StepGraph, walk: Walk) -> Head | None:
     """Return the state of a step before transfers first meet; ``None`` if they never do, and the walk is exact."""
-    due = walk.starts + graph.latencies
-    begin = _last_quiet_tick(graph, due, walk.ends)
-    if begin is None:
+    due_ticks = walk.starts + graph.latencies
+    quiet_tick = _find_quiet_tick(graph, due_ticks, walk.ends)
+    if quiet_tick is None:
         return None
-    done = due < begin
-    ends = np.where(done, walk.ends, -1)
-    behind = np.repeat(done, np.diff(graph.successor_start))
-    waiting = graph.waiting - np.bincount(graph.successors[behind], minlength=graph.num_tasks)
-    ready = np.flatnonzero(~done & (waiting == 0))
-    return Head(begin, ends, waiting, ready, due[ready])
+    is_done = due_ticks < quiet_tick
+    ends = np.where(is_done, walk.ends, -1)
+    is_released = np.repeat(is_done, np.diff(graph.successor_start))
+    num_waits = graph.num_waits - np.bincount(graph.successors[is_released], minlength=graph.num_tasks)
+    ready_tasks = np.flatnonzero(~is_done & (num_waits == 0))
+    return Head(quiet_tick, ends, num_waits, ready_tasks, due_ticks[ready_tasks])
 
 
-def _last_quiet_tick(graph: StepGraph, due: IntArray, ends: IntArray) -> int | None:
+def _find_quiet_tick(graph: StepGraph, due_ticks: IntArray, ends: IntArray) -> int | None:
     """Return the last tick at which no transfer is under way, before two of them share a link; ``None`` if none do."""
-    tasks = np.flatnonzero((graph.flow >= 0) & (ends > due))
-    meeting = _first_meeting(graph, tasks, due, ends)
+    tasks = np.flatnonzero((graph.flow >= 0) & (ends > due_ticks))
+    meeting = _find_meeting(graph, tasks, due_ticks, ends)
     if meeting is None:
         return None
-    order = np.argsort(due[tasks], kind="stable")
-    begins, over = due[tasks][order], np.maximum.accumulate(ends[tasks][order])
-    quiet = np.append(True, begins[1:] >= over[:-1])
-    return int(begins[quiet & (begins <= meeting)].max())
+    order = np.argsort(due_ticks[tasks], kind="stable")
+    begin_ticks, latest_ends = due_ticks[tasks][order], np.maximum.accumulate(ends[tasks][order])
+    is_quiet = np.append(True, begin_ticks[1:] >= latest_ends[:-1])
+    return int(begin_ticks[is_quiet & (begin_ticks <= meeting)].max())
 
 
-def _first_meeting(graph: StepGraph, tasks: IntArray, due: IntArray, ends: IntArray) -> int | None:
+def _find_meeting(graph: StepGraph, tasks: IntArray, due_ticks: IntArray, ends: IntArray) -> int | None:
     """Return the first tick at which a transfer begins on a link that another one uses; ``None`` if there is none."""
-    link_start, link_of = ragged([[link for link, _ in shape.shares] for shape in graph.bundles])
-    row, index = expand(link_start, graph.flow[tasks])
+    link_start, link_of = ragged([[link for link, _ in bundle.shares] for bundle in graph.bundles])
+    row, index = expand_rows(link_start, graph.flow[tasks])
     task, link = tasks[row], link_of[index]
-    order = np.lexsort((due[task], link))
+    order = np.lexsort((due_ticks[task], link))
     task, link = task[order], np.unique(link[order], return_inverse=True)[1]
     span = int(ends.max(initial=0)) + 1
     if (int(link.max(initial=0)) + 1) * span >= 2**62:
         return 0  # too long to be told apart on one axis
     # Links one after another on a single axis of time: one running maximum serves them all.
-    over = np.maximum.accumulate(ends[task] + link * span)
-    meets = due[task][1:] + link[1:] * span < over[:-1]
-    found = due[task][1:][meets & (link[1:] == link[:-1])]
-    return int(found.min()) if len(found) else None
+    latest_ends = np.maximum.accumulate(ends[task] + link * span)
+    meets = due_ticks[task][1:] + link[1:] * span < latest_ends[:-1]
+    meeting_ticks = due_ticks[task][1:][meets & (link[1:] == link[:-1])]
+    return int(meeting_ticks.min()) if len(meeting_ticks) else None
 
 
-Done = Callable[[int], None]
+OnEnd = Callable[[int], None]
 
 
 class _Computing:
     """A task that computes: the parts of its work that remain at ``start_tick``, and the number of its timings."""
 
-    __slots__ = ("done", "left", "rank_class", "since", "task", "version")
+    __slots__ = ("on_end", "rank_class", "remaining_work", "start_tick", "task", "version")
 
-    def __init__(self, task: int, rank_class: int, left: int, done: Done) -> None:
-        self.task, self.rank_class, self.left, self.done = task, rank_class, left, done
-        self.since = self.version = 0
+    def __init__(self, task: int, rank_class: int, remaining_work: int, on_end: OnEnd) -> None:
+        self.task, self.rank_class, self.remaining_work, self.on_end = task, rank_class, remaining_work, on_end
+        self.start_tick = self.version = 0
 
 
 class Overlap:
@@ -216,97 +216,97 @@ class Overlap:
 
     def __init__(self, program: Program, graph: StepGraph, network: Network, clock: Clock) -> None:
         self._graph, self._network, self._clock = graph, network, clock
-        self._full, self._slow = Fraction(program.slowdown).as_integer_ratio()
-        self._class_of, self._slowing = _slowed_class(program), _slowing_classes(program)
+        self._full_rate, self._slow_rate = Fraction(program.slowdown).as_integer_ratio()
+        self._class_of, self._slowed_classes = _find_slowed_classes(program), _find_slowing_tasks(program)
         self._durations = graph.durations.tolist()
-        self._moving = [0] * len(program.rank_classes)
-        self._computing: list[dict[int, _Computing]] = [{} for _ in program.rank_classes]
-        chosen = np.array(self._class_of, np.int64) >= 0
-        chosen[list(self._slowing)] = True
-        self.special: NDArray[np.bool_] = chosen | (graph.flow >= 0)
-        self.latencies: IntArray = np.where(chosen & (graph.flow < 0), 0, graph.latencies)
+        self._num_moving = [0] * len(program.rank_classes)
+        self._running_tasks: list[dict[int, _Computing]] = [{} for _ in program.rank_classes]
+        is_involved = np.array(self._class_of, np.int64) >= 0
+        is_involved[list(self._slowed_classes)] = True
+        self.is_special: NDArray[np.bool_] = is_involved | (graph.flow >= 0)
+        self.latencies: IntArray = np.where(is_involved & (graph.flow < 0), 0, graph.latencies)
 
-    def launch(self, done: Done, task: int) -> None:
+    def launch_task(self, on_end: OnEnd, task: int) -> None:
         """Begin the work of a task after its latency; ``on_end`` is called with the task when it has ended."""
         if self._class_of[task] >= 0:
-            self._compute(task, done)
-        elif task in self._slowing:
-            self._slow_down(self._slowing[task], 1)
-            self._move(task, partial(self._moved, done))
+            self._begin_compute(task, on_end)
+        elif task in self._slowed_classes:
+            self._count_move(self._slowed_classes[task], 1)
+            self._begin_move(task, partial(self._end_move, on_end))
         else:
-            self._move(task, done)
+            self._begin_move(task, on_end)
 
-    def _move(self, task: int, done: Done) -> None:
+    def _begin_move(self, task: int, on_end: OnEnd) -> None:
         flow = int(self._graph.flow[task])
         if flow >= 0:
-            self._network.start(self._graph.bundles[flow], done, task)
+            self._network.start_flow(self._graph.bundles[flow], on_end, task)
         else:
-            self._clock.call(self._durations[task], done, task)
+            self._clock.call(self._durations[task], on_end, task)
 
-    def _moved(self, done: Done, task: int) -> None:
-        self._slow_down(self._slowing[task], -1)
-        done(task)
+    def _end_move(self, on_end: OnEnd, task: int) -> None:
+        self._count_move(self._slowed_classes[task], -1)
+        on_end(task)
 
-    def _slow_down(self, rank_classes: tuple[int, ...], change: int) -> None:
+    def _count_move(self, rank_classes: tuple[int, ...], change: int) -> None:
         """Count a communication that begins or ends, and reschedule the computing of its rank classes."""
         for rank_class in rank_classes:
-            before = self._rate(rank_class)
-            self._moving[rank_class] += change
-            if self._rate(rank_class) != before:
-                for item in self._computing[rank_class].values():
-                    item.left -= before * (self._clock.now - item.since)
-                    self._time(item)
+            old_rate = self._current_rate(rank_class)
+            self._num_moving[rank_class] += change
+            if self._current_rate(rank_class) != old_rate:
+                for item in self._running_tasks[rank_class].values():
+                    item.remaining_work -= old_rate * (self._clock.now - item.start_tick)
+                    self._schedule_end(item)
 
-    def _rate(self, rank_class: int) -> int:
-        return self._slow if self._moving[rank_class] else self._full
+    def _current_rate(self, rank_class: int) -> int:
+        return self._slow_rate if self._num_moving[rank_class] else self._full_rate
 
-    def _compute(self, task: int, done: Done) -> None:
+    def _begin_compute(self, task: int, on_end: OnEnd) -> None:
         rank_class = self._class_of[task]
-        item = _Computing(task, rank_class, self._durations[task] * self._full, done)
-        self._computing[rank_class][task] = item
-        self._time(item)
+        item = _Computing(task, rank_class, self._durations[task] * self._full_rate, on_end)
+        self._running_tasks[rank_class][task] = item
+        self._schedule_end(item)
 
-    def _time(self, item: _Computing) -> None:
+    def _schedule_end(self, item: _Computing) -> None:
         """Schedule the end of a task at the present rate."""
-        item.since = self._clock.now
+        item.start_tick = self._clock.now
         item.version += 1
-        ticks = max(-(-item.left // self._rate(item.rank_class)), 0)
-        self._clock.call(ticks, self._end, (item, item.version))
+        ticks = max(-(-item.remaining_work // self._current_rate(item.rank_class)), 0)
+        self._clock.call(ticks, self._end_compute, (item, item.version))
 
-    def _end(self, timed: tuple[_Computing, int]) -> None:
-        item, version = timed
+    def _end_compute(self, entry: tuple[_Computing, int]) -> None:
+        item, version = entry
         if version == item.version:  # else its rate has changed since, and another call is under way
-            del self._computing[item.rank_class][item.task]
-            item.done(item.task)
+            del self._running_tasks[item.rank_class][item.task]
+            item.on_end(item.task)
 
 
-def _slowed_class(program: Program) -> list[int]:
+def _find_slowed_classes(program: Program) -> list[int]:
     """Return for every task that can be slowed its rank class; -1 for all others."""
-    slow = np.array([item.kind.computes and len(item.pieces) == 1 for item in program.work], dtype=bool)
+    can_slow = np.array([item.kind.computes and len(item.pieces) == 1 for item in program.work], dtype=bool)
     class_of_stream = np.array([stream.rank_class for stream in program.streams], np.int64)
-    tasks = np.flatnonzero(slow[program.work_of] & (np.diff(program.stream_start) > 0))
-    place, index = expand(program.stream_start, tasks)
+    tasks = np.flatnonzero(can_slow[program.work_of] & (np.diff(program.stream_start) > 0))
+    place, index = expand_rows(program.stream_start, tasks)
     classes = class_of_stream[program.stream_of[index]]
-    first = class_of_stream[program.stream_of[program.stream_start[tasks]]]
-    several = np.bincount(place, classes != first[place], len(tasks)) > 0
+    first_class = class_of_stream[program.stream_of[program.stream_start[tasks]]]
+    spans_classes = np.bincount(place, classes != first_class[place], len(tasks)) > 0
     result = np.full(program.num_tasks, -1, np.int64)
-    result[tasks] = np.where(several, -1, first)
+    result[tasks] = np.where(spans_classes, -1, first_class)
     return result.tolist()
 
 
-def _slowing_classes(program: Program) -> dict[int, tuple[int, ...]]:
+def _find_slowing_tasks(program: Program) -> dict[int, tuple[int, ...]]:
     """Return the rank classes of every data communication, by task."""
-    data = np.array([item.kind is TaskKind.DATA_COMMUNICATION for item in program.work], dtype=bool)
+    is_data = np.array([item.kind is TaskKind.DATA_COMMUNICATION for item in program.work], dtype=bool)
     return {
         task: tuple(sorted({program.streams[stream].rank_class for stream in program.streams_of(task)}))
-        for task in np.flatnonzero(data[program.work_of]).tolist()
+        for task in np.flatnonzero(is_data[program.work_of]).tolist()
     }
 
 
 class Launch(Protocol):
     """Function that begins the work of a task after its latency; ``on_end`` is called with the task at its end."""
 
-    def __call__(self, done: Done, task: int) -> None:  # noqa: D102
+    def __call__(self, on_end: OnEnd, task: int) -> None:  # noqa: D102
         ...
 
 
@@ -322,25 +322,25 @@ def finish_times(program: Program, *, every_event: bool = False) -> tuple[IntArr
         If tasks wait for each other in a cycle, which the message names.
     """
     graph = compile_program(program)
-    path = walk(graph)
+    path = walk_graph(graph)
     if len(path.ends) and path.ends.min() < 0:
-        raise deadlock(program, graph, path.ends >= 0)
+        raise find_deadlock(program, graph, path.ends >= 0)
     if program.slowdown > 1 or graph.tenants or every_event:
-        ends = run(graph, program if program.slowdown > 1 else None)
+        ends = run_graph(graph, program if program.slowdown > 1 else None)
         return start_times(graph, ends), ends
     head = fast_forward(graph, path)
     if head is None:
         return path.starts, path.ends
-    small = contract(graph, path) if pays(3 * graph.num_tasks) else None
-    if small is None:
-        ends = run(graph, head=head)
+    contraction = contract_graph(graph, path) if pays(3 * graph.num_tasks) else None
+    if contraction is None:
+        ends = run_graph(graph, head=head)
         return start_times(graph, ends), ends
-    ends = run(small.graph, head=fast_forward(small.graph, walk(small.graph)))
-    return expand_times(small, start_times(small.graph, ends), ends)
+    ends = run_graph(contraction.graph, head=fast_forward(contraction.graph, walk_graph(contraction.graph)))
+    return expand_times(contraction, start_times(contraction.graph, ends), ends)
 
 
-@no_collection()
-def run(graph: StepGraph, slowed: Program | None = None, head: Head | None = None) -> IntArray:
+@pause_collection()
+def run_graph(graph: StepGraph, slowed_program: Program | None = None, head: Head | None = None) -> IntArray:
     """Return the end of every task in ticks, -1 for tasks that never start.
 
     ``slowed_program`` is the program of the graph if its computing can be slowed; ``head`` is the state of the step at
@@ -348,70 +348,78 @@ def run(graph: StepGraph, slowed: Program | None = None, head: Head | None = Non
     """
     environment = Environment(initial_time=head.time if head else 0)
     network = Network(graph.capacity, environment)
-    if slowed is None:
-        special, latencies, launch = graph.flow >= 0, graph.latencies, _transfers(graph, network)
+    if slowed_program is None:
+        is_special, latencies, launch = graph.flow >= 0, graph.latencies, _build_launch(graph, network)
     else:
-        overlap = Overlap(slowed, graph, network, environment)
-        special, latencies, launch = overlap.special, overlap.latencies, overlap.launch
-    known = graph.latency_list if slowed is None else latencies.tolist()
-    actions: list[Done] = []
-    ends = _begin(graph, head or _nothing(graph, latencies), environment, special.tolist(), known, launch, actions)
-    running = unfinished(ends, np.flatnonzero(np.diff(graph.successor_start) == 0).tolist())
-    for shape, background in graph.tenants:
-        Tenant(shape, background, network, environment, running)
+        overlap = Overlap(slowed_program, graph, network, environment)
+        is_special, latencies, launch = overlap.is_special, overlap.latencies, overlap.launch_task
+    latency_list = graph.latency_list if slowed_program is None else latencies.tolist()
+    actions: list[OnEnd] = []
+    ends = _schedule_ready(
+        graph,
+        head or _build_empty_head(graph, latencies),
+        environment,
+        is_special.tolist(),
+        latency_list,
+        launch,
+        actions,
+    )
+    is_running = build_running_check(ends, np.flatnonzero(np.diff(graph.successor_start) == 0).tolist())
+    for bundle, background in graph.tenants:
+        TenantFlow(bundle, background, network, environment, is_running)
     environment.run()
     # Actions refer to the list that holds them: without this the whole graph would wait for the garbage collector.
     actions.clear()
     return np.array(ends, np.int64)
 
 
-def _transfers(graph: StepGraph, network: Network) -> Launch:
+def _build_launch(graph: StepGraph, network: Network) -> Launch:
     """Return the function that begins the transfer of a task."""
-    bundles, flow, start = graph.bundles, graph.flow.tolist(), network.start
+    bundles, flow, start = graph.bundles, graph.flow.tolist(), network.start_flow
 
-    def launch(done: Done, task: int) -> None:
-        start(bundles[flow[task]], done, task)
+    def launch(on_end: OnEnd, task: int) -> None:
+        start(bundles[flow[task]], on_end, task)
 
     return launch
 
 
-def _nothing(graph: StepGraph, latencies: IntArray) -> Head:
+def _build_empty_head(graph: StepGraph, latencies: IntArray) -> Head:
     """Return the state of a step before its first task."""
-    roots = np.flatnonzero(graph.waiting == 0)
-    return Head(0, np.full(graph.num_tasks, -1), graph.waiting, roots, latencies[roots])
+    roots = np.flatnonzero(graph.num_waits == 0)
+    return Head(0, np.full(graph.num_tasks, -1), graph.num_waits, roots, latencies[roots])
 
 
-def _begin(
+def _schedule_ready(
     graph: StepGraph,
     head: Head,
     environment: Environment,
-    special: list[bool],
+    is_special: list[bool],
     latencies: list[int],
     launch: Launch,
-    actions: list[Done],
+    actions: list[OnEnd],
 ) -> list[int]:
     """Schedule the tasks that are ready, and return the list into which events write the end of every task.
 
     ``actions`` is filled with the function that each task's event calls.
     """
     successors = graph.successor_rows
-    waiting: list[int] = head.waiting.tolist()
+    num_waits: list[int] = head.num_waits.tolist()
     ends: list[int] = head.ends.tolist()
     queue, numbers = environment.queue, environment.numbers
 
     def finish(task: int) -> None:
         now = ends[task] = environment.now
         for successor in successors[task]:
-            left = waiting[successor] - 1
-            if left:
-                waiting[successor] = left
+            num_left = num_waits[successor] - 1
+            if num_left:
+                num_waits[successor] = num_left
             else:
                 # The body of `environment.call`: this loop runs once for each edge of the graph.
                 event = (actions[successor], successor)
                 heappush(queue, (now + latencies[successor], NORMAL, next(numbers), event))
 
     transfer = partial(launch, finish)
-    actions += [transfer if other else finish for other in special]
-    for task, due in zip(head.ready.tolist(), head.due.tolist(), strict=True):
-        environment.call(due - head.time, actions[task], task)
+    actions += [transfer if has_launch else finish for has_launch in is_special]
+    for task, due_tick in zip(head.ready_tasks.tolist(), head.due_ticks.tolist(), strict=True):
+        environment.call(due_tick - head.time, actions[task], task)
     return ends

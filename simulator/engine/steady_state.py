@@ -15,29 +15,29 @@ from meshwise.simulator.timeline import Window
 class Recurrence(NamedTuple):
     """Rows from ``first_row`` on repeat after ``period`` rows, ``shift`` ticks later."""
 
-    first: int
+    first_row: int
     period: int
     shift: int
 
 
-def recurrence(ends: IntArray, depth: int) -> Recurrence | None:
+def find_recurrence(ends: IntArray, depth: int) -> Recurrence | None:
     """Return the earliest repetition among rows of ends in ticks, [step, task]; ``None`` if there is none.
 
     >>> import numpy as np
-    >>> recurrence(np.array([[0], [4], [7], [9], [12], [14]]), 2)
-    Recurrence(first=1, period=2, shift=5)
+    >>> find_recurrence(np.array([[0], [4], [7], [9], [12], [14]]), 2)
+    Recurrence(first_row=1, period=2, shift=5)
     """
-    seen: dict[bytes, int] = {}
+    first_rows: dict[bytes, int] = {}
     for row in range(len(ends) - depth + 1):
-        window = ends[row : row + depth]
+        block = ends[row : row + depth]
         # Windows that differ by a constant have equal bytes.
-        first = seen.setdefault((window - ends[row, 0]).tobytes(), row)
-        if first < row:
-            return Recurrence(first, row - first, int(ends[row, 0] - ends[first, 0]))
+        first_row = first_rows.setdefault((block - ends[row, 0]).tobytes(), row)
+        if first_row < row:
+            return Recurrence(first_row, row - first_row, int(ends[row, 0] - ends[first_row, 0]))
     return None
 
 
-def window(program: Program, ends: IntArray) -> Window:
+def find_window(program: Program, ends: IntArray) -> Window:
     """Return the part of a run that stands for one step: all of it or, in a program of many steps, the last period.
 
     The very last steps are left out: they are faster, because no step follows them. If the ends do not repeat, which
@@ -51,8 +51,8 @@ def window(program: Program, ends: IntArray) -> Window:
     if program.steps is None:
         return Window(0, int(ends.max(initial=0)))
     tasks, depth = program.steps
-    settled = ends[tasks[: len(tasks) - depth]]
-    found = recurrence(settled, depth)
-    period = found.period if found else (len(settled) - 1) // 2
-    last = settled[[-1 - period, -1]].max(axis=1)
-    return Window(int(last[0]), int(last[1]), period, found is not None)
+    settled_ends = ends[tasks[: len(tasks) - depth]]
+    repetition = find_recurrence(settled_ends, depth)
+    period = repetition.period if repetition else (len(settled_ends) - 1) // 2
+    final_ends = settled_ends[[-1 - period, -1]].max(axis=1)
+    return Window(int(final_ends[0]), int(final_ends[1]), period, repetition is not None)

@@ -12,18 +12,18 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwise.simulator.brief import brief
+from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.engine.flows import (
-    LONGEST,
+    MAX_TICKS,
     Bundle,
-    Shapes,
-    disturbing,
-    narrow_rows,
-    shapes,
-    shared_flows,
-    watched_links,
+    BundleTable,
+    build_bundle_table,
+    find_disturbing_tenants,
+    find_narrow_rows,
+    find_shared_flows,
+    find_watched_links,
 )
-from meshwise.simulator.program import Background, IntArray, Program, no_collection
+from meshwise.simulator.program import Background, IntArray, Program, pause_collection
 from meshwise.simulator.units import TICKS_PER_SECOND
 
 
@@ -51,7 +51,7 @@ class StepGraph:
 
     successor_start: IntArray
     successors: IntArray
-    waiting: IntArray
+    num_waits: IntArray
     durations: IntArray
     latencies: IntArray
     flow: IntArray
@@ -59,7 +59,7 @@ class StepGraph:
     capacity: tuple[float, ...] = ()
     tenants: tuple[tuple[Bundle, Background], ...] = ()
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
     @property
     def num_tasks(self) -> int:
@@ -75,16 +75,16 @@ class StepGraph:
     def successor_rows(self) -> list[tuple[int, ...]]:
         """The successors of every task."""
         start, successors = self.successor_start.tolist(), tuple(self.successors.tolist())
-        return [successors[first:last] for first, last in pairwise(start)]
+        return [successors[begin:end] for begin, end in pairwise(start)]
 
     @cached_property
     def latency_list(self) -> list[int]:
         """``latencies`` as a list."""
-        found: list[int] = self.latencies.tolist()
-        return found
+        values: list[int] = self.latencies.tolist()
+        return values
 
 
-@no_collection()
+@pause_collection()
 def compile_program(program: Program) -> StepGraph:
     """Return the step graph of a program.
 
@@ -99,22 +99,22 @@ def compile_program(program: Program) -> StepGraph:
     """
     if not 1 <= program.slowdown < inf:
         raise ValueError(f"slowdown is at least 1, met {program.slowdown}")
-    moved, count = _moved(program), len(program.flows)
-    heard = disturbing(program, moved)
-    watched = watched_links(program, moved, heard)
-    shared = shared_flows(program, moved, watched)[:count]
-    flow = np.where(np.append(shared, False)[program.flow_of], program.flow_of, -1)
-    own, durations = _durations(program, moved)
+    table, count = _build_bundle_table(program), len(program.flows)
+    disturbing_tenants = find_disturbing_tenants(program, table)
+    is_watched = find_watched_links(program, table, disturbing_tenants)
+    is_shared = find_shared_flows(program, table, is_watched)[:count]
+    flow = np.where(np.append(is_shared, False)[program.flow_of], program.flow_of, -1)
+    own_ticks, durations = _durations(program, table)
     capacity = tuple(link.bandwidth for link in program.links)
-    bundles = moved.bundles(narrow_rows(moved, watched, capacity))
+    bundles = table.to_bundles(find_narrow_rows(table, is_watched, capacity))
     return StepGraph(
-        *_edges(program),
+        *_build_edges(program),
         durations,
-        np.where(flow >= 0, own, durations),
+        np.where(flow >= 0, own_ticks, durations),
         flow,
         bundles[:count],
         capacity,
-        tuple((bundles[count + tenant], program.background[tenant]) for tenant in heard),
+        tuple((bundles[count + tenant], program.background[tenant]) for tenant in disturbing_tenants),
     )
 
 
@@ -125,9 +125,9 @@ def start_times(graph: StepGraph, ends: IntArray) -> IntArray:
     return starts
 
 
-def durations_of(program: Program) -> IntArray:
+def solo_durations(program: Program) -> IntArray:
     """Return the ticks of every task if nothing contends with it: its latency and its transfer alone."""
-    return _durations(program, _moved(program))[1]
+    return _durations(program, _build_bundle_table(program))[1]
 
 
 def stream_rows(program: Program) -> tuple[IntArray, IntArray]:
@@ -139,23 +139,23 @@ def stream_rows(program: Program) -> tuple[IntArray, IntArray]:
     >>> [rows.tolist() for rows in stream_rows(program_of([RankClass("all", (0,), (0,))], streams, tasks))]
     [[0, 1, 1, 1], [1, 0, 1, 2]]
     """
-    _require(program.stream_of, len(program.streams), "stream")
+    _check_indices(program.stream_of, len(program.streams), "stream")
     holders = np.repeat(np.arange(program.num_tasks), np.diff(program.stream_start))
     order = np.argsort(program.stream_of, kind="stable")
     return program.stream_of[order], holders[order]
 
 
-def _edges(program: Program) -> tuple[IntArray, IntArray, IntArray]:
+def _build_edges(program: Program) -> tuple[IntArray, IntArray, IntArray]:
     """Return the successors of all tasks as ragged columns, and the number of tasks that each task waits for."""
     count = program.num_tasks
-    _require(program.predecessor_of, count, "task")
+    _check_indices(program.predecessor_of, count, "task")
     stream, holder = stream_rows(program)
-    following = stream[1:] == stream[:-1]
-    before, after = holder[:-1][following], holder[1:][following]
-    if np.any(before == after):
-        raise ValueError(f"a task names a stream once, met task {before[before == after][0]} with one twice")
-    behind = np.repeat(np.arange(count), np.diff(program.predecessor_start))
-    keys = np.concatenate([before * count + after, program.predecessor_of * count + behind])
+    is_next = stream[1:] == stream[:-1]
+    blocker, waiter = holder[:-1][is_next], holder[1:][is_next]
+    if np.any(blocker == waiter):
+        raise ValueError(f"a task names a stream once, met task {blocker[blocker == waiter][0]} with one twice")
+    dependents = np.repeat(np.arange(count), np.diff(program.predecessor_start))
+    keys = np.concatenate([blocker * count + waiter, program.predecessor_of * count + dependents])
     # For integers of 64 bits a stable sort merges runs: every stream is in order already.
     keys.sort(kind="stable")
     # A task may wait for another both on a stream and as a predecessor: the pair counts once.
@@ -167,37 +167,39 @@ def _edges(program: Program) -> tuple[IntArray, IntArray, IntArray]:
     return successor_start, target, np.bincount(target, minlength=count)
 
 
-def _require(indices: IntArray, count: int, what: str) -> None:
+def _check_indices(indices: IntArray, count: int, noun: str) -> None:
     if len(indices) and not 0 <= indices.min() <= indices.max() < count:
-        met = indices.min() if indices.min() < 0 else indices.max()
-        raise ValueError(f"a {what} lies in 0..{count - 1}, met {met}")
+        bad_index = indices.min() if indices.min() < 0 else indices.max()
+        raise ValueError(f"a {noun} lies in 0..{count - 1}, met {bad_index}")
 
 
-def _moved(program: Program) -> Shapes:
+def _build_bundle_table(program: Program) -> BundleTable:
     """Return the table of bundles of a program's flows, followed by those of its tenants."""
     flows = (*program.flows, *(tenant.flow for tenant in program.background))
     capacity = [link.bandwidth for link in program.links]
-    return shapes([flow.usage for flow in flows], [flow.unit for flow in flows], capacity, TICKS_PER_SECOND)
+    return build_bundle_table([flow.usage for flow in flows], [flow.unit for flow in flows], capacity, TICKS_PER_SECOND)
 
 
-def _durations(program: Program, moved: Shapes) -> tuple[IntArray, IntArray]:
+def _durations(program: Program, table: BundleTable) -> tuple[IntArray, IntArray]:
     """Return the ticks of every task without its transfer, and with its transfer alone on the links."""
-    own = _ticks([item.duration for item in program.work])[program.work_of]
-    solo = np.append(moved.solo_ticks[: len(program.flows)], 0)[program.flow_of]
+    own_ticks = _check_ticks([item.duration for item in program.work])[program.work_of]
+    solo_ticks = np.append(table.solo_ticks[: len(program.flows)], 0)[program.flow_of]
     # Summed as floats, for integers of 64 bits could overflow.
-    if own.sum(dtype=np.float64) + solo.sum(dtype=np.float64) > LONGEST:
-        raise ValueError(f"the work of a step takes at most {LONGEST} ticks (13 days), met {float(own.sum()):.3g}")
-    return own, own + solo
+    if own_ticks.sum(dtype=np.float64) + solo_ticks.sum(dtype=np.float64) > MAX_TICKS:
+        raise ValueError(
+            f"the work of a step takes at most {MAX_TICKS} ticks (13 days), met {float(own_ticks.sum()):.3g}"
+        )
+    return own_ticks, own_ticks + solo_ticks
 
 
-def _ticks(values: Sequence[int]) -> IntArray:
-    if values and not 0 <= min(values) <= max(values) <= LONGEST:
-        met = min(values) if min(values) < 0 else max(values)
-        raise ValueError(f"the ticks of a task lie in 0..{LONGEST} (13 days), met {met}")
+def _check_ticks(values: Sequence[int]) -> IntArray:
+    if values and not 0 <= min(values) <= max(values) <= MAX_TICKS:
+        bad_value = min(values) if min(values) < 0 else max(values)
+        raise ValueError(f"the ticks of a task lie in 0..{MAX_TICKS} (13 days), met {bad_value}")
     return np.array(values, dtype=np.int64)
 
 
-SHOWN = 12
+MAX_SHOWN = 12
 """Tasks of a cycle that a message names."""
 
 
@@ -209,35 +211,35 @@ class Deadlock(ValueError):
         self.cycle = cycle
 
 
-def deadlock(program: Program, graph: StepGraph, finished: NDArray[np.bool_]) -> Deadlock:
+def find_deadlock(program: Program, graph: StepGraph, is_finished: NDArray[np.bool_]) -> Deadlock:
     """Return an error that names a cycle among the tasks that did not finish."""
-    cycle = _shorter(program, _cycle(graph, finished))
-    names = " waits for ".join(describe(program, task) for task in cycle[:SHOWN])
-    more = f" waits for {len(cycle) - SHOWN} more" if len(cycle) > SHOWN else ""
-    blocked = len(finished) - int(np.count_nonzero(finished))
+    cycle = _shorten_cycle(program, _find_cycle(graph, is_finished))
+    names = " waits for ".join(describe_task(program, task) for task in cycle[:MAX_SHOWN])
+    more_text = f" waits for {len(cycle) - MAX_SHOWN} more" if len(cycle) > MAX_SHOWN else ""
+    num_blocked = len(is_finished) - int(np.count_nonzero(is_finished))
     return Deadlock(
-        f"{blocked} of {len(finished)} tasks can never start, because some wait for each other: "
-        f"{names}{more}, which waits for the first",
+        f"{num_blocked} of {len(is_finished)} tasks can never start, because some wait for each other: "
+        f"{names}{more_text}, which waits for the first",
         cycle,
     )
 
 
-def _cycle(graph: StepGraph, finished: NDArray[np.bool_]) -> list[int]:
+def _find_cycle(graph: StepGraph, is_finished: NDArray[np.bool_]) -> list[int]:
     """Return unfinished tasks of which each waits for the next one, and the last for the first."""
     source = np.repeat(np.arange(graph.num_tasks), np.diff(graph.successor_start))
-    stuck = ~finished[source] & ~finished[graph.successors]
+    is_stuck = ~is_finished[source] & ~is_finished[graph.successors]
     blocker = np.full(graph.num_tasks, graph.num_tasks)
-    np.minimum.at(blocker, graph.successors[stuck], source[stuck])
+    np.minimum.at(blocker, graph.successors[is_stuck], source[is_stuck])
     # Every stuck task waits for a stuck one, so that the path must return to one of its own tasks.
     place: dict[int, int] = {}
-    task = int(np.argmin(finished))
+    task = int(np.argmin(is_finished))
     while task not in place:
         place[task] = len(place)
         task = int(blocker[task])
     return list(place)[place[task] :]
 
 
-def _shorter(program: Program, cycle: list[int]) -> tuple[int, ...]:
+def _shorten_cycle(program: Program, cycle: list[int]) -> tuple[int, ...]:
     """Return the cycle without tasks between two of the same stream, on which a task waits for all before it."""
     streams = {task: set(program.streams_of(task)) for task in cycle}
     path: list[int] = []
@@ -248,20 +250,22 @@ def _shorter(program: Program, cycle: list[int]) -> tuple[int, ...]:
     return tuple(path)
 
 
-def describe(program: Program, task: int) -> str:
+def describe_task(program: Program, task: int) -> str:
     """Return a task in words: rank class and rank, kind, operators, peers, microbatch and stage."""
     item = program.work[program.work_of[task]]
     operators = list(dict.fromkeys(piece.operators for piece in item.pieces if piece.operators))
-    what = f" {operators[0]}" if len(operators) == 1 else f" {operators[0]} to {operators[-1]}" if operators else ""
+    operator_text = (
+        f" {operators[0]}" if len(operators) == 1 else f" {operators[0]} to {operators[-1]}" if operators else ""
+    )
     classes = sorted({program.streams[stream].rank_class for stream in program.streams_of(task)})
-    who, *peers = (_name(program, index) for index in classes) if classes else ("no rank",)
-    beside = f" with {' and '.join(peers)}" if peers else ""
+    rank_text, *peers = (_format_rank_class(program, index) for index in classes) if classes else ("no rank",)
+    peer_text = f" with {' and '.join(peers)}" if peers else ""
     microbatch = int(program.microbatch_of[task])
-    when = f" of microbatch {microbatch}" if microbatch >= 0 else ""
-    return f"[{who}: {item.kind}{what}{beside}{when} on stage {item.stage}]"
+    microbatch_text = f" of microbatch {microbatch}" if microbatch >= 0 else ""
+    return f"[{rank_text}: {item.kind}{operator_text}{peer_text}{microbatch_text} on stage {item.stage}]"
 
 
-def _name(program: Program, rank_class: int) -> str:
+def _format_rank_class(program: Program, rank_class: int) -> str:
     members = program.rank_classes[rank_class]
     rank = f"rank {members.representative}"
     return members.name if members.name == rank else f"{members.name} ({rank})"

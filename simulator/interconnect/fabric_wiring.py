@@ -14,18 +14,18 @@ import numpy as np
 
 from meshwise.simulator.interconnect.host_wiring import HostWiring
 from meshwise.simulator.interconnect.links import Edge, Links, Numbering, owners, starts
-from meshwise.simulator.interconnect.node_wiring import Axis, axis
+from meshwise.simulator.interconnect.node_wiring import Axis, build_axis
 from meshwise.simulator.interconnect.routes import (
     FloatArray,
     IntArray,
     Routes,
-    Shortest,
-    along,
-    joined,
+    ShortestPaths,
+    build_table,
+    chain_links,
+    join_routes,
     ordered_pairs,
     pair_index,
-    table_of,
-    where,
+    pick_links,
 )
 from meshwise.simulator.machine.topology import Crossbar, Dragonfly, FatTree, Graph, LeafSpine, Torus
 
@@ -42,31 +42,33 @@ class Tier:
         links: Links,
         pattern: str,
         labels: tuple[IntArray, ...],
-        of_nic: IntArray,
+        switch_of_nic: IntArray,
         capacity: FloatArray,
         hop: float,
         first_part: int,
     ) -> None:
-        self._pattern, self._labels, self.of_nic = pattern, labels, of_nic
-        self.part_of_nic, owner = first_part + of_nic, first_part + np.arange(len(capacity))
-        self._up = links.add(f"{pattern} up", labels, capacity, hop, owner=owner)
-        self._down = links.add(f"{pattern} down", labels, capacity, owner=owner)
+        self._pattern, self._labels, self.switch_of_nic = pattern, labels, switch_of_nic
+        self.part_of_nic, owner = first_part + switch_of_nic, first_part + np.arange(len(capacity))
+        self._uplinks = links.add_links(f"{pattern} up", labels, capacity, hop, owner=owner)
+        self._downlinks = links.add_links(f"{pattern} down", labels, capacity, owner=owner)
 
     def columns(self, source: IntArray, target: IntArray) -> tuple[IntArray, IntArray]:
         """Return the links up and down between NICs, -1 for pairs below the same switch."""
-        here, there = self.of_nic[source], self.of_nic[target]
-        return where(here != there, self._up, here), where(here != there, self._down, there)
+        source_switch, target_switch = self.switch_of_nic[source], self.switch_of_nic[target]
+        return pick_links(source_switch != target_switch, self._uplinks, source_switch), pick_links(
+            source_switch != target_switch, self._downlinks, target_switch
+        )
 
     def name(self, switch: int) -> str:
         """Return the name of a switch."""
         return self._pattern.format(*(column[switch] for column in self._labels))
 
-    def edges(self, above: Iterable[str]) -> Iterator[Edge]:
+    def edges(self, upper_names: Iterable[str]) -> Iterator[Edge]:
         """Yield the edges from every switch to the one above it, of ``upper_names``, and back."""
-        ways = zip(above, self._up.tolist(), self._down.tolist(), strict=False)
-        for switch, (upper, up, down) in enumerate(ways):
-            yield self.name(switch), upper, up
-            yield upper, self.name(switch), down
+        rows = zip(upper_names, self._uplinks.tolist(), self._downlinks.tolist(), strict=False)
+        for switch, (upper_name, uplink, downlink) in enumerate(rows):
+            yield self.name(switch), upper_name, uplink
+            yield upper_name, self.name(switch), downlink
 
 
 class LeafWiring:
@@ -77,29 +79,29 @@ class LeafWiring:
     """
 
     def __init__(self, links: Links, fabric: LeafSpine | FatTree, node: IntArray, bandwidth: FloatArray) -> None:
-        pattern, labels, leaf = _leaves(fabric, node)
+        pattern, labels, leaf = _number_leaves(fabric, node)
         capacity = np.bincount(leaf, weights=bandwidth) / fabric.oversubscription
         nodes = int(node[-1]) + 1
         self._leaves = Tier(links, pattern, labels, leaf, capacity, fabric.hop, nodes)
         self._pods: Tier | None = None
         if isinstance(fabric, FatTree):
             self._pod_of_leaf = np.arange(len(capacity)) // fabric.leaves_per_pod
-            above = np.bincount(self._pod_of_leaf, weights=capacity) / fabric.core_oversubscription
-            pods = (np.arange(len(above)),)
+            pod_capacity = np.bincount(self._pod_of_leaf, weights=capacity) / fabric.core_oversubscription
+            pods = (np.arange(len(pod_capacity)),)
             first_pod = nodes + len(capacity)
-            self._pods = Tier(links, "pod {}", pods, self._pod_of_leaf[leaf], above, fabric.hop, first_pod)
+            self._pods = Tier(links, "pod {}", pods, self._pod_of_leaf[leaf], pod_capacity, fabric.hop, first_pod)
         self.parts = tuple(tier.part_of_nic for tier in (self._leaves, self._pods) if tier is not None)
 
     def columns(self, source: IntArray, target: IntArray) -> tuple[IntArray, ...]:
         """Return the links up and down of every tier, -1 for tiers that a pair does not need."""
-        up, down = self._leaves.columns(source, target)
+        uplink, downlink = self._leaves.columns(source, target)
         if self._pods is None:
-            return up, down
-        return up, *self._pods.columns(source, target), down
+            return uplink, downlink
+        return uplink, *self._pods.columns(source, target), downlink
 
     def vertex(self, nic: int) -> str:
         """Return the name of a NIC's leaf."""
-        return self._leaves.name(int(self._leaves.of_nic[nic]))
+        return self._leaves.name(int(self._leaves.switch_of_nic[nic]))
 
     def edges(self) -> Iterator[Edge]:
         """Yield the edges from leaf to spine, or from leaf to pod to core, and back."""
@@ -110,7 +112,7 @@ class LeafWiring:
             yield from self._pods.edges(repeat("core"))
 
 
-def _leaves(fabric: LeafSpine | FatTree, node: IntArray) -> tuple[str, tuple[IntArray, ...], IntArray]:
+def _number_leaves(fabric: LeafSpine | FatTree, node: IntArray) -> tuple[str, tuple[IntArray, ...], IntArray]:
     """Return the name pattern of leaves, their labels, and the leaf of every NIC; ``node`` is the node of every NIC."""
     unit = node // fabric.nodes_per_leaf
     if not fabric.rail_optimized:
@@ -119,8 +121,8 @@ def _leaves(fabric: LeafSpine | FatTree, node: IntArray) -> tuple[str, tuple[Int
     rails = np.zeros(unit[-1] + 1, dtype=np.int64)
     np.maximum.at(rails, unit, rail + 1)
     units = np.repeat(np.arange(len(rails)), rails)
-    first = starts(rails)
-    return "rail {}.{}", (units, np.arange(len(units)) - first[units]), first[unit] + rail
+    first_rail = starts(rails)
+    return "rail {}.{}", (units, np.arange(len(units)) - first_rail[units]), first_rail[unit] + rail
 
 
 class DragonflyWiring:
@@ -140,18 +142,26 @@ class DragonflyWiring:
         a, b = ordered_pairs(self._size)
         base = np.repeat(np.arange(self._groups) * self._size, len(a))
         self._ends = np.tile(a, self._groups) + base, np.tile(b, self._groups) + base
-        local, between = fabric.local, fabric.group_link
-        self._local = links.add("router {}>{}", self._ends, local.bandwidth, local.latency, local.launch)
+        local_link, group_link = fabric.local, fabric.group_link
+        self._local = links.add_links(
+            "router {}>{}", self._ends, local_link.bandwidth, local_link.latency, local_link.launch
+        )
         self._group_ends = ordered_pairs(self._groups)
-        self._group = links.add("group {}>{}", self._group_ends, between.bandwidth, between.latency, between.launch)
+        self._group = links.add_links(
+            "group {}>{}", self._group_ends, group_link.bandwidth, group_link.latency, group_link.launch
+        )
 
     def columns(self, source: IntArray, target: IntArray) -> tuple[IntArray, ...]:
         """Return the links router to gateway, group to group and gateway to router, -1 for those not needed."""
-        here, there = self._router[source], self._router[target]
-        group, other = here // self._size, there // self._size
-        exit_router = np.where(group == other, there, self._gateway(group, other))
-        entry_router = np.where(group == other, there, self._gateway(other, group))
-        return self._hop(here, exit_router), self._leap(group, other), self._hop(entry_router, there)
+        source_router, target_router = self._router[source], self._router[target]
+        source_group, target_group = source_router // self._size, target_router // self._size
+        exit_router = np.where(source_group == target_group, target_router, self._gateway(source_group, target_group))
+        entry_router = np.where(source_group == target_group, target_router, self._gateway(target_group, source_group))
+        return (
+            self._hop(source_router, exit_router),
+            self._leap(source_group, target_group),
+            self._hop(entry_router, target_router),
+        )
 
     def vertex(self, nic: int) -> str:
         """Return the name of a NIC's router."""
@@ -161,24 +171,24 @@ class DragonflyWiring:
         """Yield the edges between routers of a group, and between gateways of groups."""
         for tail, head, link in zip(*self._ends, self._local, strict=True):
             yield f"router {tail}", f"router {head}", int(link)
-        group, other = self._group_ends
-        exits, entries = self._gateway(group, other), self._gateway(other, group)
+        source_group, target_group = self._group_ends
+        exits, entries = self._gateway(source_group, target_group), self._gateway(target_group, source_group)
         for tail, head, link in zip(exits, entries, self._group, strict=True):
             yield f"router {tail}", f"router {head}", int(link)
 
-    def _gateway(self, group: IntArray, other: IntArray) -> IntArray:
+    def _gateway(self, group: IntArray, target_group: IntArray) -> IntArray:
         """Return the router of ``group`` with the link to ``target_group``."""
-        return group * self._size + other % self._size
+        return group * self._size + target_group % self._size
 
-    def _hop(self, router: IntArray, other: IntArray) -> IntArray:
+    def _hop(self, router: IntArray, target_router: IntArray) -> IntArray:
         """Return the links between routers of one group, -1 for pairs of the same router."""
         size = self._size
-        index = router // size * (size * (size - 1)) + pair_index(router % size, other % size, size)
-        return where(router != other, self._local, index)
+        index = router // size * (size * (size - 1)) + pair_index(router % size, target_router % size, size)
+        return pick_links(router != target_router, self._local, index)
 
-    def _leap(self, group: IntArray, other: IntArray) -> IntArray:
+    def _leap(self, group: IntArray, target_group: IntArray) -> IntArray:
         """Return the links between groups, -1 for pairs of the same group."""
-        return where(group != other, self._group, pair_index(group, other, self._groups))
+        return pick_links(group != target_group, self._group, pair_index(group, target_group, self._groups))
 
 
 class SwitchingWiring(Protocol):
@@ -239,35 +249,35 @@ class NicWiring:
         latency = numbering.figures(lambda kind: kind.nic.latency)[node]
         launch = numbering.figures(lambda kind: kind.nic.launch)[node]
         nics = np.arange(len(node))
-        self._out = links.add("nic {} out", nics, bandwidth, latency, launch, node)
-        self._in = links.add("nic {} in", nics, bandwidth, launch=launch, owner=node)
-        self._switches = _switches(links, fabric, node, bandwidth)
+        self._out_links = links.add_links("nic {} out", nics, bandwidth, latency, launch, node)
+        self._in_links = links.add_links("nic {} in", nics, bandwidth, launch=launch, owner=node)
+        self._switches = _build_switches(links, fabric, node, bandwidth)
 
     @property
     def parts(self) -> tuple[IntArray, ...]:
         """For every kind of switch that owns links, the switch above each device."""
-        return tuple(of_nic[self._numbering.nic] for of_nic in self._switches.parts)
+        return tuple(nic_switches[self._numbering.nic] for nic_switches in self._switches.parts)
 
     def routes(self, source: IntArray, target: IntArray) -> Routes:
         """Return the routes between devices of different nodes."""
-        nic, other = self._numbering.nic[source], self._numbering.nic[target]
-        return along(
+        source_nic, target_nic = self._numbering.nic[source], self._numbering.nic[target]
+        return chain_links(
             self._host.slot_out[source],
-            self._out[nic],
-            *self._switches.columns(nic, other),
-            self._in[other],
+            self._out_links[source_nic],
+            *self._switches.columns(source_nic, target_nic),
+            self._in_links[target_nic],
             self._host.slot_in[target],
         )
 
     def edges(self) -> Iterator[Edge]:
         """Yield the edges from device (or its slot) to fabric and back, and those of the fabric."""
         for device, nic in enumerate(self._numbering.nic.tolist()):
-            yield self._host.vertex(device), self._switches.vertex(nic), int(self._out[nic])
-            yield self._switches.vertex(nic), self._host.vertex(device), int(self._in[nic])
+            yield self._host.vertex(device), self._switches.vertex(nic), int(self._out_links[nic])
+            yield self._switches.vertex(nic), self._host.vertex(device), int(self._in_links[nic])
         yield from self._switches.edges()
 
 
-def _switches(
+def _build_switches(
     links: Links, fabric: Crossbar | LeafSpine | FatTree | Dragonfly, node: IntArray, bandwidth: FloatArray
 ) -> SwitchingWiring:
     match fabric:
@@ -286,30 +296,32 @@ class AxisWiring:
         self._axis, self._stride = axis, stride
         self._links = np.full((2, torus.num_devices), -1)
         link, position = torus.link, self.position(np.arange(torus.num_devices))
-        for down, sign in enumerate("+-"):
-            members = np.flatnonzero(np.isin(position, axis.exits(down)))
+        for direction, sign in enumerate("+-"):
+            members = np.flatnonzero(np.isin(position, axis.exits(direction)))
             pattern = f"torus {{}} {name}{sign}"
-            self._links[down, members] = links.add(pattern, members, link.bandwidth, link.latency, link.launch)
+            self._links[direction, members] = links.add_links(
+                pattern, members, link.bandwidth, link.latency, link.launch
+            )
 
     def position(self, devices: IntArray) -> IntArray:
         """Return the positions of devices on the axis."""
         return devices // self._stride % self._axis.size
 
-    def moved(self, devices: IntArray, position: IntArray) -> IntArray:
+    def move_devices(self, devices: IntArray, position: IntArray) -> IntArray:
         """Return the devices at ``position`` on the axis that are at the place of ``devices`` on all other axes."""
         return devices + (position - self.position(devices)) * self._stride
 
     def routes(self, source: IntArray, target: IntArray) -> Routes:
         """Return the routes from ``source``, along the axis, to the position of ``target``."""
         walks = self._axis.walks(self.position(source), self.position(target))
-        device = self.moved(source[walks.pair], walks.position)
-        return Routes(walks.pair, self._links[walks.down, device], walks.share)
+        device = self.move_devices(source[walks.pair], walks.position)
+        return Routes(walks.pair, self._links[walks.direction, device], walks.share)
 
     def edges(self) -> Iterator[Edge]:
         """Yield the edges between neighbours on the axis."""
         for row, step in zip(self._links, (1, -1), strict=True):
             tails = np.flatnonzero(row >= 0)
-            heads = self.moved(tails, (self.position(tails) + step) % self._axis.size)
+            heads = self.move_devices(tails, (self.position(tails) + step) % self._axis.size)
             for tail, head, link in zip(tails, heads, row[tails], strict=True):
                 yield f"device {tail}", f"device {head}", int(link)
 
@@ -323,7 +335,7 @@ class TorusWiring:
 
     def __init__(self, links: Links, torus: Torus) -> None:
         self._axes = [
-            AxisWiring(links, torus, name, axis(size, torus.wraparound), prod(torus.shape[number + 1 :]))
+            AxisWiring(links, torus, name, build_axis(size, torus.wraparound), prod(torus.shape[number + 1 :]))
             for number, (name, size) in enumerate(zip("xyz", torus.shape, strict=False))
         ]
 
@@ -332,8 +344,8 @@ class TorusWiring:
         parts = []
         for wiring in self._axes:
             parts.append(wiring.routes(source, target))
-            source = wiring.moved(source, wiring.position(target))
-        return joined(parts)
+            source = wiring.move_devices(source, wiring.position(target))
+        return join_routes(parts)
 
     def edges(self) -> Iterator[Edge]:
         """Yield the edges between neighbours on all axes."""
@@ -346,26 +358,28 @@ class GraphWiring:
 
     def __init__(self, links: Links, graph: Graph, num_devices: int) -> None:
         self._ends = tuple((tail, head) for tail, head, _ in graph.edges)
-        often, times = Counter(self._ends).most_common(1)[0]
-        if times > 1:
-            raise ValueError(f"a graph has each edge once, met {'>'.join(often)} {times} times: make its link wider")
-        built = [link for _, _, link in graph.edges]
+        repeated_ends, num_repeats = Counter(self._ends).most_common(1)[0]
+        if num_repeats > 1:
+            raise ValueError(
+                f"a graph has each edge once, met {'>'.join(repeated_ends)} {num_repeats} times: make its link wider"
+            )
+        edge_links = [link for _, _, link in graph.edges]
         bandwidth, latency, launch = (
-            np.array([getattr(link, cost) for link in built]) for cost in ("bandwidth", "latency", "launch")
+            np.array([getattr(link, cost) for link in edge_links]) for cost in ("bandwidth", "latency", "launch")
         )
-        self._links = links.add("{}>{}", self._ends, bandwidth, latency, launch)
+        self._links = links.add_links("{}>{}", self._ends, bandwidth, latency, launch)
         vertices = {f"device {device}": device for device in range(num_devices)}
         for ends in self._ends:
             for name in ends:
                 vertices.setdefault(name, len(vertices))
-        self._shortest = Shortest(len(vertices), [(vertices[tail], vertices[head]) for tail, head in self._ends])
+        self._paths = ShortestPaths(len(vertices), [(vertices[tail], vertices[head]) for tail, head in self._ends])
         self._num_devices = num_devices
 
     def routes(self, source: IntArray, target: IntArray) -> Routes:
         """Return the routes of fewest hops; raise ``ValueError`` if devices are not connected."""
         pairs, entry = np.unique(source * self._num_devices + target, return_inverse=True)
-        rows = [self._ways(*divmod(pair, self._num_devices)) for pair in pairs.tolist()]
-        routes = table_of(rows).routes(entry)
+        rows = [self._find_paths(*divmod(pair, self._num_devices)) for pair in pairs.tolist()]
+        routes = build_table(rows).routes(entry)
         return routes._replace(link=self._links[routes.link])
 
     def edges(self) -> Iterator[Edge]:
@@ -373,8 +387,8 @@ class GraphWiring:
         for (tail, head), link in zip(self._ends, self._links.tolist(), strict=True):
             yield tail, head, link
 
-    def _ways(self, source: int, target: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        ways = self._shortest.ways(source, target)
-        if ways is None:
+    def _find_paths(self, source: int, target: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        paths = self._paths.find_paths(source, target)
+        if paths is None:
             raise ValueError(f"a graph joins the devices that communicate, met no way from {source} to {target}")
-        return ways
+        return paths

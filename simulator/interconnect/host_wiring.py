@@ -11,7 +11,7 @@ from math import ceil, inf
 import numpy as np
 
 from meshwise.simulator.interconnect.links import Edge, Links, Numbering, owners, starts
-from meshwise.simulator.interconnect.routes import FloatArray, IntArray, Routes, along
+from meshwise.simulator.interconnect.routes import FloatArray, IntArray, Routes, chain_links
 from meshwise.simulator.machine.cluster import Node
 from meshwise.simulator.machine.topology import Link, PcieTree
 
@@ -27,24 +27,24 @@ class HostWiring:
         node, host = numbering.node, numbering.host
         has_slot = np.array([kind.host.pcie is not None for kind in numbering.kinds])[numbering.kind]
         slot = np.where(has_slot, np.arange(len(node)), -1)
-        self.switch = _switches(numbering, trees)
-        self.slot_out, self.slot_in = _both_ways(links, "pcie {}", slot, numbering.figures(_slot_width), node)
-        self.uplink_out, self.uplink_in = _both_ways(
+        self.switch = _number_switches(numbering, trees)
+        self.slot_out, self.slot_in = _add_link_pairs(links, "pcie {}", slot, numbering.figures(_slot_width), node)
+        self.uplink_out, self.uplink_in = _add_link_pairs(
             links, "pcie switch {}", self.switch, numbering.figures(_uplink_width), node
         )
         # Without slots the uplinks belong to a `PcieTree` alone, and copies do not cross them.
         self._copy_out = np.where(has_slot, self.uplink_out, -1)
         self._copy_in = np.where(has_slot, self.uplink_in, -1)
-        self._host, self._numa = host, _numa_nodes(numbering)
-        self._memory_in, self._memory_out = _memories(links, numbering, self._numa)
+        self._host, self._numa = host, _number_numa_nodes(numbering)
+        self._memory_in, self._memory_out = _add_memory_links(links, numbering, self._numa)
 
     def to_host(self, devices: IntArray) -> Routes:
         """Return the routes from ``devices`` to their host memory."""
-        return along(self.slot_out[devices], self._copy_out[devices], self._memory_in[devices])
+        return chain_links(self.slot_out[devices], self._copy_out[devices], self._memory_in[devices])
 
     def from_host(self, devices: IntArray) -> Routes:
         """Return the routes to ``devices`` from their host memory."""
-        return along(self._memory_out[devices], self._copy_in[devices], self.slot_in[devices])
+        return chain_links(self._memory_out[devices], self._copy_in[devices], self.slot_in[devices])
 
     def vertex(self, device: int) -> str:
         """Return the vertex at which ``device`` meets its NIC: the far end of its slot, if it has one."""
@@ -54,32 +54,32 @@ class HostWiring:
         """Yield the edges between every device and its host's memory."""
         for device in range(len(self.switch)):
             name = f"{self._host[device]}.{self._numa[device]}"
-            ways = (
+            hops = (
                 (self.vertex(device), self.slot_out, self.slot_in),
                 (f"root {name}", self._copy_out, self._copy_in),
                 (f"memory {name}", self._memory_in, self._memory_out),
             )
-            here = f"device {device}"
-            for there, away, back in ways:
-                if away[device] >= 0:
-                    yield here, there, int(away[device])
-                    yield there, here, int(back[device])
-                    here = there
+            tail = f"device {device}"
+            for head, link_out, link_in in hops:
+                if link_out[device] >= 0:
+                    yield tail, head, int(link_out[device])
+                    yield head, tail, int(link_in[device])
+                    tail = head
 
 
-def _slot(node: Node) -> Link:
+def _slot_link(node: Node) -> Link:
     """Return the link of a device's slot; a link without cost if the host has no slots."""
     return node.host.pcie.link if node.host.pcie is not None else Link(0.0, inf)
 
 
 def _slot_width(node: Node) -> float:
-    return _slot(node).bandwidth
+    return _slot_link(node).bandwidth
 
 
 def _uplink_width(node: Node) -> float:
     if node.host.pcie is None and isinstance(node.network, PcieTree):
         return node.network.link.bandwidth
-    return _slot(node).bandwidth
+    return _slot_link(node).bandwidth
 
 
 def _memory_width(node: Node) -> float:
@@ -87,7 +87,7 @@ def _memory_width(node: Node) -> float:
 
     A memory without limit needs a link if it carries the slot's latency; it is then as wide as its slots together.
     """
-    host, slot = node.host, _slot(node)
+    host, slot = node.host, _slot_link(node)
     if host.memory_bandwidth < inf or slot.latency == slot.launch == 0:
         return host.memory_bandwidth / host.numa_nodes
     return slot.bandwidth * ceil(node.devices / node.hosts / host.numa_nodes)
@@ -106,54 +106,61 @@ def _devices_per_switch(node: Node, trees: bool) -> int:
     return tree.devices_per_switch
 
 
-def _switches(numbering: Numbering, trees: bool) -> IntArray:
+def _number_switches(numbering: Numbering, trees: bool) -> IntArray:
     """Return the number of the PCIe switch of every device, -1 for none; no switch serves two hosts."""
-    shared = numbering.counts(lambda kind: _devices_per_switch(kind, trees))
+    switch_size = numbering.counts(lambda kind: _devices_per_switch(kind, trees))
     hosts = numbering.counts(lambda kind: kind.hosts)
-    in_host = numbering.counts(lambda kind: kind.devices // kind.hosts)
-    per_node = np.where(shared > 0, -(-in_host // np.maximum(shared, 1)), 0)
-    first = starts(per_node[owners(hosts)])
-    switch = first[numbering.host] + numbering.host_local // np.maximum(shared, 1)[numbering.node]
-    return np.where(shared[numbering.node] > 0, switch, -1)
+    devices_per_host = numbering.counts(lambda kind: kind.devices // kind.hosts)
+    num_switches = np.where(switch_size > 0, -(-devices_per_host // np.maximum(switch_size, 1)), 0)
+    first_switch = starts(num_switches[owners(hosts)])
+    switch = first_switch[numbering.host] + numbering.host_local // np.maximum(switch_size, 1)[numbering.node]
+    return np.where(switch_size[numbering.node] > 0, switch, -1)
 
 
-def _both_ways(
-    links: Links, name: str, of_device: IntArray, width: FloatArray, node: IntArray
+def _add_link_pairs(
+    links: Links, name: str, part_of_device: IntArray, width: FloatArray, node: IntArray
 ) -> tuple[IntArray, IntArray]:
     """Add the links out of and into every slot or switch, and return both for every device.
 
     ``part_of_device`` numbers the slot or switch of every device, in rising order; it is -1 for devices without one,
     whose links are -1 too. ``width`` is the bandwidth by node.
     """
-    first = np.flatnonzero((of_device >= 0) & (np.diff(of_device, prepend=-1) != 0))
-    part, owner = of_device[first], node[first]
+    first_devices = np.flatnonzero((part_of_device >= 0) & (np.diff(part_of_device, prepend=-1) != 0))
+    part, owner = part_of_device[first_devices], node[first_devices]
     # One row more than parts, so that index -1 finds -1.
-    ways = np.full((2, int(of_device.max()) + 2), -1)
-    for way, end in zip(ways, ("out", "in"), strict=True):
-        way[part] = links.add(f"{name} {end}", part, width[owner], owner=owner)
-    return ways[0, of_device], ways[1, of_device]
+    link_table = np.full((2, int(part_of_device.max()) + 2), -1)
+    for row, end in zip(link_table, ("out", "in"), strict=True):
+        row[part] = links.add_links(f"{name} {end}", part, width[owner], owner=owner)
+    return link_table[0, part_of_device], link_table[1, part_of_device]
 
 
-def _numa_nodes(numbering: Numbering) -> IntArray:
+def _number_numa_nodes(numbering: Numbering) -> IntArray:
     """Return the NUMA node of every device, numbered inside its host."""
     numa_nodes = numbering.counts(lambda kind: kind.host.numa_nodes)[numbering.node]
-    in_host = numbering.counts(lambda kind: kind.devices // kind.hosts)[numbering.node]
-    return numbering.host_local * numa_nodes // in_host
+    devices_per_host = numbering.counts(lambda kind: kind.devices // kind.hosts)[numbering.node]
+    return numbering.host_local * numa_nodes // devices_per_host
 
 
-def _memories(links: Links, numbering: Numbering, numa: IntArray) -> tuple[IntArray, IntArray]:
+def _add_memory_links(links: Links, numbering: Numbering, numa: IntArray) -> tuple[IntArray, IntArray]:
     """Add the links into and out of the memory of NUMA nodes, and return both for every device."""
     node_of_host = owners(numbering.counts(lambda kind: kind.hosts))
-    per_host = numbering.counts(lambda kind: kind.host.numa_nodes)[node_of_host]
-    host, first = owners(per_host), starts(per_host)
+    num_memories = numbering.counts(lambda kind: kind.host.numa_nodes)[node_of_host]
+    host, first_memory = owners(num_memories), starts(num_memories)
     node = node_of_host[host]
     width = numbering.figures(_memory_width)[node]
-    latency = numbering.figures(lambda kind: _slot(kind).latency)[node]
-    launch = numbering.figures(lambda kind: _slot(kind).launch)[node]
-    linked = np.flatnonzero(width < inf)
-    labels = host[linked], linked - first[host[linked]]
-    ways = np.full((2, len(host)), -1)
-    for way, pattern in zip(ways, ("memory {}.{} in", "memory {}.{} out"), strict=True):
-        way[linked] = links.add(pattern, labels, width[linked], latency[linked], launch[linked], node[linked])
-    memory = first[numbering.host] + numa
-    return ways[0, memory], ways[1, memory]
+    latency = numbering.figures(lambda kind: _slot_link(kind).latency)[node]
+    launch = numbering.figures(lambda kind: _slot_link(kind).launch)[node]
+    limited_memories = np.flatnonzero(width < inf)
+    labels = host[limited_memories], limited_memories - first_memory[host[limited_memories]]
+    link_table = np.full((2, len(host)), -1)
+    for row, pattern in zip(link_table, ("memory {}.{} in", "memory {}.{} out"), strict=True):
+        row[limited_memories] = links.add_links(
+            pattern,
+            labels,
+            width[limited_memories],
+            latency[limited_memories],
+            launch[limited_memories],
+            node[limited_memories],
+        )
+    memory = first_memory[numbering.host] + numa
+    return link_table[0, memory], link_table[1, memory]

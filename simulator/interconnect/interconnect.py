@@ -7,9 +7,9 @@ import numpy as np
 
 from meshwise.simulator.interconnect.fabric_wiring import GraphWiring, NicWiring, TorusWiring
 from meshwise.simulator.interconnect.host_wiring import HostWiring
-from meshwise.simulator.interconnect.links import Links, Parts, numbering
-from meshwise.simulator.interconnect.node_wiring import NodeWiring, node_wiring
-from meshwise.simulator.interconnect.routes import BoolArray, FloatArray, IntArray, Routes, joined
+from meshwise.simulator.interconnect.links import Links, Parts, number_devices
+from meshwise.simulator.interconnect.node_wiring import NodeWiring, build_node_wiring
+from meshwise.simulator.interconnect.routes import BoolArray, FloatArray, IntArray, Routes, join_routes
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.machine.topology import Graph, Torus
 
@@ -45,10 +45,10 @@ class Interconnect:
     parts: Parts
 
     def __init__(self, cluster: Cluster) -> None:
-        self._links, self._numbering = Links(), numbering(cluster)
-        direct = isinstance(cluster.fabric, Torus | Graph)
-        self._host = HostWiring(self._links, self._numbering, trees=not direct)
-        self._inside: tuple[NodeWiring, ...] = ()
+        self._links, self._numbering = Links(), number_devices(cluster)
+        is_direct = isinstance(cluster.fabric, Torus | Graph)
+        self._host = HostWiring(self._links, self._numbering, trees=not is_direct)
+        self._node_wirings: tuple[NodeWiring, ...] = ()
         self._fabric: TorusWiring | GraphWiring | NicWiring
         match cluster.fabric:
             case Torus() as torus:
@@ -57,13 +57,15 @@ class Interconnect:
                 self._fabric = GraphWiring(self._links, graph, cluster.num_devices)
             case fabric:
                 kinds = range(len(self._numbering.kinds))
-                self._inside = tuple(node_wiring(self._links, self._numbering, self._host, kind) for kind in kinds)
+                self._node_wirings = tuple(
+                    build_node_wiring(self._links, self._numbering, self._host, kind) for kind in kinds
+                )
                 self._fabric = NicWiring(self._links, self._numbering, self._host, fabric)
-        of_fabric = self._fabric.parts if isinstance(self._fabric, NicWiring) else ()
-        self.parts = self._links.parts(np.stack([self._numbering.node, *of_fabric]))
+        fabric_parts = self._fabric.parts if isinstance(self._fabric, NicWiring) else ()
+        self.parts = self._links.parts(np.stack([self._numbering.node, *fabric_parts]))
         self.bandwidth, self.latency, self.launch = self._links.figures()
         self.num_links = len(self.bandwidth)
-        self._apply(cluster.link_speeds)
+        self._apply_speeds(cluster.link_speeds)
         # Interconnects are cached and shared by all users of a cluster.
         for figures in (self.bandwidth, self.latency, self.launch):
             figures.setflags(write=False)
@@ -76,17 +78,17 @@ class Interconnect:
         ValueError
             If the arrays differ in length, a device does not exist, or a graph has no path.
         """
-        source, target = self._devices(source), self._devices(target)
+        source, target = self._check_devices(source), self._check_devices(target)
         if len(source) != len(target):
             raise ValueError(f"every source has a target, met {len(source)} sources and {len(target)} targets")
-        place, between = self._numbering, source != target
+        place, is_remote = self._numbering, source != target
         parts = []
-        if self._inside:
-            together = between & (place.node[source] == place.node[target])
-            between &= ~together
-            for kind, wiring in enumerate(self._inside):
-                parts.append(_some(wiring, together & (place.kind[source] == kind), source, target))
-        return joined([*parts, _some(self._fabric, between, source, target)])
+        if self._node_wirings:
+            is_local = is_remote & (place.node[source] == place.node[target])
+            is_remote &= ~is_local
+            for kind, wiring in enumerate(self._node_wirings):
+                parts.append(_select_routes(wiring, is_local & (place.kind[source] == kind), source, target))
+        return join_routes([*parts, _select_routes(self._fabric, is_remote, source, target)])
 
     @cached_property
     def place(self) -> IntArray:
@@ -96,15 +98,15 @@ class Interconnect:
 
     def to_host(self, devices: IntArray) -> Routes:
         """Return the routes from ``devices`` to their host memory."""
-        return self._host.to_host(self._devices(devices))
+        return self._host.to_host(self._check_devices(devices))
 
     def from_host(self, devices: IntArray) -> Routes:
         """Return the routes to ``devices`` from their host memory."""
-        return self._host.from_host(self._devices(devices))
+        return self._host.from_host(self._check_devices(devices))
 
     def host_of(self, devices: IntArray) -> IntArray:
         """Return the host of every device, numbered through the cluster."""
-        return self._numbering.host[self._devices(devices)]
+        return self._numbering.host[self._check_devices(devices)]
 
     def name(self, link: int) -> str:
         """Return the name of a link, such as ``nic 3 out``."""
@@ -130,19 +132,19 @@ class Interconnect:
         import networkx as nx
 
         graph: nx.DiGraph[str] = nx.DiGraph()
-        for wiring in (self._host, *self._inside, self._fabric):
+        for wiring in (self._host, *self._node_wirings, self._fabric):
             for tail, head, link in wiring.edges():
                 graph.add_edge(tail, head, link=link)
         return graph
 
-    def _devices(self, devices: IntArray) -> IntArray:
+    def _check_devices(self, devices: IntArray) -> IntArray:
         devices = np.asarray(devices, dtype=np.int64)
         count = len(self._numbering.node)
         if len(devices) and not 0 <= devices.min() <= devices.max() < count:
             raise ValueError(f"devices are numbered below {count}, met {devices.min()} to {devices.max()}")
         return devices
 
-    def _apply(self, speeds: tuple[tuple[str, float], ...]) -> None:
+    def _apply_speeds(self, speeds: tuple[tuple[str, float], ...]) -> None:
         for name, factor in speeds:
             if not factor > 0:
                 raise ValueError(f"link_speeds are (name, factor above 0), met ({name!r}, {factor})")
@@ -161,10 +163,13 @@ def interconnect(cluster: Cluster) -> Interconnect:
     return Interconnect(cluster)
 
 
-def _some(
-    wiring: NodeWiring | TorusWiring | GraphWiring | NicWiring, wanted: BoolArray, source: IntArray, target: IntArray
+def _select_routes(
+    wiring: NodeWiring | TorusWiring | GraphWiring | NicWiring,
+    is_selected: BoolArray,
+    source: IntArray,
+    target: IntArray,
 ) -> Routes:
     """Return the routes over ``wiring`` of the selected pairs, numbered among all pairs."""
-    pairs = np.flatnonzero(wanted)
+    pairs = np.flatnonzero(is_selected)
     routes = wiring.routes(source[pairs], target[pairs])
     return routes._replace(pair=pairs[routes.pair])

@@ -34,13 +34,13 @@ class Parts:
         For every family, the part that owns each of its links, in rising order; -1 for links without an owner.
     """
 
-    def __init__(self, of_device: IntArray, owners: tuple[IntArray, ...]) -> None:
-        self.of_device, self._owners = of_device, owners
+    def __init__(self, device_parts: IntArray, owners: tuple[IntArray, ...]) -> None:
+        self.device_parts, self._owners = device_parts, owners
         self._starts = np.array([0, *accumulate(map(len, owners))])
-        self.count = int(of_device.max()) + 1
+        self.count = int(device_parts.max()) + 1
 
     @cached_property
-    def own_all(self) -> bool:
+    def owns_all_links(self) -> bool:
         """Whether every link has an owner."""
         return all(int(owner[0]) >= 0 for owner in self._owners)
 
@@ -50,15 +50,15 @@ class Parts:
         return np.concatenate(self._owners)
 
     @cached_property
-    def _first(self) -> IntArray:
+    def _first_links(self) -> IntArray:
         """[families, devices]: the first link of every family that the device's part owns."""
-        levels = self.of_device.min(axis=1)
-        first = np.empty((len(self._owners), self.of_device.shape[1]), dtype=np.int64)
-        for row, start, owner in zip(first, self._starts, self._owners, strict=False):
+        levels = self.device_parts.min(axis=1)
+        first_links = np.empty((len(self._owners), self.device_parts.shape[1]), dtype=np.int64)
+        for row, start, owner in zip(first_links, self._starts, self._owners, strict=False):
             counts = np.bincount(owner, minlength=self.count)
             level = np.searchsorted(levels, owner[0], side="right") - 1
-            row[:] = (start + np.cumsum(counts) - counts)[self.of_device[level]]
-        return first
+            row[:] = (start + np.cumsum(counts) - counts)[self.device_parts[level]]
+        return first_links
 
     @property
     def families(self) -> tuple[slice, ...]:
@@ -71,8 +71,8 @@ class Parts:
 
     def owner(self, links: IntArray) -> IntArray:
         """Return the owner of each of ``links``."""
-        found: IntArray = self._owner[links]
-        return found
+        parts: IntArray = self._owner[links]
+        return parts
 
     def places(self, links: IntArray, devices: IntArray) -> tuple[IntArray, IntArray]:
         """Return for each of ``links`` its family and its position among the links of that family on its owner.
@@ -80,24 +80,24 @@ class Parts:
         ``devices[i]`` is any device in the owner of ``links[i]``.
         """
         family = np.searchsorted(self._starts, links, side="right") - 1
-        return family, links - self._first[family, devices]
+        return family, links - self._first_links[family, devices]
 
     def links(self, family: IntArray, place: IntArray, devices: IntArray) -> IntArray:
         """Return the links of a family at these positions, on the parts in which ``devices`` are."""
-        num_devices = self._first.shape[1]
+        num_devices = self._first_links.shape[1]
         # These arrays have a row for every group and link: a flat index and a sum in place save copies of them.
-        found: IntArray = self._first.ravel()[family * num_devices + devices]
-        found += place
-        return found
+        links: IntArray = self._first_links.ravel()[family * num_devices + devices]
+        links += place
+        return links
 
 
 _NUMBER = re.compile(r"\d+")
-_LARGEST = 2**31
-_SHOWN = 60
+_MAX_NUMBER = 2**31
+_MAX_SHOWN = 60
 """Characters of a user's name that a message repeats at most."""
-_COMPARED = 1000
+_MAX_COMPARED = 1000
 """Names of a family that an unknown name is compared with at most."""
-FEW = 16
+MAX_SINGLE_LOOKUPS = 16
 """Look-ups by name that are answered one at a time; for more, all names of a family are written into a table."""
 
 Edge = tuple[str, str, int]
@@ -107,7 +107,7 @@ Edge = tuple[str, str, int]
 class Family(NamedTuple):
     """Links of one name pattern: the name of link ``first_link + i`` is ``pattern`` with the labels of row ``i``."""
 
-    first: int
+    first_link: int
     pattern: str
     labels: NDArray[Any]
 
@@ -125,19 +125,19 @@ class Family(NamedTuple):
         """Return the name of link ``first_link + index``."""
         return self.pattern.format(*self.labels[index])
 
-    def nearest(self, name: str) -> int:
+    def find_nearest(self, name: str) -> int:
         """Return the index of the link called ``name``, or of one with a similar name.
 
         Of labels that are text, only the first ones are compared.
         """
         if self.has_text:
-            names = [self.name(index) for index in range(min(len(self.labels), _COMPARED))]
-            return names.index(get_close_matches(name[:_SHOWN], names, n=1, cutoff=0.0)[0])
+            names = [self.name(index) for index in range(min(len(self.labels), _MAX_COMPARED))]
+            return names.index(get_close_matches(name[:_MAX_SHOWN], names, n=1, cutoff=0.0)[0])
         width = self.labels.shape[1]
         # The first digits suffice: a number of a thousand of them would not fit 64 bits.
-        numbers = [min(int(digits[:12]), _LARGEST) for digits in _NUMBER.findall(name)[:width]]
-        wanted = np.array(numbers + [0] * (width - len(numbers)))
-        return int(np.abs(self.labels - wanted).sum(axis=1).argmin())
+        numbers = [min(int(digits[:12]), _MAX_NUMBER) for digits in _NUMBER.findall(name)[:width]]
+        target_labels = np.array(numbers + [0] * (width - len(numbers)))
+        return int(np.abs(self.labels - target_labels).sum(axis=1).argmin())
 
 
 class Links:
@@ -149,9 +149,9 @@ class Links:
         self._owners: list[IntArray] = []
         self._count = 0
         self._places: dict[int, dict[str, int]] = {}
-        self._asked = 0
+        self._num_lookups = 0
 
-    def add(
+    def add_links(
         self,
         pattern: str,
         labels: IntArray | tuple[IntArray, ...] | tuple[tuple[str, str], ...],
@@ -175,62 +175,64 @@ class Links:
 
     def figures(self) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return bandwidth in byte/s, latency in s and launch in s of every link."""
-        found = np.empty((3, self._count))
+        table = np.empty((3, self._count))
         for family, figures in zip(self._families, self._figures, strict=True):
-            for column, figure in zip(found, figures, strict=True):
-                column[family.first : family.first + len(family.labels)] = figure
-        bandwidth, latency, launch = found
+            for column, figure in zip(table, figures, strict=True):
+                column[family.first_link : family.first_link + len(family.labels)] = figure
+        bandwidth, latency, launch = table
         return bandwidth, latency, launch
 
-    def parts(self, of_device: IntArray) -> Parts:
+    def parts(self, device_parts: IntArray) -> Parts:
         """Return the parts of the cluster, given those of every device, [levels, devices]."""
-        return Parts(of_device, tuple(self._owners))
+        return Parts(device_parts, tuple(self._owners))
 
     def family(self, link: int) -> Family:
         """Return the family of ``link``; raise ``ValueError`` if there is no such link."""
         if not 0 <= link < self._count:
             raise ValueError(f"links are numbered below {self._count}, met {link}")
-        return self._families[bisect_right(self._families, link, key=lambda family: family.first) - 1]
+        return self._families[bisect_right(self._families, link, key=lambda family: family.first_link) - 1]
 
     def name(self, link: int) -> str:
         """Return the name of ``link``."""
         family = self.family(link)
-        return family.name(int(link) - family.first)
+        return family.name(int(link) - family.first_link)
 
     def names(self, links: IntArray) -> list[str]:
         """Return the names of many links."""
-        found = [""] * len(links)
+        names = [""] * len(links)
         for family in self._families:
-            where = np.flatnonzero((links >= family.first) & (links < family.first + len(family.labels)))
-            rows = family.labels[links[where] - family.first].tolist()
-            for place, row in zip(where.tolist(), rows, strict=True):
-                found[place] = family.pattern.format(*row)
-        return found
+            members = np.flatnonzero((links >= family.first_link) & (links < family.first_link + len(family.labels)))
+            rows = family.labels[links[members] - family.first_link].tolist()
+            for place, row in zip(members.tolist(), rows, strict=True):
+                names[place] = family.pattern.format(*row)
+        return names
 
-    def _named(self, family: Family) -> dict[str, int]:
+    def _index_names(self, family: Family) -> dict[str, int]:
         """Return the indices of the links of a family by name."""
-        if family.first not in self._places:
+        if family.first_link not in self._places:
             rows = family.labels.tolist()
-            self._places[family.first] = {family.pattern.format(*row): index for index, row in enumerate(rows)}
-        return self._places[family.first]
+            self._places[family.first_link] = {family.pattern.format(*row): index for index, row in enumerate(rows)}
+        return self._places[family.first_link]
 
     def link(self, name: str) -> int:
         """Return the number of the link called ``name``; a ``ValueError`` names the most similar one."""
         pattern = _NUMBER.sub("{}", name)
-        self._asked += 1
+        self._num_lookups += 1
         for family in self._families:
             if not family.has_text and family.pattern != pattern:
                 continue
-            if family.has_text or self._asked > FEW:
-                if (place := self._named(family).get(name)) is not None:
-                    return family.first + place
+            if family.has_text or self._num_lookups > MAX_SINGLE_LOOKUPS:
+                if (place := self._index_names(family).get(name)) is not None:
+                    return family.first_link + place
             else:
-                index = family.nearest(name)
+                index = family.find_nearest(name)
                 if family.name(index) == name:
-                    return family.first + index
-        near = get_close_matches(name[:_SHOWN], [f.name(f.nearest(name)) for f in self._families], n=1, cutoff=0.0)
+                    return family.first_link + index
+        nearest = get_close_matches(
+            name[:_MAX_SHOWN], [f.name(f.find_nearest(name)) for f in self._families], n=1, cutoff=0.0
+        )
         raise ValueError(
-            f"a link goes by the name it was built with, met {name[:_SHOWN]!r}; nearest: {' '.join(near) or 'none'}"
+            f"a link goes by the name it was built with, met {name[:_MAX_SHOWN]!r}; nearest: {' '.join(nearest) or 'none'}"
         )
 
 
@@ -299,22 +301,22 @@ def starts(counts: IntArray) -> IntArray:
     return np.cumsum(counts) - counts
 
 
-def numbering(cluster: Cluster) -> Numbering:
+def number_devices(cluster: Cluster) -> Numbering:
     """Return the numbering of nodes, hosts and NICs of ``cluster``."""
     number = {node: index for index, node in enumerate(dict.fromkeys(node for node, _ in cluster.nodes))}
     kinds = tuple(number)
-    of_node = np.array([number[node] for node, _ in cluster.nodes])[cluster.node_kinds]
+    node_kind = np.array([number[node] for node, _ in cluster.nodes])[cluster.node_kinds]
     devices, hosts, nics = (
-        np.array([getattr(kind, part) for kind in kinds])[of_node] for part in ("devices", "hosts", "nics")
+        np.array([getattr(kind, part) for kind in kinds])[node_kind] for part in ("devices", "hosts", "nics")
     )
     node = owners(devices)
     local = np.arange(len(node)) - starts(devices)[node]
-    in_host = (devices // hosts)[node]
-    host = starts(hosts)[node] + local // in_host
+    devices_per_host = (devices // hosts)[node]
+    host = starts(hosts)[node] + local // devices_per_host
     nic = starts(nics)[node] + local * nics[node] // devices[node]
-    kind = of_node[node]
-    ranks = (_ranks(column, len(kinds)) for column in (of_node, kind))
-    return Numbering(kinds, of_node, next(ranks), node, local, kind, next(ranks), host, local % in_host, nic)
+    kind = node_kind[node]
+    ranks = (_ranks(column, len(kinds)) for column in (node_kind, kind))
+    return Numbering(kinds, node_kind, next(ranks), node, local, kind, next(ranks), host, local % devices_per_host, nic)
 
 
 def _ranks(kinds: IntArray, count: int) -> IntArray:

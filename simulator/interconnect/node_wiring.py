@@ -15,13 +15,13 @@ from meshwise.simulator.interconnect.routes import (
     FloatArray,
     IntArray,
     Routes,
-    Shortest,
-    along,
-    expanded,
+    ShortestPaths,
+    build_table,
+    chain_links,
+    expand_counts,
     ordered_pairs,
     pair_index,
-    table_of,
-    where,
+    pick_links,
 )
 from meshwise.simulator.machine.topology import Link, Mesh, PcieTree, Ring, Switch
 
@@ -33,16 +33,18 @@ class Ports:
         self.devices = numbering.devices_of(kind)
         self._rank = numbering.rank
         node = numbering.node[self.devices]
-        self._out = links.add("device {} out", self.devices, link.bandwidth, link.latency, link.launch, node)
-        self._in = links.add("device {} in", self.devices, link.bandwidth, launch=link.launch, owner=node)
+        self._out_links = links.add_links(
+            "device {} out", self.devices, link.bandwidth, link.latency, link.launch, node
+        )
+        self._in_links = links.add_links("device {} in", self.devices, link.bandwidth, launch=link.launch, owner=node)
 
-    def out(self, devices: IntArray) -> IntArray:
+    def out_links(self, devices: IntArray) -> IntArray:
         """Return the port out of every device."""
-        return self._out[self._rank[devices]]
+        return self._out_links[self._rank[devices]]
 
-    def into(self, devices: IntArray) -> IntArray:
+    def in_links(self, devices: IntArray) -> IntArray:
         """Return the port into every device."""
-        return self._in[self._rank[devices]]
+        return self._in_links[self._rank[devices]]
 
 
 class SwitchWiring:
@@ -54,14 +56,16 @@ class SwitchWiring:
 
     def routes(self, source: IntArray, target: IntArray) -> Routes:
         """Return the routes: the source's port out, the target's port in."""
-        return along(self._ports.out(source), self._ports.into(target))
+        return chain_links(self._ports.out_links(source), self._ports.in_links(target))
 
     def edges(self) -> Iterator[Edge]:
         """Yield the edges from devices to the switch and back."""
         devices = self._ports.devices
-        for device, out, into in zip(devices, self._ports.out(devices), self._ports.into(devices), strict=True):
-            yield f"device {device}", f"node {self._node[device]} switch", int(out)
-            yield f"node {self._node[device]} switch", f"device {device}", int(into)
+        for device, out_link, in_link in zip(
+            devices, self._ports.out_links(devices), self._ports.in_links(devices), strict=True
+        ):
+            yield f"device {device}", f"node {self._node[device]} switch", int(out_link)
+            yield f"node {self._node[device]} switch", f"device {device}", int(in_link)
 
 
 class Wires:
@@ -85,21 +89,21 @@ class Wires:
         nodes, count = numbering.nodes_of(kind), len(self.tail)
         labels = np.repeat(nodes, count), np.tile(self.tail, len(nodes)), np.tile(self.head, len(nodes))
         bandwidth = link.bandwidth * np.tile(np.ones(count) if width is None else width, len(nodes))
-        added = links.add(pattern, labels, bandwidth, link.latency, link.launch, labels[0])
-        self._links = added.reshape(len(nodes), count)
+        new_links = links.add_links(pattern, labels, bandwidth, link.latency, link.launch, labels[0])
+        self._links = new_links.reshape(len(nodes), count)
 
-    def of(self, devices: IntArray, wires: IntArray) -> IntArray:
+    def find_links(self, devices: IntArray, wires: IntArray) -> IntArray:
         """Return the links of ``wires[i]`` in the node of ``devices[i]``."""
         return self._links[self._numbering.node_rank[self._numbering.node[devices]], wires]
 
-    def between_devices(self) -> Iterator[Edge]:
+    def list_device_edges(self) -> Iterator[Edge]:
         """Yield the explicit edges of wires between devices."""
         devices = self._numbering.devices_of(self._kind).reshape(len(self._links), -1)
         for members, row in zip(devices, self._links, strict=True):
             for tail, head, link in zip(self.tail, self.head, row, strict=True):
                 yield f"device {members[tail]}", f"device {members[head]}", int(link)
 
-    def between(self, part: str) -> Iterator[Edge]:
+    def list_part_edges(self, part: str) -> Iterator[Edge]:
         """Yield the explicit edges of wires between parts called ``part``, numbered inside their node."""
         for node, row in zip(self._numbering.nodes_of(self._kind), self._links, strict=True):
             for tail, head, link in zip(self.tail, self.head, row, strict=True):
@@ -114,7 +118,7 @@ class Walks(NamedTuple):
 
     pair: IntArray
     position: IntArray
-    down: IntArray
+    direction: IntArray
     share: FloatArray
 
 
@@ -124,15 +128,15 @@ class Axis(NamedTuple):
     size: int
     closed: bool
 
-    def exits(self, down: int) -> IntArray:
+    def exits(self, direction: int) -> IntArray:
         """Return the positions from which a link leads up the axis or, if ``direction`` is 1, down."""
-        return np.arange(self.size) if self.closed else np.arange(down, self.size - 1 + down)
+        return np.arange(self.size) if self.closed else np.arange(direction, self.size - 1 + direction)
 
     def walks(self, source: IntArray, target: IntArray) -> Walks:
         """Return the steps from every source position to its target, in the shorter direction.
 
-        >>> there = axis(4).walks(np.array([3, 0]), np.array([0, 2]))
-        >>> there.position.tolist(), there.down.tolist(), there.share.tolist()
+        >>> there = build_axis(4).walks(np.array([3, 0]), np.array([0, 2]))
+        >>> there.position.tolist(), there.direction.tolist(), there.share.tolist()
         ([3, 0, 1, 0, 3], [0, 0, 0, 1, 1], [1.0, 0.5, 0.5, 0.5, 0.5])
         """
         hops = np.stack([target - source, source - target], axis=1)
@@ -142,12 +146,12 @@ class Axis(NamedTuple):
             hops[hops > hops[:, ::-1]] = 0
         hops = np.maximum(hops, 0)
         share = 1.0 / np.maximum(np.count_nonzero(hops, axis=1), 1)
-        way, step = expanded(hops.ravel())
-        pair, down = np.divmod(way, 2)
-        return Walks(pair, (source[pair] + np.where(down, -step, step)) % self.size, down, share[pair])
+        entry, step = expand_counts(hops.ravel())
+        pair, direction = np.divmod(entry, 2)
+        return Walks(pair, (source[pair] + np.where(direction, -step, step)) % self.size, direction, share[pair])
 
 
-def axis(size: int, wraparound: bool = True) -> Axis:
+def build_axis(size: int, wraparound: bool = True) -> Axis:
     """Return an axis of ``size`` positions; two positions have a single wire and are not a ring."""
     return Axis(size, wraparound and size > 2)
 
@@ -156,23 +160,26 @@ class RingWiring:
     """Links from each device to the next and to the previous one, in all nodes of one kind."""
 
     def __init__(self, links: Links, numbering: Numbering, kind: int, link: Link) -> None:
-        self._local, self._axis = numbering.local, axis(numbering.kinds[kind].devices)
-        up, down = self._axis.exits(0), self._axis.exits(1)
-        ends = np.concatenate([up, down]), np.concatenate([up + 1, down - 1]) % self._axis.size
+        self._local, self._axis = numbering.local, build_axis(numbering.kinds[kind].devices)
+        up_positions, down_positions = self._axis.exits(0), self._axis.exits(1)
+        ends = (
+            np.concatenate([up_positions, down_positions]),
+            np.concatenate([up_positions + 1, down_positions - 1]) % self._axis.size,
+        )
         self._wires = Wires(links, numbering, kind, "node {} link {}>{}", ends, link)
         self._wire = np.zeros((2, self._axis.size), dtype=np.int64)
-        self._wire[0, up] = np.arange(len(up))
-        self._wire[1, down] = np.arange(len(up), len(ends[0]))
+        self._wire[0, up_positions] = np.arange(len(up_positions))
+        self._wire[1, down_positions] = np.arange(len(up_positions), len(ends[0]))
 
     def routes(self, source: IntArray, target: IntArray) -> Routes:
         """Return the routes in the shorter direction."""
         walks = self._axis.walks(self._local[source], self._local[target])
-        link = self._wires.of(source[walks.pair], self._wire[walks.down, walks.position])
+        link = self._wires.find_links(source[walks.pair], self._wire[walks.direction, walks.position])
         return Routes(walks.pair, link, walks.share)
 
     def edges(self) -> Iterator[Edge]:
         """Yield device to device."""
-        return self._wires.between_devices()
+        return self._wires.list_device_edges()
 
 
 class FullMeshWiring:
@@ -184,11 +191,13 @@ class FullMeshWiring:
 
     def routes(self, source: IntArray, target: IntArray) -> Routes:
         """Return the routes, of one link each."""
-        return along(self._wires.of(source, pair_index(self._local[source], self._local[target], self._size)))
+        return chain_links(
+            self._wires.find_links(source, pair_index(self._local[source], self._local[target], self._size))
+        )
 
     def edges(self) -> Iterator[Edge]:
         """Yield device to device."""
-        return self._wires.between_devices()
+        return self._wires.list_device_edges()
 
 
 class MeshWiring:
@@ -196,26 +205,26 @@ class MeshWiring:
 
     def __init__(self, links: Links, numbering: Numbering, kind: int, mesh: Mesh) -> None:
         self._local, self._size = numbering.local, numbering.kinds[kind].devices
-        width = _widths(mesh, self._size)
+        width = _count_wires(mesh, self._size)
         tail, head = (np.array(column, dtype=np.int64) for column in zip(*width, strict=True))
         count = np.array(list(width.values()), dtype=np.float64)
         self._wires = Wires(links, numbering, kind, "node {} link {}>{}", (tail, head), mesh.link, count)
-        self._shortest = _joined(tuple(width), self._size)
+        self._paths = _build_paths(tuple(width), self._size)
 
     def routes(self, source: IntArray, target: IntArray) -> Routes:
         """Return the routes of fewest hops."""
         # Routes are the same in every node, so that each pair of positions is looked up once.
-        wanted, entry = np.unique(self._local[source] * self._size + self._local[target], return_inverse=True)
-        ways = (self._shortest.ways(*divmod(pair, self._size)) for pair in wanted.tolist())
-        local = table_of([way for way in ways if way is not None]).routes(entry)
-        return local._replace(link=self._wires.of(source[local.pair], local.link))
+        pairs, entry = np.unique(self._local[source] * self._size + self._local[target], return_inverse=True)
+        paths = (self._paths.find_paths(*divmod(pair, self._size)) for pair in pairs.tolist())
+        local = build_table([path for path in paths if path is not None]).routes(entry)
+        return local._replace(link=self._wires.find_links(source[local.pair], local.link))
 
     def edges(self) -> Iterator[Edge]:
         """Yield device to device."""
-        return self._wires.between_devices()
+        return self._wires.list_device_edges()
 
 
-def _widths(mesh: Mesh, size: int) -> dict[tuple[int, int], int]:
+def _count_wires(mesh: Mesh, size: int) -> dict[tuple[int, int], int]:
     """Return the number of links from one device to another, in order of both."""
     width: dict[tuple[int, int], int] = {}
     for a, b, count in mesh.pairs:
@@ -226,14 +235,14 @@ def _widths(mesh: Mesh, size: int) -> dict[tuple[int, int], int]:
     return dict(sorted(width.items()))
 
 
-def _joined(wires: tuple[tuple[int, int], ...], size: int) -> Shortest:
+def _build_paths(wires: tuple[tuple[int, int], ...], size: int) -> ShortestPaths:
     """Return the shortest paths over ``wires``, given in both directions; raise if they do not connect all devices."""
-    shortest = Shortest(size, wires)
-    reached = shortest.distances(0)
-    missing = next((device for device in range(size) if device not in reached), None)
-    if missing is not None:
-        raise ValueError(f"a mesh joins all {size} devices of its node, met no way from 0 to {missing}")
-    return shortest
+    paths = ShortestPaths(size, wires)
+    distances = paths.distances(0)
+    missing_device = next((device for device in range(size) if device not in distances), None)
+    if missing_device is not None:
+        raise ValueError(f"a mesh joins all {size} devices of its node, met no way from 0 to {missing_device}")
+    return paths
 
 
 class PcieTreeWiring:
@@ -245,46 +254,46 @@ class PcieTreeWiring:
     def __init__(self, links: Links, numbering: Numbering, kind: int, tree: PcieTree, host: HostWiring) -> None:
         self._numbering, self._host, self._per_socket = numbering, host, tree.switches_per_socket
         self._ports = Ports(links, numbering, kind, tree.link)
-        self._sockets = int(self._socket(self._ports.devices[-1:])[0]) + 1
+        self._sockets = int(self._find_sockets(self._ports.devices[-1:])[0]) + 1
         pattern = "node {} socket {}>{}"
         self._wires = Wires(links, numbering, kind, pattern, ordered_pairs(self._sockets), tree.socket)
 
     def routes(self, source: IntArray, target: IntArray) -> Routes:
         """Return the routes: slot and port out, uplink, socket to socket, uplink, port and slot in, where needed."""
-        host, here, there = self._host, self._socket(source), self._socket(target)
-        leaves_switch, leaves_socket = host.switch[source] != host.switch[target], here != there
+        host, source_socket, target_socket = self._host, self._find_sockets(source), self._find_sockets(target)
+        leaves_switch, leaves_socket = host.switch[source] != host.switch[target], source_socket != target_socket
         socket = np.full(len(source), -1)
-        wires = pair_index(here, there, self._sockets)[leaves_socket]
-        socket[leaves_socket] = self._wires.of(source[leaves_socket], wires)
-        return along(
+        wires = pair_index(source_socket, target_socket, self._sockets)[leaves_socket]
+        socket[leaves_socket] = self._wires.find_links(source[leaves_socket], wires)
+        return chain_links(
             host.slot_out[source],
-            self._ports.out(source),
-            where(leaves_switch, host.uplink_out, source),
+            self._ports.out_links(source),
+            pick_links(leaves_switch, host.uplink_out, source),
             socket,
-            where(leaves_switch, host.uplink_in, target),
-            self._ports.into(target),
+            pick_links(leaves_switch, host.uplink_in, target),
+            self._ports.in_links(target),
             host.slot_in[target],
         )
 
     def edges(self) -> Iterator[Edge]:
         """Yield the edges from device (or its slot) to switch to socket to socket, and back."""
         host, devices = self._host, self._ports.devices
-        sockets = self._socket(devices)
-        for device, socket, out, into in zip(
-            devices, sockets, self._ports.out(devices), self._ports.into(devices), strict=True
+        sockets = self._find_sockets(devices)
+        for device, socket, out_link, in_link in zip(
+            devices, sockets, self._ports.out_links(devices), self._ports.in_links(devices), strict=True
         ):
-            lower, switch = host.vertex(device), f"pcie switch {host.switch[device]}"
-            upper = f"node {self._numbering.node[device]} socket {socket}"
-            yield lower, switch, int(out)
-            yield switch, lower, int(into)
-            yield switch, upper, int(host.uplink_out[device])
-            yield upper, switch, int(host.uplink_in[device])
-        yield from self._wires.between("socket")
+            lower_vertex, switch = host.vertex(device), f"pcie switch {host.switch[device]}"
+            upper_vertex = f"node {self._numbering.node[device]} socket {socket}"
+            yield lower_vertex, switch, int(out_link)
+            yield switch, lower_vertex, int(in_link)
+            yield switch, upper_vertex, int(host.uplink_out[device])
+            yield upper_vertex, switch, int(host.uplink_in[device])
+        yield from self._wires.list_part_edges("socket")
 
-    def _socket(self, devices: IntArray) -> IntArray:
+    def _find_sockets(self, devices: IntArray) -> IntArray:
         """Return the socket of every device, numbered inside its node."""
-        first = devices - self._numbering.local[devices]
-        switch: IntArray = self._host.switch[devices] - self._host.switch[first]
+        first_device = devices - self._numbering.local[devices]
+        switch: IntArray = self._host.switch[devices] - self._host.switch[first_device]
         return switch // self._per_socket
 
 
@@ -298,7 +307,7 @@ class NodeWiring(Protocol):
         """Yield the explicit edges."""
 
 
-def node_wiring(links: Links, numbering: Numbering, host: HostWiring, kind: int) -> NodeWiring:
+def build_node_wiring(links: Links, numbering: Numbering, host: HostWiring, kind: int) -> NodeWiring:
     """Add the links inside the nodes of a kind to ``links``, and return their wiring."""
     match numbering.kinds[kind].network:
         case Switch(link=link):

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, replace
 
-from meshwise.simulator.brief import brief
+from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.machine.kernels import AttentionModel, MatmulModel
 
-NARROW = ("fp8",)
+NARROW_DTYPES = ("fp8",)
 """Dtypes whose matrix products sustained power does not slow: no publisher times them both in a burst and under load,
 and they draw less power for the same rate."""
 
@@ -18,7 +18,7 @@ ROTARY = "rotary"
 """Kind of elementwise operators that map several tensors to as many: rotary positions of queries and keys."""
 RMS_NORM = "rms_norm"
 """Kind of norms that take one statistic."""
-REFINED = (ACTIVATION, GATED_ACTIVATION, ROTARY, RMS_NORM)
+REFINED_KINDS = (ACTIVATION, GATED_ACTIVATION, ROTARY, RMS_NORM)
 """Kinds of memory-bound kernels besides the kinds of operators. A framework without fused kernels composes each of
 several kernels, and so reaches another bandwidth; `meshwise.simulator.machine.compute.streaming_kind` maps operators to
 kinds."""
@@ -95,7 +95,7 @@ class Accelerator:
     optimizer_launch: float = 0.0
     computes_collectives: bool = False
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
     def __post_init__(self) -> None:
         if not self.peak_flops or min(rate for _, rate in self.peak_flops) <= 0:
@@ -115,20 +115,20 @@ class Accelerator:
         for name, rate in self.peak_flops:
             if name == dtype:
                 return rate
-        known = ", ".join(name for name, _ in self.peak_flops)
-        raise ValueError(f"accelerator {self.name} has no peak for {dtype}; known: {known}")
+        names = ", ".join(name for name, _ in self.peak_flops)
+        raise ValueError(f"accelerator {self.name} has no peak for {dtype}; known: {names}")
 
     def slowdown(self, dtype: str) -> float:
         """Return the time of products of ``dtype`` in training over their time in a short burst."""
-        return 1.0 if dtype in NARROW else self.sustained
+        return 1.0 if dtype in NARROW_DTYPES else self.sustained
 
     def bandwidth(self, kind: str, *, backward: bool = False) -> float:
         """Return the memory bandwidth in byte/s that operators of ``kind`` reach."""
-        known = dict(self.kernel_bandwidth)
-        kind = next((each for each in (kind, *_RELATIVES.get(kind, ())) if each in known), kind)
-        fraction = known.get(kind, self.kernel_bandwidth_default)
+        fractions = dict(self.kernel_bandwidth)
+        kind = next((relative for relative in (kind, *_RELATIVES.get(kind, ())) if relative in fractions), kind)
+        fraction = fractions.get(kind, self.kernel_bandwidth_default)
         if backward:
-            fraction = known.get(f"{kind}_backward", fraction)
+            fraction = fractions.get(f"{kind}_backward", fraction)
         return self.memory_bandwidth * fraction
 
     def at_speed(self, factor: float) -> "Accelerator":

@@ -13,7 +13,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwise.simulator.brief import brief
+from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.collective import Algorithm, Collective, CollectiveCurve
 from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.machine.host import Host
@@ -70,7 +70,7 @@ SIMPLE = Protocol("simple", launch=1.0, step=1.0, payload=1.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Library:
+class CommunicationLibrary:
     """A communication library such as NCCL: how well it uses links. By default it loses nothing.
 
     Parameters
@@ -96,7 +96,9 @@ class Library:
         if not (0 <= self.own <= 2 and 0 < self.reduction <= 1 and self.reduction_launch >= 0):
             raise ValueError(f"own lies in [0, 2], reduction in (0, 1], reduction_launch >= 0, met {self}")
 
-    def ways(self, latency: float, launch: float | None, messages: bool) -> Iterator[tuple[float, float]]:
+    def list_protocol_costs(
+        self, latency: float, launch: float | None, messages: bool
+    ) -> Iterator[tuple[float, float]]:
         """Yield (seconds of latency, bytes on links per byte moved) of a phase for every protocol that may run it.
 
         ``launch`` is the part of the latency that is paid once, or ``None`` if `SIMPLE` alone may run the phase;
@@ -109,7 +111,7 @@ class Library:
                     yield protocol.latency(latency, launch), 1.0 / protocol.payload
 
 
-LOSSLESS = Library()
+LOSSLESS = CommunicationLibrary()
 """A library with `SIMPLE` alone that reaches the full rate of links."""
 
 
@@ -141,7 +143,7 @@ class Node:
     nic: Link
     hosts: int = 1
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
     def __post_init__(self) -> None:
         if min(self.devices, self.nics, self.hosts) < 1:
@@ -167,7 +169,7 @@ class Tenant:
     period: float
     start: float = 0.0
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
     def __post_init__(self) -> None:
         if len(set(self.devices)) < 2 or len(set(self.devices)) != len(self.devices):
@@ -213,10 +215,10 @@ class Cluster:
     algorithms: tuple[tuple[Collective, Algorithm], ...] = ()
     tenants: tuple[Tenant, ...] = ()
     overlap_slowdown: float = 1.0
-    library: Library = LOSSLESS
+    library: CommunicationLibrary = LOSSLESS
     estimated: tuple[str, ...] = ()
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
     def __post_init__(self) -> None:
         if not self.nodes or min(count for _, count in self.nodes) < 1:
@@ -227,9 +229,9 @@ class Cluster:
             raise ValueError(f"torus {shape} = {prod(self.fabric.shape)} devices, the nodes have {total}")
         if isinstance(self.fabric, Graph):
             names = {name for a, b, _ in self.fabric.edges for name in (a, b)}
-            missing = next((d for d in range(total) if f"device {d}" not in names), None)
-            if missing is not None:
-                raise ValueError(f"a graph has a vertex for every device, met none named device {missing}")
+            missing_device = next((d for d in range(total) if f"device {d}" not in names), None)
+            if missing_device is not None:
+                raise ValueError(f"a graph has a vertex for every device, met none named device {missing_device}")
         for device, factor in self.speeds:
             if not (0 <= device < total and factor > 0):
                 raise ValueError(f"speeds are (device below {total}, factor above 0), met ({device}, {factor})")
@@ -239,7 +241,7 @@ class Cluster:
         if not 1 <= self.overlap_slowdown <= 2:
             raise ValueError(f"overlap_slowdown lies in [1, 2], met {self.overlap_slowdown}")
 
-    def resized(self, nodes: int | None = None, devices_per_node: int | None = None) -> "Cluster":
+    def with_size(self, nodes: int | None = None, devices_per_node: int | None = None) -> "Cluster":
         """Return the same machine with another number of nodes, or of devices in each.
 
         Raises
@@ -249,8 +251,8 @@ class Cluster:
         """
         if len(self.nodes) > 1 or isinstance(self.fabric, Torus | Graph):
             raise ValueError(f"cluster {self.name}: a mixed cluster, a torus and a graph have a size of their own")
-        devices = self.first.devices if devices_per_node is None else devices_per_node
-        return replace(self, nodes=((replace(self.first, devices=devices), nodes or self.num_nodes),))
+        devices = self.first_node.devices if devices_per_node is None else devices_per_node
+        return replace(self, nodes=((replace(self.first_node, devices=devices), nodes or self.num_nodes),))
 
     def with_nodes(self, change: Callable[[Node], Node]) -> "Cluster":
         """Return the same machine with every kind of node replaced by ``change`` of it."""
@@ -277,19 +279,19 @@ class Cluster:
         return sum(count for _, count in self.nodes)
 
     @property
-    def first(self) -> Node:
+    def first_node(self) -> Node:
         """The first kind of node; the only one of a homogeneous cluster."""
         return self.nodes[0][0]
 
     @property
     def accelerator(self) -> Accelerator:
         """The accelerator of the first kind of node; a mixed cluster has others too (`accelerators`)."""
-        return self.first.accelerator
+        return self.first_node.accelerator
 
     @property
     def host(self) -> Host:
         """The host of the first kind of node; a mixed cluster may have others too."""
-        return self.first.host
+        return self.first_node.host
 
     @property
     def accelerators(self) -> tuple[Accelerator, ...]:
@@ -317,8 +319,8 @@ class Cluster:
         """Devices that no tenant uses, in order."""
         if not self.tenants:
             return range(self.num_devices)
-        taken = {device for tenant in self.tenants for device in tenant.devices}
-        return tuple(device for device in range(self.num_devices) if device not in taken)
+        tenant_devices = {device for tenant in self.tenants for device in tenant.devices}
+        return tuple(device for device in range(self.num_devices) if device not in tenant_devices)
 
     @cached_property
     def node_kinds(self) -> NDArray[np.int64]:
@@ -335,8 +337,8 @@ class Cluster:
     def device_kinds(self) -> NDArray[np.int64]:
         """For every device a number, equal for devices of the same accelerator and speed."""
         order = {accelerator: index for index, accelerator in enumerate(self.accelerators)}
-        of_kind = np.array([order[node.accelerator] for node, _ in self.nodes])
-        kinds = of_kind[self.node_kinds[self.device_nodes]]
+        kind_numbers = np.array([order[node.accelerator] for node, _ in self.nodes])
+        kinds = kind_numbers[self.node_kinds[self.device_nodes]]
         numbers: dict[tuple[int, float], int] = {}
         for device, factor in self.speeds:
             if factor != 1.0:
@@ -355,7 +357,7 @@ def _at_speed(accelerator: Accelerator, factor: float) -> Accelerator:
     return accelerator.at_speed(factor) if factor != 1.0 else accelerator
 
 
-def homogeneous(
+def build_homogeneous(
     name: str,
     accelerator: Accelerator,
     host: Host,

@@ -46,7 +46,7 @@ def is_bias(operator: Operator, parameter: Tensor) -> bool:
     return operator.kind in PRODUCTS and set(operator.reduced).isdisjoint(parameter.dims)
 
 
-def read_again(operator: Operator) -> tuple[str, ...]:
+def backward_parameters(operator: Operator) -> tuple[str, ...]:
     """Return the names of the parameters that an operator's backward reads: weights and scales, no biases or tables."""
     scales = operator.kind is OperatorKind.ELEMENTWISE and bool(operator.saved)
     return operator.parameters[:1] if operator.kind in PRODUCTS or operator.kind is OperatorKind.NORM or scales else ()
@@ -116,7 +116,7 @@ def operator_time(
     """
     if operator.kind is OperatorKind.VIEW:
         return 0.0
-    sizes = _loaded(operator, sizes)
+    sizes = _with_imbalance(operator, sizes)
     if operator.kind in PRODUCTS:
         return _matmul_operator_time(accelerator, block, operator, sizes, direction, quantised, gradient_bytes)
     if operator.kind is OperatorKind.ATTENTION:
@@ -146,8 +146,10 @@ def weight_gradient_time(
         return operator_time(accelerator, block, operator, sizes, Pass.BACKWARD)
     if operator.kind not in PRODUCTS:
         return 0.0
-    _, right = _gradient_times(accelerator, block, operator, _loaded(operator, sizes), quantised, gradient_bytes)
-    return accelerator.launch + right
+    _, weight_time = _gradient_times(
+        accelerator, block, operator, _with_imbalance(operator, sizes), quantised, gradient_bytes
+    )
+    return accelerator.launch + weight_time
 
 
 def operator_launches(operator: Operator, direction: Pass, *, quantised: bool = False) -> int:
@@ -197,25 +199,25 @@ def _traffic(block: Block, operator: Operator, sizes: Mapping[str, int], directi
     size = {
         name: local_bytes(block.tensor[name], sizes) for name in operator.inputs + operator.outputs + operator.saved
     }
-    written = sum(size[name] for name in operator.outputs)
+    written_bytes = sum(size[name] for name in operator.outputs)
     if operator.kind is OperatorKind.EMBEDDING:
-        return float(_gathered(block, operator, sizes) + written)
-    read = sum(size[name] for name in operator.inputs)
-    saved = [name for name in operator.saved if name not in operator.inputs + operator.outputs]
-    masks = sum(size[name] for name in saved)
+        return float(_gathered_bytes(block, operator, sizes) + written_bytes)
+    read_bytes = sum(size[name] for name in operator.inputs)
+    saved_names = [name for name in operator.saved if name not in operator.inputs + operator.outputs]
+    mask_bytes = sum(size[name] for name in saved_names)
     if direction is Pass.FORWARD:
-        return read + written + masks
-    return sum(size[name] for name in operator.saved) + written + read
+        return read_bytes + written_bytes + mask_bytes
+    return sum(size[name] for name in operator.saved) + written_bytes + read_bytes
 
 
-def _gathered(block: Block, operator: Operator, sizes: Mapping[str, int]) -> int:
+def _gathered_bytes(block: Block, operator: Operator, sizes: Mapping[str, int]) -> int:
     """Return the bytes of the rows of an embedding table that are gathered or, in backward, scattered."""
     table = block.tensor[operator.parameters[0]]
     rows = table.dims[0]
     return prod(sizes[dim] for dim, _ in operator.dims if dim != rows) * ITEMSIZE[table.dtype]
 
 
-def _loaded(operator: Operator, sizes: Mapping[str, int]) -> Mapping[str, int]:
+def _with_imbalance(operator: Operator, sizes: Mapping[str, int]) -> Mapping[str, int]:
     """Return the sizes on the rank whose experts have the most tokens."""
     return sizes if operator.imbalance == 1 else {**sizes, "capacity": _largest_capacity(operator, sizes)}
 
@@ -227,9 +229,9 @@ def _largest_capacity(operator: Operator, sizes: Mapping[str, int]) -> int:
     >>> [_largest_capacity(experts, {"experts": local, "capacity": 100}) for local in (1, 2, 8)]
     [200, 143, 100]
     """
-    total, local = dict(operator.dims)["experts"], sizes["experts"]
-    others = (total - operator.imbalance) / max(total - 1, 1)
-    load = (operator.imbalance + (local - 1) * others) / local
+    num_experts, num_local = dict(operator.dims)["experts"], sizes["experts"]
+    other_load = (num_experts - operator.imbalance) / max(num_experts - 1, 1)
+    load = (operator.imbalance + (num_local - 1) * other_load) / num_local
     # Rounded first: a float just above a whole number of tokens is that number.
     return ceil(round(sizes["capacity"] * load, 6))
 
@@ -248,9 +250,9 @@ def _matmul_operator_time(
         seconds += _cast_time(accelerator, block, operator, sizes, direction)
     if direction is Pass.BACKWARD:
         return seconds + sum(_gradient_times(accelerator, block, operator, sizes, quantised, gradient_bytes))
-    dtype, traffic = _multiplied(block, operator, quantised), _moved(block, operator, sizes, quantised)
-    product = _product(block, operator, sizes)
-    forward = matmul_time(accelerator, dtype, product, traffic.result, grouped=_grouped(operator))
+    dtype, traffic = _product_dtype(block, operator, quantised), _product_bytes(block, operator, sizes, quantised)
+    product = _to_product(block, operator, sizes)
+    forward = matmul_time(accelerator, dtype, product, traffic.result, grouped=_is_grouped(operator))
     return seconds + forward * _misalignment(operator, dtype, product)
 
 
@@ -263,29 +265,29 @@ def _gradient_times(
     gradient_bytes: int,
 ) -> tuple[float, float]:
     """Return the seconds of the two products of backward: the gradients of the inputs, and those of the weights."""
-    product, traffic = _product(block, operator, sizes), _moved(block, operator, sizes, quantised)
+    product, traffic = _to_product(block, operator, sizes), _product_bytes(block, operator, sizes, quantised)
     if gradient_bytes:
-        wide = ITEMSIZE[block.tensor[operator.inputs[0]].dtype]
+        itemsize = ITEMSIZE[block.tensor[operator.inputs[0]].dtype]
         # The sum is read and written, where else a gradient of the input's width would be written.
-        more = _elements(block, operator, sizes).weight * (2 * gradient_bytes - wide)
-        traffic = traffic._replace(weight=traffic.weight + more)
-    dtype, model = _multiplied(block, operator, quantised), accelerator.matmul
+        extra_bytes = _operand_elements(block, operator, sizes).weight * (2 * gradient_bytes - itemsize)
+        traffic = traffic._replace(weight=traffic.weight + extra_bytes)
+    dtype, model = _product_dtype(block, operator, quantised), accelerator.matmul
     # The gradient of the input is a sum over n, that of the weight a sum over m.
-    left = Matmul(product.count, product.m, product.k, product.n)
-    right = Matmul(product.count, product.k, product.n, product.m)
-    first = matmul_time(accelerator, dtype, left, traffic.image, grouped=_grouped(operator))
-    second = matmul_time(accelerator, dtype, right, traffic.weight, grouped=_grouped(operator))
-    slower = _misalignment(operator, dtype, product)
-    return slower * first / model.data_gradient, slower * second / model.weight_gradient
+    input_product = Matmul(product.count, product.m, product.k, product.n)
+    weight_product = Matmul(product.count, product.k, product.n, product.m)
+    input_time = matmul_time(accelerator, dtype, input_product, traffic.image, grouped=_is_grouped(operator))
+    weight_time = matmul_time(accelerator, dtype, weight_product, traffic.weight, grouped=_is_grouped(operator))
+    slowdown = _misalignment(operator, dtype, product)
+    return slowdown * input_time / model.data_gradient, slowdown * weight_time / model.weight_gradient
 
 
 def _misalignment(operator: Operator, dtype: str, product: Matmul) -> float:
     """Return the slowdown of a product whose matrices have rows of an odd number of elements, ``k`` or ``n``."""
-    odd = product.n % 2 or product.k % 2
-    return UNALIGNED if odd and ITEMSIZE[dtype] == 2 and operator.kind is not OperatorKind.CONVOLUTION else 1.0
+    is_odd = product.n % 2 or product.k % 2
+    return UNALIGNED if is_odd and ITEMSIZE[dtype] == 2 and operator.kind is not OperatorKind.CONVOLUTION else 1.0
 
 
-def _grouped(operator: Operator) -> bool:
+def _is_grouped(operator: Operator) -> bool:
     return operator.kind is OperatorKind.GROUPED_MATMUL
 
 
@@ -297,13 +299,13 @@ def _cast_time(
     One kernel writes the tensor and its transpose (Transformer Engine's fused cast and transpose); its launch is not
     counted here. The weight is cast once a step, with the optimizer.
     """
-    elements = _elements(block, operator, sizes)
-    cast = elements.image if direction is Pass.FORWARD else elements.result
-    wide = ITEMSIZE[block.tensor[operator.inputs[0]].dtype]
-    return cast * (wide + 2 * ITEMSIZE["fp8"]) / accelerator.bandwidth(OperatorKind.ELEMENTWISE)
+    elements = _operand_elements(block, operator, sizes)
+    cast_elements = elements.image if direction is Pass.FORWARD else elements.result
+    itemsize = ITEMSIZE[block.tensor[operator.inputs[0]].dtype]
+    return cast_elements * (itemsize + 2 * ITEMSIZE["fp8"]) / accelerator.bandwidth(OperatorKind.ELEMENTWISE)
 
 
-def _multiplied(block: Block, operator: Operator, quantised: bool) -> str:
+def _product_dtype(block: Block, operator: Operator, quantised: bool) -> str:
     """Return the dtype in which a product multiplies."""
     return "fp8" if quantised else block.tensor[operator.inputs[0]].dtype
 
@@ -316,41 +318,41 @@ class _Operands(NamedTuple):
     result: int
 
 
-def _elements(block: Block, operator: Operator, sizes: Mapping[str, int]) -> _Operands:
+def _operand_elements(block: Block, operator: Operator, sizes: Mapping[str, int]) -> _Operands:
     """Return the elements of a product's operands; a convolution, as an implicit GEMM, reads the image, not patches."""
     if operator.kind is not OperatorKind.CONVOLUTION:
-        product = _product(block, operator, sizes)
+        product = _to_product(block, operator, sizes)
         sides = (product.m * product.k, product.k * product.n, product.m * product.n)
         return _Operands(*(product.count * side for side in sides))
     names = operator.inputs, operator.parameters[:1], operator.outputs
-    return _Operands(*(sum(local_size(block.tensor[each], sizes) for each in some) for some in names))
+    return _Operands(*(sum(local_size(block.tensor[name], sizes) for name in group) for group in names))
 
 
-def _moved(block: Block, operator: Operator, sizes: Mapping[str, int], quantised: bool) -> _Operands:
+def _product_bytes(block: Block, operator: Operator, sizes: Mapping[str, int], quantised: bool) -> _Operands:
     """Return the bytes moved by the product that computes each operand, or its gradient, from the two others.
 
     In fp8 the two others are read in fp8, and the result is as wide as the input was before the cast.
     """
-    elements, wide = _elements(block, operator, sizes), ITEMSIZE[block.tensor[operator.inputs[0]].dtype]
-    read = ITEMSIZE["fp8"] if quantised else wide
-    return _Operands(*(sum(elements) * read + made * (wide - read) for made in elements))
+    elements, itemsize = _operand_elements(block, operator, sizes), ITEMSIZE[block.tensor[operator.inputs[0]].dtype]
+    read_itemsize = ITEMSIZE["fp8"] if quantised else itemsize
+    return _Operands(*(sum(elements) * read_itemsize + count * (itemsize - read_itemsize) for count in elements))
 
 
-def _product(block: Block, operator: Operator, sizes: Mapping[str, int]) -> Matmul:
+def _to_product(block: Block, operator: Operator, sizes: Mapping[str, int]) -> Matmul:
     """Return an operator as a batch of matrix products.
 
     Dims that are reduced make up ``k``, dims of both operands ``count``, of the second one alone ``n``, and all others
     ``m``.
     """
-    first = set(block.tensor[operator.inputs[0]].dims)
-    second = set(block.tensor[(operator.parameters or operator.inputs[1:])[0]].dims)
+    left_dims = set(block.tensor[operator.inputs[0]].dims)
+    right_dims = set(block.tensor[(operator.parameters or operator.inputs[1:])[0]].dims)
     count = m = n = k = 1
     for dim, _ in operator.dims:
         if dim in operator.reduced:
             k *= sizes[dim]
-        elif dim in first & second:
+        elif dim in left_dims & right_dims:
             count *= sizes[dim]
-        elif dim in second:
+        elif dim in right_dims:
             n *= sizes[dim]
         else:
             m *= sizes[dim]
@@ -363,23 +365,23 @@ def _attention_time(
     traffic = _traffic(block, operator, sizes, direction)
     dtype = block.tensor[operator.inputs[0]].dtype
     return accelerator.launch + attention_time(
-        accelerator, dtype, _attended(block, operator, sizes), direction, traffic, operator.kernel
+        accelerator, dtype, _to_attention(block, operator, sizes), direction, traffic, operator.kernel
     )
 
 
-def _attended(block: Block, operator: Operator, sizes: Mapping[str, int]) -> AttentionShape:
+def _to_attention(block: Block, operator: Operator, sizes: Mapping[str, int]) -> AttentionShape:
     """Return the shape of fused attention, whose query has dims ``batch sequence heads group head_dim``.
 
     If the query has no ``sequence``, its tokens are along the dims that the keys do not have.
     """
     query, keys, context = (block.tensor[name] for name in (*operator.inputs[:2], operator.outputs[0]))
-    tokens = [dim for dim in query.dims[:-1] if dim not in keys.dims]
-    tokens = [SEQUENCE] if SEQUENCE in query.dims[:-1] else tokens
-    heads = prod(sizes[dim] for dim in query.dims[:-1] if dim not in tokens)
-    attended = prod(sizes[dim] for dim in keys.dims[:-1] if dim not in query.dims)
+    token_dims = [dim for dim in query.dims[:-1] if dim not in keys.dims]
+    token_dims = [SEQUENCE] if SEQUENCE in query.dims[:-1] else token_dims
+    heads = prod(sizes[dim] for dim in query.dims[:-1] if dim not in token_dims)
+    num_keys = prod(sizes[dim] for dim in keys.dims[:-1] if dim not in query.dims)
     widths = query.shape[-1], context.shape[-1]
     width = sum(widths) / 2
     flops = operator.flops_per_point * operator.executed_fraction * prod(sizes[dim] for dim, _ in operator.dims)
-    attending = prod(sizes[dim] for dim in tokens)
-    seen = flops / (4.0 * heads * attending * width)
-    return AttentionShape(heads, attending, attended, width, seen, float(max(widths)))
+    num_queries = prod(sizes[dim] for dim in token_dims)
+    mean_keys = flops / (4.0 * heads * num_queries * width)
+    return AttentionShape(heads, num_queries, num_keys, width, mean_keys, float(max(widths)))

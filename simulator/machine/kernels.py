@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, inf
 
-MOST_ROUNDS = 2
+MAX_ROUNDS = 2
 """Rounds of processors up to which tiles are cut into more parts: split-k is for few tiles."""
 
 Tile = tuple[int, int]
@@ -125,28 +125,30 @@ def compute_time(model: MatmulModel, peak: float, product: Matmul, dtype: str = 
     rate = peak * model.share(dtype)
     if not model.units:
         return 2.0 * product.count * product.m * product.n * (product.k + model.half_k) / rate
-    return _tiled(model.tiles, model.edge, model.units, model.waves, model.half_k, product) / rate
+    return _tiled_work(model.tiles, model.edge, model.units, model.waves, model.half_k, product) / rate
 
 
 @lru_cache(maxsize=65536)
-def _tiled(tiles: tuple[Tile, ...], edge: float, units: int, waves: float, half_k: float, product: Matmul) -> float:
+def _tiled_work(
+    tiles: tuple[Tile, ...], edge: float, units: int, waves: float, half_k: float, product: Matmul
+) -> float:
     """Return the FLOP of the choice of tiles and parts that ends first, with the FLOP that idle processors lose."""
-    best, first = inf, _loads(tiles[0])
+    best_work, first_loads = inf, _element_loads(tiles[0])
     for rows, columns in tiles:
-        slower = (1.0 + edge * _loads((rows, columns))) / (1.0 + edge * first)
-        work = 2.0 * rows * columns * units * slower
+        slowdown = (1.0 + edge * _element_loads((rows, columns))) / (1.0 + edge * first_loads)
+        work = 2.0 * rows * columns * units * slowdown
         count = product.count * ceil(product.m / rows) * ceil(product.n / columns)
         parts = 1
-        while parts == 1 or (count * parts <= MOST_ROUNDS * units):
-            full = count * parts / units
-            rounds = waves * ceil(full) + (1.0 - waves) * max(full, 1.0)
+        while parts == 1 or (count * parts <= MAX_ROUNDS * units):
+            exact_rounds = count * parts / units
+            rounds = waves * ceil(exact_rounds) + (1.0 - waves) * max(exact_rounds, 1.0)
             length = product.k + half_k if parts == 1 else ceil(product.k / parts) + 2.0 * half_k
-            best = min(best, rounds * work * length)
+            best_work = min(best_work, rounds * work * length)
             parts *= 2
-    return best
+    return best_work
 
 
-def _loads(tile: Tile) -> float:
+def _element_loads(tile: Tile) -> float:
     """Return the number of elements that a tile loads for one multiplication."""
     rows, columns = tile
     return (rows + columns) / (rows * columns)
@@ -159,17 +161,17 @@ def soft_roofline(compute: float, memory: float, sharpness: float) -> float:
     (5.0, 4.0)
     """
     # Powers of the ratio and not of the times, which may be too small for a power.
-    longer, shorter = max(compute, memory), min(compute, memory)
-    if sharpness == inf or shorter <= 0:
-        return longer
-    return float(longer * (1.0 + (shorter / longer) ** sharpness) ** (1.0 / sharpness))
+    long_time, short_time = max(compute, memory), min(compute, memory)
+    if sharpness == inf or short_time <= 0:
+        return long_time
+    return float(long_time * (1.0 + (short_time / long_time) ** sharpness) ** (1.0 / sharpness))
 
 
 BACKWARD_PRODUCTS = 2.5
 """Products of backward over those of forward, 5 to 2 (Dao et al. 2022, "FlashAttention", section 3.1)."""
 
 
-SECOND = {"flash_2": (1.0, 1.0), "flash_1": (2.0, 2.0), "flash_triton": (1.4, 2.0)}
+KERNEL_SLOWDOWNS = {"flash_2": (1.0, 1.0), "flash_1": (2.0, 2.0), "flash_triton": (1.4, 2.0)}
 """Time of fused kernels over that of FlashAttention-2, forward and backward (Dao 2023, "FlashAttention-2", section 4.1,
 on the A100: 2 for FlashAttention, 1.3 to 1.5 and 2 for its implementation in Triton)."""
 
@@ -199,13 +201,13 @@ class AttentionShape:
     queries: int
     keys: int
     width: float
-    seen: float
-    padded: float
+    mean_keys: float
+    padded_width: float
 
     @property
     def flops(self) -> float:
         """FLOP of the forward pass: two products."""
-        return 4.0 * self.heads * self.queries * self.seen * self.width
+        return 4.0 * self.heads * self.queries * self.mean_keys * self.width
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +264,7 @@ class AttentionModel:
         >>> AttentionModel(second=1.5).slowdown("flash_triton", backward=True)
         3.0
         """
-        return self.second * SECOND[kernel][backward] if kernel in SECOND else 1.0
+        return self.second * KERNEL_SLOWDOWNS[kernel][backward] if kernel in KERNEL_SLOWDOWNS else 1.0
 
 
 def attention_compute_time(
@@ -277,17 +279,17 @@ def attention_compute_time(
     units
         Processors that work on blocks at once; 0 if unknown, in which case the last block costs nothing extra.
 
-    >>> shape = AttentionShape(heads=10, queries=100, keys=100, width=25.0, seen=50.0, padded=25.0)
+    >>> shape = AttentionShape(heads=10, queries=100, keys=100, width=25.0, mean_keys=50.0, padded_width=25.0)
     >>> attention_compute_time(AttentionModel(forward=0.5), 1e7, 0, shape)
     1.0
     """
     rows = ceil(shape.queries / model.block) * model.block
     # A block that a causal mask cuts is computed in full: half a block more than the mean of keys.
-    diagonal = (model.block - 1) / 2 if shape.seen < shape.keys else 0.0
-    length = shape.heads * rows * (shape.seen + diagonal + model.half_sequence)
+    diagonal = (model.block - 1) / 2 if shape.mean_keys < shape.keys else 0.0
+    length = shape.heads * rows * (shape.mean_keys + diagonal + model.half_sequence)
     length += (model.backward_tail if backward else model.tail) * shape.keys * model.block * units
     if backward:
-        width = shape.padded + model.half_head / BACKWARD_PRODUCTS
+        width = shape.padded_width + model.half_head / BACKWARD_PRODUCTS
         return BACKWARD_PRODUCTS * 4.0 * length * width / (rate * model.backward)
     return 4.0 * length * (shape.width + model.half_head) / (rate * model.forward)
 

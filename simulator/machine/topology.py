@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 from math import prod
 
-from meshwise.simulator.brief import brief
+from meshwise.simulator.brief import brief_repr
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Mesh:
     link: Link
     pairs: tuple[tuple[int, int, int], ...] = ()
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
     def __post_init__(self) -> None:
         if any(a == b or min(a, b) < 0 or links < 1 for a, b, links in self.pairs):
@@ -177,7 +177,7 @@ class Graph:
 
     edges: tuple[tuple[str, str, Link], ...]
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
     def __post_init__(self) -> None:
         if not self.edges or any(a == b for a, b, _ in self.edges):

@@ -11,14 +11,14 @@ References
 
 from dataclasses import dataclass, replace
 
-from meshwise.simulator.machine.kernels import SECOND
-from meshwise.simulator.models.layers import TOKENS, linear, norm
+from meshwise.simulator.machine.kernels import KERNEL_SLOWDOWNS
+from meshwise.simulator.models.layers import TOKEN_DIMS, linear, norm
 from meshwise.simulator.models.model import BlockBuilder, SymbolicOperator
 from meshwise.simulator.operator_graph import OperatorKind
 
-QUERY = "batch sequence heads group head_dim"
+QUERY_DIMS = "batch sequence heads group head_dim"
 UNFUSED = "unfused"
-ATTENTION = ("flash", *SECOND, UNFUSED)
+ATTENTION_KERNELS = ("flash", *KERNEL_SLOWDOWNS, UNFUSED)
 """Attention kernels: a device's best fused one, others by name, and separate operators that keep the scores."""
 
 
@@ -67,176 +67,179 @@ class Attention:
     value_dim: str = "head_dim"
 
     @property
-    def context(self) -> str:
+    def context_dims(self) -> str:
         """Dims of the output of the core."""
         return f"batch sequence heads group {self.value_dim}"
 
 
-def self_attention(builder: BlockBuilder, source: str, how: Attention) -> str:
+def self_attention(builder: BlockBuilder, source: str, attention: Attention) -> str:
     """Add attention of tokens to themselves, projections included, and return its output."""
-    query, keys, values = _qkv(builder, source, how)
-    if how.qk_norm:
-        query = norm(builder, "query_norm", query, bias=False, over=how.query_dim)
-        keys = norm(builder, "key_norm", keys, bias=False, over=how.query_dim)
-    if how.rotary:
-        query, keys = _rotary(builder, query, keys, how)
-    return projection(builder, core(builder, query, keys, values, how), how)
+    query, keys, values = _project_qkv(builder, source, attention)
+    if attention.qk_norm:
+        query = norm(builder, "query_norm", query, bias=False, dim=attention.query_dim)
+        keys = norm(builder, "key_norm", keys, bias=False, dim=attention.query_dim)
+    if attention.rotary:
+        query, keys = _rotate_queries_keys(builder, query, keys, attention)
+    return output_projection(builder, attention_core(builder, query, keys, values, attention), attention)
 
 
-def cross_attention(builder: BlockBuilder, source: str, memory: str, how: Attention, memory_dim: str) -> str:
+def cross_attention(builder: BlockBuilder, source: str, memory: str, attention: Attention, memory_dim: str) -> str:
     """Add attention of ``source`` to other tokens, ``batch source memory_dim``, and return its output."""
-    how = replace(how, key="source")
+    attention = replace(attention, key="source")
     width = "heads group head_dim"
-    query = builder.tensor(f"{how.prefix}query", QUERY)
+    query = builder.add_tensor(f"{attention.prefix}query", QUERY_DIMS)
     linear(
         builder,
-        f"{how.prefix}query",
+        f"{attention.prefix}query",
         source,
         (query,),
         f"batch sequence {width} hidden",
         weight=f"hidden {width}",
-        reduced="hidden",
-        bias=width if how.qkv_bias else "",
+        summed_dims="hidden",
+        bias=width if attention.qkv_bias else "",
     )
-    keys, values = _keys_and_values(builder, how)
+    keys, values = _add_keys_values(builder, attention)
     linear(
         builder,
-        f"{how.prefix}key_value",
+        f"{attention.prefix}key_value",
         memory,
         (keys, values),
         f"batch source heads key_value {memory_dim}",
         weight=f"{memory_dim} heads key_value",
-        reduced=memory_dim,
-        bias="heads key_value" if how.qkv_bias else "",
+        summed_dims=memory_dim,
+        bias="heads key_value" if attention.qkv_bias else "",
     )
-    return projection(builder, core(builder, query, keys, values, how), how)
+    return output_projection(builder, attention_core(builder, query, keys, values, attention), attention)
 
 
-def _keys_and_values(builder: BlockBuilder, how: Attention) -> tuple[str, str]:
-    keys = builder.tensor(f"{how.prefix}keys", f"batch {how.key} heads {how.query_dim}")
-    return keys, builder.tensor(f"{how.prefix}values", f"batch {how.key} heads {how.value_dim}")
+def _add_keys_values(builder: BlockBuilder, attention: Attention) -> tuple[str, str]:
+    keys = builder.add_tensor(f"{attention.prefix}keys", f"batch {attention.key} heads {attention.query_dim}")
+    return keys, builder.add_tensor(f"{attention.prefix}values", f"batch {attention.key} heads {attention.value_dim}")
 
 
-def _qkv(builder: BlockBuilder, source: str, how: Attention) -> tuple[str, str, str]:
-    query = builder.tensor(f"{how.prefix}query", QUERY)
-    keys, values = _keys_and_values(builder, how)
+def _project_qkv(builder: BlockBuilder, source: str, attention: Attention) -> tuple[str, str, str]:
+    query = builder.add_tensor(f"{attention.prefix}query", QUERY_DIMS)
+    keys, values = _add_keys_values(builder, attention)
     linear(
         builder,
-        f"{how.prefix}qkv",
+        f"{attention.prefix}qkv",
         source,
         (query, keys, values),
         "batch sequence heads qkv hidden",
         weight="hidden heads qkv",
-        reduced="hidden",
-        bias="heads qkv" if how.qkv_bias else "",
+        summed_dims="hidden",
+        bias="heads qkv" if attention.qkv_bias else "",
     )
     return query, keys, values
 
 
-def _rotary(builder: BlockBuilder, query: str, keys: str, how: Attention) -> tuple[str, str]:
+def _rotate_queries_keys(builder: BlockBuilder, query: str, keys: str, attention: Attention) -> tuple[str, str]:
     rotated = (
-        builder.tensor("rotated_query", QUERY),
-        builder.tensor("rotated_keys", f"batch {how.key} heads {how.query_dim}"),
+        builder.add_tensor("rotated_query", QUERY_DIMS),
+        builder.add_tensor("rotated_keys", f"batch {attention.key} heads {attention.query_dim}"),
     )
-    builder.elementwise("rotary", QUERY, (query, keys), rotated)
+    builder.add_elementwise("rotary", QUERY_DIMS, (query, keys), rotated)
     return rotated
 
 
-def projection(builder: BlockBuilder, context: str, how: Attention) -> str:
+def output_projection(builder: BlockBuilder, context: str, attention: Attention) -> str:
     """Add the product of all heads' contexts with the output weight and return it."""
-    out = builder.tensor(f"{how.prefix}projected", TOKENS)
-    width = f"heads group {how.value_dim}"
+    out = builder.add_tensor(f"{attention.prefix}projected", TOKEN_DIMS)
+    width = f"heads group {attention.value_dim}"
     linear(
         builder,
-        f"{how.prefix}projection",
+        f"{attention.prefix}projection",
         context,
         (out,),
-        f"{TOKENS} {width}",
+        f"{TOKEN_DIMS} {width}",
         weight=f"{width} hidden",
-        reduced=width,
-        bias="hidden" if how.bias else "",
+        summed_dims=width,
+        bias="hidden" if attention.bias else "",
     )
     return out
 
 
-def core(builder: BlockBuilder, query: str, keys: str, values: str, how: Attention) -> str:
+def attention_core(builder: BlockBuilder, query: str, keys: str, values: str, attention: Attention) -> str:
     """Add scores, softmax and the weighted sum of values, fused or not, and return the context."""
-    return (_unfused if how.kernel == UNFUSED else _flash)(builder, query, keys, values, how)
+    return (_unfused_core if attention.kernel == UNFUSED else _fused_core)(builder, query, keys, values, attention)
 
 
-def _flash(builder: BlockBuilder, query: str, keys: str, values: str, how: Attention) -> str:
-    context = builder.tensor(f"{how.prefix}context", how.context)
-    lse = builder.tensor(f"{how.prefix}logsumexp", "batch heads group sequence", "fp32")
-    dims, flops = f"batch heads group sequence {how.key} {how.query_dim}", 4.0
+def _fused_core(builder: BlockBuilder, query: str, keys: str, values: str, attention: Attention) -> str:
+    context = builder.add_tensor(f"{attention.prefix}context", attention.context_dims)
+    lse = builder.add_tensor(f"{attention.prefix}logsumexp", "batch heads group sequence", "fp32")
+    dims, flops = f"batch heads group sequence {attention.key} {attention.query_dim}", 4.0
     # heads of latent attention have two widths: an operator has one iteration space, so both go into the FLOP
-    if how.query_dim != how.value_dim:
-        dims, flops = _square(how), 2.0 * (builder.size[how.query_dim] + builder.size[how.value_dim])
-    builder.operator(
+    if attention.query_dim != attention.value_dim:
+        dims, flops = (
+            _score_dims(attention),
+            2.0 * (builder.dim_sizes[attention.query_dim] + builder.dim_sizes[attention.value_dim]),
+        )
+    builder.add_operator(
         SymbolicOperator(
-            f"{how.prefix}attention",
+            f"{attention.prefix}attention",
             OperatorKind.ATTENTION,
             dims,
             (query, keys, values),
             (context, lse),
-            flops=flops * visible(builder.size["sequence"], how.window),
+            flops=flops * visible_share(builder.dim_sizes["sequence"], attention.window),
             saved=(query, keys, values, context, lse),
             selective=True,
-            executed=0.5 if how.causal else 1.0,
-            kernel=how.kernel,
+            executed=0.5 if attention.causal else 1.0,
+            kernel=attention.kernel,
         )
     )
     return context
 
 
-def visible(sequence: int, window: int | None) -> float:
+def visible_share(sequence: int, window: int | None) -> float:
     """Return the fraction of a causal square of scores that a sliding window leaves.
 
-    >>> visible(8, None), visible(8, 8), visible(8, 4)
+    >>> visible_share(8, None), visible_share(8, 8), visible_share(8, 4)
     (1.0, 1.0, 0.75)
     """
-    seen = min(window or sequence, sequence)
-    return seen * (2 * sequence - seen) / sequence**2
+    window_tokens = min(window or sequence, sequence)
+    return window_tokens * (2 * sequence - window_tokens) / sequence**2
 
 
-def _square(how: Attention) -> str:
-    return f"batch heads group sequence {how.key}"
+def _score_dims(attention: Attention) -> str:
+    return f"batch heads group sequence {attention.key}"
 
 
-def _unfused(builder: BlockBuilder, query: str, keys: str, values: str, how: Attention) -> str:
-    square = _square(how)
-    scores = builder.tensor(f"{how.prefix}scores", square)
+def _unfused_core(builder: BlockBuilder, query: str, keys: str, values: str, attention: Attention) -> str:
+    square = _score_dims(attention)
+    scores = builder.add_tensor(f"{attention.prefix}scores", square)
     product, softmax = OperatorKind.BATCH_MATMUL, OperatorKind.SOFTMAX
-    builder.operator(
+    builder.add_operator(
         SymbolicOperator(
-            f"{how.prefix}scores",
+            f"{attention.prefix}scores",
             product,
-            f"{square} {how.query_dim}",
+            f"{square} {attention.query_dim}",
             (query, keys),
             (scores,),
-            reduced=how.query_dim,
+            reduced=attention.query_dim,
             flops=2.0,
             saved=(query, keys),
             selective=True,
         )
     )
-    scores = _biased(builder, scores, how)
-    probabilities = builder.tensor(f"{how.prefix}probabilities", square)
+    scores = _add_position_bias(builder, scores, attention)
+    probabilities = builder.add_tensor(f"{attention.prefix}probabilities", square)
     saved = (probabilities,)
-    builder.operator(
+    builder.add_operator(
         SymbolicOperator(
-            f"{how.prefix}softmax", softmax, square, (scores,), (probabilities,), saved=saved, selective=True
+            f"{attention.prefix}softmax", softmax, square, (scores,), (probabilities,), saved=saved, selective=True
         )
     )
-    weights = _dropped(builder, probabilities, how)
-    context = builder.tensor(f"{how.prefix}context", how.context)
-    builder.operator(
+    weights = _drop_probabilities(builder, probabilities, attention)
+    context = builder.add_tensor(f"{attention.prefix}context", attention.context_dims)
+    builder.add_operator(
         SymbolicOperator(
-            f"{how.prefix}context",
+            f"{attention.prefix}context",
             product,
-            f"{square} {how.value_dim}",
+            f"{square} {attention.value_dim}",
             (weights, values),
             (context,),
-            reduced=how.key,
+            reduced=attention.key,
             flops=2.0,
             saved=(weights, values),
             selective=True,
@@ -245,23 +248,29 @@ def _unfused(builder: BlockBuilder, query: str, keys: str, values: str, how: Att
     return context
 
 
-def _biased(builder: BlockBuilder, scores: str, how: Attention) -> str:
-    if how.position_bias is None:
+def _add_position_bias(builder: BlockBuilder, scores: str, attention: Attention) -> str:
+    if attention.position_bias is None:
         return scores
-    out = builder.tensor(f"{how.prefix}biased_scores", _square(how))
+    out = builder.add_tensor(f"{attention.prefix}biased_scores", _score_dims(attention))
     kind = OperatorKind.ELEMENTWISE
-    inputs = (scores, how.position_bias)
-    builder.operator(SymbolicOperator(f"{how.prefix}position_bias", kind, _square(how), inputs, (out,), selective=True))
+    inputs = (scores, attention.position_bias)
+    builder.add_operator(
+        SymbolicOperator(
+            f"{attention.prefix}position_bias", kind, _score_dims(attention), inputs, (out,), selective=True
+        )
+    )
     return out
 
 
-def _dropped(builder: BlockBuilder, probabilities: str, how: Attention) -> str:
-    if not how.dropout:
+def _drop_probabilities(builder: BlockBuilder, probabilities: str, attention: Attention) -> str:
+    if not attention.dropout:
         return probabilities
-    out = builder.tensor(f"{how.prefix}dropped", _square(how))
-    masks = (builder.tensor(f"{how.prefix}probabilities_mask", _square(how), "mask"),)
-    name, kind = f"{how.prefix}attention_dropout", OperatorKind.DROPOUT
-    builder.operator(SymbolicOperator(name, kind, _square(how), (probabilities,), (out,), saved=masks, selective=True))
+    out = builder.add_tensor(f"{attention.prefix}dropped", _score_dims(attention))
+    masks = (builder.add_tensor(f"{attention.prefix}probabilities_mask", _score_dims(attention), "mask"),)
+    name, kind = f"{attention.prefix}attention_dropout", OperatorKind.DROPOUT
+    builder.add_operator(
+        SymbolicOperator(name, kind, _score_dims(attention), (probabilities,), (out,), saved=masks, selective=True)
+    )
     return out
 
 
@@ -313,39 +322,39 @@ class LatentAttention:
         }
 
 
-def latent_attention(builder: BlockBuilder, source: str, sizes: LatentAttention, how: Attention) -> str:
+def latent_attention(builder: BlockBuilder, source: str, sizes: LatentAttention, attention: Attention) -> str:
     """Add latent attention of tokens to themselves, projections included, and return its output."""
     query = _project_latent_query(builder, source, compressed=sizes.q_rank is not None)
     keys, rotary_key, values = _project_latent_keys_and_values(builder, source)
     rotated = (
-        builder.tensor("rotated_query", "batch sequence heads group query_dim"),
-        builder.tensor("rotated_keys", "batch key heads query_dim"),
+        builder.add_tensor("rotated_query", "batch sequence heads group query_dim"),
+        builder.add_tensor("rotated_keys", "batch key heads query_dim"),
     )
-    builder.elementwise("rotary", "batch sequence heads group query_dim", (query, keys, rotary_key), rotated)
-    return projection(builder, core(builder, *rotated, values, how), how)
+    builder.add_elementwise("rotary", "batch sequence heads group query_dim", (query, keys, rotary_key), rotated)
+    return output_projection(builder, attention_core(builder, *rotated, values, attention), attention)
 
 
 def _project_latent_query(builder: BlockBuilder, source: str, *, compressed: bool) -> str:
-    query = builder.tensor("query", "batch sequence heads group query_dim")
+    query = builder.add_tensor("query", "batch sequence heads group query_dim")
     width = "hidden"
     if compressed:
-        down = builder.tensor("compressed_query", "batch sequence q_rank")
+        down = builder.add_tensor("compressed_query", "batch sequence q_rank")
         dims, weight = "batch sequence q_rank hidden", "hidden q_rank"
-        linear(builder, "query_down", source, (down,), dims, weight=weight, reduced="hidden")
-        source, width = norm(builder, "query_norm", down, bias=False, over="q_rank"), "q_rank"
+        linear(builder, "query_down", source, (down,), dims, weight=weight, summed_dims="hidden")
+        source, width = norm(builder, "query_norm", down, bias=False, dim="q_rank"), "q_rank"
     dims, weight = f"batch sequence heads group query_dim {width}", f"{width} heads group query_dim"
-    linear(builder, "query", source, (query,), dims, weight=weight, reduced=width)
+    linear(builder, "query", source, (query,), dims, weight=weight, summed_dims=width)
     return query
 
 
 def _project_latent_keys_and_values(builder: BlockBuilder, source: str) -> tuple[str, str, str]:
-    compressed = builder.tensor("compressed_kv", "batch sequence kv_rank")
-    rotary_key = builder.tensor("rotary_key", "batch sequence rope_dim")
+    compressed = builder.add_tensor("compressed_kv", "batch sequence kv_rank")
+    rotary_key = builder.add_tensor("rotary_key", "batch sequence rope_dim")
     dims, weight = "batch sequence kv_joint hidden", "hidden kv_joint"
-    linear(builder, "kv_down", source, (compressed, rotary_key), dims, weight=weight, reduced="hidden")
-    normed = norm(builder, "kv_norm", compressed, bias=False, over="kv_rank")
-    keys = builder.tensor("keys", "batch key heads nope_dim")
-    values = builder.tensor("values", "batch key heads value_dim")
+    linear(builder, "kv_down", source, (compressed, rotary_key), dims, weight=weight, summed_dims="hidden")
+    normed = norm(builder, "kv_norm", compressed, bias=False, dim="kv_rank")
+    keys = builder.add_tensor("keys", "batch key heads nope_dim")
+    values = builder.add_tensor("values", "batch key heads value_dim")
     dims, weight = "batch sequence heads key_value kv_rank", "kv_rank heads key_value"
-    linear(builder, "kv_up", normed, (keys, values), dims, weight=weight, reduced="kv_rank")
+    linear(builder, "kv_up", normed, (keys, values), dims, weight=weight, summed_dims="kv_rank")
     return keys, rotary_key, values

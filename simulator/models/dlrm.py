@@ -96,29 +96,29 @@ class Dlrm:
         sizes |= {f"hots_{i}": count for i, count in enumerate(self.hots)}
         sizes |= {f"bottom_{i}": width for i, width in enumerate((self.dense, *self.bottom))}
         sizes |= {f"top_{i}": width for i, width in enumerate((self.interacted, *self.top))}
-        parts = (_embedding, _crosses if self.interaction == "cross" else _dots, _head)
+        parts = (_build_embedding, _build_crosses if self.interaction == "cross" else _build_dots, _build_head)
         return OperatorGraph(self.name, tuple(part(self, BlockBuilder(precision, sizes)) for part in parts), 1)
 
 
-def _embedding(spec: Dlrm, builder: BlockBuilder) -> Block:
+def _build_embedding(spec: Dlrm, builder: BlockBuilder) -> Block:
     """Return the block of embedding bags and layers on dense features, whose output is all vectors in one tensor."""
-    pooled = tuple(_bag(builder, table) for table in range(len(spec.rows)))
-    dense = _layers(builder, builder.tensor("dense", "batch bottom_0"), "bottom", len(spec.bottom))
+    pooled = tuple(_embedding_bag(builder, table) for table in range(len(spec.rows)))
+    dense = _dense_layers(builder, builder.add_tensor("dense", "batch bottom_0"), "bottom", len(spec.bottom))
     dims = "batch features embedding"
-    out = builder.tensor("features", dims)
-    builder.elementwise("concatenate", dims, (dense, *pooled), (out,))
+    out = builder.add_tensor("features", dims)
+    builder.add_elementwise("concatenate", dims, (dense, *pooled), (out,))
     indices = tuple(f"indices_{table}" for table in range(len(spec.rows)))
     carried = (out, out) if spec.interaction == "cross" else (out,)
-    return builder.block("embedding", ("dense", *indices), carried)
+    return builder.build_block("embedding", ("dense", *indices), carried)
 
 
-def _bag(builder: BlockBuilder, table: int) -> str:
+def _embedding_bag(builder: BlockBuilder, table: int) -> str:
     """Add the sum of the rows that a sample looks up in a table and return it."""
     rows, hots = f"rows_{table}", f"hots_{table}"
-    indices = builder.tensor(f"indices_{table}", f"batch {hots}", "int64")
-    weight = builder.tensor(f"table_{table}", f"{rows} embedding")
-    pooled = builder.tensor(f"pooled_{table}", "batch embedding")
-    builder.operator(
+    indices = builder.add_tensor(f"indices_{table}", f"batch {hots}", "int64")
+    weight = builder.add_tensor(f"table_{table}", f"{rows} embedding")
+    pooled = builder.add_tensor(f"pooled_{table}", "batch embedding")
+    builder.add_operator(
         SymbolicOperator(
             f"bag_{table}",
             OperatorKind.EMBEDDING,
@@ -133,46 +133,50 @@ def _bag(builder: BlockBuilder, table: int) -> str:
     return pooled
 
 
-def _layers(builder: BlockBuilder, source: str, prefix: str, count: int, *, last_active: bool = True) -> str:
+def _dense_layers(builder: BlockBuilder, source: str, prefix: str, count: int, *, last_active: bool = True) -> str:
     """Add linear layers with rectifiers, whose backward reads their output, and return the output."""
-    for index, (read, written) in enumerate(pairwise(f"{prefix}_{i}" for i in range(count + 1)), 1):
-        out = builder.tensor(f"{prefix}_out_{index}", f"batch {written}")
-        dims, weight = f"batch {written} {read}", f"{read} {written}"
-        linear(builder, f"{prefix}_{index}", source, (out,), dims, weight=weight, reduced=read, bias=written)
+    for index, (input_dim, output_dim) in enumerate(
+        pairwise(f"{prefix}_{position}" for position in range(count + 1)), 1
+    ):
+        out = builder.add_tensor(f"{prefix}_out_{index}", f"batch {output_dim}")
+        dims, weight = f"batch {output_dim} {input_dim}", f"{input_dim} {output_dim}"
+        linear(
+            builder, f"{prefix}_{index}", source, (out,), dims, weight=weight, summed_dims=input_dim, bias=output_dim
+        )
         source = out
         if last_active or index < count:
-            source = builder.tensor(f"{prefix}_active_{index}", f"batch {written}")
-            builder.elementwise(f"{prefix}_activation_{index}", f"batch {written}", (out,), (source,), (source,))
+            source = builder.add_tensor(f"{prefix}_active_{index}", f"batch {output_dim}")
+            builder.add_elementwise(f"{prefix}_activation_{index}", f"batch {output_dim}", (out,), (source,), (source,))
     return source
 
 
-def _dots(spec: Dlrm, builder: BlockBuilder) -> Block:
+def _build_dots(spec: Dlrm, builder: BlockBuilder) -> Block:
     """Return the block of dot products of all pairs of vectors, concatenated with the dense vector."""
-    features = builder.tensor("features", "batch features embedding")
-    out = builder.tensor("interacted", "batch interacted")
+    features = builder.add_tensor("features", "batch features embedding")
+    out = builder.add_tensor("interacted", "batch interacted")
     kind, dims = OperatorKind.INTERACTION, "batch features others embedding"
-    builder.operator(
+    builder.add_operator(
         SymbolicOperator("dots", kind, dims, (features,), (out,), reduced="embedding", flops=2.0, saved=(features,))
     )
-    return builder.block("interaction", (features,), (out,), layer=True)
+    return builder.build_block("interaction", (features,), (out,), layer=True)
 
 
-def _crosses(spec: Dlrm, builder: BlockBuilder) -> Block:
+def _build_crosses(spec: Dlrm, builder: BlockBuilder) -> Block:
     """Return the block of cross layers ``x + initial * (W V x + b)``; ``initial`` is carried through all of them."""
-    first, x = builder.tensor("first", "batch flat"), builder.tensor("x", "batch flat")
-    low, crossed = builder.tensor("low", "batch rank"), builder.tensor("crossed", "batch flat_out")
-    linear(builder, "down", x, (low,), "batch rank flat", weight="flat rank", reduced="flat")
+    initial, x = builder.add_tensor("first", "batch flat"), builder.add_tensor("x", "batch flat")
+    low, crossed = builder.add_tensor("low", "batch rank"), builder.add_tensor("crossed", "batch flat_out")
+    linear(builder, "down", x, (low,), "batch rank flat", weight="flat rank", summed_dims="flat")
     dims, weight = "batch flat_out rank", "rank flat_out"
-    linear(builder, "up", low, (crossed,), dims, weight=weight, reduced="rank", bias="flat_out")
-    out = builder.tensor("crossed_x", "batch flat")
-    builder.elementwise("cross", "batch flat", (crossed, first, x), (out,), saved=(crossed, first))
-    return builder.block("crosses", (first, x), (first, out), spec.crosses, layer=True)
+    linear(builder, "up", low, (crossed,), dims, weight=weight, summed_dims="rank", bias="flat_out")
+    out = builder.add_tensor("crossed_x", "batch flat")
+    builder.add_elementwise("cross", "batch flat", (crossed, initial, x), (out,), saved=(crossed, initial))
+    return builder.build_block("crosses", (initial, x), (initial, out), spec.crosses, layer=True)
 
 
-def _head(spec: Dlrm, builder: BlockBuilder) -> Block:
-    x = builder.tensor("x", "batch top_0")
-    carried = (builder.tensor("first", "batch flat"),) if spec.interaction == "cross" else ()
-    logit = _layers(builder, x, "top", len(spec.top), last_active=False)
-    loss = builder.tensor("loss", "batch", "fp32")
-    builder.elementwise("loss", "batch", (logit,), (loss,), saved=(logit,))
-    return builder.block("head", (*carried, x), (loss,))
+def _build_head(spec: Dlrm, builder: BlockBuilder) -> Block:
+    x = builder.add_tensor("x", "batch top_0")
+    carried = (builder.add_tensor("first", "batch flat"),) if spec.interaction == "cross" else ()
+    logit = _dense_layers(builder, x, "top", len(spec.top), last_active=False)
+    loss = builder.add_tensor("loss", "batch", "fp32")
+    builder.add_elementwise("loss", "batch", (logit,), (loss,), saved=(logit,))
+    return builder.build_block("head", (*carried, x), (loss,))

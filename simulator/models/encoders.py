@@ -14,7 +14,7 @@ References
 from dataclasses import dataclass
 
 from meshwise.simulator.models.attention import (
-    ATTENTION,
+    ATTENTION_KERNELS,
     UNFUSED,
     Attention,
     cross_attention,
@@ -22,8 +22,8 @@ from meshwise.simulator.models.attention import (
     self_attention,
 )
 from meshwise.simulator.models.layers import (
-    GATED,
-    TOKENS,
+    GATED_KINDS,
+    TOKEN_DIMS,
     dropout,
     feed_forward,
     linear,
@@ -65,8 +65,8 @@ class Bert:
             raise ValueError(f"sizes of BERT are at least 1, met {sizes}")
         if self.hidden % self.heads:
             raise ValueError(f"heads divide hidden({self.hidden}), met {self.heads}")
-        if self.attention not in ATTENTION:
-            raise ValueError(f"attention is one of {', '.join(ATTENTION)}, met {self.attention}")
+        if self.attention not in ATTENTION_KERNELS:
+            raise ValueError(f"attention is one of {', '.join(ATTENTION_KERNELS)}, met {self.attention}")
 
     @property
     def summary(self) -> str:
@@ -89,57 +89,60 @@ class Bert:
             "classes": 2,
             **head_sizes(self.heads, self.heads, self.hidden // self.heads),
         }
-        parts = (_embedding, _layers, _head)
+        parts = (_build_embedding, _build_layers, _build_head)
         blocks = tuple(part(self, BlockBuilder(precision, sizes)) for part in parts)
         return OperatorGraph(self.name, blocks, sequence, ((("embedding", "table"), ("head", "output_weight")),))
 
 
-def _embedding(spec: Bert, builder: BlockBuilder) -> Block:
+def _build_embedding(spec: Bert, builder: BlockBuilder) -> Block:
     embedded = token_embedding(builder)
-    tables = (builder.tensor("positions", "positions hidden"), builder.tensor("types", "types hidden"))
-    summed = dropout(builder, "position", (embedded,), "summed", "", on=False, parameters=tables)
+    tables = (builder.add_tensor("positions", "positions hidden"), builder.add_tensor("types", "types hidden"))
+    summed = dropout(builder, "position", (embedded,), "summed", "", is_active=False, parameters=tables)
     normed = norm(builder, "embedding_norm", summed, bias=True)
-    out = dropout(builder, "embedding_dropout", (normed,), "x", "embedding_mask", on=spec.dropout)
-    return builder.block("embedding", ("tokens",), (out,))
+    out = dropout(builder, "embedding_dropout", (normed,), "x", "embedding_mask", is_active=spec.dropout)
+    return builder.build_block("embedding", ("tokens",), (out,))
 
 
-def _layers(spec: Bert, builder: BlockBuilder) -> Block:
-    how = Attention(kernel=spec.attention, causal=False, dropout=spec.dropout, qkv_bias=True, bias=True)
-    x = builder.tensor("x", TOKENS)
-    attended = self_attention(builder, x, how)
-    middle = residual(builder, "attention_residual", (attended,), x, drop=spec.dropout)
+def _build_layers(spec: Bert, builder: BlockBuilder) -> Block:
+    attention = Attention(kernel=spec.attention, causal=False, dropout=spec.dropout, qkv_bias=True, bias=True)
+    x = builder.add_tensor("x", TOKEN_DIMS)
+    attended = self_attention(builder, x, attention)
+    middle = residual(builder, "attention_residual", (attended,), x, with_dropout=spec.dropout)
     middle = norm(builder, "attention_norm", middle, bias=True)
     narrow = feed_forward(builder, middle, gated=False, bias=True)
-    out = residual(builder, "feed_forward_residual", (narrow,), middle, drop=spec.dropout)
+    out = residual(builder, "feed_forward_residual", (narrow,), middle, with_dropout=spec.dropout)
     out = norm(builder, "feed_forward_norm", out, bias=True)
-    return builder.block("layers", (x,), (out,), spec.layers, layer=True)
+    return builder.build_block("layers", (x,), (out,), spec.layers, layer=True)
 
 
-def _head(spec: Bert, builder: BlockBuilder) -> Block:
-    x = builder.tensor("x", TOKENS)
-    dense, active = builder.tensor("transformed", "batch sequence pooled"), builder.tensor("active", TOKENS)
+def _build_head(spec: Bert, builder: BlockBuilder) -> Block:
+    x = builder.add_tensor("x", TOKEN_DIMS)
+    dense, active = builder.add_tensor("transformed", "batch sequence pooled"), builder.add_tensor("active", TOKEN_DIMS)
     dims = "batch sequence pooled hidden"
-    linear(builder, "transform", x, (dense,), dims, weight="hidden pooled", reduced="hidden", bias="pooled")
-    builder.elementwise("transform_activation", TOKENS, (dense,), (active,), saved=(dense,))
+    linear(builder, "transform", x, (dense,), dims, weight="hidden pooled", summed_dims="hidden", bias="pooled")
+    builder.add_elementwise("transform_activation", TOKEN_DIMS, (dense,), (active,), saved=(dense,))
     tokens = vocabulary_loss(builder, norm(builder, "transform_norm", active, bias=True), bias=True)
     sentence = _next_sentence(builder, x)
-    loss = builder.tensor("total_loss", "batch", "fp32")
-    builder.elementwise("total_loss", "batch", (tokens, sentence), (loss,))
-    return builder.block("head", (x,), (loss,))
+    loss = builder.add_tensor("total_loss", "batch", "fp32")
+    builder.add_elementwise("total_loss", "batch", (tokens, sentence), (loss,))
+    return builder.build_block("head", (x,), (loss,))
 
 
 def _next_sentence(builder: BlockBuilder, x: str) -> str:
     """Add the pooler of the first token and the classification of the next sentence, and return its loss."""
-    first, pooled = builder.tensor("first", "batch hidden"), builder.tensor("pooled", "batch pooled")
-    builder.elementwise("first_token", "batch hidden", (x,), (first,))
+    first_token, pooled = builder.add_tensor("first", "batch hidden"), builder.add_tensor("pooled", "batch pooled")
+    builder.add_elementwise("first_token", "batch hidden", (x,), (first_token,))
     dims = "batch pooled hidden"
-    linear(builder, "pooler", first, (pooled,), dims, weight="hidden pooled", reduced="hidden", bias="pooled")
-    active = builder.tensor("pooled_active", "batch pooled")
-    builder.elementwise("pooler_activation", "batch pooled", (pooled,), (active,), saved=(active,))
-    logits, loss = builder.tensor("sentence_logits", "batch classes", "fp32"), builder.tensor("sentence_loss", "batch")
+    linear(builder, "pooler", first_token, (pooled,), dims, weight="hidden pooled", summed_dims="hidden", bias="pooled")
+    active = builder.add_tensor("pooled_active", "batch pooled")
+    builder.add_elementwise("pooler_activation", "batch pooled", (pooled,), (active,), saved=(active,))
+    logits, loss = (
+        builder.add_tensor("sentence_logits", "batch classes", "fp32"),
+        builder.add_tensor("sentence_loss", "batch"),
+    )
     dims = "batch classes pooled"
-    linear(builder, "sentence", active, (logits,), dims, weight="pooled classes", reduced="pooled", bias="classes")
-    builder.elementwise("sentence_loss", "batch classes", (logits,), (loss,), saved=(logits,))
+    linear(builder, "sentence", active, (logits,), dims, weight="pooled classes", summed_dims="pooled", bias="classes")
+    builder.add_elementwise("sentence_loss", "batch classes", (logits,), (loss,), saved=(logits,))
     return loss
 
 
@@ -192,29 +195,29 @@ class T5:
 
     def graph(self, sequence: int, precision: str) -> OperatorGraph:
         """Return the operator graph of one sample of ``sequence`` tokens in and ``target_sequence`` out."""
-        parts = _Parts(self, sequence, precision)
+        parts = _T5Blocks(self, sequence, precision)
         table = ("embedding", "table")
         tied = [(table, (parts.first_decoder, "table"))]
         if self.tied_embeddings:
             tied.append((table, ("head", "output_weight")))
-        blocks = (parts.embedding(), *parts.encoder(), *parts.decoder(), parts.head())
+        blocks = (parts.build_embedding(), *parts.build_encoder(), *parts.build_decoder(), parts.build_head())
         return OperatorGraph(self.name, blocks, sequence, tuple(tied))
 
 
-_FFN_KINDS = ("relu", *GATED)
+_FFN_KINDS = ("relu", *GATED_KINDS)
 
 
-class _Parts:
+class _T5Blocks:
     """The blocks of one T5 for one sample."""
 
     first_decoder = "first_decoder_layer"
 
     def __init__(self, spec: T5, sequence: int, precision: str) -> None:
         self.spec, self.sequence, self.precision = spec, sequence, precision
-        self.target = spec.target_sequence or sequence
-        self.how = Attention(kernel=UNFUSED, causal=False, dropout=spec.dropout, position_bias="position_bias")
+        self.target_tokens = spec.target_sequence or sequence
+        self.attention = Attention(kernel=UNFUSED, causal=False, dropout=spec.dropout, position_bias="position_bias")
 
-    def _builder(self, tokens: int) -> BlockBuilder:
+    def _make_builder(self, tokens: int) -> BlockBuilder:
         sizes = {
             "sequence": tokens,
             "key": tokens,
@@ -228,89 +231,95 @@ class _Parts:
         }
         return BlockBuilder(self.precision, sizes)
 
-    def _residual(self, builder: BlockBuilder, name: str, branch: str, source: str) -> str:
-        return residual(builder, name, (branch,), source, drop=self.spec.dropout)
+    def _add_residual(self, builder: BlockBuilder, name: str, branch_output: str, source: str) -> str:
+        return residual(builder, name, (branch_output,), source, with_dropout=self.spec.dropout)
 
-    def _embedded(self, builder: BlockBuilder, tokens: str, output: str) -> str:
+    def _embed_tokens(self, builder: BlockBuilder, tokens: str, output: str) -> str:
         embedded = token_embedding(builder, tokens, f"{output}_embedded")
-        return dropout(builder, "embedding_dropout", (embedded,), output, f"{output}_mask", on=self.spec.dropout)
+        return dropout(builder, "embedding_dropout", (embedded,), output, f"{output}_mask", is_active=self.spec.dropout)
 
-    def embedding(self) -> Block:
-        builder = self._builder(self.sequence)
-        return builder.block("embedding", ("tokens",), (self._embedded(builder, "tokens", "x"),))
+    def build_embedding(self) -> Block:
+        builder = self._make_builder(self.sequence)
+        return builder.build_block("embedding", ("tokens",), (self._embed_tokens(builder, "tokens", "x"),))
 
-    def encoder(self) -> tuple[Block, ...]:
+    def build_encoder(self) -> tuple[Block, ...]:
         """Return the first layer of the encoder, with the table of the position bias, and the others."""
-        builder = self._builder(self.sequence)
-        x = builder.tensor("x", TOKENS)
-        bias = _position_bias(builder)
-        out = self._feed_forward(builder, self._attend(builder, x))
-        first = builder.block("first_encoder_layer", (x,), (out, bias), layer=True)
+        builder = self._make_builder(self.sequence)
+        x = builder.add_tensor("x", TOKEN_DIMS)
+        bias = _look_up_position_bias(builder)
+        out = self._add_feed_forward(builder, self._add_attention(builder, x))
+        first_layer = builder.build_block("first_encoder_layer", (x,), (out, bias), layer=True)
         if self.spec.layers == 1:
-            return (first,)
-        builder = self._builder(self.sequence)
-        x, bias = builder.tensor("x", TOKENS), _carried_bias(builder)
-        out = self._feed_forward(builder, self._attend(builder, x))
-        return first, builder.block("encoder_layers", (x, bias), (out, bias), self.spec.layers - 1, layer=True)
+            return (first_layer,)
+        builder = self._make_builder(self.sequence)
+        x, bias = builder.add_tensor("x", TOKEN_DIMS), _add_position_bias_tensor(builder)
+        out = self._add_feed_forward(builder, self._add_attention(builder, x))
+        return first_layer, builder.build_block(
+            "encoder_layers", (x, bias), (out, bias), self.spec.layers - 1, layer=True
+        )
 
-    def decoder(self) -> tuple[Block, ...]:
+    def build_decoder(self) -> tuple[Block, ...]:
         """Return the first layer of the decoder, which embeds its tokens, and the others."""
-        builder = self._builder(self.target)
-        memory = builder.tensor("encoder_x", "batch source hidden")
-        unused = builder.tensor("encoder_position_bias", "heads source source")
+        builder = self._make_builder(self.target_tokens)
+        memory = builder.add_tensor("encoder_x", "batch source hidden")
+        unused = builder.add_tensor("encoder_position_bias", "heads source source")
         normed = norm(builder, "encoder_norm", memory, bias=False)
-        encoded = dropout(builder, "encoder_dropout", (normed,), "encoded", "encoded_mask", on=self.spec.dropout)
-        x = self._embedded(builder, "target_tokens", "x")
-        bias = _position_bias(builder)
-        out = self._decode(builder, x, encoded)
-        first = builder.block(self.first_decoder, (memory, unused), (out, bias, encoded), layer=True)
+        encoded = dropout(builder, "encoder_dropout", (normed,), "encoded", "encoded_mask", is_active=self.spec.dropout)
+        x = self._embed_tokens(builder, "target_tokens", "x")
+        bias = _look_up_position_bias(builder)
+        out = self._add_decoder_layer(builder, x, encoded)
+        first_layer = builder.build_block(self.first_decoder, (memory, unused), (out, bias, encoded), layer=True)
         layers = (self.spec.decoder_layers or self.spec.layers) - 1
         if not layers:
-            return (first,)
-        builder = self._builder(self.target)
-        x, bias, encoded = self._carried(builder)
-        out = self._decode(builder, x, encoded)
-        return first, builder.block("decoder_layers", (x, bias, encoded), (out, bias, encoded), layers, layer=True)
+            return (first_layer,)
+        builder = self._make_builder(self.target_tokens)
+        x, bias, encoded = self._add_carried(builder)
+        out = self._add_decoder_layer(builder, x, encoded)
+        return first_layer, builder.build_block(
+            "decoder_layers", (x, bias, encoded), (out, bias, encoded), layers, layer=True
+        )
 
-    def _carried(self, builder: BlockBuilder) -> tuple[str, str, str]:
-        encoded = builder.tensor("encoded", "batch source hidden")
-        return builder.tensor("x", TOKENS), _carried_bias(builder), encoded
+    def _add_carried(self, builder: BlockBuilder) -> tuple[str, str, str]:
+        encoded = builder.add_tensor("encoded", "batch source hidden")
+        return builder.add_tensor("x", TOKEN_DIMS), _add_position_bias_tensor(builder), encoded
 
-    def _decode(self, builder: BlockBuilder, x: str, encoded: str) -> str:
-        middle = self._attend(builder, x)
+    def _add_decoder_layer(self, builder: BlockBuilder, x: str, encoded: str) -> str:
+        middle = self._add_attention(builder, x)
         normed = norm(builder, "cross_norm", middle, bias=False)
-        how = Attention(kernel=UNFUSED, causal=False, dropout=self.spec.dropout, prefix="cross_")
-        crossed = cross_attention(builder, normed, encoded, how, "hidden")
-        return self._feed_forward(builder, self._residual(builder, "cross_residual", crossed, middle))
+        attention = Attention(kernel=UNFUSED, causal=False, dropout=self.spec.dropout, prefix="cross_")
+        crossed = cross_attention(builder, normed, encoded, attention, "hidden")
+        return self._add_feed_forward(builder, self._add_residual(builder, "cross_residual", crossed, middle))
 
-    def _attend(self, builder: BlockBuilder, x: str) -> str:
-        attended = self_attention(builder, norm(builder, "input_norm", x, bias=False), self.how)
-        return self._residual(builder, "attention_residual", attended, x)
+    def _add_attention(self, builder: BlockBuilder, x: str) -> str:
+        attended = self_attention(builder, norm(builder, "input_norm", x, bias=False), self.attention)
+        return self._add_residual(builder, "attention_residual", attended, x)
 
-    def _feed_forward(self, builder: BlockBuilder, x: str) -> str:
+    def _add_feed_forward(self, builder: BlockBuilder, x: str) -> str:
         normed = norm(builder, "feed_forward_norm", x, bias=False)
-        narrow = feed_forward(builder, normed, gated=self.spec.ffn_kind in GATED, bias=False)
-        return self._residual(builder, "feed_forward_residual", narrow, x)
+        narrow = feed_forward(builder, normed, gated=self.spec.ffn_kind in GATED_KINDS, bias=False)
+        return self._add_residual(builder, "feed_forward_residual", narrow, x)
 
-    def head(self) -> Block:
-        builder = self._builder(self.target)
-        x, bias, encoded = self._carried(builder)
+    def build_head(self) -> Block:
+        builder = self._make_builder(self.target_tokens)
+        x, bias, encoded = self._add_carried(builder)
         normed = norm(builder, "final_norm", x, bias=False)
-        on, mask = self.spec.dropout, "final_mask"
-        loss = vocabulary_loss(builder, dropout(builder, "final_dropout", (normed,), "final", mask, on=on))
-        return builder.block("head", (x, bias, encoded), (loss,))
+        with_dropout, mask = self.spec.dropout, "final_mask"
+        loss = vocabulary_loss(
+            builder, dropout(builder, "final_dropout", (normed,), "final", mask, is_active=with_dropout)
+        )
+        return builder.build_block("head", (x, bias, encoded), (loss,))
 
 
-def _carried_bias(builder: BlockBuilder) -> str:
-    return builder.tensor("position_bias", "heads sequence key")
+def _add_position_bias_tensor(builder: BlockBuilder) -> str:
+    return builder.add_tensor("position_bias", "heads sequence key")
 
 
-def _position_bias(builder: BlockBuilder) -> str:
+def _look_up_position_bias(builder: BlockBuilder) -> str:
     """Add the look-up of the bias of every pair of positions and return it."""
-    table = builder.tensor("relative_attention_bias", "buckets heads")
-    bias = _carried_bias(builder)
+    table = builder.add_tensor("relative_attention_bias", "buckets heads")
+    bias = _add_position_bias_tensor(builder)
     kind, dims = OperatorKind.EMBEDDING, "sequence key heads buckets"
-    builder.operator(
+    builder.add_operator(
         SymbolicOperator("relative_position", kind, dims, (), (bias,), parameters=(table,), reduced="buckets")
     )
     return bias

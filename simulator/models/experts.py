@@ -13,7 +13,7 @@ Shazeer et al. 2017, "Outrageously large neural networks"; Lepikhin et al. 2021,
 from dataclasses import dataclass
 from math import ceil
 
-from meshwise.simulator.models.layers import TOKENS, feed_forward, linear
+from meshwise.simulator.models.layers import TOKEN_DIMS, feed_forward, linear
 from meshwise.simulator.models.model import BlockBuilder, SymbolicOperator
 from meshwise.simulator.operator_graph import OperatorKind
 
@@ -56,10 +56,10 @@ class Experts:
             raise ValueError(f"top_k is at most count({self.count}), met {self.top_k}; nearest: {self.count}")
         if not 1 <= self.capacity_factor <= self.count:
             raise ValueError(f"capacity_factor is 1 to count({self.count}), met {self.capacity_factor}")
-        most = self.count / self.top_k
-        if not 1 <= self.imbalance <= most:
+        max_imbalance = self.count / self.top_k
+        if not 1 <= self.imbalance <= max_imbalance:
             raise ValueError(
-                f"imbalance is 1 to count({self.count}) / top_k({self.top_k}) = {most:g}, met {self.imbalance}"
+                f"imbalance is 1 to count({self.count}) / top_k({self.top_k}) = {max_imbalance:g}, met {self.imbalance}"
             )
 
     def sizes(self, sequence: int) -> dict[str, int]:
@@ -69,24 +69,24 @@ class Experts:
         return sizes | ({"ffn": self.shared * self.ffn} if self.shared else {})
 
 
-ROUTED = "batch experts capacity"
+ROUTED_DIMS = "batch experts capacity"
 
 
-def mixture(builder: BlockBuilder, source: str, experts: Experts, *, gated: bool) -> tuple[str, ...]:
+def mixture_of_experts(builder: BlockBuilder, source: str, experts: Experts, *, gated: bool) -> tuple[str, ...]:
     """Add a layer of experts and return its branches: the routed experts' and, if any, the shared experts'."""
-    weights, indices = _route(builder, source, experts)
-    routed = builder.tensor("dispatched", f"{ROUTED} hidden")
-    dims = f"{ROUTED} hidden"
-    builder.operator(
+    weights, indices = _route_tokens(builder, source, experts)
+    routed = builder.add_tensor("dispatched", f"{ROUTED_DIMS} hidden")
+    dims = f"{ROUTED_DIMS} hidden"
+    builder.add_operator(
         SymbolicOperator("dispatch", OperatorKind.PERMUTE, dims, (source, indices), (routed,), saved=(indices,))
     )
     returned = _expert_feed_forward(builder, routed, experts.imbalance, gated=gated)
-    combined = builder.tensor("combined", TOKENS)
-    builder.operator(
+    combined = builder.add_tensor("combined", TOKEN_DIMS)
+    builder.add_operator(
         SymbolicOperator(
             "combine",
             OperatorKind.PERMUTE,
-            f"{TOKENS} top_k",
+            f"{TOKEN_DIMS} top_k",
             (returned, weights, indices),
             (combined,),
             reduced="top_k",
@@ -98,22 +98,22 @@ def mixture(builder: BlockBuilder, source: str, experts: Experts, *, gated: bool
     return combined, feed_forward(builder, source, gated=gated, bias=False, prefix="shared_")
 
 
-def _route(builder: BlockBuilder, source: str, experts: Experts) -> tuple[str, str]:
+def _route_tokens(builder: BlockBuilder, source: str, experts: Experts) -> tuple[str, str]:
     """Add the scores of experts and the choice of the best ones, and return its weights and indices."""
     square = "batch sequence experts"
-    scores = builder.tensor("router_scores", square)
-    linear(builder, "router", source, (scores,), f"{square} hidden", weight="hidden experts", reduced="hidden")
-    probabilities = builder.tensor("router_probabilities", square, "fp32")
-    weights = builder.tensor("router_weights", "batch sequence top_k", "fp32")
-    indices = builder.tensor("router_indices", "batch sequence top_k", "int64")
-    builder.operator(
+    scores = builder.add_tensor("router_scores", square)
+    linear(builder, "router", source, (scores,), f"{square} hidden", weight="hidden experts", summed_dims="hidden")
+    probabilities = builder.add_tensor("router_probabilities", square, "fp32")
+    weights = builder.add_tensor("router_weights", "batch sequence top_k", "fp32")
+    indices = builder.add_tensor("router_indices", "batch sequence top_k", "int64")
+    builder.add_operator(
         SymbolicOperator(
             "top_k",
             OperatorKind.TOP_K,
             square,
             (scores,),
             (weights, indices),
-            parameters=(builder.tensor("score_bias", "experts"),) if experts.score_bias else (),
+            parameters=(builder.add_tensor("score_bias", "experts"),) if experts.score_bias else (),
             saved=(probabilities, indices),
         )
     )
@@ -122,36 +122,36 @@ def _route(builder: BlockBuilder, source: str, experts: Experts) -> tuple[str, s
 
 def _expert_feed_forward(builder: BlockBuilder, routed: str, imbalance: float, *, gated: bool) -> str:
     kind, width = OperatorKind.GROUPED_MATMUL, "expert_ffn gate" if gated else "expert_ffn"
-    dims = f"{ROUTED} {width}"
-    wide = builder.tensor("expert_wide", dims)
-    builder.operator(
+    dims = f"{ROUTED_DIMS} {width}"
+    wide = builder.add_tensor("expert_wide", dims)
+    builder.add_operator(
         SymbolicOperator(
             "expert_up",
             kind,
             f"{dims} hidden",
             (routed,),
             (wide,),
-            parameters=(builder.tensor("expert_up_weight", f"experts hidden {width}"),),
+            parameters=(builder.add_tensor("expert_up_weight", f"experts hidden {width}"),),
             reduced="hidden",
             flops=2.0,
             saved=(routed,),
             imbalance=imbalance,
         )
     )
-    active = builder.tensor("expert_active", f"{ROUTED} expert_ffn")
+    active = builder.add_tensor("expert_active", f"{ROUTED_DIMS} expert_ffn")
     activation = OperatorKind.ELEMENTWISE
-    builder.operator(
+    builder.add_operator(
         SymbolicOperator("expert_activation", activation, dims, (wide,), (active,), saved=(wide,), imbalance=imbalance)
     )
-    narrow = builder.tensor("expert_narrow", f"{ROUTED} hidden")
-    builder.operator(
+    narrow = builder.add_tensor("expert_narrow", f"{ROUTED_DIMS} hidden")
+    builder.add_operator(
         SymbolicOperator(
             "expert_down",
             kind,
-            f"{ROUTED} hidden expert_ffn",
+            f"{ROUTED_DIMS} hidden expert_ffn",
             (active,),
             (narrow,),
-            parameters=(builder.tensor("expert_down_weight", "experts expert_ffn hidden"),),
+            parameters=(builder.add_tensor("expert_down_weight", "experts expert_ffn hidden"),),
             reduced="expert_ffn",
             flops=2.0,
             saved=(active,),

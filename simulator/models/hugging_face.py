@@ -26,9 +26,9 @@ MAX_LEVELS = 16
 """Stages of a vision network at most."""
 CLIP_TOKENS = 77
 """Tokens of the text that Stable Diffusion reads (Radford et al. 2021, section 2.4: context 76 and the end)."""
-SHOWN = 60
+MAX_QUOTED = 60
 """Most characters of a foreign value in a message."""
-_REQUIRED = -1
+_NO_DEFAULT = -1
 
 
 class ConfigError(ValueError):
@@ -52,15 +52,15 @@ def spec_from_config(config: Mapping[str, object]) -> Model:
     """
     fields = _Fields(config)
     if "model_type" not in config and "_class_name" in config:
-        return fields.choice("_class_name", _DIFFUSERS)(fields)
-    reader = fields.choice("model_type", _FAMILIES)
+        return fields.read_choice("_class_name", _DIFFUSERS)(fields)
+    reader = fields.read_choice("model_type", _FAMILIES)
     try:
         return reader(fields)
     except ConfigError:
         raise
     except ValueError as error:
-        word = str(error).split()[0].rstrip(":")
-        raise ConfigError(_CONFIG_NAMES.get(word, "model_type"), str(error)) from None
+        blamed_field = str(error).split()[0].rstrip(":")
+        raise ConfigError(_CONFIG_NAMES.get(blamed_field, "model_type"), str(error)) from None
 
 
 _CONFIG_NAMES = {
@@ -73,7 +73,7 @@ _CONFIG_NAMES = {
 """Configuration fields by the names that constructors use in their errors."""
 
 
-def _shown(value: object) -> str:
+def _quote_value(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {None: "nothing", True: "true", False: "false"}[value]
     if isinstance(value, Mapping):
@@ -81,7 +81,7 @@ def _shown(value: object) -> str:
     if isinstance(value, list):
         return f"a list of {len(value)}"
     text = ascii(value)
-    return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
+    return text if len(text) <= MAX_QUOTED else text[: MAX_QUOTED - 3] + "..."
 
 
 class _Fields:
@@ -90,88 +90,92 @@ class _Fields:
     def __init__(self, config: Mapping[str, object]) -> None:
         self.config = config
 
-    def count(self, field: str, default: int = _REQUIRED, most: int = MAX_WIDTH, least: int = 1) -> int:
+    def read_count(self, field: str, default: int = _NO_DEFAULT, maximum: int = MAX_WIDTH, minimum: int = 1) -> int:
         """Return a whole number; ``default`` where it is missing or null."""
         value = self.config.get(field)
-        if value is None and default != _REQUIRED:
+        if value is None and default != _NO_DEFAULT:
             return default
         # JSON's true is an int to Python
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            raise ConfigError(field, f"holds a whole number from {least} to {most}, met {_shown(value)}")
+        if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
+            raise ConfigError(field, f"holds a whole number from {minimum} to {maximum}, met {_quote_value(value)}")
         return value
 
-    def layers(self, field: str = "num_hidden_layers", default: int = _REQUIRED) -> int:
+    def read_layers(self, field: str = "num_hidden_layers", default: int = _NO_DEFAULT) -> int:
         """Return a number of layers."""
-        return self.count(field, default, MAX_LAYERS)
+        return self.read_count(field, default, MAX_LAYERS)
 
-    def optional(self, field: str) -> int | None:
+    def read_optional(self, field: str) -> int | None:
         """Return a whole number, or None where it is missing or null."""
-        return self.count(field) if self.config.get(field) is not None else None
+        return self.read_count(field) if self.config.get(field) is not None else None
 
-    def flag(self, field: str, default: bool) -> bool:
+    def read_flag(self, field: str, default: bool) -> bool:
         """Return true or false."""
         value = self.config.get(field, default)
         if not isinstance(value, bool):
-            raise ConfigError(field, f"holds true or false, met {_shown(value)}")
+            raise ConfigError(field, f"holds true or false, met {_quote_value(value)}")
         return value
 
-    def drops(self, default: float, *fields: str) -> bool:
+    def has_dropout(self, default: float, *fields: str) -> bool:
         """Return whether any of the probabilities in ``fields`` is more than 0."""
-        return max(self._probability(field, default) for field in fields) > 0
+        return max(self._read_probability(field, default) for field in fields) > 0
 
-    def _probability(self, field: str, default: float) -> float:
+    def _read_probability(self, field: str, default: float) -> float:
         value = self.config.get(field, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-            raise ConfigError(field, f"holds a number from 0 to below 1, met {_shown(value)}")
+            raise ConfigError(field, f"holds a number from 0 to below 1, met {_quote_value(value)}")
         return float(value)
 
-    def counts(self, field: str, most: int = MAX_WIDTH) -> tuple[int, ...]:
+    def read_counts(self, field: str, maximum: int = MAX_WIDTH) -> tuple[int, ...]:
         """Return a list of whole numbers."""
-        values = self._list(field, f"whole numbers from 1 to {most}")
-        if not all(type(value) is int and 1 <= value <= most for value in values):
-            raise ConfigError(field, f"holds a list of whole numbers from 1 to {most}, met another value in it")
+        values = self._read_list(field, f"whole numbers from 1 to {maximum}")
+        if not all(type(value) is int and 1 <= value <= maximum for value in values):
+            raise ConfigError(field, f"holds a list of whole numbers from 1 to {maximum}, met another value in it")
         return tuple(value for value in values if isinstance(value, int))
 
-    def words(self, field: str, table: Mapping[str, T]) -> tuple[T, ...]:
+    def read_words(self, field: str, table: Mapping[str, T]) -> tuple[T, ...]:
         """Return a list of words, each replaced by its meaning in ``table``."""
-        known = ", ".join(table)
-        values = self._list(field, f"words out of {known}")
+        known_words = ", ".join(table)
+        values = self._read_list(field, f"words out of {known_words}")
         for value in values:
             if not isinstance(value, str) or value not in table:
-                raise ConfigError(field, f"holds a list of words out of {known}, met {_shown(value)}")
+                raise ConfigError(field, f"holds a list of words out of {known_words}, met {_quote_value(value)}")
         return tuple(table[str(value)] for value in values)
 
-    def _list(self, field: str, what: str) -> Sequence[object]:
+    def _read_list(self, field: str, content: str) -> Sequence[object]:
         values = self.config.get(field)
         if not isinstance(values, list) or not 1 <= len(values) <= MAX_LEVELS:
-            raise ConfigError(field, f"holds a list of 1 to {MAX_LEVELS} {what}, met {_shown(values)}")
+            raise ConfigError(field, f"holds a list of 1 to {MAX_LEVELS} {content}, met {_quote_value(values)}")
         return values
 
-    def choice(self, field: str, table: Mapping[str, T], default: str | None = None) -> T:
+    def read_choice(self, field: str, table: Mapping[str, T], default: str | None = None) -> T:
         """Return the meaning of the word in ``field``; the error of an unknown one lists the known, nearest first."""
         value = self.config.get(field)
         value = default if value is None else value
         if not isinstance(value, str) or value not in table:
-            near = get_close_matches(str(value)[:SHOWN], table, n=3, cutoff=0.4) if isinstance(value, str) else []
-            known = [*near, *(name for name in table if name not in near)]
-            raise ConfigError(field, f"holds one of {', '.join(known)}, met {_shown(value)}")
+            nearest = (
+                get_close_matches(str(value)[:MAX_QUOTED], table, n=3, cutoff=0.4) if isinstance(value, str) else []
+            )
+            known_words = [*nearest, *(name for name in table if name not in nearest)]
+            raise ConfigError(field, f"holds one of {', '.join(known_words)}, met {_quote_value(value)}")
         return table[value]
 
-    def only(self, **wanted: object) -> None:
+    def require_values(self, **required: object) -> None:
         """Check fields that may have one value only, which is also their default."""
-        for field, value in wanted.items():
-            met = self.config.get(field, value)
-            if met != value or isinstance(met, bool) != isinstance(value, bool):
-                raise ConfigError(field, f"holds {_shown_value(value)} in the models known here, met {_shown(met)}")
+        for field, value in required.items():
+            actual = self.config.get(field, value)
+            if actual != value or isinstance(actual, bool) != isinstance(value, bool):
+                raise ConfigError(
+                    field, f"holds {_quote_allowed(value)} in the models known here, met {_quote_value(actual)}"
+                )
 
-    def labels(self) -> int:
+    def count_labels(self) -> int:
         """Return the number of classes: two where a configuration states none."""
         names = self.config.get("id2label")
-        return self.count("num_labels", len(names) if isinstance(names, Mapping) and names else 2)
+        return self.read_count("num_labels", len(names) if isinstance(names, Mapping) and names else 2)
 
 
-def _shown_value(value: object) -> str:
-    return "an empty list" if value == [] else _shown(value)
+def _quote_allowed(value: object) -> str:
+    return "an empty list" if value == [] else _quote_value(value)
 
 
 _GELU = dict.fromkeys(("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu"), "gelu")
@@ -179,39 +183,39 @@ _SILU = {"silu": "swiglu", "swish": "swiglu"}
 _GATED_GELU = dict.fromkeys(("gelu", "gelu_pytorch_tanh"), "geglu")
 
 
-def _gpt2(config: _Fields) -> Transformer:
-    hidden, heads = config.count("n_embd"), config.count("n_head")
-    config.only(add_cross_attention=False)
+def _read_gpt2(config: _Fields) -> Transformer:
+    hidden, heads = config.read_count("n_embd"), config.read_count("n_head")
+    config.require_values(add_cross_attention=False)
     return Transformer(
-        layers=config.layers("n_layer"),
+        layers=config.read_layers("n_layer"),
         hidden=hidden,
         heads=heads,
         kv_heads=heads,
-        ffn=config.count("n_inner", 4 * hidden),
-        vocab=config.count("vocab_size"),
-        ffn_kind=config.choice("activation_function", _GELU, "gelu_new"),
-        tied_embeddings=config.flag("tie_word_embeddings", True),
-        dropout=config.drops(0.1, "resid_pdrop", "embd_pdrop", "attn_pdrop"),
-        max_positions=config.count("n_positions"),
+        ffn=config.read_count("n_inner", 4 * hidden),
+        vocab=config.read_count("vocab_size"),
+        ffn_kind=config.read_choice("activation_function", _GELU, "gelu_new"),
+        tied_embeddings=config.read_flag("tie_word_embeddings", True),
+        dropout=config.has_dropout(0.1, "resid_pdrop", "embd_pdrop", "attn_pdrop"),
+        max_positions=config.read_count("n_positions"),
         name="gpt2",
     )
 
 
-def _gpt_neox(config: _Fields) -> Transformer:
-    heads = config.count("num_attention_heads")
-    config.only(attention_bias=True)
+def _read_gpt_neox(config: _Fields) -> Transformer:
+    heads = config.read_count("num_attention_heads")
+    config.require_values(attention_bias=True)
     return Transformer(
-        layers=config.layers(),
-        hidden=config.count("hidden_size"),
+        layers=config.read_layers(),
+        hidden=config.read_count("hidden_size"),
         heads=heads,
         kv_heads=heads,
-        ffn=config.count("intermediate_size"),
-        vocab=config.count("vocab_size"),
-        ffn_kind=config.choice("hidden_act", _GELU, "gelu"),
-        tied_embeddings=config.flag("tie_word_embeddings", False),
-        dropout=config.drops(0.0, "hidden_dropout", "attention_dropout"),
+        ffn=config.read_count("intermediate_size"),
+        vocab=config.read_count("vocab_size"),
+        ffn_kind=config.read_choice("hidden_act", _GELU, "gelu"),
+        tied_embeddings=config.read_flag("tie_word_embeddings", False),
+        dropout=config.has_dropout(0.0, "hidden_dropout", "attention_dropout"),
         positions="rotary",
-        parallel_residual=config.flag("use_parallel_residual", True),
+        parallel_residual=config.read_flag("use_parallel_residual", True),
         name="gpt_neox",
     )
 
@@ -241,7 +245,7 @@ class _Family:
     qk_norm: bool = False
 
 
-def _decoder(
+def _read_decoder(
     config: _Fields,
     family: _Family,
     *,
@@ -250,18 +254,18 @@ def _decoder(
     latent: LatentAttention | None = None,
 ) -> Transformer:
     """Return a decoder with root-mean-square norms, rotary positions and gated feed-forward layers."""
-    heads = config.count("num_attention_heads")
-    channels = None if latent else config.optional("head_dim") or family.head_dim
+    heads = config.read_count("num_attention_heads")
+    channels = None if latent else config.read_optional("head_dim") or family.head_dim
     return Transformer(
-        layers=config.layers(),
-        hidden=config.count("hidden_size"),
+        layers=config.read_layers(),
+        hidden=config.read_count("hidden_size"),
         heads=heads,
-        kv_heads=config.count("num_key_value_heads", heads if family.every_head else _REQUIRED),
-        ffn=config.count("intermediate_size"),
-        vocab=config.count("vocab_size"),
-        ffn_kind=config.choice("hidden_act", family.activations, next(iter(family.activations))),
-        tied_embeddings=config.flag("tie_word_embeddings", family.tied),
-        dropout=config.drops(0.0, "attention_dropout"),
+        kv_heads=config.read_count("num_key_value_heads", heads if family.every_head else _NO_DEFAULT),
+        ffn=config.read_count("intermediate_size"),
+        vocab=config.read_count("vocab_size"),
+        ffn_kind=config.read_choice("hidden_act", family.activations, next(iter(family.activations))),
+        tied_embeddings=config.read_flag("tie_word_embeddings", family.tied),
+        dropout=config.has_dropout(0.0, "attention_dropout"),
         positions="rotary",
         kv_channels=channels,
         biases=family.biases,
@@ -273,157 +277,165 @@ def _decoder(
     )
 
 
-def _llama(config: _Fields) -> Transformer:
-    config.only(attention_bias=False, mlp_bias=False)
-    return _decoder(config, _Family("llama", _SILU, every_head=True))
+def _read_llama(config: _Fields) -> Transformer:
+    config.require_values(attention_bias=False, mlp_bias=False)
+    return _read_decoder(config, _Family("llama", _SILU, every_head=True))
 
 
-def _mistral(config: _Fields) -> Transformer:
+def _read_mistral(config: _Fields) -> Transformer:
     # transformers' default is 4096, but an explicit null means no window
-    stated = "sliding_window" in config.config
-    return _decoder(config, _Family("mistral", _SILU), window=config.optional("sliding_window") if stated else 4096)
-
-
-def _mixtral(config: _Fields) -> Transformer:
-    experts = Experts(
-        config.count("num_local_experts"), config.count("num_experts_per_tok"), config.count("intermediate_size")
+    is_stated = "sliding_window" in config.config
+    return _read_decoder(
+        config, _Family("mistral", _SILU), window=config.read_optional("sliding_window") if is_stated else 4096
     )
-    return _decoder(config, _Family("mixtral", _SILU), window=config.optional("sliding_window"), experts=experts)
 
 
-def _qwen2(config: _Fields) -> Transformer:
-    config.only(use_sliding_window=False)
-    return _decoder(config, _Family("qwen2", _SILU, biases="qkv"))
+def _read_mixtral(config: _Fields) -> Transformer:
+    experts = Experts(
+        config.read_count("num_local_experts"),
+        config.read_count("num_experts_per_tok"),
+        config.read_count("intermediate_size"),
+    )
+    return _read_decoder(
+        config, _Family("mixtral", _SILU), window=config.read_optional("sliding_window"), experts=experts
+    )
 
 
-def _qwen3(config: _Fields) -> Transformer:
-    config.only(use_sliding_window=False, attention_bias=False)
-    return _decoder(config, _Family("qwen3", _SILU, head_dim=128, qk_norm=True))
+def _read_qwen2(config: _Fields) -> Transformer:
+    config.require_values(use_sliding_window=False)
+    return _read_decoder(config, _Family("qwen2", _SILU, biases="qkv"))
 
 
-def _qwen3_moe(config: _Fields) -> Transformer:
-    config.only(use_sliding_window=False, attention_bias=False, decoder_sparse_step=1, mlp_only_layers=[])
-    count, top_k = config.count("num_experts"), config.count("num_experts_per_tok")
-    experts = Experts(count, top_k, config.count("moe_intermediate_size"))
-    return _decoder(config, _Family("qwen3_moe", _SILU, head_dim=128, qk_norm=True), experts=experts)
+def _read_qwen3(config: _Fields) -> Transformer:
+    config.require_values(use_sliding_window=False, attention_bias=False)
+    return _read_decoder(config, _Family("qwen3", _SILU, head_dim=128, qk_norm=True))
 
 
-def _gemma(config: _Fields) -> Transformer:
-    config.only(attention_bias=False)
-    config.choice("hidden_activation", _GATED_GELU, "gelu_pytorch_tanh")
-    return _decoder(config, _Family("gemma", _GATED_GELU, tied=True, head_dim=256))
+def _read_qwen3_moe(config: _Fields) -> Transformer:
+    config.require_values(use_sliding_window=False, attention_bias=False, decoder_sparse_step=1, mlp_only_layers=[])
+    count, top_k = config.read_count("num_experts"), config.read_count("num_experts_per_tok")
+    experts = Experts(count, top_k, config.read_count("moe_intermediate_size"))
+    return _read_decoder(config, _Family("qwen3_moe", _SILU, head_dim=128, qk_norm=True), experts=experts)
 
 
-def _deepseek(config: _Fields, name: str, *, score_bias: bool) -> Transformer:
-    config.only(attention_bias=False, moe_layer_freq=1)
+def _read_gemma(config: _Fields) -> Transformer:
+    config.require_values(attention_bias=False)
+    config.read_choice("hidden_activation", _GATED_GELU, "gelu_pytorch_tanh")
+    return _read_decoder(config, _Family("gemma", _GATED_GELU, tied=True, head_dim=256))
+
+
+def _read_deepseek(config: _Fields, name: str, *, score_bias: bool) -> Transformer:
+    config.require_values(attention_bias=False, moe_layer_freq=1)
     latent = LatentAttention(
-        kv_rank=config.count("kv_lora_rank"),
-        nope_dim=config.count("qk_nope_head_dim"),
-        rope_dim=config.count("qk_rope_head_dim"),
-        value_dim=config.count("v_head_dim"),
-        q_rank=config.optional("q_lora_rank"),
+        kv_rank=config.read_count("kv_lora_rank"),
+        nope_dim=config.read_count("qk_nope_head_dim"),
+        rope_dim=config.read_count("qk_rope_head_dim"),
+        value_dim=config.read_count("v_head_dim"),
+        q_rank=config.read_optional("q_lora_rank"),
     )
     experts = Experts(
-        config.count("n_routed_experts"),
-        config.count("num_experts_per_tok"),
-        config.count("moe_intermediate_size"),
-        shared=config.count("n_shared_experts", 0, least=0),
-        dense_layers=config.count("first_k_dense_replace", 0, MAX_LAYERS, least=0),
+        config.read_count("n_routed_experts"),
+        config.read_count("num_experts_per_tok"),
+        config.read_count("moe_intermediate_size"),
+        shared=config.read_count("n_shared_experts", 0, minimum=0),
+        dense_layers=config.read_count("first_k_dense_replace", 0, MAX_LAYERS, minimum=0),
         score_bias=score_bias,
     )
-    return _decoder(config, _Family(name, _SILU), experts=experts, latent=latent)
+    return _read_decoder(config, _Family(name, _SILU), experts=experts, latent=latent)
 
 
-def _deepseek_v2(config: _Fields) -> Transformer:
-    return _deepseek(config, "deepseek_v2", score_bias=False)
+def _read_deepseek_v2(config: _Fields) -> Transformer:
+    return _read_deepseek(config, "deepseek_v2", score_bias=False)
 
 
-def _deepseek_v3(config: _Fields) -> Transformer:
-    return _deepseek(config, "deepseek_v3", score_bias=True)
+def _read_deepseek_v3(config: _Fields) -> Transformer:
+    return _read_deepseek(config, "deepseek_v3", score_bias=True)
 
 
-def _bert(config: _Fields) -> Bert:
-    config.choice("hidden_act", _GELU | {"relu": "relu"}, "gelu")
-    config.only(is_decoder=False, tie_word_embeddings=True)
+def _read_bert(config: _Fields) -> Bert:
+    config.read_choice("hidden_act", _GELU | {"relu": "relu"}, "gelu")
+    config.require_values(is_decoder=False, tie_word_embeddings=True)
     return Bert(
-        layers=config.layers(),
-        hidden=config.count("hidden_size"),
-        heads=config.count("num_attention_heads"),
-        ffn=config.count("intermediate_size"),
-        vocab=config.count("vocab_size"),
-        max_positions=config.count("max_position_embeddings", 512),
-        types=config.count("type_vocab_size", 2),
-        dropout=config.drops(0.1, "hidden_dropout_prob", "attention_probs_dropout_prob"),
+        layers=config.read_layers(),
+        hidden=config.read_count("hidden_size"),
+        heads=config.read_count("num_attention_heads"),
+        ffn=config.read_count("intermediate_size"),
+        vocab=config.read_count("vocab_size"),
+        max_positions=config.read_count("max_position_embeddings", 512),
+        types=config.read_count("type_vocab_size", 2),
+        dropout=config.has_dropout(0.1, "hidden_dropout_prob", "attention_probs_dropout_prob"),
         name="bert",
     )
 
 
-def _t5(config: _Fields) -> T5:
+def _read_t5(config: _Fields) -> T5:
     kinds = {"relu": "relu", "gated-gelu": "geglu", "gated-silu": "swiglu"}
-    layers = config.layers("num_layers")
-    decoder = config.layers("num_decoder_layers", layers)
+    layers = config.read_layers("num_layers")
+    decoder = config.read_layers("num_decoder_layers", layers)
     return T5(
         layers=layers,
-        hidden=config.count("d_model"),
-        heads=config.count("num_heads"),
-        head_dim=config.count("d_kv"),
-        ffn=config.count("d_ff"),
-        vocab=config.count("vocab_size"),
+        hidden=config.read_count("d_model"),
+        heads=config.read_count("num_heads"),
+        head_dim=config.read_count("d_kv"),
+        ffn=config.read_count("d_ff"),
+        vocab=config.read_count("vocab_size"),
         decoder_layers=None if decoder == layers else decoder,
-        buckets=config.count("relative_attention_num_buckets", 32),
-        ffn_kind=config.choice("feed_forward_proj", kinds, "relu"),
-        tied_embeddings=config.flag("tie_word_embeddings", True),
-        dropout=config.drops(0.1, "dropout_rate"),
+        buckets=config.read_count("relative_attention_num_buckets", 32),
+        ffn_kind=config.read_choice("feed_forward_proj", kinds, "relu"),
+        tied_embeddings=config.read_flag("tie_word_embeddings", True),
+        dropout=config.has_dropout(0.1, "dropout_rate"),
         name="t5",
     )
 
 
-def _vit(config: _Fields) -> VisionTransformer:
-    config.choice("hidden_act", _GELU, "gelu")
-    config.only(qkv_bias=True)
+def _read_vit(config: _Fields) -> VisionTransformer:
+    config.read_choice("hidden_act", _GELU, "gelu")
+    config.require_values(qkv_bias=True)
     return VisionTransformer(
-        layers=config.layers(),
-        hidden=config.count("hidden_size"),
-        heads=config.count("num_attention_heads"),
-        ffn=config.count("intermediate_size"),
-        patch=config.count("patch_size", 16),
-        image=config.count("image_size", 224, 100_000),
-        channels=config.count("num_channels", 3),
-        classes=config.labels(),
-        dropout=config.drops(0.0, "hidden_dropout_prob", "attention_probs_dropout_prob"),
+        layers=config.read_layers(),
+        hidden=config.read_count("hidden_size"),
+        heads=config.read_count("num_attention_heads"),
+        ffn=config.read_count("intermediate_size"),
+        patch=config.read_count("patch_size", 16),
+        image=config.read_count("image_size", 224, 100_000),
+        channels=config.read_count("num_channels", 3),
+        classes=config.count_labels(),
+        dropout=config.has_dropout(0.0, "hidden_dropout_prob", "attention_probs_dropout_prob"),
         name="vit",
     )
 
 
-def _resnet(config: _Fields) -> ResNet:
-    config.only(layer_type="bottleneck", downsample_in_first_stage=False, downsample_in_bottleneck=False)
-    depths, stem = config.counts("depths", MAX_LAYERS), config.count("embedding_size", 64)
-    widths = config.counts("hidden_sizes")
+def _read_resnet(config: _Fields) -> ResNet:
+    config.require_values(layer_type="bottleneck", downsample_in_first_stage=False, downsample_in_bottleneck=False)
+    depths, stem = config.read_counts("depths", MAX_LAYERS), config.read_count("embedding_size", 64)
+    widths = config.read_counts("hidden_sizes")
     expected = tuple(EXPANSION * stem * 2**stage for stage in range(len(depths)))
     if widths != expected:
         raise ConfigError("hidden_sizes", f"holds {list(expected)} for these depths, met {list(widths)}")
-    channels = config.count("num_channels", 3)
-    return ResNet(depths=depths, stem=stem, channels=channels, classes=config.labels(), name="resnet")
+    channels = config.read_count("num_channels", 3)
+    return ResNet(depths=depths, stem=stem, channels=channels, classes=config.count_labels(), name="resnet")
 
 
-def _unet(config: _Fields) -> UNet:
-    config.only(transformer_layers_per_block=1, use_linear_projection=False, dual_cross_attention=False)
-    config.only(num_attention_heads=None, addition_embed_type=None, class_embed_type=None, only_cross_attention=False)
-    channels = config.count("in_channels")
-    config.only(out_channels=channels, mid_block_type="UNetMidBlock2DCrossAttn")
-    attends = config.words("down_block_types", {"CrossAttnDownBlock2D": True, "DownBlock2D": False})
-    up = config.words("up_block_types", {"CrossAttnUpBlock2D": True, "UpBlock2D": False})
-    if up != attends[::-1]:
+def _read_unet(config: _Fields) -> UNet:
+    config.require_values(transformer_layers_per_block=1, use_linear_projection=False, dual_cross_attention=False)
+    config.require_values(
+        num_attention_heads=None, addition_embed_type=None, class_embed_type=None, only_cross_attention=False
+    )
+    channels = config.read_count("in_channels")
+    config.require_values(out_channels=channels, mid_block_type="UNetMidBlock2DCrossAttn")
+    down_attends = config.read_words("down_block_types", {"CrossAttnDownBlock2D": True, "DownBlock2D": False})
+    up_attends = config.read_words("up_block_types", {"CrossAttnUpBlock2D": True, "UpBlock2D": False})
+    if up_attends != down_attends[::-1]:
         raise ConfigError("up_block_types", "holds down_block_types in reverse order, met another order")
     try:
         return UNet(
-            widths=config.counts("block_out_channels"),
-            attends=attends,
-            depth=config.count("layers_per_block", most=MAX_LEVELS),
-            heads=config.count("attention_head_dim", 8),
-            image=config.count("sample_size", most=100_000),
+            widths=config.read_counts("block_out_channels"),
+            attends=down_attends,
+            depth=config.read_count("layers_per_block", maximum=MAX_LEVELS),
+            heads=config.read_count("attention_head_dim", 8),
+            image=config.read_count("sample_size", maximum=100_000),
             text=CLIP_TOKENS,
-            text_width=config.count("cross_attention_dim"),
+            text_width=config.read_count("cross_attention_dim"),
             channels=channels,
             name="unet",
         )
@@ -434,20 +446,20 @@ def _unet(config: _Fields) -> UNet:
 
 
 _FAMILIES: dict[str, Callable[[_Fields], Model]] = {
-    "gpt2": _gpt2,
-    "gpt_neox": _gpt_neox,
-    "llama": _llama,
-    "mistral": _mistral,
-    "mixtral": _mixtral,
-    "qwen2": _qwen2,
-    "qwen3": _qwen3,
-    "qwen3_moe": _qwen3_moe,
-    "gemma": _gemma,
-    "deepseek_v2": _deepseek_v2,
-    "deepseek_v3": _deepseek_v3,
-    "bert": _bert,
-    "t5": _t5,
-    "vit": _vit,
-    "resnet": _resnet,
+    "gpt2": _read_gpt2,
+    "gpt_neox": _read_gpt_neox,
+    "llama": _read_llama,
+    "mistral": _read_mistral,
+    "mixtral": _read_mixtral,
+    "qwen2": _read_qwen2,
+    "qwen3": _read_qwen3,
+    "qwen3_moe": _read_qwen3_moe,
+    "gemma": _read_gemma,
+    "deepseek_v2": _read_deepseek_v2,
+    "deepseek_v3": _read_deepseek_v3,
+    "bert": _read_bert,
+    "t5": _read_t5,
+    "vit": _read_vit,
+    "resnet": _read_resnet,
 }
-_DIFFUSERS: dict[str, Callable[[_Fields], Model]] = {"UNet2DConditionModel": _unet}
+_DIFFUSERS: dict[str, Callable[[_Fields], Model]] = {"UNet2DConditionModel": _read_unet}

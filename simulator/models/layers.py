@@ -10,7 +10,7 @@ dims ``input_height input_width``.
 from meshwise.simulator.models.model import BlockBuilder, SymbolicOperator
 from meshwise.simulator.operator_graph import OperatorKind
 
-TOKENS = "batch sequence hidden"
+TOKEN_DIMS = "batch sequence hidden"
 
 
 def linear(
@@ -21,14 +21,14 @@ def linear(
     dims: str,
     *,
     weight: str,
-    reduced: str,
+    summed_dims: str,
     bias: str = "",
 ) -> None:
     """Add a product with a weight, and with a bias if ``bias`` has dims; backward reads the input."""
-    parameters = [builder.tensor(f"{name}_weight", weight)]
+    parameters = [builder.add_tensor(f"{name}_weight", weight)]
     if bias:
-        parameters.append(builder.tensor(f"{name}_bias", bias))
-    builder.operator(
+        parameters.append(builder.add_tensor(f"{name}_bias", bias))
+    builder.add_operator(
         SymbolicOperator(
             name,
             OperatorKind.MATMUL,
@@ -36,7 +36,7 @@ def linear(
             (source,),
             outputs,
             parameters=tuple(parameters),
-            reduced=reduced,
+            reduced=summed_dims,
             flops=2.0,
             saved=(source,),
         )
@@ -44,19 +44,19 @@ def linear(
 
 
 def norm(
-    builder: BlockBuilder, name: str, source: str, *, bias: bool, over: str = "hidden", output: str | None = None
+    builder: BlockBuilder, name: str, source: str, *, bias: bool, dim: str = "hidden", output: str | None = None
 ) -> str:
     """Add a norm along ``dim`` with a weight (and bias) and return its output; backward reads the input.
 
     Its statistics are a mean and a mean square with a bias (Ba et al. 2016, "Layer normalization"), only a mean square
     without (Zhang and Sennrich 2019, "Root mean square layer normalization"); backward needs equally many.
     """
-    dims = builder.dims(source)
-    out = builder.tensor(output or f"{name}_out", dims)
-    parameters = [builder.tensor(f"{name}_weight", over)]
+    dims = builder.tensor_dims(source)
+    out = builder.add_tensor(output or f"{name}_out", dims)
+    parameters = [builder.add_tensor(f"{name}_weight", dim)]
     if bias:
-        parameters.append(builder.tensor(f"{name}_bias", over))
-    builder.operator(
+        parameters.append(builder.add_tensor(f"{name}_bias", dim))
+    builder.add_operator(
         SymbolicOperator(
             name,
             OperatorKind.NORM,
@@ -65,7 +65,7 @@ def norm(
             (out,),
             parameters=tuple(parameters),
             saved=(source,),
-            statistics=((over, 2 if bias else 1),),
+            statistics=((dim, 2 if bias else 1),),
         )
     )
     return out
@@ -78,35 +78,41 @@ def dropout(
     output: str,
     mask: str,
     *,
-    on: bool,
+    is_active: bool,
     parameters: tuple[str, ...] = (),
 ) -> str:
     """Add the fused sum of ``inputs`` and parameters, with dropout if ``is_active``: then backward reads the mask."""
-    dims = builder.dims(inputs[0])
-    out = builder.tensor(output, dims)
-    kind = OperatorKind.DROPOUT if on else OperatorKind.ELEMENTWISE
-    saved = (builder.tensor(mask, dims, "mask"),) if on else ()
-    builder.operator(SymbolicOperator(name, kind, dims, inputs, (out,), parameters=parameters, saved=saved))
+    dims = builder.tensor_dims(inputs[0])
+    out = builder.add_tensor(output, dims)
+    kind = OperatorKind.DROPOUT if is_active else OperatorKind.ELEMENTWISE
+    saved = (builder.add_tensor(mask, dims, "mask"),) if is_active else ()
+    builder.add_operator(SymbolicOperator(name, kind, dims, inputs, (out,), parameters=parameters, saved=saved))
     return out
 
 
 def residual(
-    builder: BlockBuilder, name: str, branches: tuple[str, ...], source: str, *, drop: bool, output: str | None = None
+    builder: BlockBuilder,
+    name: str,
+    branches: tuple[str, ...],
+    source: str,
+    *,
+    with_dropout: bool,
+    output: str | None = None,
 ) -> str:
     """Add the sum of branches and their source and return it."""
-    return dropout(builder, name, (*branches, source), output or f"{name}_out", f"{name}_mask", on=drop)
+    return dropout(builder, name, (*branches, source), output or f"{name}_out", f"{name}_mask", is_active=with_dropout)
 
 
 def token_embedding(builder: BlockBuilder, tokens: str = "tokens", output: str = "embedded") -> str:
     """Add the look-up of tokens in a table and return the rows."""
-    builder.tensor(tokens, "batch sequence", "int64")
-    builder.tensor("table", "vocab hidden")
-    out = builder.tensor(output, TOKENS)
-    builder.operator(
+    builder.add_tensor(tokens, "batch sequence", "int64")
+    builder.add_tensor("table", "vocab hidden")
+    out = builder.add_tensor(output, TOKEN_DIMS)
+    builder.add_operator(
         SymbolicOperator(
             "token",
             OperatorKind.EMBEDDING,
-            f"{TOKENS} vocab",
+            f"{TOKEN_DIMS} vocab",
             (tokens,),
             (out,),
             parameters=("table",),
@@ -119,16 +125,16 @@ def token_embedding(builder: BlockBuilder, tokens: str = "tokens", output: str =
 
 def vocabulary_loss(builder: BlockBuilder, source: str, *, bias: bool = False) -> str:
     """Add the product with the output weight and the cross-entropy of tokens, and return the loss."""
-    weight = (builder.tensor("output_weight", "hidden vocab"),)
-    logits = builder.tensor("logits", "batch sequence vocab", "fp32")
-    builder.operator(
+    weight = (builder.add_tensor("output_weight", "hidden vocab"),)
+    logits = builder.add_tensor("logits", "batch sequence vocab", "fp32")
+    builder.add_operator(
         SymbolicOperator(
             "logits",
             OperatorKind.MATMUL,
             "batch sequence vocab hidden",
             (source,),
             (logits,),
-            parameters=(*weight, builder.tensor("output_bias", "vocab")) if bias else weight,
+            parameters=(*weight, builder.add_tensor("output_bias", "vocab")) if bias else weight,
             reduced="hidden",
             flops=2.0,
             saved=(source,),
@@ -141,25 +147,25 @@ def cross_entropy(builder: BlockBuilder, logits: str, dims: str, classes: str, s
     """Add the cross-entropy over ``classes`` and return the loss, summed along ``summed``."""
     # with the vocabulary cut, each of the three is summed over ranks (Shoeybi et al. 2019, section 3)
     names = ("largest_logit", "sum_of_exponentials", "target_logit")
-    parts = tuple(builder.tensor(name, dims, "fp32") for name in names)
+    terms = tuple(builder.add_tensor(name, dims, "fp32") for name in names)
     kind = OperatorKind.CROSS_ENTROPY
-    builder.operator(
-        SymbolicOperator("cross_entropy", kind, f"{dims} {classes}", (logits,), parts, reduced=classes, saved=(logits,))
+    builder.add_operator(
+        SymbolicOperator("cross_entropy", kind, f"{dims} {classes}", (logits,), terms, reduced=classes, saved=(logits,))
     )
-    loss = builder.tensor("loss", "batch", "fp32")
-    builder.operator(SymbolicOperator("loss", OperatorKind.ELEMENTWISE, dims, parts, (loss,), reduced=summed))
+    loss = builder.add_tensor("loss", "batch", "fp32")
+    builder.add_operator(SymbolicOperator("loss", OperatorKind.ELEMENTWISE, dims, terms, (loss,), reduced=summed))
     return loss
 
 
 def classifier(builder: BlockBuilder, source: str, features: str) -> str:
     """Add a linear layer from ``features`` to classes, and return the loss."""
-    logits = builder.tensor("logits", "batch classes", "fp32")
+    logits = builder.add_tensor("logits", "batch classes", "fp32")
     dims, weight = f"batch classes {features}", f"{features} classes"
-    linear(builder, "classifier", source, (logits,), dims, weight=weight, reduced=features, bias="classes")
+    linear(builder, "classifier", source, (logits,), dims, weight=weight, summed_dims=features, bias="classes")
     return cross_entropy(builder, logits, "batch", "classes")
 
 
-GATED = ("swiglu", "geglu")
+GATED_KINDS = ("swiglu", "geglu")
 """Kinds of feed-forward layers with two matrices into the wide layer, one gating the other (Shazeer 2020)."""
 
 
@@ -167,7 +173,7 @@ def feed_forward(builder: BlockBuilder, source: str, *, gated: bool, bias: bool,
     """Add a feed-forward layer of width ``ffn`` and return its output; backward of the activation reads its input."""
     width = "ffn gate" if gated else "ffn"
     dims = f"batch sequence {width}"
-    wide = builder.tensor(f"{prefix}wide", dims)
+    wide = builder.add_tensor(f"{prefix}wide", dims)
     linear(
         builder,
         f"{prefix}up",
@@ -175,27 +181,27 @@ def feed_forward(builder: BlockBuilder, source: str, *, gated: bool, bias: bool,
         (wide,),
         f"{dims} hidden",
         weight=f"hidden {width}",
-        reduced="hidden",
+        summed_dims="hidden",
         bias=width if bias else "",
     )
-    active = builder.tensor(f"{prefix}active", "batch sequence ffn")
-    builder.elementwise(f"{prefix}activation", dims, (wide,), (active,), saved=(wide,))
-    narrow = builder.tensor(f"{prefix}narrow", TOKENS)
+    active = builder.add_tensor(f"{prefix}active", "batch sequence ffn")
+    builder.add_elementwise(f"{prefix}activation", dims, (wide,), (active,), saved=(wide,))
+    narrow = builder.add_tensor(f"{prefix}narrow", TOKEN_DIMS)
     linear(
         builder,
         f"{prefix}down",
         active,
         (narrow,),
-        f"{TOKENS} ffn",
+        f"{TOKEN_DIMS} ffn",
         weight="ffn hidden",
-        reduced="ffn",
+        summed_dims="ffn",
         bias="hidden" if bias else "",
     )
     return narrow
 
 
-IMAGE = "height width"
-INPUT_IMAGE = "input_height input_width"
+IMAGE_DIMS = "height width"
+INPUT_IMAGE_DIMS = "input_height input_width"
 
 
 def convolution(
@@ -204,7 +210,7 @@ def convolution(
     source: str,
     channels: tuple[str, str],
     *,
-    space: str = IMAGE,
+    space: str = IMAGE_DIMS,
     kernel: str = "",
     bias: bool = False,
     tokens: str = "",
@@ -220,21 +226,21 @@ def convolution(
     tokens
         Dims of the output if it is a sequence of points, not an image.
     """
-    read, written = channels
-    out = builder.tensor(f"{name}_out", tokens or f"batch {written} {space}")
-    reduced = f"{read} {kernel}".strip()
-    parameters = [builder.tensor(f"{name}_weight", f"{written} {reduced}")]
+    input_channels, output_channels = channels
+    out = builder.add_tensor(f"{name}_out", tokens or f"batch {output_channels} {space}")
+    summed_dims = f"{input_channels} {kernel}".strip()
+    parameters = [builder.add_tensor(f"{name}_weight", f"{output_channels} {summed_dims}")]
     if bias:
-        parameters.append(builder.tensor(f"{name}_bias", written))
-    builder.operator(
+        parameters.append(builder.add_tensor(f"{name}_bias", output_channels))
+    builder.add_operator(
         SymbolicOperator(
             name,
             OperatorKind.CONVOLUTION,
-            f"batch {written} {space} {reduced}",
+            f"batch {output_channels} {space} {summed_dims}",
             (source,),
             (out,),
             parameters=tuple(parameters),
-            reduced=reduced,
+            reduced=summed_dims,
             flops=2.0,
             saved=(source,),
         )

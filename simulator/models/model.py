@@ -113,32 +113,32 @@ class BlockBuilder:
 
     def __init__(self, precision: str, sizes: Mapping[str, int]) -> None:
         self.precision = precision
-        self.size = {BATCH: 1, **sizes}
+        self.dim_sizes = {BATCH: 1, **sizes}
         self._tensors: dict[str, Tensor] = {}
         self._operators: list[Operator] = []
 
-    def tensor(self, name: str, dims: str, dtype: str | None = None) -> str:
+    def add_tensor(self, name: str, dims: str, dtype: str | None = None) -> str:
         """Add a tensor with space-separated dims and return its name."""
         names = tuple(dims.split())
-        shape = tuple(self.size[dim] for dim in names)
+        shape = tuple(self.dim_sizes[dim] for dim in names)
         self._tensors[name] = Tensor(name, names, shape, dtype or self.precision)
         return name
 
-    def dims(self, name: str) -> str:
+    def tensor_dims(self, name: str) -> str:
         """Return the space-separated dims of a tensor."""
         return " ".join(self._tensors[name].dims)
 
-    def operator(self, operator: SymbolicOperator) -> None:
+    def add_operator(self, operator: SymbolicOperator) -> None:
         """Add an operator, with the sizes of the block."""
-        self._operators.append(operator.with_sizes(self.size))
+        self._operators.append(operator.with_sizes(self.dim_sizes))
 
-    def elementwise(
+    def add_elementwise(
         self, name: str, dims: str, inputs: tuple[str, ...], outputs: tuple[str, ...], saved: tuple[str, ...] = ()
     ) -> None:
         """Add an elementwise operator."""
-        self.operator(SymbolicOperator(name, OperatorKind.ELEMENTWISE, dims, inputs, outputs, saved=saved))
+        self.add_operator(SymbolicOperator(name, OperatorKind.ELEMENTWISE, dims, inputs, outputs, saved=saved))
 
-    def block(
+    def build_block(
         self, name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], repeat: int = 1, layer: bool = False
     ) -> Block:
         """Return the tensors and operators added so far as a block."""

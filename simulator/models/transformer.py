@@ -13,17 +13,17 @@ References
 from dataclasses import dataclass
 
 from meshwise.simulator.models.attention import (
-    ATTENTION,
+    ATTENTION_KERNELS,
     Attention,
     LatentAttention,
     head_sizes,
     latent_attention,
     self_attention,
 )
-from meshwise.simulator.models.experts import Experts, mixture
+from meshwise.simulator.models.experts import Experts, mixture_of_experts
 from meshwise.simulator.models.layers import (
-    GATED,
-    TOKENS,
+    GATED_KINDS,
+    TOKEN_DIMS,
     dropout,
     feed_forward,
     norm,
@@ -103,15 +103,15 @@ class Transformer:
         if self.heads % self.kv_heads:
             raise ValueError(f"kv_heads divide heads({self.heads}), met {self.kv_heads}")
         for field, allowed in _CHOICES.items():
-            met = getattr(self, field)
-            if met not in allowed and (met is not None or field not in _DERIVED):
-                raise ValueError(f"{field} is one of {', '.join(allowed)}, met {met}")
+            value = getattr(self, field)
+            if value not in allowed and (value is not None or field not in _OPTIONAL_CHOICES):
+                raise ValueError(f"{field} is one of {', '.join(allowed)}, met {value}")
         self._check_layers()
 
     def _check_layers(self) -> None:
         if self.experts is not None and self.experts.dense_layers >= self.layers:
-            met = self.experts.dense_layers
-            raise ValueError(f"experts: dense_layers are fewer than layers({self.layers}), met {met}")
+            num_dense = self.experts.dense_layers
+            raise ValueError(f"experts: dense_layers are fewer than layers({self.layers}), met {num_dense}")
         if self.latent is not None and (self.kv_heads != self.heads or self.positions != "rotary" or self.qk_norm):
             raise ValueError("latent: attention has kv_heads equal to heads, rotary positions and no qk_norm")
 
@@ -124,10 +124,10 @@ class Transformer:
     def summary(self) -> str:
         """The sizes in one line."""
         experts = self.experts
-        mixed = f", {experts.count} experts of {experts.ffn}, top {experts.top_k}" if experts else ""
+        experts_text = f", {experts.count} experts of {experts.ffn}, top {experts.top_k}" if experts else ""
         return (
             f"{self.layers} layers, hidden {self.hidden}, {self.heads} heads, "
-            f"ffn {self.ffn} {self.ffn_kind}{mixed}, vocab {self.vocab}"
+            f"ffn {self.ffn} {self.ffn_kind}{experts_text}, vocab {self.vocab}"
         )
 
     def graph(self, sequence: int, precision: str) -> OperatorGraph:
@@ -139,29 +139,31 @@ class Transformer:
         """
         if self.positions == "learned" and sequence > (self.max_positions or sequence):
             raise ValueError(f"{self.name} has {self.max_positions} positions, met a sequence of {sequence} tokens")
-        parts = _Parts(self, sequence, precision)
+        parts = _TransformerBlocks(self, sequence, precision)
         tied = ((("embedding", "table"), ("head", "output_weight")),) if self.tied_embeddings else ()
-        return OperatorGraph(self.name, (parts.embedding(), *parts.layers(), parts.head()), sequence, tied)
+        return OperatorGraph(
+            self.name, (parts.build_embedding(), *parts.build_layers(), parts.build_head()), sequence, tied
+        )
 
 
 _CHOICES = {
-    "ffn_kind": ("gelu", *GATED),
-    "attention": ATTENTION,
+    "ffn_kind": ("gelu", *GATED_KINDS),
+    "attention": ATTENTION_KERNELS,
     "positions": ("learned", "rotary"),
     "norm": ("layer", "rms"),
     "biases": ("all", "qkv", "none"),
 }
-_DERIVED = ("norm", "biases")
+_OPTIONAL_CHOICES = ("norm", "biases")
 
 
-class _Parts:
+class _TransformerBlocks:
     """The blocks of one transformer for one sample."""
 
     def __init__(self, spec: Transformer, sequence: int, precision: str) -> None:
         self.spec, self.sequence, self.precision = spec, sequence, precision
-        plain = spec.ffn_kind == "gelu"
-        self.norm_bias = (spec.norm or ("layer" if plain else "rms")) == "layer"
-        biases = spec.biases or ("all" if plain else "none")
+        is_gelu = spec.ffn_kind == "gelu"
+        self.norm_bias = (spec.norm or ("layer" if is_gelu else "rms")) == "layer"
+        biases = spec.biases or ("all" if is_gelu else "none")
         self.bias = biases == "all"
         latent = spec.latent
         self.attention = Attention(
@@ -187,57 +189,59 @@ class _Parts:
             **(latent.sizes if latent else {}),
         }
 
-    def _builder(self, sizes: dict[str, int] | None = None) -> BlockBuilder:
+    def _make_builder(self, sizes: dict[str, int] | None = None) -> BlockBuilder:
         return BlockBuilder(self.precision, self.sizes | (sizes or {}))
 
-    def embedding(self) -> Block:
-        builder = self._builder()
+    def build_embedding(self) -> Block:
+        builder = self._make_builder()
         embedded = token_embedding(builder)
         positions: tuple[str, ...] = ()
         if self.spec.positions == "learned":
-            rows = "positions" if self.spec.max_positions else "sequence"
-            positions = (builder.tensor("positions", f"{rows} hidden"),)
-        on = self.spec.dropout
-        out = dropout(builder, "position", (embedded,), "x", "position_mask", on=on, parameters=positions)
-        return builder.block("embedding", ("tokens",), (out,))
+            table_dim = "positions" if self.spec.max_positions else "sequence"
+            positions = (builder.add_tensor("positions", f"{table_dim} hidden"),)
+        with_dropout = self.spec.dropout
+        out = dropout(
+            builder, "position", (embedded,), "x", "position_mask", is_active=with_dropout, parameters=positions
+        )
+        return builder.build_block("embedding", ("tokens",), (out,))
 
-    def layers(self) -> tuple[Block, ...]:
+    def build_layers(self) -> tuple[Block, ...]:
         """Return the layers, those with a dense feed-forward layer before those with experts."""
         experts = self.spec.experts
         if experts is None:
-            return (self._layer("layers", self.spec.layers, None),)
-        dense = experts.dense_layers
-        mixed = self._layer("layers", self.spec.layers - dense, experts)
-        return (self._layer("dense_layers", dense, None), mixed) if dense else (mixed,)
+            return (self._build_layer("layers", self.spec.layers, None),)
+        num_dense = experts.dense_layers
+        expert_layers = self._build_layer("layers", self.spec.layers - num_dense, experts)
+        return (self._build_layer("dense_layers", num_dense, None), expert_layers) if num_dense else (expert_layers,)
 
-    def _layer(self, name: str, repeat: int, experts: Experts | None) -> Block:
-        builder = self._builder(experts.sizes(self.sequence) if experts else None)
-        drop = self.spec.dropout
-        x = builder.tensor("x", TOKENS)
-        attended = self._attend(builder, norm(builder, "input_norm", x, bias=self.norm_bias))
-        middle = x
+    def _build_layer(self, name: str, repeat: int, experts: Experts | None) -> Block:
+        builder = self._make_builder(experts.sizes(self.sequence) if experts else None)
+        with_dropout = self.spec.dropout
+        x = builder.add_tensor("x", TOKEN_DIMS)
+        attention_output = self._add_attention(builder, norm(builder, "input_norm", x, bias=self.norm_bias))
+        residual_stream = x
         if not self.spec.parallel_residual:
-            middle = residual(builder, "attention_residual", (attended,), x, drop=drop)
-        normed = norm(builder, "feed_forward_norm", middle, bias=self.norm_bias)
-        branches = self._transform(builder, normed, experts)
+            residual_stream = residual(builder, "attention_residual", (attention_output,), x, with_dropout=with_dropout)
+        normalized = norm(builder, "feed_forward_norm", residual_stream, bias=self.norm_bias)
+        branches = self._add_feed_forward(builder, normalized, experts)
         if self.spec.parallel_residual:
-            branches = (attended, *branches)
-        out = residual(builder, "feed_forward_residual", branches, middle, drop=drop)
-        return builder.block(name, (x,), (out,), repeat, layer=True)
+            branches = (attention_output, *branches)
+        out = residual(builder, "feed_forward_residual", branches, residual_stream, with_dropout=with_dropout)
+        return builder.build_block(name, (x,), (out,), repeat, layer=True)
 
-    def _attend(self, builder: BlockBuilder, source: str) -> str:
+    def _add_attention(self, builder: BlockBuilder, source: str) -> str:
         if self.spec.latent is None:
             return self_attention(builder, source, self.attention)
         return latent_attention(builder, source, self.spec.latent, self.attention)
 
-    def _transform(self, builder: BlockBuilder, source: str, experts: Experts | None) -> tuple[str, ...]:
-        gated = self.spec.ffn_kind in GATED
+    def _add_feed_forward(self, builder: BlockBuilder, source: str, experts: Experts | None) -> tuple[str, ...]:
+        gated = self.spec.ffn_kind in GATED_KINDS
         if experts is not None:
-            return mixture(builder, source, experts, gated=gated)
+            return mixture_of_experts(builder, source, experts, gated=gated)
         return (feed_forward(builder, source, gated=gated, bias=self.bias),)
 
-    def head(self) -> Block:
-        builder = self._builder()
-        x = builder.tensor("x", TOKENS)
+    def build_head(self) -> Block:
+        builder = self._make_builder()
+        x = builder.add_tensor("x", TOKEN_DIMS)
         loss = vocabulary_loss(builder, norm(builder, "final_norm", x, bias=self.norm_bias))
-        return builder.block("head", (x,), (loss,))
+        return builder.build_block("head", (x,), (loss,))

@@ -11,11 +11,11 @@ References
 
 from dataclasses import dataclass
 
-from meshwise.simulator.models.attention import ATTENTION, Attention, head_sizes, self_attention
+from meshwise.simulator.models.attention import ATTENTION_KERNELS, Attention, head_sizes, self_attention
 from meshwise.simulator.models.layers import (
-    IMAGE,
-    INPUT_IMAGE,
-    TOKENS,
+    IMAGE_DIMS,
+    INPUT_IMAGE_DIMS,
+    TOKEN_DIMS,
     classifier,
     convolution,
     dropout,
@@ -53,9 +53,9 @@ class ResNet:
         numbers = (*self.depths, self.stem, self.image, self.channels, self.classes)
         if not self.depths or min(numbers) < 1:
             raise ValueError(f"sizes of ResNet are at least 1, met {numbers}")
-        smallest = 4 * 2 ** (len(self.depths) - 1)
-        if self.image % smallest:
-            raise ValueError(f"{len(self.depths)} stages halve the image to 1 / {smallest}, met image({self.image})")
+        divisor = 4 * 2 ** (len(self.depths) - 1)
+        if self.image % divisor:
+            raise ValueError(f"{len(self.depths)} stages halve the image to 1 / {divisor}, met image({self.image})")
 
     @property
     def summary(self) -> str:
@@ -64,77 +64,81 @@ class ResNet:
 
     def graph(self, sequence: int, precision: str) -> OperatorGraph:
         """Return the operator graph of one image."""
-        blocks = [self._stem(precision)]
+        blocks = [self._build_stem(precision)]
         channels, size = self.stem, self.image // 4
         for index, depth in enumerate(self.depths):
             width, stride = self.stem * 2**index, 2 if index else 1
-            blocks.append(_bottleneck(f"stage_{index + 1}_first", precision, channels, width, size, stride))
+            blocks.append(_build_bottlenecks(f"stage_{index + 1}_first", precision, channels, width, size, stride))
             channels, size = EXPANSION * width, size // stride
             if depth > 1:
-                blocks.append(_bottleneck(f"stage_{index + 1}", precision, channels, width, size, repeat=depth - 1))
-        return OperatorGraph(self.name, (*blocks, self._head(precision, channels, size)), 1)
+                blocks.append(
+                    _build_bottlenecks(f"stage_{index + 1}", precision, channels, width, size, repeat=depth - 1)
+                )
+        return OperatorGraph(self.name, (*blocks, self._build_classifier(precision, channels, size)), 1)
 
-    def _stem(self, precision: str) -> Block:
+    def _build_stem(self, precision: str) -> Block:
         half, quarter = self.image // 2, self.image // 4
         sizes = {"channels_in": self.channels, "channels_out": self.stem, "kernel": 7 * 7}
         sizes |= {"rows": self.image, "columns": self.image, "input_height": half, "input_width": half}
         builder = BlockBuilder(precision, sizes | {"height": quarter, "width": quarter})
-        image = builder.tensor("image", "batch channels_in rows columns")
+        image = builder.add_tensor("image", "batch channels_in rows columns")
         channels = ("channels_in", "channels_out")
-        wide = convolution(builder, "convolution", image, channels, space=INPUT_IMAGE, kernel="kernel")
-        active = _relu(builder, "activation", (norm(builder, "norm", wide, bias=True, over="channels_out"),))
-        dims = f"batch channels_out {IMAGE}"
-        out, places = builder.tensor("x", dims), builder.tensor("maxima", dims, "int64")
-        builder.operator(
-            SymbolicOperator("pooling", OperatorKind.POOLING, dims, (active,), (out, places), saved=(active, places))
+        wide = convolution(builder, "convolution", image, channels, space=INPUT_IMAGE_DIMS, kernel="kernel")
+        active = _add_relu(builder, "activation", (norm(builder, "norm", wide, bias=True, dim="channels_out"),))
+        dims = f"batch channels_out {IMAGE_DIMS}"
+        out, maxima = builder.add_tensor("x", dims), builder.add_tensor("maxima", dims, "int64")
+        builder.add_operator(
+            SymbolicOperator("pooling", OperatorKind.POOLING, dims, (active,), (out, maxima), saved=(active, maxima))
         )
-        return builder.block("stem", (image,), (out,))
+        return builder.build_block("stem", (image,), (out,))
 
-    def _head(self, precision: str, channels: int, size: int) -> Block:
+    def _build_classifier(self, precision: str, channels: int, size: int) -> Block:
         sizes = {"channels_in": channels, "height": size, "width": size, "classes": self.classes}
         builder = BlockBuilder(precision, sizes)
-        x = builder.tensor("x", f"batch channels_in {IMAGE}")
-        pooled = builder.tensor("pooled", "batch channels_in")
-        kind, dims = OperatorKind.POOLING, f"batch channels_in {IMAGE}"
+        x = builder.add_tensor("x", f"batch channels_in {IMAGE_DIMS}")
+        pooled = builder.add_tensor("pooled", "batch channels_in")
+        kind, dims = OperatorKind.POOLING, f"batch channels_in {IMAGE_DIMS}"
         # the mean needs no input, but the rectifier before it does
-        builder.operator(SymbolicOperator("pooling", kind, dims, (x,), (pooled,), reduced=IMAGE, saved=(x,)))
-        return builder.block("head", (x,), (classifier(builder, pooled, "channels_in"),))
+        builder.add_operator(SymbolicOperator("pooling", kind, dims, (x,), (pooled,), reduced=IMAGE_DIMS, saved=(x,)))
+        return builder.build_block("head", (x,), (classifier(builder, pooled, "channels_in"),))
 
 
-def _bottleneck(
+def _build_bottlenecks(
     name: str, precision: str, channels: int, width: int, size: int, stride: int = 0, repeat: int = 1
 ) -> Block:
     """Return a block of bottlenecks; only the first of a stage has a ``stride`` and projects its shortcut."""
-    out = size // (stride or 1)
+    output_size = size // (stride or 1)
     sizes = {"channels_in": channels, "bottleneck": width, "bottleneck_out": width, "channels_out": EXPANSION * width}
-    sizes |= {"kernel": 3 * 3, "height": out, "width": out, "input_height": size, "input_width": size}
+    sizes |= {"kernel": 3 * 3, "height": output_size, "width": output_size, "input_height": size, "input_width": size}
     builder = BlockBuilder(precision, sizes)
-    space = INPUT_IMAGE if stride > 1 else IMAGE
-    x = builder.tensor("x", f"batch channels_in {space}")
-    narrow = _normed(builder, "reduce", x, ("channels_in", "bottleneck"), space)
-    narrow = _relu(builder, "reduce_activation", (narrow,))
-    inner = _normed(builder, "convolution", narrow, ("bottleneck", "bottleneck_out"), kernel="kernel")
-    inner = _relu(builder, "activation", (inner,))
-    wide = _normed(builder, "expand", inner, ("bottleneck_out", "channels_out"))
-    shortcut = _normed(builder, "shortcut", x, ("channels_in", "channels_out")) if stride else x
+    space = INPUT_IMAGE_DIMS if stride > 1 else IMAGE_DIMS
+    x = builder.add_tensor("x", f"batch channels_in {space}")
+    reduced = _normalized_convolution(builder, "reduce", x, ("channels_in", "bottleneck"), space)
+    reduced = _add_relu(builder, "reduce_activation", (reduced,))
+    convolved = _normalized_convolution(
+        builder, "convolution", reduced, ("bottleneck", "bottleneck_out"), kernel="kernel"
+    )
+    convolved = _add_relu(builder, "activation", (convolved,))
+    expanded = _normalized_convolution(builder, "expand", convolved, ("bottleneck_out", "channels_out"))
+    shortcut = _normalized_convolution(builder, "shortcut", x, ("channels_in", "channels_out")) if stride else x
     # the next block's convolution reads the sum too and keeps it, so that this block need not
-    result = _relu(builder, "residual", (wide, shortcut), kept_by_reader=True)
-    return builder.block(name, (x,), (result,), repeat, layer=True)
+    result = _add_relu(builder, "residual", (expanded, shortcut), kept_by_reader=True)
+    return builder.build_block(name, (x,), (result,), repeat, layer=True)
 
 
-def _normed(
-    builder: BlockBuilder, name: str, source: str, channels: tuple[str, str], space: str = IMAGE, kernel: str = ""
+def _normalized_convolution(
+    builder: BlockBuilder, name: str, source: str, channels: tuple[str, str], space: str = IMAGE_DIMS, kernel: str = ""
 ) -> str:
     """Add a convolution and batch norm and return its output."""
     wide = convolution(builder, name, source, channels, space=space, kernel=kernel)
-    return norm(builder, f"{name}_norm", wide, bias=True, over=channels[1])
+    return norm(builder, f"{name}_norm", wide, bias=True, dim=channels[1])
 
 
-def _relu(builder: BlockBuilder, name: str, inputs: tuple[str, ...], *, kept_by_reader: bool = False) -> str:
+def _add_relu(builder: BlockBuilder, name: str, inputs: tuple[str, ...], *, kept_by_reader: bool = False) -> str:
     """Add the rectified sum of ``inputs`` and return it; backward reads the output, which the next block may keep."""
-    dims = builder.dims(inputs[0])
-    out = builder.tensor(f"{name}_out", dims)
-    builder.elementwise(name, dims, inputs, (out,), saved=() if kept_by_reader else (out,))
+    dims = builder.tensor_dims(inputs[0])
+    out = builder.add_tensor(f"{name}_out", dims)
+    builder.add_elementwise(name, dims, inputs, (out,), saved=() if kept_by_reader else (out,))
     return out
 
 
@@ -162,8 +166,8 @@ class VisionTransformer:
             raise ValueError(f"heads divide hidden({self.hidden}), met {self.heads}")
         if self.image % self.patch:
             raise ValueError(f"patch divides image({self.image}), met {self.patch}")
-        if self.attention not in ATTENTION:
-            raise ValueError(f"attention is one of {', '.join(ATTENTION)}, met {self.attention}")
+        if self.attention not in ATTENTION_KERNELS:
+            raise ValueError(f"attention is one of {', '.join(ATTENTION_KERNELS)}, met {self.attention}")
 
     @property
     def summary(self) -> str:
@@ -192,37 +196,39 @@ class VisionTransformer:
             "patches": rows * rows,
             **head_sizes(self.heads, self.heads, self.hidden // self.heads),
         }
-        parts = (_embedding, _layers, _head)
+        parts = (_build_embedding, _build_layers, _build_head)
         return OperatorGraph(self.name, tuple(part(self, BlockBuilder(precision, sizes)) for part in parts), tokens)
 
 
-def _embedding(spec: VisionTransformer, builder: BlockBuilder) -> Block:
-    image = builder.tensor("image", "batch channels input_height input_width")
+def _build_embedding(spec: VisionTransformer, builder: BlockBuilder) -> Block:
+    image = builder.add_tensor("image", "batch channels input_height input_width")
     channels = ("channels", "hidden")
     tokens = "batch patches hidden"
     patches = convolution(builder, "patches", image, channels, kernel="kernel", bias=True, tokens=tokens)
-    first, table = builder.tensor("class_token", "hidden"), builder.tensor("positions", "sequence hidden")
-    joined = builder.tensor("tokens", TOKENS)
-    builder.elementwise("class_token", TOKENS, (patches,), (joined,))
-    tables = (first, table)
-    out = dropout(builder, "position", (joined,), "x", "position_mask", on=spec.dropout, parameters=tables)
-    return builder.block("embedding", (image,), (out,))
+    class_token, table = builder.add_tensor("class_token", "hidden"), builder.add_tensor("positions", "sequence hidden")
+    tokens_with_class = builder.add_tensor("tokens", TOKEN_DIMS)
+    builder.add_elementwise("class_token", TOKEN_DIMS, (patches,), (tokens_with_class,))
+    tables = (class_token, table)
+    out = dropout(
+        builder, "position", (tokens_with_class,), "x", "position_mask", is_active=spec.dropout, parameters=tables
+    )
+    return builder.build_block("embedding", (image,), (out,))
 
 
-def _layers(spec: VisionTransformer, builder: BlockBuilder) -> Block:
-    how = Attention(kernel=spec.attention, causal=False, dropout=spec.dropout, qkv_bias=True, bias=True)
-    x = builder.tensor("x", TOKENS)
-    attended = self_attention(builder, norm(builder, "input_norm", x, bias=True), how)
-    middle = residual(builder, "attention_residual", (attended,), x, drop=spec.dropout)
+def _build_layers(spec: VisionTransformer, builder: BlockBuilder) -> Block:
+    attention = Attention(kernel=spec.attention, causal=False, dropout=spec.dropout, qkv_bias=True, bias=True)
+    x = builder.add_tensor("x", TOKEN_DIMS)
+    attended = self_attention(builder, norm(builder, "input_norm", x, bias=True), attention)
+    middle = residual(builder, "attention_residual", (attended,), x, with_dropout=spec.dropout)
     normed = norm(builder, "feed_forward_norm", middle, bias=True)
     narrow = feed_forward(builder, normed, gated=False, bias=True)
-    out = residual(builder, "feed_forward_residual", (narrow,), middle, drop=spec.dropout)
-    return builder.block("layers", (x,), (out,), spec.layers, layer=True)
+    out = residual(builder, "feed_forward_residual", (narrow,), middle, with_dropout=spec.dropout)
+    return builder.build_block("layers", (x,), (out,), spec.layers, layer=True)
 
 
-def _head(spec: VisionTransformer, builder: BlockBuilder) -> Block:
-    x = builder.tensor("x", TOKENS)
+def _build_head(spec: VisionTransformer, builder: BlockBuilder) -> Block:
+    x = builder.add_tensor("x", TOKEN_DIMS)
     normed = norm(builder, "final_norm", x, bias=True)
-    first = builder.tensor("first", "batch hidden")
-    builder.elementwise("first_token", "batch hidden", (normed,), (first,))
-    return builder.block("head", (x,), (classifier(builder, first, "hidden"),))
+    class_output = builder.add_tensor("first", "batch hidden")
+    builder.add_elementwise("first_token", "batch hidden", (normed,), (class_output,))
+    return builder.build_block("head", (x,), (classifier(builder, class_output, "hidden"),))

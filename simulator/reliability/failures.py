@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshwise.simulator.brief import brief
+from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.units import Dimension, parse
 
-_BLOCK = 256  # failures drawn at once
+_DRAWS_AT_ONCE = 256  # failures drawn at once
 
 
 class FailureKind(StrEnum):
@@ -92,7 +92,7 @@ class FailureModel:
     name: str
     rates: tuple[FailureRate, ...]
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
     def __post_init__(self) -> None:
         if not self.rates:
@@ -106,7 +106,7 @@ class FailureModel:
         """Return the mean time between failures of a job, s."""
         return 1 / self.rate(devices, hosts)
 
-    def shares(self, devices: int, hosts: int) -> tuple[tuple[FailureKind, float], ...]:
+    def kind_shares(self, devices: int, hosts: int) -> tuple[tuple[FailureKind, float], ...]:
         """Return the fraction of a job's failures by kind."""
         total = self.rate(devices, hosts)
         kinds = dict.fromkeys((rate.kind for rate in self.rates), 0.0)
@@ -114,7 +114,7 @@ class FailureModel:
             kinds[rate.kind] += rate.rate(devices, hosts) / total
         return tuple(kinds.items())
 
-    def failures(self, devices: int, hosts: int, seed: int, run: int = 0) -> Iterator[Failure]:
+    def draw_failures(self, devices: int, hosts: int, seed: int, run: int = 0) -> Iterator[Failure]:
         """Yield the failures of a job in order of time, without end; equal arguments give equal failures.
 
         They strike at wall-clock times that do not depend on what the job does, so that runs with the same seed but
@@ -126,13 +126,13 @@ class FailureModel:
         generator = np.random.default_rng((seed, run))
         time = 0.0
         while True:
-            for gap, share in generator.random((_BLOCK, 2)).tolist():
+            for gap, share in generator.random((_DRAWS_AT_ONCE, 2)).tolist():
                 time -= log1p(-gap) / total
-                chosen = self.rates[bisect_right(bounds, share)]
-                yield Failure(time, chosen.kind, chosen.restart)
+                failure_rate = self.rates[bisect_right(bounds, share)]
+                yield Failure(time, failure_rate.kind, failure_rate.restart)
 
 
-class Figure(NamedTuple):
+class PublishedFigure(NamedTuple):
     """A published number; times are in s.
 
     ``status`` is ``read`` in the source itself, ``secondary`` where another document quotes the source, or ``derived``
@@ -145,7 +145,7 @@ class Figure(NamedTuple):
 
 
 @lru_cache(maxsize=1)
-def _catalog() -> dict[str, dict[str, Any]]:
+def _read_catalog() -> dict[str, dict[str, Any]]:
     path = files("meshwise.simulator").joinpath("catalog", "failures.json")
     table: dict[str, dict[str, Any]] = json.loads(path.read_text("utf-8"))
     return table
@@ -153,7 +153,7 @@ def _catalog() -> dict[str, dict[str, Any]]:
 
 def failure_model_names() -> tuple[str, ...]:
     """Return the names of the published failure models."""
-    return tuple(_catalog()["failure_models"])
+    return tuple(_read_catalog()["failure_models"])
 
 
 def failure_model(name: str) -> FailureModel:
@@ -164,7 +164,7 @@ def failure_model(name: str) -> FailureModel:
     >>> round(failure_model("meta-llama3").mtbf(devices=16384, hosts=2048) / 3600, 2)  # 54 * 24 / 466
     2.78
     """
-    record = _lookup("failure_models", name)
+    record = _find_record("failure_models", name)
     period = parse(record["period"], Dimension.TIME)
     sizes = {Component.DEVICE: record["devices"], Component.HOST: record["hosts"], Component.JOB: 1}
     rates = []
@@ -175,26 +175,26 @@ def failure_model(name: str) -> FailureModel:
     return FailureModel(name, tuple(rates))
 
 
-def figure(name: str) -> Figure:
+def published_figure(name: str) -> PublishedFigure:
     """Return a published figure by name; ``ValueError`` names the known ones.
 
-    >>> figure("bytecheckpoint-405b.load").value
+    >>> published_figure("bytecheckpoint-405b.load").value
     129.49
     """
-    record = _lookup("figures", name)
+    record = _find_record("figures", name)
     value = record["value"]
     number = parse(value, Dimension.TIME) if isinstance(value, str) else float(value)
-    return Figure(number, record["status"], record["source"])
+    return PublishedFigure(number, record["status"], record["source"])
 
 
-def source(name: str) -> str:
+def failure_model_source(name: str) -> str:
     """Return the source of a published failure model."""
-    found: str = _lookup("failure_models", name)["source"]
-    return found
+    source_text: str = _find_record("failure_models", name)["source"]
+    return source_text
 
 
-def _lookup(section: str, name: str) -> dict[str, Any]:
-    table = _catalog()[section]
+def _find_record(section: str, name: str) -> dict[str, Any]:
+    table = _read_catalog()[section]
     if name not in table:
         raise ValueError(f"{section[:-1].replace('_', ' ')} is one of {', '.join(table)}, met {name}")
     record: dict[str, Any] = table[name]

@@ -9,7 +9,7 @@ from math import ceil, exp, log, sqrt
 from statistics import fmean, stdev
 from typing import Any
 
-from meshwise.simulator.brief import brief
+from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.reliability.failures import FailureKind
 from meshwise.simulator.reliability.job import simulate_run
 from meshwise.simulator.reliability.long_run import LongRun, Outcome
@@ -24,7 +24,7 @@ class Goodput:
     run: LongRun
     outcomes: tuple[Outcome, ...]
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
     @property
     def mean(self) -> float:
@@ -68,9 +68,9 @@ def goodput(run: LongRun, runs: int = NUM_RUNS) -> Goodput:
     return Goodput(run, tuple(simulate_run(run, index) for index in range(runs)))
 
 
-_SPAN, _POINTS = 16, 17  # the grid goes from the first estimate over 16 to 16 times it
-_GOLDEN = (sqrt(5) - 1) / 2
-_SECTIONS = 6  # of the bracket around the best point of the grid
+_GRID_FACTOR, _GRID_POINTS = 16, 17  # the grid goes from the first estimate over 16 to 16 times it
+_GOLDEN_RATIO = (sqrt(5) - 1) / 2
+_NUM_SECTIONS = 6  # of the bracket around the best point of the grid
 
 
 def young_interval(cost: float, mtbf: float) -> float:
@@ -97,8 +97,8 @@ def daly_interval(cost: float, mtbf: float) -> float:
     """
     if cost >= 2 * mtbf:
         return mtbf
-    part = sqrt(cost / (2 * mtbf))
-    return young_interval(cost, mtbf) * (1 + part / 3 + part**2 / 9) - cost
+    ratio = sqrt(cost / (2 * mtbf))
+    return young_interval(cost, mtbf) * (1 + ratio / 3 + ratio**2 / 9) - cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +107,9 @@ class BestInterval:
 
     interval: float
     goodput: Goodput
-    tried: tuple[Goodput, ...]
+    candidates: tuple[Goodput, ...]
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
 
 def best_interval(run: LongRun, runs: int = NUM_RUNS) -> BestInterval:
@@ -120,45 +120,47 @@ def best_interval(run: LongRun, runs: int = NUM_RUNS) -> BestInterval:
     difference. A run of a number of steps is evaluated over the time that these take undisturbed: with too rare
     checkpoints it might never end.
     """
-    judged = run if run.steps is None else replace(run, duration=run.steps * run.step_time, steps=None)
-    found: dict[int, Goodput] = {}
+    timed_run = run if run.steps is None else replace(run, duration=run.steps * run.step_time, steps=None)
+    goodput_by_steps: dict[int, Goodput] = {}
 
-    def value(steps: int) -> float:
-        if steps not in found:
-            found[steps] = goodput(judged.every(steps * run.step_time), runs)
-        return found[steps].mean
+    def mean_goodput(num_steps: int) -> float:
+        if num_steps not in goodput_by_steps:
+            goodput_by_steps[num_steps] = goodput(timed_run.with_interval(num_steps * run.step_time), runs)
+        return goodput_by_steps[num_steps].mean
 
-    grid = _grid(run)
-    place = max(range(len(grid)), key=lambda index: value(grid[index]))
-    _golden_section(value, grid[max(place - 1, 0)], grid[min(place + 1, len(grid) - 1)])
-    interval = max(sorted(found), key=value) * run.step_time  # of equal goodputs the shortest interval
-    tried = tuple(found[steps] for steps in sorted(found))
-    return BestInterval(interval, goodput(run.every(interval), runs), tried)
+    grid = _interval_grid(run)
+    best_point = max(range(len(grid)), key=lambda index: mean_goodput(grid[index]))
+    _search_golden_section(mean_goodput, grid[max(best_point - 1, 0)], grid[min(best_point + 1, len(grid) - 1)])
+    interval = (
+        max(sorted(goodput_by_steps), key=mean_goodput) * run.step_time
+    )  # of equal goodputs the shortest interval
+    candidates = tuple(goodput_by_steps[steps] for steps in sorted(goodput_by_steps))
+    return BestInterval(interval, goodput(run.with_interval(interval), runs), candidates)
 
 
-def _grid(run: LongRun) -> list[int]:
+def _interval_grid(run: LongRun) -> list[int]:
     """Return candidate numbers of steps between checkpoints, at most those of the run, on a logarithmic scale."""
     checkpoint = run.checkpoint
-    most = ceil((run.duration or 0) / run.step_time) if run.steps is None else run.steps
+    max_steps = ceil((run.duration or 0) / run.step_time) if run.steps is None else run.steps
     young = young_interval(checkpoint.blocking, run.mtbf)
-    middle = min(most, max(young, checkpoint.save - checkpoint.blocking, run.step_time) / run.step_time)
-    exponents = (2 * index / (_POINTS - 1) - 1 for index in range(_POINTS))
-    return sorted({min(most, max(1, round(middle * _SPAN**exponent))) for exponent in exponents})
+    center = min(max_steps, max(young, checkpoint.save - checkpoint.blocking, run.step_time) / run.step_time)
+    exponents = (2 * index / (_GRID_POINTS - 1) - 1 for index in range(_GRID_POINTS))
+    return sorted({min(max_steps, max(1, round(center * _GRID_FACTOR**exponent))) for exponent in exponents})
 
 
-def _golden_section(value: Callable[[int], float], low: int, high: int) -> None:
+def _search_golden_section(value: Callable[[int], float], low: int, high: int) -> None:
     """Evaluate ``value`` at numbers of steps that close in on its maximum between ``low`` and ``high``.
 
     By hand, as ``value`` is defined on whole steps and remembers what it has evaluated.
     """
-    left, right = log(low), log(high)
-    for _ in range(_SECTIONS):
-        inner, outer = right - _GOLDEN * (right - left), left + _GOLDEN * (right - left)
-        if value(_steps(inner)) < value(_steps(outer)):
-            left = inner
+    lower, upper = log(low), log(high)
+    for _ in range(_NUM_SECTIONS):
+        inner, outer = upper - _GOLDEN_RATIO * (upper - lower), lower + _GOLDEN_RATIO * (upper - lower)
+        if value(_to_steps(inner)) < value(_to_steps(outer)):
+            lower = inner
         else:
-            right = outer
+            upper = outer
 
 
-def _steps(logarithm: float) -> int:
+def _to_steps(logarithm: float) -> int:
     return max(1, round(exp(logarithm)))

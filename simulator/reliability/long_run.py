@@ -8,7 +8,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, replace
 from math import ceil, inf
 
-from meshwise.simulator.brief import brief
+from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.reliability.failures import FailureKind, FailureModel
 from meshwise.simulator.units import to_ticks
 
@@ -50,22 +50,22 @@ class HostPool:
         self._repair = to_ticks(recovery.repair)
         self._replacement = None if recovery.replacement is None else to_ticks(recovery.replacement)
 
-    def broke(self, now: int) -> None:
+    def add_broken(self, instant: int) -> None:
         """Add a broken host, which can be used again after its repair."""
-        self._ready.append(now + self._repair)
+        self._ready.append(instant + self._repair)
 
-    def take(self, now: int) -> int:
+    def take_host(self, instant: int) -> int:
         """Return the instant at which the next host is available, and remove it from the pool.
 
         Every call follows one of `add_broken`, so that the pool is never empty.
         """
-        if self._replacement is not None and self._ready[0] > now + self._replacement:
+        if self._replacement is not None and self._ready[0] > instant + self._replacement:
             self._ready.pop()
-            return now + self._replacement
-        return max(now, self._ready.popleft())
+            return instant + self._replacement
+        return max(instant, self._ready.popleft())
 
 
-_WHOLE = 1e-9  # relative distance within which an interval is a whole number of steps
+_STEP_TOLERANCE = 1e-9  # relative distance within which an interval is a whole number of steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Checkpoint:
         >>> Checkpoint(interval=60.0, blocking=1.0, save=1.0, load=1.0).steps(step_time=25.0)
         3
         """
-        return max(1, ceil(self.interval / step_time * (1 - _WHOLE)))
+        return max(1, ceil(self.interval / step_time * (1 - _STEP_TOLERANCE)))
 
     def cycle(self, step_time: float) -> "CheckpointCycle":
         """Return the cycle of training and saving of a job with steps of ``step_time`` s."""
@@ -133,25 +133,25 @@ class CheckpointCycle:
         """Ticks from the start of one checkpoint to that of the next."""
         return max(self.work + self.blocking, self.save)
 
-    def started(self, elapsed: int) -> int:
+    def count_started(self, elapsed: int) -> int:
         """Return the number of checkpoints started after ``elapsed`` ticks."""
         return 0 if elapsed < self.work else 1 + (elapsed - self.work) // self.period
 
-    def durable(self, elapsed: int) -> int:
+    def count_durable(self, elapsed: int) -> int:
         """Return the number of durable checkpoints after ``elapsed`` ticks."""
-        return self.started(elapsed - self.save)
+        return self.count_started(elapsed - self.save)
 
-    def trained(self, elapsed: int) -> int:
+    def trained_ticks(self, elapsed: int) -> int:
         """Return the ticks of ``elapsed`` in which the job trained."""
-        count = self.started(elapsed)
-        begun = self.work + (count - 1) * self.period + self.blocking if count else 0
-        return count * self.work + min(max(elapsed - begun, 0), self.work)
+        count = self.count_started(elapsed)
+        training_start = self.work + (count - 1) * self.period + self.blocking if count else 0
+        return count * self.work + min(max(elapsed - training_start, 0), self.work)
 
-    def reach(self, steps: int) -> int:
+    def ticks_to_steps(self, steps: int) -> int:
         """Return the ticks until ``steps`` steps, at least one, are complete."""
         count = (steps - 1) // self.steps
-        begun = self.work + (count - 1) * self.period + self.blocking if count else 0
-        return begun + (steps - count * self.steps) * self.step
+        training_start = self.work + (count - 1) * self.period + self.blocking if count else 0
+        return training_start + (steps - count * self.steps) * self.step
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ class LongRun:
     spares: int = 0
     seed: int = 0
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
     def __post_init__(self) -> None:
         if not 0 < self.step_time < inf:
@@ -207,7 +207,7 @@ class LongRun:
         """Seconds from a failure until the job trains again, if a host is ready and no other failure strikes."""
         return self.recovery.detection + self.recovery.restart + self.checkpoint.load
 
-    def every(self, interval: float) -> "LongRun":
+    def with_interval(self, interval: float) -> "LongRun":
         """Return this run with ``interval`` s of training between checkpoints."""
         return replace(self, checkpoint=replace(self.checkpoint, interval=interval))
 
@@ -269,7 +269,7 @@ class Outcome:
     checkpoints: int
     interruptions: tuple[Interruption, ...]
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
     @property
     def goodput(self) -> float:

@@ -5,53 +5,53 @@ from typing import NamedTuple
 
 from meshwise.simulator.collective import Collective
 from meshwise.simulator.machine.accelerator import Accelerator
-from meshwise.strategies.lowering.costs.kinds import Division
+from meshwise.strategies.lowering.costs.kinds import StageKinds
 from meshwise.strategies.lowering.costs.optimizer import SQUARES, Parameters, norm_ticks, optimizer_ticks
-from meshwise.strategies.lowering.costs.stage import BlockCost, Machine, Rank, StageCosts
-from meshwise.strategies.lowering.costs.weights import summed_share
+from meshwise.strategies.lowering.costs.stage import BlockCost, Machine, RankProfile, StageCosts
+from meshwise.strategies.lowering.costs.weights import summed_elements
 from meshwise.strategies.lowering.rank_classes.placement import BACKWARD, FORWARD, NORM
 from meshwise.strategies.lowering.tasks.data_parallel import (
     bucket_limit,
-    buckets,
-    reduced_bytes,
+    build_buckets,
+    choose_reduction,
     reduces_in_buckets,
-    reduction,
+    reduction_bytes,
 )
 from meshwise.strategies.plan.mesh import DATA, EXPERT_DATA, OPERATOR_AXES
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Training
 
-OfRank = Callable[[Accelerator, Training, Plan, Parameters], int]
+CountTicks = Callable[[Accelerator, Training, Plan, Parameters], int]
 """Returns the ticks of an update or a read on a device, with the parameters that a rank holds."""
 
 
-class Passes(NamedTuple):
+class PassTicks(NamedTuple):
     """Ticks of a forward and of a backward on one rank, for every kind of stage."""
 
     forward: tuple[int, ...]
     backward: tuple[int, ...]
 
 
-class Sends(NamedTuple):
+class SendTicks(NamedTuple):
     """Ticks in which every stage sends activations to the next one and gradients to the previous one; 0 for none."""
 
     forward: tuple[int, ...]
     backward: tuple[int, ...]
 
 
-class Bucket(NamedTuple):
+class BucketEnd(NamedTuple):
     """When and how a bucket of gradients leaves.
 
     ``num_blocks`` is the number of blocks of the stage's backward after which it leaves, ``parameters`` its elements,
     and ``kind`` that of the groups that reduce it.
     """
 
-    blocks: int
+    num_blocks: int
     parameters: int
     kind: str
 
 
-class Ending(NamedTuple):
+class EndingTicks(NamedTuple):
     """Ticks of what follows the passes.
 
     Parameters
@@ -70,129 +70,161 @@ class Ending(NamedTuple):
         The sum of the norm over all positions, which then go on together; empty without clipping.
     """
 
-    leaving: tuple[tuple[int, ...], ...]
-    late: tuple[int, ...]
-    replicated: tuple[int, ...]
+    bucket_reductions: tuple[tuple[int, ...], ...]
+    late_reductions: tuple[int, ...]
+    replicated_sums: tuple[int, ...]
     optimizer: tuple[int, ...]
     gather: tuple[int, ...]
     squares: tuple[int, ...]
     norm: tuple[int, ...]
 
 
-class Durations:
+class TickTables:
     """Tables of ticks from the costs of one problem; where rank classes at a position differ, of the fastest one."""
 
     def __init__(self, costs: StageCosts) -> None:
         self.costs = costs
-        self._passes: dict[tuple[Division, int, object], Passes] = {}
-        self._sends: dict[tuple[object, ...], Sends] = {}
-        self._endings: dict[tuple[object, ...], Ending] = {}
-        self._gathers: dict[tuple[Machine, Division, tuple[int, ...], int], tuple[tuple[int, ...], ...]] = {}
-        self._buckets: dict[tuple[Division, int, tuple[int, ...], int, bool], tuple[tuple[Bucket, ...], ...]] = {}
+        self._passes: dict[tuple[StageKinds, int, object], PassTicks] = {}
+        self._sends: dict[tuple[object, ...], SendTicks] = {}
+        self._endings: dict[tuple[object, ...], EndingTicks] = {}
+        self._gathers: dict[tuple[Machine, StageKinds, tuple[int, ...], int], tuple[tuple[int, ...], ...]] = {}
+        self._buckets: dict[tuple[StageKinds, int, tuple[int, ...], int, bool], tuple[tuple[BucketEnd, ...], ...]] = {}
 
-    def passes(self, plan: Plan, rank: Rank) -> Passes:
+    def pass_ticks(self, plan: Plan, rank: RankProfile) -> PassTicks:
         """Return the ticks of all passes on a rank."""
-        made = self.costs.division(plan)
-        key = (made, self.costs.blocks.how(plan), rank.key)
+        stage_kinds = self.costs.stage_kinds(plan)
+        key = (stage_kinds, self.costs.blocks.cost_key(plan), rank.key)
         if key not in self._passes:
-            kinds = [self.runs(plan, made, kind, rank) for kind in range(len(made.kinds))]
+            kinds = [self.list_block_costs(plan, stage_kinds, kind, rank) for kind in range(len(stage_kinds.kinds))]
             forward = (sum(count * cost.forward_ticks for cost, count in runs) for runs in kinds)
             backward = (sum(count * cost.backward_ticks for cost, count in runs) for runs in kinds)
-            self._passes[key] = Passes(tuple(forward), tuple(backward))
+            self._passes[key] = PassTicks(tuple(forward), tuple(backward))
         return self._passes[key]
 
-    def runs(self, plan: Plan, made: Division, kind: int, rank: Rank) -> list[tuple[BlockCost, int]]:
+    def list_block_costs(
+        self, plan: Plan, stage_kinds: StageKinds, kind: int, rank: RankProfile
+    ) -> list[tuple[BlockCost, int]]:
         """Return the costs of a stage's blocks on a rank in order, each with how often it occurs in a row."""
         blocks = self.costs.blocks
-        runs = blocks.runs(plan, made.kinds[kind], made.recompute(plan, kind))
-        return [(blocks.cost(plan, name, rank, how), n) for name, n, how in runs]
+        runs = blocks.list_runs(plan, stage_kinds.kinds[kind], stage_kinds.recompute(plan, kind))
+        return [(blocks.cost(plan, name, rank, recompute_choice), n) for name, n, recompute_choice in runs]
 
-    def sends(self, plan: Plan, machine: Machine) -> Sends:
+    def send_ticks(self, plan: Plan, machine: Machine) -> SendTicks:
         """Return the ticks of the transfers between stages; of a V, those on its way down."""
         if not isinstance(plan.microbatch, int):
             # Microbatches differ by rank: the smallest size gives the least ticks, which keeps the tables lower bounds.
-            each = [self.sends(plan.even(size), machine) for size in plan.sizes]
-            return Sends(*(tuple(map(min, zip(*rows, strict=True))) for rows in zip(*each, strict=True)))
-        made = self.costs.division(plan)
-        key = (machine, made, plan.positions, self.costs.blocks.cut(plan), plan.microbatch, plan.slices_boundaries)
+            even_sends = [self.send_ticks(plan.with_microbatch(size), machine) for size in plan.sizes]
+            return SendTicks(*(tuple(map(min, zip(*rows, strict=True))) for rows in zip(*even_sends, strict=True)))
+        stage_kinds = self.costs.stage_kinds(plan)
+        key = (
+            machine,
+            stage_kinds,
+            plan.positions,
+            self.costs.blocks.cut_key(plan),
+            plan.microbatch,
+            plan.slices_boundaries,
+        )
         if key not in self._sends:
-            kinds = [plan.boundary_part(self.costs.boundary_bytes(plan, stage)) for stage in made.first_of]
-            sizes = [kinds[kind] for kind in (made.kind_of if plan.looped else made.kind_of[: plan.pipeline])[:-1]]
+            kinds = [
+                plan.count_boundary_bytes(self.costs.boundary_bytes(plan, stage)) for stage in stage_kinds.first_stages
+            ]
+            sizes = [
+                kinds[kind]
+                for kind in (stage_kinds.kind_of if plan.looped else stage_kinds.kind_of[: plan.pipeline])[:-1]
+            ]
             if plan.pipeline == 1:
-                self._sends[key] = Sends(*[(0,) * len(made.kind_of)] * 2)
+                self._sends[key] = SendTicks(*[(0,) * len(stage_kinds.kind_of)] * 2)
             else:
-                forward = _send_ticks(machine, FORWARD, 0, sizes)
-                self._sends[key] = Sends((*forward, 0), (0, *_send_ticks(machine, BACKWARD, 1, sizes)))
+                forward = _list_send_ticks(machine, FORWARD, 0, sizes)
+                self._sends[key] = SendTicks((*forward, 0), (0, *_list_send_ticks(machine, BACKWARD, 1, sizes)))
         return self._sends[key]
 
-    def buckets(self, plan: Plan, machine: Machine) -> tuple[tuple[Bucket, ...], ...]:
+    def list_buckets(self, plan: Plan, machine: Machine) -> tuple[tuple[BucketEnd, ...], ...]:
         """Return the buckets of every kind of stage, in the order in which backward fills them."""
-        made = self.costs.division(plan)
-        twice = plan.zero >= 3  # each of two blocks that use a tied parameter is a unit that has it
-        key = (made, self.costs.blocks.cut(plan), plan.positions, bucket_limit(plan), twice)
+        stage_kinds = self.costs.stage_kinds(plan)
+        counts_twice = plan.zero >= 3  # each of two blocks that use a tied parameter is a unit that has it
+        key = (stage_kinds, self.costs.blocks.cut_key(plan), plan.positions, bucket_limit(plan), counts_twice)
         if key not in self._buckets:
             rank = machine.ranks[0][0]  # parameters are the same on all
-            self._buckets[key] = tuple(self._filled(plan, stage, rank) for stage in made.first_of)
+            self._buckets[key] = tuple(
+                self._list_stage_buckets(plan, stage, rank) for stage in stage_kinds.first_stages
+            )
         return self._buckets[key]
 
-    def _filled(self, plan: Plan, stage: int, rank: Rank) -> tuple[Bucket, ...]:
+    def _list_stage_buckets(self, plan: Plan, stage: int, rank: RankProfile) -> tuple[BucketEnd, ...]:
         """Return the buckets of a stage."""
-        cost, training = self.costs.stage(plan, stage, rank), self.costs.problem.training
+        cost, training = self.costs.stage_cost(plan, stage, rank), self.costs.problem.training
         names = plan.stages[stage].blocks
-        found = buckets(names, cost, training.gradient_bytes, bucket_limit(plan))
-        return tuple(Bucket(len(names) - names.index(b.last), b.parameters, b.kind) for b in found)
+        stage_buckets = build_buckets(names, cost, training.gradient_bytes, bucket_limit(plan))
+        return tuple(
+            BucketEnd(len(names) - names.index(bucket.last_block), bucket.parameters, bucket.kind)
+            for bucket in stage_buckets
+        )
 
-    def ending(self, plan: Plan, machine: Machine) -> Ending:
+    def ending_ticks(self, plan: Plan, machine: Machine) -> EndingTicks:
         """Return the ticks of what follows the passes."""
-        early = reduces_in_buckets(self.costs.problem.cluster, plan)
-        made, cut = self.costs.division(plan), self.costs.blocks.cut(plan)
-        key = (machine, made, plan.positions, cut, plan.zero, early, bucket_limit(plan))
+        reduces_early = reduces_in_buckets(self.costs.problem.cluster, plan)
+        stage_kinds, cut_key = self.costs.stage_kinds(plan), self.costs.blocks.cut_key(plan)
+        key = (machine, stage_kinds, plan.positions, cut_key, plan.zero, reduces_early, bucket_limit(plan))
         if key not in self._endings:
-            training, held = self.costs.problem.training, self.costs.held(plan)
-            experts = [each.experts for each in held.positions]
-            dense = [each.elements - each.experts for each in held.positions]
-            shared = ((DATA, dense), (EXPERT_DATA, experts))
-            late, gather = [0] * plan.pipeline, [0] * plan.pipeline
-            for kind, counts in shared if plan.replicas > 1 and not early else ():
-                _add(late, _data_ticks(machine, kind, reduction(plan), counts, reduced_bytes(training, plan)))
-            for kind, counts in shared if plan.replicas > 1 and plan.zero in (1, 2) else ():
-                _add(gather, _data_ticks(machine, kind, Collective.ALL_GATHER, counts, training.updated_bytes))
-            summed = [0] * plan.pipeline
+            training, plan_parameters = self.costs.problem.training, self.costs.plan_parameters(plan)
+            expert_counts = [parameters.expert_elements for parameters in plan_parameters.positions]
+            dense_counts = [
+                parameters.elements - parameters.expert_elements for parameters in plan_parameters.positions
+            ]
+            shared_counts = ((DATA, dense_counts), (EXPERT_DATA, expert_counts))
+            late_ticks, gather_ticks = [0] * plan.pipeline, [0] * plan.pipeline
+            for kind, counts in shared_counts if plan.replicas > 1 and not reduces_early else ():
+                _add_ticks(
+                    late_ticks,
+                    _data_ticks(machine, kind, choose_reduction(plan), counts, reduction_bytes(training, plan)),
+                )
+            for kind, counts in shared_counts if plan.replicas > 1 and plan.zero in (1, 2) else ():
+                _add_ticks(
+                    gather_ticks, _data_ticks(machine, kind, Collective.ALL_GATHER, counts, training.updated_bytes)
+                )
+            summed_ticks = [0] * plan.pipeline
             for axis, parts in zip(
-                OPERATOR_AXES, zip(*(each.replicated for each in held.positions), strict=True), strict=True
+                OPERATOR_AXES,
+                zip(*(parameters.replicated_elements for parameters in plan_parameters.positions), strict=True),
+                strict=True,
             ):
-                shares = [summed_share(plan, elements) for elements in parts]
-                _add(summed, _data_ticks(machine, axis, Collective.ALL_REDUCE, shares, training.gradient_bytes))
-            leaving = self._leaving(plan, machine) if early else ((),) * len(plan.stages)
-            optimizer, norm = self._held_ticks(plan, machine, optimizer_ticks), self._norm(machine)
-            squares = self._held_ticks(plan, machine, norm_ticks) if norm else (0,) * plan.pipeline
-            self._endings[key] = Ending(leaving, tuple(late), tuple(summed), optimizer, tuple(gather), squares, norm)
+                shares = [summed_elements(plan, elements) for elements in parts]
+                _add_ticks(
+                    summed_ticks, _data_ticks(machine, axis, Collective.ALL_REDUCE, shares, training.gradient_bytes)
+                )
+            bucket_ticks = self._list_bucket_reductions(plan, machine) if reduces_early else ((),) * len(plan.stages)
+            optimizer, norm = self._list_parameter_ticks(plan, machine, optimizer_ticks), self._list_norm_ticks(machine)
+            squares = self._list_parameter_ticks(plan, machine, norm_ticks) if norm else (0,) * plan.pipeline
+            self._endings[key] = EndingTicks(
+                bucket_ticks, tuple(late_ticks), tuple(summed_ticks), optimizer, tuple(gather_ticks), squares, norm
+            )
         return self._endings[key]
 
-    def gathers(self, plan: Plan, machine: Machine) -> tuple[tuple[int, ...], ...]:
+    def gather_ticks(self, plan: Plan, machine: Machine) -> tuple[tuple[int, ...], ...]:
         """Return, for every stage, the ticks in which ZeRO 3 gathers its units, in the order of backward."""
-        made = self.costs.division(plan)
-        key = (machine, made, plan.positions, self.costs.blocks.cut(plan))
+        stage_kinds = self.costs.stage_kinds(plan)
+        key = (machine, stage_kinds, plan.positions, self.costs.blocks.cut_key(plan))
         if key not in self._gathers:
-            size, kinds = self.costs.problem.training.parameter_bytes, self.buckets(plan, machine)
-            found = self._of_buckets(plan, machine, Collective.ALL_GATHER, size)
-            rows = ((kinds[kind], ticks) for kind, ticks in zip(made.kind_of, found, strict=True))
-            self._gathers[key] = tuple(_by_unit(*row) for row in rows)
+            size, kinds = self.costs.problem.training.parameter_bytes, self.list_buckets(plan, machine)
+            bucket_ticks = self._list_bucket_ticks(plan, machine, Collective.ALL_GATHER, size)
+            rows = ((kinds[kind], ticks) for kind, ticks in zip(stage_kinds.kind_of, bucket_ticks, strict=True))
+            self._gathers[key] = tuple(_sum_by_unit(*row) for row in rows)
         return self._gathers[key]
 
-    def _leaving(self, plan: Plan, machine: Machine) -> tuple[tuple[int, ...], ...]:
+    def _list_bucket_reductions(self, plan: Plan, machine: Machine) -> tuple[tuple[int, ...], ...]:
         """Return, for every stage, the ticks in which its buckets are reduced."""
-        size = reduced_bytes(self.costs.problem.training, plan)
-        return self._of_buckets(plan, machine, reduction(plan), size)
+        size = reduction_bytes(self.costs.problem.training, plan)
+        return self._list_bucket_ticks(plan, machine, choose_reduction(plan), size)
 
-    def _of_buckets(
+    def _list_bucket_ticks(
         self, plan: Plan, machine: Machine, collective: Collective, size: float
     ) -> tuple[tuple[int, ...], ...]:
         """Return, for every stage, the ticks of a collective on each bucket, with ``size`` bytes an element."""
-        kinds = self.buckets(plan, machine)
+        kinds = self.list_buckets(plan, machine)
         ticks: dict[tuple[int, int], tuple[int, ...]] = {}
         result = []
-        for position, kind in zip(plan.positions, self.costs.division(plan).kind_of, strict=True):
+        for position, kind in zip(plan.positions, self.costs.stage_kinds(plan).kind_of, strict=True):
             if (kind, position) not in ticks:
                 ticks[kind, position] = tuple(
                     _shared_ticks(machine, bucket.kind, collective, position, float(bucket.parameters * size))
@@ -201,33 +233,33 @@ class Durations:
             result.append(ticks[kind, position])
         return tuple(result)
 
-    def _norm(self, machine: Machine) -> tuple[int, ...]:
+    def _list_norm_ticks(self, machine: Machine) -> tuple[int, ...]:
         """Return the ticks of the sum of the norm; empty without clipping."""
         if not self.costs.problem.training.gradient_clipping:
             return ()
         if NORM not in machine.table.tables:
             return (0,)
-        groups = machine.different(NORM, SQUARES[0])[0]
+        groups = machine.list_distinct_groups(NORM, SQUARES[0])[0]
         return (machine.least_ticks(NORM, groups, *SQUARES),)
 
-    def _held_ticks(self, plan: Plan, machine: Machine, of_rank: OfRank) -> tuple[int, ...]:
+    def _list_parameter_ticks(self, plan: Plan, machine: Machine, count_ticks: CountTicks) -> tuple[int, ...]:
         """Return, for every position, the least of ``count_ticks`` over its ranks."""
-        training, held = self.costs.problem.training, self.costs.held(plan)
+        training, plan_parameters = self.costs.problem.training, self.costs.plan_parameters(plan)
         ticks: dict[tuple[object, ...], int] = {}
         result = []
-        for ranks, parameters in zip(machine.ranks, held.positions, strict=True):
+        for ranks, parameters in zip(machine.ranks, plan_parameters.positions, strict=True):
             key = (*(rank.key for rank in ranks), parameters)
             if key not in ticks:
-                ticks[key] = min(of_rank(rank.accelerator, training, plan, parameters) for rank in ranks)
+                ticks[key] = min(count_ticks(rank.accelerator, training, plan, parameters) for rank in ranks)
             result.append(ticks[key])
         return tuple(result)
 
 
-def _send_ticks(machine: Machine, kind: str, first: int, sizes: Sequence[float]) -> tuple[int, ...]:
+def _list_send_ticks(machine: Machine, kind: str, first_stage: int, sizes: Sequence[float]) -> tuple[int, ...]:
     """Return the ticks in which the stages from ``first_stage`` on send so many bytes."""
-    groups = machine.different(kind, Collective.SEND)
-    keys = [(groups[stage % len(groups)], size) for stage, size in enumerate(sizes, first)]
-    return _looked_up(machine, kind, Collective.SEND, keys)
+    groups = machine.list_distinct_groups(kind, Collective.SEND)
+    keys = [(groups[stage % len(groups)], size) for stage, size in enumerate(sizes, first_stage)]
+    return _look_up_ticks(machine, kind, Collective.SEND, keys)
 
 
 def _data_ticks(
@@ -243,24 +275,24 @@ def _shared_ticks(machine: Machine, kind: str, collective: Collective, position:
     """Return the least ticks of a collective of groups of a kind at a position; 0 where there are no groups."""
     if kind not in machine.table.tables:
         return 0
-    return machine.least_ticks(kind, machine.different(kind, collective)[position], collective, size)
+    return machine.least_ticks(kind, machine.list_distinct_groups(kind, collective)[position], collective, size)
 
 
-def _by_unit(filled: Iterable[Bucket], ticks: Iterable[int]) -> tuple[int, ...]:
+def _sum_by_unit(bucket_list: Iterable[BucketEnd], ticks: Iterable[int]) -> tuple[int, ...]:
     """Return the ticks of the buckets of each unit together."""
     units: dict[int, int] = {}
-    for bucket, each in zip(filled, ticks, strict=True):
-        units[bucket.blocks] = units.get(bucket.blocks, 0) + each
+    for bucket, bucket_ticks in zip(bucket_list, ticks, strict=True):
+        units[bucket.num_blocks] = units.get(bucket.num_blocks, 0) + bucket_ticks
     return tuple(units.values())
 
 
-def _add(total: list[int], more: Iterable[int]) -> None:
+def _add_ticks(total: list[int], terms: Iterable[int]) -> None:
     """Add ticks by position."""
-    for index, ticks in enumerate(more):
+    for index, ticks in enumerate(terms):
         total[index] += ticks
 
 
-def _looked_up(
+def _look_up_ticks(
     machine: Machine, kind: str, collective: Collective, keys: Sequence[tuple[tuple[int, ...], float]]
 ) -> tuple[int, ...]:
     """Return the least ticks of a collective for pairs of groups and bytes, different pairs once."""

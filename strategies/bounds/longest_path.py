@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwise.simulator.engine.compiled import compiled, pays
+from meshwise.simulator.engine.compiled import compile_loop, pays
 from meshwise.simulator.engine.longest_path import Ints
 from meshwise.simulator.program import IntArray
-from meshwise.strategies.schedules.orders import Orders, in_order, orders
-from meshwise.strategies.schedules.schedule import schedule
+from meshwise.strategies.schedules.orders import Orders, list_orders, order_actions
+from meshwise.strategies.schedules.schedule import build_schedule
 
 Column = NDArray[np.int32]
 
@@ -42,29 +42,29 @@ class Arrangement(NamedTuple):
     """
 
     code: Column
-    arrives: Column
-    leaves: Column
-    boxes: int
-    last: IntArray
+    receive_boxes: Column
+    send_boxes: Column
+    num_boxes: int
+    last_stages: IntArray
 
     @property
     def ranks(self) -> int:
         """Number of pipeline ranks."""
-        return len(self.last)
+        return len(self.last_stages)
 
 
-class Walked(NamedTuple):
+class PassTimes(NamedTuple):
     """For every step, when each rank ends its passes, and when each stage starts the last microbatch's backward."""
 
     ends: IntArray
-    starts: IntArray
+    stage_starts: IntArray
 
 
 @lru_cache(maxsize=512)
-def arrangement(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Arrangement:
+def arrange_schedule(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Arrangement:
     """Return the arrangement of a schedule by name; the same value for the same arguments.
 
-    >>> arrangement("1f1b", 2, 1).code.tolist()
+    >>> arrange_schedule("1f1b", 2, 1).code.tolist()
     [0, 4, 7, 3]
 
     Raises
@@ -72,14 +72,14 @@ def arrangement(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Ar
     ValueError
         Where the orders wait for each other for ever; the message names what each rank waits for.
     """
-    rows, stages = orders(name, ranks, microbatches, chunks), ranks * chunks
-    columns, boxes = _arrange_columns(rows, stages, microbatches)
-    if not boxes:
-        list(in_order(schedule(name, ranks, microbatches, chunks)))  # raises
-    code, arrives, leaves = (np.array(column, dtype=np.int32) for column in columns)
-    last = code[code % 2 == 1] // 4
-    by_rank = last[np.argsort(last % ranks, kind="stable")]
-    return Arrangement(code, arrives, leaves, boxes, by_rank.reshape(ranks, chunks).astype(np.int64))
+    rows, stages = list_orders(name, ranks, microbatches, chunks), ranks * chunks
+    columns, num_boxes = _arrange_columns(rows, stages, microbatches)
+    if not num_boxes:
+        list(order_actions(build_schedule(name, ranks, microbatches, chunks)))  # raises
+    code, receive_boxes, send_boxes = (np.array(column, dtype=np.int32) for column in columns)
+    last_stages = code[code % 2 == 1] // 4
+    by_rank = last_stages[np.argsort(last_stages % ranks, kind="stable")]
+    return Arrangement(code, receive_boxes, send_boxes, num_boxes, by_rank.reshape(ranks, chunks).astype(np.int64))
 
 
 class _Columns(NamedTuple):
@@ -118,50 +118,50 @@ def _arrange_columns(rows: Orders, stages: int, microbatches: int) -> tuple[_Col
     boxes = _Boxes(np.full(count, -1), np.arange(count, 0, -1), rows.start[:-1].copy())
     columns = _Columns(*np.zeros((3, count), np.int64))
     if pays(count):
-        return columns, compiled(_arrange)(stages, microbatches, rows, boxes, columns)
+        return columns, compile_loop(_fill_arrangement)(stages, microbatches, rows, boxes, columns)
     columns = to_lists(columns)
-    return columns, _arrange(stages, microbatches, to_lists(rows), to_lists(boxes), columns)
+    return columns, _fill_arrangement(stages, microbatches, to_lists(rows), to_lists(boxes), columns)
 
 
-def _arrange(stages: int, microbatches: int, rows: Orders, scratch: _Boxes, columns: _Columns) -> int:
+def _fill_arrangement(stages: int, microbatches: int, rows: Orders, scratch: _Boxes, columns: _Columns) -> int:
     """Fill the columns of an arrangement; return how many boxes it needs, 0 where orders wait for ever.
 
     Ranks run by turns, one action each, so that few boxes are full at a time.
     """
     passes, microbatch, start = rows
-    box_of, free, at = scratch
-    code, arrives, leaves = columns
-    ranks, found, top, boxes = len(at), 0, len(free), 1
-    while found < len(passes):
-        before = found
+    box_of, free_boxes, next_actions = scratch
+    code, receive_boxes, send_boxes = columns
+    ranks, num_found, top, num_boxes = len(next_actions), 0, len(free_boxes), 1
+    while num_found < len(passes):
+        num_before = num_found
         for rank in range(ranks):
-            index = at[rank]
+            index = next_actions[rank]
             if index == start[rank + 1]:
                 continue
-            now, number = passes[index], microbatch[index]
-            box = box_of[now * microbatches + number] if now else 0
+            pass_number, number = passes[index], microbatch[index]
+            box = box_of[pass_number * microbatches + number] if pass_number else 0
             if box < 0:
                 continue
             if box:
-                free[top] = box
+                free_boxes[top] = box
                 top += 1
-            turning = now == 2 * stages - 2  # from the last forward to its backward nothing is sent
-            target, left = now + 1 if turning else now + 2 - 4 * (now % 2), 0
+            is_turning = pass_number == 2 * stages - 2  # from the last forward to its backward nothing is sent
+            target, send_box = pass_number + 1 if is_turning else pass_number + 2 - 4 * (pass_number % 2), 0
             if target >= 0:
-                if ranks > 1 and not turning:
+                if ranks > 1 and not is_turning:
                     top -= 1
-                    left = free[top]
-                    boxes = max(boxes, left + 1)
-                box_of[target * microbatches + number] = left
-            code[found] = 2 * now + (1 if now % 2 and number == microbatches - 1 else 0)
-            arrives[found], leaves[found] = box, left
-            at[rank], found = index + 1, found + 1
-        if found == before:
+                    send_box = free_boxes[top]
+                    num_boxes = max(num_boxes, send_box + 1)
+                box_of[target * microbatches + number] = send_box
+            code[num_found] = 2 * pass_number + (1 if pass_number % 2 and number == microbatches - 1 else 0)
+            receive_boxes[num_found], send_boxes[num_found] = box, send_box
+            next_actions[rank], num_found = index + 1, num_found + 1
+        if num_found == num_before:
             return 0
-    return boxes
+    return num_boxes
 
 
-def walk(arranged: Arrangement, ticks: IntArray, sends: IntArray) -> Walked:
+def walk(arrangement_columns: Arrangement, ticks: IntArray, sends: IntArray) -> PassTimes:
     """Return starts and ends of many steps.
 
     Parameters
@@ -171,70 +171,85 @@ def walk(arranged: Arrangement, ticks: IntArray, sends: IntArray) -> Walked:
         for a backward.
     """
     steps, columns = ticks.shape
-    result = Walked(np.zeros((steps, arranged.ranks), np.int64), np.zeros((steps, columns // 2), np.int64))
-    if pays(len(arranged.code) * steps):
+    result = PassTimes(
+        np.zeros((steps, arrangement_columns.ranks), np.int64), np.zeros((steps, columns // 2), np.int64)
+    )
+    if pays(len(arrangement_columns.code) * steps):
         lanes = min(-(-steps // BLOCK) * BLOCK, LANES)
-        compiled(_walk_lanes)(arranged, lanes, ticks, sends, result)
+        compile_loop(_walk_lanes)(arrangement_columns, lanes, ticks, sends, result)
     else:
-        _walk_columns(arranged, ticks.T.copy(), sends.T.copy(), result)
+        _walk_columns(arrangement_columns, ticks.T.copy(), sends.T.copy(), result)
     return result
 
 
-def _walk_lanes(arranged: Arrangement, lanes: int, ticks: IntArray, sends: IntArray, result: Walked) -> None:
+def _walk_lanes(arranged: Arrangement, lanes: int, ticks: IntArray, sends: IntArray, result: PassTimes) -> None:
     """Fill starts and ends, ``lanes`` steps at a time; inner loops of fixed length become vector code."""
-    code, arrives, leaves, boxes, _ = arranged
-    ends, starts = result
-    columns, ranks = ticks.shape[1], ends.shape[1]
-    duration, sending = np.zeros((columns, lanes), np.int64), np.zeros((columns, lanes), np.int64)
+    code, receive_boxes, send_boxes, num_boxes, _ = arranged
+    rank_ends, stage_starts = result
+    columns, ranks = ticks.shape[1], rank_ends.shape[1]
+    duration, send_duration = np.zeros((columns, lanes), np.int64), np.zeros((columns, lanes), np.int64)
     clock, channel = np.zeros((ranks, lanes), np.int64), np.zeros((2 * ranks, lanes), np.int64)
-    box, last = np.zeros((boxes, lanes), np.int64), np.zeros((columns // 2, lanes), np.int64)
-    for first in range(0, len(ticks), lanes):
-        width = min(lanes, len(ticks) - first)
-        duration[:, :width], sending[:, :width] = ticks[first : first + width].T, sends[first : first + width].T
+    box, last_starts = np.zeros((num_boxes, lanes), np.int64), np.zeros((columns // 2, lanes), np.int64)
+    for first_step in range(0, len(ticks), lanes):
+        width = min(lanes, len(ticks) - first_step)
+        duration[:, :width], send_duration[:, :width] = (
+            ticks[first_step : first_step + width].T,
+            sends[first_step : first_step + width].T,
+        )
         clock[:], channel[:] = 0, 0
         for index in range(len(code)):
             # Unsigned indices spare the compiled loop a check for negative ones.
-            now, came, left = np.uint32(code[index] >> 1), np.uint32(arrives[index]), np.uint32(leaves[index])
-            rank = np.uint32((now >> 1) % ranks)
-            busy = 2 * rank + (now & 1)
+            pass_number, receive_box, send_box = (
+                np.uint32(code[index] >> 1),
+                np.uint32(receive_boxes[index]),
+                np.uint32(send_boxes[index]),
+            )
+            rank = np.uint32((pass_number >> 1) % ranks)
+            channel_index = 2 * rank + (pass_number & 1)
             if code[index] & 1:
                 for lane in range(lanes):
-                    last[now >> 1, lane] = max(clock[rank, lane], box[came, lane])
+                    last_starts[pass_number >> 1, lane] = max(clock[rank, lane], box[receive_box, lane])
             for block in range(0, lanes, BLOCK):
-                if left:
+                if send_box:
                     for lane in range(block, block + BLOCK):
-                        end = max(clock[rank, lane], box[came, lane]) + duration[now, lane]
+                        end = max(clock[rank, lane], box[receive_box, lane]) + duration[pass_number, lane]
                         clock[rank, lane] = end
-                        gone = max(end, channel[busy, lane]) + sending[now, lane]
-                        channel[busy, lane] = gone
-                        box[left, lane] = gone
+                        arrival = max(end, channel[channel_index, lane]) + send_duration[pass_number, lane]
+                        channel[channel_index, lane] = arrival
+                        box[send_box, lane] = arrival
                 else:
                     for lane in range(block, block + BLOCK):
-                        clock[rank, lane] = max(clock[rank, lane], box[came, lane]) + duration[now, lane]
-        ends[first : first + width], starts[first : first + width] = clock[:, :width].T, last[:, :width].T
+                        clock[rank, lane] = max(clock[rank, lane], box[receive_box, lane]) + duration[pass_number, lane]
+        rank_ends[first_step : first_step + width], stage_starts[first_step : first_step + width] = (
+            clock[:, :width].T,
+            last_starts[:, :width].T,
+        )
 
 
-def _walk_columns(arranged: Arrangement, ticks: IntArray, sends: IntArray, result: Walked) -> None:
+def _walk_columns(arrangement_columns: Arrangement, ticks: IntArray, sends: IntArray, result: PassTimes) -> None:
     """Fill starts and ends by NumPy, all steps at once: rows of ``ticks`` and ``sends`` are steps' columns."""
-    ends, starts = result
-    ranks, steps = arranged.ranks, ticks.shape[1]
+    rank_ends, stage_starts = result
+    ranks, steps = arrangement_columns.ranks, ticks.shape[1]
     clock, channel = np.zeros((ranks, steps), np.int64), np.zeros((2 * ranks, steps), np.int64)
-    box = np.zeros((arranged.boxes, steps), np.int64)
-    columns = (column.tolist() for column in (arranged.code, arranged.arrives, arranged.leaves))
-    for code, arrives, leaves in zip(*columns, strict=True):
-        now = code >> 1
-        rank = (now >> 1) % ranks
+    box = np.zeros((arrangement_columns.num_boxes, steps), np.int64)
+    columns = (
+        column.tolist()
+        for column in (arrangement_columns.code, arrangement_columns.receive_boxes, arrangement_columns.send_boxes)
+    )
+    for code, receive_box, send_box in zip(*columns, strict=True):
+        pass_number = code >> 1
+        rank = (pass_number >> 1) % ranks
         end = clock[rank]
-        np.maximum(end, box[arrives], out=end)
+        np.maximum(end, box[receive_box], out=end)
         if code & 1:
-            starts[:, now >> 1] = end
-        end += ticks[now]
-        if leaves:
-            busy = channel[2 * rank + (now & 1)]
-            np.maximum(end, busy, out=busy)
-            busy += sends[now]
-            box[leaves] = busy
-    ends[:] = clock.T
+            stage_starts[:, pass_number >> 1] = end
+        end += ticks[pass_number]
+        if send_box:
+            channel_clock = channel[2 * rank + (pass_number & 1)]
+            np.maximum(end, channel_clock, out=channel_clock)
+            channel_clock += sends[pass_number]
+            box[send_box] = channel_clock
+    rank_ends[:] = clock.T
 
 
 Rows = Sequence[Ints]
@@ -257,26 +272,31 @@ class Endings(NamedTuple):
         The sum of every tied parameter's gradients.
     """
 
-    first: IntArray
-    leaving: IntArray
-    late: IntArray
-    replicated: IntArray
+    first_buckets: IntArray
+    bucket_reductions: IntArray
+    late_reductions: IntArray
+    replicated_sums: IntArray
     optimizer: IntArray
     gather: IntArray
     squares: IntArray
     norm: IntArray
-    tied: IntArray
+    tied_sums: IntArray
 
 
-class Steps(NamedTuple):
-    """For every step the row of its passes in `PassTimes`, and the row of its ending in `Endings`."""
+class StepRows(NamedTuple):
+    """For every step the row of its passes in `PassSeconds`, and the row of its ending in `Endings`."""
 
     lane: IntArray
     ending: IntArray
 
 
-def finish(
-    steps: Steps, walked: Walked, filled: IntArray, endings: Endings, last: IntArray, pairs: IntArray
+def finish_steps(
+    steps: StepRows,
+    pass_times: PassTimes,
+    bucket_ticks: IntArray,
+    endings: Endings,
+    last_stages: IntArray,
+    pairs: IntArray,
 ) -> IntArray:
     """Return the ticks of every step.
 
@@ -290,39 +310,57 @@ def finish(
         The two positions that keep each tied parameter.
     """
     result = np.zeros(len(steps.lane), np.int64)
-    if pays(len(steps.lane) * (filled.shape[1] + last.size)):
-        compiled(_finish)(result, steps, walked, filled, endings, last, pairs)
+    if pays(len(steps.lane) * (bucket_ticks.shape[1] + last_stages.size)):
+        compile_loop(_fill_finishes)(result, steps, pass_times, bucket_ticks, endings, last_stages, pairs)
         return result
     ticks = [0] * len(result)
-    of_steps, of_passes, of_endings = to_lists(steps), to_lists(walked), to_lists(endings)
-    _finish(ticks, of_steps, of_passes, filled.tolist(), of_endings, last.tolist(), pairs.tolist())
+    of_steps, of_passes, of_endings = to_lists(steps), to_lists(pass_times), to_lists(endings)
+    _fill_finishes(ticks, of_steps, of_passes, bucket_ticks.tolist(), of_endings, last_stages.tolist(), pairs.tolist())
     return np.array(ticks, dtype=np.int64)
 
 
-def _finish(
-    result: Ints, steps: Steps, walked: Walked, filled: Rows, endings: Endings, last: Rows, pairs: Rows
+def _fill_finishes(
+    result: Ints,
+    steps: StepRows,
+    walked: PassTimes,
+    bucket_ticks: Rows,
+    endings: Endings,
+    last_stages: Rows,
+    pairs: Rows,
 ) -> None:
     """Fill ``result``; buckets leave one after another, and the device goes on when all have arrived."""
-    lane, ending = steps
-    ends, starts = walked
-    first, leaving, late, replicated, optimizer, gather, squares, norm, tied = endings
+    lanes, ending_rows = steps
+    rank_ends, stage_starts = walked
+    first_buckets, bucket_reductions, late_reductions, replicated_sums, optimizer, gather, squares, norm, tied_sums = (
+        endings
+    )
     for step in range(len(result)):
-        row, how = lane[step], ending[step]
-        done = [0] * len(last)
-        for position in range(len(last)):
-            free = 0
-            for stage in last[position]:
-                for bucket in range(first[how][stage], first[how][stage + 1]):
-                    free = max(free, starts[row][stage] + filled[row][bucket]) + leaving[how][bucket]
-            done[position] = max(free, ends[row][position] + late[how][position]) + replicated[how][position]
+        row, ending_row = lanes[step], ending_rows[step]
+        position_ends = [0] * len(last_stages)
+        for position in range(len(last_stages)):
+            reduced = 0
+            for stage in last_stages[position]:
+                for bucket in range(first_buckets[ending_row][stage], first_buckets[ending_row][stage + 1]):
+                    reduced = (
+                        max(reduced, stage_starts[row][stage] + bucket_ticks[row][bucket])
+                        + bucket_reductions[ending_row][bucket]
+                    )
+            position_ends[position] = (
+                max(reduced, rank_ends[row][position] + late_reductions[ending_row][position])
+                + replicated_sums[ending_row][position]
+            )
         for pair in range(len(pairs)):
-            one, other = pairs[pair][0], pairs[pair][1]
-            done[one] = done[other] = max(done[one], done[other]) + tied[how][pair]
-        for index in range(len(norm[how])):
-            together = 0
-            for position in range(len(last)):
-                together = max(together, done[position] + squares[how][position])
-            for position in range(len(last)):
-                done[position] = together + norm[how][index]
-        for position in range(len(last)):
-            result[step] = max(result[step], done[position] + optimizer[how][position] + gather[how][position])
+            first_position, second_position = pairs[pair][0], pairs[pair][1]
+            position_ends[first_position] = position_ends[second_position] = (
+                max(position_ends[first_position], position_ends[second_position]) + tied_sums[ending_row][pair]
+            )
+        for index in range(len(norm[ending_row])):
+            norm_start = 0
+            for position in range(len(last_stages)):
+                norm_start = max(norm_start, position_ends[position] + squares[ending_row][position])
+            for position in range(len(last_stages)):
+                position_ends[position] = norm_start + norm[ending_row][index]
+        for position in range(len(last_stages)):
+            result[step] = max(
+                result[step], position_ends[position] + optimizer[ending_row][position] + gather[ending_row][position]
+            )

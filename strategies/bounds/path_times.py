@@ -13,10 +13,10 @@ import numpy as np
 
 from meshwise.simulator.collective import Collective
 from meshwise.simulator.engine import step_ticks
-from meshwise.simulator.engine.flows import LONGEST
+from meshwise.simulator.engine.flows import MAX_TICKS
 from meshwise.simulator.program import IntArray
-from meshwise.strategies.bounds.durations import Durations, Sends
-from meshwise.strategies.bounds.longest_path import Endings, Steps, arrangement, finish, walk
+from meshwise.strategies.bounds.durations import SendTicks, TickTables
+from meshwise.strategies.bounds.longest_path import Endings, StepRows, arrange_schedule, finish_steps, walk
 from meshwise.strategies.lowering import lower
 from meshwise.strategies.lowering.costs.stage import Machine, StageCosts
 from meshwise.strategies.lowering.rank_classes.placement import tied_kind
@@ -28,91 +28,94 @@ class PathRows:
     """Rows of ticks of the plans of one problem, on machines of one rank class a position."""
 
     def __init__(self, costs: StageCosts) -> None:
-        self.costs, self.durations = costs, costs.once(Durations)
+        self.costs, self.durations = costs, costs.get_shared(TickTables)
         self._passes: dict[tuple[object, ...], IntArray] = {}
-        self._sends: dict[Sends, IntArray] = {}
+        self._sends: dict[SendTicks, IntArray] = {}
         self._filled: dict[tuple[object, ...], IntArray] = {}
         self._endings: dict[tuple[object, ...], Endings] = {}
 
-    def passes(self, plan: Plan, machine: Machine) -> IntArray:
+    def pass_row(self, plan: Plan, machine: Machine) -> IntArray:
         """Return the ticks of every pass, in columns ``2 * stage``, and 1 more for a backward."""
         (rank,) = machine.ranks[0]
-        made = self.costs.division(plan)
-        key = (made, self.costs.blocks.how(plan), rank.key, plan.slices_boundaries and plan.pipeline)
+        stage_kinds = self.costs.stage_kinds(plan)
+        key = (stage_kinds, self.costs.blocks.cost_key(plan), rank.key, plan.slices_boundaries and plan.pipeline)
         if key not in self._passes:
-            forward, backward = map(_row, self.durations.passes(plan, rank))
-            rows = np.stack([forward, backward], axis=1)[made.index]
-            self._passes[key] = (rows + self._gathers(plan, machine) if plan.slices_boundaries else rows).ravel()
+            forward, backward = map(_to_row, self.durations.pass_ticks(plan, rank))
+            rows = np.stack([forward, backward], axis=1)[stage_kinds.index]
+            self._passes[key] = (rows + self._gather_rows(plan, machine) if plan.slices_boundaries else rows).ravel()
         return self._passes[key]
 
-    def sends(self, plan: Plan, machine: Machine) -> IntArray:
+    def send_row(self, plan: Plan, machine: Machine) -> IntArray:
         """Return the ticks of sending the output of each pass, in the same columns."""
-        sends = self.durations.sends(plan, machine)
+        sends = self.durations.send_ticks(plan, machine)
         if sends not in self._sends:
-            self._sends[sends] = np.stack(list(map(_row, sends)), axis=1).ravel()
+            self._sends[sends] = np.stack(list(map(_to_row, sends)), axis=1).ravel()
         return self._sends[sends]
 
-    def filled(self, plan: Plan, machine: Machine) -> IntArray:
+    def bucket_row(self, plan: Plan, machine: Machine) -> IntArray:
         """Return the ticks from the start of a last backward until each bucket leaves, stage after stage."""
         (rank,) = machine.ranks[0]
-        made = self.costs.division(plan)
+        stage_kinds = self.costs.stage_kinds(plan)
         slices = plan.slices_boundaries and plan.pipeline
-        key = (made, self.costs.blocks.how(plan), rank.key, slices, plan.positions, plan.zero >= 3)
+        key = (stage_kinds, self.costs.blocks.cost_key(plan), rank.key, slices, plan.positions, plan.zero >= 3)
         if key not in self._filled:
             kinds = []
-            for kind, buckets in enumerate(self.durations.buckets(plan, machine)):
-                costs = reversed(self.durations.runs(plan, made, kind, rank))
+            for kind, buckets in enumerate(self.durations.list_buckets(plan, machine)):
+                costs = reversed(self.durations.list_block_costs(plan, stage_kinds, kind, rank))
                 ticks = list(accumulate(chain.from_iterable(repeat(cost.backward_ticks, n) for cost, n in costs)))
-                kinds.append([ticks[bucket.blocks - 1] for bucket in buckets])
-            rows = [kinds[kind] for kind in made.kind_of]
-            found = _row(list(chain.from_iterable(rows)))
+                kinds.append([ticks[bucket.num_blocks - 1] for bucket in buckets])
+            rows = [kinds[kind] for kind in stage_kinds.kind_of]
+            bucket_ticks = _to_row(list(chain.from_iterable(rows)))
             if plan.slices_boundaries:
-                found += np.repeat(self._gathers(plan, machine)[:, 1], list(map(len, rows)))
-            self._filled[key] = found
+                bucket_ticks += np.repeat(self._gather_rows(plan, machine)[:, 1], list(map(len, rows)))
+            self._filled[key] = bucket_ticks
         return self._filled[key]
 
-    def _gathers(self, plan: Plan, machine: Machine) -> IntArray:
+    def _gather_rows(self, plan: Plan, machine: Machine) -> IntArray:
         """Return the ticks in which each pass first gathers the slices that it receives, one row per stage."""
         result = np.zeros((len(plan.stages), 2), np.int64)
         tensor = machine.ranks[0][0].groups.get(TENSOR)
         if plan.pipeline > 1 and tensor is not None and plan.slices_boundaries:
             sizes = [float(self.costs.boundary_bytes(plan, stage)) for stage in range(len(plan.stages) - 1)]
-            result[1:, 0] = result[:-1, 1] = _row([tensor.ticks(Collective.ALL_GATHER, size) for size in sizes])
+            result[1:, 0] = result[:-1, 1] = _to_row([tensor.ticks(Collective.ALL_GATHER, size) for size in sizes])
         return result
 
-    def ending(self, plan: Plan, machine: Machine) -> Endings:
+    def ending_rows(self, plan: Plan, machine: Machine) -> Endings:
         """Return the ticks of a step's ending, one row of each column."""
-        made = self.costs.division(plan)
-        key = (machine, made, plan.positions, self.costs.blocks.cut(plan), plan.zero, plan.overlap_gradients)
+        stage_kinds = self.costs.stage_kinds(plan)
+        key = (machine, stage_kinds, plan.positions, self.costs.blocks.cut_key(plan), plan.zero, plan.overlap_gradients)
         if key not in self._endings:
-            leaving, *rest = self.durations.ending(plan, machine)
-            first = np.cumsum([0, *map(len, leaving)])
-            rows = (list(chain(*leaving)), *rest, self._tied_ticks(plan, machine))
-            self._endings[key] = Endings(first, *map(_row, rows))
+            bucket_reductions, *other_ticks = self.durations.ending_ticks(plan, machine)
+            first_buckets = np.cumsum([0, *map(len, bucket_reductions)])
+            rows = (list(chain(*bucket_reductions)), *other_ticks, self._tied_ticks(plan, machine))
+            self._endings[key] = Endings(first_buckets, *map(_to_row, rows))
         return self._endings[key]
 
     def _tied_ticks(self, plan: Plan, machine: Machine) -> list[int]:
         """Return the ticks of the sum of each tied parameter's gradients."""
         result = []
-        for first, second, elements in self.costs.tied(plan):
-            kind, size = tied_kind(first, second), float(elements * self.costs.problem.training.gradient_bytes)
-            groups = machine.different(kind, Collective.ALL_REDUCE)[first]
+        for first_position, second_position, elements in self.costs.list_tied_shares(plan):
+            kind, size = (
+                tied_kind(first_position, second_position),
+                float(elements * self.costs.problem.training.gradient_bytes),
+            )
+            groups = machine.list_distinct_groups(kind, Collective.ALL_REDUCE)[first_position]
             result.append(machine.least_ticks(kind, groups, Collective.ALL_REDUCE, size))
         return result
 
 
-def _row(ticks: Sequence[int]) -> IntArray:
+def _to_row(ticks: Sequence[int]) -> IntArray:
     """Return ticks as an array of 64 bits."""
-    if max(ticks, default=0) > LONGEST:
-        raise ValueError(f"the ticks of a task lie in 0..{LONGEST} (13 days), met {max(ticks)}")
+    if max(ticks, default=0) > MAX_TICKS:
+        raise ValueError(f"the ticks of a task lie in 0..{MAX_TICKS} (13 days), met {max(ticks)}")
     return np.array(ticks, dtype=np.int64)
 
 
-WALKED = frozenset({"naive", "gpipe", "1f1b", "interleaved"})
+WALKED_SCHEDULES = frozenset({"naive", "gpipe", "1f1b", "interleaved"})
 """Schedules in which the last gradients of all stages are those of the last microbatch, and made by whole backwards."""
 
 
-def path_times(costs: StageCosts, plans: Sequence[Plan]) -> IntArray:
+def find_path_times(costs: StageCosts, plans: Sequence[Plan]) -> IntArray:
     """Return the ticks of one step of every plan, as if no two transfers shared a link.
 
     They equal the longest path of ``lower(costs.problem, plan, costs=costs)``.
@@ -122,7 +125,7 @@ def path_times(costs: StageCosts, plans: Sequence[Plan]) -> IntArray:
     ValueError
         Where a schedule's orders cannot finish, or the work of a step exceeds 2**60 ticks.
     """
-    return costs.once(LongestPaths).ticks(plans)
+    return costs.get_shared(LongestPaths).ticks(plans)
 
 
 class LongestPaths:
@@ -134,76 +137,90 @@ class LongestPaths:
     def ticks(self, plans: Sequence[Plan]) -> IntArray:
         """Return the ticks of one step of every plan."""
         result = np.empty(len(plans), np.int64)
-        batches: dict[tuple[object, ...], _Batch] = {}
+        batches: dict[tuple[object, ...], _PlanBatch] = {}
         for index, plan in enumerate(plans):
             machine = self.costs.machine(plan)
-            if not machine.uniform or plan.offload or plan.schedule not in WALKED or _waits(plan):
-                result[index] = self._lowered(plan)
+            if (
+                not machine.is_uniform
+                or plan.offload
+                or plan.schedule not in WALKED_SCHEDULES
+                or _waits_for_groups(plan)
+            ):
+                result[index] = self._lower_ticks(plan)
                 continue
-            key = (plan.schedule, plan.num_microbatches, plan.chunks, self.costs.division(plan))
+            key = (plan.schedule, plan.num_microbatches, plan.chunks, self.costs.stage_kinds(plan))
             if key not in batches:
-                batches[key] = _Batch(plan, self.rows)
-            batches[key].add(index, plan, machine)
+                batches[key] = _PlanBatch(plan, self.rows)
+            batches[key].add_plan(index, plan, machine)
         for batch in batches.values():
             result[batch.indices] = batch.ticks()
         return result
 
-    def _lowered(self, plan: Plan) -> int:
+    def _lower_ticks(self, plan: Plan) -> int:
         """Return the ticks of the longest path of a plan's program."""
         return step_ticks(lower(self.costs.problem, plan, costs=self.costs), "longest_path")
 
 
-class _Batch:
+class _PlanBatch:
     """Plans of one schedule on equally divided stages."""
 
-    def __init__(self, first: Plan, rows: PathRows) -> None:
-        self.first, self.rows, self.costs = first, rows, rows.costs
+    def __init__(self, first_plan: Plan, rows: PathRows) -> None:
+        self.first_plan, self.rows, self.costs = first_plan, rows, rows.costs
         self.indices: list[int] = []
-        self._lane: list[int] = []
-        self._ending: list[int] = []
+        self._plan_lanes: list[int] = []
+        self._plan_endings: list[int] = []
         self._lanes: dict[tuple[object, ...], int] = {}
         self._endings: dict[tuple[object, ...], int] = {}
         self._lane_rows: list[tuple[IntArray, IntArray, IntArray]] = []
         self._ending_rows: list[Endings] = []
 
-    def add(self, index: int, plan: Plan, machine: Machine) -> None:
+    def add_plan(self, index: int, plan: Plan, machine: Machine) -> None:
         """Add a plan, whose result goes to ``index``."""
         self.indices.append(index)
         # Passes and endings have keys of their own, so that plans may share either.
-        lane = (machine, self.costs.blocks.how(plan), plan.slices_boundaries)
+        lane = (machine, self.costs.blocks.cost_key(plan), plan.slices_boundaries)
         if lane not in self._lanes:
             self._lanes[lane] = len(self._lanes)
             rows = self.rows
-            self._lane_rows.append((rows.passes(plan, machine), rows.sends(plan, machine), rows.filled(plan, machine)))
-        self._lane.append(self._lanes[lane])
-        ending = (machine, self.costs.blocks.cut(plan), plan.zero, plan.overlap_gradients)
+            self._lane_rows.append(
+                (rows.pass_row(plan, machine), rows.send_row(plan, machine), rows.bucket_row(plan, machine))
+            )
+        self._plan_lanes.append(self._lanes[lane])
+        ending = (machine, self.costs.blocks.cut_key(plan), plan.zero, plan.overlap_gradients)
         if ending not in self._endings:
             self._endings[ending] = len(self._endings)
-            self._ending_rows.append(self.rows.ending(plan, machine))
-        self._ending.append(self._endings[ending])
+            self._ending_rows.append(self.rows.ending_rows(plan, machine))
+        self._plan_endings.append(self._endings[ending])
 
     def ticks(self) -> IntArray:
         """Return the ticks of all plans, in the order in which they were added."""
-        plan = self.first
-        arranged = arrangement(plan.schedule, plan.pipeline, plan.num_microbatches, plan.chunks)
-        passes, sends, filled = map(_table, zip(*self._lane_rows, strict=True))
-        endings = Endings(*map(_table, zip(*self._ending_rows, strict=True)))
-        steps = Steps(np.array(self._lane), np.array(self._ending))
+        plan = self.first_plan
+        arrangement_columns = arrange_schedule(plan.schedule, plan.pipeline, plan.num_microbatches, plan.chunks)
+        passes, sends, bucket_ticks = map(_pad_rows, zip(*self._lane_rows, strict=True))
+        endings = Endings(*map(_pad_rows, zip(*self._ending_rows, strict=True)))
+        steps = StepRows(np.array(self._plan_lanes), np.array(self._plan_endings))
         # In floats, because integers would overflow unseen before the check.
         work = (passes + sends).sum(axis=1, dtype=np.float64) * plan.num_microbatches
-        after = sum(column.sum(axis=1, dtype=np.float64) for column in endings[1:])
-        if (work[steps.lane] + after[steps.ending]).max() > LONGEST:
-            raise ValueError(f"the work of a step takes at most {LONGEST} ticks (13 days), met {work.max():.3g}")
-        pairs = np.array(self.costs.tied(plan), dtype=np.int64).reshape(-1, 3)[:, :2]
-        return finish(steps, walk(arranged, passes, sends), filled, endings, arranged.last, pairs)
+        ending_work = sum(column.sum(axis=1, dtype=np.float64) for column in endings[1:])
+        if (work[steps.lane] + ending_work[steps.ending]).max() > MAX_TICKS:
+            raise ValueError(f"the work of a step takes at most {MAX_TICKS} ticks (13 days), met {work.max():.3g}")
+        pairs = np.array(self.costs.list_tied_shares(plan), dtype=np.int64).reshape(-1, 3)[:, :2]
+        return finish_steps(
+            steps,
+            walk(arrangement_columns, passes, sends),
+            bucket_ticks,
+            endings,
+            arrangement_columns.last_stages,
+            pairs,
+        )
 
 
-def _waits(plan: Plan) -> bool:
+def _waits_for_groups(plan: Plan) -> bool:
     """Return whether passes wait for gathers and reductions, or gradients are summed in two steps."""
     return plan.replica > 1 or (plan.zero >= 2 and plan.shards > 1)
 
 
-def _table(rows: Sequence[IntArray]) -> IntArray:
+def _pad_rows(rows: Sequence[IntArray]) -> IntArray:
     """Return rows as one table, shorter rows filled up with zeros."""
     width = max(map(len, rows))
     if all(len(row) == width for row in rows):

@@ -20,15 +20,15 @@ from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.operator_graph import BATCH, Operator
 from meshwise.simulator.units import to_ticks
-from meshwise.strategies.bounds.durations import Durations
-from meshwise.strategies.lowering.costs.kinds import Division
-from meshwise.strategies.lowering.costs.offload import OnHost, host_elements, host_ticks, update, update_bytes
+from meshwise.strategies.bounds.durations import TickTables
+from meshwise.strategies.lowering.costs.kinds import StageKinds
+from meshwise.strategies.lowering.costs.offload import HostShare, host_elements, host_ticks, plan_update, update_bytes
 from meshwise.strategies.lowering.costs.optimizer import Parameters
-from meshwise.strategies.lowering.costs.stage import Machine, Rank, StageCosts
+from meshwise.strategies.lowering.costs.stage import Machine, RankProfile, StageCosts
 from meshwise.strategies.lowering.rank_classes.placement import HOST_KINDS, host_phases
-from meshwise.strategies.lowering.tasks.data_parallel import overlaps
-from meshwise.strategies.lowering.tasks.residents import updates
-from meshwise.strategies.plan.offloading import CHUNKS, HOST, STEPS, Offloading
+from meshwise.strategies.lowering.tasks.data_parallel import overlaps_gradients
+from meshwise.strategies.lowering.tasks.residents import schedule_updates
+from meshwise.strategies.plan.offloading import HOST, STEPS, UPDATE_CHUNKS, Offloading
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem, Training
 from meshwise.strategies.schedules.rule import Placement, WrittenRule
@@ -40,29 +40,31 @@ def seconds_per_byte(cluster: Cluster) -> dict[str, float]:
     0 where no link carries it.
     """
     network, devices = interconnect(cluster), np.arange(cluster.num_devices)[:, None]
-    found = {}
+    kind_seconds = {}
     for kind in HOST_KINDS:
         (phase,) = host_phases(cluster, kind, devices)
         slowest = np.zeros(len(devices))
         np.maximum.at(slowest, phase.group, phase.load / network.bandwidth[phase.link])
-        found[kind] = float(slowest.min())
-    return found
+        kind_seconds[kind] = float(slowest.min())
+    return kind_seconds
 
 
-def update_ticks(training: Training, plan: Plan, held: Parameters, rates: dict[str, float], position: int) -> int:
+def update_ticks(training: Training, plan: Plan, parameters: Parameters, rates: dict[str, float], position: int) -> int:
     """Return a lower bound, in ticks, of the part of a rank's update in which its host takes part."""
-    on_host = OnHost(plan.offload.at("optimizer", position))
-    each = [0]
-    for number in update(training, plan, held, on_host).steps:
+    host_share = HostShare(plan.offload.fraction_at("optimizer", position))
+    chunk_ticks = [0]
+    for number in plan_update(training, plan, parameters, host_share).steps:
         kind = STEPS[number].kind
-        seconds = update_bytes(training, plan, held, on_host, number) * rates.get(kind, 0.0)
-        alone = kind == HOST and rates[HOST] == 0.0
-        each.append(host_ticks(host_elements(plan, held, on_host)) if alone else to_ticks(seconds))
+        seconds = update_bytes(training, plan, parameters, host_share, number) * rates.get(kind, 0.0)
+        is_unmodelled = kind == HOST and rates[HOST] == 0.0
+        chunk_ticks.append(
+            host_ticks(host_elements(plan, parameters, host_share)) if is_unmodelled else to_ticks(seconds)
+        )
     # a tick less a chunk: rates are rounded where they are simulated
-    return max(sum(each) + (CHUNKS - 1) * max(each) - len(STEPS) * CHUNKS, 0)
+    return max(sum(chunk_ticks) + (UPDATE_CHUNKS - 1) * max(chunk_ticks) - len(STEPS) * UPDATE_CHUNKS, 0)
 
 
-class _Loads(NamedTuple):
+class _PositionLoads(NamedTuple):
     """For every pipeline position, the least ticks of its first stage's passes, and the most work of all its stages.
 
     ``work`` has the gathers of parameters that passes wait for, and ``bare_work`` has none; ``first_gathers`` are those
@@ -72,18 +74,18 @@ class _Loads(NamedTuple):
     forward: tuple[int, ...]
     backward: tuple[int, ...]
     work: tuple[int, ...]
-    bare: tuple[int, ...]
-    early: tuple[int, ...]
+    bare_work: tuple[int, ...]
+    first_gathers: tuple[int, ...]
 
 
-class Bounds:
+class StepBounds:
     """Lower bounds of the steps of one problem's plans."""
 
     def __init__(self, costs: StageCosts) -> None:
-        self.costs, self.durations = costs, costs.once(Durations)
-        self._loads: dict[tuple[Machine, Division, tuple[int, ...], int, bool, bool], _Loads] = {}
+        self.costs, self.durations = costs, costs.get_shared(TickTables)
+        self._loads: dict[tuple[Machine, StageKinds, tuple[int, ...], int, bool, bool], _PositionLoads] = {}
 
-    def ticks(self, plan: Plan) -> int:
+    def lower_bound(self, plan: Plan) -> int:
         """Return a lower bound of a plan's step: the ticks of a path through it.
 
         For every pipeline rank: the first microbatch reaches it, it does all its work, the last gradient runs back to
@@ -92,81 +94,111 @@ class Bounds:
         """
         machine = self.costs.machine(plan)
         if plan.asynchronous:
-            return self._unflushed(plan, machine)
-        loads, tails = self._load(plan, machine), self.tails(plan, machine)
-        adjoin = plan.rule.placement is not Placement.WRITTEN
-        sends = self.durations.sends(plan, machine) if adjoin else None
+            return self._bound_unflushed(plan, machine)
+        loads, tails = self._find_loads(plan, machine), self.tails(plan, machine)
+        adjoins = plan.rule.placement is not Placement.WRITTEN
+        sends = self.durations.send_ticks(plan, machine) if adjoins else None
         best = fill = drain = 0
-        waits = self.waits(plan, machine)
+        waits = self.reduction_waits(plan, machine)
         for position, work in enumerate(loads.work):
             if position and sends is not None:
                 fill += loads.forward[position - 1] + sends.forward[position - 1]
                 drain += loads.backward[position - 1] + sends.backward[position]
-            drains = adjoin and not plan.splits_backward
-            after = max(tails[position], drain + tails[0]) if drains else tails[position]
-            gathered = plan.num_microbatches * work - loads.early[position]
-            reduced = plan.num_microbatches * loads.bare[position] + (plan.num_microbatches - 1) * waits[position]
-            best = max(best, fill + max(gathered, reduced) + after)  # a pass gathers while it waits
+            drains = adjoins and not plan.splits_backward
+            tail = max(tails[position], drain + tails[0]) if drains else tails[position]
+            gather_bound = plan.num_microbatches * work - loads.first_gathers[position]
+            reduction_bound = (
+                plan.num_microbatches * loads.bare_work[position] + (plan.num_microbatches - 1) * waits[position]
+            )
+            best = max(best, fill + max(gather_bound, reduction_bound) + tail)  # a pass gathers while it waits
         if plan.schedule == "naive" and sends is not None:  # one microbatch after another, there and back
-            there, back = sum(loads.forward) + sum(sends.forward), sum(loads.backward) + sum(sends.backward)
-            best = max(best, plan.num_microbatches * (there + back) + tails[0])
-        return max(best, self._reducing(plan, machine)) if plan.zero >= 2 else best
+            forward_trip, backward_trip = (
+                sum(loads.forward) + sum(sends.forward),
+                sum(loads.backward) + sum(sends.backward),
+            )
+            best = max(best, plan.num_microbatches * (forward_trip + backward_trip) + tails[0])
+        return max(best, self._bound_reductions(plan, machine)) if plan.zero >= 2 else best
 
-    def _unflushed(self, plan: Plan, machine: Machine) -> int:
+    def _bound_unflushed(self, plan: Plan, machine: Machine) -> int:
         """Return the ticks in which the busiest rank does the work of one step, with its updates."""
-        optimizer = self.durations.ending(plan, machine).optimizer
-        alone = (0,) * plan.pipeline if any(plan.offload.optimizer) else optimizer  # the rest runs beneath passes
-        late, tails = updates(self.costs, plan).late, self.tails(plan, machine)
-        after = [alone[at] if late[at] else tails[at] for at in range(plan.pipeline)]
-        work = self._load(plan, machine).work
-        return max(plan.num_microbatches * work[at] + plan.updates * after[at] for at in range(plan.pipeline))
+        optimizer = self.durations.ending_ticks(plan, machine).optimizer
+        device_updates = (
+            (0,) * plan.pipeline if any(plan.offload.optimizer) else optimizer
+        )  # the rest runs beneath passes
+        is_late, tails = schedule_updates(self.costs, plan).is_late, self.tails(plan, machine)
+        update_tails = [
+            device_updates[position] if is_late[position] else tails[position] for position in range(plan.pipeline)
+        ]
+        work = self._find_loads(plan, machine).work
+        return max(
+            plan.num_microbatches * work[position] + plan.updates * update_tails[position]
+            for position in range(plan.pipeline)
+        )
 
-    def _load(self, plan: Plan, machine: Machine) -> _Loads:
+    def _find_loads(self, plan: Plan, machine: Machine) -> _PositionLoads:
         """Return the least passes and the most work of every position."""
-        made = self.costs.division(plan)
-        how = self.costs.blocks.how(plan)
-        key = (machine, made, plan.positions, how, plan.overlaps_passes, _regathers(plan))
+        stage_kinds = self.costs.stage_kinds(plan)
+        cost_key = self.costs.blocks.cost_key(plan)
+        key = (machine, stage_kinds, plan.positions, cost_key, plan.overlaps_passes, _regathers(plan))
         if key not in self._loads:
-            positions = [self._position(plan, machine, made, position) for position in range(plan.pipeline)]
-            self._loads[key] = _Loads(*zip(*positions, strict=True))
+            positions = [self._load_position(plan, machine, stage_kinds, position) for position in range(plan.pipeline)]
+            self._loads[key] = _PositionLoads(*zip(*positions, strict=True))
         return self._loads[key]
 
-    def _position(self, plan: Plan, machine: Machine, made: Division, position: int) -> tuple[int, ...]:
+    def _load_position(self, plan: Plan, machine: Machine, stage_kinds: StageKinds, position: int) -> tuple[int, ...]:
         """Return the least passes and the most work of one position, as `_PositionLoads` has them."""
-        found = [self.durations.passes(plan, rank) for rank in machine.ranks[position]]
-        own = [(made.kind_of[stage], self._units(plan, machine, stage)) for stage in plan.stages_at(position)]
-        first, units = own[0]
-        forward, backward = (min(row[first] for row in rows) for rows in zip(*found, strict=True))
+        pass_tables = [self.durations.pass_ticks(plan, rank) for rank in machine.ranks[position]]
+        stage_loads = [
+            (stage_kinds.kind_of[stage], self._list_unit_gathers(plan, machine, stage))
+            for stage in plan.stages_at(position)
+        ]
+        first_kind, first_gathers = stage_loads[0]
+        forward, backward = (min(row[first_kind] for row in rows) for rows in zip(*pass_tables, strict=True))
         if plan.overlaps_passes:
             # Collectives of one pass may hide beneath compute of the other, so that only compute is sure to take time.
-            work = bare = max(self._computing(plan, position, rank) for rank in machine.ranks[position])
+            work = bare_work = max(self._count_compute_ticks(plan, position, rank) for rank in machine.ranks[position])
         else:
-            bare = max(sum(passes.forward[kind] + passes.backward[kind] for kind, _ in own) for passes in found)
-            work = max(
-                sum(_forward(passes.forward[kind], g) + _backward(passes.backward[kind], g) for kind, g in own)
-                for passes in found
+            bare_work = max(
+                sum(passes.forward[kind] + passes.backward[kind] for kind, _ in stage_loads) for passes in pass_tables
             )
-        early = max(_forward(passes.forward[first], units) - passes.forward[first] for passes in found)
-        return forward, backward, work, bare, early
+            work = max(
+                sum(
+                    _bound_forward(passes.forward[kind], unit_gathers)
+                    + _bound_backward(passes.backward[kind], unit_gathers)
+                    for kind, unit_gathers in stage_loads
+                )
+                for passes in pass_tables
+            )
+        early_gathers = max(
+            _bound_forward(passes.forward[first_kind], first_gathers) - passes.forward[first_kind]
+            for passes in pass_tables
+        )
+        return forward, backward, work, bare_work, early_gathers
 
-    def _units(self, plan: Plan, machine: Machine, stage: int) -> tuple[int, ...]:
+    def _list_unit_gathers(self, plan: Plan, machine: Machine, stage: int) -> tuple[int, ...]:
         """Return the ticks of the gathers that every pass of a stage waits for, in the order of backward."""
-        return self.durations.gathers(plan, machine)[stage] if _regathers(plan) else ()
+        return self.durations.gather_ticks(plan, machine)[stage] if _regathers(plan) else ()
 
-    def _reducing(self, plan: Plan, machine: Machine) -> int:
+    def _bound_reductions(self, plan: Plan, machine: Machine) -> int:
         """Return the ticks of the rank that reduces most, one bucket after another, and of what follows."""
-        ending = self.durations.ending(plan, machine)
-        rows = ([ending.leaving[stage] for stage in plan.stages_at(position)] for position in range(plan.pipeline))
-        each = zip(rows, ending.replicated, ending.gather, strict=True)
-        return max(plan.num_microbatches * sum(map(sum, own)) + sum(after) for own, *after in each)
+        ending = self.durations.ending_ticks(plan, machine)
+        rows = (
+            [ending.bucket_reductions[stage] for stage in plan.stages_at(position)] for position in range(plan.pipeline)
+        )
+        columns = zip(rows, ending.replicated_sums, ending.gather, strict=True)
+        return max(
+            plan.num_microbatches * sum(map(sum, stage_rows)) + sum(final_ticks) for stage_rows, *final_ticks in columns
+        )
 
-    def _computing(self, plan: Plan, position: int, rank: Rank) -> int:
+    def _count_compute_ticks(self, plan: Plan, position: int, rank: RankProfile) -> int:
         """Return the ticks in which a rank computes for one microbatch, without collectives."""
-        blocks = [block for stage in plan.stages_at(position) for block in self.costs.stage(plan, stage, rank).blocks]
-        steps = (step for block in blocks for step in (*block.steps.forward, *block.steps.backward))
-        return sum(step.ticks for step in steps if step.collective is None)
+        blocks = [
+            block for stage in plan.stages_at(position) for block in self.costs.stage_cost(plan, stage, rank).blocks
+        ]
+        segments = (segment for block in blocks for segment in (*block.segments.forward, *block.segments.backward))
+        return sum(segment.ticks for segment in segments if segment.collective is None)
 
-    def waits(self, plan: Plan, machine: Machine) -> list[int]:
+    def reduction_waits(self, plan: Plan, machine: Machine) -> list[int]:
         """Return the ticks in which passes of each position wait for reductions of gradients after every backward.
 
         The last bucket is reduced when all is computed, and the next pass waits for it; where nothing runs beneath
@@ -174,35 +206,46 @@ class Bounds:
         """
         if plan.overlaps_passes or plan.zero < 2:
             return [0] * plan.pipeline
-        leaving = self.durations.ending(plan, machine).leaving
-        ahead = overlaps(self.costs.problem.cluster, plan)
-        each = [sum(row[-1:] if ahead else row) for row in leaving]
-        return [sum(each[stage] for stage in plan.stages_at(position)) for position in range(plan.pipeline)]
+        bucket_reductions = self.durations.ending_ticks(plan, machine).bucket_reductions
+        overlaps_backward = overlaps_gradients(self.costs.problem.cluster, plan)
+        stage_waits = [sum(row[-1:] if overlaps_backward else row) for row in bucket_reductions]
+        return [sum(stage_waits[stage] for stage in plan.stages_at(position)) for position in range(plan.pipeline)]
 
-    def tails_of(self, plan: Plan, machine: Machine, away: Offloading) -> list[int]:
+    def offload_tails(self, plan: Plan, machine: Machine, offload: Offloading) -> list[int]:
         """Return the ticks after each rank's last backward: last sums, the norm, the update, and the gather of ZeRO.
 
         ``offload`` is what hosts keep, instead of what the plan offloads.
         """
-        leaving, late, replicated, steps, gather, squares, norm = self.durations.ending(plan, machine)
-        if any(away.optimizer):
-            steps = self._host_updates(plan, away)
-        if any(away.parameters):
+        bucket_reductions, late_reductions, replicated_sums, step_ticks, gather, squares, norm = (
+            self.durations.ending_ticks(plan, machine)
+        )
+        if any(offload.optimizer):
+            step_ticks = self._list_host_updates(plan, offload)
+        if any(offload.parameters):
             squares = (0,) * plan.pipeline  # the host reads gradients that are there
-        reduced = (row[-1] if row else after for row, after in zip(_last(plan, leaving), late, strict=False))
-        return [sum(each) + sum(norm) for each in zip(reduced, replicated, squares, steps, gather, strict=True)]
+        last_reductions = (
+            row[-1] if row else late_reduction
+            for row, late_reduction in zip(_select_last(plan, bucket_reductions), late_reductions, strict=False)
+        )
+        return [
+            sum(parts) + sum(norm)
+            for parts in zip(last_reductions, replicated_sums, squares, step_ticks, gather, strict=True)
+        ]
 
     def tails(self, plan: Plan, machine: Machine) -> list[int]:
         """Return the ticks after each rank's last backward under the plan's own offload."""
-        return self.tails_of(plan, machine, plan.offload)
+        return self.offload_tails(plan, machine, plan.offload)
 
-    def _host_updates(self, plan: Plan, away: Offloading) -> tuple[int, ...]:
+    def _list_host_updates(self, plan: Plan, offload: Offloading) -> tuple[int, ...]:
         """Return the ticks of each position's update where hosts have optimizer states."""
-        if any(away.parameters):  # of which gradients are there as they are made
+        if any(offload.parameters):  # of which gradients are there as they are made
             return (0,) * plan.pipeline
-        training, held = self.costs.problem.training, self.costs.held(plan).positions
-        on_host = replace(plan, offload=away)
-        return tuple(update_ticks(training, on_host, each, self._rates, at) for at, each in enumerate(held))
+        training, plan_parameters = self.costs.problem.training, self.costs.plan_parameters(plan).positions
+        host_plan = replace(plan, offload=offload)
+        return tuple(
+            update_ticks(training, host_plan, parameters, self._rates, position)
+            for position, parameters in enumerate(plan_parameters)
+        )
 
     @cached_property
     def _rates(self) -> dict[str, float]:
@@ -210,17 +253,20 @@ class Bounds:
         return seconds_per_byte(self.costs.problem.cluster)
 
 
-def _last(plan: Plan, leaving: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+def _select_last(plan: Plan, bucket_reductions: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
     """Return, for every pipeline position, the reductions of the stage that ends backward last: the first one there.
 
     Where orders are written out and backward is split, any stage may end last: then those with the least last
     reduction.
     """
     if not isinstance(plan.rule, WrittenRule):
-        return leaving
-    own = [plan.stages_at(position) for position in range(plan.pipeline)]
-    chosen = ([leaving[stage] for stage in (stages if plan.splits_backward else stages[:1])] for stages in own)
-    return tuple(min(rows, key=lambda row: row[-1:]) for rows in chosen)
+        return bucket_reductions
+    position_stages = [plan.stages_at(position) for position in range(plan.pipeline)]
+    candidates = (
+        [bucket_reductions[stage] for stage in (stages if plan.splits_backward else stages[:1])]
+        for stages in position_stages
+    )
+    return tuple(min(rows, key=lambda row: row[-1:]) for rows in candidates)
 
 
 def _regathers(plan: Plan) -> bool:
@@ -228,12 +274,12 @@ def _regathers(plan: Plan) -> bool:
     return plan.zero >= 3 and plan.reshard_after_forward
 
 
-def _forward(ticks: int, gathers: tuple[int, ...]) -> int:
+def _bound_forward(ticks: int, gathers: tuple[int, ...]) -> int:
     """Return the least ticks of a forward: it begins with its first unit's gather, and needs all gathers."""
     return max(ticks + gathers[-1], sum(gathers)) if gathers else ticks
 
 
-def _backward(ticks: int, gathers: tuple[int, ...]) -> int:
+def _bound_backward(ticks: int, gathers: tuple[int, ...]) -> int:
     """Return the least ticks of a backward, whose first unit may be kept from forward."""
     return max(ticks, sum(gathers[1:]))
 
@@ -255,7 +301,7 @@ def least_step_time(problem: Problem) -> float:
         for operator in block.operators
     )
     speeds, free = dict(cluster.speeds), list(cluster.free_devices)
-    peaks = [_peak(node.accelerator, training) for node, _ in cluster.nodes]
+    peaks = [_find_peak_flops(node.accelerator, training) for node, _ in cluster.nodes]
     kinds = cluster.node_kinds[cluster.device_nodes[free]].tolist()
     rate: float = sum(peaks[kind] * speeds.get(device, 1.0) for device, kind in zip(free, kinds, strict=True))
     return LEAST_PRODUCTS * flops / rate
@@ -270,6 +316,6 @@ def _least_flops(operator: Operator, global_batch: int) -> float:
     return operator.flops * operator.executed_fraction * samples
 
 
-def _peak(accelerator: Accelerator, training: Training) -> float:
+def _find_peak_flops(accelerator: Accelerator, training: Training) -> float:
     """Return the highest FLOP/s of any operator of a step: with fp8 training some operators run in bf16."""
     return max(rate for dtype, rate in accelerator.peak_flops if dtype in (training.precision, training.dtype))

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from meshwise.strategies.evaluation import Trial
-from meshwise.strategies.explanation.ranking import Allowed, Among, Candidate, Ranking, fits, ranking
+from meshwise.strategies.explanation.ranking import Candidate, CandidateFilter, RankedPlans, Ranking, fits, ranking
 from meshwise.strategies.explanation.uncertainty import Uncertainty
 from meshwise.strategies.plan.layout import DEGREES, Layout
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.search.space import Space
 
-DECISIONS: dict[str, tuple[str, ...]] = {
+TOPICS: dict[str, tuple[str, ...]] = {
     "mesh degrees": DEGREES,
     "microbatch": ("microbatch",),
     "schedule": ("schedule", "chunks"),
@@ -36,55 +36,65 @@ DECISIONS: dict[str, tuple[str, ...]] = {
 class Alternative:
     """The fastest plan that decides a topic otherwise; ``margin`` is its extra step time, as a fraction of the best."""
 
-    decision: str
+    topic: str
     trial: Trial
     margin: float
 
 
-def runner_up(ranking: Ranking, best: Trial, layout: Layout) -> Alternative | None:
+def find_runner_up(ranking: Ranking, best: Trial, layout: Layout) -> Alternative | None:
     """Return the fastest plan that fits other than ``layout``, with the topics in which it differs."""
-    second = ranking.fastest(lambda each: each.fits and each.layout != layout)
-    if second is None:
+    second_trial = ranking.find_fastest(lambda candidate: candidate.fits and candidate.layout != layout)
+    if second_trial is None:
         return None
-    other = next(each.layout for each in ranking.candidates if ranking.plan(each) == second.plan)
-    return Alternative(", ".join(differing(layout, other)), second, _margin(best, second))
+    second_layout = next(
+        candidate.layout
+        for candidate in ranking.candidates
+        if ranking.complete_candidate(candidate) == second_trial.plan
+    )
+    return Alternative(
+        ", ".join(list_differences(layout, second_layout)), second_trial, _find_margin(best, second_trial)
+    )
 
 
-def alternatives(ranking: Ranking, best: Trial, layout: Layout) -> Iterator[Alternative]:
+def list_alternatives(ranking: Ranking, best: Trial, layout: Layout) -> Iterator[Alternative]:
     """Yield for every topic the fastest plan that fits and decides it otherwise, if the ranking has one."""
-    for decision, names in DECISIONS.items():
-        own = _values(layout, names)
+    for topic, names in TOPICS.items():
+        own_values = _read_values(layout, names)
 
         # defaults bind this topic's values: a closure would see those of a later turn
-        def otherwise(candidate: Candidate, names: tuple[str, ...] = names, own: tuple[object, ...] = own) -> bool:
-            return fits(candidate) and _values(candidate.layout, names) != own
+        def decides_otherwise(
+            candidate: Candidate, names: tuple[str, ...] = names, own_values: tuple[object, ...] = own_values
+        ) -> bool:
+            return fits(candidate) and _read_values(candidate.layout, names) != own_values
 
-        found = ranking.fastest(otherwise)
-        if found is not None:
-            yield Alternative(decision, found, _margin(best, found))
+        trial = ranking.find_fastest(decides_otherwise)
+        if trial is not None:
+            yield Alternative(topic, trial, _find_margin(best, trial))
 
 
-def differing(one: Layout, other: Layout) -> tuple[str, ...]:
+def list_differences(layout: Layout, other_layout: Layout) -> tuple[str, ...]:
     """Return the topics in which two layouts differ.
 
-    >>> differing(Layout(data=2), Layout(tensor=2, microbatch=2))
+    >>> list_differences(Layout(data=2), Layout(tensor=2, microbatch=2))
     ('mesh degrees', 'microbatch')
     """
-    return tuple(name for name, fields in DECISIONS.items() if _values(one, fields) != _values(other, fields))
+    return tuple(
+        name for name, fields in TOPICS.items() if _read_values(layout, fields) != _read_values(other_layout, fields)
+    )
 
 
-def _values(layout: Layout, names: tuple[str, ...]) -> tuple[object, ...]:
+def _read_values(layout: Layout, names: tuple[str, ...]) -> tuple[object, ...]:
     return tuple(getattr(layout, name) for name in names)
 
 
-def _margin(best: Trial, other: Trial) -> float:
-    return other.evaluation.step_time / best.evaluation.step_time - 1
+def _find_margin(best: Trial, other_trial: Trial) -> float:
+    return other_trial.evaluation.step_time / best.evaluation.step_time - 1
 
 
-SLOWEST = 1.25
+FRONT_TIME_FACTOR = 1.25
 """The step time at which a memory front ends, over that of the best plan."""
 
-APART = 0.98
+FRONT_MEMORY_FACTOR = 0.98
 """A plan of a memory front needs at most this fraction of the memory of the plan before it."""
 
 
@@ -106,20 +116,24 @@ class Tradeoff:
     cost: float
 
 
-def memory_front(ranked: Ranking, best: Trial) -> Iterator[Tradeoff]:
+def memory_front(plan_ranking: Ranking, best: Trial) -> Iterator[Tradeoff]:
     """Yield slower and slower plans that need less and less memory, from the fastest of all, which may not fit.
 
-    Of plans that need about the same memory only the fastest is yielded; the front ends at `SLOWEST`.
+    Of plans that need about the same memory only the fastest is yielded; the front ends at `FRONT_TIME_FACTOR`.
     """
-    least = float("inf")
-    while (found := ranked.fastest(_within(least), below=SLOWEST * best.evaluation.step_time)) is not None:
-        yield _tradeoff(ranked.problem, found)
-        least = found.evaluation.peak_memory * APART
+    max_memory = float("inf")
+    while (
+        trial := plan_ranking.find_fastest(
+            _allow_memory(max_memory), time_limit=FRONT_TIME_FACTOR * best.evaluation.step_time
+        )
+    ) is not None:
+        yield _build_tradeoff(plan_ranking.problem, trial)
+        max_memory = trial.evaluation.peak_memory * FRONT_MEMORY_FACTOR
 
 
 def device_front(
     problem: Problem, space: Space, best: Trial, seconds: Callable[[], float]
-) -> Iterator[tuple[int, Tradeoff | None, Among | None]]:
+) -> Iterator[tuple[int, Tradeoff | None, RankedPlans | None]]:
     """Yield for fewer and fewer nodes the number of devices, the fastest plan that fits, and the plans ranked for it.
 
     Numbers of nodes divide that of the cluster. The first row is ``best``, with ``None`` for the ranked plans. The
@@ -130,29 +144,33 @@ def device_front(
     OutOfTime
         Where no ``seconds`` are left.
     """
-    yield problem.cluster.num_devices, _tradeoff(problem, best), None
+    yield problem.cluster.num_devices, _build_tradeoff(problem, best), None
     nodes = problem.cluster.num_nodes
     for count in range(nodes // 2, 0, -1):
         if nodes % count:
             continue
-        smaller = replace(problem, cluster=problem.cluster.resized(count))
-        ranked = ranking(smaller, _unlimited(space), seconds=seconds)
-        found = ranked.fastest(fits)
-        yield smaller.cluster.num_devices, _tradeoff(smaller, found) if found else None, ranked.among
-        if found is None:
+        smaller_problem = replace(problem, cluster=problem.cluster.with_size(count))
+        plan_ranking = ranking(smaller_problem, _open_degrees(space), seconds=seconds)
+        trial = plan_ranking.find_fastest(fits)
+        yield (
+            smaller_problem.cluster.num_devices,
+            _build_tradeoff(smaller_problem, trial) if trial else None,
+            plan_ranking.ranked_plans,
+        )
+        if trial is None:
             return
 
 
-def _within(memory: float) -> Allowed:
+def _allow_memory(memory: float) -> CandidateFilter:
     return lambda candidate: candidate.peak <= memory
 
 
-def _unlimited(space: Space) -> Space:
+def _open_degrees(space: Space) -> Space:
     """Return the space without limits on data and pipeline, because fewer devices have other degrees."""
     return space.with_limits(data=None, pipeline=None)
 
 
-def _tradeoff(problem: Problem, trial: Trial) -> Tradeoff:
+def _build_tradeoff(problem: Problem, trial: Trial) -> Tradeoff:
     training, devices = problem.training, trial.plan.mesh.num_ranks
     tokens = training.global_batch * training.sequence
     hours = devices * trial.evaluation.step_time / 3600
@@ -166,27 +184,29 @@ class Prospect:
     trial: Trial
     quantile: float
     out_of_memory: float
-    allowed: bool
+    is_allowed: bool
 
 
-def prospect(problem: Problem, trial: Trial, uncertainty: Uncertainty, quantile: float, most: float) -> Prospect:
+def build_prospect(
+    problem: Problem, trial: Trial, uncertainty: Uncertainty, quantile: float, max_risk: float
+) -> Prospect:
     """Return the prospect of a plan; it is allowed where it lacks memory with probability ``max_risk`` at most."""
-    at = trial.evaluation
-    lacks = uncertainty.lacks_memory(problem.cluster, at.peak_memory)
-    through = uncertainty.step_time_quantile(at.step_time, quantile / (1 - lacks)) if lacks < 1 else inf
-    return Prospect(trial, through, lacks, lacks <= most)
+    evaluation = trial.evaluation
+    risk = uncertainty.estimate_cluster_risk(problem.cluster, evaluation.peak_memory)
+    time_quantile = uncertainty.step_time_quantile(evaluation.step_time, quantile / (1 - risk)) if risk < 1 else inf
+    return Prospect(trial, time_quantile, risk, risk <= max_risk)
 
 
-def prospects(ranking: Ranking, uncertainty: Uncertainty, quantile: float, most: float) -> Iterator[Prospect]:
+def list_prospects(ranking: Ranking, uncertainty: Uncertainty, quantile: float, max_risk: float) -> Iterator[Prospect]:
     """Yield the prospects of plans, the fastest first, until no later one can be better than one allowed before.
 
     A later plan has at least the quantile of its step time without a risk of lacking memory, and step times rise.
     """
-    best = inf
-    for trial in ranking.ascending(fits):
-        if uncertainty.step_time_quantile(trial.evaluation.step_time, quantile) >= best:
+    best_quantile = inf
+    for trial in ranking.list_ascending(fits):
+        if uncertainty.step_time_quantile(trial.evaluation.step_time, quantile) >= best_quantile:
             return
-        found = prospect(ranking.problem, trial, uncertainty, quantile, most)
-        if found.allowed:
-            best = min(best, found.quantile)
-        yield found
+        next_prospect = build_prospect(ranking.problem, trial, uncertainty, quantile, max_risk)
+        if next_prospect.is_allowed:
+            best_quantile = min(best_quantile, next_prospect.quantile)
+        yield next_prospect

@@ -51,7 +51,7 @@ class Recommendation:
 
 
 def recommendations(
-    problem: Problem, plan: Plan, timeline: Timeline, others: Mapping[str, Alternative]
+    problem: Problem, plan: Plan, timeline: Timeline, alternatives: Mapping[str, Alternative]
 ) -> tuple[Recommendation, ...]:
     """Return the guidelines with the numbers of a problem, and whether a plan follows them.
 
@@ -62,80 +62,84 @@ def recommendations(
     alternatives
         By topic, the fastest plan that decides it otherwise.
     """
-    return tuple(_recommendations(problem, plan, timeline, others))
+    return tuple(_list_recommendations(problem, plan, timeline, alternatives))
 
 
-def _recommendations(
-    problem: Problem, plan: Plan, timeline: Timeline, others: Mapping[str, Alternative]
+def _list_recommendations(
+    problem: Problem, plan: Plan, timeline: Timeline, alternatives: Mapping[str, Alternative]
 ) -> Iterator[Recommendation]:
-    yield _data(problem, plan)
-    yield _optimizer(problem, plan, others)
-    yield _operator(problem, plan)
-    yield _pipeline(problem, plan, timeline, others)
-    yield _microbatch(plan, others)
-    yield _hidden(plan, timeline)
-    yield _recompute(problem, plan, timeline, others)
+    yield _recommend_data(problem, plan)
+    yield _recommend_optimizer(problem, plan, alternatives)
+    yield _recommend_operator(problem, plan)
+    yield _recommend_pipeline(problem, plan, timeline, alternatives)
+    yield _recommend_microbatch(plan, alternatives)
+    yield _recommend_overlap(plan, timeline)
+    yield _recommend_recompute(problem, plan, timeline, alternatives)
 
 
-def state_bytes(problem: Problem) -> float:
+def count_state_bytes(problem: Problem) -> float:
     """Return the bytes of parameters, gradients and optimizer states of a whole replica (ZeRO, section 3.1)."""
     training = problem.training
-    each = training.parameter_bytes + training.gradient_bytes + training.optimizer_bytes
-    return float(problem.graph.num_parameters * each)
+    parameter_bytes = training.parameter_bytes + training.gradient_bytes + training.optimizer_bytes
+    return float(problem.graph.num_parameters * parameter_bytes)
 
 
-def sharded_bytes(problem: Problem, zero: int, ranks: int) -> float:
+def count_sharded_bytes(problem: Problem, zero: int, ranks: int) -> float:
     """Return the bytes of a replica's states on each of ``ranks`` data ranks, shared by a ZeRO stage alone.
 
     Stage 1 divides optimizer states, stage 2 gradients too, stage 3 parameters too (ZeRO, section 5).
     """
     training = problem.training
     parts = (training.optimizer_bytes, training.gradient_bytes, training.parameter_bytes)
-    each = sum(size / ranks if zero >= stage else size for stage, size in enumerate(parts, start=1))
-    return float(problem.graph.num_parameters * each)
+    parameter_bytes = sum(size / ranks if zero >= stage else size for stage, size in enumerate(parts, start=1))
+    return float(problem.graph.num_parameters * parameter_bytes)
 
 
-def _data(problem: Problem, plan: Plan) -> Recommendation:
-    has, states = problem.usable(problem.cluster.accelerator), state_bytes(problem)
-    alone = plan.mesh.num_ranks == plan.data and plan.expert == 1
-    share = sharded_bytes(problem, plan.zero, plan.shards) if alone else states
-    fitting = share <= has
-    verb = "are at most" if fitting else "exceed"
-    shared = f" ({format_size(share)} of them on a data rank, by ZeRO-{plan.zero})" if share < states else ""
+def _recommend_data(problem: Problem, plan: Plan) -> Recommendation:
+    usable_bytes, replica_bytes = problem.usable_memory(problem.cluster.accelerator), count_state_bytes(problem)
+    is_data_alone = plan.mesh.num_ranks == plan.data and plan.expert == 1
+    rank_bytes = count_sharded_bytes(problem, plan.zero, plan.shards) if is_data_alone else replica_bytes
+    fits_device = rank_bytes <= usable_bytes
+    verb = "are at most" if fits_device else "exceed"
+    share_text = (
+        f" ({format_size(rank_bytes)} of them on a data rank, by ZeRO-{plan.zero})"
+        if rank_bytes < replica_bytes
+        else ""
+    )
     return Recommendation(
         "data",
         "data parallelism alone where a replica fits in one device, whole or as ZeRO shares it",
-        f"the states of a replica, {format_size(states)}{shared}, {verb} the {format_size(has)} usable of a device; "
+        f"the states of a replica, {format_size(replica_bytes)}{share_text}, {verb} the {format_size(usable_bytes)} usable of a device; "
         f"the plan has {plan.data} replicas over {plan.mesh.num_ranks} devices",
-        alone == fitting,
+        is_data_alone == fits_device,
         f"{ZERO}, section 3; {MINDSPORE}",
     )
 
 
-def _optimizer(problem: Problem, plan: Plan, others: Mapping[str, Alternative]) -> Recommendation:
-    training, model = problem.training, plan.operator_ranks * plan.pipeline
-    share = problem.graph.num_parameters * training.optimizer_bytes / model
-    saved = share * (1 - 1 / plan.shards)
+def _recommend_optimizer(problem: Problem, plan: Plan, alternatives: Mapping[str, Alternative]) -> Recommendation:
+    training, model_ranks = problem.training, plan.operator_ranks * plan.pipeline
+    rank_bytes = problem.graph.num_parameters * training.optimizer_bytes / model_ranks
+    saved_bytes = rank_bytes * (1 - 1 / plan.shards)
     words = (
-        f"a model-parallel rank has {format_size(share)} of optimizer states; shared over {plan.shards} "
-        f"data ranks {format_size(saved)} of it go"
+        f"a model-parallel rank has {format_size(rank_bytes)} of optimizer states; shared over {plan.shards} "
+        f"data ranks {format_size(saved_bytes)} of it go"
     )
     return Recommendation(
         "optimizer",
         "share optimizer states over data ranks: it communicates no more than data parallelism",
-        words + _otherwise(others, "ZeRO"),
+        words + _describe_alternative(alternatives, "ZeRO"),
         plan.zero >= 1 or plan.shards == 1,
         f"{ZERO}, section 5.1 and 7.1",
     )
 
 
-def _operator(problem: Problem, plan: Plan) -> Recommendation:
+def _recommend_operator(problem: Problem, plan: Plan) -> Recommendation:
     cluster = problem.cluster
-    node = cluster.first.devices
-    inside = cluster.first.network.link.bandwidth
-    outside = cluster.first.nic.bandwidth * cluster.first.nics / node
-    words = f"a node has {node} devices; a device sends {format_bandwidth(inside)} inside it"
-    words += f" and {format_bandwidth(outside)} out of it" if cluster.num_nodes > 1 else ""
+    node = cluster.first_node.devices
+    node_bandwidth = cluster.first_node.network.link.bandwidth
+    nic_bandwidth = cluster.first_node.nic.bandwidth * cluster.first_node.nics / node
+    words = f"a node has {node} devices; a device sends {format_bandwidth(node_bandwidth)} inside it"
+    words += f" and {format_bandwidth(nic_bandwidth)} out of it" if cluster.num_nodes > 1 else ""
     return Recommendation(
         "operator",
         "cut operators (tensor parallelism) over the devices of a node at most",
@@ -145,25 +149,27 @@ def _operator(problem: Problem, plan: Plan) -> Recommendation:
     )
 
 
-def _pipeline(problem: Problem, plan: Plan, timeline: Timeline, others: Mapping[str, Alternative]) -> Recommendation:
-    has, node = problem.usable(problem.cluster.accelerator), problem.cluster.first.devices
+def _recommend_pipeline(
+    problem: Problem, plan: Plan, timeline: Timeline, alternatives: Mapping[str, Alternative]
+) -> Recommendation:
+    usable_bytes, node = problem.usable_memory(problem.cluster.accelerator), problem.cluster.first_node.devices
     ranks = max(plan.mesh.num_ranks // node, 1)  # data ranks, if operators were cut over a node, without stages
-    states = sharded_bytes(problem, plan.zero, ranks)
-    needed = states > has * node
-    verb = "exceed" if needed else "are at most"
-    shared = f" as ZeRO-{plan.zero} shares them over {ranks} nodes" if plan.zero and ranks > 1 else ""
-    what = f"the states of a replica{shared}"
+    node_bytes = count_sharded_bytes(problem, plan.zero, ranks)
+    is_needed = node_bytes > usable_bytes * node
+    verb = "exceed" if is_needed else "are at most"
+    share_text = f" as ZeRO-{plan.zero} shares them over {ranks} nodes" if plan.zero and ranks > 1 else ""
+    states_text = f"the states of a replica{share_text}"
     return Recommendation(
         "pipeline",
         "pipeline parallelism once operators cut over a whole node do not make the model fit, and no more than that",
-        f"{what}, {format_size(states)}, {verb} the {format_size(has * node)} usable of a node; "
-        f"{_bubble_in_words(plan, timeline)}" + _otherwise(others, "mesh degrees"),
-        needed == (plan.pipeline > 1),
+        f"{states_text}, {format_size(node_bytes)}, {verb} the {format_size(usable_bytes * node)} usable of a node; "
+        f"{_describe_bubble(plan, timeline)}" + _describe_alternative(alternatives, "mesh degrees"),
+        is_needed == (plan.pipeline > 1),
         f"{SC21}, takeaways 1 and 2, section 2.2.2",
     )
 
 
-def _bubble_in_words(plan: Plan, timeline: Timeline) -> str:
+def _describe_bubble(plan: Plan, timeline: Timeline) -> str:
     """Return the idle time of stages in words: by the formula for the bubble, and by the simulation."""
     if plan.pipeline == 1:
         return "one stage has no bubble"
@@ -175,48 +181,54 @@ def _bubble_in_words(plan: Plan, timeline: Timeline) -> str:
     )
 
 
-def _microbatch(plan: Plan, others: Mapping[str, Alternative]) -> Recommendation:
+def _recommend_microbatch(plan: Plan, alternatives: Mapping[str, Alternative]) -> Recommendation:
     return Recommendation(
         "microbatch",
         "the size of a microbatch is a trade of kernel efficiency against bubble and memory: try it out",
-        f"{plan.num_microbatches} microbatches of {plan.microbatch}" + _otherwise(others, "microbatch"),
+        f"{plan.num_microbatches} microbatches of {plan.microbatch}"
+        + _describe_alternative(alternatives, "microbatch"),
         True,
         f"{SC21}, takeaway 3",
     )
 
 
-def _hidden(plan: Plan, timeline: Timeline) -> Recommendation:
+def _recommend_overlap(plan: Plan, timeline: Timeline) -> Recommendation:
     kind = TaskKind.DATA_COMMUNICATION
     classes = range(len(timeline.rank_classes))
-    whole = max((timeline.busy(each, [kind]) for each in classes), default=0.0) / timeline.steps
-    exposed = timeline.exposed_communication().get(kind, 0.0)
+    busy_time = max((timeline.busy_time(class_index, [kind]) for class_index in classes), default=0.0) / timeline.steps
+    exposed_time = timeline.exposed_communication().get(kind, 0.0)
     return Recommendation(
         "data",
         "sums of gradients, and gathers of parameters, run beneath passes, most of them",
-        f"a rank communicates along the data axis for up to {format_time(whole)} of a step; on average "
-        f"{format_time(exposed)} are not hidden, {exposed / timeline.step_time:.1%} of the step",
-        exposed <= 0.5 * whole,  # "most of them" is taken as half
+        f"a rank communicates along the data axis for up to {format_time(busy_time)} of a step; on average "
+        f"{format_time(exposed_time)} are not hidden, {exposed_time / timeline.step_time:.1%} of the step",
+        exposed_time <= 0.5 * busy_time,  # "most of them" is taken as half
         f"{MINDSPORE}; {ZERO}, section 7",
     )
 
 
-def _recompute(problem: Problem, plan: Plan, timeline: Timeline, others: Mapping[str, Alternative]) -> Recommendation:
-    has = problem.usable(problem.cluster.accelerator)
-    again = [TaskKind.RECOMPUTE]
-    spent = max((timeline.busy(each, again) for each in range(len(timeline.rank_classes))), default=0.0)
+def _recommend_recompute(
+    problem: Problem, plan: Plan, timeline: Timeline, alternatives: Mapping[str, Alternative]
+) -> Recommendation:
+    usable_bytes = problem.usable_memory(problem.cluster.accelerator)
+    kinds = [TaskKind.RECOMPUTE]
+    busy_time = max(
+        (timeline.busy_time(class_index, kinds) for class_index in range(len(timeline.rank_classes))), default=0.0
+    )
     return Recommendation(
         "recompute",
         "recompute no more than memory asks for: selective recomputation costs little, full about a forward pass",
-        f"recompute ({plan.recompute}) takes {format_time(spent / timeline.steps)} of a step; the fullest device holds "
-        f"{format_size(timeline.peak_memory)} of {format_size(has)} usable" + _otherwise(others, "recompute"),
-        str(plan.recompute) != "full" or "recompute" not in others or others["recompute"].margin >= 0,
+        f"recompute ({plan.recompute}) takes {format_time(busy_time / timeline.steps)} of a step; the fullest device holds "
+        f"{format_size(timeline.peak_memory)} of {format_size(usable_bytes)} usable"
+        + _describe_alternative(alternatives, "recompute"),
+        str(plan.recompute) != "full" or "recompute" not in alternatives or alternatives["recompute"].margin >= 0,
         f"{KORTHIKANTI}, section 5",
     )
 
 
-def _otherwise(others: Mapping[str, Alternative], decision: str) -> str:
+def _describe_alternative(alternatives: Mapping[str, Alternative], decision: str) -> str:
     """Return the fastest plan that decides a topic otherwise, and its margin, in words; empty where there is none."""
-    if decision not in others:
+    if decision not in alternatives:
         return ""
-    other = others[decision]
-    return f"; decided otherwise, {other.margin:+.2%}: {other.trial.plan.describe()}"
+    alternative = alternatives[decision]
+    return f"; decided otherwise, {alternative.margin:+.2%}: {alternative.trial.plan.describe()}"

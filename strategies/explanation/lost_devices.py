@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwise.simulator.brief import brief
+from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.evaluation import Evaluation, Trial
@@ -57,29 +57,35 @@ class Migration:
         link.
     """
 
-    received: float
-    most: float
-    lost: float
+    received_bytes: float
+    max_received: float
+    lost_bytes: float
     seconds: float
 
 
-def holdings(plan: Plan) -> list[Holding]:
+def list_holdings(plan: Plan) -> list[Holding]:
     """Return the holding of every rank of a plan."""
     mesh = plan.mesh
-    position = mesh.coordinates(PIPELINE).tolist()
-    tensor = (mesh.coordinates(TENSOR_ROWS) * mesh.size(TENSOR) + mesh.coordinates(TENSOR)).tolist()
-    share = (mesh.coordinates(DATA) * mesh.size(EXPERT) + mesh.coordinates(EXPERT)) * mesh.size(CONTEXT)
-    shares = (share + mesh.coordinates(CONTEXT)).tolist()
-    cuts = mesh.size(TENSOR_ROWS) * mesh.size(TENSOR)
+    positions = mesh.coordinates(PIPELINE).tolist()
+    tensor_ranks = (mesh.coordinates(TENSOR_ROWS) * mesh.size(TENSOR) + mesh.coordinates(TENSOR)).tolist()
+    data_share = (mesh.coordinates(DATA) * mesh.size(EXPERT) + mesh.coordinates(EXPERT)) * mesh.size(CONTEXT)
+    shares = (data_share + mesh.coordinates(CONTEXT)).tolist()
+    num_parts = mesh.size(TENSOR_ROWS) * mesh.size(TENSOR)
     result = []
     for rank in range(mesh.num_ranks):
-        whole = _part((0.0, 1.0), tensor[rank], cuts)
-        own = _part(whole, shares[rank], plan.shards)
-        result.append(Holding(position[rank], own if plan.zero >= 3 else whole, own if plan.zero else whole))
+        tensor_part = _split_part((0.0, 1.0), tensor_ranks[rank], num_parts)
+        data_part = _split_part(tensor_part, shares[rank], plan.shards)
+        result.append(
+            Holding(
+                positions[rank], data_part if plan.zero >= 3 else tensor_part, data_part if plan.zero else tensor_part
+            )
+        )
     return result
 
 
-def migration(problem: Problem, before: Plan, after: Plan, kept: Sequence[int], cluster: Cluster) -> Migration:
+def find_migration(
+    problem: Problem, old_plan: Plan, new_plan: Plan, kept_ranks: Sequence[int], cluster: Cluster
+) -> Migration:
     """Return the cost of changing from ``old_plan`` to ``new_plan``.
 
     Parameters
@@ -90,80 +96,98 @@ def migration(problem: Problem, before: Plan, after: Plan, kept: Sequence[int], 
     cluster
         The machine of ``new_plan``.
     """
-    shared = _shared(problem, before, after)
+    shared_elements = _count_shared_elements(problem, old_plan, new_plan)
     training = problem.training
-    old, new = holdings(before), holdings(after)
-    received = []
-    for rank, holding in enumerate(new):
-        had = old[kept[rank]] if kept[rank] >= 0 else None
+    old_holdings, new_holdings = list_holdings(old_plan), list_holdings(new_plan)
+    received_bytes = []
+    for rank, holding in enumerate(new_holdings):
+        old_holding = old_holdings[kept_ranks[rank]] if kept_ranks[rank] >= 0 else None
         size = 0.0
-        for each, elements in shared[holding.position].items():
-            same = had is not None and had.position == each
-            for own, width, has in (
-                (holding.parameters, training.parameter_bytes, had.parameters if had else (0.0, 0.0)),
-                (holding.optimizer, training.optimizer_bytes, had.optimizer if had else (0.0, 0.0)),
+        for position, elements in shared_elements[holding.position].items():
+            is_same = old_holding is not None and old_holding.position == position
+            for part, width, old_part in (
+                (holding.parameters, training.parameter_bytes, old_holding.parameters if old_holding else (0.0, 0.0)),
+                (holding.optimizer, training.optimizer_bytes, old_holding.optimizer if old_holding else (0.0, 0.0)),
             ):
-                size += elements * width * (own[1] - own[0] - (_overlap(own, has) if same else 0.0))
-        received.append(size)
-    lost = _lost(problem, before, old, kept)
-    return Migration(sum(received), max(received, default=0.0), lost, _seconds(cluster, received))
+                size += elements * width * (part[1] - part[0] - (_find_overlap(part, old_part) if is_same else 0.0))
+        received_bytes.append(size)
+    lost_bytes = _count_lost_bytes(problem, old_plan, old_holdings, kept_ranks)
+    return Migration(
+        sum(received_bytes), max(received_bytes, default=0.0), lost_bytes, _find_seconds(cluster, received_bytes)
+    )
 
 
-def _part(whole: Part, index: int, count: int) -> Part:
-    width = (whole[1] - whole[0]) / count
-    return whole[0] + index * width, whole[0] + (index + 1) * width
+def _split_part(part: Part, index: int, count: int) -> Part:
+    width = (part[1] - part[0]) / count
+    return part[0] + index * width, part[0] + (index + 1) * width
 
 
-def _overlap(one: Part, other: Part) -> float:
-    return max(0.0, min(one[1], other[1]) - max(one[0], other[0]))
+def _find_overlap(part: Part, other_part: Part) -> float:
+    return max(0.0, min(part[1], other_part[1]) - max(part[0], other_part[0]))
 
 
-def _shared(problem: Problem, before: Plan, after: Plan) -> list[dict[int, float]]:
+def _count_shared_elements(problem: Problem, old_plan: Plan, new_plan: Plan) -> list[dict[int, float]]:
     """Return for every new pipeline position the number of parameters that it shares with each old position."""
     elements = {name: block.num_parameters for name, block in problem.graph.occurrences}
-    was = {name: at for at, stage in zip(before.positions, before.stages, strict=True) for name in stage.blocks}
-    found: list[Counter[int]] = [Counter() for _ in range(after.pipeline)]
-    for at, stage in zip(after.positions, after.stages, strict=True):
+    old_positions = {
+        name: stage_position
+        for stage_position, stage in zip(old_plan.positions, old_plan.stages, strict=True)
+        for name in stage.blocks
+    }
+    counters: list[Counter[int]] = [Counter() for _ in range(new_plan.pipeline)]
+    for stage_position, stage in zip(new_plan.positions, new_plan.stages, strict=True):
         for name in stage.blocks:
-            found[at][was[name]] += elements[name]
-    return [{position: float(count) for position, count in each.items()} for each in found]
+            counters[stage_position][old_positions[name]] += elements[name]
+    return [{position: float(count) for position, count in counter.items()} for counter in counters]
 
 
-def _lost(problem: Problem, before: Plan, old: list[Holding], kept: Sequence[int]) -> float:
+def _count_lost_bytes(
+    problem: Problem, old_plan: Plan, old_holdings: list[Holding], kept_ranks: Sequence[int]
+) -> float:
     """Return the bytes of states that none of the kept ranks holds."""
     elements = {name: block.num_parameters for name, block in problem.graph.occurrences}
-    held: Counter[int] = Counter()
-    for at, stage in zip(before.positions, before.stages, strict=True):
-        held[at] += sum(elements[name] for name in stage.blocks)
-    left = [old[rank] for rank in kept if rank >= 0]
-    result, training = 0.0, problem.training
-    for position, count in held.items():
-        here = [each for each in left if each.position == position]
-        result += count * training.parameter_bytes * (1 - _covered([each.parameters for each in here]))
-        result += count * training.optimizer_bytes * (1 - _covered([each.optimizer for each in here]))
-    return result
+    position_elements: Counter[int] = Counter()
+    for stage_position, stage in zip(old_plan.positions, old_plan.stages, strict=True):
+        position_elements[stage_position] += sum(elements[name] for name in stage.blocks)
+    kept_holdings = [old_holdings[rank] for rank in kept_ranks if rank >= 0]
+    lost_bytes, training = 0.0, problem.training
+    for position, count in position_elements.items():
+        position_holdings = [holding for holding in kept_holdings if holding.position == position]
+        lost_bytes += (
+            count
+            * training.parameter_bytes
+            * (1 - _measure_union([holding.parameters for holding in position_holdings]))
+        )
+        lost_bytes += (
+            count
+            * training.optimizer_bytes
+            * (1 - _measure_union([holding.optimizer for holding in position_holdings]))
+        )
+    return lost_bytes
 
 
-def _covered(parts: list[Part]) -> float:
+def _measure_union(parts: list[Part]) -> float:
     """Return the length of the union of parts.
 
-    >>> _covered([(0.5, 0.75), (0.0, 0.25), (0.125, 0.5)])
+    >>> _measure_union([(0.5, 0.75), (0.0, 0.25), (0.125, 0.5)])
     0.75
     """
-    reached = total = 0.0
-    for first, end in sorted(set(parts)):
-        total += max(0.0, end - max(first, reached))
-        reached = max(reached, end)
+    covered_end = total = 0.0
+    for start, end in sorted(set(parts)):
+        total += max(0.0, end - max(start, covered_end))
+        covered_end = max(covered_end, end)
     # sums of fractions such as thirds miss 1 by rounding, and would count as lost bytes
     return 1.0 if abs(total - 1) < 1e-9 else total
 
 
-def _seconds(cluster: Cluster, received: list[float]) -> float:
+def _find_seconds(cluster: Cluster, received_bytes: list[float]) -> float:
     if cluster.num_nodes == 1:
-        return max(received, default=0.0) / cluster.first.network.link.bandwidth
-    of_node = np.bincount(cluster.device_nodes[: len(received)], received, cluster.num_nodes)
-    wide = [cluster.nodes[kind][0].nics * cluster.nodes[kind][0].nic.bandwidth for kind in cluster.node_kinds.tolist()]
-    return float((of_node / np.array(wide)).max())
+        return max(received_bytes, default=0.0) / cluster.first_node.network.link.bandwidth
+    node_bytes = np.bincount(cluster.device_nodes[: len(received_bytes)], received_bytes, cluster.num_nodes)
+    node_bandwidths = [
+        cluster.nodes[kind][0].nics * cluster.nodes[kind][0].nic.bandwidth for kind in cluster.node_kinds.tolist()
+    ]
+    return float((node_bytes / np.array(node_bandwidths)).max())
 
 
 FORWARD_AND_BACKWARD = 3
@@ -202,20 +226,20 @@ class Replan:
         best of them.
     """
 
-    lost: int
-    left: int
+    num_lost: int
+    num_left: int
     best: Change | None
     fewest_moves: Change | None
     break_even: float | None
     sizes: tuple[int, ...]
-    proven: bool
-    whole: bool = True
+    is_proven: bool
+    is_complete: bool = True
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
 
 def replan(
-    problem: Problem, space: Space, plan: Plan, layout: Layout, lost: int, seconds: Callable[[], float]
+    problem: Problem, space: Space, plan: Plan, layout: Layout, num_lost: int, seconds: Callable[[], float]
 ) -> Replan:
     """Return the plans for the loss of the last ``num_lost`` devices; a node that lost a device is not used.
 
@@ -228,47 +252,56 @@ def replan(
         Where no device would be left, or the nodes are of several kinds.
     """
     devices = problem.cluster.num_devices
-    if not 1 <= lost < devices:
+    if not 1 <= num_lost < devices:
         raise ValueError(
-            f"lost devices lie between 1 and {devices - 1}, met {lost}; nearest: {min(max(lost, 1), devices - 1)}"
+            f"lost devices lie between 1 and {devices - 1}, met {num_lost}; nearest: {min(max(num_lost, 1), devices - 1)}"
         )
-    smaller = list(_smaller(problem, devices - lost))
+    smaller_problems = list(_list_smaller(problem, devices - num_lost))
     open_space = space.with_limits(data=None, tensor=None, pipeline=None)
-    best: Trial | None = None
-    where, proven, whole, sizes = problem, False, True, list[int]()
-    for part in smaller:
-        limit = best.evaluation.step_time if best else inf
-        if _least(part) >= limit:
-            proven = True
+    best_trial: Trial | None = None
+    best_problem, is_proven, is_complete, sizes = problem, False, True, list[int]()
+    for smaller_problem in smaller_problems:
+        limit = best_trial.evaluation.step_time if best_trial else inf
+        if _find_least_time(smaller_problem) >= limit:
+            is_proven = True
             break
         try:
-            around = search_best(part, open_space, seconds) if not sizes else ()
-            ranked = ranking(part, open_space, around, seconds=seconds)
-            found = ranked.fastest(fits, below=limit)
+            nearby_layouts = search_best(smaller_problem, open_space, seconds) if not sizes else ()
+            plan_ranking = ranking(smaller_problem, open_space, nearby_layouts, seconds=seconds)
+            trial = plan_ranking.find_fastest(fits, time_limit=limit)
         except OutOfTime:
             break
-        sizes.append(part.cluster.num_devices)
-        whole = whole and ranked.whole
-        if found is not None:
-            best, where = found, part
+        sizes.append(smaller_problem.cluster.num_devices)
+        is_complete = is_complete and plan_ranking.is_complete
+        if trial is not None:
+            best_trial, best_problem = trial, smaller_problem
     else:  # no smaller number of devices is left
-        proven = True
-    change = _change(problem, where, plan, best, devices - lost) if best else None
-    moves = _fewest_moves(smaller, problem, plan, layout, devices - lost)
-    return Replan(lost, devices - lost, change, moves, _break_even(change, moves), tuple(sizes), proven, whole)
+        is_proven = True
+    change = _build_change(problem, best_problem, plan, best_trial, devices - num_lost) if best_trial else None
+    fewest_moves = _find_fewest_moves(smaller_problems, problem, plan, layout, devices - num_lost)
+    return Replan(
+        num_lost,
+        devices - num_lost,
+        change,
+        fewest_moves,
+        _find_break_even(change, fewest_moves),
+        tuple(sizes),
+        is_proven,
+        is_complete,
+    )
 
 
-def _smaller(problem: Problem, left: int) -> Iterator[Problem]:
+def _list_smaller(problem: Problem, num_left: int) -> Iterator[Problem]:
     """Yield the problem on fewer and fewer devices: on whole nodes, or on parts of a single node."""
     cluster = problem.cluster
     if cluster.num_nodes == 1:
-        yield from (replace(problem, cluster=cluster.resized(1, count)) for count in range(left, 0, -1))
+        yield from (replace(problem, cluster=cluster.with_size(1, count)) for count in range(num_left, 0, -1))
     else:
-        nodes = left // cluster.first.devices
-        yield from (replace(problem, cluster=cluster.resized(count)) for count in range(nodes, 0, -1))
+        nodes = num_left // cluster.first_node.devices
+        yield from (replace(problem, cluster=cluster.with_size(count)) for count in range(nodes, 0, -1))
 
 
-def _least(problem: Problem) -> float:
+def _find_least_time(problem: Problem) -> float:
     """Return the seconds of all FLOP of a step at the data-sheet rate: no plan is faster."""
     training, cluster = problem.training, problem.cluster
     flops = FORWARD_AND_BACKWARD * problem.graph.flops * training.global_batch
@@ -277,40 +310,42 @@ def _least(problem: Problem) -> float:
     )
 
 
-def _change(problem: Problem, where: Problem, before: Plan, trial: Trial, left: int) -> Change:
-    ranks = trial.plan.mesh.num_ranks
-    kept = range(left)  # ranks lie on devices in order, and the last devices are lost
-    cost = migration(problem, before, trial.plan, kept, where.cluster)
-    return Change(trial, ranks, cost)
+def _build_change(problem: Problem, new_problem: Problem, old_plan: Plan, trial: Trial, num_left: int) -> Change:
+    num_ranks = trial.plan.mesh.num_ranks
+    kept_ranks = range(num_left)  # ranks lie on devices in order, and the last devices are lost
+    cost = find_migration(problem, old_plan, trial.plan, kept_ranks, new_problem.cluster)
+    return Change(trial, num_ranks, cost)
 
 
-def _fewest_moves(parts: list[Problem], problem: Problem, plan: Plan, layout: Layout, left: int) -> Change | None:
+def _find_fewest_moves(
+    smaller_problems: list[Problem], problem: Problem, plan: Plan, layout: Layout, num_left: int
+) -> Change | None:
     """Return the change to the same layout with as many data ranks as fit on the devices left and divide the batch.
 
     Fewer ranks share the same states; where memory then does not suffice, microbatches are smaller.
     """
-    group = problem.cluster.num_devices // layout.data
-    sized = {part.cluster.num_devices: part for part in parts}
-    for data in range(left // group, 0, -1):
-        part = sized.get(data * group)
-        if part is None:
+    model_ranks = problem.cluster.num_devices // layout.data
+    problems = {smaller_problem.cluster.num_devices: smaller_problem for smaller_problem in smaller_problems}
+    for data in range(num_left // model_ranks, 0, -1):
+        smaller_problem = problems.get(data * model_ranks)
+        if smaller_problem is None:
             continue
         sizes = reversed(divisors(layout.microbatch)) if isinstance(layout.microbatch, int) else [layout.microbatch]
         for size in sizes:
-            fewer = replace(layout, data=data, placement=(), zero_shards=0, microbatch=size)
-            if next(violations(part, fewer), None) is not None:
+            fewer_layout = replace(layout, data=data, placement=(), zero_shards=0, microbatch=size)
+            if next(violations(smaller_problem, fewer_layout), None) is not None:
                 continue
-            smaller = complete(part, fewer)
-            found: Evaluation = SimulatedCost(part).evaluate(smaller)
-            if found.fits:
-                return _change(problem, part, plan, Trial(smaller, found, 0.0), left)
+            fewer_plan = complete(smaller_problem, fewer_layout)
+            evaluation: Evaluation = SimulatedCost(smaller_problem).evaluate(fewer_plan)
+            if evaluation.fits:
+                return _build_change(problem, smaller_problem, plan, Trial(fewer_plan, evaluation, 0.0), num_left)
     return None
 
 
-def _break_even(best: Change | None, other: Change | None) -> float | None:
+def _find_break_even(best_change: Change | None, other_change: Change | None) -> float | None:
     """Return the number of steps after which the best change has paid; 0 where it also moves in less time."""
-    if best is None or other is None or best.trial.plan == other.trial.plan:
+    if best_change is None or other_change is None or best_change.trial.plan == other_change.trial.plan:
         return None
-    gained = other.trial.evaluation.step_time - best.trial.evaluation.step_time
-    extra = best.migration.seconds - other.migration.seconds
-    return max(extra / gained, 0.0) if gained > 0 else None
+    gained_seconds = other_change.trial.evaluation.step_time - best_change.trial.evaluation.step_time
+    extra_seconds = best_change.migration.seconds - other_change.migration.seconds
+    return max(extra_seconds / gained_seconds, 0.0) if gained_seconds > 0 else None

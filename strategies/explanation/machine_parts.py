@@ -19,12 +19,12 @@ class MachinePart(NamedTuple):
 
     name: str
     speed: str
-    scaled: Callable[[float], Cluster]
+    scale_cluster: Callable[[float], Cluster]
 
 
 def machine_parts(cluster: Cluster, precision: str) -> tuple[MachinePart, ...]:
     """Return the parts of a cluster: FLOP/s in a precision, memory bandwidth, and every kind of link that it has."""
-    return tuple(_parts(cluster, precision))
+    return tuple(_list_parts(cluster, precision))
 
 
 def with_memory(cluster: Cluster, change: Callable[[float], float]) -> Cluster:
@@ -37,81 +37,87 @@ def with_host_memory(cluster: Cluster, change: Callable[[float], float]) -> Clus
     return cluster.with_nodes(lambda node: replace(node, host=replace(node.host, memory=change(node.host.memory))))
 
 
-def _parts(cluster: Cluster, precision: str) -> Iterator[MachinePart]:
+def _list_parts(cluster: Cluster, precision: str) -> Iterator[MachinePart]:
     device = cluster.accelerator
     yield MachinePart(
         "FLOP/s",
         format_compute_rate(device.peak(precision)),
         lambda factor: cluster.with_accelerators(
-            lambda each: replace(each, peak_flops=tuple((d, r * factor) for d, r in each.peak_flops))
+            lambda accelerator: replace(
+                accelerator, peak_flops=tuple((dtype, rate * factor) for dtype, rate in accelerator.peak_flops)
+            )
         ),
     )
     yield MachinePart(
         "memory bandwidth",
         format_bandwidth(device.memory_bandwidth),
         lambda factor: cluster.with_accelerators(
-            lambda each: replace(each, memory_bandwidth=each.memory_bandwidth * factor)
+            lambda accelerator: replace(accelerator, memory_bandwidth=accelerator.memory_bandwidth * factor)
         ),
     )
-    direct = isinstance(cluster.fabric, Torus | Graph)
-    if not direct and max(node.devices for node, _ in cluster.nodes) > 1:
-        inside = cluster.first.network.link
-        yield MachinePart("links inside a node", format_bandwidth(inside.bandwidth), lambda f: _inside(cluster, f))
-    if direct or cluster.num_nodes > 1:
-        link = next(_links(cluster.fabric)) if direct else cluster.first.nic
-        name = "links between devices" if direct else "links between nodes"
-        yield MachinePart(name, format_bandwidth(link.bandwidth), lambda factor: _between(cluster, factor))
+    is_direct = isinstance(cluster.fabric, Torus | Graph)
+    if not is_direct and max(node.devices for node, _ in cluster.nodes) > 1:
+        node_link = cluster.first_node.network.link
+        yield MachinePart(
+            "links inside a node", format_bandwidth(node_link.bandwidth), lambda f: _scale_node_links(cluster, f)
+        )
+    if is_direct or cluster.num_nodes > 1:
+        link = next(_list_links(cluster.fabric)) if is_direct else cluster.first_node.nic
+        name = "links between devices" if is_direct else "links between nodes"
+        yield MachinePart(name, format_bandwidth(link.bandwidth), lambda factor: _scale_fabric(cluster, factor))
     if any(node.host.pcie for node, _ in cluster.nodes):
         pcie = next(node.host.pcie for node, _ in cluster.nodes if node.host.pcie)
-        yield MachinePart("links to hosts", format_bandwidth(pcie.link.bandwidth), lambda f: _to_hosts(cluster, f))
+        yield MachinePart(
+            "links to hosts", format_bandwidth(pcie.link.bandwidth), lambda f: _scale_host_links(cluster, f)
+        )
 
 
-def _inside(cluster: Cluster, factor: float) -> Cluster:
-    faster = cluster.with_nodes(lambda node: replace(node, network=_scaled(node.network, factor)))
+def _scale_node_links(cluster: Cluster, factor: float) -> Cluster:
+    faster_cluster = cluster.with_nodes(lambda node: replace(node, network=_scale_links(node.network, factor)))
     # measured curves replace the model of links: those of groups inside a node become faster with its links
     curves = (
-        curve.at_speed(factor) if curve.ranks <= cluster.first.devices else curve for curve in cluster.collectives
+        curve.at_speed(factor) if curve.ranks <= cluster.first_node.devices else curve for curve in cluster.collectives
     )
-    return replace(faster, collectives=tuple(curves))
+    return replace(faster_cluster, collectives=tuple(curves))
 
 
-def _between(cluster: Cluster, factor: float) -> Cluster:
-    faster = cluster.with_nodes(lambda node: replace(node, nic=_scaled(node.nic, factor)))
-    fabric = cluster.fabric if isinstance(cluster.fabric, Crossbar) else _scaled(cluster.fabric, factor)
-    every = isinstance(cluster.fabric, Torus | Graph)
+def _scale_fabric(cluster: Cluster, factor: float) -> Cluster:
+    faster_cluster = cluster.with_nodes(lambda node: replace(node, nic=_scale_links(node.nic, factor)))
+    fabric = cluster.fabric if isinstance(cluster.fabric, Crossbar) else _scale_links(cluster.fabric, factor)
+    scales_all = isinstance(cluster.fabric, Torus | Graph)
     curves = (
-        curve.at_speed(factor) if every or curve.ranks > cluster.first.devices else curve
+        curve.at_speed(factor) if scales_all or curve.ranks > cluster.first_node.devices else curve
         for curve in cluster.collectives
     )
-    return replace(faster, fabric=fabric, collectives=tuple(curves))
+    return replace(faster_cluster, fabric=fabric, collectives=tuple(curves))
 
 
-def _to_hosts(cluster: Cluster, factor: float) -> Cluster:
-    def faster(host: Host) -> Host:
+def _scale_host_links(cluster: Cluster, factor: float) -> Cluster:
+    def scale_host(host: Host) -> Host:
         bandwidth = host.memory_bandwidth * factor
-        return replace(host, memory_bandwidth=bandwidth, pcie=_scaled(host.pcie, factor) if host.pcie else None)
+        return replace(host, memory_bandwidth=bandwidth, pcie=_scale_links(host.pcie, factor) if host.pcie else None)
 
-    return cluster.with_nodes(lambda node: replace(node, host=faster(node.host)))
+    return cluster.with_nodes(lambda node: replace(node, host=scale_host(node.host)))
 
 
-def _scaled(value: Any, factor: float) -> Any:
+def _scale_links(value: Any, factor: float) -> Any:
     """Return a value in which all links, at any depth, have ``factor`` times the bandwidth."""
     if isinstance(value, Link):
         return replace(value, bandwidth=value.bandwidth * factor)
     if isinstance(value, tuple):
-        return tuple(_scaled(each, factor) for each in value)
+        return tuple(_scale_links(item, factor) for item in value)
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{each.name: _scaled(getattr(value, each.name), factor) for each in fields(value)})
+        return replace(value, **{item.name: _scale_links(getattr(value, item.name), factor) for item in fields(value)})
     return value
 
 
-def _links(value: Any) -> Iterator[Link]:
+def _list_links(value: Any) -> Iterator[Link]:
     """Yield the links in a value, at any depth."""
     if isinstance(value, Link):
         yield value
     elif isinstance(value, tuple):
-        for each in value:
-            yield from _links(each)
+        for item in value:
+            yield from _list_links(item)
     elif is_dataclass(value):
         for field in fields(value):
-            yield from _links(getattr(value, field.name))
+            yield from _list_links(getattr(value, field.name))

@@ -21,32 +21,32 @@ from meshwise.simulator.machine.cluster import Cluster
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.evaluation import Evaluation, Trial
 from meshwise.strategies.explanation.machine_parts import with_memory
-from meshwise.strategies.plan.completion import complete, layout_of
+from meshwise.strategies.plan.completion import complete, recover_layout
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.search.algorithms.best_first import BestFirst
-from meshwise.strategies.search.choices import family_of
+from meshwise.strategies.search.choices import find_family
 from meshwise.strategies.search.descent import known_layouts
 from meshwise.strategies.search.driver import OutOfTime, search
-from meshwise.strategies.search.space import EVERYTHING, Space, by_habit, count, groups, neighbours
+from meshwise.strategies.search.space import EVERYTHING, Space, count_layouts, groups, list_by_habit, neighbours
 
-Seen = Callable[[int], None]
+SeenCallback = Callable[[int], None]
 """Called now and then with the number of layouts looked at so far."""
 
-TELL = 500
+TELL_INTERVAL = 500
 """Layouts between two calls."""
 
 MOST_RANKED = 5_000
 """The largest number of layouts of a space that is ranked completely, which takes some seconds."""
 
 
-def unlimited() -> float:
+def unlimited_seconds() -> float:
     """Return the number of seconds left without a limit: infinity."""
     return inf
 
 
-SEARCHED = 0.4
+SEARCH_SHARE = 0.4
 """The fraction of the time left that a search may take before plans near its best are ranked."""
 
 _ROUNDING = 1 - 1e-6
@@ -89,12 +89,12 @@ class Candidate:
     @property
     def peak(self) -> float:
         """Peak memory of the fullest device, in bytes."""
-        return self._measured()[0]
+        return self._measure()[0]
 
     @property
     def fits(self) -> bool:
         """Whether the plan fits in the memory of every device and host."""
-        return self._measured()[1]
+        return self._measure()[1]
 
     @property
     def hosts_fit(self) -> bool:
@@ -102,7 +102,7 @@ class Candidate:
         self._look()
         return self._costs.hosts_fit(self.plan)
 
-    def _measured(self) -> tuple[float, bool]:
+    def _measure(self) -> tuple[float, bool]:
         if self._memory is None:
             self._look()
             plan = self.plan
@@ -110,11 +110,11 @@ class Candidate:
         return self._memory
 
 
-Allowed = Callable[[Candidate], bool]
+CandidateFilter = Callable[[Candidate], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Among:
+class RankedPlans:
     """The plans that are ranked: their number, the number in the space, and whether they are the whole space.
 
     Otherwise they are known plans and those one decision away from the best of them.
@@ -145,100 +145,106 @@ class Ranking:
         self,
         problem: Problem,
         candidates: Iterable[Candidate] = (),
-        floors: Iterable[float] = (),
-        seconds: Callable[[], float] = unlimited,
+        lower_bounds: Iterable[float] = (),
+        seconds: Callable[[], float] = unlimited_seconds,
     ) -> None:
         self.problem, self.candidates, self.seconds = problem, list(candidates), seconds
         self.costs = SimulatedCost(problem)
-        self.bounds = list(floors) or [0.0] * len(self.candidates)
+        self.bounds = list(lower_bounds) or [0.0] * len(self.candidates)
         self._paths = list(self.bounds)
         self._levels = [_INHERITED] * len(self.bounds)
         self._times: dict[Plan, float] = {}
-        self.simulated = 0
+        self.num_simulated = 0
 
-    def look(self) -> None:
+    def check_time(self) -> None:
         """Raise `OutOfTime` where no seconds are left; called before every plan that is looked at."""
         if self.seconds() <= 0:
             raise OutOfTime
 
-    def add(self, layouts: Iterable[Layout]) -> None:
+    def add_layouts(self, layouts: Iterable[Layout]) -> None:
         """Add candidates."""
         for layout in layouts:
-            self.look()
-            self.candidates.append(Candidate(layout, self.costs, self.look))
+            self.check_time()
+            self.candidates.append(Candidate(layout, self.costs, self.check_time))
             self.bounds.append(0.0)
             self._paths.append(0.0)
             self._levels.append(_INHERITED)
 
-    def ascending(self, allowed: Allowed, below: float = inf) -> Iterator[Trial]:
+    def list_ascending(self, is_allowed: CandidateFilter, time_limit: float = inf) -> Iterator[Trial]:
         """Yield the allowed candidates that take less than ``time_limit`` seconds as trials, the fastest first."""
-        return map(self._trial, self._order(allowed, below))
+        return map(self._build_trial, self._order_indices(is_allowed, time_limit))
 
-    def _order(self, allowed: Allowed, below: float = inf) -> Iterator[int]:
+    def _order_indices(self, is_allowed: CandidateFilter, time_limit: float = inf) -> Iterator[int]:
         """Yield the indices of allowed candidates by rising step time.
 
         Where only a simulation tells a candidate's memory, whether it is allowed is asked last, for it takes longest.
         """
-        first = (index for index, each in enumerate(self.candidates) if each.needs_simulation or allowed(each))
-        queue = [(self.bounds[index], index) for index in first]
+        indices = (
+            index
+            for index, candidate in enumerate(self.candidates)
+            if candidate.needs_simulation or is_allowed(candidate)
+        )
+        queue = [(self.bounds[index], index) for index in indices]
         heapify(queue)
-        while queue and queue[0][0] < below:
-            self.look()
+        while queue and queue[0][0] < time_limit:
+            self.check_time()
             bound, index = heappop(queue)
             if bound < self.bounds[index]:  # another question has refined it since
                 heappush(queue, (self.bounds[index], index))
             elif self._levels[index] < _LONGEST_PATH:
-                self._sharpen(index)
+                self._sharpen_bound(index)
                 heappush(queue, (self.bounds[index], index))
-            elif self.candidates[index].needs_simulation and not allowed(self.candidates[index]):
+            elif self.candidates[index].needs_simulation and not is_allowed(self.candidates[index]):
                 continue
             elif self._levels[index] == _SIMULATED:
                 yield index
             else:
-                self._sharpen(index)
+                self._sharpen_bound(index)
                 heappush(queue, (self.bounds[index], index))
 
-    def fastest(self, allowed: Allowed, below: float = inf) -> Trial | None:
+    def find_fastest(self, is_allowed: CandidateFilter, time_limit: float = inf) -> Trial | None:
         """Return the fastest allowed candidate as a trial; ``None`` where none takes less than ``time_limit``."""
-        return next(self.ascending(allowed, below), None)
+        return next(self.list_ascending(is_allowed, time_limit), None)
 
-    def fastest_candidate(self, allowed: Allowed) -> Candidate | None:
+    def find_fastest_candidate(self, is_allowed: CandidateFilter) -> Candidate | None:
         """Return the fastest allowed candidate; ``None`` where there is none."""
-        return next((self.candidates[index] for index in self._order(allowed)), None)
+        return next((self.candidates[index] for index in self._order_indices(is_allowed)), None)
 
-    def least_memory(self, allowed: Allowed = lambda _: True) -> Candidate | None:
+    def find_least_memory(self, is_allowed: CandidateFilter = lambda _: True) -> Candidate | None:
         """Return the allowed candidate with the least peak memory; ``None`` where there is none."""
-        return min(filter(allowed, self.candidates), key=lambda each: each.peak, default=None)
+        return min(filter(is_allowed, self.candidates), key=lambda candidate: candidate.peak, default=None)
 
-    def plan(self, candidate: Candidate) -> Plan:
+    def complete_candidate(self, candidate: Candidate) -> Plan:
         """Return the complete plan of a candidate."""
         return complete(self.problem, candidate.layout)
 
-    def on(self, cluster: Cluster, factor: float) -> "Ranking":
+    def with_cluster(self, cluster: Cluster, factor: float) -> "Ranking":
         """Return a ranking of the same candidates on a machine with one part ``factor`` times as fast."""
-        floors = [bound / max(factor, 1.0) * _ROUNDING for bound in self._paths]
-        return Ranking(replace(self.problem, cluster=cluster), self.candidates, floors, self.seconds)
+        lower_bounds = [bound / max(factor, 1.0) * _ROUNDING for bound in self._paths]
+        return Ranking(replace(self.problem, cluster=cluster), self.candidates, lower_bounds, self.seconds)
 
     def step_time(self, plan: Plan) -> float:
         """Return the step time of a plan in seconds, whether it fits or not."""
         if plan not in self._times:
-            self.look()
+            self.check_time()
             self._times[plan] = self.costs.step_time(plan)
         return self._times[plan]
 
-    def _sharpen(self, index: int) -> None:
-        plan, level = self.plan(self.candidates[index]), self._levels[index] + 1
+    def _sharpen_bound(self, index: int) -> None:
+        plan, level = self.complete_candidate(self.candidates[index]), self._levels[index] + 1
         if level == _SIMULATED:
-            self.simulated += 1
+            self.num_simulated += 1
             self.bounds[index] = self.step_time(plan)
         else:
-            (found,) = [self.costs.bound(plan)] if level == _CLOSED_FORM else self.costs.longest_paths([plan])
-            self.bounds[index] = self._paths[index] = max(found, self.bounds[index])
+            (bound,) = [self.costs.plan_bound(plan)] if level == _CLOSED_FORM else self.costs.longest_paths([plan])
+            self.bounds[index] = self._paths[index] = max(bound, self.bounds[index])
         self._levels[index] = level
 
-    def _trial(self, index: int) -> Trial:
+    def _build_trial(self, index: int) -> Trial:
         candidate = self.candidates[index]
-        return Trial(self.plan(candidate), Evaluation(self.bounds[index], candidate.peak, candidate.fits), 0.0)
+        return Trial(
+            self.complete_candidate(candidate), Evaluation(self.bounds[index], candidate.peak, candidate.fits), 0.0
+        )
 
 
 class SpaceRanking(Ranking):
@@ -254,39 +260,39 @@ class SpaceRanking(Ranking):
         self,
         problem: Problem,
         space: Space,
-        seconds: Callable[[], float] = unlimited,
-        seen: Seen = lambda _: None,
+        seconds: Callable[[], float] = unlimited_seconds,
+        on_seen: SeenCallback = lambda _: None,
     ) -> None:
         super().__init__(problem, seconds=seconds)
-        self.space, self._seen = space, seen
-        self._layouts, self._surrounded = set[Layout](), set[Layout]()
-        self._size = count(problem, space)
-        self.whole = self._size <= MOST_RANKED
+        self.space, self._on_seen = space, on_seen
+        self._layouts, self._surrounded_layouts = set[Layout](), set[Layout]()
+        self._num_layouts = count_layouts(problem, space)
+        self.is_complete = self._num_layouts <= MOST_RANKED
 
     @property
-    def among(self) -> Among:
+    def ranked_plans(self) -> RankedPlans:
         """The plans that are ranked."""
-        return Among(len(self.candidates), self._size, self.whole)
+        return RankedPlans(len(self.candidates), self._num_layouts, self.is_complete)
 
-    def add(self, layouts: Iterable[Layout]) -> None:
+    def add_layouts(self, layouts: Iterable[Layout]) -> None:
         """Add the layouts that are not candidates yet and that the space accepts."""
         for layout in layouts:
-            if layout not in self._layouts and self._accepts(layout):
-                if len(self._layouts) % TELL == 0:
-                    self._seen(len(self._layouts))
+            if layout not in self._layouts and self._is_accepted(layout):
+                if len(self._layouts) % TELL_INTERVAL == 0:
+                    self._on_seen(len(self._layouts))
                 self._layouts.add(layout)
-                super().add([layout])
+                super().add_layouts([layout])
 
-    def surround(self, layout: Layout) -> bool:
+    def add_neighbours(self, layout: Layout) -> bool:
         """Add the layouts one decision away from ``layout``; return whether they were added for the first time.
 
         In a space that is ranked completely all layouts are candidates already, and the result is false.
         """
-        if self.whole or layout in self._surrounded:
+        if self.is_complete or layout in self._surrounded_layouts:
             return False
-        self._surrounded.add(layout)
-        self.look()
-        self.add(neighbours(self.problem, self.space, layout))
+        self._surrounded_layouts.add(layout)
+        self.check_time()
+        self.add_layouts(neighbours(self.problem, self.space, layout))
         return True
 
     def descend(self) -> None:
@@ -294,22 +300,26 @@ class SpaceRanking(Ranking):
 
         The best candidate is the fastest that fits, or where none fits the one with the least peak memory.
         """
-        best = self.fastest_candidate(fits) or self.least_memory()
-        while best is not None and self.surround(best.layout):
-            best = self.fastest_candidate(fits) or self.least_memory()
+        best_candidate = self.find_fastest_candidate(fits) or self.find_least_memory()
+        while best_candidate is not None and self.add_neighbours(best_candidate.layout):
+            best_candidate = self.find_fastest_candidate(fits) or self.find_least_memory()
 
-    def _accepts(self, layout: Layout) -> bool:
+    def _is_accepted(self, layout: Layout) -> bool:
         accepts = self.space.accepts
-        return self.whole or accepts is None or not accepts.refusals(self.problem, complete(self.problem, layout))
+        return (
+            self.is_complete
+            or accepts is None
+            or not accepts.list_refusals(self.problem, complete(self.problem, layout))
+        )
 
 
 def ranking(
     problem: Problem,
     space: Space = EVERYTHING,
-    around: Sequence[Layout] = (),
+    nearby_layouts: Sequence[Layout] = (),
     *,
-    seconds: Callable[[], float] = unlimited,
-    seen: Seen = lambda _: None,
+    seconds: Callable[[], float] = unlimited_seconds,
+    on_seen: SeenCallback = lambda _: None,
 ) -> SpaceRanking:
     """Return the ranking of a space: of all its layouts up to `MOST_RANKED`, otherwise of layouts near known ones.
 
@@ -325,39 +335,39 @@ def ranking(
     OutOfTime
         Where no seconds are left.
     """
-    ranked = SpaceRanking(problem, space, seconds, seen)
-    ranked.look()
-    if ranked.whole:
-        ranked.add(by_habit(problem, space))
-        return ranked
-    ranked.add(known_layouts(problem, replace(space, starts=(*around, *space.starts))))
-    for layout in around:
-        ranked.surround(layout)
-    if not ranked.candidates:  # no known plan keeps the limits
-        ranked.add(_representatives(problem, space))
-    ranked.descend()
-    return ranked
+    plan_ranking = SpaceRanking(problem, space, seconds, on_seen)
+    plan_ranking.check_time()
+    if plan_ranking.is_complete:
+        plan_ranking.add_layouts(list_by_habit(problem, space))
+        return plan_ranking
+    plan_ranking.add_layouts(known_layouts(problem, replace(space, starts=(*nearby_layouts, *space.starts))))
+    for layout in nearby_layouts:
+        plan_ranking.add_neighbours(layout)
+    if not plan_ranking.candidates:  # no known plan keeps the limits
+        plan_ranking.add_layouts(_list_representatives(problem, space))
+    plan_ranking.descend()
+    return plan_ranking
 
 
-def search_best(problem: Problem, space: Space, seconds: Callable[[], float] = unlimited) -> tuple[Layout, ...]:
+def search_best(problem: Problem, space: Space, seconds: Callable[[], float] = unlimited_seconds) -> tuple[Layout, ...]:
     """Return the best plan that a search finds in part of the time, for a space that is not ranked completely.
 
     The descent of a ranking ends where no plan one decision away is better; a search looks farther.
     """
-    left = seconds()
-    if left <= 0 or count(problem, space) <= MOST_RANKED:
+    seconds_left = seconds()
+    if seconds_left <= 0 or count_layouts(problem, space) <= MOST_RANKED:
         return ()
-    limit = None if left == inf else SEARCHED * left
-    best = search(BestFirst(), problem, space, seconds=limit, clock=process_time).best
-    return () if best is None else (layout_of(problem, best.plan),)
+    limit = None if seconds_left == inf else SEARCH_SHARE * seconds_left
+    best_trial = search(BestFirst(), problem, space, seconds=limit, clock=process_time).best
+    return () if best_trial is None else (recover_layout(problem, best_trial.plan),)
 
 
-def _representatives(problem: Problem, space: Space) -> Iterator[Layout]:
+def _list_representatives(problem: Problem, space: Space) -> Iterator[Layout]:
     """Yield the first layout of every family of a space."""
     families: set[Layout] = set()
     for group in groups(problem, space):
-        family = family_of(group.layout)
-        if group.count and family not in families:
+        family = find_family(group.layout)
+        if group.num_members and family not in families:
             families.add(family)
             yield next(iter(group))
 
@@ -367,11 +377,11 @@ def fits(candidate: Candidate) -> bool:
     return candidate.fits
 
 
-def fits_with(problem: Problem, memory: Callable[[float], float]) -> Allowed:
+def fits_with(problem: Problem, memory: Callable[[float], float]) -> CandidateFilter:
     """Return a filter for candidates that would fit if devices had other memory; ``memory`` maps old to new bytes."""
-    changed = replace(problem, cluster=with_memory(problem.cluster, memory))
-    if len(changed.cluster.accelerators) == 1:
-        capacity = changed.usable(changed.cluster.accelerator)
+    changed_problem = replace(problem, cluster=with_memory(problem.cluster, memory))
+    if len(changed_problem.cluster.accelerators) == 1:
+        capacity = changed_problem.usable_memory(changed_problem.cluster.accelerator)
         return lambda candidate: candidate.peak <= capacity and candidate.hosts_fit
-    costs = SimulatedCost(changed)
-    return lambda candidate: costs.fits(complete(changed, candidate.layout))
+    costs = SimulatedCost(changed_problem)
+    return lambda candidate: costs.fits(complete(changed_problem, candidate.layout))

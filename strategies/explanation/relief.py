@@ -10,7 +10,7 @@ from meshwise.simulator.engine import simulate
 from meshwise.simulator.units import format_size
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.explanation.machine_parts import with_host_memory, with_memory
-from meshwise.strategies.explanation.ranking import Ranking, fits, unlimited
+from meshwise.strategies.explanation.ranking import Ranking, fits, unlimited_seconds
 from meshwise.strategies.lowering import lower
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout, Violation
@@ -20,19 +20,19 @@ from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import Recompute
 from meshwise.strategies.plan.rules import violations
-from meshwise.strategies.search.acceptance import Accepts
+from meshwise.strategies.search.acceptance import Acceptor
 from meshwise.strategies.search.driver import OutOfTime
-from meshwise.strategies.search.space import EVERYTHING, choices_of
+from meshwise.strategies.search.space import EVERYTHING, find_choices
 
 GIB = 2.0**30
 
-TRIED = 48
+MAX_TRIED = 48
 """Layouts on which every change is tried, those that need least memory."""
 
-FACTORS = (2, 4, 8, 16, 32, 64, 128)
+NODE_FACTORS = (2, 4, 8, 16, 32, 64, 128)
 """Factors by which the number of nodes grows, until something fits."""
 
-SIMULATED = 3
+MAX_SIMULATED = 3
 """The same where only a simulation tells the memory of the changed layout."""
 
 
@@ -59,7 +59,7 @@ class Relief:
     step_time: float
     peak_memory: float
     devices: int
-    machine: bool
+    changes_machine: bool
     problem: Problem
 
     @property
@@ -74,20 +74,25 @@ class _Change:
     def __init__(
         self,
         problem: Problem,
-        layouts: Callable[[Layout], Iterator[tuple[str, Layout]]],
-        tried: int = TRIED,
+        list_layouts: Callable[[Layout], Iterator[tuple[str, Layout]]],
+        max_tried: int = MAX_TRIED,
         *,
-        machine: bool = False,
+        changes_machine: bool = False,
     ) -> None:
-        self.problem, self.layouts, self.tried, self.machine = problem, layouts, tried, machine
+        self.problem, self.list_layouts, self.max_tried, self.changes_machine = (
+            problem,
+            list_layouts,
+            max_tried,
+            changes_machine,
+        )
 
 
-def reliefs(
+def list_reliefs(
     problem: Problem,
-    tried: Sequence[Layout],
+    layouts: Sequence[Layout],
     count: int = 3,
-    accepts: Accepts | None = None,
-    seconds: Callable[[], float] = unlimited,
+    accepts: Acceptor | None = None,
+    seconds: Callable[[], float] = unlimited_seconds,
 ) -> tuple[Relief, ...]:
     """Return the changes after which one of some layouts fits, the cheapest first.
 
@@ -103,166 +108,196 @@ def reliefs(
     seconds
         Returns the number of seconds left; when none are left, the other changes are not tried.
     """
-    found = _more_memory(problem, tried[:TRIED])
+    results = _add_memory(problem, layouts[:MAX_TRIED])
     try:
-        for change in _changes(problem):
-            of_change = _best(change, tried, accepts, seconds)
-            found += of_change
-            if change.machine and of_change:
+        for change in _list_changes(problem):
+            change_reliefs = _find_best(change, layouts, accepts, seconds)
+            results += change_reliefs
+            if change.changes_machine and change_reliefs:
                 break  # still more nodes fit too
     except OutOfTime:
         pass
-    return tuple(sorted(found, key=lambda relief: (relief.machine, relief.cost, relief.change)))[:count]
+    return tuple(sorted(results, key=lambda relief: (relief.changes_machine, relief.cost, relief.change)))[:count]
 
 
-def _best(
-    change: _Change, tried: Sequence[Layout], accepts: Accepts | None, seconds: Callable[[], float]
+def _find_best(
+    change: _Change, layouts: Sequence[Layout], accepts: Acceptor | None, seconds: Callable[[], float]
 ) -> list[Relief]:
     """Return the cheapest plan that fits after a change, as a list of one; an empty list where none fits."""
-    ranked = Ranking(change.problem, seconds=seconds)
+    plan_ranking = Ranking(change.problem, seconds=seconds)
     names: dict[Layout, str] = {}
-    for layout in tried[: change.tried]:
-        for name, other in change.layouts(layout):
-            names.setdefault(other, name)
+    for layout in layouts[: change.max_tried]:
+        for name, new_layout in change.list_layouts(layout):
+            names.setdefault(new_layout, name)
     for layout in names:
-        ranked.look()
-        if _first_violation(change.problem, layout) is None:
+        plan_ranking.check_time()
+        if _find_first_violation(change.problem, layout) is None:
             plan = complete(change.problem, layout)
-            if ranked.costs.fits(plan) and (accepts is None or not accepts.refusals(change.problem, plan)):
-                ranked.add([layout])
-    best = ranked.fastest(fits)
-    if best is None:
+            if plan_ranking.costs.fits(plan) and (accepts is None or not accepts.list_refusals(change.problem, plan)):
+                plan_ranking.add_layouts([layout])
+    best_trial = plan_ranking.find_fastest(fits)
+    if best_trial is None:
         return []
-    chosen = next(each.layout for each in ranked.candidates if complete(change.problem, each.layout) == best.plan)
-    at = best.evaluation
-    ranks, machine = best.plan.mesh.num_ranks, change.machine
-    return [Relief(names[chosen], best.plan, at.step_time, at.peak_memory, ranks, machine, change.problem)]
+    chosen_layout = next(
+        candidate.layout
+        for candidate in plan_ranking.candidates
+        if complete(change.problem, candidate.layout) == best_trial.plan
+    )
+    evaluation = best_trial.evaluation
+    num_ranks, changes_machine = best_trial.plan.mesh.num_ranks, change.changes_machine
+    return [
+        Relief(
+            names[chosen_layout],
+            best_trial.plan,
+            evaluation.step_time,
+            evaluation.peak_memory,
+            num_ranks,
+            changes_machine,
+            change.problem,
+        )
+    ]
 
 
-def _first_violation(problem: Problem, layout: Layout) -> Violation | None:
+def _find_first_violation(problem: Problem, layout: Layout) -> Violation | None:
     return next(violations(problem, layout), None)
 
 
-def _more_memory(problem: Problem, tried: Sequence[Layout]) -> list[Relief]:
+def _add_memory(problem: Problem, layouts: Sequence[Layout]) -> list[Relief]:
     """Return the layout that needs least, on devices and hosts with as much memory as it needs, in whole GiB."""
     costs = SimulatedCost(problem)
-    plans = [complete(problem, layout) for layout in tried if _first_violation(problem, layout) is None]
+    plans = [complete(problem, layout) for layout in layouts if _find_first_violation(problem, layout) is None]
     if not plans:
         return []
-    least = min(plans, key=costs.peak_memory)
-    timeline, cluster, names = simulate(lower(problem, least, costs=costs.costs)), problem.cluster, []
-    for name, profiles, widened in (
+    least_plan = min(plans, key=costs.peak_memory)
+    timeline, cluster, names = simulate(lower(problem, least_plan, costs=costs.costs)), problem.cluster, []
+    for name, profiles, change_memory in (
         ("devices", timeline.memory, with_memory),
         ("hosts", timeline.host_memory, with_host_memory),
     ):
         peak = max((profile.peak for profile in profiles), default=0.0)
         if name == "devices":
-            peak = max(problem.needed(device, peak) for device in cluster.accelerators)
-        needed = ceil(peak / GIB) * GIB
+            peak = max(problem.needed_memory(device, peak) for device in cluster.accelerators)
+        needed_memory = ceil(peak / GIB) * GIB
         if any(profile.peak > profile.capacity for profile in profiles):
-            cluster = widened(cluster, partial(max, needed))
-            names.append(f"{name} with {format_size(needed)}")
-    larger = replace(problem, cluster=cluster)
-    found = SimulatedCost(larger).evaluate(least)
-    if not found.fits:
+            cluster = change_memory(cluster, partial(max, needed_memory))
+            names.append(f"{name} with {format_size(needed_memory)}")
+    larger_problem = replace(problem, cluster=cluster)
+    evaluation = SimulatedCost(larger_problem).evaluate(least_plan)
+    if not evaluation.fits:
         return []
-    ranks = least.mesh.num_ranks
-    return [Relief(" and ".join(names), least, found.step_time, found.peak_memory, ranks, True, larger)]
+    num_ranks = least_plan.mesh.num_ranks
+    return [
+        Relief(
+            " and ".join(names),
+            least_plan,
+            evaluation.step_time,
+            evaluation.peak_memory,
+            num_ranks,
+            True,
+            larger_problem,
+        )
+    ]
 
 
-def _changes(problem: Problem) -> Iterator[_Change]:
-    yield _Change(problem, partial(_recomputing, problem))
-    yield _Change(problem, _sharing)
-    yield _Change(problem, _smaller_microbatch)
-    yield _Change(problem, partial(_together, problem), SIMULATED)
-    yield _Change(problem, _model_parallel)
-    for what in ("optimizer", "activations", "parameters"):
-        yield _Change(problem, _offloading(what), TRIED if what == "optimizer" else SIMULATED)
-    yield _Change(problem, _on_devices)
+def _list_changes(problem: Problem) -> Iterator[_Change]:
+    yield _Change(problem, partial(_list_recompute_changes, problem))
+    yield _Change(problem, _list_zero_changes)
+    yield _Change(problem, _list_microbatch_changes)
+    yield _Change(problem, partial(_list_joint_changes, problem), MAX_SIMULATED)
+    yield _Change(problem, _list_degree_changes)
+    for kind in ("optimizer", "activations", "parameters"):
+        yield _Change(problem, _build_offload_change(kind), MAX_TRIED if kind == "optimizer" else MAX_SIMULATED)
+    yield _Change(problem, _list_device_changes)
     training = problem.training
     if training.gradient_bytes > training.parameter_bytes:
-        narrow = replace(problem, training=replace(training, gradient_precision="same"))
-        yield _Change(narrow, lambda layout: iter([(f"gradients in {training.dtype}, less exact in sums", layout)]))
-    for factor in FACTORS:
+        narrow_problem = replace(problem, training=replace(training, gradient_precision="same"))
+        yield _Change(
+            narrow_problem, lambda layout: iter([(f"gradients in {training.dtype}, less exact in sums", layout)])
+        )
+    for factor in NODE_FACTORS:
         try:
-            more = replace(problem, cluster=problem.cluster.resized(problem.cluster.num_nodes * factor))
+            larger_problem = replace(problem, cluster=problem.cluster.with_size(problem.cluster.num_nodes * factor))
         except ValueError:
             return
-        yield _Change(more, _more_nodes(factor, more.cluster.num_nodes), machine=True)
+        yield _Change(
+            larger_problem, _build_node_change(factor, larger_problem.cluster.num_nodes), changes_machine=True
+        )
 
 
-def _recomputing(problem: Problem, layout: Layout) -> Iterator[tuple[str, Layout]]:
+def _list_recompute_changes(problem: Problem, layout: Layout) -> Iterator[tuple[str, Layout]]:
     """Yield the layout with each other usual recompute choice; nothing where it recomputes everything already."""
     if layout.recompute == Recompute.FULL:
         return
-    usual = choices_of(problem, EVERYTHING).passes(layout)
-    for recompute in dict.fromkeys(choice.recompute for choice in usual):
+    usual_passes = find_choices(problem, EVERYTHING).list_passes(layout)
+    for recompute in dict.fromkeys(choice.recompute for choice in usual_passes):
         if recompute not in (layout.recompute, Recompute.NONE):
             yield f"{recompute} recompute", replace(layout, recompute=recompute)
 
 
-def _sharing(layout: Layout) -> Iterator[tuple[str, Layout]]:
+def _list_zero_changes(layout: Layout) -> Iterator[tuple[str, Layout]]:
     for level in range(layout.zero + 1, 4):
         if layout.data > 1:
             yield f"ZeRO-{level}", replace(layout, zero=level, gradient_reduction="all_reduce")
 
 
-def _smaller_microbatch(layout: Layout) -> Iterator[tuple[str, Layout]]:
+def _list_microbatch_changes(layout: Layout) -> Iterator[tuple[str, Layout]]:
     if isinstance(layout.microbatch, int):
         for size in divisors(layout.microbatch)[:-1]:
             yield f"microbatch {size}", replace(layout, microbatch=size)
 
 
-def _together(problem: Problem, layout: Layout) -> Iterator[tuple[str, Layout]]:
+def _list_joint_changes(problem: Problem, layout: Layout) -> Iterator[tuple[str, Layout]]:
     """Yield the layout with two or three changes at once: of ZeRO, of recomputation, and of the microbatch."""
-    own = [("", layout)]
-    for sharing, shared in own + list(_sharing(layout)):
-        for recompute, recomputed in own + list(_recomputing(problem, shared)):
-            for size, smaller in own + list(_smaller_microbatch(layout)):
-                names = [name for name in (sharing, recompute, size) if name]
+    own_option = [("", layout)]
+    for zero_name, sharded_layout in own_option + list(_list_zero_changes(layout)):
+        for recompute_name, recomputed_layout in own_option + list(_list_recompute_changes(problem, sharded_layout)):
+            for size_name, smaller_layout in own_option + list(_list_microbatch_changes(layout)):
+                names = [name for name in (zero_name, recompute_name, size_name) if name]
                 if len(names) > 1:
-                    changed = replace(recomputed if recompute else shared, microbatch=smaller.microbatch)
-                    yield ", ".join(names), changed
+                    changed_layout = replace(
+                        recomputed_layout if recompute_name else sharded_layout, microbatch=smaller_layout.microbatch
+                    )
+                    yield ", ".join(names), changed_layout
 
 
-def _model_parallel(layout: Layout) -> Iterator[tuple[str, Layout]]:
+def _list_degree_changes(layout: Layout) -> Iterator[tuple[str, Layout]]:
     for factor in (2, 3, 4, 8):
         if layout.data % factor == 0:
             for name in ("tensor", "pipeline"):
                 degree = getattr(layout, name) * factor
-                fewer = {"data": layout.data // factor, name: degree, "zero_shards": 0}
+                degrees = {"data": layout.data // factor, name: degree, "zero_shards": 0}
                 for stages in ("even", "balanced"):
-                    for sequence in {layout.sequence_parallel, layout.tensor > 1 or name == "tensor"}:
-                        changed = replace(layout, **fewer, stages=stages, sequence_parallel=sequence)
-                        yield f"{name} {degree} in place of {getattr(layout, name)}", changed
+                    for sequence_parallel in {layout.sequence_parallel, layout.tensor > 1 or name == "tensor"}:
+                        changed_layout = replace(layout, **degrees, stages=stages, sequence_parallel=sequence_parallel)
+                        yield f"{name} {degree} in place of {getattr(layout, name)}", changed_layout
 
 
-def _offloading(what: str) -> Callable[[Layout], Iterator[tuple[str, Layout]]]:
-    def offloading(layout: Layout) -> Iterator[tuple[str, Layout]]:
-        if not any(getattr(layout.offload, what)):
-            own = {name: getattr(layout.offload, name) for name in ("optimizer", "parameters", "activations")}
-            yield f"{what} offloaded to hosts", replace(layout, offload=Offloading(**own | {what: (1.0,)}))
+def _build_offload_change(kind: str) -> Callable[[Layout], Iterator[tuple[str, Layout]]]:
+    def offload_kind(layout: Layout) -> Iterator[tuple[str, Layout]]:
+        if not any(getattr(layout.offload, kind)):
+            own_fractions = {name: getattr(layout.offload, name) for name in ("optimizer", "parameters", "activations")}
+            yield f"{kind} offloaded to hosts", replace(layout, offload=Offloading(**own_fractions | {kind: (1.0,)}))
 
-    return offloading
+    return offload_kind
 
 
-def _on_devices(layout: Layout) -> Iterator[tuple[str, Layout]]:
+def _list_device_changes(layout: Layout) -> Iterator[tuple[str, Layout]]:
     """Yield the layout with some or all of its offloaded states back on devices."""
-    away = [name for name in OFFLOADS if any(getattr(layout.offload, name))]
-    for count in range(1, len(away) + 1):
-        for names in combinations(away, count):
+    offloaded = [name for name in OFFLOADS if any(getattr(layout.offload, name))]
+    for count in range(1, len(offloaded) + 1):
+        for names in combinations(offloaded, count):
             step = StepPlace.HOST if "optimizer" in names else layout.offload.step
             offload = replace(layout.offload, **dict.fromkeys(names, ()), step=step)
             yield f"{', '.join(names)} kept on devices", replace(layout, offload=offload)
 
 
-def _more_nodes(factor: int, nodes: int) -> Callable[[Layout], Iterator[tuple[str, Layout]]]:
-    def more_nodes(layout: Layout) -> Iterator[tuple[str, Layout]]:
+def _build_node_change(factor: int, num_nodes: int) -> Callable[[Layout], Iterator[tuple[str, Layout]]]:
+    def add_nodes(layout: Layout) -> Iterator[tuple[str, Layout]]:
         for name in ("data", "tensor", "pipeline"):
             for stages in ("even", "balanced"):
                 degree = getattr(layout, name) * factor
                 for zero in sorted({layout.zero, 1, 3}):
-                    wider = replace(layout, **{name: degree}, stages=stages, zero=zero)
-                    yield f"{nodes} nodes: {name} {degree}, ZeRO-{zero}", wider
+                    wider_layout = replace(layout, **{name: degree}, stages=stages, zero=zero)
+                    yield f"{num_nodes} nodes: {name} {degree}, ZeRO-{zero}", wider_layout
 
-    return more_nodes
+    return add_nodes

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import exp, log
 
-from meshwise.simulator.brief import brief
+from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.units import format_size
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.evaluation import Evaluation, Trial
 from meshwise.strategies.explanation.machine_parts import MachinePart, with_memory
-from meshwise.strategies.explanation.ranking import Allowed, Ranking, fits, fits_with
+from meshwise.strategies.explanation.ranking import CandidateFilter, Ranking, fits, fits_with
 from meshwise.strategies.plan.plan import Plan
 
 PERCENT = 0.01
@@ -47,55 +47,59 @@ class ShadowPrice:
 
     resource: str
     amount: str
-    more: str
-    saves: float
+    increment: str
+    saved_seconds: float
     plan: Plan | None = None
 
 
 def prices_of_rates(ranking: Ranking, plan: Plan, parts: tuple[MachinePart, ...]) -> Iterator[ShadowPrice]:
     """Yield for every part of the machine what the same plan saves where the part is 1 % faster."""
-    now = ranking.step_time(plan)
+    step_time = ranking.step_time(plan)
     for part in parts:
-        ranking.look()
-        problem = replace(ranking.problem, cluster=part.scaled(1 + PERCENT))
-        yield ShadowPrice(part.name, part.speed, "1 %", now - SimulatedCost(problem).step_time(plan))
+        ranking.check_time()
+        problem = replace(ranking.problem, cluster=part.scale_cluster(1 + PERCENT))
+        yield ShadowPrice(part.name, part.speed, "1 %", step_time - SimulatedCost(problem).step_time(plan))
 
 
-def price_of_memory(ranking: Ranking, best: Trial, more: float = GIB) -> ShadowPrice:
+def price_of_memory(ranking: Ranking, best: Trial, extra_bytes: float = GIB) -> ShadowPrice:
     """Return what the best plan saves that fits where every device has ``extra_bytes`` more."""
-    has = ranking.problem.cluster.accelerator.memory
-    better = ranking.fastest(fits_with(ranking.problem, lambda memory: memory + more)) or best
-    saves = best.evaluation.step_time - better.evaluation.step_time
+    device_memory = ranking.problem.cluster.accelerator.memory
+    better_trial = ranking.find_fastest(fits_with(ranking.problem, lambda memory: memory + extra_bytes)) or best
+    saved_seconds = best.evaluation.step_time - better_trial.evaluation.step_time
     return ShadowPrice(
-        "memory", format_size(has), format_size(more), max(saves, 0.0), better.plan if saves > 0 else None
+        "memory",
+        format_size(device_memory),
+        format_size(extra_bytes),
+        max(saved_seconds, 0.0),
+        better_trial.plan if saved_seconds > 0 else None,
     )
 
 
-def next_larger_memory(ranking: Ranking, best: Trial) -> Trial | None:
+def find_next_memory(ranking: Ranking, best: Trial) -> Trial | None:
     """Return the plan that needs least memory of those faster than ``best``, which do not fit; ``None`` without any."""
-    found, least = None, float("inf")
+    trial, max_memory = None, float("inf")
     while True:
-        faster = ranking.fastest(_needing_less(least))
-        if faster is None or faster.evaluation.step_time >= best.evaluation.step_time:
-            return found
-        found, least = faster, faster.evaluation.peak_memory
+        faster_trial = ranking.find_fastest(_allow_less_memory(max_memory))
+        if faster_trial is None or faster_trial.evaluation.step_time >= best.evaluation.step_time:
+            return trial
+        trial, max_memory = faster_trial, faster_trial.evaluation.peak_memory
 
 
-def _needing_less(memory: float) -> Allowed:
+def _allow_less_memory(memory: float) -> CandidateFilter:
     """Return a filter for candidates that lack memory on devices alone and need less than ``memory`` bytes."""
     return lambda candidate: not candidate.fits and candidate.peak < memory and candidate.hosts_fit
 
 
-OFF = 0.2
+OFF_FRACTION = 0.2
 """Fraction by which a part is slower and faster in the two outcomes."""
 
-REACH = 1.5
+REGION_FACTOR = 1.5
 """Largest factor, slower and faster, up to which a region is looked for."""
 
-NEARER = 0.02
+EDGE_TOLERANCE = 0.02
 """Relative precision of the edge of a region."""
 
-_SAME = 1 - 1e-6
+_SAME_TIME = 1 - 1e-6
 """Plans whose step times differ by less than a millionth count as equally fast: rounding to ticks differs as much."""
 
 
@@ -125,8 +129,8 @@ class Outcome:
         """The extra time of the plan in question over the best, as a fraction; ``None`` where it does not fit."""
         if self.step_time is None or self.best is None:
             return None
-        best = self.best.evaluation.step_time
-        return self.step_time / best - 1 if best < self.step_time * _SAME else 0.0
+        best_time = self.best.evaluation.step_time
+        return self.step_time / best_time - 1 if best_time < self.step_time * _SAME_TIME else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +140,7 @@ class Sensitivity:
     Parameters
     ----------
     outcomes
-        The outcomes with the part slower, and faster, by `OFF`.
+        The outcomes with the part slower, and faster, by `OFF_FRACTION`.
     region
         The factors between which the plan stays the best.
     is_open_ended
@@ -147,30 +151,37 @@ class Sensitivity:
     speed: str
     outcomes: tuple[Outcome, ...]
     region: tuple[float, float]
-    reached: tuple[bool, bool]
+    is_open_ended: tuple[bool, bool]
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
 
 def sensitivity(ranking: Ranking, plan: Plan, part: MachinePart) -> Sensitivity:
     """Return how the choice of a plan depends on the speed of a part, by exact rankings and bisection between plans."""
-    own = frozenset(each.layout for each in ranking.candidates if ranking.plan(each) == plan and each.fits)
+    own_layouts = frozenset(
+        candidate.layout
+        for candidate in ranking.candidates
+        if ranking.complete_candidate(candidate) == plan and candidate.fits
+    )
 
     def outcome(factor: float) -> Outcome:
-        changed = ranking.on(part.scaled(factor), factor)
-        now = changed.step_time(plan)  # first: then only plans that may take less are looked at
-        other = changed.fastest(lambda each: each.fits and each.layout not in own, below=now)
-        if other is not None or not own:
-            return Outcome(factor, other or changed.fastest(fits), now)
-        at = Evaluation(now, ranking.costs.peak_memory(plan), fits=True)
-        return Outcome(factor, Trial(plan, at, 0.0), now)
+        changed_ranking = ranking.with_cluster(part.scale_cluster(factor), factor)
+        step_time = changed_ranking.step_time(plan)  # first: then only plans that may take less are looked at
+        other_trial = changed_ranking.find_fastest(
+            lambda candidate: candidate.fits and candidate.layout not in own_layouts, time_limit=step_time
+        )
+        if other_trial is not None or not own_layouts:
+            return Outcome(factor, other_trial or changed_ranking.find_fastest(fits), step_time)
+        evaluation = Evaluation(step_time, ranking.costs.peak_memory(plan), fits=True)
+        return Outcome(factor, Trial(plan, evaluation, 0.0), step_time)
 
-    times = _Times(ranking, part.scaled)
-    outcomes = outcome(1 - OFF), outcome(1 + OFF)
-    low, high = (
-        _edge(outcome, times, plan, first, far) for first, far in zip(outcomes, (1 / REACH, REACH), strict=True)
+    times = _ScaledTimes(ranking, part.scale_cluster)
+    outcomes = outcome(1 - OFF_FRACTION), outcome(1 + OFF_FRACTION)
+    low_edge, high_edge = (
+        _find_edge(outcome, times, plan, first_outcome, far_factor)
+        for first_outcome, far_factor in zip(outcomes, (1 / REGION_FACTOR, REGION_FACTOR), strict=True)
     )
-    return Sensitivity(part.name, part.speed, outcomes, (low[0], high[0]), (low[1], high[1]))
+    return Sensitivity(part.name, part.speed, outcomes, (low_edge[0], high_edge[0]), (low_edge[1], high_edge[1]))
 
 
 def memory_sensitivity(ranking: Ranking, trial: Trial, speed: str) -> Sensitivity:
@@ -178,59 +189,63 @@ def memory_sensitivity(ranking: Ranking, trial: Trial, speed: str) -> Sensitivit
     cluster = ranking.problem.cluster
 
     def outcome(factor: float) -> Outcome:
-        best = ranking.fastest(fits_with(ranking.problem, lambda memory: memory * factor))
-        changed = replace(ranking.problem, cluster=with_memory(cluster, lambda memory: memory * factor))
-        has = SimulatedCost(changed).fits(trial.plan)
-        return Outcome(factor, best, trial.evaluation.step_time if has else None)
+        best_trial = ranking.find_fastest(fits_with(ranking.problem, lambda memory: memory * factor))
+        changed_problem = replace(ranking.problem, cluster=with_memory(cluster, lambda memory: memory * factor))
+        has_memory = SimulatedCost(changed_problem).fits(trial.plan)
+        return Outcome(factor, best_trial, trial.evaluation.step_time if has_memory else None)
 
-    outcomes = outcome(1 - OFF), outcome(1 + OFF)
-    larger, device = next_larger_memory(ranking, trial), cluster.accelerator
-    low = ranking.problem.needed(device, trial.evaluation.peak_memory) / device.memory
-    high = ranking.problem.needed(device, larger.evaluation.peak_memory) / device.memory if larger else REACH
-    return Sensitivity("memory", speed, outcomes, (low, high), (False, larger is None))
+    outcomes = outcome(1 - OFF_FRACTION), outcome(1 + OFF_FRACTION)
+    larger_trial, device = find_next_memory(ranking, trial), cluster.accelerator
+    low = ranking.problem.needed_memory(device, trial.evaluation.peak_memory) / device.memory
+    high = (
+        ranking.problem.needed_memory(device, larger_trial.evaluation.peak_memory) / device.memory
+        if larger_trial
+        else REGION_FACTOR
+    )
+    return Sensitivity("memory", speed, outcomes, (low, high), (False, larger_trial is None))
 
 
-class _Times:
+class _ScaledTimes:
     """Step times of plans on machines with one scaled part; each machine has one cost model, with its caches."""
 
-    def __init__(self, ranking: Ranking, scaled: Callable[[float], Cluster]) -> None:
-        self.ranking, self.scaled = ranking, scaled
+    def __init__(self, ranking: Ranking, scale_cluster: Callable[[float], Cluster]) -> None:
+        self.ranking, self.scale_cluster = ranking, scale_cluster
         self._costs: dict[float, SimulatedCost] = {}
 
     def __call__(self, plan: Plan, factor: float) -> float:
-        self.ranking.look()
+        self.ranking.check_time()
         if factor not in self._costs:
-            self._costs[factor] = SimulatedCost(replace(self.ranking.problem, cluster=self.scaled(factor)))
+            self._costs[factor] = SimulatedCost(replace(self.ranking.problem, cluster=self.scale_cluster(factor)))
         return self._costs[factor].step_time(plan)
 
 
-def _edge(
-    outcome: Callable[[float], Outcome], times: _Times, plan: Plan, first: Outcome, far: float
+def _find_edge(
+    outcome: Callable[[float], Outcome], times: _ScaledTimes, plan: Plan, first_outcome: Outcome, far_factor: float
 ) -> tuple[float, bool]:
     """Return the last factor from 1 towards ``far_factor`` at which the plan is the best, and whether it is the last.
 
     Bisection between the plan and the plan that beats it finds the factor at which both are equally fast. Where a third
     plan is faster there, it goes on between the plan and the third one.
     """
-    beaten = first if not first.stays else outcome(far)
-    if beaten.stays:
-        return far, True
+    lost_outcome = first_outcome if not first_outcome.stays else outcome(far_factor)
+    if lost_outcome.stays:
+        return far_factor, True
     while True:
-        assert beaten.best is not None  # the plan fits, and so does what beats it
-        edge = _crossing(times, plan, beaten.best.plan, beaten.factor)
-        beaten = outcome(edge)
-        if beaten.stays or abs(log(edge)) <= NEARER:
+        assert lost_outcome.best is not None  # the plan fits, and so does what beats it
+        edge = _find_crossing(times, plan, lost_outcome.best.plan, lost_outcome.factor)
+        lost_outcome = outcome(edge)
+        if lost_outcome.stays or abs(log(edge)) <= EDGE_TOLERANCE:
             return edge, False
 
 
-def _crossing(times: _Times, plan: Plan, other: Plan, far: float) -> float:
+def _find_crossing(times: _ScaledTimes, plan: Plan, other_plan: Plan, far_factor: float) -> float:
     """Return the factor between 1 and ``far_factor`` up to which a plan is no slower than another, which wins there."""
     # by logarithms of factors, so that slower and faster machines are alike
-    stays, beaten = 0.0, log(far)
-    while abs(beaten - stays) > NEARER:
-        middle = (stays + beaten) / 2
-        if times(plan, exp(middle)) * _SAME <= times(other, exp(middle)):
-            stays = middle
+    winning_log, losing_log = 0.0, log(far_factor)
+    while abs(losing_log - winning_log) > EDGE_TOLERANCE:
+        middle = (winning_log + losing_log) / 2
+        if times(plan, exp(middle)) * _SAME_TIME <= times(other_plan, exp(middle)):
+            winning_log = middle
         else:
-            beaten = middle
-    return exp(stays)
+            losing_log = middle
+    return exp(winning_log)

@@ -32,59 +32,65 @@ class Shortfall:
     """
 
     stages: tuple[int, ...]
-    needs: float
-    has: float
-    held: tuple[tuple[str, float], ...]
+    needed_memory: float
+    usable_memory: float
+    memory_by_kind: tuple[tuple[str, float], ...]
     time: float
-    during: str
+    activity: str
     host: str = ""
-    reported: float = 0.0
+    reported_memory: float = 0.0
 
     @property
-    def lacks(self) -> float:
+    def missing_memory(self) -> float:
         """Bytes that are missing; negative where the plan fits."""
-        return self.needs - self.has
+        return self.needed_memory - self.usable_memory
 
 
-def shortfall(problem: Problem, plan: Plan) -> Shortfall:
+def find_shortfall(problem: Problem, plan: Plan) -> Shortfall:
     """Return the shortfall of the device or host that lacks most in proportion to its memory, by simulation.
 
     Where none lacks memory, the fullest device counts.
     """
     timeline = simulate(lower(problem, plan), "longest_path")
-    device, host = (max(profiles, key=_used, default=None) for profiles in (timeline.memory, timeline.host_memory))
+    device, host = (
+        max(profiles, key=_find_used_fraction, default=None) for profiles in (timeline.memory, timeline.host_memory)
+    )
     assert device is not None  # every plan has ranks
-    if host is not None and _used(host) > max(_used(device), 1.0):
+    if host is not None and _find_used_fraction(host) > max(_find_used_fraction(device), 1.0):
         members = timeline.hosts[host.rank_class]
         stages = {stage for index, _ in members.members for stage in timeline.rank_classes[index].stages}
-        return _shortfall(host, tuple(sorted(stages)), "", members.name)
-    span = timeline.running(device.rank_class, device.peak_time)
-    during = f"{span.kind}, {span.operators}" if span else "nothing"
+        return _build_shortfall(host, tuple(sorted(stages)), "", members.name)
+    span = timeline.find_span(device.rank_class, device.peak_time)
+    activity = f"{span.kind}, {span.operators}" if span else "nothing"
     if span and span.microbatch >= 0:
-        during = f"{span.kind} of microbatch {span.microbatch}, {span.operators}"
-    found = _shortfall(device, timeline.rank_classes[device.rank_class].stages, during)
-    return replace(found, reported=_reported(problem, device.capacity))
+        activity = f"{span.kind} of microbatch {span.microbatch}, {span.operators}"
+    device_shortfall = _build_shortfall(device, timeline.rank_classes[device.rank_class].stages, activity)
+    return replace(device_shortfall, reported_memory=_find_reported_memory(problem, device.capacity))
 
 
-def _reported(problem: Problem, usable: float) -> float:
+def _find_reported_memory(problem: Problem, usable_memory: float) -> float:
     """Return the reported memory of the device with ``usable_memory`` usable bytes."""
-    return next(each.memory for each in problem.cluster.accelerators if problem.usable(each) == usable)
+    return next(
+        accelerator.memory
+        for accelerator in problem.cluster.accelerators
+        if problem.usable_memory(accelerator) == usable_memory
+    )
 
 
-def _used(profile: MemoryProfile) -> float:
+def _find_used_fraction(profile: MemoryProfile) -> float:
     """Return the fraction of its memory that a device or host holds at its peak."""
     return profile.peak / profile.capacity
 
 
-def _shortfall(profile: MemoryProfile, stages: tuple[int, ...], during: str, host: str = "") -> Shortfall:
+def _build_shortfall(profile: MemoryProfile, stages: tuple[int, ...], activity: str, host: str = "") -> Shortfall:
     row = profile.usage[profile.totals.index(profile.peak)]
     return Shortfall(
         stages=stages,
-        needs=profile.peak,
-        has=profile.capacity,
-        held=tuple((str(category), row[index]) for index, category in enumerate(CATEGORIES)),
+        needed_memory=profile.peak,
+        usable_memory=profile.capacity,
+        memory_by_kind=tuple((str(category), row[index]) for index, category in enumerate(CATEGORIES)),
         time=profile.peak_time,
-        during=during,
+        activity=activity,
         host=host,
-        reported=profile.capacity,
+        reported_memory=profile.capacity,
     )

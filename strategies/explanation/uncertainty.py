@@ -12,20 +12,20 @@ from meshwise.simulator.machine.cluster import Cluster
 
 NORMAL = NormalDist()
 
-POINTS = 201
+NUM_QUANTILES = 201
 """Number of quantiles of the memory error over which a probability is averaged."""
 
 
-def risk_in_words(probability: float) -> str:
+def format_risk(probability: float) -> str:
     """Return the probability that a device lacks memory in words.
 
-    >>> risk_in_words(0.031)
+    >>> format_risk(0.031)
     'out of memory with probability 3.1%'
     """
     return f"out of memory with probability {probability:.1%}"
 
 
-def limit_in_words(limit: float | None) -> str:
+def format_limit(limit: float | None) -> str:
     """Return in words the largest allowed probability that a device lacks memory; ``None`` for any."""
     return "--brave: no limit" if limit is None else f"at most {limit:.0%} is allowed"
 
@@ -46,54 +46,54 @@ class Uncertainty:
     """
 
     coverage: float
-    step_time: float
-    peak_memory: float
-    reserved: tuple[float, float, float]
+    step_time_width: float
+    peak_memory_width: float
+    reserved_ratios: tuple[float, float, float]
 
     def step_time_quantile(self, step_time: float, quantile: float) -> float:
         """Return the ``quantile`` quantile of the step time of runs, in seconds."""
         if quantile >= 1:
             return inf
-        return step_time * exp(self._sigma(self.step_time) * NORMAL.inv_cdf(quantile))
+        return step_time * exp(self._find_sigma(self.step_time_width) * NORMAL.inv_cdf(quantile))
 
-    def out_of_memory(self, peak: float, has: float, taken: float = 0.0) -> float:
+    def estimate_memory_risk(self, peak: float, device_memory: float, framework_bytes: float = 0.0) -> float:
         """Return the probability that a device with ``device_memory`` bytes lacks memory for a predicted peak.
 
         ``framework_bytes`` of the peak are taken before the first tensor and exact. All that the allocator reserves
         counts as needed, so that the probability is rather too high.
         """
-        sigma = self._sigma(self.peak_memory)
+        sigma = self._find_sigma(self.peak_memory_width)
         # the midpoint rule over the quantiles of the error
-        errors = (exp(sigma * NORMAL.inv_cdf((point + 0.5) / POINTS)) for point in range(POINTS))
-        room = (has - taken) / max(peak - taken, 1.0)
-        return sum(1 - self._below(room / error) for error in errors) / POINTS
+        errors = (exp(sigma * NORMAL.inv_cdf((point + 0.5) / NUM_QUANTILES)) for point in range(NUM_QUANTILES))
+        room = (device_memory - framework_bytes) / max(peak - framework_bytes, 1.0)
+        return sum(1 - self._find_probability_below(room / error) for error in errors) / NUM_QUANTILES
 
-    def lacks_memory(self, cluster: Cluster, peak: float) -> float:
+    def estimate_cluster_risk(self, cluster: Cluster, peak: float) -> float:
         """Return the probability that the smallest device of a cluster lacks memory for a predicted peak, in bytes."""
-        device = min(cluster.accelerators, key=lambda each: each.memory)
-        return self.out_of_memory(peak, device.memory, device.reserved)
+        device = min(cluster.accelerators, key=lambda accelerator: accelerator.memory)
+        return self.estimate_memory_risk(peak, device.memory, device.reserved)
 
     def memory_margin(self, risk: float) -> float:
         """Return the bytes of device memory per predicted byte at which memory is lacking with probability ``risk``.
 
-        The probability that `out_of_memory` returns depends on this ratio alone and falls as it grows. So a peak that
+        The probability that `estimate_memory_risk` returns depends on this ratio alone and falls as it grows. So a peak that
         fits with this margin has at most that probability, and one that does not fit has more.
         """
         low, high = 0.0, 16.0
         while high - low > 1e-6:
             middle = (low + high) / 2
-            if self.out_of_memory(1e6, 1e6 * middle) > risk:
+            if self.estimate_memory_risk(1e6, 1e6 * middle) > risk:
                 low = middle
             else:
                 high = middle
         return high
 
-    def _sigma(self, half_width: float) -> float:
+    def _find_sigma(self, half_width: float) -> float:
         return half_width / NORMAL.inv_cdf((1 + self.coverage) / 2)
 
-    def _below(self, ratio: float) -> float:
+    def _find_probability_below(self, ratio: float) -> float:
         """Return the probability that an allocator reserves at most ``ratio`` times the bytes of tensors."""
-        least, median, largest = self.reserved
+        least, median, largest = self.reserved_ratios
         if ratio < median:
             return max(0.0, 0.5 * (ratio - least) / (median - least)) if median > least else 0.0
         return min(1.0, 0.5 + 0.5 * (ratio - median) / (largest - median)) if largest > median else 1.0

@@ -6,12 +6,12 @@ from itertools import product
 from math import inf, log2
 from typing import Any
 
-from meshwise.simulator.brief import brief
+from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.engine import simulate
 from meshwise.strategies.evaluation import Evaluation, Trial
-from meshwise.strategies.explanation.critical_path import device_time, difference
+from meshwise.strategies.explanation.critical_path import compare_times, device_time
 from meshwise.strategies.explanation.ranking import Candidate, Ranking, fits, ranking
-from meshwise.strategies.explanation.shortfall import Shortfall, shortfall
+from meshwise.strategies.explanation.shortfall import Shortfall, find_shortfall
 from meshwise.strategies.lowering import lower
 from meshwise.strategies.plan.layout import Layout, Violation
 from meshwise.strategies.plan.plan import Plan
@@ -19,7 +19,7 @@ from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.rules import violations
 from meshwise.strategies.search.space import EVERYTHING, Space
 
-Asked = Mapping[str, Any]
+AskedFields = Mapping[str, Any]
 """Fields of a layout with the values that the user asks about."""
 
 
@@ -33,7 +33,7 @@ class WhyNot:
         The number of legal plans.
     broken_rules
         The rules that the plans break; empty where some are legal.
-    shortfall
+    find_shortfall
         Where none of them fits: the memory that the one with the least peak lacks.
     trial
         The fastest plan that fits, or the one with the least peak memory; ``None`` where none is legal.
@@ -49,95 +49,121 @@ class WhyNot:
         Whether ``num_legal`` counts all such plans, not only known plans and those near the best of them.
     """
 
-    asked: tuple[tuple[str, Any], ...]
-    legal: int
-    broken: tuple[Violation, ...] = ()
-    lacking: Shortfall | None = None
+    asked_fields: tuple[tuple[str, Any], ...]
+    num_legal: int
+    broken_rules: tuple[Violation, ...] = ()
+    shortfall: Shortfall | None = None
     trial: Trial | None = None
     margin: float | None = None
-    more: tuple[tuple[str, float], ...] = ()
-    nearest: Trial | None = None
-    outside: bool = False
-    whole: bool = True
+    extra_seconds: tuple[tuple[str, float], ...] = ()
+    nearest_trial: Trial | None = None
+    is_outside: bool = False
+    is_complete: bool = True
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
 
-def why_not(ranked: Ranking, best: Trial, layout: Layout, asked: Asked, space: Space = EVERYTHING) -> WhyNot:
+def explain_why_not(
+    plan_ranking: Ranking, best: Trial, layout: Layout, asked_fields: AskedFields, space: Space = EVERYTHING
+) -> WhyNot:
     """Return why the plan of ``layout`` is preferred to all plans that have the fields asked for.
 
     The other fields are searched, within the limits of ``space``.
     """
-    problem, told = ranked.problem, tuple(asked.items())
-    others, whole = _ranked(ranked, layout, asked, space)
-    legal = len(others.candidates)
-    if not legal:
-        outside = bool(_ranked(ranked, layout, asked, EVERYTHING)[0].candidates)
-        broken = () if outside else _broken(problem, layout, asked)
-        return WhyNot(told, 0, broken, nearest=nearest(ranked, asked), outside=outside)
-    other = others.fastest(fits)
-    if other is None:
-        least = others.least_memory()
-        assert least is not None  # there are some
-        plan = others.plan(least)
-        lacking, near = shortfall(problem, plan), nearest(ranked, asked)
-        return WhyNot(told, legal, (), lacking, _unsimulated(plan, least), nearest=near, whole=whole)
-    spent = [device_time(simulate(lower(problem, trial.plan))) for trial in (best, other)]
-    margin = other.evaluation.step_time / best.evaluation.step_time - 1
-    return WhyNot(told, legal, (), None, other, margin, tuple(difference(*spent).items()), whole=whole)
+    problem, asked_items = plan_ranking.problem, tuple(asked_fields.items())
+    other_ranking, is_complete = _rank_asked(plan_ranking, layout, asked_fields, space)
+    num_legal = len(other_ranking.candidates)
+    if not num_legal:
+        is_outside = bool(_rank_asked(plan_ranking, layout, asked_fields, EVERYTHING)[0].candidates)
+        broken_rules = () if is_outside else _find_broken_rules(problem, layout, asked_fields)
+        return WhyNot(
+            asked_items, 0, broken_rules, nearest_trial=find_nearest(plan_ranking, asked_fields), is_outside=is_outside
+        )
+    other_trial = other_ranking.find_fastest(fits)
+    if other_trial is None:
+        least_candidate = other_ranking.find_least_memory()
+        assert least_candidate is not None  # there are some
+        plan = other_ranking.complete_candidate(least_candidate)
+        plan_shortfall, nearest_trial = find_shortfall(problem, plan), find_nearest(plan_ranking, asked_fields)
+        return WhyNot(
+            asked_items,
+            num_legal,
+            (),
+            plan_shortfall,
+            _build_unsimulated(plan, least_candidate),
+            nearest_trial=nearest_trial,
+            is_complete=is_complete,
+        )
+    device_times = [device_time(simulate(lower(problem, trial.plan))) for trial in (best, other_trial)]
+    margin = other_trial.evaluation.step_time / best.evaluation.step_time - 1
+    return WhyNot(
+        asked_items,
+        num_legal,
+        (),
+        None,
+        other_trial,
+        margin,
+        tuple(compare_times(*device_times).items()),
+        is_complete=is_complete,
+    )
 
 
-def nearest(ranked: Ranking, asked: Asked) -> Trial | None:
+def find_nearest(plan_ranking: Ranking, asked_fields: AskedFields) -> Trial | None:
     """Return the fastest of the plans that fit and differ least from the fields asked for."""
-    distances = [_distance(each.layout, asked) if each.fits else (inf, inf) for each in ranked.candidates]
-    least = min(distances, default=(inf, inf))
-    if least[0] == inf:
+    distances = [
+        _find_distance(candidate.layout, asked_fields) if candidate.fits else (inf, inf)
+        for candidate in plan_ranking.candidates
+    ]
+    least_distance = min(distances, default=(inf, inf))
+    if least_distance[0] == inf:
         return None
-    return ranked.fastest(lambda each: each.fits and _distance(each.layout, asked) == least)
+    return plan_ranking.find_fastest(
+        lambda candidate: candidate.fits and _find_distance(candidate.layout, asked_fields) == least_distance
+    )
 
 
-def _unsimulated(plan: Plan, least: Candidate) -> Trial:
-    return Trial(plan, Evaluation(inf, least.peak, False), 0.0)
+def _build_unsimulated(plan: Plan, candidate: Candidate) -> Trial:
+    return Trial(plan, Evaluation(inf, candidate.peak, False), 0.0)
 
 
-def _distance(layout: Layout, asked: Asked) -> tuple[float, float]:
+def _find_distance(layout: Layout, asked_fields: AskedFields) -> tuple[float, float]:
     """Return the number of asked fields in which a layout differs, and the sum of logarithms of factors of numbers."""
     count, factors = 0, 0.0
-    for name, wanted in asked.items():
-        has = getattr(layout, name)
-        if has != wanted:
+    for name, asked_value in asked_fields.items():
+        value = getattr(layout, name)
+        if value != asked_value:
             count += 1
-            if type(has) is int and type(wanted) is int:
-                factors += abs(log2(max(has, 1) / max(wanted, 1)))
+            if type(value) is int and type(asked_value) is int:
+                factors += abs(log2(max(value, 1) / max(asked_value, 1)))
     return count, round(factors, 9)
 
 
-def _ranked(of: Ranking, layout: Layout, asked: Asked, space: Space) -> tuple[Ranking, bool]:
+def _rank_asked(plan_ranking: Ranking, layout: Layout, asked_fields: AskedFields, space: Space) -> tuple[Ranking, bool]:
     """Return the ranking of legal layouts that have the fields asked for and are otherwise in a space.
 
     Also return whether it has all of them. Values to which a space cannot be limited are put in afterwards.
     """
-    problem, limits, others = of.problem, dict[str, Any](), dict[str, Any]()
-    for name, value in asked.items():
-        (limits if _limits(name, value) else others)[name] = (value,)
-    own = (_probe(problem, replace(layout, **choice), asked) for choice in _choices(layout))
-    starts = (probe for probe in dict.fromkeys(own) if next(violations(problem, probe), None) is None)
-    limited = replace(space.with_limits(**limits), starts=(*starts, *space.starts))
-    ranked = ranking(problem, limited, seconds=of.seconds)
-    if not others:
-        return ranked, ranked.whole
-    changed: dict[str, Any] = {name: value for name, (value,) in others.items()}
+    problem, limits, other_values = plan_ranking.problem, dict[str, Any](), dict[str, Any]()
+    for name, value in asked_fields.items():
+        (limits if _is_limitable(name, value) else other_values)[name] = (value,)
+    probes = (_build_probe(problem, replace(layout, **choice), asked_fields) for choice in _list_choices(layout))
+    starts = (probe for probe in dict.fromkeys(probes) if next(violations(problem, probe), None) is None)
+    limited_space = replace(space.with_limits(**limits), starts=(*starts, *space.starts))
+    limited_ranking = ranking(problem, limited_space, seconds=plan_ranking.seconds)
+    if not other_values:
+        return limited_ranking, limited_ranking.is_complete
+    new_values: dict[str, Any] = {name: value for name, (value,) in other_values.items()}
     # a schedule that no space tries may be looped or not; 0 keeps the chunks of the candidate
-    chunks = (1, 2) if "schedule" in others and "chunks" not in asked else (0,)
-    found = Ranking(problem, seconds=of.seconds)
-    for candidate, number in product(ranked.candidates, chunks):
-        whole = replace(candidate.layout, **changed | ({"chunks": number} if number else {}))
-        if next(violations(problem, whole), None) is None:
-            found.add([whole])
-    return found, ranked.whole
+    chunks = (1, 2) if "schedule" in other_values and "chunks" not in asked_fields else (0,)
+    full_ranking = Ranking(problem, seconds=plan_ranking.seconds)
+    for candidate, num_chunks in product(limited_ranking.candidates, chunks):
+        changed_layout = replace(candidate.layout, **new_values | ({"chunks": num_chunks} if num_chunks else {}))
+        if next(violations(problem, changed_layout), None) is None:
+            full_ranking.add_layouts([changed_layout])
+    return full_ranking, limited_ranking.is_complete
 
 
-def _limits(name: str, value: Any) -> bool:
+def _is_limitable(name: str, value: Any) -> bool:
     """Return whether a space can be limited to a value of a field."""
     try:
         Space(**{name: (value,)})
@@ -146,35 +172,37 @@ def _limits(name: str, value: Any) -> bool:
     return True
 
 
-def _broken(problem: Problem, layout: Layout, asked: Asked) -> tuple[Violation, ...]:
+def _find_broken_rules(problem: Problem, layout: Layout, asked_fields: AskedFields) -> tuple[Violation, ...]:
     """Return the rules broken by the layout with the fields asked for that breaks fewest.
 
     Only rules about these fields, where there are any.
     """
-    probes = (_probe(problem, replace(layout, **choice), asked) for choice in _choices(layout))
-    found = min((tuple(violations(problem, probe)) for probe in probes), key=len)
-    return tuple(each for each in found if each.field.split(".")[0] in asked) or found
+    probes = (_build_probe(problem, replace(layout, **choice), asked_fields) for choice in _list_choices(layout))
+    broken_rules = min((tuple(violations(problem, probe)) for probe in probes), key=len)
+    return (
+        tuple(violation for violation in broken_rules if violation.field.split(".")[0] in asked_fields) or broken_rules
+    )
 
 
-def _choices(layout: Layout) -> Iterator[dict[str, Any]]:
+def _list_choices(layout: Layout) -> Iterator[dict[str, Any]]:
     # the fields asked for may be illegal beside the plan's other choices, so these give way where they must
     schedules = ((layout.schedule, layout.chunks), ("1f1b", 1), ("interleaved", 2))
     microbatches = (layout.microbatch, 1)
-    for (schedule, chunks), size, sequence, stages in product(
+    for (schedule, chunks), microbatch, sequence_parallel, stages in product(
         schedules, microbatches, (layout.sequence_parallel, False), (layout.stages, "even", "balanced")
     ):
         yield {
             "schedule": schedule,
             "chunks": chunks,
-            "microbatch": size,
-            "sequence_parallel": sequence,
+            "microbatch": microbatch,
+            "sequence_parallel": sequence_parallel,
             "stages": stages,
         }
 
 
-def _probe(problem: Problem, layout: Layout, asked: Asked) -> Layout:
+def _build_probe(problem: Problem, layout: Layout, asked_fields: AskedFields) -> Layout:
     """Return a layout with the fields asked for, and as many data ranks as the devices allow if data is not asked."""
-    probe = replace(layout, **asked)
-    others = probe.model_ranks
-    data = len(problem.cluster.free_devices) // max(others, 1)
-    return probe if "data" in asked else replace(probe, data=max(data, 1))
+    probe = replace(layout, **asked_fields)
+    model_ranks = probe.model_ranks
+    data = len(problem.cluster.free_devices) // max(model_ranks, 1)
+    return probe if "data" in asked_fields else replace(probe, data=max(data, 1))

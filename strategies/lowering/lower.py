@@ -5,32 +5,32 @@ from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
 
-from meshwise.simulator.brief import in_brief
+from meshwise.simulator.brief import with_brief_repr
 from meshwise.simulator.engine.longest_path import finish_times
-from meshwise.simulator.engine.steady_state import window
+from meshwise.simulator.engine.steady_state import find_window
 from meshwise.simulator.interconnect.interconnect import interconnect
-from meshwise.simulator.program import IntArray, LinkClass, Program, no_collection
+from meshwise.simulator.program import IntArray, LinkClass, Program, pause_collection
 from meshwise.strategies.lowering.costs.stage import StageCosts
 from meshwise.strategies.lowering.rank_classes.classes import ClassTable
-from meshwise.strategies.lowering.rank_classes.machine import background
-from meshwise.strategies.lowering.tasks.contents import Contents, traffic
+from meshwise.strategies.lowering.rank_classes.machine import list_background
+from meshwise.strategies.lowering.tasks.contents import Contents, count_traffic
 from meshwise.strategies.lowering.tasks.cuts import Cuts, Granularity
-from meshwise.strategies.lowering.tasks.program import assemble, frame
-from meshwise.strategies.lowering.tasks.residents import hosts, residents, updates
+from meshwise.strategies.lowering.tasks.program import assemble, build_frame
+from meshwise.strategies.lowering.tasks.residents import list_class_residents, list_hosts, schedule_updates
 from meshwise.strategies.lowering.tasks.shape import Volumes, step_shape
-from meshwise.strategies.lowering.tasks.skeleton import Slot
-from meshwise.strategies.lowering.tasks.step import one_step
-from meshwise.strategies.lowering.tasks.unflushed import steps, unflushed
+from meshwise.strategies.lowering.tasks.skeleton import TaskTemplate
+from meshwise.strategies.lowering.tasks.step import build_step
+from meshwise.strategies.lowering.tasks.unflushed import build_unflushed, list_steps
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 
-MANY_TASKS = 100_000
+MAX_TASKS = 100_000
 """Most tasks of a program to which further steps are added until the steps repeat."""
 
-UNCOUNTED = 0
+ANY_COUNT = 0
 """Microbatches of a plan that stands for all plans that differ in their number alone; no schedule has so few."""
 
-RUN = 256
+SETTLING_MICROBATCHES = 256
 """Microbatches of the first program that is tried without a flush: transfers that share links settle in so many."""
 
 
@@ -60,24 +60,24 @@ def lower(
         Where the schedule's orders cannot finish.
     """
     costs = costs or StageCosts(problem)
-    with no_collection():
-        uncounted = replace(plan, num_microbatches=UNCOUNTED)
+    with pause_collection():
+        generic_plan = replace(plan, num_microbatches=ANY_COUNT)
         # Passes do not depend on the number of microbatches: plans that differ in it alone share one cache entry.
-        step = _Step(_passes(costs, uncounted, Granularity(granularity), folded=folded), plan)
-        return _steady(step) if plan.asynchronous else step.program()
+        lowering = _StepLowering(_lower_passes(costs, generic_plan, Granularity(granularity), folded=folded), plan)
+        return _lower_steady(lowering) if plan.asynchronous else lowering.build_program()
 
 
-@in_brief
-class Sited(NamedTuple):
+@with_brief_repr
+class SitedProgram(NamedTuple):
     """A program, and where each of its tasks runs: a template with the class of ranks or groups, chosen by ``rows``."""
 
     program: Program
     table: ClassTable
-    slots: tuple[tuple[Slot, int], ...]
+    templates: tuple[tuple[TaskTemplate, int], ...]
     rows: IntArray
 
 
-def lower_with_sites(problem: Problem, plan: Plan) -> Sited:
+def lower_with_sites(problem: Problem, plan: Plan) -> SitedProgram:
     """Return the program of one step with a task for every operator and collective, and the groups that run its tasks.
 
     Raises
@@ -88,18 +88,18 @@ def lower_with_sites(problem: Problem, plan: Plan) -> Sited:
     if plan.asynchronous:
         raise ValueError(f"the tasks of one step need a schedule with a flush, met {plan.schedule}")
     costs = StageCosts(problem)
-    with no_collection():
-        uncounted = replace(plan, num_microbatches=UNCOUNTED)
-        passes = _passes(costs, uncounted, Granularity.OPERATOR, folded=True)
-        tasks = one_step(passes.shape._replace(microbatches=plan.num_microbatches))
+    with pause_collection():
+        generic_plan = replace(plan, num_microbatches=ANY_COUNT)
+        passes = _lower_passes(costs, generic_plan, Granularity.OPERATOR, folded=True)
+        tasks = build_step(passes.shape._replace(microbatches=plan.num_microbatches))
         table = passes.cuts.machine.table
-        place = frame(tasks, table)
-        slots = zip(tasks.slots, place.instances, strict=True)
-        every = tuple((slot, instance) for slot, instances in slots for instance in instances)
-        return Sited(_Step(passes, plan).program(), table, every, place.rows)
+        task_frame = build_frame(tasks, table)
+        templates = zip(tasks.templates, task_frame.instances, strict=True)
+        placed_templates = tuple((template, instance) for template, instances in templates for instance in instances)
+        return SitedProgram(_StepLowering(passes, plan).build_program(), table, placed_templates, task_frame.rows)
 
 
-class _Passes:
+class _LoweredPasses:
     """The passes of a plan: how they are cut and what they do, for any number of microbatches."""
 
     def __init__(self, cuts: Cuts) -> None:
@@ -108,31 +108,33 @@ class _Passes:
 
 
 @lru_cache(maxsize=1)
-def _passes(costs: StageCosts, plan: Plan, granularity: Granularity, *, folded: bool) -> _Passes:
+def _lower_passes(costs: StageCosts, plan: Plan, granularity: Granularity, *, folded: bool) -> _LoweredPasses:
     """Return the passes of a plan.
 
     The latest result is cached: a search often asks next for a plan that differs in its number of microbatches alone.
     """
-    return _Passes(Cuts(costs, plan, costs.machine(plan, folded=folded), granularity))
+    return _LoweredPasses(Cuts(costs, plan, costs.machine(plan, folded=folded), granularity))
 
 
-class _Step(NamedTuple):
+class _StepLowering(NamedTuple):
     """The program of a plan's step, from its passes and its number of microbatches."""
 
-    passes: _Passes
+    passes: _LoweredPasses
     plan: Plan
 
-    def program(self, count: int = 1) -> Program:
+    def build_program(self, num_steps: int = 1) -> Program:
         """Return the program of ``num_steps`` steps in a row."""
         cuts, plan = self.passes.cuts, self.plan
         costs, machine, table = cuts.costs, cuts.machine, cuts.machine.table
         shape = self.passes.shape._replace(microbatches=plan.num_microbatches)
         # Skeletons know the number of microbatches, the contents of tasks do not: those stay cached in `passes`.
-        tasks = unflushed(shape, updates(costs, plan), count) if plan.asynchronous else one_step(shape)
-        columns = assemble(tasks, table, self.passes.contents.of)
-        flows = background(table)
+        tasks = (
+            build_unflushed(shape, schedule_updates(costs, plan), num_steps) if plan.asynchronous else build_step(shape)
+        )
+        columns = assemble(tasks, table, self.passes.contents.describe_task)
+        flows = list_background(table)
         return Program(
-            rank_classes=table.rank_classes(plan.positions),
+            rank_classes=table.list_rank_classes(plan.positions),
             streams=columns.frame.streams,
             work=columns.work,
             flows=columns.flows,
@@ -143,31 +145,33 @@ class _Step(NamedTuple):
             stream_of=columns.frame.stream_of,
             predecessor_start=columns.frame.predecessor_start,
             predecessor_of=columns.frame.predecessor_of,
-            resident=residents(machine, costs, plan, cuts.on_host),
-            capacity=tuple(costs.problem.usable(machine.rank(index).accelerator) for index in range(len(table))),
-            links=_links(table),
-            traffic=traffic(cuts, plan),
-            hosts=hosts(machine) if plan.offload else (),
+            resident_memory=list_class_residents(machine, costs, plan, cuts.host_shares),
+            capacity=tuple(costs.problem.usable_memory(machine.rank(index).accelerator) for index in range(len(table))),
+            links=_list_links(table),
+            traffic=count_traffic(cuts, plan),
+            hosts=list_hosts(machine) if plan.offload else (),
             background=flows,
             slowdown=cuts.cluster.overlap_slowdown,
-            steps=steps(tasks, columns.frame, plan) if plan.asynchronous else None,
+            steps=list_steps(tasks, columns.frame, plan) if plan.asynchronous else None,
         )
 
 
-def _steady(step: _Step) -> Program:
+def _lower_steady(lowering: _StepLowering) -> Program:
     """Return the program of so many steps in a row that a step repeats an earlier one."""
-    plan = step.plan
+    plan = lowering.plan
     # Four tasks a microbatch and rank: a pass and a send, forward and backward.
-    most = MANY_TASKS // (4 * plan.pipeline * plan.num_microbatches)  # a pass and a send, forward and backward
-    count = max(min(max(8 * plan.depth, ceil(RUN / plan.num_microbatches)), most), 3 * plan.depth)
-    program = step.program(count)
-    while not window(program, finish_times(program)[1]).repeats and 2 * program.num_tasks <= MANY_TASKS:
-        count *= 2
-        program = step.program(count)
+    max_steps = MAX_TASKS // (4 * plan.pipeline * plan.num_microbatches)  # a pass and a send, forward and backward
+    num_steps = max(
+        min(max(8 * plan.depth, ceil(SETTLING_MICROBATCHES / plan.num_microbatches)), max_steps), 3 * plan.depth
+    )
+    program = lowering.build_program(num_steps)
+    while not find_window(program, finish_times(program)[1]).repeats and 2 * program.num_tasks <= MAX_TASKS:
+        num_steps *= 2
+        program = lowering.build_program(num_steps)
     return program
 
 
-def _links(table: ClassTable) -> tuple[LinkClass, ...]:
+def _list_links(table: ClassTable) -> tuple[LinkClass, ...]:
     """Return the link classes of a table, named as the interconnect names their representatives."""
-    names = interconnect(table.cluster).names(table.first_link)
+    names = interconnect(table.cluster).names(table.link_representatives)
     return tuple(map(LinkClass, names, table.bandwidth, table.link_count.tolist()))

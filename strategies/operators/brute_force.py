@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from meshwise.strategies.operators.cost_graph import CostGraph, IntArray, Shortfall, Solution, shortfall
+from meshwise.strategies.operators.cost_graph import CostGraph, IntArray, Shortfall, Solution, find_shortfall
 
-MOST_CHOICES = 2**27
-BLOCK = 2**18
+MAX_CHOICES = 2**27
+BLOCK_SIZE = 2**18
 """Choices that are priced at once, so that arrays stay small however many choices there are."""
 
 
@@ -17,44 +17,44 @@ def brute_force(graph: CostGraph, limit: int | None = None) -> Solution | Shortf
     ValueError
         If there are more than 2**27 choices.
     """
-    missing = shortfall(graph, limit)
-    if missing is not None:
-        return missing
-    number = 1
+    shortfall = find_shortfall(graph, limit)
+    if shortfall is not None:
+        return shortfall
+    num_choices = 1
     for size in graph.sizes:
-        number *= size
-    if number > MOST_CHOICES:
-        raise ValueError(f"brute force takes at most {MOST_CHOICES} choices, the graph has {number}")
-    best: tuple[int, int] | None = None
-    for start in range(0, number, BLOCK):
+        num_choices *= size
+    if num_choices > MAX_CHOICES:
+        raise ValueError(f"brute force takes at most {MAX_CHOICES} choices, the graph has {num_choices}")
+    best_candidate: tuple[int, int] | None = None
+    for start in range(0, num_choices, BLOCK_SIZE):
         choices = np.array(
-            np.unravel_index(np.arange(start, min(start + BLOCK, number)), graph.sizes), dtype=np.int64
+            np.unravel_index(np.arange(start, min(start + BLOCK_SIZE, num_choices)), graph.sizes), dtype=np.int64
         ).reshape(len(graph.sizes), -1)
-        times, fits = _times(graph, choices), _fits(graph, choices, limit)
-        if fits.any():
-            first = int(np.flatnonzero(fits)[np.argmin(times[fits])])
-            met = (int(times[first]), start + first)
-            best = met if best is None else min(best, met)
-    assert best is not None, "the choice of least memory fits"
-    choice = tuple(int(index) for index in np.unravel_index(best[1], graph.sizes))
-    return Solution(choice, best[0], graph.memory(choice), best[0])
+        times, is_fitting = _compute_times(graph, choices), _find_fitting(graph, choices, limit)
+        if is_fitting.any():
+            row = int(np.flatnonzero(is_fitting)[np.argmin(times[is_fitting])])
+            candidate = (int(times[row]), start + row)
+            best_candidate = candidate if best_candidate is None else min(best_candidate, candidate)
+    assert best_candidate is not None, "the choice of least memory fits"
+    choice = tuple(int(index) for index in np.unravel_index(best_candidate[1], graph.sizes))
+    return Solution(choice, best_candidate[0], graph.memory(choice), best_candidate[0])
 
 
-def _times(graph: CostGraph, choices: IntArray) -> IntArray:
+def _compute_times(graph: CostGraph, choices: IntArray) -> IntArray:
     times = np.zeros(choices.shape[1], dtype=np.int64)
-    for each, row in zip(graph.times, choices, strict=True):
-        times += each[row]
+    for node_times, row in zip(graph.times, choices, strict=True):
+        times += node_times[row]
     for source, target, table in graph.edges:
         times += table[choices[source], choices[target]]
     return times
 
 
-def _fits(graph: CostGraph, choices: IntArray, limit: int | None) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    kept, most = np.zeros((2, choices.shape[1]), dtype=np.int64)
-    for each, transient, row in zip(graph.kept, graph.transient, choices, strict=True):
-        kept += each[row]
-        np.maximum(most, transient[row], out=most)
+def _find_fitting(graph: CostGraph, choices: IntArray, limit: int | None) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    total_kept, max_transient = np.zeros((2, choices.shape[1]), dtype=np.int64)
+    for kept_bytes, transient_bytes, row in zip(graph.kept_bytes, graph.transient_bytes, choices, strict=True):
+        total_kept += kept_bytes[row]
+        np.maximum(max_transient, transient_bytes[row], out=max_transient)
     result: np.ndarray[tuple[int], np.dtype[np.bool_]] = (
-        np.ones(len(kept), dtype=np.bool_) if limit is None else kept + most <= limit
+        np.ones(len(total_kept), dtype=np.bool_) if limit is None else total_kept + max_transient <= limit
     )
     return result

@@ -27,9 +27,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwise.strategies.operators.cost_graph import MOST, CostGraph, Edge, IntArray
+from meshwise.strategies.operators.cost_graph import MAX_SUM, CostGraph, Edge, IntArray
 
-MOST_TABLE_ENTRIES = 2**25
+MAX_TABLE_ENTRIES = 2**25
 MANY_ENTRIES = 2**16
 """Entries of the largest table beyond which the minimum-fill order is tried as well: it costs more to find."""
 
@@ -42,7 +42,7 @@ class Factor(NamedTuple):
     level: int
 
 
-class Step(NamedTuple):
+class Bucket(NamedTuple):
     """A distinct elimination: it adds ``inputs`` to a table of ``num_axes`` axes and minimises the last axis out.
 
     ``inputs`` are pairs of a table's number and the axes of the sum that the table spans; ``output`` is the number of
@@ -50,7 +50,7 @@ class Step(NamedTuple):
     """
 
     inputs: tuple[tuple[int, tuple[int, ...]], ...]
-    rank: int
+    num_axes: int
     output: int
 
 
@@ -76,11 +76,11 @@ class Buckets:
     classes: tuple[int, ...]
     nodes: tuple[tuple[int, int], ...]
     edges: tuple[tuple[int, int], ...]
-    steps: tuple[Step, ...]
-    eliminated: tuple[tuple[int, int, tuple[int, ...]], ...]
+    distinct_buckets: tuple[Bucket, ...]
+    eliminations: tuple[tuple[int, int, tuple[int, ...]], ...]
     constants: tuple[int, ...]
 
-    def minimum(self, costs: Sequence[IntArray], edges: Sequence[IntArray]) -> tuple[int, tuple[int, ...]]:
+    def find_minimum(self, costs: Sequence[IntArray], edges: Sequence[IntArray]) -> tuple[int, tuple[int, ...]]:
         """Return the least sum of tables, and a choice for every node that attains it.
 
         Parameters
@@ -90,32 +90,32 @@ class Buckets:
         edges
             Per distinct edge table, in order of the field ``edges``, the costs.
         """
-        tables: dict[int, IntArray] = {number: each for (_, number), each in zip(self.nodes, costs, strict=True)}
-        tables |= {number: each for (_, number), each in zip(self.edges, edges, strict=True)}
-        best: list[IntArray] = []
-        for step in self.steps:
-            total = _added(step, tables)
-            best.append(total.argmin(axis=-1))
-            tables[step.output] = np.take_along_axis(total, best[-1][..., None], axis=-1)[..., 0]
+        tables: dict[int, IntArray] = {number: table for (_, number), table in zip(self.nodes, costs, strict=True)}
+        tables |= {number: table for (_, number), table in zip(self.edges, edges, strict=True)}
+        best_choices: list[IntArray] = []
+        for bucket in self.distinct_buckets:
+            total = _add_tables(bucket, tables)
+            best_choices.append(total.argmin(axis=-1))
+            tables[bucket.output] = np.take_along_axis(total, best_choices[-1][..., None], axis=-1)[..., 0]
         # backwards, so that the neighbours on which a node depends have chosen before it
-        choice = [0] * len(self.eliminated)
-        for node, number, around in reversed(self.eliminated):
-            choice[node] = int(best[number][tuple(choice[other] for other in around)])
+        choice = [0] * len(self.eliminations)
+        for node, number, neighbours in reversed(self.eliminations):
+            choice[node] = int(best_choices[number][tuple(choice[neighbour] for neighbour in neighbours)])
         return sum(int(tables[number]) for number in self.constants), tuple(choice)
 
 
-def _added(step: Step, tables: dict[int, IntArray]) -> IntArray:
+def _add_tables(bucket: Bucket, tables: dict[int, IntArray]) -> IntArray:
     total: IntArray | None = None
-    for number, axes in step.inputs:
+    for number, axes in bucket.inputs:
         order = sorted(range(len(axes)), key=axes.__getitem__)
-        spread = tuple(slice(None) if axis in axes else None for axis in range(step.rank))
-        each = tables[number].transpose(order)[spread]
-        total = each if total is None else total + each
+        broadcast = tuple(slice(None) if axis in axes else None for axis in range(bucket.num_axes))
+        table = tables[number].transpose(order)[broadcast]
+        total = table if total is None else total + table
     assert total is not None
     return total
 
 
-def buckets(graph: CostGraph) -> Buckets:
+def build_buckets(graph: CostGraph) -> Buckets:
     """Return the eliminations of a graph: smallest table first, or minimum fill where that keeps tables smaller.
 
     Raises
@@ -123,17 +123,17 @@ def buckets(graph: CostGraph) -> Buckets:
     ValueError
         If a table would need more than 2**25 entries.
     """
-    builder = _Builder(graph, fill=False)
+    builder = _Builder(graph, min_fill=False)
     builder.run()
-    if builder.most > MANY_ENTRIES:
-        other = _Builder(graph, fill=True)
-        other.run()
-        builder = min(builder, other, key=lambda each: each.most)
-    if builder.most > MOST_TABLE_ENTRIES:
+    if builder.max_entries > MANY_ENTRIES:
+        fill_builder = _Builder(graph, min_fill=True)
+        fill_builder.run()
+        builder = min(builder, fill_builder, key=lambda candidate: candidate.max_entries)
+    if builder.max_entries > MAX_TABLE_ENTRIES:
         raise ValueError(
-            f"a table of the elimination has at most {MOST_TABLE_ENTRIES} entries, it needs {builder.most}"
+            f"a table of the elimination has at most {MAX_TABLE_ENTRIES} entries, it needs {builder.max_entries}"
         )
-    return builder.result()
+    return builder.build_result()
 
 
 class _Builder:
@@ -142,120 +142,128 @@ class _Builder:
     With ``min_fill`` the node whose elimination adds fewest entries of new edges comes first.
     """
 
-    def __init__(self, graph: CostGraph, fill: bool) -> None:
-        self.sizes, self.fill, self.most = graph.sizes, fill, 0
+    def __init__(self, graph: CostGraph, min_fill: bool) -> None:
+        self.sizes, self.min_fill, self.max_entries = graph.sizes, min_fill, 0
         self.numbers: dict[object, int] = {}
         self.nodes: dict[int, int] = {}
         self.edges: dict[int, int] = {}
-        self.steps: dict[object, tuple[int, Step]] = {}
-        self.eliminated: list[tuple[int, int, tuple[int, ...]]] = []
+        self.buckets: dict[object, tuple[int, Bucket]] = {}
+        self.eliminations: list[tuple[int, int, tuple[int, ...]]] = []
         self.constants: list[int] = []
         self.factors: list[set[Factor]] = [set() for _ in graph.times]
-        self.multiple: dict[Factor, int] = {}
-        self.classes = tuple(self._number(_costs(graph, node)) for node in range(len(graph.times)))
+        self.multiplicity: dict[Factor, int] = {}
+        self.classes = tuple(self._assign_number(_build_cost_key(graph, node)) for node in range(len(graph.times)))
         for node, number in enumerate(self.classes):
             self.nodes.setdefault(number, node)
-            self._add(Factor(number, (node,), 0))
+            self._add_factor(Factor(number, (node,), 0))
         contents: dict[int, bytes] = {}
         for index, (source, target, times) in enumerate(graph.edges):
             content = contents.setdefault(id(times), times.tobytes())
-            number = self._number((content, self.classes[source], self.classes[target]))
+            number = self._assign_number((content, self.classes[source], self.classes[target]))
             self.edges.setdefault(number, index)
-            self._add(Factor(number, (source, target), 0))
+            self._add_factor(Factor(number, (source, target), 0))
 
     def run(self) -> None:
-        heap = [(self._key(node), node) for node in range(len(self.sizes))]
+        heap = [(self._compute_key(node), node) for node in range(len(self.sizes))]
         keys = [key for key, _ in heap]
         heapq.heapify(heap)
-        done = [False] * len(self.sizes)
+        is_eliminated = [False] * len(self.sizes)
         while heap:
             key, node = heapq.heappop(heap)
             # a node is pushed again whenever its key changes; older entries of the heap are stale
-            if done[node] or key != keys[node]:
+            if is_eliminated[node] or key != keys[node]:
                 continue
-            done[node] = True
-            for other in self._eliminate(node):
-                keys[other] = self._key(other)
-                heapq.heappush(heap, (keys[other], other))
+            is_eliminated[node] = True
+            for neighbour in self._eliminate_node(node):
+                keys[neighbour] = self._compute_key(neighbour)
+                heapq.heappush(heap, (keys[neighbour], neighbour))
 
-    def result(self) -> Buckets:
+    def build_result(self) -> Buckets:
         return Buckets(
             self.classes,
             tuple((node, number) for number, node in self.nodes.items()),
             tuple((edge, number) for number, edge in self.edges.items()),
-            tuple(step for _, step in self.steps.values()),
-            tuple(self.eliminated),
+            tuple(bucket for _, bucket in self.buckets.values()),
+            tuple(self.eliminations),
             tuple(self.constants),
         )
 
-    def _number(self, content: object) -> int:
+    def _assign_number(self, content: object) -> int:
         return self.numbers.setdefault(content, len(self.numbers))
 
-    def _add(self, factor: Factor) -> None:
-        self.multiple[factor] = self.multiple.get(factor, 0) + 1
+    def _add_factor(self, factor: Factor) -> None:
+        self.multiplicity[factor] = self.multiplicity.get(factor, 0) + 1
         for node in factor.scope:
             self.factors[node].add(factor)
 
-    def _around(self, node: int) -> tuple[int, ...]:
-        return tuple(sorted({other for factor in self.factors[node] for other in factor.scope} - {node}))
+    def _list_neighbours(self, node: int) -> tuple[int, ...]:
+        return tuple(sorted({neighbour for factor in self.factors[node] for neighbour in factor.scope} - {node}))
 
-    def _key(self, node: int) -> tuple[int, int, int, int, int]:
+    def _compute_key(self, node: int) -> tuple[int, int, int, int, int]:
         """Return the key by which nodes are eliminated, least first.
 
         A node with at most two neighbours never widens the tables of others, so the size of its table does not count.
         Among such nodes those that fewest eliminations have touched come first: this joins equal layers in pairs,
         then pairs of pairs, whose tables are then equal too.
         """
-        around = self._around(node)
+        neighbours = self._list_neighbours(node)
         factors = self.factors[node]
-        entries = self.sizes[node] * prod(self.sizes[other] for other in around)
+        entries = self.sizes[node] * prod(self.sizes[neighbour] for neighbour in neighbours)
         level = max(factor.level for factor in factors)
         arrangement = tuple(sorted((factor.table, factor.scope.index(node)) for factor in factors))
-        fill = self._missing(around) if self.fill else 0
-        return fill, entries if len(around) > 2 else 0, level, self._number(arrangement), node
+        fill = self._count_fill(neighbours) if self.min_fill else 0
+        return fill, entries if len(neighbours) > 2 else 0, level, self._assign_number(arrangement), node
 
-    def _missing(self, around: tuple[int, ...]) -> int:
-        known = {pair for node in around for factor in self.factors[node] for pair in combinations(factor.scope, 2)}
-        return sum(self.sizes[a] * self.sizes[b] for a, b in combinations(around, 2) if (a, b) not in known)
+    def _count_fill(self, neighbours: tuple[int, ...]) -> int:
+        known_pairs = {
+            pair for node in neighbours for factor in self.factors[node] for pair in combinations(factor.scope, 2)
+        }
+        return sum(self.sizes[i] * self.sizes[j] for i, j in combinations(neighbours, 2) if (i, j) not in known_pairs)
 
-    def _eliminate(self, node: int) -> tuple[int, ...]:
+    def _eliminate_node(self, node: int) -> tuple[int, ...]:
         """Eliminate a node and return the nodes whose keys may have changed."""
-        around = self._around(node)
-        joined = (*around, node)
-        self.most = max(self.most, prod(self.sizes[other] for other in joined))
+        neighbours = self._list_neighbours(node)
+        scope = (*neighbours, node)
+        self.max_entries = max(self.max_entries, prod(self.sizes[scope_node] for scope_node in scope))
         # sorted, so that equal layers add equal tables in one order and find one bucket
-        factors = sorted(self.factors[node], key=lambda each: (len(each.scope), each.scope, each.table))
+        factors = sorted(
+            self.factors[node], key=lambda candidate: (len(candidate.scope), candidate.scope, candidate.table)
+        )
         inputs: list[tuple[int, tuple[int, ...]]] = []
         for factor in factors:
-            axes = tuple(joined.index(other) for other in factor.scope)
-            inputs += [(factor.table, axes)] * self.multiple.pop(factor)
-            for other in factor.scope:
-                self.factors[other].discard(factor)
-        number, step = self._step(tuple(inputs), len(joined))
-        self.eliminated.append((node, number, around))
-        if not around:
-            self.constants.append(step.output)
+            axes = tuple(scope.index(scope_node) for scope_node in factor.scope)
+            inputs += [(factor.table, axes)] * self.multiplicity.pop(factor)
+            for scope_node in factor.scope:
+                self.factors[scope_node].discard(factor)
+        number, bucket = self._find_bucket(tuple(inputs), len(scope))
+        self.eliminations.append((node, number, neighbours))
+        if not neighbours:
+            self.constants.append(bucket.output)
             return ()
-        self._add(Factor(step.output, around, 1 + max(factor.level for factor in factors)))
-        second = {distant for near in around for distant in self._around(near)} if self.fill else set()
-        return tuple(sorted({*around, *second}))
+        self._add_factor(Factor(bucket.output, neighbours, 1 + max(factor.level for factor in factors)))
+        second_neighbours = (
+            {second_neighbour for neighbour in neighbours for second_neighbour in self._list_neighbours(neighbour)}
+            if self.min_fill
+            else set()
+        )
+        return tuple(sorted({*neighbours, *second_neighbours}))
 
-    def _step(self, inputs: tuple[tuple[int, tuple[int, ...]], ...], rank: int) -> tuple[int, Step]:
-        met = self.steps.get(inputs)
-        if met is None:
-            met = len(self.steps), Step(inputs, rank, self._number(("step", inputs)))
-            self.steps[inputs] = met
-        return met
+    def _find_bucket(self, inputs: tuple[tuple[int, tuple[int, ...]], ...], num_axes: int) -> tuple[int, Bucket]:
+        entry = self.buckets.get(inputs)
+        if entry is None:
+            entry = len(self.buckets), Bucket(inputs, num_axes, self._assign_number(("step", inputs)))
+            self.buckets[inputs] = entry
+        return entry
 
 
-def _costs(graph: CostGraph, node: int) -> object:
-    return graph.times[node].tobytes(), graph.kept[node].tobytes(), graph.transient[node].tobytes()
+def _build_cost_key(graph: CostGraph, node: int) -> object:
+    return graph.times[node].tobytes(), graph.kept_bytes[node].tobytes(), graph.transient_bytes[node].tobytes()
 
 
 BoolArray = NDArray[np.bool_]
 
 
-def undominated(group: IntArray, *criteria: IntArray) -> IntArray:
+def find_undominated(group: IntArray, *criteria: IntArray) -> IntArray:
     """Return the indices of rows that no other row of their group dominates, one of equal rows, in order of group.
 
     Parameters
@@ -268,46 +276,46 @@ def undominated(group: IntArray, *criteria: IntArray) -> IntArray:
 
     Examples
     --------
-    >>> undominated(np.array([0, 0, 0, 1]), np.array([1, 2, 3, 9]), np.array([5, 4, 4, 9])).tolist()
+    >>> find_undominated(np.array([0, 0, 0, 1]), np.array([1, 2, 3, 9]), np.array([5, 4, 4, 9])).tolist()
     [1, 0, 3]
     """
-    first, second = criteria[0], criteria[1] if len(criteria) > 1 else np.zeros_like(criteria[0])
-    levels = criteria[2] if len(criteria) > 2 else np.zeros_like(first)
-    order = np.lexsort((first, second, levels, group))
+    first_criterion, second_criterion = criteria[0], criteria[1] if len(criteria) > 1 else np.zeros_like(criteria[0])
+    levels = criteria[2] if len(criteria) > 2 else np.zeros_like(first_criterion)
+    order = np.lexsort((first_criterion, second_criterion, levels, group))
     # rows that a row of their own level beats go first: the loop over levels then has fewer rows
-    order = order[_leads(_together(group[order], levels[order]), first[order])]
-    order = order[np.lexsort((levels[order], first[order], second[order], group[order]))]
-    group, first, levels = group[order], first[order], levels[order]
-    kept = np.zeros(len(order), dtype=np.bool_)
+    order = order[_find_leaders(_number_groups(group[order], levels[order]), first_criterion[order])]
+    order = order[np.lexsort((levels[order], first_criterion[order], second_criterion[order], group[order]))]
+    group, first_criterion, levels = group[order], first_criterion[order], levels[order]
+    keep_mask = np.zeros(len(order), dtype=np.bool_)
     for level in np.unique(levels):
-        within = np.flatnonzero(levels <= level)
-        best = _leads(group[within], first[within])
-        kept[within[best & (levels[within] == level)]] = True
-    result: IntArray = order[kept]
+        rows = np.flatnonzero(levels <= level)
+        is_leading = _find_leaders(group[rows], first_criterion[rows])
+        keep_mask[rows[is_leading & (levels[rows] == level)]] = True
+    result: IntArray = order[keep_mask]
     return result
 
 
-def _together(group: IntArray, levels: IntArray) -> IntArray:
+def _number_groups(group: IntArray, levels: IntArray) -> IntArray:
     """Return for every row the number of its pair of group and level; rows are sorted by both."""
     return np.cumsum(np.r_[True, (group[1:] != group[:-1]) | (levels[1:] != levels[:-1])][: len(group)])
 
 
-def _leads(group: IntArray, values: IntArray) -> BoolArray:
+def _find_leaders(group: IntArray, values: IntArray) -> BoolArray:
     """Return which rows have a value below all earlier rows of their group; the rows of a group are adjacent."""
     if not len(values):
         return np.zeros(0, dtype=np.bool_)
     starts = np.r_[True, group[1:] != group[:-1]]
-    number = np.cumsum(starts) - 1
+    group_number = np.cumsum(starts) - 1
     # ranks in place of values where the shift below would leave 64 bits: only their order matters
-    if (int(values.max()) + 1) * int(number[-1] + 1) >= MOST:
+    if (int(values.max()) + 1) * int(group_number[-1] + 1) >= MAX_SUM:
         values = np.unique(values, return_inverse=True)[1].astype(np.int64)
-    shifted = values - number * (int(values.max()) + 1)  # every later group lies below all earlier ones
-    least = np.minimum.accumulate(shifted)
-    result: BoolArray = np.r_[True, shifted[1:] < least[:-1]]
+    shifted_values = values - group_number * (int(values.max()) + 1)  # every later group lies below all earlier ones
+    running_min = np.minimum.accumulate(shifted_values)
+    result: BoolArray = np.r_[True, shifted_values[1:] < running_min[:-1]]
     return result
 
 
-MOST_SWEEP_ENTRIES = 2**22
+MAX_SWEEP_ENTRIES = 2**22
 """Entries of the largest table of a sweep; a graph that needs more keeps the bound of its price."""
 
 
@@ -315,17 +323,17 @@ class Price(NamedTuple):
     """The price of memory: ``ticks`` for ``num_bytes`` bytes, in whole numbers so that bounds are exact."""
 
     ticks: int
-    of: int
+    num_bytes: int
 
-    def bound(self, least: int, budget: int) -> int:
+    def bound(self, min_priced: int, budget: int) -> int:
         """Return the least ticks of any choice that keeps at most ``budget`` bytes.
 
         ``min_priced`` is the least of ``num_bytes`` * time + ``ticks`` * kept bytes over all choices.
         """
-        return -((self.ticks * budget - least) // self.of)
+        return -((self.ticks * budget - min_priced) // self.num_bytes)
 
 
-class Swept(NamedTuple):
+class SweepResult(NamedTuple):
     """The fastest choice of a sweep, None if none is fast enough; no choice takes fewer ticks than ``bound``."""
 
     choice: tuple[int, ...] | None
@@ -337,7 +345,7 @@ class Labels(NamedTuple):
 
     state: IntArray
     times: IntArray
-    kept: IntArray
+    kept_bytes: IntArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -349,107 +357,118 @@ class Sweep:
     price: Price
 
     @cached_property
-    def into(self) -> tuple[tuple[Edge, ...], ...]:
+    def incoming_edges(self) -> tuple[tuple[Edge, ...], ...]:
         """Per node its edges from earlier nodes."""
         result: list[list[Edge]] = [[] for _ in self.graph.times]
         for edge in self.graph.edges:
             result[edge.target].append(edge)
-        return tuple(tuple(each) for each in result)
+        return tuple(tuple(node_edges) for node_edges in result)
 
     @cached_property
     def frontiers(self) -> tuple[tuple[int, ...], ...]:
         """Per position in the order the earlier nodes that have an edge to a node at or after it."""
-        last = list(range(len(self.graph.times)))
+        last_use = list(range(len(self.graph.times)))
         for source, target, _ in self.graph.edges:
-            last[source] = max(last[source], target)
+            last_use[source] = max(last_use[source], target)
         result: list[tuple[int, ...]] = [()]
-        for node in range(len(last)):
-            result.append(tuple(each for each in (*result[-1], node) if last[each] > node))
+        for node in range(len(last_use)):
+            result.append(
+                tuple(frontier_node for frontier_node in (*result[-1], node) if last_use[frontier_node] > node)
+            )
         return tuple(result)
 
     @property
-    def entries(self) -> int:
+    def max_entries(self) -> int:
         """Entries of the largest table of a sweep."""
-        return max(self._shape((*ahead, node)) for node, ahead in enumerate(self.frontiers[:-1]))
+        return max(self._count_choices((*frontier, node)) for node, frontier in enumerate(self.frontiers[:-1]))
 
-    def _shape(self, nodes: tuple[int, ...]) -> int:
+    def _count_choices(self, nodes: tuple[int, ...]) -> int:
         return prod(self.graph.sizes[node] for node in nodes)
 
     @cached_property
-    def ahead(self) -> tuple[IntArray, ...]:
+    def tail_times(self) -> tuple[IntArray, ...]:
         """Per position, over the choices of its frontier, the least priced time of all nodes at or after it."""
         result = [np.zeros((), dtype=np.int64)]
         for node in range(len(self.graph.times) - 1, -1, -1):
-            joined = (*self.frontiers[node], node)
-            total = _spread(result[-1], self.frontiers[node + 1], joined) + self._priced(node)
-            for edge in self.into[node]:
-                total = total + self.price.of * _spread(edge.times, (edge.source, node), joined)
+            scope = (*self.frontiers[node], node)
+            total = _broadcast_table(result[-1], self.frontiers[node + 1], scope) + self._price_node(node)
+            for edge in self.incoming_edges[node]:
+                total = total + self.price.num_bytes * _broadcast_table(edge.times, (edge.source, node), scope)
             result.append(total.min(axis=-1))
         return tuple(reversed(result))
 
-    def _priced(self, node: int) -> IntArray:
-        return self.price.of * self.graph.times[node] + self.price.ticks * self.graph.kept[node]
+    def _price_node(self, node: int) -> IntArray:
+        return self.price.num_bytes * self.graph.times[node] + self.price.ticks * self.graph.kept_bytes[node]
 
     @cached_property
-    def least(self) -> IntArray:
+    def tail_bytes(self) -> IntArray:
         """Per position the fewest bytes that all nodes at or after it keep."""
-        fewest = np.array([int(each.min()) for each in self.graph.kept], dtype=np.int64)
-        result: IntArray = np.r_[np.cumsum(fewest[::-1])[::-1], 0]
+        min_bytes = np.array([int(node_bytes.min()) for node_bytes in self.graph.kept_bytes], dtype=np.int64)
+        result: IntArray = np.r_[np.cumsum(min_bytes[::-1])[::-1], 0]
         return result
 
-    def below(self, ticks: int, labels: int) -> Swept:
+    def find_below(self, ticks: int, max_labels: int) -> SweepResult:
         """Return the fastest choice that takes fewer than ``ticks``.
 
         At most ``max_labels`` partial choices are kept at a node.
         """
-        now = Labels(*(np.zeros(1, dtype=np.int64) for _ in range(3)))
+        partial_labels = Labels(*(np.zeros(1, dtype=np.int64) for _ in range(3)))
         history: list[tuple[IntArray, IntArray]] = []
         bound = ticks
         for node in range(len(self.graph.times)):
-            ahead, least = self._extended(node, now)
-            fits = np.flatnonzero((least <= self._worth(bound)) & (ahead.kept + self.least[node + 1] <= self.budget))
-            best = undominated(ahead.state[fits], ahead.times[fits], ahead.kept[fits])
-            rows = fits[best]
+            extended_labels, min_priced = self._extend_labels(node, partial_labels)
+            fitting_rows = np.flatnonzero(
+                (min_priced <= self._compute_priced_limit(bound))
+                & (extended_labels.kept_bytes + self.tail_bytes[node + 1] <= self.budget)
+            )
+            leaders = find_undominated(
+                extended_labels.state[fitting_rows],
+                extended_labels.times[fitting_rows],
+                extended_labels.kept_bytes[fitting_rows],
+            )
+            rows = fitting_rows[leaders]
             # labels that are dropped for want of room lower the bound to the least that they promised
-            if len(rows) > labels:
-                order = np.argpartition(least[rows], labels)
-                bound = min(bound, self.price.bound(int(least[rows[order[labels]]]), self.budget))
-                rows = rows[np.sort(order[:labels])]
+            if len(rows) > max_labels:
+                order = np.argpartition(min_priced[rows], max_labels)
+                bound = min(bound, self.price.bound(int(min_priced[rows[order[max_labels]]]), self.budget))
+                rows = rows[np.sort(order[:max_labels])]
             history.append((rows // self.graph.sizes[node], rows % self.graph.sizes[node]))
-            now = Labels(*(each[rows] for each in ahead))
-        row = int(np.argmin(now.times)) if len(now.times) else None
-        if row is None or now.times[row] >= ticks:
-            return Swept(None, bound)
-        return Swept(_traced(history, row), min(bound, int(now.times[row])))
+            partial_labels = Labels(*(column[rows] for column in extended_labels))
+        row = int(np.argmin(partial_labels.times)) if len(partial_labels.times) else None
+        if row is None or partial_labels.times[row] >= ticks:
+            return SweepResult(None, bound)
+        return SweepResult(_trace_choice(history, row), min(bound, int(partial_labels.times[row])))
 
-    def _worth(self, ticks: int) -> int:
+    def _compute_priced_limit(self, ticks: int) -> int:
         """Return the highest priced time at which a choice within the budget may still take fewer than ``ticks``."""
-        return self.price.of * (ticks - 1) + self.price.ticks * self.budget
+        return self.price.num_bytes * (ticks - 1) + self.price.ticks * self.budget
 
-    def _extended(self, node: int, now: Labels) -> tuple[Labels, IntArray]:
+    def _extend_labels(self, node: int, labels: Labels) -> tuple[Labels, IntArray]:
         """Return every label extended by every choice of a node, and their least priced times over the whole graph."""
-        frontier, following = self.frontiers[node], self.frontiers[node + 1]
-        shape = tuple(self.graph.sizes[each] for each in frontier)
-        met = dict(zip(frontier, np.unravel_index(now.state, shape), strict=True)) if frontier else {}
-        times = now.times[:, None] + self.graph.times[node]
-        for edge in self.into[node]:
-            times = times + edge.times[met[edge.source]]
-        kept = now.kept[:, None] + self.graph.kept[node]
+        frontier, next_frontier = self.frontiers[node], self.frontiers[node + 1]
+        shape = tuple(self.graph.sizes[frontier_node] for frontier_node in frontier)
+        frontier_choices = dict(zip(frontier, np.unravel_index(labels.state, shape), strict=True)) if frontier else {}
+        times = labels.times[:, None] + self.graph.times[node]
+        for edge in self.incoming_edges[node]:
+            times = times + edge.times[frontier_choices[edge.source]]
+        kept_bytes = labels.kept_bytes[:, None] + self.graph.kept_bytes[node]
         state = np.zeros_like(times)
-        for each in following:
-            own = np.arange(self.graph.sizes[node]) if each == node else met[each][:, None]
-            state = state * self.graph.sizes[each] + own
-        extended = Labels(state.ravel(), times.ravel(), kept.ravel())
-        priced = self.price.of * extended.times + self.price.ticks * extended.kept
-        return extended, priced + self.ahead[node + 1].ravel()[extended.state]
+        for frontier_node in next_frontier:
+            choices = (
+                np.arange(self.graph.sizes[node]) if frontier_node == node else frontier_choices[frontier_node][:, None]
+            )
+            state = state * self.graph.sizes[frontier_node] + choices
+        extended_labels = Labels(state.ravel(), times.ravel(), kept_bytes.ravel())
+        priced_times = self.price.num_bytes * extended_labels.times + self.price.ticks * extended_labels.kept_bytes
+        return extended_labels, priced_times + self.tail_times[node + 1].ravel()[extended_labels.state]
 
 
-def _spread(table: IntArray, scope: tuple[int, ...], joined: tuple[int, ...]) -> IntArray:
-    result: IntArray = table[tuple(slice(None) if node in scope else None for node in joined)]
+def _broadcast_table(table: IntArray, scope: tuple[int, ...], full_scope: tuple[int, ...]) -> IntArray:
+    result: IntArray = table[tuple(slice(None) if node in scope else None for node in full_scope)]
     return result
 
 
-def _traced(history: list[tuple[IntArray, IntArray]], row: int) -> tuple[int, ...]:
+def _trace_choice(history: list[tuple[IntArray, IntArray]], row: int) -> tuple[int, ...]:
     choice: list[int] = []
     for parents, choices in reversed(history):
         choice.append(int(choices[row]))

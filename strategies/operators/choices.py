@@ -24,7 +24,7 @@ from meshwise.strategies.plan.sharding import OperatorSharding
 Cuts = tuple[tuple[str, tuple[str, ...]], ...]
 """The axes that cut each dim, outermost first; dims without a cut are left out."""
 
-_SUMS = frozenset(
+_SUMMING_KINDS = frozenset(
     {
         OperatorKind.MATMUL,
         OperatorKind.BATCH_MATMUL,
@@ -37,48 +37,50 @@ _SUMS = frozenset(
 )
 """Kinds whose reduced dims may be cut: each rank sums its part, and a collective sums the partial results."""
 
-_WINDOWS = frozenset({"height", "width", "input_height", "input_width", "rows", "columns", "kernel"})
+_WINDOW_DIMS = frozenset({"height", "width", "input_height", "input_width", "rows", "columns", "kernel"})
 """Dims along which the window of a convolution or pooling would reach into the next rank's part."""
 
-_MIXED = frozenset({"head_dim", "gate", "top_k"})
+_MIXED_DIMS = frozenset({"head_dim", "gate", "top_k"})
 """Dims whose points belong together: rotations and gates pair them, and a token's experts are summed."""
 
 _ALIASES = (SEQUENCE, "key", CAPACITY)
 """Names that one dim, the tokens, has in different tensors: as tokens, as keys, or as sent to experts."""
 
 
-def cuttable(block: Block, operator: Operator) -> tuple[str, ...]:
+def list_cuttable_dims(block: Block, operator: Operator) -> tuple[str, ...]:
     """Return the dims of an operator that axes may cut, in the order of its iteration space."""
     return tuple(dim for dim, _ in operator.dims if _may_cut(block, operator, dim))
 
 
 def _may_cut(block: Block, operator: Operator, dim: str) -> bool:
-    if dim in operator.uncut or dim in _WINDOWS or (dim in _MIXED and operator.kind not in PRODUCTS):
+    if dim in operator.uncut or dim in _WINDOW_DIMS or (dim in _MIXED_DIMS and operator.kind not in PRODUCTS):
         return False
     if dim in operator.reduced:
-        return operator.kind in _SUMS
+        return operator.kind in _SUMMING_KINDS
     # a result without the dim would be whole on every rank: only sums, above, may leave it partial
-    names = {dim, *followers(block, operator, dim)}
+    names = {dim, *list_aliases(block, operator, dim)}
     if any(names.isdisjoint(block.tensor[name].dims) for name in operator.outputs):
         return False
     if operator.kind is OperatorKind.NORM:
-        own = not operator.statistics and any(dim in block.tensor[name].dims for name in operator.parameters)
-        return own or dim in dict(operator.statistics) or dim in (BATCH, SEQUENCE)
+        is_parameter_dim = not operator.statistics and any(
+            dim in block.tensor[name].dims for name in operator.parameters
+        )
+        return is_parameter_dim or dim in dict(operator.statistics) or dim in (BATCH, SEQUENCE)
     if operator.kind is OperatorKind.SOFTMAX:
         return dim != block.tensor[operator.inputs[0]].dims[-1]
     return operator.kind is not OperatorKind.INTERACTION or dim == BATCH
 
 
-def followers(block: Block, operator: Operator, dim: str) -> tuple[str, ...]:
+def list_aliases(block: Block, operator: Operator, dim: str) -> tuple[str, ...]:
     """Return the names that a dim of an operator has in those of its tensors that name it differently."""
     if dim not in _ALIASES:
         return ()
-    own = dict(operator.dims)
-    met = {each for name in operator.inputs + operator.outputs for each in block.tensor[name].dims}
-    return tuple(each for each in _ALIASES if each in met and each not in own)
+    operator_dims = dict(operator.dims)
+    tensor_dims = {dim_name for name in operator.inputs + operator.outputs for dim_name in block.tensor[name].dims}
+    return tuple(dim_name for dim_name in _ALIASES if dim_name in tensor_dims and dim_name not in operator_dims)
 
 
-def choices(
+def list_choices(
     name: str, block: Block, operator: Operator, degrees: Mapping[str, int], microbatch: int
 ) -> tuple[OperatorSharding, ...]:
     """Return every legal sharding of an operator; the first one is whole.
@@ -93,46 +95,49 @@ def choices(
         Sequences of a microbatch: the size of the batch dim that axes divide.
     """
     axes = [axis for axis, degree in degrees.items() if degree > 1]
-    dims = cuttable(block, operator)
-    found = []
-    for chosen in product((None, *dims), repeat=len(axes)):
-        cuts = tuple((dim, tuple(a for a, c in zip(axes, chosen, strict=True) if c == dim)) for dim in dims)
-        cuts = tuple((dim, each) for dim, each in cuts if each)
-        if all(not refused(block, operator, dim, each, degrees, microbatch) for dim, each in cuts):
-            found += [
-                OperatorSharding(f"{name}.{operator.name}", _with_followers(block, operator, cuts), kept)
-                for kept in ways_to_keep(block, operator, cuts, degrees)
+    dims = list_cuttable_dims(block, operator)
+    shardings = []
+    for axis_dims in product((None, *dims), repeat=len(axes)):
+        cuts = tuple(
+            (dim, tuple(cut_axis for cut_axis, cut_dim in zip(axes, axis_dims, strict=True) if cut_dim == dim))
+            for dim in dims
+        )
+        cuts = tuple((dim, dim_axes) for dim, dim_axes in cuts if dim_axes)
+        if all(not find_cut_violation(block, operator, dim, dim_axes, degrees, microbatch) for dim, dim_axes in cuts):
+            shardings += [
+                OperatorSharding(f"{name}.{operator.name}", _with_aliases(block, operator, cuts), kept_cuts)
+                for kept_cuts in list_kept_cuts(block, operator, cuts, degrees)
             ]
-    return tuple(found)
+    return tuple(shardings)
 
 
-def refused(
+def find_cut_violation(
     block: Block, operator: Operator, dim: str, axes: tuple[str, ...], degrees: Mapping[str, int], microbatch: int
 ) -> str:
     """Return the divisibility rule that cutting a dim by ``axes`` breaks; empty where it breaks none."""
-    ways = prod(degrees[axis] for axis in axes)
-    for each, size in _sizes(block, operator, dim, microbatch).items():
-        if size % ways:
-            product_of = " * ".join(f"{axis}({degrees[axis]})" for axis in axes)
-            return f"{product_of} divides {each}({size}), met {ways}; nearest: {nearest_divisor(size, ways)}"
+    num_parts = prod(degrees[axis] for axis in axes)
+    for dim_name, size in _list_sizes(block, operator, dim, microbatch).items():
+        if size % num_parts:
+            product_text = " * ".join(f"{axis}({degrees[axis]})" for axis in axes)
+            return f"{product_text} divides {dim_name}({size}), met {num_parts}; nearest: {nearest_divisor(size, num_parts)}"
     return ""
 
 
-def _sizes(block: Block, operator: Operator, dim: str, microbatch: int) -> dict[str, int]:
+def _list_sizes(block: Block, operator: Operator, dim: str, microbatch: int) -> dict[str, int]:
     """Return the sizes of a dim by its names in an operator and its tensors: every one must divide."""
-    found = {dim: dict(operator.dims)[dim] * (microbatch if dim == BATCH else 1)}
-    names = set(followers(block, operator, dim))
+    sizes = {dim: dict(operator.dims)[dim] * (microbatch if dim == BATCH else 1)}
+    names = set(list_aliases(block, operator, dim))
     for name in operator.inputs + operator.outputs:
         tensor = block.tensor[name]
-        found |= {each: size for each, size in zip(tensor.dims, tensor.shape, strict=True) if each in names}
-    return found
+        sizes |= {dim_name: size for dim_name, size in zip(tensor.dims, tensor.shape, strict=True) if dim_name in names}
+    return sizes
 
 
-def _with_followers(block: Block, operator: Operator, cuts: Cuts) -> Cuts:
-    return (*cuts, *((each, axes) for dim, axes in cuts for each in followers(block, operator, dim)))
+def _with_aliases(block: Block, operator: Operator, cuts: Cuts) -> Cuts:
+    return (*cuts, *((alias, axes) for dim, axes in cuts for alias in list_aliases(block, operator, dim)))
 
 
-def ways_to_keep(
+def list_kept_cuts(
     block: Block, operator: Operator, cuts: Cuts, degrees: Mapping[str, int]
 ) -> Iterator[tuple[tuple[str, Cuts], ...]]:
     """Yield the layouts in which parameters may be kept: as they are read, or also cut along further axes.
@@ -142,24 +147,26 @@ def ways_to_keep(
     """
     yield ()
     tensors = [block.tensor[name] for name in operator.parameters]
-    own = {dim for tensor in tensors for dim in tensor.dims if dim != SEQUENCE}
-    free = [axis for dim, axes in cuts if dim not in own and dim not in operator.reduced for axis in axes]
-    for count in range(1, len(free) + 1):
-        for axes in combinations([axis for axis in degrees if axis in free], count):
-            kept = [(tensor.name, _cut_besides(tensor, cuts, axes, degrees)) for tensor in tensors]
-            found = tuple((name, each) for name, each in kept if each is not None)
-            if found:
-                yield found
+    parameter_dims = {dim for tensor in tensors for dim in tensor.dims if dim != SEQUENCE}
+    free_axes = [
+        axis for dim, axes in cuts if dim not in parameter_dims and dim not in operator.reduced for axis in axes
+    ]
+    for num_axes in range(1, len(free_axes) + 1):
+        for axes in combinations([axis for axis in degrees if axis in free_axes], num_axes):
+            parameter_cuts = [(tensor.name, _add_cut(tensor, cuts, axes, degrees)) for tensor in tensors]
+            kept_choice = tuple((name, tensor_cuts) for name, tensor_cuts in parameter_cuts if tensor_cuts is not None)
+            if kept_choice:
+                yield kept_choice
 
 
-def _cut_besides(tensor: Tensor, cuts: Cuts, axes: tuple[str, ...], degrees: Mapping[str, int]) -> Cuts | None:
+def _add_cut(tensor: Tensor, cuts: Cuts, axes: tuple[str, ...], degrees: Mapping[str, int]) -> Cuts | None:
     """Return the cuts of a parameter with ``axes`` added to the first dim that they divide; None where none is."""
-    have = {dim: each for dim, each in cuts if dim in tensor.dims and dim != SEQUENCE}
+    cuts_by_dim = {dim: dim_axes for dim, dim_axes in cuts if dim in tensor.dims and dim != SEQUENCE}
     for dim, size in zip(tensor.dims, tensor.shape, strict=True):
-        together = (*have.get(dim, ()), *axes)
-        if dim != SEQUENCE and size % prod(degrees[axis] for axis in together) == 0:
-            after = have | {dim: together}
-            return tuple((name, after[name]) for name in tensor.dims if name in after)
+        joint_axes = (*cuts_by_dim.get(dim, ()), *axes)
+        if dim != SEQUENCE and size % prod(degrees[axis] for axis in joint_axes) == 0:
+            widened_cuts = cuts_by_dim | {dim: joint_axes}
+            return tuple((name, widened_cuts[name]) for name in tensor.dims if name in widened_cuts)
     return None
 
 
@@ -174,7 +181,7 @@ class Pin(NamedTuple):
     cuts: tuple[tuple[str | int, tuple[str, ...]], ...]
 
 
-class Resolved(NamedTuple):
+class ResolvedPin(NamedTuple):
     """The cuts that a pin demands of one operator of one occurrence of a block."""
 
     block: Block
@@ -182,7 +189,7 @@ class Resolved(NamedTuple):
     cuts: Cuts
 
 
-def resolved(graph: OperatorGraph, pins: tuple[Pin, ...]) -> dict[str, Resolved]:
+def resolve_pins(graph: OperatorGraph, pins: tuple[Pin, ...]) -> dict[str, ResolvedPin]:
     """Return the pins by the names of the operators, ``layers.0.attention``, that they decide.
 
     A pin that names one occurrence of a block overrides one that names the block.
@@ -193,77 +200,83 @@ def resolved(graph: OperatorGraph, pins: tuple[Pin, ...]) -> dict[str, Resolved]
         Where an operator, dim or axis does not exist; the message offers the nearest.
     """
     # names of occurrences have one more dot: sorted by dots, they come last and override
-    found: dict[str, Resolved] = {}
-    for pin in sorted(pins, key=lambda each: each.operator.count(".")):
-        targets = list(_named(graph, pin.operator))
+    resolved_pins: dict[str, ResolvedPin] = {}
+    for pin in sorted(pins, key=lambda candidate: candidate.operator.count(".")):
+        targets = list(_find_operators(graph, pin.operator))
         if not targets:
-            raise ValueError(_unknown(graph, pin.operator))
-        cuts = _cuts(pin, *targets[0][1:])
-        found |= {name: Resolved(block, operator, cuts) for name, block, operator in targets}
-    return found
+            raise ValueError(_describe_unknown(graph, pin.operator))
+        cuts = _resolve_cuts(pin, *targets[0][1:])
+        resolved_pins |= {name: ResolvedPin(block, operator, cuts) for name, block, operator in targets}
+    return resolved_pins
 
 
-def _named(graph: OperatorGraph, name: str) -> Iterator[tuple[str, Block, Operator]]:
+def _find_operators(graph: OperatorGraph, name: str) -> Iterator[tuple[str, Block, Operator]]:
     for occurrence, block in graph.occurrences:
         for operator in block.operators:
             if name in (f"{occurrence}.{operator.name}", f"{block.name}.{operator.name}"):
                 yield f"{occurrence}.{operator.name}", block, operator
 
 
-def _unknown(graph: OperatorGraph, name: str) -> str:
-    known = dict.fromkeys(
+def _describe_unknown(graph: OperatorGraph, name: str) -> str:
+    known_names = dict.fromkeys(
         f"{owner}.{operator.name}"
         for occurrence, block in graph.occurrences
         for operator in block.operators
         for owner in (block.name, occurrence)
     )
-    near = get_close_matches(name, known, 1, 0.0)
-    return f"pin names an operator of the model, met {name}; nearest: {near[0]}"
+    matches = get_close_matches(name, known_names, 1, 0.0)
+    return f"pin names an operator of the model, met {name}; nearest: {matches[0]}"
 
 
-def _cuts(pin: Pin, block: Block, operator: Operator) -> Cuts:
-    dims = cuttable(block, operator)
+def _resolve_cuts(pin: Pin, block: Block, operator: Operator) -> Cuts:
+    dims = list_cuttable_dims(block, operator)
     result: list[tuple[str, tuple[str, ...]]] = []
     for dim, axes in pin.cuts:
         if isinstance(dim, int) and dim >= len(dims):
             raise ValueError(f"{pin.operator} has {len(dims)} dims that may be cut ({', '.join(dims)}), met {dim + 1}")
         name = dims[dim] if isinstance(dim, int) else dim
         if name not in dims:
-            near = f"; nearest: {get_close_matches(name, dims, 1, 0.0)[0]}" if dims else ""
-            raise ValueError(f"of {pin.operator} may be cut: {', '.join(dims) or 'nothing'}, met {name}{near}")
-        unknown = next((axis for axis in axes if axis not in AXIS_NAMES), None)
-        if unknown is not None:
-            near = get_close_matches(unknown, AXIS_NAMES, 1, 0.0)[0]
-            raise ValueError(f"{pin.operator}: axis is one of {', '.join(AXIS_NAMES)}, met {unknown}; nearest: {near}")
-        own = {AXIS_NAMES[axis] for axis in axes}
-        result.append((name, tuple(axis for axis in OPERATOR_AXES if axis in own)))
-    used = [axis for _, axes in result for axis in axes]
-    twice = next((axis for axis in used if used.count(axis) > 1), None)
-    if twice is not None:
-        raise ValueError(f"{pin.operator}: an axis cuts one dim, met {twice} for two")
-    order = {dim: place for place, dim in enumerate(dims)}
-    return tuple(sorted(((dim, axes) for dim, axes in result if axes), key=lambda each: order[each[0]]))
+            suggestion = f"; nearest: {get_close_matches(name, dims, 1, 0.0)[0]}" if dims else ""
+            raise ValueError(f"of {pin.operator} may be cut: {', '.join(dims) or 'nothing'}, met {name}{suggestion}")
+        unknown_axis = next((axis for axis in axes if axis not in AXIS_NAMES), None)
+        if unknown_axis is not None:
+            suggestion = get_close_matches(unknown_axis, AXIS_NAMES, 1, 0.0)[0]
+            raise ValueError(
+                f"{pin.operator}: axis is one of {', '.join(AXIS_NAMES)}, met {unknown_axis}; nearest: {suggestion}"
+            )
+        pin_axes = {AXIS_NAMES[axis] for axis in axes}
+        result.append((name, tuple(axis for axis in OPERATOR_AXES if axis in pin_axes)))
+    used_axes = [axis for _, axes in result for axis in axes]
+    repeated_axis = next((axis for axis in used_axes if used_axes.count(axis) > 1), None)
+    if repeated_axis is not None:
+        raise ValueError(f"{pin.operator}: an axis cuts one dim, met {repeated_axis} for two")
+    order = {dim: position for position, dim in enumerate(dims)}
+    return tuple(sorted(((dim, axes) for dim, axes in result if axes), key=lambda entry: order[entry[0]]))
 
 
-def broken(pins: Mapping[str, Resolved], degrees: Mapping[str, int], microbatch: int) -> str:
+def find_pin_violation(pins: Mapping[str, ResolvedPin], degrees: Mapping[str, int], microbatch: int) -> str:
     """Return the first rule that pins break on a mesh of these degrees; empty where they break none."""
     for name, pin in pins.items():
         for dim, axes in pin.cuts:
-            missing = next((axis for axis in axes if degrees.get(axis, 1) == 1), None)
-            if missing is not None:
-                return f"{name}: axis {missing} has one rank"
-            found = refused(pin.block, pin.operator, dim, axes, degrees, microbatch)
-            if found:
-                return f"{name}: {found}"
+            absent_axis = next((axis for axis in axes if degrees.get(axis, 1) == 1), None)
+            if absent_axis is not None:
+                return f"{name}: axis {absent_axis} has one rank"
+            violation = find_cut_violation(pin.block, pin.operator, dim, axes, degrees, microbatch)
+            if violation:
+                return f"{name}: {violation}"
     return ""
 
 
-def admitted(
-    pins: Mapping[str, Resolved], name: str, legal: tuple[OperatorSharding, ...]
+def filter_choices(
+    pins: Mapping[str, ResolvedPin], name: str, shardings: tuple[OperatorSharding, ...]
 ) -> tuple[OperatorSharding, ...]:
     """Return those of the shardings of an operator, named with its occurrence, that the pins allow."""
     if name not in pins:
-        return legal
+        return shardings
     pin = pins[name]
-    own = {dim for dim, _ in pin.operator.dims}
-    return tuple(each for each in legal if tuple((d, axes) for d, axes in each.cuts if d in own) == pin.cuts)
+    operator_dims = {dim for dim, _ in pin.operator.dims}
+    return tuple(
+        sharding
+        for sharding in shardings
+        if tuple((cut_dim, axes) for cut_dim, axes in sharding.cuts if cut_dim in operator_dims) == pin.cuts
+    )

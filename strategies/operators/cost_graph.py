@@ -12,10 +12,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwise.simulator.brief import brief
+from meshwise.simulator.brief import brief_repr
 
 IntArray = NDArray[np.int64]
-MOST = 2**62
+MAX_SUM = 2**62
 """No sum over all nodes and edges reaches this, so that sums of 64-bit integers are exact."""
 
 
@@ -52,57 +52,61 @@ class CostGraph:
     """
 
     times: tuple[IntArray, ...]
-    kept: tuple[IntArray, ...]
-    transient: tuple[IntArray, ...]
+    kept_bytes: tuple[IntArray, ...]
+    transient_bytes: tuple[IntArray, ...]
     edges: tuple[Edge, ...]
     copies: tuple[int, ...]
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
     def __post_init__(self) -> None:
-        lengths = {len(self.times), len(self.kept), len(self.transient), len(self.copies)}
+        lengths = {len(self.times), len(self.kept_bytes), len(self.transient_bytes), len(self.copies)}
         if len(lengths) != 1:
             raise ValueError(f"times, kept, transient and copies have one entry a node, got lengths {sorted(lengths)}")
         if not self.times:
             raise ValueError("a cost graph has at least one node")
-        for node, costs in enumerate(zip(self.times, self.kept, self.transient, strict=True)):
+        for node, costs in enumerate(zip(self.times, self.kept_bytes, self.transient_bytes, strict=True)):
             _check_node(node, costs)
         for edge in self.edges:
             _check_edge(edge, self.times)
         self._check_copies()
-        for name, most in (("ticks", self._most_ticks), ("bytes", self._most_bytes)):
-            if most >= MOST:
-                raise ValueError(f"the dearest choices together stay under 2**62 {name}, got {most}")
+        for name, total in (("ticks", self._max_ticks), ("bytes", self._max_bytes)):
+            if total >= MAX_SUM:
+                raise ValueError(f"the dearest choices together stay under 2**62 {name}, got {total}")
 
     def _check_copies(self) -> None:
-        first: dict[int, int] = {}
+        representatives: dict[int, int] = {}
         for node, number in enumerate(self.copies):
-            other = first.setdefault(number, node)
-            if number != -1 and not _same(self, node, other):
-                raise ValueError(f"nodes of one class have equal costs, node {node} and node {other} differ")
+            representative = representatives.setdefault(number, node)
+            if number != -1 and not _has_same_costs(self, node, representative):
+                raise ValueError(f"nodes of one class have equal costs, node {node} and node {representative} differ")
 
     @property
-    def _most_ticks(self) -> int:
-        return sum(int(each.max()) for each in self.times) + sum(int(edge.times.max()) for edge in self.edges)
+    def _max_ticks(self) -> int:
+        return sum(int(node_times.max()) for node_times in self.times) + sum(
+            int(edge.times.max()) for edge in self.edges
+        )
 
     @property
-    def _most_bytes(self) -> int:
-        return sum(int(each.max()) for column in (self.kept, self.transient) for each in column)
+    def _max_bytes(self) -> int:
+        return sum(int(node_bytes.max()) for column in (self.kept_bytes, self.transient_bytes) for node_bytes in column)
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """The number of choices of every node."""
-        return tuple(len(each) for each in self.times)
+        return tuple(len(node_times) for node_times in self.times)
 
     def time(self, choice: Sequence[int]) -> int:
         """Return the ticks of a step in which every node runs as ``choice`` says."""
-        nodes = sum(int(each[index]) for each, index in zip(self.times, choice, strict=True))
-        return nodes + sum(int(edge.times[choice[edge.source], choice[edge.target]]) for edge in self.edges)
+        node_time = sum(int(node_times[index]) for node_times, index in zip(self.times, choice, strict=True))
+        return node_time + sum(int(edge.times[choice[edge.source], choice[edge.target]]) for edge in self.edges)
 
     def memory(self, choice: Sequence[int]) -> int:
         """Return the bytes of a choice for every node: the sum of what is kept, and the largest transient part."""
-        kept = sum(int(each[index]) for each, index in zip(self.kept, choice, strict=True))
-        return kept + max(int(each[index]) for each, index in zip(self.transient, choice, strict=True))
+        kept_bytes = sum(int(node_bytes[index]) for node_bytes, index in zip(self.kept_bytes, choice, strict=True))
+        return kept_bytes + max(
+            int(node_bytes[index]) for node_bytes, index in zip(self.transient_bytes, choice, strict=True)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +128,9 @@ class Solution:
     memory: int
     bound: int
     price: float | None = None
-    interrupted: bool = False
+    was_interrupted: bool = False
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
     @property
     def gap(self) -> float:
@@ -142,49 +146,49 @@ class Shortfall:
     memory: int
     limit: int
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
 
-def least_memory(graph: CostGraph) -> tuple[int, ...]:
+def find_leanest_choice(graph: CostGraph) -> tuple[int, ...]:
     """Return the choice that needs least memory, exactly.
 
     Edges take no memory. So under a given ceiling of transient bytes every node takes, of its choices below the
     ceiling, the one that keeps fewest bytes; every size of transient bytes is tried as the ceiling.
     """
-    least = max(int(each.min()) for each in graph.transient)
-    levels = np.unique(np.concatenate(graph.transient))
-    levels = levels[levels >= least]
-    kept = np.zeros(len(levels), dtype=np.int64)
+    least_level = max(int(node_bytes.min()) for node_bytes in graph.transient_bytes)
+    levels = np.unique(np.concatenate(graph.transient_bytes))
+    levels = levels[levels >= least_level]
+    kept_bytes = np.zeros(len(levels), dtype=np.int64)
     for node in range(len(graph.times)):
-        kept += _fewest(graph, node, levels)
-    level = int(levels[int(np.argmin(kept + levels))])
-    return tuple(_leanest(graph, node, level) for node in range(len(graph.times)))
+        kept_bytes += _list_least_kept(graph, node, levels)
+    level = int(levels[int(np.argmin(kept_bytes + levels))])
+    return tuple(_find_leanest(graph, node, level) for node in range(len(graph.times)))
 
 
-def _fewest(graph: CostGraph, node: int, levels: IntArray) -> IntArray:
+def _list_least_kept(graph: CostGraph, node: int, levels: IntArray) -> IntArray:
     """Return for each level of transient bytes the fewest bytes that a node keeps within it."""
-    order = np.argsort(graph.transient[node], kind="stable")
-    fewest = np.minimum.accumulate(graph.kept[node][order])
-    result: IntArray = fewest[np.searchsorted(graph.transient[node][order], levels, side="right") - 1]
+    order = np.argsort(graph.transient_bytes[node], kind="stable")
+    least_bytes = np.minimum.accumulate(graph.kept_bytes[node][order])
+    result: IntArray = least_bytes[np.searchsorted(graph.transient_bytes[node][order], levels, side="right") - 1]
     return result
 
 
-def _leanest(graph: CostGraph, node: int, level: int) -> int:
+def _find_leanest(graph: CostGraph, node: int, level: int) -> int:
     """Return the choice of a node that keeps fewest bytes, of those within ``level`` transient bytes."""
-    within = np.flatnonzero(graph.transient[node] <= level)
-    return int(within[np.argmin(graph.kept[node][within])])
+    candidates = np.flatnonzero(graph.transient_bytes[node] <= level)
+    return int(candidates[np.argmin(graph.kept_bytes[node][candidates])])
 
 
-def least_time(graph: CostGraph) -> int:
+def compute_time_bound(graph: CostGraph) -> int:
     """Return a lower bound in ticks of every choice: the sum of the least time of every node and every edge."""
-    return sum(int(each.min()) for each in graph.times) + sum(int(edge.times.min()) for edge in graph.edges)
+    return sum(int(node_times.min()) for node_times in graph.times) + sum(int(edge.times.min()) for edge in graph.edges)
 
 
-def shortfall(graph: CostGraph, limit: int | None) -> Shortfall | None:
+def find_shortfall(graph: CostGraph, limit: int | None) -> Shortfall | None:
     """Return the proof that nothing fits within ``limit`` bytes, None if something does."""
     if limit is None:
         return None
-    choice = least_memory(graph)
+    choice = find_leanest_choice(graph)
     memory = graph.memory(choice)
     return Shortfall(choice, memory, limit) if memory > limit else None
 
@@ -193,36 +197,42 @@ def merge_parallel_edges(graph: CostGraph) -> CostGraph:
     """Return the graph with parallel edges added up to one, and edges in order of their nodes."""
     sums: dict[tuple[int, int], IntArray] = {}
     for source, target, times in graph.edges:
-        met = sums.get((source, target))
-        sums[source, target] = times if met is None else met + times
+        edge_sum = sums.get((source, target))
+        sums[source, target] = times if edge_sum is None else edge_sum + times
     edges = tuple(Edge(*ends, times) for ends, times in sorted(sums.items(), key=lambda item: item[0]))
-    return CostGraph(graph.times, graph.kept, graph.transient, edges, graph.copies)
+    return CostGraph(graph.times, graph.kept_bytes, graph.transient_bytes, edges, graph.copies)
 
 
-def restrict(graph: CostGraph, allowed: Sequence[IntArray]) -> CostGraph:
+def restrict_choices(graph: CostGraph, allowed_choices: Sequence[IntArray]) -> CostGraph:
     """Return the graph in which each node has only its ``allowed_choices``, by index and in that order.
 
     No nodes are copies any more: their choices may now differ.
     """
 
-    def columns(values: tuple[IntArray, ...]) -> tuple[IntArray, ...]:
-        return tuple(each[index] for each, index in zip(values, allowed, strict=True))
+    def restrict_columns(values: tuple[IntArray, ...]) -> tuple[IntArray, ...]:
+        return tuple(column[index] for column, index in zip(values, allowed_choices, strict=True))
 
-    edges = (Edge(*edge[:2], edge.times[np.ix_(allowed[edge.source], allowed[edge.target])]) for edge in graph.edges)
-    times, kept, transient = map(columns, (graph.times, graph.kept, graph.transient))
-    return CostGraph(times, kept, transient, tuple(edges), (-1,) * len(graph.copies))
+    edges = (
+        Edge(*edge[:2], edge.times[np.ix_(allowed_choices[edge.source], allowed_choices[edge.target])])
+        for edge in graph.edges
+    )
+    times, kept_bytes, transient_bytes = map(restrict_columns, (graph.times, graph.kept_bytes, graph.transient_bytes))
+    return CostGraph(times, kept_bytes, transient_bytes, tuple(edges), (-1,) * len(graph.copies))
 
 
-def _same(graph: CostGraph, node: int, other: int) -> bool:
-    columns = (graph.times, graph.kept, graph.transient)
-    return all(column[node] is column[other] or np.array_equal(column[node], column[other]) for column in columns)
+def _has_same_costs(graph: CostGraph, node: int, representative: int) -> bool:
+    columns = (graph.times, graph.kept_bytes, graph.transient_bytes)
+    return all(
+        column[node] is column[representative] or np.array_equal(column[node], column[representative])
+        for column in columns
+    )
 
 
 def _check_node(node: int, costs: tuple[IntArray, IntArray, IntArray]) -> None:
-    for name, each in zip(("times", "kept", "transient"), costs, strict=True):
-        if each.ndim != 1 or not len(each) or len(each) != len(costs[0]):
-            raise ValueError(f"node {node}: {name} has one entry a choice, at least one, got shape {each.shape}")
-        _check_numbers(f"node {node}: {name}", each)
+    for name, column in zip(("times", "kept", "transient"), costs, strict=True):
+        if column.ndim != 1 or not len(column) or len(column) != len(costs[0]):
+            raise ValueError(f"node {node}: {name} has one entry a choice, at least one, got shape {column.shape}")
+        _check_numbers(f"node {node}: {name}", column)
 
 
 def _check_edge(edge: Edge, times: tuple[IntArray, ...]) -> None:
@@ -242,62 +252,66 @@ def _check_numbers(name: str, values: IntArray) -> None:
         raise ValueError(f"{name} are not negative, got {int(values.min())}")
 
 
-def needed(graph: CostGraph, memory: bool) -> tuple[IntArray, ...]:
+def list_needed_choices(graph: CostGraph, memory: bool) -> tuple[IntArray, ...]:
     """Return per node the choices that suffice: they still contain an optimal choice of the graph.
 
     A choice is not needed if another one of its node is no slower whatever the neighbours choose (Desmet et al.,
     "The dead-end elimination theorem", Nature 1992, in the form of Goldstein 1994), and, where ``memory`` is limited,
     needs no more of it.
     """
-    allowed = [np.arange(size) for size in graph.sizes]
-    around: list[list[Edge]] = [[] for _ in allowed]
+    allowed_choices = [np.arange(size) for size in graph.sizes]
+    node_edges: list[list[Edge]] = [[] for _ in allowed_choices]
     for edge in graph.edges:
-        around[edge.source].append(edge)
-        around[edge.target].append(edge)
-    for node in range(len(allowed)):
-        allowed[node] = _undominated(graph, node, around[node], allowed, memory)
-    return tuple(allowed)
+        node_edges[edge.source].append(edge)
+        node_edges[edge.target].append(edge)
+    for node in range(len(allowed_choices)):
+        allowed_choices[node] = _list_undominated(graph, node, node_edges[node], allowed_choices, memory)
+    return tuple(allowed_choices)
 
 
-def _undominated(
-    graph: CostGraph, node: int, edges: Sequence[Edge], allowed: Sequence[IntArray], memory: bool
+def _list_undominated(
+    graph: CostGraph, node: int, edges: Sequence[Edge], allowed_choices: Sequence[IntArray], memory: bool
 ) -> IntArray:
-    mine = allowed[node]
-    times = graph.times[node][mine]
-    worst = times[:, None] - times  # the most that the row takes longer than the column
+    choices = allowed_choices[node]
+    times = graph.times[node][choices]
+    max_excess = times[:, None] - times  # the most that the row takes longer than the column
     for source, target, table in edges:
-        seen = table[np.ix_(allowed[source], allowed[target])]
-        seen = seen if source == node else seen.T
-        worst = worst + (seen[:, None] - seen).max(axis=-1)
-    beats = worst <= 0
-    for bytes_needed in (graph.kept[node][mine], graph.transient[node][mine]) if memory else ():
-        beats &= bytes_needed[:, None] <= bytes_needed
+        edge_times = table[np.ix_(allowed_choices[source], allowed_choices[target])]
+        edge_times = edge_times if source == node else edge_times.T
+        max_excess = max_excess + (edge_times[:, None] - edge_times).max(axis=-1)
+    dominance = max_excess <= 0
+    for choice_bytes in (graph.kept_bytes[node][choices], graph.transient_bytes[node][choices]) if memory else ():
+        dominance &= choice_bytes[:, None] <= choice_bytes
     # one by one against those still alive, so that of choices that beat each other one remains
-    alive = np.ones(len(mine), dtype=np.bool_)
-    for index in range(len(mine)):
-        alive[index] = False
-        alive[index] = not beats[alive, index].any()
-    result: IntArray = mine[alive]
+    is_alive = np.ones(len(choices), dtype=np.bool_)
+    for index in range(len(choices)):
+        is_alive[index] = False
+        is_alive[index] = not dominance[is_alive, index].any()
+    result: IntArray = choices[is_alive]
     return result
 
 
-def tied(graph: CostGraph) -> tuple[CostGraph, tuple[int, ...]]:
+def tie_copies(graph: CostGraph) -> tuple[CostGraph, tuple[int, ...]]:
     """Return the graph in which all copies choose alike, and for every node its index in that graph."""
     members: dict[tuple[bool, int], list[int]] = {}
     for node, number in enumerate(graph.copies):
         members.setdefault((True, node) if number == -1 else (False, number), []).append(node)
     groups = sorted(members.values())
-    place = {node: index for index, group in enumerate(groups) for node in group}
+    positions = {node: index for index, group in enumerate(groups) for node in group}
     times = [graph.times[group[0]] * len(group) for group in groups]
     edges: list[Edge] = []
     for source, target, table in graph.edges:
-        first, second = place[source], place[target]
+        source_group, target_group = positions[source], positions[target]
         # copies choose alike, so an edge between two copies takes the time of equal choices
-        if first == second:
-            times[first] = times[first] + table.diagonal()
+        if source_group == target_group:
+            times[source_group] = times[source_group] + table.diagonal()
         else:
-            edges.append(Edge(first, second, table) if first < second else Edge(second, first, table.T))
-    kept = tuple(graph.kept[group[0]] * len(group) for group in groups)
-    transient = tuple(graph.transient[group[0]] for group in groups)
-    result = CostGraph(tuple(times), kept, transient, tuple(edges), (-1,) * len(groups))
-    return merge_parallel_edges(result), tuple(place[node] for node in range(len(graph.copies)))
+            edges.append(
+                Edge(source_group, target_group, table)
+                if source_group < target_group
+                else Edge(target_group, source_group, table.T)
+            )
+    kept_bytes = tuple(graph.kept_bytes[group[0]] * len(group) for group in groups)
+    transient_bytes = tuple(graph.transient_bytes[group[0]] for group in groups)
+    result = CostGraph(tuple(times), kept_bytes, transient_bytes, tuple(edges), (-1,) * len(groups))
+    return merge_parallel_edges(result), tuple(positions[node] for node in range(len(graph.copies)))

@@ -20,36 +20,47 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwise.simulator.brief import brief
+from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.collective import Collective
 from meshwise.simulator.deadline import check_deadline
 from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.operator_graph import Block, Operator, Tensor
 from meshwise.strategies.lowering.costs.liveness import Liveness
-from meshwise.strategies.lowering.costs.memory import resident
+from meshwise.strategies.lowering.costs.memory import list_residents
 from meshwise.strategies.lowering.costs.operator import (
     BlockLayout,
-    BlockSteps,
+    BlockSegments,
     BlockTraining,
-    OperatorSteps,
+    OperatorSegments,
     adds_before_cut,
-    arriving_steps,
-    gathers,
+    build_arrivals,
+    build_operator_segments,
+    build_returns,
     gathers_in_backward,
-    operator_steps,
-    returning_steps,
+    is_tensor_gather,
 )
-from meshwise.strategies.lowering.costs.optimizer import SQUARES, Parameters, begin_in_step, norm_ticks, optimizer_ticks
-from meshwise.strategies.lowering.costs.recompute import moments
-from meshwise.strategies.lowering.costs.rewrites import is_cut_product, sums, weight_gradient_ticks, with_accumulation
+from meshwise.strategies.lowering.costs.optimizer import (
+    SQUARES,
+    Parameters,
+    allocates_gradients,
+    norm_ticks,
+    optimizer_ticks,
+)
+from meshwise.strategies.lowering.costs.recompute import compute_moments
+from meshwise.strategies.lowering.costs.rewrites import (
+    is_cut_product,
+    is_gradient_sum,
+    weight_gradient_ticks,
+    with_accumulation,
+)
 from meshwise.strategies.lowering.costs.stage import StageCosts
-from meshwise.strategies.lowering.costs.steps import Step, chain_ticks
+from meshwise.strategies.lowering.costs.steps import Segment, chain_ticks
 from meshwise.strategies.lowering.costs.weights import factored_elements, quantised_elements, replicated_elements
-from meshwise.strategies.lowering.rank_classes.machine import Machine, Rank
+from meshwise.strategies.lowering.rank_classes.machine import Machine, RankProfile
 from meshwise.strategies.lowering.rank_classes.placement import NORM
-from meshwise.strategies.operators.choices import choices
+from meshwise.strategies.operators.choices import list_choices
 from meshwise.strategies.operators.cost_graph import CostGraph, Edge, IntArray
-from meshwise.strategies.operators.operator_plan import Degrees, operator_plan, shared
+from meshwise.strategies.operators.operator_plan import Degrees, build_operator_plan, merge_shardings
 from meshwise.strategies.plan.mesh import OPERATOR_AXES
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem, Training
@@ -76,25 +87,25 @@ class Setting:
         return self.costs.machine(self.plan)
 
     @cached_property
-    def rank(self) -> Rank:
+    def rank(self) -> RankProfile:
         """Rank 0, which stands for all: all ranks of these plans do the same."""
         return self.machine.rank(0)
 
-    def layout(self, block: Block, shardings: Mapping[str, OperatorSharding] | None = None) -> BlockLayout:
+    def build_layout(self, block: Block, shardings: Mapping[str, OperatorSharding] | None = None) -> BlockLayout:
         """Return the layout of a block whose operators are cut so; whole where nothing is said."""
         training = BlockTraining.of(self.training)
         return BlockLayout(block, self.plan.mesh, shardings or {}, self.plan.sequences, training)
 
-    def alone(self, block: Block, operator: Operator, sharding: OperatorSharding) -> BlockLayout:
+    def build_operator_layout(self, block: Block, operator: Operator, sharding: OperatorSharding) -> BlockLayout:
         """Return the layout of a block of one operator, whose inputs already have the layouts that it reads."""
-        alone = replace(
+        operator_block = replace(
             block, operators=(operator,), inputs=operator.inputs, outputs=operator.outputs, repeat=1, layer=block.layer
         )
-        return self.layout(alone, {f"{block.name}.{operator.name}": sharding})
+        return self.build_layout(operator_block, {f"{block.name}.{operator.name}": sharding})
 
-    def steps(self, layout: BlockLayout) -> OperatorSteps:
+    def build_segments(self, layout: BlockLayout) -> OperatorSegments:
         """Return the segments, compute and collectives, of the one operator of a layout."""
-        return operator_steps(layout, self.rank.accelerator, self.rank.groups, layout.block.operators[0])
+        return build_operator_segments(layout, self.rank.accelerator, self.rank.groups, layout.block.operators[0])
 
 
 Columns = tuple[IntArray, IntArray, IntArray]
@@ -108,112 +119,118 @@ class NodeCosts:
     setting: Setting
     _columns: dict[tuple[str, tuple[OperatorSharding, ...]], Columns] = field(default_factory=dict)
 
-    def of(self, block: Block, operator: Operator, options: tuple[OperatorSharding, ...]) -> Columns:
+    def compute_columns(self, block: Block, operator: Operator, options: tuple[OperatorSharding, ...]) -> Columns:
         """Return the ticks, the kept bytes and the transient bytes of each choice of an operator."""
         key = (f"{block.name}.{operator.name}", options)
         if key not in self._columns:
-            rows = [self._of_choice(block, operator, each) for each in options]
-            ticks, kept, transient = np.array(rows, dtype=np.int64).T.copy()
-            self._columns[key] = ticks, kept, transient
+            rows = [self._compute_choice(block, operator, sharding) for sharding in options]
+            ticks, kept_bytes, transient_bytes = np.array(rows, dtype=np.int64).T.copy()
+            self._columns[key] = ticks, kept_bytes, transient_bytes
         return self._columns[key]
 
-    def _of_choice(self, block: Block, operator: Operator, sharding: OperatorSharding) -> tuple[int, int, int]:
+    def _compute_choice(self, block: Block, operator: Operator, sharding: OperatorSharding) -> tuple[int, int, int]:
         check_deadline()
-        layout = self.setting.alone(block, operator, sharding)
-        steps = self.setting.steps(layout)
-        backward = self._accumulated(layout, steps.backward)
-        chain = (*steps.gathers, steps.forward, *steps.before, *backward, *steps.after)
-        ticks = chain_ticks(chain) * self.setting.plan.num_microbatches + self._ending(layout)
-        return ticks, *self._bytes(layout, block)
+        layout = self.setting.build_operator_layout(block, operator, sharding)
+        segments = self.setting.build_segments(layout)
+        backward = self._add_accumulation(layout, segments.backward)
+        chain = (*segments.gathers, segments.forward, *segments.before_backward, *backward, *segments.after_backward)
+        ticks = chain_ticks(chain) * self.setting.plan.num_microbatches + self._count_ending_ticks(layout)
+        return ticks, *self._count_bytes(layout, block)
 
-    def _accumulated(self, layout: BlockLayout, backward: Step) -> tuple[Step, ...]:
+    def _add_accumulation(self, layout: BlockLayout, backward: Segment) -> tuple[Segment, ...]:
         """Return the backward of an operator, and the addition to its gradients where that is a segment of its own."""
         if not self.setting.costs.blocks.adds_gradients(self.setting.plan):
             return (backward,)
         accelerator, size = self.setting.rank.accelerator, self.setting.training.gradient_bytes
-        return with_accumulation(layout, accelerator, BlockSteps((), (backward,)), size).backward
+        return with_accumulation(layout, accelerator, BlockSegments((), (backward,)), size).backward
 
-    def _held(self, layout: BlockLayout) -> Parameters:
+    def _build_parameters(self, layout: BlockLayout) -> Parameters:
         # the second user of a tied parameter has it from the first: it is updated and kept once
-        seconds = {second for _, second in self.setting.problem.graph.tied}
-        once = [each for each in layout.block.parameters if (layout.block.name, each.name) not in seconds]
+        second_users = {user for _, user in self.setting.problem.graph.tied}
+        parameters = [
+            parameter
+            for parameter in layout.block.parameters
+            if (layout.block.name, parameter.name) not in second_users
+        ]
         return Parameters(
-            sum(map(layout.parameter_share, once)),
+            sum(map(layout.parameter_share, parameters)),
             len(layout.block.parameters),
-            factored_elements(layout, once),
+            factored_elements(layout, parameters),
             quantised_elements(layout),
         )
 
-    def _ending(self, layout: BlockLayout) -> int:
+    def _count_ending_ticks(self, layout: BlockLayout) -> int:
         """Return the ticks of an operator's part of the end of a step: the sum of its gradients, and its update."""
         # what an update of no parameters takes is in `fixed_ticks`, once for the whole step
-        ticks = self._update(self._held(layout)) - self._update(Parameters(0, 0))
+        ticks = self._count_update_ticks(self._build_parameters(layout)) - self._count_update_ticks(Parameters(0, 0))
         parts = replicated_elements(layout, self.setting.training.conventions)
         for axis, elements in zip(OPERATOR_AXES, parts, strict=True):
             if elements:
-                ticks += round(elements * self.setting.training.gradient_bytes * self._rates[axis])
+                ticks += round(elements * self.setting.training.gradient_bytes * self._gradient_rates[axis])
         return ticks
 
-    def _update(self, held: Parameters) -> int:
+    def _count_update_ticks(self, parameters: Parameters) -> int:
         """Return the ticks in which a rank updates parameters, and computes the norm of gradients that are clipped."""
-        step = self.setting.rank.accelerator, self.setting.training, self.setting.plan, held
-        return optimizer_ticks(*step) + (norm_ticks(*step) if self.setting.training.gradient_clipping else 0)
+        arguments = self.setting.rank.accelerator, self.setting.training, self.setting.plan, parameters
+        return optimizer_ticks(*arguments) + (norm_ticks(*arguments) if self.setting.training.gradient_clipping else 0)
 
     @cached_property
-    def once(self) -> int:
+    def fixed_ticks(self) -> int:
         """The ticks of the end of a step that do not depend on any choice."""
         machine = self.setting.machine
         norm = machine.communicator(NORM, 0).ticks(*SQUARES) if NORM in machine.table.tables else 0
-        return self._update(Parameters(0, 0)) + norm
+        return self._count_update_ticks(Parameters(0, 0)) + norm
 
     @cached_property
-    def _rates(self) -> dict[str, float]:
+    def _gradient_rates(self) -> dict[str, float]:
         """Ticks to sum a byte of gradients along each axis, at the rate of an all-reduce of all parameters together."""
         size = float(self.setting.problem.graph.num_parameters * self.setting.training.gradient_bytes)
         groups = self.setting.rank.groups
         sums = ((axis, groups[axis].ticks(Collective.ALL_REDUCE, size)) for axis in OPERATOR_AXES if axis in groups)
         return {axis: ticks / size for axis, ticks in sums}
 
-    def _bytes(self, layout: BlockLayout, block: Block) -> tuple[int, int]:
+    def _count_bytes(self, layout: BlockLayout, block: Block) -> tuple[int, int]:
         """Return the kept bytes and the transient bytes of the one operator of a layout."""
         training, plan = self.setting.training, self.setting.plan
-        held, bare = self._held(layout), _bare(self.setting.rank)
-        states = sum(change.size for change in resident(bare, training, plan, held, 0, 0))
-        if begin_in_step(training, plan):
-            states += held.elements * training.gradient_bytes  # all of them exist when the last microbatch begins
-        live = Liveness(layout, training.conventions)
-        found = moments(live, Recompute.NONE).memory()
+        parameters, accelerator = self._build_parameters(layout), _without_reserve(self.setting.rank)
+        states = sum(change.size for change in list_residents(accelerator, training, plan, parameters, 0, 0))
+        if allocates_gradients(training, plan):
+            states += parameters.elements * training.gradient_bytes  # all of them exist when the last microbatch begins
+        liveness = Liveness(layout, training.conventions)
+        block_memory = compute_moments(liveness, Recompute.NONE).scale_memory()
         (operator,) = layout.block.operators
-        first = [name for name in live.saved(operator) if _first_to_save(block, name) == operator.name]
-        saved = sum(dict(live.kept(operator, name) for name in first).values())
-        saved += sum(live.unnamed(operator).values())
-        besides = found.kept - saved + max(found.forward, found.backward)
-        return states + saved, besides + self._around(layout)
+        saved_names = [
+            name for name in liveness.list_saved(operator) if _find_first_saver(block, name) == operator.name
+        ]
+        saved_bytes = sum(dict(liveness.describe_kept(operator, name) for name in saved_names).values())
+        saved_bytes += sum(liveness.list_unnamed(operator).values())
+        transient_bytes = block_memory.kept_bytes - saved_bytes + max(block_memory.forward, block_memory.backward)
+        return states + saved_bytes, transient_bytes + self._count_tensor_bytes(layout)
 
-    def _around(self, layout: BlockLayout) -> int:
+    def _count_tensor_bytes(self, layout: BlockLayout) -> int:
         """Return the bytes of an operator's inputs and outputs, which exist while it runs whoever made them."""
         (operator,) = layout.block.operators
         names = dict.fromkeys((*operator.inputs, *operator.outputs))
-        return sum(layout.tensor_bytes(name, layout.produced[name].complete) for name in names)
+        return sum(layout.tensor_bytes(name, layout.produced_layouts[name].without_partial) for name in names)
 
     @property
-    def resident(self) -> int:
+    def resident_bytes(self) -> int:
         """Bytes on a device that do not depend on any choice: the reserve of the runtime, and buffers."""
         (buffers,) = self.setting.costs.buffers(self.setting.plan)
         return int(self.setting.rank.accelerator.reserved) + buffers
 
 
-def _first_to_save(block: Block, name: str) -> str:
+def _find_first_saver(block: Block, name: str) -> str:
     """Return the name of the first operator of a block that saves a tensor for backward."""
     return next(operator.name for operator in block.operators if name in operator.saved)
 
 
-def _bare(rank: Rank) -> Accelerator:
+def _without_reserve(rank: RankProfile) -> Accelerator:
     """Return the accelerator of a rank without the reserve of its runtime, which no choice changes."""
     return replace(rank.accelerator, reserved=0.0)
 
 
-class _Reader(NamedTuple):
+class _Reading(NamedTuple):
     """How a choice reads a tensor: the layout that it asks for, and the layout in which it leaves the gradient.
 
     ``gather_cover`` are the ticks of its backward that can hide the repeated gather of a tensor gathered in forward,
@@ -221,10 +238,10 @@ class _Reader(NamedTuple):
     of the tensor's gradient; 0 where nothing is hidden.
     """
 
-    wanted: ShardingSpec
-    gradient: ShardingSpec
-    again: int | None
-    hidden: int
+    input_spec: ShardingSpec
+    gradient_spec: ShardingSpec
+    gather_cover: int | None
+    sum_cover: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,11 +249,11 @@ class EdgeCosts:
     """The costs of redistributions, cached by the operators and their choices."""
 
     setting: Setting
-    _known: dict[tuple[object, ...], IntArray] = field(default_factory=dict)
+    _tables: dict[tuple[object, ...], IntArray] = field(default_factory=dict)
 
     @cached_property
-    def _whole(self) -> dict[str, BlockLayout]:
-        return {block.name: self.setting.layout(block) for block in self.setting.problem.graph.blocks}
+    def _whole_layouts(self) -> dict[str, BlockLayout]:
+        return {block.name: self.setting.build_layout(block) for block in self.setting.problem.graph.blocks}
 
     def list_edges(self, options: tuple[tuple[OperatorSharding, ...], ...]) -> list[Edge]:
         """Return the redistributions between the operator that makes a tensor and every operator that reads it.
@@ -245,78 +262,114 @@ class EdgeCosts:
         no operator makes, such as an input of the model, has the layout of its first reader.
         """
         result = []
-        crossing: list[_Source | None] = []  # by position; a tensor that nobody has read yet has no layout
-        number = 0
+        block_sources: list[_Source | None] = []  # by position; a tensor that nobody has read yet has no layout
+        node = 0
         for _, block in self.setting.problem.graph.occurrences:
-            met = zip(block.inputs, crossing, strict=False)
-            sources = {name: each.into(block.tensor[name]) for name, each in met if each is not None}
+            input_sources = zip(block.inputs, block_sources, strict=False)
+            sources = {
+                name: source.rename_dims(block.tensor[name]) for name, source in input_sources if source is not None
+            }
             for operator in block.operators:
                 for name in dict.fromkeys(operator.inputs):
                     if name in sources:
-                        times = self._between(sources[name], options, block, operator, name, options[number])
+                        times = self._find_times(sources[name], options, block, operator, name, options[node])
                         if times.any():
-                            result.append(Edge(sources[name].node, number, times))
+                            result.append(Edge(sources[name].node, node, times))
                     else:
-                        sources[name] = _Source(number, block, operator, name, block.tensor[name].dims, read=True)
+                        sources[name] = _Source(node, block, operator, name, block.tensor[name].dims, is_reader=True)
                 for name in operator.outputs:
-                    sources[name] = _Source(number, block, operator, name, block.tensor[name].dims)
-                number += 1
-            crossing = [sources.get(name) for name in block.outputs]
+                    sources[name] = _Source(node, block, operator, name, block.tensor[name].dims)
+                node += 1
+            block_sources = [sources.get(name) for name in block.outputs]
         return result
 
-    def _between(
+    def _find_times(
         self,
         source: "_Source",
         options: tuple[tuple[OperatorSharding, ...], ...],
         block: Block,
         reader: Operator,
         name: str,
-        own: tuple[OperatorSharding, ...],
+        reader_options: tuple[OperatorSharding, ...],
     ) -> IntArray:
-        made = (source.block.name, source.operator.name, source.name, source.dims, source.read, options[source.node])
-        key = (*made, block.name, reader.name, name, own)
-        if key not in self._known:
-            haves = [source.layout(each) for each in options[source.node]]
-            readers = [self._reads(block, reader, name, each) for each in own]
-            self._known[key] = self._times(block, reader, name, haves, readers)
-        return self._known[key]
+        source_key = (
+            source.block.name,
+            source.operator.name,
+            source.name,
+            source.dims,
+            source.is_reader,
+            options[source.node],
+        )
+        key = (*source_key, block.name, reader.name, name, reader_options)
+        if key not in self._tables:
+            source_specs = [source.build_spec(sharding) for sharding in options[source.node]]
+            readings = [self._build_reading(block, reader, name, sharding) for sharding in reader_options]
+            self._tables[key] = self._compute_times(block, reader, name, source_specs, readings)
+        return self._tables[key]
 
-    def _reads(self, block: Block, operator: Operator, name: str, sharding: OperatorSharding) -> _Reader:
+    def _build_reading(self, block: Block, operator: Operator, name: str, sharding: OperatorSharding) -> _Reading:
         check_deadline()
         tensor = block.tensor[name]
-        layout = self.setting.alone(block, operator, sharding)
-        steps = self.setting.steps(layout)
-        again = gathers_in_backward(layout, operator, keeps_gathered=self.setting.training.conventions.keeps_gathered)
-        backward = steps.backward.ticks if again else None
-        hides = self.setting.costs.blocks.hides_gradients(self.setting.plan) and is_cut_product(layout, operator)
-        weights = weight_gradient_ticks(layout, self.setting.rank.accelerator, operator, steps.backward) if hides else 0
-        next_to = not steps.after  # only then the sum directly follows the product that hides it
-        return _Reader(sharding.of_input(tensor), sharding.of_gradient(tensor), backward, weights if next_to else 0)
+        layout = self.setting.build_operator_layout(block, operator, sharding)
+        segments = self.setting.build_segments(layout)
+        regathers = gathers_in_backward(
+            layout, operator, keeps_gathered=self.setting.training.conventions.keeps_gathered
+        )
+        gather_cover = segments.backward.ticks if regathers else None
+        hides_sum = self.setting.costs.blocks.hides_gradients(self.setting.plan) and is_cut_product(layout, operator)
+        sum_cover = (
+            weight_gradient_ticks(layout, self.setting.rank.accelerator, operator, segments.backward)
+            if hides_sum
+            else 0
+        )
+        sum_follows = not segments.after_backward  # only then the sum directly follows the product that hides it
+        return _Reading(
+            sharding.find_input_spec(tensor),
+            sharding.find_gradient_spec(tensor),
+            gather_cover,
+            sum_cover if sum_follows else 0,
+        )
 
-    def _times(
-        self, block: Block, reader: Operator, name: str, haves: list[ShardingSpec], readers: list[_Reader]
+    def _compute_times(
+        self, block: Block, reader: Operator, name: str, source_specs: list[ShardingSpec], readings: list[_Reading]
     ) -> IntArray:
         """Return the ticks of redistributing a tensor from every layout of its source to every layout of its reader."""
-        made, reads = {have: i for i, have in enumerate(dict.fromkeys(haves))}, dict.fromkeys(readers)
-        of_read = {each: i for i, each in enumerate(reads)}
+        spec_index, distinct_readings = (
+            {source_spec: i for i, source_spec in enumerate(dict.fromkeys(source_specs))},
+            dict.fromkeys(readings),
+        )
+        reading_index = {reading: i for i, reading in enumerate(distinct_readings)}
         # many choices make or read a tensor in one layout: each distinct pair is priced once
-        unique = np.array([[self._ticks(block, reader, name, have, each) for each in reads] for have in made], np.int64)
-        found: IntArray = unique[np.ix_([made[have] for have in haves], [of_read[each] for each in readers])]
-        return found * self.setting.plan.num_microbatches
+        distinct_ticks = np.array(
+            [
+                [self._count_ticks(block, reader, name, source_spec, reading) for reading in distinct_readings]
+                for source_spec in spec_index
+            ],
+            np.int64,
+        )
+        ticks: IntArray = distinct_ticks[
+            np.ix_(
+                [spec_index[source_spec] for source_spec in source_specs],
+                [reading_index[reading] for reading in readings],
+            )
+        ]
+        return ticks * self.setting.plan.num_microbatches
 
-    def _ticks(self, block: Block, reader: Operator, name: str, have: ShardingSpec, read: _Reader) -> int:
-        layout, groups = self._whole[block.name], self.setting.rank.groups
-        whole = adds_before_cut(reader, have, read.wanted)
-        arriving = arriving_steps(layout, groups, name, have, read.wanted, whole=whole)
-        returning = returning_steps(layout, groups, name, read.gradient, have)
-        ticks = chain_ticks((*arriving, *returning))
-        hides = bool(returning) and sums(returning[0], (name,))
-        if hides:
-            ticks -= min(returning[0].ticks, read.hidden)
-        if read.again is None:
+    def _count_ticks(
+        self, block: Block, reader: Operator, name: str, source_spec: ShardingSpec, reading: _Reading
+    ) -> int:
+        layout, groups = self._whole_layouts[block.name], self.setting.rank.groups
+        adds_first = adds_before_cut(reader, source_spec, reading.input_spec)
+        arrivals = build_arrivals(layout, groups, name, source_spec, reading.input_spec, sums_first=adds_first)
+        returns = build_returns(layout, groups, name, reading.gradient_spec, source_spec)
+        ticks = chain_ticks((*arrivals, *returns))
+        hides_sum = bool(returns) and is_gradient_sum(returns[0], (name,))
+        if hides_sum:
+            ticks -= min(returns[0].ticks, reading.sum_cover)
+        if reading.gather_cover is None:
             return ticks
-        gathered = sum(step.ticks for step in arriving if gathers(step))
-        return ticks + max(gathered - read.again + hides * read.hidden, 0)
+        gather_ticks = sum(segment.ticks for segment in arrivals if is_tensor_gather(segment))
+        return ticks + max(gather_ticks - reading.gather_cover + hides_sum * reading.sum_cover, 0)
 
 
 class _Source(NamedTuple):
@@ -330,21 +383,21 @@ class _Source(NamedTuple):
     operator: Operator
     name: str
     dims: tuple[str, ...]
-    read: bool = False
+    is_reader: bool = False
 
-    def into(self, tensor: Tensor) -> "_Source":
+    def rename_dims(self, tensor: Tensor) -> "_Source":
         """Return the source as the next block sees it, where the tensor is ``tensor`` and its dims have other names."""
         return self._replace(dims=tensor.dims)
 
-    def layout(self, sharding: OperatorSharding) -> ShardingSpec:
+    def build_spec(self, sharding: OperatorSharding) -> ShardingSpec:
         """Return the layout in which the source has the tensor if its operator is cut by ``sharding``."""
         tensor = self.block.tensor[self.name]
-        made = sharding.of_kept(tensor) if self.read else sharding.of_output(self.operator, tensor)
-        renamed = dict(zip(tensor.dims, self.dims, strict=False))
-        return ShardingSpec(tuple((renamed[dim], axes) for dim, axes in made.cuts if dim in renamed), made.partial)
+        spec = sharding.find_kept_spec(tensor) if self.is_reader else sharding.find_output_spec(self.operator, tensor)
+        dim_names = dict(zip(tensor.dims, self.dims, strict=False))
+        return ShardingSpec(tuple((dim_names[dim], axes) for dim, axes in spec.cuts if dim in dim_names), spec.partial)
 
 
-Allowed = Callable[[str, tuple[OperatorSharding, ...]], tuple[OperatorSharding, ...]]
+ChoiceFilter = Callable[[str, tuple[OperatorSharding, ...]], tuple[OperatorSharding, ...]]
 """Returns those of an operator's legal shardings that may be chosen; the name is that of ``Node.name``."""
 
 
@@ -381,64 +434,76 @@ class OperatorCosts:
     nodes: tuple[Node, ...]
     choices: tuple[tuple[OperatorSharding, ...], ...]
     graph: CostGraph
-    resident: int
+    resident_bytes: int
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
     @property
     def limit(self) -> int:
         """Bytes on a device that are left for choices."""
-        return int(self.problem.usable(self.problem.cluster.accelerator)) - self.resident
+        return int(self.problem.usable_memory(self.problem.cluster.accelerator)) - self.resident_bytes
 
     @cached_property
-    def tied(self) -> tuple[tuple[tuple[int, str], tuple[int, str]], ...]:
+    def tied_users(self) -> tuple[tuple[tuple[int, str], tuple[int, str]], ...]:
         """Pairs of nodes that use one tied parameter, each with the parameter's name there."""
 
-        def user(end: tuple[str, str]) -> tuple[int, str]:
-            users = (n for n, o in enumerate(self.nodes) if o.occurrence == end[0] and end[1] in o.operator.parameters)
+        def find_user(end: tuple[str, str]) -> tuple[int, str]:
+            users = (
+                number
+                for number, node in enumerate(self.nodes)
+                if node.occurrence == end[0] and end[1] in node.operator.parameters
+            )
             return next(users), end[1]
 
-        return tuple((user(first), user(second)) for first, second in self.problem.graph.tied)
+        return tuple((find_user(first_end), find_user(second_end)) for first_end, second_end in self.problem.graph.tied)
 
-    def keeps(self, node: int, choice: int, parameter: str) -> dict[str, tuple[str, ...]]:
+    def find_kept_axes(self, node: int, choice: int, parameter: str) -> dict[str, tuple[str, ...]]:
         """Return the axes that cut each dim of a parameter as a choice of a node keeps it."""
-        return dict(self.choices[node][choice].of_kept(self.nodes[node].block.tensor[parameter]).cuts)
+        return dict(self.choices[node][choice].find_kept_spec(self.nodes[node].block.tensor[parameter]).cuts)
 
-    def only(self, allowed: Mapping[int, Sequence[int]]) -> "OperatorCosts":
+    def restrict_choices(self, allowed_choices: Mapping[int, Sequence[int]]) -> "OperatorCosts":
         """Return the costs where the nodes of ``allowed_choices`` have only those choices; they are no copies then."""
         graph = self.graph
-        index = [np.array(allowed.get(n, range(size)), np.int64) for n, size in enumerate(graph.sizes)]
+        indices = [np.array(allowed_choices.get(node, range(size)), np.int64) for node, size in enumerate(graph.sizes)]
 
-        def some(columns: tuple[IntArray, ...]) -> tuple[IntArray, ...]:
-            return tuple(each[index[n]] if n in allowed else each for n, each in enumerate(columns))
+        def restrict_columns(columns: tuple[IntArray, ...]) -> tuple[IntArray, ...]:
+            return tuple(
+                column[indices[node]] if node in allowed_choices else column for node, column in enumerate(columns)
+            )
 
         edges = (
-            edge._replace(times=edge.times[np.ix_(index[edge.source], index[edge.target])])
-            if edge.source in allowed or edge.target in allowed
+            edge._replace(times=edge.times[np.ix_(indices[edge.source], indices[edge.target])])
+            if edge.source in allowed_choices or edge.target in allowed_choices
             else edge
             for edge in graph.edges
         )
-        copies = tuple(-1 if n in allowed else number for n, number in enumerate(graph.copies))
-        columns = some(graph.times), some(graph.kept), some(graph.transient)
-        choices = tuple(tuple(own[i] for i in index[n]) for n, own in enumerate(self.choices))
+        copies = tuple(-1 if node in allowed_choices else number for node, number in enumerate(graph.copies))
+        columns = (
+            restrict_columns(graph.times),
+            restrict_columns(graph.kept_bytes),
+            restrict_columns(graph.transient_bytes),
+        )
+        choices = tuple(tuple(shardings[i] for i in indices[node]) for node, shardings in enumerate(self.choices))
         return replace(self, choices=choices, graph=CostGraph(*columns, tuple(edges), copies))
 
-    def plan(self, chosen: Iterable[int]) -> Plan:
+    def build_plan(self, choices: Iterable[int]) -> Plan:
         """Return the plan in which every node has one of its choices, given by index."""
-        found = {
+        shardings = {
             node.name: replace(options[choice], operator=node.name)
-            for node, options, choice in zip(self.nodes, self.choices, chosen, strict=True)
+            for node, options, choice in zip(self.nodes, self.choices, choices, strict=True)
         }
-        return operator_plan(self.problem, self.degrees, self.microbatch, shared(self.problem, found))
+        return build_operator_plan(
+            self.problem, self.degrees, self.microbatch, merge_shardings(self.problem, shardings)
+        )
 
 
-def operator_costs(
+def compute_operator_costs(
     problem: Problem,
     degrees: Degrees,
     microbatch: int,
     *,
     costs: StageCosts | None = None,
-    allowed: Allowed | None = None,
+    choice_filter: ChoiceFilter | None = None,
 ) -> OperatorCosts:
     """Return the costs of all choices of all operators, on a mesh of operator axes only.
 
@@ -453,17 +518,17 @@ def operator_costs(
     choice_filter
         Which legal shardings may be chosen; by default all.
     """
-    plan = operator_plan(problem, degrees, microbatch)
-    return _Table(Setting(problem, plan, costs or StageCosts(problem)), degrees, allowed).costs()
+    plan = build_operator_plan(problem, degrees, microbatch)
+    return _CostBuilder(Setting(problem, plan, costs or StageCosts(problem)), degrees, choice_filter).build_costs()
 
 
 @dataclass(frozen=True, eq=False)
-class _Table:
+class _CostBuilder:
     """Builds the costs of all choices; copies of a block share their lists of shardings."""
 
     setting: Setting
     degrees: Degrees
-    allowed: Allowed | None
+    choice_filter: ChoiceFilter | None
     _choices: dict[str, tuple[OperatorSharding, ...]] = field(default_factory=dict)
 
     @cached_property
@@ -472,28 +537,34 @@ class _Table:
         graph = self.setting.problem.graph
         return tuple(Node(name, block, operator) for name, block in graph.occurrences for operator in block.operators)
 
-    def costs(self) -> OperatorCosts:
+    def build_costs(self) -> OperatorCosts:
         """Return all costs."""
-        options, own = tuple(map(self._options, self.nodes)), NodeCosts(self.setting)
-        columns = [own.of(node.block, node.operator, each) for node, each in zip(self.nodes, options, strict=True)]
-        times, kept, transient = ([column[i] for column in columns] for i in range(3))
-        times[0] = times[0] + own.once
+        options, node_costs = tuple(map(self._list_options, self.nodes)), NodeCosts(self.setting)
+        columns = [
+            node_costs.compute_columns(node.block, node.operator, shardings)
+            for node, shardings in zip(self.nodes, options, strict=True)
+        ]
+        times, kept_bytes, transient_bytes = ([column[i] for column in columns] for i in range(3))
+        times[0] = times[0] + node_costs.fixed_ticks
         edges = tuple(EdgeCosts(self.setting).list_edges(options))
-        graph = CostGraph(tuple(times), tuple(kept), tuple(transient), edges, self._copies(options))
+        graph = CostGraph(tuple(times), tuple(kept_bytes), tuple(transient_bytes), edges, self._number_copies(options))
         problem, microbatch = self.setting.problem, self.setting.plan.sequences
-        return OperatorCosts(problem, self.degrees, microbatch, self.nodes, options, graph, own.resident)
+        return OperatorCosts(problem, self.degrees, microbatch, self.nodes, options, graph, node_costs.resident_bytes)
 
-    def _options(self, node: Node) -> tuple[OperatorSharding, ...]:
+    def _list_options(self, node: Node) -> tuple[OperatorSharding, ...]:
         check_deadline()
         key = f"{node.block.name}.{node.operator.name}"
         if key not in self._choices:
             sequences = self.setting.plan.sequences
-            self._choices[key] = choices(node.block.name, node.block, node.operator, self.degrees, sequences)
-        legal = self._choices[key]
-        return legal if self.allowed is None else self.allowed(node.name, legal)
+            self._choices[key] = list_choices(node.block.name, node.block, node.operator, self.degrees, sequences)
+        shardings = self._choices[key]
+        return shardings if self.choice_filter is None else self.choice_filter(node.name, shardings)
 
-    def _copies(self, options: tuple[tuple[OperatorSharding, ...], ...]) -> tuple[int, ...]:
+    def _number_copies(self, options: tuple[tuple[OperatorSharding, ...], ...]) -> tuple[int, ...]:
         classes: dict[tuple[str, str, tuple[OperatorSharding, ...]], int] = {}
-        keys = ((node.block.name, node.operator.name, own) for node, own in zip(self.nodes, options, strict=True))
+        keys = (
+            (node.block.name, node.operator.name, shardings)
+            for node, shardings in zip(self.nodes, options, strict=True)
+        )
         numbers = [classes.setdefault(key, len(classes)) for key in keys]
-        return tuple(n if node.block.repeat > 1 else -1 for node, n in zip(self.nodes, numbers, strict=True))
+        return tuple(number if node.block.repeat > 1 else -1 for node, number in zip(self.nodes, numbers, strict=True))

@@ -14,25 +14,25 @@ from functools import cached_property
 import numpy as np
 
 from meshwise.simulator.deadline import check_deadline
-from meshwise.strategies.operators.bucket_elimination import MOST_SWEEP_ENTRIES, Buckets, Price, Sweep, buckets
+from meshwise.strategies.operators.bucket_elimination import MAX_SWEEP_ENTRIES, Buckets, Price, Sweep, build_buckets
 from meshwise.strategies.operators.cost_graph import (
-    MOST,
+    MAX_SUM,
     CostGraph,
     IntArray,
     Shortfall,
     Solution,
-    least_memory,
-    restrict,
-    shortfall,
+    find_leanest_choice,
+    find_shortfall,
+    restrict_choices,
 )
 from meshwise.strategies.operators.neighbourhood import Neighbourhood
 
-ROUNDS = 40
+MAX_PRICES = 40
 """Prices tried for one range, at most; each one about halves what lies between two choices, so more never help."""
 
 
 def frontier(
-    graph: CostGraph, limit: int | None = None, *, gap: float = 0.0, labels: int = 10_000
+    graph: CostGraph, limit: int | None = None, *, gap: float = 0.0, max_labels: int = 10_000
 ) -> Solution | Shortfall:
     """Return the fastest choice within ``limit`` bytes, or the proof that none fits.
 
@@ -53,29 +53,29 @@ def frontier(
     ValueError
         If the graph is too entangled: a table would need more than 2**25 entries.
     """
-    missing = shortfall(graph, limit)
-    if missing is not None:
-        return missing
-    relaxation = Relaxation(graph, buckets(graph))
-    free = relaxation.within(relaxation.levels[-1]).least(Price(0, 1))[1]
-    time, memory = graph.time(free), graph.memory(free)
+    shortfall = find_shortfall(graph, limit)
+    if shortfall is not None:
+        return shortfall
+    relaxation = Relaxation(graph, build_buckets(graph))
+    free_choice = relaxation.limit_graph(relaxation.levels[-1]).find_minimum(Price(0, 1))[1]
+    time, memory = graph.time(free_choice), graph.memory(free_choice)
     if limit is None or memory <= limit:
-        return Solution(free, time, memory, time, price=0.0)
-    return _Search(relaxation, limit, gap, labels).run(time)
+        return Solution(free_choice, time, memory, time, price=0.0)
+    return _Search(relaxation, limit, gap, max_labels).run(time)
 
 
-STEP = 100
+LIMIT_PARTS = 100
 """The price of memory is measured over one part of this many of the limit.
 
 The very next byte may save far more than those after it, where it lets another choice fit.
 """
 
-FEW = 500
+FEW_LABELS = 500
 """Partial choices of a first, quick sweep, which often finds a better choice to prune the full sweep with."""
 
 
 @dataclass(frozen=True, eq=False)
-class Cut:
+class LimitedGraph:
     """The graph without choices above some level of transient bytes.
 
     Parameters
@@ -89,28 +89,36 @@ class Cut:
     """
 
     graph: CostGraph
-    eliminations: Buckets
-    allowed: dict[int, IntArray]
+    buckets: Buckets
+    allowed_choices: dict[int, IntArray]
     times: tuple[IntArray, ...]
-    kept: tuple[IntArray, ...]
+    kept_bytes: tuple[IntArray, ...]
     edges: tuple[IntArray, ...]
 
-    def least(self, price: Price) -> tuple[int, tuple[int, ...]]:
+    def find_minimum(self, price: Price) -> tuple[int, tuple[int, ...]]:
         """Return the least of ``price.num_bytes`` * ticks + ``price.ticks`` * kept bytes, and the choice with it."""
-        costs = [price.of * times + price.ticks * kept for times, kept in zip(self.times, self.kept, strict=True)]
-        value, choice = self.eliminations.minimum(costs, [price.of * each for each in self.edges])
-        return value, self._named(choice)
+        costs = [
+            price.num_bytes * times + price.ticks * kept_bytes
+            for times, kept_bytes in zip(self.times, self.kept_bytes, strict=True)
+        ]
+        value, choice = self.buckets.find_minimum(costs, [price.num_bytes * edge_times for edge_times in self.edges])
+        return value, self._to_graph_choice(choice)
 
-    def leanest(self) -> tuple[int, ...]:
+    def find_leanest(self) -> tuple[int, ...]:
         """Return the choice that keeps fewest bytes; of equal choices of a node the fastest."""
-        order = [int(np.lexsort((times, kept))[0]) for times, kept in zip(self.times, self.kept, strict=True)]
-        of_class = {number: index for (_, number), index in zip(self.eliminations.nodes, order, strict=True)}
-        return self._named(tuple(of_class[number] for number in self.eliminations.classes))
+        leanest_options = [
+            int(np.lexsort((times, kept_bytes))[0])
+            for times, kept_bytes in zip(self.times, self.kept_bytes, strict=True)
+        ]
+        option_of_class = {
+            number: index for (_, number), index in zip(self.buckets.nodes, leanest_options, strict=True)
+        }
+        return self._to_graph_choice(tuple(option_of_class[number] for number in self.buckets.classes))
 
-    def _named(self, choice: tuple[int, ...]) -> tuple[int, ...]:
+    def _to_graph_choice(self, choice: tuple[int, ...]) -> tuple[int, ...]:
         """Return the choice with the indices of the whole graph."""
-        lists = {number: each.tolist() for number, each in self.allowed.items()}
-        return tuple(lists[number][index] for number, index in zip(self.eliminations.classes, choice, strict=True))
+        option_lists = {number: options.tolist() for number, options in self.allowed_choices.items()}
+        return tuple(option_lists[number][index] for number, index in zip(self.buckets.classes, choice, strict=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,58 +126,61 @@ class Relaxation:
     """A graph with its eliminations, limited to any level of transient bytes; the limited graphs are cached."""
 
     graph: CostGraph
-    eliminations: Buckets
-    _cuts: dict[int, Cut] = field(default_factory=dict)
+    buckets: Buckets
+    _limited_graphs: dict[int, LimitedGraph] = field(default_factory=dict)
 
     @cached_property
     def levels(self) -> IntArray:
         """The values that the largest transient bytes of a choice can take, ascending."""
-        distinct = [self.graph.transient[node] for node, _ in self.eliminations.nodes]
-        levels = np.unique(np.concatenate(distinct))
-        result: IntArray = levels[levels >= max(int(each.min()) for each in distinct)]
+        class_bytes = [self.graph.transient_bytes[node] for node, _ in self.buckets.nodes]
+        levels = np.unique(np.concatenate(class_bytes))
+        result: IntArray = levels[levels >= max(int(node_bytes.min()) for node_bytes in class_bytes)]
         return result
 
     @cached_property
-    def kept(self) -> tuple[list[int], ...]:
+    def kept_lists(self) -> tuple[list[int], ...]:
         """Per node the bytes that each choice keeps; nodes of one class share the list."""
-        lists = {number: self.graph.kept[node].tolist() for node, number in self.eliminations.nodes}
-        return tuple(lists[number] for number in self.eliminations.classes)
+        lists = {number: self.graph.kept_bytes[node].tolist() for node, number in self.buckets.nodes}
+        return tuple(lists[number] for number in self.buckets.classes)
 
     @cached_property
-    def most(self) -> tuple[int, int]:
+    def max_costs(self) -> tuple[int, int]:
         """Upper bounds of any choice: ticks, and kept bytes."""
-        ticks = sum(int(each.max()) for each in self.graph.times)
+        ticks = sum(int(node_costs.max()) for node_costs in self.graph.times)
         edges = sum(int(edge.times.max()) for edge in self.graph.edges)
-        return ticks + edges, sum(int(each.max()) for each in self.graph.kept)
+        return ticks + edges, sum(int(node_costs.max()) for node_costs in self.graph.kept_bytes)
 
-    def price(self, ticks: int, of: int) -> Price:
+    def build_price(self, ticks: int, num_bytes: int) -> Price:
         """Return a price of about ``ticks`` for ``num_bytes`` bytes, such that no priced sum leaves 64 bits."""
-        most_ticks, most_bytes = (max(1, each) for each in self.most)
+        most_ticks, most_bytes = (max(1, cost) for cost in self.max_costs)
         # the larger the scale the finer the price, which is rounded to a whole number of ticks
-        highest = MOST // most_bytes
+        max_price = MAX_SUM // most_bytes
         scale = 1
-        while scale < 2**40 and 2 * scale * most_ticks < MOST and 2 * scale * ticks < highest * of:
+        while scale < 2**40 and 2 * scale * most_ticks < MAX_SUM and 2 * scale * ticks < max_price * num_bytes:
             scale *= 2
-        return Price(min(highest, scale * ticks // of), scale)
+        return Price(min(max_price, scale * ticks // num_bytes), scale)
 
-    def within(self, level: int) -> Cut:
+    def limit_graph(self, level: int) -> LimitedGraph:
         """Return the graph without choices above ``level`` transient bytes."""
-        if level not in self._cuts:
-            self._cuts[level] = self._cut(level)
-        return self._cuts[level]
+        if level not in self._limited_graphs:
+            self._limited_graphs[level] = self._build_limited_graph(level)
+        return self._limited_graphs[level]
 
-    def _cut(self, level: int) -> Cut:
-        graph, nodes = self.graph, self.eliminations.nodes
-        allowed = {number: np.flatnonzero(graph.transient[node] <= level) for node, number in nodes}
-        edges = [graph.edges[index] for index, _ in self.eliminations.edges]
-        classes = self.eliminations.classes
-        return Cut(
+    def _build_limited_graph(self, level: int) -> LimitedGraph:
+        graph, nodes = self.graph, self.buckets.nodes
+        allowed_choices = {number: np.flatnonzero(graph.transient_bytes[node] <= level) for node, number in nodes}
+        edges = [graph.edges[index] for index, _ in self.buckets.edges]
+        classes = self.buckets.classes
+        return LimitedGraph(
             graph,
-            self.eliminations,
-            allowed,
-            tuple(graph.times[node][allowed[number]] for node, number in nodes),
-            tuple(graph.kept[node][allowed[number]] for node, number in nodes),
-            tuple(each.times[np.ix_(allowed[classes[each.source]], allowed[classes[each.target]])] for each in edges),
+            self.buckets,
+            allowed_choices,
+            tuple(graph.times[node][allowed_choices[number]] for node, number in nodes),
+            tuple(graph.kept_bytes[node][allowed_choices[number]] for node, number in nodes),
+            tuple(
+                edge.times[np.ix_(allowed_choices[classes[edge.source]], allowed_choices[classes[edge.target]])]
+                for edge in edges
+            ),
         )
 
 
@@ -178,112 +189,125 @@ class _Range:
     """A range of levels of transient bytes, by index; no choice within it takes fewer ticks than ``bound``."""
 
     bound: int
-    low: int
-    high: int
+    low_level: int
+    high_level: int
     price: Price
 
 
 class _Search:
     """Best-first search over ranges of levels of transient bytes."""
 
-    def __init__(self, relaxation: Relaxation, limit: int, gap: float, labels: int) -> None:
+    def __init__(self, relaxation: Relaxation, limit: int, gap: float, max_labels: int) -> None:
         self.relaxation, self.graph = relaxation, relaxation.graph
-        self.limit, self.gap, self.labels = limit, gap, labels
-        self.near = Neighbourhood(self.graph, limit)
-        self.best = self.near.polished(least_memory(self.graph))
-        self.time = self.graph.time(self.best)
+        self.limit, self.gap, self.max_labels = limit, gap, max_labels
+        self.neighbourhood = Neighbourhood(self.graph, limit)
+        self.best_choice = self.neighbourhood.polish_choice(find_leanest_choice(self.graph))
+        self.best_time = self.graph.time(self.best_choice)
         self.ranges: list[_Range] = []
 
     def run(self, bound: int) -> Solution:
         """Return the best choice; ``bound`` is the least time without a limit."""
-        whole = _Range(bound, 0, len(self.relaxation.levels) - 1, Price(0, 1))
-        relaxed = self._push(whole)
-        closed = self.time
-        while self.ranges and min(closed, self.ranges[0].bound) * (1 + self.gap) < self.time:
+        full_range = _Range(bound, 0, len(self.relaxation.levels) - 1, Price(0, 1))
+        relaxed_bound = self._push_range(full_range)
+        closed_bound = self.best_time
+        while self.ranges and min(closed_bound, self.ranges[0].bound) * (1 + self.gap) < self.best_time:
             check_deadline()
-            least = heapq.heappop(self.ranges)
-            if least.low == least.high:
-                closed = min(closed, self._swept(least))
+            best_range = heapq.heappop(self.ranges)
+            if best_range.low_level == best_range.high_level:
+                closed_bound = min(closed_bound, self._sweep_level(best_range))
                 continue
-            middle = (least.low + least.high) // 2
-            self._push(_Range(least.bound, least.low, middle, least.price))
-            self._push(_Range(least.bound, middle + 1, least.high, least.price))
-        proven = min([self.time, closed, *(each.bound for each in self.ranges)])
-        step = max(1, self.limit // STEP)
-        saved = max(relaxed - self._raised(whole, step).bound, 0)
-        return Solution(self.best, self.time, self.graph.memory(self.best), proven, saved / step)
+            middle_level = (best_range.low_level + best_range.high_level) // 2
+            self._push_range(_Range(best_range.bound, best_range.low_level, middle_level, best_range.price))
+            self._push_range(_Range(best_range.bound, middle_level + 1, best_range.high_level, best_range.price))
+        proven_bound = min([self.best_time, closed_bound, *(open_range.bound for open_range in self.ranges)])
+        extra_bytes = max(1, self.limit // LIMIT_PARTS)
+        saved_ticks = max(relaxed_bound - self._raise_bound(full_range, extra_bytes).bound, 0)
+        return Solution(
+            self.best_choice,
+            self.best_time,
+            self.graph.memory(self.best_choice),
+            proven_bound,
+            saved_ticks / extra_bytes,
+        )
 
-    def _offer(self, choice: tuple[int, ...]) -> None:
-        if self.graph.memory(choice) <= self.limit and self.graph.time(choice) < self.time:
-            self.best, self.time = choice, self.graph.time(choice)
+    def _offer_choice(self, choice: tuple[int, ...]) -> None:
+        if self.graph.memory(choice) <= self.limit and self.graph.time(choice) < self.best_time:
+            self.best_choice, self.best_time = choice, self.graph.time(choice)
 
-    def _push(self, given: _Range) -> int:
+    def _push_range(self, level_range: _Range) -> int:
         """Raise the bound of a range, queue the range if it may hold a faster choice, and return the bound."""
-        raised = self._raised(given)
-        if raised.bound < self.time:
-            heapq.heappush(self.ranges, raised)
-        return raised.bound
+        raised_range = self._raise_bound(level_range)
+        if raised_range.bound < self.best_time:
+            heapq.heappush(self.ranges, raised_range)
+        return raised_range.bound
 
-    def _raised(self, given: _Range, more: int = 0) -> _Range:
+    def _raise_bound(self, level_range: _Range, extra_bytes: int = 0) -> _Range:
         """Return the range with the bound of its best price, if the limit had ``extra_bytes`` more.
 
         Two choices, one within the budget and one beyond it, define the price at which both cost the same. The
         cheapest choice at that price replaces one of the two, until no choice is cheaper than both.
         """
-        cut = self.relaxation.within(int(self.relaxation.levels[given.high]))
-        lean, budget = cut.leanest(), self.limit + more - int(self.relaxation.levels[given.low])
-        if self._kept(lean) > budget:
-            return replace(given, bound=self.time)  # no choice of the range fits
-        fast: tuple[int, ...] | None = None
-        bound, best, price = given.bound, given.price, given.price
-        for _ in range(ROUNDS):
-            least, choice = cut.least(price)
-            self._offer(choice)
-            met = price.bound(least, budget)
-            bound, best = (met, price) if met > bound else (bound, best)
-            if bound >= self.time or (fast is not None and choice in (lean, fast)):
+        limited_graph = self.relaxation.limit_graph(int(self.relaxation.levels[level_range.high_level]))
+        lean_choice, budget = (
+            limited_graph.find_leanest(),
+            self.limit + extra_bytes - int(self.relaxation.levels[level_range.low_level]),
+        )
+        if self._count_kept(lean_choice) > budget:
+            return replace(level_range, bound=self.best_time)  # no choice of the range fits
+        fast_choice: tuple[int, ...] | None = None
+        bound, best_price, price = level_range.bound, level_range.price, level_range.price
+        for _ in range(MAX_PRICES):
+            min_priced, choice = limited_graph.find_minimum(price)
+            self._offer_choice(choice)
+            price_bound = price.bound(min_priced, budget)
+            bound, best_price = (price_bound, price) if price_bound > bound else (bound, best_price)
+            if bound >= self.best_time or (fast_choice is not None and choice in (lean_choice, fast_choice)):
                 break
-            if self._kept(choice) > budget:
-                fast = choice
+            if self._count_kept(choice) > budget:
+                fast_choice = choice
             elif price.ticks == 0:
                 break
             else:
-                lean = choice
-            price = self._between(fast, lean)
-        if fast is not None and bound < self.time:
-            self._mix(fast, lean)
-        return _Range(bound, given.low, given.high, best)
+                lean_choice = choice
+            price = self._find_price(fast_choice, lean_choice)
+        if fast_choice is not None and bound < self.best_time:
+            self._mix_choices(fast_choice, lean_choice)
+        return _Range(bound, level_range.low_level, level_range.high_level, best_price)
 
-    def _between(self, fast: tuple[int, ...] | None, lean: tuple[int, ...]) -> Price:
+    def _find_price(self, fast_choice: tuple[int, ...] | None, lean_choice: tuple[int, ...]) -> Price:
         """Return the price at which both choices cost the same; 0 while no choice beyond the budget is known."""
-        if fast is None:
+        if fast_choice is None:
             return Price(0, 1)
-        slower = self.graph.time(lean) - self.graph.time(fast)
-        return self.relaxation.price(max(0, slower), self._kept(fast) - self._kept(lean))
+        extra_ticks = self.graph.time(lean_choice) - self.graph.time(fast_choice)
+        return self.relaxation.build_price(
+            max(0, extra_ticks), self._count_kept(fast_choice) - self._count_kept(lean_choice)
+        )
 
-    def _mix(self, fast: tuple[int, ...], lean: tuple[int, ...]) -> None:
+    def _mix_choices(self, fast_choice: tuple[int, ...], lean_choice: tuple[int, ...]) -> None:
         """Offer mixtures of a choice beyond the budget and one within it: they use memory that a price leaves idle."""
-        for first, second in ((fast, lean), (lean, fast)):
-            mixture = self.near.mixed(first, second)
+        for prefix_choice, suffix_choice in ((fast_choice, lean_choice), (lean_choice, fast_choice)):
+            mixture = self.neighbourhood.mix_choices(prefix_choice, suffix_choice)
             if mixture is not None:
-                self._offer(self.near.polished(mixture))
+                self._offer_choice(self.neighbourhood.polish_choice(mixture))
 
-    def _kept(self, choice: tuple[int, ...]) -> int:
-        return sum(each[index] for each, index in zip(self.relaxation.kept, choice, strict=True))
+    def _count_kept(self, choice: tuple[int, ...]) -> int:
+        return sum(node_bytes[index] for node_bytes, index in zip(self.relaxation.kept_lists, choice, strict=True))
 
-    def _swept(self, least: _Range) -> int:
+    def _sweep_level(self, level_range: _Range) -> int:
         """Return the bound of a range of one level after an exact sweep of its choices."""
-        level = int(self.relaxation.levels[least.low])
-        allowed = tuple(np.flatnonzero(each <= level) for each in self.graph.transient)
-        sweep = Sweep(restrict(self.graph, allowed), self.limit - level, least.price)
-        if sweep.entries > MOST_SWEEP_ENTRIES:
-            return least.bound
-        bound = least.bound
-        for labels in sorted({min(self.labels, FEW), self.labels}):
-            swept = sweep.below(self.time, labels)
-            bound = max(bound, min(swept.bound, self.time))
-            if swept.choice is not None:
-                self._offer(tuple(int(options[index]) for options, index in zip(allowed, swept.choice, strict=True)))
-            if bound * (1 + self.gap) >= self.time:
+        level = int(self.relaxation.levels[level_range.low_level])
+        allowed_choices = tuple(np.flatnonzero(node_bytes <= level) for node_bytes in self.graph.transient_bytes)
+        sweep = Sweep(restrict_choices(self.graph, allowed_choices), self.limit - level, level_range.price)
+        if sweep.max_entries > MAX_SWEEP_ENTRIES:
+            return level_range.bound
+        bound = level_range.bound
+        for num_labels in sorted({min(self.max_labels, FEW_LABELS), self.max_labels}):
+            result = sweep.find_below(self.best_time, num_labels)
+            bound = max(bound, min(result.bound, self.best_time))
+            if result.choice is not None:
+                self._offer_choice(
+                    tuple(int(options[index]) for options, index in zip(allowed_choices, result.choice, strict=True))
+                )
+            if bound * (1 + self.gap) >= self.best_time:
                 break
         return bound

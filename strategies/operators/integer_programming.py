@@ -19,18 +19,18 @@ from meshwise.strategies.operators.cost_graph import (
     CostGraph,
     Shortfall,
     Solution,
-    least_memory,
-    least_time,
+    compute_time_bound,
+    find_leanest_choice,
+    find_shortfall,
+    list_needed_choices,
     merge_parallel_edges,
-    needed,
-    restrict,
-    shortfall,
-    tied,
+    restrict_choices,
+    tie_copies,
 )
 from meshwise.strategies.operators.neighbourhood import Neighbourhood
 
 FloatArray = NDArray[np.float64]
-LARGEST = 1e6
+LARGEST_SUM = 1e6
 """The largest sum after scaling: the solver's absolute tolerances, 1e-6 and finer, suit numbers up to this."""
 
 
@@ -65,29 +65,33 @@ def integer_programming(
     are exact.
     """
     if tie:
-        return _tied(graph, limit, gap, seconds, prune)
-    missing = shortfall(graph, limit)
-    if missing is not None:
-        return missing
-    allowed = needed(graph, memory=limit is not None) if prune else tuple(map(np.arange, graph.sizes))
-    program = _Program(merge_parallel_edges(restrict(graph, allowed)), limit, gap, seconds)
-    choice, bound = program.solved()
-    found = [int(each[index]) for each, index in zip(allowed, choice, strict=True)]
-    return _solution(graph, found, bound, program.interrupted)
+        return _solve_tied(graph, limit, gap, seconds, prune)
+    shortfall = find_shortfall(graph, limit)
+    if shortfall is not None:
+        return shortfall
+    allowed_choices = (
+        list_needed_choices(graph, memory=limit is not None) if prune else tuple(map(np.arange, graph.sizes))
+    )
+    program = _Program(merge_parallel_edges(restrict_choices(graph, allowed_choices)), limit, gap, seconds)
+    choice, bound = program.solve()
+    graph_choice = [int(options[index]) for options, index in zip(allowed_choices, choice, strict=True)]
+    return _build_solution(graph, graph_choice, bound, program.was_interrupted)
 
 
-def _tied(graph: CostGraph, limit: int | None, gap: float, seconds: float | None, prune: bool) -> Solution | Shortfall:
-    smaller, place = tied(graph)
-    result = integer_programming(smaller, limit, gap=gap, seconds=seconds, prune=prune)
-    choice = tuple(result.choice[index] for index in place)
+def _solve_tied(
+    graph: CostGraph, limit: int | None, gap: float, seconds: float | None, prune: bool
+) -> Solution | Shortfall:
+    tied_graph, positions = tie_copies(graph)
+    result = integer_programming(tied_graph, limit, gap=gap, seconds=seconds, prune=prune)
+    choice = tuple(result.choice[index] for index in positions)
     if isinstance(result, Shortfall):
         return Shortfall(choice, result.memory, result.limit)
-    return _solution(graph, choice, result.bound, result.interrupted)
+    return _build_solution(graph, choice, result.bound, result.was_interrupted)
 
 
-def _solution(graph: CostGraph, choice: Sequence[int], bound: int, interrupted: bool) -> Solution:
+def _build_solution(graph: CostGraph, choice: Sequence[int], bound: int, was_interrupted: bool) -> Solution:
     time = graph.time(choice)
-    return Solution(tuple(choice), time, graph.memory(choice), min(bound, time), interrupted=interrupted)
+    return Solution(tuple(choice), time, graph.memory(choice), min(bound, time), was_interrupted=was_interrupted)
 
 
 class _Program:
@@ -97,12 +101,14 @@ class _Program:
     """
 
     def __init__(self, graph: CostGraph, limit: int | None, gap: float, seconds: float | None) -> None:
-        self.graph, self.limit, self.interrupted = graph, limit, False
+        self.graph, self.limit, self.was_interrupted = graph, limit, False
         self.starts = np.cumsum([0, *graph.sizes])
-        self.pairs = np.cumsum([self.starts[-1], *(edge.times.size for edge in graph.edges)])
-        ticks = sum(int(each.max()) for each in graph.times) + sum(int(edge.times.max()) for edge in graph.edges)
-        self.ticks = min(1.0, LARGEST / max(1, ticks))
-        self.bytes = 1.0 if limit is None else min(1.0, LARGEST / max(1, limit))
+        self.pair_starts = np.cumsum([self.starts[-1], *(edge.times.size for edge in graph.edges)])
+        ticks = sum(int(node_times.max()) for node_times in graph.times) + sum(
+            int(edge.times.max()) for edge in graph.edges
+        )
+        self.tick_scale = min(1.0, LARGEST_SUM / max(1, ticks))
+        self.byte_scale = 1.0 if limit is None else min(1.0, LARGEST_SUM / max(1, limit))
         self.solver = highspy.Highs()  # type: ignore[no-untyped-call]
         for option, value in (
             ("output_flag", False),
@@ -112,102 +118,112 @@ class _Program:
             ("time_limit", float("inf") if seconds is None else seconds),
         ):
             self.solver.setOptionValue(option, value)
-        self.solver.passModel(self._model())
+        self.solver.passModel(self._build_model())
 
-    def solved(self) -> tuple[list[int], int]:
+    def solve(self) -> tuple[list[int], int]:
         """Return the best choice found, and a lower bound in ticks of every choice."""
         if self.limit is None:
-            best = [int(each.argmin()) for each in self.graph.times]
+            best_choice = [int(node_times.argmin()) for node_times in self.graph.times]
         else:
-            best = list(Neighbourhood(self.graph, self.limit).polished(least_memory(self.graph)))
-        self._start(best)  # a start that fits gives the solver something to prune with, and Ctrl-C an answer
-        self._run()
-        bound = self._bound()
-        found = self._found()
-        while found is not None and self._overrun(found) > 0:
-            self._tighten(self._overrun(found))
-            self._run()
-            found = self._found()
-        if found is not None and self.graph.time(found) < self.graph.time(best):
-            best = found
-        return best, bound
+            best_choice = list(Neighbourhood(self.graph, self.limit).polish_choice(find_leanest_choice(self.graph)))
+        self._set_start(best_choice)  # a start that fits gives the solver something to prune with, and Ctrl-C an answer
+        self._run_solver()
+        bound = self._compute_bound()
+        choice = self._read_choice()
+        while choice is not None and self._count_overrun(choice) > 0:
+            self._tighten_limit(self._count_overrun(choice))
+            self._run_solver()
+            choice = self._read_choice()
+        if choice is not None and self.graph.time(choice) < self.graph.time(best_choice):
+            best_choice = choice
+        return best_choice, bound
 
-    def _run(self) -> None:
+    def _run_solver(self) -> None:
         """Run the solver in its own thread; Ctrl-C stops it, and its best solution so far remains."""
         self.solver.HandleUserInterrupt = True
         self.solver.startSolve()
-        finished = False
-        while not finished:
+        is_finished = False
+        while not is_finished:
             try:
                 # short waits, for Python raises KeyboardInterrupt only between them
-                while not finished:
-                    finished = self.solver.wait(0.1)[0]
+                while not is_finished:
+                    is_finished = self.solver.wait(0.1)[0]
             except KeyboardInterrupt:
-                self.interrupted = True
+                self.was_interrupted = True
                 self.solver.cancelSolve()  # type: ignore[no-untyped-call]
 
-    def _found(self) -> list[int] | None:
+    def _read_choice(self) -> list[int] | None:
         """Return the choice of the solver's solution, None if it has none."""
         if self.solver.getInfo().primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
             return None
         values = np.array(self.solver.getSolution().col_value)
         return [int(values[start:end].argmax()) for start, end in zip(self.starts, self.starts[1:], strict=False)]
 
-    def _bound(self) -> int:
+    def _compute_bound(self) -> int:
         """Return the proven bound in ticks, lowered by what the solver may have rounded."""
-        trivial = least_time(self.graph)
-        proven = self.solver.getInfo().mip_dual_bound
-        if not np.isfinite(proven):
-            return trivial
-        return max(trivial, int(np.ceil((proven * (1 - 1e-10) - 1e-5) / self.ticks)))
+        trivial_bound = compute_time_bound(self.graph)
+        proven_bound = self.solver.getInfo().mip_dual_bound
+        if not np.isfinite(proven_bound):
+            return trivial_bound
+        return max(trivial_bound, int(np.ceil((proven_bound * (1 - 1e-10) - 1e-5) / self.tick_scale)))
 
-    def _overrun(self, choice: Sequence[int]) -> int:
+    def _count_overrun(self, choice: Sequence[int]) -> int:
         """Return the bytes by which a choice is above the limit."""
         return 0 if self.limit is None else self.graph.memory(choice) - self.limit
 
-    def _tighten(self, overrun: int) -> None:
+    def _tighten_limit(self, overrun: int) -> None:
         """Lower the limit: by rounding, the solver let a choice pass that is a few bytes above it."""
         row = self.solver.getNumRow() - 1
-        upper = self.solver.getLp().row_upper_[row]
-        self.solver.changeRowBounds(row, -highspy.kHighsInf, upper - 2 * overrun * self.bytes)
+        upper_bound = self.solver.getLp().row_upper_[row]
+        self.solver.changeRowBounds(row, -highspy.kHighsInf, upper_bound - 2 * overrun * self.byte_scale)
 
-    def _start(self, choice: Sequence[int]) -> None:
+    def _set_start(self, choice: Sequence[int]) -> None:
         values = np.zeros(self.solver.getNumCol())
         values[self.starts[:-1] + np.array(choice)] = 1.0
-        for edge, first in zip(self.graph.edges, self.pairs, strict=False):
-            values[first + choice[edge.source] * edge.times.shape[1] + choice[edge.target]] = 1.0
+        for edge, pair_start in zip(self.graph.edges, self.pair_starts, strict=False):
+            values[pair_start + choice[edge.source] * edge.times.shape[1] + choice[edge.target]] = 1.0
         if self.limit is not None:
-            most = max(int(each[index]) for each, index in zip(self.graph.transient, choice, strict=True))
-            values[-1] = most * self.bytes
+            max_transient = max(
+                int(node_bytes[index]) for node_bytes, index in zip(self.graph.transient_bytes, choice, strict=True)
+            )
+            values[-1] = max_transient * self.byte_scale
         solution = highspy.HighsSolution()
         solution.col_value = values.tolist()
         solution.value_valid = True
         self.solver.setSolution(solution)
 
-    def _model(self) -> highspy.HighsLp:
+    def _build_model(self) -> highspy.HighsLp:
         rows = _Rows()
         for start, end in zip(self.starts, self.starts[1:], strict=False):
-            rows.add(np.arange(start, end), np.ones(end - start), 1.0, 1.0)
-        for (source, target, times), first in zip(self.graph.edges, self.pairs, strict=False):
-            pairs = first + np.arange(times.size).reshape(times.shape)
+            rows.add_row(np.arange(start, end), np.ones(end - start), 1.0, 1.0)
+        for (source, target, times), pair_start in zip(self.graph.edges, self.pair_starts, strict=False):
+            pairs = pair_start + np.arange(times.size).reshape(times.shape)
             for row, column in enumerate(range(self.starts[source], self.starts[source + 1])):
-                rows.marginal(pairs[row], column)
+                rows.add_marginal(pairs[row], column)
             for row, column in enumerate(range(self.starts[target], self.starts[target + 1])):
-                rows.marginal(pairs[:, row], column)
+                rows.add_marginal(pairs[:, row], column)
         if self.limit is not None:
             self._add_memory(rows, self.limit)
-        memory = [] if self.limit is None else [np.zeros(1)]
+        memory_costs = [] if self.limit is None else [np.zeros(1)]
         costs = [*self.graph.times, *(edge.times.ravel() for edge in self.graph.edges)]
-        return rows.model(np.concatenate([*(each * self.ticks for each in costs), *memory]), int(self.starts[-1]))
+        return rows.build_model(
+            np.concatenate([*(node_costs * self.tick_scale for node_costs in costs), *memory_costs]),
+            int(self.starts[-1]),
+        )
 
     def _add_memory(self, rows: "_Rows", limit: int) -> None:
         """Add that the last column is at least every node's transient bytes, and fits with all kept bytes."""
-        last = int(self.pairs[-1])
-        for node, transient in enumerate(self.graph.transient):
-            columns = np.r_[np.arange(self.starts[node], self.starts[node + 1]), last]
-            rows.add(columns, np.r_[-transient * self.bytes, 1.0], 0.0, highspy.kHighsInf)
-        kept = np.concatenate(self.graph.kept) * self.bytes
-        rows.add(np.r_[np.arange(self.starts[-1]), last], np.r_[kept, 1.0], -highspy.kHighsInf, limit * self.bytes)
+        memory_column = int(self.pair_starts[-1])
+        for node, transient_bytes in enumerate(self.graph.transient_bytes):
+            columns = np.r_[np.arange(self.starts[node], self.starts[node + 1]), memory_column]
+            rows.add_row(columns, np.r_[-transient_bytes * self.byte_scale, 1.0], 0.0, highspy.kHighsInf)
+        kept_bytes = np.concatenate(self.graph.kept_bytes) * self.byte_scale
+        rows.add_row(
+            np.r_[np.arange(self.starts[-1]), memory_column],
+            np.r_[kept_bytes, 1.0],
+            -highspy.kHighsInf,
+            limit * self.byte_scale,
+        )
 
 
 class _Rows:
@@ -216,30 +232,30 @@ class _Rows:
     def __init__(self) -> None:
         self.columns: list[NDArray[np.int64]] = []
         self.values: list[FloatArray] = []
-        self.lower: list[float] = []
-        self.upper: list[float] = []
+        self.lower_bounds: list[float] = []
+        self.upper_bounds: list[float] = []
 
-    def add(self, columns: NDArray[np.int64], values: FloatArray, lower: float, upper: float) -> None:
+    def add_row(self, columns: NDArray[np.int64], values: FloatArray, lower_bound: float, upper_bound: float) -> None:
         self.columns.append(columns)
         self.values.append(values)
-        self.lower.append(lower)
-        self.upper.append(upper)
+        self.lower_bounds.append(lower_bound)
+        self.upper_bounds.append(upper_bound)
 
-    def marginal(self, pairs: NDArray[np.int64], column: int) -> None:
+    def add_marginal(self, pairs: NDArray[np.int64], column: int) -> None:
         """Add the row in which pairs of an edge sum to the choice at one of its ends."""
-        self.add(np.r_[pairs, column], np.r_[np.ones(len(pairs)), -1.0], 0.0, 0.0)
+        self.add_row(np.r_[pairs, column], np.r_[np.ones(len(pairs)), -1.0], 0.0, 0.0)
 
-    def model(self, costs: FloatArray, binaries: int) -> highspy.HighsLp:
+    def build_model(self, costs: FloatArray, num_binaries: int) -> highspy.HighsLp:
         lp = highspy.HighsLp()
-        lp.num_col_, lp.num_row_ = len(costs), len(self.lower)
+        lp.num_col_, lp.num_row_ = len(costs), len(self.lower_bounds)
         lp.col_cost_ = costs
         lp.col_lower_ = np.zeros(len(costs))
-        lp.col_upper_ = np.r_[np.ones(binaries), np.full(len(costs) - binaries, highspy.kHighsInf)]
-        lp.row_lower_, lp.row_upper_ = np.array(self.lower), np.array(self.upper)
+        lp.col_upper_ = np.r_[np.ones(num_binaries), np.full(len(costs) - num_binaries, highspy.kHighsInf)]
+        lp.row_lower_, lp.row_upper_ = np.array(self.lower_bounds), np.array(self.upper_bounds)
         lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
         lp.a_matrix_.start_ = np.cumsum([0, *map(len, self.columns)])
         lp.a_matrix_.index_ = np.concatenate(self.columns)
         lp.a_matrix_.value_ = np.concatenate(self.values)
-        whole, part = highspy.HighsVarType.kInteger, highspy.HighsVarType.kContinuous
-        lp.integrality_ = [whole] * binaries + [part] * (len(costs) - binaries)
+        integer_type, continuous_type = highspy.HighsVarType.kInteger, highspy.HighsVarType.kContinuous
+        lp.integrality_ = [integer_type] * num_binaries + [continuous_type] * (len(costs) - num_binaries)
         return lp

@@ -17,71 +17,96 @@ class Neighbourhood:
     limit: int
 
     @cached_property
-    def around(self) -> tuple[tuple[Edge, ...], ...]:
+    def node_edges(self) -> tuple[tuple[Edge, ...], ...]:
         """Per node the edges that touch it."""
         result: list[list[Edge]] = [[] for _ in self.graph.times]
         for edge in self.graph.edges:
             result[edge.source].append(edge)
             result[edge.target].append(edge)
-        return tuple(tuple(each) for each in result)
+        return tuple(tuple(edges) for edges in result)
 
-    def mixed(self, first: Sequence[int], second: Sequence[int]) -> tuple[int, ...] | None:
+    def mix_choices(self, prefix_choice: Sequence[int], suffix_choice: Sequence[int]) -> tuple[int, ...] | None:
         """Return the fastest mixture that fits: a prefix of the nodes as in one choice, the others as in another.
 
         Layers are alike, so it matters only how many of them choose as in ``prefix_choice``; and since they follow each
         other, one change between neighbours costs least.
         """
-        times, memory = self._mixtures(np.array(first), np.array(second))
-        fits = np.flatnonzero(memory <= self.limit)
-        if not len(fits):
+        times, memory = self._compute_mixtures(np.array(prefix_choice), np.array(suffix_choice))
+        positions = np.flatnonzero(memory <= self.limit)
+        if not len(positions):
             return None
-        place = int(fits[np.argmin(times[fits])])
-        return (*first[:place], *second[place:])
+        position = int(positions[np.argmin(times[positions])])
+        return (*prefix_choice[:position], *suffix_choice[position:])
 
-    def _mixtures(self, first: IntArray, second: IntArray) -> tuple[IntArray, IntArray]:
+    def _compute_mixtures(self, prefix_choice: IntArray, suffix_choice: IntArray) -> tuple[IntArray, IntArray]:
         """Return the ticks and bytes of the mixtures with a prefix of 0, 1, ... and all nodes."""
-        changes = np.zeros(len(first) + 2, dtype=np.int64)
+        changes = np.zeros(len(prefix_choice) + 2, dtype=np.int64)
         for source, target, times in self.graph.edges:
-            neither, both = times[second[source], second[target]], times[first[source], first[target]]
-            one = times[first[source], second[target]]
+            suffix_ticks, prefix_ticks = (
+                times[suffix_choice[source], suffix_choice[target]],
+                times[prefix_choice[source], prefix_choice[target]],
+            )
+            mixed_ticks = times[prefix_choice[source], suffix_choice[target]]
             # for every length of the prefix the time of the edge, as differences that a cumulative sum adds up
-            changes[0] += neither
-            changes[source + 1] += one - neither
-            changes[target + 1] += both - one
-        edges = np.cumsum(changes)[: len(first) + 1]
-        times = _ahead(self._picked(self.graph.times, first), self._picked(self.graph.times, second))
-        kept = _ahead(self._picked(self.graph.kept, first), self._picked(self.graph.kept, second))
-        before = np.maximum.accumulate(np.r_[0, self._picked(self.graph.transient, first)])
-        after = np.maximum.accumulate(np.r_[0, self._picked(self.graph.transient, second)[::-1]])[::-1]
-        return times + edges, kept + np.maximum(before, after)
+            changes[0] += suffix_ticks
+            changes[source + 1] += mixed_ticks - suffix_ticks
+            changes[target + 1] += prefix_ticks - mixed_ticks
+        edges = np.cumsum(changes)[: len(prefix_choice) + 1]
+        times = _sum_splits(
+            self._select_costs(self.graph.times, prefix_choice), self._select_costs(self.graph.times, suffix_choice)
+        )
+        kept_bytes = _sum_splits(
+            self._select_costs(self.graph.kept_bytes, prefix_choice),
+            self._select_costs(self.graph.kept_bytes, suffix_choice),
+        )
+        prefix_transient = np.maximum.accumulate(
+            np.r_[0, self._select_costs(self.graph.transient_bytes, prefix_choice)]
+        )
+        suffix_transient = np.maximum.accumulate(
+            np.r_[0, self._select_costs(self.graph.transient_bytes, suffix_choice)[::-1]]
+        )[::-1]
+        return times + edges, kept_bytes + np.maximum(prefix_transient, suffix_transient)
 
-    def _picked(self, columns: tuple[IntArray, ...], choice: IntArray) -> IntArray:
-        return np.array([each[index] for each, index in zip(columns, choice, strict=True)], dtype=np.int64)
+    def _select_costs(self, columns: tuple[IntArray, ...], choice: IntArray) -> IntArray:
+        return np.array([node_costs[index] for node_costs, index in zip(columns, choice, strict=True)], dtype=np.int64)
 
-    def polished(self, choice: Sequence[int]) -> tuple[int, ...]:
+    def polish_choice(self, choice: Sequence[int]) -> tuple[int, ...]:
         """Return a choice that fits, improved one node at a time until no change is faster within the limit."""
-        now = list(choice)
-        kept = sum(int(each[index]) for each, index in zip(self.graph.kept, now, strict=True))
-        faster = True
-        while faster:
-            faster = False
-            most = max(int(each[index]) for each, index in zip(self.graph.transient, now, strict=True))
-            for node, (bytes_kept, transient) in enumerate(zip(self.graph.kept, self.graph.transient, strict=True)):
-                rest = kept - int(bytes_kept[now[node]])
-                best = self._best(node, now, rest + bytes_kept + np.maximum(most, transient))
-                faster = faster or best != now[node]
-                now[node], kept, most = best, rest + int(bytes_kept[best]), max(most, int(transient[best]))
-        return tuple(now)
+        current_choice = list(choice)
+        kept_bytes = sum(
+            int(node_bytes[index]) for node_bytes, index in zip(self.graph.kept_bytes, current_choice, strict=True)
+        )
+        has_improved = True
+        while has_improved:
+            has_improved = False
+            max_transient = max(
+                int(node_bytes[index])
+                for node_bytes, index in zip(self.graph.transient_bytes, current_choice, strict=True)
+            )
+            for node, (option_bytes, option_transient) in enumerate(
+                zip(self.graph.kept_bytes, self.graph.transient_bytes, strict=True)
+            ):
+                rest_bytes = kept_bytes - int(option_bytes[current_choice[node]])
+                best_index = self._find_best(
+                    node, current_choice, rest_bytes + option_bytes + np.maximum(max_transient, option_transient)
+                )
+                has_improved = has_improved or best_index != current_choice[node]
+                current_choice[node], kept_bytes, max_transient = (
+                    best_index,
+                    rest_bytes + int(option_bytes[best_index]),
+                    max(max_transient, int(option_transient[best_index])),
+                )
+        return tuple(current_choice)
 
-    def _best(self, node: int, now: list[int], memory: IntArray) -> int:
+    def _find_best(self, node: int, current_choice: list[int], memory: IntArray) -> int:
         times = self.graph.times[node].copy()
-        for source, target, table in self.around[node]:
-            times += table[:, now[target]] if source == node else table[now[source]]
-        better = np.flatnonzero((memory <= self.limit) & (times < times[now[node]]))
-        return int(better[np.argmin(times[better])]) if len(better) else now[node]
+        for source, target, table in self.node_edges[node]:
+            times += table[:, current_choice[target]] if source == node else table[current_choice[source]]
+        faster_choices = np.flatnonzero((memory <= self.limit) & (times < times[current_choice[node]]))
+        return int(faster_choices[np.argmin(times[faster_choices])]) if len(faster_choices) else current_choice[node]
 
 
-def _ahead(first: IntArray, second: IntArray) -> IntArray:
+def _sum_splits(prefix_values: IntArray, suffix_values: IntArray) -> IntArray:
     """Return for every i the sum of the first i values of the prefix and of all but the first i of the suffix."""
-    result: IntArray = np.r_[0, np.cumsum(first)] + np.r_[np.cumsum(second[::-1])[::-1], 0]
+    result: IntArray = np.r_[0, np.cumsum(prefix_values)] + np.r_[np.cumsum(suffix_values[::-1])[::-1], 0]
     return result

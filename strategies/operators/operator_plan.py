@@ -7,11 +7,18 @@ from itertools import groupby, zip_longest
 from math import prod
 
 from meshwise.simulator.operator_graph import BATCH, Block, Operator
-from meshwise.strategies.operators.choices import Cuts, choices, cuttable, followers, refused, ways_to_keep
+from meshwise.strategies.operators.choices import (
+    Cuts,
+    find_cut_violation,
+    list_aliases,
+    list_choices,
+    list_cuttable_dims,
+    list_kept_cuts,
+)
 from meshwise.strategies.plan.layout import Violation
 from meshwise.strategies.plan.mesh import DATA, OPERATOR_AXES, PIPELINE, TENSOR, Axis, Mesh
-from meshwise.strategies.plan.parallelism import Parallelism, shardings
-from meshwise.strategies.plan.partition import Stage, partition
+from meshwise.strategies.plan.parallelism import Parallelism, shard_operators
+from meshwise.strategies.plan.partition import Stage, partition_layers
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.sharding import OperatorSharding, ShardingSpec
@@ -21,7 +28,7 @@ Degrees = Mapping[str, int]
 """Ranks along each operator axis."""
 
 
-def operator_plan(
+def build_operator_plan(
     problem: Problem,
     degrees: Degrees,
     microbatch: int,
@@ -55,39 +62,43 @@ def operator_plan(
         (
             Axis(PIPELINE, max(len(stages) // chunks, 1)),
             Axis(DATA, data),
-            *(a for a in axes if a.size > 1 or a.name == TENSOR),
+            *(operator_axis for operator_axis in axes if operator_axis.size > 1 or operator_axis.name == TENSOR),
         )
     )
-    free, batch = problem.cluster.free_devices, problem.training.global_batch
-    if mesh.num_ranks != len(free):
-        product_of = " * ".join(
+    free_devices, batch = problem.cluster.free_devices, problem.training.global_batch
+    if mesh.num_ranks != len(free_devices):
+        product_text = " * ".join(
             f"{axis.name}({axis.size})" for axis in mesh.axes if axis.size > 1 or axis.name != PIPELINE
         )
-        raise ValueError(f"{product_of} = {mesh.num_ranks} ranks, cluster has {len(free)}")
+        raise ValueError(f"{product_text} = {mesh.num_ranks} ranks, cluster has {len(free_devices)}")
     if batch % (data * microbatch):
         raise ValueError(f"data({data}) * microbatch({microbatch}) divides global_batch({batch})")
     return Plan(
         mesh=mesh,
-        stages=stages or partition(problem.graph, 1, "even"),
+        stages=stages or partition_layers(problem.graph, 1, "even"),
         shardings=tuple(shardings),
         num_microbatches=batch // (data * microbatch),
         microbatch=microbatch,
         schedule=schedule,
         chunks=chunks,
         attention=None,
-        placement=tuple(() if len(free) == problem.cluster.num_devices else free),
+        placement=tuple(() if len(free_devices) == problem.cluster.num_devices else free_devices),
     )
 
 
-def shared(problem: Problem, chosen: Mapping[str, OperatorSharding]) -> tuple[OperatorSharding, ...]:
+def merge_shardings(problem: Problem, named_shardings: Mapping[str, OperatorSharding]) -> tuple[OperatorSharding, ...]:
     """Return the shardings of a plan: for each block that of its first occurrence, and those that differ from it."""
     result: list[OperatorSharding] = []
     for block in problem.graph.blocks:
         for operator in block.operators:
-            own = {name: chosen[f"{name}.{operator.name}"] for name in block.names()}
-            usual = next(iter(own.values()))
-            result.append(replace(usual, operator=f"{block.name}.{operator.name}"))
-            result += [each for each in own.values() if (each.cuts, each.kept) != (usual.cuts, usual.kept)]
+            block_shardings = {name: named_shardings[f"{name}.{operator.name}"] for name in block.names()}
+            common_sharding = next(iter(block_shardings.values()))
+            result.append(replace(common_sharding, operator=f"{block.name}.{operator.name}"))
+            result += [
+                sharding
+                for sharding in block_shardings.values()
+                if (sharding.cuts, sharding.kept) != (common_sharding.cuts, common_sharding.kept)
+            ]
     return tuple(result)
 
 
@@ -99,83 +110,100 @@ def with_data(problem: Problem, plan: Plan) -> Plan:
     if plan.data > 1 or not isinstance(plan.microbatch, int):
         return plan
     names = [axis.name for axis in plan.mesh.axes if axis.size > 1]
-    for keeps in (False, True):
-        fit = [name for name in names if name in OPERATOR_AXES and _is_data(problem, plan, name, keeps=keeps)]
-        moved = next((tuple(run) for same, run in groupby(names, fit.__contains__) if same), ())
-        if moved:
-            return _said_once(_moved(plan, moved, zero=3 if keeps else 0))
+    for keeps_cut in (False, True):
+        data_axes = [
+            name for name in names if name in OPERATOR_AXES and _is_data(problem, plan, name, keeps_cut=keeps_cut)
+        ]
+        moved_axes = next(
+            (tuple(axis_run) for is_data, axis_run in groupby(names, data_axes.__contains__) if is_data), ()
+        )
+        if moved_axes:
+            return _without_empty_shardings(_move_axes(plan, moved_axes, zero=3 if keeps_cut else 0))
     return plan
 
 
-def nearly_data(problem: Problem, plan: Plan) -> tuple[Plan, ...]:
+def list_data_variants(problem: Problem, plan: Plan) -> tuple[Plan, ...]:
     """Return a plan, and variants in which an axis that cuts the batch of most operators cuts that of all.
 
     Data parallelism hides the sums of gradients under backward, which a sum of operators' times cannot show: so the
     variants are worth a simulation.
     """
-    found = [with_data(problem, plan)]
+    plans = [with_data(problem, plan)]
     for axis in (axis.name for axis in plan.mesh.axes if axis.name in OPERATOR_AXES and axis.size > 1):
-        cut = sum(axis in dict(sharding.cuts).get(BATCH, ()) for sharding in plan.shardings)
-        if 2 * cut > len(plan.shardings):
-            whole = _with_batch(problem, plan, axis)
-            if whole is not None:
-                found.append(with_data(problem, whole))
-    return tuple(dict.fromkeys(found))
+        num_cut = sum(axis in dict(sharding.cuts).get(BATCH, ()) for sharding in plan.shardings)
+        if 2 * num_cut > len(plan.shardings):
+            batch_plan = _with_batch(problem, plan, axis)
+            if batch_plan is not None:
+                plans.append(with_data(problem, batch_plan))
+    return tuple(dict.fromkeys(plans))
 
 
-def agreeing(problem: Problem, plan: Plan) -> Plan:
+def with_tied_layouts(problem: Problem, plan: Plan) -> Plan:
     """Return the plan in which the first user of every tied parameter keeps it in the layout of the second.
 
     The first user gets the legal sharding with that layout that is most like its present one.
     """
     degrees = {axis: plan.mesh.size(axis) for axis in OPERATOR_AXES}
-    operators, found = operators_by_name(problem), {each.operator: each for each in plan.shardings}
-    for (block, name), (other, same) in problem.graph.tied:
-        first, second = (_user(problem, *end) for end in ((block, name), (other, same)))
-        if first not in found or second not in found:
+    operators, shardings_by_name = (
+        operators_by_name(problem),
+        {sharding.operator: sharding for sharding in plan.shardings},
+    )
+    for (block, name), (other_block, other_name) in problem.graph.tied:
+        first_user, second_user = (_find_user(problem, *end) for end in ((block, name), (other_block, other_name)))
+        if first_user not in shardings_by_name or second_user not in shardings_by_name:
             continue
-        owner, operator = operators[first]
-        wanted = dict(found[second].of_kept(operators[second][0].tensor[same]).cuts)
-        legal = choices(block, owner, operator, degrees, plan.sequences)
-        fit = [each for each in legal if dict(each.of_kept(owner.tensor[name]).cuts) == wanted]
-        own = set(found[first].cuts)
-        found[first] = max(fit, key=lambda each: (len(own & set(each.cuts)), not each.kept), default=found[first])
-    return replace(plan, shardings=tuple(found.values()))
+        owner_block, operator = operators[first_user]
+        kept_axes = dict(
+            shardings_by_name[second_user].find_kept_spec(operators[second_user][0].tensor[other_name]).cuts
+        )
+        legal_shardings = list_choices(block, owner_block, operator, degrees, plan.sequences)
+        candidates = [
+            sharding
+            for sharding in legal_shardings
+            if dict(sharding.find_kept_spec(owner_block.tensor[name]).cuts) == kept_axes
+        ]
+        current_cuts = set(shardings_by_name[first_user].cuts)
+        shardings_by_name[first_user] = max(
+            candidates,
+            key=lambda sharding: (len(current_cuts & set(sharding.cuts)), not sharding.kept),
+            default=shardings_by_name[first_user],
+        )
+    return replace(plan, shardings=tuple(shardings_by_name.values()))
 
 
-def _user(problem: Problem, block: str, parameter: str) -> str:
+def _find_user(problem: Problem, block: str, parameter: str) -> str:
     """Return the name of the operator of a block that uses a parameter."""
-    owner = dict(problem.graph.occurrences)[block]
-    return next(f"{block}.{operator.name}" for operator in owner.operators if parameter in operator.parameters)
+    owner_block = dict(problem.graph.occurrences)[block]
+    return next(f"{block}.{operator.name}" for operator in owner_block.operators if parameter in operator.parameters)
 
 
-def all_kept(problem: Problem, plan: Plan) -> Plan:
+def with_all_kept(problem: Problem, plan: Plan) -> Plan:
     """Return the plan that keeps every parameter cut along all axes that cut none of its dims, as ZeRO 3 does."""
     degrees = {axis: plan.mesh.size(axis) for axis in OPERATOR_AXES}
     operators, result = operators_by_name(problem), []
     for sharding in plan.shardings:
         block, operator = operators[sharding.operator]
-        own = tuple((dim, axes) for dim, axes in sharding.cuts if dim in dict(operator.dims))
-        *_, kept = ways_to_keep(block, operator, own, degrees)
-        result.append(replace(sharding, kept=kept))
+        operator_cuts = tuple((dim, axes) for dim, axes in sharding.cuts if dim in dict(operator.dims))
+        *_, kept_cuts = list_kept_cuts(block, operator, operator_cuts, degrees)
+        result.append(replace(sharding, kept=kept_cuts))
     return replace(plan, shardings=tuple(result))
 
 
 def _with_batch(problem: Problem, plan: Plan, axis: str) -> Plan | None:
     """Return the plan in which an axis cuts the batch of every operator that has one; None where it does not divide."""
-    order = [each.name for each in plan.mesh.axes]
+    order = [item.name for item in plan.mesh.axes]
     operators = operators_by_name(problem)
     result = []
     for sharding in plan.shardings:
         _, operator = operators[sharding.operator]
-        cuts = dict(_left(sharding.cuts, (axis,)))
+        cuts = dict(_remove_axes(sharding.cuts, (axis,)))
         if BATCH in dict(operator.dims):
             cuts[BATCH] = tuple(sorted((*cuts.get(BATCH, ()), axis), key=order.index))
-        if plan.sequences % prod(plan.mesh.size(each) for each in cuts.get(BATCH, ())):
+        if plan.sequences % prod(plan.mesh.size(item) for item in cuts.get(BATCH, ())):
             return None
-        kept = ((name, _left(each, (axis,))) for name, each in sharding.kept)
-        wider = tuple((name, each) for name, each in kept if _wider(each, tuple(cuts.items())))
-        result.append(OperatorSharding(sharding.operator, tuple(cuts.items()), wider))
+        kept_cuts = ((name, _remove_axes(item, (axis,))) for name, item in sharding.kept)
+        wider_cuts = tuple((name, item) for name, item in kept_cuts if _is_wider(item, tuple(cuts.items())))
+        result.append(OperatorSharding(sharding.operator, tuple(cuts.items()), wider_cuts))
     return replace(plan, shardings=tuple(result))
 
 
@@ -189,12 +217,12 @@ def operators_by_name(problem: Problem) -> dict[str, tuple[Block, Operator]]:
     }
 
 
-def _said_once(plan: Plan) -> Plan:
+def _without_empty_shardings(plan: Plan) -> Plan:
     """Return the plan without its shardings if none of them cuts anything, as plans of layouts have none."""
-    return plan if any(each.cuts or each.kept for each in plan.shardings) else replace(plan, shardings=())
+    return plan if any(sharding.cuts or sharding.kept for sharding in plan.shardings) else replace(plan, shardings=())
 
 
-def _is_data(problem: Problem, plan: Plan, axis: str, *, keeps: bool) -> bool:
+def _is_data(problem: Problem, plan: Plan, axis: str, *, keeps_cut: bool) -> bool:
     """Return whether an axis cuts the batch of all operators that have one, and nothing else.
 
     With ``keeps_cut`` it also keeps all their parameters cut, otherwise none.
@@ -202,62 +230,68 @@ def _is_data(problem: Problem, plan: Plan, axis: str, *, keeps: bool) -> bool:
     operators = operators_by_name(problem)
     for sharding in plan.shardings:
         block, operator = operators[sharding.operator]
-        cut = [dim for dim, axes in sharding.cuts if axis in axes]
-        if cut != ([BATCH] if BATCH in dict(operator.dims) else []):
+        cut_dims = [dim for dim, axes in sharding.cuts if axis in axes]
+        if cut_dims != ([BATCH] if BATCH in dict(operator.dims) else []):
             return False
-        kept = [axis in _axes(sharding.of_kept(block.tensor[name])) for name in operator.parameters]
-        if any(kept) if not keeps else bool(cut) and not all(kept):
+        is_kept = [axis in _list_axes(sharding.find_kept_spec(block.tensor[name])) for name in operator.parameters]
+        if any(is_kept) if not keeps_cut else bool(cut_dims) and not all(is_kept):
             return False
     return True
 
 
-def _axes(spec: ShardingSpec) -> set[str]:
+def _list_axes(spec: ShardingSpec) -> set[str]:
     """Return the axes that cut any dim of a tensor."""
     return {axis for _, axes in spec.cuts for axis in axes}
 
 
-def _moved(plan: Plan, axes: tuple[str, ...], zero: int) -> Plan:
+def _move_axes(plan: Plan, axes: tuple[str, ...], zero: int) -> Plan:
     """Return the plan with adjacent axes replaced by one data axis, at their position in the mesh."""
-    ways = prod(plan.mesh.size(axis) for axis in axes)
+    num_ranks = prod(plan.mesh.size(axis) for axis in axes)
     assert isinstance(plan.microbatch, int)
-    left = [axis for axis in plan.mesh.axes if axis.name not in (*axes[1:], DATA)]
-    mesh = [Axis(DATA, ways) if axis.name == axes[0] else axis for axis in left]
+    remaining_axes = [axis for axis in plan.mesh.axes if axis.name not in (*axes[1:], DATA)]
+    mesh = [Axis(DATA, num_ranks) if axis.name == axes[0] else axis for axis in remaining_axes]
     if TENSOR in axes:
         mesh.append(Axis(TENSOR, 1))
     return replace(
         plan,
         mesh=Mesh(tuple(mesh)),
-        shardings=tuple(_without(sharding, axes) for sharding in plan.shardings),
-        microbatch=plan.microbatch // ways,
+        shardings=tuple(_without_axes(sharding, axes) for sharding in plan.shardings),
+        microbatch=plan.microbatch // num_ranks,
         zero=zero,
     )
 
 
-def _without(sharding: OperatorSharding, axes: tuple[str, ...]) -> OperatorSharding:
+def _without_axes(sharding: OperatorSharding, axes: tuple[str, ...]) -> OperatorSharding:
     """Return a sharding without some axes; parameters that it then keeps as it reads them are not named."""
-    cuts = _left(sharding.cuts, axes)
-    kept = ((name, _left(each, axes)) for name, each in sharding.kept)
-    return OperatorSharding(sharding.operator, cuts, tuple((name, each) for name, each in kept if _wider(each, cuts)))
+    cuts = _remove_axes(sharding.cuts, axes)
+    kept_cuts = ((name, _remove_axes(parameter_cuts, axes)) for name, parameter_cuts in sharding.kept)
+    return OperatorSharding(
+        sharding.operator,
+        cuts,
+        tuple((name, parameter_cuts) for name, parameter_cuts in kept_cuts if _is_wider(parameter_cuts, cuts)),
+    )
 
 
-def _wider(kept: tuple[tuple[str, tuple[str, ...]], ...], cuts: tuple[tuple[str, tuple[str, ...]], ...]) -> bool:
+def _is_wider(
+    kept_cuts: tuple[tuple[str, tuple[str, ...]], ...], cuts: tuple[tuple[str, tuple[str, ...]], ...]
+) -> bool:
     """Return whether a parameter is kept in another layout than the operator reads."""
-    return any(dict(cuts).get(dim, ()) != axes for dim, axes in kept)
+    return any(dict(cuts).get(dim, ()) != axes for dim, axes in kept_cuts)
 
 
-def _left(
+def _remove_axes(
     cuts: tuple[tuple[str, tuple[str, ...]], ...], axes: tuple[str, ...]
 ) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Return cuts without some axes; dims that no other axis cuts are left out."""
-    found = ((dim, tuple(axis for axis in each if axis not in axes)) for dim, each in cuts)
-    return tuple((dim, each) for dim, each in found if each)
+    remaining_cuts = ((dim, tuple(axis for axis in dim_axes if axis not in axes)) for dim, dim_axes in cuts)
+    return tuple((dim, dim_axes) for dim, dim_axes in remaining_cuts if dim_axes)
 
 
 def cuts_operators(problem: Problem, plan: Plan) -> bool:
     """Return whether a plan has shardings of single operators that no layout of the whole network means."""
     if not plan.shardings:
         return plan.tensor_depth > 1
-    by = Parallelism(
+    parallelism = Parallelism(
         tensor=plan.tensor > 1,
         sequence_parallel=plan.sequence_parallel,
         expert=plan.expert > 1,
@@ -265,32 +299,35 @@ def cuts_operators(problem: Problem, plan: Plan) -> bool:
         rows=plan.tensor_rows > 1,
         gathers_logits=problem.training.gathers_logits,
     )
-    usual, met = shardings(problem.graph, by), {sharding.operator for sharding in plan.shardings}
-    return plan.shardings != usual and bool(met & set(operators_by_name(problem)))
+    layout_shardings, operator_names = (
+        shard_operators(problem.graph, parallelism),
+        {sharding.operator for sharding in plan.shardings},
+    )
+    return plan.shardings != layout_shardings and bool(operator_names & set(operators_by_name(problem)))
 
 
-def operator_violations(problem: Problem, plan: Plan) -> Iterator[Violation]:
+def list_operator_violations(problem: Problem, plan: Plan) -> Iterator[Violation]:
     """Yield every rule that a plan with shardings of single operators breaks.
 
     All its fields but mesh, batch, shardings, pipeline and ZeRO stage must be those of `build_operator_plan`.
     """
-    known = (PIPELINE, DATA, *OPERATOR_AXES)
-    unknown = next((axis.name for axis in plan.mesh.axes if axis.name not in known), None)
-    if unknown is not None:
+    known_axes = (PIPELINE, DATA, *OPERATOR_AXES)
+    unknown_axis = next((axis.name for axis in plan.mesh.axes if axis.name not in known_axes), None)
+    if unknown_axis is not None:
         yield Violation(
-            "mesh", f"a plan that cuts single operators has the axes {', '.join(known)}, met axis {unknown}"
+            "mesh", f"a plan that cuts single operators has the axes {', '.join(known_axes)}, met axis {unknown_axis}"
         )
         return
     if not isinstance(plan.microbatch, int):
         yield Violation("microbatch", "microbatches of a plan that cuts single operators are equal; met several sizes")
         return
-    pipeline = list(_pipeline_violations(problem, plan))
-    if pipeline:
-        yield from pipeline
+    pipeline_violations = list(_list_pipeline_violations(problem, plan))
+    if pipeline_violations:
+        yield from pipeline_violations
         return
     degrees = {axis: plan.mesh.size(axis) for axis in OPERATOR_AXES}
     try:
-        expected = operator_plan(
+        expected_plan = build_operator_plan(
             problem,
             degrees,
             plan.microbatch,
@@ -303,95 +340,107 @@ def operator_violations(problem: Problem, plan: Plan) -> Iterator[Violation]:
     except ValueError as error:
         yield Violation("mesh" if "ranks" in str(error) else "microbatch", str(error))
         return
-    expected = replace(expected, mesh=plan.mesh, zero=plan.zero)
+    expected_plan = replace(expected_plan, mesh=plan.mesh, zero=plan.zero)
     for name in Plan.__dataclass_fields__:
-        if getattr(plan, name) != getattr(expected, name):
+        if getattr(plan, name) != getattr(expected_plan, name):
             yield Violation(name, f"{name} of a plan that cuts single operators follows from its mesh and the scenario")
-    yield from _sharding_violations(problem, plan, degrees)
+    yield from _list_sharding_violations(problem, plan, degrees)
 
 
-def _pipeline_violations(problem: Problem, plan: Plan) -> Iterator[Violation]:
+def _list_pipeline_violations(problem: Problem, plan: Plan) -> Iterator[Violation]:
     """Yield every rule of stages and schedules that a plan of single operators breaks."""
     names = [name for name, _ in problem.graph.occurrences]
-    met = [name for stage in plan.stages for name in stage.blocks]
-    if met != names:
-        where = next((n for n, (one, other) in enumerate(zip_longest(names, met)) if one != other), 0)
-        found = met[where] if where < len(met) else "none"
-        wanted = names[where] if where < len(names) else "none"
-        yield Violation("stages", f"stages hold every block once and in order; block {where} is {wanted}, met {found}")
-    if plan.schedule not in SCHEDULES or SCHEDULES[plan.schedule].asynchronous:
-        flushed = [name for name, rule in SCHEDULES.items() if not rule.asynchronous]
-        near = get_close_matches(plan.schedule, flushed, 1, 0.0)[0]
+    block_names = [name for stage in plan.stages for name in stage.blocks]
+    if block_names != names:
+        index = next(
+            (
+                n
+                for n, (expected_name, actual_name) in enumerate(zip_longest(names, block_names))
+                if expected_name != actual_name
+            ),
+            0,
+        )
+        actual_block = block_names[index] if index < len(block_names) else "none"
+        expected_block = names[index] if index < len(names) else "none"
         yield Violation(
-            "schedule", f"stages of single operators run a published schedule with a flush; nearest: {near}"
+            "stages",
+            f"stages hold every block once and in order; block {index} is {expected_block}, met {actual_block}",
+        )
+    if plan.schedule not in SCHEDULES or SCHEDULES[plan.schedule].is_asynchronous:
+        flushed_names = [name for name, rule in SCHEDULES.items() if not rule.is_asynchronous]
+        nearest_name = get_close_matches(plan.schedule, flushed_names, 1, 0.0)[0]
+        yield Violation(
+            "schedule", f"stages of single operators run a published schedule with a flush; nearest: {nearest_name}"
         )
         return
-    rule, count = SCHEDULES[plan.schedule], plan.num_microbatches
-    if plan.pipeline > 1 and (fault := rule.violation(plan.pipeline, count, plan.chunks)):
+    rule, num_microbatches = SCHEDULES[plan.schedule], plan.num_microbatches
+    if plan.pipeline > 1 and (fault := rule.find_violation(plan.pipeline, num_microbatches, plan.chunks)):
         yield Violation("schedule", fault)
     elif len(plan.stages) != plan.pipeline * plan.chunks:
         stages = f"pipeline({plan.pipeline}) * chunks({plan.chunks}) = {plan.pipeline * plan.chunks}"
         yield Violation("stages", f"{stages} stages, met {len(plan.stages)}")
 
 
-def _sharding_violations(problem: Problem, plan: Plan, degrees: dict[str, int]) -> Iterator[Violation]:
+def _list_sharding_violations(problem: Problem, plan: Plan, degrees: dict[str, int]) -> Iterator[Violation]:
     """Yield the first broken rule of every sharding of a plan."""
     operators = operators_by_name(problem)
-    seen: set[str] = set()
+    seen_names: set[str] = set()
     for number, sharding in enumerate(plan.shardings):
         field = f"shardings.{number}"
         if sharding.operator not in operators:
-            near = get_close_matches(sharding.operator, operators, 1, 0.0)[0]
-            yield Violation(field, f"shardings name operators of the model, met {sharding.operator}; nearest: {near}")
-        elif sharding.operator in seen:
+            nearest_name = get_close_matches(sharding.operator, operators, 1, 0.0)[0]
+            yield Violation(
+                field, f"shardings name operators of the model, met {sharding.operator}; nearest: {nearest_name}"
+            )
+        elif sharding.operator in seen_names:
             yield Violation(field, f"shardings name an operator once, met {sharding.operator} again")
         else:
-            found = _broken(*operators[sharding.operator], sharding, degrees, plan.sequences)
-            if found:
-                yield Violation(field, f"{sharding.operator}: {found}")
-        seen.add(sharding.operator)
+            violation = _find_sharding_violation(*operators[sharding.operator], sharding, degrees, plan.sequences)
+            if violation:
+                yield Violation(field, f"{sharding.operator}: {violation}")
+        seen_names.add(sharding.operator)
 
 
-def _broken(
+def _find_sharding_violation(
     block: Block, operator: Operator, sharding: OperatorSharding, degrees: dict[str, int], microbatch: int
 ) -> str:
     """Return the first rule that a sharding of an operator breaks; empty where it breaks none."""
-    legal, own = cuttable(block, operator), dict(operator.dims)
-    used = [axis for dim, axes in sharding.cuts if dim in own for axis in axes]
-    wrong = next((axis for axis in used if degrees.get(axis, 1) == 1 or used.count(axis) > 1), None)
-    if wrong is not None:
-        return f"an axis of the mesh cuts one dim, met {wrong}"
-    expected: dict[str, tuple[str, ...]] = {}
-    following = {each for dim in legal for each in followers(block, operator, dim)}
+    legal_dims, operator_dims = list_cuttable_dims(block, operator), dict(operator.dims)
+    used_axes = [axis for dim, axes in sharding.cuts if dim in operator_dims for axis in axes]
+    wrong_axis = next((axis for axis in used_axes if degrees.get(axis, 1) == 1 or used_axes.count(axis) > 1), None)
+    if wrong_axis is not None:
+        return f"an axis of the mesh cuts one dim, met {wrong_axis}"
+    expected_cuts: dict[str, tuple[str, ...]] = {}
+    aliases = {item for dim in legal_dims for item in list_aliases(block, operator, dim)}
     for dim, axes in sharding.cuts:
-        if dim in following:
+        if dim in aliases:
             continue
-        if dim not in legal:
-            return f"may be cut: {', '.join(legal) or 'nothing'}; met {dim}"
+        if dim not in legal_dims:
+            return f"may be cut: {', '.join(legal_dims) or 'nothing'}; met {dim}"
         if list(axes) != [axis for axis in degrees if axis in axes]:
             return f"axes that cut {dim} go from the outermost to the innermost, met {', '.join(axes)}"
-        fault = refused(block, operator, dim, axes, degrees, microbatch)
+        fault = find_cut_violation(block, operator, dim, axes, degrees, microbatch)
         if fault:
             return fault
-        expected |= dict.fromkeys((dim, *followers(block, operator, dim)), axes)
-    if dict(sharding.cuts) != expected:
-        return f"cuts {', '.join(expected) or 'nothing'} together, met {', '.join(dict(sharding.cuts))}"
-    return next(filter(None, (_kept_broken(block, operator, *each, degrees) for each in sharding.kept)), "")
+        expected_cuts |= dict.fromkeys((dim, *list_aliases(block, operator, dim)), axes)
+    if dict(sharding.cuts) != expected_cuts:
+        return f"cuts {', '.join(expected_cuts) or 'nothing'} together, met {', '.join(dict(sharding.cuts))}"
+    return next(filter(None, (_find_kept_violation(block, operator, *item, degrees) for item in sharding.kept)), "")
 
 
-def _kept_broken(block: Block, operator: Operator, name: str, cuts: Cuts, degrees: dict[str, int]) -> str:
+def _find_kept_violation(block: Block, operator: Operator, name: str, cuts: Cuts, degrees: dict[str, int]) -> str:
     """Return the first rule that the layout of a kept parameter breaks; empty where it breaks none."""
     if name not in operator.parameters:
         return f"keeps its parameters ({', '.join(operator.parameters) or 'none'}) cut, met {name}"
     tensor = block.tensor[name]
-    used = [axis for _, axes in cuts for axis in axes]
-    wrong = next((axis for axis in used if degrees.get(axis, 1) == 1 or used.count(axis) > 1), None)
-    if wrong is not None:
-        return f"an axis of the mesh cuts one dim of {name}, met {wrong}"
+    used_axes = [axis for _, axes in cuts for axis in axes]
+    wrong_axis = next((axis for axis in used_axes if degrees.get(axis, 1) == 1 or used_axes.count(axis) > 1), None)
+    if wrong_axis is not None:
+        return f"an axis of the mesh cuts one dim of {name}, met {wrong_axis}"
     for dim, axes in cuts:
         if dim not in tensor.dims:
             return f"{name} has the dims {', '.join(tensor.dims)}, met {dim}"
-        size, ways = tensor.shape[tensor.dims.index(dim)], prod(degrees[axis] for axis in axes)
-        if size % ways:
-            return f"{' * '.join(axes)}({ways}) divides {dim}({size}) of {name}"
+        size, num_parts = tensor.shape[tensor.dims.index(dim)], prod(degrees[axis] for axis in axes)
+        if size % num_parts:
+            return f"{' * '.join(axes)}({num_parts}) divides {dim}({size}) of {name}"
     return ""

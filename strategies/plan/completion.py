@@ -5,13 +5,13 @@ from dataclasses import replace
 from functools import lru_cache
 
 from meshwise.strategies.plan.layout import MESH_DEGREES, Layout, step_decisions
-from meshwise.strategies.plan.mesh import AXES, DATA, PIPELINE, REPLICA, TENSOR, Axis, Mesh, microbatch
-from meshwise.strategies.plan.parallelism import Attention, Parallelism, shardings
-from meshwise.strategies.plan.partition import partition
+from meshwise.strategies.plan.mesh import AXES, DATA, PIPELINE, REPLICA, TENSOR, Axis, Mesh, normalise_microbatch
+from meshwise.strategies.plan.parallelism import Attention, Parallelism, shard_operators
+from meshwise.strategies.plan.partition import partition_layers
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
-from meshwise.strategies.plan.rules import chunks_of, violations
-from meshwise.strategies.schedules.schedule import rule_of
+from meshwise.strategies.plan.rules import count_chunks, violations
+from meshwise.strategies.schedules.schedule import find_rule
 
 
 def complete(problem: Problem, layout: Layout) -> Plan:
@@ -22,10 +22,10 @@ def complete(problem: Problem, layout: Layout) -> Plan:
     ValueError
         Where the layout breaks a rule; the message is that of the first violation.
     """
-    broken = next(violations(problem, layout), None)
-    if broken is not None:
-        raise ValueError(f"{broken.field}: {broken.message}")
-    by = Parallelism(
+    violation = next(violations(problem, layout), None)
+    if violation is not None:
+        raise ValueError(f"{violation.field}: {violation.message}")
+    parallelism = Parallelism(
         tensor=layout.tensor > 1,
         sequence_parallel=layout.sequence_parallel,
         expert=layout.expert > 1,
@@ -33,43 +33,43 @@ def complete(problem: Problem, layout: Layout) -> Plan:
         rows=layout.tensor_rows > 1,
         gathers_logits=problem.training.gathers_logits,
     )
-    rule, free = rule_of(layout.schedule), problem.cluster.free_devices
+    rule, free_devices = find_rule(layout.schedule), problem.cluster.free_devices
     # ranks in order on all devices have an empty placement, so that equal plans compare equal
-    placement = layout.placement or (() if len(free) == problem.cluster.num_devices else free)
+    placement = layout.placement or (() if len(free_devices) == problem.cluster.num_devices else free_devices)
     return Plan(
         **step_decisions(layout)
         | {
-            "chunks": chunks_of(layout, rule),
-            "microbatch": microbatch(layout.microbatch),
-            "attention": by.attention,
+            "chunks": count_chunks(layout, rule),
+            "microbatch": normalise_microbatch(layout.microbatch),
+            "attention": parallelism.attention,
             "placement": tuple(placement),
         },
-        mesh=mesh_of(layout),
-        stages=partition(problem.graph, rule.num_stages(layout.pipeline, layout.chunks), layout.stages),
-        shardings=shardings(problem.graph, by),
+        mesh=build_mesh(layout),
+        stages=partition_layers(problem.graph, rule.count_stages(layout.pipeline, layout.chunks), layout.stages),
+        shardings=shard_operators(problem.graph, parallelism),
         num_microbatches=problem.training.global_batch // layout.sequences,
     )
 
 
-def mesh_of(layout: Layout) -> Mesh:
+def build_mesh(layout: Layout) -> Mesh:
     """Return the mesh of a layout, with an axis for replicas where groups of data ranks share states."""
     sizes = {name: getattr(layout, name) for name in AXES}
     # the data degree of a layout counts expert ranks and replicas; in the mesh both have axes of their own
     sizes[DATA] //= layout.expert * layout.replica
-    return _mesh_of(layout.order, tuple(sizes.items()))
+    return _build_mesh(layout.order, tuple(sizes.items()))
 
 
 @lru_cache(maxsize=4096)
-def _mesh_of(order: tuple[str, ...], sizes: tuple[tuple[str, int], ...]) -> Mesh:
+def _build_mesh(order: tuple[str, ...], sizes: tuple[tuple[str, int], ...]) -> Mesh:
     """Return the mesh of axes in an order, without axes of one rank other than pipeline, data and tensor."""
-    names, of_axis = list(order), dict(sizes)
+    names, axis_sizes = list(order), dict(sizes)
     if REPLICA not in names:
         names.insert(names.index(DATA), REPLICA)
-    always = (PIPELINE, DATA, TENSOR)
-    return Mesh(tuple(Axis(name, of_axis[name]) for name in names if name in always or of_axis[name] > 1))
+    base_axes = (PIPELINE, DATA, TENSOR)
+    return Mesh(tuple(Axis(name, axis_sizes[name]) for name in names if name in base_axes or axis_sizes[name] > 1))
 
 
-def layout_of(problem: Problem, plan: Plan) -> Layout:
+def recover_layout(problem: Problem, plan: Plan) -> Layout:
     """Return the layout from which ``plan`` was completed, its stages as counts of layers.
 
     Raises
@@ -81,8 +81,8 @@ def layout_of(problem: Problem, plan: Plan) -> Layout:
     layers = {name for name, block in problem.graph.occurrences if block.layer} or set(names[:1])
     counts = Counter(name for stage in plan.stages for name in stage.blocks)
     if counts != Counter(names):
-        wrong = next(iter((counts - Counter(names)) + (Counter(names) - counts)))
-        raise ValueError(f"stages: hold every block of the model once, met {wrong} {counts[wrong]} times")
+        wrong_name = next(iter((counts - Counter(names)) + (Counter(names) - counts)))
+        raise ValueError(f"stages: hold every block of the model once, met {wrong_name} {counts[wrong_name]} times")
     stages = tuple(sum(name in layers for name in stage.blocks) for stage in plan.stages)
     return replace(layout_without_stages(plan), stages=stages)
 
@@ -92,12 +92,12 @@ def layout_without_stages(plan: Plan) -> Layout:
     degrees = {name: plan.mesh.size(name) for name in MESH_DEGREES} | {"data": plan.data}
     return Layout(
         **step_decisions(plan) | degrees | {"attention": plan.attention or Attention.RING},
-        order=_order(plan),
+        order=_find_order(plan),
         zero_shards=plan.shards // plan.context if plan.replica > 1 else 0,
     )
 
 
-def _order(plan: Plan) -> tuple[str, ...]:
+def _find_order(plan: Plan) -> tuple[str, ...]:
     """Return the order of a plan's axes: the usual order where the axes of the mesh agree with it."""
     order = tuple(axis.name for axis in plan.mesh.axes)
     return AXES if order == tuple(name for name in AXES if name in order) else order

@@ -11,7 +11,7 @@ against its own ``MemTracker``.
 
 from dataclasses import dataclass, replace
 
-from meshwise.simulator.brief import brief
+from meshwise.simulator.brief import brief_repr
 
 MIB = 2**20
 
@@ -130,7 +130,7 @@ class Framework:
     composes_norms: bool = False
     shares_weights: bool = False
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
 
 MEGATRON = Framework(

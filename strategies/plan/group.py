@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwise.strategies.plan.layout import Layout
-from meshwise.strategies.plan.offloading import NOTHING, Offloading
-from meshwise.strategies.plan.recomputation import OfStage
+from meshwise.strategies.plan.offloading import NO_OFFLOADING, Offloading
+from meshwise.strategies.plan.recomputation import StageRecompute
 
 
 class PassChoice(NamedTuple):
     """How passes run: recomputation, tensor communication beside products, and activations kept on the host."""
 
-    recompute: OfStage
+    recompute: StageRecompute
     overlap_tensor: bool = False
     activations: tuple[float, ...] = ()
 
@@ -33,7 +33,7 @@ class StateChoice(NamedTuple):
     reshard_after_forward: bool = True
     overlap_gradients: bool = True
     gradient_reduction: str = "all_reduce"
-    offload: Offloading = NOTHING
+    offload: Offloading = NO_OFFLOADING
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,25 +49,25 @@ class Group:
     layout: Layout
     passes: tuple[PassChoice, ...]
     states: tuple[StateChoice, ...]
-    legal: NDArray[np.bool_]
+    member_mask: NDArray[np.bool_]
 
     @cached_property
-    def count(self) -> int:
+    def num_members(self) -> int:
         """The number of members."""
-        return int(np.count_nonzero(self.legal))
+        return int(np.count_nonzero(self.member_mask))
 
-    def choices(self, row: int, column: int) -> dict[str, Any]:
+    def choose_fields(self, row: int, column: int) -> dict[str, Any]:
         """Return the fields of a layout that a row and a column choose, with their values."""
-        run, state = self.passes[row]._asdict(), self.states[column]._asdict()
-        if activations := run.pop("activations"):
-            state["offload"] = replace(state["offload"], activations=activations)
-        return run | state
+        pass_fields, state_fields = self.passes[row]._asdict(), self.states[column]._asdict()
+        if activations := pass_fields.pop("activations"):
+            state_fields["offload"] = replace(state_fields["offload"], activations=activations)
+        return pass_fields | state_fields
 
-    def member(self, row: int, column: int) -> Layout:
+    def build_layout(self, row: int, column: int) -> Layout:
         """Return the layout of a row and a column."""
-        return replace(self.layout, **self.choices(row, column))
+        return replace(self.layout, **self.choose_fields(row, column))
 
     def __iter__(self) -> Iterator[Layout]:
         # column by column: members with the same states follow one another
-        for column, row in np.argwhere(self.legal.T).tolist():
-            yield self.member(row, column)
+        for column, row in np.argwhere(self.member_mask.T).tolist():
+            yield self.build_layout(row, column)

@@ -13,9 +13,9 @@ from enum import Enum, auto
 from math import prod
 from typing import Any, NamedTuple
 
-from meshwise.simulator.brief import brief
-from meshwise.strategies.plan.mesh import AXES, REPLICA, Microbatch, microbatch
-from meshwise.strategies.plan.offloading import NOTHING, Offloading, offloading
+from meshwise.simulator.brief import brief_repr
+from meshwise.strategies.plan.mesh import AXES, REPLICA, Microbatch, normalise_microbatch
+from meshwise.strategies.plan.offloading import NO_OFFLOADING, Offloading, offloading
 from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.recomputation import Recomputation, Recompute, recomputation
 from meshwise.strategies.schedules.schedule import SCHEDULES
@@ -26,7 +26,7 @@ ZERO_STAGES = (0, 1, 2, 3)
 GRADIENT_REDUCTIONS = ("all_reduce", "parameter_server")
 """Who sums gradients over the data axis: all its ranks together, or a central server."""
 
-SYNCHRONOUS = tuple(name for name, rule in SCHEDULES.items() if not rule.asynchronous)
+SYNCHRONOUS = tuple(name for name, rule in SCHEDULES.items() if not rule.is_asynchronous)
 """Schedules that end a step on all ranks before the next one begins; all others train on older weights."""
 
 CORE_SCHEDULES = ("1f1b", "gpipe", "interleaved")
@@ -114,7 +114,7 @@ class Decision:
     left_out: str = ""
     never_tried: bool = False
 
-    __repr__ = brief("name", "default", "values")
+    __repr__ = brief_repr("name", "default", "values")
 
     @property
     def key(self) -> str:
@@ -260,7 +260,7 @@ class StepDecisions:
         extent="both. Core: on",
     )
     offload: Offloading = decision(
-        NOTHING,
+        NO_OFFLOADING,
         "What is kept in host memory: names, or fractions by name.",
         Level.STATE,
         words=lambda offload: f"{offload} on the host",
@@ -413,7 +413,7 @@ class Layout(StepDecisions):
         never_tried=True,
     )
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
     @property
     def ranks(self) -> int:
@@ -436,7 +436,7 @@ class Layout(StepDecisions):
         return self.data * self.microbatch if isinstance(self.microbatch, int) else sum(self.microbatch)
 
     @property
-    def all_sequences(self) -> str:
+    def sequences_text(self) -> str:
         """The sequences of one microbatch over all data ranks, as a formula for messages."""
         if isinstance(self.microbatch, int):
             return f"(data({self.data}) * microbatch({self.microbatch}))"
@@ -477,7 +477,7 @@ def step_decisions(value: StepDecisions) -> dict[str, Any]:
     return {item.name: getattr(value, item.name) for item in STEP_DECISIONS}
 
 
-_MOST = 16
+_MAX_NUMBERS = 16
 """How many numbers a message names one by one."""
 
 
@@ -491,14 +491,14 @@ class Violation(NamedTuple):
     message: str
 
 
-def listed(numbers: Sequence[int]) -> str:
+def format_numbers(numbers: Sequence[int]) -> str:
     """Return numbers as text for a message: all of them, or the first ones and the last.
 
-    >>> listed((3, 3, 1))
+    >>> format_numbers((3, 3, 1))
     '[3, 3, 1]'
-    >>> listed(range(400_000))
+    >>> format_numbers(range(400_000))
     '[0, 1, 2, 3, 4, 5, 6, 7, ..., 399999]'
     """
-    if len(numbers) <= _MOST:
+    if len(numbers) <= _MAX_NUMBERS:
         return str(list(numbers))
-    return f"[{', '.join(map(str, numbers[: _MOST // 2]))}, ..., {numbers[-1]}]"
+    return f"[{', '.join(map(str, numbers[: _MAX_NUMBERS // 2]))}, ..., {numbers[-1]}]"

@@ -105,7 +105,7 @@ class Mesh:
             if axis.name == name:
                 return result
             result *= axis.size
-        raise ValueError(f"mesh has the axes {', '.join(a.name for a in self.axes)}, met {name}")
+        raise ValueError(f"mesh has the axes {', '.join(mesh_axis.name for mesh_axis in self.axes)}, met {name}")
 
     def coordinate(self, rank: int, name: str) -> int:
         """Return the coordinate of ``rank`` along an axis.
@@ -134,8 +134,8 @@ class Mesh:
             return np.empty((0, 1), dtype=np.int64)
         ranks = np.arange(self.num_ranks).reshape([axis.size for axis in self.axes])
         # the axes of the group move to the end, so that each row of the flattened array is one group
-        along = [index for index, axis in enumerate(self.axes) if axis.name in names]
-        return np.ascontiguousarray(np.moveaxis(ranks, along, range(-len(along), 0)).reshape(-1, size))
+        axis_indices = [index for index, axis in enumerate(self.axes) if axis.name in names]
+        return np.ascontiguousarray(np.moveaxis(ranks, axis_indices, range(-len(axis_indices), 0)).reshape(-1, size))
 
     def coordinates(self, name: str) -> NDArray[np.int64]:
         """Return the coordinate of every rank along an axis."""
@@ -148,10 +148,10 @@ Microbatch = int | tuple[int, ...]
 """Sequences of a microbatch: one number for all data ranks, or one number per data rank."""
 
 
-def microbatch(sizes: int | Sequence[int]) -> Microbatch:
+def normalise_microbatch(sizes: int | Sequence[int]) -> Microbatch:
     """Return microbatch sizes of data ranks as one number where they are equal.
 
-    >>> microbatch([2, 2]), microbatch([3, 1])
+    >>> normalise_microbatch([2, 2]), normalise_microbatch([3, 1])
     (2, (3, 1))
     """
     if isinstance(sizes, int):
@@ -159,31 +159,31 @@ def microbatch(sizes: int | Sequence[int]) -> Microbatch:
     return sizes[0] if len(set(sizes)) == 1 else tuple(sizes)
 
 
-def data_ranks(mesh: Mesh) -> IntArray:
+def list_data_ranks(mesh: Mesh) -> IntArray:
     """Return the data rank of every rank; ranks of a replica, and within it ranks that share experts, are neighbours.
 
     >>> from meshwise.strategies.plan.mesh import Axis
-    >>> data_ranks(Mesh((Axis("data", 2), Axis("expert", 2), Axis("tensor", 2)))).tolist()
+    >>> list_data_ranks(Mesh((Axis("data", 2), Axis("expert", 2), Axis("tensor", 2)))).tolist()
     [0, 0, 1, 1, 2, 2, 3, 3]
     """
-    outer = mesh.coordinates(REPLICA) * mesh.size(DATA) + mesh.coordinates(DATA)
-    return outer * mesh.size(EXPERT) + mesh.coordinates(EXPERT)
+    outer_rank = mesh.coordinates(REPLICA) * mesh.size(DATA) + mesh.coordinates(DATA)
+    return outer_rank * mesh.size(EXPERT) + mesh.coordinates(EXPERT)
 
 
-def nearest_divisor(whole: int, value: int) -> int:
+def nearest_divisor(number: int, value: int) -> int:
     """Return the divisor of ``number`` nearest to ``value``; of two equally near ones the smaller.
 
     >>> nearest_divisor(12, 5), nearest_divisor(12, 8)
     (4, 6)
     """
-    return min(divisors(whole), key=lambda d: (abs(d - value), d))
+    return min(divisors(number), key=lambda divisor: (abs(divisor - value), divisor))
 
 
-def divisors(whole: int) -> list[int]:
+def divisors(number: int) -> list[int]:
     """Return the divisors of ``number`` in rising order.
 
     >>> divisors(12)
     [1, 2, 3, 4, 6, 12]
     """
-    small = [d for d in range(1, isqrt(whole) + 1) if whole % d == 0]
-    return sorted({*small, *(whole // d for d in small)})
+    small_divisors = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
+    return sorted({*small_divisors, *(number // divisor for divisor in small_divisors)})

@@ -26,12 +26,12 @@ from meshwise.simulator.program import StreamKind, TaskKind
 OFFLOADS = ("optimizer", "parameters", "activations")
 """What can be kept in host memory."""
 
-WHOLE = (1.0,)
+WHOLE_FRACTION = (1.0,)
 
 TO_HOST, HOST, FROM_HOST = "to host", "host", "from host"
 """Kinds of transfers of one rank: from the device to its host, within host memory, and back to the device."""
 
-CHUNKS = 8
+UPDATE_CHUNKS = 8
 """Pieces into which an offloaded update is split, so that copies run beside the optimizer."""
 
 
@@ -86,12 +86,14 @@ class Offloading:
 
     def __post_init__(self) -> None:
         for name in OFFLOADS:
-            each: tuple[float, ...] = getattr(self, name)
-            wrong = [value for value in each if not 0 <= value <= 1]
-            if wrong:
-                near = 1.0 if wrong[0] > 1 else 0.0
-                raise ValueError(f"{name}: a fraction is at least 0 and at most 1, met {wrong[0]:g}; nearest: {near}")
-            if each == (0.0,):
+            fractions: tuple[float, ...] = getattr(self, name)
+            bad_values = [value for value in fractions if not 0 <= value <= 1]
+            if bad_values:
+                nearest = 1.0 if bad_values[0] > 1 else 0.0
+                raise ValueError(
+                    f"{name}: a fraction is at least 0 and at most 1, met {bad_values[0]:g}; nearest: {nearest}"
+                )
+            if fractions == (0.0,):
                 raise ValueError(f"{name}: a fraction of all is more than 0, met 0; nearest: leave it out")
         if self.step is StepPlace.DEVICE and not any(self.optimizer):
             raise ValueError("optimizer: step: device needs states on the host, met none; nearest: step: host")
@@ -101,42 +103,49 @@ class Offloading:
 
     def __str__(self) -> str:
         parts = [(name, getattr(self, name)) for name in OFFLOADS]
-        where = " (stepped on the device)" if self.step is StepPlace.DEVICE else ""
-        each = (f"{_shown(value)}{name}{where if name == 'optimizer' else ''}" for name, value in parts if any(value))
-        return ", ".join(each)
+        place_text = " (stepped on the device)" if self.step is StepPlace.DEVICE else ""
+        texts = (
+            f"{_format_fractions(value)}{name}{place_text if name == 'optimizer' else ''}"
+            for name, value in parts
+            if any(value)
+        )
+        return ", ".join(texts)
 
-    def at(self, what: str, position: int) -> float:
+    def fraction_at(self, kind: str, position: int) -> float:
         """Return the fraction of one kind of `OFFLOADS` that a pipeline rank keeps on its host.
 
-        >>> Offloading(activations=(1.0, 0.5)).at("activations", 1)
+        >>> Offloading(activations=(1.0, 0.5)).fraction_at("activations", 1)
         0.5
         """
-        each: tuple[float, ...] = getattr(self, what)
-        return each[position if len(each) > 1 else 0] if each else 0.0
+        fractions: tuple[float, ...] = getattr(self, kind)
+        return fractions[position if len(fractions) > 1 else 0] if fractions else 0.0
 
     @property
-    def in_passes(self) -> bool:
+    def moves_in_passes(self) -> bool:
         """Whether ranks exchange data with their hosts during passes."""
         return any(self.parameters) or any(self.activations)
 
     @property
     def document(self) -> list[str] | dict[str, Any]:
         """The offloading as plain data: a list of names where all fractions are 1, otherwise fractions by name."""
-        stated = {name: getattr(self, name) for name in OFFLOADS if getattr(self, name)}
-        if self.step is StepPlace.HOST and all(each == WHOLE for each in stated.values()):
-            return list(stated)
-        document = {name: each[0] if len(each) == 1 else list(each) for name, each in stated.items()}
+        stated_fractions = {name: getattr(self, name) for name in OFFLOADS if getattr(self, name)}
+        if self.step is StepPlace.HOST and all(fractions == WHOLE_FRACTION for fractions in stated_fractions.values()):
+            return list(stated_fractions)
+        document = {
+            name: fractions[0] if len(fractions) == 1 else list(fractions)
+            for name, fractions in stated_fractions.items()
+        }
         if self.step is StepPlace.DEVICE:
             document["optimizer"] = {"fraction": document["optimizer"], "step": str(self.step)}
         return document
 
 
-NOTHING = Offloading()
+NO_OFFLOADING = Offloading()
 """Everything stays on devices."""
 
 
-def _shown(each: tuple[float, ...]) -> str:
-    return "" if each == WHOLE else "/".join(f"{value:.4g}" for value in each) + " of "
+def _format_fractions(fractions: tuple[float, ...]) -> str:
+    return "" if fractions == WHOLE_FRACTION else "/".join(f"{value:.4g}" for value in fractions) + " of "
 
 
 def offloading(document: Any) -> Offloading:
@@ -153,66 +162,68 @@ def offloading(document: Any) -> Offloading:
         Where the document is neither; the message begins with the wrong name.
     """
     if isinstance(document, Mapping):
-        _known(document)
-        return _of_mapping(document)
+        _check_names(document)
+        return _parse_mapping(document)
     if isinstance(document, list | tuple) and all(isinstance(name, str) for name in document):
-        _known(document)
-        twice = next((name for name in document if document.count(name) > 1), None)
-        if twice is not None:
-            raise ValueError(f"names each of {', '.join(OFFLOADS)} once, met {twice} twice")
-        return _of(dict.fromkeys(document, WHOLE))
+        _check_names(document)
+        repeated_name = next((name for name in document if document.count(name) > 1), None)
+        if repeated_name is not None:
+            raise ValueError(f"names each of {', '.join(OFFLOADS)} once, met {repeated_name} twice")
+        return _build_offloading(dict.fromkeys(document, WHOLE_FRACTION))
     raise ValueError(
         f"is a list of names, any of {', '.join(OFFLOADS)}, or a mapping from names to fractions, "
         f"met {Repr().repr(document)}"
     )
 
 
-def _known(names: Iterable[Any]) -> None:
-    wrong = next((name for name in names if name not in OFFLOADS), None)
-    if wrong is not None:
-        close = [f"; nearest: {near}" for near in get_close_matches(str(wrong), OFFLOADS, n=1)]
-        raise ValueError(f"holds any of {', '.join(OFFLOADS)}, met {Repr().repr(wrong)}{''.join(close)}")
+def _check_names(names: Iterable[Any]) -> None:
+    unknown_name = next((name for name in names if name not in OFFLOADS), None)
+    if unknown_name is not None:
+        hints = [f"; nearest: {nearest}" for nearest in get_close_matches(str(unknown_name), OFFLOADS, n=1)]
+        raise ValueError(f"holds any of {', '.join(OFFLOADS)}, met {Repr().repr(unknown_name)}{''.join(hints)}")
 
 
-def _of_mapping(document: Mapping[str, Any]) -> Offloading:
-    found = dict(document)
+def _parse_mapping(document: Mapping[str, Any]) -> Offloading:
+    values = dict(document)
     step = StepPlace.HOST
-    if isinstance(found.get("optimizer"), Mapping):
-        found["optimizer"], step = _optimizer(found["optimizer"])
-    return _of({name: _fractions(name, value) for name, value in found.items()}, step)
+    if isinstance(values.get("optimizer"), Mapping):
+        values["optimizer"], step = _parse_optimizer(values["optimizer"])
+    return _build_offloading({name: _parse_fractions(name, value) for name, value in values.items()}, step)
 
 
-def _of(found: Mapping[str, tuple[float, ...]], step: StepPlace = StepPlace.HOST) -> Offloading:
-    return Offloading(found.get("optimizer", ()), found.get("parameters", ()), found.get("activations", ()), step)
+def _build_offloading(fractions: Mapping[str, tuple[float, ...]], step: StepPlace = StepPlace.HOST) -> Offloading:
+    return Offloading(
+        fractions.get("optimizer", ()), fractions.get("parameters", ()), fractions.get("activations", ()), step
+    )
 
 
-def _optimizer(document: Mapping[str, Any]) -> tuple[Any, StepPlace]:
+def _parse_optimizer(document: Mapping[str, Any]) -> tuple[Any, StepPlace]:
     """Return the fraction and the step place that the optimizer's part of a document states."""
-    known = ("fraction", "step")
-    wrong = next((key for key in document if key not in known), None)
-    if wrong is not None:
-        raise ValueError(f"optimizer: holds fraction and step, met {Repr().repr(wrong)}")
+    known_keys = ("fraction", "step")
+    unknown_key = next((key for key in document if key not in known_keys), None)
+    if unknown_key is not None:
+        raise ValueError(f"optimizer: holds fraction and step, met {Repr().repr(unknown_key)}")
     step = document.get("step", StepPlace.HOST)
     if step not in list(StepPlace):
         raise ValueError(f"optimizer: step is {' or '.join(StepPlace)}, met {Repr().repr(step)}; nearest: host")
     return document.get("fraction", 1.0), StepPlace(step)
 
 
-def _fractions(name: str, value: Any) -> tuple[float, ...]:
-    each = value if isinstance(value, list | tuple) else [value]
+def _parse_fractions(name: str, value: Any) -> tuple[float, ...]:
+    values = value if isinstance(value, list | tuple) else [value]
     # type() and not isinstance: true and false are ints in Python
-    if not each or not all(type(one) in (int, float) for one in each):
+    if not values or not all(type(item) in (int, float) for item in values):
         raise ValueError(
             f"{name}: is a fraction of more than 0 and at most 1, or one for every pipeline rank, "
             f"met {Repr().repr(value)}; nearest: 1.0"
         )
-    return tuple(map(float, each))
+    return tuple(map(float, values))
 
 
-def fraction_of(count: int, fraction: float) -> int:
+def count_fraction(count: int, fraction: float) -> int:
     """Return a fraction of ``count``, rounded up; fractions are taken in millionths.
 
-    >>> fraction_of(10, 0.25), fraction_of(10, 0.3)
+    >>> count_fraction(10, 0.25), count_fraction(10, 0.3)
     (3, 3)
     """
     # exact rationals, since 100 * 0.07 is 7.000000000000001 in floats and would be rounded up to 8

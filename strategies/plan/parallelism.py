@@ -54,87 +54,91 @@ KeptCuts = tuple[tuple[str, tuple[str, ...]], ...]
 """The cuts of one tensor, as a plan states them."""
 
 
-def column_dim(operator: Operator, dim: str | None) -> str | None:
+def find_column_dim(operator: Operator, dim: str | None) -> str | None:
     """Return the dim of an operator that columns cut; ``dim`` is the one that a single tensor axis would cut.
 
     Columns never cut a summed dim of a product, because products gather their inputs.
     """
     names = [name for name, _ in operator.dims]
-    summed = operator.reduced if operator.kind in PRODUCTS else ()
-    return next((name for name in (dim, HIDDEN) if name in names and name not in summed), None)
+    summed_dims = operator.reduced if operator.kind in PRODUCTS else ()
+    return next((name for name in (dim, HIDDEN) if name in names and name not in summed_dims), None)
 
 
-def kept_cuts(block: Block, operator: Operator, dim: str | None, cuts: Cuts) -> tuple[tuple[str, KeptCuts], ...]:
+def find_kept_cuts(block: Block, operator: Operator, dim: str | None, cuts: Cuts) -> tuple[tuple[str, KeptCuts], ...]:
     """Return the cuts in which an operator keeps its parameters, and a product its inputs; ``cuts`` are its dims'.
 
     Rows also cut the parameters, and columns the inputs: along ``dim``, which a single tensor axis would cut, or
     along the hidden dim, whichever is summed.
     """
-    found = [(name, _parameter(operator, block.tensor[name], cuts)) for name in operator.parameters]
-    summed = [each for each in (dim, HIDDEN) if each in operator.reduced]
-    if operator.kind in _MATRICES and operator.parameters and summed:
-        whole = {**cuts, summed[0]: (TENSOR,)}
-        found += [(name, _of(block.tensor[name], whole)) for name in operator.inputs]
-    return tuple(found)
+    tensor_cuts = [(name, _cut_parameter(operator, block.tensor[name], cuts)) for name in operator.parameters]
+    summed_dims = [sum_dim for sum_dim in (dim, HIDDEN) if sum_dim in operator.reduced]
+    if operator.kind in _MATRICES and operator.parameters and summed_dims:
+        input_cuts = {**cuts, summed_dims[0]: (TENSOR,)}
+        tensor_cuts += [(name, _cut_tensor(block.tensor[name], input_cuts)) for name in operator.inputs]
+    return tuple(tensor_cuts)
 
 
-def _of(tensor: Tensor, cuts: Cuts) -> KeptCuts:
+def _cut_tensor(tensor: Tensor, cuts: Cuts) -> KeptCuts:
     return tuple((dim, cuts[dim]) for dim in tensor.dims if dim in cuts)
 
 
-def _parameter(operator: Operator, parameter: Tensor, cuts: Cuts) -> KeptCuts:
-    dim = _row_dim(operator, parameter, cuts)
-    return _of(parameter, {**cuts, dim: (*cuts.get(dim, ()), TENSOR_ROWS)})
+def _cut_parameter(operator: Operator, parameter: Tensor, cuts: Cuts) -> KeptCuts:
+    dim = _find_row_dim(operator, parameter, cuts)
+    return _cut_tensor(parameter, {**cuts, dim: (*cuts.get(dim, ()), TENSOR_ROWS)})
 
 
-def _row_dim(operator: Operator, parameter: Tensor, cuts: Cuts) -> str:
+def _find_row_dim(operator: Operator, parameter: Tensor, cuts: Cuts) -> str:
     """Return the dim of a parameter that rows cut: the hidden dim, else the summed dim of a weight, else any.
 
     A dim that columns do not cut comes first. Both axes cut the one dim of a vector, as in Colossal-AI, where
     ``Linear2D`` and ``LayerNorm2D`` keep 1 / q^2 of biases and norms.
     """
-    whole = [dim for dim in parameter.dims if TENSOR not in cuts.get(dim, ())]
-    summed = [dim for dim in whole if dim in operator.reduced] if operator.kind in _MATRICES else []
-    hidden = [dim for dim in parameter.dims if dim == HIDDEN]
-    return next(chain((dim for dim in hidden if dim in whole), summed, hidden, whole, parameter.dims))
+    uncut_dims = [dim for dim in parameter.dims if TENSOR not in cuts.get(dim, ())]
+    summed_dims = [dim for dim in uncut_dims if dim in operator.reduced] if operator.kind in _MATRICES else []
+    hidden_dims = [dim for dim in parameter.dims if dim == HIDDEN]
+    return next(
+        chain((dim for dim in hidden_dims if dim in uncut_dims), summed_dims, hidden_dims, uncut_dims, parameter.dims)
+    )
 
 
-def broken_rules(
+def check_grid(
     graph: OperatorGraph, shardings: tuple[OperatorSharding, ...], rows: int, columns: int, microbatch: int
 ) -> Iterator[tuple[str, str]]:
     """Yield every rule that a grid breaks: the field to blame, and the message."""
     # rows cut the batch dim, which has the microbatch's size on a data rank
     if microbatch % rows:
-        near = -(-microbatch // rows) * rows
-        yield "microbatch", f"tensor_rows({rows}) divides microbatch, met {microbatch}; nearest: {near}"
+        nearest = -(-microbatch // rows) * rows
+        yield "microbatch", f"tensor_rows({rows}) divides microbatch, met {microbatch}; nearest: {nearest}"
     if not any(HIDDEN in dict(operator.dims) for block in graph.blocks for operator in block.operators):
         yield "tensor_rows", f"tensor_rows needs a transformer's dim {HIDDEN}, the model has none; nearest: 1"
         return
-    for dim, (size, both) in _sizes(graph, shardings).items():
-        ways = rows * columns if both else rows
-        if size % ways:
-            text = f"tensor_rows({rows}) * tensor({columns}) divides" if both else "tensor_rows divides"
-            near = nearest_divisor(size // gcd(size, columns) if both else size, rows)
-            yield "tensor_rows", f"{text} {dim}({size}), met {ways}; nearest tensor_rows: {near}"
+    for dim, (size, has_columns) in _find_row_sizes(graph, shardings).items():
+        num_parts = rows * columns if has_columns else rows
+        if size % num_parts:
+            text = f"tensor_rows({rows}) * tensor({columns}) divides" if has_columns else "tensor_rows divides"
+            nearest = nearest_divisor(size // gcd(size, columns) if has_columns else size, rows)
+            yield "tensor_rows", f"{text} {dim}({size}), met {num_parts}; nearest tensor_rows: {nearest}"
 
 
 @lru_cache(maxsize=64)
-def _sizes(graph: OperatorGraph, shardings: tuple[OperatorSharding, ...]) -> Mapping[str, tuple[int, bool]]:
+def _find_row_sizes(graph: OperatorGraph, shardings: tuple[OperatorSharding, ...]) -> Mapping[str, tuple[int, bool]]:
     """Return by dim the size of parameters that rows cut, and whether columns cut that dim of a parameter too.
 
     A dim of several sizes counts with their greatest common divisor.
     """
-    tensors = {f"{block.name}.{name}": each for block in graph.blocks for name, each in block.tensor.items()}
-    found: dict[str, tuple[int, bool]] = {}
+    tensors = {
+        f"{block.name}.{name}": block_tensor for block in graph.blocks for name, block_tensor in block.tensor.items()
+    }
+    dim_sizes: dict[str, tuple[int, bool]] = {}
     for sharding in shardings:
         block = sharding.operator.rsplit(".", 1)[0]
         for name, cuts in sharding.kept:
             tensor = tensors[f"{block}.{name}"]
             for dim, axes in cuts:
                 if TENSOR_ROWS in axes and dim != BATCH:
-                    size, both = found.get(dim, (0, False))
-                    found[dim] = gcd(size, tensor.shape[tensor.dims.index(dim)]), both or TENSOR in axes
-    return found
+                    size, has_columns = dim_sizes.get(dim, (0, False))
+                    dim_sizes[dim] = gcd(size, tensor.shape[tensor.dims.index(dim)]), has_columns or TENSOR in axes
+    return dim_sizes
 
 
 class Attention(StrEnum):
@@ -151,13 +155,13 @@ TENSOR_DIMS = ("heads", "ffn", "expert_ffn", "vocab")
 EXPERTS = "experts"
 """The dim of experts, of routed tokens and of the parameters that only one expert uses."""
 
-_SEQUENCE_CUT = frozenset(
+_SEQUENCE_CUT_KINDS = frozenset(
     {OperatorKind.NORM, OperatorKind.DROPOUT, OperatorKind.ELEMENTWISE, OperatorKind.TOP_K, OperatorKind.MATMUL}
 )
 """Kinds that sequence parallelism cuts; the products among them are not cut by tensor ranks, as those of routers."""
 CAPACITY = "capacity"
 """The dim of an expert's slots for the tokens of one sequence."""
-_ALONG_SEQUENCE = ("key", CAPACITY)
+_SEQUENCE_DIMS = ("key", CAPACITY)
 """Dims that stand for ``sequence`` in tensors made along it: keys and values, and tokens sent to experts."""
 
 
@@ -192,7 +196,7 @@ class Parallelism:
 
 
 @lru_cache(maxsize=64)
-def shardings(graph: OperatorGraph, by: Parallelism) -> tuple[OperatorSharding, ...]:
+def shard_operators(graph: OperatorGraph, parallelism: Parallelism) -> tuple[OperatorSharding, ...]:
     """Return how tensor, context and expert parallelism cut every operator of a transformer.
 
     * tensor: along the one dim of `TENSOR_DIMS` that an operator has; other operators are replicated, or cut
@@ -213,51 +217,53 @@ def shardings(graph: OperatorGraph, by: Parallelism) -> tuple[OperatorSharding, 
     .. [5] Jacobs et al. 2023, "DeepSpeed Ulysses".
     .. [6] Lepikhin et al. 2020, "GShard", section 3.
     """
-    if not by:
+    if not parallelism:
         return ()
-    return tuple(_operator(block, operator, by) for block in graph.blocks for operator in block.operators)
+    return tuple(
+        _shard_operator(block, operator, parallelism) for block in graph.blocks for operator in block.operators
+    )
 
 
-def _operator(block: Block, operator: Operator, by: Parallelism) -> OperatorSharding:
+def _shard_operator(block: Block, operator: Operator, parallelism: Parallelism) -> OperatorSharding:
     cuts: dict[str, tuple[str, ...]] = {}
     names = [dim for dim, _ in operator.dims]
-    whole = by.gathers_logits and operator.kind is OperatorKind.CROSS_ENTROPY
-    free = [dim for dim in TENSOR_DIMS if dim in names and dim not in operator.uncut and not whole]
-    tensor = free[0] if by.tensor and free else None
-    alone = tensor  # with a grid the columns may cut another dim, but inputs are kept by this one
-    if by.rows:
-        tensor = column_dim(operator, tensor) if by.tensor else None
-        cuts |= {BATCH: (TENSOR_ROWS,)} if BATCH in names or _has(block, operator, BATCH) else {}
-    if tensor is not None:
-        cuts[tensor] = (TENSOR,)
-    if by.attention is not None:
-        cuts |= _context_cuts(block, operator, names, by.attention, cuts)
-    between = tensor is None and operator.kind in _SEQUENCE_CUT and SEQUENCE in names
-    if by.sequence_parallel and between and SEQUENCE not in operator.reduced + operator.uncut:
+    gathers_logits = parallelism.gathers_logits and operator.kind is OperatorKind.CROSS_ENTROPY
+    free_dims = [dim for dim in TENSOR_DIMS if dim in names and dim not in operator.uncut and not gathers_logits]
+    cut_dim = free_dims[0] if parallelism.tensor and free_dims else None
+    single_axis_dim = cut_dim  # with a grid the columns may cut another dim, but inputs are kept by this one
+    if parallelism.rows:
+        cut_dim = find_column_dim(operator, cut_dim) if parallelism.tensor else None
+        cuts |= {BATCH: (TENSOR_ROWS,)} if BATCH in names or _has_dim(block, operator, BATCH) else {}
+    if cut_dim is not None:
+        cuts[cut_dim] = (TENSOR,)
+    if parallelism.attention is not None:
+        cuts |= _find_context_cuts(block, operator, names, parallelism.attention, cuts)
+    is_between = cut_dim is None and operator.kind in _SEQUENCE_CUT_KINDS and SEQUENCE in names
+    if parallelism.sequence_parallel and is_between and SEQUENCE not in operator.reduced + operator.uncut:
         cuts[SEQUENCE] = (*cuts.get(SEQUENCE, ()), TENSOR)
     # each tensor rank sends its part of the tokens to experts
-    if by.sequence_parallel and operator.kind is OperatorKind.PERMUTE:
-        cuts |= {dim: (*cuts.get(dim, ()), TENSOR) for dim in (SEQUENCE, CAPACITY) if _has(block, operator, dim)}
-    if by.expert:
+    if parallelism.sequence_parallel and operator.kind is OperatorKind.PERMUTE:
+        cuts |= {dim: (*cuts.get(dim, ()), TENSOR) for dim in (SEQUENCE, CAPACITY) if _has_dim(block, operator, dim)}
+    if parallelism.expert:
         cuts[EXPERTS if is_expert(block, operator) else BATCH] = (EXPERT,)
-    kept = kept_cuts(block, operator, alone, cuts) if by.rows else ()
-    return OperatorSharding(f"{block.name}.{operator.name}", tuple(cuts.items()), kept)
+    kept_tensors = find_kept_cuts(block, operator, single_axis_dim, cuts) if parallelism.rows else ()
+    return OperatorSharding(f"{block.name}.{operator.name}", tuple(cuts.items()), kept_tensors)
 
 
-def _context_cuts(
+def _find_context_cuts(
     block: Block, operator: Operator, names: list[str], attention: Attention, cuts: dict[str, tuple[str, ...]]
 ) -> dict[str, tuple[str, ...]]:
     """Return the dims of an operator that the context axis cuts."""
     if "key" in names and attention is Attention.ULYSSES:
         return {"heads": (*cuts.get("heads", ()), CONTEXT)}
     if "key" in names:
-        ring = attention is Attention.RING and operator.kind is OperatorKind.ATTENTION
-        return dict.fromkeys((SEQUENCE, "key") if ring else (SEQUENCE,), (CONTEXT,))
-    dims = [dim for dim in (SEQUENCE, *_ALONG_SEQUENCE) if dim in names or _has(block, operator, dim)]
+        is_ring = attention is Attention.RING and operator.kind is OperatorKind.ATTENTION
+        return dict.fromkeys((SEQUENCE, "key") if is_ring else (SEQUENCE,), (CONTEXT,))
+    dims = [dim for dim in (SEQUENCE, *_SEQUENCE_DIMS) if dim in names or _has_dim(block, operator, dim)]
     return dict.fromkeys(dims, (CONTEXT,))
 
 
-def _has(block: Block, operator: Operator, dim: str) -> bool:
+def _has_dim(block: Block, operator: Operator, dim: str) -> bool:
     """Return whether an operator reads or writes a tensor that has ``dim``."""
     return any(dim in block.tensor[name].dims for name in operator.inputs + operator.outputs)
 

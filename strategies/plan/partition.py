@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
 
-from meshwise.simulator.brief import brief
+from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.operator_graph import OperatorGraph
 
 
@@ -14,11 +14,11 @@ class Stage:
 
     blocks: tuple[str, ...]
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
 
 @lru_cache(maxsize=1024)
-def partition(graph: OperatorGraph, stages: int, how: str | tuple[int, ...]) -> tuple[Stage, ...]:
+def partition_layers(graph: OperatorGraph, stages: int, division: str | tuple[int, ...]) -> tuple[Stage, ...]:
     """Return the blocks of every stage.
 
     ``division`` is ``"even"``, ``"balanced"`` or the number of layers per stage. Blocks before the layers are in the
@@ -27,75 +27,78 @@ def partition(graph: OperatorGraph, stages: int, how: str | tuple[int, ...]) -> 
     """
     names = [name for name, _ in graph.occurrences]
     layers = [name for name, block in graph.occurrences if block.layer] or names[:1]
-    first = names.index(layers[0])
-    before, after = names[:first], names[first + len(layers) :]
+    first_index = names.index(layers[0])
+    head_blocks, tail_blocks = names[:first_index], names[first_index + len(layers) :]
     result: list[Stage] = []
     position = 0
-    for index, count in enumerate(_counts(graph, stages, layers, how)):
+    for index, count in enumerate(_count_layers(graph, stages, layers, division)):
         blocks = layers[position : position + count]
-        blocks = (before if index == 0 else []) + blocks + (after if index == stages - 1 else [])
+        blocks = (head_blocks if index == 0 else []) + blocks + (tail_blocks if index == stages - 1 else [])
         result.append(Stage(tuple(blocks)))
         position += count
     return tuple(result)
 
 
-def _counts(graph: OperatorGraph, stages: int, layers: list[str], how: str | tuple[int, ...]) -> list[int]:
-    if isinstance(how, tuple):
-        return list(how)
-    if how == "even":
+def _count_layers(graph: OperatorGraph, stages: int, layers: list[str], division: str | tuple[int, ...]) -> list[int]:
+    if isinstance(division, tuple):
+        return list(division)
+    if division == "even":
         return [len(layers) // stages] * stages
     if stages > len(layers):
-        last = int(graph.occurrences[-1][0] != layers[-1])
-        return [0] * (stages - len(layers) - last) + [1] * len(layers) + [0] * last
+        num_tail_stages = int(graph.occurrences[-1][0] != layers[-1])
+        return [0] * (stages - len(layers) - num_tail_stages) + [1] * len(layers) + [0] * num_tail_stages
     flops = {name: block.flops for name, block in graph.occurrences}
-    each = [flops[name] for name in layers]
-    head = sum(size for name, size in flops.items() if name not in set(layers))
-    if len(set(each)) > 1:
-        return _different(stages, each, head)
-    heavier = inf if head else 0.0  # any block with FLOP outweighs layers without
-    return _alike(stages, len(each), head / each[0] if each[0] else heavier)
+    layer_flops = [flops[name] for name in layers]
+    end_flops = sum(size for name, size in flops.items() if name not in set(layers))
+    if len(set(layer_flops)) > 1:
+        return _balance_unequal_layers(stages, layer_flops, end_flops)
+    end_load = inf if end_flops else 0.0  # any block with FLOP outweighs layers without
+    return _balance_equal_layers(stages, len(layer_flops), end_flops / layer_flops[0] if layer_flops[0] else end_load)
 
 
-def _alike(stages: int, layers: int, head: float) -> list[int]:
+def _balance_equal_layers(stages: int, layers: int, end_load: float) -> list[int]:
     """Return how many equal layers each stage has: each layer goes to the lightest stage.
 
     Loads are in layers; the last stage begins with ``end_load`` more.
     """
     counts = [1] * stages
-    load = [1.0] * (stages - 1) + [1.0 + head]
+    loads = [1.0] * (stages - 1) + [1.0 + end_load]
     for _ in range(layers - stages):
-        lightest = min(range(stages), key=lambda i: (load[i], i))
-        counts[lightest] += 1
-        load[lightest] += 1
+        lightest_stage = min(range(stages), key=lambda i: (loads[i], i))
+        counts[lightest_stage] += 1
+        loads[lightest_stage] += 1
     return counts
 
 
-def _different(stages: int, layers: list[float], head: float) -> list[int]:
+def _balance_unequal_layers(stages: int, layers: list[float], end_load: float) -> list[int]:
     """Return how many of some layers of different load each stage has, so that the heaviest stage is lightest.
 
     The classic linear partition: bisection for the least load at which filling stages one after another, from the
     last to the first, needs no more than ``stages``. The last stage has ``end_load`` besides its layers.
 
-    >>> _different(2, [3.0, 1.0, 1.0, 1.0], 0.0), _different(2, [1.0, 1.0, 1.0], 1.0)
+    >>> _balance_unequal_layers(2, [3.0, 1.0, 1.0, 1.0], 0.0), _balance_unequal_layers(2, [1.0, 1.0, 1.0], 1.0)
     ([1, 3], [2, 1])
     """
-    low, high = max(layers), sum(layers) + head
+    low, high = max(layers), sum(layers) + end_load
     for _ in range(64):
         middle = (low + high) / 2
-        low, high = (low, middle) if len(_filled(layers, head, middle)) <= stages else (middle, high)
-    counts = _filled(layers, head, high)
+        low, high = (low, middle) if len(_fill_stages(layers, end_load, middle)) <= stages else (middle, high)
+    counts = _fill_stages(layers, end_load, high)
     while len(counts) < stages:  # a stage has at least one layer
-        widest = max(range(len(counts)), key=lambda i: counts[i])
-        counts[widest : widest + 1] = [counts[widest] - counts[widest] // 2, counts[widest] // 2]
+        widest_stage = max(range(len(counts)), key=lambda i: counts[i])
+        counts[widest_stage : widest_stage + 1] = [
+            counts[widest_stage] - counts[widest_stage] // 2,
+            counts[widest_stage] // 2,
+        ]
     return counts
 
 
-def _filled(layers: list[float], head: float, most: float) -> list[int]:
+def _fill_stages(layers: list[float], end_load: float, max_load: float) -> list[int]:
     """Return how many layers each stage has, filled from the last stage on up to ``max_load``, one layer at least."""
-    counts, load = [0], head
+    counts, load = [0], end_load
     for size in reversed(layers):
         # the tolerance is for sums in another order than the limit's
-        if counts[0] and load + size > most * (1 + 1e-12):
+        if counts[0] and load + size > max_load * (1 + 1e-12):
             counts.insert(0, 0)
             load = 0.0
         counts[0] += 1
@@ -103,7 +106,7 @@ def _filled(layers: list[float], head: float, most: float) -> list[int]:
     return counts
 
 
-def most_stages(graph: OperatorGraph) -> int:
+def count_possible_stages(graph: OperatorGraph) -> int:
     """Return the largest number of stages with a block each: one per layer, and one for each end with other blocks."""
     names = [block.layer for _, block in graph.occurrences]
     if not any(names):
@@ -121,9 +124,9 @@ def share_ends(layers: int, stages: int) -> tuple[int, ...]:
     >>> share_ends(126, 16), share_ends(6, 8), share_ends(5, 3)
     ((7, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 7), (0, 1, 1, 1, 1, 1, 1, 0), (1, 3, 1))
     """
-    least, more = divmod(layers + 2, stages)
-    first = (stages - more) // 2
-    counts = [least + (first <= stage < first + more) for stage in range(stages)]
+    base_count, num_extra = divmod(layers + 2, stages)
+    extra_start = (stages - num_extra) // 2
+    counts = [base_count + (extra_start <= stage < extra_start + num_extra) for stage in range(stages)]
     counts[0], counts[-1] = counts[0] - 1, counts[-1] - 1
     return tuple(counts)
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 from math import ceil
 from typing import Any
 
-from meshwise.simulator.brief import brief
+from meshwise.simulator.brief import brief_repr
 from meshwise.strategies.plan.layout import STEP_DECISIONS, Decision, StepDecisions
 from meshwise.strategies.plan.mesh import (
     CONTEXT,
@@ -22,11 +22,11 @@ from meshwise.strategies.plan.mesh import (
     Mesh,
     Microbatch,
 )
-from meshwise.strategies.plan.offloading import fraction_of
+from meshwise.strategies.plan.offloading import count_fraction
 from meshwise.strategies.plan.partition import Stage
 from meshwise.strategies.plan.sharding import OperatorSharding
-from meshwise.strategies.schedules.rule import Placement, ScheduleRule, no_pairs
-from meshwise.strategies.schedules.schedule import Schedule, rule_of, schedule
+from meshwise.strategies.schedules.rule import Placement, ScheduleRule, list_no_pairs
+from meshwise.strategies.schedules.schedule import Schedule, build_schedule, find_rule
 
 PLAN_VERSION = 1
 
@@ -58,7 +58,7 @@ class Plan(StepDecisions):
     shardings: tuple[OperatorSharding, ...]
     num_microbatches: int
 
-    __repr__ = brief("describe")
+    __repr__ = brief_repr("describe")
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -132,7 +132,7 @@ class Plan(StepDecisions):
         """Whether a stage boundary crosses in one slice a tensor rank."""
         return self.scatter_gather and self.tensor == self.operator_ranks > 1 and not self.sequence_parallel
 
-    def boundary_part(self, size: float) -> float:
+    def count_boundary_bytes(self, size: float) -> float:
         """Return the bytes that one tensor rank sends of a stage boundary of ``size`` bytes.
 
         With ``scatter_gather`` each rank sends its slice, and the slices are gathered in the receiving
@@ -148,7 +148,7 @@ class Plan(StepDecisions):
     @property
     def rule(self) -> ScheduleRule:
         """The rule of the schedule."""
-        return rule_of(self.schedule)
+        return find_rule(self.schedule)
 
     @property
     def splits_backward(self) -> bool:
@@ -158,14 +158,14 @@ class Plan(StepDecisions):
     @property
     def asynchronous(self) -> bool:
         """Whether steps follow each other without a flush, on older versions of the weights."""
-        return self.rule.asynchronous
+        return self.rule.is_asynchronous
 
     @property
     def updates(self) -> int:
         """Updates of the weights in a step."""
         return self.num_microbatches if self.rule.updates_every_microbatch else 1
 
-    def weight_versions(self, position: int) -> int:
+    def count_weight_versions(self, position: int) -> int:
         """Return how many versions of its weights a rank at a pipeline position keeps."""
         return self.rule.weight_versions(position, self.pipeline)
 
@@ -182,12 +182,12 @@ class Plan(StepDecisions):
     @property
     def overlaps_passes(self) -> bool:
         """Whether the schedule runs passes in pairs, each computing during the communication of the other."""
-        return self.rule.pairs is not no_pairs
+        return self.rule.pairs is not list_no_pairs
 
     @property
     def positions(self) -> tuple[int, ...]:
         """The pipeline position of every stage."""
-        return self.rule.stage_ranks(self.pipeline, self.chunks)
+        return self.rule.list_stage_ranks(self.pipeline, self.chunks)
 
     @property
     def looped(self) -> bool:
@@ -199,20 +199,20 @@ class Plan(StepDecisions):
         """The pairs of pipeline positions, sender first, that exchange boundaries without being neighbours."""
         if self.rule.placement is not Placement.WRITTEN:
             return ()
-        ahead = [pair for pair in pairwise(self.positions) if abs(pair[0] - pair[1]) > 1]
+        forward_hops = [pair for pair in pairwise(self.positions) if abs(pair[0] - pair[1]) > 1]
         # gradients cross every boundary the other way
-        return tuple(dict.fromkeys([*ahead, *((after, before) for before, after in ahead)]))
+        return tuple(dict.fromkeys([*forward_hops, *((receiver, sender) for sender, receiver in forward_hops)]))
 
     def stages_at(self, position: int) -> tuple[int, ...]:
         """Return the stages at a pipeline position, first chunk first."""
-        return tuple(stage for stage, at in enumerate(self.positions) if at == position)
+        return tuple(stage for stage, stage_position in enumerate(self.positions) if stage_position == position)
 
     @property
     def actions(self) -> Schedule:
         """The order of actions on every pipeline rank."""
-        return schedule(self.schedule, self.pipeline, self.num_microbatches, self.chunks)
+        return build_schedule(self.schedule, self.pipeline, self.num_microbatches, self.chunks)
 
-    def even(self, size: int) -> "Plan":
+    def with_microbatch(self, size: int) -> "Plan":
         """Return the plan in which the microbatches of all data ranks have ``size`` sequences."""
         return self if self.microbatch == size else replace(self, microbatch=size)
 
@@ -221,15 +221,15 @@ class Plan(StepDecisions):
 
         For example ``data 16 x tensor 8 x pipeline 8, interleaved (2 chunks), 48 microbatches of 2, ZeRO-1``.
         """
-        rows = f"{self.tensor_rows} by " if self.tensor_rows > 1 else ""
-        rows = f"{self.tensor_depth} by {rows}" if self.tensor_depth > 1 else rows
-        degrees = f"data {self.data} x tensor {rows}{self.tensor} x pipeline {self.pipeline}"
+        grid_text = f"{self.tensor_rows} by " if self.tensor_rows > 1 else ""
+        grid_text = f"{self.tensor_depth} by {grid_text}" if self.tensor_depth > 1 else grid_text
+        degrees = f"data {self.data} x tensor {grid_text}{self.tensor} x pipeline {self.pipeline}"
         parts = [degrees + (f" x context {self.context} ({self.attention})" if self.attention else "")]
         parts += [f"experts over {self.expert}"] if self.expert > 1 else []
         if self.pipeline > 1:
             parts.append(self.rule.name + (f" ({self.chunks} chunks)" if self.chunks > 1 else ""))
         microbatches = "microbatch" if self.num_microbatches == 1 else "microbatches"
-        parts.append(f"{self.num_microbatches} {microbatches} of {_sizes(self.microbatch)}")
+        parts.append(f"{self.num_microbatches} {microbatches} of {_describe_sizes(self.microbatch)}")
         parts += [f"ZeRO-{self.zero}" + (f" over {self.shards}" if self.replica > 1 else "")] if self.zero else []
         parts += [words for item in STEP_DECISIONS if (words := self._describe_decision(item))]
         return ", ".join(parts)
@@ -257,7 +257,7 @@ class Plan(StepDecisions):
             return cls(
                 mesh=Mesh(tuple(Axis(name, int(size)) for name, size in document["mesh"]["axes"])),
                 stages=tuple(Stage(tuple(stage["blocks"])) for stage in document["stages"]),
-                shardings=tuple(_sharding(item) for item in document["shardings"]),
+                shardings=tuple(_parse_sharding(item) for item in document["shardings"]),
                 num_microbatches=document["num_microbatches"],
                 **{item.name: item.read(document) for item in STEP_DECISIONS},
             )
@@ -267,28 +267,31 @@ class Plan(StepDecisions):
             ) from error
 
 
-def blocks_on_host(plan: Plan, stage: int) -> int:
+def count_host_blocks(plan: Plan, stage: int) -> int:
     """Return for how many blocks of a stage, the first ones, the parameters are on the host."""
-    return fraction_of(len(plan.stages[stage].blocks), plan.offload.at("parameters", plan.positions[stage]))
+    return count_fraction(len(plan.stages[stage].blocks), plan.offload.fraction_at("parameters", plan.positions[stage]))
 
 
-def _sizes(sizes: Microbatch) -> str:
+def _describe_sizes(sizes: Microbatch) -> str:
     """Return microbatch sizes in words.
 
-    >>> _sizes((3, 3, 1))
+    >>> _describe_sizes((3, 3, 1))
     '3 on 2 data ranks and 1 on 1'
     """
     if isinstance(sizes, int):
         return str(sizes)
-    (first, count), *rest = Counter(sizes).items()
-    found = [f"{first} on {count} data rank{'s' if count > 1 else ''}", *(f"{size} on {count}" for size, count in rest)]
-    return " and ".join(found)
+    (first_size, count), *other_sizes = Counter(sizes).items()
+    parts = [
+        f"{first_size} on {count} data rank{'s' if count > 1 else ''}",
+        *(f"{size} on {count}" for size, count in other_sizes),
+    ]
+    return " and ".join(parts)
 
 
-def _sharding(document: dict[str, Any]) -> OperatorSharding:
-    kept = tuple((name, _cuts(cuts)) for name, cuts in document.get("kept", ()))
-    return OperatorSharding(document["operator"], _cuts(document["cuts"]), kept)
+def _parse_sharding(document: dict[str, Any]) -> OperatorSharding:
+    kept_cuts = tuple((name, _parse_cuts(cuts)) for name, cuts in document.get("kept", ()))
+    return OperatorSharding(document["operator"], _parse_cuts(document["cuts"]), kept_cuts)
 
 
-def _cuts(document: list[Any]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+def _parse_cuts(document: list[Any]) -> tuple[tuple[str, tuple[str, ...]], ...]:
     return tuple((dim, tuple(axes)) for dim, axes in document)

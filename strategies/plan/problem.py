@@ -6,7 +6,7 @@
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from meshwise.simulator.brief import brief
+from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.operator_graph import ITEMSIZE, OperatorGraph
@@ -77,15 +77,15 @@ class Training:
         if self.optimizer not in OPTIMIZERS:
             raise ValueError(f"optimizer is one of {', '.join(OPTIMIZERS)}, met {self.optimizer}")
         if self.gradient_precision not in (None, *GRADIENT_PRECISIONS):
-            known = ", ".join(GRADIENT_PRECISIONS)
-            raise ValueError(f"gradient_precision is one of {known}, met {self.gradient_precision}")
+            known_names = ", ".join(GRADIENT_PRECISIONS)
+            raise ValueError(f"gradient_precision is one of {known_names}, met {self.gradient_precision}")
         if self.framework not in FRAMEWORKS:
             raise ValueError(f"framework is one of {', '.join(FRAMEWORKS)}, met {self.framework}")
 
     @property
     def conventions(self) -> Framework:
         """The framework's conventions for memory and time."""
-        return _conventions(self.framework, self.composes_norms)
+        return _build_conventions(self.framework, self.composes_norms)
 
     @property
     def dtype(self) -> str:
@@ -110,8 +110,8 @@ class Training:
     @property
     def more_bytes(self) -> int:
         """Bytes that one weight of fp8 products needs beyond those of any parameter; negative without its bf16 copy."""
-        alone = self.precision == "fp8" and self.conventions.quantised_parameters
-        return self.quantised_bytes - alone * self.parameter_bytes
+        keeps_fp8_alone = self.precision == "fp8" and self.conventions.quantised_parameters
+        return self.quantised_bytes - keeps_fp8_alone * self.parameter_bytes
 
     @property
     def gradient_bytes(self) -> int:
@@ -121,16 +121,16 @@ class Training:
         """
         if self.frozen:
             return 0
-        wide = self.gradient_precision == "fp32" if self.gradient_precision else self.dtype == "bf16"
-        return 4 if wide else ITEMSIZE[self.dtype]
+        in_fp32 = self.gradient_precision == "fp32" if self.gradient_precision else self.dtype == "bf16"
+        return 4 if in_fp32 else ITEMSIZE[self.dtype]
 
     @property
     def updated_bytes(self) -> int:
         """Bytes of one parameter that the optimizer writes, and that ranks with shared states gather."""
         if self.frozen:
             return 0
-        quantised = self.precision == "fp8" and self.conventions.quantised_parameters
-        return ITEMSIZE["fp8"] if quantised else self.parameter_bytes
+        is_quantised = self.precision == "fp8" and self.conventions.quantised_parameters
+        return ITEMSIZE["fp8"] if is_quantised else self.parameter_bytes
 
     @property
     def optimizer_bytes(self) -> int:
@@ -140,9 +140,11 @@ class Training:
         """
         if self.frozen:
             return 0
-        half = self.dtype in ("fp16", "bf16")
-        remainder = self.dtype == "bf16" and self.conventions.keeps_remainders
-        return self._state_bytes * (OPTIMIZERS[self.optimizer] + half) - remainder * self.parameter_bytes
+        has_main_weights = self.dtype in ("fp16", "bf16")
+        has_remainders = self.dtype == "bf16" and self.conventions.keeps_remainders
+        return (
+            self._state_bytes * (OPTIMIZERS[self.optimizer] + has_main_weights) - has_remainders * self.parameter_bytes
+        )
 
     @property
     def mains_as_shards(self) -> bool:
@@ -170,7 +172,7 @@ class Training:
 
 
 @lru_cache(maxsize=64)
-def _conventions(framework: str, composes_norms: bool) -> Framework:
+def _build_conventions(framework: str, composes_norms: bool) -> Framework:
     return replace(FRAMEWORKS[framework], composes_norms=composes_norms)
 
 
@@ -190,26 +192,26 @@ class Problem:
     training: Training
     memory_margin: float = 1.0
 
-    def usable(self, device: Accelerator) -> float:
+    def usable_memory(self, device: Accelerator) -> float:
         """Return the largest predicted peak, in bytes, that fits in a device with the margin.
 
         The bytes that the framework takes before the first tensor are exact and have no margin.
 
         >>> from meshwise.simulator.machine.accelerator import Accelerator
         >>> device = Accelerator("any", (("bf16", 1e12),), memory=80.0, memory_bandwidth=1.0, reserved=2.0)
-        >>> Problem(None, None, None, memory_margin=1.2).usable(device)
+        >>> Problem(None, None, None, memory_margin=1.2).usable_memory(device)
         67.0
         """
         return device.reserved + (device.memory - device.reserved) / self.memory_margin
 
-    def needed(self, device: Accelerator, peak: float) -> float:
-        """Return the least device memory, in bytes, in which a predicted peak fits: the inverse of `usable`.
+    def needed_memory(self, device: Accelerator, peak: float) -> float:
+        """Return the least device memory, in bytes, in which a predicted peak fits: the inverse of `usable_memory`.
 
         >>> from meshwise.simulator.machine.accelerator import Accelerator
         >>> device = Accelerator("any", (("bf16", 1e12),), memory=80.0, memory_bandwidth=1.0, reserved=2.0)
-        >>> Problem(None, None, None, memory_margin=1.2).needed(device, 67.0)
+        >>> Problem(None, None, None, memory_margin=1.2).needed_memory(device, 67.0)
         80.0
         """
         return device.reserved + (peak - device.reserved) * self.memory_margin
 
-    __repr__ = brief()
+    __repr__ = brief_repr()

@@ -20,7 +20,7 @@ from itertools import groupby
 from reprlib import Repr
 from typing import Any
 
-HOOKS = 2
+HOOK_LAUNCHES = 2
 """Host time that checkpointing adds per recomputed operator, in kernel launches: torch's checkpoint hooks the tensors
 that an operator keeps, forward and backward, in Python, 28 us per operator where a launch takes 14 (core, torch
 2.13)."""
@@ -81,8 +81,8 @@ class SomeOperators:
         if not self.names:
             raise ValueError("recompute of operators names at least one, met none; nearest: none")
         if len(set(self.names)) < len(self.names):
-            twice = next(name for name in self.names if self.names.count(name) > 1)
-            raise ValueError(f"recompute names each operator once, met {twice} twice")
+            repeated_name = next(name for name in self.names if self.names.count(name) > 1)
+            raise ValueError(f"recompute names each operator once, met {repeated_name} twice")
 
     def __str__(self) -> str:
         return " + ".join(self.names)
@@ -103,10 +103,10 @@ class SomeOperators:
         return {"operators": list(self.names)}
 
 
-OfLayer = Recompute | SomeOperators
+LayerRecompute = Recompute | SomeOperators
 """What may be computed again in one layer."""
 
-OfStage = Recompute | FirstLayers | SomeOperators
+StageRecompute = Recompute | FirstLayers | SomeOperators
 """What may be computed again in one stage."""
 
 
@@ -114,33 +114,35 @@ OfStage = Recompute | FirstLayers | SomeOperators
 class PerStage:
     """A choice for every stage: ``stages[i]`` is that of stage ``i``; every chunk of a rank is a stage."""
 
-    stages: tuple[OfStage, ...]
+    stages: tuple[StageRecompute, ...]
 
     def __post_init__(self) -> None:
         if not self.stages:
             raise ValueError("recompute of stages says something of each, met none; nearest: none for all of them")
 
     def __str__(self) -> str:
-        runs = [(how, len(list(run))) for how, run in groupby(self.stages)]
-        return ", ".join(f"{how} on {count} stage{'s' if count > 1 else ''}" for how, count in runs)
+        stretches = [(recompute_choice, len(list(stretch))) for recompute_choice, stretch in groupby(self.stages)]
+        return ", ".join(
+            f"{recompute_choice} on {count} stage{'s' if count > 1 else ''}" for recompute_choice, count in stretches
+        )
 
     @property
     def document(self) -> list[Any]:
         """The same as plain data."""
-        return [how.document for how in self.stages]
+        return [recompute_choice.document for recompute_choice in self.stages]
 
 
-Recomputation = OfStage | PerStage
+Recomputation = StageRecompute | PerStage
 """The recomputation of a plan: one choice for all stages, or one per stage."""
 
 
-def of_stage(how: Recomputation, stage: int) -> OfStage:
+def find_stage_recompute(recompute_choice: Recomputation, stage: int) -> StageRecompute:
     """Return the recompute choice of a stage.
 
-    >>> of_stage(PerStage((Recompute.FULL, Recompute.NONE)), 1)
+    >>> find_stage_recompute(PerStage((Recompute.FULL, Recompute.NONE)), 1)
     <Recompute.NONE: 'none'>
     """
-    return how.stages[stage] if isinstance(how, PerStage) else how
+    return recompute_choice.stages[stage] if isinstance(recompute_choice, PerStage) else recompute_choice
 
 
 def recomputation(document: Any) -> Recomputation:
@@ -158,14 +160,14 @@ def recomputation(document: Any) -> Recomputation:
     ValueError
         Where the document is none of these.
     """
-    return PerStage(tuple(map(_of_stage, document))) if isinstance(document, list) else _of_stage(document)
+    return PerStage(tuple(map(_parse_stage, document))) if isinstance(document, list) else _parse_stage(document)
 
 
 ACTIVATION = "activation"
 """The word for the activation functions of feed-forward layers alone: cheap to compute again, and large to keep."""
 
 
-def _of_stage(document: Any) -> OfStage:
+def _parse_stage(document: Any) -> StageRecompute:
     if document == ACTIVATION:
         return SomeOperators((ACTIVATION,))
     if isinstance(document, str) and document in list(Recompute):
@@ -178,9 +180,9 @@ def _of_stage(document: Any) -> OfStage:
         if key == "operators" and isinstance(value, list) and all(isinstance(name, str) for name in value):
             return SomeOperators(tuple(value))
     words = ", ".join((*Recompute, ACTIVATION))
-    close = get_close_matches(document, [*Recompute, ACTIVATION], n=1) if isinstance(document, str) else []
-    near = f"; nearest: {close[0]}" if close else ""
+    matches = get_close_matches(document, [*Recompute, ACTIVATION], n=1) if isinstance(document, str) else []
+    hint = f"; nearest: {matches[0]}" if matches else ""
     raise ValueError(
         f"recompute is one of {words}, {{full: layers a stage}}, {{selective: layers a stage}}, "
-        f"{{operators: [names]}} and a list of these, met {Repr().repr(document)}{near}"
+        f"{{operators: [names]}} and a list of these, met {Repr().repr(document)}{hint}"
     )

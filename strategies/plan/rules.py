@@ -8,20 +8,34 @@ from typing import NamedTuple
 
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.operator_graph import OperatorGraph, OperatorKind
-from meshwise.strategies.plan.layout import GRADIENT_REDUCTIONS, RANK_DEGREES, ZERO_STAGES, Layout, Violation, listed
+from meshwise.strategies.plan.layout import (
+    GRADIENT_REDUCTIONS,
+    RANK_DEGREES,
+    ZERO_STAGES,
+    Layout,
+    Violation,
+    format_numbers,
+)
 from meshwise.strategies.plan.mesh import AXES, DATA, PIPELINE, REPLICA, TENSOR, divisors
 from meshwise.strategies.plan.mesh import nearest_divisor as _nearest
-from meshwise.strategies.plan.offloading import NOTHING, OFFLOADS, Offloading, StepPlace
-from meshwise.strategies.plan.parallelism import EXPERTS, TENSOR_DIMS, Attention, Parallelism, broken_rules, shardings
-from meshwise.strategies.plan.partition import most_stages, num_layers, partition
+from meshwise.strategies.plan.offloading import NO_OFFLOADING, OFFLOADS, Offloading, StepPlace
+from meshwise.strategies.plan.parallelism import (
+    EXPERTS,
+    TENSOR_DIMS,
+    Attention,
+    Parallelism,
+    check_grid,
+    shard_operators,
+)
+from meshwise.strategies.plan.partition import count_possible_stages, num_layers, partition_layers
 from meshwise.strategies.plan.problem import Problem, Training
-from meshwise.strategies.plan.recomputation import FirstLayers, OfStage, PerStage, Recompute, SomeOperators
-from meshwise.strategies.schedules.orders import in_order
-from meshwise.strategies.schedules.rule import ScheduleRule, WrittenRule, no_pairs
-from meshwise.strategies.schedules.schedule import OrderError, rule_of, schedule
+from meshwise.strategies.plan.recomputation import FirstLayers, PerStage, Recompute, SomeOperators, StageRecompute
+from meshwise.strategies.schedules.orders import order_actions
+from meshwise.strategies.schedules.rule import ScheduleRule, WrittenRule, list_no_pairs
+from meshwise.strategies.schedules.schedule import OrderError, build_schedule, find_rule
 
 
-class Around(NamedTuple):
+class OffloadConditions(NamedTuple):
     """The properties of a plan on which the rules of offloading depend.
 
     Parameters
@@ -45,85 +59,89 @@ class Around(NamedTuple):
     zero: int
 
 
-def offload_rules(offload: Offloading, around: Around) -> Iterator[tuple[str, str]]:
+def check_offload(offload: Offloading, conditions: OffloadConditions) -> Iterator[tuple[str, str]]:
     """Yield every rule that offloading breaks: the field to blame, and the message."""
-    wrong = [name for name in OFFLOADS if len(getattr(offload, name)) not in (0, 1, around.pipeline)]
-    for name in wrong:
+    wrong_names = [name for name in OFFLOADS if len(getattr(offload, name)) not in (0, 1, conditions.pipeline)]
+    for name in wrong_names:
         yield (
             f"offload.{name}",
-            f"{name} holds one fraction, or one for each of pipeline({around.pipeline}) ranks, met "
-            f"{len(getattr(offload, name))}; nearest: {around.pipeline} of them",
+            f"{name} holds one fraction, or one for each of pipeline({conditions.pipeline}) ranks, met "
+            f"{len(getattr(offload, name))}; nearest: {conditions.pipeline} of them",
         )
-    if wrong:
+    if wrong_names:
         return  # the checks below index fractions by pipeline position
-    if not around.flushes:
-        yield from _unflushed_rules(offload, around.schedule)
-    if any(offload.activations) and not around.whole_backward:
+    if not conditions.flushes:
+        yield from _check_unflushed_offload(offload, conditions.schedule)
+    if any(offload.activations) and not conditions.whole_backward:
         yield (
             "offload.activations",
-            f"activations on the host move with whole passes, one after another: {around.schedule} splits backward "
+            f"activations on the host move with whole passes, one after another: {conditions.schedule} splits backward "
             "or runs passes in pairs; nearest: 1f1b",
         )
-    if any(offload.activations) and not any(block.layer for block in around.graph.blocks):
+    if any(offload.activations) and not any(block.layer for block in conditions.graph.blocks):
         yield (
             "offload.activations",
             "activations on the host are those of layers, the model has none; nearest: leave it out",
         )
     if any(offload.parameters):
-        yield from (("offload.parameters", message) for message in _parameter_rules(offload, around))
+        yield from (("offload.parameters", message) for message in _check_parameter_offload(offload, conditions))
 
 
-def _unflushed_rules(offload: Offloading, schedule: str) -> Iterator[tuple[str, str]]:
+def _check_unflushed_offload(offload: Offloading, schedule: str) -> Iterator[tuple[str, str]]:
     """Yield every offload that a schedule without a flush forbids: all but whole optimizer states stepped on hosts."""
     for name in ("parameters", "activations"):
         if any(getattr(offload, name)):
             yield f"offload.{name}", f"{name} on the host need a flush, {schedule} has none; nearest: leave them out"
-    if any(offload.optimizer) and (offload.step is StepPlace.DEVICE or any(part < 1 for part in offload.optimizer)):
+    if any(offload.optimizer) and (
+        offload.step is StepPlace.DEVICE or any(fraction < 1 for fraction in offload.optimizer)
+    ):
         yield (
             "offload.optimizer",
             f"without a flush the host makes whole updates, {schedule} has none; nearest: 1.0 with step: host",
         )
 
 
-def _parameter_rules(offload: Offloading, around: Around) -> Iterator[str]:
-    ranks = range(around.pipeline)
-    partly = [(offload.at("parameters", p), offload.at("optimizer", p)) for p in ranks]
-    met = next((each for each in partly if each[0] > 0 and each[1] < 1), None)
-    if met is not None:
+def _check_parameter_offload(offload: Offloading, conditions: OffloadConditions) -> Iterator[str]:
+    ranks = range(conditions.pipeline)
+    fractions = [
+        (offload.fraction_at("parameters", position), offload.fraction_at("optimizer", position)) for position in ranks
+    ]
+    conflict = next((pair for pair in fractions if pair[0] > 0 and pair[1] < 1), None)
+    if conflict is not None:
         yield (
             "parameters on the host are updated from there and need optimizer: 1.0 on the same pipeline ranks, "
-            f"met optimizer: {met[1]:g} with parameters: {met[0]:g}; nearest: optimizer: 1.0"
+            f"met optimizer: {conflict[1]:g} with parameters: {conflict[0]:g}; nearest: optimizer: 1.0"
         )
-    if around.ranks > 1 and around.zero < 3:
+    if conditions.ranks > 1 and conditions.zero < 3:
         yield (
-            f"parameters on the host need zero 3 where data * context = {around.ranks} ranks keep the same parameters, "
-            f"met zero {around.zero}; nearest: 3"
+            f"parameters on the host need zero 3 where data * context = {conditions.ranks} ranks keep the same parameters, "
+            f"met zero {conditions.zero}; nearest: 3"
         )
-    if around.zero and around.shards < around.ranks:
+    if conditions.zero and conditions.shards < conditions.ranks:
         yield (
             "parameters on the host need all ranks to share them, for replicas sum gradients on devices at the end of "
-            f"a step, met {around.ranks // around.shards} replicas; nearest: zero_shards: 0"
+            f"a step, met {conditions.ranks // conditions.shards} replicas; nearest: zero_shards: 0"
         )
-    if around.training.quantised_bytes:
+    if conditions.training.quantised_bytes:
         yield "parameters on the host leave no copies on devices, and fp8 ones stay there; nearest: precision: bf16"
-    whole = all(fraction == 1 for fraction, _ in partly)
-    if around.graph.tied and (around.pipeline > 1 or not whole):
+    is_whole = all(fraction == 1 for fraction, _ in fractions)
+    if conditions.graph.tied and (conditions.pipeline > 1 or not is_whole):
         yield (
             "parameters on the host need both ends of a tied one on one rank, and all of them there, "
-            f"met pipeline({around.pipeline}) with {'all' if whole else 'a part'} of the parameters; "
-            f"nearest: {'pipeline: 1' if whole else 'parameters: 1.0'}"
+            f"met pipeline({conditions.pipeline}) with {'all' if is_whole else 'a part'} of the parameters; "
+            f"nearest: {'pipeline: 1' if is_whole else 'parameters: 1.0'}"
         )
 
 
 def violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
     """Yield every rule that ``layout`` breaks for ``problem``."""
     # sizes below 1 first and alone: all later rules divide by them
-    counts = (*(name for name in AXES if name != REPLICA), "chunks")
-    small = {name: getattr(layout, name) for name in counts if getattr(layout, name) < 1}
-    wrong_sizes = tuple(_size_violations(layout))
-    if small or wrong_sizes:
-        yield from (Violation(name, f"{name} is at least 1, met {value}") for name, value in small.items())
-        yield from wrong_sizes
+    degree_names = (*(name for name in AXES if name != REPLICA), "chunks")
+    small_values = {name: getattr(layout, name) for name in degree_names if getattr(layout, name) < 1}
+    size_violations = tuple(_size_violations(layout))
+    if small_values or size_violations:
+        yield from (Violation(name, f"{name} is at least 1, met {value}") for name, value in small_values.items())
+        yield from size_violations
         return
     yield from _device_violations(problem.cluster, layout)
     yield from _tensor_violations(problem.graph, layout)
@@ -131,18 +149,18 @@ def violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
     yield from _context_violations(problem.graph, layout)
     yield from _expert_violations(problem.graph, layout)
     yield from _batch_violations(problem.training, layout)
-    broken = tuple(pipeline_violations(problem, layout))
-    yield from broken
+    stage_violations = tuple(pipeline_violations(problem, layout))
+    yield from stage_violations
     # the rules of recomputation need the division into stages
-    if not broken:
+    if not stage_violations:
         yield from _recompute_violations(problem.graph, layout)
     yield from _offload_violations(problem, layout)
     yield from _zero_violations(layout)
     yield from _overlap_violations(layout)
     yield from _frozen_violations(problem.training, layout)
     if layout.gradient_reduction not in GRADIENT_REDUCTIONS:
-        known, met = ", ".join(GRADIENT_REDUCTIONS), layout.gradient_reduction
-        yield Violation("gradient_reduction", f"gradient_reduction is one of {known}, met {met}")
+        known_names, reduction = ", ".join(GRADIENT_REDUCTIONS), layout.gradient_reduction
+        yield Violation("gradient_reduction", f"gradient_reduction is one of {known_names}, met {reduction}")
     elif layout.gradient_reduction == "parameter_server" and layout.zero:
         yield Violation(
             "gradient_reduction",
@@ -152,34 +170,40 @@ def violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
 
 
 def _device_violations(cluster: Cluster, layout: Layout) -> Iterator[Violation]:
-    others, free = layout.model_ranks, cluster.free_devices
-    ranks, used = layout.data * others, len(layout.placement or free)
-    if ranks != used:
-        near = f"; data: {used // others} would do" if used % others == 0 else ""
-        more = {name: getattr(layout, name) for name in RANK_DEGREES if name not in (DATA, TENSOR, PIPELINE)}
-        besides = "".join(f" * {name}({degree})" for name, degree in more.items() if degree > 1)
-        there = f"cluster has {used}{' free devices' if used < cluster.num_devices else ''}"
+    model_ranks, free_devices = layout.model_ranks, cluster.free_devices
+    ranks, num_devices = layout.data * model_ranks, len(layout.placement or free_devices)
+    if ranks != num_devices:
+        hint = f"; data: {num_devices // model_ranks} would do" if num_devices % model_ranks == 0 else ""
+        other_degrees = {name: getattr(layout, name) for name in RANK_DEGREES if name not in (DATA, TENSOR, PIPELINE)}
+        degrees_text = "".join(f" * {name}({degree})" for name, degree in other_degrees.items() if degree > 1)
+        cluster_text = f"cluster has {num_devices}{' free devices' if num_devices < cluster.num_devices else ''}"
         yield Violation(
             "data",
-            f"data({layout.data}) * tensor({layout.tensor}) * pipeline({layout.pipeline}){besides} = {ranks} ranks, "
-            f"{f'placement names {used} devices' if layout.placement else there}{near}",
+            f"data({layout.data}) * tensor({layout.tensor}) * pipeline({layout.pipeline}){degrees_text} = {ranks} ranks, "
+            f"{f'placement names {num_devices} devices' if layout.placement else cluster_text}{hint}",
         )
     if layout.order != AXES:
         yield from _order_violations(layout)
     if not layout.placement:
         return
-    different, known = set(layout.placement), set(free)
-    if len(different) < len(layout.placement) or not different <= known:
-        wrong = next((device for device in layout.placement if device not in known), None)
-        met = f"met {wrong}" if wrong is not None else f"met {len(layout.placement)} devices, some twice"
-        yield Violation("placement", f"placement names some of the {len(free)} free devices, each once, {met}")
+    placed_devices, known_devices = set(layout.placement), set(free_devices)
+    if len(placed_devices) < len(layout.placement) or not placed_devices <= known_devices:
+        unknown_device = next((device for device in layout.placement if device not in known_devices), None)
+        met_text = (
+            f"met {unknown_device}"
+            if unknown_device is not None
+            else f"met {len(layout.placement)} devices, some twice"
+        )
+        yield Violation(
+            "placement", f"placement names some of the {len(free_devices)} free devices, each once, {met_text}"
+        )
 
 
 def _order_violations(layout: Layout) -> Iterator[Violation]:
     sizes = {name: getattr(layout, name) for name in AXES if name != REPLICA}
-    needed = {name for name, size in sizes.items() if name in (PIPELINE, DATA, TENSOR) or size > 1}
-    if len(set(layout.order)) != len(layout.order) or not needed <= set(layout.order) <= set(AXES):
-        names = [name for name in AXES if name in needed]
+    needed_axes = {name for name, size in sizes.items() if name in (PIPELINE, DATA, TENSOR) or size > 1}
+    if len(set(layout.order)) != len(layout.order) or not needed_axes <= set(layout.order) <= set(AXES):
+        names = [name for name in AXES if name in needed_axes]
         yield Violation(
             "order", f"order names {', '.join(names[:-1])} and {names[-1]} once each, met {', '.join(layout.order)}"
         )
@@ -187,8 +211,8 @@ def _order_violations(layout: Layout) -> Iterator[Violation]:
 
 def _zero_violations(layout: Layout) -> Iterator[Violation]:
     if layout.zero not in ZERO_STAGES:
-        near = min(ZERO_STAGES, key=lambda stage: abs(stage - layout.zero))
-        yield Violation("zero", f"zero is 0, 1, 2 or 3, met {layout.zero}; nearest: {near}")
+        nearest = min(ZERO_STAGES, key=lambda stage: abs(stage - layout.zero))
+        yield Violation("zero", f"zero is 0, 1, 2 or 3, met {layout.zero}; nearest: {nearest}")
     if not layout.reshard_after_forward and layout.zero != 3:
         yield Violation(
             "reshard_after_forward", f"reshard_after_forward: false needs zero 3, met zero {layout.zero}; nearest: true"
@@ -197,11 +221,11 @@ def _zero_violations(layout: Layout) -> Iterator[Violation]:
     if shards and not layout.zero:
         yield Violation("zero_shards", f"zero_shards needs zero of at least 1, met {shards} with zero 0; nearest: 0")
     elif shards and (shards < 2 or layout.data % shards):
-        near = _nearest(layout.data, shards)
+        nearest = _nearest(layout.data, shards)
         yield Violation(
             "zero_shards",
             f"zero_shards({shards}) divides data({layout.data}) and is at least 2, or is 0 for all data ranks; "
-            f"nearest: {near if near > 1 else 0}",
+            f"nearest: {nearest if nearest > 1 else 0}",
         )
     elif shards % layout.expert:
         yield Violation(
@@ -212,17 +236,17 @@ def _zero_violations(layout: Layout) -> Iterator[Violation]:
 
 
 def _tensor_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Violation]:
-    sizes = _sizes(graph, TENSOR_DIMS)
+    sizes = _find_dim_sizes(graph, TENSOR_DIMS)
     for dim, size in sizes.items():
         if size % layout.tensor:
             yield Violation(
                 "tensor", f"tensor divides {dim}({size}), met {layout.tensor}; nearest: {_nearest(size, layout.tensor)}"
             )
     if layout.sequence_parallel and graph.sequence % (layout.tensor * layout.context):
-        context = f"context({layout.context}) * " if layout.context > 1 else ""
+        context_text = f"context({layout.context}) * " if layout.context > 1 else ""
         yield Violation(
             "tensor",
-            f"{context}tensor divides sequence({graph.sequence}), met {layout.tensor}; "
+            f"{context_text}tensor divides sequence({graph.sequence}), met {layout.tensor}; "
             f"nearest: {_nearest(graph.sequence, layout.tensor)}",
         )
     if layout.sequence_parallel and layout.tensor == 1:
@@ -281,14 +305,17 @@ def _grid_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Violation
             f"tensor_rows({layout.tensor_rows}) needs expert 1: tokens sent to experts have no published layout over "
             f"rows, met {layout.expert}; nearest: 1",
         )
-    cut = shardings(graph, Parallelism(tensor=layout.tensor > 1, rows=True))
+    operator_shardings = shard_operators(graph, Parallelism(tensor=layout.tensor > 1, rows=True))
     sizes = (layout.microbatch,) if isinstance(layout.microbatch, int) else layout.microbatch
-    odd = next((size for size in sizes if size % layout.tensor_rows), sizes[0])
-    yield from (Violation(*each) for each in broken_rules(graph, cut, layout.tensor_rows, layout.tensor, odd))
+    bad_size = next((size for size in sizes if size % layout.tensor_rows), sizes[0])
+    yield from (
+        Violation(*fault)
+        for fault in check_grid(graph, operator_shardings, layout.tensor_rows, layout.tensor, bad_size)
+    )
 
 
 @lru_cache(maxsize=64)
-def _sizes(graph: OperatorGraph, dims: tuple[str, ...]) -> Mapping[str, int]:
+def _find_dim_sizes(graph: OperatorGraph, dims: tuple[str, ...]) -> Mapping[str, int]:
     """Return the sizes of some dims over all operators; the greatest common divisor where a dim has several sizes."""
     sizes: dict[str, int] = {}
     for block in graph.blocks:
@@ -303,9 +330,11 @@ def _context_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Violat
     if layout.context == 1:
         return
     if graph.sequence % layout.context:
-        near = _nearest(graph.sequence, layout.context)
-        yield Violation("context", f"context divides sequence({graph.sequence}), met {layout.context}; nearest: {near}")
-    heads = _sizes(graph, ("heads",)).get("heads", 1)
+        nearest = _nearest(graph.sequence, layout.context)
+        yield Violation(
+            "context", f"context divides sequence({graph.sequence}), met {layout.context}; nearest: {nearest}"
+        )
+    heads = _find_dim_sizes(graph, ("heads",)).get("heads", 1)
     if layout.attention is Attention.ULYSSES and heads % (layout.tensor * layout.context):
         yield Violation(
             "context",
@@ -323,15 +352,15 @@ def _context_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Violat
 def _expert_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Violation]:
     if layout.expert == 1:
         return
-    experts = _sizes(graph, (EXPERTS,)).get(EXPERTS)
+    experts = _find_dim_sizes(graph, (EXPERTS,)).get(EXPERTS)
     if experts is None:
         yield Violation("expert", f"the model has no experts, met expert {layout.expert}; nearest: 1")
     elif experts % layout.expert:
-        near = _nearest(experts, layout.expert)
-        yield Violation("expert", f"expert divides the experts({experts}), met {layout.expert}; nearest: {near}")
+        nearest = _nearest(experts, layout.expert)
+        yield Violation("expert", f"expert divides the experts({experts}), met {layout.expert}; nearest: {nearest}")
     if layout.data % layout.expert:
-        near = _nearest(layout.data, layout.expert)
-        yield Violation("expert", f"expert divides data({layout.data}), met {layout.expert}; nearest: {near}")
+        nearest = _nearest(layout.data, layout.expert)
+        yield Violation("expert", f"expert divides data({layout.data}), met {layout.expert}; nearest: {nearest}")
 
 
 def _size_violations(layout: Layout) -> Iterator[Violation]:
@@ -343,39 +372,44 @@ def _size_violations(layout: Layout) -> Iterator[Violation]:
         yield Violation(
             "microbatch",
             f"microbatch is a number or has one size a data rank: data({layout.data}) sizes, "
-            f"met {len(sizes)}; nearest: {listed(_resized(sizes, layout.data))}",
+            f"met {len(sizes)}; nearest: {format_numbers(_resize_sizes(sizes, layout.data))}",
         )
     elif min(sizes) < 1:
         yield Violation(
             "microbatch",
-            f"microbatch is at least 1 on every data rank, met {listed(sizes)}; "
-            f"nearest: {listed([max(n, 1) for n in sizes])}",
+            f"microbatch is at least 1 on every data rank, met {format_numbers(sizes)}; "
+            f"nearest: {format_numbers([max(n, 1) for n in sizes])}",
         )
 
 
-def _resized(sizes: tuple[int, ...], count: int) -> list[int]:
+def _resize_sizes(sizes: tuple[int, ...], count: int) -> list[int]:
     return [*sizes, *((sizes or (1,))[-1:] * max(count - len(sizes), 0))][: max(count, 1)]
 
 
 def _local_batch_violations(training: Training, layout: Layout, sizes: tuple[int, ...]) -> Iterator[Violation]:
     total, batch = layout.sequences, training.global_batch
     if batch % total:
-        sums = [n for n in divisors(batch) if n >= layout.data]
-        near = [n for n in sums if n < total][-1:] + [n for n in sums if n > total][:1]
-        nearest = f"; nearest sum: {' or '.join(map(str, near))}" if near else ""
+        legal_sums = [n for n in divisors(batch) if n >= layout.data]
+        nearest_sums = [n for n in legal_sums if n < total][-1:] + [n for n in legal_sums if n > total][:1]
+        hint = f"; nearest sum: {' or '.join(map(str, nearest_sums))}" if nearest_sums else ""
         yield Violation(
             "microbatch",
-            f"microbatches * sum(microbatch) = global_batch: sum({listed(sizes)}) = {total} divides "
-            f"global_batch({batch}){nearest}",
+            f"microbatches * sum(microbatch) = global_batch: sum({format_numbers(sizes)}) = {total} divides "
+            f"global_batch({batch}){hint}",
         )
-    groups = ((first, sizes[first : first + layout.expert]) for first in range(0, layout.data, layout.expert))
-    first, uneven = next(((first, group) for first, group in groups if len(set(group)) > 1), (0, ()))
-    if uneven:
+    groups = (
+        (first_rank, sizes[first_rank : first_rank + layout.expert])
+        for first_rank in range(0, layout.data, layout.expert)
+    )
+    first_rank, uneven_sizes = next(
+        ((first_rank, group) for first_rank, group in groups if len(set(group)) > 1), (0, ())
+    )
+    if uneven_sizes:
         yield Violation(
             "microbatch",
             f"ranks that share experts exchange all their tokens: the expert({layout.expert}) data ranks "
-            f"{first} to {first + layout.expert - 1} have equal sizes, met {listed(uneven)}; "
-            f"nearest: {listed([round(sum(uneven) / len(uneven))] * len(uneven))}",
+            f"{first_rank} to {first_rank + layout.expert - 1} have equal sizes, met {format_numbers(uneven_sizes)}; "
+            f"nearest: {format_numbers([round(sum(uneven_sizes) / len(uneven_sizes))] * len(uneven_sizes))}",
         )
 
 
@@ -383,81 +417,92 @@ def _batch_violations(training: Training, layout: Layout) -> Iterator[Violation]
     if not isinstance(layout.microbatch, int):
         yield from _local_batch_violations(training, layout, layout.microbatch)
         return
-    each = layout.sequences
-    if training.global_batch % each:
+    total = layout.sequences
+    if training.global_batch % total:
         field = "microbatch" if training.global_batch % layout.data == 0 else "data"
         value = layout.microbatch if field == "microbatch" else layout.data
-        whole = training.global_batch // layout.data if field == "microbatch" else training.global_batch
+        batch_share = training.global_batch // layout.data if field == "microbatch" else training.global_batch
         yield Violation(
             field,
-            f"microbatch({layout.microbatch}) * data({layout.data}) = {each} divides "
-            f"global_batch({training.global_batch}); nearest {field}: {_nearest(whole, value)}",
+            f"microbatch({layout.microbatch}) * data({layout.data}) = {total} divides "
+            f"global_batch({training.global_batch}); nearest {field}: {_nearest(batch_share, value)}",
         )
 
 
 def _recompute_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Violation]:
-    how = layout.recompute
-    if isinstance(how, Recompute):
+    recompute_choice = layout.recompute
+    if isinstance(recompute_choice, Recompute):
         return  # a word for all layers is always legal
-    count = rule_of(layout.schedule).num_stages(layout.pipeline, layout.chunks)
-    if isinstance(how, PerStage) and len(how.stages) != count:
-        alike = f"; nearest: {how.stages[0]} for all stages alike" if len(set(how.stages)) == 1 else ""
-        words = f"recompute of a list has one a stage, of {count} in all, met {len(how.stages)}{alike}"
-        yield Violation("recompute", words)
+    count = find_rule(layout.schedule).count_stages(layout.pipeline, layout.chunks)
+    if isinstance(recompute_choice, PerStage) and len(recompute_choice.stages) != count:
+        hint = (
+            f"; nearest: {recompute_choice.stages[0]} for all stages alike"
+            if len(set(recompute_choice.stages)) == 1
+            else ""
+        )
+        message = f"recompute of a list has one a stage, of {count} in all, met {len(recompute_choice.stages)}{hint}"
+        yield Violation("recompute", message)
         return
     layers = {name for name, block in graph.occurrences if block.layer}
-    stages = partition(graph, count, layout.stages)
+    stages = partition_layers(graph, count, layout.stages)
     sizes = [sum(name in layers for name in stage.blocks) for stage in stages]
-    if isinstance(how, PerStage):
-        for stage, each in enumerate(how.stages):
-            yield from _stage_recompute_violations(graph, each, sizes[stage], f"stage {stage} has {sizes[stage]}")
+    if isinstance(recompute_choice, PerStage):
+        for stage, stage_choice in enumerate(recompute_choice.stages):
+            yield from _stage_recompute_violations(
+                graph, stage_choice, sizes[stage], f"stage {stage} has {sizes[stage]}"
+            )
     else:
-        yield from _stage_recompute_violations(graph, how, max(sizes), f"a stage has at most {max(sizes)}")
+        yield from _stage_recompute_violations(graph, recompute_choice, max(sizes), f"a stage has at most {max(sizes)}")
 
 
-def _stage_recompute_violations(graph: OperatorGraph, how: OfStage, most: int, has: str) -> Iterator[Violation]:
-    if isinstance(how, SomeOperators):
+def _stage_recompute_violations(
+    graph: OperatorGraph, recompute_choice: StageRecompute, max_layers: int, stage_text: str
+) -> Iterator[Violation]:
+    if isinstance(recompute_choice, SomeOperators):
         blocks = [block for block in graph.blocks if block.layer] or list(graph.blocks)
-        known = list(dict.fromkeys(operator.name for block in blocks for operator in block.operators))
-        wrong = next((name for name in how.names if name not in known), None)
-        if wrong is not None:
-            close = [f"; nearest: {name}" for name in get_close_matches(wrong, known, n=1, cutoff=0.3)]
-            text = f"recompute names operators of a layer: {', '.join(known)}; met {wrong[:100]}{''.join(close)}"
+        known_names = list(dict.fromkeys(operator.name for block in blocks for operator in block.operators))
+        unknown_name = next((name for name in recompute_choice.names if name not in known_names), None)
+        if unknown_name is not None:
+            hints = [f"; nearest: {name}" for name in get_close_matches(unknown_name, known_names, n=1, cutoff=0.3)]
+            text = f"recompute names operators of a layer: {', '.join(known_names)}; met {unknown_name[:100]}{''.join(hints)}"
             yield Violation("recompute", text)
-    if isinstance(how, FirstLayers) and how.layers > most:
-        yield Violation("recompute", f"{has} layers to recompute, met {how.layers}; nearest: {most or Recompute.NONE}")
+    if isinstance(recompute_choice, FirstLayers) and recompute_choice.layers > max_layers:
+        yield Violation(
+            "recompute",
+            f"{stage_text} layers to recompute, met {recompute_choice.layers}; nearest: {max_layers or Recompute.NONE}",
+        )
 
 
 def _offload_violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
     rule = known_rule(layout)
-    if layout.offload == NOTHING or rule is None:
+    if layout.offload == NO_OFFLOADING or rule is None:
         return
-    around = Around(
+    conditions = OffloadConditions(
         problem.graph,
         problem.training,
         pipeline=layout.pipeline,
         schedule=rule.name,
-        whole_backward=not rule.splits_backward and rule.pairs is no_pairs,
-        flushes=not rule.asynchronous,
+        whole_backward=not rule.splits_backward and rule.pairs is list_no_pairs,
+        flushes=not rule.is_asynchronous,
         ranks=layout.data * layout.context,
         shards=(layout.zero_shards or layout.data) * layout.context,
         zero=layout.zero,
     )
-    yield from (Violation(*each) for each in offload_rules(layout.offload, around))
+    yield from (Violation(*fault) for fault in check_offload(layout.offload, conditions))
 
 
 def pipeline_violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
     """Yield every rule that the stages or the schedule of ``layout`` break."""
     layers = num_layers(problem.graph)
     try:
-        rule = rule_of(layout.schedule)
+        rule = find_rule(layout.schedule)
     except ValueError as error:
         yield Violation(f"schedule.{error.rank}" if isinstance(error, OrderError) else "schedule", str(error))
         return
-    stages = rule.num_stages(layout.pipeline, layout.chunks)
-    number = f"pipeline({layout.pipeline}) * chunks({layout.chunks}) = {stages}"
+    stages = rule.count_stages(layout.pipeline, layout.chunks)
+    count_text = f"pipeline({layout.pipeline}) * chunks({layout.chunks}) = {stages}"
     if isinstance(rule, WrittenRule):
-        number = f"the order's {stages}"
+        count_text = f"the order's {stages}"
         yield from _written_violations(problem, layout, rule)
     else:
         yield from _schedule_violations(problem, layout, rule)
@@ -465,32 +510,32 @@ def pipeline_violations(problem: Problem, layout: Layout) -> Iterator[Violation]
         if len(layout.stages) != stages or sum(layout.stages) != layers or min(layout.stages) < 0:
             yield Violation(
                 "stages",
-                f"stages are {number} counts that add to "
-                f"layers({layers}), met {listed(layout.stages)} = {sum(layout.stages)}",
+                f"stages are {count_text} counts that add to "
+                f"layers({layers}), met {format_numbers(layout.stages)} = {sum(layout.stages)}",
             )
     elif layout.stages not in ("even", "balanced"):
         yield Violation("stages", f"stages is even, balanced or a list of layers a stage, met {layout.stages}")
     elif layout.stages == "even" and layers % stages:
         yield Violation(
             "pipeline",
-            f"{number} stages divide layers({layers}) where stages is even; "
+            f"{count_text} stages divide layers({layers}) where stages is even; "
             f"nearest: {_nearest(layers, stages)} stages, or stages: balanced",
         )
-    elif stages > most_stages(problem.graph):
-        ends = most_stages(problem.graph) - layers
-        beside = f" and {ends} for what is around them" if ends else ""
-        yield Violation("pipeline", f"{number} stages are at most layers({layers}){beside}")
+    elif stages > count_possible_stages(problem.graph):
+        num_ends = count_possible_stages(problem.graph) - layers
+        ends_text = f" and {num_ends} for what is around them" if num_ends else ""
+        yield Violation("pipeline", f"{count_text} stages are at most layers({layers}){ends_text}")
 
 
 def known_rule(layout: Layout) -> ScheduleRule | None:
     """Return the rule of a layout's schedule; ``None`` for an unknown or malformed schedule."""
     try:
-        return rule_of(layout.schedule)
+        return find_rule(layout.schedule)
     except ValueError:
         return None
 
 
-def chunks_of(layout: Layout, rule: ScheduleRule) -> int:
+def count_chunks(layout: Layout, rule: ScheduleRule) -> int:
     """Return the largest number of chunks of a rank; of a written order its own number where ``chunks`` is 1."""
     return rule.chunks[0] if isinstance(rule, WrittenRule) and layout.chunks == 1 else layout.chunks
 
@@ -498,52 +543,56 @@ def chunks_of(layout: Layout, rule: ScheduleRule) -> int:
 def _written_violations(problem: Problem, layout: Layout, rule: WrittenRule) -> Iterator[Violation]:
     """Yield the rules that a written order breaks: ranks, chunks, microbatches, or a deadlock of its actions."""
     # one fault at a time: the later checks need an order that is defined for these ranks and microbatches
-    wrong = rule.undefined(layout.pipeline, rule.microbatches, chunks_of(layout, rule))
-    if wrong is not None:
-        yield Violation("chunks" if layout.pipeline == rule.ranks else "pipeline", wrong)
+    fault = rule.explain_undefined(layout.pipeline, rule.num_microbatches, count_chunks(layout, rule))
+    if fault is not None:
+        yield Violation("chunks" if layout.pipeline == rule.num_ranks else "pipeline", fault)
         return
-    whole, count = problem.training.global_batch, rule.microbatches
-    each = layout.sequences
-    if whole % each == 0 and whole // each != count:
-        near = f"; nearest microbatch: {whole // (layout.data * count)}" if whole % (layout.data * count) == 0 else ""
+    batch, num_microbatches = problem.training.global_batch, rule.num_microbatches
+    sequences = layout.sequences
+    if batch % sequences == 0 and batch // sequences != num_microbatches:
+        hint = (
+            f"; nearest microbatch: {batch // (layout.data * num_microbatches)}"
+            if batch % (layout.data * num_microbatches) == 0
+            else ""
+        )
         yield Violation(
             "schedule",
-            f"global_batch({whole}) / {layout.all_sequences} = {whole // each} "
-            f"microbatches, the order has {count}{near}",
+            f"global_batch({batch}) / {layout.sequences_text} = {batch // sequences} "
+            f"microbatches, the order has {num_microbatches}{hint}",
         )
         return
     try:  # walking the actions in order of dependence finds a deadlock
-        for _ in in_order(schedule(layout.schedule, rule.ranks, count, rule.chunks[0])):
+        for _ in order_actions(build_schedule(layout.schedule, rule.num_ranks, num_microbatches, rule.chunks[0])):
             pass
     except OrderError as error:
         yield Violation(f"schedule.{error.rank}", str(error))
 
 
 def _schedule_violations(problem: Problem, layout: Layout, rule: ScheduleRule) -> Iterator[Violation]:
-    each = layout.sequences
-    if rule.asynchronous:
+    sequences = layout.sequences
+    if rule.is_asynchronous:
         yield from _unflushed_violations(problem, layout, rule)
-    fewest, most = rule.chunks
-    if layout.chunks < fewest or layout.chunks > (most or layout.chunks):
-        broken = rule.violation(layout.pipeline, max(layout.pipeline, 1) * 2, layout.chunks)
-        yield Violation("chunks", str(broken))
+    min_chunks, max_chunks = rule.chunks
+    if layout.chunks < min_chunks or layout.chunks > (max_chunks or layout.chunks):
+        fault = rule.find_violation(layout.pipeline, max(layout.pipeline, 1) * 2, layout.chunks)
+        yield Violation("chunks", str(fault))
     elif layout.chunks > 1 and layout.pipeline < 2:
         yield Violation("pipeline", f"{rule.name}: pipeline(1) >= 2 does not hold; nearest: 2")
-    elif problem.training.global_batch % each == 0:
-        broken = rule.violation(layout.pipeline, problem.training.global_batch // each, layout.chunks)
-        if broken is not None:
-            yield Violation("schedule", broken)
+    elif problem.training.global_batch % sequences == 0:
+        fault = rule.find_violation(layout.pipeline, problem.training.global_batch // sequences, layout.chunks)
+        if fault is not None:
+            yield Violation("schedule", fault)
 
 
 def _unflushed_violations(problem: Problem, layout: Layout, rule: ScheduleRule) -> Iterator[Violation]:
     """Yield the rules of pipelines without a flush, whose stages update their weights at different times."""
     name = layout.schedule
     if layout.zero >= 2:
-        shard = "gathered shards of the newest one" if layout.zero == 3 else "a shard of their sum"
-        whole = "whole weights of several versions" if layout.zero == 3 else "whole gradients until each update"
+        shard_text = "gathered shards of the newest one" if layout.zero == 3 else "a shard of their sum"
+        whole_text = "whole weights of several versions" if layout.zero == 3 else "whole gradients until each update"
         yield Violation(
             "zero",
-            f"zero({layout.zero}) <= 1 does not hold for {name}: without a flush a stage keeps {whole}, not {shard}; "
+            f"zero({layout.zero}) <= 1 does not hold for {name}: without a flush a stage keeps {whole_text}, not {shard_text}; "
             "nearest: 1",
         )
     if problem.training.gradient_clipping:

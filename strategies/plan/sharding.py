@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from meshwise.simulator.brief import brief
+from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.collective import Collective
 from meshwise.simulator.operator_graph import Operator, Tensor
 
@@ -22,28 +22,28 @@ class ShardingSpec:
     cuts: tuple[tuple[str, tuple[str, ...]], ...] = ()
     partial: tuple[str, ...] = ()
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
     def axes(self, dim: str) -> tuple[str, ...]:
         """Return the axes that cut ``dim``."""
         return dict(self.cuts).get(dim, ())
 
     @property
-    def placed(self) -> frozenset[str]:
+    def cut_axes(self) -> frozenset[str]:
         """The axes that cut a dim."""
         return frozenset(axis for _, axes in self.cuts for axis in axes)
 
     @property
-    def complete(self) -> "ShardingSpec":
+    def without_partial(self) -> "ShardingSpec":
         """The layout with the same cuts and no partial axes."""
         return ShardingSpec(self.cuts)
 
-    def without(self, axis: str) -> "ShardingSpec":
+    def without_axis(self, axis: str) -> "ShardingSpec":
         """Return the layout without the cuts of ``axis`` and without partial axes."""
-        cuts = ((dim, tuple(each for each in axes if each != axis)) for dim, axes in self.cuts)
+        cuts = ((dim, tuple(other_axis for other_axis in axes if other_axis != axis)) for dim, axes in self.cuts)
         return ShardingSpec(tuple((dim, axes) for dim, axes in cuts if axes))
 
-    def cut(self, dim: str, axis: str) -> "ShardingSpec":
+    def with_cut(self, dim: str, axis: str) -> "ShardingSpec":
         """Return the layout in which ``axis`` also cuts ``dim``, inside the axes that cut it already."""
         return ShardingSpec(tuple((dict(self.cuts) | {dim: (*self.axes(dim), axis)}).items()), self.partial)
 
@@ -70,29 +70,29 @@ class OperatorSharding:
     cuts: tuple[tuple[str, tuple[str, ...]], ...]
     kept: tuple[tuple[str, tuple[tuple[str, tuple[str, ...]], ...]], ...] = ()
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
-    def of_kept(self, tensor: Tensor) -> ShardingSpec:
+    def find_kept_spec(self, tensor: Tensor) -> ShardingSpec:
         """Return the layout in which a parameter or an input is kept."""
-        kept = dict(self.kept).get(tensor.name)
-        return self.of_input(tensor) if kept is None else ShardingSpec(kept)
+        kept_cuts = dict(self.kept).get(tensor.name)
+        return self.find_input_spec(tensor) if kept_cuts is None else ShardingSpec(kept_cuts)
 
-    def of_input(self, tensor: Tensor) -> ShardingSpec:
+    def find_input_spec(self, tensor: Tensor) -> ShardingSpec:
         """Return the layout in which the operator reads ``tensor``."""
         return ShardingSpec(tuple((dim, axes) for dim, axes in self.cuts if dim in tensor.dims))
 
-    def of_output(self, operator: Operator, tensor: Tensor) -> ShardingSpec:
+    def find_output_spec(self, operator: Operator, tensor: Tensor) -> ShardingSpec:
         """Return the layout in which the operator leaves ``tensor``."""
         partial = tuple(axis for dim, axes in self.cuts if dim in operator.reduced for axis in axes)
         cuts = tuple((dim, axes) for dim, axes in self.cuts if dim in tensor.dims and dim not in operator.reduced)
         return ShardingSpec(cuts, partial)
 
-    def of_gradient(self, tensor: Tensor) -> ShardingSpec:
+    def find_gradient_spec(self, tensor: Tensor) -> ShardingSpec:
         """Return the layout in which the backward pass leaves the gradient of the input ``tensor``."""
-        layout = self.of_input(tensor)
-        placed = {axis for _, axes in layout.cuts for axis in axes}
+        input_spec = self.find_input_spec(tensor)
+        input_axes = {axis for _, axes in input_spec.cuts for axis in axes}
         partial = tuple(axis for dim, axes in self.cuts if dim not in tensor.dims for axis in axes)
-        return ShardingSpec(layout.cuts, tuple(axis for axis in partial if axis not in placed))
+        return ShardingSpec(input_spec.cuts, tuple(axis for axis in partial if axis not in input_axes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +111,12 @@ class Redistribution:
     collective: Collective
     axis: str
     dim: str
-    sliced: tuple[tuple[str, str], ...] = ()
+    free_cuts: tuple[tuple[str, str], ...] = ()
 
-    def before(self, layout: ShardingSpec) -> ShardingSpec:
+    def apply_free_cuts(self, layout: ShardingSpec) -> ShardingSpec:
         """Return the layout at the start of the collective: ``layout`` with the free cuts."""
-        for dim, axis in self.sliced:
-            layout = layout.cut(dim, axis)
+        for dim, axis in self.free_cuts:
+            layout = layout.with_cut(dim, axis)
         return layout
 
 
@@ -128,55 +128,66 @@ def redistribute(source: ShardingSpec, target: ShardingSpec) -> tuple[Redistribu
     new axis becomes the last. All-gathers come last, so that no other collective moves more bytes than it must.
 
     >>> redistribute(ShardingSpec(partial=("tensor",)), REPLICATED)
-    (Redistribution(collective=<Collective.ALL_REDUCE: 'all_reduce'>, axis='tensor', dim='', sliced=()),)
+    (Redistribution(collective=<Collective.ALL_REDUCE: 'all_reduce'>, axis='tensor', dim='', free_cuts=()),)
     """
     if target.partial:
         raise ValueError(f"a tensor is not made partial, met {target}")
-    return tuple(_moves(source, target))
+    return tuple(_list_moves(source, target))
 
 
-def _moves(source: ShardingSpec, target: ShardingSpec) -> Iterator[Redistribution]:
-    wanted = {axis: dim for dim, axes in target.cuts for axis in axes}
+def _list_moves(source: ShardingSpec, target: ShardingSpec) -> Iterator[Redistribution]:
+    target_dims = {axis: dim for dim, axes in target.cuts for axis in axes}
     layout = source
-    while (move := _next(layout, target, wanted)) is not None:
+    while (move := _find_next_move(layout, target, target_dims)) is not None:
         yield move
-        layout = after(layout, move)
+        layout = apply_move(layout, move)
 
 
-def _next(layout: ShardingSpec, target: ShardingSpec, wanted: Mapping[str, str]) -> Redistribution | None:
+def _find_next_move(
+    layout: ShardingSpec, target: ShardingSpec, target_dims: Mapping[str, str]
+) -> Redistribution | None:
     """Return the next collective; ``None`` where only free cuts are missing."""
     for axis in layout.partial:  # sums first: they shrink the tensor, or leave its size
-        if axis not in wanted:
+        if axis not in target_dims:
             return Redistribution(Collective.ALL_REDUCE, axis, "")
-        if (sliced := _free_cuts(layout, target, wanted[axis], axis)) is not None:
-            return Redistribution(Collective.REDUCE_SCATTER, axis, wanted[axis], sliced)
-    last = [(axes[-1], dim) for dim, axes in layout.cuts if axes != target.axes(dim)[: len(axes)]]
-    for axis, dim in last:
-        if wanted.get(axis, dim) != dim and (sliced := _free_cuts(layout, target, wanted[axis], axis)) is not None:
-            return Redistribution(Collective.ALL_TO_ALL, axis, wanted[axis], sliced)
-    gathered = sorted(last, key=lambda each: each[0] in wanted)  # first an axis that cuts no dim of the target
-    return Redistribution(Collective.ALL_GATHER, *gathered[0]) if gathered else None
+        if (free_cuts := _find_free_cuts(layout, target, target_dims[axis], axis)) is not None:
+            return Redistribution(Collective.REDUCE_SCATTER, axis, target_dims[axis], free_cuts)
+    last_axes = [(axes[-1], dim) for dim, axes in layout.cuts if axes != target.axes(dim)[: len(axes)]]
+    for axis, dim in last_axes:
+        if (
+            target_dims.get(axis, dim) != dim
+            and (free_cuts := _find_free_cuts(layout, target, target_dims[axis], axis)) is not None
+        ):
+            return Redistribution(Collective.ALL_TO_ALL, axis, target_dims[axis], free_cuts)
+    gather_order = sorted(
+        last_axes, key=lambda pair: pair[0] in target_dims
+    )  # first an axis that cuts no dim of the target
+    return Redistribution(Collective.ALL_GATHER, *gather_order[0]) if gather_order else None
 
 
-def _free_cuts(layout: ShardingSpec, target: ShardingSpec, dim: str, axis: str) -> tuple[tuple[str, str], ...] | None:
+def _find_free_cuts(
+    layout: ShardingSpec, target: ShardingSpec, dim: str, axis: str
+) -> tuple[tuple[str, str], ...] | None:
     """Return the free cuts needed before ``axis`` can cut ``dim``; ``None`` where it cannot do so yet."""
-    have, axes = layout.axes(dim), target.axes(dim)
-    missing = axes[len(have) : axes.index(axis)]
-    taken = {*layout.partial, *(each for _, others in layout.cuts for each in others)}
-    if have != axes[: len(have)] or not taken.isdisjoint(missing):
+    current_axes, target_axes = layout.axes(dim), target.axes(dim)
+    missing_axes = target_axes[len(current_axes) : target_axes.index(axis)]
+    cut_axes = {*layout.partial, *(other_axis for _, dim_axes in layout.cuts for other_axis in dim_axes)}
+    if current_axes != target_axes[: len(current_axes)] or not cut_axes.isdisjoint(missing_axes):
         return None
-    return tuple((dim, each) for each in missing)
+    return tuple((dim, other_axis) for other_axis in missing_axes)
 
 
-def after(layout: ShardingSpec, move: Redistribution) -> ShardingSpec:
+def apply_move(layout: ShardingSpec, move: Redistribution) -> ShardingSpec:
     """Return the layout after a collective.
 
     >>> exchange = Redistribution(Collective.ALL_TO_ALL, "expert", "experts")
-    >>> print(after(ShardingSpec((("batch", ("expert",)),)), exchange))
+    >>> print(apply_move(ShardingSpec((("batch", ("expert",)),)), exchange))
     [experts/expert]
     """
-    layout = move.before(layout)
-    left = ShardingSpec(layout.without(move.axis).cuts, tuple(axis for axis in layout.partial if axis != move.axis))
+    layout = move.apply_free_cuts(layout)
+    spec = ShardingSpec(
+        layout.without_axis(move.axis).cuts, tuple(axis for axis in layout.partial if axis != move.axis)
+    )
     if move.collective in (Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL):
-        return left.cut(move.dim, move.axis)
-    return left
+        return spec.with_cut(move.dim, move.axis)
+    return spec

@@ -18,13 +18,13 @@ from meshwise.strategies.schedules.rule import (
     INPUT,
     WEIGHT,
     Order,
-    PassTimes,
+    PassSeconds,
     Placement,
     ScheduleRule,
 )
 
 
-class _Actions:
+class _ActionList:
     """Collects the actions of one rank; every stage takes its microbatches in order.
 
     ``pairs`` are the rows of the forwards that run as one with the backward in the next row.
@@ -37,85 +37,85 @@ class _Actions:
         self.backwards: Counter[int] = Counter()
         self.weights: deque[tuple[int, int]] = deque()
 
-    def forward(self, stage: int) -> None:
+    def add_forward(self, stage: int) -> None:
         self.rows.append((stage, FORWARD, self.forwards[stage]))
         self.forwards[stage] += 1
 
-    def backward(self, stage: int, kind: int = BACKWARD) -> None:
+    def add_backward(self, stage: int, kind: int = BACKWARD) -> None:
         microbatch = self.backwards[stage]
         self.rows.append((stage, kind, microbatch))
         self.backwards[stage] += 1
         if kind == INPUT:
             self.weights.append((stage, microbatch))
 
-    def weight(self) -> None:
+    def add_weight(self) -> None:
         """Add the gradients of weights that have waited longest, if any wait."""
         if self.weights:
             stage, microbatch = self.weights.popleft()
             self.rows.append((stage, WEIGHT, microbatch))
 
-    def together(self, forward: int, backward: int) -> None:
+    def add_pair(self, forward_stage: int, backward_stage: int) -> None:
         """Add a forward of one stage and a backward of the other that run as one."""
         self.pairs.append(len(self.rows))
-        self.forward(forward)
-        self.backward(backward)
+        self.add_forward(forward_stage)
+        self.add_backward(backward_stage)
 
 
-def _actions(rank: int, ranks: int, microbatches: int) -> _Actions:
+def _collect_actions(rank: int, num_ranks: int, num_microbatches: int) -> _ActionList:
     """Return the actions of one rank: the eight phases of the schedule, with their names in the source [1]_."""
-    actions, first, second, behind = _Actions(), rank, 2 * ranks - 1 - rank, ranks - rank - 1
-    for _ in range(2 * behind):  # nF0
-        actions.forward(first)
+    actions, first_stage, second_stage, num_behind = _ActionList(), rank, 2 * num_ranks - 1 - rank, num_ranks - rank - 1
+    for _ in range(2 * num_behind):  # nF0
+        actions.add_forward(first_stage)
     for _ in range(rank + 1):  # nF0F1
-        actions.forward(first)
-        actions.forward(second)
-    for _ in range(behind):  # nB1W1F1
-        actions.backward(second, INPUT)
-        actions.weight()
-        actions.forward(second)
-    for turn in range(microbatches - 2 * ranks + rank + 1):  # nF0B1F1B0
-        if turn == 0 and rank == ranks - 1:  # one after the other, for a smaller bubble
-            actions.forward(first)
-            actions.backward(second)
+        actions.add_forward(first_stage)
+        actions.add_forward(second_stage)
+    for _ in range(num_behind):  # nB1W1F1
+        actions.add_backward(second_stage, INPUT)
+        actions.add_weight()
+        actions.add_forward(second_stage)
+    for turn in range(num_microbatches - 2 * num_ranks + rank + 1):  # nF0B1F1B0
+        if turn == 0 and rank == num_ranks - 1:  # one after the other, for a smaller bubble
+            actions.add_forward(first_stage)
+            actions.add_backward(second_stage)
         else:
-            actions.together(first, second)
-        actions.together(second, first)
-    for _ in range(behind):  # nB1F1B0
-        actions.backward(second)
-        actions.together(second, first)
+            actions.add_pair(first_stage, second_stage)
+        actions.add_pair(second_stage, first_stage)
+    for _ in range(num_behind):  # nB1F1B0
+        actions.add_backward(second_stage)
+        actions.add_pair(second_stage, first_stage)
     for turn in range(2 * (rank + 1)):  # nB1B0, the second half split
-        actions.backward(first if turn % 2 else second, BACKWARD if turn <= rank else INPUT)
-    for _ in range(behind):  # nWB0
-        actions.weight()
-        actions.backward(first, INPUT)
+        actions.add_backward(first_stage if turn % 2 else second_stage, BACKWARD if turn <= rank else INPUT)
+    for _ in range(num_behind):  # nWB0
+        actions.add_weight()
+        actions.add_backward(first_stage, INPUT)
     for _ in range(rank + 1):  # nW
-        actions.weight()
+        actions.add_weight()
     return actions
 
 
-def dualpipev_order(rank: int, ranks: int, microbatches: int, chunks: int) -> Order:
+def dualpipev_order(rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> Order:
     """Return one rank's actions of DualPipeV [1]_: forwards of one stage under backwards of the other [2]_."""
-    return np.array(_actions(rank, ranks, microbatches).rows)
+    return np.array(_collect_actions(rank, num_ranks, num_microbatches).rows)
 
 
-def dualpipev_pairs(rank: int, ranks: int, microbatches: int, chunks: int) -> tuple[int, ...]:
+def dualpipev_pairs(rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> tuple[int, ...]:
     """Return the rows of the forwards that run as one with the backward in the next row."""
-    return tuple(_actions(rank, ranks, microbatches).pairs)
+    return tuple(_collect_actions(rank, num_ranks, num_microbatches).pairs)
 
 
-def dualpipev_bubble(ranks: int, microbatches: int, times: PassTimes, together: float) -> float:
+def dualpipev_bubble(num_ranks: int, num_microbatches: int, times: PassSeconds, pair_seconds: float) -> float:
     """Return the idle seconds of a rank in a step: ``(p - 1) (F&B + B - 3 W)`` [1]_.
 
     ``B`` is a whole backward, ``F&B`` (``pair_seconds``) a forward and a backward as one, all of one stage; the source
     counts stages, two a rank. The formula holds for ``F = I = W`` and ``F&B = F + B``; it is an upper bound where the
     pair is shorter, or ``W`` shorter than the others.
     """
-    return (ranks - 1) * (together + times.backward - 3 * times.weight)
+    return (num_ranks - 1) * (pair_seconds + times.backward - 3 * times.weight)
 
 
-def dualpipev_in_flight(rank: int, ranks: int, microbatches: int) -> int:
+def dualpipev_in_flight(rank: int, num_ranks: int, num_microbatches: int) -> int:
     """Return the most activations, each of one microbatch and chunk, that a rank holds: ``2 p + 1`` [1]_."""
-    return 2 * ranks + 1
+    return 2 * num_ranks + 1
 
 
 DUALPIPEV = ScheduleRule(

@@ -29,31 +29,31 @@ from meshwise.strategies.schedules.rule import (
     FORWARD,
     WHOLE_ROUNDS,
     Order,
-    PassTimes,
+    PassSeconds,
     ScheduleRule,
-    in_turn,
-    merged,
-    rounds,
+    build_columns,
+    build_rounds,
+    merge_columns,
 )
 
 
-def one_f_one_b_order(rank: int, ranks: int, microbatches: int, chunks: int) -> Order:
+def one_f_one_b_order(rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> Order:
     """Return one rank's actions of flushed 1F1B [1]_: ``p - rank`` forwards, then backwards and forwards by turns."""
-    warmup = min(ranks - rank, microbatches)
-    turns = np.tile([BACKWARD, FORWARD], microbatches - warmup)
+    warmup = min(num_ranks - rank, num_microbatches)
+    turns = np.tile([BACKWARD, FORWARD], num_microbatches - warmup)
     kinds = np.concatenate([np.repeat(FORWARD, warmup), turns, np.repeat(BACKWARD, warmup)])
-    columns = in_turn(rank, microbatches)
-    return merged(kinds, {FORWARD: columns, BACKWARD: columns})
+    columns = build_columns(rank, num_microbatches)
+    return merge_columns(kinds, {FORWARD: columns, BACKWARD: columns})
 
 
-def one_f_one_b_bubble(ranks: int, microbatches: int, times: PassTimes) -> float:
+def one_f_one_b_bubble(num_ranks: int, num_microbatches: int, times: PassSeconds) -> float:
     """Return the idle seconds of a rank in a step: ``(p - 1) (F + B)``, as in GPipe, for any ``m`` [2]_ [3]_."""
-    return (ranks - 1) * times.total
+    return (num_ranks - 1) * times.total
 
 
-def one_f_one_b_in_flight(rank: int, ranks: int, microbatches: int) -> int:
+def one_f_one_b_in_flight(rank: int, num_ranks: int, num_microbatches: int) -> int:
     """Return the most microbatches whose activations a rank holds: ``min(p - rank, m)``, at most ``p`` [2]_."""
-    return min(ranks - rank, microbatches)
+    return min(num_ranks - rank, num_microbatches)
 
 
 ONE_F_ONE_B = ScheduleRule(
@@ -64,18 +64,18 @@ ONE_F_ONE_B = ScheduleRule(
 )
 
 
-def naive_order(rank: int, ranks: int, microbatches: int, chunks: int) -> Order:
+def naive_order(rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> Order:
     """Return one rank's actions of naive model parallelism [4]_: every microbatch forward and backward by itself."""
-    columns = in_turn(rank, microbatches)
-    return merged(np.tile([FORWARD, BACKWARD], microbatches), {FORWARD: columns, BACKWARD: columns})
+    columns = build_columns(rank, num_microbatches)
+    return merge_columns(np.tile([FORWARD, BACKWARD], num_microbatches), {FORWARD: columns, BACKWARD: columns})
 
 
-def naive_bubble(ranks: int, microbatches: int, times: PassTimes) -> float:
+def naive_bubble(num_ranks: int, num_microbatches: int, times: PassSeconds) -> float:
     """Return the idle seconds of a rank in a step: ``m (p - 1) (F + B)``, as only one rank works at a time [4]_."""
-    return microbatches * (ranks - 1) * times.total
+    return num_microbatches * (num_ranks - 1) * times.total
 
 
-def naive_in_flight(rank: int, ranks: int, microbatches: int) -> int:
+def naive_in_flight(rank: int, num_ranks: int, num_microbatches: int) -> int:
     """Return the most microbatches whose activations a rank holds: 1."""
     return 1
 
@@ -83,51 +83,51 @@ def naive_in_flight(rank: int, ranks: int, microbatches: int) -> int:
 NAIVE = ScheduleRule("naive", naive_order, 'Huang et al., "GPipe", NeurIPS 2019, figure 2b')
 
 
-def gpipe_order(rank: int, ranks: int, microbatches: int, chunks: int) -> Order:
+def gpipe_order(rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> Order:
     """Return one rank's actions of GPipe [5]_: all forwards, then all backwards."""
-    columns = in_turn(rank, microbatches)
-    return merged(np.repeat([FORWARD, BACKWARD], microbatches), {FORWARD: columns, BACKWARD: columns})
+    columns = build_columns(rank, num_microbatches)
+    return merge_columns(np.repeat([FORWARD, BACKWARD], num_microbatches), {FORWARD: columns, BACKWARD: columns})
 
 
-def gpipe_bubble(ranks: int, microbatches: int, times: PassTimes) -> float:
+def gpipe_bubble(num_ranks: int, num_microbatches: int, times: PassSeconds) -> float:
     """Return the idle seconds of a rank in a step: ``(p - 1) (F + B)``, a fraction ``(p - 1) / (m + p - 1)`` [5]_."""
-    return (ranks - 1) * times.total
+    return (num_ranks - 1) * times.total
 
 
-def gpipe_in_flight(rank: int, ranks: int, microbatches: int) -> int:
+def gpipe_in_flight(rank: int, num_ranks: int, num_microbatches: int) -> int:
     """Return the most microbatches whose activations a rank holds: all [5]_."""
-    return microbatches
+    return num_microbatches
 
 
 GPIPE = ScheduleRule("gpipe", gpipe_order, 'Huang et al., "GPipe", NeurIPS 2019')
 
 
-def interleaved_order(rank: int, ranks: int, microbatches: int, chunks: int) -> Order:
+def interleaved_order(rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> Order:
     """Return one rank's actions of interleaved 1F1B [6]_: rounds of ``p`` microbatches through each chunk."""
-    total = microbatches * chunks
-    warmup = _warmup(rank, ranks, microbatches, chunks)
+    total = num_microbatches * num_chunks
+    warmup = _count_warmup(rank, num_ranks, num_microbatches, num_chunks)
     turns = np.tile([FORWARD, BACKWARD], total - warmup)
     kinds = np.concatenate([np.repeat(FORWARD, warmup), turns, np.repeat(BACKWARD, warmup)])
-    forward, backward = rounds(rank, ranks, chunks, ranks, microbatches)
-    return merged(kinds, {FORWARD: forward, BACKWARD: backward})
+    forward, backward = build_rounds(rank, num_ranks, num_chunks, num_ranks, num_microbatches)
+    return merge_columns(kinds, {FORWARD: forward, BACKWARD: backward})
 
 
-def _warmup(rank: int, ranks: int, microbatches: int, chunks: int) -> int:
+def _count_warmup(rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> int:
     """Return the forwards of a rank before its first backward [6]_."""
-    return min((chunks - 1) * ranks + 2 * (ranks - rank - 1), microbatches * chunks)
+    return min((num_chunks - 1) * num_ranks + 2 * (num_ranks - rank - 1), num_microbatches * num_chunks)
 
 
-def interleaved_bubble(ranks: int, microbatches: int, chunks: int, times: PassTimes) -> float:
+def interleaved_bubble(num_ranks: int, num_microbatches: int, num_chunks: int, times: PassSeconds) -> float:
     """Return the idle seconds of a rank in a step: ``(p - 1) (F + B)`` of one stage [6]_.
 
     A stage has ``1 / v`` of a rank's layers, so this is ``1 / v`` of the bubble of 1F1B.
     """
-    return (ranks - 1) * times.total
+    return (num_ranks - 1) * times.total
 
 
-def interleaved_in_flight(rank: int, ranks: int, microbatches: int, chunks: int) -> int:
+def interleaved_in_flight(rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> int:
     """Return the most activations, each of one microbatch and chunk, that a rank holds: its warm-up and one [6]_."""
-    return min(_warmup(rank, ranks, microbatches, chunks) + 1, microbatches * chunks)
+    return min(_count_warmup(rank, num_ranks, num_microbatches, num_chunks) + 1, num_microbatches * num_chunks)
 
 
 INTERLEAVED = ScheduleRule(
@@ -139,24 +139,24 @@ INTERLEAVED = ScheduleRule(
 )
 
 
-def looped_bfs_order(rank: int, ranks: int, microbatches: int, chunks: int) -> Order:
+def looped_bfs_order(rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> Order:
     """Return one rank's actions of breadth-first pipelining [7]_: all forwards chunk by chunk, then back [8]_."""
-    (stages, numbers), _ = rounds(rank, ranks, chunks, microbatches, microbatches)
-    kinds = np.repeat([FORWARD, BACKWARD], microbatches * chunks)
-    return merged(kinds, {FORWARD: (stages, numbers), BACKWARD: (stages[::-1], numbers[::-1])})
+    (stages, numbers), _ = build_rounds(rank, num_ranks, num_chunks, num_microbatches, num_microbatches)
+    kinds = np.repeat([FORWARD, BACKWARD], num_microbatches * num_chunks)
+    return merge_columns(kinds, {FORWARD: (stages, numbers), BACKWARD: (stages[::-1], numbers[::-1])})
 
 
-def looped_bfs_bubble(ranks: int, microbatches: int, chunks: int, times: PassTimes) -> float:
+def looped_bfs_bubble(num_ranks: int, num_microbatches: int, num_chunks: int, times: PassSeconds) -> float:
     """Return the idle seconds of a rank in a step: ``(p - 1) (F + B)`` of one stage, for ``m >= p`` [7]_.
 
     That is the fraction ``(p - 1) / (m v)`` of the work, with ``v`` chunks a rank.
     """
-    return (ranks - 1) * times.total
+    return (num_ranks - 1) * times.total
 
 
-def looped_bfs_in_flight(rank: int, ranks: int, microbatches: int, chunks: int) -> int:
+def looped_bfs_in_flight(rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> int:
     """Return the most activations, each of one microbatch and chunk, that a rank holds: all [7]_."""
-    return microbatches * chunks
+    return num_microbatches * num_chunks
 
 
 LOOPED_BFS = ScheduleRule(

@@ -11,7 +11,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwise.strategies.schedules.schedule import Action, ActionKind, Order, OrderError, Schedule, rank_order, rule_of
+from meshwise.strategies.schedules.schedule import (
+    Action,
+    ActionKind,
+    Order,
+    OrderError,
+    Schedule,
+    build_rank_order,
+    find_rule,
+)
 
 
 class Orders(NamedTuple):
@@ -26,13 +34,13 @@ class Orders(NamedTuple):
 
 
 @lru_cache(maxsize=512)
-def orders(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Orders:
+def list_orders(name: str, num_ranks: int, num_microbatches: int, num_chunks: int = 1) -> Orders:
     """Return the orders of a schedule without split backwards, by name; cached, so do not change it.
 
-    >>> orders("1f1b", 2, 2).passes.tolist()
+    >>> list_orders("1f1b", 2, 2).passes.tolist()
     [0, 0, 1, 1, 2, 3, 2, 3]
     """
-    rows = [rank_order(name, rank, ranks, microbatches, chunks) for rank in range(ranks)]
+    rows = [build_rank_order(name, rank, num_ranks, num_microbatches, num_chunks) for rank in range(num_ranks)]
     stage, backward, microbatch = np.concatenate(rows).T
     start = np.cumsum([0, *map(len, rows)])
     return Orders(2 * stage + backward, np.ascontiguousarray(microbatch), start)
@@ -48,26 +56,28 @@ class Actions(NamedTuple):
     kind: Order
     microbatch: Order
     start: Order
-    together: NDArray[np.bool_]
+    pairs_next: NDArray[np.bool_]
 
 
 @lru_cache(maxsize=512)
-def actions(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Actions:
+def list_actions(name: str, num_ranks: int, num_microbatches: int, num_chunks: int = 1) -> Actions:
     """Return the orders of any schedule by name, with backwards split or not; cached, so do not change it.
 
-    >>> actions("zb1p", 1, 1).kind.tolist()
+    >>> list_actions("zb1p", 1, 1).kind.tolist()
     [0, 2, 3]
     """
-    rows = [rank_order(name, rank, ranks, microbatches, chunks) for rank in range(ranks)]
+    rows = [build_rank_order(name, rank, num_ranks, num_microbatches, num_chunks) for rank in range(num_ranks)]
     stage, kind, microbatch = map(np.ascontiguousarray, np.concatenate(rows).T)
     start = np.cumsum([0, *map(len, rows)])
-    together = np.zeros(len(stage), np.bool_)
-    for rank, pairs in enumerate(rule_of(name).pairs(rank, ranks, microbatches, chunks) for rank in range(ranks)):
-        together[start[rank] + np.array(pairs, np.int64)] = True
-    return Actions(stage, kind, microbatch, start, together)
+    pairs_next = np.zeros(len(stage), np.bool_)
+    for rank, pairs in enumerate(
+        find_rule(name).pairs(rank, num_ranks, num_microbatches, num_chunks) for rank in range(num_ranks)
+    ):
+        pairs_next[start[rank] + np.array(pairs, np.int64)] = True
+    return Actions(stage, kind, microbatch, start, pairs_next)
 
 
-def requirement(schedule: Schedule, action: Action) -> Action | None:
+def find_requirement(schedule: Schedule, action: Action) -> Action | None:
     """Return the action that must run before another one; None for a forward of the first stage.
 
     A forward requires that of the stage before, a backward that of the stage behind, or, on the last stage, its own
@@ -78,11 +88,13 @@ def requirement(schedule: Schedule, action: Action) -> Action | None:
         return Action(stage - 1, kind, microbatch) if stage else None
     if kind is ActionKind.WEIGHT:
         return Action(stage, ActionKind.BACKWARD, microbatch)
-    last = stage == schedule.num_stages - 1
-    return Action(stage, ActionKind.FORWARD, microbatch) if last else Action(stage + 1, ActionKind.BACKWARD, microbatch)
+    is_last = stage == schedule.num_stages - 1
+    return (
+        Action(stage, ActionKind.FORWARD, microbatch) if is_last else Action(stage + 1, ActionKind.BACKWARD, microbatch)
+    )
 
 
-def in_order(schedule: Schedule) -> Iterator[tuple[Action, ...]]:
+def order_actions(schedule: Schedule) -> Iterator[tuple[Action, ...]]:
     """Yield all actions, each after the one it requires and each rank's in its own order; a pair is yielded together.
 
     Raises
@@ -90,74 +102,89 @@ def in_order(schedule: Schedule) -> Iterator[tuple[Action, ...]]:
     OrderError
         Where the orders deadlock; the message names the ranks of a cycle, each of which waits for the next.
     """
-    done: set[Action] = set()
-    orders = _together(schedule)
+    done_actions: set[Action] = set()
+    orders = _group_pairs(schedule)
     position = [0] * schedule.num_ranks
-    found, total = 0, sum(map(len, orders))
-    while found < total:
-        before = found
+    num_yielded, total = 0, sum(map(len, orders))
+    while num_yielded < total:
+        num_before = num_yielded
         for rank, order in enumerate(orders):
             while position[rank] < len(order):
                 actions = order[position[rank]]
-                if any(needed is not None and needed not in done for needed in _needed(schedule, actions)):
+                if any(
+                    requirement is not None and requirement not in done_actions
+                    for requirement in _list_requirements(schedule, actions)
+                ):
                     break
-                done.update(map(_unsplit, actions))
+                done_actions.update(map(_to_backward, actions))
                 position[rank] += 1
-                found += 1
+                num_yielded += 1
                 yield actions
-        if found == before:
-            stuck = {rank: order[position[rank]] for rank, order in enumerate(orders) if position[rank] < len(order)}
-            raise _deadlock(schedule, stuck, done)
+        if num_yielded == num_before:
+            stuck_actions = {
+                rank: order[position[rank]] for rank, order in enumerate(orders) if position[rank] < len(order)
+            }
+            raise _build_deadlock_error(schedule, stuck_actions, done_actions)
 
 
-def _together(schedule: Schedule) -> tuple[tuple[tuple[Action, ...], ...], ...]:
+def _group_pairs(schedule: Schedule) -> tuple[tuple[tuple[Action, ...], ...], ...]:
     """Return the order of every rank, in which the two actions of a pair are one item."""
-    pairs = dict(schedule.overlapped)
-    seconds = set(pairs.values())
+    pairs = dict(schedule.overlapped_pairs)
+    second_actions = set(pairs.values())
     return tuple(
-        tuple((action, pairs[action]) if action in pairs else (action,) for action in order if action not in seconds)
+        tuple(
+            (action, pairs[action]) if action in pairs else (action,)
+            for action in order
+            if action not in second_actions
+        )
         for order in schedule.orders
     )
 
 
-def _needed(schedule: Schedule, actions: tuple[Action, ...]) -> Iterator[Action | None]:
+def _list_requirements(schedule: Schedule, actions: tuple[Action, ...]) -> Iterator[Action | None]:
     """Yield what each of some actions requires."""
-    return (requirement(schedule, action) for action in actions)
+    return (find_requirement(schedule, action) for action in actions)
 
 
-def _unsplit(action: Action) -> Action:
+def _to_backward(action: Action) -> Action:
     """Return the action under the name by which others require it: gradients of inputs count as a whole backward."""
     return action._replace(kind=ActionKind.BACKWARD) if action.kind is ActionKind.INPUT else action
 
 
-def _deadlock(schedule: Schedule, stuck: dict[int, tuple[Action, ...]], done: set[Action]) -> OrderError:
+def _build_deadlock_error(
+    schedule: Schedule, stuck_actions: dict[int, tuple[Action, ...]], done_actions: set[Action]
+) -> OrderError:
     """Return the error that names a cycle of ranks, each of which waits for the next and the last for the first.
 
     ``stuck_actions`` are the next actions of the ranks that have not finished.
     """
     waits: dict[int, tuple[Action, Action]] = {}
-    for rank, actions in stuck.items():
-        pairs = zip(actions, _needed(schedule, actions), strict=True)
-        waits[rank] = next((action, needed) for action, needed in pairs if needed is not None and needed not in done)
+    for rank, actions in stuck_actions.items():
+        pairs = zip(actions, _list_requirements(schedule, actions), strict=True)
+        waits[rank] = next(
+            (action, requirement)
+            for action, requirement in pairs
+            if requirement is not None and requirement not in done_actions
+        )
     # each stuck rank waits for a stuck rank, so the walk must return to one that it has seen
     path, rank = list[int](), min(waits)
     while rank not in path:
         path.append(rank)
-        rank = schedule.rank_of(waits[rank][1].stage)
+        rank = schedule.find_rank(waits[rank][1].stage)
     cycle = path[path.index(rank) :]
-    words = "; ".join(_words(schedule, rank, *waits[rank]) for rank in cycle)
+    words = "; ".join(_describe_wait(schedule, rank, *waits[rank]) for rank in cycle)
     return OrderError(f"schedule {schedule.name} cannot finish: {words}", cycle[0])
 
 
-def _words(schedule: Schedule, rank: int, action: Action, needed: Action) -> str:
+def _describe_wait(schedule: Schedule, rank: int, action: Action, requirement: Action) -> str:
     """Return the words of what a rank is to do, and of what it waits for."""
-    peer = schedule.rank_of(needed.stage)
-    whom = f"rank {peer}" if peer != rank else "its own order, further on"
-    what = f"{_NAMES[action.kind]} of microbatch {action.microbatch} through stage {action.stage}"
-    return f"rank {rank} at {action} ({what}) waits for {needed} of {whom}"
+    peer = schedule.find_rank(requirement.stage)
+    peer_text = f"rank {peer}" if peer != rank else "its own order, further on"
+    action_text = f"{_KIND_NAMES[action.kind]} of microbatch {action.microbatch} through stage {action.stage}"
+    return f"rank {rank} at {action} ({action_text}) waits for {requirement} of {peer_text}"
 
 
-_NAMES = {
+_KIND_NAMES = {
     ActionKind.FORWARD: "forward",
     ActionKind.BACKWARD: "backward",
     ActionKind.INPUT: "gradients of inputs",

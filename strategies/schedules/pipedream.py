@@ -12,54 +12,54 @@ References
 """
 
 from meshwise.strategies.schedules.flushed import one_f_one_b_order
-from meshwise.strategies.schedules.rule import AS_MANY_AS_RANKS, Order, PassTimes, ScheduleRule
+from meshwise.strategies.schedules.rule import AS_MANY_AS_RANKS, Order, PassSeconds, ScheduleRule
 
 
-def pipedream_order(rank: int, ranks: int, microbatches: int, chunks: int) -> Order:
+def pipedream_order(rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> Order:
     """Return one rank's actions of PipeDream [1]_: as many forwards as ranks remain, then by turns without flush.
 
     Weights are updated after every backward.
     """
-    return one_f_one_b_order(rank, ranks, microbatches, chunks)
+    return one_f_one_b_order(rank, num_ranks, num_microbatches, num_chunks)
 
 
-def pipedream_2bw_order(rank: int, ranks: int, microbatches: int, chunks: int) -> Order:
+def pipedream_2bw_order(rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> Order:
     """Return one rank's actions of PipeDream-2BW [2]_: those of PipeDream, weights updated once a step."""
-    return one_f_one_b_order(rank, ranks, microbatches, chunks)
+    return one_f_one_b_order(rank, num_ranks, num_microbatches, num_chunks)
 
 
-def weight_versions(rank: int, ranks: int) -> int:
+def keep_stashed_versions(rank: int, num_ranks: int) -> int:
     """Return how many versions of its weights a rank of PipeDream keeps: ``p - rank`` [1]_.
 
     It keeps one for every microbatch in flight, so that a backward sees the weights of its forward.
     """
-    return ranks - rank
+    return num_ranks - rank
 
 
-def double_buffered(rank: int, ranks: int) -> int:
+def keep_two_versions(rank: int, num_ranks: int) -> int:
     """Return how many versions of its weights a rank of PipeDream-2BW keeps: 2 [2]_."""
     return 2
 
 
-def pipedream_bubble(ranks: int, microbatches: int, times: PassTimes) -> float:
+def pipedream_bubble(num_ranks: int, num_microbatches: int, times: PassSeconds) -> float:
     """Return the idle seconds of a rank in a step of the steady state: 0 ([1]_, section 3.2)."""
     return 0.0
 
 
-def pipedream_in_flight(rank: int, ranks: int, microbatches: int) -> int:
+def pipedream_in_flight(rank: int, num_ranks: int, num_microbatches: int) -> int:
     """Return the most microbatches whose activations a rank holds: ``p - rank`` in the steady state [1]_.
 
     There are fewer where the pipeline stops after fewer microbatches.
     """
-    return min(ranks - rank, microbatches)
+    return min(num_ranks - rank, num_microbatches)
 
 
 PIPEDREAM = ScheduleRule(
     "pipedream",
     pipedream_order,
     'Narayanan et al., "PipeDream", SOSP 2019',
-    asynchronous=True,
-    weight_versions=weight_versions,
+    is_asynchronous=True,
+    weight_versions=keep_stashed_versions,
     updates_every_microbatch=True,
 )
 PIPEDREAM_2BW = ScheduleRule(
@@ -67,6 +67,6 @@ PIPEDREAM_2BW = ScheduleRule(
     pipedream_2bw_order,
     'Narayanan et al., "Memory-efficient pipeline-parallel DNN training", ICML 2021, section 3.1',
     condition=AS_MANY_AS_RANKS,
-    asynchronous=True,
-    weight_versions=double_buffered,
+    is_asynchronous=True,
+    weight_versions=keep_two_versions,
 )

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwise.simulator.brief import brief
+from meshwise.simulator.brief import brief_repr
 
 Order = NDArray[np.int64]
 """The actions of one pipeline rank as rows: stage, number of the kind, microbatch."""
@@ -24,7 +24,7 @@ FORWARD, BACKWARD, INPUT, WEIGHT = range(4)
 """Numbers of the kinds: a forward; gradients of inputs and weights together, of inputs only, of weights only."""
 
 
-class PassTimes(NamedTuple):
+class PassSeconds(NamedTuple):
     """Seconds of one microbatch in one stage: of forward, gradients of inputs and gradients of weights."""
 
     forward: float
@@ -46,33 +46,38 @@ Columns = tuple[Order, Order]
 """The stages and the microbatches of all actions of one kind, in their order."""
 
 
-def merged(kinds: Order, columns: dict[int, Columns]) -> Order:
+def merge_columns(kinds: Order, columns: dict[int, Columns]) -> Order:
     """Return an order whose rows have the given kinds; each kind takes its stages and microbatches in turn.
 
     >>> first = np.array([0, 0]), np.array([0, 1])
-    >>> merged(np.array([FORWARD, BACKWARD, FORWARD, BACKWARD]), {FORWARD: first, BACKWARD: first}).tolist()
+    >>> merge_columns(np.array([FORWARD, BACKWARD, FORWARD, BACKWARD]), {FORWARD: first, BACKWARD: first}).tolist()
     [[0, 0, 0], [0, 1, 0], [0, 0, 1], [0, 1, 1]]
     """
     rows = np.stack([kinds, kinds, kinds], axis=1)
     for kind, (stages, microbatches) in columns.items():
-        here = kinds == kind
-        rows[here, 0], rows[here, 2] = stages, microbatches
+        is_kind = kinds == kind
+        rows[is_kind, 0], rows[is_kind, 2] = stages, microbatches
     return rows
 
 
-def in_turn(stage: int, microbatches: int) -> Columns:
+def build_columns(stage: int, num_microbatches: int) -> Columns:
     """Return the columns of a stage that takes the microbatches in ascending order."""
-    return np.full(microbatches, stage), np.arange(microbatches)
+    return np.full(num_microbatches, stage), np.arange(num_microbatches)
 
 
-def rounds(rank: int, ranks: int, chunks: int, size: int, microbatches: int) -> tuple[Columns, Columns]:
+def build_rounds(
+    rank: int, num_ranks: int, num_chunks: int, round_size: int, num_microbatches: int
+) -> tuple[Columns, Columns]:
     """Return the columns of forwards and backwards that take ``round_size`` microbatches through each chunk in turn.
 
     Forwards visit the chunks of a looped placement from the first to the last, backwards from the last to the first.
     """
-    turn = np.arange(microbatches * chunks)
-    chunk, microbatch = turn // size % chunks, turn // (size * chunks) * size + turn % size
-    return (chunk * ranks + rank, microbatch), ((chunks - 1 - chunk) * ranks + rank, microbatch)
+    turn = np.arange(num_microbatches * num_chunks)
+    chunk, microbatch = (
+        turn // round_size % num_chunks,
+        turn // (round_size * num_chunks) * round_size + turn % round_size,
+    )
+    return (chunk * num_ranks + rank, microbatch), ((num_chunks - 1 - chunk) * num_ranks + rank, microbatch)
 
 
 class Placement(StrEnum):
@@ -84,15 +89,15 @@ class Placement(StrEnum):
 
 
 @lru_cache(maxsize=1024)
-def place(placement: Placement, ranks: int, chunks: int) -> tuple[int, ...]:
+def place_stages(placement: Placement, num_ranks: int, num_chunks: int) -> tuple[int, ...]:
     """Return the pipeline rank of every stage.
 
-    >>> place(Placement.LOOP, 3, 2), place(Placement.V, 3, 2)
+    >>> place_stages(Placement.LOOP, 3, 2), place_stages(Placement.V, 3, 2)
     ((0, 1, 2, 0, 1, 2), (0, 1, 2, 2, 1, 0))
     """
-    down = tuple(range(ranks))
-    turns = down[::-1] if placement is Placement.V else down
-    return tuple(rank for chunk in range(chunks) for rank in (turns if chunk % 2 else down))
+    even_ranks = tuple(range(num_ranks))
+    odd_ranks = even_ranks[::-1] if placement is Placement.V else even_ranks
+    return tuple(rank for chunk in range(num_chunks) for rank in (odd_ranks if chunk % 2 else even_ranks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,19 +114,19 @@ class Condition:
         Whether no order exists otherwise; if not, one exists that the schedule's source does not run.
     """
 
-    holds: Callable[[int, int], bool]
+    is_fulfilled: Callable[[int, int], bool]
     equation: Callable[[int, int], str]
-    defines: bool = True
+    is_necessary: bool = True
 
-    def nearest(self, ranks: int, microbatches: int) -> int:
+    def find_nearest(self, num_ranks: int, num_microbatches: int) -> int:
         """Return the nearest number of microbatches that fulfils the condition, of two the smaller."""
-        near = (m for distance in count() for m in (microbatches - distance, microbatches + distance))
-        return next(m for m in near if m >= 1 and self.holds(ranks, m))
+        candidates = (m for distance in count() for m in (num_microbatches - distance, num_microbatches + distance))
+        return next(m for m in candidates if m >= 1 and self.is_fulfilled(num_ranks, m))
 
 
-ANY = Condition(lambda ranks, m: m >= 1, lambda ranks, m: f"microbatches({m}) >= 1")
+AT_LEAST_ONE = Condition(lambda ranks, m: m >= 1, lambda ranks, m: f"microbatches({m}) >= 1")
 AS_MANY_AS_RANKS = Condition(
-    lambda ranks, m: m >= ranks, lambda ranks, m: f"microbatches({m}) >= pipeline({ranks})", defines=False
+    lambda ranks, m: m >= ranks, lambda ranks, m: f"microbatches({m}) >= pipeline({ranks})", is_necessary=False
 )
 AS_MANY_AS_STAGES = Condition(
     lambda ranks, m: m >= 2 * ranks, lambda ranks, m: f"microbatches({m}) >= 2 * pipeline({ranks})"
@@ -129,12 +134,12 @@ AS_MANY_AS_STAGES = Condition(
 WHOLE_ROUNDS = Condition(lambda ranks, m: m % ranks == 0, lambda ranks, m: f"microbatches({m}) % pipeline({ranks}) = 0")
 
 
-def one_version(rank: int, ranks: int) -> int:
+def keep_one_version(rank: int, num_ranks: int) -> int:
     """Return how many versions of its weights a rank of a synchronous schedule keeps: 1."""
     return 1
 
 
-def no_pairs(rank: int, ranks: int, microbatches: int, chunks: int) -> tuple[int, ...]:
+def list_no_pairs(rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> tuple[int, ...]:
     """Return the rows that run as one with the next row, of a schedule without pairs: none."""
     return ()
 
@@ -172,48 +177,52 @@ class ScheduleRule:
     source: str
     placement: Placement = Placement.LOOP
     chunks: tuple[int, int | None] = (1, 1)
-    condition: Condition = ANY
+    condition: Condition = AT_LEAST_ONE
     splits_backward: bool = False
-    asynchronous: bool = False
-    weight_versions: Callable[[int, int], int] = one_version
+    is_asynchronous: bool = False
+    weight_versions: Callable[[int, int], int] = keep_one_version
     updates_every_microbatch: bool = False
-    pairs: Callable[[int, int, int, int], tuple[int, ...]] = no_pairs
+    pairs: Callable[[int, int, int, int], tuple[int, ...]] = list_no_pairs
 
-    __repr__ = brief("name", "source")
+    __repr__ = brief_repr("name", "source")
 
-    def stage_ranks(self, ranks: int, chunks: int) -> tuple[int, ...]:
+    def list_stage_ranks(self, num_ranks: int, num_chunks: int) -> tuple[int, ...]:
         """Return the pipeline rank of every stage."""
-        return place(self.placement, ranks, chunks)
+        return place_stages(self.placement, num_ranks, num_chunks)
 
-    def num_stages(self, ranks: int, chunks: int) -> int:
+    def count_stages(self, num_ranks: int, num_chunks: int) -> int:
         """Return the stages of all ranks."""
-        return ranks * chunks
+        return num_ranks * num_chunks
 
-    def undefined(self, ranks: int, microbatches: int, chunks: int) -> str | None:
+    def explain_undefined(self, num_ranks: int, num_microbatches: int, num_chunks: int) -> str | None:
         """Return the equation without which no order exists, and the nearest size; None where one exists."""
-        fewest, most = self.chunks
-        if ranks < 1:
-            return f"{self.name}: pipeline({ranks}) >= 1 does not hold; nearest: 1"
-        if chunks < fewest or (most is not None and chunks > most):
-            sign, near = (">=", fewest) if most is None else ("=", most)
-            return f"{self.name}: chunks({chunks}) {sign} {near} does not hold; nearest: {near}"
-        if microbatches < 1:
-            return self._unfulfilled(ANY, ranks, microbatches)
-        return self._unfulfilled(self.condition, ranks, microbatches) if self.condition.defines else None
+        min_chunks, max_chunks = self.chunks
+        if num_ranks < 1:
+            return f"{self.name}: pipeline({num_ranks}) >= 1 does not hold; nearest: 1"
+        if num_chunks < min_chunks or (max_chunks is not None and num_chunks > max_chunks):
+            sign, nearest_count = (">=", min_chunks) if max_chunks is None else ("=", max_chunks)
+            return f"{self.name}: chunks({num_chunks}) {sign} {nearest_count} does not hold; nearest: {nearest_count}"
+        if num_microbatches < 1:
+            return self._explain_unfulfilled(AT_LEAST_ONE, num_ranks, num_microbatches)
+        return (
+            self._explain_unfulfilled(self.condition, num_ranks, num_microbatches)
+            if self.condition.is_necessary
+            else None
+        )
 
-    def violation(self, ranks: int, microbatches: int, chunks: int) -> str | None:
+    def find_violation(self, num_ranks: int, num_microbatches: int, num_chunks: int) -> str | None:
         """Return the first equation that these sizes break, and the nearest size; None where all hold."""
-        undefined = self.undefined(ranks, microbatches, chunks)
-        return undefined or self._unfulfilled(self.condition, ranks, microbatches)
+        fault = self.explain_undefined(num_ranks, num_microbatches, num_chunks)
+        return fault or self._explain_unfulfilled(self.condition, num_ranks, num_microbatches)
 
-    def _unfulfilled(self, condition: Condition, ranks: int, microbatches: int) -> str | None:
-        if condition.holds(ranks, microbatches):
+    def _explain_unfulfilled(self, condition: Condition, num_ranks: int, num_microbatches: int) -> str | None:
+        if condition.is_fulfilled(num_ranks, num_microbatches):
             return None
-        near = self.condition.nearest(ranks, max(microbatches, 1))
-        return f"{self.name}: {condition.equation(ranks, microbatches)} does not hold; nearest: {near}"
+        nearest_count = self.condition.find_nearest(num_ranks, max(num_microbatches, 1))
+        return f"{self.name}: {condition.equation(num_ranks, num_microbatches)} does not hold; nearest: {nearest_count}"
 
 
-NAME = "custom"
+CUSTOM_NAME = "custom"
 """The name of a written schedule, in messages."""
 
 
@@ -230,32 +239,32 @@ class WrittenRule(ScheduleRule):
     """
 
     ranks_of_stages: tuple[int, ...] = (0,)
-    microbatches: int = 1
+    num_microbatches: int = 1
 
     @property
-    def ranks(self) -> int:
+    def num_ranks(self) -> int:
         """The number of pipeline ranks."""
         return 1 + max(self.ranks_of_stages)
 
-    def stage_ranks(self, ranks: int, chunks: int) -> tuple[int, ...]:
+    def list_stage_ranks(self, num_ranks: int, num_chunks: int) -> tuple[int, ...]:
         """Return the pipeline rank of every stage."""
         return self.ranks_of_stages
 
-    def num_stages(self, ranks: int, chunks: int) -> int:
+    def count_stages(self, num_ranks: int, num_chunks: int) -> int:
         """Return the stages of all ranks."""
         return len(self.ranks_of_stages)
 
-    def undefined(self, ranks: int, microbatches: int, chunks: int) -> str | None:
+    def explain_undefined(self, num_ranks: int, num_microbatches: int, num_chunks: int) -> str | None:
         """Return the equation that these sizes break, with the only size; None where they are that size."""
-        met = (("pipeline", ranks, self.ranks), ("chunks", chunks, self.chunks[0]))
-        for name, value, own in (*met, ("microbatches", microbatches, self.microbatches)):
-            if value != own:
-                return f"{self.name}: {name}({value}) = {own} does not hold; nearest: {own}"
+        sizes = (("pipeline", num_ranks, self.num_ranks), ("chunks", num_chunks, self.chunks[0]))
+        for name, value, required_value in (*sizes, ("microbatches", num_microbatches, self.num_microbatches)):
+            if value != required_value:
+                return f"{self.name}: {name}({value}) = {required_value} does not hold; nearest: {required_value}"
         return None
 
 
-def written(
-    orders: Sequence[Order], pairs: Sequence[tuple[int, ...]], stage_ranks: tuple[int, ...], microbatches: int
+def build_written_rule(
+    orders: Sequence[Order], pairs: Sequence[tuple[int, ...]], stage_ranks: tuple[int, ...], num_microbatches: int
 ) -> WrittenRule:
     """Return the rule of a schedule that is written out, given the order of every rank.
 
@@ -264,17 +273,24 @@ def written(
     pairs
         For every rank the rows that run as one with the row after them.
     """
-    ranks = len(orders)
-    chunks = max(Counter(stage_ranks).values())
-    known = (Placement.LOOP, Placement.V)
+    num_ranks = len(orders)
+    num_chunks = max(Counter(stage_ranks).values())
+    known_placements = (Placement.LOOP, Placement.V)
     return WrittenRule(
-        NAME,
+        CUSTOM_NAME,
         lambda rank, *_: orders[rank],
         "written by hand",
-        placement=next((each for each in known if place(each, ranks, chunks) == stage_ranks), Placement.WRITTEN),
-        chunks=(chunks, chunks),
+        placement=next(
+            (
+                placement
+                for placement in known_placements
+                if place_stages(placement, num_ranks, num_chunks) == stage_ranks
+            ),
+            Placement.WRITTEN,
+        ),
+        chunks=(num_chunks, num_chunks),
         splits_backward=any((rows[:, 1] == INPUT).any() for rows in orders),
-        pairs=(lambda rank, *_: pairs[rank]) if any(pairs) else no_pairs,
+        pairs=(lambda rank, *_: pairs[rank]) if any(pairs) else list_no_pairs,
         ranks_of_stages=stage_ranks,
-        microbatches=microbatches,
+        num_microbatches=num_microbatches,
     )

@@ -26,11 +26,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwise.simulator.brief import brief
+from meshwise.simulator.brief import brief_repr
 from meshwise.strategies.schedules.dualpipev import DUALPIPEV
 from meshwise.strategies.schedules.flushed import GPIPE, INTERLEAVED, LOOPED_BFS, NAIVE, ONE_F_ONE_B
 from meshwise.strategies.schedules.pipedream import PIPEDREAM, PIPEDREAM_2BW
-from meshwise.strategies.schedules.rule import NAME, ScheduleRule, written
+from meshwise.strategies.schedules.rule import CUSTOM_NAME, ScheduleRule, build_written_rule
 from meshwise.strategies.schedules.rule import Order as Order
 from meshwise.strategies.schedules.zero_bubble import INTERLEAVED_ZERO_BUBBLE, ZB1P, ZB2P, ZBV
 
@@ -50,7 +50,7 @@ KINDS = tuple(ActionKind)
 MAKES_GRADIENTS = (ActionKind.BACKWARD, ActionKind.WEIGHT)
 """The kinds that compute gradients of weights."""
 
-MAX_WRITTEN = 100_000
+MAX_ACTIONS = 100_000
 """Actions of a written schedule, at most: 64 ranks with 780 microbatches have as many."""
 _ACTION = re.compile(r"([0-9]{1,9})([FBIW])([0-9]{1,9})")
 # anywhere in a text: one that has any action is meant as a schedule, and is told what is wrong with it
@@ -118,23 +118,23 @@ class Schedule:
     orders: tuple[tuple[Action, ...], ...]
     stage_ranks: tuple[int, ...]
     num_microbatches: int
-    overlapped: tuple[Pair, ...] = ()
+    overlapped_pairs: tuple[Pair, ...] = ()
 
-    __repr__ = brief("name", "num_microbatches", "stage_ranks")
+    __repr__ = brief_repr("name", "num_microbatches", "stage_ranks")
 
     def __post_init__(self) -> None:
         stages: dict[int, list[int]] = {}
         for stage, rank in enumerate(self.stage_ranks):
             stages.setdefault(rank, []).append(stage)
         for rank, order in enumerate(self.orders):
-            with _blaming(rank):
-                _check_placed(order, rank, self.stage_ranks, stages)
+            with _blame_rank(rank):
+                _check_placement(order, rank, self.stage_ranks, stages)
         # after all placements, so that an action on a wrong rank is not reported as missing on the right one
         for rank, order in enumerate(self.orders):
-            with _blaming(rank):
-                _check_once(order, stages[rank], self.num_microbatches)
-        if self.overlapped:
-            _check_pairs(self.overlapped, {pair for order in self.orders for pair in pairwise(order)})
+            with _blame_rank(rank):
+                _check_passes(order, stages[rank], self.num_microbatches)
+        if self.overlapped_pairs:
+            _check_pairs(self.overlapped_pairs, {pair for order in self.orders for pair in pairwise(order)})
 
     @property
     def num_ranks(self) -> int:
@@ -146,20 +146,20 @@ class Schedule:
         """The number of stages, of all ranks."""
         return len(self.stage_ranks)
 
-    def rank_of(self, stage: int) -> int:
+    def find_rank(self, stage: int) -> int:
         """Return the pipeline rank that holds ``stage``."""
         return self.stage_ranks[stage]
 
-    def stages_of(self, rank: int) -> tuple[int, ...]:
+    def list_stages(self, rank: int) -> tuple[int, ...]:
         """Return the stages that a pipeline rank holds, first chunk first."""
         return tuple(stage for stage, holder in enumerate(self.stage_ranks) if holder == rank)
 
     @property
     def last_gradients(self) -> tuple[Action, ...]:
         """For every stage the action that computes the last gradients of its weights in a step."""
-        return tuple(self.last_gradient(stage) for stage in range(self.num_stages))
+        return tuple(self.find_last_gradient(stage) for stage in range(self.num_stages))
 
-    def last_gradient(self, stage: int) -> Action:
+    def find_last_gradient(self, stage: int) -> Action:
         """Return the action that computes the last gradients of a stage's weights in a step."""
         order = reversed(self.orders[self.stage_ranks[stage]])
         return next(action for action in order if action.stage == stage and action.kind in MAKES_GRADIENTS)
@@ -167,28 +167,28 @@ class Schedule:
     @property
     def first_gradients(self) -> tuple[Action, ...]:
         """For every stage the action that computes the first gradients of its weights in a step."""
-        first: dict[int, Action] = {}
+        first_actions: dict[int, Action] = {}
         for action in (action for order in self.orders for action in order if action.kind in MAKES_GRADIENTS):
-            first.setdefault(action.stage, action)
-        return tuple(first[stage] for stage in range(self.num_stages))
+            first_actions.setdefault(action.stage, action)
+        return tuple(first_actions[stage] for stage in range(self.num_stages))
 
-    def in_flight(self, rank: int) -> int:
+    def count_in_flight(self, rank: int) -> int:
         """Return the most activations, each of one microbatch and chunk, that a rank holds at once.
 
         A backward frees them; where it is split, its gradients of weights do.
         """
-        held = peak = 0
+        num_held = peak = 0
         for action in self.orders[rank]:
-            held += _HELD[action.kind]
-            peak = max(peak, held)
+            num_held += _ACTIVATION_CHANGE[action.kind]
+            peak = max(peak, num_held)
         return peak
 
     def __str__(self) -> str:
-        return "\n".join(" ".join(self._words(order)) for order in self.orders)
+        return "\n".join(" ".join(self._format_order(order)) for order in self.orders)
 
-    def _words(self, order: tuple[Action, ...]) -> Iterator[str]:
-        pairs = dict(self.overlapped)
-        backwards = {backward for _, backward in self.overlapped}
+    def _format_order(self, order: tuple[Action, ...]) -> Iterator[str]:
+        pairs = dict(self.overlapped_pairs)
+        backwards = {backward for _, backward in self.overlapped_pairs}
         for action in order:
             if action in pairs:
                 yield f"({action};{pairs[action]})OVERLAP_F_B"
@@ -196,33 +196,33 @@ class Schedule:
                 yield str(action)
 
     @classmethod
-    def parse(cls, text: str, name: str = NAME) -> "Schedule":
+    def parse(cls, text: str, name: str = CUSTOM_NAME) -> "Schedule":
         """Return the schedule that prints as ``text``: one line a pipeline rank.
 
         >>> Schedule.parse("0F0 3F0 3B0 0B0 \\n 1F0 2F0 2I0 1I0 2W0 1W0").stage_ranks
         (0, 1, 1, 0)
         """
-        if text.count(" ") + text.count("\n") > MAX_WRITTEN:
-            raise ValueError(f"a written schedule has at most {MAX_WRITTEN} actions and blanks, met more")
+        if text.count(" ") + text.count("\n") > MAX_ACTIONS:
+            raise ValueError(f"a written schedule has at most {MAX_ACTIONS} actions and blanks, met more")
         lines = [_parse_line(line, rank) for rank, line in enumerate(text.strip().splitlines())]
         orders = tuple(tuple(action for word in words for action in word) for words in lines)
         holders = {action.stage: rank for rank in reversed(range(len(orders))) for action in orders[rank]}
         if not holders:
             raise ValueError("a schedule has at least one action")
-        missing = next((stage for stage in range(len(holders)) if stage not in holders), None)
-        if missing is not None:
-            raise ValueError(f"stages are 0 to {max(holders)} without a gap, stage {missing} has no action")
+        missing_stage = next((stage for stage in range(len(holders)) if stage not in holders), None)
+        if missing_stage is not None:
+            raise ValueError(f"stages are 0 to {max(holders)} without a gap, stage {missing_stage} has no action")
         pairs = tuple((word[0], word[1]) for words in lines for word in words if len(word) == 2)
         stage_ranks = tuple(holders[stage] for stage in range(len(holders)))
-        return cls(name, orders, stage_ranks, 1 + max(a.microbatch for order in orders for a in order), pairs)
+        return cls(name, orders, stage_ranks, 1 + max(item.microbatch for order in orders for item in order), pairs)
 
 
-_HELD = {ActionKind.FORWARD: 1, ActionKind.BACKWARD: -1, ActionKind.INPUT: 0, ActionKind.WEIGHT: -1}
+_ACTIVATION_CHANGE = {ActionKind.FORWARD: 1, ActionKind.BACKWARD: -1, ActionKind.INPUT: 0, ActionKind.WEIGHT: -1}
 """By kind, the change in the number of activations that a stage holds."""
 
 
 @contextmanager
-def _blaming(rank: int) -> Iterator[None]:
+def _blame_rank(rank: int) -> Iterator[None]:
     """Turn a ValueError raised inside into an `OrderError` of a rank."""
     try:
         yield
@@ -232,7 +232,7 @@ def _blaming(rank: int) -> Iterator[None]:
 
 def _parse_line(line: str, rank: int) -> list[tuple[Action, ...]]:
     """Return the items of a rank's line: single actions, and pairs that run as one."""
-    with _blaming(rank):
+    with _blame_rank(rank):
         return [_parse_word(word) for word in line.split()]
 
 
@@ -242,55 +242,59 @@ def _parse_word(word: str) -> tuple[Action, ...]:
     return (Action.parse(word),) if pair is None else (Action.parse(pair[1]), Action.parse(pair[2]))
 
 
-def _check_placed(
+def _check_placement(
     order: tuple[Action, ...], rank: int, stage_ranks: tuple[int, ...], stages: Mapping[int, list[int]]
 ) -> None:
     """Raise ValueError where a rank has no stage, or an action of an unknown stage or of another rank's."""
     for action in order:
         if action.stage >= len(stage_ranks):
             raise ValueError(f"stages are 0 to {len(stage_ranks) - 1}, met {action}")
-        home = stage_ranks[action.stage]
-        if home != rank:
-            where = f"stage {action.stage} is on rank {home}, met {action} on rank {rank}"
-            raise ValueError(f"every stage is on one pipeline rank: {where}")
+        stage_rank = stage_ranks[action.stage]
+        if stage_rank != rank:
+            place_text = f"stage {action.stage} is on rank {stage_rank}, met {action} on rank {rank}"
+            raise ValueError(f"every stage is on one pipeline rank: {place_text}")
     if rank not in stages:
         raise ValueError(f"every pipeline rank has a stage, rank {rank} has none")
 
 
-def _check_once(order: tuple[Action, ...], stages: Sequence[int], num_microbatches: int) -> None:
+def _check_passes(order: tuple[Action, ...], stages: Sequence[int], num_microbatches: int) -> None:
     """Raise ValueError where a microbatch does not run forward and backward once through every stage of a rank."""
-    place_of = {action: index for index, action in enumerate(order)}
-    if len(place_of) < len(order):
-        twice = next(action for index, action in enumerate(order) if place_of[action] != index)
-        raise ValueError(f"every action runs once, met {twice} twice")
-    found = 0
+    positions = {action: index for index, action in enumerate(order)}
+    if len(positions) < len(order):
+        repeated_action = next(action for index, action in enumerate(order) if positions[action] != index)
+        raise ValueError(f"every action runs once, met {repeated_action} twice")
+    num_found = 0
     for stage in stages:
         for microbatch in range(num_microbatches):
-            forward, backward, inputs, weights = (place_of.get(Action(stage, k, microbatch)) for k in KINDS)
+            forward, backward, inputs, weights = (positions.get(Action(stage, kind, microbatch)) for kind in KINDS)
             if forward is None:
                 raise ValueError(
                     f"every microbatch runs forward once through every stage, {stage}F{microbatch} is missing"
                 )
-            split = inputs is not None and weights is not None
-            if (backward is None) == (not split) or (inputs is None) != (weights is None):
-                met = [f"{stage}{k.value}{microbatch}" for k in KINDS[1:] if Action(stage, k, microbatch) in place_of]
+            is_split = inputs is not None and weights is not None
+            if (backward is None) == (not is_split) or (inputs is None) != (weights is None):
+                present_texts = [
+                    f"{stage}{kind.value}{microbatch}"
+                    for kind in KINDS[1:]
+                    if Action(stage, kind, microbatch) in positions
+                ]
                 raise ValueError(
                     f"a backward is {stage}B{microbatch}, or {stage}I{microbatch} and {stage}W{microbatch}; "
-                    f"met {' and '.join(met) or 'none of them'}"
+                    f"met {' and '.join(present_texts) or 'none of them'}"
                 )
             if inputs is not None and weights is not None and weights < inputs:
                 raise ValueError(f"{stage}W{microbatch} comes after {stage}I{microbatch}, met it before")
-            found += 3 if split else 2
-    if found < len(order):
-        beyond = next(action for action in order if action.microbatch >= num_microbatches)
-        raise ValueError(f"microbatches are 0 to {num_microbatches - 1}, met {beyond}")
+            num_found += 3 if is_split else 2
+    if num_found < len(order):
+        excess_action = next(action for action in order if action.microbatch >= num_microbatches)
+        raise ValueError(f"microbatches are 0 to {num_microbatches - 1}, met {excess_action}")
 
 
 def _check_pairs(pairs: tuple[Pair, ...], neighbours: set[Pair]) -> None:
     """Raise ValueError where the two actions of a pair cannot run as one."""
     for forward, backward in pairs:
-        kinds = forward.kind is ActionKind.FORWARD and backward.kind in (ActionKind.BACKWARD, ActionKind.INPUT)
-        if not kinds or forward.microbatch == backward.microbatch:
+        is_pair = forward.kind is ActionKind.FORWARD and backward.kind in (ActionKind.BACKWARD, ActionKind.INPUT)
+        if not is_pair or forward.microbatch == backward.microbatch:
             raise ValueError(
                 f"a forward and a backward of different microbatches overlap, met {forward} and {backward}"
             )
@@ -318,7 +322,7 @@ SCHEDULES: dict[str, ScheduleRule] = {
 """The published schedules by name."""
 
 
-def rank_order(name: str, rank: int, ranks: int, microbatches: int, chunks: int = 1) -> Order:
+def build_rank_order(name: str, rank: int, num_ranks: int, num_microbatches: int, num_chunks: int = 1) -> Order:
     """Return the actions of one pipeline rank of a schedule, given by name or text.
 
     Raises
@@ -326,8 +330,8 @@ def rank_order(name: str, rank: int, ranks: int, microbatches: int, chunks: int 
     ValueError
         Where no such order exists; the message is the equation that does not hold.
     """
-    rule = _rule(name, ranks, microbatches, chunks)
-    return rule.order(rank, ranks, microbatches, chunks)
+    rule = _find_defined_rule(name, num_ranks, num_microbatches, num_chunks)
+    return rule.order(rank, num_ranks, num_microbatches, num_chunks)
 
 
 def is_text(name: str) -> bool:
@@ -339,7 +343,7 @@ def is_text(name: str) -> bool:
     return _TEXT.search(name) is not None
 
 
-def rule_of(name: str) -> ScheduleRule:
+def find_rule(name: str) -> ScheduleRule:
     """Return the rule of a schedule, given by name or text.
 
     Raises
@@ -351,55 +355,60 @@ def rule_of(name: str) -> ScheduleRule:
         return SCHEDULES[name]
     if not is_text(name):
         raise ValueError(f"schedule is one of {', '.join(SCHEDULES)}, met {name!a:.60}")
-    return _written(name)
+    return _parse_rule(name)
 
 
 @lru_cache(maxsize=64)
-def _written(text: str) -> ScheduleRule:
+def _parse_rule(text: str) -> ScheduleRule:
     """Return the rule of a schedule in its text form; cached, because every plan that has it asks again."""
-    value = Schedule.parse(text)
+    schedule = Schedule.parse(text)
     numbers = {kind: number for number, kind in enumerate(KINDS)}
-    rows = [np.array([(a.stage, numbers[a.kind], a.microbatch) for a in order], np.int64) for order in value.orders]
-    forwards = {forward for forward, _ in value.overlapped}
-    pairs = [tuple(row for row, action in enumerate(order) if action in forwards) for order in value.orders]
-    return written(rows, pairs, value.stage_ranks, value.num_microbatches)
+    rows = [
+        np.array([(item.stage, numbers[item.kind], item.microbatch) for item in order], np.int64)
+        for order in schedule.orders
+    ]
+    forwards = {forward for forward, _ in schedule.overlapped_pairs}
+    pairs = [tuple(row for row, action in enumerate(order) if action in forwards) for order in schedule.orders]
+    return build_written_rule(rows, pairs, schedule.stage_ranks, schedule.num_microbatches)
 
 
-def _rule(name: str, ranks: int, microbatches: int, chunks: int) -> ScheduleRule:
+def _find_defined_rule(name: str, num_ranks: int, num_microbatches: int, num_chunks: int) -> ScheduleRule:
     """Return the rule of a schedule; raise ValueError where it has no order of these sizes."""
-    rule = rule_of(name)
-    undefined = rule.undefined(ranks, microbatches, chunks)
-    if undefined is not None:
-        raise ValueError(undefined)
+    rule = find_rule(name)
+    fault = rule.explain_undefined(num_ranks, num_microbatches, num_chunks)
+    if fault is not None:
+        raise ValueError(fault)
     return rule
 
 
 @lru_cache(maxsize=256)
-def schedule(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
+def build_schedule(name: str, num_ranks: int, num_microbatches: int, num_chunks: int = 1) -> Schedule:
     """Return a schedule, given by name or text; cached: the same object for the same arguments.
 
-    >>> print(schedule("gpipe", 1, 2))
+    >>> print(build_schedule("gpipe", 1, 2))
     0F0 0F1 0B0 0B1
-    >>> print(schedule("1f1b", 2, 3))
+    >>> print(build_schedule("1f1b", 2, 3))
     0F0 0F1 0B0 0F2 0B1 0B2
     1F0 1B0 1F1 1B1 1F2 1B2
     """
-    rule = _rule(name, ranks, microbatches, chunks)
+    rule = _find_defined_rule(name, num_ranks, num_microbatches, num_chunks)
     orders: list[tuple[Action, ...]] = []
     pairs: list[Pair] = []
-    for rank in range(ranks):
-        rows = rule.order(rank, ranks, microbatches, chunks).tolist()
+    for rank in range(num_ranks):
+        rows = rule.order(rank, num_ranks, num_microbatches, num_chunks).tolist()
         order = tuple(Action(stage, KINDS[kind], microbatch) for stage, kind, microbatch in rows)
-        pairs += [(order[row], order[row + 1]) for row in rule.pairs(rank, ranks, microbatches, chunks)]
+        pairs += [(order[row], order[row + 1]) for row in rule.pairs(rank, num_ranks, num_microbatches, num_chunks)]
         orders.append(order)
-    return Schedule(rule.name, tuple(orders), rule.stage_ranks(ranks, chunks), microbatches, tuple(pairs))
+    return Schedule(
+        rule.name, tuple(orders), rule.list_stage_ranks(num_ranks, num_chunks), num_microbatches, tuple(pairs)
+    )
 
 
 def to_csv(schedule: Schedule) -> str:
     """Return a schedule as CSV: a row a pipeline rank, a cell an action.
 
-    >>> from meshwise.strategies.schedules.schedule import schedule
-    >>> print(to_csv(schedule("gpipe", 1, 2)), end="")
+    >>> from meshwise.strategies.schedules.schedule import build_schedule
+    >>> print(to_csv(build_schedule("gpipe", 1, 2)), end="")
     0F0,0F1,0B0,0B1
     """
     return "".join(",".join(line.split()) + "\n" for line in str(schedule).splitlines())

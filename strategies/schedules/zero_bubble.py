@@ -23,39 +23,39 @@ from meshwise.strategies.schedules.rule import (
     WEIGHT,
     Condition,
     Order,
-    PassTimes,
+    PassSeconds,
     Placement,
     ScheduleRule,
-    in_turn,
-    merged,
-    rounds,
+    build_columns,
+    build_rounds,
+    merge_columns,
 )
 
 
-def zb1p_order(rank: int, ranks: int, microbatches: int, chunks: int) -> Order:
+def zb1p_order(rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> Order:
     """Return one rank's actions of ZB-H1 [1]_: 1F1B whose gradients of weights come ``rank`` microbatches later."""
-    return _one_stage(rank, microbatches, ranks - rank, rank)
+    return _order_one_stage(rank, num_microbatches, num_ranks - rank, rank)
 
 
-def zb2p_order(rank: int, ranks: int, microbatches: int, chunks: int) -> Order:
+def zb2p_order(rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> Order:
     """Return one rank's actions of ZB-H2 [1]_: so many forwards first that no rank waits for its first gradient."""
-    return _one_stage(rank, microbatches, 2 * (ranks - rank) - 1, 2 * rank)
+    return _order_one_stage(rank, num_microbatches, 2 * (num_ranks - rank) - 1, 2 * rank)
 
 
-def _one_stage(rank: int, microbatches: int, warmup: int, delay: int) -> Order:
+def _order_one_stage(rank: int, num_microbatches: int, warmup: int, delay: int) -> Order:
     """Return the order of a rank with one stage, of the kinds that `list_split_kinds` lists."""
-    columns = in_turn(rank, microbatches)
-    kinds = split_kinds(microbatches, warmup, delay)
-    return merged(kinds, {FORWARD: columns, INPUT: columns, WEIGHT: columns})
+    columns = build_columns(rank, num_microbatches)
+    kinds = list_split_kinds(num_microbatches, warmup, delay)
+    return merge_columns(kinds, {FORWARD: columns, INPUT: columns, WEIGHT: columns})
 
 
-def split_kinds(total: int, warmup: int, delay: int) -> Order:
+def list_split_kinds(total: int, warmup: int, delay: int) -> Order:
     """Return the kinds of the actions of ``total`` forwards and split backwards, in order.
 
     After ``warmup`` forwards come by turns: gradients of inputs, gradients of weights of ``delay`` turns before, and a
     forward.
 
-    >>> "".join("FBIW"[kind] for kind in split_kinds(4, 2, 1))
+    >>> "".join("FBIW"[kind] for kind in list_split_kinds(4, 2, 1))
     'FFIFIWFIWIWW'
     """
     kinds = [FORWARD] * min(warmup, total)
@@ -68,34 +68,34 @@ def split_kinds(total: int, warmup: int, delay: int) -> Order:
     return np.array(kinds + [WEIGHT] * min(delay, total))
 
 
-def zb1p_bubble(ranks: int, microbatches: int, times: PassTimes) -> float:
+def zb1p_bubble(num_ranks: int, num_microbatches: int, times: PassSeconds) -> float:
     """Return the idle seconds of the rank that is busy longest: ``(p - 1) (F + B - W)`` [1]_.
 
     Here ``B`` are the gradients of inputs. It holds for ``m >= p`` and ``W`` no longer than ``F`` and ``B``.
     """
-    return (ranks - 1) * (times.forward + times.input - times.weight)
+    return (num_ranks - 1) * (times.forward + times.input - times.weight)
 
 
-def zb2p_bubble(ranks: int, microbatches: int, times: PassTimes) -> float:
+def zb2p_bubble(num_ranks: int, num_microbatches: int, times: PassSeconds) -> float:
     """Return the idle seconds between a rank's first and last action: ``(p - 1) (F + B - 2 W)`` [1]_.
 
     Here ``B`` are the gradients of inputs. It holds for ``m >= 2 p - 1`` and ``W`` no longer than ``F`` and ``B``.
     Ranks end one after another, so the next step must start without waiting for all of them ([1]_, section 4).
     """
-    return (ranks - 1) * (times.forward + times.input - 2 * times.weight)
+    return (num_ranks - 1) * (times.forward + times.input - 2 * times.weight)
 
 
-def zb1p_in_flight(rank: int, ranks: int, microbatches: int) -> int:
+def zb1p_in_flight(rank: int, num_ranks: int, num_microbatches: int) -> int:
     """Return the most microbatches whose activations a rank holds: ``min(p, m)`` [1]_.
 
     Of these ``p - rank`` wait for their gradients of inputs, and ``rank`` for those of weights.
     """
-    return min(ranks, microbatches)
+    return min(num_ranks, num_microbatches)
 
 
-def zb2p_in_flight(rank: int, ranks: int, microbatches: int) -> int:
+def zb2p_in_flight(rank: int, num_ranks: int, num_microbatches: int) -> int:
     """Return the most microbatches whose activations a rank holds: ``min(2 p - 1, m)`` [1]_."""
-    return min(2 * ranks - 1, microbatches)
+    return min(2 * num_ranks - 1, num_microbatches)
 
 
 ZB1P = ScheduleRule(
@@ -112,44 +112,44 @@ ZB2P = ScheduleRule(
 )
 
 
-def zbv_order(rank: int, ranks: int, microbatches: int, chunks: int) -> Order:
+def zbv_order(rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> Order:
     """Return one rank's actions of ZB-V [2]_: a forward, its gradients and those of the weights by turns.
 
     With fewer than ``2 p - 1`` microbatches it is the order of that many, without those that do not exist [3]_.
     """
-    total, first, second = max(2 * ranks - 1, microbatches), rank, 2 * ranks - 1 - rank
+    total, first_stage, second_stage = max(2 * num_ranks - 1, num_microbatches), rank, 2 * num_ranks - 1 - rank
     rows: list[tuple[int, int, int]] = []
-    done: Counter[tuple[int, int]] = Counter()
+    num_done: Counter[tuple[int, int]] = Counter()
 
-    def run(stage: int, *kinds: int) -> None:
+    def add_passes(stage: int, *kinds: int) -> None:
         for kind in kinds:
-            rows.append((stage, kind, done[stage, kind]))
-            done[stage, kind] += 1
+            rows.append((stage, kind, num_done[stage, kind]))
+            num_done[stage, kind] += 1
 
-    for _ in range(2 * (ranks - rank) - 1):
-        run(first, FORWARD)
+    for _ in range(2 * (num_ranks - rank) - 1):
+        add_passes(first_stage, FORWARD)
     for _ in range(rank):
-        run(second, FORWARD)
-        run(first, FORWARD)
-    for _ in range(ranks - rank):
-        run(second, FORWARD, INPUT, WEIGHT)
-    for _ in range(total - ranks):
-        if done[first, FORWARD] < total:
-            run(first, FORWARD)
-        run(first, INPUT, WEIGHT)
-        run(second, FORWARD, INPUT, WEIGHT)
+        add_passes(second_stage, FORWARD)
+        add_passes(first_stage, FORWARD)
+    for _ in range(num_ranks - rank):
+        add_passes(second_stage, FORWARD, INPUT, WEIGHT)
+    for _ in range(total - num_ranks):
+        if num_done[first_stage, FORWARD] < total:
+            add_passes(first_stage, FORWARD)
+        add_passes(first_stage, INPUT, WEIGHT)
+        add_passes(second_stage, FORWARD, INPUT, WEIGHT)
     for _ in range(rank):
-        run(first, INPUT)
-        run(second, INPUT)
-    for _ in range(ranks - rank):
-        run(first, INPUT, WEIGHT)
-    for stage in (second, first):
-        run(stage, *[WEIGHT] * (total - done[stage, WEIGHT]))
+        add_passes(first_stage, INPUT)
+        add_passes(second_stage, INPUT)
+    for _ in range(num_ranks - rank):
+        add_passes(first_stage, INPUT, WEIGHT)
+    for stage in (second_stage, first_stage):
+        add_passes(stage, *[WEIGHT] * (total - num_done[stage, WEIGHT]))
     order = np.array(rows)
-    return order[order[:, 2] < microbatches]
+    return order[order[:, 2] < num_microbatches]
 
 
-def zbv_bubble(ranks: int, microbatches: int, times: PassTimes) -> float:
+def zbv_bubble(num_ranks: int, num_microbatches: int, times: PassSeconds) -> float:
     """Return the idle seconds between a rank's first and last action: 0 for ``m >= 2 p - 1`` [2]_.
 
     Raises
@@ -162,12 +162,12 @@ def zbv_bubble(ranks: int, microbatches: int, times: PassTimes) -> float:
     return 0.0
 
 
-def zbv_in_flight(rank: int, ranks: int, microbatches: int) -> int:
+def zbv_in_flight(rank: int, num_ranks: int, num_microbatches: int) -> int:
     """Return the most activations, each of one microbatch and chunk, that a rank holds: ``2 p`` for ``m >= 2 p - 1``.
 
     A chunk has half the layers of a rank, so this is as much as the ``p`` microbatches of 1F1B ([4]_).
     """
-    return 2 * ranks
+    return 2 * num_ranks
 
 
 ZBV = ScheduleRule(
@@ -180,35 +180,35 @@ ZBV = ScheduleRule(
 )
 
 
-def interleaved_zero_bubble_order(rank: int, ranks: int, microbatches: int, chunks: int) -> Order:
+def interleaved_zero_bubble_order(rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> Order:
     """Return one rank's actions of torch's interleaved zero bubble [5]_: weights' gradients ``rank`` turns later."""
-    size = microbatches // _num_rounds(ranks, microbatches)
-    warmup = (chunks - 1) * size + ranks - rank
-    forward, backward = rounds(rank, ranks, chunks, size, microbatches)
-    kinds = split_kinds(microbatches * chunks, warmup, rank)
-    return merged(kinds, {FORWARD: forward, INPUT: backward, WEIGHT: backward})
+    round_size = num_microbatches // _count_rounds(num_ranks, num_microbatches)
+    warmup = (num_chunks - 1) * round_size + num_ranks - rank
+    forward, backward = build_rounds(rank, num_ranks, num_chunks, round_size, num_microbatches)
+    kinds = list_split_kinds(num_microbatches * num_chunks, warmup, rank)
+    return merge_columns(kinds, {FORWARD: forward, INPUT: backward, WEIGHT: backward})
 
 
-def _num_rounds(ranks: int, microbatches: int) -> int:
+def _count_rounds(num_ranks: int, num_microbatches: int) -> int:
     """Return into how many rounds torch divides the microbatches [5]_: of at least as many as there are ranks."""
-    return max(1, microbatches // ranks)
+    return max(1, num_microbatches // num_ranks)
 
 
-def interleaved_zb_bubble(ranks: int, microbatches: int, chunks: int, times: PassTimes) -> float:
+def interleaved_zb_bubble(num_ranks: int, num_microbatches: int, num_chunks: int, times: PassSeconds) -> float:
     """Return the idle seconds of the rank that is busy longest: ``(p - 1) (F + B - W)`` of one stage [6]_.
 
     Here ``B`` are the gradients of inputs. It holds for ``m >= p`` and equal times.
     """
-    return (ranks - 1) * (times.forward + times.input - times.weight)
+    return (num_ranks - 1) * (times.forward + times.input - times.weight)
 
 
-def interleaved_zb_in_flight(rank: int, ranks: int, microbatches: int, chunks: int) -> int:
+def interleaved_zb_in_flight(rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> int:
     """Return the most activations, each of one microbatch and chunk, that a rank holds: its warm-up and ``rank``.
 
     With rounds of ``p`` microbatches that is ``p`` a chunk.
     """
-    size = microbatches // _num_rounds(ranks, microbatches)
-    return min((chunks - 1) * size + ranks, microbatches * chunks)
+    round_size = num_microbatches // _count_rounds(num_ranks, num_microbatches)
+    return min((num_chunks - 1) * round_size + num_ranks, num_microbatches * num_chunks)
 
 
 INTERLEAVED_ZERO_BUBBLE = ScheduleRule(
@@ -217,7 +217,7 @@ INTERLEAVED_ZERO_BUBBLE = ScheduleRule(
     "torch.distributed.pipelining, ScheduleInterleavedZeroBubble, after Qi et al., ICLR 2024",
     chunks=(1, None),
     condition=Condition(
-        lambda ranks, m: m % _num_rounds(ranks, m) == 0,
+        lambda ranks, m: m % _count_rounds(ranks, m) == 0,
         lambda ranks, m: f"microbatches({m}) % ({m} // pipeline({ranks})) = 0",
     ),
     splits_backward=True,

@@ -12,7 +12,7 @@ from meshwise.strategies.search.algorithms import (
     OPERATOR_ALGORITHMS,
     PINNED_ALGORITHMS,
     STAGE_ALGORITHMS,
-    installed,
+    list_installed,
 )
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from meshwise.strategies.search.space import Space, layouts, neighbours
 
 _HOMES = {
-    **{kind: module for module, _, kind in (ALGORITHMS.place(name).rpartition(".") for name in ALGORITHMS)},
+    **{kind: module for module, _, kind in (ALGORITHMS.find_place(name).rpartition(".") for name in ALGORITHMS)},
     "Certificate": "meshwise.strategies.search.driver",
     "processes": "meshwise.strategies.search.fan_out",
     **dict.fromkeys(("Space", "layouts", "neighbours"), "meshwise.strategies.search.space"),
@@ -101,8 +101,8 @@ __all__ = [
     "ShardingPropagation",
     "Space",
     "Upcoming",
-    "installed",
     "layouts",
+    "list_installed",
     "neighbours",
     "processes",
     "search",

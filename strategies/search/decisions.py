@@ -10,18 +10,18 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import NamedTuple
 
-from meshwise.simulator.brief import brief, in_brief
+from meshwise.simulator.brief import brief_repr, with_brief_repr
 from meshwise.strategies.cost_model import CostModel
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import DECISIONS, DEGREES, Layout
 from meshwise.strategies.plan.problem import Problem
-from meshwise.strategies.search.space import Space, listed
+from meshwise.strategies.search.space import Space, list_layouts
 
-_FIRST = ("tensor", "pipeline", "data")
-_DEGREES = (*_FIRST, *(name for name in DEGREES if name not in _FIRST))
+_LEADING_DEGREES = ("tensor", "pipeline", "data")
+_DEGREES = (*_LEADING_DEGREES, *(name for name in DEGREES if name not in _LEADING_DEGREES))
 """Fields decided first, in any order."""
 
-ORDERED = (
+ORDERED_FIELDS = (
     ("microbatch",),
     ("schedule", "chunks", "stages"),
     ("recompute",),
@@ -31,16 +31,16 @@ ORDERED = (
 """Fields decided after the degrees, in this order, the fields of a row together; then every other field by itself."""
 
 
-def _levels() -> tuple[tuple[str, ...], ...]:
-    named = {name for names in (_DEGREES, *ORDERED) for name in names}
-    return ORDERED + tuple((name,) for name in DECISIONS if name not in named)
+def _list_levels() -> tuple[tuple[str, ...], ...]:
+    placed_names = {name for names in (_DEGREES, *ORDERED_FIELDS) for name in names}
+    return ORDERED_FIELDS + tuple((name,) for name in DECISIONS if name not in placed_names)
 
 
-LEVELS = _levels()
+TREE_LEVELS = _list_levels()
 
 
 @dataclass(eq=False, slots=True)
-class Partial:
+class PartialPlan:
     """A partial plan: a node of the tree, with the layouts that it leaves open.
 
     Parameters
@@ -53,113 +53,113 @@ class Partial:
         Whether no open layout is left to visit.
     """
 
-    open: tuple[Layout, ...]
-    families: bool
-    closed: bool = False
+    layouts: tuple[Layout, ...]
+    are_families: bool
+    is_closed: bool = False
     branches: "tuple[Branch, ...] | None" = None
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
     @property
     def layout(self) -> Layout | None:
         """The layout, where everything is decided; otherwise ``None``."""
-        return self.open[0] if len(self.open) == 1 and not self.families else None
+        return self.layouts[0] if len(self.layouts) == 1 and not self.are_families else None
 
 
-@in_brief
+@with_brief_repr
 class Branch(NamedTuple):
     """One decision: fields, their values, and the partial plan after it."""
 
     fields: tuple[str, ...]
     values: tuple[object, ...]
-    after: Partial
+    child: PartialPlan
 
 
-class Decisions:
+class DecisionTree:
     """The layouts of a space as a tree, whose nodes are made when they are visited."""
 
     def __init__(self, problem: Problem, space: Space) -> None:
-        self.node = problem.cluster.first.devices
+        self.node_size = problem.cluster.first_node.devices
         self._members: dict[Layout, list[Layout]] = {}
-        for layout in listed(problem, space):
-            self._members.setdefault(_family(layout), []).append(layout)
-        self._partials: dict[tuple[bool, tuple[int, ...]], Partial] = {}
-        self._left = {family: len(members) for family, members in self._members.items()}
+        for layout in list_layouts(problem, space):
+            self._members.setdefault(_find_family(layout), []).append(layout)
+        self._partials: dict[tuple[bool, tuple[int, ...]], PartialPlan] = {}
+        self._num_left = {family: len(members) for family, members in self._members.items()}
         self._visited: set[Layout] = set()
-        self.root = self._partial(tuple(self._members), families=True)
+        self.root = self._find_partial(tuple(self._members), are_families=True)
 
-    def by_habit(self) -> Iterator[Layout]:
-        """Yield all layouts, roughly in the order of `meshwise.strategies.search.space.by_habit`.
+    def list_by_habit(self) -> Iterator[Layout]:
+        """Yield all layouts, roughly in the order of `meshwise.strategies.search.space.list_by_habit`.
 
         Families are sorted, not layouts, so that the first layouts come before most are sorted.
         """
 
         def key(family: Layout) -> tuple[bool, bool, int, int]:
-            across = family.tensor * family.tensor_rows > self.node
-            return family.microbatch != 1, across, family.tensor * family.pipeline, family.pipeline
+            crosses_nodes = family.tensor * family.tensor_rows > self.node_size
+            return family.microbatch != 1, crosses_nodes, family.tensor * family.pipeline, family.pipeline
 
         for family in sorted(self._members, key=key):
             yield from sorted(self._members[family], key=lambda layout: layout.schedule != "1f1b")
 
-    def branches(self, partial: Partial) -> tuple[Branch, ...]:
+    def list_branches(self, partial: PartialPlan) -> tuple[Branch, ...]:
         """Return every next decision with something left to visit; none where all is decided or closed."""
         if partial.branches is None:
-            every = () if partial.layout else self._decided(partial)
+            candidates = () if partial.layout else self._list_decided(partial)
             # several decisions may lead to the same node: one branch each
-            partial.branches = tuple({branch.after: branch for branch in every}.values())
-        partial.branches = tuple(branch for branch in partial.branches if not self.closed(branch.after))
+            partial.branches = tuple({branch.child: branch for branch in candidates}.values())
+        partial.branches = tuple(branch for branch in partial.branches if not self.is_closed(branch.child))
         return partial.branches
 
-    def close(self, layout: Layout) -> None:
+    def close_layout(self, layout: Layout) -> None:
         """Mark a layout as visited: it is left out from now on."""
         if layout not in self._visited:
             self._visited.add(layout)
-            self._left[_family(layout)] -= 1
+            self._num_left[_find_family(layout)] -= 1
 
-    def closed(self, partial: Partial) -> bool:
+    def is_closed(self, partial: PartialPlan) -> bool:
         """Return whether no layout of a partial plan is left to visit."""
-        if not partial.closed:
-            if partial.families:
-                partial.closed = not any(self._left[family] for family in partial.open)
+        if not partial.is_closed:
+            if partial.are_families:
+                partial.is_closed = not any(self._num_left[family] for family in partial.layouts)
             else:
-                partial.closed = self._visited.issuperset(partial.open)
-        return partial.closed
+                partial.is_closed = self._visited.issuperset(partial.layouts)
+        return partial.is_closed
 
-    def _decided(self, partial: Partial) -> Iterator[Branch]:
+    def _list_decided(self, partial: PartialPlan) -> Iterator[Branch]:
         # families stand for their layouts until one is left, so that the top of the tree needs no lists of layouts
-        if partial.families and len(partial.open) == 1:
-            partial = self._partial(tuple(self._members[partial.open[0]]), families=False)
+        if partial.are_families and len(partial.layouts) == 1:
+            partial = self._find_partial(tuple(self._members[partial.layouts[0]]), are_families=False)
 
         def differ(names: tuple[str, ...]) -> bool:
-            return len({_values(each, names) for each in partial.open}) > 1
+            return len({_read_values(layout, names) for layout in partial.layouts}) > 1
 
         degrees = tuple((name,) for name in _DEGREES if differ((name,)))
-        for names in degrees or (next(filter(differ, LEVELS)),):
+        for names in degrees or (next(filter(differ, TREE_LEVELS)),):
             parts: dict[tuple[object, ...], list[Layout]] = {}
-            for each in partial.open:
-                parts.setdefault(_values(each, names), []).append(each)
+            for layout in partial.layouts:
+                parts.setdefault(_read_values(layout, names), []).append(layout)
             for values, part in parts.items():
-                yield Branch(names, values, self._partial(tuple(part), families=partial.families))
+                yield Branch(names, values, self._find_partial(tuple(part), are_families=partial.are_families))
 
-    def _partial(self, left: tuple[Layout, ...], *, families: bool) -> Partial:
-        if families and len(left) == 1 and len(members := self._members[left[0]]) == 1:
-            left, families = tuple(members), False
+    def _find_partial(self, layouts: tuple[Layout, ...], *, are_families: bool) -> PartialPlan:
+        if are_families and len(layouts) == 1 and len(members := self._members[layouts[0]]) == 1:
+            layouts, are_families = tuple(members), False
         # ids hash faster than layouts, and the tree keeps its layouts alive
-        key = families, tuple(map(id, left))
-        return self._partials.setdefault(key, Partial(left, families))
+        key = are_families, tuple(map(id, layouts))
+        return self._partials.setdefault(key, PartialPlan(layouts, are_families))
 
 
-def _values(layout: Layout, names: tuple[str, ...]) -> tuple[object, ...]:
+def _read_values(layout: Layout, names: tuple[str, ...]) -> tuple[object, ...]:
     return tuple(getattr(layout, name) for name in names)
 
 
-def _family(layout: Layout) -> Layout:
+def _find_family(layout: Layout) -> Layout:
     """Return the family of a layout in the tree: its degrees and microbatch, and defaults for the rest."""
     shared = {name: getattr(layout, name) for name in (*_DEGREES, "microbatch")}
-    return replace(_NOTHING, **shared)
+    return replace(_DEFAULT_LAYOUT, **shared)
 
 
-_NOTHING = Layout()
+_DEFAULT_LAYOUT = Layout()
 
 
 class Outlook(NamedTuple):
@@ -188,12 +188,12 @@ class Outlooks(dict[Layout, Outlook]):
     def __init__(self, problem: Problem, costs: CostModel) -> None:
         super().__init__()
         self.problem, self.costs = problem, costs
-        self.capacity = min(problem.usable(each) for each in problem.cluster.accelerators)
+        self.capacity = min(problem.usable_memory(accelerator) for accelerator in problem.cluster.accelerators)
 
     def __missing__(self, layout: Layout) -> Outlook:
         plan = complete(self.problem, layout)
         if self.costs.fits(plan):
-            self[layout] = Outlook(self.costs.bound(plan), 0.0)
+            self[layout] = Outlook(self.costs.plan_bound(plan), 0.0)
         else:
             self[layout] = Outlook(inf, max(0.0, 1 - self.capacity / self.costs.peak_memory(plan)))
         return self[layout]

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 
-from meshwise.simulator.brief import brief
-from meshwise.simulator.deadline import watched_by
+from meshwise.simulator.brief import brief_repr
+from meshwise.simulator.deadline import set_check
 from meshwise.simulator.notebook import to_html
 from meshwise.strategies.bounds.group_bounds import FloatArray
 from meshwise.strategies.cost_model import CostModel, SimulatedCost
@@ -32,10 +32,18 @@ from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import Recompute
-from meshwise.strategies.search.descent import known_layouts, soonest_known
+from meshwise.strategies.search.descent import known_layouts, sort_known_plans
 from meshwise.strategies.search.fan_out import FanOut
 from meshwise.strategies.search.scope import Scope, scope_of
-from meshwise.strategies.search.space import EVERYTHING, Space, count, groups, keeps_limits, layouts, within
+from meshwise.strategies.search.space import (
+    EVERYTHING,
+    Space,
+    count_layouts,
+    groups,
+    keeps_limits,
+    layouts,
+    limit_space,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -102,17 +110,17 @@ class Upcoming:
 
     plans: tuple[Plan, ...]
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
 
 @dataclass(frozen=True, slots=True)
-class Considered:
+class ConsideredPlans:
     """The number of plans covered so far, one by one or in groups that a bound drops."""
 
     plans: int
 
 
-Proposals = Generator[Plan | Proof | Certificate | Upcoming | Considered, Evaluation, Proof | None]
+Proposals = Generator[Plan | Proof | Certificate | Upcoming | ConsideredPlans, Evaluation, Proof | None]
 """The generator of a running algorithm; a generator of plans alone is one too."""
 
 
@@ -131,11 +139,11 @@ class SearchAlgorithm(Protocol):
 class Journal(Protocol):
     """The trials of earlier runs of a search, to which the trials of this run are added."""
 
-    def known(self, plan: Plan) -> Trial | None:
+    def find_trial(self, plan: Plan) -> Trial | None:
         """Return the trial of ``plan`` in an earlier run; ``None`` where it was not evaluated."""
         ...
 
-    def keep(self, trial: Trial) -> None:
+    def keep_trial(self, trial: Trial) -> None:
         """Store a trial of this run at once, so that it survives the end of the process."""
         ...
 
@@ -144,7 +152,7 @@ class Journal(Protocol):
 class Progress:
     """The progress of a search, which callbacks receive after every evaluation.
 
-    ``seconds_left`` is the number of seconds until the time is over or, at the speed so far, the budget is used;
+    ``start_timer`` is the number of seconds until the time is over or, at the speed so far, the budget is used;
     ``None`` where there is no limit.
     """
 
@@ -153,12 +161,12 @@ class Progress:
     elapsed: float
     best: Trial | None
     lower_bound: float | None
-    left: float | None
+    seconds_left: float | None
 
     @property
     def gap(self) -> float | None:
         """The best step time over the lower bound, minus 1; ``None`` where either is unknown."""
-        return _gap(self.best, self.lower_bound)
+        return _find_gap(self.best, self.lower_bound)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +218,7 @@ class SearchResult:
     scope: Scope | None = None
     nothing_fits: bool = False
 
-    __repr__ = brief("algorithm", "best", "evaluations", "lower_bound", "gap", "wall_time")
+    __repr__ = brief_repr("algorithm", "best", "evaluations", "lower_bound", "gap", "wall_time")
 
     @property
     def interrupted(self) -> bool:
@@ -257,10 +265,10 @@ class SearchResults(tuple[SearchResult, ...]):
     __slots__ = ()
 
     def __repr__(self) -> str:
-        return "\n".join(map(_in_one_line, self)) or "no search"
+        return "\n".join(map(_format_result, self)) or "no search"
 
 
-def _in_one_line(result: SearchResult) -> str:
+def _format_result(result: SearchResult) -> str:
     step = "nothing found" if result.best is None else f"{result.best.evaluation.step_time:.6g} s"
     gap = "no bound" if result.gap is None else f"gap {result.gap:.1%}"
     return f"{result.algorithm:<22}  {step}, {gap}, {result.evaluations:,} evaluations, {result.end}"
@@ -312,86 +320,89 @@ def search(
     if seconds is not None and not seconds > 0:
         raise ValueError(f"seconds are more than 0, met {seconds}")
     costs = SimulatedCost(problem) if costs is None else costs
-    most = getattr(algorithm, "most_plans", None)
-    whole, space = space, space if most is None else within(problem, space, most)
+    max_plans = getattr(algorithm, "most_plans", None)
+    full_space, space = space, space if max_plans is None else limit_space(problem, space, max_plans)
     fan_out = FanOut(costs, executor)
     # only these limits can be broken, by algorithms that choose stages and recomputation by themselves
-    limited = (space.accepts, space.recompute, space.stages) != (None, None, None)
-    accepted = partial(_accepted, problem, space) if limited else None
-    run = _Run(costs, fan_out, journal, budget, seconds, progress, clock, accepted)
-    nearest = scope = None
+    is_limited = (space.accepts, space.recompute, space.stages) != (None, None, None)
+    is_accepted = partial(_is_accepted, problem, space) if is_limited else None
+    state = _SearchState(costs, fan_out, journal, budget, seconds, progress, clock, is_accepted)
+    nearest_trial = scope = None
     try:
-        run.drive(algorithm.propose(problem, space, run))
-        if run.best is None and run.end == OUT_OF_TIME:
-            run.fall_back(problem, space)
-        if run.best is None:
-            nearest = run.nearest(problem, space)
-            if nearest is not None and run.end == OUT_OF_TIME and run.is_answer(nearest):
-                run.record(nearest)
-                nearest = None
-        if journal is not None and run.best is not None:
-            _confirm(run.best, journal, costs)
-        scope = scope_of(problem, run.space or space) if run.said is None else None
+        state.drive(algorithm.propose(problem, space, state))
+        if state.best is None and state.end == OUT_OF_TIME:
+            state.fall_back(problem, space)
+        if state.best is None:
+            nearest_trial = state.find_nearest(problem, space)
+            if nearest_trial is not None and state.end == OUT_OF_TIME and state.is_answer(nearest_trial):
+                state.record_trial(nearest_trial)
+                nearest_trial = None
+        if journal is not None and state.best is not None:
+            _confirm_best(state.best, journal, costs)
+        scope = scope_of(problem, state.space or space) if state.latest_certificate is None else None
     except KeyboardInterrupt:
-        run.end = INTERRUPTED
+        state.end = INTERRUPTED
     finally:
         fan_out.cancel()
     return SearchResult(
         algorithm=algorithm.name,
-        best=run.best,
-        nearest=nearest,
-        trials=tuple(run.trials),
-        evaluations=len(run.trials),
-        considered=run.considered,
-        lower_bound=run.lower_bound if run.lower_bound != inf else None,
-        gap=_gap(run.best, run.lower_bound),
-        wall_time=run.elapsed,
-        history=tuple(run.history),
-        end=run.end,
-        certificate=run.certificate,
+        best=state.best,
+        nearest=nearest_trial,
+        trials=tuple(state.trials),
+        evaluations=len(state.trials),
+        considered=state.considered,
+        lower_bound=state.lower_bound if state.lower_bound != inf else None,
+        gap=_find_gap(state.best, state.lower_bound),
+        wall_time=state.elapsed,
+        history=tuple(state.history),
+        end=state.end,
+        certificate=state.certificate,
         scope=scope,
-        nothing_fits=run.lower_bound == inf and space is whole,  # a proof about the core says nothing of the rest
+        nothing_fits=state.lower_bound == inf
+        and space is full_space,  # a proof about the core says nothing of the rest
     )
 
 
-def _gap(best: Trial | None, lower_bound: float | None) -> float | None:
+def _find_gap(best: Trial | None, lower_bound: float | None) -> float | None:
     if best is None or lower_bound is None or lower_bound <= 0:
         return None
     return max(best.evaluation.step_time - lower_bound, 0.0) / lower_bound
 
 
-def _that_keep_least(problem: Problem, space: Space) -> Iterator[Layout]:
+def _list_frugal_layouts(problem: Problem, space: Space) -> Iterator[Layout]:
     """Yield the layouts of a space that need little memory.
 
     Microbatches are of 1 sequence unless the space limits them, and groups with full recompute have it. Where the
     space has no such layouts, all of it.
     """
-    frugal = space if space.microbatch else space.with_limits(microbatch=(1,))
-    for group in groups(problem, frugal):
-        fullest = np.array([choice.recompute is Recompute.FULL for choice in group.passes])
-        legal = group.legal & fullest[:, None]
-        yield from replace(group, legal=legal) if legal.any() else group
-    yield from layouts(problem, space) if not count(problem, frugal) else ()
+    frugal_space = space if space.microbatch else space.with_limits(microbatch=(1,))
+    for group in groups(problem, frugal_space):
+        recomputes_all = np.array([choice.recompute is Recompute.FULL for choice in group.passes])
+        mask = group.member_mask & recomputes_all[:, None]
+        yield from replace(group, member_mask=mask) if mask.any() else group
+    yield from layouts(problem, space) if not count_layouts(problem, frugal_space) else ()
 
 
-def _accepted(problem: Problem, space: Space, plan: Plan) -> bool:
+def _is_accepted(problem: Problem, space: Space, plan: Plan) -> bool:
     """Return whether a plan keeps the limits that an algorithm may break which divides stages by itself."""
-    return keeps_limits(problem, space, plan) and (space.accepts is None or not space.accepts.refusals(problem, plan))
+    return keeps_limits(problem, space, plan) and (
+        space.accepts is None or not space.accepts.list_refusals(problem, plan)
+    )
 
 
-def _confirm(best: Trial, journal: Journal, costs: CostModel) -> None:
+def _confirm_best(best: Trial, journal: Journal, costs: CostModel) -> None:
     """Raise ``ValueError`` where the cost model's evaluation of the best plan is not that of the journal."""
-    if journal.known(best.plan) is None:
+    if journal.find_trial(best.plan) is None:
         return
-    fresh = costs.evaluate(best.plan)
-    if fresh != best.evaluation:
+    evaluation = costs.evaluate(best.plan)
+    if evaluation != best.evaluation:
         raise ValueError(
-            f"the journal says of the best plan what its simulation says, {fresh.step_time} s and "
-            f"{fresh.peak_memory} bytes; met {best.evaluation.step_time} s and {best.evaluation.peak_memory} bytes"
+            f"the journal says of the best plan what its simulation says, {evaluation.step_time} s and "
+            f"{evaluation.peak_memory} bytes; met {best.evaluation.step_time} s and {best.evaluation.peak_memory} bytes"
         )
 
 
-class _Run:
+class _SearchState:
     """The state of one search, and the cost model that its algorithm sees, which counts plans and watches the time."""
 
     def __init__(
@@ -403,58 +414,58 @@ class _Run:
         seconds: float | None,
         progress: Callable[[Progress], None] | None,
         clock: Callable[[], float],
-        accepted: Callable[[Plan], bool] | None,
+        is_accepted: Callable[[Plan], bool] | None,
     ) -> None:
-        self.accepted = accepted
+        self.is_accepted = is_accepted
         self.costs, self.fan_out, self.journal = costs, fan_out, journal
         self.budget, self.seconds = budget, seconds
-        self.progress, self.clock, self.start = progress, clock, clock()
+        self.progress, self.clock, self.start_time = progress, clock, clock()
         self.trials: list[Trial] = []
         self.memo: dict[Plan, Evaluation] = {}
-        self.seen: set[int] = set()  # hashes: thousands of plans need not stay alive to be counted
-        self.in_groups = 0
+        self.plan_hashes: set[int] = set()  # hashes: thousands of plans need not stay alive to be counted
+        self.num_in_groups = 0
         self.history: list[tuple[int, float, float]] = []
         self.best: Trial | None = None
         self.lower_bound: float | None = None
         self.space: Space | None = None
-        self.said: Certificate | None = None
+        self.latest_certificate: Certificate | None = None
         self.certificate: Certificate | None = None
-        self.repeats = 0
-        self.told = 0.0
+        self.num_repeats = 0
+        self.last_told = 0.0
         self.end = FINISHED
 
     @property
     def considered(self) -> int:
         """The number of different plans that were looked at, one by one or in groups."""
-        return max(len(self.seen), self.in_groups)
+        return max(len(self.plan_hashes), self.num_in_groups)
 
     @property
     def elapsed(self) -> float:
         """Seconds since the search began."""
-        return self.clock() - self.start
+        return self.clock() - self.start_time
 
     def drive(self, proposals: Proposals) -> None:
         """Answer every proposal until the algorithm, the budget or the time ends."""
         answer: Evaluation | None = None
         # long computations of an algorithm look at the time too, and its generator is closed however the loop ends
-        with watched_by(self.check_time), closing(proposals):
+        with set_check(self.check_time), closing(proposals):
             while True:
                 try:
                     proposal = next(proposals) if answer is None else proposals.send(answer)
                 except StopIteration as end:
-                    return self._learn(end.value)
+                    return self._learn_proof(end.value)
                 except OutOfTime:
                     return
                 answer = None
                 if isinstance(proposal, Proof):
-                    self._learn(proposal)
+                    self._learn_proof(proposal)
                 elif isinstance(proposal, Certificate):
-                    self.said = proposal
+                    self.latest_certificate = proposal
                 elif isinstance(proposal, Upcoming):
-                    self._begin(proposal.plans)
-                elif isinstance(proposal, Considered):
-                    self.in_groups = proposal.plans
-                elif self._spent(proposal):
+                    self._begin_evaluations(proposal.plans)
+                elif isinstance(proposal, ConsideredPlans):
+                    self.num_in_groups = proposal.plans
+                elif self._is_spent(proposal):
                     return
                 else:
                     try:
@@ -462,35 +473,35 @@ class _Run:
                     except OutOfTime:
                         return
 
-    def _learn(self, proof: Proof | None) -> None:
+    def _learn_proof(self, proof: Proof | None) -> None:
         if proof is not None:
             if proof.space != self.space:  # the search moved to another space, as nothing fitted in the one before
                 self.space, self.lower_bound = proof.space, None
             self.lower_bound = max(proof.lower_bound, self.lower_bound or 0.0)
 
     @property
-    def _late(self) -> bool:
+    def _is_late(self) -> bool:
         return self.seconds is not None and self.elapsed >= self.seconds
 
-    def _known(self, plan: Plan) -> Trial | None:
-        return None if self.journal is None else self.journal.known(plan)
+    def _find_trial(self, plan: Plan) -> Trial | None:
+        return None if self.journal is None else self.journal.find_trial(plan)
 
-    def _begin(self, plans: Sequence[Plan]) -> None:
+    def _begin_evaluations(self, plans: Sequence[Plan]) -> None:
         """Let an executor evaluate plans that are not known, as many as the budget allows."""
-        new = [plan for plan in plans if plan not in self.memo and self._known(plan) is None]
-        room = None if self.budget is None else max(0, self.budget - len(self.trials) - self.fan_out.pending)
-        self.fan_out.begin(new[:room])
+        new_plans = [plan for plan in plans if plan not in self.memo and self._find_trial(plan) is None]
+        num_free = None if self.budget is None else max(0, self.budget - len(self.trials) - self.fan_out.pending)
+        self.fan_out.begin(new_plans[:num_free])
 
-    def _spent(self, plan: Plan) -> bool:
+    def _is_spent(self, plan: Plan) -> bool:
         """Return whether the search ends before ``plan``: its time or budget is used, or plans only repeat."""
         # plans of an earlier run are answered even when time is up, so that a resumed search takes the same course
-        if self.trials and self._late and self._known(plan) is None:
+        if self.trials and self._is_late and self._find_trial(plan) is None:
             self.end = OUT_OF_TIME
             return True
         if plan in self.memo:
-            self.repeats += 1
-            return self.repeats >= MAX_REPEATS
-        self.repeats = 0
+            self.num_repeats += 1
+            return self.num_repeats >= MAX_REPEATS
+        self.num_repeats = 0
         if self.budget is None or len(self.trials) < self.budget:
             return False
         self.end = BUDGET
@@ -499,20 +510,20 @@ class _Run:
     def evaluate(self, plan: Plan) -> Evaluation:
         """Return the evaluation of ``plan``, from the memo where it is known."""
         if plan not in self.memo:
-            self.seen.add(hash(plan))
-            known = self._known(plan)
-            self.record(self._simulate(plan) if known is None else self._recall(known))
+            self.plan_hashes.add(hash(plan))
+            known_trial = self._find_trial(plan)
+            self.record_trial(self._simulate_plan(plan) if known_trial is None else self._recall_trial(known_trial))
         return self.memo[plan]
 
-    def _simulate(self, plan: Plan) -> Trial:
-        if self.accepted is None or self.accepted(plan):
-            with watched_by(self._check_simulation):
+    def _simulate_plan(self, plan: Plan) -> Trial:
+        if self.is_accepted is None or self.is_accepted(plan):
+            with set_check(self._check_simulation):
                 evaluation = self.fan_out.evaluate(plan)
         else:  # an algorithm that chooses the layers of stages may leave the space
             evaluation = Evaluation(inf, self.costs.peak_memory(plan), fits=False)
         trial = Trial(plan, evaluation, self.elapsed)
         if self.journal is not None:
-            self.journal.keep(trial)
+            self.journal.keep_trial(trial)
         return trial
 
     def _check_simulation(self) -> None:
@@ -521,138 +532,138 @@ class _Run:
             self.end = OUT_OF_TIME
             raise OutOfTime
 
-    def _recall(self, known: Trial) -> Trial:
+    def _recall_trial(self, known_trial: Trial) -> Trial:
         """Return a trial of an earlier run, and set the clock to its time."""
-        elapsed = max(known.elapsed, self.trials[-1].elapsed if self.trials else 0.0)
-        self.start = self.clock() - elapsed
-        return replace(known, elapsed=elapsed)
+        elapsed = max(known_trial.elapsed, self.trials[-1].elapsed if self.trials else 0.0)
+        self.start_time = self.clock() - elapsed
+        return replace(known_trial, elapsed=elapsed)
 
-    def record(self, trial: Trial) -> None:
+    def record_trial(self, trial: Trial) -> None:
         """Add a trial, and make it the best where it is."""
         evaluation = trial.evaluation
         self.memo[trial.plan] = evaluation
         self.trials.append(trial)
         if evaluation.fits and (self.best is None or evaluation.step_time < self.best.evaluation.step_time):
-            self.best, self.certificate = trial, self.said
+            self.best, self.certificate = trial, self.latest_certificate
             self.history.append((len(self.trials), trial.elapsed, evaluation.step_time))
-        self._tell(trial.elapsed)
+        self._tell_progress(trial.elapsed)
 
-    def _tell(self, elapsed: float) -> None:
-        self.told = elapsed
+    def _tell_progress(self, elapsed: float) -> None:
+        self.last_told = elapsed
         if self.progress is not None:
             counts = len(self.trials), self.considered
-            self.progress(Progress(*counts, elapsed, self.best, self.lower_bound, self._left(elapsed)))
+            self.progress(Progress(*counts, elapsed, self.best, self.lower_bound, self._estimate_seconds_left(elapsed)))
 
-    def _left(self, elapsed: float) -> float | None:
-        left = [] if self.seconds is None else [max(0.0, self.seconds - elapsed)]
+    def _estimate_seconds_left(self, elapsed: float) -> float | None:
+        seconds_left = [] if self.seconds is None else [max(0.0, self.seconds - elapsed)]
         if self.budget is not None and self.trials:
-            left.append((self.budget - len(self.trials)) * elapsed / len(self.trials))
-        return min(left, default=None)
+            seconds_left.append((self.budget - len(self.trials)) * elapsed / len(self.trials))
+        return min(seconds_left, default=None)
 
-    def _look(self, plan: Plan | None = None) -> None:
+    def _look_at(self, plan: Plan | None = None) -> None:
         elapsed = self.elapsed
         if self.seconds is not None and elapsed >= self.seconds:
             self.end = OUT_OF_TIME
             raise OutOfTime
         if plan is not None:
-            self.seen.add(hash(plan))
-        if elapsed - self.told > TELL_SECONDS:
-            self._tell(elapsed)
+            self.plan_hashes.add(hash(plan))
+        if elapsed - self.last_told > TELL_SECONDS:
+            self._tell_progress(elapsed)
 
     def check_time(self) -> None:
         """Raise `OutOfTime` where the time of the search is over."""
-        self._look()
+        self._look_at()
 
     def peak_memory(self, plan: Plan) -> float:
         """Return the peak memory of the fullest device, in bytes."""
-        self._look(plan)
+        self._look_at(plan)
         return self.costs.peak_memory(plan)
 
     def fits(self, plan: Plan) -> bool:
         """Return whether the plan fits in memory and is accepted."""
-        self._look(plan)
-        return self.costs.fits(plan) and (self.accepted is None or self.accepted(plan))
+        self._look_at(plan)
+        return self.costs.fits(plan) and (self.is_accepted is None or self.is_accepted(plan))
 
-    def bound(self, plan: Plan) -> float:
+    def plan_bound(self, plan: Plan) -> float:
         """Return a lower bound of the plan's step time, in seconds."""
-        self._look(plan)
-        return self.costs.bound(plan)
+        self._look_at(plan)
+        return self.costs.plan_bound(plan)
 
-    def floor(self, family: Layout) -> float:
+    def family_bound(self, family: Layout) -> float:
         """Return a lower bound of the step times of a family, in seconds."""
-        self._look()
-        return self.costs.floor(family)
+        self._look_at()
+        return self.costs.family_bound(family)
 
-    def reach(self, family: Layout) -> float:
+    def busy_bound(self, family: Layout) -> float:
         """Return a lower bound, in seconds, of the step times of a family's layouts that run one pass at a time."""
-        self._look()
-        return self.costs.reach(family)
+        self._look_at()
+        return self.costs.busy_bound(family)
 
-    def table(self, group: Group, limit: float = inf) -> FloatArray:
+    def group_bounds(self, group: Group, limit: float = inf) -> FloatArray:
         """Return lower bounds of the step times of a group's members, in seconds."""
-        self._look()
-        return self.costs.table(group, limit)
+        self._look_at()
+        return self.costs.group_bounds(group, limit)
 
-    def spent(self, plan: Plan) -> dict[Resource, float]:
+    def resource_times(self, plan: Plan) -> dict[Resource, float]:
         """Return the seconds that each resource takes of the plan's step."""
-        self._look(plan)
-        return self.costs.spent(plan)
+        self._look_at(plan)
+        return self.costs.resource_times(plan)
 
     def longest_paths(self, plans: Sequence[Plan]) -> list[float]:
         """Return the longest path of every plan, in seconds."""
         for plan in plans:
-            self._look(plan)
+            self._look_at(plan)
         return self.costs.longest_paths(plans)
 
-    def is_answer(self, nearest: Trial) -> bool:
+    def is_answer(self, trial: Trial) -> bool:
         """Return whether a trial fits and is accepted, so that it is better than no answer."""
-        return nearest.evaluation.fits and (self.accepted is None or self.accepted(nearest.plan))
+        return trial.evaluation.fits and (self.is_accepted is None or self.is_accepted(trial.plan))
 
     def fall_back(self, problem: Problem, space: Space) -> None:
         """Evaluate the known plan that fits and is simulated soonest, where the time was too short for any other."""
-        self.said = None  # certificates are about plans of the algorithm, and this plan is not
-        for plan, _ in soonest_known(problem, space):
-            if self.costs.fits(plan) and (self.accepted is None or self.accepted(plan)):
-                self.record(Trial(plan, self.costs.evaluate(plan), self.elapsed))
+        self.latest_certificate = None  # certificates are about plans of the algorithm, and this plan is not
+        for plan, _ in sort_known_plans(problem, space):
+            if self.costs.fits(plan) and (self.is_accepted is None or self.is_accepted(plan)):
+                self.record_trial(Trial(plan, self.costs.evaluate(plan), self.elapsed))
                 return
 
-    def nearest(self, problem: Problem, space: Space) -> Trial | None:
+    def find_nearest(self, problem: Problem, space: Space) -> Trial | None:
         """Return the plan with the least peak memory of those that there is time to look at.
 
         At the end of the time a moment more is taken, so that there is an answer.
         """
-        least: tuple[float, Plan] | None = None
-        end = inf if self.seconds is None else max(self.seconds, self.elapsed + NEAREST_SECONDS)
-        among = chain(known_layouts(problem, space), _that_keep_least(problem, self.space or space))
-        for layout in islice(among, MAX_NEAREST):
+        least_plan: tuple[float, Plan] | None = None
+        end_time = inf if self.seconds is None else max(self.seconds, self.elapsed + NEAREST_SECONDS)
+        candidates = chain(known_layouts(problem, space), _list_frugal_layouts(problem, self.space or space))
+        for layout in islice(candidates, MAX_NEAREST):
             plan = complete(problem, layout)
-            self.seen.add(hash(plan))
+            self.plan_hashes.add(hash(plan))
             memory = self.costs.peak_memory(plan)
-            if least is None or memory < least[0]:
-                least = memory, plan
-            if self.elapsed >= end:
+            if least_plan is None or memory < least_plan[0]:
+                least_plan = memory, plan
+            if self.elapsed >= end_time:
                 break
-        return None if least is None else Trial(least[1], self.costs.evaluate(least[1]), self.elapsed)
+        return None if least_plan is None else Trial(least_plan[1], self.costs.evaluate(least_plan[1]), self.elapsed)
 
 
-MOST_AHEAD = 1024
+MAX_AHEAD = 1024
 """Plans that are announced before they are proposed, at most."""
 
 
-def ahead(plans: Iterator[Plan]) -> Generator[Plan | Upcoming, Evaluation, float]:
+def propose_ahead(plans: Iterator[Plan]) -> Generator[Plan | Upcoming, Evaluation, float]:
     """Yield every plan, and announce the plans after it; return the least step time, infinite without plans.
 
     No more plans are announced than were evaluated, so that the first result comes at once and few evaluations are in
     vain where a search ends early.
     """
-    best, evaluated = inf, 0
-    waiting: deque[Plan] = deque()
+    best_time, num_evaluated = inf, 0
+    queue: deque[Plan] = deque()
     while True:
-        more = tuple(islice(plans, max(1, min(evaluated, MOST_AHEAD)) - len(waiting)))
-        if more:
-            yield Upcoming(more)
-        waiting.extend(more)
-        if not waiting:
-            return best
-        best = min(best, (yield waiting.popleft()).step_time)
-        evaluated += 1
+        new_plans = tuple(islice(plans, max(1, min(num_evaluated, MAX_AHEAD)) - len(queue)))
+        if new_plans:
+            yield Upcoming(new_plans)
+        queue.extend(new_plans)
+        if not queue:
+            return best_time
+        best_time = min(best_time, (yield queue.popleft()).step_time)
+        num_evaluated += 1

@@ -22,9 +22,9 @@ from meshwise.strategies.plan.plan import Plan
 
 MAX_PROCESSES = 1024
 """Processes on one machine at most."""
-MOMENT = 1.0
+GRACE_SECONDS = 1.0
 """Seconds to wait for processes that are given up."""
-POLL = 0.2
+POLL_SECONDS = 0.2
 """Seconds between checks whether there is still time for an evaluation."""
 
 
@@ -39,52 +39,52 @@ class FanOut:
 
     def __init__(self, costs: CostModel, executor: Executor | None) -> None:
         self.costs, self.executor = costs, executor
-        self._copy = b"" if executor is None else pickle.dumps(costs)
-        self._begun: dict[Plan, Future[Evaluation]] = {}
+        self._pickled_costs = b"" if executor is None else pickle.dumps(costs)
+        self._futures: dict[Plan, Future[Evaluation]] = {}
 
     @property
     def pending(self) -> int:
         """The number of plans whose evaluation was begun and not yet asked for."""
-        return len(self._begun)
+        return len(self._futures)
 
     def begin(self, plans: Iterable[Plan]) -> None:
         """Submit plans to the executor, in order."""
         if self.executor is None:
             return
         for plan in plans:
-            if plan not in self._begun:
-                self._begun[plan] = self.executor.submit(_evaluate, self._copy, plan)
+            if plan not in self._futures:
+                self._futures[plan] = self.executor.submit(_evaluate_copy, self._pickled_costs, plan)
 
     def evaluate(self, plan: Plan) -> Evaluation:
         """Return the evaluation of ``plan``; wait for it where it was begun."""
-        begun = self._begun.pop(plan, None)
-        if begun is None:
+        future = self._futures.pop(plan, None)
+        if future is None:
             return self.costs.evaluate(plan)
         # a wait without end would outlast the time of the search
         while True:
             try:
-                return begun.result(POLL)
+                return future.result(POLL_SECONDS)
             except TimeoutError:
                 check_deadline()
 
     def cancel(self) -> None:
         """Cancel the evaluations that were begun and not asked for."""
-        for future in self._begun.values():
+        for future in self._futures.values():
             future.cancel()
-        self._begun.clear()
+        self._futures.clear()
 
 
 _worker = local()
 """The cost model of this thread of a worker, for a cost model cannot serve two threads at once."""
 
 
-def _evaluate(copy: bytes, plan: Plan) -> Evaluation:
+def _evaluate_copy(pickled_costs: bytes, plan: Plan) -> Evaluation:
     """Return the evaluation of ``plan`` by a pickled cost model."""
     # unpickled once per search: the caches of a cost model are worth more than one evaluation
-    if getattr(_worker, "copy", None) != copy:
-        _worker.copy, _worker.costs = copy, pickle.loads(copy)
-    found: Evaluation = _worker.costs.evaluate(plan)
-    return found
+    if getattr(_worker, "copy", None) != pickled_costs:
+        _worker.copy, _worker.costs = pickled_costs, pickle.loads(pickled_costs)
+    evaluation: Evaluation = _worker.costs.evaluate(plan)
+    return evaluation
 
 
 class Processes(ProcessPoolExecutor):
@@ -93,11 +93,11 @@ class Processes(ProcessPoolExecutor):
     def __init__(self, count: int) -> None:
         super().__init__(count, get_context("spawn"), initializer=_stay_with_parent)
 
-    def submit(self, *arguments: Any, **named: Any) -> Future[Any]:
+    def submit(self, *arguments: Any, **keywords: Any) -> Future[Any]:
         """Return the future of a call; a process that starts for it inherits a mask that blocks Ctrl-C."""
         mask = pthread_sigmask(SIG_BLOCK, {SIGINT})
         try:
-            return super().submit(*arguments, **named)
+            return super().submit(*arguments, **keywords)
         finally:
             pthread_sigmask(SIG_SETMASK, mask)
 
@@ -107,19 +107,19 @@ class Processes(ProcessPoolExecutor):
         Processes that are left behind would report broken pipes when this process ends.
         """
         self.shutdown(wait=False, cancel_futures=True)
-        until = monotonic() + MOMENT
-        for each in active_children():
-            each.join(max(until - monotonic(), 0.0))
+        deadline = monotonic() + GRACE_SECONDS
+        for process in active_children():
+            process.join(max(deadline - monotonic(), 0.0))
 
 
 def _stay_with_parent() -> None:
     """Let this worker process end when its parent does, even if the parent is killed."""
     parent = parent_process()
     if parent is not None:
-        Thread(target=_end_with, args=(parent,), daemon=True).start()
+        Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
 
 
-def _end_with(parent: BaseProcess) -> None:
+def _end_with_parent(parent: BaseProcess) -> None:
     parent.join()
     os._exit(1)
 

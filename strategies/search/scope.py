@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from meshwise.strategies.plan.layout import DECISIONS, DEGREES, Layout
 from meshwise.strategies.plan.problem import Problem
-from meshwise.strategies.plan.recomputation import FirstLayers, OfStage
+from meshwise.strategies.plan.recomputation import FirstLayers, StageRecompute
 from meshwise.strategies.schedules.schedule import SCHEDULES
-from meshwise.strategies.search.choices import Choices, offloadings
-from meshwise.strategies.search.space import Space, choices_of
+from meshwise.strategies.search.choices import Choices, list_offloadings
+from meshwise.strategies.search.space import Space, find_choices
 
 _LEFT_OUT = {name: item.left_out for name, item in DECISIONS.items() if item.left_out} | {"devices": "idle devices"}
 """By decision, what a space without a limit on it leaves out."""
@@ -39,34 +39,39 @@ class Scope:
 
 def scope_of(problem: Problem, space: Space) -> Scope:
     """Return the scope of a proof about the plans of a space."""
-    choices = choices_of(problem, space)
+    choices = find_choices(problem, space)
     families = tuple(choices.families())
-    plans = sum(map(choices.count, families))
-    return Scope(plans, tuple(_tried(choices, families)), tuple(_left_out(problem, space)))
+    plans = sum(map(choices.count_layouts, families))
+    return Scope(plans, tuple(_describe_tried(choices, families)), tuple(_describe_left_out(problem, space)))
 
 
-def _tried(choices: Choices, families: tuple[Layout, ...]) -> Iterator[str]:
+def _describe_tried(choices: Choices, families: tuple[Layout, ...]) -> Iterator[str]:
     axes = [axis for axis in DEGREES if any(getattr(family, axis) > 1 for family in families)]
     yield " x ".join(axes) or "one device"
     sizes = sorted({family.microbatch for family in families if isinstance(family.microbatch, int)})
     if sizes:
         yield f"microbatches of {sizes[0]}" + (f" to {sizes[-1]}" if len(sizes) > 1 else "")
-    names = {scheduled.name for family in families if family.pipeline > 1 for scheduled in choices.schedules(family)}
+    names = {
+        schedule_choice.name
+        for family in families
+        if family.pipeline > 1
+        for schedule_choice in choices.list_schedules(family)
+    }
     if names:
         yield ", ".join(name for name in SCHEDULES if name in names)
-    groups = [group for family in _representatives(families) for group in choices.groups(family)]
+    groups = [group for family in _list_representatives(families) for group in choices.groups(family)]
     zeros = sorted({state.zero for group in groups for state in group.states})
     shards = any(family.zero_shards for family in families)
     if zeros != [0]:
-        yield f"ZeRO {_listed(zeros)}" + (" over all or a node" if shards else "")
-    yield f"recompute {', '.join(_recomputes(choice.recompute for group in groups for choice in group.passes))}"
+        yield f"ZeRO {_format_numbers(zeros)}" + (" over all or a node" if shards else "")
+    yield f"recompute {', '.join(_name_recomputes(choice.recompute for group in groups for choice in group.passes))}"
     if len({choice.overlap_tensor for group in groups for choice in group.passes}) > 1:
         yield "tensor communication beside products or not"
     if any(state.offload for group in groups for state in group.states):
         yield "offload of optimizer states"
 
 
-def _representatives(families: tuple[Layout, ...]) -> Iterator[Layout]:
+def _list_representatives(families: tuple[Layout, ...]) -> Iterator[Layout]:
     """Yield the first and the last family of every kind; families of a kind differ in the layers of their stages.
 
     Listing the groups of all families would take as long as a search.
@@ -79,14 +84,14 @@ def _representatives(families: tuple[Layout, ...]) -> Iterator[Layout]:
         yield from dict.fromkeys((members[0], members[-1]))
 
 
-def _recomputes(values: Iterable[OfStage]) -> dict[str, None]:
+def _name_recomputes(values: Iterable[StageRecompute]) -> dict[str, None]:
     return dict.fromkeys("some layers" if isinstance(value, FirstLayers) else str(value) for value in values)
 
 
-def _listed(numbers: list[int]) -> str:
+def _format_numbers(numbers: list[int]) -> str:
     """Return rising numbers in words.
 
-    >>> _listed([0, 1, 2, 3]), _listed([1, 3])
+    >>> _format_numbers([0, 1, 2, 3]), _format_numbers([1, 3])
     ('0 to 3', '1 and 3')
     """
     if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1)):
@@ -94,10 +99,10 @@ def _listed(numbers: list[int]) -> str:
     return " and ".join(map(str, numbers))
 
 
-def _left_out(problem: Problem, space: Space) -> Iterator[str]:
+def _describe_left_out(problem: Problem, space: Space) -> Iterator[str]:
     # a search adds this limit by itself where nothing fits: the user has not stated it
-    own = space.with_limits(offload=None) if space.offload == offloadings() else space
-    limits = [name for name in own.limits if name != "tensor_depth"]
+    stated_space = space.with_limits(offload=None) if space.offload == list_offloadings() else space
+    limits = [name for name in stated_space.limits if name != "tensor_depth"]
     if space.accepts is not None:
         yield "what the target cannot say"
     elif limits:

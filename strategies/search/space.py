@@ -15,22 +15,28 @@ from functools import lru_cache
 from itertools import permutations, product
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from meshwise.simulator.brief import brief
+from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.operator_graph import OperatorGraph
 from meshwise.strategies.operators.choices import Pin
 from meshwise.strategies.plan.group import Group
 from meshwise.strategies.plan.layout import DECISIONS, Layout
 from meshwise.strategies.plan.mesh import AXES, divisors
 from meshwise.strategies.plan.offloading import Offloading
-from meshwise.strategies.plan.partition import num_layers, partition
+from meshwise.strategies.plan.partition import num_layers, partition_layers
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
-from meshwise.strategies.plan.recomputation import FirstLayers, OfStage, Recompute, SomeOperators, of_stage
-from meshwise.strategies.search.acceptance import Accepts
-from meshwise.strategies.search.choices import Choices, family_of
+from meshwise.strategies.plan.recomputation import (
+    FirstLayers,
+    Recompute,
+    SomeOperators,
+    StageRecompute,
+    find_stage_recompute,
+)
+from meshwise.strategies.search.acceptance import Acceptor
+from meshwise.strategies.search.choices import Choices, find_family
 
 StageChoice = Literal["even", "balanced", "paced"] | tuple[int, ...]
-"""Layers of stages: a word, of which ``paced`` gives slow devices fewer layers, or the number of layers per stage."""
+"""Layers of stages: a word, of which ``divide_by_speed`` gives slow devices fewer layers, or the number of layers per stage."""
 
 _VALUES: dict[str, tuple[type, ...]] = {
     "recompute": (Recompute, FirstLayers, SomeOperators),
@@ -84,7 +90,7 @@ class Space(_Limits):
     accepts
         Something that must accept every plan, such as a trainer that will run it; every algorithm respects it.
     starts
-        Layouts that `best_first` and `auto` evaluate first, such as published recipes, where they keep the limits.
+        Layouts that `time_best_first` and `time_auto` evaluate first, such as published recipes, where they keep the limits.
         They may have values that the space does not have.
 
     Raises
@@ -98,10 +104,10 @@ class Space(_Limits):
     devices: tuple[int, ...] | None = None
     tensor_depth: tuple[int, ...] | None = None
     pin: tuple[Pin, ...] = ()
-    accepts: Accepts | None = None
+    accepts: Acceptor | None = None
     starts: tuple[Layout, ...] = ()
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
     if TYPE_CHECKING:
 
@@ -111,7 +117,7 @@ class Space(_Limits):
         if self.core and self.wide:
             raise ValueError("space: core and wide are two extents, met both; nearest: wide")
         for name, limit in self.limits.items():
-            _check(name, limit)
+            _check_limit(name, limit)
 
     @property
     def limits(self) -> dict[str, tuple[Any, ...]]:
@@ -131,11 +137,11 @@ class Space(_Limits):
         return all(getattr(layout, name) in limit for name, limit in self.limits.items() if name in DECISIONS)
 
 
-def _check(name: str, limit: tuple[object, ...]) -> None:
+def _check_limit(name: str, limit: tuple[object, ...]) -> None:
     if not limit:
         raise ValueError(f"space: {name} names at least one value, met none; leave it out to allow all")
     decision = DECISIONS.get(name)
-    values, least = (decision.values, decision.least) if decision is not None else ((), 1)
+    values, minimum = (decision.values, decision.least) if decision is not None else ((), 1)
     for value in limit:
         if values:
             if value not in values:
@@ -143,8 +149,10 @@ def _check(name: str, limit: tuple[object, ...]) -> None:
                 raise ValueError(f"space: {name} is one of {allowed}, met {value!r}")
         elif name in _VALUES:
             _check_value(name, value)
-        elif type(value) is not int or value < least:
-            raise ValueError(f"space: {name} is a whole number of at least {least}, met {value!r}; nearest: {least}")
+        elif type(value) is not int or value < minimum:
+            raise ValueError(
+                f"space: {name} is a whole number of at least {minimum}, met {value!r}; nearest: {minimum}"
+            )
 
 
 def _check_value(name: str, value: object) -> None:
@@ -176,12 +184,12 @@ def layouts(problem: Problem, space: Space = EVERYTHING) -> Iterator[Layout]:
 
 def groups(problem: Problem, space: Space = EVERYTHING) -> Iterator[Group]:
     """Yield the layouts of ``space`` in groups."""
-    choices = choices_of(problem, space)
+    choices = find_choices(problem, space)
     for family in choices.families():
         yield from choices.groups(family)
 
 
-def core_of(space: Space) -> Space:
+def to_core(space: Space) -> Space:
     """Return the core of a space, within the same limits, which is small enough to list."""
     return replace(space, wide=False, core=True)
 
@@ -190,12 +198,12 @@ MOST_LISTED = 50_000
 """Layouts that are listed at once at most: they take some seconds and some hundreds of MB."""
 
 
-def within(problem: Problem, space: Space, most: int) -> Space:
+def limit_space(problem: Problem, space: Space, max_layouts: int) -> Space:
     """Return ``space``, or its core where it has more than ``max_layouts`` legal layouts."""
-    return space if space.core or count(problem, space) <= most else core_of(space)
+    return space if space.core or count_layouts(problem, space) <= max_layouts else to_core(space)
 
 
-def listed(problem: Problem, space: Space = EVERYTHING) -> list[Layout]:
+def list_layouts(problem: Problem, space: Space = EVERYTHING) -> list[Layout]:
     """Return every legal layout of ``space``.
 
     Raises
@@ -203,30 +211,30 @@ def listed(problem: Problem, space: Space = EVERYTHING) -> list[Layout]:
     ValueError
         Where the space has more than `MOST_LISTED`.
     """
-    number = count(problem, space)
-    if number > MOST_LISTED:
+    num_layouts = count_layouts(problem, space)
+    if num_layouts > MOST_LISTED:
         raise ValueError(
-            f"search.space: an algorithm that lists all plans takes at most {MOST_LISTED:,}, met {number:,}; "
+            f"search.space: an algorithm that lists all plans takes at most {MOST_LISTED:,}, met {num_layouts:,}; "
             "nearest: limits, or best_first, auto and random, which list none"
         )
     return list(layouts(problem, space))
 
 
-def count(problem: Problem, space: Space = EVERYTHING) -> int:
+def count_layouts(problem: Problem, space: Space = EVERYTHING) -> int:
     """Return the number of legal layouts of ``space``."""
-    choices = choices_of(problem, space)
-    return sum(map(choices.count, choices.families()))
+    choices = find_choices(problem, space)
+    return sum(map(choices.count_layouts, choices.families()))
 
 
-_LATEST: list[Choices] = []
+_LATEST_CHOICES: list[Choices] = []
 
 
-def choices_of(problem: Problem, space: Space) -> Choices:
+def find_choices(problem: Problem, space: Space) -> Choices:
     """Return the choices of a space; the latest are cached, since searches ask for neighbours layout by layout."""
     # by identity, because to compare two problems is to compare their graphs
-    if not _LATEST or _LATEST[0].problem is not problem or _LATEST[0].space != space:
-        _LATEST[:] = [Choices(problem, space)]
-    return _LATEST[0]
+    if not _LATEST_CHOICES or _LATEST_CHOICES[0].problem is not problem or _LATEST_CHOICES[0].space != space:
+        _LATEST_CHOICES[:] = [Choices(problem, space)]
+    return _LATEST_CHOICES[0]
 
 
 def neighbours(problem: Problem, space: Space, layout: Layout) -> tuple[Layout, ...]:
@@ -235,10 +243,15 @@ def neighbours(problem: Problem, space: Space, layout: Layout) -> tuple[Layout, 
     A decision is the value of one field, the schedule with its chunks and stages, or a factor moved from one degree to
     another. The relation is symmetric.
     """
-    choices = choices_of(problem, space)
-    found = [*_traded(choices, layout), *_resized(choices, layout), *choices.variants(layout)]
-    legal = (each for candidate in found for each in _with_stages(choices, candidate) if choices.contains(each))
-    return tuple(dict.fromkeys(candidate for candidate in legal if candidate != layout))
+    choices = find_choices(problem, space)
+    candidates = [*_trade_factors(choices, layout), *_resize_layout(choices, layout), *choices.list_variants(layout)]
+    legal_layouts = (
+        staged_layout
+        for candidate in candidates
+        for staged_layout in _with_stages(choices, candidate)
+        if choices.contains(staged_layout)
+    )
+    return tuple(dict.fromkeys(candidate for candidate in legal_layouts if candidate != layout))
 
 
 def groups_near(problem: Problem, space: Space, layout: Layout) -> Iterator[tuple[bool, dict[Layout, Iterable[Group]]]]:
@@ -247,42 +260,45 @@ def groups_near(problem: Problem, space: Space, layout: Layout) -> Iterator[tupl
     First comes the layout's own group, then the groups of its family, and last, as far, the groups with its schedule
     (and any chunks and stages) in the families that are one decision away.
     """
-    choices, own = choices_of(problem, space), family_of(layout)
-    if choices.has_family(own):
-        yield False, {own: [choices.group_of(layout)] if choices.has_group(layout) else []}
-        yield False, {own: choices.groups(own)}
-    candidates = [*_traded(choices, layout), *_resized(choices, layout), *choices.variants(layout)]
-    families = (family for family in dict.fromkeys(map(family_of, candidates)) if choices.has_family(family))
-    yield True, {family: _of_schedule(choices, family, layout.schedule) for family in families if family != own}
+    choices, own_family = find_choices(problem, space), find_family(layout)
+    if choices.has_family(own_family):
+        yield False, {own_family: [choices.find_group(layout)] if choices.has_group(layout) else []}
+        yield False, {own_family: choices.groups(own_family)}
+    candidates = [*_trade_factors(choices, layout), *_resize_layout(choices, layout), *choices.list_variants(layout)]
+    families = (family for family in dict.fromkeys(map(find_family, candidates)) if choices.has_family(family))
+    yield (
+        True,
+        {family: _filter_groups(choices, family, layout.schedule) for family in families if family != own_family},
+    )
 
 
-def _of_schedule(choices: Choices, family: Layout, schedule: str) -> Iterator[Group]:
+def _filter_groups(choices: Choices, family: Layout, schedule: str) -> Iterator[Group]:
     """Yield the groups of a family that have a schedule; all groups where one pipeline rank leaves no choice."""
     # a generator: a descent often moves on before it has looked at all families
     return (group for group in choices.groups(family) if family.pipeline == 1 or group.layout.schedule == schedule)
 
 
-def _traded(choices: Choices, layout: Layout) -> Iterator[Layout]:
+def _trade_factors(choices: Choices, layout: Layout) -> Iterator[Layout]:
     """Yield the layout with a factor of one degree moved to another degree."""
     for source, target in permutations(choices.degrees, 2):
         for factor in divisors(getattr(layout, source))[1:]:
-            moved = {source: getattr(layout, source) // factor, target: getattr(layout, target) * factor}
-            yield replace(layout, **moved)
+            degrees = {source: getattr(layout, source) // factor, target: getattr(layout, target) * factor}
+            yield replace(layout, **degrees)
 
 
-def _resized(choices: Choices, layout: Layout) -> Iterator[Layout]:
+def _resize_layout(choices: Choices, layout: Layout) -> Iterator[Layout]:
     """Yield the layout on fewer or more devices, with another value of one degree."""
     ranks = layout.ranks
     for devices, name in product(choices.devices, choices.degrees):
-        value, left = divmod(devices * getattr(layout, name), ranks)
-        if devices != ranks and not left and value:
-            yield replace(layout, placement=choices.placement(devices), **{name: value})
+        value, remainder = divmod(devices * getattr(layout, name), ranks)
+        if devices != ranks and not remainder and value:
+            yield replace(layout, placement=choices.find_placement(devices), **{name: value})
 
 
 def _with_stages(choices: Choices, layout: Layout) -> Iterator[Layout]:
     """Yield the layout with each division into stages that its schedule can have in the space."""
-    family = family_of(layout)
-    for name, chunks, stages in choices.schedules(family) if choices.has_family(family) else ():
+    family = find_family(layout)
+    for name, chunks, stages in choices.list_schedules(family) if choices.has_family(family) else ():
         if (name, chunks) == (layout.schedule, layout.chunks):
             yield replace(layout, stages=stages)
 
@@ -290,39 +306,47 @@ def _with_stages(choices: Choices, layout: Layout) -> Iterator[Layout]:
 def keeps_limits(problem: Problem, space: Space, plan: Plan) -> bool:
     """Return whether the layers and the recomputation of a plan's stages keep the limits of a space.
 
-    With ``paced`` among the limits, any layers do.
+    With ``divide_by_speed`` among the limits, any layers do.
     """
-    hows = {of_stage(plan.recompute, stage) for stage in range(len(plan.stages))}
-    if space.recompute is not None and not all(_recomputes(how, space.recompute) for how in hows):
+    recompute_choices = {find_stage_recompute(plan.recompute, stage) for stage in range(len(plan.stages))}
+    if space.recompute is not None and not all(
+        _allows_recompute(recompute_choice, space._allows_recompute) for recompute_choice in recompute_choices
+    ):
         return False
     if space.stages is None or "paced" in space.stages:
         return True
     blocks = tuple(stage.blocks for stage in plan.stages)
-    return blocks in _divisions(problem.graph, len(blocks), space.stages)
+    return blocks in _list_divisions(problem.graph, len(blocks), space.stages)
 
 
-def _recomputes(how: OfStage, limit: tuple[OfStage, ...]) -> bool:
+def _allows_recompute(recompute_choice: StageRecompute, limit: tuple[StageRecompute, ...]) -> bool:
     """Return whether a limit has a stage's recompute choice, or the choices of both parts of its layers."""
-    parts = {how.layer, Recompute.NONE} if isinstance(how, FirstLayers) else {how}
-    return how in limit or parts <= set(limit)
+    parts = (
+        {recompute_choice.layer, Recompute.NONE} if isinstance(recompute_choice, FirstLayers) else {recompute_choice}
+    )
+    return recompute_choice in limit or parts <= set(limit)
 
 
 @lru_cache(maxsize=256)
-def _divisions(
-    graph: OperatorGraph, stages: int, ways: tuple[str | tuple[int, ...], ...]
+def _list_divisions(
+    graph: OperatorGraph, stages: int, divisions: tuple[str | tuple[int, ...], ...]
 ) -> frozenset[tuple[tuple[str, ...], ...]]:
     """Return the blocks of every stage in each legal division into ``stages`` stages."""
     layers = num_layers(graph)
 
-    def legal(how: str | tuple[int, ...]) -> bool:
-        if isinstance(how, tuple):
-            return len(how) == stages and sum(how) == layers
-        return how != "even" or layers % stages == 0
+    def is_legal(division: str | tuple[int, ...]) -> bool:
+        if isinstance(division, tuple):
+            return len(division) == stages and sum(division) == layers
+        return division != "even" or layers % stages == 0
 
-    return frozenset(tuple(stage.blocks for stage in partition(graph, stages, how)) for how in ways if legal(how))
+    return frozenset(
+        tuple(stage.blocks for stage in partition_layers(graph, stages, division))
+        for division in divisions
+        if is_legal(division)
+    )
 
 
-def by_habit(problem: Problem, space: Space) -> list[Layout]:
+def list_by_habit(problem: Problem, space: Space) -> list[Layout]:
     """Return the layouts of ``space`` in the order in which an expert tries them.
 
     Layouts with microbatches of one sequence and 1f1b come first. Within both parts data parallelism comes before
@@ -330,10 +354,10 @@ def by_habit(problem: Problem, space: Space) -> list[Layout]:
     nodes last (Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM",
     SC 2021, section 3, takeaways 1 and 2).
     """
-    node = problem.cluster.first.devices
+    node = problem.cluster.first_node.devices
 
     def key(layout: Layout) -> tuple[bool, bool, int, int]:
-        unusual = layout.microbatch != 1 or layout.schedule != "1f1b"
-        return unusual, layout.tensor > node, layout.tensor * layout.pipeline, layout.pipeline
+        is_unusual = layout.microbatch != 1 or layout.schedule != "1f1b"
+        return is_unusual, layout.tensor > node, layout.tensor * layout.pipeline, layout.pipeline
 
-    return sorted(listed(problem, space), key=key)
+    return sorted(list_layouts(problem, space), key=key)

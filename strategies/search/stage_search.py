@@ -8,151 +8,183 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwise.simulator.program import IntArray
-from meshwise.strategies.bounds.path_times import WALKED
+from meshwise.strategies.bounds.path_times import WALKED_SCHEDULES
 from meshwise.strategies.cost_model import CostModel
 from meshwise.strategies.evaluation import Evaluation
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
-from meshwise.strategies.plan.recomputation import FirstLayers, OfStage, PerStage, Recomputation, Recompute
-from meshwise.strategies.search.space import Space, core_of, listed
+from meshwise.strategies.plan.recomputation import FirstLayers, PerStage, Recomputation, Recompute, StageRecompute
+from meshwise.strategies.search.space import Space, list_layouts, to_core
 from meshwise.strategies.stages.division import DivisionProblem, FloatArray
-from meshwise.strategies.stages.tables import WAYS
+from meshwise.strategies.stages.tables import RECOMPUTE_CHOICES
 
-Found = tuple[float, Layout]
+TimedLayout = tuple[float, Layout]
 """A layout and the seconds that a formula gives its step."""
 
 
-def meshes(problem: Problem, space: Space) -> Iterator[Layout]:
+def list_meshes(problem: Problem, space: Space) -> Iterator[Layout]:
     """Yield the layouts of the core of a space without recomputation, each once: each stands for all its divisions."""
-    yield from dict.fromkeys(replace(layout, recompute=Recompute.NONE) for layout in listed(problem, core_of(space)))
+    yield from dict.fromkeys(
+        replace(layout, recompute=Recompute.NONE) for layout in list_layouts(problem, to_core(space))
+    )
 
 
-def dividable(layout: Layout) -> bool:
+def is_dividable(layout: Layout) -> bool:
     """Return whether critical paths and memory have closed forms for all divisions of a layout's layers."""
-    return layout.schedule in WALKED and not layout.offload and isinstance(layout.microbatch, int)
+    return layout.schedule in WALKED_SCHEDULES and not layout.offload and isinstance(layout.microbatch, int)
 
 
-def ways(space: Space) -> tuple[Recompute, ...]:
+def list_recompute_choices(space: Space) -> tuple[Recompute, ...]:
     """Return the ways in which a space allows a layer to be recomputed."""
-    return tuple(way for way in WAYS if space.recompute is None or way in space.recompute)
+    return tuple(
+        recompute_choice
+        for recompute_choice in RECOMPUTE_CHOICES
+        if space.recompute is None or recompute_choice in space.recompute
+    )
 
 
-def whole_layers(space: Space) -> bool:
+def allows_whole_layers(space: Space) -> bool:
     """Return whether a space allows layers that recompute nothing, so that the layers of a stage may differ."""
     return space.recompute is None or Recompute.NONE in space.recompute
 
 
-def promising(problem: Problem, space: Space, costs: CostModel) -> Layout | None:
+def find_promising(problem: Problem, space: Space, costs: CostModel) -> Layout | None:
     """Return the layout with the lowest bound of those of ``space`` that fit; ``None`` where none fits."""
-    least, found = inf, None
-    for layout in listed(problem, core_of(space)):
+    least_bound, best_layout = inf, None
+    for layout in list_layouts(problem, to_core(space)):
         plan = complete(problem, layout)
-        if costs.fits(plan) and (bound := costs.bound(plan)) < least:
-            least, found = bound, layout
-    return found
+        if costs.fits(plan) and (bound := costs.plan_bound(plan)) < least_bound:
+            least_bound, best_layout = bound, layout
+    return best_layout
 
 
-def divided(layout: Layout, counts: Sequence[int], hows: Sequence[OfStage]) -> Layout:
+def divide_layout(layout: Layout, counts: Sequence[int], recompute_choices: Sequence[StageRecompute]) -> Layout:
     """Return a layout with the given number of layers and the recompute choice of every stage."""
-    how: Recomputation = hows[0] if len(set(hows)) == 1 else PerStage(tuple(hows))
-    return replace(layout, stages=tuple(counts), recompute=how)
+    recomputation: Recomputation = (
+        recompute_choices[0] if len(set(recompute_choices)) == 1 else PerStage(tuple(recompute_choices))
+    )
+    return replace(layout, stages=tuple(counts), recompute=recomputation)
 
 
-def recomputed(counts: IntArray, again: IntArray, allowed: Sequence[Recompute]) -> list[OfStage]:
+def list_stage_recomputes(
+    counts: IntArray, num_recomputed: IntArray, allowed_choices: Sequence[Recompute]
+) -> list[StageRecompute]:
     """Return the recompute choice of every stage.
 
     ``num_recomputed`` has the recomputed layers by way and stage. A plan has one way per stage: a stage of several
     recomputes all these layers in the last, which saves most memory.
     """
-    result: list[OfStage] = []
+    result: list[StageRecompute] = []
     for stage, count in enumerate(counts):
-        chosen = [way for way, of in zip(allowed, again, strict=True) if of[stage] > 0]
-        layers = int(again[:, stage].sum())
-        result.append(of_layers(chosen[-1] if chosen else Recompute.NONE, layers, int(count)))
+        used_choices = [
+            recompute_choice
+            for recompute_choice, layer_counts in zip(allowed_choices, num_recomputed, strict=True)
+            if layer_counts[stage] > 0
+        ]
+        layers = int(num_recomputed[:, stage].sum())
+        result.append(recompute_layers(used_choices[-1] if used_choices else Recompute.NONE, layers, int(count)))
     return result
 
 
-def of_layers(way: Recompute, layers: int, count: int) -> OfStage:
+def recompute_layers(recompute_choice: Recompute, layers: int, count: int) -> StageRecompute:
     """Return the recompute choice of a stage of ``count`` layers that recomputes ``layers`` of them in one way."""
-    if way is Recompute.NONE or not layers:
+    if recompute_choice is Recompute.NONE or not layers:
         return Recompute.NONE
-    return way if layers >= count else FirstLayers(way, layers)
+    return recompute_choice if layers >= count else FirstLayers(recompute_choice, layers)
 
 
 class StageTimes(NamedTuple):
     """By stage and number of layers: the ticks of a microbatch, and the recompute choice with which it fits."""
 
     times: FloatArray
-    hows: list[dict[int, OfStage]]
+    recompute_choices: list[dict[int, StageRecompute]]
 
 
-def least_recompute(given: DivisionProblem, allowed: Sequence[Recompute], *, forgets: bool = False) -> StageTimes:
+def find_least_recompute(
+    stage_problem: DivisionProblem, allowed_choices: Sequence[Recompute], *, ignores_memory: bool = False
+) -> StageTimes:
     """Return the times of stages that recompute no more than memory requires, for schedules with one stage per rank.
 
     Stages that cannot fit have infinite time; ``ignores_memory`` takes memory to be unlimited.
     """
-    times = np.full((given.stages, given.most + 1), inf)
-    hows: list[dict[int, OfStage]] = [{} for _ in range(given.stages)]
-    for stage in range(given.stages):
-        for count in range(given.fewest, given.most + 1):
-            options = stage_options(given, allowed, stage, count, forgets=forgets)
+    times = np.full((stage_problem.num_stages, stage_problem.max_layers + 1), inf)
+    recompute_choices: list[dict[int, StageRecompute]] = [{} for _ in range(stage_problem.num_stages)]
+    for stage in range(stage_problem.num_stages):
+        for count in range(stage_problem.min_layers, stage_problem.max_layers + 1):
+            options = list_stage_options(stage_problem, allowed_choices, stage, count, ignores_memory=ignores_memory)
             if options:
-                times[stage, count], hows[stage][count] = min(options, key=lambda option: option[0])
-    return StageTimes(times, hows)
+                times[stage, count], recompute_choices[stage][count] = min(options, key=lambda option: option[0])
+    return StageTimes(times, recompute_choices)
 
 
-def stage_options(
-    given: DivisionProblem, allowed: Sequence[Recompute], stage: int, count: int, *, forgets: bool = False
-) -> list[tuple[float, OfStage]]:
+def list_stage_options(
+    stage_problem: DivisionProblem,
+    allowed_choices: Sequence[Recompute],
+    stage: int,
+    count: int,
+    *,
+    ignores_memory: bool = False,
+) -> list[tuple[float, StageRecompute]]:
     """Return the options of a stage of ``count`` layers: the ticks of a microbatch, and the recompute choice.
 
     One option without recomputation where that fits, otherwise one per way of recomputation that fits.
     """
-    own = slice(2 * stage, 2 * stage + 2)
-    plain = float(given.base_ticks[own].sum() + count * given.layer[own].sum())
-    if forgets or _needed(given, stage, count, None) == 0:
-        return [(plain, Recompute.NONE)]
-    needed = [(number, way, _needed(given, stage, count, number)) for number, way in enumerate(allowed)]
+    stage_passes = slice(2 * stage, 2 * stage + 2)
+    plain_time = float(
+        stage_problem.base_ticks[stage_passes].sum() + count * stage_problem.layer_ticks[stage_passes].sum()
+    )
+    if ignores_memory or _count_needed_layers(stage_problem, stage, count, None) == 0:
+        return [(plain_time, Recompute.NONE)]
+    needed_layers = [
+        (choice_index, recompute_choice, _count_needed_layers(stage_problem, stage, count, choice_index))
+        for choice_index, recompute_choice in enumerate(allowed_choices)
+    ]
     return [
-        (plain + layers * float(given.again[number, stage]), of_layers(way, layers, count))
-        for number, way, layers in needed
+        (
+            plain_time + layers * float(stage_problem.recompute_ticks[choice_index, stage]),
+            recompute_layers(recompute_choice, layers, count),
+        )
+        for choice_index, recompute_choice, layers in needed_layers
         if layers <= count
     ]
 
 
-def _needed(given: DivisionProblem, stage: int, count: int, way: int | None) -> int:
+def _count_needed_layers(stage_problem: DivisionProblem, stage: int, count: int, choice_index: int | None) -> int:
     """Return how many layers of a stage must be recomputed in one way; more than ``count`` where all are too few.
 
     ``choice_index`` ``None`` is no recomputation: the result is then 0 where the stage fits.
     """
     # a stage has several moments of many live microbatches: the one that needs most decides
-    most, moments = 0, given.moments[stage]
-    for alive, room in zip(moments.alive[:, stage].tolist(), moments.room.tolist(), strict=True):
-        held = alive * (given.kept[stage] + count * given.kept_layer[stage]) + count * given.states[stage]
-        saved = 0.0 if way is None else alive * given.saved[way, stage]
-        if held > room:
-            most = max(most, ceil((held - room) / saved) if saved else count + 1)
-    return most
+    num_needed, moments = 0, stage_problem.moments[stage]
+    for num_alive, room in zip(moments.num_alive[:, stage].tolist(), moments.free_bytes.tolist(), strict=True):
+        device_memory = (
+            num_alive * (stage_problem.base_kept_bytes[stage] + count * stage_problem.layer_kept_bytes[stage])
+            + count * stage_problem.state_bytes[stage]
+        )
+        saved_bytes = 0.0 if choice_index is None else num_alive * stage_problem.saved_bytes[choice_index, stage]
+        if device_memory > room:
+            num_needed = max(num_needed, ceil((device_memory - room) / saved_bytes) if saved_bytes else count + 1)
+    return num_needed
 
 
-def best_of(
-    problem: Problem, space: Space, costs: CostModel, meshes: Iterable[Found | None], choices: int
+def propose_best(
+    problem: Problem, space: Space, costs: CostModel, mesh_results: Iterable[TimedLayout | None], choices: int
 ) -> Generator[Plan, Evaluation, None]:
     """Yield the most promising uniform plan of ``space``, then ``choices`` results that fit at most, by rising time."""
-    first = promising(problem, space, costs)
-    if first is not None:
-        yield complete(problem, first)
-    found: list[Found] = []
-    for each in meshes:
+    uniform_layout = find_promising(problem, space, costs)
+    if uniform_layout is not None:
+        yield complete(problem, uniform_layout)
+    results: list[TimedLayout] = []
+    for result in mesh_results:
         costs.check_time()  # tables of meshes look at no plan, and would not notice that time is up
-        found += [] if each is None else [each]
-    tried = 0
-    for _, layout in sorted(found, key=lambda each: each[0]):
+        results += [] if result is None else [result]
+    num_tried = 0
+    for _, layout in sorted(results, key=lambda result: result[0]):
         plan = complete(problem, layout)
         if costs.fits(plan):
             yield plan
-            tried += 1
-        if tried == choices:
+            num_tried += 1
+        if num_tried == choices:
             break

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwise.simulator.engine.compiled import compiled, pays
+from meshwise.simulator.engine.compiled import compile_loop, pays
 from meshwise.simulator.program import IntArray
 from meshwise.strategies.bounds.longest_path import Arrangement, Column, to_lists
 
@@ -32,8 +32,8 @@ class CriticalPaths(NamedTuple):
     """
 
     end_ticks: FloatArray
-    passes: IntArray
-    sends: IntArray
+    pass_counts: IntArray
+    send_counts: IntArray
 
 
 class _Durations(NamedTuple):
@@ -58,73 +58,75 @@ class _Latest(NamedTuple):
     box: IntArray
 
 
-def critical_paths(arranged: Arrangement, ticks: FloatArray, sends: FloatArray) -> CriticalPaths:
+def find_critical_paths(arrangement: Arrangement, pass_ticks: FloatArray, send_ticks: FloatArray) -> CriticalPaths:
     """Return the critical paths of a step, given the ticks of its passes and of the transfers of their results.
 
     As in `meshwise.strategies.bounds.longest_path`, a pass starts when the previous pass of its rank has ended and its
     input has arrived; transfers of a rank in one direction follow one another.
 
-    >>> from meshwise.strategies.bounds.longest_path import arrangement
-    >>> found = critical_paths(arrangement("1f1b", 2, 2), np.array([1.0, 2.0, 1.0, 2.0]), np.zeros(4))
-    >>> found.end_ticks.tolist(), found.passes.tolist()
+    >>> from meshwise.strategies.bounds.longest_path import arrange_schedule
+    >>> found = find_critical_paths(arrange_schedule("1f1b", 2, 2), np.array([1.0, 2.0, 1.0, 2.0]), np.zeros(4))
+    >>> found.end_ticks.tolist(), found.pass_counts.tolist()
     ([9.0, 7.0], [[1, 1, 2, 2], [1, 0, 2, 2]])
     """
-    count, ranks = len(arranged.code), arranged.ranks
-    work = _Durations(ticks, sends)
-    nodes = _Nodes(np.zeros(2 * count), np.full(2 * count, -1))
-    latest = _Latest(np.full(ranks, -1), np.full(2 * ranks, -1), np.full(arranged.boxes, -1))
-    result = CriticalPaths(np.zeros(ranks), *np.zeros((2, ranks, len(ticks)), np.int64))
+    num_actions, num_ranks = len(arrangement.code), arrangement.ranks
+    work = _Durations(pass_ticks, send_ticks)
+    nodes = _Nodes(np.zeros(2 * num_actions), np.full(2 * num_actions, -1))
+    last_events = _Latest(np.full(num_ranks, -1), np.full(2 * num_ranks, -1), np.full(arrangement.num_boxes, -1))
+    result = CriticalPaths(np.zeros(num_ranks), *np.zeros((2, num_ranks, len(pass_ticks)), np.int64))
     # compiled on arrays where that pays; otherwise on lists, which Python walks faster than arrays
-    if pays(count):
-        compiled(_walk)(arranged, work, nodes, latest)
-        compiled(_trace)(arranged.code, nodes, latest.clock, result)
+    if pays(num_actions):
+        compile_loop(_walk)(arrangement, work, nodes, last_events)
+        compile_loop(_trace)(arrangement.code, nodes, last_events.clock, result)
         return result
-    code, arrives, leaves = (column.tolist() for column in arranged[:3])
-    columns = arranged._replace(code=code, arrives=arrives, leaves=leaves)
-    work, nodes, latest, result = (to_lists(values) for values in (work, nodes, latest, result))
-    _walk(columns, work, nodes, latest)
-    _trace(columns.code, nodes, latest.clock, result)
+    code, arrives, leaves = (column.tolist() for column in arrangement[:3])
+    columns = arrangement._replace(code=code, receive_boxes=arrives, send_boxes=leaves)
+    work, nodes, last_events, result = (to_lists(values) for values in (work, nodes, last_events, result))
+    _walk(columns, work, nodes, last_events)
+    _trace(columns.code, nodes, last_events.clock, result)
     return CriticalPaths(*map(np.array, result))
 
 
 def _walk(arranged: Arrangement, work: _Durations, nodes: _Nodes, latest: _Latest) -> None:
     """Fill the ends of passes and transfers, and what each of them waited for last."""
-    code, arrives, leaves, _, _ = arranged
-    ticks, sends = work
-    done, before = nodes
-    clock, channel, box = latest
-    ranks = len(clock)
+    code, receive_boxes, send_boxes, _, _ = arranged
+    pass_ticks, send_ticks = work
+    end_times, predecessors = nodes
+    rank_events, channel_events, box_events = latest
+    num_ranks = len(rank_events)
     for action in range(len(code)):
-        now = code[action] >> 1
-        rank = (now >> 1) % ranks
-        last, came = clock[rank], box[arrives[action]]
-        if last < 0 or (came >= 0 and done[came] > done[last]):
-            last = came
-        before[2 * action] = last
-        done[2 * action] = (done[last] if last >= 0 else 0.0) + ticks[now]
-        clock[rank] = 2 * action
-        if leaves[action]:
-            busy = channel[2 * rank + (now & 1)]
-            sent = busy if busy >= 0 and done[busy] > done[2 * action] else 2 * action
-            before[2 * action + 1] = sent
-            done[2 * action + 1] = done[sent] + sends[now]
-            channel[2 * rank + (now & 1)] = box[leaves[action]] = 2 * action + 1
+        pass_number = code[action] >> 1
+        rank = (pass_number >> 1) % num_ranks
+        latest_event, receive_event = rank_events[rank], box_events[receive_boxes[action]]
+        if latest_event < 0 or (receive_event >= 0 and end_times[receive_event] > end_times[latest_event]):
+            latest_event = receive_event
+        predecessors[2 * action] = latest_event
+        end_times[2 * action] = (end_times[latest_event] if latest_event >= 0 else 0.0) + pass_ticks[pass_number]
+        rank_events[rank] = 2 * action
+        if send_boxes[action]:
+            channel_event = channel_events[2 * rank + (pass_number & 1)]
+            send_event = (
+                channel_event if channel_event >= 0 and end_times[channel_event] > end_times[2 * action] else 2 * action
+            )
+            predecessors[2 * action + 1] = send_event
+            end_times[2 * action + 1] = end_times[send_event] + send_ticks[pass_number]
+            channel_events[2 * rank + (pass_number & 1)] = box_events[send_boxes[action]] = 2 * action + 1
 
 
-def _trace(code: Column, nodes: _Nodes, clock: IntArray, result: CriticalPaths) -> None:
+def _trace(code: Column, nodes: _Nodes, rank_events: IntArray, result: CriticalPaths) -> None:
     """Fill the ends of ranks, and what lies on the way there."""
-    done, before = nodes
-    ends, passes, moved = result
-    for rank in range(len(clock)):
-        node = clock[rank]
-        ends[rank] = done[node]
-        while node >= 0:
-            now = code[node >> 1] >> 1
-            if node & 1:
-                moved[rank][now] += 1
+    end_times, predecessors = nodes
+    end_ticks, pass_counts, send_counts = result
+    for rank in range(len(rank_events)):
+        event = rank_events[rank]
+        end_ticks[rank] = end_times[event]
+        while event >= 0:
+            pass_number = code[event >> 1] >> 1
+            if event & 1:
+                send_counts[rank][pass_number] += 1
             else:
-                passes[rank][now] += 1
-            node = before[node]
+                pass_counts[rank][pass_number] += 1
+            event = predecessors[event]
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,8 +141,8 @@ class Moments:
         Bytes that the rank has for activations and layers, of shape ``(moments,)``.
     """
 
-    alive: IntArray
-    room: FloatArray
+    num_alive: IntArray
+    free_bytes: FloatArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,7 +165,7 @@ class DivisionProblem:
     layer_ticks
         Ticks that a layer adds to each pass.
     recompute_ticks
-        Ticks that a recomputed layer adds to the backward of a stage: shape ``(recompute choices, stages)``.
+        Ticks that a recomputed layer adds to the backward of a stage: shape ``(recompute choices, num_stages)``.
     send_ticks
         Ticks of the transfer of each pass's result, in the columns of ``base_ticks``.
     tail_ticks, tail_layer_ticks
@@ -171,69 +173,86 @@ class DivisionProblem:
     base_kept_bytes, layer_kept_bytes
         Bytes that a stage keeps for a microbatch without its layers, and for a layer that is not recomputed.
     saved_bytes
-        Bytes fewer that a recomputed layer keeps: shape ``(recompute choices, stages)``.
+        Bytes fewer that a recomputed layer keeps: shape ``(recompute choices, num_stages)``.
     moments
         The fullest moments of every pipeline rank.
     state_bytes
         Bytes that a layer takes on every pipeline rank however many microbatches there are.
     """
 
-    arranged: Arrangement
-    layers: int
-    fewest: int
-    most: int
+    arrangement: Arrangement
+    num_layers: int
+    min_layers: int
+    max_layers: int
     base_ticks: FloatArray
-    layer: FloatArray
-    again: FloatArray
-    sends: FloatArray
-    tail: FloatArray
-    tail_layer: FloatArray
-    kept: FloatArray
-    kept_layer: FloatArray
-    saved: FloatArray
+    layer_ticks: FloatArray
+    recompute_ticks: FloatArray
+    send_ticks: FloatArray
+    tail_ticks: FloatArray
+    tail_layer_ticks: FloatArray
+    base_kept_bytes: FloatArray
+    layer_kept_bytes: FloatArray
+    saved_bytes: FloatArray
     moments: tuple[Moments, ...]
-    states: FloatArray
+    state_bytes: FloatArray
 
     @property
-    def stages(self) -> int:
+    def num_stages(self) -> int:
         """The number of stages, of all ranks."""
-        return len(self.kept)
+        return len(self.base_kept_bytes)
 
     @property
-    def ranks(self) -> int:
+    def num_ranks(self) -> int:
         """The number of pipeline ranks."""
-        return len(self.tail)
+        return len(self.tail_ticks)
 
     @property
-    def ways(self) -> int:
+    def num_recompute_choices(self) -> int:
         """The number of ways to recompute a layer."""
-        return len(self.again)
+        return len(self.recompute_ticks)
 
-    def position(self, values: FloatArray) -> FloatArray:
+    def sum_by_rank(self, values: FloatArray) -> FloatArray:
         """Return values of stages summed over the stages of each pipeline rank."""
-        result: FloatArray = values.reshape(-1, self.ranks).sum(axis=0)
+        result: FloatArray = values.reshape(-1, self.num_ranks).sum(axis=0)
         return result
 
-    def ticks(self, counts: FloatArray, recomputed: FloatArray) -> FloatArray:
+    def compute_pass_ticks(self, counts: FloatArray, recompute_counts: FloatArray) -> FloatArray:
         """Return the ticks of every pass, given each stage's layers and how many each choice recomputes."""
-        result = self.base_ticks + self.layer * np.repeat(counts, 2)
-        result[1::2] += (self.again * recomputed).sum(axis=0)
+        result = self.base_ticks + self.layer_ticks * np.repeat(counts, 2)
+        result[1::2] += (self.recompute_ticks * recompute_counts).sum(axis=0)
         return result
 
-    def paths(self, counts: FloatArray, recomputed: FloatArray) -> CriticalPaths:
+    def find_paths(self, counts: FloatArray, recompute_counts: FloatArray) -> CriticalPaths:
         """Return the critical path of every pipeline rank."""
-        return critical_paths(self.arranged, self.ticks(counts, recomputed), self.sends)
+        return find_critical_paths(self.arrangement, self.compute_pass_ticks(counts, recompute_counts), self.send_ticks)
 
-    def step(self, counts: Sequence[float] | FloatArray, recomputed: Sequence[Sequence[float]] | FloatArray) -> float:
+    def compute_step_ticks(
+        self, counts: Sequence[float] | FloatArray, recompute_counts: Sequence[Sequence[float]] | FloatArray
+    ) -> float:
         """Return the ticks of a step with ``counts`` layers a stage, ``recompute_counts[i]`` by recompute choice i."""
-        given = np.asarray(counts, float), np.asarray(recomputed, float).reshape(self.ways, self.stages)
-        tails = self.tail + self.tail_layer * self.position(given[0])
-        return float((self.paths(*given).end_ticks + tails).max())
+        choice = (
+            np.asarray(counts, float),
+            np.asarray(recompute_counts, float).reshape(self.num_recompute_choices, self.num_stages),
+        )
+        tails = self.tail_ticks + self.tail_layer_ticks * self.sum_by_rank(choice[0])
+        return float((self.find_paths(*choice).end_ticks + tails).max())
 
-    def fits(self, counts: Sequence[float] | FloatArray, recomputed: Sequence[Sequence[float]] | FloatArray) -> bool:
+    def fits(
+        self, counts: Sequence[float] | FloatArray, recompute_counts: Sequence[Sequence[float]] | FloatArray
+    ) -> bool:
         """Return whether every pipeline rank has the memory at each of its moments."""
-        count, again = np.asarray(counts, float), np.asarray(recomputed, float).reshape(self.ways, self.stages)
-        kept = self.kept + self.kept_layer * count - (self.saved * again).sum(axis=0)
-        states = self.states * self.position(count)
-        held = zip(self.moments, states, strict=True)
-        return all(bool((each.alive @ kept + state <= each.room).all()) for each, state in held)
+        layer_counts, recompute_array = (
+            np.asarray(counts, float),
+            np.asarray(recompute_counts, float).reshape(self.num_recompute_choices, self.num_stages),
+        )
+        kept_bytes = (
+            self.base_kept_bytes
+            + self.layer_kept_bytes * layer_counts
+            - (self.saved_bytes * recompute_array).sum(axis=0)
+        )
+        rank_states = self.state_bytes * self.sum_by_rank(layer_counts)
+        rank_moments = zip(self.moments, rank_states, strict=True)
+        return all(
+            bool((moments.num_alive @ kept_bytes + state <= moments.free_bytes).all())
+            for moments, state in rank_moments
+        )

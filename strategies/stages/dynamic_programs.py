@@ -39,86 +39,93 @@ class Partition(NamedTuple):
     time: float
 
 
-def least_sum(times: FloatArray, layers: int) -> Partition | None:
+def minimize_sum(times: FloatArray, num_layers: int) -> Partition | None:
     """Return the division with the least sum of times over stages."""
-    return _divided(times, layers, np.add)
+    return _divide_layers(times, num_layers, np.add)
 
 
-def least_bottleneck(times: FloatArray, layers: int) -> Partition | None:
+def minimize_bottleneck(times: FloatArray, num_layers: int) -> Partition | None:
     """Return the division with the fastest bottleneck: PipeDream's steady state [1]_, and Piper's time per sample [2]_.
 
-    >>> least_bottleneck(np.array([[9, 1, 2, 3], [9, 2, 4, 6.0]]), 3)
+    >>> minimize_bottleneck(np.array([[9, 1, 2, 3], [9, 2, 4, 6.0]]), 3)
     Partition(counts=(2, 1), time=2.0)
     """
-    return _divided(times, layers, np.maximum)
+    return _divide_layers(times, num_layers, np.maximum)
 
 
-def _divided(times: FloatArray, layers: int, joined: np.ufunc) -> Partition | None:
+def _divide_layers(times: FloatArray, num_layers: int, combine: np.ufunc) -> Partition | None:
     """Return the division of least time, where ``combine`` adds a stage's time to that of the stages before it.
 
     The state of the program is the number of layers that the stages so far have.
     """
-    best = np.full(layers + 1, np.inf)
-    best[0] = 0.0
-    before = np.subtract.outer(np.arange(layers + 1), np.arange(times.shape[1]))
-    chosen = []
+    best_times = np.full(num_layers + 1, np.inf)
+    best_times[0] = 0.0
+    layers_before = np.subtract.outer(np.arange(num_layers + 1), np.arange(times.shape[1]))
+    stage_choices = []
     for row in times:
-        table = joined(np.where(before >= 0, best[before], np.inf), row)
-        chosen.append(table.argmin(axis=1))
-        best = table.min(axis=1)
-    if not np.isfinite(best[layers]):
+        table = combine(np.where(layers_before >= 0, best_times[layers_before], np.inf), row)
+        stage_choices.append(table.argmin(axis=1))
+        best_times = table.min(axis=1)
+    if not np.isfinite(best_times[num_layers]):
         return None
     counts: list[int] = []
-    for used in reversed(chosen):
-        counts.append(int(used[layers - sum(counts)]))
-    return Partition(tuple(reversed(counts)), float(best[layers]))
+    for choices in reversed(stage_choices):
+        counts.append(int(choices[num_layers - sum(counts)]))
+    return Partition(tuple(reversed(counts)), float(best_times[num_layers]))
 
 
-def sum_and_slowest(times: FloatArray, layers: int, microbatches: int) -> Partition | None:
+def minimize_sum_and_slowest(times: FloatArray, num_layers: int, num_microbatches: int) -> Partition | None:
     """Return the division that is least by Alpa's formula [3]_: the sum over stages, and the slowest stage again.
 
     The slowest stage counts ``num_microbatches - 1`` times. As published, the program minimises the sum for every time
     that the slowest stage may take, until that time alone is too much.
 
-    >>> sum_and_slowest(np.array([[9, 1, 2, 3], [9, 2, 4, 6.0]]), 3, 10)
+    >>> minimize_sum_and_slowest(np.array([[9, 1, 2, 3], [9, 2, 4, 6.0]]), 3, 10)
     Partition(counts=(2, 1), time=22.0)
     """
-    best: Partition | None = None
-    for slowest in np.unique(times[np.isfinite(times)]):
-        if best is not None and (microbatches - 1) * slowest >= best.time:
+    best_partition: Partition | None = None
+    for slowest_time in np.unique(times[np.isfinite(times)]):
+        if best_partition is not None and (num_microbatches - 1) * slowest_time >= best_partition.time:
             break
-        found = least_sum(np.where(times <= slowest, times, np.inf), layers)
-        if found is None:
+        partition = minimize_sum(np.where(times <= slowest_time, times, np.inf), num_layers)
+        if partition is None:
             continue
-        taken = max(float(row[n]) for row, n in zip(times, found.counts, strict=True))
-        total = found.time + (microbatches - 1) * taken
-        if best is None or total < best.time:
-            best = Partition(found.counts, total)
-    return best
+        max_time = max(float(row[n]) for row, n in zip(times, partition.counts, strict=True))
+        total_time = partition.time + (num_microbatches - 1) * max_time
+        if best_partition is None or total_time < best_partition.time:
+            best_partition = Partition(partition.counts, total_time)
+    return best_partition
 
 
-def pivot(times: FloatArray, layers: int, microbatches: int) -> Partition | None:
+def minimize_pivot(times: FloatArray, num_layers: int, num_microbatches: int) -> Partition | None:
     """Return the division with the least latency by DAPPLE [4]_: that of the pivot, the stage for which it is longest.
 
     The latency for a pivot is the sum of the stages before it, plus ``num_microbatches`` times its own time. Lists
     keep all pairs of a sum and a latency that no other pair dominates, which is exact.
 
-    >>> pivot(np.array([[9, 1, 2, 3], [9, 2, 4, 6.0]]), 3, 10)
+    >>> minimize_pivot(np.array([[9, 1, 2, 3], [9, 2, 4, 6.0]]), 3, 10)
     Partition(counts=(2, 1), time=22.0)
     """
     states: dict[int, list[tuple[float, float, tuple[int, ...]]]] = {0: [(0.0, 0.0, ())]}
     for row in times:
-        found: dict[int, list[tuple[float, float, tuple[int, ...]]]] = {}
-        for used, rows in states.items():
-            for n in range(min(layers - used + 1, len(row))):
+        next_states: dict[int, list[tuple[float, float, tuple[int, ...]]]] = {}
+        for num_used, rows in states.items():
+            for n in range(min(num_layers - num_used + 1, len(row))):
                 if np.isfinite(row[n]):
-                    each = float(row[n])
-                    more = [(s + each, max(latency, s + microbatches * each), (*c, n)) for s, latency, c in rows]
-                    found.setdefault(used + n, []).extend(more)
-        states = {used: _drop_dominated_divisions(rows) for used, rows in found.items()}
-    if layers not in states:
+                    stage_time = float(row[n])
+                    extended_rows = [
+                        (
+                            time_sum + stage_time,
+                            max(latency, time_sum + num_microbatches * stage_time),
+                            (*prefix_counts, n),
+                        )
+                        for time_sum, latency, prefix_counts in rows
+                    ]
+                    next_states.setdefault(num_used + n, []).extend(extended_rows)
+        states = {num_used: _drop_dominated_divisions(rows) for num_used, rows in next_states.items()}
+    if num_layers not in states:
         return None
-    _, time, counts = min(states[layers], key=lambda row: row[1])
+    _, time, counts = min(states[num_layers], key=lambda row: row[1])
     return Partition(counts, time)
 
 
@@ -126,32 +133,32 @@ def _drop_dominated_divisions(
     rows: list[tuple[float, float, tuple[int, ...]]],
 ) -> list[tuple[float, float, tuple[int, ...]]]:
     """Return the rows that no other row beats in sum and latency."""
-    kept: list[tuple[float, float, tuple[int, ...]]] = []
+    pareto_rows: list[tuple[float, float, tuple[int, ...]]] = []
     for row in sorted(rows):
-        if not kept or row[1] < kept[-1][1]:
-            kept.append(row)
-    return kept
+        if not pareto_rows or row[1] < pareto_rows[-1][1]:
+            pareto_rows.append(row)
+    return pareto_rows
 
 
-GRID = 2.0**20
+GRID_BYTES = 2.0**20
 """The unit in bytes by which Galvatron counts memory."""
 
 
-class Choice(NamedTuple):
+class LayerChoice(NamedTuple):
     """The option of every layer, with the time and memory of all layers."""
 
-    ways: tuple[int, ...]
+    options: tuple[int, ...]
     time: float
     memory: float
 
 
-Ways = Sequence[tuple[float, float]]
+LayerOptions = Sequence[tuple[float, float]]
 """The time and the bytes of a layer with each of its options."""
 
 
-def fastest_ways(
-    layers: Sequence[Ways], limit: float, between: Sequence[Sequence[float]] | None = None
-) -> Choice | None:
+def choose_options(
+    layers: Sequence[LayerOptions], limit: float, transition_times: Sequence[Sequence[float]] | None = None
+) -> LayerChoice | None:
     """Return the fastest options of layers that need at most ``limit`` bytes; ``None`` where none fit.
 
     Parameters
@@ -160,42 +167,50 @@ def fastest_ways(
         Time between a layer with one option and the next layer with another, ``transition_times[one][other]``; by
         default 0.
 
-    >>> fastest_ways([[(1.0, 4.0), (2.0, 1.0)]] * 3, 9.0)
-    Choice(ways=(0, 1, 0), time=4.0, memory=9.0)
+    >>> choose_options([[(1.0, 4.0), (2.0, 1.0)]] * 3, 9.0)
+    LayerChoice(options=(0, 1, 0), time=4.0, memory=9.0)
     """
-    found: dict[int, list[Choice]] = {-1: [Choice((), 0.0, 0.0)]}
-    for ways in layers:
-        longer: dict[int, list[Choice]] = {}
-        for way, (time, memory) in enumerate(ways):
+    option_choices: dict[int, list[LayerChoice]] = {-1: [LayerChoice((), 0.0, 0.0)]}
+    for options in layers:
+        longer_choices: dict[int, list[LayerChoice]] = {}
+        for option, (time, memory) in enumerate(options):
             rows = [
-                Choice((*row.ways, way), row.time + time + moved, row.memory + memory)
-                for last, kept in found.items()
-                for moved in [between[last][way] if between is not None and last >= 0 else 0.0]
-                for row in kept
-                if row.memory + memory <= limit
+                LayerChoice((*choice.options, option), choice.time + time + transition_time, choice.memory + memory)
+                for last_option, choices in option_choices.items()
+                for transition_time in [
+                    transition_times[last_option][option] if transition_times is not None and last_option >= 0 else 0.0
+                ]
+                for choice in choices
+                if choice.memory + memory <= limit
             ]
-            longer[way] = _drop_dominated_choices(rows)
-        found = longer
-    return min((row for rows in found.values() for row in rows), key=lambda row: (row.time, row.memory), default=None)
+            longer_choices[option] = _drop_dominated_choices(rows)
+        option_choices = longer_choices
+    return min(
+        (choice for rows in option_choices.values() for choice in rows),
+        key=lambda choice: (choice.time, choice.memory),
+        default=None,
+    )
 
 
-def fastest_ways_on_grid(layers: Sequence[Ways], limit: float) -> Choice | None:
+def choose_options_on_grid(layers: Sequence[LayerOptions], limit: float) -> LayerChoice | None:
     """Return the fastest options where every layer's bytes are rounded up to megabytes, as published.
 
-    >>> fastest_ways_on_grid([[(1.0, 0.4 * 2**20), (2.0, 0.0)]] * 3, 2.0 * 2**20).ways
+    >>> choose_options_on_grid([[(1.0, 0.4 * 2**20), (2.0, 0.0)]] * 3, 2.0 * 2**20).options
     (0, 1, 0)
     """
-    steps = [[(time, float(ceil(memory / GRID))) for time, memory in ways] for ways in layers]
-    found = fastest_ways(steps, limit // GRID)
-    if found is None:
+    grid_layers = [[(time, float(ceil(memory / GRID_BYTES))) for time, memory in options] for options in layers]
+    choice = choose_options(grid_layers, limit // GRID_BYTES)
+    if choice is None:
         return None
-    return found._replace(memory=sum(ways[way][1] for ways, way in zip(layers, found.ways, strict=True)))
+    return choice._replace(
+        memory=sum(options[option][1] for options, option in zip(layers, choice.options, strict=True))
+    )
 
 
-def _drop_dominated_choices(rows: list[Choice]) -> list[Choice]:
+def _drop_dominated_choices(rows: list[LayerChoice]) -> list[LayerChoice]:
     """Return the choices that no other choice beats in memory and time, by ascending memory."""
-    kept: list[Choice] = []
-    for row in sorted(rows, key=lambda row: (row.memory, row.time, row.ways)):
-        if not kept or row.time < kept[-1].time:
-            kept.append(row)
-    return kept
+    pareto_choices: list[LayerChoice] = []
+    for row in sorted(rows, key=lambda row: (row.memory, row.time, row.options)):
+        if not pareto_choices or row.time < pareto_choices[-1].time:
+            pareto_choices.append(row)
+    return pareto_choices

@@ -6,26 +6,28 @@ from functools import lru_cache
 import numpy as np
 
 from meshwise.simulator.program import IntArray
-from meshwise.strategies.bounds.durations import Durations
-from meshwise.strategies.bounds.longest_path import arrangement
-from meshwise.strategies.bounds.memory import Needs
-from meshwise.strategies.bounds.step_time import Bounds
+from meshwise.strategies.bounds.durations import TickTables
+from meshwise.strategies.bounds.longest_path import arrange_schedule
+from meshwise.strategies.bounds.memory import PlanMemory
+from meshwise.strategies.bounds.step_time import StepBounds
 from meshwise.strategies.lowering import StageCosts
-from meshwise.strategies.lowering.costs.stage import Machine, Rank
+from meshwise.strategies.lowering.costs.stage import Machine, RankProfile
 from meshwise.strategies.plan.partition import Stage
 from meshwise.strategies.plan.plan import Plan
-from meshwise.strategies.plan.recomputation import OfLayer, Recompute
-from meshwise.strategies.schedules.orders import orders
+from meshwise.strategies.plan.recomputation import LayerRecompute, Recompute
+from meshwise.strategies.schedules.orders import list_orders
 from meshwise.strategies.stages.division import DivisionProblem, FloatArray, Moments
 
-WAYS = (Recompute.SELECTIVE, Recompute.FULL)
+RECOMPUTE_CHOICES = (Recompute.SELECTIVE, Recompute.FULL)
 """The recompute choices of a layer, besides none."""
 
-ROUNDING = 1024.0
+ROUNDING_BYTES = 1024.0
 """Bytes by which states may differ from a straight line: shares are rounded up, each by less than an element."""
 
 
-def division_problem(costs: StageCosts, plan: Plan, ways: tuple[Recompute, ...], spread: int) -> DivisionProblem:
+def build_division_problem(
+    costs: StageCosts, plan: Plan, recompute_choices: tuple[Recompute, ...], spread: int
+) -> DivisionProblem:
     """Return the problem of dividing the layers of a plan among its stages.
 
     It is a relaxation: no division is simulated faster than its critical path here, and every division that fits in
@@ -34,216 +36,273 @@ def division_problem(costs: StageCosts, plan: Plan, ways: tuple[Recompute, ...],
     Parameters
     ----------
     plan
-        Any division of the layers, on a schedule of `meshwise.strategies.bounds.path_times.WALKED`.
+        Any division of the layers, on a schedule of `meshwise.strategies.bounds.path_times.WALKED_SCHEDULES`.
     recompute_choices
         Those of `RECOMPUTE_CHOICES` that layers may have.
     spread
         Layers that a stage may have more or fewer than in an even division, or as many as a stage of the plan; each
         stage has at least one.
     """
-    return _Tables(costs, plan, ways, spread).problem()
+    return _DivisionTables(costs, plan, recompute_choices, spread).build_problem()
 
 
-def least_work(costs: StageCosts, plan: Plan, spread: int) -> float:
+def compute_work_bound(costs: StageCosts, plan: Plan, spread: int) -> float:
     """Return a lower bound in ticks of the step time of every division: ranks share the work as their speeds allow.
 
     A rank with ``n`` layers of ``w`` ticks, ``h`` other ticks, and a path of ``d`` ticks before its first pass and
     after its last one takes ``d + microbatches * (w * n + h)``. The sum of ``n`` over ranks is given, so the latest
     rank is earliest where all end at once. Paths are the shortest possible: through stages with the fewest layers.
     """
-    return _Tables(costs, plan, (), spread).work()
+    return _DivisionTables(costs, plan, (), spread).compute_work()
 
 
-class _Tables:
+class _DivisionTables:
     """The costs of a plan's layers, other blocks and transfers; the least where layers or ranks differ."""
 
-    def __init__(self, costs: StageCosts, plan: Plan, ways: tuple[Recompute, ...], spread: int) -> None:
-        self.costs, self.ways = costs, ways
+    def __init__(self, costs: StageCosts, plan: Plan, recompute_choices: tuple[Recompute, ...], spread: int) -> None:
+        self.costs, self.recompute_choices = costs, recompute_choices
         self.plan = replace(plan, recompute=Recompute.NONE)
         self.machine: Machine = costs.machine(self.plan)
         self.positions = np.array(plan.positions)
         occurrences = costs.problem.graph.occurrences
-        names = [name for name, block in occurrences if block.layer] or [occurrences[0][0]]
-        kinds = costs.blocks.kinds(self.plan).names
-        self.layers = len(names)
-        self.kinds = tuple(dict.fromkeys(kinds[name] for name in names))
-        self.lightest = min(names, key=lambda name: costs.blocks.parameters(self.plan, kinds[name]))
-        own = set(names)
-        self.besides = [[name for name in stage.blocks if name not in own] for stage in plan.stages]
-        self.besides_kinds = [[kinds[name] for name in row] for row in self.besides]
-        stages = len(plan.stages)
-        self.ranks = self.machine.ranks if plan.pipeline > 1 else [[self._slowest()]]
-        counts = [len(stage.blocks) - len(row) for stage, row in zip(plan.stages, self.besides, strict=True)]
-        self.fewest = max(1, min(self.layers // stages - spread, *counts, self.layers))
-        self.most = min(self.layers, max(-(-self.layers // stages) + spread, *counts, 1))
+        layer_names = [name for name, block in occurrences if block.layer] or [occurrences[0][0]]
+        kind_of_block = costs.blocks.block_kinds(self.plan).kind_names
+        self.num_layers = len(layer_names)
+        self.layer_kinds = tuple(dict.fromkeys(kind_of_block[name] for name in layer_names))
+        self.lightest_layer = min(
+            layer_names, key=lambda name: costs.blocks.count_parameters(self.plan, kind_of_block[name])
+        )
+        layer_set = set(layer_names)
+        self.other_blocks = [[name for name in stage.blocks if name not in layer_set] for stage in plan.stages]
+        self.other_kinds = [[kind_of_block[name] for name in row] for row in self.other_blocks]
+        num_stages = len(plan.stages)
+        self.position_ranks = self.machine.ranks if plan.pipeline > 1 else [[self._find_slowest_rank()]]
+        layer_counts = [len(stage.blocks) - len(row) for stage, row in zip(plan.stages, self.other_blocks, strict=True)]
+        self.min_layers = max(1, min(self.num_layers // num_stages - spread, *layer_counts, self.num_layers))
+        self.max_layers = min(self.num_layers, max(-(-self.num_layers // num_stages) + spread, *layer_counts, 1))
 
-    def _slowest(self) -> Rank:
+    def _find_slowest_rank(self) -> RankProfile:
         """Return the slowest rank of a plan with one stage, where each rank runs all layers and all wait for it."""
 
-        def ticks(rank: Rank) -> int:
-            found = (self.costs.blocks.cost(self.plan, name, rank, Recompute.NONE) for name in self.kinds)
-            return sum(each.forward_ticks + each.backward_ticks for each in found)
+        def count_ticks(rank: RankProfile) -> int:
+            costs = (self.costs.blocks.cost(self.plan, name, rank, Recompute.NONE) for name in self.layer_kinds)
+            return sum(cost.forward_ticks + cost.backward_ticks for cost in costs)
 
-        return max(self.machine.ranks[0], key=ticks)
+        return max(self.machine.ranks[0], key=count_ticks)
 
-    def problem(self) -> DivisionProblem:
+    def build_problem(self) -> DivisionProblem:
         """Return the problem of the division."""
         # states and tails are linear in the layers of a rank: two plans with equal stages give the lines
-        low, high = (self._same(count) for count in (self.fewest, max(self.most, self.fewest + 1)))
-        bounds, needs = self.costs.once(Bounds), self.costs.once(Needs)
-        tail, tail_layer = self._line(*(np.array(bounds.tails(each, self.machine), float) for each in (low, high)))
-        held, states = self._line(*(needs.held(each).astype(float) for each in (low, high)))
-        layer = np.stack([self.layer(forward=True), self.layer(forward=False)], axis=1).ravel()
-        full = np.array([[self._backward(how)[at] for at in self.positions] for how in self.ways])
-        plain = np.array(self._backward(Recompute.NONE))[self.positions]
-        kept_layer = min(self._memory(name, Recompute.NONE) for name in self.kinds)
-        least = [min(self._memory(name, how) for name in self.kinds) for how in self.ways]
-        stages, plan = len(self.positions), self.plan
+        low_plan, high_plan = (
+            self._build_uniform_plan(count) for count in (self.min_layers, max(self.max_layers, self.min_layers + 1))
+        )
+        bounds, plan_memory = self.costs.get_shared(StepBounds), self.costs.get_shared(PlanMemory)
+        tail_ticks, tail_layer_ticks = self._fit_line(
+            *(np.array(bounds.tails(uniform_plan, self.machine), float) for uniform_plan in (low_plan, high_plan))
+        )
+        resident_bytes, state_bytes = self._fit_line(
+            *(plan_memory.resident_memory(uniform_plan).astype(float) for uniform_plan in (low_plan, high_plan))
+        )
+        layer_ticks = np.stack(
+            [self.count_layer_ticks(forward=True), self.count_layer_ticks(forward=False)], axis=1
+        ).ravel()
+        recomputed_ticks = np.array(
+            [
+                [self._list_backward_ticks(recompute_choice)[position] for position in self.positions]
+                for recompute_choice in self.recompute_choices
+            ]
+        )
+        plain_ticks = np.array(self._list_backward_ticks(Recompute.NONE))[self.positions]
+        layer_kept_bytes = min(self._count_kept_bytes(name, Recompute.NONE) for name in self.layer_kinds)
+        recomputed_bytes = [
+            min(self._count_kept_bytes(name, recompute_choice) for name in self.layer_kinds)
+            for recompute_choice in self.recompute_choices
+        ]
+        num_stages, plan = len(self.positions), self.plan
         return DivisionProblem(
-            arranged=arrangement(plan.schedule, plan.pipeline, plan.num_microbatches, plan.chunks),
-            layers=self.layers,
-            fewest=self.fewest,
-            most=self.most,
+            arrangement=arrange_schedule(plan.schedule, plan.pipeline, plan.num_microbatches, plan.chunks),
+            num_layers=self.num_layers,
+            min_layers=self.min_layers,
+            max_layers=self.max_layers,
             base_ticks=self.count_base_ticks(),
-            layer=layer,
-            again=np.maximum(full.reshape(len(self.ways), stages) - plain, 0.0),
-            sends=self._sends(),
-            tail=tail,
-            tail_layer=tail_layer,
-            kept=np.array([sum(self._memory(n, Recompute.NONE) for n in row) for row in self.besides_kinds], float),
-            kept_layer=np.full(stages, float(kept_layer)),
-            saved=np.array([np.full(stages, max(kept_layer - size, 0)) for size in least], float).reshape(-1, stages),
-            moments=self._moments(needs.capacity(self.plan, self.plan.sequences) - held + ROUNDING),
-            states=states,
+            layer_ticks=layer_ticks,
+            recompute_ticks=np.maximum(
+                recomputed_ticks.reshape(len(self.recompute_choices), num_stages) - plain_ticks, 0.0
+            ),
+            send_ticks=self._list_send_ticks(),
+            tail_ticks=tail_ticks,
+            tail_layer_ticks=tail_layer_ticks,
+            base_kept_bytes=np.array(
+                [
+                    sum(self._count_kept_bytes(kind_name, Recompute.NONE) for kind_name in row)
+                    for row in self.other_kinds
+                ],
+                float,
+            ),
+            layer_kept_bytes=np.full(num_stages, float(layer_kept_bytes)),
+            saved_bytes=np.array(
+                [np.full(num_stages, max(layer_kept_bytes - option_bytes, 0)) for option_bytes in recomputed_bytes],
+                float,
+            ).reshape(-1, num_stages),
+            moments=self._list_moments(
+                plan_memory.capacity(self.plan, self.plan.sequences) - resident_bytes + ROUNDING_BYTES
+            ),
+            state_bytes=state_bytes,
         )
 
-    def work(self) -> float:
+    def compute_work(self) -> float:
         """Return the ticks of a step in which all ranks end at once."""
-        ranks, count = self.plan.pipeline, self.plan.num_microbatches
-        each = self.layer(forward=True) + self.layer(forward=False)
-        besides, sends = (row.reshape(-1, 2).sum(axis=1) for row in (self.count_base_ticks(), self._sends()))
-        way = np.cumsum(self.fewest * each + besides + sends)[: ranks - 1]
-        tail = min(self.costs.once(Bounds).tails(self._same(self.fewest), self.machine))
-        fixed = count * besides.reshape(-1, ranks).sum(axis=0) + np.r_[0.0, way] + tail
-        least = count * each[:ranks]
+        num_ranks, num_microbatches = self.plan.pipeline, self.plan.num_microbatches
+        layer_ticks = self.count_layer_ticks(forward=True) + self.count_layer_ticks(forward=False)
+        other_ticks, send_ticks = (
+            row.reshape(-1, 2).sum(axis=1) for row in (self.count_base_ticks(), self._list_send_ticks())
+        )
+        path_ticks = np.cumsum(self.min_layers * layer_ticks + other_ticks + send_ticks)[: num_ranks - 1]
+        tail_ticks = min(
+            self.costs.get_shared(StepBounds).tails(self._build_uniform_plan(self.min_layers), self.machine)
+        )
+        fixed_ticks = (
+            num_microbatches * other_ticks.reshape(-1, num_ranks).sum(axis=0) + np.r_[0.0, path_ticks] + tail_ticks
+        )
+        layer_work = num_microbatches * layer_ticks[:num_ranks]
         # a rank whose layers take no time can take all of them
-        if (least <= 0).any():
-            return float(fixed.max())
-        return float((self.layers + (fixed / least).sum()) / (1 / least).sum())
+        if (layer_work <= 0).any():
+            return float(fixed_ticks.max())
+        return float((self.num_layers + (fixed_ticks / layer_work).sum()) / (1 / layer_work).sum())
 
-    def _same(self, count: int) -> Plan:
+    def _build_uniform_plan(self, num_layers: int) -> Plan:
         """Return a plan whose stages all have ``num_layers`` copies of the layer with fewest parameters."""
-        layers = (self.lightest,) * count
-        rows = [(*row, *layers) if stage == 0 else (*layers, *row) for stage, row in enumerate(self.besides)]
+        layer_names = (self.lightest_layer,) * num_layers
+        rows = [
+            (*row, *layer_names) if stage == 0 else (*layer_names, *row) for stage, row in enumerate(self.other_blocks)
+        ]
         return replace(self.plan, stages=tuple(map(Stage, rows)))
 
-    def _line(self, low: FloatArray, high: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def _fit_line(self, low_values: FloatArray, high_values: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return offset and slope of the lines through values of the plans with the fewest and the most layers."""
-        chunks = self.plan.chunks
-        first, last = chunks * self.fewest, chunks * max(self.most, self.fewest + 1)
-        each = (high - low) / (last - first)
-        return low - each * first, each
+        num_chunks = self.plan.chunks
+        low_count, high_count = num_chunks * self.min_layers, num_chunks * max(self.max_layers, self.min_layers + 1)
+        slope = (high_values - low_values) / (high_count - low_count)
+        return low_values - slope * low_count, slope
 
-    def layer(self, *, forward: bool) -> FloatArray:
+    def count_layer_ticks(self, *, forward: bool) -> FloatArray:
         """Return the least ticks of a layer's forward, or else backward, on every stage."""
         if not forward:
-            result: FloatArray = np.array(self._backward(Recompute.NONE), float)[self.positions]
+            result: FloatArray = np.array(self._list_backward_ticks(Recompute.NONE), float)[self.positions]
             return result
-        blocks, ranks = self.costs.blocks, self.ranks
-        each = [
-            min(blocks.cost(self.plan, name, rank, Recompute.NONE).forward_ticks for rank in own for name in self.kinds)
-            for own in ranks
+        blocks, position_ranks = self.costs.blocks, self.position_ranks
+        rank_ticks = [
+            min(
+                blocks.cost(self.plan, name, rank, Recompute.NONE).forward_ticks
+                for rank in ranks
+                for name in self.layer_kinds
+            )
+            for ranks in position_ranks
         ]
-        least: FloatArray = np.array(each, float)[self.positions]
-        return least
+        least_ticks: FloatArray = np.array(rank_ticks, float)[self.positions]
+        return least_ticks
 
-    def _backward(self, how: OfLayer) -> list[int]:
+    def _list_backward_ticks(self, recompute_choice: LayerRecompute) -> list[int]:
         """Return the least ticks of a layer's backward on every pipeline position."""
-        blocks, ranks = self.costs.blocks, self.ranks
+        blocks, position_ranks = self.costs.blocks, self.position_ranks
         return [
-            min(blocks.cost(self.plan, name, rank, how).backward_ticks for rank in own for name in self.kinds)
-            for own in ranks
+            min(
+                blocks.cost(self.plan, name, rank, recompute_choice).backward_ticks
+                for rank in ranks
+                for name in self.layer_kinds
+            )
+            for ranks in position_ranks
         ]
 
     def count_base_ticks(self) -> FloatArray:
         """Return the least ticks of the blocks of every stage that are no layers, by pass."""
         result = np.zeros((len(self.positions), 2))
-        for stage, names in enumerate(self.besides_kinds):
-            ranks = self.ranks[self.positions[stage]]
+        for stage, names in enumerate(self.other_kinds):
+            ranks = self.position_ranks[self.positions[stage]]
             for name in names:
-                found = [self.costs.blocks.cost(self.plan, name, rank, Recompute.NONE) for rank in ranks]
-                result[stage] += min(each.forward_ticks for each in found), min(each.backward_ticks for each in found)
+                costs = [self.costs.blocks.cost(self.plan, name, rank, Recompute.NONE) for rank in ranks]
+                result[stage] += min(cost.forward_ticks for cost in costs), min(cost.backward_ticks for cost in costs)
         return result.ravel()
 
-    def _sends(self) -> FloatArray:
+    def _list_send_ticks(self) -> FloatArray:
         """Return the ticks of transfers by pass; 0 where the bytes sent depend on the division."""
-        stages = len(self.positions)
-        if len({self.costs.boundary_bytes(self.plan, stage) for stage in range(stages - 1)}) > 1:
-            return np.zeros(2 * stages)
-        sends = self.costs.once(Durations).sends(self.plan, self.machine)
-        return np.stack([np.array(each, float) for each in sends], axis=1).ravel()
+        num_stages = len(self.positions)
+        if len({self.costs.boundary_bytes(self.plan, stage) for stage in range(num_stages - 1)}) > 1:
+            return np.zeros(2 * num_stages)
+        send_ticks = self.costs.get_shared(TickTables).send_ticks(self.plan, self.machine)
+        return np.stack([np.array(ticks, float) for ticks in send_ticks], axis=1).ravel()
 
-    def _memory(self, name: str, how: OfLayer) -> int:
-        return self.costs.blocks.memory(self.plan, name, how).kept
+    def _count_kept_bytes(self, name: str, recompute_choice: LayerRecompute) -> int:
+        return self.costs.blocks.memory(self.plan, name, recompute_choice).kept_bytes
 
-    def _moments(self, room: FloatArray) -> tuple[Moments, ...]:
+    def _list_moments(self, free_bytes: FloatArray) -> tuple[Moments, ...]:
         """Return for every rank the moments at which backwards begin with most activations kept."""
-        plan, stages = self.plan, len(self.positions)
+        plan, num_stages = self.plan, len(self.positions)
         if self.costs.problem.training.conventions.buffers_every_microbatch:
-            return (Moments(np.zeros((0, stages), np.int64), np.zeros(0)),) * plan.pipeline
-        rows = fullest_moments(plan.schedule, plan.pipeline, plan.num_microbatches, plan.chunks)
-        working = [self._working(stage) for stage in range(stages)]
+            return (Moments(np.zeros((0, num_stages), np.int64), np.zeros(0)),) * plan.pipeline
+        rows = list_fullest_moments(plan.schedule, plan.pipeline, plan.num_microbatches, plan.chunks)
+        working_bytes = [self._count_working_bytes(stage) for stage in range(num_stages)]
         result = []
-        for rank, found in enumerate(rows):
-            alive = np.zeros((len(found), stages), np.int64)
-            for row, (kept, _) in enumerate(found):
-                alive[row, rank :: plan.pipeline] = kept
-            result.append(Moments(alive, np.array([room[rank] - working[stage] for _, stage in found], float)))
+        for rank, rank_moments in enumerate(rows):
+            num_alive = np.zeros((len(rank_moments), num_stages), np.int64)
+            for row, (num_kept, _) in enumerate(rank_moments):
+                num_alive[row, rank :: plan.pipeline] = num_kept
+            result.append(
+                Moments(
+                    num_alive, np.array([free_bytes[rank] - working_bytes[stage] for _, stage in rank_moments], float)
+                )
+            )
         return tuple(result)
 
-    def _working(self, stage: int) -> int:
+    def _count_working_bytes(self, stage: int) -> int:
         """Return the least working bytes of a stage's backward as it begins, in the last block of the stage."""
         if self.plan.zero >= 2:  # gradients may be counted with what they take the place of
             return 0
         memory = self.costs.blocks.memory
-        if stage and self.besides_kinds[stage]:
-            last = memory(self.plan, self.besides_kinds[stage][-1], Recompute.NONE)
-            return max(last.recomputed + last.backward, 0)
-        found = (memory(self.plan, name, how) for name in self.kinds for how in (Recompute.NONE, *self.ways))
-        return max(min(each.recomputed + each.backward for each in found), 0)
+        if stage and self.other_kinds[stage]:
+            last_memory = memory(self.plan, self.other_kinds[stage][-1], Recompute.NONE)
+            return max(last_memory.recomputed_bytes + last_memory.backward, 0)
+        memories = (
+            memory(self.plan, name, recompute_choice)
+            for name in self.layer_kinds
+            for recompute_choice in (Recompute.NONE, *self.recompute_choices)
+        )
+        return max(min(block_memory.recomputed_bytes + block_memory.backward for block_memory in memories), 0)
 
 
 @lru_cache(maxsize=512)
-def fullest_moments(name: str, ranks: int, microbatches: int, chunks: int) -> tuple[list[tuple[IntArray, int]], ...]:
+def list_fullest_moments(
+    name: str, num_ranks: int, num_microbatches: int, num_chunks: int
+) -> tuple[list[tuple[IntArray, int]], ...]:
     """Return for every rank the moments of most activations: microbatches kept by each of its stages, and a stage.
 
     The stage is the one whose backward begins at the moment. Moments are left out where another backward of the stage
     begins with at least as many microbatches of every stage.
 
-    >>> [[(kept.tolist(), stage) for kept, stage in rank] for rank in fullest_moments("1f1b", 2, 4, 1)]
+    >>> [[(kept.tolist(), stage) for kept, stage in rank] for rank in list_fullest_moments("1f1b", 2, 4, 1)]
     [[([2], 0)], [([1], 1)]]
     """
-    found = orders(name, ranks, microbatches, chunks)
+    schedule_orders = list_orders(name, num_ranks, num_microbatches, num_chunks)
     result = []
-    for first, end in zip(found.start, found.start[1:], strict=False):
-        passes = found.passes[first:end]
-        chunk, backward = passes // 2 // ranks, passes % 2
-        change = np.zeros((len(passes), chunks), np.int64)
-        change[np.arange(len(passes)), chunk] = 1 - 2 * backward
-        held = np.cumsum(change, axis=0) - change
+    for start, end in zip(schedule_orders.start, schedule_orders.start[1:], strict=False):
+        passes = schedule_orders.passes[start:end]
+        chunk, is_backward = passes // 2 // num_ranks, passes % 2
+        change = np.zeros((len(passes), num_chunks), np.int64)
+        change[np.arange(len(passes)), chunk] = 1 - 2 * is_backward
+        num_kept = np.cumsum(change, axis=0) - change
         rows: list[tuple[IntArray, int]] = []
-        for stage in dict.fromkeys((passes[backward == 1] // 2).tolist()):
-            rows += [(row, stage) for row in _largest(held[passes == 2 * stage + 1])]
+        for stage in dict.fromkeys((passes[is_backward == 1] // 2).tolist()):
+            rows += [(row, stage) for row in _select_maximal(num_kept[passes == 2 * stage + 1])]
         result.append(rows)
     return tuple(result)
 
 
-def _largest(rows: IntArray) -> list[IntArray]:
+def _select_maximal(rows: IntArray) -> list[IntArray]:
     """Return the rows that no other row equals or exceeds in all columns."""
     rows = np.unique(rows, axis=0)
     rows = rows[np.argsort(-rows.sum(axis=1), kind="stable")]
-    kept: list[IntArray] = []
+    maximal_rows: list[IntArray] = []
     for row in rows:
-        if not any((row <= other).all() for other in kept):
-            kept.append(row)
-    return kept
+        if not any((row <= maximal_row).all() for maximal_row in maximal_rows):
+            maximal_rows.append(row)
+    return maximal_rows

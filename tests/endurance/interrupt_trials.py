@@ -21,7 +21,7 @@ from typing import Any
 
 from meshwise.scenarios.loader import load
 from meshwise.scenarios.scenario import Scenario
-from meshwise.simulator.brief import in_full
+from meshwise.simulator.brief import to_full_text
 from meshwise.strategies.plan.plan import Plan
 
 from .interruption import Interruption, interrupt, whole_run
@@ -138,7 +138,7 @@ def searched(command: Command, folder: Path, whole: Path) -> Iterator[str]:
     scenario = load(command.arguments[1])
     if plan_file.exists():
         plan = Plan.from_json(json.loads(plan_file.read_bytes()))
-        if scenario.simulate(plan).step_time != times.get(sha256(in_full(plan).encode()).hexdigest()):
+        if scenario.simulate(plan).step_time != times.get(sha256(to_full_text(plan).encode()).hexdigest()):
             yield "the plan does not simulate to the time in the journal"
     if journal.exists():
         yield from _resumed(command, scenario, journal, whole)

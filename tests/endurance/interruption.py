@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
 
-from meshwise.executor.launch.processes import children, is_alive
+from meshwise.executor.launch.processes import is_alive, list_children
 
 INTERRUPTED = frozenset({130, -signal.SIGINT})
 """What a process that was interrupted ends with: a shell shows both as 130."""
@@ -96,7 +96,7 @@ def interrupt(arguments: Sequence[str], folder: Path, moment: float) -> Interrup
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGSTOP)  # else it might end before the signal comes
     ended_before = process.poll() is not None
-    before = 0.0 if ended_before else sum(map(_cpu_time, [process.pid, *children(process.pid)]))
+    before = 0.0 if ended_before else sum(map(_cpu_time, [process.pid, *list_children(process.pid)]))
     sent = time.monotonic()
     if not ended_before:
         os.killpg(process.pid, signal.SIGINT)

@@ -76,7 +76,7 @@ class ZeroTwoTrainer(FakeTrainer):
         for bucket in self.buckets:
             for parameter in bucket.parameters:
                 parameter.register_post_accumulate_grad_hook(lambda _, bucket=bucket: self._made(bucket))
-        self.optimizer = optimizer.build(job.training.optimizer, job.plan, self.parameters, group)
+        self.optimizer = optimizer.build_optimizer(job.training.optimizer, job.plan, self.parameters, group)
 
     @property
     def parameters(self) -> list[nn.Parameter]:

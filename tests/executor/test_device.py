@@ -18,7 +18,7 @@ LIMIT = "ONEDNN_MAX_CPU_ISA"
 def without_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LIMIT, "")  # so that what a test sets is undone
     monkeypatch.delenv(LIMIT)
-    device._is_trap.cache_clear()
+    device._tiles_trap.cache_clear()
 
 
 def _pretend(monkeypatch: pytest.MonkeyPatch, flags: str, code: int) -> list[int]:
@@ -29,7 +29,7 @@ def _pretend(monkeypatch: pytest.MonkeyPatch, flags: str, code: int) -> list[int
         products.append(code)
         return SimpleNamespace(returncode=code)
 
-    monkeypatch.setattr(device, "_are_announced", lambda: device._has_tiles(flags))
+    monkeypatch.setattr(device, "_announces_tiles", lambda: device._has_tiles(flags))
     monkeypatch.setattr(subprocess, "run", run)
     return products
 

@@ -15,7 +15,7 @@ from tiny_jobs import job as any_job
 
 from meshwise.executor.check.reference import train
 from meshwise.executor.job import Job, tensors_file
-from meshwise.executor.launch.run import compare, losses
+from meshwise.executor.launch.run import compare_job, read_losses
 from meshwise.executor.recording.timeline import read_timeline
 from meshwise.simulator.engine import simulate
 from meshwise.simulator.models.experts import Experts
@@ -233,8 +233,8 @@ def _write_reference(reference: Job, folder: Path, spoil: str | None = None) -> 
 
 def test_verification_sees_a_wrong_gradient(tmp_path: Path) -> None:
     one = job(steps=1)
-    assert compare(_write_reference(one, tmp_path), tmp_path).equal
-    spoilt = compare(_write_reference(one, tmp_path, "gradient layers.1.up.weight"), tmp_path)
+    assert compare_job(_write_reference(one, tmp_path), tmp_path).equal
+    spoilt = compare_job(_write_reference(one, tmp_path, "gradient layers.1.up.weight"), tmp_path)
     assert not spoilt.equal
     assert spoilt.gradient_error == pytest.approx(1e-9, rel=1e-3)
 
@@ -245,11 +245,11 @@ def test_verification_sees_a_missing_tensor(tmp_path: Path) -> None:
         kept = {name: arrays[name] for name in arrays.files if name != "gradient head.logits.weight"}
     np.savez(tensors_file(tmp_path, 0), **kept)
     with pytest.raises(ValueError, match=r"missing: gradient head\.logits\.weight"):
-        compare(one, tmp_path)
+        compare_job(one, tmp_path)
 
 
 def test_loss_is_the_mean_over_data_ranks(tmp_path: Path) -> None:
     two = job(data=2, steps=1)
     for rank, loss in enumerate((2.0, 4.0)):
         (tmp_path / f"rank-{rank}.jsonl").write_text(f'{{"step": 0, "loss": {loss}, "seconds": 0.5}}\n')
-    assert losses(two.plan, two.steps, tmp_path) == (3.0,)
+    assert read_losses(two.plan, two.steps, tmp_path) == (3.0,)

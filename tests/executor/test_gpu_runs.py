@@ -15,7 +15,7 @@ from tiny_jobs import TINY, job, plan, verify_all  # noqa: E402
 
 from meshwise.executor.device import CUDA  # noqa: E402
 from meshwise.executor.job import Job  # noqa: E402
-from meshwise.executor.launch.run import execute, held, run_jobs  # noqa: E402
+from meshwise.executor.launch.run import execute, read_gpu_memory, run_jobs  # noqa: E402
 from meshwise.executor.options import RunOptions  # noqa: E402
 from meshwise.simulator.models.transformer import Transformer  # noqa: E402
 from meshwise.simulator.program import StreamKind, TaskKind  # noqa: E402
@@ -106,4 +106,4 @@ def test_the_peak_is_as_simulated(tmp_path: Path) -> None:
     run_jobs([(each, tmp_path)])
     told = simulate(lower(Problem(build(SPEC, 512, "bf16"), cluster(1), TRAINING), chosen), "longest_path")
     # cuBLAS takes 32 MiB, and the allocator rounds to 512 bytes
-    assert told.peak_memory == pytest.approx(held(chosen, tmp_path, "peak"), rel=0.1)
+    assert told.peak_memory == pytest.approx(read_gpu_memory(chosen, tmp_path, "peak"), rel=0.1)

@@ -8,25 +8,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwise.executor.job import Job
-from meshwise.executor.options import CONSTANT, PEAKS, LearningRate, RunOptions
+from meshwise.executor.options import CONSTANT_RATE, PEAKS, LearningRate, RunOptions
 
 
 @pytest.mark.parametrize("optimizer", PEAKS)
 @given(step=st.integers(0, 10**9))
 def test_without_a_schedule_it_is_the_optimizers(optimizer: str, step: int) -> None:
-    assert CONSTANT.at(step, optimizer) == PEAKS[optimizer]
+    assert CONSTANT_RATE.rate_at(step, optimizer) == PEAKS[optimizer]
 
 
 def test_a_schedule_worked_by_hand() -> None:
     rate = LearningRate(1.0, warmup_steps=2, decay_steps=6, minimum=0.2)
     # up by halves; then 0.2 + 0.8 (1 + cos(pi k / 4)) / 2, which is 1 at k = 0, 0.6 at k = 2 and 0.2 from k = 4 on
-    assert [rate.at(step, "sgd") for step in (0, 1, 2, 4, 6, 100)] == pytest.approx([0.5, 1.0, 1.0, 0.6, 0.2, 0.2])
+    assert [rate.rate_at(step, "sgd") for step in (0, 1, 2, 4, 6, 100)] == pytest.approx([0.5, 1.0, 1.0, 0.6, 0.2, 0.2])
 
 
 @given(st.integers(0, 50), st.integers(1, 200), st.floats(1e-6, 1.0), st.floats(0.0, 1.0))
 def test_it_rises_and_then_falls_between_its_bounds(warmup: int, length: int, peak: float, share: float) -> None:
     rate = LearningRate(peak, warmup, warmup + length, peak * share)
-    values = [rate.at(step, "adamw") for step in range(warmup + length + 3)]
+    values = [rate.rate_at(step, "adamw") for step in range(warmup + length + 3)]
     assert all(0 < value <= peak * (1 + 1e-12) or value == rate.minimum for value in values)
     rising, falling = values[: warmup + 1], values[warmup:]
     assert rising == sorted(rising) and falling == sorted(falling, reverse=True)
@@ -74,7 +74,7 @@ def test_longer_runs_are_verified_where_nothing_is_said(steps: int, asked: bool 
 
 def test_what_only_the_executors_own_model_has() -> None:
     assert not RunOptions(9, True, 3, 1.0, "cuda").needs_own_model
-    own = {"data": "README.md", "learning_rate": CONSTANT, "checkpoint_every": 1, "keep": 3, "resume": True}
+    own = {"data": "README.md", "learning_rate": CONSTANT_RATE, "checkpoint_every": 1, "keep": 3, "resume": True}
     assert all(RunOptions(**{field: value}).needs_own_model for field, value in own.items())
 
 

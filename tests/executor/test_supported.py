@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from tiny_jobs import TINY, job
 
-from meshwise.executor.supported import unsupported
+from meshwise.executor.supported import find_unsupported
 from meshwise.simulator.models.experts import Experts
 from meshwise.strategies.plan.mesh import Mesh
 from meshwise.strategies.plan.offloading import offloading
@@ -17,7 +17,7 @@ from meshwise.strategies.plan.recomputation import PerStage, Recompute, SomeOper
 
 def test_a_plan_that_runs_has_no_reason_against_it() -> None:
     good = job(data=2, tensor=2, pipeline=2)
-    assert unsupported(good.spec, good.training, good.plan) == ()
+    assert find_unsupported(good.spec, good.training, good.plan) == ()
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_a_plan_that_runs_has_no_reason_against_it() -> None:
 )
 def test_models_it_does_not_have(change: dict[str, object], reason: str) -> None:
     good = job(pipeline=2)
-    reasons = unsupported(replace(TINY, **change), good.training, good.plan)
+    reasons = find_unsupported(replace(TINY, **change), good.training, good.plan)
     assert len(reasons) == 1
     with pytest.raises(ValueError, match=reason):
         raise ValueError(reasons[0])
@@ -41,7 +41,7 @@ def test_models_it_does_not_have(change: dict[str, object], reason: str) -> None
 def test_every_reason_at_once() -> None:
     good = job(data=2)
     stages = (Stage(("embedding", "head")),)
-    reasons = unsupported(
+    reasons = find_unsupported(
         replace(TINY, dropout=True),
         replace(good.training, precision="fp8"),
         replace(good.plan, stages=stages, overlap_tensor=True),
@@ -51,25 +51,25 @@ def test_every_reason_at_once() -> None:
 
 def test_shards_that_torch_would_keep_whole() -> None:
     split = job(data=2, pipeline=2, zero=3, schedule="zb1p")
-    (reason,) = unsupported(split.spec, split.training, split.plan)
+    (reason,) = find_unsupported(split.spec, split.training, split.plan)
     assert reason.endswith("met true with zb1p; nearest: false")
     kept = job(data=2, pipeline=2, zero=3, schedule="zb1p", reshard_after_forward=False)
-    assert unsupported(kept.spec, kept.training, kept.plan) == ()
+    assert find_unsupported(kept.spec, kept.training, kept.plan) == ()
 
 
 def test_schedules_without_a_flush() -> None:
     good = job(pipeline=2, schedule="pipedream")
-    assert unsupported(good.spec, good.training, good.plan) == ()
+    assert find_unsupported(good.spec, good.training, good.plan) == ()
     training = replace(good.training, gradient_clipping=True)
     plan = replace(good.plan, zero=1, gradient_reduction="parameter_server")
-    reasons = unsupported(good.spec, training, plan)
+    reasons = find_unsupported(good.spec, training, plan)
     assert [reason.partition(":")[0] for reason in reasons] == ["gradient_clipping", "zero", "gradient_reduction"]
     assert reasons[1].endswith("met 1; nearest: 0")
 
 
 def test_batch_that_would_hang_torch() -> None:
     good = job(data=2, global_batch=16, microbatch=4)
-    (reason,) = unsupported(good.spec, replace(good.training, global_batch=20), good.plan)
+    (reason,) = find_unsupported(good.spec, replace(good.training, global_batch=20), good.plan)
     assert reason == ("global_batch: sequences(8) of a microbatch on all data ranks * microbatches(2) = 16, met 20")
 
 
@@ -82,13 +82,13 @@ def test_batch_that_would_hang_torch() -> None:
 )
 def test_training_it_does_not_do(change: dict[str, object], reason: str) -> None:
     good = job(data=2)
-    (met,) = unsupported(good.spec, replace(good.training, **change), good.plan)
+    (met,) = find_unsupported(good.spec, replace(good.training, **change), good.plan)
     assert re.search(reason, met)
 
 
 def test_communication_is_not_run_beside_products() -> None:
     good = job(tensor=2, sequence_parallel=True)
-    (reason,) = unsupported(good.spec, good.training, replace(good.plan, overlap_tensor=True))
+    (reason,) = find_unsupported(good.spec, good.training, replace(good.plan, overlap_tensor=True))
     expected = "overlap_tensor: torch's tensor parallelism runs collectives before and after products; nearest: false"
     assert reason == expected
 
@@ -106,8 +106,8 @@ def test_single_operators(names: tuple[str, ...], layout: dict[str, object], rea
     good = job(**layout)
     one = SomeOperators(names)
     plan = replace(good.plan, recompute=PerStage((one, *[Recompute.FULL] * (len(good.plan.stages) - 1))))
-    reasons = unsupported(good.spec, good.training, plan)
-    assert reasons == unsupported(good.spec, good.training, replace(good.plan, recompute=one))
+    reasons = find_unsupported(good.spec, good.training, plan)
+    assert reasons == find_unsupported(good.spec, good.training, replace(good.plan, recompute=one))
     assert len(reasons) == (reason is not None)
     assert reason is None or (reasons[0].startswith("recompute: ") and re.search(reason, reasons[0]))
 
@@ -116,12 +116,12 @@ def test_unfused_attention_is_recomputed_as_one() -> None:
     good = job(replace(TINY, attention="unfused"), data=2)
     for names, holds in ((("scores", "softmax", "context"), True), (("softmax",), False)):
         plan = replace(good.plan, recompute=SomeOperators(names))
-        assert (unsupported(replace(TINY, attention="unfused"), good.training, plan) == ()) is holds
+        assert (find_unsupported(replace(TINY, attention="unfused"), good.training, plan) == ()) is holds
 
 
 def test_only_the_megatron_cut() -> None:
     good = job(tensor=2)
-    (reason,) = unsupported(good.spec, good.training, replace(good.plan, shardings=good.plan.shardings[1:]))
+    (reason,) = find_unsupported(good.spec, good.training, replace(good.plan, shardings=good.plan.shardings[1:]))
     assert reason.startswith("shardings:")
 
 
@@ -140,17 +140,17 @@ def test_only_the_megatron_cut() -> None:
 )
 def test_contexts_that_cannot_be_cut(layout: dict[str, object], change: dict[str, object], reason: str) -> None:
     good = job(**layout)
-    assert unsupported(good.spec, good.training, good.plan) == ()
+    assert find_unsupported(good.spec, good.training, good.plan) == ()
     training = replace(good.training, **{k: v for k, v in change.items() if k == "sequence"})
     spec = replace(good.spec, **{k: v for k, v in change.items() if k == "kv_heads" or v == "unfused"})
     plan = replace(good.plan, attention=None) if None in change.values() else good.plan
-    assert any(re.search(reason, met) for met in unsupported(spec, training, plan))
+    assert any(re.search(reason, met) for met in find_unsupported(spec, training, plan))
 
 
 def test_axes_in_another_order() -> None:
     good = job(data=2, context=2)
     turned = replace(good.plan, mesh=Mesh(good.plan.mesh.axes[::-1]))
-    (reason,) = unsupported(good.spec, good.training, turned)
+    (reason,) = find_unsupported(good.spec, good.training, turned)
     assert (
         reason == "order: the executor's mesh is pipeline, data, context, tensor, met tensor, context, data, pipeline"
     )
@@ -167,7 +167,7 @@ def test_axes_in_another_order() -> None:
 def test_experts_that_it_does_not_run(layout: dict[str, int], experts: dict[str, int], reason: str) -> None:
     mixed = replace(TINY, experts=Experts(count=4, top_k=2, ffn=16))
     good = job(mixed, **layout)
-    assert unsupported(good.spec, good.training, good.plan) == ()
+    assert find_unsupported(good.spec, good.training, good.plan) == ()
     changed = replace(mixed, experts=replace(mixed.experts, **experts))
-    (met,) = (each for each in unsupported(changed, good.training, good.plan) if not each.startswith("shardings"))
+    (met,) = (each for each in find_unsupported(changed, good.training, good.plan) if not each.startswith("shardings"))
     assert re.search(reason, met)

@@ -5,9 +5,9 @@ from typing import Any
 
 from meshwise.executor.check.verification import Verification
 from meshwise.executor.job import Job
-from meshwise.executor.launch.run import compare, run_jobs
+from meshwise.executor.launch.run import compare_job, run_jobs
 from meshwise.simulator.machine.accelerator import Accelerator
-from meshwise.simulator.machine.cluster import Cluster, homogeneous
+from meshwise.simulator.machine.cluster import Cluster, build_homogeneous
 from meshwise.simulator.machine.host import Host
 from meshwise.simulator.machine.topology import Link
 from meshwise.simulator.models.model import build
@@ -25,7 +25,7 @@ def cluster(devices: int) -> Cluster:
     peaks = ("fp32", 1e11), ("fp64", 5e10), ("bf16", 1e11)
     accelerator = Accelerator("core", peaks, memory=2.0**33, memory_bandwidth=1e10)
     link = Link(latency=1e-6, bandwidth=1e9)
-    return homogeneous("laptop", accelerator, Host("host", 2.0**34), 1, devices, link, link)
+    return build_homogeneous("laptop", accelerator, Host("host", 2.0**34), 1, devices, link, link)
 
 
 def plan(spec: Transformer, training: Training, **layout: Any) -> Plan:
@@ -57,4 +57,4 @@ def verify_all(folder: Path, jobs: dict[str, Job]) -> dict[str, Verification]:
     """Run jobs of as many ranks in one launch and compare each with one process."""
     pairs = [(job, folder / name) for name, job in jobs.items()]
     run_jobs(pairs)
-    return {name: compare(job, folder / name) for name, job in jobs.items()}
+    return {name: compare_job(job, folder / name) for name, job in jobs.items()}

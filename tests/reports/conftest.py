@@ -9,7 +9,7 @@ from meshwise.simulator.memory import MemoryProfile, sweep
 from meshwise.simulator.program import Category, HostClass, MemoryChange, RankClass, StreamKind, TaskKind
 from meshwise.simulator.spans import Span
 from meshwise.simulator.timeline import Timeline
-from meshwise.strategies.schedules.schedule import Action, ActionKind, Schedule, schedule
+from meshwise.strategies.schedules.schedule import Action, ActionKind, Schedule, build_schedule
 
 GIB = 2**30
 
@@ -41,7 +41,7 @@ def step() -> Callable[..., Timeline]:
     """Return a function of schedule name, ranks, microbatches, chunks and fields of `Model` to a timeline."""
 
     def build(name: str = "1f1b", ranks: int = 2, microbatches: int = 4, chunks: int = 1, **fields: object) -> Timeline:
-        return timeline(schedule(name, ranks, microbatches, chunks), Model(**fields))  # type: ignore[arg-type]
+        return timeline(build_schedule(name, ranks, microbatches, chunks), Model(**fields))  # type: ignore[arg-type]
 
     return build
 
@@ -57,7 +57,9 @@ def timeline(order: Schedule, model: Model) -> Timeline:
         spans += _tail(rank, max(ends[a] for a in actions), model)
     spans.sort(key=lambda span: (span.start, span.end, span.rank_class))
     classes = tuple(
-        RankClass(f"pipeline {rank}", order.stages_of(rank), tuple(range(rank * model.group, (rank + 1) * model.group)))
+        RankClass(
+            f"pipeline {rank}", order.list_stages(rank), tuple(range(rank * model.group, (rank + 1) * model.group))
+        )
         for rank in range(order.num_ranks)
     )
     memory = tuple(_memory(order, rank, ends, model) for rank in range(order.num_ranks))
@@ -126,7 +128,7 @@ def _sends(order: Schedule, rank: int, action: Action, end: float, model: Model)
     if 0 <= target < order.num_stages and order.num_ranks > 1 and model.send:
         streams = (StreamKind.SEND_FORWARD, StreamKind.RECEIVE_FORWARD)
         streams = streams if forward else (StreamKind.SEND_BACKWARD, StreamKind.RECEIVE_BACKWARD)
-        for who, stream in zip((rank, order.rank_of(target)), streams, strict=True):
+        for who, stream in zip((rank, order.find_rank(target)), streams, strict=True):
             kind = TaskKind.PIPELINE_COMMUNICATION
             yield Span(who, stream, kind, action.stage, action.microbatch, "activation", end, end + model.send)
 
@@ -157,7 +159,7 @@ def _tail(rank: int, end: float, model: Model) -> Iterator[Span]:
 def _memory(order: Schedule, rank: int, ends: dict[Action, float], model: Model) -> MemoryProfile:
     sizes = ((Category.PARAMETERS, 6), (Category.GRADIENTS, 12), (Category.OPTIMIZER, 9), (Category.BUFFERS, 1))
     resident = [MemoryChange(rank, category, size * GIB) for category, size in sizes]
-    size = 40 * GIB // max(order.in_flight(0), 1)
+    size = 40 * GIB // max(order.count_in_flight(0), 1)
     changes = []
     for action in order.orders[rank]:
         start = round(ends[action] - model.length(action), 9)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwise.reports.difference import WAITING, Difference, DifferenceRow, difference, operation, owners
+from meshwise.reports.difference import WAITING, Difference, DifferenceRow, assign_owners, difference, operation
 from meshwise.simulator.program import RankClass, StreamKind, TaskKind
 from meshwise.simulator.spans import Span
 from meshwise.simulator.timeline import Timeline
@@ -36,7 +36,7 @@ def row(found: Difference, name: str) -> DifferenceRow:
 def test_what_computes_has_its_time_and_communication_what_is_left() -> None:
     # forward [0, 4], reduction [3, 6] under it, backward [5, 8], then nothing up to 10
     spans = [span(F, 0, 4), span(D, 3, 6, name="all_reduce gradients"), span(B, 5, 8)]
-    shares = [(seconds, owner and owner.kind) for seconds, owner in owners(spans, 10.0)]
+    shares = [(seconds, owner and owner.kind) for seconds, owner in assign_owners(spans, 10.0)]
     assert shares == [(3, F), (1, F), (1, D), (1, B), (2, B), (2, None)]
 
 

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from meshwise import load
-from meshwise.reports.pictures.figure import sheet
+from meshwise.reports.pictures.figure import open_sheet
 from meshwise.reports.traces.chrome import write_trace
 from meshwise.reports.traces.perfetto import write_perfetto
 
 
 def _draw(timeline: Any, path: Path) -> None:
-    with sheet(path):
+    with open_sheet(path):
         pass
 
 
@@ -30,7 +30,7 @@ def _cut(self: Any, path: Path, **_: Any) -> None:
     ("write", "name", "place", "stop"),
     [
         (write_trace, "step.json", "meshwise.reports.traces.chrome._texts", _stop),
-        (write_perfetto, "step.pftrace", "meshwise.reports.traces.perfetto._Layout.events", _stop),
+        (write_perfetto, "step.pftrace", "meshwise.reports.traces.perfetto._Layout.list_events", _stop),
         (_draw, "step.png", "matplotlib.figure.Figure.savefig", _cut),
     ],
 )

@@ -1,6 +1,6 @@
 from itertools import pairwise
 
-from meshwise.reports.palette import CATEGORY_COLOUR, DARK_COLOUR, IDLE, KIND_COLOUR, lightness, shade, text_on
+from meshwise.reports.palette import CATEGORY_COLOUR, DARK_COLOUR, IDLE, KIND_COLOUR, lightness, shade_kind, text_colour
 from meshwise.simulator.program import Category, TaskKind
 
 
@@ -24,12 +24,12 @@ def test_neighbours_in_the_memory_stack_differ_in_lightness():
 
 
 def test_chunks_are_shades_from_dark_to_light_that_never_reach_idle():
-    levels = [lightness(shade(TaskKind.BACKWARD, chunk, 4)) for chunk in range(4)]
+    levels = [lightness(shade_kind(TaskKind.BACKWARD, chunk, 4)) for chunk in range(4)]
     assert levels == sorted(levels)
     assert len(set(levels)) == 4
-    assert lightness(shade(TaskKind.FORWARD, 3, 4)) < lightness(IDLE) - 2
+    assert lightness(shade_kind(TaskKind.FORWARD, 3, 4)) < lightness(IDLE) - 2
 
 
 def test_text_is_white_on_dark_and_black_on_light():
-    assert text_on("#000000") == "#FFFFFF"
-    assert text_on("#FFFFFF") != "#FFFFFF"
+    assert text_colour("#000000") == "#FFFFFF"
+    assert text_colour("#FFFFFF") != "#FFFFFF"

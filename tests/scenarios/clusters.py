@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from meshwise.simulator.collective import Algorithm, Collective, CollectiveCurve
 from meshwise.simulator.interconnect.interconnect import interconnect
 from meshwise.simulator.machine.accelerator import Accelerator
-from meshwise.simulator.machine.cluster import Cluster, Library, Node, Protocol, Tenant
+from meshwise.simulator.machine.cluster import Cluster, CommunicationLibrary, Node, Protocol, Tenant
 from meshwise.simulator.machine.host import Host, Pcie
 from meshwise.simulator.machine.kernels import AttentionModel, MatmulModel
 from meshwise.simulator.machine.topology import (
@@ -33,7 +33,11 @@ NAMES = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "Zs")), 
 LINKS = st.builds(Link, latency=st.floats(0, 1), bandwidth=POSITIVE, launch=st.floats(0, 1))
 PROTOCOLS = st.builds(Protocol, NAMES, st.floats(0, 1000), st.floats(0, 1000), st.floats(0.001, 1), st.booleans())
 LIBRARIES = st.builds(
-    Library, st.lists(PROTOCOLS, max_size=2).map(tuple), st.floats(0, 2), st.floats(0.001, 1), st.floats(0, 1)
+    CommunicationLibrary,
+    st.lists(PROTOCOLS, max_size=2).map(tuple),
+    st.floats(0, 2),
+    st.floats(0.001, 1),
+    st.floats(0, 1),
 )
 CURVES = st.builds(
     CollectiveCurve,

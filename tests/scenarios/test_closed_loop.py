@@ -10,8 +10,8 @@ import pytest
 
 from meshwise.executor.launch.run import Run
 from meshwise.executor.options import RunOptions
-from meshwise.scenarios.calibration.recalibration import slowed
-from meshwise.scenarios.closed_loop import ClosedLoop, best_plans, close_loop
+from meshwise.scenarios.calibration.recalibration import slow_cluster
+from meshwise.scenarios.closed_loop import ClosedLoop, close_loop, find_best_plans
 from meshwise.scenarios.commands.main import run
 from meshwise.scenarios.inputs.cluster_file import load_cluster
 from meshwise.scenarios.loader import load
@@ -37,7 +37,7 @@ def pretend(breaks_after: int) -> Execute:
         if done == breaks_after:
             raise KeyboardInterrupt
         done += 1
-        machine = slowed(self.problem.cluster, products=3.0, memory=1.0, launch=1.0, optimizer=1.0)
+        machine = slow_cluster(self.problem.cluster, products=3.0, memory=1.0, launch=1.0, optimizer=1.0)
         there = replace(self, problem=replace(self.problem, cluster=machine))
         timeline = there.simulate(plan).timeline
         return Run(1, (5.0,), (timeline.step_time,), timeline.step_time, timeline.peak_memory, timeline, None)
@@ -51,7 +51,7 @@ def loop(scenario: Scenario, most: int) -> ClosedLoop:
 
 def test_the_best_plans_are_different_and_rise_in_time() -> None:
     scenario = load("local/dp2")
-    found = best_plans(scenario, 3, nothing)
+    found = find_best_plans(scenario, 3, nothing)
     times = [scenario.simulate(plan).step_time for plan in found]
     assert len(set(found)) == 3 and times == sorted(times)
     best = scenario.search().best
@@ -64,7 +64,7 @@ def test_plans_are_predicted_better_from_the_others(monkeypatch: pytest.MonkeyPa
     document = found.to_json()
     assert document["mean_error_before"] > 0.3
     assert document["mean_error_after"] < 0.05
-    assert found.best is not None and not found.interrupted
+    assert found.best_plan is not None and not found.interrupted
 
 
 def test_an_interrupt_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:

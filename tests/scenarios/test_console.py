@@ -5,7 +5,7 @@ from math import inf, nan
 
 import pytest
 
-from meshwise.scenarios.console import Ticker, emit, note, show, table
+from meshwise.scenarios.console import Ticker, emit, note, print_rows, print_table
 
 
 def test_numbers_that_are_not_finite_are_null(capsys: pytest.CaptureFixture[str]) -> None:
@@ -14,15 +14,15 @@ def test_numbers_that_are_not_finite_are_null(capsys: pytest.CaptureFixture[str]
 
 
 def test_columns_lie_under_their_names_numbers_flush_right(capsys: pytest.CaptureFixture[str]) -> None:
-    table(("name", "seconds"), [("a", 1), ("longer", 12.5)])
+    print_table(("name", "seconds"), [("a", 1), ("longer", 12.5)])
     assert capsys.readouterr().out == "name    seconds\na             1\nlonger     12.5\n"
-    show([("a", 1), ("longer", "x")])
+    print_rows([("a", 1), ("longer", "x")])
     assert capsys.readouterr().out == "a       1\nlonger  x\n"
 
 
 def test_what_users_wrote_is_shown_escaped(capsys: pytest.CaptureFixture[str]) -> None:
-    show([("\x1b[2J", "\x07")])
-    table(("\x1b[2J",), [("\x07",)])
+    print_rows([("\x1b[2J", "\x07")])
+    print_table(("\x1b[2J",), [("\x07",)])
     note("\x1b[2J")
     printed = capsys.readouterr()
     assert "\x1b" not in printed.out + printed.err and "\x07" not in printed.out
@@ -32,5 +32,5 @@ def test_what_users_wrote_is_shown_escaped(capsys: pytest.CaptureFixture[str]) -
 def test_no_ticker_where_stderr_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     ticker = Ticker()
     ticker("working")
-    ticker.done()
+    ticker.clear()
     assert capsys.readouterr().err == ""

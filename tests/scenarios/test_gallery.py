@@ -11,13 +11,13 @@ import pytest
 
 from meshwise import load
 from meshwise.scenarios.files import library
-from meshwise.scenarios.files.reader import Document, read
-from meshwise.scenarios.loader import scenario_in
+from meshwise.scenarios.files.reader import Document, read_document
+from meshwise.scenarios.loader import read_scenario
 from meshwise.scenarios.simulation import Simulation
 from meshwise.simulator.memory import CATEGORIES
 from meshwise.simulator.program import Category
 
-NAMES = [name for name in library.names() if name.startswith("gallery/")]
+NAMES = [name for name in library.list_names() if name.startswith("gallery/")]
 MAX_TASKS = 65_000
 """Tasks of one step that a core simulates in about a second."""
 
@@ -37,7 +37,7 @@ def simulated(name: str) -> Simulation:
 
 def variant(name: str, fields: Mapping[str, Any]) -> Simulation:
     """Return the step of a scenario with some fields, by dotted path, of other values."""
-    document = read(library.find(name))
+    document = read_document(library.find_scenario(name))
     data = deepcopy(document.data)
     for path, value in fields.items():
         *sections, last = path.split(".")
@@ -45,7 +45,7 @@ def variant(name: str, fields: Mapping[str, Any]) -> Simulation:
         for section in sections:
             table = table[section]
         table[last] = value
-    return scenario_in(Document(document.file, data)).simulate()
+    return read_scenario(Document(document.file, data)).simulate()
 
 
 def exposed(result: Simulation, kind: str) -> float:
@@ -59,7 +59,7 @@ def test_the_gallery_has_both_rooms() -> None:
 
 
 def test_a_bare_name_means_one_scenario_of_the_library() -> None:
-    bare = [name.rsplit("/", 1)[-1] for name in library.names()]
+    bare = [name.rsplit("/", 1)[-1] for name in library.list_names()]
     assert sorted(bare) == sorted(set(bare))
 
 
@@ -78,7 +78,7 @@ def test_a_scenario_of_the_gallery_is_quick_fits_and_is_finite(name: str, record
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_scenario_of_the_gallery_says_where_it_comes_from(name: str) -> None:
-    comment = [row for row in library.find(name).read_text().splitlines() if row.startswith("#")]
+    comment = [row for row in library.find_scenario(name).read_text().splitlines() if row.startswith("#")]
     assert any(word in row for row in comment for word in ("# Source: ", "# Model: "))
     assert ("techniques" in name) <= any(row.startswith("# Look at: ") for row in comment)
 

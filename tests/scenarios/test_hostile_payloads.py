@@ -15,8 +15,8 @@ from meshwise.scenarios.commands.main import run
 from meshwise.scenarios.files.errors import ScenarioError
 from meshwise.scenarios.files.results import write
 from meshwise.scenarios.loader import load
-from meshwise.scenarios.published.runs import run_of
-from meshwise.simulator.files import escaped, is_plain
+from meshwise.scenarios.published.runs import build_run
+from meshwise.simulator.files import escape_text, is_plain
 
 from ..endurance.fuzzing import corpus
 from ..endurance.fuzzing.watch import watched
@@ -103,23 +103,23 @@ def test_a_pickle_is_never_loaded(command: str, tmp_path: Path, monkeypatch: pyt
 
 def test_a_pickle_in_the_place_of_a_checkpoint_is_never_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its seal may be right: whoever writes the manifest can write that too."""
-    from meshwise.executor.training.checkpoint import MANIFEST, SEAL, DamagedError, last_good, seal
+    from meshwise.executor.training.checkpoint import MANIFEST, SEAL, DamagedError, find_last_good, format_seal
 
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "step-00000001"
     folder.mkdir()
     (folder / MANIFEST).write_bytes(pickle.dumps(Bomb()))
-    (folder / SEAL).write_bytes(seal((folder / MANIFEST).read_bytes()))
+    (folder / SEAL).write_bytes(format_seal((folder / MANIFEST).read_bytes()))
     with pytest.raises(ValueError, match="is damaged"):
-        last_good(tmp_path)
+        find_last_good(tmp_path)
     manifest = {
         "version": 1, "step": 1, "seed": 0, "tensors": {},
         "files": {"../../canary": {"bytes": 1, "sha256": hashlib.sha256(b"x").hexdigest(), "pieces": []}},
     }  # fmt: skip
     (folder / MANIFEST).write_text(json.dumps(manifest))
-    (folder / SEAL).write_bytes(seal((folder / MANIFEST).read_bytes()))
+    (folder / SEAL).write_bytes(format_seal((folder / MANIFEST).read_bytes()))
     with pytest.raises(ValueError, match=r"a file is rank-N\.bin"):
-        last_good(tmp_path)
+        find_last_good(tmp_path)
     assert issubclass(DamagedError, ValueError)
     assert not Path("canary").exists()
 
@@ -224,8 +224,8 @@ def test_rows_are_shown_escaped(tmp_path: Path, capfd) -> None:
     assert run(["accuracy", str(path), "--out", str(tmp_path / "predictions.csv")]) in (0, 1, 3)
     safe(capfd)
     assert is_plain((tmp_path / "predictions.csv").read_text())
-    made = run_of(row | {"row_id": "\ud800"})
-    assert (made.row_id, made.source) == ("\\ud800", escaped(row["source_id"]))
+    made = build_run(row | {"row_id": "\ud800"})
+    assert (made.row_id, made.source) == ("\\ud800", escape_text(row["source_id"]))
 
 
 def test_a_name_is_text_in_pictures_and_pages(tmp_path: Path, capfd) -> None:

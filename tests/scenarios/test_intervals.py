@@ -12,28 +12,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwise import load
-from meshwise.scenarios.fitting import nothing_fits, room_in_words
+from meshwise.scenarios.fitting import describe_room, explain_shortfall
 from meshwise.scenarios.intervals import (
     FIGURES,
     FIRST_THAT_FITS,
+    PEAK_RUNS,
     RISK,
-    RUNS,
     Category,
     Residual,
-    category,
+    build_uncertainty,
     describe_peak_runs,
-    half_width,
-    half_widths,
-    left_out,
+    estimate_problem_risk,
+    find_category,
+    find_half_width,
+    find_half_widths,
+    find_uncertainty,
+    leave_groups_out,
     memory_margin,
-    out_of_memory_of,
     peak_memory_interval,
     step_time_interval,
-    uncertainty,
-    uncertainty_of,
     with_margin,
 )
-from meshwise.simulator.catalog import accelerator, cluster, timed_products
+from meshwise.simulator.catalog import accelerator, cluster, list_timed_products
 from meshwise.simulator.machine.kernels import MatmulModel
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.plan.completion import complete
@@ -48,7 +48,7 @@ def of(group: str, sizes: list[float], category: str = "all") -> list[Residual]:
 
 @given(SIZES, st.floats(0.05, 1.0))
 def test_the_half_width_holds_what_it_says_and_no_smaller_one_does(sizes: list[float], coverage: float) -> None:
-    width = half_widths(of("a", sizes), coverage)["all"]
+    width = find_half_widths(of("a", sizes), coverage)["all"]
     assert width in sizes
     assert fmean(size <= width for size in sizes) >= coverage - 1e-9
     assert fmean(size < width for size in sizes) < coverage
@@ -57,26 +57,32 @@ def test_the_half_width_holds_what_it_says_and_no_smaller_one_does(sizes: list[f
 def test_weights_of_two_groups_by_hand() -> None:
     errors = of("few", [0.4]) + of("many", [0.1, 0.2, 0.3, 0.5])
     # by size: 0.1 (1/8), 0.2 (2/8), 0.3 (3/8), 0.4 (3/8 + 1/2 = 7/8), 0.5 (1)
-    assert [half_widths(errors, share)["all"] for share in (0.25, 0.375, 0.4, 0.875, 0.9)] == [0.2, 0.3, 0.4, 0.4, 0.5]
+    assert [find_half_widths(errors, share)["all"] for share in (0.25, 0.375, 0.4, 0.875, 0.9)] == [
+        0.2,
+        0.3,
+        0.4,
+        0.4,
+        0.5,
+    ]
 
 
 @given(SIZES, SIZES, st.integers(2, 5))
 def test_a_group_counts_the_same_however_many_runs_it_has(a: list[float], b: list[float], times: int) -> None:
-    assert half_widths(of("a", a * times) + of("b", b), 0.9) == half_widths(of("a", a) + of("b", b), 0.9)
+    assert find_half_widths(of("a", a * times) + of("b", b), 0.9) == find_half_widths(of("a", a) + of("b", b), 0.9)
 
 
 def test_categories_are_apart_and_an_unknown_one_is_the_widest() -> None:
-    widths = half_widths(of("a", [0.1], "near") + of("a", [0.7], "far"), 0.9)
+    widths = find_half_widths(of("a", [0.1], "near") + of("a", [0.7], "far"), 0.9)
     assert widths == {"near": 0.1, "far": 0.7}
-    assert half_width(widths, "near") == 0.1
-    assert half_width(widths, "nowhere") == 0.7
+    assert find_half_width(widths, "near") == 0.1
+    assert find_half_width(widths, "nowhere") == 0.7
 
 
 @given(SIZES, SIZES, st.floats(1, 100))
 def test_errors_that_are_left_out_do_not_change_their_own_interval(a: list[float], b: list[float], by: float) -> None:
     groups = ["a"] * len(a) + ["b"] * len(b)
-    own = dict(left_out(groups, of("a", a) + of("b", b), 0.9))
-    worse = dict(left_out(groups, of("a", [by * size for size in a]) + of("b", b), 0.9))
+    own = dict(leave_groups_out(groups, of("a", a) + of("b", b), 0.9))
+    worse = dict(leave_groups_out(groups, of("a", [by * size for size in a]) + of("b", b), 0.9))
     assert own.keys() == worse.keys() == set(range(len(groups)))
     assert all(own[place] == worse[place] for place in range(len(a)))
 
@@ -88,25 +94,28 @@ def test_groups_of_one_kind_are_held_as_often_as_promised() -> None:
     for group in range(40):
         scale = source.uniform(0.05, 0.15)
         errors += of(str(group), [abs(source.gauss(0, scale)) for _ in range(source.choice((3, 30, 60)))])
-    held = [errors[place].size <= width for place, width in left_out([each.group for each in errors], errors, 0.9)]
+    held = [
+        errors[place].size <= width
+        for place, width in leave_groups_out([each.leave_groups_out for each in errors], errors, 0.9)
+    ]
     assert 0.85 < fmean(held) < 0.95
 
 
 def test_one_group_alone_cannot_be_left_out() -> None:
     with pytest.raises(ValueError, match="needs two, met a alone"):
-        list(left_out(["a", "a"], of("a", [0.1, 0.2]), 0.9))
+        list(leave_groups_out(["a", "a"], of("a", [0.1, 0.2]), 0.9))
 
 
 @pytest.mark.parametrize("preset", ["dgx-a100-80gb", "dgx-h100", "dgx-b200", "dgx-b300", "dgx-1-v100-32gb"])
 def test_timed_accelerators_and_their_relatives(preset: str) -> None:
     machine = cluster(preset, 2)
-    assert category(machine, ()) is Category.STATED
-    assert category(machine, ("other", f"recompute none, micro_batch 1: {FIRST_THAT_FITS}")) is Category.OPEN
+    assert find_category(machine, ()) is Category.STATED
+    assert find_category(machine, ("other", f"recompute none, micro_batch 1: {FIRST_THAT_FITS}")) is Category.OPEN
 
 
 @pytest.mark.parametrize("preset", ["tpu-v4", "tpu-v5e", "atlas-800t-a2", "mi300x-8", "gaudi2-8"])
 def test_accelerators_of_data_sheets_are_not_timed_whatever_else_is_known(preset: str) -> None:
-    assert category(cluster(preset, 2), (FIRST_THAT_FITS,)) is Category.UNTIMED
+    assert find_category(cluster(preset, 2), (FIRST_THAT_FITS,)) is Category.UNTIMED
 
 
 def test_one_device_that_is_not_timed_makes_a_machine_so() -> None:
@@ -114,9 +123,9 @@ def test_one_device_that_is_not_timed_makes_a_machine_so() -> None:
     ((node, _),) = timed.nodes
     other = replace(node, accelerator=replace(node.accelerator, name="other", matmul=MatmulModel()))
     mixed = replace(timed, nodes=((node, 1), (other, 1)))
-    assert category(mixed, ()) is Category.UNTIMED
-    assert MatmulModel() not in timed_products()
-    assert accelerator("h200-141gb").matmul in timed_products()
+    assert find_category(mixed, ()) is Category.UNTIMED
+    assert MatmulModel() not in list_timed_products()
+    assert accelerator("h200-141gb").matmul in list_timed_products()
 
 
 @given(st.floats(1e-6, 1e6), st.sampled_from(Category))
@@ -138,26 +147,26 @@ def test_the_less_is_known_the_wider_it_is() -> None:
 def test_a_peak_has_room_with_the_margin_just_where_it_lacks_memory_with_less_than_the_risk(
     risk: float, caching: bool
 ) -> None:
-    doubt, margin = uncertainty(Category.STATED, caching=caching), memory_margin(risk, caching=caching)
+    doubt, margin = build_uncertainty(Category.STATED, is_caching=caching), memory_margin(risk, is_caching=caching)
     for reserved in (0.0, 7.0):
         at_limit = reserved + (100.0 - reserved) / margin
-        assert doubt.out_of_memory(0.9999 * at_limit, 100.0, reserved) <= risk
-        assert doubt.out_of_memory(1.0001 * at_limit, 100.0, reserved) > risk - 0.01
+        assert doubt.estimate_memory_risk(0.9999 * at_limit, 100.0, reserved) <= risk
+        assert doubt.estimate_memory_risk(1.0001 * at_limit, 100.0, reserved) > risk - 0.01
 
 
 def test_an_allocator_that_keeps_blocks_needs_more_than_one_that_plans() -> None:
     # measured: 1.0404 at the median and 1.0928 at most, so 1.0404 + 0.9 * 0.0524 = 1.0876 in 95 of 100 runs
-    assert memory_margin(0.05, caching=True) == pytest.approx(1.0876, abs=0.002)
-    assert 1.0 < memory_margin(0.05, caching=False) < 1.005
-    assert memory_margin(0.01, caching=True) > memory_margin(0.05, caching=True)
+    assert memory_margin(0.05, is_caching=True) == pytest.approx(1.0876, abs=0.002)
+    assert 1.0 < memory_margin(0.05, is_caching=False) < 1.005
+    assert memory_margin(0.01, is_caching=True) > memory_margin(0.05, is_caching=True)
 
 
 def test_the_interval_of_peaks_is_told_of_the_runs_that_it_is_fitted_to() -> None:
     figures = json.loads(files("meshwise.scenarios").joinpath(FIGURES).read_text("utf-8"))["peak_memory"]
-    assert set(figures["sources"]) <= set(RUNS)
+    assert set(figures["sources"]) <= set(PEAK_RUNS)
     told = load("local/dp2").simulate().to_json()["peak_memory_interval_runs"]
     assert told == describe_peak_runs() and told.startswith(f"{figures['rows']} runs on ")
-    assert all(RUNS[source] in told for source in figures["sources"])
+    assert all(PEAK_RUNS[source] in told for source in figures["sources"])
 
 
 def test_a_simulation_says_how_sure_it_is() -> None:
@@ -196,8 +205,8 @@ def test_search_robust_and_simulate_say_the_same_probability() -> None:
         small = replace(node, accelerator=replace(node.accelerator, memory=room * node.accelerator.memory))
         problem = replace(scenario.problem, cluster=replace(machine, nodes=((small, count),)))
         result = replace(scenario, problem=problem).simulate()
-        assert result.out_of_memory == out_of_memory_of(problem, result.peak_memory)
-        assert result.out_of_memory == uncertainty_of(problem, scenario.assumptions).lacks_memory(
+        assert result.out_of_memory == estimate_problem_risk(problem, result.peak_memory)
+        assert result.out_of_memory == find_uncertainty(problem, scenario.assumptions).estimate_cluster_risk(
             problem.cluster, result.peak_memory
         )
         assert result.fits == (result.out_of_memory <= RISK) == (result.peak_memory <= result.memory_usable)
@@ -214,22 +223,22 @@ def test_pages_of_the_allocator_leave_the_room_that_blocks_take() -> None:
     for room in (0.97, 1.03):
         tight = problem.cluster.with_accelerators(lambda each, room=room: replace(each, memory=room * peak))
         tried = replace(scenario.problem, cluster=tight)
-        said[room] = "with training.expandable_segments: true it fits" in nothing_fits(tried, [layout])["reason"]
+        said[room] = "with training.expandable_segments: true it fits" in explain_shortfall(tried, [layout])["reason"]
     assert said == {0.97: False, 1.03: True}
 
 
 def test_what_a_refusal_says_of_the_room_is_what_is_usable_of_what_is_reported() -> None:
     problem = load("llama3-70b-64-h100").problem
     device = problem.cluster.accelerator
-    words = room_in_words(problem.usable(device), device.memory)
+    words = describe_room(problem.usable_memory(device), device.memory)
     assert words == "usable are 72.8 GiB of the 79.1 GiB that the framework reports (risk 5 %)"
-    assert room_in_words(device.memory, device.memory) == "a device has 79.1 GiB"
-    assert problem.needed(device, problem.usable(device)) == pytest.approx(device.memory)
+    assert describe_room(device.memory, device.memory) == "a device has 79.1 GiB"
+    assert problem.needed_memory(device, problem.usable_memory(device)) == pytest.approx(device.memory)
 
 
 def test_peaks_of_frameworks_that_are_not_known_are_further_off() -> None:
     # a peak is off by exp(half width) at most in 95 of 100 runs, and an allocator keeps some more
-    known, unknown = (memory_margin(RISK, caching=True, known=known) for known in (True, False))
+    known, unknown = (memory_margin(RISK, is_caching=True, is_known=known) for known in (True, False))
     assert unknown > known > 1
-    width = uncertainty(Category.STATED, known=False).peak_memory
-    assert memory_margin(RISK, caching=False, known=False) == pytest.approx(exp(width), rel=5e-3)
+    width = build_uncertainty(Category.STATED, is_known=False).peak_memory_width
+    assert memory_margin(RISK, is_caching=False, is_known=False) == pytest.approx(exp(width), rel=5e-3)

@@ -11,9 +11,16 @@ import pytest
 
 from meshwise import load
 from meshwise.scenarios.commands.main import run
-from meshwise.scenarios.commands.search import _own_seconds
-from meshwise.scenarios.interchange.targets import trainers_of
-from meshwise.scenarios.launches import Launch, Runnable, fastest_runnable, launches, launches_in_words, needs_runnable
+from meshwise.scenarios.commands.search import _search_seconds
+from meshwise.scenarios.interchange.targets import list_trainers
+from meshwise.scenarios.launches import (
+    Launch,
+    Runnable,
+    describe_launches,
+    fastest_runnable,
+    list_launches,
+    needs_runnable,
+)
 from meshwise.scenarios.scenario import Scenario
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
@@ -22,14 +29,14 @@ from meshwise.strategies.plan.layout import Layout
 def test_every_trainer_that_can_say_a_plan_is_there_with_its_own_memory() -> None:
     scenario = load("llama3-8b-8-h100")
     plan = complete(scenario.problem, Layout(data=8, zero=3))
-    found = launches(scenario, plan)
-    assert [launch.trainer for launch in found] == list(trainers_of(scenario.spec, scenario.problem, plan))
+    found = list_launches(scenario, plan)
+    assert [launch.trainer for launch in found] == list(list_trainers(scenario.spec, scenario.problem, plan))
     by_name = {launch.trainer: launch for launch in found}
     for trainer in ("torchtitan", "megatron"):
         own = scenario.for_target(trainer).simulate(plan)
         assert (by_name[trainer].peak_memory, by_name[trainer].fits) == (own.peak_memory, own.fits)
     assert by_name["deepspeed"].fits is None  # its conventions are not known
-    assert "deepspeed (how it keeps memory is not known)" in launches_in_words(found)
+    assert "deepspeed (how it keeps memory is not known)" in describe_launches(found)
 
 
 def test_a_plan_that_fits_by_the_assumed_conventions_alone_is_said_not_to_fit_where_it_runs() -> None:
@@ -37,9 +44,9 @@ def test_a_plan_that_fits_by_the_assumed_conventions_alone_is_said_not_to_fit_wh
     scenario = load("llama3-8b-8-h100")
     plan = complete(scenario.problem, Layout(data=8, zero=3, reshard_after_forward=False))
     assert scenario.simulate(plan).fits
-    found = launches(scenario, plan)
+    found = list_launches(scenario, plan)
     assert found and not any(launch.fits for launch in found)
-    words = launches_in_words(found)
+    words = describe_launches(found)
     assert "torchtitan (does not fit: 83.8 GiB by its conventions, out of memory with probability " in words
     assert needs_runnable(scenario, found)
     runs = fastest_runnable(scenario, lambda: 60.0)
@@ -51,14 +58,14 @@ def test_a_plan_that_fits_by_the_assumed_conventions_alone_is_said_not_to_fit_wh
 def test_a_framework_that_the_scenario_names_prices_all() -> None:
     scenario = replace(load("llama3-8b-8-h100"), framework="megatron")
     plan = complete(scenario.problem, Layout(data=8, zero=3))
-    assert {launch.peak_memory for launch in launches(scenario, plan)} == {scenario.simulate(plan).peak_memory}
+    assert {launch.peak_memory for launch in list_launches(scenario, plan)} == {scenario.simulate(plan).peak_memory}
 
 
 def test_a_plan_that_nobody_can_say_is_told_with_what_to_do() -> None:
     scenario = load("llama3-8b-8-h100")
     plan = complete(scenario.problem, Layout(data=2, tensor=2, tensor_rows=2, microbatch=2))  # 2-D tensor parallelism
-    assert launches(scenario, plan) == ()
-    assert launches_in_words(()).startswith("no trainer as it is; --for torchtitan|megatron")
+    assert list_launches(scenario, plan) == ()
+    assert describe_launches(()).startswith("no trainer as it is; --for torchtitan|megatron")
 
 
 class Clock:
@@ -108,19 +115,19 @@ def test_the_end_that_a_user_makes_is_none_of_a_search_alone(clock: Clock) -> No
 
 @pytest.mark.parametrize(("limit", "own"), [(60.0, 54.0), (10.0, 8.0), (2.0, 1.0), (None, None), (-1.0, -1.0)])
 def test_a_search_keeps_time_for_what_runs(limit: float | None, own: float | None) -> None:
-    assert _own_seconds(load("llama3-8b-8-h100"), limit) == own
+    assert _search_seconds(load("llama3-8b-8-h100"), limit) == own
 
 
 def test_a_search_whose_trainer_is_named_has_all_its_time_but_what_its_end_takes() -> None:
-    assert _own_seconds(replace(load("llama3-8b-8-h100"), framework="megatron"), 10.0) == 9.5
+    assert _search_seconds(replace(load("llama3-8b-8-h100"), framework="megatron"), 10.0) == 9.5
 
 
 def test_the_time_for_what_runs_is_told_apart(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("meshwise.scenarios.commands.search.needs_runnable", lambda scenario, found: True)
+    monkeypatch.setattr("meshwise.scenarios.commands.search.needs_runnable", lambda scenario, trainer_launches: True)
     monkeypatch.setattr(
-        "meshwise.scenarios.commands.search.fastest_runnable", lambda scenario, left, budget: sleep(0.05)
+        "meshwise.scenarios.commands.search.fastest_runnable", lambda scenario, time_left, budget: sleep(0.05)
     )
     assert run(["search", "local/dp2", "--json", "--budget", "2"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -134,8 +141,8 @@ def test_the_plan_that_is_fastest_to_run_is_written_beside_the_best(
 ) -> None:
     scenario = load("local/dp2")
     runs = Runnable("torchtitan", complete(scenario.problem, Layout(data=2, zero=3)), 1.0, 2.0**30, 0.0)
-    monkeypatch.setattr("meshwise.scenarios.commands.search.needs_runnable", lambda scenario, found: True)
-    monkeypatch.setattr("meshwise.scenarios.commands.search.fastest_runnable", lambda scenario, left, budget: runs)
+    monkeypatch.setattr("meshwise.scenarios.commands.search.needs_runnable", lambda scenario, trainer_launches: True)
+    monkeypatch.setattr("meshwise.scenarios.commands.search.fastest_runnable", lambda scenario, time_left, budget: runs)
     assert run(["search", "local/dp2", "--budget", "2", "--out", str(tmp_path / "best.json")]) == 0
     written = (tmp_path / "best-torchtitan.json").read_text()
     assert written == json.dumps(runs.plan.to_json(), indent=2) + "\n"
@@ -152,4 +159,4 @@ def test_a_framework_that_a_target_brings_is_not_told_as_the_assumed_one() -> No
 
 def test_where_a_plan_runs_is_told_first() -> None:
     found = (Launch("torchtitan", 2.0**37, False, 1.0), Launch("megatron", 2.0**36, True, 0.0))
-    assert launches_in_words(found).startswith("megatron, torchtitan (does not fit")
+    assert describe_launches(found).startswith("megatron, torchtitan (does not fit")

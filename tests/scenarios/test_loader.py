@@ -6,7 +6,7 @@ import pytest
 
 from meshwise import load
 from meshwise.scenarios.files.errors import ScenarioError
-from meshwise.strategies.plan.completion import complete, layout_of
+from meshwise.strategies.plan.completion import complete, recover_layout
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.rules import violations
@@ -16,7 +16,7 @@ from meshwise.strategies.plan.rules import violations
     "name", ["local/dp2-tp2-pp2", "local/pp2-interleaved", "megatron/gpt-145b-1536-a100", "tensor-parallel-2.5d"]
 )
 def test_a_plan_document_is_read_back_as_the_plan(name: str, tmp_path) -> None:
-    plan = load(name).chosen()
+    plan = load(name).choose_plan()
     (tmp_path / "plan.json").write_text(json.dumps(plan.to_json()))
     assert load(name, tmp_path / "plan.json").plan == plan
     inside = {**json.loads(json.dumps(_data(name))), "plan": plan.to_json()}
@@ -25,10 +25,10 @@ def test_a_plan_document_is_read_back_as_the_plan(name: str, tmp_path) -> None:
 
 
 def _data(name: str) -> dict[str, object]:
-    from meshwise.scenarios.files.library import find
-    from meshwise.scenarios.files.reader import read
+    from meshwise.scenarios.files.library import find_scenario
+    from meshwise.scenarios.files.reader import read_document
 
-    data: dict[str, object] = read(find(name)).data
+    data: dict[str, object] = read_document(find_scenario(name)).data
     return data
 
 
@@ -52,7 +52,7 @@ def test_a_plan_section_is_a_plan_file_too(tmp_path) -> None:
     ],
 )
 def test_a_plan_of_another_problem_is_refused_at_its_field(change: dict[str, object], field: str, tmp_path) -> None:
-    document = load("local/dp2-tp2-pp2").chosen().to_json() | change
+    document = load("local/dp2-tp2-pp2").choose_plan().to_json() | change
     (tmp_path / "plan.json").write_text(json.dumps(document, indent=1))
     with pytest.raises(ScenarioError) as caught:
         load("local/dp2-tp2-pp2", tmp_path / "plan.json")
@@ -74,7 +74,7 @@ def test_a_plan_of_another_problem_is_refused_at_its_field(change: dict[str, obj
 )
 def test_the_layout_of_a_plan_completes_to_the_plan(name: str) -> None:
     scenario = load(name)
-    layout = layout_of(scenario.problem, scenario.chosen())
+    layout = recover_layout(scenario.problem, scenario.choose_plan())
     assert list(violations(scenario.problem, layout)) == []
     assert complete(scenario.problem, layout) == scenario.plan
 
@@ -85,6 +85,6 @@ def test_a_plan_that_shares_states_in_groups_is_read_back(tmp_path) -> None:
     plan = complete(scenario.problem, layout)
     (tmp_path / "plan.json").write_text(json.dumps(plan.to_json()))
     assert load("local/dp2-tp2-pp2", tmp_path / "plan.json").plan == plan
-    assert complete(scenario.problem, layout_of(scenario.problem, plan)) == plan
-    old = {key: value for key, value in scenario.chosen().to_json().items() if key != "reshard_after_forward"}
-    assert Plan.from_json(old) == scenario.chosen()
+    assert complete(scenario.problem, recover_layout(scenario.problem, plan)) == plan
+    old = {key: value for key, value in scenario.choose_plan().to_json().items() if key != "reshard_after_forward"}
+    assert Plan.from_json(old) == scenario.choose_plan()

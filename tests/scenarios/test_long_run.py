@@ -11,13 +11,13 @@ import yaml
 from meshwise import load
 from meshwise.scenarios.commands.main import run as command
 from meshwise.scenarios.files.errors import ScenarioError
-from meshwise.scenarios.long_run import RunSettings, num_hosts
+from meshwise.scenarios.long_run import RunSettings, count_hosts
 from meshwise.scenarios.schema.scenario import ScenarioTable
 from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.machine.cluster import Cluster, Node
 from meshwise.simulator.machine.host import Host
 from meshwise.simulator.machine.topology import Link, Switch
-from meshwise.simulator.reliability.failures import Component, FailureKind, Restart, failure_model, source
+from meshwise.simulator.reliability.failures import Component, FailureKind, Restart, failure_model, failure_model_source
 from meshwise.simulator.reliability.long_run import Checkpoint, Recovery
 
 from ..simulator.reliability.reference import expected_goodput
@@ -74,7 +74,7 @@ def test_a_failure_model_of_the_catalogue_is_named_and_a_checkpoint_without_save
     run = settings(write(("{device_mtbf: 10 h, software_mtbf: 12 h}", "meta-rsc1"), (" save: 60 s,", "")))
     assert run.failures == failure_model("meta-rsc1")
     assert run.save == run.blocking
-    assert f"run.failures meta-rsc1 has the figures of {source('meta-rsc1')}" in run.assumptions
+    assert f"run.failures meta-rsc1 has the figures of {failure_model_source('meta-rsc1')}" in run.assumptions
     assert "run.checkpoint.save is that of blocking (default)" in run.assumptions
     assert "run.seed is 0 (default)" in run.assumptions
     assert not any("spares" in line for line in run.assumptions if line.endswith("(default)"))
@@ -138,7 +138,7 @@ def test_the_best_interval_is_searched_where_the_scenario_says_so(write) -> None
     given = settings(write())
     searched = settings(write(("interval: 30 min", "interval: best")))
     cluster = load("scenario.yaml").problem.cluster
-    best, own = (run.goodput(cluster, (0, 1), step_time=1.0) for run in (searched, given))
+    best, own = (run.find_goodput(cluster, (0, 1), step_time=1.0) for run in (searched, given))
     assert searched.interval is None
     assert own.run.checkpoint == Checkpoint(1800, 20, 60, 130)
     assert best.mean > own.mean
@@ -149,8 +149,8 @@ def test_a_plan_that_does_not_fit_has_no_goodput(write) -> None:
     scenario = load(write())
     step = replace(scenario, run=None).simulate()
     run = settings("scenario.yaml")
-    assert run.extend(step, scenario.problem.cluster).goodput is not None
-    assert run.extend(replace(step, fits=False), scenario.problem.cluster).goodput is None
+    assert run.extend_simulation(step, scenario.problem.cluster).goodput is not None
+    assert run.extend_simulation(replace(step, fits=False), scenario.problem.cluster).goodput is None
 
 
 def test_the_hosts_of_a_run_are_those_that_hold_its_devices() -> None:
@@ -160,9 +160,9 @@ def test_the_hosts_of_a_run_are_those_that_hold_its_devices() -> None:
 
     # two nodes with a host each, then a rack of 8 devices in 4 hosts
     cluster = Cluster("mixed", ((node(4, 1), 2), (node(8, 4), 1)))
-    assert num_hosts(cluster, range(16)) == 2 + 4
-    assert num_hosts(cluster, range(5)) == 2
-    assert num_hosts(cluster, (3, 8, 9, 15)) == 1 + 2
+    assert count_hosts(cluster, range(16)) == 2 + 4
+    assert count_hosts(cluster, range(5)) == 2
+    assert count_hosts(cluster, (3, 8, 9, 15)) == 1 + 2
 
 
 def test_the_command_prints_goodput_in_two_lines_and_draws_it(write, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from tiny_jobs import cluster  # noqa: E402
 from meshwise.executor.check.oracle import RankOracle, rank_oracle  # noqa: E402
 from meshwise.executor.job import Job  # noqa: E402
 from meshwise.scenarios import oracle_check  # noqa: E402
-from meshwise.scenarios.oracle_check import Check, along, check, roles  # noqa: E402
+from meshwise.scenarios.oracle_check import Check, check_plan, find_axes, list_roles  # noqa: E402
 from meshwise.simulator.models.experts import Experts  # noqa: E402
 from meshwise.simulator.models.model import build  # noqa: E402
 from meshwise.simulator.models.transformer import Transformer  # noqa: E402
@@ -40,7 +40,7 @@ def case(
 
 
 def checked(global_batch: int = 8, spec: Transformer = SPEC, precision: str = "fp32", **layout: Any) -> Check:
-    return check(spec, *case(global_batch, spec, precision, **layout))
+    return check_plan(spec, *case(global_batch, spec, precision, **layout))
 
 
 def lines(found: Check, rank: int = 0) -> dict[tuple[str, tuple[str, ...]], tuple[int, float]]:
@@ -185,12 +185,12 @@ def test_a_cut_table_keeps_the_gradient_of_its_own_rows() -> None:
 
 
 def test_a_rank_of_every_kind() -> None:
-    assert roles(case(data=2, tensor=2, pipeline=2)[1]) == (0, 4)
-    assert roles(case(data=2, microbatch=(3, 1))[1]) == (0, 1)
-    assert roles(case(data=4, gradient_reduction="parameter_server")[1]) == (0, 1)
+    assert list_roles(case(data=2, tensor=2, pipeline=2)[1]) == (0, 4)
+    assert list_roles(case(data=2, microbatch=(3, 1))[1]) == (0, 1)
+    assert list_roles(case(data=4, gradient_reduction="parameter_server")[1]) == (0, 1)
     _, plan = case(data=2, tensor=2, pipeline=2)
-    assert along(plan, (0, 2)) == ("data",) and along(plan, (1, 5)) == ("pipeline",)
-    assert along(plan, (0, 1, 2, 3)) == ("data", "tensor") and along(plan, (3,)) == ()
+    assert find_axes(plan, (0, 2)) == ("data",) and find_axes(plan, (1, 5)) == ("pipeline",)
+    assert find_axes(plan, (0, 1, 2, 3)) == ("data", "tensor") and find_axes(plan, (3,)) == ()
 
 
 def test_what_differs_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +198,7 @@ def test_what_differs_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         return rank_oracle(replace(job, plan=case(tensor=2, microbatch=8)[1]), rank)
 
     monkeypatch.setattr("meshwise.executor.check.oracle.rank_oracle", wrong)
-    found = check(SPEC, *case(data=2, microbatch=4))
+    found = check_plan(SPEC, *case(data=2, microbatch=4))
     assert not found.equal
     different = {line.category for line in found.ranks[0].memory if not line.equal}
     assert {"parameters", "gradients", "optimizer"} <= different
@@ -226,7 +226,7 @@ def test_a_plan_that_cannot_be_built_and_a_machine_without_torch(monkeypatch: py
     problem, plan = case(data=2)
     wrong = replace(problem, training=replace(problem.training, optimizer="lion"))
     with pytest.raises(ValueError, match=r"cannot build this plan: optimizer: .* met lion"):
-        check(SPEC, wrong, plan)
+        check_plan(SPEC, wrong, plan)
     monkeypatch.setattr(oracle_check, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="a check needs torch, which is not installed"):
-        check(SPEC, problem, plan)
+        check_plan(SPEC, problem, plan)

@@ -8,35 +8,35 @@ import pytest
 
 from meshwise.scenarios import recipes as module
 from meshwise.scenarios.files.errors import ScenarioError
-from meshwise.scenarios.files.library import root
-from meshwise.scenarios.files.reader import parse
-from meshwise.scenarios.inputs.plan_table import rule_violations
+from meshwise.scenarios.files.library import find_root
+from meshwise.scenarios.files.reader import parse_document
+from meshwise.scenarios.inputs.plan_table import list_rule_violations
 from meshwise.scenarios.loader import load
-from meshwise.scenarios.recipes import FILE, Recipe, carried_over, recipe_layouts, recipes, recipes_in
-from meshwise.scenarios.studies.recipe_comparison import recipe_scenario
-from meshwise.strategies.plan.completion import layout_of
+from meshwise.scenarios.recipes import FILE, Recipe, carry_over, list_recipe_layouts, load_recipes, read_recipes
+from meshwise.scenarios.studies.recipe_comparison import load_recipe
+from meshwise.strategies.plan.completion import recover_layout
 from meshwise.strategies.plan.layout import Layout
 
 from ..pace import measure_cpu
 
-RECORDS: list[dict[str, Any]] = json.loads((root() / FILE).read_text("utf-8"))
+RECORDS: list[dict[str, Any]] = json.loads((find_root() / FILE).read_text("utf-8"))
 AXES = ("data", "tensor", "pipeline", "context")
 PROBLEMS = ("llama3-405b-16384-h100", "mixtral-8x7b-64-h100", "resnet-50-8-a100", "llama2-13b-64-tpu-v4")
 
 
 def of(record: dict[str, Any]) -> Recipe:
-    return next(recipe for recipe in recipes() if recipe.name == record["name"])
+    return next(recipe for recipe in load_recipes() if recipe.name == record["name"])
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record["name"])
 def test_a_recipe_is_a_scenario_whose_plan_is_what_the_record_says(record: dict[str, Any]) -> None:
     recipe = of(record)
-    scenario = recipe_scenario(recipe)
+    scenario = load_recipe(recipe)
     stated, plan = record["plan"], scenario.plan
     assert plan is not None
-    assert not rule_violations(scenario.problem, recipe.layout)
+    assert not list_rule_violations(scenario.problem, recipe.layout)
     assert prod(stated.get(axis, 1) for axis in AXES) == scenario.problem.cluster.num_devices
-    layout = layout_of(scenario.problem, plan)
+    layout = recover_layout(scenario.problem, plan)
     for name in {*AXES, "microbatch", "schedule", "chunks", "zero", "sequence_parallel", "expert"} & stated.keys():
         assert getattr(layout, name) == stated[name], name
     # a step's sequences are those of its microbatches
@@ -59,73 +59,73 @@ def test_a_published_rate_is_a_published_time() -> None:
     # 1,024 sequences of 4,096 tokens on 512 devices at 1,000 tokens a second of each: 8.192 s
     problem = load("llama3-8b-8-h100").problem
     tokens = problem.training.global_batch * problem.training.sequence
-    published = module.Published(None, 1000.0, None)
-    assert published.seconds(problem) == tokens / (1000.0 * 8)
-    assert module.Published(2.5, None, None).seconds(problem) == 2.5
+    published = module.PublishedResult(None, 1000.0, None)
+    assert published.find_step_time(problem) == tokens / (1000.0 * 8)
+    assert module.PublishedResult(2.5, None, None).find_step_time(problem) == 2.5
 
 
 def test_the_table_is_read_in_little_time() -> None:
-    module.recipes.cache_clear()
+    module.load_recipes.cache_clear()
     module._records.cache_clear()
     with measure_cpu() as spent:
-        recipes()
+        load_recipes()
     assert spent.seconds < 0.25
 
 
 def test_a_wrong_record_is_an_error_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (root() / FILE).read_text("utf-8").replace('"tensor": 8', '"tensr": 8', 1)
+    text = (find_root() / FILE).read_text("utf-8").replace('"tensor": 8', '"tensr": 8', 1)
     line = next(number for number, each in enumerate(text.splitlines(), 1) if "tensr" in each)
     with pytest.raises(ScenarioError, match=rf"^{FILE}:{line}:\d+: plan.tensr: there is no such field.*tensor"):
-        recipes_in(json.loads(text), lambda: parse(text.encode(), FILE))
+        read_recipes(json.loads(text), lambda: parse_document(text.encode(), FILE))
 
 
 def test_an_illegal_plan_is_an_error_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (root() / FILE).read_text("utf-8").replace('"tensor": 8', '"tensor": 7', 1)
+    text = (find_root() / FILE).read_text("utf-8").replace('"tensor": 8', '"tensor": 7', 1)
     line = next(number for number, each in enumerate(text.splitlines(), 1) if '"tensor": 7' in each)
     records = json.loads(text)
     position = next(number for number, each in enumerate(records) if each["plan"].get("tensor") == 7)
     monkeypatch.setattr(module, "_records", lambda: records)
-    monkeypatch.setattr(module, "_placed", lambda: parse(text.encode(), FILE))
+    monkeypatch.setattr(module, "_placed", lambda: parse_document(text.encode(), FILE))
     with pytest.raises(ScenarioError, match=rf"^{FILE}:{line}:\d+: plan"):
-        recipe_scenario(recipes_in(records, lambda: parse(text.encode(), FILE))[position])
+        load_recipe(read_recipes(records, lambda: parse_document(text.encode(), FILE))[position])
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_plans_carried_over_are_legal_and_each_is_there_once(name: str) -> None:
     problem = load(name).problem
-    found = recipe_layouts(problem)
+    found = list_recipe_layouts(problem)
     assert found
     assert len({layout for _, layout in found}) == len(found)
     for recipe, layout in found:
-        assert not rule_violations(problem, layout), recipe
+        assert not list_rule_violations(problem, layout), recipe
         ranks = layout.data * layout.tensor * layout.pipeline * layout.context
         assert ranks == problem.cluster.num_devices
 
 
 def test_listing_the_plans_for_many_devices_takes_little_time() -> None:
     problem = load("llama3-405b-16384-h100").problem
-    recipes()
+    load_recipes()
     with measure_cpu() as spent:
-        recipe_layouts(problem)
+        list_recipe_layouts(problem)
     assert spent.seconds < 0.3
 
 
-@pytest.mark.parametrize("recipe", recipes(), ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("recipe", load_recipes(), ids=lambda recipe: recipe.name)
 def test_a_recipe_carried_over_to_its_own_problem_is_itself(recipe: Recipe) -> None:
-    problem = recipe_scenario(recipe).problem
-    assert carried_over(problem, recipe.layout) == recipe.layout
+    problem = load_recipe(recipe).problem
+    assert carry_over(problem, recipe.layout) == recipe.layout
 
 
 def test_what_another_model_cannot_have_is_the_nearest_that_it_can() -> None:
     problem = load("llama3-8b-8-h100").problem  # 32 layers, no experts, 8 devices
     layers = Layout(data=16, tensor=2, pipeline=2, stages=(41, 39), expert=8, zero=1, zero_shards=4)
-    moved = carried_over(problem, layers)
+    moved = carry_over(problem, layers)
     assert moved == Layout(data=2, tensor=2, pipeline=2, stages="even", expert=1, zero=1, zero_shards=0)
-    assert carried_over(problem, Layout(data=1, tensor=3)) is None  # 3 does not divide 8
+    assert carry_over(problem, Layout(data=1, tensor=3)) is None  # 3 does not divide 8
     looped = Layout(data=1, pipeline=8, schedule="interleaved", chunks=5)  # 40 stages for 32 layers
-    assert carried_over(problem, looped) == Layout(data=1, pipeline=8)
+    assert carry_over(problem, looped) == Layout(data=1, pipeline=8)
 
 
 def test_the_guide_says_how_many_there_are() -> None:
-    guide = (root().parent / "docs" / "guides" / "compare.md").read_text("utf-8")
-    assert f"holds {len(recipes())} published training recipes" in guide
+    guide = (find_root().parent / "docs" / "guides" / "compare.md").read_text("utf-8")
+    assert f"holds {len(load_recipes())} published training recipes" in guide

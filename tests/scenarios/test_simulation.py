@@ -6,7 +6,7 @@ import pytest
 
 from meshwise import load
 from meshwise.scenarios.scenario import Scenario
-from meshwise.scenarios.simulation import simulation
+from meshwise.scenarios.simulation import simulate_plan
 from meshwise.strategies.plan.recomputation import Recompute
 
 
@@ -33,7 +33,9 @@ def test_figures_of_a_simulation_agree_with_each_other(small: Scenario) -> None:
 
 def test_recomputation_is_not_counted_as_model_flops() -> None:
     scenario = load("local/pp2-recompute")
-    plain = simulation(scenario.problem, replace(scenario.chosen(), recompute=Recompute.NONE), "discrete_event", ())
+    plain = simulate_plan(
+        scenario.problem, replace(scenario.choose_plan(), recompute=Recompute.NONE), "discrete_event", ()
+    )
     again = scenario.simulate()
     assert again.step_time > plain.step_time
     ratio = plain.step_time / again.step_time

@@ -14,7 +14,7 @@ import pytest
 
 from meshwise import load
 from meshwise.scenarios.commands.main import run
-from meshwise.strategies.plan.completion import complete, layout_of
+from meshwise.strategies.plan.completion import complete, recover_layout
 from meshwise.strategies.plan.layout import DECISIONS
 from meshwise.strategies.plan.plan import Plan
 
@@ -28,11 +28,11 @@ def document(name: str) -> Any:
 def test_a_scenario_that_states_every_decision_and_its_cluster_are_read() -> None:
     scenario = load(FOLDER / "tiny.yaml")
     assert scenario.plan is not None and scenario.problem.cluster.num_devices == 4
-    layout = layout_of(scenario.problem, scenario.plan)
+    layout = recover_layout(scenario.problem, scenario.plan)
     assert (layout.data, layout.pipeline, layout.stages, str(layout.recompute)) == (2, 2, (2, 2), "selective")
     space = scenario.search_settings.make_space()
     assert space.limits.keys() == {"zero", "schedule", "recompute", "stages"}
-    assert scenario.problem.cluster.first.host.cores == 4
+    assert scenario.problem.cluster.first_node.host.cores == 4
 
 
 def test_every_decision_of_then_is_one_of_today() -> None:
@@ -45,7 +45,7 @@ def test_every_decision_of_then_is_one_of_today() -> None:
 @pytest.mark.parametrize("name", ["plan.json", "run/plan.json"])
 def test_a_plan_means_what_it_meant(name: str) -> None:
     scenario = load(FOLDER / ("tiny.yaml" if name == "plan.json" else "trained.yaml"), FOLDER / name)
-    assert scenario.plan == complete(scenario.problem, layout_of(scenario.problem, scenario.plan))
+    assert scenario.plan == complete(scenario.problem, recover_layout(scenario.problem, scenario.plan))
     written, stated = json.loads(json.dumps(scenario.plan.to_json())), document(name)
     assert {key: written[key] for key in stated} == stated
 

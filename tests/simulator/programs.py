@@ -117,8 +117,8 @@ def _task(row: Row, index: int, num_streams: int, flows: bool) -> Task:
         stage=row.stream % 3,
         microbatch=index % 4 - 1,
         operators=f"operator {index}",
-        acquired=MEMORY[row.memory],
-        released=MEMORY[row.memory],
+        acquisitions=MEMORY[row.memory],
+        releases=MEMORY[row.memory],
     )
 
 

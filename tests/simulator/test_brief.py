@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from meshwise.simulator.brief import brief, in_brief, in_full, items
+from meshwise.simulator.brief import brief_repr, format_items, to_full_text, with_brief_repr
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Box:
     def told(self) -> str:
         return "one of many"
 
-    __repr__ = brief()
+    __repr__ = brief_repr()
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +32,10 @@ class Summary:
     def told(self) -> str:
         return "one of many"
 
-    __repr__ = brief("told", "count", "time")
+    __repr__ = brief_repr("told", "count", "time")
 
 
-@in_brief
+@with_brief_repr
 class Column(NamedTuple):
     array: "np.ndarray[tuple[int], np.dtype[np.int64]]"
     table: Mapping[str, float]
@@ -61,7 +61,7 @@ def test_arrays_and_mappings_are_named_by_their_size() -> None:
 def test_what_is_too_long_is_named_by_kind_and_number() -> None:
     long = "x" * 150
     assert repr(Box((long, long, long))) == "Box(values=<3 str>)"
-    assert "... 1,000 in all" in items(range(1000))
+    assert "... 1,000 in all" in format_items(range(1000))
 
 
 def test_a_line_is_short_however_deep_and_wide_a_value_is() -> None:
@@ -78,6 +78,8 @@ def test_a_line_is_short_however_deep_and_wide_a_value_is() -> None:
 )
 def test_the_text_in_full_tells_values_apart_that_look_alike(other: Box) -> None:
     value = Box(tuple(range(1000)))
-    assert in_full(value) == in_full(replace(value)) != in_full(other)
-    assert in_full(replace(value, values=(*range(999), -1))) != in_full(value)  # the 1,000th alone: the line is equal
+    assert to_full_text(value) == to_full_text(replace(value)) != to_full_text(other)
+    assert to_full_text(replace(value, values=(*range(999), -1))) != to_full_text(
+        value
+    )  # the 1,000th alone: the line is equal
     assert repr(replace(value, values=(*range(999), -1))) == repr(value)

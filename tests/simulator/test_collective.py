@@ -104,10 +104,10 @@ def test_nothing_beats_the_bandwidth_bound(collective: Collective, nodes: int, r
     if len(group) < 2:
         return
     for cluster in CLUSTERS[:4]:
-        nics = len({rank * cluster.first.nics // 4 for rank in range(ranks)})
+        nics = len({rank * cluster.first_node.nics // 4 for rank in range(ranks)})
         bandwidth = NIC.bandwidth * nics if nodes > 1 else PORT.bandwidth
-        if isinstance(cluster.first.network, Mesh | Ring) and nodes == 1:
-            bandwidth *= min(len(group) - 1, 3) if isinstance(cluster.first.network, Mesh) else 2
+        if isinstance(cluster.first_node.network, Mesh | Ring) and nodes == 1:
+            bandwidth *= min(len(group) - 1, 3) if isinstance(cluster.first_node.network, Mesh) else 2
         for algorithm in algorithms(cluster, collective, np.array(group)):
             if algorithm is not Algorithm.IN_SWITCH:
                 bound = least_bytes(collective, nodes if nodes > 1 else ranks) * 1e6 / bandwidth
@@ -181,7 +181,7 @@ def test_rounding_breaks_no_tie() -> None:
 def test_the_fastest_is_chosen(cluster: Cluster, group: list[int], size: float) -> None:
     chosen = choose(cluster, REDUCE, np.array(group), size)
     known = [a for a in algorithms(cluster, REDUCE, np.array(group)) if a is not Algorithm.PARAMETER_SERVER]
-    if cluster.first.network != Mesh(PORT):
+    if cluster.first_node.network != Mesh(PORT):
         known = [a for a in known if a is not Algorithm.HIERARCHICAL]
     fastest = min(time(cluster, REDUCE, a, group, size) for a in known)
     assert time(cluster, REDUCE, chosen, group, size) <= fastest * (1 + 1e-8)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from meshwise.simulator.deadline import check_deadline, watched_by
+from meshwise.simulator.deadline import check_deadline, set_check
 from meshwise.simulator.engine import step_time
-from meshwise.simulator.engine.discrete_event import EVENTS, Environment
+from meshwise.simulator.engine.discrete_event import EVENTS_PER_CHECK, Environment
 
 
 class Over(Exception):
@@ -17,7 +17,7 @@ def end() -> None:
 
 def test_nobody_watches_after_the_watched_part_or_before() -> None:
     check_deadline()
-    with pytest.raises(Over), watched_by(end):
+    with pytest.raises(Over), set_check(end):
         check_deadline()
     check_deadline()
 
@@ -35,9 +35,9 @@ def test_events_are_ended_within_so_many() -> None:
         environment.call(1, again, number + 1)  # for ever
 
     environment.call(0, again, 0)
-    with pytest.raises(Over), watched_by(check):
+    with pytest.raises(Over), set_check(check):
         environment.run()
-    assert happened == list(range(2 * EVENTS))
+    assert happened == list(range(2 * EVENTS_PER_CHECK))
 
 
 def test_a_check_that_ends_nothing_changes_nothing() -> None:
@@ -46,6 +46,6 @@ def test_a_check_that_ends_nothing_changes_nothing() -> None:
     from ..strategies.plans import any_case
 
     case = any_case(lambda among: list(among)[-1], 8)
-    with watched_by(lambda: None):
+    with set_check(lambda: None):
         watched = step_time(lower(*case.build()))
     assert watched == step_time(lower(*case.build()))

@@ -18,9 +18,11 @@ def activations(size: int, host: bool = False) -> Change:
 
 
 def test_memory_rises_and_returns() -> None:
-    first = Task(TaskKind.FORWARD, (0,), SECOND, acquired=(activations(10),))
-    second = Task(TaskKind.FORWARD, (0,), SECOND, acquired=(activations(5),), released=(activations(15),))
-    step = replace(program([first, second]), resident=(MemoryChange(0, Category.PARAMETERS, 7),), capacity=(100.0,))
+    first = Task(TaskKind.FORWARD, (0,), SECOND, acquisitions=(activations(10),))
+    second = Task(TaskKind.FORWARD, (0,), SECOND, acquisitions=(activations(5),), releases=(activations(15),))
+    step = replace(
+        program([first, second]), resident_memory=(MemoryChange(0, Category.PARAMETERS, 7),), capacity=(100.0,)
+    )
     profile = simulate(step).memory[0]
     assert profile.times == (0.0, 1.0, 2.0)
     assert profile.totals == (17.0, 22.0, 7.0)
@@ -32,7 +34,7 @@ def test_pieces_take_at_their_own_time_and_on_each_rank_of_the_task_once() -> No
     # both ranks take 4 in the middle of the task, though the first holds it with two streams
     pieces = (
         Piece(TaskKind.FORWARD, "", 0, SECOND),
-        Piece(TaskKind.FORWARD, "", SECOND, 3 * SECOND, acquired=(activations(4),), released=(activations(1),)),
+        Piece(TaskKind.FORWARD, "", SECOND, 3 * SECOND, acquisitions=(activations(4),), releases=(activations(1),)),
     )
     step = program([Task(TaskKind.FORWARD, (0, 1, 2), 3 * SECOND)], 2, 2)
     step = replace(step, work=(Work(TaskKind.FORWARD, 0, 3 * SECOND, pieces),))
@@ -41,16 +43,16 @@ def test_pieces_take_at_their_own_time_and_on_each_rank_of_the_task_once() -> No
 
 
 def test_what_is_given_back_at_an_instant_is_free_for_what_is_taken_then() -> None:
-    tasks = [Task(TaskKind.FORWARD, (0,), SECOND, acquired=(activations(6),), released=(activations(6),))] * 2
+    tasks = [Task(TaskKind.FORWARD, (0,), SECOND, acquisitions=(activations(6),), releases=(activations(6),))] * 2
     assert simulate(program(tasks)).peak_memory == 6.0
 
 
 def test_a_host_holds_what_all_its_members_put_there() -> None:
     # one host has two ranks of stage 0 and one of stage 1, each with 3 resident and 5 more on stage 0
-    tasks = [Task(TaskKind.HOST_COPY, (0,), SECOND, acquired=(activations(5, True), activations(9)))]
+    tasks = [Task(TaskKind.HOST_COPY, (0,), SECOND, acquisitions=(activations(5, True), activations(9)))]
     hosts = (HostClass("mixed", 64.0, ((0, 2), (1, 1))), HostClass("idle", 32.0, ()))
     resident = tuple(MemoryChange(index, Category.OPTIMIZER, 3, True) for index in range(2))
-    timeline = simulate(replace(program(tasks, 2), hosts=hosts, resident=resident))
+    timeline = simulate(replace(program(tasks, 2), hosts=hosts, resident_memory=resident))
     mixed, idle = timeline.host_memory
     assert (mixed.times, mixed.totals, mixed.capacity) == ((0.0,), (2 * 3 + 3 + 2 * 5.0,), 64.0)
     assert (idle.totals, idle.peak) == ((0.0,), 0.0)

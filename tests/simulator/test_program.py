@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from meshwise.simulator.program import no_collection
+from meshwise.simulator.program import pause_collection
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -12,7 +12,7 @@ def test_the_collector_is_out_and_then_as_it_was(before: bool) -> None:
     was = gc.isenabled()
     try:
         (gc.enable if before else gc.disable)()
-        with pytest.raises(KeyError), no_collection():
+        with pytest.raises(KeyError), pause_collection():
             assert not gc.isenabled()
             raise KeyError
         assert gc.isenabled() == before

@@ -22,7 +22,7 @@ from meshwise.simulator.program import (
     program_of,
 )
 from meshwise.simulator.spans import Span
-from meshwise.simulator.timeline import LinkUse, Timeline, simulated
+from meshwise.simulator.timeline import LinkUse, Timeline, build_timeline
 from meshwise.simulator.units import TICKS_PER_SECOND as SECOND
 
 from .programs import LINKS, program, programs
@@ -50,16 +50,16 @@ TIMELINE = Timeline(
 
 
 def test_busy_counts_overlapping_spans_once() -> None:
-    assert TIMELINE.busy(0) == 8.0
-    assert TIMELINE.busy(0, [TaskKind.FORWARD]) == 4.0
-    assert TIMELINE.busy(1, [TaskKind.BACKWARD]) == 0.0
+    assert TIMELINE.busy_time(0) == 8.0
+    assert TIMELINE.busy_time(0, [TaskKind.FORWARD]) == 4.0
+    assert TIMELINE.busy_time(1, [TaskKind.BACKWARD]) == 0.0
 
 
 def test_what_runs_at_a_moment_is_rather_what_computes() -> None:
-    found = [TIMELINE.running(0, moment) for moment in (0.0, 3.5, 4.5, 5.0, 8.0)]
+    found = [TIMELINE.find_span(0, moment) for moment in (0.0, 3.5, 4.5, 5.0, 8.0)]
     kinds = [each and each.kind for each in found]
     assert kinds == [*[TaskKind.FORWARD] * 2, TaskKind.DATA_COMMUNICATION, TaskKind.BACKWARD, None]
-    assert TIMELINE.running(1, 4.0) == TIMELINE.spans[3]
+    assert TIMELINE.find_span(1, 4.0) == TIMELINE.spans[3]
 
 
 def test_bubble_is_weighted_by_ranks() -> None:
@@ -165,7 +165,7 @@ def test_no_bottleneck_where_links_are_idle() -> None:
 
 def test_parts_are_made_when_asked_for_and_survive_a_copy() -> None:
     step = program([Task(TaskKind.FORWARD, (0,), SECOND)])
-    timeline = simulated(step, *finish_times(step), "longest_path")
+    timeline = build_timeline(step, *finish_times(step), "longest_path")
     assert "columns" not in vars(timeline.spans)
     changed = replace(timeline, engine="other")
     assert list(changed.spans) == list(timeline.spans) == [timeline.spans[0]]
@@ -194,8 +194,8 @@ def test_sums_are_those_of_a_plain_loop(step: Program) -> None:
     for index in range(len(step.rank_classes)):
         own = [s for s in spans if s.rank_class == index]
         computing = [s for s in own if s.kind.computes]
-        assert timeline.busy(index) == union(own) / SECOND
-        assert timeline.busy(index, [TaskKind.FORWARD]) == union([s for s in own if s.kind == "forward"]) / SECOND
+        assert timeline.busy_time(index) == union(own) / SECOND
+        assert timeline.busy_time(index, [TaskKind.FORWARD]) == union([s for s in own if s.kind == "forward"]) / SECOND
         for kind in exposed:
             covered = union(computing)
             exposed[kind] += union([*computing, *(s for s in own if s.kind is kind)]) - covered
@@ -218,7 +218,7 @@ def test_every_task_is_shown_on_its_streams_from_start_to_end(step: Program) -> 
         for task, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True))
         for stream in step.streams_of(task)
     ]
-    columns = simulated(step, starts, ends, "longest_path").columns
+    columns = build_timeline(step, starts, ends, "longest_path").columns
     kinds = [list(StreamKind)[code] for code in columns.stream]
     rows = (
         columns.rank_class.tolist(),
@@ -235,7 +235,7 @@ def test_every_task_is_shown_on_its_streams_from_start_to_end(step: Program) -> 
 def test_what_runs_is_a_span_that_is_under_way(step: Program) -> None:
     timeline = simulate(step)
     for each in timeline.spans:
-        found = timeline.running(each.rank_class, each.start)
+        found = timeline.find_span(each.rank_class, each.start)
         if each.duration:
             assert found is not None
             assert found.start <= each.start < found.end

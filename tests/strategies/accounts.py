@@ -7,7 +7,7 @@ import numpy as np
 from meshwise.simulator.program import Program
 from meshwise.simulator.spans import STREAM_KINDS, TASK_KINDS, Occupancy
 from meshwise.simulator.timeline import Timeline
-from meshwise.strategies.evaluation import spent
+from meshwise.strategies.evaluation import compute_resource_times
 from meshwise.strategies.explanation.critical_path import critical_path, device_time
 
 Figures = dict[tuple[object, ...], float]
@@ -33,8 +33,8 @@ def seconds(timeline: Timeline, program: Program) -> Figures:
     of_kind = {
         "exposed": timeline.exposed_communication(),
         "device": device_time(timeline),
-        "spent": spent(timeline),
-        "path": critical_path(program).by_kind(),
+        "spent": compute_resource_times(timeline),
+        "path": critical_path(program).sum_by_kind(),
     }
     found: Figures = {(name, str(kind)): value for name, row in of_kind.items() for kind, value in row.items()}
     return found | {("bubble",): timeline.bubble * timeline.length}

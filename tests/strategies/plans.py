@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from hypothesis import strategies as st
 
 from meshwise.simulator.collective import Collective
-from meshwise.simulator.machine.cluster import LOSSLESS, Cluster, Library, Node, Tenant
+from meshwise.simulator.machine.cluster import LOSSLESS, Cluster, CommunicationLibrary, Node, Tenant
 from meshwise.simulator.machine.cluster import Protocol as LibraryProtocol
 from meshwise.simulator.machine.host import Host, Pcie
 from meshwise.simulator.machine.topology import (
@@ -35,17 +35,17 @@ from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.framework import FRAMEWORKS
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.mesh import AXES, DATA, PIPELINE, TENSOR
-from meshwise.strategies.plan.offloading import NOTHING, WHOLE, Offloading, StepPlace
+from meshwise.strategies.plan.offloading import NO_OFFLOADING, WHOLE_FRACTION, Offloading, StepPlace
 from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem, Training
 from meshwise.strategies.plan.recomputation import (
     FirstLayers,
-    OfStage,
     PerStage,
     Recomputation,
     Recompute,
     SomeOperators,
+    StageRecompute,
 )
 from meshwise.strategies.plan.rules import violations
 from meshwise.strategies.schedules.schedule import SCHEDULES
@@ -55,7 +55,7 @@ from .problems import IDEAL
 T = TypeVar("T")
 SEQUENCE, HEADS, EXPERTS = 32, 8, 4
 
-RECOMPUTATIONS: tuple[OfStage, ...] = (
+RECOMPUTATIONS: tuple[StageRecompute, ...] = (
     *Recompute,
     FirstLayers(Recompute.FULL, 1),
     FirstLayers(Recompute.SELECTIVE, 1),
@@ -63,14 +63,14 @@ RECOMPUTATIONS: tuple[OfStage, ...] = (
     SomeOperators(("qkv", "projection")),
 )
 OFFLOADINGS = (
-    *(NOTHING,) * 4,
-    Offloading(optimizer=WHOLE),
+    *(NO_OFFLOADING,) * 4,
+    Offloading(optimizer=WHOLE_FRACTION),
     Offloading(optimizer=(0.5,)),
-    Offloading(optimizer=WHOLE, step=StepPlace.DEVICE),
+    Offloading(optimizer=WHOLE_FRACTION, step=StepPlace.DEVICE),
     Offloading(activations=(0.5,)),
-    Offloading(optimizer=WHOLE, activations=WHOLE),
-    Offloading(optimizer=WHOLE, parameters=(0.5,)),
-    Offloading(WHOLE, WHOLE, WHOLE),
+    Offloading(optimizer=WHOLE_FRACTION, activations=WHOLE_FRACTION),
+    Offloading(optimizer=WHOLE_FRACTION, parameters=(0.5,)),
+    Offloading(WHOLE_FRACTION, WHOLE_FRACTION, WHOLE_FRACTION),
 )
 ORDERS = ((PIPELINE, DATA, TENSOR), AXES, AXES[::-1], ("data", "expert", "context", "pipeline", "tensor"))
 
@@ -95,7 +95,7 @@ class Network(NamedTuple):
         return Transformer(*sizes, tied_embeddings=self.tied, attention=attention, experts=experts)
 
 
-NCCL = Library(
+NCCL = CommunicationLibrary(
     (LibraryProtocol("ll", 0.5, 0.25, 0.125, True), LibraryProtocol("ll128", 0.75, 0.5, 0.5)), 0.5, 0.75, 1e-6
 )
 """A library that loses some of its links."""
@@ -115,7 +115,7 @@ class Machine(NamedTuple):
     slow_nic: int | None = None
     slowdown: float = 1.0
     tenants: tuple[Tenant, ...] = ()
-    library: Library = LOSSLESS
+    library: CommunicationLibrary = LOSSLESS
 
     def cluster(self) -> Cluster:
         network = replace(self.network, link=replace(self.network.link, bandwidth=self.bandwidth))
@@ -172,7 +172,7 @@ def any_case(choose: Choose, most: int = 12) -> Case:
         microbatch=_microbatch(choose, degrees),
         stages=stages,
         **_sharing(choose, data, degrees["expert"]),
-        recompute=_recompute(choose, SCHEDULES[schedule].num_stages(pipeline, chunks)),
+        recompute=_recompute(choose, SCHEDULES[schedule].count_stages(pipeline, chunks)),
         **_choices(choose, kind, degrees),
     )
     machine = any_machine(choose, data * degrees["tensor"] * degrees["tensor_rows"] * degrees["context"] * pipeline)
@@ -197,18 +197,18 @@ def any_case(choose: Choose, most: int = 12) -> Case:
 def _legal(case: Case) -> Case:
     """Return a case, without what it offloads or overlaps where that is refused beside the rest of it."""
     fields = {violation.field.split(".")[0] for violation in violations(case.problem(), case.layout)}
-    plain = {"offload": NOTHING, "overlap_tensor": False}
+    plain = {"offload": NO_OFFLOADING, "overlap_tensor": False}
     return case._replace(layout=replace(case.layout, **{name: plain[name] for name in plain if name in fields}))
 
 
 def _pipeline(choose: Choose) -> tuple[int, str, int, int]:
     """Return pipeline ranks, schedule, chunks and microbatches."""
     pipeline = choose([1, 2, 2, 3, 4])
-    rules = [rule for rule in SCHEDULES.values() if not rule.asynchronous and (pipeline > 1 or rule.chunks[0] == 1)]
+    rules = [rule for rule in SCHEDULES.values() if not rule.is_asynchronous and (pipeline > 1 or rule.chunks[0] == 1)]
     rule = choose(rules)
     fewest, most = rule.chunks
     chunks = choose(range(fewest, (most or 2) + 1)) if pipeline > 1 else 1
-    return pipeline, rule.name, chunks, rule.condition.nearest(pipeline, choose(range(1, 5)))
+    return pipeline, rule.name, chunks, rule.condition.find_nearest(pipeline, choose(range(1, 5)))
 
 
 def _degrees(choose: Choose, kind: str, left: int) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from meshwise.simulator.machine.accelerator import Accelerator
-from meshwise.simulator.machine.cluster import FULL_BISECTION, Cluster, homogeneous
+from meshwise.simulator.machine.cluster import FULL_BISECTION, Cluster, build_homogeneous
 from meshwise.simulator.machine.host import Host
 from meshwise.simulator.machine.topology import Fabric, Link
 from meshwise.simulator.models.model import build
@@ -32,7 +32,9 @@ def problem(
     sizes = {"hidden": 64, "heads": 8, "kv_heads": 8, "ffn": 256, "vocab": 128} | changes
     spec = Transformer(layers, tied_embeddings=tied, **sizes)  # type: ignore[arg-type]
     host, inside, outside = Host("host", 1e12, launch=launch), Link(1e-6, bandwidth), Link(2e-6, bandwidth / 4)
-    cluster = replace(homogeneous("small", accelerator, host, nodes, devices, inside, outside, nics), fabric=fabric)
+    cluster = replace(
+        build_homogeneous("small", accelerator, host, nodes, devices, inside, outside, nics), fabric=fabric
+    )
     return on(cluster, spec, batch, precision)
 
 

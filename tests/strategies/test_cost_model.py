@@ -22,13 +22,13 @@ from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.framework import FRAMEWORKS
 from meshwise.strategies.plan.group import Group, PassChoice, StateChoice
 from meshwise.strategies.plan.layout import GRADIENT_REDUCTIONS, Layout
-from meshwise.strategies.plan.offloading import NOTHING, WHOLE, Offloading
+from meshwise.strategies.plan.offloading import NO_OFFLOADING, WHOLE_FRACTION, Offloading
 from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.problem import Problem, Training
 from meshwise.strategies.plan.recomputation import PerStage, Recompute
 from meshwise.strategies.plan.rules import violations
 from meshwise.strategies.schedules.schedule import SCHEDULES
-from meshwise.strategies.search.choices import family_of
+from meshwise.strategies.search.choices import find_family
 
 from ..examples import LONG
 from .plans import OFFLOADINGS, ORDERS, RECOMPUTATIONS, SEQUENCE, Case, Network, any_machine
@@ -67,20 +67,20 @@ def test_a_plan_is_told_the_same_after_any_others(seed: int) -> None:
             path, step = told["path"], told["step"]
             assert isinstance(path, float)
             assert isinstance(step, float)
-            assert shared.bound(plan) <= path <= step, layout
+            assert shared.plan_bound(plan) <= path <= step, layout
 
 
 def asked(costs: SimulatedCost, layout: Layout, group: Group | None, draw: Random, *, simulated: bool) -> Answers:
     """Return what a cost model says, asked in any order of a layout and, if there is one, of a group."""
-    plan, family = complete(costs.problem, layout), family_of(layout)
+    plan, family = complete(costs.problem, layout), find_family(layout)
     questions: dict[str, Callable[[], object]] = {
-        "bound": lambda: costs.bound(plan),
+        "bound": lambda: costs.plan_bound(plan),
         "peak": lambda: costs.peak_memory(plan),
         "fits": lambda: costs.fits(plan),
     }
     if group is not None:
-        questions["floor"], questions["reach"] = lambda: costs.floor(family), lambda: costs.reach(family)
-        questions["table"] = lambda: costs.table(group).tolist()
+        questions["floor"], questions["reach"] = lambda: costs.family_bound(family), lambda: costs.busy_bound(family)
+        questions["table"] = lambda: costs.group_bounds(group).tolist()
     if simulated:
         questions["path"] = lambda: costs.longest_paths([plan])[0]
         questions["step"] = lambda: step_time(lower(costs.problem, plan, costs=costs.costs))
@@ -160,10 +160,16 @@ def any_group(problem: Problem, layout: Layout, draw: Random) -> Group | None:
     if not isinstance(layout.microbatch, int):
         return None
     passes = tuple(
-        PassChoice(draw.choice(RECOMPUTATIONS), draw.choice([False, True]), draw.choice([(), WHOLE, (0.5,)]))
+        PassChoice(draw.choice(RECOMPUTATIONS), draw.choice([False, True]), draw.choice([(), WHOLE_FRACTION, (0.5,)]))
         for _ in range(3)
     )
-    away = (NOTHING, NOTHING, Offloading((0.5,)), Offloading(WHOLE), Offloading(WHOLE, (0.5,)))
+    away = (
+        NO_OFFLOADING,
+        NO_OFFLOADING,
+        Offloading((0.5,)),
+        Offloading(WHOLE_FRACTION),
+        Offloading(WHOLE_FRACTION, (0.5,)),
+    )
     states = tuple(
         StateChoice(
             draw.choice([0, 1, 2, 3]),
@@ -175,8 +181,10 @@ def any_group(problem: Problem, layout: Layout, draw: Random) -> Group | None:
         for _ in range(4)
     )
     group = Group(layout, passes, states, np.ones((len(passes), len(states)), np.bool_))
-    legal = [[next(violations(problem, group.member(row, at)), None) is None for at in range(4)] for row in range(3)]
-    return replace(group, legal=np.array(legal))
+    legal = [
+        [next(violations(problem, group.build_layout(row, at)), None) is None for at in range(4)] for row in range(3)
+    ]
+    return replace(group, member_mask=np.array(legal))
 
 
 TWO = Layout(data=2, pipeline=2, microbatch=8, zero=2)
@@ -223,5 +231,5 @@ def test_bounds_of_orders_that_split_backward_are_not_told_of_those_that_do_not(
     ]
     for first, second in (groups, groups[::-1]):
         shared = SimulatedCost(small)
-        shared.table(first)
-        assert shared.table(second).tolist() == SimulatedCost(small).table(second).tolist()
+        shared.group_bounds(first)
+        assert shared.group_bounds(second).tolist() == SimulatedCost(small).group_bounds(second).tolist()

@@ -5,7 +5,7 @@ import pytest
 from meshwise.simulator.engine import simulate
 from meshwise.simulator.program import Task, TaskKind
 from meshwise.simulator.units import TICKS_PER_SECOND
-from meshwise.strategies.evaluation import Resource, spent
+from meshwise.strategies.evaluation import Resource, compute_resource_times
 
 from ..simulator.programs import program
 
@@ -21,7 +21,7 @@ def test_seconds_of_two_ranks_by_hand() -> None:
         Task(TaskKind.FORWARD, (3,), 1 * SECOND, stage=1, microbatch=0),
     ]
     timeline = simulate(program(tasks, classes=2, kinds=3), "longest_path")
-    found = spent(timeline)
+    found = compute_resource_times(timeline)
     assert timeline.step_time == 9
     assert found[Resource.COMPUTE] == pytest.approx((4 + 1) / 2)
     assert found[Resource.RECOMPUTE] == pytest.approx(2 / 2)
@@ -36,5 +36,5 @@ def test_data_beneath_computing_cost_nothing() -> None:
         Task(TaskKind.BACKWARD, (0,), 4 * SECOND, stage=0, microbatch=0),
         Task(TaskKind.DATA_COMMUNICATION, (2,), 3 * SECOND, (0,), stage=0),
     ]
-    found = spent(simulate(program(tasks, classes=1, kinds=3), "longest_path"))
+    found = compute_resource_times(simulate(program(tasks, classes=1, kinds=3), "longest_path"))
     assert found[Resource.DATA] == 0 and found[Resource.COMPUTE] == 5

@@ -23,8 +23,8 @@ from meshwise.simulator.program import Category, Program
 from meshwise.simulator.timeline import Timeline
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.lowering import Granularity, lower
-from meshwise.strategies.lowering.costs.optimizer import begin_in_step
-from meshwise.strategies.lowering.tasks.cuts import Cuts, Passes
+from meshwise.strategies.lowering.costs.optimizer import allocates_gradients
+from meshwise.strategies.lowering.tasks.cuts import Cuts, PassMode
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.problem import Training
 from meshwise.strategies.plan.recomputation import SomeOperators
@@ -46,7 +46,7 @@ class Lowered:
     def __init__(self, case: Case) -> None:
         self.small, self.plan = case.build()
         self.cost = SimulatedCost(self.small)
-        self.drops = begin_in_step(self.small.training, self.plan)
+        self.drops = allocates_gradients(self.small.training, self.plan)
         program = partial(lower, self.small, self.plan, costs=self.cost.costs)
         self.chains, self.operators = program(), program(Granularity.OPERATOR)
         self.unfolded = program(folded=False)
@@ -70,7 +70,7 @@ def path(program: Program) -> int:
 
 def bound_below_longest_path_below_discrete_event(it: Lowered) -> None:
     longest = step_time(it.chains, "longest_path")
-    assert it.cost.bound(it.plan) <= longest <= it.chained.step_time
+    assert it.cost.plan_bound(it.plan) <= longest <= it.chained.step_time
     assert it.cost.longest_paths([it.plan]) == [longest]
 
 
@@ -97,7 +97,7 @@ def accounts_of_chains_are_those_of_operators(it: Lowered) -> None:
     assert sums(it.chained) == sums(it.fine)
     ours, theirs = seconds(it.chained, it.chains), seconds(it.fine, it.operators)
     rounding = 1e-9  # of a step: seconds are sums of float64
-    if Passes.GROUP in Cuts(it.cost.costs, it.plan, it.cost.costs.machine(it.plan), Granularity.CHAIN).passes:
+    if PassMode.GROUP in Cuts(it.cost.costs, it.plan, it.cost.costs.machine(it.plan), Granularity.CHAIN).pass_modes:
         rounding = 1e-3  # ranks that come first, and wait for others in a collective, are shown to wait before the pass
     assert {name: ours.get(name, 0.0) for name in theirs | ours} == pytest.approx(
         {name: theirs.get(name, 0.0) for name in theirs | ours}, rel=0, abs=rounding * it.chained.step_time
@@ -108,7 +108,7 @@ def memory_peaks_as_the_search_is_told_and_returns_to_its_level(it: Lowered) -> 
     for program, timeline in ((it.chains, it.chained), (it.operators, it.fine), (it.unfolded, it.apart)):
         assert timeline.peak_memory == it.cost.peak_memory(it.plan)
         held = np.zeros(len(program.rank_classes))
-        for change in program.resident:
+        for change in program.resident_memory:
             held[change.rank_class] += 0 if change.host else change.size
         # a framework that drops gradients drops those of a step before the next one
         left = [profile.usage[-1][_GRADIENTS] * it.drops for profile in timeline.memory]
@@ -209,7 +209,7 @@ def test_twice_any_bandwidth_is_never_slower_where_nothing_is_shared(case: Case,
 
 SIMULATED = """
 from random import Random
-from meshwise.simulator.brief import in_full
+from meshwise.simulator.brief import to_full_text
 from meshwise.simulator.engine import simulate
 from meshwise.strategies.lowering import lower
 from tests.strategies.plans import any_case
@@ -217,7 +217,7 @@ from tests.strategies.plans import any_case
 for seed in range(20):
     timeline = simulate(lower(*any_case(Random(seed).choice).build()))
     spans = timeline.spans[:: len(timeline.spans) // 5]
-    print(in_full((timeline.step_time, timeline.peak_memory, timeline.links, spans)))
+    print(to_full_text((timeline.step_time, timeline.peak_memory, timeline.links, spans)))
 """
 
 

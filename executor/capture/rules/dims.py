@@ -13,13 +13,13 @@ from math import prod
 class Dim:
     """A dim of some tensors; one that was split, or merged from others, has ``factors``, outermost first."""
 
-    __slots__ = ("apart", "batch", "factors", "hints", "number", "parent", "size")
+    __slots__ = ("batch", "distinct_dims", "factors", "hints", "number", "parent", "size")
 
     def __init__(self, size: int, number: int, *, batch: bool = False) -> None:
         self.size, self.number, self.batch = size, number, batch
         self.parent: Dim | None = None
         self.factors: tuple[Dim, ...] = ()
-        self.apart: set[Dim] = set()
+        self.distinct_dims: set[Dim] = set()
         self.hints: set[tuple[int, str]] = set()
 
     @property
@@ -39,113 +39,113 @@ class Dim:
         return tuple(leaf for factor in root.factors for leaf in factor.leaves) if root.factors else (root,)
 
 
-Axes = tuple[Dim | None, ...]
+TensorDims = tuple[Dim | None, ...]
 """The dim of each torch dim of a tensor; None for a torch dim of size 1."""
 
 
-def leaves(axes: Iterable[Dim | None]) -> tuple[Dim, ...]:
+def list_leaves(dims: Iterable[Dim | None]) -> tuple[Dim, ...]:
     """Return the dims without factors that a tensor consists of, each once."""
-    return tuple(dict.fromkeys(leaf for axis in axes if axis is not None for leaf in axis.leaves))
+    return tuple(dict.fromkeys(leaf for dim in dims if dim is not None for leaf in dim.leaves))
 
 
-class Dims:
+class DimUnifier:
     """Creates dims, splits, merges and unifies them."""
 
     def __init__(self) -> None:
         self._count = 0
 
-    def new(self, size: int, *, batch: bool = False) -> Dim:
+    def create_dim(self, size: int, *, batch: bool = False) -> Dim:
         """Return a new dim."""
         self._count += 1
         return Dim(size, self._count, batch=batch)
 
-    def axes(self, shape: Sequence[int]) -> Axes:
+    def create_dims(self, shape: Sequence[int]) -> TensorDims:
         """Return new dims for a tensor of ``shape``."""
-        axes = tuple(self.new(size) if size > 1 else None for size in shape)
-        self.keep_apart(axes)
-        return axes
+        dims = tuple(self.create_dim(size) if size > 1 else None for size in shape)
+        self.keep_apart(dims)
+        return dims
 
-    def keep_apart(self, axes: Iterable[Dim | None]) -> None:
+    def keep_apart(self, dims: Iterable[Dim | None]) -> None:
         """Record that no two of these dims may ever be unified."""
-        every = leaves(axes)
-        for one in every:
-            one.apart.update(other for other in every if other is not one)
+        all_leaves = list_leaves(dims)
+        for leaf in all_leaves:
+            leaf.distinct_dims.update(other_leaf for other_leaf in all_leaves if other_leaf is not leaf)
 
     def merge(self, parts: Sequence[Dim]) -> Dim:
         """Return the dim that is the product of ``parts``, the first one outermost."""
         if len(parts) == 1:
             return parts[0]
-        merged = self.new(prod(part.size for part in parts))
-        merged.factors = tuple(parts)
-        return merged
+        merged_dim = self.create_dim(prod(part.size for part in parts))
+        merged_dim.factors = tuple(parts)
+        return merged_dim
 
     def split(self, dims: Sequence[Dim], sizes: Sequence[int]) -> tuple[Dim, ...] | None:
         """Return ``dims`` regrouped into dims of ``sizes``; None where the sizes do not nest.
 
-        >>> dims = Dims()
-        >>> [part.size for part in dims.split([dims.new(12), dims.new(5)], (3, 20))]
+        >>> dims = DimUnifier()
+        >>> [part.size for part in dims.split([dims.create_dim(12), dims.create_dim(5)], (3, 20))]
         [3, 20]
         """
-        old = [leaf for dim in dims for leaf in dim.leaves]
-        pieces = refine([leaf.size for leaf in old], list(sizes))
-        if pieces is None or not self._cut(old, pieces):
+        old_leaves = [leaf for dim in dims for leaf in dim.leaves]
+        pieces = refine_sizes([leaf.size for leaf in old_leaves], list(sizes))
+        if pieces is None or not self._split_leaves(old_leaves, pieces):
             return None
-        fine = iter([leaf for dim in dims for leaf in dim.leaves])
-        return tuple(self.merge(_take(fine, size)) if size > 1 else self.new(1) for size in sizes)
+        new_leaves = iter([leaf for dim in dims for leaf in dim.leaves])
+        return tuple(self.merge(_take_dims(new_leaves, size)) if size > 1 else self.create_dim(1) for size in sizes)
 
-    def unify(self, one: Dim, other: Dim) -> bool:
+    def unify(self, left_dim: Dim, right_dim: Dim) -> bool:
         """Unify two dims and return True; change nothing and return False where they cannot be unified."""
-        left, right = one.leaves, other.leaves
-        if left == right:
+        left_leaves, right_leaves = left_dim.leaves, right_dim.leaves
+        if left_leaves == right_leaves:
             return True
-        pieces = refine([leaf.size for leaf in left], [leaf.size for leaf in right])
-        if pieces is None or not _pairs(left, right, pieces):
+        pieces = refine_sizes([leaf.size for leaf in left_leaves], [leaf.size for leaf in right_leaves])
+        if pieces is None or not _can_pair(left_leaves, right_leaves, pieces):
             return False
-        if not (self._can_cut(left, pieces) and self._can_cut(right, pieces)):
+        if not (self._can_split(left_leaves, pieces) and self._can_split(right_leaves, pieces)):
             return False
-        self._cut(left, pieces)
-        self._cut(right, pieces)
-        for first, second in zip(one.leaves, other.leaves, strict=True):
-            _join(first.root, second.root)
+        self._split_leaves(left_leaves, pieces)
+        self._split_leaves(right_leaves, pieces)
+        for left_leaf, right_leaf in zip(left_dim.leaves, right_dim.leaves, strict=True):
+            _join_dims(left_leaf.root, right_leaf.root)
         return True
 
-    def _can_cut(self, old: Sequence[Dim], pieces: Sequence[int]) -> bool:
+    def _can_split(self, old_leaves: Sequence[Dim], pieces: Sequence[int]) -> bool:
         # samples are never split: a dim of the batch has one factor
-        remaining = iter(pieces)
-        return not any(leaf.batch and len(_sizes(remaining, leaf.size)) > 1 for leaf in old)
+        remaining_pieces = iter(pieces)
+        return not any(leaf.batch and len(_take_sizes(remaining_pieces, leaf.size)) > 1 for leaf in old_leaves)
 
-    def _cut(self, old: Sequence[Dim], pieces: Sequence[int]) -> bool:
+    def _split_leaves(self, old_leaves: Sequence[Dim], pieces: Sequence[int]) -> bool:
         """Split dims without factors into sizes ``pieces``; return False where that would split the batch."""
-        if not self._can_cut(old, pieces):
+        if not self._can_split(old_leaves, pieces):
             return False
-        remaining = iter(pieces)
-        for leaf in old:
-            sizes = _sizes(remaining, leaf.size)
+        remaining_pieces = iter(pieces)
+        for leaf in old_leaves:
+            sizes = _take_sizes(remaining_pieces, leaf.size)
             if len(sizes) > 1:
-                leaf.factors = tuple(self.new(size) for size in sizes)
+                leaf.factors = tuple(self.create_dim(size) for size in sizes)
                 for factor in leaf.factors:
-                    factor.apart |= leaf.apart
-                    for other in leaf.apart:
-                        other.root.apart.add(factor)
+                    factor.distinct_dims |= leaf.distinct_dims
+                    for distinct_dim in leaf.distinct_dims:
+                        distinct_dim.root.distinct_dims.add(factor)
                 self.keep_apart(leaf.factors)
         return True
 
 
-def refine(left: Sequence[int], right: Sequence[int]) -> list[int] | None:
+def refine_sizes(left_sizes: Sequence[int], right_sizes: Sequence[int]) -> list[int] | None:
     """Return the coarsest common refinement of two sequences of sizes; None where there is none.
 
-    >>> refine([12, 5], [3, 20]), refine([6, 2], [4, 3])
+    >>> refine_sizes([12, 5], [3, 20]), refine_sizes([6, 2], [4, 3])
     ([3, 4, 5], None)
     """
-    if prod(left) != prod(right):
+    if prod(left_sizes) != prod(right_sizes):
         return None
-    strides = sorted({*_strides(left), *_strides(right)}, reverse=True)
-    if any(outer % inner for outer, inner in pairwise(strides)):
+    strides = sorted({*_list_strides(left_sizes), *_list_strides(right_sizes)}, reverse=True)
+    if any(outer_stride % inner_stride for outer_stride, inner_stride in pairwise(strides)):
         return None
-    return [outer // inner for outer, inner in pairwise(strides)]
+    return [outer_stride // inner_stride for outer_stride, inner_stride in pairwise(strides)]
 
 
-def _strides(sizes: Sequence[int]) -> Iterator[int]:
+def _list_strides(sizes: Sequence[int]) -> Iterator[int]:
     yield 1
     stride = 1
     for size in reversed(sizes):
@@ -153,46 +153,56 @@ def _strides(sizes: Sequence[int]) -> Iterator[int]:
         yield stride
 
 
-def _sizes(pieces: Iterator[int], total: int) -> list[int]:
+def _take_sizes(pieces: Iterator[int], total: int) -> list[int]:
     """Return the next pieces whose product is ``total``."""
-    taken = [next(pieces)]
-    while prod(taken) < total:
-        taken.append(next(pieces))
-    return taken
+    sizes = [next(pieces)]
+    while prod(sizes) < total:
+        sizes.append(next(pieces))
+    return sizes
 
 
-def _take(parts: Iterator[Dim], total: int) -> list[Dim]:
+def _take_dims(parts: Iterator[Dim], total: int) -> list[Dim]:
     """Return the next dims whose sizes multiply to ``total``."""
-    taken = [next(parts)]
-    while prod(part.size for part in taken) < total:
-        taken.append(next(parts))
-    return taken
+    dims = [next(parts)]
+    while prod(part.size for part in dims) < total:
+        dims.append(next(parts))
+    return dims
 
 
-def _pairs(left: Sequence[Dim], right: Sequence[Dim], pieces: Sequence[int]) -> bool:
+def _can_pair(left_leaves: Sequence[Dim], right_leaves: Sequence[Dim], pieces: Sequence[int]) -> bool:
     """Return whether two sequences of dims may be unified piece by piece."""
-    of = []
-    for side in (left, right):
-        remaining = iter(pieces)
-        of.append([leaf for leaf in side for _ in _sizes(remaining, leaf.size)])
-    return all(_may_join(one, other) for one, other in zip(*of, strict=True))
+    piece_leaves = []
+    for side in (left_leaves, right_leaves):
+        remaining_pieces = iter(pieces)
+        piece_leaves.append([leaf for leaf in side for _ in _take_sizes(remaining_pieces, leaf.size)])
+    return all(_can_join(left_leaf, right_leaf) for left_leaf, right_leaf in zip(*piece_leaves, strict=True))
 
 
-def _may_join(one: Dim, other: Dim) -> bool:
-    if one is other:
+def _can_join(left_dim: Dim, right_dim: Dim) -> bool:
+    if left_dim is right_dim:
         return True
     # the shorter set is searched: sets grow with every unified dim
-    fewer, root = (one.apart, other) if len(one.apart) < len(other.apart) else (other.apart, one)
-    return not (one.batch and other.batch) and all(each.root is not root for each in fewer)
+    fewer_dims, root = (
+        (left_dim.distinct_dims, right_dim)
+        if len(left_dim.distinct_dims) < len(right_dim.distinct_dims)
+        else (right_dim.distinct_dims, left_dim)
+    )
+    return not (left_dim.batch and right_dim.batch) and all(
+        distinct_dim.root is not root for distinct_dim in fewer_dims
+    )
 
 
-def _join(one: Dim, other: Dim) -> None:
-    if one is other:
+def _join_dims(left_dim: Dim, right_dim: Dim) -> None:
+    if left_dim is right_dim:
         return
     # the batch represents both, else the older dim
-    first, second = (one, other) if (one.batch, -one.number) > (other.batch, -other.number) else (other, one)
-    second.parent = first
-    first.hints |= second.hints
-    first.apart |= second.apart
-    for each in second.apart:
-        each.root.apart.add(first)
+    root_dim, child_dim = (
+        (left_dim, right_dim)
+        if (left_dim.batch, -left_dim.number) > (right_dim.batch, -right_dim.number)
+        else (right_dim, left_dim)
+    )
+    child_dim.parent = root_dim
+    root_dim.hints |= child_dim.hints
+    root_dim.distinct_dims |= child_dim.distinct_dims
+    for distinct_dim in child_dim.distinct_dims:
+        distinct_dim.root.distinct_dims.add(root_dim)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from torch.fx import Node
 
-from meshwise.executor.capture.rules.dims import Axes, Dim
-from meshwise.executor.capture.rules.work import MASK, RESULT, Call, Rule, Work, present
+from meshwise.executor.capture.rules.dims import Dim, TensorDims
+from meshwise.executor.capture.rules.work import MASK, RESULT, Call, Rule, Work, drop_none
 from meshwise.simulator.operator_graph import OperatorKind
 
 KEEPS_NOTHING = frozenset(
@@ -34,72 +34,78 @@ KEEPS_RESULT = frozenset(["exp", "sigmoid", "tanh", "rsqrt", "sqrt", "reciprocal
 KEEPS_CONDITION = frozenset({"where", "masked_fill"})
 
 
-def broadcast(call: Call, operands: Sequence[tuple[str, int | None, Node]]) -> Axes:
+def broadcast_operands(call: Call, operands: Sequence[tuple[str, int | None, Node]]) -> TensorDims:
     """Unify the dims of operands, aligned at the last dim, and return the dims of the result."""
-    rank = len(call.shape)
-    result: list[Dim | None] = [None] * rank
+    num_dims = len(call.shape)
+    result: list[Dim | None] = [None] * num_dims
     for name, item, operand in operands:
-        axes = call.axes(operand)
-        shift = rank - len(axes)
-        wanted = {place: result[place + shift] for place in range(len(axes))}
-        read = call.align(operand, wanted)
-        alone = [place for place, dim in wanted.items() if dim is None]  # as for a tensor times its own transpose
-        read = call.separate(read, alone, result)
-        if read is not operand:
-            call.read(name, read) if item is None else call.read_item(name, item, read)
-        for place, axis in enumerate(call.axes(read)):
-            result[place + shift] = result[place + shift] or axis
-    call.dims.keep_apart(result)
+        dims = call.get_dims(operand)
+        shift = num_dims - len(dims)
+        wanted_dims = {place: result[place + shift] for place in range(len(dims))}
+        read_operand = call.align(operand, wanted_dims)
+        free_places = [
+            place for place, dim in wanted_dims.items() if dim is None
+        ]  # as for a tensor times its own transpose
+        read_operand = call.separate(read_operand, free_places, result)
+        if read_operand is not operand:
+            call.replace_operand(name, read_operand) if item is None else call.replace_item(name, item, read_operand)
+        for place, read_dim in enumerate(call.get_dims(read_operand)):
+            result[place + shift] = result[place + shift] or read_dim
+    call.unifier.keep_apart(result)
     return tuple(result)
 
 
-def tensors(call: Call) -> list[tuple[str, int | None, Node]]:
+def list_tensors(call: Call) -> list[tuple[str, int | None, Node]]:
     """Return argument name, list index and node of each tensor operand, those with the most dims first."""
-    found: list[tuple[str, int | None, Node]] = []
-    for name, value in call.given.items():
+    operands: list[tuple[str, int | None, Node]] = []
+    for name, value in call.arguments.items():
         if isinstance(value, Node):
-            found.append((name, None, value))
+            operands.append((name, None, value))
         elif isinstance(value, list | tuple):
-            found += [(name, item, each) for item, each in enumerate(value) if isinstance(each, Node)]
-    return sorted(found, key=lambda operand: -len(present(call.axes(operand[2]))))
+            operands += [(name, item, node) for item, node in enumerate(value) if isinstance(node, Node)]
+    return sorted(operands, key=lambda operand: -len(drop_none(call.get_dims(operand[2]))))
 
 
 def pointwise(call: Call) -> Work:
     """Compute point by point on operands that are broadcast."""
-    operands = tensors(call)
-    out = broadcast(call, operands)
-    return Work((out,), OperatorKind.ELEMENTWISE, saves=_saves(call))
+    operands = list_tensors(call)
+    out = broadcast_operands(call, operands)
+    return Work((out,), OperatorKind.ELEMENTWISE, saves=_list_saves(call))
 
 
-def _saves(call: Call) -> tuple[Node | str, ...]:
+def _list_saves(call: Call) -> tuple[Node | str, ...]:
     name = call.node.target.overloadpacket.__name__  # type: ignore[union-attr]
-    operands = call.operands()
+    operands = call.list_operands()
     if name in KEEPS_NOTHING:
         return ()
     if name in KEEPS_RESULT:
         return (RESULT,)
     if name in KEEPS_CONDITION:
-        return tuple(each for each in operands if not each.meta["val"].is_floating_point())
+        return tuple(operand for operand in operands if not operand.meta["val"].is_floating_point())
     if name == "mul":
-        return _factors(call, operands)
+        return _list_factors(call, operands)
     if name == "div":
-        divisor = call.value(1)
+        divisor = call.get_argument(1)
         if not isinstance(divisor, Node):
             return ()
-        return tuple(operands) if call.differentiable(divisor) else (divisor,)
+        return tuple(operands) if call.is_differentiable(divisor) else (divisor,)
     return tuple(operands)
 
 
-def _factors(call: Call, operands: list[Node]) -> tuple[Node, ...]:
+def _list_factors(call: Call, operands: list[Node]) -> tuple[Node, ...]:
     """Return the factors that the other factor's gradient needs; a square needs itself."""
     if len(operands) == 1:
-        return tuple(operands) if isinstance(call.value(1), Node) else ()
-    return tuple(one for one, other in zip(operands, reversed(operands), strict=True) if call.differentiable(other))
+        return tuple(operands) if isinstance(call.get_argument(1), Node) else ()
+    return tuple(
+        factor
+        for factor, cofactor in zip(operands, reversed(operands), strict=True)
+        if call.is_differentiable(cofactor)
+    )
 
 
 def dropout(call: Call) -> Work:
     """Drop points out; backward reads the mask."""
-    out = call.axes(call.value(0))
+    out = call.get_dims(call.get_argument(0))
     if len(call.shapes) == 1:
         return Work((out,), OperatorKind.DROPOUT)
     return Work((out, out), OperatorKind.DROPOUT, saves=(MASK,))
@@ -107,11 +113,11 @@ def dropout(call: Call) -> Work:
 
 def one_hot(call: Call) -> Work:
     """Turn class numbers into rows of zeros with a single one."""
-    classes = call.dims.new(call.shape[-1])
-    out = (*call.axes(call.value(0)), classes if classes.size > 1 else None)
-    call.dims.keep_apart(out)
+    classes = call.unifier.create_dim(call.shape[-1])
+    out = (*call.get_dims(call.get_argument(0)), classes if classes.size > 1 else None)
+    call.unifier.keep_apart(out)
     classes.hints.add((4, "experts"))
-    return Work((out,), OperatorKind.ELEMENTWISE, uncut=(classes,))
+    return Work((out,), OperatorKind.ELEMENTWISE, uncut_dims=(classes,))
 
 
 RULES: dict[str, Rule] = {

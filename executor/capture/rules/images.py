@@ -2,8 +2,8 @@
 
 from torch.fx import Node
 
-from meshwise.executor.capture.rules.dims import Axes, Dim
-from meshwise.executor.capture.rules.work import Call, Rule, Work, present
+from meshwise.executor.capture.rules.dims import Dim, TensorDims
+from meshwise.executor.capture.rules.work import Call, Rule, Work, drop_none
 from meshwise.simulator.operator_graph import OperatorKind
 
 SPACE = {1: ("width",), 2: ("height", "width"), 3: ("depth", "height", "width")}
@@ -14,18 +14,20 @@ def convolution(call: Call) -> Work:
 
     No mesh axis cuts spatial dims, because a point needs its neighbours. With groups, channels are not cut either.
     """
-    weight, channels = call["weight"], call.axes(call["input"])[1]
-    read = call.align(weight, {1: channels}) if call["groups"] == 1 else weight
-    read = call.separate(read, [0], (channels,))
-    return _convolved(call, read, call.axes(read)[0], call.axes(read)[1])
+    weight, channels = call["weight"], call.get_dims(call["input"])[1]
+    read_weight = call.align(weight, {1: channels}) if call["groups"] == 1 else weight
+    read_weight = call.separate(read_weight, [0], (channels,))
+    return _convolve(call, read_weight, call.get_dims(read_weight)[0], call.get_dims(read_weight)[1])
 
 
 def transposed_convolution(call: Call) -> Work:
     """``(batch, in, ..) * weight (in, out / groups, kernel ..) -> (batch, out, ..)``."""
-    channels = call.axes(call["input"])[1]
-    read = call.separate(call.align(call["weight"], {0: channels}), [1], (channels,))
-    (grouped,) = call.dims.axes(call.shape[1:2])
-    return _convolved(call, read, call.axes(read)[1] if call["groups"] == 1 else grouped, channels)
+    channels = call.get_dims(call["input"])[1]
+    read_weight = call.separate(call.align(call["weight"], {0: channels}), [1], (channels,))
+    (grouped_channels,) = call.unifier.create_dims(call.shape[1:2])
+    return _convolve(
+        call, read_weight, call.get_dims(read_weight)[1] if call["groups"] == 1 else grouped_channels, channels
+    )
 
 
 def general_convolution(call: Call) -> Work:
@@ -33,75 +35,79 @@ def general_convolution(call: Call) -> Work:
     return transposed_convolution(call) if call["transposed"] else convolution(call)
 
 
-def _convolved(call: Call, weight: Node, wide: Dim | None, inner: Dim | None) -> Work:
-    call.read("weight", weight)
+def _convolve(call: Call, weight: Node, output_channels: Dim | None, input_channels: Dim | None) -> Work:
+    call.replace_operand("weight", weight)
     source = call["input"]
-    axes, kernel = call.axes(source), call.axes(weight)
+    dims, kernel_dims = call.get_dims(source), call.get_dims(weight)
     if call["bias"] is not None:
-        call.read("bias", call.align(call["bias"], {0: wide}))
-    space = _moved(call, axes, call.shape)
-    out = (axes[0], wide, *space)
-    window = kernel[2:]
-    call.dims.keep_apart((*out, inner, *window))
-    _name(call, axes, out, kernel)
-    transposed = call.given.get("transposed", "transpose" in str(call.node.target))
-    points = axes[2:] if transposed else space  # a transposed convolution multiplies at every point that it reads
-    walked = present((axes[0], wide, *points, inner, *window))
-    spatial = present((*space, *axes[2:], *window))
-    channels = present((wide, axes[1], inner)) if call["groups"] > 1 else ()
+        call.replace_operand("bias", call.align(call["bias"], {0: output_channels}))
+    space_dims = _map_space(call, dims, call.shape)
+    out = (dims[0], output_channels, *space_dims)
+    window_dims = kernel_dims[2:]
+    call.unifier.keep_apart((*out, input_channels, *window_dims))
+    _hint_dims(call, dims, out, kernel_dims)
+    is_transposed = call.arguments.get("transposed", "transpose" in str(call.node.target))
+    points = (
+        dims[2:] if is_transposed else space_dims
+    )  # a transposed convolution multiplies at every point that it reads
+    iteration_dims = drop_none((dims[0], output_channels, *points, input_channels, *window_dims))
+    spatial_dims = drop_none((*space_dims, *dims[2:], *window_dims))
+    channels = drop_none((output_channels, dims[1], input_channels)) if call["groups"] > 1 else ()
     return Work(
         (out,),
         OperatorKind.CONVOLUTION,
-        reduced=present((inner, *window)),
-        uncut=(*spatial, *channels),
-        space=walked,
+        reduced_dims=drop_none((input_channels, *window_dims)),
+        uncut_dims=(*spatial_dims, *channels),
+        space=iteration_dims,
         flops=2.0,
         saves=(source,),
     )
 
 
-def _moved(call: Call, axes: Axes, shape: tuple[int, ...]) -> Axes:
+def _map_space(call: Call, dims: TensorDims, shape: tuple[int, ...]) -> TensorDims:
     """Return the spatial dims of a result: the image's dim where the size is the same, else a new dim."""
     result = []
-    for axis, size in zip(axes[2:], shape[2:], strict=True):
-        same = axis is not None and axis.size == size
-        result.append(axis if same else call.dims.new(size) if size > 1 else None)
+    for dim, size in zip(dims[2:], shape[2:], strict=True):
+        is_same = dim is not None and dim.size == size
+        result.append(dim if is_same else call.unifier.create_dim(size) if size > 1 else None)
     return tuple(result)
 
 
-def _name(call: Call, axes: Axes, out: Axes, kernel: Axes = ()) -> None:
+def _hint_dims(call: Call, dims: TensorDims, out: TensorDims, kernel_dims: TensorDims = ()) -> None:
     names = SPACE.get(len(out) - 2, ())
-    for image in (axes, out):
-        for axis, name in zip(image[1:], ("channels", *names), strict=False):
-            if axis is not None:
-                axis.leaves[0].hints.add((5, name))
-    for axis, name in zip(kernel[2:], names, strict=False):
-        if axis is not None:
-            axis.leaves[0].hints.add((5, f"kernel_{name}"))
+    for image_dims in (dims, out):
+        for dim, name in zip(image_dims[1:], ("channels", *names), strict=False):
+            if dim is not None:
+                dim.leaves[0].hints.add((5, name))
+    for dim, name in zip(kernel_dims[2:], names, strict=False):
+        if dim is not None:
+            dim.leaves[0].hints.add((5, f"kernel_{name}"))
 
 
 def pooling(call: Call) -> Work:
     """Reduce windows of an image; backward of a maximum reads the image, backward of a mean does not."""
-    source = call.value(0)
-    axes = call.axes(source)
-    out = (*axes[:2], *_moved(call, axes, call.shape))
-    call.dims.keep_apart(out)
-    _name(call, axes, out)
-    kept = (source,) if "max" in str(call.node.target) else ()
+    source = call.get_argument(0)
+    dims = call.get_dims(source)
+    out = (*dims[:2], *_map_space(call, dims, call.shape))
+    call.unifier.keep_apart(out)
+    _hint_dims(call, dims, out)
+    saves = (source,) if "max" in str(call.node.target) else ()
     shapes = tuple(out for _ in call.shapes)
-    return Work(shapes, OperatorKind.POOLING, uncut=present((*out[2:], *axes[2:])), saves=kept)
+    return Work(shapes, OperatorKind.POOLING, uncut_dims=drop_none((*out[2:], *dims[2:])), saves=saves)
 
 
 def resizing(call: Call) -> Work:
     """Interpolate an image at other points."""
-    axes = call.axes(call.value(0))
-    out = (*axes[:2], *_moved(call, axes, call.shape))
-    call.dims.keep_apart(out)
-    _name(call, axes, out)
-    return Work((out,), OperatorKind.ELEMENTWISE, uncut=present((*out[2:], *axes[2:])))
+    dims = call.get_dims(call.get_argument(0))
+    out = (*dims[:2], *_map_space(call, dims, call.shape))
+    call.unifier.keep_apart(out)
+    _hint_dims(call, dims, out)
+    return Work((out,), OperatorKind.ELEMENTWISE, uncut_dims=drop_none((*out[2:], *dims[2:])))
 
 
-_POOLING = [f"{kind}_pool{rank}d" for kind in ("max", "avg", "adaptive_avg", "adaptive_max") for rank in (1, 2, 3)]
+_POOLING = [
+    f"{kind}_pool{num_dims}d" for kind in ("max", "avg", "adaptive_avg", "adaptive_max") for num_dims in (1, 2, 3)
+]
 _RESIZING = ("upsample_nearest1d", "upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d")
 
 RULES: dict[str, Rule] = {

@@ -1,45 +1,45 @@
 """Rules of norms and softmax: they need statistics along dims, which parts of these dims cannot compute alone."""
 
-from meshwise.executor.capture.rules.elementwise import broadcast, tensors
-from meshwise.executor.capture.rules.work import RESULT, Call, Rule, Work, present
+from meshwise.executor.capture.rules.elementwise import broadcast_operands, list_tensors
+from meshwise.executor.capture.rules.work import RESULT, Call, Rule, Work, drop_none
 from meshwise.simulator.operator_graph import OperatorKind
 
 
 def layer_norm(call: Call) -> Work:
     """Normalise over the last dims, which weight and bias have as well."""
-    source = call.value(0)
-    axes = call.axes(source)
-    broadcast(call, tensors(call))
-    over = present(axes[len(axes) - len(call["normalized_shape"]) :])
-    if over:
-        over[-1].leaves[-1].hints.add((4, "hidden"))
-    return Work((axes,), OperatorKind.NORM, uncut=over, saves=(source,))
+    source = call.get_argument(0)
+    dims = call.get_dims(source)
+    broadcast_operands(call, list_tensors(call))
+    normalised_dims = drop_none(dims[len(dims) - len(call["normalized_shape"]) :])
+    if normalised_dims:
+        normalised_dims[-1].leaves[-1].hints.add((4, "hidden"))
+    return Work((dims,), OperatorKind.NORM, uncut_dims=normalised_dims, saves=(source,))
 
 
 def group_norm(call: Call) -> Work:
     """Normalise groups of channels over all points; weight and bias have one value per channel."""
-    source = call.value(0)
-    axes = call.axes(source)
+    source = call.get_argument(0)
+    dims = call.get_dims(source)
     for name in ("weight", "bias"):
-        if call.given.get(name) is not None:
-            call.read(name, call.align(call[name], {0: axes[1]}))
-    return Work((axes,), OperatorKind.NORM, uncut=present(axes[1:]), saves=(source,))
+        if call.arguments.get(name) is not None:
+            call.replace_operand(name, call.align(call[name], {0: dims[1]}))
+    return Work((dims,), OperatorKind.NORM, uncut_dims=drop_none(dims[1:]), saves=(source,))
 
 
 def softmax(call: Call) -> Work:
     """Compute the softmax along one dim; backward reads the result."""
-    axes = call.axes(call.value(0))
-    over = present((axes[call.place(call["dim"], axes)],))
-    return Work((axes,), OperatorKind.SOFTMAX, uncut=over, saves=(RESULT,))
+    dims = call.get_dims(call.get_argument(0))
+    softmax_dims = drop_none((dims[call.normalise_index(call["dim"], dims)],))
+    return Work((dims,), OperatorKind.SOFTMAX, uncut_dims=softmax_dims, saves=(RESULT,))
 
 
 def log_softmax(call: Call) -> Work:
     """Compute the log-softmax along the classes of a loss; backward reads the result."""
-    axes = call.axes(call.value(0))
-    over = present((axes[call.place(call["dim"], axes)],))
-    for dim in over:
+    dims = call.get_dims(call.get_argument(0))
+    softmax_dims = drop_none((dims[call.normalise_index(call["dim"], dims)],))
+    for dim in softmax_dims:
         dim.leaves[0].hints.add((3, "classes"))
-    return Work((axes,), OperatorKind.CROSS_ENTROPY, uncut=over, saves=(RESULT,))
+    return Work((dims,), OperatorKind.CROSS_ENTROPY, uncut_dims=softmax_dims, saves=(RESULT,))
 
 
 RULES: dict[str, Rule] = {

@@ -1,191 +1,203 @@
 """Rules that take parts of tensors or join tensors; no mesh axis cuts the dim along which they do so."""
 
-from meshwise.executor.capture.rules.dims import Axes, Dim
-from meshwise.executor.capture.rules.views import same
-from meshwise.executor.capture.rules.work import Call, Rule, Work, present
+from meshwise.executor.capture.rules.dims import Dim, TensorDims
+from meshwise.executor.capture.rules.views import keep_dims
+from meshwise.executor.capture.rules.work import Call, Rule, Work, drop_none
 from meshwise.simulator.operator_graph import OperatorKind
 
 
-def _replaced(call: Call, axes: Axes, shape: tuple[int, ...]) -> Axes:
+def _replace_dims(call: Call, dims: TensorDims, shape: tuple[int, ...]) -> TensorDims:
     """Return the dims of a result: the operand's dim where sizes are equal, else a new dim."""
     out = tuple(
-        axis if axis is not None and axis.size == size else call.dims.new(size) if size > 1 else None
-        for axis, size in zip(axes, shape, strict=True)
+        dim if dim is not None and dim.size == size else call.unifier.create_dim(size) if size > 1 else None
+        for dim, size in zip(dims, shape, strict=True)
     )
-    call.dims.keep_apart(out)
+    call.unifier.keep_apart(out)
     return out
 
 
-def _changed(axes: Axes, out: Axes) -> tuple[Dim, ...]:
-    kept = {axis for axis in axes if axis is not None} & {axis for axis in out if axis is not None}
-    return tuple(axis for axis in present((*axes, *out)) if axis not in kept)
+def _list_changed(dims: TensorDims, out: TensorDims) -> tuple[Dim, ...]:
+    common_dims = {dim for dim in dims if dim is not None} & {dim for dim in out if dim is not None}
+    return tuple(dim for dim in drop_none((*dims, *out)) if dim not in common_dims)
 
 
-def part(call: Call) -> Work:
+def take_part(call: Call) -> Work:
     """Take a part along one dim; a part that is the whole tensor is a view."""
-    axes = call.axes(call.value(0))
-    if tuple(call.value(0).meta["val"].shape) == call.shape and call["step"] == 1:
-        return same(call)
-    out = _replaced(call, axes, call.shape)
-    return Work((out,), OperatorKind.VIEW, uncut=_changed(axes, out))
+    dims = call.get_dims(call.get_argument(0))
+    if tuple(call.get_argument(0).meta["val"].shape) == call.shape and call["step"] == 1:
+        return keep_dims(call)
+    out = _replace_dims(call, dims, call.shape)
+    return Work((out,), OperatorKind.VIEW, uncut_dims=_list_changed(dims, out))
 
 
 def select(call: Call) -> Work:
     """Take one index along a dim, and remove the dim."""
-    axes = call.axes(call.value(0))
-    place = call.place(call["dim"], axes)
-    return Work(((*axes[:place], *axes[place + 1 :]),), OperatorKind.VIEW, uncut=present((axes[place],)))
+    dims = call.get_dims(call.get_argument(0))
+    place = call.normalise_index(call["dim"], dims)
+    return Work(((*dims[:place], *dims[place + 1 :]),), OperatorKind.VIEW, uncut_dims=drop_none((dims[place],)))
 
 
 def unbind(call: Call) -> Work:
     """Return one tensor for each index along a dim, and remove the dim."""
-    axes = call.axes(call.value(0))
-    place = call.place(call["dim"], axes)
-    out = (*axes[:place], *axes[place + 1 :])
-    return Work(tuple(out for _ in call.shapes), OperatorKind.VIEW, uncut=present((axes[place],)))
+    dims = call.get_dims(call.get_argument(0))
+    place = call.normalise_index(call["dim"], dims)
+    out = (*dims[:place], *dims[place + 1 :])
+    return Work(tuple(out for _ in call.shapes), OperatorKind.VIEW, uncut_dims=drop_none((dims[place],)))
 
 
 def split(call: Call) -> Work:
     """Split a tensor into parts along a dim."""
-    axes = call.axes(call.value(0))
-    made = tuple(_replaced(call, axes, shape) for shape in call.shapes)
-    changed = tuple(dim for out in made for dim in _changed(axes, out))
-    return Work(made, OperatorKind.VIEW, uncut=changed, space=present(axes))
+    dims = call.get_dims(call.get_argument(0))
+    part_dims = tuple(_replace_dims(call, dims, shape) for shape in call.shapes)
+    changed_dims = tuple(dim for out in part_dims for dim in _list_changed(dims, out))
+    return Work(part_dims, OperatorKind.VIEW, uncut_dims=changed_dims, space=drop_none(dims))
 
 
 def concatenate(call: Call) -> Work:
     """Concatenate tensors along a dim, which becomes a new dim."""
     operands = list(call["tensors"])
-    place = call.place(call["dim"], call.axes(operands[0]))
-    first: list[Dim | None] = list(call.axes(operands[0]))
+    place = call.normalise_index(call["dim"], call.get_dims(operands[0]))
+    common_dims: list[Dim | None] = list(call.get_dims(operands[0]))
     uncut: list[Dim] = []
     for item, operand in enumerate(operands):
-        wanted = {index: dim for index, dim in enumerate(first) if index != place}
-        read = call.align(operand, wanted)
-        if read is not operand:
-            call.read_item("tensors", item, read)
-        axes = call.axes(read)
-        first = [dim or axes[index] for index, dim in enumerate(first)]
-        uncut += present((axes[place],))
-    joined = call.dims.new(call.shape[place])
-    out = tuple(joined if index == place else dim for index, dim in enumerate(first))
-    call.dims.keep_apart(out)
-    return Work((out,), OperatorKind.ELEMENTWISE, uncut=(joined, *uncut), space=present(out))
+        wanted_dims = {index: dim for index, dim in enumerate(common_dims) if index != place}
+        read_operand = call.align(operand, wanted_dims)
+        if read_operand is not operand:
+            call.replace_item("tensors", item, read_operand)
+        operand_dims = call.get_dims(read_operand)
+        common_dims = [dim or operand_dims[index] for index, dim in enumerate(common_dims)]
+        uncut += drop_none((operand_dims[place],))
+    joined_dim = call.unifier.create_dim(call.shape[place])
+    out = tuple(joined_dim if index == place else dim for index, dim in enumerate(common_dims))
+    call.unifier.keep_apart(out)
+    return Work((out,), OperatorKind.ELEMENTWISE, uncut_dims=(joined_dim, *uncut), space=drop_none(out))
 
 
 def stack(call: Call) -> Work:
     """Stack tensors along a new dim."""
     place = call["dim"] % len(call.shape)
     operands = list(call["tensors"])
-    shape = list(call.axes(operands[0]))
+    dims = list(call.get_dims(operands[0]))
     for item, operand in enumerate(operands[1:], 1):
-        read = call.align(operand, dict(enumerate(shape)))
-        if read is not operand:
-            call.read_item("tensors", item, read)
-    number = call.dims.new(len(operands)) if len(operands) > 1 else None
-    out = (*shape[:place], number, *shape[place:])
-    call.dims.keep_apart(out)
-    return Work((out,), OperatorKind.ELEMENTWISE, uncut=present((number,)))
+        read_operand = call.align(operand, dict(enumerate(dims)))
+        if read_operand is not operand:
+            call.replace_item("tensors", item, read_operand)
+    stack_dim = call.unifier.create_dim(len(operands)) if len(operands) > 1 else None
+    out = (*dims[:place], stack_dim, *dims[place:])
+    call.unifier.keep_apart(out)
+    return Work((out,), OperatorKind.ELEMENTWISE, uncut_dims=drop_none((stack_dim,)))
 
 
-def resized(call: Call) -> Work:
+def resize(call: Call) -> Work:
     """Pad, repeat or cut dims whose size changes."""
-    axes = call.axes(call.value(0))
-    shift = len(call.shape) - len(axes)
-    axes = (None,) * shift + axes
-    out = _replaced(call, axes, call.shape)
-    return Work((out,), OperatorKind.ELEMENTWISE, uncut=_changed(axes, out), space=present(out))
+    dims = call.get_dims(call.get_argument(0))
+    shift = len(call.shape) - len(dims)
+    dims = (None,) * shift + dims
+    out = _replace_dims(call, dims, call.shape)
+    return Work((out,), OperatorKind.ELEMENTWISE, uncut_dims=_list_changed(dims, out), space=drop_none(out))
 
 
 def repeat_interleave(call: Call) -> Work:
     """Repeat every index along a dim: the new dim is the old one times the repeats."""
-    axes = call.axes(call["self"])
-    place = call.place(call["dim"], axes)
-    old, total = axes[place], call.shape[place]
-    times = call.dims.new(total // (old.size if old is not None else 1))
-    merged = times if old is None else call.dims.merge((old, times))
-    out = (*axes[:place], merged, *axes[place + 1 :])
-    call.dims.keep_apart(out)
+    dims = call.get_dims(call["self"])
+    place = call.normalise_index(call["dim"], dims)
+    old_dim, total_size = dims[place], call.shape[place]
+    repeat_dim = call.unifier.create_dim(total_size // (old_dim.size if old_dim is not None else 1))
+    merged_dim = repeat_dim if old_dim is None else call.unifier.merge((old_dim, repeat_dim))
+    out = (*dims[:place], merged_dim, *dims[place + 1 :])
+    call.unifier.keep_apart(out)
     return Work((out,), OperatorKind.ELEMENTWISE)
 
 
-def along(call: Call) -> Work:
+def scan_dims(call: Call) -> Work:
     """Move, sort or accumulate values along dims that keep their size; no mesh axis cuts these dims."""
-    axes = call.axes(call.value(0))
-    given = call.given.get("dims", call.given.get("dim"))
-    places = list(range(len(axes))) if given is None else given if isinstance(given, list | tuple) else [given]
-    uncut = present(axes[call.place(place, axes)] for place in places)
-    return Work(tuple(axes for _ in call.shapes), OperatorKind.ELEMENTWISE, uncut=uncut)
+    dims = call.get_dims(call.get_argument(0))
+    dim_argument = call.arguments.get("dims", call.arguments.get("dim"))
+    places = (
+        list(range(len(dims)))
+        if dim_argument is None
+        else dim_argument
+        if isinstance(dim_argument, list | tuple)
+        else [dim_argument]
+    )
+    uncut = drop_none(dims[call.normalise_index(place, dims)] for place in places)
+    return Work(tuple(dims for _ in call.shapes), OperatorKind.ELEMENTWISE, uncut_dims=uncut)
 
 
-def triangle(call: Call) -> Work:
+def take_triangle(call: Call) -> Work:
     """Keep a triangle of the last two dims, which no mesh axis cuts."""
-    axes = call.axes(call.value(0))
-    return Work((axes,), OperatorKind.ELEMENTWISE, uncut=present(axes[-2:]))
+    dims = call.get_dims(call.get_argument(0))
+    return Work((dims,), OperatorKind.ELEMENTWISE, uncut_dims=drop_none(dims[-2:]))
 
 
 def gather(call: Call) -> Work:
     """Take the indices of an index tensor along one dim."""
     source, index = call["self"], call["index"]
-    axes, picked = call.axes(source), call.axes(index)
-    place = call.place(call["dim"], axes)
-    alike = {
-        each: axes[each]
-        for each, (one, other) in enumerate(zip(axes, picked, strict=True))
-        if each != place and one is not None and other is not None and one.size == other.size
+    source_dims, index_dims = call.get_dims(source), call.get_dims(index)
+    place = call.normalise_index(call["dim"], source_dims)
+    shared_dims = {
+        position: source_dims[position]
+        for position, (source_dim, index_dim) in enumerate(zip(source_dims, index_dims, strict=True))
+        if position != place and source_dim is not None and index_dim is not None and source_dim.size == index_dim.size
     }
-    read = call.align(index, alike)
-    read = call.separate(read, [place], axes)
-    if read is not index:
-        call.read("index", read)
-    out = call.axes(read)
-    others = present(
+    read_index = call.align(index, shared_dims)
+    read_index = call.separate(read_index, [place], source_dims)
+    if read_index is not index:
+        call.replace_operand("index", read_index)
+    out = call.get_dims(read_index)
+    uncut_dims = drop_none(
         dim
-        for each, pair in enumerate(zip(axes, out, strict=True))
-        for dim in pair
-        if each not in alike or each == place
+        for position, dim_pair in enumerate(zip(source_dims, out, strict=True))
+        for dim in dim_pair
+        if position not in shared_dims or position == place
     )
-    call.dims.keep_apart((*out, axes[place]))
+    call.unifier.keep_apart((*out, source_dims[place]))
     return Work(
-        (out,), OperatorKind.ELEMENTWISE, uncut=others, space=present(out) + present((axes[place],)), saves=(read,)
+        (out,),
+        OperatorKind.ELEMENTWISE,
+        uncut_dims=uncut_dims,
+        space=drop_none(out) + drop_none((source_dims[place],)),
+        saves=(read_index,),
     )
 
 
 def index(call: Call) -> Work:
     """Take the indices of index tensors, along each dim that has one."""
-    axes = call.axes(call.value(0))
+    dims = call.get_dims(call.get_argument(0))
     indices = list(call["indices"])
-    taken = [place for place, each in enumerate(indices) if each is not None]
-    together = taken == list(range(taken[0], taken[-1] + 1))
+    indexed_places = [place for place, index_node in enumerate(indices) if index_node is not None]
+    is_contiguous = indexed_places == list(range(indexed_places[0], indexed_places[-1] + 1))
     # torch puts the indexed dims first where the index tensors are not next to each other
-    start = taken[0] if together else 0
-    kept = [axis for place, axis in enumerate(axes) if place not in taken]
-    rank = len(call.shape) - len(kept)
-    inner = list(call.dims.axes(call.shape[start : start + rank]))
-    for item in taken:
-        have = call.axes(indices[item])
-        shift = rank - len(have)
-        read = call.align(indices[item], {place: inner[place + shift] for place in range(len(have))})
-        if read is not indices[item]:
-            call.read_item("indices", item, read)
-    out = (*kept[:start], *inner, *kept[start:])
-    call.dims.keep_apart(out)
-    lost = present(axes[place] for place in taken)
-    saves = tuple(each for each in call["indices"] if each is not None)
-    return Work((out,), OperatorKind.ELEMENTWISE, uncut=lost, space=(*present(out), *lost), saves=saves)
+    start = indexed_places[0] if is_contiguous else 0
+    kept_dims = [dim for place, dim in enumerate(dims) if place not in indexed_places]
+    num_dims = len(call.shape) - len(kept_dims)
+    index_dims = list(call.unifier.create_dims(call.shape[start : start + num_dims]))
+    for item in indexed_places:
+        operand_dims = call.get_dims(indices[item])
+        shift = num_dims - len(operand_dims)
+        read_index = call.align(indices[item], {place: index_dims[place + shift] for place in range(len(operand_dims))})
+        if read_index is not indices[item]:
+            call.replace_item("indices", item, read_index)
+    out = (*kept_dims[:start], *index_dims, *kept_dims[start:])
+    call.unifier.keep_apart(out)
+    lost_dims = drop_none(dims[place] for place in indexed_places)
+    saves = tuple(index_node for index_node in call["indices"] if index_node is not None)
+    return Work(
+        (out,), OperatorKind.ELEMENTWISE, uncut_dims=lost_dims, space=(*drop_none(out), *lost_dims), saves=saves
+    )
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(("slice", "narrow"), part),
+    **dict.fromkeys(("slice", "narrow"), take_part),
     "select": select,
     "unbind": unbind,
     **dict.fromkeys(("split", "split_with_sizes", "chunk", "tensor_split"), split),
     **dict.fromkeys(("cat", "concat"), concatenate),
     "stack": stack,
-    **dict.fromkeys(("constant_pad_nd", "pad", "repeat", "pixel_shuffle"), resized),
+    **dict.fromkeys(("constant_pad_nd", "pad", "repeat", "pixel_shuffle"), resize),
     "repeat_interleave": repeat_interleave,
-    **dict.fromkeys(("roll", "flip", "cumsum", "cumprod", "sort", "argsort"), along),
-    **dict.fromkeys(("tril", "triu"), triangle),
+    **dict.fromkeys(("roll", "flip", "cumsum", "cumprod", "sort", "argsort"), scan_dims),
+    **dict.fromkeys(("tril", "triu"), take_triangle),
     "gather": gather,
     "index": index,
 }

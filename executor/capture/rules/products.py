@@ -2,80 +2,107 @@
 
 from torch.fx import Node
 
-from meshwise.executor.capture.rules.dims import Axes, Dim
-from meshwise.executor.capture.rules.work import Call, Rule, Unknown, Work, present
+from meshwise.executor.capture.rules.dims import Dim, TensorDims
+from meshwise.executor.capture.rules.work import Call, Rule, RuleError, Work, drop_none
 from meshwise.simulator.operator_graph import OperatorKind
 
 
 def linear(call: Call) -> Work:
     """``input (.., in) * weight (out, in) -> (.., out)``, with an optional bias."""
     weight, bias = call["weight"], call["bias"]
-    source = call.separate(call["input"], range(len(call.axes(call["input"])) - 1), call.axes(weight)[:1])
+    source = call.separate(call["input"], range(len(call.get_dims(call["input"])) - 1), call.get_dims(weight)[:1])
     if source is not call["input"]:
-        call.read("input", source)
-    axes = call.axes(source)
-    read = call.align(weight, {1: axes[-1]})
-    if read is not weight:
-        call.read("weight", read)
-    wide = call.axes(read)[0]
+        call.replace_operand("input", source)
+    dims = call.get_dims(source)
+    read_weight = call.align(weight, {1: dims[-1]})
+    if read_weight is not weight:
+        call.replace_operand("weight", read_weight)
+    output_dim = call.get_dims(read_weight)[0]
     if bias is not None:
-        call.read("bias", call.align(bias, {0: wide}))
-    out = (*axes[:-1], wide)
-    call.dims.keep_apart((*out, axes[-1]))
-    return Work((out,), OperatorKind.MATMUL, reduced=present(axes[-1:]), flops=2.0, saves=_factors(call, source, read))
+        call.replace_operand("bias", call.align(bias, {0: output_dim}))
+    out = (*dims[:-1], output_dim)
+    call.unifier.keep_apart((*out, dims[-1]))
+    return Work(
+        (out,),
+        OperatorKind.MATMUL,
+        reduced_dims=drop_none(dims[-1:]),
+        flops=2.0,
+        saves=_list_factors(call, source, read_weight),
+    )
 
 
-def _factors(call: Call, left: Node, right: Node) -> tuple[Node, ...]:
+def _list_factors(call: Call, left_factor: Node, right_factor: Node) -> tuple[Node, ...]:
     """Return the factors of a product that backward reads: each one for the gradient of the other."""
-    return tuple(kept for kept, other in ((left, right), (right, left)) if call.differentiable(other) or kept is other)
+    return tuple(
+        factor
+        for factor, cofactor in ((left_factor, right_factor), (right_factor, left_factor))
+        if call.is_differentiable(cofactor) or factor is cofactor
+    )
 
 
 def matmul(call: Call) -> Work:
     """``(.., m, k) * (.., k, n) -> (.., m, n)``, batched over broadcast dims; either operand may be a vector."""
-    names = call.order[:2]
-    left, right = call[names[0]], call[names[1]]
-    first, second = call.axes(left), call.axes(right)
-    inner = 0 if len(second) == 1 else len(second) - 2
-    wanted: dict[int, Dim | None] = {inner: first[-1]}
-    batched = range(max(len(second) - 2, 0))
-    for place in batched:
-        opposite = place - (len(second) - 2) + (len(first) - 2)
-        if opposite >= 0:
-            wanted[place] = first[opposite]
-    right = call.align(right, wanted)
-    if len(second) > 1:
-        right = call.separate(right, [len(second) - 1], first)
-    if right is not call[names[1]]:
-        call.read(names[1], right)
-    second = call.axes(right)
-    rows = first[-2:-1] if len(first) > 1 else ()
-    columns = second[-1:] if len(second) > 1 else ()
-    outer = _broadcast(first[:-2], second[:-2])
-    out = (*outer, *rows, *columns)
-    call.dims.keep_apart((*out, first[-1]))
-    kind = OperatorKind.BATCH_MATMUL if present(outer) else OperatorKind.MATMUL
-    return Work((out,), kind, reduced=present(first[-1:]), flops=2.0, saves=_factors(call, left, right))
+    names = call.argument_names[:2]
+    left_operand, right_operand = call[names[0]], call[names[1]]
+    left_dims, right_dims = call.get_dims(left_operand), call.get_dims(right_operand)
+    inner_place = 0 if len(right_dims) == 1 else len(right_dims) - 2
+    wanted_dims: dict[int, Dim | None] = {inner_place: left_dims[-1]}
+    batch_places = range(max(len(right_dims) - 2, 0))
+    for place in batch_places:
+        left_place = place - (len(right_dims) - 2) + (len(left_dims) - 2)
+        if left_place >= 0:
+            wanted_dims[place] = left_dims[left_place]
+    right_operand = call.align(right_operand, wanted_dims)
+    if len(right_dims) > 1:
+        right_operand = call.separate(right_operand, [len(right_dims) - 1], left_dims)
+    if right_operand is not call[names[1]]:
+        call.replace_operand(names[1], right_operand)
+    right_dims = call.get_dims(right_operand)
+    rows = left_dims[-2:-1] if len(left_dims) > 1 else ()
+    columns = right_dims[-1:] if len(right_dims) > 1 else ()
+    batch_dims = _broadcast_dims(left_dims[:-2], right_dims[:-2])
+    out = (*batch_dims, *rows, *columns)
+    call.unifier.keep_apart((*out, left_dims[-1]))
+    kind = OperatorKind.BATCH_MATMUL if drop_none(batch_dims) else OperatorKind.MATMUL
+    return Work(
+        (out,),
+        kind,
+        reduced_dims=drop_none(left_dims[-1:]),
+        flops=2.0,
+        saves=_list_factors(call, left_operand, right_operand),
+    )
 
 
-def _broadcast(one: Axes, other: Axes) -> Axes:
-    rank = max(len(one), len(other))
-    left, right = (None,) * (rank - len(one)) + one, (None,) * (rank - len(other)) + other
-    return tuple(a or b for a, b in zip(left, right, strict=True))
+def _broadcast_dims(left_dims: TensorDims, right_dims: TensorDims) -> TensorDims:
+    num_dims = max(len(left_dims), len(right_dims))
+    left_padded, right_padded = (
+        (None,) * (num_dims - len(left_dims)) + left_dims,
+        (None,) * (num_dims - len(right_dims)) + right_dims,
+    )
+    return tuple(left_dim or right_dim for left_dim, right_dim in zip(left_padded, right_padded, strict=True))
 
 
 def addmm(call: Call) -> Work:
-    """``bias + left * right``."""
-    left, right = call["mat1"], call["mat2"]
-    axes = call.axes(left)
-    read = call.separate(call.align(right, {0: axes[1]}), [1], axes)
-    if read is not right:
-        call.read("mat2", read)
-    out = (axes[0], call.axes(read)[1])
-    bias = call.axes(call["self"])
-    shift = 2 - len(bias)
-    call.read("self", call.align(call["self"], {place: out[place + shift] for place in range(len(bias))}))
-    call.dims.keep_apart((*out, axes[1]))
-    return Work((out,), OperatorKind.MATMUL, reduced=present(axes[1:]), flops=2.0, saves=_factors(call, left, read))
+    """``bias_dims + left_operand * right_operand``."""
+    left_operand, right_operand = call["mat1"], call["mat2"]
+    left_dims = call.get_dims(left_operand)
+    read_operand = call.separate(call.align(right_operand, {0: left_dims[1]}), [1], left_dims)
+    if read_operand is not right_operand:
+        call.replace_operand("mat2", read_operand)
+    out = (left_dims[0], call.get_dims(read_operand)[1])
+    bias_dims = call.get_dims(call["self"])
+    shift = 2 - len(bias_dims)
+    call.replace_operand(
+        "self", call.align(call["self"], {place: out[place + shift] for place in range(len(bias_dims))})
+    )
+    call.unifier.keep_apart((*out, left_dims[1]))
+    return Work(
+        (out,),
+        OperatorKind.MATMUL,
+        reduced_dims=drop_none(left_dims[1:]),
+        flops=2.0,
+        saves=_list_factors(call, left_operand, read_operand),
+    )
 
 
 def einsum(call: Call) -> Work:
@@ -83,36 +110,38 @@ def einsum(call: Call) -> Work:
     equation = call["equation"].replace(" ", "")
     operands = list(call["tensors"])
     if "->" not in equation or "." in equation:
-        raise Unknown("the rule of einsum reads equations with an arrow and without dots")
-    reads, written = equation.split("->")
-    of: dict[str, Dim | None] = {}
-    for item, (letters, operand) in enumerate(zip(reads.split(","), operands, strict=True)):
+        raise RuleError("the rule of einsum reads equations with an arrow and without dots")
+    input_text, output_letters = equation.split("->")
+    letter_dims: dict[str, Dim | None] = {}
+    for item, (letters, operand) in enumerate(zip(input_text.split(","), operands, strict=True)):
         if len(set(letters)) < len(letters):
-            raise Unknown("the rule of einsum reads no diagonals")
-        read = call.align(operand, {place: of.get(letter) for place, letter in enumerate(letters)})
-        fresh = [place for place, letter in enumerate(letters) if not of.get(letter)]
-        read = call.separate(read, fresh, [dim for letter, dim in of.items() if letter not in letters])
-        mine = call.axes(read)
-        if read is not operand:
-            call.read_item("tensors", item, read)
-            operands[item] = read
+            raise RuleError("the rule of einsum reads no diagonals")
+        read_operand = call.align(operand, {place: letter_dims.get(letter) for place, letter in enumerate(letters)})
+        new_places = [place for place, letter in enumerate(letters) if not letter_dims.get(letter)]
+        read_operand = call.separate(
+            read_operand, new_places, [dim for letter, dim in letter_dims.items() if letter not in letters]
+        )
+        operand_dims = call.get_dims(read_operand)
+        if read_operand is not operand:
+            call.replace_item("tensors", item, read_operand)
+            operands[item] = read_operand
         for place, letter in enumerate(letters):
-            of[letter] = of.get(letter) or mine[place]
-    call.dims.keep_apart(of.values())
-    out = tuple(of[letter] for letter in written)
-    gone = present(dim for letter, dim in of.items() if letter not in written)
-    kind = _einsum_kind(reads.split(","), written)
+            letter_dims[letter] = letter_dims.get(letter) or operand_dims[place]
+    call.unifier.keep_apart(letter_dims.values())
+    out = tuple(letter_dims[letter] for letter in output_letters)
+    summed_dims = drop_none(dim for letter, dim in letter_dims.items() if letter not in output_letters)
+    kind = _einsum_kind(input_text.split(","), output_letters)
     flops = 0.0 if kind is OperatorKind.ELEMENTWISE else 2.0
-    return Work((out,), kind, reduced=gone, flops=flops, saves=tuple(operands) if len(operands) > 1 else ())
+    return Work((out,), kind, reduced_dims=summed_dims, flops=flops, saves=tuple(operands) if len(operands) > 1 else ())
 
 
-def _einsum_kind(reads: list[str], written: str) -> OperatorKind:
-    if len(reads) != 2:
+def _einsum_kind(input_terms: list[str], output_letters: str) -> OperatorKind:
+    if len(input_terms) != 2:
         return OperatorKind.ELEMENTWISE
-    shared = set(reads[0]) & set(reads[1])
-    if not shared - set(written):
+    shared_letters = set(input_terms[0]) & set(input_terms[1])
+    if not shared_letters - set(output_letters):
         return OperatorKind.ELEMENTWISE
-    return OperatorKind.BATCH_MATMUL if shared & set(written) else OperatorKind.MATMUL
+    return OperatorKind.BATCH_MATMUL if shared_letters & set(output_letters) else OperatorKind.MATMUL
 
 
 RULES: dict[str, Rule] = {

@@ -1,53 +1,70 @@
 """Rules of sums, whose parts are partial results, and of reductions that cannot be computed in parts."""
 
-from meshwise.executor.capture.rules.dims import Axes, Dim
-from meshwise.executor.capture.rules.work import MASK, RESULT, Call, Rule, Work, present
+from meshwise.executor.capture.rules.dims import Dim, TensorDims
+from meshwise.executor.capture.rules.work import MASK, RESULT, Call, Rule, Work, drop_none
 from meshwise.simulator.operator_graph import OperatorKind
 
 
-def _over(call: Call) -> tuple[Axes, tuple[Dim, ...]]:
+def _reduce_dims(call: Call) -> tuple[TensorDims, tuple[Dim, ...]]:
     """Return the dims of the result, and the dims that were reduced."""
-    axes = call.axes(call.value(0))
-    given = call.given.get("dim")
-    places = [given] if isinstance(given, int) else list(given or range(len(axes)))
-    gone = {call.place(place, axes) for place in places}
-    if call.given.get("keepdim"):
-        out = tuple(None if place in gone else axis for place, axis in enumerate(axes))
+    dims = call.get_dims(call.get_argument(0))
+    dim_argument = call.arguments.get("dim")
+    places = [dim_argument] if isinstance(dim_argument, int) else list(dim_argument or range(len(dims)))
+    removed_places = {call.normalise_index(place, dims) for place in places}
+    if call.arguments.get("keepdim"):
+        out = tuple(None if place in removed_places else dim for place, dim in enumerate(dims))
     else:
-        out = tuple(axis for place, axis in enumerate(axes) if place not in gone)
-    return out, present(axes[place] for place in sorted(gone))
+        out = tuple(dim for place, dim in enumerate(dims) if place not in removed_places)
+    return out, drop_none(dims[place] for place in sorted(removed_places))
 
 
-def total(call: Call) -> Work:
+def sum_dims(call: Call) -> Work:
     """Sum along dims."""
-    out, gone = _over(call)
-    return Work((out,), OperatorKind.ELEMENTWISE, reduced=gone)
+    out, summed_dims = _reduce_dims(call)
+    return Work((out,), OperatorKind.ELEMENTWISE, reduced_dims=summed_dims)
 
 
-def whole(call: Call) -> Work:
+def reduce_whole(call: Call) -> Work:
     """Reduce along dims to a value that is no sum of partial results; no mesh axis cuts these dims."""
-    out, gone = _over(call)
-    return Work(tuple(out for _ in call.shapes), OperatorKind.ELEMENTWISE, uncut=gone, saves=(call.value(0), RESULT))
+    out, reduced_dims = _reduce_dims(call)
+    return Work(
+        tuple(out for _ in call.shapes),
+        OperatorKind.ELEMENTWISE,
+        uncut_dims=reduced_dims,
+        saves=(call.get_argument(0), RESULT),
+    )
 
 
 def top_k(call: Call) -> Work:
     """Choose the ``k`` largest values along a dim; backward reads their indices."""
-    axes = call.axes(call["self"])
-    place = call.place(call["dim"], axes)
-    chosen = call.dims.new(call["k"]) if call["k"] > 1 else None
-    out = (*axes[:place], chosen, *axes[place + 1 :])
-    call.dims.keep_apart((*out, axes[place]))
-    for dim, name in ((axes[place], "experts"), (chosen, "top_k")):
+    dims = call.get_dims(call["self"])
+    place = call.normalise_index(call["dim"], dims)
+    chosen_dim = call.unifier.create_dim(call["k"]) if call["k"] > 1 else None
+    out = (*dims[:place], chosen_dim, *dims[place + 1 :])
+    call.unifier.keep_apart((*out, dims[place]))
+    for dim, name in ((dims[place], "experts"), (chosen_dim, "top_k")):
         if dim is not None:
             dim.leaves[0].hints.add((3, name))
-    uncut = present((axes[place], chosen))
-    return Work((out, out), OperatorKind.TOP_K, uncut=uncut, space=present(axes), saves=(MASK,))
+    uncut = drop_none((dims[place], chosen_dim))
+    return Work((out, out), OperatorKind.TOP_K, uncut_dims=uncut, space=drop_none(dims), saves=(MASK,))
 
 
-_WHOLE = ("amax", "amin", "max", "min", "argmax", "argmin", "var", "std", "logsumexp", "prod", "linalg_vector_norm")
+_WHOLE_REDUCTIONS = (
+    "amax",
+    "amin",
+    "max",
+    "min",
+    "argmax",
+    "argmin",
+    "var",
+    "std",
+    "logsumexp",
+    "prod",
+    "linalg_vector_norm",
+)
 
 RULES: dict[str, Rule] = {
-    "sum": total,
-    **dict.fromkeys((*_WHOLE, "norm", "any", "all", "var_mean"), whole),
+    "sum": sum_dims,
+    **dict.fromkeys((*_WHOLE_REDUCTIONS, "norm", "any", "all", "var_mean"), reduce_whole),
     "topk": top_k,
 }

@@ -21,13 +21,13 @@ _FAMILIES = (views, parts, elementwise, reductions, products, attention, norms, 
 RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in family.RULES.items()}
 
 
-def name_of(target: Any) -> str:
+def get_name(target: Any) -> str:
     """Return the name of an ATen operator without its overload, as ``linear``."""
     return str(target.overloadpacket.__name__)
 
 
-def rule_of(target: Any) -> Rule | None:
+def find_rule(target: Any) -> Rule | None:
     """Return the rule of an ATen operator, the pointwise rule where torch tags it as pointwise, else None."""
-    rule = RULES.get(name_of(target))
+    rule = RULES.get(get_name(target))
     pointwise = elementwise.pointwise if torch.Tag.pointwise in target.tags else None
     return rule or pointwise

@@ -2,108 +2,116 @@
 
 from collections.abc import Iterator
 
-from meshwise.executor.capture.rules.dims import Axes, Dim, leaves
-from meshwise.executor.capture.rules.work import Call, Rule, Work, present
+from meshwise.executor.capture.rules.dims import Dim, TensorDims, list_leaves
+from meshwise.executor.capture.rules.work import Call, Rule, Work, drop_none
 from meshwise.simulator.operator_graph import OperatorKind
 
 
-def same(call: Call) -> Work:
+def keep_dims(call: Call) -> Work:
     """Keep all dims."""
-    return Work((call.axes(call.value(0)),))
+    return Work((call.get_dims(call.get_argument(0)),))
 
 
 def detach(call: Call) -> Work:
     """Keep all dims, as an operator: a view would be replaced by its operand, through which gradients flow."""
-    axes = call.axes(call.value(0))
-    return Work((axes,), OperatorKind.VIEW, space=present(axes))
+    dims = call.get_dims(call.get_argument(0))
+    return Work((dims,), OperatorKind.VIEW, space=drop_none(dims))
 
 
 def reshape(call: Call) -> Work:
     """Merge and split dims; where sizes do not nest, the dims are new ones and no mesh axis cuts the old ones."""
-    source = call.value(0)
-    axes, shape = present(call.axes(source)), [size for size in call.shape if size > 1]
-    made: list[Dim] = []
-    lost: list[Dim] = []
-    for group, sizes in _groups(axes, shape):
-        parts = tuple(group) if [dim.size for dim in group] == sizes else call.dims.split(group, sizes)
+    source = call.get_argument(0)
+    dims, shape = drop_none(call.get_dims(source)), [size for size in call.shape if size > 1]
+    new_dims: list[Dim] = []
+    lost_dims: list[Dim] = []
+    for group, sizes in _group_dims(dims, shape):
+        parts = tuple(group) if [dim.size for dim in group] == sizes else call.unifier.split(group, sizes)
         if parts is None:
-            lost += leaves(group)
-            parts = tuple(call.dims.new(size) for size in sizes)
-        made += parts
-    remaining = iter(made)
-    out = tuple(next(remaining) if size > 1 else None for size in call.shape)
-    call.dims.keep_apart(out)
-    return Work((out,), OperatorKind.VIEW, uncut=tuple(lost), space=axes) if lost else Work((out,))
+            lost_dims += list_leaves(group)
+            parts = tuple(call.unifier.create_dim(size) for size in sizes)
+        new_dims += parts
+    remaining_dims = iter(new_dims)
+    out = tuple(next(remaining_dims) if size > 1 else None for size in call.shape)
+    call.unifier.keep_apart(out)
+    return Work((out,), OperatorKind.VIEW, uncut_dims=tuple(lost_dims), space=dims) if lost_dims else Work((out,))
 
 
-def _groups(axes: tuple[Dim, ...], shape: list[int]) -> Iterator[tuple[list[Dim], list[int]]]:
+def _group_dims(old_dims: tuple[Dim, ...], shape: list[int]) -> Iterator[tuple[list[Dim], list[int]]]:
     """Yield, in order, the shortest groups of dims and of sizes whose products are equal."""
-    old, new = list(axes), list(shape)
-    while old:
-        dims, sizes = [old.pop(0)], [new.pop(0)]
-        read, written = dims[0].size, sizes[0]
-        while read != written:
-            if read < written:
-                dims.append(old.pop(0))
-                read *= dims[-1].size
+    remaining_dims, remaining_sizes = list(old_dims), list(shape)
+    while remaining_dims:
+        dims, sizes = [remaining_dims.pop(0)], [remaining_sizes.pop(0)]
+        read_size, written_size = dims[0].size, sizes[0]
+        while read_size != written_size:
+            if read_size < written_size:
+                dims.append(remaining_dims.pop(0))
+                read_size *= dims[-1].size
             else:
-                sizes.append(new.pop(0))
-                written *= sizes[-1]
+                sizes.append(remaining_sizes.pop(0))
+                written_size *= sizes[-1]
         yield dims, sizes
 
 
 def permute(call: Call) -> Work:
     """Permute dims."""
-    axes = call.axes(call.value(0))
-    return Work((tuple(axes[call.place(place, axes)] for place in call.value(1)),))
+    dims = call.get_dims(call.get_argument(0))
+    return Work((tuple(dims[call.normalise_index(place, dims)] for place in call.get_argument(1)),))
 
 
 def transpose(call: Call) -> Work:
     """Exchange two dims."""
-    axes = list(call.axes(call.value(0)))
-    one, other = call.place(call.value(1), tuple(axes)), call.place(call.value(2), tuple(axes))
-    axes[one], axes[other] = axes[other], axes[one]
-    return Work((tuple(axes),))
+    dims = list(call.get_dims(call.get_argument(0)))
+    first_place, second_place = (
+        call.normalise_index(call.get_argument(1), tuple(dims)),
+        call.normalise_index(call.get_argument(2), tuple(dims)),
+    )
+    dims[first_place], dims[second_place] = dims[second_place], dims[first_place]
+    return Work((tuple(dims),))
 
 
-def turned(call: Call) -> Work:
+def transpose_last(call: Call) -> Work:
     """Exchange the last two dims."""
-    axes = call.axes(call.value(0))
-    return Work(((*axes[:-2], *axes[:-3:-1]),))
+    dims = call.get_dims(call.get_argument(0))
+    return Work(((*dims[:-2], *dims[:-3:-1]),))
 
 
 def expand(call: Call) -> Work:
     """Repeat values along new dims, or along dims of size 1."""
-    return Work((_expanded(call, call.axes(call.value(0)), call.shape),))
+    return Work((_expand_dims(call, call.get_dims(call.get_argument(0)), call.shape),))
 
 
-def _expanded(call: Call, axes: Axes, shape: tuple[int, ...]) -> Axes:
-    shift = len(shape) - len(axes)
-    kept = (None,) * shift + axes
-    out = tuple(dim or (call.dims.new(size) if size > 1 else None) for dim, size in zip(kept, shape, strict=True))
-    call.dims.keep_apart(out)
+def _expand_dims(call: Call, dims: TensorDims, shape: tuple[int, ...]) -> TensorDims:
+    shift = len(shape) - len(dims)
+    padded_dims = (None,) * shift + dims
+    out = tuple(
+        dim or (call.unifier.create_dim(size) if size > 1 else None)
+        for dim, size in zip(padded_dims, shape, strict=True)
+    )
+    call.unifier.keep_apart(out)
     return out
 
 
 def broadcast_tensors(call: Call) -> Work:
     """Expand several tensors to their common shape."""
-    if any(tuple(each.meta["val"].shape) != call.shape for each in call.value(0)):
-        first = _expanded(call, call.axes(call.value(0)[0]), call.shape)
-        wide = tuple(_expanded(call, call.axes(each), call.shape) for each in call.value(0)[1:])
-        return Work((first, *wide))
-    return Work(tuple(call.axes(each) for each in call.value(0)))
+    if any(tuple(operand.meta["val"].shape) != call.shape for operand in call.get_argument(0)):
+        first_dims = _expand_dims(call, call.get_dims(call.get_argument(0)[0]), call.shape)
+        other_dims = tuple(
+            _expand_dims(call, call.get_dims(operand), call.shape) for operand in call.get_argument(0)[1:]
+        )
+        return Work((first_dims, *other_dims))
+    return Work(tuple(call.get_dims(operand) for operand in call.get_argument(0)))
 
 
-_SAME = ("alias", "clone", "contiguous", "lift_fresh_copy")
-_SHAPED = ("view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze", "view_copy", "ravel")
+_IDENTITIES = ("alias", "clone", "contiguous", "lift_fresh_copy")
+_RESHAPES = ("view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze", "view_copy", "ravel")
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(_SAME, same),
+    **dict.fromkeys(_IDENTITIES, keep_dims),
     **dict.fromkeys(("detach", "detach_"), detach),
-    **dict.fromkeys(_SHAPED, reshape),
+    **dict.fromkeys(_RESHAPES, reshape),
     **dict.fromkeys(("permute", "movedim_to"), permute),
     **dict.fromkeys(("transpose", "swapaxes", "swapdims"), transpose),
-    **dict.fromkeys(("t", "mT", "numpy_T", "adjoint"), turned),
+    **dict.fromkeys(("t", "mT", "numpy_T", "adjoint"), transpose_last),
     **dict.fromkeys(("expand", "broadcast_to", "expand_as"), expand),
     "broadcast_tensors": broadcast_tensors,
 }

@@ -11,21 +11,21 @@ from typing import NamedTuple
 
 from meshwise.simulator.collective import Collective
 from meshwise.simulator.machine.accelerator import RMS_NORM
-from meshwise.simulator.machine.compute import PRODUCTS, read_again, streaming_kind
+from meshwise.simulator.machine.compute import PRODUCTS, backward_parameters, streaming_kind
 from meshwise.simulator.operator_graph import GATES, ITEMSIZE, Operator, OperatorKind
 from meshwise.strategies.lowering.costs.operator import BlockLayout
 from meshwise.strategies.plan.framework import Framework
 from meshwise.strategies.plan.sharding import ShardingSpec, redistribute
 
-_ROUTED = "capacity"
+_ROUTED_DIM = "capacity"
 """The dim that only tokens routed to experts have."""
 
 
-class Held(NamedTuple):
+class KeptTensor(NamedTuple):
     """A tensor kept from forward to backward: its bytes, and the first operator that reads it in backward."""
 
     size: int
-    first: int
+    first_reader: int
 
 
 class Liveness:
@@ -34,167 +34,193 @@ class Liveness:
     def __init__(self, layout: BlockLayout, framework: Framework) -> None:
         self.layout, self.framework = layout, framework
         self.block, self.operators = layout.block, layout.block.operators
-        self._read: dict[tuple[str, str], int] = {}
-        self._made: dict[str, int] = {}
+        self._read_sizes: dict[tuple[str, str], int] = {}
+        self._produced_sizes: dict[str, int] = {}
 
     # tensors
 
-    def size(self, name: str, spec: ShardingSpec) -> int:
+    def tensor_size(self, name: str, spec: ShardingSpec) -> int:
         """Return the bytes of a tensor in a layout, in the dtype in which the framework keeps it."""
         size = self.layout.tensor_bytes(name, spec)
-        return self._in_precision(name, size) if self.framework.logits_in_precision else size
+        return self._narrow_size(name, size) if self.framework.logits_in_precision else size
 
-    def _in_precision(self, name: str, size: int) -> int:
+    def _narrow_size(self, name: str, size: int) -> int:
         """Return the bytes of a tensor of ``size`` in the dtype of its producer, where logits are not widened."""
-        return size * self._logits[name] // ITEMSIZE[self.block.tensor[name].dtype] if name in self._logits else size
+        return (
+            size * self._logit_itemsizes[name] // ITEMSIZE[self.block.tensor[name].dtype]
+            if name in self._logit_itemsizes
+            else size
+        )
 
-    def read(self, operator: Operator, name: str) -> int:
+    def read_size(self, operator: Operator, name: str) -> int:
         """Return the bytes of a tensor as an operator reads it."""
         key = (operator.name, name)
-        if key not in self._read:
-            self._read[key] = self.size(name, self.layout.wanted(operator, name))
-        return self._read[key]
+        if key not in self._read_sizes:
+            self._read_sizes[key] = self.tensor_size(name, self.layout.input_layout(operator, name))
+        return self._read_sizes[key]
 
-    def made(self, name: str) -> int:
+    def produced_size(self, name: str) -> int:
         """Return the bytes of a tensor as its producer makes it, with partial results of each rank whole."""
-        if name not in self._made:
-            self._made[name] = self.size(name, self.layout.produced[name].complete)
-        return self._made[name]
+        if name not in self._produced_sizes:
+            self._produced_sizes[name] = self.tensor_size(name, self.layout.produced_layouts[name].without_partial)
+        return self._produced_sizes[name]
 
-    def gradient(self, name: str) -> int:
+    def gradient_size(self, name: str) -> int:
         """Return the bytes of a tensor's gradient as the tensor's producer reads it: of logits not widened."""
-        return self.made(name) if self.framework.logits_in_precision else self._in_precision(name, self.made(name))
+        return (
+            self.produced_size(name)
+            if self.framework.logits_in_precision
+            else self._narrow_size(name, self.produced_size(name))
+        )
 
-    def share(self, operator: Operator, name: str) -> int:
+    def shard_size(self, operator: Operator, name: str) -> int:
         """Return the bytes of a tensor between the collectives that bring it to a reader: still cut if gathered."""
-        wanted = self.read(operator, name)
-        return min(wanted, self.made(name)) if name in self.layout.produced else wanted
+        read_bytes = self.read_size(operator, name)
+        return min(read_bytes, self.produced_size(name)) if name in self.layout.produced_layouts else read_bytes
 
-    def kept(self, operator: Operator, name: str) -> tuple[str, int]:
+    def describe_kept(self, operator: Operator, name: str) -> tuple[str, int]:
         """Return the memory in which an operator keeps a tensor: a name, equal for the same memory, and bytes.
 
         What an all-to-all brings is a copy. A product in fp8 keeps its input as it was cast, in one byte, and another
         operator may keep the same tensor unchanged. NVIDIA/TransformerEngine issue 1764: the fp8 data is kept, or on
         Hopper its transpose.
         """
-        size = self.read(operator, name) if self._keeps_gathered(operator, name) else self.share(operator, name)
-        known = f"{name} exchanged" if self._exchanged(operator, name) else name
+        size = (
+            self.read_size(operator, name) if self._keeps_gathered(operator, name) else self.shard_size(operator, name)
+        )
+        memory_name = f"{name} exchanged" if self._is_exchanged(operator, name) else name
         if not self.layout.quantises(operator):
-            return known, size
-        return f"{known} in fp8", size * ITEMSIZE["fp8"] // ITEMSIZE[self.block.tensor[name].dtype]
+            return memory_name, size
+        return f"{memory_name} in fp8", size * ITEMSIZE["fp8"] // ITEMSIZE[self.block.tensor[name].dtype]
 
     def _keeps_gathered(self, operator: Operator, name: str) -> bool:
         """Return whether an operator keeps a tensor gathered."""
         return self.framework.keeps_gathered and not self.layout.gathers_again(operator, name)
 
-    def saved(self, operator: Operator) -> tuple[str, ...]:
+    def list_saved(self, operator: Operator) -> tuple[str, ...]:
         """Return the tensors that an operator keeps."""
-        if self._composed(operator):
+        if self._is_composed(operator):
             return ()
         if self.framework.keeps_results or operator.kind is not OperatorKind.PERMUTE:
             return operator.saved
-        return tuple(name for name in operator.saved if _ROUTED not in self.block.tensor[name].dims)
+        return tuple(name for name in operator.saved if _ROUTED_DIM not in self.block.tensor[name].dims)
 
-    def unnamed(self, operator: Operator) -> dict[str, int]:
+    def list_unnamed(self, operator: Operator) -> dict[str, int]:
         """Return the bytes that an operator keeps beside the graph's tensors, by a name."""
-        if self._composed(operator):
+        if self._is_composed(operator):
             (output,) = operator.outputs
-            size = self.made(output)
+            size = self.produced_size(output)
             # It keeps the fp32 cast that it squares and multiplies, and the result in the dtype of its weight.
-            wide = size * ITEMSIZE["fp32"] // ITEMSIZE[self.block.tensor[output].dtype]
-            return {f"{operator.name} in fp32": wide, f"{operator.name} scaled": size}
+            wide_size = size * ITEMSIZE["fp32"] // ITEMSIZE[self.block.tensor[output].dtype]
+            return {f"{operator.name} in fp32": wide_size, f"{operator.name} scaled": size}
         if self.framework.keeps_gates and any(GATES in self.block.tensor[name].dims for name in operator.inputs):
-            return {f"{operator.name} gate": self.made(operator.outputs[0])}
-        each = self.framework.routing_bytes
-        if not each or operator.kind is not OperatorKind.TOP_K:
+            return {f"{operator.name} gate": self.produced_size(operator.outputs[0])}
+        pair_bytes = self.framework.routing_bytes
+        if not pair_bytes or operator.kind is not OperatorKind.TOP_K:
             return {}
-        pairs = 1
-        for size in self.layout.sizes(operator).values():
-            pairs *= size
-        return {f"{operator.name} maps": each * pairs}
+        num_pairs = 1
+        for size in self.layout.local_sizes(operator).values():
+            num_pairs *= size
+        return {f"{operator.name} maps": pair_bytes * num_pairs}
 
-    def _composed(self, operator: Operator) -> bool:
+    def _is_composed(self, operator: Operator) -> bool:
         """Return whether an operator is a norm of root mean squares that is composed of torch's operators."""
         return self.framework.composes_norms and streaming_kind(operator) == RMS_NORM
 
-    def _exchanged(self, operator: Operator, name: str) -> bool:
+    def _is_exchanged(self, operator: Operator, name: str) -> bool:
         """Return whether a tensor reaches an operator by an all-to-all: as a copy, cut along another dim."""
-        have, wanted = self.layout.produced.get(name), self.layout.wanted(operator, name)
-        if have is None or have.cuts == wanted.cuts:
+        source, target = self.layout.produced_layouts.get(name), self.layout.input_layout(operator, name)
+        if source is None or source.cuts == target.cuts:
             return False
-        return any(move.collective is Collective.ALL_TO_ALL for move in redistribute(have, wanted))
+        return any(move.collective is Collective.ALL_TO_ALL for move in redistribute(source, target))
 
     @cached_property
-    def _logits(self) -> dict[str, int]:
+    def _logit_itemsizes(self) -> dict[str, int]:
         """The bytes of one element of the logits in the dtype of the product before the loss."""
-        found = {}
+        itemsizes = {}
         for operator in self.operators:
-            if operator.kind in PRODUCTS and operator.outputs[0] in self._classified:
-                found[operator.outputs[0]] = ITEMSIZE[self.block.tensor[operator.inputs[0]].dtype]
-        return found
+            if operator.kind in PRODUCTS and operator.outputs[0] in self._loss_inputs:
+                itemsizes[operator.outputs[0]] = ITEMSIZE[self.block.tensor[operator.inputs[0]].dtype]
+        return itemsizes
 
     @cached_property
-    def _classified(self) -> frozenset[str]:
+    def _loss_inputs(self) -> frozenset[str]:
         """The inputs of losses over classes."""
-        losses = (each for each in self.operators if each.kind is OperatorKind.CROSS_ENTROPY)
+        losses = (operator for operator in self.operators if operator.kind is OperatorKind.CROSS_ENTROPY)
         return frozenset(name for loss in losses for name in loss.inputs)
 
     # forward
 
-    def forward(self, held: Mapping[str, Held]) -> int:
+    def find_forward_peak(self, kept_tensors: Mapping[str, KeptTensor]) -> int:
         """Return the bytes of the fullest moment of forward, ``kept_tensors`` included."""
-        last: dict[str, int] = {}
-        size: dict[str, int] = {}
-        born = dict.fromkeys(self.block.inputs, 0)
+        last_readers: dict[str, int] = {}
+        sizes: dict[str, int] = {}
+        producers = dict.fromkeys(self.block.inputs, 0)
         for index, operator in enumerate(self.operators):
             for name in operator.inputs:
-                last[name] = index
-                size[name] = max(size.get(name, 0), self.share(operator, name))
+                last_readers[name] = index
+                sizes[name] = max(sizes.get(name, 0), self.shard_size(operator, name))
             for name in operator.outputs:
-                born[name] = index
-        return max((self._running(index, held, born, last, size) for index in range(len(self.operators))), default=0)
+                producers[name] = index
+        return max(
+            (
+                self._count_live_bytes(index, kept_tensors, producers, last_readers, sizes)
+                for index in range(len(self.operators))
+            ),
+            default=0,
+        )
 
-    def _running(
+    def _count_live_bytes(
         self,
         index: int,
-        held: Mapping[str, Held],
-        born: Mapping[str, int],
-        last: Mapping[str, int],
-        size: Mapping[str, int],
+        kept_tensors: Mapping[str, KeptTensor],
+        producers: Mapping[str, int],
+        last_readers: Mapping[str, int],
+        sizes: Mapping[str, int],
     ) -> int:
         """Return the bytes that are live while an operator's forward runs."""
         operator = self.operators[index]
-        live = {name: each.size for name, each in held.items() if each.first <= index}
-        for name, start in born.items():
-            if start <= index <= last.get(name, start) and name not in live:
-                live[name] = size.get(name) or self.made(name)
-        partial = (self.made(name) for name in operator.outputs if self.made(name) > size.get(name, self.made(name)))
-        besides = self._loss_copies(operator) + self._routed_copies(operator)
-        besides += self.whole_parameters(operator, operator.parameters)
-        return sum(live.values()) + self.gathered(operator) + sum(partial) + besides
+        live_sizes = {name: tensor.size for name, tensor in kept_tensors.items() if tensor.first_reader <= index}
+        for name, producer in producers.items():
+            if producer <= index <= last_readers.get(name, producer) and name not in live_sizes:
+                live_sizes[name] = sizes.get(name) or self.produced_size(name)
+        partial_sizes = (
+            self.produced_size(name)
+            for name in operator.outputs
+            if self.produced_size(name) > sizes.get(name, self.produced_size(name))
+        )
+        extra_bytes = self._count_loss_copies(operator) + self._count_routed_copies(operator)
+        extra_bytes += self.gathered_parameter_bytes(operator, operator.parameters)
+        return sum(live_sizes.values()) + self.gathered_input_bytes(operator) + sum(partial_sizes) + extra_bytes
 
-    def _gathers(self, operator: Operator, name: str) -> bool:
+    def _reads_gathered(self, operator: Operator, name: str) -> bool:
         """Return whether an operator gathers a tensor that is kept cut."""
-        return not self._keeps_gathered(operator, name) and self.read(operator, name) > self.share(operator, name)
+        return not self._keeps_gathered(operator, name) and self.read_size(operator, name) > self.shard_size(
+            operator, name
+        )
 
-    def _loss_copies(self, operator: Operator) -> int:
+    def _count_loss_copies(self, operator: Operator) -> int:
         """Return the bytes of the copies of its inputs that a loss makes."""
         copies = self.framework.loss_copies
         if copies is None or operator.kind is not OperatorKind.CROSS_ENTROPY:
             return 0
-        cut = any(dim in operator.reduced and axes for dim, axes in self.layout.shardings[operator.name].cuts)
-        return copies[cut] * sum(self.read(operator, name) for name in operator.inputs)
+        is_cut = any(dim in operator.reduced and axes for dim, axes in self.layout.shardings[operator.name].cuts)
+        return copies[is_cut] * sum(self.read_size(operator, name) for name in operator.inputs)
 
-    def _routed_copies(self, operator: Operator) -> int:
+    def _count_routed_copies(self, operator: Operator) -> int:
         """Return the bytes of further copies of routed tokens that a permutation makes."""
         if operator.kind is not OperatorKind.PERMUTE:
             return 0
-        routed = (self.read(operator, n) for n in operator.inputs if _ROUTED in self.block.tensor[n].dims)
-        return (self.framework.routed_copies - 1) * sum(routed)
+        routed_sizes = (
+            self.read_size(operator, name) for name in operator.inputs if _ROUTED_DIM in self.block.tensor[name].dims
+        )
+        return (self.framework.routed_copies - 1) * sum(routed_sizes)
 
     # backward
 
-    def backward(self, held: Mapping[str, Held], again: Mapping[str, Held], where: range) -> list[int]:
+    def list_backward_levels(
+        self, kept_tensors: Mapping[str, KeptTensor], remade_tensors: Mapping[str, KeptTensor], remade_range: range
+    ) -> list[int]:
         """Return, for every operator, the bytes that are live as its backward runs, without gradients of weights.
 
         Parameters
@@ -206,128 +232,154 @@ class Liveness:
         """
         result = []
         for index, operator in enumerate(self.operators):
-            live = sum(each.size for each in held.values() if each.first <= index)
-            if index in where:
-                live += sum(each.size for each in again.values() if each.first <= index)
-            result.append(live + self._waiting[index] + self._making[operator.name])
+            live_bytes = sum(tensor.size for tensor in kept_tensors.values() if tensor.first_reader <= index)
+            if index in remade_range:
+                live_bytes += sum(tensor.size for tensor in remade_tensors.values() if tensor.first_reader <= index)
+            result.append(live_bytes + self._waiting_bytes[index] + self._backward_bytes[operator.name])
         return result
 
-    def captured(self) -> list[int]:
+    def list_captured_levels(self) -> list[int]:
         """Return, for every operator, the bytes beside kept tensors as its backward makes the gradient of its input.
 
         This is for frameworks that keep the whole graph until the gradients of weights are made. Gradients of outputs
         of operators with parameters then stay; they count from the start of backward on, and so are subtracted here.
         """
-        found = {each.name: sum(map(self.gradient, each.outputs)) for each in self.operators if each.parameters}
-        left, result = sum(found.values()), []
+        gradients = {
+            producer.name: sum(map(self.gradient_size, producer.outputs))
+            for producer in self.operators
+            if producer.parameters
+        }
+        remaining, result = sum(gradients.values()), []
         for index, operator in enumerate(self.operators):  # at the first one all are there
-            own = found.get(operator.name, 0)
-            shared = self._shared(index)
-            result.append(self._waiting[index] + self._making[operator.name] - shared - (sum(found.values()) - left))
-            left -= own
+            operator_bytes = gradients.get(operator.name, 0)
+            shared_bytes = self._count_shared_gradients(index)
+            result.append(
+                self._waiting_bytes[index]
+                + self._backward_bytes[operator.name]
+                - shared_bytes
+                - (sum(gradients.values()) - remaining)
+            )
+            remaining -= operator_bytes
         return result
 
-    def _shared(self, index: int) -> int:
+    def _count_shared_gradients(self, index: int) -> int:
         """Return the bytes of waiting gradients that are also gradients of outputs of operators with parameters."""
-        groups = {self._sums[name] for each in self.operators[index:] if each.parameters for name in each.outputs}
-        return sum(size for name, size in self._waiting_at(index) if name in groups)
+        owners = {
+            self._gradient_owners[name]
+            for operator in self.operators[index:]
+            if operator.parameters
+            for name in operator.outputs
+        }
+        return sum(size for name, size in self._list_waiting(index) if name in owners)
 
     @cached_property
-    def _making(self) -> dict[str, int]:
+    def _backward_bytes(self) -> dict[str, int]:
         """The bytes that the backward of every operator makes."""
-        return {operator.name: self._made_backward(operator) for operator in self.operators}
+        return {operator.name: self._count_backward_bytes(operator) for operator in self.operators}
 
     @cached_property
-    def _waiting(self) -> list[int]:
+    def _waiting_bytes(self) -> list[int]:
         """The bytes of gradients that are live as each operator's backward begins."""
-        return [sum(size for _, size in self._waiting_at(index)) for index in range(len(self.operators))]
+        return [sum(size for _, size in self._list_waiting(index)) for index in range(len(self.operators))]
 
-    def _waiting_at(self, index: int) -> list[tuple[str, int]]:
+    def _list_waiting(self, index: int) -> list[tuple[str, int]]:
         """Return the gradients that are live as an operator's backward begins: their tensors, and bytes."""
-        return [(name, size) for name, size, first, last in self._intervals if first <= index <= last]
+        return [
+            (name, size)
+            for name, size, first_operator, last_operator in self._gradient_intervals
+            if first_operator <= index <= last_operator
+        ]
 
     @cached_property
-    def _intervals(self) -> list[tuple[str, int, int, int]]:
+    def _gradient_intervals(self) -> list[tuple[str, int, int, int]]:
         """The gradients of tensors: bytes, and the first and last operator at the start of whose backward they live."""
-        group = self._sums
-        size: dict[str, int] = {}
-        begin: dict[str, int] = {}
-        end = dict.fromkeys((group[name] for name in self.block.inputs if name in group), 0)
+        owners = self._gradient_owners
+        sizes: dict[str, int] = {}
+        first_operators: dict[str, int] = {}
+        last_operators = dict.fromkeys((owners[name] for name in self.block.inputs if name in owners), 0)
         for index, operator in enumerate(self.operators):
-            for name in filter(self._flows, operator.inputs):
-                begin[group[name]] = index - 1
-                size[group[name]] = max(size.get(group[name], 0), self.share(operator, name))
+            for name in filter(self._has_gradient, operator.inputs):
+                first_operators[owners[name]] = index - 1
+                sizes[owners[name]] = max(sizes.get(owners[name], 0), self.shard_size(operator, name))
             for name in operator.outputs:
-                end[group[name]] = min(end.get(group[name], index), index)
-        for name in filter(self._flows, self.block.outputs):
-            begin[group[name]] = len(self.operators)
-            size.setdefault(group[name], self.made(name))
-        return [(name, most, end.get(name, 0), begin[name]) for name, most in size.items()]
+                last_operators[owners[name]] = min(last_operators.get(owners[name], index), index)
+        for name in filter(self._has_gradient, self.block.outputs):
+            first_operators[owners[name]] = len(self.operators)
+            sizes.setdefault(owners[name], self.produced_size(name))
+        return [
+            (name, owner_size, last_operators.get(name, 0), first_operators[name]) for name, owner_size in sizes.items()
+        ]
 
     @cached_property
-    def _sums(self) -> dict[str, str]:
+    def _gradient_owners(self) -> dict[str, str]:
         """For every tensor, the tensor whose gradient it shares: all terms of a sum share the gradient of the sum."""
-        group: dict[str, str] = {name: name for name in (*self.layout.produced, *self.block.outputs)}
+        owners: dict[str, str] = {name: name for name in (*self.layout.produced_layouts, *self.block.outputs)}
         for operator in reversed(self.operators):
             if _is_sum(operator):
                 for name in operator.inputs:
-                    other, one = group[name], group[operator.outputs[0]]
-                    group = {each: one if root == other else root for each, root in group.items()}
-        return group
+                    term_owner, sum_owner = owners[name], owners[operator.outputs[0]]
+                    owners = {tensor: sum_owner if owner == term_owner else owner for tensor, owner in owners.items()}
+        return owners
 
-    def _flows(self, name: str) -> bool:
+    def _has_gradient(self, name: str) -> bool:
         """Return whether a tensor has a gradient."""
         return self.block.tensor[name].has_gradient
 
-    def _made_backward(self, operator: Operator) -> int:
+    def _count_backward_bytes(self, operator: Operator) -> int:
         """Return the bytes that an operator's backward makes: gradients of its inputs, and what it gathers for them."""
-        total = sum(self.made(name) for name in operator.outputs if self._reduced(name))
-        total += self.whole_parameters(operator, read_again(operator))
+        total = sum(self.produced_size(name) for name in operator.outputs if self._is_reduced(name))
+        total += self.gathered_parameter_bytes(operator, backward_parameters(operator))
         if _is_sum(operator):
             return total
-        for name in filter(self._flows, operator.inputs):
-            wanted, share = self.read(operator, name), self.share(operator, name)
-            total += wanted + (share if share < wanted else 0)
-            if share < wanted and not self._keeps_gathered(operator, name) and not self._buffered(operator):
-                total += wanted
+        for name in filter(self._has_gradient, operator.inputs):
+            read_bytes, shard_bytes = self.read_size(operator, name), self.shard_size(operator, name)
+            total += read_bytes + (shard_bytes if shard_bytes < read_bytes else 0)
+            if (
+                shard_bytes < read_bytes
+                and not self._keeps_gathered(operator, name)
+                and not self._uses_gather_buffer(operator)
+            ):
+                total += read_bytes
         if operator.kind is OperatorKind.CROSS_ENTROPY and self.framework.loss_copies is None:
             return 0  # the gradient of the logits takes their place
-        return total + self._loss_copies(operator)
+        return total + self._count_loss_copies(operator)
 
-    def _reduced(self, name: str) -> bool:
+    def _is_reduced(self, name: str) -> bool:
         """Return whether the gradient of a tensor is gathered for its producer, because its readers have it cut."""
         readers = [operator for operator in self.operators if name in operator.inputs]
-        return self._flows(name) and any(self.read(operator, name) < self.made(name) for operator in readers)
+        return self._has_gradient(name) and any(
+            self.read_size(operator, name) < self.produced_size(name) for operator in readers
+        )
 
-    def _buffered(self, operator: Operator) -> bool:
+    def _uses_gather_buffer(self, operator: Operator) -> bool:
         """Return whether an operator gathers its input into the framework's permanent buffer."""
         return self.framework.gather_buffer and self.is_last_product(operator)
 
     def is_last_product(self, operator: Operator) -> bool:
         """Return whether an operator makes the logits."""
-        return operator.outputs[0] in self._logits
+        return operator.outputs[0] in self._logit_itemsizes
 
-    def weight_gradient(self, operator: Operator) -> int:
+    def weight_gradient_bytes(self, operator: Operator) -> int:
         """Return the bytes of new gradients of weights while an operator's backward runs, whole ones before a sum."""
-        whole = self.whole_parameters(operator, operator.parameters)
+        gathered_bytes = self.gathered_parameter_bytes(operator, operator.parameters)
         if self.framework.fused_gradients and operator.kind in PRODUCTS:
-            return whole
+            return gathered_bytes
         tensors = [self.block.tensor[name] for name in operator.parameters]
         if operator.kind is OperatorKind.EMBEDDING and self.framework.whole_table:
             return sum(tensor.nbytes for tensor in tensors)
-        return whole + sum(self.layout.parameter_share(tensor) * ITEMSIZE[tensor.dtype] for tensor in tensors)
+        return gathered_bytes + sum(self.layout.parameter_share(tensor) * ITEMSIZE[tensor.dtype] for tensor in tensors)
 
-    def whole_parameters(self, operator: Operator, names: tuple[str, ...]) -> int:
+    def gathered_parameter_bytes(self, operator: Operator, names: tuple[str, ...]) -> int:
         """Return the bytes of an operator's parameters that are kept cut, as it reads them."""
-        return sum(self.read(operator, name) for name in names if self.layout.gathers_again(operator, name))
+        return sum(self.read_size(operator, name) for name in names if self.layout.gathers_again(operator, name))
 
-    def gathered(self, operator: Operator) -> int:
+    def gathered_input_bytes(self, operator: Operator) -> int:
         """Return the bytes of the inputs that an operator gathers in each pass."""
-        return sum(self.read(operator, name) for name in operator.inputs if self._gathers(operator, name))
+        return sum(self.read_size(operator, name) for name in operator.inputs if self._reads_gathered(operator, name))
 
-    def gathered_apart(self, operator: Operator) -> int:
+    def regathered_bytes(self, operator: Operator) -> int:
         """Return the bytes of inputs that are gathered again while gradients of weights are computed."""
-        return 0 if self._buffered(operator) else self.gathered(operator)
+        return 0 if self._uses_gather_buffer(operator) else self.gathered_input_bytes(operator)
 
 
 def _is_sum(operator: Operator) -> bool:

@@ -14,43 +14,43 @@ from meshwise.simulator.machine.compute import PRODUCTS
 from meshwise.simulator.operator_graph import ITEMSIZE, Operator, OperatorKind
 from meshwise.simulator.program import Category, IntArray, MemoryChange
 from meshwise.strategies.lowering.costs.liveness import Liveness
-from meshwise.strategies.lowering.costs.offload import ALL_ON_DEVICES, OnHost, host_states
+from meshwise.strategies.lowering.costs.offload import NO_HOST_SHARE, HostShare, host_states
 from meshwise.strategies.lowering.costs.operator import BlockLayout
 from meshwise.strategies.lowering.costs.optimizer import (
     Parameters,
-    begin_in_step,
-    in_ddp_buckets,
+    allocates_gradients,
+    count_updated_parameters,
     state_bytes,
-    updated_parameters,
+    uses_ddp_buckets,
 )
 from meshwise.strategies.lowering.costs.recompute import BlockMemory
 from meshwise.strategies.plan.framework import Framework
 from meshwise.strategies.plan.parallelism import EXPERTS
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Training
-from meshwise.strategies.schedules.orders import actions
+from meshwise.strategies.schedules.orders import list_actions
 
 
-class Copies(NamedTuple):
+class StateCopies(NamedTuple):
     """Number of versions of its weights, and of buffers of gradients, that a rank keeps."""
 
     weights: int
     gradients: int
 
 
-ONCE = Copies(1, 1)
+SINGLE_COPY = StateCopies(1, 1)
 """One version of the weights and one buffer of gradients."""
 
 
-def resident(
+def list_residents(
     accelerator: Accelerator,
     training: Training,
     plan: Plan,
     parameters: Parameters,
     buffers: int,
     rank_class: int,
-    on_host: OnHost = ALL_ON_DEVICES,
-    several: Copies = ONCE,
+    host_share: HostShare = NO_HOST_SHARE,
+    num_copies: StateCopies = SINGLE_COPY,
 ) -> tuple[MemoryChange, ...]:
     """Return what one rank holds for the whole step, on its device and on its host.
 
@@ -65,31 +65,37 @@ def resident(
     num_copies
         How often weights and gradients are kept.
     """
-    share = updated_parameters(plan, parameters.elements, parameters.experts)
-    gathered = plan.zero == 3 and plan.shards > 1  # copies in fp8 are then made of each block and given up with it
-    quantised = 0 if gathered else parameters.quantised * training.more_bytes
-    states, states_away = state_bytes(training, plan, parameters), host_states(training, plan, parameters, on_host)
-    kept_bytes = 0 if begin_in_step(training, plan) else training.gradient_bytes
-    weights, gradients = ((share if plan.zero >= least else parameters.elements) for least in (3, 2))
-    weights -= on_host.parameters
+    num_updated = count_updated_parameters(plan, parameters.elements, parameters.expert_elements)
+    gathers_units = plan.zero == 3 and plan.shards > 1  # copies in fp8 are then made of each block and given up with it
+    quantised_bytes = 0 if gathers_units else parameters.quantised_elements * training.more_bytes
+    all_state_bytes, host_state_bytes = (
+        state_bytes(training, plan, parameters),
+        host_states(training, plan, parameters, host_share),
+    )
+    gradient_bytes = 0 if allocates_gradients(training, plan) else training.gradient_bytes
+    weights, gradients = ((num_updated if plan.zero >= min_zero else parameters.elements) for min_zero in (3, 2))
+    weights -= host_share.parameters
     if plan.shards > 1 and plan.zero == 2 and training.conventions.keeps_shards and not training.mains_as_shards:
-        weights += share
+        weights += num_updated
     # Shards of the main copy, which count as optimizer state, are then the only parameters that stay.
     if plan.shards > 1 and plan.zero == 3 and training.mains_as_shards:
         weights = 0
-    sizes = {
-        Category.PARAMETERS: several.weights * (weights * training.parameter_bytes + quantised),
-        Category.GRADIENTS: several.gradients * (gradients - on_host.parameters) * kept_bytes,
-        Category.OPTIMIZER: states - states_away,
+    device_sizes = {
+        Category.PARAMETERS: num_copies.weights * (weights * training.parameter_bytes + quantised_bytes),
+        Category.GRADIENTS: num_copies.gradients * (gradients - host_share.parameters) * gradient_bytes,
+        Category.OPTIMIZER: all_state_bytes - host_state_bytes,
         Category.BUFFERS: int(accelerator.reserved) + buffers,
     }
-    away = {
-        Category.PARAMETERS: on_host.parameters * training.parameter_bytes * (not training.mains_as_shards),
-        Category.GRADIENTS: on_host.parameters * training.gradient_bytes,
-        Category.OPTIMIZER: states_away,
+    host_sizes = {
+        Category.PARAMETERS: host_share.parameters * training.parameter_bytes * (not training.mains_as_shards),
+        Category.GRADIENTS: host_share.parameters * training.gradient_bytes,
+        Category.OPTIMIZER: host_state_bytes,
     }
-    held = tuple(MemoryChange(rank_class, category, size) for category, size in sizes.items())
-    return (*held, *(MemoryChange(rank_class, category, size, host=True) for category, size in away.items() if size))
+    device_changes = tuple(MemoryChange(rank_class, category, size) for category, size in device_sizes.items())
+    return (
+        *device_changes,
+        *(MemoryChange(rank_class, category, size, host=True) for category, size in host_sizes.items() if size),
+    )
 
 
 class StageMemory(NamedTuple):
@@ -107,23 +113,23 @@ class StageMemory(NamedTuple):
         Held beyond ``kept_bytes`` and beyond ``deferred_bytes`` at the fullest moment of those passes.
     """
 
-    kept: int
+    kept_bytes: int
     forward: int
     backward: int
-    deferred: int = 0
+    deferred_bytes: int = 0
     inputs: int = 0
     weights: int = 0
 
     @property
     def changes(self) -> tuple[int, int, int, int]:
         """Bytes that each kind of action takes, negative where it gives back."""
-        return self.kept, -self.kept, self.deferred - self.kept, -self.deferred
+        return self.kept_bytes, -self.kept_bytes, self.deferred_bytes - self.kept_bytes, -self.deferred_bytes
 
     @property
-    def above(self) -> tuple[int, int, int, int]:
+    def working_bytes(self) -> tuple[int, int, int, int]:
         """Bytes that each kind of action holds at its fullest moment beyond those held after it."""
-        inputs = self.kept - self.deferred + self.inputs
-        return self.forward, self.kept + self.backward, inputs, self.deferred + self.weights
+        inputs = self.kept_bytes - self.deferred_bytes + self.inputs
+        return self.forward, self.kept_bytes + self.backward, inputs, self.deferred_bytes + self.weights
 
 
 def stage_memory(runs: Iterable[tuple[BlockMemory, int]]) -> StageMemory:
@@ -132,43 +138,45 @@ def stage_memory(runs: Iterable[tuple[BlockMemory, int]]) -> StageMemory:
     Forward keeps block after block and backward gives back the last one first, so that each run is fullest at its last
     block.
 
-    >>> layer = BlockMemory(kept=10, recomputed=5, forward=20, backward=20)
+    >>> layer = BlockMemory(kept_bytes=10, recomputed_bytes=5, forward=20, backward=20)
     >>> stage_memory([(layer, 3), (BlockMemory(2, 0, 1, 1), 1)])[:3]
     (32, 18, 23)
     """
-    held = forward = backward = 0
-    listed = list(runs)
-    for memory, count in listed:
-        held += count * memory.kept
-        forward = max(forward, held + memory.forward)
-        backward = max(backward, held + memory.recomputed + memory.backward)
-    deferred = sum(memory.deferred * count for memory, count in listed)
-    inputs, weights = _fullest_inputs(listed) - held, _fullest_weights(listed)
-    return StageMemory(held, max(forward - held, 0), max(backward - held, 0), deferred, inputs, weights)
+    kept_bytes = forward = backward = 0
+    run_list = list(runs)
+    for memory, count in run_list:
+        kept_bytes += count * memory.kept_bytes
+        forward = max(forward, kept_bytes + memory.forward)
+        backward = max(backward, kept_bytes + memory.recomputed_bytes + memory.backward)
+    deferred_bytes = sum(memory.deferred_bytes * count for memory, count in run_list)
+    inputs, weights = _find_input_peak(run_list) - kept_bytes, _find_weight_peak(run_list)
+    return StageMemory(
+        kept_bytes, max(forward - kept_bytes, 0), max(backward - kept_bytes, 0), deferred_bytes, inputs, weights
+    )
 
 
-def _fullest_inputs(runs: Sequence[tuple[BlockMemory, int]]) -> int:
+def _find_input_peak(runs: Sequence[tuple[BlockMemory, int]]) -> int:
     """Return the most bytes held while a stage makes the gradients of its inputs, the last block first.
 
     Each block then gives back what it kept, and leaves what the gradients of its weights need.
     """
-    held = sum(memory.kept * count for memory, count in runs)
-    most = held
+    level = sum(memory.kept_bytes * count for memory, count in runs)
+    peak = level
     for memory, count in reversed(runs):
-        step = memory.deferred - memory.kept
-        fullest = memory.recomputed + memory.gradients + memory.inputs
-        most = max(most, held + fullest, held + step * (count - 1) + fullest)
-        held += step * count
-    return most
+        change = memory.deferred_bytes - memory.kept_bytes
+        working_bytes = memory.recomputed_bytes + memory.gradients + memory.inputs
+        peak = max(peak, level + working_bytes, level + change * (count - 1) + working_bytes)
+        level += change * count
+    return peak
 
 
-def _fullest_weights(runs: Sequence[tuple[BlockMemory, int]]) -> int:
+def _find_weight_peak(runs: Sequence[tuple[BlockMemory, int]]) -> int:
     """Return the most bytes held beyond those at the start while a stage makes the gradients of its weights."""
-    held = most = 0
+    level = peak = 0
     for memory, count in reversed(runs):
-        most = max(most, held + memory.weights)
-        held -= memory.deferred * count
-    return most
+        peak = max(peak, level + memory.weights)
+        level -= memory.deferred_bytes * count
+    return peak
 
 
 def peak_activations(plan: Plan, stages: Sequence[StageMemory]) -> IntArray:
@@ -177,12 +185,14 @@ def peak_activations(plan: Plan, stages: Sequence[StageMemory]) -> IntArray:
     Memory changes only on the ranks' compute streams, so that the order of actions gives the peak, whatever time they
     take.
     """
-    rows = actions(plan.schedule, plan.pipeline, plan.ordered_microbatches, plan.chunks)
+    rows = list_actions(plan.schedule, plan.pipeline, plan.ordered_microbatches, plan.chunks)
     changes = np.array([memory.changes for memory in stages], dtype=np.int64)
-    above = np.array([memory.above for memory in stages], dtype=np.int64)
-    held = np.cumsum(changes[rows.stage, rows.kind])  # a rank gives back all it takes, so the next begins with nothing
-    held += above[rows.stage, rows.kind]
-    result: IntArray = np.maximum.reduceat(held, rows.start[:-1])
+    working_bytes = np.array([memory.working_bytes for memory in stages], dtype=np.int64)
+    levels = np.cumsum(
+        changes[rows.stage, rows.kind]
+    )  # a rank gives back all it takes, so the next begins with nothing
+    levels += working_bytes[rows.stage, rows.kind]
+    result: IntArray = np.maximum.reduceat(levels, rows.start[:-1])
     return result
 
 
@@ -192,40 +202,52 @@ class Boundary(NamedTuple):
     ``keeps_graph`` says that a split backward gives nothing back before its end.
     """
 
-    before: int
-    after: int
+    received_bytes: int
+    sent_bytes: int
     keeps_graph: bool = False
 
-    def applied(self, runs: Sequence[tuple[BlockMemory, int]]) -> list[tuple[BlockMemory, int]]:
+    def apply_buffers(self, runs: Sequence[tuple[BlockMemory, int]]) -> list[tuple[BlockMemory, int]]:
         """Return the memory of a stage's blocks, in runs of equal ones, where data at its ends lie in buffers."""
         rows = [row for row in runs if row[1]]
-        if self.keeps_graph and not self.before:
-            return [(memory.late(), count) for memory, count in self._at_ends(rows)]
-        return self._lasting(self._at_ends(rows)) if self.keeps_graph else self._at_ends(rows)
+        if self.keeps_graph and not self.received_bytes:
+            return [(memory.with_late_gradients(), count) for memory, count in self._buffer_ends(rows)]
+        return self._keep_lost_bytes(self._buffer_ends(rows)) if self.keeps_graph else self._buffer_ends(rows)
 
-    def _at_ends(self, rows: list[tuple[BlockMemory, int]]) -> list[tuple[BlockMemory, int]]:
+    def _buffer_ends(self, rows: list[tuple[BlockMemory, int]]) -> list[tuple[BlockMemory, int]]:
         """Return the memory of blocks of which the first and the last use buffers."""
-        if not (self.before or self.after) or not rows:
+        if not (self.received_bytes or self.sent_bytes) or not rows:
             return rows
-        (first, count), *rest = rows
-        rows = [(self._within(first, self.before, 0), 1), *([(first, count - 1)] if count > 1 else []), *rest]
-        last, count = rows.pop()
-        return [*rows, *([(last, count - 1)] if count > 1 else []), (self._within(last, 0, self.after), 1)]
+        (first_memory, count), *other_rows = rows
+        rows = [
+            (self._buffer_block(first_memory, self.received_bytes, 0), 1),
+            *([(first_memory, count - 1)] if count > 1 else []),
+            *other_rows,
+        ]
+        last_memory, count = rows.pop()
+        return [
+            *rows,
+            *([(last_memory, count - 1)] if count > 1 else []),
+            (self._buffer_block(last_memory, 0, self.sent_bytes), 1),
+        ]
 
-    def _within(self, memory: BlockMemory, before: int, after: int) -> BlockMemory:
+    def _buffer_block(self, memory: BlockMemory, received_bytes: int, sent_bytes: int) -> BlockMemory:
         """Return the memory of a block whose input, output or both lie in buffers."""
-        return memory.kept_whole(before, after) if self.keeps_graph else memory.within(before, after)
+        return (
+            memory.with_kept_graph(received_bytes, sent_bytes)
+            if self.keeps_graph
+            else memory.with_buffers(received_bytes, sent_bytes)
+        )
 
-    def _lasting(self, rows: list[tuple[BlockMemory, int]]) -> list[tuple[BlockMemory, int]]:
+    def _keep_lost_bytes(self, rows: list[tuple[BlockMemory, int]]) -> list[tuple[BlockMemory, int]]:
         """Return the memory of blocks where the first one gives back what any of them loses."""
-        lost = sum(memory.lost * count for memory, count in rows)
-        if not lost:
+        lost_bytes = sum(memory.lost_bytes * count for memory, count in rows)
+        if not lost_bytes:
             return rows
-        (first, count), *rest = rows
+        (first_memory, count), *other_rows = rows
         # Backward reaches the first block last, and a loss frees its tensors only when the gradients of all inputs are
         # made.
-        ahead = first._replace(deferred=first.deferred - lost)
-        return [(ahead, 1), *([(first, count - 1)] if count > 1 else []), *rest]
+        leading_memory = first_memory._replace(deferred_bytes=first_memory.deferred_bytes - lost_bytes)
+        return [(leading_memory, 1), *([(first_memory, count - 1)] if count > 1 else []), *other_rows]
 
 
 class BlockBuffers(NamedTuple):
@@ -241,28 +263,36 @@ class BlockBuffers(NamedTuple):
         Whether it has products of experts, and products outside the framework's own layers.
     """
 
-    dummies: Mapping[tuple[int, int], int]
-    gathered: int
-    grouped: bool
-    others: bool
+    dummy_gradients: Mapping[tuple[int, int], int]
+    gathered_bytes: int
+    has_grouped: bool
+    has_others: bool
 
 
-def block_buffers(live: Liveness) -> BlockBuffers:
+def find_block_buffers(liveness: Liveness) -> BlockBuffers:
     """Return the buffers that a block asks its framework to keep."""
-    layout, framework = live.layout, live.framework
-    scores = {name for each in layout.block.operators if each.kind is OperatorKind.TOP_K for name in each.inputs}
-    products = [each for each in layout.block.operators if each.kind in PRODUCTS and each.parameters]
-    routers = [each for each in products if each.outputs[0] in scores]
-    last = [each for each in products if live.is_last_product(each)]
-    dummies = (
-        dict(_shape(layout, each) for each in products if each not in routers) if framework.dummy_gradients else {}
+    layout, framework = liveness.layout, liveness.framework
+    score_names = {
+        name for operator in layout.block.operators if operator.kind is OperatorKind.TOP_K for name in operator.inputs
+    }
+    products = [operator for operator in layout.block.operators if operator.kind in PRODUCTS and operator.parameters]
+    routers = [operator for operator in products if operator.outputs[0] in score_names]
+    last_products = [operator for operator in products if liveness.is_last_product(operator)]
+    dummy_gradients = (
+        dict(_find_weight_shape(layout, operator) for operator in products if operator not in routers)
+        if framework.dummy_gradients
+        else {}
     )
-    gathered = max((live.gathered(each) for each in last), default=0) if framework.gather_buffer else 0
-    grouped = any(each.kind is OperatorKind.GROUPED_MATMUL for each in products)
-    return BlockBuffers(dummies, gathered, grouped, bool(routers or last))
+    gathered_bytes = (
+        max((liveness.gathered_input_bytes(operator) for operator in last_products), default=0)
+        if framework.gather_buffer
+        else 0
+    )
+    has_grouped = any(operator.kind is OperatorKind.GROUPED_MATMUL for operator in products)
+    return BlockBuffers(dummy_gradients, gathered_bytes, has_grouped, bool(routers or last_products))
 
 
-def _shape(layout: BlockLayout, operator: Operator) -> tuple[tuple[int, int], int]:
+def _find_weight_shape(layout: BlockLayout, operator: Operator) -> tuple[tuple[int, int], int]:
     """Return the rows and columns of a rank's share of a product's weight, of one expert's if many, and its bytes."""
     tensor = layout.block.tensor[operator.parameters[0]]
     sizes = dict(zip(tensor.dims, layout.parameter_shape(tensor), strict=True))
@@ -272,20 +302,20 @@ def _shape(layout: BlockLayout, operator: Operator) -> tuple[tuple[int, int], in
     return (rows, columns), rows * columns * ITEMSIZE[tensor.dtype]
 
 
-def flat_gradients(training: Training, plan: Plan, parameters: int) -> int:
+def flat_gradient_bytes(training: Training, plan: Plan, parameters: int) -> int:
     """Return the bytes of the flat gradient buffer that is summed after the last backward.
 
     A sum that leaves each rank its share needs the share too. There is none without a flush: no framework here runs
     such schedules.
     """
-    flattens = training.conventions.flattens_gradients and not in_ddp_buckets(training, plan)
+    flattens = training.conventions.flattens_gradients and not uses_ddp_buckets(training, plan)
     if not flattens or plan.replicas == 1 or plan.zero >= 2 or plan.asynchronous:
         return 0
-    shares = ceil(parameters / plan.shards) if plan.zero and plan.shards > 1 else 0
-    return (parameters + shares) * training.gradient_bytes
+    num_shard_elements = ceil(parameters / plan.shards) if plan.zero and plan.shards > 1 else 0
+    return (parameters + num_shard_elements) * training.gradient_bytes
 
 
-def buffers(
+def count_buffer_bytes(
     framework: Framework, blocks: Iterable[BlockBuffers], boundaries: Sequence[Boundary], microbatches: int
 ) -> int:
     """Return the bytes that a framework keeps on a rank for its blocks.
@@ -297,14 +327,18 @@ def buffers(
     microbatches
         Microbatches of a step.
     """
-    found = list(blocks)
-    dummies: dict[tuple[int, int], int] = {}
-    for each in found:
-        dummies |= each.dummies
+    block_list = list(blocks)
+    dummy_gradients: dict[tuple[int, int], int] = {}
+    for block in block_list:
+        dummy_gradients |= block.dummy_gradients
     # Dummy gradients are shared by weights of one shape, and the gathered input by all blocks.
-    size = sum(dummies.values()) + max((each.gathered for each in found), default=0) + framework.workspace
-    size += framework.grouped_workspace * any(each.grouped for each in found)
-    size += framework.other_workspace * any(each.others for each in found)
+    size = (
+        sum(dummy_gradients.values())
+        + max((block.gathered_bytes for block in block_list), default=0)
+        + framework.workspace
+    )
+    size += framework.grouped_workspace * any(block.has_grouped for block in block_list)
+    size += framework.other_workspace * any(block.has_others for block in block_list)
     if framework.buffers_every_microbatch:
-        return size + microbatches * sum(boundary.before + boundary.after for boundary in boundaries)
-    return size + max((boundary.before for boundary in boundaries), default=0)
+        return size + microbatches * sum(boundary.received_bytes + boundary.sent_bytes for boundary in boundaries)
+    return size + max((boundary.received_bytes for boundary in boundaries), default=0)

@@ -18,19 +18,26 @@ from math import ceil
 from typing import NamedTuple
 
 from meshwise.simulator.units import to_ticks
-from meshwise.strategies.lowering.costs.optimizer import Parameters, updated_parameters
-from meshwise.strategies.plan.offloading import CHUNKS, STEPS, STEPS_ON_DEVICE, STEPS_ON_HOST, StepPlace, fraction_of
+from meshwise.strategies.lowering.costs.optimizer import Parameters, count_updated_parameters
+from meshwise.strategies.plan.offloading import (
+    STEPS,
+    STEPS_ON_DEVICE,
+    STEPS_ON_HOST,
+    UPDATE_CHUNKS,
+    StepPlace,
+    count_fraction,
+)
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Training
 
 ACTIVATIONS, PARAMETERS, GRADIENTS = "host activations", "host parameters", "host gradients"
 """Roles of copies between ranks and hosts while passes run."""
 
-SUM, SQUARES_ON_HOST = "host sum", "host squares"
+SUM_ON_HOST, SQUARES_ON_HOST = "host sum", "host squares"
 """Roles of work on a host: it adds gradients, and reads them for their norm."""
 
 
-class OnHost(NamedTuple):
+class HostShare(NamedTuple):
     """What a rank keeps in host memory for the whole step.
 
     Parameters
@@ -45,7 +52,7 @@ class OnHost(NamedTuple):
     parameters: int = 0
 
 
-ALL_ON_DEVICES = OnHost()
+NO_HOST_SHARE = HostShare()
 """A rank that keeps nothing in host memory."""
 
 
@@ -62,12 +69,12 @@ class Update(NamedTuple):
         Whether some gradients are on the host.
     """
 
-    device: bool = True
+    has_device_states: bool = True
     steps: tuple[int, ...] = ()
-    gradients: bool = False
+    has_host_gradients: bool = False
 
     @property
-    def streamed(self) -> bool:
+    def streams_states(self) -> bool:
         """Whether states come to the device to be updated."""
         return STEPS_ON_DEVICE[0] in self.steps
 
@@ -78,50 +85,57 @@ HOST_ADAM = 250e-12
 Published timings of fused host optimizers lie about there (DeepSpeed CPUAdam); they name no processor."""
 
 
-def host_elements(plan: Plan, held: Parameters, on_host: OnHost) -> int:
+def host_elements(plan: Plan, parameters: Parameters, host_share: HostShare) -> int:
     """Return how many of the parameters that a rank updates have their states on the host."""
-    return fraction_of(updated_parameters(plan, held.elements, held.experts), on_host.optimizer)
+    return count_fraction(
+        count_updated_parameters(plan, parameters.elements, parameters.expert_elements), host_share.optimizer
+    )
 
 
-def host_states(training: Training, plan: Plan, held: Parameters, on_host: OnHost) -> int:
+def host_states(training: Training, plan: Plan, parameters: Parameters, host_share: HostShare) -> int:
     """Return the bytes of a rank's optimizer states that are on the host."""
-    factored = updated_parameters(plan, held.factored, held.factored_experts)
-    elements = host_elements(plan, held, on_host)
-    return elements * training.optimizer_bytes + fraction_of(factored, on_host.optimizer) * training.factored_bytes
+    num_factored = count_updated_parameters(plan, parameters.factored_elements, parameters.factored_expert_elements)
+    elements = host_elements(plan, parameters, host_share)
+    return (
+        elements * training.optimizer_bytes
+        + count_fraction(num_factored, host_share.optimizer) * training.factored_bytes
+    )
 
 
-def update(training: Training, plan: Plan, held: Parameters, on_host: OnHost) -> Update:
+def plan_update(training: Training, plan: Plan, parameters: Parameters, host_share: HostShare) -> Update:
     """Return how a rank updates its parameters; stages that move no bytes are left out."""
-    if not on_host.optimizer:
+    if not host_share.optimizer:
         return Update()
     steps = STEPS_ON_HOST if plan.offload.step is StepPlace.HOST else STEPS_ON_DEVICE
-    moving = tuple(n for n in steps if not STEPS[n].kind or update_bytes(training, plan, held, on_host, n))
-    return Update(on_host.optimizer < 1, moving, on_host.parameters > 0)
-
-
-def update_bytes(training: Training, plan: Plan, held: Parameters, on_host: OnHost, step: int) -> float:
-    """Return the bytes that one chunk of one of `STEPS` moves."""
-    elements, states = host_elements(plan, held, on_host), host_states(training, plan, held, on_host)
-    apart, there = elements - on_host.parameters, on_host.parameters
-    gradient, parameter = training.gradient_bytes, training.parameter_bytes
-    # In the order of `STEPS`: first the three stages of a step on the host, then those of a step on the device.
-    moved = (
-        apart * gradient,
-        elements * (gradient + parameter) + 2 * states,
-        apart * parameter,
-        states + there * gradient,
-        0,
-        states + there * parameter,
+    moving_steps = tuple(
+        n for n in steps if not STEPS[n].kind or update_bytes(training, plan, parameters, host_share, n)
     )
-    return moved[step] / CHUNKS
+    return Update(host_share.optimizer < 1, moving_steps, host_share.parameters > 0)
 
 
-def chunk_buffer(training: Training, plan: Plan, held: Parameters, on_host: OnHost) -> int:
+def update_bytes(training: Training, plan: Plan, parameters: Parameters, host_share: HostShare, step: int) -> float:
+    """Return the bytes that one chunk of one of `STEPS` moves."""
+    elements, states = host_elements(plan, parameters, host_share), host_states(training, plan, parameters, host_share)
+    num_on_device, num_on_host = elements - host_share.parameters, host_share.parameters
+    gradient_bytes, parameter_bytes = training.gradient_bytes, training.parameter_bytes
+    # In the order of `STEPS`: first the three stages of a step on the host, then those of a step on the device.
+    bytes_of_step = (
+        num_on_device * gradient_bytes,
+        elements * (gradient_bytes + parameter_bytes) + 2 * states,
+        num_on_device * parameter_bytes,
+        states + num_on_host * gradient_bytes,
+        0,
+        states + num_on_host * parameter_bytes,
+    )
+    return bytes_of_step[step] / UPDATE_CHUNKS
+
+
+def chunk_buffer(training: Training, plan: Plan, parameters: Parameters, host_share: HostShare) -> int:
     """Return the bytes on the device of one chunk that it updates with states from the host."""
-    each = on_host.parameters * (training.gradient_bytes + training.parameter_bytes)
-    return ceil((host_states(training, plan, held, on_host) + each) / CHUNKS)
+    extra_bytes = host_share.parameters * (training.gradient_bytes + training.parameter_bytes)
+    return ceil((host_states(training, plan, parameters, host_share) + extra_bytes) / UPDATE_CHUNKS)
 
 
-def host_ticks(updated: int) -> int:
+def host_ticks(num_updated: int) -> int:
     """Return the ticks of one chunk of the host's step where its memory is not modelled."""
-    return to_ticks(updated * HOST_ADAM / CHUNKS)
+    return to_ticks(num_updated * HOST_ADAM / UPDATE_CHUNKS)

@@ -56,35 +56,43 @@ class Parameters(NamedTuple):
 
     elements: int
     tensors: int
-    factored: int = 0
-    quantised: int = 0
-    experts: int = 0
-    factored_experts: int = 0
-    replicated: tuple[int, ...] = (0,) * len(OPERATOR_AXES)
+    factored_elements: int = 0
+    quantised_elements: int = 0
+    expert_elements: int = 0
+    factored_expert_elements: int = 0
+    replicated_elements: tuple[int, ...] = (0,) * len(OPERATOR_AXES)
 
 
-def updated_parameters(plan: Plan, parameters: int, experts: int = 0) -> int:
+def count_updated_parameters(plan: Plan, parameters: int, expert_parameters: int = 0) -> int:
     """Return how many of a rank's parameters its optimizer updates; ``expert_parameters`` of them are of experts."""
     if not plan.zero:
         return parameters
-    return ceil((parameters - experts) / plan.shards) + ceil(experts / plan.expert_shards)
+    return ceil((parameters - expert_parameters) / plan.shards) + ceil(expert_parameters / plan.expert_shards)
 
 
-def state_bytes(training: Training, plan: Plan, held: Parameters) -> int:
+def state_bytes(training: Training, plan: Plan, parameters: Parameters) -> int:
     """Return the bytes of optimizer state that one rank keeps."""
-    factored = updated_parameters(plan, held.factored, held.factored_experts) * training.factored_bytes
-    return updated_parameters(plan, held.elements, held.experts) * training.optimizer_bytes + factored
+    factored_bytes = (
+        count_updated_parameters(plan, parameters.factored_elements, parameters.factored_expert_elements)
+        * training.factored_bytes
+    )
+    return (
+        count_updated_parameters(plan, parameters.elements, parameters.expert_elements) * training.optimizer_bytes
+        + factored_bytes
+    )
 
 
-def step_bytes(training: Training, plan: Plan, held: Parameters) -> int:
+def step_bytes(training: Training, plan: Plan, parameters: Parameters) -> int:
     """Return the bytes that the optimizer's step reads and writes: gradients in, state in and out, parameters out."""
     # State counts twice, because the step reads and writes it.
-    each = training.gradient_bytes + training.updated_bytes
-    return updated_parameters(plan, held.elements, held.experts) * each + 2 * state_bytes(training, plan, held)
+    element_bytes = training.gradient_bytes + training.updated_bytes
+    return count_updated_parameters(
+        plan, parameters.elements, parameters.expert_elements
+    ) * element_bytes + 2 * state_bytes(training, plan, parameters)
 
 
 def optimizer_ticks(
-    accelerator: Accelerator, training: Training, plan: Plan, held: Parameters, part: float = 1.0
+    accelerator: Accelerator, training: Training, plan: Plan, parameters: Parameters, fraction: float = 1.0
 ) -> int:
     """Return the ticks of the optimizer's step, with the casts of weights that layers multiply by in fp8.
 
@@ -92,17 +100,23 @@ def optimizer_ticks(
     """
     if training.frozen:
         return 0
-    cut = plan.zero >= 2 and plan.shards > 1  # every parameter on its own, where others share them out
-    tensors = ceil(part * (ceil(held.tensors / plan.shards) if plan.zero and not cut else held.tensors))
-    cast = held.quantised * (training.parameter_bytes + training.quantised_bytes) if training.quantised_bytes else 0
-    seconds = optimizer_time(accelerator, part * (step_bytes(training, plan, held) + cast), tensors)
+    shards_each = plan.zero >= 2 and plan.shards > 1  # every parameter on its own, where others share them out
+    tensors = ceil(
+        fraction * (ceil(parameters.tensors / plan.shards) if plan.zero and not shards_each else parameters.tensors)
+    )
+    cast_bytes = (
+        parameters.quantised_elements * (training.parameter_bytes + training.quantised_bytes)
+        if training.quantised_bytes
+        else 0
+    )
+    seconds = optimizer_time(accelerator, fraction * (step_bytes(training, plan, parameters) + cast_bytes), tensors)
     # Sharded parameters are distributed tensors, whose dispatch costs the host a launch of its own.
-    if cut or plan.operator_ranks > 1:
+    if shards_each or plan.operator_ranks > 1:
         seconds += tensors * accelerator.sharded_launch
     return to_ticks(seconds)
 
 
-def in_ddp_buckets(training: Training, plan: Plan) -> bool:
+def uses_ddp_buckets(training: Training, plan: Plan) -> bool:
     """Return whether torch's DistributedDataParallel sums gradients, in buckets that stay allocated.
 
     It takes no parameters that are cut, sums beneath whole backwards, leaves whole gradients on all ranks, and sums in
@@ -110,18 +124,18 @@ def in_ddp_buckets(training: Training, plan: Plan) -> bool:
     """
     if plan.replicas == 1 or plan.zero or plan.operator_ranks * plan.expert > 1 or plan.asynchronous:
         return False
-    in_time = plan.overlap_gradients and not plan.splits_backward
-    return in_time and plan.gradient_reduction == "all_reduce" and ITEMSIZE[training.dtype] > 2
+    overlaps_backward = plan.overlap_gradients and not plan.splits_backward
+    return overlaps_backward and plan.gradient_reduction == "all_reduce" and ITEMSIZE[training.dtype] > 2
 
 
-def begin_in_step(training: Training, plan: Plan) -> bool:
+def allocates_gradients(training: Training, plan: Plan) -> bool:
     """Return whether gradients have memory only from the first backward of a step on.
 
     Gradients that go to the host as they are made count there all the time.
     """
-    drops = training.conventions.drops_gradients and not training.frozen
-    stay = plan.asynchronous or any(plan.offload.parameters) or in_ddp_buckets(training, plan)
-    return drops and not stay
+    drops_gradients = training.conventions.drops_gradients and not training.frozen
+    keeps_gradients = plan.asynchronous or any(plan.offload.parameters) or uses_ddp_buckets(training, plan)
+    return drops_gradients and not keeps_gradients
 
 
 SQUARES = (Collective.ALL_REDUCE, 4.0)
@@ -132,11 +146,15 @@ def norm_axes(training: Training, plan: Plan) -> tuple[str, ...]:
     """Return the axes along which the norm is summed; none without clipping."""
     if not training.gradient_clipping:
         return ()
-    whole = (REPLICA,) if plan.zero else (REPLICA, DATA, CONTEXT)  # ranks along these hold the same gradients
-    return tuple(axis.name for axis in plan.mesh.axes if axis.name not in whole)
+    shared_axes = (REPLICA,) if plan.zero else (REPLICA, DATA, CONTEXT)  # ranks along these hold the same gradients
+    return tuple(axis.name for axis in plan.mesh.axes if axis.name not in shared_axes)
 
 
-def norm_ticks(accelerator: Accelerator, training: Training, plan: Plan, held: Parameters, on_host: int = 0) -> int:
+def norm_ticks(
+    accelerator: Accelerator, training: Training, plan: Plan, parameters: Parameters, num_on_host: int = 0
+) -> int:
     """Return the ticks in which a rank reads its gradients once, except ``num_on_host`` elements on its host."""
-    size = (updated_parameters(plan, held.elements, held.experts) - on_host) * training.gradient_bytes
+    size = (
+        count_updated_parameters(plan, parameters.elements, parameters.expert_elements) - num_on_host
+    ) * training.gradient_bytes
     return to_ticks(optimizer_time(accelerator, size))

@@ -27,14 +27,14 @@ from meshwise.simulator.machine.compute import PRODUCTS
 from meshwise.simulator.operator_graph import Block, Operator, OperatorKind
 from meshwise.simulator.program import TaskKind
 from meshwise.simulator.units import to_ticks
-from meshwise.strategies.lowering.costs.liveness import Held, Liveness
-from meshwise.strategies.lowering.costs.operator import BlockSteps, defers
-from meshwise.strategies.lowering.costs.steps import Step
+from meshwise.strategies.lowering.costs.liveness import KeptTensor, Liveness
+from meshwise.strategies.lowering.costs.operator import BlockSegments, defers
+from meshwise.strategies.lowering.costs.steps import Segment
 from meshwise.strategies.plan.mesh import OPERATOR_AXES
-from meshwise.strategies.plan.recomputation import HOOKS, OfLayer, Recompute, SomeOperators
+from meshwise.strategies.plan.recomputation import HOOK_LAUNCHES, LayerRecompute, Recompute, SomeOperators
 from meshwise.strategies.schedules.schedule import ActionKind
 
-_HEAVY = PRODUCTS | {OperatorKind.ATTENTION}
+_HEAVY_KINDS = PRODUCTS | {OperatorKind.ATTENTION}
 """Kinds of operators whose results stay for operators that are not recomputed."""
 
 
@@ -63,57 +63,67 @@ class BlockMemory(NamedTuple):
         The part of ``deferred_bytes`` that a stage frees when the gradients of its inputs are made.
     """
 
-    kept: int
-    recomputed: int
+    kept_bytes: int
+    recomputed_bytes: int
     forward: int
     backward: int
-    deferred: int = 0
+    deferred_bytes: int = 0
     gradients: int = 0
     inputs: int = 0
     weights: int = 0
     loss: int = 0
     loss_inputs: int = 0
-    lost: int = 0
+    lost_bytes: int = 0
 
     def changes(self, kind: ActionKind) -> tuple[int, int]:
         """Return the bytes that a pass takes at its start and gives back at its end, besides `working_bytes`."""
         if kind is ActionKind.FORWARD:
-            return self.kept, 0
+            return self.kept_bytes, 0
         if kind is ActionKind.WEIGHT:
-            early = min(self.weights, 0)
-            return early, early + self.deferred
+            early_bytes = min(self.weights, 0)
+            return early_bytes, early_bytes + self.deferred_bytes
         if kind is ActionKind.BACKWARD:
-            return self.recomputed, self.recomputed + self.kept
-        taken = max(self.recomputed, 0) + self.gradients
-        return taken, taken + self.kept - self.deferred
+            return self.recomputed_bytes, self.recomputed_bytes + self.kept_bytes
+        acquired_bytes = max(self.recomputed_bytes, 0) + self.gradients
+        return acquired_bytes, acquired_bytes + self.kept_bytes - self.deferred_bytes
 
-    def late(self) -> "BlockMemory":
+    def with_late_gradients(self) -> "BlockMemory":
         """Return the memory where a split backward makes all gradients with those of weights."""
-        weights = self.recomputed + self.backward
+        weights = self.recomputed_bytes + self.backward
         return self._replace(
-            deferred=self.kept, gradients=-max(self.recomputed, 0), inputs=0, weights=weights, loss_inputs=0, lost=0
+            deferred_bytes=self.kept_bytes,
+            gradients=-max(self.recomputed_bytes, 0),
+            inputs=0,
+            weights=weights,
+            loss_inputs=0,
+            lost_bytes=0,
         )
 
-    def kept_whole(self, before: int, after: int) -> "BlockMemory":
+    def with_kept_graph(self, received_bytes: int, sent_bytes: int) -> "BlockMemory":
         """Return the memory as `with_buffers` does, where a split backward gives nothing back before its end."""
-        found, gradients = self.within(before, after), max(self.gradients - after, 0)
-        return found._replace(
-            gradients=gradients, deferred=self.deferred - min(before, self.kept) + gradients - self.gradients + after
+        memory, gradients = self.with_buffers(received_bytes, sent_bytes), max(self.gradients - sent_bytes, 0)
+        return memory._replace(
+            gradients=gradients,
+            deferred_bytes=self.deferred_bytes
+            - min(received_bytes, self.kept_bytes)
+            + gradients
+            - self.gradients
+            + sent_bytes,
         )
 
-    def within(self, before: int, after: int) -> "BlockMemory":
+    def with_buffers(self, received_bytes: int, sent_bytes: int) -> "BlockMemory":
         """Return the memory where received bytes lie in a buffer, and sent bytes stay until backward."""
-        backward, inputs = max(self.backward - after, 0), max(self.inputs - after, 0)
+        backward, inputs = max(self.backward - sent_bytes, 0), max(self.inputs - sent_bytes, 0)
         return self._replace(
-            kept=max(self.kept - before, 0) + after,
-            forward=max(self.forward - after, 0),
+            kept_bytes=max(self.kept_bytes - received_bytes, 0) + sent_bytes,
+            forward=max(self.forward - sent_bytes, 0),
             backward=backward,
             inputs=inputs,
             loss=min(self.loss, backward),
             loss_inputs=min(self.loss_inputs, inputs),
         )
 
-    def working(self, kind: ActionKind) -> int:
+    def working_bytes(self, kind: ActionKind) -> int:
         """Return the bytes that a pass holds at its fullest moment beyond those it takes."""
         if kind is ActionKind.FORWARD:
             return self.forward
@@ -121,71 +131,83 @@ class BlockMemory(NamedTuple):
             return self.backward
         return self.inputs if kind is ActionKind.INPUT else max(self.weights, 0)
 
-    def of_loss(self, kind: ActionKind) -> int:
+    def loss_bytes(self, kind: ActionKind) -> int:
         """Return the part of `working_bytes` that a pass frees before it reads parameters."""
         if kind is ActionKind.BACKWARD:
             return self.loss
         return self.loss_inputs if kind is ActionKind.INPUT else 0
 
 
-def recomputed_operators(block: Block, how: OfLayer) -> tuple[Operator, ...]:
+def find_recomputed_operators(block: Block, recompute_choice: LayerRecompute) -> tuple[Operator, ...]:
     """Return the operators that backward runs again; only layers are recomputed."""
-    if how is Recompute.NONE or not block.layer:
+    if recompute_choice is Recompute.NONE or not block.layer:
         return ()
-    if how is Recompute.FULL:
+    if recompute_choice is Recompute.FULL:
         return block.operators
-    if isinstance(how, SomeOperators):
-        return tuple(operator for operator in block.operators if operator.name in how.names)
+    if isinstance(recompute_choice, SomeOperators):
+        return tuple(operator for operator in block.operators if operator.name in recompute_choice.names)
     return tuple(operator for operator in block.operators if operator.recompute_selectively)
 
 
-def read_again(block: Block) -> frozenset[str]:
+def find_backward_sources(block: Block) -> frozenset[str]:
     """Return the operators that lead to what the backward of a block reads: not those at the end of a layer.
 
     >>> from meshwise.simulator.models.transformer import Transformer
     >>> layer = Transformer(1, 64, 4, 4, 256, 512).graph(32, "bf16").blocks[1]
-    >>> sorted({operator.name for operator in layer.operators} - read_again(layer))
+    >>> sorted({operator.name for operator in layer.operators} - find_backward_sources(layer))
     ['down', 'feed_forward_residual']
     """
-    read = {name for operator in block.operators for name in operator.saved}
-    found: set[str] = set()
+    read_names = {name for operator in block.operators for name in operator.saved}
+    sources: set[str] = set()
     for operator in reversed(block.operators):
-        if not read.isdisjoint(operator.outputs):
-            found.add(operator.name)
-            read |= set(operator.inputs)
-    return frozenset(found)
+        if not read_names.isdisjoint(operator.outputs):
+            sources.add(operator.name)
+            read_names |= set(operator.inputs)
+    return frozenset(sources)
 
 
 def with_recompute(
-    block: Block, steps: BlockSteps, how: OfLayer, accelerator: Accelerator, *, unread: bool = True
-) -> BlockSteps:
+    block: Block,
+    segments: BlockSegments,
+    recompute_choice: LayerRecompute,
+    accelerator: Accelerator,
+    *,
+    reruns_unread: bool = True,
+) -> BlockSegments:
     """Return the segments of a block with the recomputed part of forward before backward.
 
     ``reruns_unread`` says that operators whose results backward does not read run again too.
     """
-    again = recomputed_operators(block, how)
-    if not again:
-        return steps
-    names, made = {operator.name for operator in again}, {name for operator in again for name in operator.outputs}
-    names = names if unread else names & read_again(block)
-    whole = len(again) == len(block.operators)
-    repeated: list[Step] = []
-    waiting: list[Step] = []
-    for step in steps.forward:  # what moves the tensors that an operator reads comes right before it
-        if step.collective is not None or step.tensor:
-            gathered = step.collective is Collective.ALL_GATHER and step.axis in OPERATOR_AXES
-            again_moved = step if step.collective else step._replace(kind=TaskKind.RECOMPUTE)
-            waiting += [again_moved] if whole or step.beside or gathered or step.tensor in made else []
+    operators = find_recomputed_operators(block, recompute_choice)
+    if not operators:
+        return segments
+    names, remade_names = (
+        {operator.name for operator in operators},
+        {name for operator in operators for name in operator.outputs},
+    )
+    names = names if reruns_unread else names & find_backward_sources(block)
+    is_full = len(operators) == len(block.operators)
+    repeated_segments: list[Segment] = []
+    pending: list[Segment] = []
+    for segment in segments.forward:  # what moves the tensors that an operator reads comes right before it
+        if segment.collective is not None or segment.tensor:
+            is_gather = segment.collective is Collective.ALL_GATHER and segment.axis in OPERATOR_AXES
+            repeated_move = segment if segment.collective else segment._replace(kind=TaskKind.RECOMPUTE)
+            pending += (
+                [repeated_move]
+                if is_full or segment.overlaps_next or is_gather or segment.tensor in remade_names
+                else []
+            )
             continue
-        if step.operators in names:
-            repeated += [*waiting, step._replace(kind=TaskKind.RECOMPUTE)]
-        waiting = []
+        if segment.label in names:
+            repeated_segments += [*pending, segment._replace(kind=TaskKind.RECOMPUTE)]
+        pending = []
     if accelerator.recompute_launch:
         # Operators given by name are checkpointed one by one, others as one region.
-        regions = len(again) if isinstance(how, SomeOperators) else 1
-        seconds = regions * accelerator.recompute_launch + HOOKS * len(names) * accelerator.launch
-        repeated.insert(0, Step(TaskKind.RECOMPUTE, to_ticks(seconds), "kept inputs", 0))
-    return BlockSteps(steps.forward, (*repeated, *steps.backward))
+        num_regions = len(operators) if isinstance(recompute_choice, SomeOperators) else 1
+        seconds = num_regions * accelerator.recompute_launch + HOOK_LAUNCHES * len(names) * accelerator.launch
+        repeated_segments.insert(0, Segment(TaskKind.RECOMPUTE, to_ticks(seconds), "kept inputs", 0))
+    return BlockSegments(segments.forward, (*repeated_segments, *segments.backward))
 
 
 class Moments(NamedTuple):
@@ -213,139 +235,164 @@ class Moments(NamedTuple):
         As in `BlockMemory`.
     """
 
-    kept: int
-    remade: int
+    kept_bytes: int
+    remade_bytes: int
     forward: int
     backward: tuple[tuple[int, int], ...]
-    deferred: int
+    deferred_bytes: int
     gradients: int
     inputs: tuple[int, ...]
     weights: tuple[tuple[int, int], ...]
-    before_loss: int
-    lost: int = 0
+    num_before_loss: int
+    lost_bytes: int = 0
 
-    def memory(self, times: int = 1) -> BlockMemory:
+    def scale_memory(self, factor: int = 1) -> BlockMemory:
         """Return the memory of ``factor`` times as many sequences."""
-        most = max(times * live + gradient for live, gradient in self.backward)
-        held = min(times * (self.kept + self.remade), most)
-        kept, without = times * self.kept, times * (max(self.inputs) - self.gradients)
-        held_inputs = max(held, kept)  # gradients of weights do not come then
-        rest, rest_inputs = self.backward[: self.before_loss], self.inputs[: self.before_loss]
-        backward, inputs = most - held, max(without - held_inputs, 0)
+        backward_peak = max(factor * live + gradient for live, gradient in self.backward)
+        base_bytes = min(factor * (self.kept_bytes + self.remade_bytes), backward_peak)
+        kept_bytes, input_peak = factor * self.kept_bytes, factor * (max(self.inputs) - self.gradients)
+        base_inputs = max(base_bytes, kept_bytes)  # gradients of weights do not come then
+        other_backward, other_inputs = self.backward[: self.num_before_loss], self.inputs[: self.num_before_loss]
+        backward, inputs = backward_peak - base_bytes, max(input_peak - base_inputs, 0)
         return BlockMemory(
-            kept,
-            held - kept,
-            max(times * self.forward - kept, 0),
+            kept_bytes,
+            base_bytes - kept_bytes,
+            max(factor * self.forward - kept_bytes, 0),
             backward,
-            times * self.deferred,
-            times * self.gradients,
+            factor * self.deferred_bytes,
+            factor * self.gradients,
             inputs,
-            max((times * live + gradient for live, gradient in self.weights), default=0),
-            backward - max(max(times * live + gradient for live, gradient in rest) - held, 0),
-            inputs - max(times * (max(rest_inputs) - self.gradients) - held_inputs, 0),
-            times * self.lost,
+            max((factor * live + gradient for live, gradient in self.weights), default=0),
+            backward - max(max(factor * live + gradient for live, gradient in other_backward) - base_bytes, 0),
+            inputs - max(factor * (max(other_inputs) - self.gradients) - base_inputs, 0),
+            factor * self.lost_bytes,
         )
 
 
-def moments(live: Liveness, how: OfLayer, *, apart_gradients: int = 0) -> Moments:
+def compute_moments(liveness: Liveness, recompute_choice: LayerRecompute, *, separate_bytes: int = 0) -> Moments:
     """Return the bytes that a block holds, moment by moment.
 
     ``separate_bytes`` are the bytes of an element of gradients that count elsewhere, from when they leave their block:
     then gradients that backward has not made yet are left out here.
     """
-    operators = live.operators
-    again = set(recomputed_operators(live.block, how))
-    held, saved = _kept(live, again), _saved(live)
-    remade = {name: each for name, (each, _) in saved.items() if name not in held}
-    last = max((saved[name][1] for name in remade), default=-1)
-    where = [index for index, operator in enumerate(operators) if operator in again]
+    operators = liveness.operators
+    recomputed = set(find_recomputed_operators(liveness.block, recompute_choice))
+    kept_tensors, saved_tensors = _find_kept_tensors(liveness, recomputed), _find_saved_tensors(liveness)
+    remade_tensors = {name: tensor for name, (tensor, _) in saved_tensors.items() if name not in kept_tensors}
+    last_reader = max((saved_tensors[name][1] for name in remade_tensors), default=-1)
+    recomputed_indices = [index for index, operator in enumerate(operators) if operator in recomputed]
     # Remade tensors live from the backward of their last reader to that of the first recomputed operator.
-    backward = live.backward(held, remade, range(min(where, default=0), max([last, *where]) + 1))
-    gradients = [live.weight_gradient(operator) for operator in operators]
-    apart = [operator for operator in operators if defers(operator)]
-    besides = dict(zip(operators, gradients, strict=True))
-    if apart_gradients:
-        gradients = _not_made(live, gradients, apart_gradients)
-        besides = {
-            operator: max(made - _own(live, operator) * apart_gradients, 0) for operator, made in besides.items()
+    backward = liveness.list_backward_levels(
+        kept_tensors,
+        remade_tensors,
+        range(min(recomputed_indices, default=0), max([last_reader, *recomputed_indices]) + 1),
+    )
+    gradients = [liveness.weight_gradient_bytes(operator) for operator in operators]
+    deferring = [operator for operator in operators if defers(operator)]
+    extra_gradients = dict(zip(operators, gradients, strict=True))
+    if separate_bytes:
+        gradients = _list_unmade(liveness, gradients, separate_bytes)
+        extra_gradients = {
+            operator: max(num_bytes - _count_elements(liveness, operator) * separate_bytes, 0)
+            for operator, num_bytes in extra_gradients.items()
         }
     return Moments(
-        sum(each.size for each in held.values()),
-        sum(each.size for each in remade.values()),
-        live.forward(held),
+        sum(tensor.size for tensor in kept_tensors.values()),
+        sum(tensor.size for tensor in remade_tensors.values()),
+        liveness.find_forward_peak(kept_tensors),
         tuple(zip(backward, gradients, strict=True)),
-        *_deferred(live, held, remade, backward),
-        tuple((live.gathered_apart(operator), besides[operator]) for operator in apart),
-        len(operators) - (0 if again else len(live.block.loss)),
-        _lost(live, held),
+        *_find_deferred(liveness, kept_tensors, remade_tensors, backward),
+        tuple((liveness.regathered_bytes(operator), extra_gradients[operator]) for operator in deferring),
+        len(operators) - (0 if recomputed else len(liveness.block.loss)),
+        _count_lost(liveness, kept_tensors),
     )
 
 
-def _not_made(live: Liveness, gradients: Sequence[int], each: int) -> list[int]:
+def _list_unmade(liveness: Liveness, gradients: Sequence[int], element_bytes: int) -> list[int]:
     """Return, for every operator, the bytes of gradients that it makes and nothing keeps, less those yet to be made."""
-    kept = [_own(live, operator) for operator in live.operators]
-    later = accumulate((count * each for count in kept), initial=0)
-    return [max(made - count * each, 0) - left for made, count, left in zip(gradients, kept, later, strict=False)]
+    element_counts = [_count_elements(liveness, operator) for operator in liveness.operators]
+    earlier_bytes = accumulate((count * element_bytes for count in element_counts), initial=0)
+    return [
+        max(gradient - count * element_bytes, 0) - earlier
+        for gradient, count, earlier in zip(gradients, element_counts, earlier_bytes, strict=False)
+    ]
 
 
-def _own(live: Liveness, operator: Operator) -> int:
+def _count_elements(liveness: Liveness, operator: Operator) -> int:
     """Return the elements on a rank of an operator's parameters."""
-    return sum(live.layout.parameter_share(live.block.tensor[name]) for name in operator.parameters)
+    return sum(liveness.layout.parameter_share(liveness.block.tensor[name]) for name in operator.parameters)
 
 
-def _kept(live: Liveness, again: set[Operator]) -> dict[str, Held]:
+def _find_kept_tensors(liveness: Liveness, recomputed: set[Operator]) -> dict[str, KeptTensor]:
     """Return the tensors kept from forward to backward.
 
     Operators that are not recomputed keep what they save, and recomputed ones what they read from outside.
     """
-    result: dict[str, Held] = {}
-    inside = {name for operator in again for name in operator.outputs}
-    gone = {name for operator in again if operator.kind not in _HEAVY for name in operator.outputs}
-    for index, operator in enumerate(live.operators):
-        if operator in again:
-            found = dict(live.kept(operator, name) for name in operator.inputs if name not in inside)
+    result: dict[str, KeptTensor] = {}
+    inner_names = {name for operator in recomputed for name in operator.outputs}
+    dropped_names = {name for operator in recomputed if operator.kind not in _HEAVY_KINDS for name in operator.outputs}
+    for index, operator in enumerate(liveness.operators):
+        if operator in recomputed:
+            sizes = dict(liveness.describe_kept(operator, name) for name in operator.inputs if name not in inner_names)
         else:
-            found = dict(live.kept(operator, name) for name in live.saved(operator) if name not in gone)
-            found |= live.unnamed(operator)
-        for name, size in found.items():
-            result.setdefault(name, Held(size, index))
+            sizes = dict(
+                liveness.describe_kept(operator, name)
+                for name in liveness.list_saved(operator)
+                if name not in dropped_names
+            )
+            sizes |= liveness.list_unnamed(operator)
+        for name, size in sizes.items():
+            result.setdefault(name, KeptTensor(size, index))
     return result
 
 
-def _saved(live: Liveness) -> dict[str, tuple[Held, int]]:
+def _find_saved_tensors(liveness: Liveness) -> dict[str, tuple[KeptTensor, int]]:
     """Return the tensors that operators keep without recomputation, and the last operator that keeps each."""
-    result: dict[str, tuple[Held, int]] = {}
-    for index, operator in enumerate(live.operators):
+    result: dict[str, tuple[KeptTensor, int]] = {}
+    for index, operator in enumerate(liveness.operators):
         for name, size in (
-            *(live.kept(operator, name) for name in live.saved(operator)),
-            *live.unnamed(operator).items(),
+            *(liveness.describe_kept(operator, name) for name in liveness.list_saved(operator)),
+            *liveness.list_unnamed(operator).items(),
         ):
-            result[name] = result[name][0] if name in result else Held(size, index), index
+            result[name] = result[name][0] if name in result else KeptTensor(size, index), index
     return result
 
 
-def _deferred(
-    live: Liveness, held: Mapping[str, Held], remade: Mapping[str, Held], backward: Sequence[int]
+def _find_deferred(
+    liveness: Liveness,
+    kept_tensors: Mapping[str, KeptTensor],
+    remade_tensors: Mapping[str, KeptTensor],
+    backward: Sequence[int],
 ) -> tuple[int, int, tuple[int, ...]]:
     """Return the bytes for separate gradients of weights, the gradients among them, and the levels before.
 
     They are fields of `Moments`. Either the inputs of these operators and the gradients of their outputs stay, or all
     that forward kept and what was recomputed.
     """
-    if not live.framework.keeps_graph:
-        operators = [operator for operator in live.operators if defers(operator)]
-        inputs = dict(live.kept(operator, name) for operator in operators for name in live.saved(operator))
-        outputs = dict(live.kept(operator, name) for operator in operators for name in operator.outputs)
-        gradients = sum(outputs.values())
-        return sum(inputs.values()) + gradients, gradients, tuple(each + gradients for each in backward)
-    writers = [operator for operator in live.operators if operator.parameters]
-    gradients = sum(live.gradient(name) for operator in writers for name in operator.outputs)
-    kept, again = (sum(tensor.size for tensor in found.values()) for found in (held, remade))
-    moments = tuple(kept + again + each + gradients for each in live.captured())
-    return kept + again + gradients, gradients, moments
+    if not liveness.framework.keeps_graph:
+        operators = [operator for operator in liveness.operators if defers(operator)]
+        input_sizes = dict(
+            liveness.describe_kept(operator, name) for operator in operators for name in liveness.list_saved(operator)
+        )
+        output_sizes = dict(
+            liveness.describe_kept(operator, name) for operator in operators for name in operator.outputs
+        )
+        gradients = sum(output_sizes.values())
+        return sum(input_sizes.values()) + gradients, gradients, tuple(level + gradients for level in backward)
+    writers = [operator for operator in liveness.operators if operator.parameters]
+    gradients = sum(liveness.gradient_size(name) for operator in writers for name in operator.outputs)
+    kept_bytes, remade_bytes = (
+        sum(tensor.size for tensor in tensors.values()) for tensors in (kept_tensors, remade_tensors)
+    )
+    levels = tuple(kept_bytes + remade_bytes + level + gradients for level in liveness.list_captured_levels())
+    return kept_bytes + remade_bytes + gradients, gradients, levels
 
 
-def _lost(live: Liveness, held: Mapping[str, Held]) -> int:
+def _count_lost(liveness: Liveness, kept_tensors: Mapping[str, KeptTensor]) -> int:
     """Return the bytes that a loss keeps until all gradients of inputs are made, if other tensors are kept longer."""
-    first = len(live.operators) - len(live.block.loss)
-    return sum(each.size for each in held.values() if each.first >= first) if live.framework.keeps_graph else 0
+    first_loss = len(liveness.operators) - len(liveness.block.loss)
+    return (
+        sum(tensor.size for tensor in kept_tensors.values() if tensor.first_reader >= first_loss)
+        if liveness.framework.keeps_graph
+        else 0
+    )

@@ -61,15 +61,17 @@ from meshwise.simulator.machine.kernels import streaming_time
 from meshwise.simulator.operator_graph import ITEMSIZE, Operator, OperatorKind
 from meshwise.simulator.program import TaskKind
 from meshwise.simulator.units import to_ticks
-from meshwise.strategies.lowering.costs.operator import BlockLayout, BlockSteps, defers
-from meshwise.strategies.lowering.costs.steps import Step
+from meshwise.strategies.lowering.costs.operator import BlockLayout, BlockSegments, defers
+from meshwise.strategies.lowering.costs.steps import Segment
 from meshwise.strategies.plan.mesh import TENSOR
 
-_HIDDEN = (Collective.REDUCE_SCATTER, Collective.ALL_REDUCE)
+_HIDDEN_COLLECTIVES = (Collective.REDUCE_SCATTER, Collective.ALL_REDUCE)
 """Collectives that sum the gradient of an input, and overlap the product for the gradient of the weight."""
 
 
-def with_overlap(layout: BlockLayout, accelerator: Accelerator, steps: BlockSteps, *, chunks: bool) -> BlockSteps:
+def with_overlap(
+    layout: BlockLayout, accelerator: Accelerator, segments: BlockSegments, *, in_chunks: bool
+) -> BlockSegments:
     """Return the segments of a block whose tensor collectives overlap its cut products.
 
     Parameters
@@ -78,34 +80,43 @@ def with_overlap(layout: BlockLayout, accelerator: Accelerator, steps: BlockStep
         Whether all collectives and products run chunk by chunk; else only sums and scatters of the gradients of inputs
         overlap the products for gradients of weights.
     """
-    forward, backward = (_overlapped(layout, accelerator, each, chunks) for each in (steps.forward, steps.backward))
-    return BlockSteps(forward, backward, steps.loss)
+    forward, backward = (
+        _overlap_products(layout, accelerator, pass_segments, in_chunks)
+        for pass_segments in (segments.forward, segments.backward)
+    )
+    return BlockSegments(forward, backward, segments.num_loss_segments)
 
 
-def _overlapped(layout: BlockLayout, accelerator: Accelerator, steps: Sequence[Step], chunks: bool) -> tuple[Step, ...]:
+def _overlap_products(
+    layout: BlockLayout, accelerator: Accelerator, segments: Sequence[Segment], in_chunks: bool
+) -> tuple[Segment, ...]:
     """Return segments in which every collective next to its cut product overlaps a part of it where it can."""
     products = {operator.name: operator for operator in layout.block.operators if is_cut_product(layout, operator)}
-    ranks = layout.mesh.size(TENSOR)
-    result: list[Step] = []
-    waiting = list(reversed(steps))
-    while waiting:
-        step = waiting.pop()
-        operator = products.get(step.operators)
-        backward = step.kind is TaskKind.BACKWARD
-        if operator is None or not (chunks or backward):
-            result.append(step)
+    num_ranks = layout.mesh.size(TENSOR)
+    result: list[Segment] = []
+    pending = list(reversed(segments))
+    while pending:
+        segment = pending.pop()
+        operator = products.get(segment.label)
+        is_backward = segment.kind is TaskKind.BACKWARD
+        if operator is None or not (in_chunks or is_backward):
+            result.append(segment)
             continue
-        ends = operator.inputs, operator.outputs
-        read, made = ends[::-1] if backward else ends
-        weights = weight_gradient_ticks(layout, accelerator, operator, step) if backward else 0
-        if chunks and result and _moves(result[-1], (Collective.ALL_GATHER,), read):
+        tensor_sides = operator.inputs, operator.outputs
+        read_tensors, written_tensors = tensor_sides[::-1] if is_backward else tensor_sides
+        weight_ticks = weight_gradient_ticks(layout, accelerator, operator, segment) if is_backward else 0
+        if in_chunks and result and _moves_tensor(result[-1], (Collective.ALL_GATHER,), read_tensors):
             gather = result.pop()
-            result += _gathered(gather, step, (step.ticks - weights) // ranks + weights)
-        elif waiting and (sums(waiting[-1], made) if backward else _moves(waiting[-1], _HIDDEN[:1], made)):
-            rest = weights if backward else step.ticks - step.ticks // ranks
-            result += _scattered(step, waiting.pop(), rest)
+            result += _overlap_gather(gather, segment, (segment.ticks - weight_ticks) // num_ranks + weight_ticks)
+        elif pending and (
+            is_gradient_sum(pending[-1], written_tensors)
+            if is_backward
+            else _moves_tensor(pending[-1], _HIDDEN_COLLECTIVES[:1], written_tensors)
+        ):
+            tail_ticks = weight_ticks if is_backward else segment.ticks - segment.ticks // num_ranks
+            result += _overlap_scatter(segment, pending.pop(), tail_ticks)
         else:
-            result.append(step)
+            result.append(segment)
     return tuple(result)
 
 
@@ -113,97 +124,104 @@ def is_cut_product(layout: BlockLayout, operator: Operator) -> bool:
     """Return whether an operator is a product with a weight that tensor ranks cut."""
     if operator.kind is not OperatorKind.MATMUL or not operator.parameters:
         return False
-    return any(TENSOR in axes for _, axes in layout.kept(operator, operator.parameters[0]).cuts)
+    return any(TENSOR in axes for _, axes in layout.kept_layout(operator, operator.parameters[0]).cuts)
 
 
-def weight_gradient_ticks(layout: BlockLayout, accelerator: Accelerator, operator: Operator, step: Step) -> int:
+def weight_gradient_ticks(layout: BlockLayout, accelerator: Accelerator, operator: Operator, segment: Segment) -> int:
     """Return the ticks that a product's backward spends on the gradient of its weight."""
-    return min(to_ticks(layout.weight_gradient_time(accelerator, operator)), step.ticks)
+    return min(to_ticks(layout.weight_gradient_time(accelerator, operator)), segment.ticks)
 
 
-def sums(step: Step, tensors: Collection[str]) -> bool:
+def is_gradient_sum(segment: Segment, tensors: Collection[str]) -> bool:
     """Return whether a segment sums the gradient of one of ``tensors`` along the tensor axis."""
-    return _moves(step, _HIDDEN, tensors)
+    return _moves_tensor(segment, _HIDDEN_COLLECTIVES, tensors)
 
 
-def _moves(step: Step, collectives: Collection[Collective], tensors: Collection[str]) -> bool:
+def _moves_tensor(segment: Segment, collectives: Collection[Collective], tensors: Collection[str]) -> bool:
     """Return whether a segment is one of ``collectives`` along the tensor axis on one of ``tensors``."""
-    return step.collective in collectives and step.axis == TENSOR and step.tensor in tensors
+    return segment.collective in collectives and segment.axis == TENSOR and segment.tensor in tensors
 
 
-def _gathered(gather: Step, product: Step, last: int) -> list[Step]:
+def _overlap_gather(gather: Segment, product: Segment, tail_ticks: int) -> list[Segment]:
     """Return a gather that overlaps a product except for the product's last ticks."""
-    first, second = _cut(product, product.ticks - last)
-    return [gather._replace(beside=True), first, second]
+    head, tail = _cut_product(product, product.ticks - tail_ticks)
+    return [gather._replace(overlaps_next=True), head, tail]
 
 
-def _scattered(product: Step, scatter: Step, rest: int) -> list[Step]:
+def _overlap_scatter(product: Segment, scatter: Segment, tail_ticks: int) -> list[Segment]:
     """Return a scatter that overlaps the last ticks of a product."""
-    first, second = _cut(product, product.ticks - rest)
-    return [first, scatter._replace(beside=True), second]
+    head, tail = _cut_product(product, product.ticks - tail_ticks)
+    return [head, scatter._replace(overlaps_next=True), tail]
 
 
-def _cut(product: Step, ticks: int) -> tuple[Step, Step]:
+def _cut_product(product: Segment, ticks: int) -> tuple[Segment, Segment]:
     """Return a product as two segments, the first of so many ticks; both are launched at once."""
-    return product._replace(ticks=ticks), product._replace(ticks=product.ticks - ticks, launches=0)
+    return product._replace(ticks=ticks), product._replace(ticks=product.ticks - ticks, num_launches=0)
 
 
-class Split(NamedTuple):
+class SplitBackward(NamedTuple):
     """A backward in two: the segments for the gradients of inputs, and those for the gradients of weights."""
 
-    inputs: tuple[Step, ...]
-    weights: tuple[Step, ...]
+    inputs: tuple[Segment, ...]
+    weights: tuple[Segment, ...]
 
 
-def split(layout: BlockLayout, accelerator: Accelerator, backward: Iterable[Step]) -> Split:
+def split_backward(layout: BlockLayout, accelerator: Accelerator, backward: Iterable[Segment]) -> SplitBackward:
     """Return the segments of a backward in two; together they take the same ticks.
 
     Recomputation belongs to the gradients of inputs, and so do collectives that are not deferred. A part in which a
     block has nothing to do is one segment of no ticks.
     """
     operators = {operator.name: operator for operator in layout.block.operators if defers(operator)}
-    inputs: list[Step] = []
-    weights: list[Step] = []
-    for step in backward:
-        operator = operators.get(step.operators) if step.kind is TaskKind.BACKWARD else None
+    inputs: list[Segment] = []
+    weights: list[Segment] = []
+    for segment in backward:
+        operator = operators.get(segment.label) if segment.kind is TaskKind.BACKWARD else None
         if operator is None:
-            (weights if step.deferred else inputs).append(step)
+            (weights if segment.deferred else inputs).append(segment)
             continue
-        ticks = min(to_ticks(layout.weight_gradient_time(accelerator, operator)), step.ticks)
-        weights.append(Step(TaskKind.WEIGHT_GRADIENT, ticks, step.operators))
-        if step.ticks > ticks:
-            inputs.append(step._replace(ticks=step.ticks - ticks))
-    nothing = Step(TaskKind.BACKWARD, 0, "nothing", 0)
-    return Split(tuple(inputs) or (nothing,), tuple(weights) or (nothing._replace(kind=TaskKind.WEIGHT_GRADIENT),))
+        ticks = min(to_ticks(layout.weight_gradient_time(accelerator, operator)), segment.ticks)
+        weights.append(Segment(TaskKind.WEIGHT_GRADIENT, ticks, segment.label))
+        if segment.ticks > ticks:
+            inputs.append(segment._replace(ticks=segment.ticks - ticks))
+    no_work = Segment(TaskKind.BACKWARD, 0, "nothing", 0)
+    return SplitBackward(
+        tuple(inputs) or (no_work,), tuple(weights) or (no_work._replace(kind=TaskKind.WEIGHT_GRADIENT),)
+    )
 
 
 def undeferred_elements(layout: BlockLayout) -> int:
     """Return the elements of a rank's parameters whose gradients are made with those of inputs: those of norms."""
     block = layout.block
-    later = {name for operator in block.operators if defers(operator) for name in operator.parameters}
-    return sum(layout.parameter_share(tensor) for tensor in block.parameters if tensor.name not in later)
+    deferred_names = {name for operator in block.operators if defers(operator) for name in operator.parameters}
+    return sum(layout.parameter_share(tensor) for tensor in block.parameters if tensor.name not in deferred_names)
 
 
 def with_accumulation(
-    layout: BlockLayout, accelerator: Accelerator, steps: BlockSteps, gradient_bytes: int
-) -> BlockSteps:
+    layout: BlockLayout, accelerator: Accelerator, segments: BlockSegments, gradient_bytes: int
+) -> BlockSegments:
     """Return the segments of a block whose gradients are added to a buffer of ``gradient_bytes`` an element.
 
     The sums of an operator's gradients follow the last segment of its backward.
     """
     block = layout.block
     operators = {operator.name: operator for operator in block.operators if operator.parameters}
-    last = {step.operators: at for at, step in enumerate(steps.backward) if step.kind is TaskKind.BACKWARD}
-    backward: list[Step] = []
-    for at, step in enumerate(steps.backward):
-        backward.append(step)
-        operator = operators.get(step.operators)
-        if operator is None or last.get(step.operators) != at:
+    last_segments = {
+        segment.label: index for index, segment in enumerate(segments.backward) if segment.kind is TaskKind.BACKWARD
+    }
+    backward: list[Segment] = []
+    for index, segment in enumerate(segments.backward):
+        backward.append(segment)
+        operator = operators.get(segment.label)
+        if operator is None or last_segments.get(segment.label) != index:
             continue
         parameters = [block.tensor[name] for name in operator.parameters]
-        traffic = sum(layout.parameter_share(each) * (ITEMSIZE[each.dtype] + 2 * gradient_bytes) for each in parameters)
+        traffic = sum(
+            layout.parameter_share(parameter) * (ITEMSIZE[parameter.dtype] + 2 * gradient_bytes)
+            for parameter in parameters
+        )
         launch = len(parameters) * accelerator.launch
         seconds = streaming_time(traffic, accelerator.bandwidth(OperatorKind.ELEMENTWISE), launch)
-        what = f"gradients of {operator.name} added"
-        backward.append(Step(TaskKind.BACKWARD, to_ticks(seconds), what, 0, deferred=defers(operator)))
-    return steps._replace(backward=tuple(backward))
+        label = f"gradients of {operator.name} added"
+        backward.append(Segment(TaskKind.BACKWARD, to_ticks(seconds), label, 0, deferred=defers(operator)))
+    return segments._replace(backward=tuple(backward))

@@ -16,7 +16,7 @@ from meshwise.strategies.lowering.rank_classes.machine import Communicator
 from meshwise.strategies.plan.mesh import COMMUNICATION, CONTEXT, TENSOR
 
 
-class Step(NamedTuple):
+class Segment(NamedTuple):
     """A piece of work of one rank inside a pass: an operator, or a collective over its group along ``axis``.
 
     Parameters
@@ -37,58 +37,58 @@ class Step(NamedTuple):
 
     kind: TaskKind
     ticks: int
-    operators: str
-    launches: int = 1
+    label: str
+    num_launches: int = 1
     collective: Collective | None = None
     size: float = 0.0
     axis: str = TENSOR
-    beside: bool = False
+    overlaps_next: bool = False
     tensor: str = ""
     deferred: bool = False
 
 
-def communication(
-    group: Communicator, axis: str, collective: Collective, size: float, what: str, *, beside: bool = False
-) -> Step:
+def build_communication(
+    group: Communicator, axis: str, collective: Collective, size: float, label: str, *, overlaps_next: bool = False
+) -> Segment:
     """Return the segment of a collective of ``size`` bytes along an axis."""
     ticks = group.ticks(collective, size)
-    return Step(COMMUNICATION[axis], ticks, f"{collective} {what}", 1, collective, size, axis, beside)
+    return Segment(COMMUNICATION[axis], ticks, f"{collective} {label}", 1, collective, size, axis, overlaps_next)
 
 
-def chain_ticks(steps: Iterable[Step]) -> int:
+def chain_ticks(segments: Iterable[Segment]) -> int:
     """Return the idle ticks of segments in order, where some overlap the next one.
 
-    >>> keys = Step(TaskKind.CONTEXT_COMMUNICATION, 5, "keys", beside=True)
-    >>> chain_ticks([Step(TaskKind.FORWARD, 2, "up"), keys, Step(TaskKind.FORWARD, 3, "attention")])
+    >>> keys = Segment(TaskKind.CONTEXT_COMMUNICATION, 5, "keys", overlaps_next=True)
+    >>> chain_ticks([Segment(TaskKind.FORWARD, 2, "up"), keys, Segment(TaskKind.FORWARD, 3, "attention")])
     7
     """
-    total = under_way = 0
-    for step in steps:
-        if step.beside:
-            under_way = max(under_way, step.ticks)
+    total = overlapped_ticks = 0
+    for segment in segments:
+        if segment.overlaps_next:
+            overlapped_ticks = max(overlapped_ticks, segment.ticks)
         else:
-            total += max(step.ticks, under_way)
-            under_way = 0
+            total += max(segment.ticks, overlapped_ticks)
+            overlapped_ticks = 0
     return total
 
 
-def ring_forward(attention: Step, turns: int, size: float, group: Communicator) -> list[Step]:
+def build_ring_forward(attention: Segment, num_turns: int, size: float, group: Communicator) -> list[Segment]:
     """Return the forward of ring attention: it runs on one part while the next part of ``size`` bytes arrives."""
-    moved = communication(group, CONTEXT, Collective.SHIFT, size, "keys and values", beside=True)
-    return [*(step for _ in range(turns - 1) for step in (moved, attention)), attention]
+    shift = build_communication(group, CONTEXT, Collective.SHIFT, size, "keys and values", overlaps_next=True)
+    return [*(segment for _ in range(num_turns - 1) for segment in (shift, attention)), attention]
 
 
-def ring_backward(attention: Step, turns: int, size: float, group: Communicator) -> list[Step]:
+def build_ring_backward(attention: Segment, num_turns: int, size: float, group: Communicator) -> list[Segment]:
     """Return the backward of ring attention: keys and values go round again, and one turn later their gradients.
 
     Gradients leave after the first part and are back home after ``num_turns`` shifts, the last of which nothing hides.
     """
 
-    def moved(times: float, what: str, *, beside: bool = True) -> Step:
+    def build_shift(factor: float, label: str, *, overlaps_next: bool = True) -> Segment:
         """Return a shift of ``factor`` times the bytes of keys and values."""
-        return communication(group, CONTEXT, Collective.SHIFT, times * size, what, beside=beside)
+        return build_communication(group, CONTEXT, Collective.SHIFT, factor * size, label, overlaps_next=overlaps_next)
 
-    both = moved(2.0, "keys, values and their gradients")
-    middle = [step for _ in range(turns - 2) for step in (both, attention)]
-    first, last = moved(1.0, "keys and values"), moved(1.0, "gradients of keys and values")
-    return [first, attention, *middle, last, attention, last._replace(beside=False)]
+    middle_shift = build_shift(2.0, "keys, values and their gradients")
+    middle_segments = [segment for _ in range(num_turns - 2) for segment in (middle_shift, attention)]
+    first_shift, last_shift = build_shift(1.0, "keys and values"), build_shift(1.0, "gradients of keys and values")
+    return [first_shift, attention, *middle_segments, last_shift, attention, last_shift._replace(overlaps_next=False)]

@@ -49,23 +49,27 @@ def factored_share(layout: BlockLayout, operator: Operator, tensor: Tensor) -> i
     The weight of a product has the reduced dims as rows and the others as columns, one matrix an expert;
     its bias is a vector. Any other parameter has its first dim as rows.
     """
-    product = operator.kind in PRODUCTS
-    rows = [dim for dim in tensor.dims if dim in operator.reduced] if product else list(tensor.dims[:1])
+    is_product = operator.kind in PRODUCTS
+    rows = [dim for dim in tensor.dims if dim in operator.reduced] if is_product else list(tensor.dims[:1])
     shape = dict(zip(tensor.dims, layout.parameter_shape(tensor), strict=True))
-    count = shape.pop(EXPERTS, 1) if operator.kind is OperatorKind.GROUPED_MATMUL else 1
+    num_experts = shape.pop(EXPERTS, 1) if operator.kind is OperatorKind.GROUPED_MATMUL else 1
     height = prod(shape[dim] for dim in rows)
     width = prod(size for dim, size in shape.items() if dim not in rows)
-    return count * (height + width if rows and len(rows) < len(shape) else height * width)
+    return num_experts * (height + width if rows and len(rows) < len(shape) else height * width)
 
 
 def quantised_elements(layout: BlockLayout) -> int:
     """Return the elements of a rank's share of the weights that a block multiplies by in fp8."""
-    return sum(layout.parameter_share(layout.block.tensor[name]) for name in _quantised(layout))
+    return sum(layout.parameter_share(layout.block.tensor[name]) for name in _find_quantised(layout))
 
 
-def _quantised(layout: BlockLayout) -> set[str]:
+def _find_quantised(layout: BlockLayout) -> set[str]:
     """Return the names of the weights that a block multiplies by in fp8."""
-    return {o.parameters[0] for o in layout.block.operators if o.parameters and layout.quantises(o)}
+    return {
+        operator.parameters[0]
+        for operator in layout.block.operators
+        if operator.parameters and layout.quantises(operator)
+    }
 
 
 class Unit(NamedTuple):
@@ -80,61 +84,79 @@ class Unit(NamedTuple):
     """
 
     elements: int = 0
-    experts: int = 0
+    expert_elements: int = 0
     size: int = 0
 
 
-def unit(training: Training, layout: BlockLayout) -> Unit:
+def find_unit(training: Training, layout: BlockLayout) -> Unit:
     """Return what data ranks share at once of a block's parameters."""
-    at_once = max if training.conventions.shares_weights else sum
-    own = {tensor.name for tensor in layout.expert_parameters()}
-    cast = _quantised(layout) if training.quantised_bytes else set()
+    combine = max if training.conventions.shares_weights else sum
+    expert_names = {tensor.name for tensor in layout.expert_parameters()}
+    quantised_names = _find_quantised(layout) if training.quantised_bytes else set()
     shares = {tensor.name: layout.parameter_share(tensor) for tensor in layout.block.parameters}
-    sizes = [n * (training.parameter_bytes + training.more_bytes * (name in cast)) for name, n in shares.items()]
+    sizes = [
+        n * (training.parameter_bytes + training.more_bytes * (name in quantised_names)) for name, n in shares.items()
+    ]
     return Unit(
-        at_once([0, *(n for name, n in shares.items() if name not in own)]),
-        at_once([0, *(n for name, n in shares.items() if name in own)]),
-        at_once([0, *sizes]),
+        combine([0, *(n for name, n in shares.items() if name not in expert_names)]),
+        combine([0, *(n for name, n in shares.items() if name in expert_names)]),
+        combine([0, *sizes]),
     )
 
 
 def replicated_elements(layout: BlockLayout, framework: Framework) -> tuple[int, ...]:
     """Return the elements on a rank of a block's parameters whose gradients are summed along each operator axis."""
-    tensor, operators = layout.block.tensor, layout.block.operators
-    owned = [(operator, tensor[name]) for operator in operators for name in operator.parameters]
-    found = ({p.name: p for o, p in owned if in_parts(layout, framework, o, p, axis)} for axis in OPERATOR_AXES)
-    return tuple(sum(map(layout.parameter_share, each.values())) for each in found)
+    tensors, operators = layout.block.tensor, layout.block.operators
+    operator_parameters = [(operator, tensors[name]) for operator in operators for name in operator.parameters]
+    replicated_parameters = (
+        {
+            parameter.name: parameter
+            for owner, parameter in operator_parameters
+            if has_partial_gradient(layout, framework, owner, parameter, axis)
+        }
+        for axis in OPERATOR_AXES
+    )
+    return tuple(sum(map(layout.parameter_share, parameters.values())) for parameters in replicated_parameters)
 
 
-def summed_share(plan: Plan, elements: int) -> int:
+def summed_elements(plan: Plan, elements: int) -> int:
     """Return how many of ``elements`` gradients a rank has summed over data ranks: its share alone from ZeRO 2 on."""
     return ceil(elements / plan.shards) if plan.zero >= 2 else elements
 
 
-def in_parts(layout: BlockLayout, framework: Framework, operator: Operator, parameter: Tensor, axis: str) -> bool:
+def has_partial_gradient(
+    layout: BlockLayout, framework: Framework, operator: Operator, parameter: Tensor, axis: str
+) -> bool:
     """Return whether each rank along an axis has all of a parameter, but its gradient of one part alone."""
     if layout.mesh.size(axis) == 1:
         return False
     sharding = layout.shardings[operator.name]
-    cut = any(axis in axes for dim, axes in sharding.of_kept(parameter).cuts if dim != SEQUENCE)
-    if cut or layout.adds_before_cut(operator):
+    is_cut = any(axis in axes for dim, axes in sharding.find_kept_spec(parameter).cuts if dim != SEQUENCE)
+    if is_cut or layout.adds_before_cut(operator):
         return False
     # A bias is added after its product is summed: on scattered parts each rank has the gradient of its own part.
     if is_bias(operator, parameter) and any(axis in dict(sharding.cuts).get(dim, ()) for dim in operator.reduced):
-        return framework.late_biases and _scattered(layout, operator, axis)
+        return framework.late_biases and _is_scattered(layout, operator, axis)
     return any(axis in axes for _, axes in sharding.cuts)
 
 
-def _scattered(layout: BlockLayout, operator: Operator, axis: str) -> bool:
+def _is_scattered(layout: BlockLayout, operator: Operator, axis: str) -> bool:
     """Return whether readers cut the output of an operator, a sum over ranks along an axis, along that axis."""
-    readers = [(each, name) for each in layout.block.operators for name in operator.outputs if name in each.inputs]
-    return any(axis in axes for each, name in readers for _, axes in layout.wanted(each, name).cuts)
+    readers = [
+        (reader, name) for reader in layout.block.operators for name in operator.outputs if name in reader.inputs
+    ]
+    return any(axis in axes for reader, name in readers for _, axes in layout.input_layout(reader, name).cuts)
 
 
-def tied_parameters(graph: OperatorGraph, plan: Plan) -> list[tuple[tuple[int, int], tuple[str, str]]]:
+def find_tied_parameters(graph: OperatorGraph, plan: Plan) -> list[tuple[tuple[int, int], tuple[str, str]]]:
     """Return the pairs of pipeline positions that keep one parameter each, with its block and name."""
     if not graph.tied or plan.pipeline == 1:
         return []
-    placed = {block: at for stage, at in zip(plan.stages, plan.positions, strict=True) for block in stage.blocks}
-    found = [((placed.get(first[0], -1), placed.get(second[0], -1)), second) for first, second in graph.tied]
-    return [(pair, parameter) for pair, parameter in found if pair[0] != pair[1] and min(pair) >= 0]
+    position_of = {
+        block: position for stage, position in zip(plan.stages, plan.positions, strict=True) for block in stage.blocks
+    }
+    ties = [
+        ((position_of.get(first_use[0], -1), position_of.get(second_use[0], -1)), second_use)
+        for first_use, second_use in graph.tied
+    ]
+    return [(pair, parameter) for pair, parameter in ties if pair[0] != pair[1] and min(pair) >= 0]

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwise.simulator.collective import Algorithm, Collective
-from meshwise.simulator.collectives.choose import able, candidates, fastest, phases
-from meshwise.simulator.collectives.placement import Alike
+from meshwise.simulator.collectives.choose import can_run, candidates, fastest_algorithms, phases
+from meshwise.simulator.collectives.placement import GroupShapes
 from meshwise.simulator.collectives.traffic import Phase
 from meshwise.simulator.deadline import check_deadline
 from meshwise.simulator.interconnect.interconnect import Interconnect, interconnect
@@ -23,7 +23,14 @@ from meshwise.simulator.interconnect.routes import Routes
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.machine.topology import Crossbar
 from meshwise.simulator.program import IntArray
-from meshwise.strategies.lowering.rank_classes.refinement import Colours, FloatArray, Groups, combine, joined, quantised
+from meshwise.strategies.lowering.rank_classes.refinement import (
+    Colours,
+    FloatArray,
+    Groups,
+    combine,
+    combine_mixed,
+    quantise,
+)
 from meshwise.strategies.plan.mesh import (
     CONTEXT,
     DATA,
@@ -36,7 +43,7 @@ from meshwise.strategies.plan.mesh import (
     TENSOR_DEPTH,
     TENSOR_ROWS,
     Mesh,
-    data_ranks,
+    list_data_ranks,
 )
 from meshwise.strategies.plan.offloading import FROM_HOST, HOST, TO_HOST
 from meshwise.strategies.plan.parallelism import Attention
@@ -50,7 +57,7 @@ HOST_KINDS = (TO_HOST, HOST, FROM_HOST)
 NORM = "norm"
 """Kind of the groups that sum the norm of gradients."""
 
-USUAL = {
+USUAL_COLLECTIVES = {
     TENSOR: Collective.ALL_REDUCE,
     TENSOR_ROWS: Collective.ALL_GATHER,
     TENSOR_DEPTH: Collective.ALL_GATHER,
@@ -68,9 +75,9 @@ _EXCHANGES = {Attention.RING: Collective.SHIFT, Attention.ULYSSES: Collective.AL
 """The collective that context groups run besides, by their kind of attention."""
 
 
-def tied_kind(first: int, second: int) -> str:
+def tied_kind(first_position: int, second_position: int) -> str:
     """Return the kind of the pairs of ranks that keep one parameter at two pipeline positions."""
-    return f"tied {first} {second}"
+    return f"tied {first_position} {second_position}"
 
 
 def hop_kind(sender: int, receiver: int) -> str:
@@ -84,7 +91,7 @@ def tenant_kind(number: int) -> str:
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedMesh:
     """A mesh on the devices of a cluster, and which kinds of groups its ranks form.
 
     Parameters
@@ -116,19 +123,19 @@ class Placed:
     placement: tuple[int, ...]
     looped: bool
     offloads: bool = False
-    tied: tuple[tuple[int, int], ...] = ()
+    tied_positions: tuple[tuple[int, int], ...] = ()
     central: bool = False
-    norm: tuple[str, ...] = ()
+    norm_axes: tuple[str, ...] = ()
     hops: tuple[tuple[int, int], ...] = ()
     attention: Attention | None = None
     batches: tuple[int, ...] = ()
-    exchanging: tuple[str, ...] = ()
+    exchange_axes: tuple[str, ...] = ()
 
     @property
-    def exchanges(self) -> dict[str, Collective]:
+    def extra_collectives(self) -> dict[str, Collective]:
         """The collectives that groups run besides the usual ones, by kind."""
-        found = dict.fromkeys(self.exchanging, Collective.ALL_TO_ALL)
-        return found | ({CONTEXT: _EXCHANGES[self.attention]} if self.attention in _EXCHANGES else {})
+        extras = dict.fromkeys(self.exchange_axes, Collective.ALL_TO_ALL)
+        return extras | ({CONTEXT: _EXCHANGES[self.attention]} if self.attention in _EXCHANGES else {})
 
     @cached_property
     def devices(self) -> IntArray:
@@ -139,212 +146,250 @@ class Placed:
     def sequences(self) -> IntArray:
         """The number of sequences of a microbatch of every rank; 0 where all have as many."""
         sizes = np.array(self.batches, dtype=np.int64)
-        return sizes[data_ranks(self.mesh)] if len(sizes) else np.zeros(self.mesh.num_ranks, dtype=np.int64)
+        return sizes[list_data_ranks(self.mesh)] if len(sizes) else np.zeros(self.mesh.num_ranks, dtype=np.int64)
 
     def group_devices(self, kind: str) -> tuple[IntArray, IntArray]:
         """Return the groups of a kind as rows of ranks and as rows of devices; a tenant's devices are no ranks."""
         if kind in HOST_KINDS:
             return np.arange(self.mesh.num_ranks)[:, None], self.devices[:, None]
-        pairs = {tied_kind(first, second): [first, second] for first, second in self.tied}
+        pairs = {
+            tied_kind(first_position, second_position): [first_position, second_position]
+            for first_position, second_position in self.tied_positions
+        }
         pairs |= {hop_kind(sender, receiver): [sender, receiver] for sender, receiver in self.hops}
-        if kind == NORM or kind in USUAL or kind in pairs:
-            ranks = self.mesh.rows(PIPELINE)[:, pairs[kind]] if kind in pairs else self.groups(kind)
+        if kind == NORM or kind in USUAL_COLLECTIVES or kind in pairs:
+            ranks = self.mesh.rows(PIPELINE)[:, pairs[kind]] if kind in pairs else self.list_groups(kind)
             return ranks, self.devices[ranks]
-        tenant = next(t for number, t in enumerate(self.cluster.tenants) if tenant_kind(number) == kind)
+        tenant = next(candidate for number, candidate in enumerate(self.cluster.tenants) if tenant_kind(number) == kind)
         return np.empty((1, 0), dtype=np.int64), np.array([tenant.devices], dtype=np.int64)
 
-    def groups(self, kind: str) -> IntArray:
+    def list_groups(self, kind: str) -> IntArray:
         """Return the groups of a kind, one row of ranks each; none where they would have one member."""
         if kind == EXPERT_DATA and self.mesh.size(EXPERT) == 1:
             return self.mesh.rows()  # the same groups as along data
         if kind in GROUPS:
             return self.mesh.rows(*GROUPS[kind])
         if kind == NORM:
-            return self.mesh.rows(*self.norm)
+            return self.mesh.rows(*self.norm_axes)
         rows = self.mesh.rows(PIPELINE)
         if len(rows) == 0:
             return np.empty((0, 2), dtype=np.int64)
-        after = np.roll(rows, -1, axis=1)
-        keep = rows.shape[1] if self.looped else rows.shape[1] - 1
-        pairs = np.stack([rows[:, :keep].ravel(), after[:, :keep].ravel()], axis=1)
+        next_ranks = np.roll(rows, -1, axis=1)
+        num_senders = rows.shape[1] if self.looped else rows.shape[1] - 1
+        pairs = np.stack([rows[:, :num_senders].ravel(), next_ranks[:, :num_senders].ravel()], axis=1)
         return pairs if kind == FORWARD else pairs[:, ::-1].copy()
 
 
 BoolArray = NDArray[np.bool_]
 
-_MEMORY = "memory in"
+_MEMORY_KIND = "memory in"
 """Kind of the links into host memory."""
 
 
-class Loads:
+class GroupLoads:
     """The loads that the groups of every kind put on links, computed once for groups that lie alike."""
 
-    def __init__(self, placed: Placed) -> None:
+    def __init__(self, placed: PlacedMesh) -> None:
         self.placed, self.cluster = placed, placed.cluster
-        self.kinds: dict[str, tuple[Collective, ...]] = {}
+        self.collectives: dict[str, tuple[Collective, ...]] = {}
         self.ranks: dict[str, IntArray] = {}
-        self.groups: dict[str, Alike] = {}
-        self._even: dict[str, bool] = {}
-        self._able: dict[tuple[str, Collective, Algorithm], BoolArray] = {}
-        tenants = {tenant_kind(number): t.collective for number, t in enumerate(placed.cluster.tenants)}
-        copies = dict.fromkeys(HOST_KINDS if placed.offloads else (), Collective.SEND)
-        tied = {tied_kind(first, second): Collective.ALL_REDUCE for first, second in placed.tied}
+        self.groups: dict[str, GroupShapes] = {}
+        self._is_even: dict[str, bool] = {}
+        self._runnable: dict[tuple[str, Collective, Algorithm], BoolArray] = {}
+        tenants = {tenant_kind(number): tenant.collective for number, tenant in enumerate(placed.cluster.tenants)}
+        host_copies = dict.fromkeys(HOST_KINDS if placed.offloads else (), Collective.SEND)
+        tied_sums = {
+            tied_kind(first_position, second_position): Collective.ALL_REDUCE
+            for first_position, second_position in placed.tied_positions
+        }
         hops = {hop_kind(sender, receiver): Collective.SEND for sender, receiver in placed.hops}
-        central = dict.fromkeys((DATA, EXPERT_DATA) if placed.central else (), Collective.PUSH_PULL)
-        norm = {NORM: Collective.ALL_REDUCE} if placed.norm else {}
-        for kind, collective in (USUAL | hops | central | tenants | copies | tied | norm).items():
+        server_sums = dict.fromkeys((DATA, EXPERT_DATA) if placed.central else (), Collective.PUSH_PULL)
+        norm_sums = {NORM: Collective.ALL_REDUCE} if placed.norm_axes else {}
+        for kind, collective in (
+            USUAL_COLLECTIVES | hops | server_sums | tenants | host_copies | tied_sums | norm_sums
+        ).items():
             ranks, devices = placed.group_devices(kind)
             if len(ranks):
-                besides = placed.exchanges.get(kind)
-                runs = (collective, besides) if besides else (collective,)
-                self.kinds[kind], self.ranks[kind], self.groups[kind] = runs, ranks, Alike(self.cluster, devices)
+                extra = placed.extra_collectives.get(kind)
+                collectives = (collective, extra) if extra else (collective,)
+                self.collectives[kind], self.ranks[kind], self.groups[kind] = (
+                    collectives,
+                    ranks,
+                    GroupShapes(self.cluster, devices),
+                )
 
-    def algorithms(self, kind: str, collective: Collective, group: int) -> tuple[Algorithm, ...]:
+    def list_algorithms(self, kind: str, collective: Collective, group: int) -> tuple[Algorithm, ...]:
         """Return the algorithms that a group may choose from: the user's choice alone where it can run."""
         shape = self.groups[kind].shape[group]
-        found = tuple(a for a in self.candidates(kind, collective) if self._runs(kind, collective, a)[shape])
-        fixed = dict(self.cluster.algorithms).get(collective)
-        return (fixed,) if fixed in found else found
+        algorithms = tuple(
+            algorithm
+            for algorithm in self.list_candidates(kind, collective)
+            if self._find_runnable(kind, collective, algorithm)[shape]
+        )
+        user_choice = dict(self.cluster.algorithms).get(collective)
+        return (user_choice,) if user_choice in algorithms else algorithms
 
-    def phases(self, kind: str, collective: Collective, algorithm: Algorithm, groups: IntArray) -> tuple[Phase, ...]:
+    def list_phases(
+        self, kind: str, collective: Collective, algorithm: Algorithm, groups: IntArray
+    ) -> tuple[Phase, ...]:
         """Return the phases of a collective on some groups of a kind; groups that cannot run it have no rows."""
-        alike = self.groups[kind].among(groups)
-        return tuple(alike.spread(each) for each in self._phases(kind, collective, algorithm, alike))
+        alike = self.groups[kind].select(groups)
+        return tuple(alike.spread_phase(phase) for phase in self._compute_phases(kind, collective, algorithm, alike))
 
-    def _phases(self, kind: str, collective: Collective, algorithm: Algorithm, alike: Alike) -> tuple[Phase, ...]:
+    def _compute_phases(
+        self, kind: str, collective: Collective, algorithm: Algorithm, alike: GroupShapes
+    ) -> tuple[Phase, ...]:
         """Return the phases of a collective on the representatives of some groups of a kind."""
         check_deadline()
         if kind in HOST_KINDS:
             return host_phases(self.cluster, kind, alike.representatives)
-        runs = self._runs(kind, collective, algorithm)[alike.numbers]
-        some = phases(self.cluster, collective, algorithm, alike.representatives[runs])
-        return tuple(_placed(phase, np.flatnonzero(runs), len(runs)) for phase in some)
+        is_runnable = self._find_runnable(kind, collective, algorithm)[alike.numbers]
+        runnable_phases = phases(self.cluster, collective, algorithm, alike.representatives[is_runnable])
+        return tuple(_expand_phase(phase, np.flatnonzero(is_runnable), len(is_runnable)) for phase in runnable_phases)
 
-    def coloured(self) -> tuple[tuple[Groups, ...], tuple[tuple[slice, slice], ...]]:
+    def colour_groups(self) -> tuple[tuple[Groups, ...], tuple[tuple[slice, slice], ...]]:
         """Return all kinds of groups for refinement, and the twins among link families.
 
         Twins are pairs of a family that is loaded as an earlier one is, and that earlier one. Their loads are left out
         of the groups: the NICs of devices, say, where all that crosses a device's slot goes through its NIC.
         """
-        usual = {kind: self._usual(kind) for kind in self.kinds}
+        usual_phases = {kind: self._list_usual_phases(kind) for kind in self.collectives}
         network = interconnect(self.cluster)
-        families, first = network.parts.families, _twins(network.parts, list(chain.from_iterable(usual.values())))
-        kept = np.ones(network.num_links, dtype=np.bool_)
-        for number, other in enumerate(first):
-            kept[families[number]] = number == other
-        groups = tuple(self._coloured(number, kind, usual[kind], kept) for number, kind in enumerate(self.kinds))
-        return groups, tuple((families[n], families[other]) for n, other in enumerate(first) if n != other)
+        families, first_twins = (
+            network.parts.families,
+            _find_twins(network.parts, list(chain.from_iterable(usual_phases.values()))),
+        )
+        is_kept = np.ones(network.num_links, dtype=np.bool_)
+        for number, original in enumerate(first_twins):
+            is_kept[families[number]] = number == original
+        groups = tuple(
+            self._colour_kind(number, kind, usual_phases[kind], is_kept) for number, kind in enumerate(self.collectives)
+        )
+        return groups, tuple(
+            (families[n], families[original]) for n, original in enumerate(first_twins) if n != original
+        )
 
-    def links(self) -> Colours:
+    def colour_links(self) -> Colours:
         """Return the first colours of links: their bandwidth, and their family where switches run gathers.
 
         Usual collectives load both directions of a port alike. A gather in switches does not, and a scatter is its
         mirror image, so that the two directions of a port differ where a group may run them.
         """
         network = interconnect(self.cluster)
-        colours = quantised(network.bandwidth)
-        gathers = [phase for kind in self.kinds for phase in self._gathers(kind)]
+        colours = quantise(network.bandwidth)
+        gathers = [phase for kind in self.collectives for phase in self._list_gathers(kind)]
         if gathers:
-            for links, other in zip(network.parts.families, _twins(network.parts, gathers), strict=True):
-                colours[links] = joined(colours[links], np.uint64(other))
+            for links, original in zip(network.parts.families, _find_twins(network.parts, gathers), strict=True):
+                colours[links] = combine_mixed(colours[links], np.uint64(original))
         return colours
 
-    def _gathers(self, kind: str) -> tuple[Phase, ...]:
+    def _list_gathers(self, kind: str) -> tuple[Phase, ...]:
         """Return the phases of a gather in switches, where groups of a kind may run it."""
-        if kind in HOST_KINDS or not self._runs(kind, Collective.ALL_GATHER, Algorithm.IN_SWITCH).any():
+        if kind in HOST_KINDS or not self._find_runnable(kind, Collective.ALL_GATHER, Algorithm.IN_SWITCH).any():
             return ()
-        return self._phases(kind, Collective.ALL_GATHER, Algorithm.IN_SWITCH, self.groups[kind])
+        return self._compute_phases(kind, Collective.ALL_GATHER, Algorithm.IN_SWITCH, self.groups[kind])
 
-    def _usual(self, kind: str) -> list[Phase]:
+    def _list_usual_phases(self, kind: str) -> list[Phase]:
         """Return the phases of a kind's usual collectives by every algorithm that may be chosen, on representatives."""
         alike = self.groups[kind]
-        every = (self._phases(kind, c, a, alike) for c in self.kinds[kind] for a in self.candidates(kind, c))
-        return list(chain.from_iterable(every))
+        phase_lists = (
+            self._compute_phases(kind, collective, algorithm, alike)
+            for collective in self.collectives[kind]
+            for algorithm in self.list_candidates(kind, collective)
+        )
+        return list(chain.from_iterable(phase_lists))
 
-    def _coloured(self, number: int, kind: str, usual: list[Phase], kept: BoolArray) -> Groups:
+    def _colour_kind(self, number: int, kind: str, usual_phases: list[Phase], is_kept: BoolArray) -> Groups:
         """Return the groups of a kind with first colours that stand for their kind, latencies and loads."""
         alike = self.groups[kind]
         colour = np.full(len(alike.representatives), number, dtype=np.uint64)
-        rows, weights, counted = [], [], list[Phase]()
-        for index, phase in enumerate(usual):
-            colour = combine(colour, quantised(phase.latency))
+        rows, weights, counted_phases = [], [], list[Phase]()
+        for index, phase in enumerate(usual_phases):
+            colour = combine(colour, quantise(phase.latency))
             if phase.launch is not None and self.cluster.library.protocols:
-                colour = combine(colour, quantised(phase.launch))
+                colour = combine(colour, quantise(phase.launch))
             # A phase whose loads are a multiple of an earlier one's tells links nothing new: its ratio in the colour
             # suffices.
-            ratio = next((found for other in counted if (found := _ratio(phase, other)) is not None), None)
+            ratio = next(
+                (match for counted_phase in counted_phases if (match := _find_ratio(phase, counted_phase)) is not None),
+                None,
+            )
             if ratio is not None:
-                colour = combine(colour, quantised(ratio))
+                colour = combine(colour, quantise(ratio))
                 continue
-            counted.append(phase)
-            chosen = np.flatnonzero(kept[phase.link])
-            some = Phase(phase.latency, phase.group[chosen], phase.link[chosen], phase.load[chosen])
-            rows.append(alike.rows(some))
-            weights.append(joined(quantised(some.load), np.uint64(index))[rows[-1].row])
-        group, link = _column([each.group for each in rows]), _column([each.link for each in rows])
+            counted_phases.append(phase)
+            entries = np.flatnonzero(is_kept[phase.link])
+            kept_phase = Phase(phase.latency, phase.group[entries], phase.link[entries], phase.load[entries])
+            rows.append(alike.spread_rows(kept_phase))
+            weights.append(combine_mixed(quantise(kept_phase.load), np.uint64(index))[rows[-1].row])
+        group, link = _join_parts([row._join_parts for row in rows]), _join_parts([row._join_parts for row in rows])
         ordered = kind in (FORWARD, BACKWARD, *(hop_kind(*pair) for pair in self.placed.hops))
-        return Groups(self.ranks[kind], ordered, group, link, _column(weights), colour[alike.shape])
+        return Groups(self.ranks[kind], ordered, group, link, _join_parts(weights), colour[alike.shape])
 
-    def candidates(self, kind: str, collective: Collective) -> tuple[Algorithm, ...]:
+    def list_candidates(self, kind: str, collective: Collective) -> tuple[Algorithm, ...]:
         """Return the algorithms that some group of a kind may choose."""
         if kind in HOST_KINDS:
             return (Algorithm.DIRECT,)
         # Then one group decides for all, and slower algorithms need not be expanded.
-        if self._alike(kind):
-            return fastest(self.cluster, collective, self.groups[kind].representatives[0])
-        every = candidates(self.cluster, collective)
-        return tuple(algorithm for algorithm in every if self._runs(kind, collective, algorithm).any())
+        if self._is_alike(kind):
+            return fastest_algorithms(self.cluster, collective, self.groups[kind].representatives[0])
+        algorithms = candidates(self.cluster, collective)
+        return tuple(algorithm for algorithm in algorithms if self._find_runnable(kind, collective, algorithm).any())
 
-    def _alike(self, kind: str) -> bool:
+    def _is_alike(self, kind: str) -> bool:
         """Return whether all groups of a kind have as many ranks on each of their nodes, and nodes are equal."""
-        if kind not in self._even:
+        if kind not in self._is_even:
             nodes = np.sort(self.cluster.device_nodes[self.groups[kind].representatives], axis=1)
-            turns = np.diff(nodes, axis=1) != 0
-            equal = len(self.cluster.nodes) == 1 and not self.cluster.link_speeds
-            self._even[kind] = equal and isinstance(self.cluster.fabric, Crossbar) and bool((turns == turns[0]).all())
-        return self._even[kind]
+            node_changes = np.diff(nodes, axis=1) != 0
+            is_homogeneous = len(self.cluster.nodes) == 1 and not self.cluster.link_speeds
+            self._is_even[kind] = (
+                is_homogeneous
+                and isinstance(self.cluster.fabric, Crossbar)
+                and bool((node_changes == node_changes[0]).all())
+            )
+        return self._is_even[kind]
 
-    def _runs(self, kind: str, collective: Collective, algorithm: Algorithm) -> BoolArray:
+    def _find_runnable(self, kind: str, collective: Collective, algorithm: Algorithm) -> BoolArray:
         """Return, for every shape of groups of a kind, whether it can run a collective by an algorithm."""
         key = (kind, collective, algorithm)
-        if key not in self._able:
+        if key not in self._runnable:
             devices = self.groups[kind].representatives
-            copies = kind in HOST_KINDS
-            every = np.ones(len(devices), dtype=np.bool_)
-            self._able[key] = every if copies else able(self.cluster, collective, algorithm, devices)
-        return self._able[key]
+            is_host_copy = kind in HOST_KINDS
+            all_shapes = np.ones(len(devices), dtype=np.bool_)
+            self._runnable[key] = all_shapes if is_host_copy else can_run(self.cluster, collective, algorithm, devices)
+        return self._runnable[key]
 
 
-def _twins(parts: Parts, usual: Sequence[Phase]) -> list[int]:
+def _find_twins(parts: Parts, usual_phases: Sequence[Phase]) -> list[int]:
     """Return, for every link family, the first one that the same groups load in the same way."""
-    first: dict[tuple[bytes, ...], int] = {}
-    found = []
+    first_families: dict[tuple[bytes, ...], int] = {}
+    twins = []
     for number, links in enumerate(parts.families):
-        mark = [parts.owners(number).tobytes()]
-        for phase in usual:
+        signature = [parts.owners(number).tobytes()]
+        for phase in usual_phases:
             rows = np.flatnonzero((phase.link >= links.start) & (phase.link < links.stop))
             columns = phase.group[rows], phase.link[rows] - links.start, phase.load[rows]
-            mark += [column.tobytes() for column in columns]
-        found.append(first.setdefault(tuple(mark), number))
-    return found
+            signature += [column.tobytes() for column in columns]
+        twins.append(first_families.setdefault(tuple(signature), number))
+    return twins
 
 
-def _ratio(phase: Phase, other: Phase) -> FloatArray | None:
+def _find_ratio(phase: Phase, reference: Phase) -> FloatArray | None:
     """Return, for every group, the ratio of its bytes to those of another phase on the same links, or ``None``."""
-    if not (np.array_equal(phase.group, other.group) and np.array_equal(phase.link, other.link)):
+    if not (np.array_equal(phase.group, reference.group) and np.array_equal(phase.link, reference.link)):
         return None
-    times = phase.load / other.load
+    factors = phase.load / reference.load
     ratio = np.ones(len(phase.latency))
-    ratio[phase.group] = times
-    return ratio if np.allclose(ratio[phase.group], times, rtol=1e-12, atol=0.0) else None
+    ratio[phase.group] = factors
+    return ratio if np.allclose(ratio[phase.group], factors, rtol=1e-12, atol=0.0) else None
 
 
-def _column(parts: list[NDArray[Any]]) -> NDArray[Any]:
+def _join_parts(parts: list[NDArray[Any]]) -> NDArray[Any]:
     """Return arrays as one."""
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _placed(phase: Phase, groups: IntArray, count: int) -> Phase:
+def _expand_phase(phase: Phase, groups: IntArray, count: int) -> Phase:
     """Return a phase of some groups as a phase of all ``count`` groups, where the others have no rows."""
     if len(groups) == count:
         return phase
@@ -360,18 +405,18 @@ def _placed(phase: Phase, groups: IntArray, count: int) -> Phase:
 def host_phases(cluster: Cluster, kind: str, devices: IntArray) -> tuple[Phase, ...]:
     """Return what one byte to, on or from the host puts on links, for each device (rows of one)."""
     network = interconnect(cluster)
-    routes = _routes(network, kind, devices[:, 0])
+    routes = _find_routes(network, kind, devices[:, 0])
     latency: FloatArray = np.bincount(routes.pair, network.latency[routes.link], len(devices)).astype(np.float64)
     return (Phase(latency, routes.pair, routes.link, routes.share),)
 
 
-def _routes(network: Interconnect, kind: str, devices: IntArray) -> Routes:
+def _find_routes(network: Interconnect, kind: str, devices: IntArray) -> Routes:
     """Return the routes of a kind of copy between devices and their hosts."""
     if kind == FROM_HOST:
         return network.from_host(devices)
     routes = network.to_host(devices)
     if kind == TO_HOST:
         return routes
-    memory = {int(link): network.kind(int(link)) == _MEMORY for link in np.unique(routes.link)}
-    chosen = np.array([memory[link] for link in routes.link.tolist()], dtype=bool)
-    return Routes(routes.pair[chosen], routes.link[chosen], routes.share[chosen])
+    is_memory = {int(link): network.kind(int(link)) == _MEMORY_KIND for link in np.unique(routes.link)}
+    entries = np.array([is_memory[link] for link in routes.link.tolist()], dtype=bool)
+    return Routes(routes.pair[entries], routes.link[entries], routes.share[entries])

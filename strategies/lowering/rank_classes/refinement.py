@@ -52,10 +52,10 @@ class Partition(NamedTuple):
 def mix(values: Colours | IntArray) -> Colours:
     """Return well-spread hashes of 64-bit values by one step of splitmix64; none is 0, which a sum would not show."""
     with np.errstate(over="ignore"):
-        return _mixed(values.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15))
+        return _mix_in_place(values.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15))
 
 
-def _mixed(x: Colours) -> Colours:
+def _mix_in_place(x: Colours) -> Colours:
     """Mix values in place."""
     with np.errstate(over="ignore"):
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
@@ -65,31 +65,31 @@ def _mixed(x: Colours) -> Colours:
         return x
 
 
-def combine(first: Colours, second: Colours) -> Colours:
+def combine(colour: Colours, partner: Colours) -> Colours:
     """Return one colour for each ordered pair of colours."""
-    return joined(first, mix(second))
+    return combine_mixed(colour, mix(partner))
 
 
-def joined(first: Colours, second: Colours | np.uint64) -> Colours:
+def combine_mixed(colour: Colours, partner: Colours | np.uint64) -> Colours:
     """Return one colour for each ordered pair whose second colours are mixed already."""
     with np.errstate(over="ignore"):
-        pair = first * np.uint64(0x9E3779B97F4A7C15)
-        pair += second
-        return _mixed(pair)
+        pair = colour * np.uint64(0x9E3779B97F4A7C15)
+        pair += partner
+        return _mix_in_place(pair)
 
 
-def quantised(values: FloatArray) -> Colours:
+def quantise(values: FloatArray) -> Colours:
     """Return colours of real numbers without their last bits, in which the order of a sum shows."""
     bits = (values + 0.0).view(np.uint64)  # without the sign of zero
     return mix((bits + np.uint64(1 << 12)) >> np.uint64(13))  # 40 of 53 significant bits, rounded
 
 
-def first_equal(colours: Colours) -> IntArray:
+def find_first_equal(colours: Colours) -> IntArray:
     """Return, for every colour, the index of the first one that equals it.
 
     Colours are hashes: their first bits are the place in a table where each is looked up, so that no sort is needed.
 
-    >>> first_equal(mix(np.array([7, 8, 7, 9]))).tolist()
+    >>> find_first_equal(mix(np.array([7, 8, 7, 9]))).tolist()
     [0, 1, 0, 3]
     """
     bits = len(colours).bit_length() + 1
@@ -97,18 +97,18 @@ def first_equal(colours: Colours) -> IntArray:
     table = np.empty(2**bits, dtype=np.int32)
     table[slot[::-1]] = np.arange(len(colours) - 1, -1, -1, dtype=np.int32)  # of several the first stays
     result: IntArray = table[slot].astype(np.int64)
-    left = np.flatnonzero(colours[result] != colours)
-    while len(left):
-        at = slot[left]
-        table[at[::-1]] = left[::-1]
-        result[left] = table[at]
-        left = left[colours[result[left]] != colours[left]]
+    unresolved = np.flatnonzero(colours[result] != colours)
+    while len(unresolved):
+        probes = slot[unresolved]
+        table[probes[::-1]] = unresolved[::-1]
+        result[unresolved] = table[probes]
+        unresolved = unresolved[colours[result[unresolved]] != colours[unresolved]]
     return result
 
 
-def distinct(colours: Colours) -> int:
+def count_distinct(colours: Colours) -> int:
     """Return the number of different colours."""
-    return int(np.count_nonzero(first_equal(colours) == np.arange(len(colours))))
+    return int(np.count_nonzero(find_first_equal(colours) == np.arange(len(colours))))
 
 
 def refine(
@@ -121,82 +121,84 @@ def refine(
     """
     twins = _Twins(kinds, links, twins_of)
     rounds = _Rounds(twins.kinds, twins.links)
-    current = Partition(ranks, tuple(kind.colour for kind in kinds), twins.links)
+    partition = Partition(ranks, tuple(kind.colour for kind in kinds), twins.links)
     sizes = (0, 0)
     # Counts of classes suffice to see the end: refinement only ever splits classes.
     while True:  # where ranks and links do not split, groups do not either from then on
-        current, before = rounds.next(current), sizes
-        sizes = distinct(current.ranks), rounds.distinct_links(current.links)
-        if sizes == before:
-            found = rounds.with_all_links(current)
-            return found._replace(links=joined(found.links[twins.number], links))
+        partition, previous_sizes = rounds.refine_once(partition), sizes
+        sizes = count_distinct(partition.ranks), rounds.distinct_links(partition.links)
+        if sizes == previous_sizes:
+            full_partition = rounds.with_all_links(partition)
+            return full_partition._replace(links=combine_mixed(full_partition.links[twins.combine_mixed], links))
 
 
 class _Twins:
     """Links that the same groups load in the same way, taken as one; ``number`` is the number of every link."""
 
     def __init__(self, kinds: Sequence[Groups], links: Colours, twins_of: Sequence[tuple[slice, slice]]) -> None:
-        seen = np.zeros(len(links), dtype=np.uint64)
+        signatures = np.zeros(len(links), dtype=np.uint64)
         for index, kind in enumerate(kinds):
             names = mix(np.arange(len(kind.members)) * len(kinds) + index)
-            _scatter(seen, kind.link, joined(names[kind.group], kind.weight))
-        for twin, other in twins_of:
-            seen[twin] = seen[other]
-        first = first_equal(seen)
-        alone = first == np.arange(len(links))
-        self.number = (np.cumsum(alone) - 1)[first]
-        self.links = np.zeros(np.count_nonzero(alone), dtype=np.uint64)
-        _scatter(self.links, self.number, mix(links))
-        self.kinds = tuple(self._reduced(kind, alone) for kind in kinds)
+            _scatter_add(signatures, kind.link, combine_mixed(names[kind.group], kind.weight))
+        for twin, original in twins_of:
+            signatures[twin] = signatures[original]
+        first_index = find_first_equal(signatures)
+        is_first = first_index == np.arange(len(links))
+        self.number = (np.cumsum(is_first) - 1)[first_index]
+        self.links = np.zeros(np.count_nonzero(is_first), dtype=np.uint64)
+        _scatter_add(self.links, self.number, mix(links))
+        self.kinds = tuple(self._reduce_kind(kind, is_first) for kind in kinds)
 
-    def _reduced(self, kind: Groups, alone: NDArray[np.bool_]) -> Groups:
+    def _reduce_kind(self, kind: Groups, is_first: NDArray[np.bool_]) -> Groups:
         """Return groups with rows for the first link of each set of twins alone."""
-        chosen = np.flatnonzero(alone[kind.link])
-        return kind._replace(group=kind.group[chosen], link=self.number[kind.link[chosen]], weight=kind.weight[chosen])
+        entries = np.flatnonzero(is_first[kind.link])
+        return kind._replace(
+            group=kind.group[entries], link=self.number[kind.link[entries]], weight=kind.weight[entries]
+        )
 
 
 class _Rounds:
     """Rounds of refinement, with everything that does not change from round to round computed once."""
 
     def __init__(self, kinds: tuple[Groups, ...], links: Colours) -> None:
-        shared = _shared(kinds, len(links))
+        shared = _find_shared_links(kinds, len(links))
         self.shared = np.flatnonzero(shared)
         self.rows = [_Rows(kind, shared, links) for kind in kinds]
 
-    def next(self, now: Partition) -> Partition:
+    def refine_once(self, partition: Partition) -> Partition:
         """Return the partition after one more round."""
-        ranks, links = now.ranks.copy(), now.links.copy()
+        ranks, links = partition.ranks.copy(), partition.links.copy()
         groups = []
-        for rows, colour in zip(self.rows, now.groups, strict=True):
-            fresh = rows.groups(colour, now.ranks, now.links)
-            groups.append(fresh)
-            rows.add_to_ranks(ranks, fresh)
-            rows.add_to_links(links, fresh)
+        for rows, colour in zip(self.rows, partition.groups, strict=True):
+            group_colours = rows.colour_groups(colour, partition.ranks, partition.links)
+            groups.append(group_colours)
+            rows.add_to_ranks(ranks, group_colours)
+            rows.add_to_links(links, group_colours)
         return Partition(mix(ranks), tuple(groups), mix(links))
 
     def distinct_links(self, links: Colours) -> int:
         """Return the number of different colours of links that several groups load."""
-        return distinct(links[self.shared])
+        return count_distinct(links[self.shared])
 
-    def with_all_links(self, now: Partition) -> Partition:
+    def with_all_links(self, partition: Partition) -> Partition:
         """Return the partition with up-to-date colours of the links that one group uses alone."""
-        links = now.links.copy()
-        for rows, colour in zip(self.rows, now.groups, strict=True):
-            rows.add_to_links(links, colour, alone=True)
-        return Partition(now.ranks, now.groups, links)
+        links = partition.links.copy()
+        for rows, colour in zip(self.rows, partition.groups, strict=True):
+            rows.add_to_links(links, colour, private=True)
+        return Partition(partition.ranks, partition.groups, links)
 
 
-def _shared(kinds: Sequence[Groups], num_links: int) -> NDArray[np.bool_]:
+def _find_shared_links(kinds: Sequence[Groups], num_links: int) -> NDArray[np.bool_]:
     """Return, for every link, whether more than one group loads it."""
     result = np.zeros(num_links, dtype=bool)
-    before = result.copy()
+    was_loaded = result.copy()
     for kind in kinds:
-        least, most = np.full(num_links, len(kind.members)), np.full(num_links, -1)
-        np.minimum.at(least, kind.link, kind.group)
-        np.maximum.at(most, kind.link, kind.group)
-        used = most >= 0
-        result |= (used & (most > least)) | (used & before)
-        before |= used
+        first_group, last_group = np.full(num_links, len(kind.members)), np.full(num_links, -1)
+        np.minimum.at(first_group, kind.link, kind.group)
+        np.maximum.at(last_group, kind.link, kind.group)
+        is_loaded = last_group >= 0
+        result |= (is_loaded & (last_group > first_group)) | (is_loaded & was_loaded)
+        was_loaded |= is_loaded
     return result
 
 
@@ -209,45 +211,45 @@ class _Rows:
         places = np.arange(size) if kind.ordered else np.zeros(size, dtype=np.int64)
         self.place = np.tile(mix(mix(places + 1)), count)
         self.group_of_member = np.repeat(np.arange(count), size)
-        many = shared[kind.link]
-        self.together = _Loads(kind, many, count)
-        self.alone = _Loads(kind, ~many, count)
+        is_shared = shared[kind.link]
+        self.shared_loads = _LinkLoads(kind, is_shared, count)
+        self.private_loads = _LinkLoads(kind, ~is_shared, count)
         # Colours of links that one group uses alone add nothing new in later rounds: their first ones are summed once.
-        self.fixed = self.alone.by_group(links)
+        self.private_colours = self.private_loads.sum_by_group(links)
 
-    def groups(self, colour: Colours, ranks: Colours, links: Colours) -> Colours:
+    def colour_groups(self, colour: Colours, ranks: Colours, links: Colours) -> Colours:
         """Return the next colours of groups, from those of their members and of the links they load."""
         with np.errstate(over="ignore"):
-            members = joined(ranks[self.members], self.place).reshape(len(colour), self.size).sum(axis=1)
-            return combine(colour, members + self.fixed + self.together.by_group(links))
+            members = combine_mixed(ranks[self.members], self.place).reshape(len(colour), self.size).sum(axis=1)
+            return combine(colour, members + self.private_colours + self.shared_loads.sum_by_group(links))
 
     def add_to_ranks(self, ranks: Colours, groups: Colours) -> None:
         """Add the colours of groups to those of their members."""
-        each = joined(groups[self.group_of_member], self.place)
-        _scatter(ranks, self.members, each)
+        contributions = combine_mixed(groups[self.group_of_member], self.place)
+        _scatter_add(ranks, self.members, contributions)
 
-    def add_to_links(self, links: Colours, groups: Colours, *, alone: bool = False) -> None:
+    def add_to_links(self, links: Colours, groups: Colours, *, private: bool = False) -> None:
         """Add the colours of groups to those of shared links, or of links that one group uses alone if ``private``."""
-        rows = self.alone if alone else self.together
-        _scatter(links, rows.link, joined(groups[rows.group], rows.weight))
+        rows = self.private_loads if private else self.shared_loads
+        _scatter_add(links, rows.link, combine_mixed(groups[rows.group], rows.weight))
 
 
-class _Loads:
+class _LinkLoads:
     """Rows of groups on links."""
 
-    def __init__(self, kind: Groups, chosen: NDArray[np.bool_], count: int) -> None:
+    def __init__(self, kind: Groups, is_chosen: NDArray[np.bool_], count: int) -> None:
         self.count = count
-        self.group, self.link = kind.group[chosen], kind.link[chosen]
-        self.weight = kind.weight[chosen]
+        self.group, self.link = kind.group[is_chosen], kind.link[is_chosen]
+        self.weight = kind.weight[is_chosen]
 
-    def by_group(self, links: Colours) -> Colours:
+    def sum_by_group(self, links: Colours) -> Colours:
         """Return, for every group, the multiset of the links it loads."""
         result = np.zeros(self.count, dtype=np.uint64)
-        _scatter(result, self.group, joined(links[self.link], self.weight))
+        _scatter_add(result, self.group, combine_mixed(links[self.link], self.weight))
         return result
 
 
-def _scatter(target: Colours, index: IntArray, values: Colours) -> None:
+def _scatter_add(target: Colours, index: IntArray, values: Colours) -> None:
     """Add ``values`` to ``target`` at ``index``, modulo 2**64; an index may occur several times."""
     if len(index):
         with np.errstate(over="ignore"):

@@ -13,22 +13,22 @@ from meshwise.strategies.lowering.tasks.skeleton import Waits
 from meshwise.strategies.plan.offloading import FROM_HOST, TO_HOST
 from meshwise.strategies.schedules.schedule import Action, ActionKind, Schedule
 
-Copy = Callable[[str, int, str, tuple[int, ...], int, Waits], int]
+AddCopy = Callable[[str, int, str, tuple[int, ...], int, Waits], int]
 """Adds a copy, given its kind, position, role, key, microbatch and the tasks that it waits for; returns its number."""
 
-BUFFERS = 2
+NUM_BUFFERS = 2
 """Buffers on the device: one is copied while the other is filled or read."""
 
 
-class KeptShape(NamedTuple):
+class OffloadedBlock(NamedTuple):
     """A block of a pass whose activations are on the host between passes: its first and last part, and its number."""
 
-    first: int
-    last: int
+    first_part: int
+    last_part: int
     block: int
 
 
-class Running(Protocol):
+class TaskChain(Protocol):
     """Tasks that run one after another."""
 
     @property
@@ -37,94 +37,98 @@ class Running(Protocol):
         ...
 
 
-class Activations:
+class ActivationOffload:
     """The activations of one step that are on hosts between passes, while its tasks are added."""
 
     def __init__(self, order: Schedule) -> None:
-        self.left: dict[tuple[Action, int], int] = {}
-        self._buffers = [_Buffers() for _ in range(order.num_ranks)]
+        self.copies_out: dict[tuple[Action, int], int] = {}
+        self._buffers = [_CopyBuffers() for _ in range(order.num_ranks)]
         self._order = order
 
-    def begin(self, action: Action, blocks: Sequence[KeptShape], chain: Running, copy: Copy) -> "KeptPass":
+    def start_pass(
+        self, action: Action, blocks: Sequence[OffloadedBlock], chain: TaskChain, add_copy: AddCopy
+    ) -> "OffloadedPass":
         """Return the offloaded blocks of a pass, before any of them runs."""
-        position = self._order.rank_of(action.stage)
-        return KeptPass(self, self._buffers[position], position, action, blocks, chain, copy)
+        position = self._order.find_rank(action.stage)
+        return OffloadedPass(self, self._buffers[position], position, action, blocks, chain, add_copy)
 
     @cached_property
-    def turning(self) -> frozenset[Action]:
+    def turning_forwards(self) -> frozenset[Action]:
         """The forwards that are directly followed by the backward of the same microbatch."""
         pairs = (pair for actions in self._order.orders for pair in pairwise(actions))
-        return frozenset(one for one, two in pairs if two == one._replace(kind=ActionKind.BACKWARD))
+        return frozenset(earlier for earlier, later in pairs if later == earlier._replace(kind=ActionKind.BACKWARD))
 
 
-class _Buffers:
+class _CopyBuffers:
     """The buffers of one rank; ``use_ends`` are in order the tasks that end each use."""
 
     def __init__(self) -> None:
-        self.uses = 0
-        self.ended: list[tuple[int | None, ...]] = []
+        self.num_uses = 0
+        self.use_ends: list[tuple[int | None, ...]] = []
 
-    def use(self) -> tuple[int | None, ...]:
+    def take_buffer(self) -> tuple[int | None, ...]:
         """Begin a use, and return the tasks that end the earlier use of the same buffer."""
-        self.uses += 1
+        self.num_uses += 1
         # Buffers are used in turns, so that a use waits for the last but one.
-        return self.ended[self.uses - BUFFERS - 1] if self.uses > BUFFERS else ()
+        return self.use_ends[self.num_uses - NUM_BUFFERS - 1] if self.num_uses > NUM_BUFFERS else ()
 
 
-class KeptPass:
+class OffloadedPass:
     """The offloaded blocks of one pass, while its tasks are added."""
 
     def __init__(
         self,
-        step: Activations,
-        buffers: _Buffers,
+        offload: ActivationOffload,
+        buffers: _CopyBuffers,
         position: int,
         action: Action,
-        blocks: Sequence[KeptShape],
-        chain: Running,
-        copy: Copy,
+        blocks: Sequence[OffloadedBlock],
+        chain: TaskChain,
+        add_copy: AddCopy,
     ) -> None:
-        self.step, self.buffers, self.position, self.action = step, buffers, position, action
-        self.blocks, self.chain, self.copy = blocks, chain, copy
+        self.offload, self.buffers, self.position, self.action = offload, buffers, position, action
+        self.blocks, self.chain, self.add_copy = blocks, chain, add_copy
         self.forward = action.kind is ActionKind.FORWARD
-        self.ended = 0
-        self.back: dict[int, int] = {}
+        self.num_ended = 0
+        self.fetches: dict[int, int] = {}
         if not self.forward:
-            for number in range(min(BUFFERS, len(blocks))):
-                self._fetch(number)
+            for number in range(min(NUM_BUFFERS, len(blocks))):
+                self._fetch_block(number)
 
-    def before(self, part: int) -> tuple[int | None, ...]:
+    def list_waits(self, part: int) -> tuple[int | None, ...]:
         """Return what a part waits for: a free buffer in forward, the block's fetched activations in backward."""
-        if self.ended == len(self.blocks) or self.blocks[self.ended].first != part:
+        if self.num_ended == len(self.blocks) or self.blocks[self.num_ended].first_part != part:
             return ()
-        return self.buffers.use() if self.forward else (self.back.pop(self.ended, None),)
+        return self.buffers.take_buffer() if self.forward else (self.fetches.pop(self.num_ended, None),)
 
-    def after(self, part: int) -> None:
+    def finish_part(self, part: int) -> None:
         """Copy the activations of a block that has ended, or fetch those of the block after the next."""
-        if self.ended == len(self.blocks) or self.blocks[self.ended].last != part:
+        if self.num_ended == len(self.blocks) or self.blocks[self.num_ended].last_part != part:
             return
-        self.ended += 1
+        self.num_ended += 1
         if not self.forward:
-            self.buffers.ended.append(self.chain.ends)
-            if self.ended + 1 < len(self.blocks):
-                self._fetch(self.ended + 1)
-        elif not self._stays():
-            block = self.blocks[self.ended - 1].block
-            copy = self.step.left[self.action, block] = self._copied(TO_HOST, block, self.chain.ends)
-            self.buffers.ended.append((copy,))
+            self.buffers.use_ends.append(self.chain.ends)
+            if self.num_ended + 1 < len(self.blocks):
+                self._fetch_block(self.num_ended + 1)
+        elif not self._stays_in_buffer():
+            block = self.blocks[self.num_ended - 1].block
+            task = self.offload.copies_out[self.action, block] = self._add_copy(TO_HOST, block, self.chain.ends)
+            self.buffers.use_ends.append((task,))
 
-    def _stays(self) -> bool:
+    def _stays_in_buffer(self) -> bool:
         """Return whether a block's activations are still in a buffer when its backward runs."""
-        return self.ended > len(self.blocks) - BUFFERS and self.action in self.step.turning
+        return self.num_ended > len(self.blocks) - NUM_BUFFERS and self.action in self.offload.turning_forwards
 
-    def _fetch(self, number: int) -> None:
+    def _fetch_block(self, number: int) -> None:
         """Fetch the activations of a block when a buffer is free, unless they have stayed there."""
         block = self.blocks[number].block
-        left = self.step.left.pop((self.action._replace(kind=ActionKind.FORWARD), block), None)
-        if left is not None:
-            self.back[number] = self._copied(FROM_HOST, block, (*self.buffers.use(), left))
+        copy_out = self.offload.copies_out.pop((self.action._replace(kind=ActionKind.FORWARD), block), None)
+        if copy_out is not None:
+            self.fetches[number] = self._add_copy(FROM_HOST, block, (*self.buffers.take_buffer(), copy_out))
 
-    def _copied(self, kind: str, block: int, after: tuple[int | None, ...]) -> int:
+    def _add_copy(self, kind: str, block: int, waited_tasks: tuple[int | None, ...]) -> int:
         """Add a copy of a block's activations, and return its task."""
-        waits = [(task, self.position) for task in after]
-        return self.copy(kind, self.position, ACTIVATIONS, (self.action.stage, block), self.action.microbatch, waits)
+        waits = [(task, self.position) for task in waited_tasks]
+        return self.add_copy(
+            kind, self.position, ACTIVATIONS, (self.action.stage, block), self.action.microbatch, waits
+        )

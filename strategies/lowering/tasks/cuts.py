@@ -17,12 +17,12 @@ import numpy as np
 from meshwise.simulator.collective import Collective
 from meshwise.simulator.program import Category, Change, Deferred, Piece, StreamKind, TaskKind, Work
 from meshwise.simulator.units import to_ticks
-from meshwise.strategies.lowering.costs.offload import OnHost
-from meshwise.strategies.lowering.costs.optimizer import updated_parameters
+from meshwise.strategies.lowering.costs.offload import HostShare
+from meshwise.strategies.lowering.costs.optimizer import count_updated_parameters
 from meshwise.strategies.lowering.costs.stage import BlockCost, StageCost, StageCosts
-from meshwise.strategies.lowering.costs.steps import Step, chain_ticks, communication
+from meshwise.strategies.lowering.costs.steps import Segment, build_communication, chain_ticks
 from meshwise.strategies.lowering.costs.weights import Unit
-from meshwise.strategies.lowering.rank_classes.machine import INSIDE, Machine, Rank
+from meshwise.strategies.lowering.rank_classes.machine import PASS_COLLECTIVES, Machine, RankProfile
 from meshwise.strategies.lowering.rank_classes.placement import (
     BACKWARD,
     FORWARD,
@@ -33,22 +33,28 @@ from meshwise.strategies.lowering.rank_classes.placement import (
 )
 from meshwise.strategies.lowering.tasks.data_parallel import (
     Bucket,
-    at_once,
     bucket_limit,
-    buckets,
-    fillings,
-    overlaps,
+    build_buckets,
+    choose_reduction,
+    fill_buckets,
+    overlaps_gradients,
     reduces_in_buckets,
-    reduction,
+    with_whole_units,
 )
-from meshwise.strategies.lowering.tasks.fully_sharded import NOTHING, Changes, changes, copy_ticks, sharing
-from meshwise.strategies.lowering.tasks.residents import on_host
+from meshwise.strategies.lowering.tasks.fully_sharded import (
+    NO_CHANGES,
+    BlockChanges,
+    copy_ticks,
+    find_sharing,
+    list_changes,
+)
+from meshwise.strategies.lowering.tasks.residents import list_host_shares
 from meshwise.strategies.lowering.tasks.variants import (
     BACKWARD_PASS,
-    FIRST,
+    FIRST_OFFSET,
     FORWARD_PASS,
     INPUTS,
-    JOINED,
+    JOINED_OFFSET,
     LAST_BACKWARD,
     LAST_WEIGHTS,
     WEIGHTS,
@@ -56,7 +62,7 @@ from meshwise.strategies.lowering.tasks.variants import (
 )
 from meshwise.strategies.plan.mesh import DATA, EXPERT_DATA, OPERATOR_AXES, REPLICA, TENSOR
 from meshwise.strategies.plan.offloading import FROM_HOST, TO_HOST
-from meshwise.strategies.plan.plan import Plan, blocks_on_host
+from meshwise.strategies.plan.plan import Plan, count_host_blocks
 from meshwise.strategies.schedules.schedule import MAKES_GRADIENTS, ActionKind
 
 
@@ -82,7 +88,7 @@ class Cut(NamedTuple):
         After the backward of a loss: then parameters begin to arrive.
     """
 
-    every: bool
+    after_every: bool
     collectives: bool
     blocks: frozenset[str] = frozenset()
     losses: bool = False
@@ -112,37 +118,37 @@ class Part:
 
     name: str
     work: Work
-    collective: Step | None
-    completes: str | None
+    collective: Segment | None
+    completed_block: str | None
     ends_loss: bool
-    lead: int
-    rest: int
+    launch_lead: int
+    launch_tail: int
     communicates: bool
 
     @property
-    def beside(self) -> bool:
+    def overlaps_next(self) -> bool:
         """Whether the part starts with the next one, and what follows waits for both."""
-        return self.collective is not None and self.collective.beside
+        return self.collective is not None and self.collective.overlaps_next
 
 
-class _Item(NamedTuple):
+class _PassItem(NamedTuple):
     """One segment of a pass on its way into a part, and its block if it has one."""
 
-    step: Step
+    segment: Segment
     block: str | None
     acquired: tuple[Change, ...]
     released: tuple[Change, ...]
-    completes: str | None
+    completed_block: str | None
     ends_loss: bool = False
-    copies: bool = False
+    is_copy: bool = False
 
     @property
     def label(self) -> str:
         """The name of its piece."""
-        return f"{self.block}: {self.step.operators}" if self.block is not None else self.step.operators
+        return f"{self.block}: {self.segment.label}" if self.block is not None else self.segment.label
 
 
-_Block = tuple[str, BlockCost, Changes, int]
+_BlockEntry = tuple[str, BlockCost, BlockChanges, int]
 """A block of a stage by name, its cost, its changes besides activations, and the ticks of copying its gradients."""
 
 
@@ -172,8 +178,8 @@ class StagePass(NamedTuple):
     names: tuple[str, ...]
     cost: StageCost
     launch: float
-    before: tuple[Step, ...] = ()
-    changes: tuple[Changes, ...] = ()
+    before: tuple[Segment, ...] = ()
+    changes: tuple[BlockChanges, ...] = ()
     copies: tuple[int, ...] = ()
 
 
@@ -181,65 +187,83 @@ def cut_pass(whole: StagePass, cut: Cut) -> tuple[Part, ...]:
     """Return one pass of a stage in parts, in order."""
     index, kind, names, cost, launch, before, held, copies = whole
     turn = 1 if kind is ActionKind.FORWARD else -1
-    besides = held or (NOTHING,) * len(names), copies or (0,) * len(names)
+    besides = held or (NO_CHANGES,) * len(names), copies or (0,) * len(names)
     blocks = list(zip(names[::turn], cost.blocks[::turn], *besides, strict=True))
-    if launch or cut.every or cut.collectives:
-        return tuple(_part(items, index, kind, launch) for items in _chains(_items(blocks, kind, before), cut))
+    if launch or cut.after_every or cut.collectives:
+        return tuple(
+            _build_part(items, index, kind, launch) for items in _split_chains(_list_items(blocks, kind, before), cut)
+        )
     # Without launches and with cuts between blocks alone, segments need not be looked at: whole blocks are summed.
     ends = [place for place, (name, *_) in enumerate(blocks, 1) if name in cut.blocks or place == len(blocks)]
     rows = [blocks[start:end] for start, end in pairwise([0, *ends])] or [blocks]
     found: list[Part] = []
     for place, row in enumerate(rows):
         first = () if place else before
-        if any(copy or (cut.losses and block.first_reading(kind)) for _, block, _, copy in row):
-            found += (_part(items, index, kind, launch) for items in _chains(_items(row, kind, first), cut))
+        if any(copy or (cut.losses and block.find_first_read(kind)) for _, block, _, copy in row):
+            found += (
+                _build_part(items, index, kind, launch) for items in _split_chains(_list_items(row, kind, first), cut)
+            )
         else:
-            found.append(_whole(row, index, kind, first))
+            found.append(_build_whole_part(row, index, kind, first))
     return tuple(found)
 
 
-def _whole(blocks: list[_Block], index: int, kind: ActionKind, before: tuple[Step, ...]) -> Part:
+def _build_whole_part(
+    blocks: list[_BlockEntry], index: int, kind: ActionKind, first_segments: tuple[Segment, ...]
+) -> Part:
     """Return a part of whole blocks, whose segments are looked at only when its pieces are needed."""
-    ticks = chain_ticks(before) + sum(cost.ticks(kind) for _, cost, *_ in blocks)
-    work = Work(_TASK_KIND[kind], index, ticks, Deferred(lambda: _pieces(_items(blocks, kind, before))))
-    steps = chain(before, *(cost.steps_of(kind) for _, cost, *_ in blocks))
-    communicates = any(step.collective is not None for step in steps)
-    first, last = (blocks[0][0], blocks[-1][0]) if blocks else ("empty stage", None)
-    return Part(first, work, None, last, ends_loss=False, lead=0, rest=0, communicates=communicates)
+    ticks = chain_ticks(first_segments) + sum(cost.ticks(kind) for _, cost, *_ in blocks)
+    work = Work(
+        _TASK_KINDS[kind], index, ticks, Deferred(lambda: _build_pieces(_list_items(blocks, kind, first_segments)))
+    )
+    segments = chain(first_segments, *(cost.select_segments(kind) for _, cost, *_ in blocks))
+    communicates = any(segment.collective is not None for segment in segments)
+    first_name, last_name = (blocks[0][0], blocks[-1][0]) if blocks else ("empty stage", None)
+    return Part(
+        first_name, work, None, last_name, ends_loss=False, launch_lead=0, launch_tail=0, communicates=communicates
+    )
 
 
-def _items(blocks: list[_Block], kind: ActionKind, before: tuple[Step, ...]) -> list[_Item]:
+def _list_items(blocks: list[_BlockEntry], kind: ActionKind, first_segments: tuple[Segment, ...]) -> list[_PassItem]:
     """Return every segment of a pass in order."""
-    items = [_Item(step, None, (), (), None) for step in before]
+    items = [_PassItem(segment, None, (), (), None) for segment in first_segments]
     for block in blocks:
-        items += _block(*block, kind)
-    return items or [_Item(Step(_TASK_KIND[kind], 0, "empty stage", 0), None, (), (), None)]
+        items += _list_block_items(*block, kind)
+    return items or [_PassItem(Segment(_TASK_KINDS[kind], 0, "empty stage", 0), None, (), (), None)]
 
 
-known_parts = lru_cache(maxsize=1024)(cut_pass)
+cut_known_pass = lru_cache(maxsize=1024)(cut_pass)
 """The same, kept: plans that differ elsewhere share their passes."""
 
 
-def _block(name: str, cost: BlockCost, besides: Changes, copy: int, kind: ActionKind) -> Iterator[_Item]:
+def _list_block_items(
+    name: str, cost: BlockCost, block_changes: BlockChanges, copy_duration: int, kind: ActionKind
+) -> Iterator[_PassItem]:
     """Yield the segments of a block, with what each takes and gives back."""
-    memory, steps = cost.memory, cost.steps_of(kind)
-    taken, given = memory.changes(kind)
-    working, of_loss, unmade = memory.working(kind), memory.of_loss(kind), min(taken, 0)
-    begins = _changes(taken - unmade, working, unmade) + besides.acquired
-    ends = _changes(given - unmade, working - of_loss, unmade) + besides.released
-    reading = cost.first_reading(kind)
-    for index, step in enumerate(steps):
-        acquired = (begins if index == 0 else ()) + (besides.gathered if index == reading else ())
-        ends_loss, last = index == reading - 1, index == len(steps) - 1
-        released = (_changes(0, of_loss, 0) if ends_loss else ()) + (ends if last else ())
-        yield _Item(step, name, acquired, released, name if last and not copy else None, ends_loss)
-    if copy:
-        step = Step(_TASK_KIND[kind], copy, "copy of gradients")
-        copied = (Change(Category.BUFFERS, besides.copied),)
-        yield _Item(step, name, copied, copied + besides.left, name, copies=True)
+    memory, segments = cost.memory, cost.select_segments(kind)
+    acquired_bytes, released_bytes = memory.changes(kind)
+    working_bytes, loss_bytes, unmade_bytes = (
+        memory.working_bytes(kind),
+        memory.loss_bytes(kind),
+        min(acquired_bytes, 0),
+    )
+    begin_changes = _build_changes(acquired_bytes - unmade_bytes, working_bytes, unmade_bytes) + block_changes.acquired
+    end_changes = (
+        _build_changes(released_bytes - unmade_bytes, working_bytes - loss_bytes, unmade_bytes) + block_changes.released
+    )
+    first_read = cost.find_first_read(kind)
+    for index, segment in enumerate(segments):
+        acquired = (begin_changes if index == 0 else ()) + (block_changes.gathered if index == first_read else ())
+        ends_loss, is_last = index == first_read - 1, index == len(segments) - 1
+        released = (_build_changes(0, loss_bytes, 0) if ends_loss else ()) + (end_changes if is_last else ())
+        yield _PassItem(segment, name, acquired, released, name if is_last and not copy_duration else None, ends_loss)
+    if copy_duration:
+        segment = Segment(_TASK_KINDS[kind], copy_duration, "copy of gradients")
+        copy_changes = (Change(Category.BUFFERS, block_changes.copied_bytes),)
+        yield _PassItem(segment, name, copy_changes, copy_changes + block_changes.released_late, name, is_copy=True)
 
 
-def _changes(activations: int, buffers: int, gradients: int) -> tuple[Change, ...]:
+def _build_changes(activations: int, buffers: int, gradients: int) -> tuple[Change, ...]:
     """Return changes of memory, without those of no bytes.
 
     ``gradients``, below 0, are gradients that count already but are made later.
@@ -248,78 +272,94 @@ def _changes(activations: int, buffers: int, gradients: int) -> tuple[Change, ..
     return tuple(Change(category, size) for category, size in sizes if size)
 
 
-def _chains(items: list[_Item], cut: Cut) -> Iterator[list[_Item]]:
+def _split_chains(items: list[_PassItem], cut: Cut) -> Iterator[list[_PassItem]]:
     """Yield the items of each part."""
-    found: list[_Item] = []
-    meets = False  # whether the next step meets one beside it
+    current_chain: list[_PassItem] = []
+    ends_overlap = False  # whether the next step meets one beside it
     for item in items:
-        joint = item.step.collective is not None and (cut.collectives or cut.every)
-        if found and (cut.every or joint or item.copies):
-            yield found
-            found = []
-        found.append(item)
-        if joint or meets or item.completes in cut.blocks or (cut.losses and item.ends_loss):
-            yield found
-            found = []
-        meets = joint and item.step.beside
-    if found:
-        yield found
+        is_joint = item.segment.collective is not None and (cut.collectives or cut.after_every)
+        if current_chain and (cut.after_every or is_joint or item.is_copy):
+            yield current_chain
+            current_chain = []
+        current_chain.append(item)
+        if is_joint or ends_overlap or item.completed_block in cut.blocks or (cut.losses and item.ends_loss):
+            yield current_chain
+            current_chain = []
+        ends_overlap = is_joint and item.segment.overlaps_next
+    if current_chain:
+        yield current_chain
 
 
-def _part(items: list[_Item], index: int, kind: ActionKind, launch: float) -> Part:
+def _build_part(items: list[_PassItem], index: int, kind: ActionKind, launch: float) -> Part:
     """Return one part of consecutive items."""
-    joint = len(items) == 1 and items[0].step.collective is not None
-    ticks = items[0].step.ticks if joint else chain_ticks(item.step for item in items)
+    is_joint = len(items) == 1 and items[0].segment.collective is not None
+    ticks = items[0].segment.ticks if is_joint else chain_ticks(item.segment for item in items)
     work = Work(
-        items[0].step.kind if joint else _TASK_KIND[kind], index, ticks, Deferred(lambda: _pieces(items, launch))
+        items[0].segment.kind if is_joint else _TASK_KINDS[kind],
+        index,
+        ticks,
+        Deferred(lambda: _build_pieces(items, launch)),
     )
-    lead, rest = _launching(items, launch) if launch else (0, 0)
-    communicates = any(item.step.collective is not None for item in items)
-    step, last = items[0].step if joint else None, items[-1]
-    return Part(items[0].label, work, step, last.completes, last.ends_loss, lead, rest, communicates)
+    launch_lead, launch_tail = _find_launch_times(items, launch) if launch else (0, 0)
+    communicates = any(item.segment.collective is not None for item in items)
+    segment, last_item = items[0].segment if is_joint else None, items[-1]
+    return Part(
+        items[0].label,
+        work,
+        segment,
+        last_item.completed_block,
+        last_item.ends_loss,
+        launch_lead,
+        launch_tail,
+        communicates,
+    )
 
 
-def _pieces(items: list[_Item], launch: float = 0.0) -> list[Piece]:
+def _build_pieces(items: list[_PassItem], launch: float = 0.0) -> list[Piece]:
     """Return the pieces of a chain, from its start on."""
-    pieces, start, end, launched = [], 0, 0, 0
+    pieces, start, end, launch_end = [], 0, 0, 0
     for item in items:
-        step = item.step
-        launched += to_ticks(launch * step.launches)
-        stream = StreamKind.COMPUTE if step.collective is None else _stream(step)
-        moved = step.size if step.collective is not None else 0.0
+        segment = item.segment
+        launch_end += to_ticks(launch * segment.num_launches)
+        stream = StreamKind.COMPUTE if segment.collective is None else _choose_stream(segment)
+        num_bytes = segment.size if segment.collective is not None else 0.0
         changes = item.acquired, item.released
-        waits = launched if step.launches else 0  # a kernel that is launched with an earlier one waits for none itself
-        pieces.append(Piece(step.kind, item.label, start, start + step.ticks, stream, *changes, moved, waits))
-        end = max(end, start + step.ticks)
-        start = start if step.beside else end
+        launch_wait = (
+            launch_end if segment.num_launches else 0
+        )  # a kernel that is launched with an earlier one waits for none itself
+        pieces.append(
+            Piece(segment.kind, item.label, start, start + segment.ticks, stream, *changes, num_bytes, launch_wait)
+        )
+        end = max(end, start + segment.ticks)
+        start = start if segment.overlaps_next else end
     return pieces
 
 
-def _stream(collective: Step) -> StreamKind:
+def _choose_stream(collective: Segment) -> StreamKind:
     """Return the stream of a collective inside a pass: one that overlaps compute has its own."""
-    return StreamKind.CONTEXT if collective.beside else StreamKind.TENSOR
+    return StreamKind.CONTEXT if collective.overlaps_next else StreamKind.TENSOR
 
 
-def _launching(items: list[_Item], launch: float) -> tuple[int, int]:
+def _find_launch_times(items: list[_PassItem], launch: float) -> tuple[int, int]:
     """Return the ticks of launching before a chain can run without a stop, and those after that.
 
     With launches l_i, and e_i ticks from the start of kernel i to the end of the chain, the chain ends at
     max(t + e_1, h + max_i(l_1 + .. + l_i + e_i)) where it is reached at time t and its first launch begins at
     time h: as if it could begin at h + lead with lead = max_i(l_1 + .. + l_i + e_i) - e_1.
     """
-    launched = done = lead = 0
-    together: list[tuple[int, int]] = []  # kernels that start at once: when each is launched, and its ticks
+    launch_end = elapsed = launch_lead = 0
+    kernels: list[tuple[int, int]] = []  # kernels that start at once: when each is launched, and its ticks
     for item in items:
-        launched += to_ticks(launch * item.step.launches)
-        together.append((launched if item.step.launches else 0, item.step.ticks))
-        if not item.step.beside or item is items[-1]:
-            done += max(ticks for _, ticks in together)
-            lead = max(lead, *(at + ticks - done for at, ticks in together))
-            together = []
-    return lead, launched - lead
+        launch_end += to_ticks(launch * item.segment.num_launches)
+        kernels.append((launch_end if item.segment.num_launches else 0, item.segment.ticks))
+        if not item.segment.overlaps_next or item is items[-1]:
+            elapsed += max(ticks for _, ticks in kernels)
+            launch_lead = max(launch_lead, *(launched_at + ticks - elapsed for launched_at, ticks in kernels))
+            kernels = []
+    return launch_lead, launch_end - launch_lead
 
 
-_TASK_KIND = {
+_TASK_KINDS = {
     ActionKind.FORWARD: TaskKind.FORWARD,
     ActionKind.BACKWARD: TaskKind.BACKWARD,
     ActionKind.INPUT: TaskKind.BACKWARD,
@@ -328,11 +368,11 @@ _TASK_KIND = {
 """Kind of the tasks of a pass, by kind of action."""
 
 
-_Group = tuple[str, int]
+_GroupClass = tuple[str, int]
 """A group class, by kind and index."""
 
 
-class Passes(StrEnum):
+class PassMode(StrEnum):
     """How a pass of a stage runs.
 
     ``rank``: each rank class runs it alone; nothing can disturb the collectives inside. ``group``: the ranks of a
@@ -342,17 +382,17 @@ class Passes(StrEnum):
 
     RANK = "rank"
     GROUP = "group"
-    APART = "apart"
+    SEPARATE = "apart"
 
 
-def passes(
+def choose_pass_modes(
     machine: Machine,
     plan: Plan,
     in_buckets: bool,
-    tied: Sequence[tuple[int, int, int]],
-    replicated: Sequence[str],
-    drifts: Callable[[int], bool],
-) -> tuple[Passes, ...]:
+    tied_sums: Sequence[tuple[int, int, int]],
+    replicated_axes: Sequence[str],
+    can_drift: Callable[[int], bool],
+) -> tuple[PassMode, ...]:
     """Return, for every pipeline position, how its passes run.
 
     Ranks of one tensor group that compute alike stay together, because their first collective makes them wait for the
@@ -361,86 +401,99 @@ def passes(
     ``replicated_axes`` gradients are summed.
     """
     table = machine.table
-    result = [Passes.RANK] * plan.pipeline
-    inside = [kind for kind in INSIDE if kind in table.tables]
+    result = [PassMode.RANK] * plan.pipeline
+    pass_kinds = [kind for kind in PASS_COLLECTIVES if kind in table.tables]
     # Two passes take turns at collectives, which must be tasks for that.
-    if inside and plan.overlaps_passes:
-        return (Passes.APART,) * plan.pipeline
-    disturbed = _disturbed(machine, inside, plan, _others(machine, plan, in_buckets, tied, replicated))
-    for kind in inside:
+    if pass_kinds and plan.overlaps_passes:
+        return (PassMode.SEPARATE,) * plan.pipeline
+    disturbed = _find_disturbed(
+        machine, pass_kinds, plan, _list_others(machine, plan, in_buckets, tied_sums, replicated_axes)
+    )
+    for kind in pass_kinds:
         for index, members in enumerate(table.tables[kind].classes):
             position = table.positions[members[0]]
             if (kind, index) in disturbed or len({machine.rank(member).key for member in members}) > 1:
-                result[position] = Passes.APART
-            elif len(members) > 1 and result[position] is not Passes.APART:
-                together = inside == [TENSOR] and not drifts(position)
-                result[position] = Passes.GROUP if together else Passes.APART
+                result[position] = PassMode.SEPARATE
+            elif len(members) > 1 and result[position] is not PassMode.SEPARATE:
+                runs_as_group = pass_kinds == [TENSOR] and not can_drift(position)
+                result[position] = PassMode.GROUP if runs_as_group else PassMode.SEPARATE
     return tuple(result)
 
 
-def _disturbed(
-    machine: Machine, inside: Sequence[str], plan: Plan, beside: Iterable[tuple[str, Collective, bool]]
-) -> frozenset[_Group]:
+def _find_disturbed(
+    machine: Machine, pass_kinds: Sequence[str], plan: Plan, other_collectives: Iterable[tuple[str, Collective, bool]]
+) -> frozenset[_GroupClass]:
     """Return the group classes on whose links other groups, as `_list_others` yields them, may move bytes meanwhile.
 
     Two groups with a common member take turns, because a rank runs one collective after another.
     """
-    runs = [(kind, INSIDE[kind][0]) for kind in inside]
-    runs += [each for each in machine.table.placed.exchanges.items() if each[0] in inside]
-    own, others = _users(machine, runs), dict[int, list[_Group]]()
-    busy = np.zeros(len(machine.table.first_link), dtype=bool)
-    for kind, collective, after in beside:
-        if after:
-            for link, found in _users(machine, [(kind, collective)], own).items():
-                others.setdefault(link, []).extend(found)
+    runs = [(kind, PASS_COLLECTIVES[kind][0]) for kind in pass_kinds]
+    runs += [entry for entry in machine.table.placed.extra_collectives.items() if entry[0] in pass_kinds]
+    own_users, other_users = _list_users(machine, runs), dict[int, list[_GroupClass]]()
+    is_busy = np.zeros(len(machine.table.link_representatives), dtype=bool)
+    for kind, collective, is_late in other_collectives:
+        if is_late:
+            for link, new_groups in _list_users(machine, [(kind, collective)], own_users).items():
+                other_users.setdefault(link, []).extend(new_groups)
         else:
-            busy[machine.table.users(kind, collective)[1]] = True
-    result: set[_Group] = set()
-    for link, groups in own.items():
-        met = [*groups, *others.get(link, ())]
-        if busy[link]:
+            is_busy[machine.table.find_users(kind, collective)[1]] = True
+    result: set[_GroupClass] = set()
+    for link, groups in own_users.items():
+        rivals = [*groups, *other_users.get(link, ())]
+        if is_busy[link]:
             result.update(groups)
-        elif len(met) > 1:
-            result.update(group for group in groups if any(not _take_turns(machine, group, each) for each in met))
+        elif len(rivals) > 1:
+            result.update(group for group in groups if any(not _take_turns(machine, group, entry) for entry in rivals))
     return frozenset(result)
 
 
-def _users(
-    machine: Machine, runs: Iterable[tuple[str, Collective]], on: Container[int] | None = None
-) -> dict[int, list[_Group]]:
+def _list_users(
+    machine: Machine, runs: Iterable[tuple[str, Collective]], wanted_links: Container[int] | None = None
+) -> dict[int, list[_GroupClass]]:
     """Return, for every link class, the group classes that use it, as (kind, index)."""
-    result: dict[int, list[_Group]] = {}
+    result: dict[int, list[_GroupClass]] = {}
     for kind, collective in runs:
-        index, links = machine.table.users(kind, collective)
+        index, links = machine.table.find_users(kind, collective)
         for group, link in zip(index.tolist(), links.tolist(), strict=True):
-            if on is None or link in on:
+            if wanted_links is None or link in wanted_links:
                 result.setdefault(link, []).append((kind, group))
     return result
 
 
-def _take_turns(machine: Machine, first: _Group, second: _Group) -> bool:
+def _take_turns(machine: Machine, first_group: _GroupClass, second_group: _GroupClass) -> bool:
     """Return whether two groups have a common member."""
     tables = machine.table.tables
-    return not set(tables[first[0]].classes[first[1]]).isdisjoint(tables[second[0]].classes[second[1]])
+    return not set(tables[first_group[0]].classes[first_group[1]]).isdisjoint(
+        tables[second_group[0]].classes[second_group[1]]
+    )
 
 
-def _others(
-    machine: Machine, plan: Plan, in_buckets: bool, tied: Sequence[tuple[int, int, int]], replicated: Sequence[str]
+def _list_others(
+    machine: Machine,
+    plan: Plan,
+    in_buckets: bool,
+    tied_sums: Sequence[tuple[int, int, int]],
+    replicated_axes: Sequence[str],
 ) -> Iterator[tuple[str, Collective, bool]]:
     """Yield other kinds of groups, their collectives, and whether these wait until their members' passes end."""
     hops = (hop_kind(*pair) for pair in plan.hops)
     kinds = [(kind, Collective.SEND, False) for kind in (FORWARD, BACKWARD, *hops)]
-    kinds += [(tenant_kind(n), tenant.collective, False) for n, tenant in enumerate(machine.table.cluster.tenants)]
-    kinds += [(kind, reduction(plan), not in_buckets) for kind in (DATA, EXPERT_DATA)]
+    kinds += [
+        (tenant_kind(number), tenant.collective, False) for number, tenant in enumerate(machine.table.cluster.tenants)
+    ]
+    kinds += [(kind, choose_reduction(plan), not in_buckets) for kind in (DATA, EXPERT_DATA)]
     kinds += [(REPLICA, Collective.ALL_REDUCE, not in_buckets)]
     kinds += [(kind, Collective.ALL_GATHER, False) for kind in (DATA, EXPERT_DATA) if plan.zero >= 3]
-    kinds += [(kind, Collective.SEND, False) for kind in (TO_HOST, FROM_HOST) if plan.offload.in_passes]
+    kinds += [(kind, Collective.SEND, False) for kind in (TO_HOST, FROM_HOST) if plan.offload.moves_in_passes]
     if plan.asynchronous:  # weights are updated beneath the passes of others, or their own
         kinds += [(kind, Collective.ALL_GATHER, False) for kind in (DATA, EXPERT_DATA) if plan.zero]
         kinds += [(kind, Collective.SEND, False) for kind in HOST_KINDS if plan.offload]
-        kinds += [(axis, Collective.ALL_REDUCE, False) for axis in replicated]
-    kinds += [(tied_kind(first, second), Collective.ALL_REDUCE, not plan.asynchronous) for first, second, _ in tied]
-    return (each for each in kinds if each[0] in machine.table.tables)
+        kinds += [(axis, Collective.ALL_REDUCE, False) for axis in replicated_axes]
+    kinds += [
+        (tied_kind(first_position, second_position), Collective.ALL_REDUCE, not plan.asynchronous)
+        for first_position, second_position, _ in tied_sums
+    ]
+    return (entry for entry in kinds if entry[0] in machine.table.tables)
 
 
 class Cuts:
@@ -457,13 +510,13 @@ class Cuts:
     def __init__(self, costs: StageCosts, plan: Plan, machine: Machine, granularity: Granularity) -> None:
         self.costs, self.plan, self.machine, self.granularity = costs, plan, machine, granularity
         self.cluster, self.training = costs.problem.cluster, costs.problem.training
-        self.overlaps = overlaps(self.cluster, plan)
+        self.overlaps_gradients = overlaps_gradients(self.cluster, plan)
         self.in_buckets = reduces_in_buckets(self.cluster, plan) or any(plan.offload.parameters)
-        self.sharing = sharing(self.cluster, self.training, plan)
-        self.tied = costs.tied(plan)
-        self.plan_costs = costs.of(plan)
+        self.sharing = find_sharing(self.cluster, self.training, plan)
+        self.tied_sums = costs.list_tied_shares(plan)
+        self.plan_costs = costs.plan_costs(plan)
         self._parts: dict[tuple[object, ...], tuple[Part, ...]] = {}
-        self._parts_of: dict[tuple[int, int, int], tuple[Part, ...]] = {}
+        self._class_parts: dict[tuple[int, int, int], tuple[Part, ...]] = {}
         self._buckets: dict[int, tuple[Bucket, ...]] = {}
 
     @cached_property
@@ -472,108 +525,144 @@ class Cuts:
         return self.plan.positions
 
     @cached_property
-    def on_host(self) -> tuple[OnHost, ...]:
+    def host_shares(self) -> tuple[HostShare, ...]:
         """What the ranks of every position keep on their hosts."""
-        return on_host(self.costs, self.plan)
+        return list_host_shares(self.costs, self.plan)
 
     @cached_property
-    def passes(self) -> tuple[Passes, ...]:
+    def pass_modes(self) -> tuple[PassMode, ...]:
         """For every position, how its passes run; a collective that a host waits for is a task of its own."""
-        if self.training.conventions.waits_for_collectives and self.machine.launches:
-            return (Passes.APART,) * self.plan.pipeline
-        every = zip(*(each.replicated for each in self.plan_costs.held.positions), strict=True)
-        replicated = [axis for axis, parts in zip(OPERATOR_AXES, every, strict=True) if any(parts)]
-        return passes(self.machine, self.plan, self.in_buckets, self.tied, replicated, self._drifts)
+        if self.training.conventions.waits_for_collectives and self.machine.has_launches:
+            return (PassMode.SEPARATE,) * self.plan.pipeline
+        axis_counts = zip(
+            *(parameters.replicated_elements for parameters in self.plan_costs.plan_parameters.positions), strict=True
+        )
+        replicated_axes = [axis for axis, counts in zip(OPERATOR_AXES, axis_counts, strict=True) if any(counts)]
+        return choose_pass_modes(
+            self.machine, self.plan, self.in_buckets, self.tied_sums, replicated_axes, self._can_drift
+        )
 
-    def _drifts(self, position: int) -> bool:
+    def _can_drift(self, position: int) -> bool:
         """Return whether some block at a position has a pass whose collectives all overlap other work.
 
         A pass without collectives starts no drift: its ranks take the same time, alone or together.
         """
-        stages = [cost for cost, at in zip(self.plan_costs.stages, self.positions, strict=True) if at == position]
+        stages = [
+            cost
+            for cost, stage_position in zip(self.plan_costs.stages, self.positions, strict=True)
+            if stage_position == position
+        ]
         blocks = {id(block): block for stage in stages for block in stage.blocks}.values()
         kinds = (FORWARD_PASS, *((INPUTS, WEIGHTS) if self.plan.splits_backward else (BACKWARD_PASS,)))
-        passes_of_blocks = (block.steps_of(kind_of(kind)) for block in blocks for kind in kinds)
-        collectives = ([step for step in steps if step.collective] for steps in passes_of_blocks)
-        return any(steps and all(step.beside for step in steps) for steps in collectives)
+        passes_of_blocks = (block.select_segments(kind_of(kind)) for block in blocks for kind in kinds)
+        collective_lists = ([segment for segment in segments if segment.collective] for segments in passes_of_blocks)
+        return any(segments and all(segment.overlaps_next for segment in segments) for segments in collective_lists)
 
-    def cut(self, stage: int, variant: int) -> Cut:
+    def find_cut(self, stage: int, variant: int) -> Cut:
         """Return where the passes of a stage are cut."""
-        plan, which, shared = self.plan, variant % JOINED, self.sharing
-        last, backward = which in (LAST_BACKWARD, LAST_WEIGHTS), which != FORWARD_PASS
-        meets = plan.chunks > 1 or plan.splits_backward or shared.gradients
-        away = self.plan_costs.stages[stage].away
-        in_turns = plan.overlaps_passes and shared.gradients  # either pass computes beneath what the other reduces
-        beneath = last or (backward and meets) or shared.parameters or away or plan.asynchronous or in_turns
+        plan, base_variant, shared_states = self.plan, variant % JOINED_OFFSET, self.sharing
+        is_last, is_backward = base_variant in (LAST_BACKWARD, LAST_WEIGHTS), base_variant != FORWARD_PASS
+        reduces_often = plan.chunks > 1 or plan.splits_backward or shared_states.gradients
+        offloads = self.plan_costs.stages[stage].offloads_activations
+        in_turns = (
+            plan.overlaps_passes and shared_states.gradients
+        )  # either pass computes beneath what the other reduces
+        may_overlap = (
+            is_last
+            or (is_backward and reduces_often)
+            or shared_states.parameters
+            or offloads
+            or plan.asynchronous
+            or in_turns
+        )
         # Computing slows down beneath a collective of the data axis, collectives inside a pass do not.
-        every = self.cluster.overlap_slowdown > 1 and (self.overlaps or in_turns) and beneath
-        ends: frozenset[str] = frozenset()
-        if shared.parameters or away:
-            ends = frozenset(plan.stages[stage].blocks)
-        elif self.in_buckets and (last or (shared.gradients and kind_of(which) in MAKES_GRADIENTS)):
-            ends = frozenset(bucket.last for bucket in self.buckets(stage))
-        apart = self.passes[self.positions[stage]] is Passes.APART
-        return Cut(every or self.granularity is Granularity.OPERATOR, apart, ends, shared.parameters)
+        cuts_every = self.cluster.overlap_slowdown > 1 and (self.overlaps_gradients or in_turns) and may_overlap
+        end_blocks: frozenset[str] = frozenset()
+        if shared_states.parameters or offloads:
+            end_blocks = frozenset(plan.stages[stage].blocks)
+        elif self.in_buckets and (is_last or (shared_states.gradients and kind_of(base_variant) in MAKES_GRADIENTS)):
+            end_blocks = frozenset(bucket.last_block for bucket in self.buckets(stage))
+        is_separate = self.pass_modes[self.positions[stage]] is PassMode.SEPARATE
+        return Cut(
+            cuts_every or self.granularity is Granularity.OPERATOR, is_separate, end_blocks, shared_states.parameters
+        )
 
     def buckets(self, stage: int) -> tuple[Bucket, ...]:
         """Return the buckets of a stage's gradients."""
         if stage not in self._buckets:
             cost = self.plan_costs.stages[stage]
             names = self.plan.stages[stage].blocks
-            self._buckets[stage] = buckets(names, cost, self.training.gradient_bytes, bucket_limit(self.plan))
+            self._buckets[stage] = build_buckets(names, cost, self.training.gradient_bytes, bucket_limit(self.plan))
         return self._buckets[stage]
 
-    def parts(self, stage: int, variant: int, rank_class: int) -> tuple[Part, ...]:
+    def list_parts(self, stage: int, variant: int, rank_class: int) -> tuple[Part, ...]:
         """Return a pass of a stage on a rank class as parts."""
-        if (stage, variant, rank_class) not in self._parts_of:
-            self._parts_of[stage, variant, rank_class] = self._parts_on(stage, variant, rank_class)
-        return self._parts_of[stage, variant, rank_class]
+        if (stage, variant, rank_class) not in self._class_parts:
+            self._class_parts[stage, variant, rank_class] = self._cut_on_class(stage, variant, rank_class)
+        return self._class_parts[stage, variant, rank_class]
 
-    def _parts_on(self, stage: int, variant: int, rank_class: int) -> tuple[Part, ...]:
+    def _cut_on_class(self, stage: int, variant: int, rank_class: int) -> tuple[Part, ...]:
         """Return a pass of a stage as parts; rank classes of equal costs share it."""
         rank = self.machine.rank(rank_class)
         key = (stage, variant, rank.key)
         if key not in self._parts:
-            cost = self.costs.stage(self.plan, stage, rank)
-            cost = cost.beginning if variant >= FIRST else cost
-            cut, held = self.cut(stage, variant), self._besides(stage, variant, cost)
-            names, before = self.plan.stages[stage].blocks, self.before(stage, variant, rank)
-            copies = tuple(copy_ticks(rank.accelerator, each.copied) for each in held)
-            whole = StagePass(stage, kind_of(variant), names, cost, rank.launch, before, held, copies)
-            self._parts[key] = known_parts(whole, cut)
+            cost = self.costs.stage_cost(self.plan, stage, rank)
+            cost = cost.first_gradient_cost if variant >= FIRST_OFFSET else cost
+            cut, block_changes = self.find_cut(stage, variant), self._list_block_changes(stage, variant, cost)
+            names, first_segments = self.plan.stages[stage].blocks, self.list_first_segments(stage, variant, rank)
+            copy_durations = tuple(copy_ticks(rank.accelerator, change.copied_bytes) for change in block_changes)
+            whole = StagePass(
+                stage, kind_of(variant), names, cost, rank.launch, first_segments, block_changes, copy_durations
+            )
+            self._parts[key] = cut_known_pass(whole, cut)
         return self._parts[key]
 
-    def _besides(self, stage: int, variant: int, cost: StageCost) -> tuple[Changes, ...]:
+    def _list_block_changes(self, stage: int, variant: int, cost: StageCost) -> tuple[BlockChanges, ...]:
         """Return what the blocks of a pass take and give back of gathered parameters and whole gradients."""
-        begins = self.costs.begun_elements(self.plan, stage) if variant >= FIRST else ()
+        first_elements = self.costs.first_gradient_elements(self.plan, stage) if variant >= FIRST_OFFSET else ()
         if not self.sharing.gradients:
-            turned = (0,) * len(cost.blocks)
-            return changes(self.sharing, self.training, variant, turned, (), kept=begins) if begins else ()
-        blocks, shared, away = cost.blocks, self.plan.shards > 1, blocks_on_host(self.plan, stage)
-        moving = blocks if shared else blocks[:away]
-        still = (0,) * (len(blocks) - len(moving))
-        elements = [*(block.parameters for block in moving), *still]
-        experts = [*(block.experts for block in moving), *still]
-        filled = fillings(elements[::-1], experts[::-1], self.training.gradient_bytes, bucket_limit(self.plan))
-        shards = [updated_parameters(self.plan, block.parameters, block.experts) for block in blocks[:away]]
-        shards = [*shards, *(0,) * (len(blocks) - away)] if shared and away else []
-        undeferred = [*(block.undeferred for block in moving), *still]
-        units = [*(block.unit for block in moving), *(Unit() for _ in still)]
-        turn = 1 if kind_of(variant) is ActionKind.FORWARD else -1
+            no_sizes = (0,) * len(cost.blocks)
+            return (
+                list_changes(self.sharing, self.training, variant, no_sizes, (), lasting_elements=first_elements)
+                if first_elements
+                else ()
+            )
+        blocks, is_shared, num_on_host = cost.blocks, self.plan.shards > 1, count_host_blocks(self.plan, stage)
+        moving_blocks = blocks if is_shared else blocks[:num_on_host]
+        zeros = (0,) * (len(blocks) - len(moving_blocks))
+        element_counts = [*(block.parameters for block in moving_blocks), *zeros]
+        expert_counts = [*(block.expert_parameters for block in moving_blocks), *zeros]
+        bucket_fillings = fill_buckets(
+            element_counts[::-1], expert_counts[::-1], self.training.gradient_bytes, bucket_limit(self.plan)
+        )
+        shards = [
+            count_updated_parameters(self.plan, block.parameters, block.expert_parameters)
+            for block in blocks[:num_on_host]
+        ]
+        shards = [*shards, *(0,) * (len(blocks) - num_on_host)] if is_shared and num_on_host else []
+        undeferred_counts = [*(block.undeferred_parameters for block in moving_blocks), *zeros]
+        units = [*(block.unit for block in moving_blocks), *(Unit() for _ in zeros)]
+        direction = 1 if kind_of(variant) is ActionKind.FORWARD else -1
         # Buckets fill in the order of backward, the last block first.
         sizes = [unit.size for unit in units]
-        of_pass = sizes[::turn], at_once(filled, units[::-1]), shards[::turn], undeferred[::-1], begins
-        return changes(self.sharing, self.training, variant, *of_pass)
+        pass_arguments = (
+            sizes[::direction],
+            with_whole_units(bucket_fillings, units[::-1]),
+            shards[::direction],
+            undeferred_counts[::-1],
+            first_elements,
+        )
+        return list_changes(self.sharing, self.training, variant, *pass_arguments)
 
-    def before(self, stage: int, variant: int, rank: Rank) -> tuple[Step, ...]:
+    def list_first_segments(self, stage: int, variant: int, rank: RankProfile) -> tuple[Segment, ...]:
         """Return the gather of the slices that arrive from another stage, if there is one."""
-        tensor = rank.groups.get(TENSOR)
-        arrives = stage - 1 if kind_of(variant) is ActionKind.FORWARD else stage
+        tensor_group = rank.groups.get(TENSOR)
+        source_stage = stage - 1 if kind_of(variant) is ActionKind.FORWARD else stage
         if kind_of(variant) is ActionKind.WEIGHT:
             return ()
-        if not 0 <= arrives < len(self.plan.stages) - 1 or tensor is None or not self.plan.slices_boundaries:
+        if not 0 <= source_stage < len(self.plan.stages) - 1 or tensor_group is None or not self.plan.slices_boundaries:
             return ()
-        if self.positions[arrives] == self.positions[arrives + 1]:
+        if self.positions[source_stage] == self.positions[source_stage + 1]:
             return ()
-        size = float(self.costs.boundary_bytes(self.costs.seen(self.plan, rank.batch), arrives))
-        return (communication(tensor, TENSOR, Collective.ALL_GATHER, size, f"boundary along {TENSOR}"),)
+        size = float(self.costs.boundary_bytes(self.costs.with_batch(self.plan, rank.batch), source_stage))
+        return (build_communication(tensor_group, TENSOR, Collective.ALL_GATHER, size, f"boundary along {TENSOR}"),)

@@ -20,14 +20,14 @@ from meshwise.strategies.plan.mesh import DATA, EXPERT_DATA
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Training
 
-SHARED = (DATA, EXPERT_DATA)
+SHARING_KINDS = (DATA, EXPERT_DATA)
 """Kinds of the groups that share states: of parameters of no expert, and of experts."""
 
 BUCKET_BYTES = 25 * 2**20
 """Bytes of ready gradients that are reduced together (DistributedDataParallel's default)."""
 
 
-def overlaps(cluster: Cluster, plan: Plan) -> bool:
+def overlaps_gradients(cluster: Cluster, plan: Plan) -> bool:
     """Return whether gradients are reduced while backward still makes others."""
     return asks_for_overlap(plan) and not cluster.accelerator.computes_collectives
 
@@ -39,7 +39,7 @@ def asks_for_overlap(plan: Plan) -> bool:
 
 def reduces_in_buckets(cluster: Cluster, plan: Plan) -> bool:
     """Return whether gradients are reduced bucket by bucket: beneath backward, or for every microbatch."""
-    return overlaps(cluster, plan) or (plan.shards > 1 and plan.zero >= 2)
+    return overlaps_gradients(cluster, plan) or (plan.shards > 1 and plan.zero >= 2)
 
 
 class Bucket(NamedTuple):
@@ -50,12 +50,12 @@ class Bucket(NamedTuple):
     kind: str = DATA
 
     @property
-    def last(self) -> str:
+    def last_block(self) -> str:
         """The last block of the bucket to end backward."""
         return self.blocks[-1]
 
 
-class Filling(NamedTuple):
+class BucketFilling(NamedTuple):
     """How gradients that groups of one ``kind`` reduce fill buckets, in the order of backward.
 
     ``elements`` are those of every block, ``blocks`` the number of blocks of every bucket.
@@ -66,57 +66,59 @@ class Filling(NamedTuple):
     blocks: tuple[int, ...]
 
     @property
-    def leaves(self) -> tuple[int, ...]:
+    def bucket_ends(self) -> tuple[int, ...]:
         """For every block, the number of blocks that have ended when its bucket leaves."""
-        each = zip(accumulate(self.blocks), self.blocks, strict=True)
-        return tuple(end for end, count in each for _ in range(count))
+        pairs = zip(accumulate(self.blocks), self.blocks, strict=True)
+        return tuple(end for end, count in pairs for _ in range(count))
 
 
-def fillings(
+def fill_buckets(
     parameters: Sequence[int], experts: Sequence[int], gradient_bytes: int, limit: float = BUCKET_BYTES
-) -> tuple[Filling, ...]:
+) -> tuple[BucketFilling, ...]:
     """Return how gradients fill buckets, given the elements of every block in the order of backward.
 
     Gradients of ``experts``, which are part of ``parameters``, have buckets of their own: fewer ranks share them.
 
-    >>> [filling.blocks for filling in fillings([3, 3, 9, 1], [0, 0, 5, 0], 4, 20)]
+    >>> [filling.blocks for filling in fill_buckets([3, 3, 9, 1], [0, 0, 5, 0], 4, 20)]
     [(2, 2), (3, 1)]
     """
-    dense = tuple(every - own for every, own in zip(parameters, experts, strict=True))
-    kinds = [(DATA, dense)] + ([(EXPERT_DATA, tuple(experts))] if any(experts) else [])
-    return tuple(Filling(kind, each, _counts(each, gradient_bytes, limit)) for kind, each in kinds)
+    dense_counts = tuple(total - expert_count for total, expert_count in zip(parameters, experts, strict=True))
+    kinds = [(DATA, dense_counts)] + ([(EXPERT_DATA, tuple(experts))] if any(experts) else [])
+    return tuple(BucketFilling(kind, counts, _count_blocks(counts, gradient_bytes, limit)) for kind, counts in kinds)
 
 
-def at_once(found: Sequence[Filling], units: Sequence[Unit]) -> tuple[Filling, ...]:
+def with_whole_units(filling_list: Sequence[BucketFilling], units: Sequence[Unit]) -> tuple[BucketFilling, ...]:
     """Return fillings with the elements of every block whose gradients are whole at once."""
-    parts = {DATA: tuple(unit.elements for unit in units), EXPERT_DATA: tuple(unit.experts for unit in units)}
-    return tuple(filling._replace(elements=parts[filling.kind]) for filling in found)
+    parts = {DATA: tuple(unit.elements for unit in units), EXPERT_DATA: tuple(unit.expert_elements for unit in units)}
+    return tuple(filling._replace(elements=parts[filling.kind]) for filling in filling_list)
 
 
-def _counts(elements: Sequence[int], gradient_bytes: int, limit: float) -> tuple[int, ...]:
+def _count_blocks(elements: Sequence[int], gradient_bytes: int, limit: float) -> tuple[int, ...]:
     """Return the number of blocks of each bucket."""
     result: list[int] = []
-    blocks = filled = 0
+    blocks = num_filled = 0
     for index, count in enumerate(elements):
-        blocks, filled = blocks + 1, filled + count
-        if filled * gradient_bytes >= limit or index == len(elements) - 1:
+        blocks, num_filled = blocks + 1, num_filled + count
+        if num_filled * gradient_bytes >= limit or index == len(elements) - 1:
             result.append(blocks)
-            blocks = filled = 0
+            blocks = num_filled = 0
     return tuple(result)
 
 
-def buckets(
+def build_buckets(
     names: Sequence[str], stage: StageCost, gradient_bytes: int, limit: float = BUCKET_BYTES
 ) -> tuple[Bucket, ...]:
     """Return the buckets of a stage whose blocks have ``names``, in the order in which backward fills them."""
     order, elements = names[::-1], stage.gradients[::-1]
-    experts = [block.experts for block in stage.blocks[::-1]]
-    found: list[tuple[int, Bucket]] = []
-    for filling in fillings(elements, experts, gradient_bytes, limit):
-        for first, end in pairwise(accumulate(filling.blocks, initial=0)):
-            found.append((end, Bucket(tuple(order[first:end]), sum(filling.elements[first:end]), filling.kind)))
+    experts = [block.expert_parameters for block in stage.blocks[::-1]]
+    numbered_buckets: list[tuple[int, Bucket]] = []
+    for filling in fill_buckets(elements, experts, gradient_bytes, limit):
+        for start, end in pairwise(accumulate(filling.blocks, initial=0)):
+            numbered_buckets.append(
+                (end, Bucket(tuple(order[start:end]), sum(filling.elements[start:end]), filling.kind))
+            )
     # Buckets of both kinds leave in the order in which their last blocks end.
-    return tuple(bucket for _, bucket in sorted(found, key=lambda each: each[0]))
+    return tuple(bucket for _, bucket in sorted(numbered_buckets, key=lambda entry: entry[0]))
 
 
 def bucket_limit(plan: Plan) -> int:
@@ -127,20 +129,20 @@ def bucket_limit(plan: Plan) -> int:
     return 0 if plan.zero >= 3 or any(plan.offload.parameters) else BUCKET_BYTES
 
 
-def reduction(plan: Plan) -> Collective:
+def choose_reduction(plan: Plan) -> Collective:
     """Return the collective that sums gradients over the data axis: with ZeRO each rank keeps its share."""
     if plan.gradient_reduction == "parameter_server":
         return Collective.PUSH_PULL
     return Collective.REDUCE_SCATTER if plan.zero else Collective.ALL_REDUCE
 
 
-def reduced_bytes(training: Training, plan: Plan) -> float:
+def reduction_bytes(training: Training, plan: Plan) -> float:
     """Return the bytes of one parameter in the `choose_reduction` collective: those of its gradient.
 
     A server receives gradients and returns parameters, so that its bytes are the mean of both.
     """
     gradient = training.gradient_bytes
-    return (gradient + training.updated_bytes) / 2 if reduction(plan) is Collective.PUSH_PULL else gradient
+    return (gradient + training.updated_bytes) / 2 if choose_reduction(plan) is Collective.PUSH_PULL else gradient
 
 
 def replica_sum(training: Training, plan: Plan, kind: str, elements: int) -> tuple[Collective, float]:

@@ -50,24 +50,24 @@ from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.operator_graph import OperatorKind
 from meshwise.simulator.program import Category, Change, IntArray
 from meshwise.simulator.units import to_ticks
-from meshwise.strategies.lowering.costs.optimizer import begin_in_step
+from meshwise.strategies.lowering.costs.optimizer import allocates_gradients
 from meshwise.strategies.lowering.costs.recompute import BlockMemory
-from meshwise.strategies.lowering.tasks.data_parallel import Filling, asks_for_overlap, overlaps
+from meshwise.strategies.lowering.tasks.data_parallel import BucketFilling, asks_for_overlap, overlaps_gradients
 from meshwise.strategies.lowering.tasks.variants import (
-    FIRST,
+    FIRST_OFFSET,
     FORWARD_PASS,
-    JOINED,
-    begin,
-    first_and_last,
-    joined,
-    joins,
+    JOINED_OFFSET,
+    find_first_gradients,
+    find_joined,
+    find_stage_ends,
+    is_joined,
     kind_of,
-    variants,
+    list_variants,
 )
 from meshwise.strategies.plan.mesh import DATA
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Training
-from meshwise.strategies.schedules.orders import Actions, actions
+from meshwise.strategies.schedules.orders import Actions, list_actions
 from meshwise.strategies.schedules.schedule import MAKES_GRADIENTS, ActionKind
 
 
@@ -98,12 +98,12 @@ class Sharing(NamedTuple):
     gradients: bool = False
     parameters: bool = False
     reshard: bool = True
-    ahead: int = 1
-    held: int = 1
-    copies: bool = False
-    begins: bool = False
+    num_ahead: int = 1
+    num_held: int = 1
+    copies_gradients: bool = False
+    begins_gradients: bool = False
 
-    def joins(self, rows: Actions) -> NDArray[np.bool_]:
+    def find_special_passes(self, rows: Actions) -> NDArray[np.bool_]:
         """Return, for every action, whether it finds or leaves other parameters gathered than most of its kind.
 
         Resharded: the last unit of a forward is kept where the backward that begins with it follows at once. Not
@@ -111,47 +111,55 @@ class Sharing(NamedTuple):
         """
         if not self.parameters:
             return np.zeros(len(rows.kind), np.bool_)
-        return joined(rows) if self.reshard else first_and_last(rows)
+        return find_joined(rows) if self.reshard else find_stage_ends(rows)
 
-    def gathered(self, variant: int, units: int) -> tuple[bool, ...]:
+    def list_gathered(self, variant: int, units: int) -> tuple[bool, ...]:
         """Return, for every unit of a pass, in order, whether it is gathered for the pass.
 
         >>> from meshwise.strategies.lowering.tasks.variants import INPUTS
-        >>> Sharing(True, True).gathered(INPUTS + JOINED, 3)
+        >>> Sharing(True, True).list_gathered(INPUTS + JOINED_OFFSET, 3)
         (False, True, True)
         """
-        found, which = joins(variant), variant % JOINED
+        is_special, base_variant = is_joined(variant), variant % JOINED_OFFSET
         if not self.reshard:
-            return (found and which == FORWARD_PASS,) * units
-        return tuple(unit > 0 or which == FORWARD_PASS or not found for unit in range(units))
+            return (is_special and base_variant == FORWARD_PASS,) * units
+        return tuple(unit > 0 or base_variant == FORWARD_PASS or not is_special for unit in range(units))
 
-    def given_up(self, variant: int, units: int) -> tuple[bool, ...]:
+    def list_released(self, variant: int, units: int) -> tuple[bool, ...]:
         """Return, for every unit of a pass, in order, whether its gathered parameters are released after it.
 
-        >>> Sharing(True, True).given_up(FORWARD_PASS + JOINED, 3)
+        >>> Sharing(True, True).list_released(FORWARD_PASS + JOINED_OFFSET, 3)
         (True, True, False)
         """
-        found, which = joins(variant), variant % JOINED
+        is_special, base_variant = is_joined(variant), variant % JOINED_OFFSET
         if not self.reshard:
-            return (found and which != FORWARD_PASS,) * units
-        return tuple(unit < units - 1 or which != FORWARD_PASS or not found for unit in range(units))
+            return (is_special and base_variant != FORWARD_PASS,) * units
+        return tuple(unit < units - 1 or base_variant != FORWARD_PASS or not is_special for unit in range(units))
 
 
-def sharing(cluster: Cluster, training: Training, plan: Plan) -> Sharing:
+def find_sharing(cluster: Cluster, training: Training, plan: Plan) -> Sharing:
     """Return what data ranks of a plan share besides the optimizer's states, and how.
 
     Parameters in host memory come unit by unit too, and gradients go there as they are made, whether shared or not.
     """
-    on_host = any(plan.offload.parameters)
-    gradients, parameters = ((plan.zero >= least and plan.shards > 1) or on_host for least in (2, 3))
-    alone = on_host and plan.shards == 1
-    ahead, held = overlaps(cluster, plan) or alone, asks_for_overlap(plan) or alone
-    copies = gradients and plan.shards > 1 and training.conventions.flattens_gradients
-    begins = begin_in_step(training, plan)
-    return Sharing(gradients, parameters, plan.reshard_after_forward, int(ahead), int(held), copies, begins)
+    has_host_parameters = any(plan.offload.parameters)
+    gradients, parameters = ((plan.zero >= min_zero and plan.shards > 1) or has_host_parameters for min_zero in (2, 3))
+    is_unshared = has_host_parameters and plan.shards == 1
+    num_ahead, num_held = overlaps_gradients(cluster, plan) or is_unshared, asks_for_overlap(plan) or is_unshared
+    copies_gradients = gradients and plan.shards > 1 and training.conventions.flattens_gradients
+    begins_gradients = allocates_gradients(training, plan)
+    return Sharing(
+        gradients,
+        parameters,
+        plan.reshard_after_forward,
+        int(num_ahead),
+        int(num_held),
+        copies_gradients,
+        begins_gradients,
+    )
 
 
-class Changes(NamedTuple):
+class BlockChanges(NamedTuple):
     """What one block of a pass takes and gives back besides activations.
 
     Parameters
@@ -167,24 +175,24 @@ class Changes(NamedTuple):
     acquired: tuple[Change, ...] = ()
     released: tuple[Change, ...] = ()
     gathered: tuple[Change, ...] = ()
-    copied: int = 0
-    left: tuple[Change, ...] = ()
+    copied_bytes: int = 0
+    released_late: tuple[Change, ...] = ()
 
 
-NOTHING = Changes()
+NO_CHANGES = BlockChanges()
 """A block that takes and gives back nothing besides activations."""
 
 
-def changes(
-    shared: Sharing,
+def list_changes(
+    shared_states: Sharing,
     training: Training,
     variant: int,
     parameters: Sequence[int],
-    gradients: Sequence[Filling],
+    gradients: Sequence[BucketFilling],
     shards: Sequence[int] = (),
     undeferred: Sequence[int] = (),
-    kept: Sequence[int] = (),
-) -> tuple[Changes, ...]:
+    lasting_elements: Sequence[int] = (),
+) -> tuple[BlockChanges, ...]:
     """Return what the blocks of a pass take and give back besides activations; empty where no block does.
 
     Parameters
@@ -207,45 +215,61 @@ def changes(
     acquired: list[list[Change]] = [[] for _ in parameters]
     released: list[list[Change]] = [[] for _ in parameters]
     gathered: list[list[Change]] = [[] for _ in parameters]
-    left: list[list[Change]] = [[] for _ in parameters]
-    copied = [0] * len(parameters)
-    if shared.parameters and not (shared.reshard and kind is ActionKind.WEIGHT):
-        comes, goes = (each(variant, len(parameters)) for each in (shared.gathered, shared.given_up))
+    released_late: list[list[Change]] = [[] for _ in parameters]
+    copied_bytes = [0] * len(parameters)
+    if shared_states.parameters and not (shared_states.reshard and kind is ActionKind.WEIGHT):
+        is_gathered, is_released = (
+            list_units(variant, len(parameters))
+            for list_units in (shared_states.list_gathered, shared_states.list_released)
+        )
         for unit, size in enumerate(parameters):
             change = Change(Category.PARAMETERS, size)
-            if comes[unit]:
-                gathered[max(unit - shared.held, 0)].append(change)
-            if goes[unit]:
+            if is_gathered[unit]:
+                gathered[max(unit - shared_states.num_held, 0)].append(change)
+            if is_released[unit]:
                 released[unit].append(change)
-    if shared.gradients and kind is ActionKind.INPUT:
+    if shared_states.gradients and kind is ActionKind.INPUT:
         for block, elements in enumerate(undeferred):
             acquired[block].append(Change(Category.GRADIENTS, elements * training.gradient_bytes))
-    if shared.gradients and kind in MAKES_GRADIENTS:
-        ends = sorted({end for filling in gradients for end in filling.leaves})
+    if shared_states.gradients and kind in MAKES_GRADIENTS:
+        ends = sorted({end for filling in gradients for end in filling.bucket_ends})
         for filling in gradients:
-            for block, (elements, end) in enumerate(zip(filling.elements, filling.leaves, strict=True)):
-                there = undeferred[block] if kind is ActionKind.WEIGHT and filling.kind == DATA else 0
-                acquired[block].append(Change(Category.GRADIENTS, (elements - there) * training.gradient_bytes))
+            for block, (elements, end) in enumerate(zip(filling.elements, filling.bucket_ends, strict=True)):
+                undeferred_elements = undeferred[block] if kind is ActionKind.WEIGHT and filling.kind == DATA else 0
+                acquired[block].append(
+                    Change(Category.GRADIENTS, (elements - undeferred_elements) * training.gradient_bytes)
+                )
                 change = Change(Category.GRADIENTS, elements * training.gradient_bytes)
-                gone = ends[min(ends.index(end) + shared.held, len(ends) - 1)]
-                (left if shared.copies and gone == end else released)[gone - 1].append(change)
-                copied[end - 1] += change.size * shared.copies
+                release_block = ends[min(ends.index(end) + shared_states.num_held, len(ends) - 1)]
+                (released_late if shared_states.copies_gradients and release_block == end else released)[
+                    release_block - 1
+                ].append(change)
+                copied_bytes[end - 1] += change.size * shared_states.copies_gradients
         for block, shard in enumerate(shards):  # every block is a bucket
-            size, gone = shard * training.gradient_bytes, min(block + shared.held, len(shards) - 1)
-            if gone > block:  # it comes out of the reduction
-                (left if copied[block] else released)[block].append(Change(Category.GRADIENTS, -size))
-                released[gone].append(Change(Category.GRADIENTS, size))
-    if shared.begins and variant >= FIRST:
-        for block, elements in enumerate(kept):
+            size, release_block = shard * training.gradient_bytes, min(block + shared_states.num_held, len(shards) - 1)
+            if release_block > block:  # it comes out of the reduction
+                (released_late if copied_bytes[block] else released)[block].append(Change(Category.GRADIENTS, -size))
+                released[release_block].append(Change(Category.GRADIENTS, size))
+    if shared_states.begins_gradients and variant >= FIRST_OFFSET:
+        for block, elements in enumerate(lasting_elements):
             size = elements * training.gradient_bytes
-            if shared.gradients:  # a rank's share comes out of the reduction
-                (left if copied[block] else released)[block].append(Change(Category.GRADIENTS, -size))
+            if shared_states.gradients:  # a rank's share comes out of the reduction
+                (released_late if copied_bytes[block] else released)[block].append(Change(Category.GRADIENTS, -size))
             else:
                 acquired[block].append(Change(Category.GRADIENTS, size))
     if not any(map(any, (acquired, released, gathered))):
         return ()
-    rows = zip(acquired, released, gathered, copied, left, strict=True)
-    return tuple(Changes(_some(a), _some(r), _some(g), size, _some(after)) for a, r, g, size, after in rows)
+    rows = zip(acquired, released, gathered, copied_bytes, released_late, strict=True)
+    return tuple(
+        BlockChanges(
+            _drop_empty(begin_changes),
+            _drop_empty(end_changes),
+            _drop_empty(gather_changes),
+            size,
+            _drop_empty(late_changes),
+        )
+        for begin_changes, end_changes, gather_changes, size, late_changes in rows
+    )
 
 
 def copy_ticks(accelerator: Accelerator, size: int) -> int:
@@ -255,9 +279,9 @@ def copy_ticks(accelerator: Accelerator, size: int) -> int:
     return max(to_ticks(accelerator.launch + 2 * size / accelerator.bandwidth(OperatorKind.ELEMENTWISE)), 1)
 
 
-def _some(found: Sequence[Change]) -> tuple[Change, ...]:
+def _drop_empty(change_list: Sequence[Change]) -> tuple[Change, ...]:
     """Return the changes that are not of 0 bytes."""
-    return tuple(change for change in found if change.size)
+    return tuple(change for change in change_list if change.size)
 
 
 class PassMemory(NamedTuple):
@@ -267,36 +291,38 @@ class PassMemory(NamedTuple):
     peak: int
 
 
-def pass_memory(blocks: Sequence[BlockMemory], held: Sequence[Changes], kind: ActionKind) -> PassMemory:
+def pass_memory(blocks: Sequence[BlockMemory], block_changes: Sequence[BlockChanges], kind: ActionKind) -> PassMemory:
     """Return the memory of a pass whose blocks, in its order, keep activations and also have ``block_changes``.
 
-    >>> block = BlockMemory(kept=10, recomputed=5, forward=20, backward=20)
+    >>> block = BlockMemory(kept_bytes=10, recomputed_bytes=5, forward=20, backward=20)
     >>> unit = (Change(Category.PARAMETERS, 7),)
-    >>> pass_memory([block, block], [Changes((), unit, unit)] * 2, ActionKind.FORWARD)
+    >>> pass_memory([block, block], [BlockChanges((), unit, unit)] * 2, ActionKind.FORWARD)
     PassMemory(change=20, peak=47)
-    >>> head = BlockMemory(kept=10, recomputed=0, forward=20, backward=30, loss=5)
-    >>> pass_memory([head], [Changes((), unit, unit)], ActionKind.BACKWARD)
+    >>> head = BlockMemory(kept_bytes=10, recomputed_bytes=0, forward=20, backward=30, loss=5)
+    >>> pass_memory([head], [BlockChanges((), unit, unit)], ActionKind.BACKWARD)
     PassMemory(change=-10, peak=32)
     """
     level = peak = 0
-    for memory, each in zip(blocks, held or (NOTHING,) * len(blocks), strict=True):
-        taken, given = memory.changes(kind)
-        level += taken + memory.working(kind) + _size(each.acquired)
+    for memory, block_change in zip(blocks, block_changes or (NO_CHANGES,) * len(blocks), strict=True):
+        acquired_bytes, released_bytes = memory.changes(kind)
+        level += acquired_bytes + memory.working_bytes(kind) + _sum_sizes(block_change.acquired)
         peak = max(peak, level)
-        level += _size(each.gathered) - memory.of_loss(kind)
+        level += _sum_sizes(block_change.gathered) - memory.loss_bytes(kind)
         peak = max(peak, level)
-        level -= given + memory.working(kind) - memory.of_loss(kind) + _size(each.released)
-        peak = max(peak, level + each.copied)
-        level -= _size(each.left)
+        level -= (
+            released_bytes + memory.working_bytes(kind) - memory.loss_bytes(kind) + _sum_sizes(block_change.released)
+        )
+        peak = max(peak, level + block_change.copied_bytes)
+        level -= _sum_sizes(block_change.released_late)
     return PassMemory(level, peak)
 
 
-def _size(found: Sequence[Change]) -> int:
+def _sum_sizes(change_list: Sequence[Change]) -> int:
     """Return the bytes of changes together."""
-    return sum(change.size for change in found)
+    return sum(change.size for change in change_list)
 
 
-def peak_of_passes(plan: Plan, shared: Sharing, stages: Sequence[Mapping[int, PassMemory]]) -> IntArray:
+def find_pass_peaks(plan: Plan, shared_states: Sharing, stages: Sequence[Mapping[int, PassMemory]]) -> IntArray:
     """Return the most bytes that each pipeline rank holds beyond the resident ones.
 
     Parameters
@@ -304,13 +330,17 @@ def peak_of_passes(plan: Plan, shared: Sharing, stages: Sequence[Mapping[int, Pa
     stages
         For every stage, the memory of its passes by variant.
     """
-    rows = actions(plan.schedule, plan.pipeline, plan.num_microbatches, plan.chunks)
-    table = np.zeros((len(stages), 2 * FIRST, 2), np.int64)
+    rows = list_actions(plan.schedule, plan.pipeline, plan.num_microbatches, plan.chunks)
+    table = np.zeros((len(stages), 2 * FIRST_OFFSET, 2), np.int64)
     for stage, passes in enumerate(stages):
         table[stage, list(passes)] = list(passes.values())
-    chosen = table[rows.stage, variants(rows, shared.joins(rows)) + FIRST * (begin(rows) & shared.begins)]
-    before = np.cumsum(chosen[:, 0]) - chosen[:, 0]
-    before -= np.repeat(before[rows.start[:-1]], np.diff(rows.start))  # of other ranks
-    held = before + chosen[:, 1]
-    result: IntArray = np.maximum.reduceat(held, rows.start[:-1])
+    pass_rows = table[
+        rows.stage,
+        list_variants(rows, shared_states.find_special_passes(rows))
+        + FIRST_OFFSET * (find_first_gradients(rows) & shared_states.begins_gradients),
+    ]
+    levels = np.cumsum(pass_rows[:, 0]) - pass_rows[:, 0]
+    levels -= np.repeat(levels[rows.start[:-1]], np.diff(rows.start))  # of other ranks
+    peaks = levels + pass_rows[:, 1]
+    result: IntArray = np.maximum.reduceat(peaks, rows.start[:-1])
     return result

@@ -12,14 +12,14 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwise.simulator.program import Flow, IntArray, Stream, StreamKind, Work
-from meshwise.strategies.lowering.rank_classes.classes import ClassTable, each_once
-from meshwise.strategies.lowering.tasks.skeleton import RANK, Site, Skeleton, Slot
+from meshwise.strategies.lowering.rank_classes.classes import ClassTable, find_unique_pairs
+from meshwise.strategies.lowering.tasks.skeleton import RANK, Site, Skeleton, TaskTemplate
 
 _KINDS = tuple(StreamKind)
 _NUMBER = {kind: index for index, kind in enumerate(_KINDS)}
 
 
-class Content(NamedTuple):
+class TaskContent(NamedTuple):
     """What one task does, and the bytes that it puts on links."""
 
     work: Work
@@ -33,37 +33,42 @@ class Incidence(NamedTuple):
     rank_class: IntArray
 
 
-class Sites:
+class SiteTable:
     """The instances of every site: rank classes, or classes of groups and pairs; each computed once."""
 
     def __init__(self, table: ClassTable) -> None:
         self.table = table
         self._incidences: dict[tuple[Site, int], Incidence] = {}
 
-    def instances(self, site: Site) -> tuple[int, ...]:
+    def list_instances(self, site: Site) -> tuple[int, ...]:
         """Return the classes (of ranks or groups) at a site, in order."""
         if site.kind == RANK:
             return self.table.by_position[site.position]
         return self.table.groups_at(site.kind, site.position)
 
-    def incidence(self, site: Site, position: int) -> Incidence:
+    def find_incidence(self, site: Site, position: int) -> Incidence:
         """Return the rank classes of every instance that are at a pipeline position."""
         if (site, position) not in self._incidences:
-            self._incidences[site, position] = self._incidence(site, position)
+            self._incidences[site, position] = self._find_incidence(site, position)
         return self._incidences[site, position]
 
-    def _incidence(self, site: Site, position: int) -> Incidence:
-        found = self.instances(site)
+    def _find_incidence(self, site: Site, position: int) -> Incidence:
+        groups = self.list_instances(site)
         if site.kind == RANK:
-            return Incidence(np.arange(len(found)), np.array(found, dtype=np.int64))
+            return Incidence(np.arange(len(groups)), np.array(groups, dtype=np.int64))
         classes, positions = self.table.tables[site.kind].classes, self.table.positions
-        rows = [(i, c) for i, group in enumerate(found) for c in classes[group] if positions[c] == position]
+        rows = [
+            (i, rank_class)
+            for i, group in enumerate(groups)
+            for rank_class in classes[group]
+            if positions[rank_class] == position
+        ]
         pairs = np.array(rows, dtype=np.int64).reshape(-1, 2)
         return Incidence(pairs[:, 0], pairs[:, 1])
 
 
 @dataclass(frozen=True, eq=False)
-class Frame:
+class TaskFrame:
     """The tasks of a skeleton on the classes of a table, before their contents are known.
 
     Parameters
@@ -85,17 +90,19 @@ class Frame:
 
 
 @dataclass(frozen=True, eq=False)
-class Columns:
+class TaskColumns:
     """A frame with the contents of its tasks: all columns of a program."""
 
-    frame: Frame
+    frame: TaskFrame
     work: tuple[Work, ...]
     flows: tuple[Flow, ...]
     work_of: IntArray
     flow_of: IntArray
 
 
-def assemble(skeleton: Skeleton, table: ClassTable, content: Callable[[Slot, int], Content]) -> Columns:
+def assemble(
+    skeleton: Skeleton, table: ClassTable, describe: Callable[[TaskTemplate, int], TaskContent]
+) -> TaskColumns:
     """Return the columns of a skeleton's tasks on every class.
 
     Parameters
@@ -103,32 +110,32 @@ def assemble(skeleton: Skeleton, table: ClassTable, content: Callable[[Slot, int
     describe
         Returns the content of a template's task on one instance of its site, a class of ranks or of groups.
     """
-    place = frame(skeleton, table)
-    work, flows, work_rows, flow_rows = _contents(skeleton, place, content)
-    return Columns(place, work, flows, work_rows[place.rows], flow_rows[place.rows])
+    task_frame = build_frame(skeleton, table)
+    work, flows, work_rows, flow_rows = _collect_contents(skeleton, task_frame, describe)
+    return TaskColumns(task_frame, work, flows, work_rows[task_frame.rows], flow_rows[task_frame.rows])
 
 
 @lru_cache(maxsize=8)
-def frame(skeleton: Skeleton, table: ClassTable) -> Frame:
+def build_frame(skeleton: Skeleton, table: ClassTable) -> TaskFrame:
     """Return the tasks of a skeleton on the classes of a table; plans that differ in costs alone share it."""
-    sites = Sites(table)
-    instances = tuple(sites.instances(slot.site) for slot in skeleton.slots)
-    counts = np.array([len(found) for found in instances], dtype=np.int64)
-    task_counts = counts[skeleton.slot_of]
-    base = np.concatenate([[0], np.cumsum(task_counts)])
+    sites = SiteTable(table)
+    instances = tuple(sites.list_instances(template.site) for template in skeleton.templates)
+    counts = np.array([len(classes) for classes in instances], dtype=np.int64)
+    task_counts = counts[skeleton.template_of]
+    task_base = np.concatenate([[0], np.cumsum(task_counts)])
     row_base = np.concatenate([[0], np.cumsum(counts)])[:-1]
-    rows = ragged_index(row_base[skeleton.slot_of], task_counts)
-    widths, flat = _streams(skeleton, sites)
-    used, flat = np.unique(flat, return_inverse=True)
+    rows = ragged_index(row_base[skeleton.template_of], task_counts)
+    widths, flat_streams = _list_streams(skeleton, sites)
+    used_streams, flat_streams = np.unique(flat_streams, return_inverse=True)
     width_base = np.concatenate([[0], np.cumsum(widths)])[:-1]
-    predecessor_start, predecessor_of = _predecessors(skeleton, sites, base)
-    return Frame(
+    predecessor_start, predecessor_of = _find_predecessors(skeleton, sites, task_base)
+    return TaskFrame(
         instances=instances,
         rows=rows,
-        streams=tuple(Stream(index // len(_KINDS), _KINDS[index % len(_KINDS)]) for index in used.tolist()),
+        streams=tuple(Stream(index // len(_KINDS), _KINDS[index % len(_KINDS)]) for index in used_streams.tolist()),
         microbatch_of=np.repeat(skeleton.microbatch_of, task_counts),
         stream_start=np.concatenate([[0], np.cumsum(widths[rows])]),
-        stream_of=flat[ragged_index(width_base[rows], widths[rows])],
+        stream_of=flat_streams[ragged_index(width_base[rows], widths[rows])],
         predecessor_start=predecessor_start,
         predecessor_of=predecessor_of,
     )
@@ -146,81 +153,105 @@ def ragged_index(starts: IntArray, lengths: IntArray) -> IntArray:
     return result
 
 
-def _contents(
-    skeleton: Skeleton, place: Frame, content: Callable[[Slot, int], Content]
+def _collect_contents(
+    skeleton: Skeleton, task_frame: TaskFrame, describe: Callable[[TaskTemplate, int], TaskContent]
 ) -> tuple[tuple[Work, ...], tuple[Flow, ...], IntArray, IntArray]:
     """Return works and flows, equal objects once, and their indices for every instance of every template."""
-    work: dict[int, int] = {}
+    work_numbers: dict[int, int] = {}
     works: list[Work] = []
     flows: list[Flow] = []
     work_rows, flow_rows = [], []
-    for slot, instances in zip(skeleton.slots, place.instances, strict=True):
+    for template, instances in zip(skeleton.templates, task_frame.instances, strict=True):
         for instance in instances:
-            found = content(slot, instance)
+            task_content = describe(template, instance)
             # Works are cached by their makers, so that comparing identities suffices and nothing is hashed.
-            number = work.setdefault(id(found.work), len(works))
+            number = work_numbers.setdefault(id(task_content.work), len(works))
             if number == len(works):
-                works.append(found.work)
+                works.append(task_content.work)
             work_rows.append(number)
-            flow_rows.append(len(flows) if found.flow is not None else -1)
-            if found.flow is not None:
-                flows.append(found.flow)
+            flow_rows.append(len(flows) if task_content.flow is not None else -1)
+            if task_content.flow is not None:
+                flows.append(task_content.flow)
     return tuple(works), tuple(flows), np.array(work_rows, dtype=np.int64), np.array(flow_rows, dtype=np.int64)
 
 
-def _streams(skeleton: Skeleton, sites: Sites) -> tuple[IntArray, IntArray]:
+def _list_streams(skeleton: Skeleton, sites: SiteTable) -> tuple[IntArray, IntArray]:
     """Return the number of streams of every instance of every template, and all these streams in order, as numbers."""
-    held = {key: _held(sites, *key) for key in {(slot.site, slot.streams) for slot in skeleton.slots}}
-    widths, flats = zip(*(held[slot.site, slot.streams] for slot in skeleton.slots), strict=True)
+    site_streams = {
+        key: _list_site_streams(sites, *key)
+        for key in {(template.site, template.streams) for template in skeleton.templates}
+    }
+    widths, flats = zip(
+        *(site_streams[template.site, template.streams] for template in skeleton.templates), strict=True
+    )
     return np.concatenate(widths), np.concatenate(flats)
 
 
-def _held(sites: Sites, site: Site, streams: tuple[tuple[int, StreamKind], ...]) -> tuple[IntArray, IntArray]:
+def _list_site_streams(
+    sites: SiteTable, site: Site, streams: tuple[tuple[int, StreamKind], ...]
+) -> tuple[IntArray, IntArray]:
     """Return how many of some streams every instance of a site occupies, and these streams in order, as numbers."""
     instance, stream = [], []
     for position, kind in streams:
-        found = sites.incidence(site, position)
-        instance.append(found.instance)
-        stream.append(found.rank_class * len(_KINDS) + _NUMBER[kind])
-    where = np.concatenate(instance)
-    width = np.bincount(where, minlength=len(sites.instances(site)))
-    return width, np.concatenate(stream)[np.argsort(where, kind="stable")]
+        incidence = sites.find_incidence(site, position)
+        instance.append(incidence.instance)
+        stream.append(incidence.rank_class * len(_KINDS) + _NUMBER[kind])
+    instance_rows = np.concatenate(instance)
+    width = np.bincount(instance_rows, minlength=len(sites.list_instances(site)))
+    return width, np.concatenate(stream)[np.argsort(instance_rows, kind="stable")]
 
 
-def _predecessors(skeleton: Skeleton, sites: Sites, base: IntArray) -> tuple[IntArray, IntArray]:
+def _find_predecessors(skeleton: Skeleton, sites: SiteTable, base: IntArray) -> tuple[IntArray, IntArray]:
     """Return the explicit predecessors of all tasks: instances that share a class where an edge says so."""
-    of_site = {slot.site: None for slot in skeleton.slots}
-    numbers = {site: index for index, site in enumerate(of_site)}
-    site_of = np.array([numbers[slot.site] for slot in skeleton.slots], dtype=np.int64)[skeleton.slot_of]
-    names = list(of_site)
-    many = len(names)
+    unique_sites = {template.site: None for template in skeleton.templates}
+    numbers = {site: index for index, site in enumerate(unique_sites)}
+    site_of = np.array([numbers[template.site] for template in skeleton.templates], dtype=np.int64)[
+        skeleton.template_of
+    ]
+    site_list = list(unique_sites)
+    num_sites = len(site_list)
     # Edges of one pair of sites and position connect the same instances: they are expanded together.
-    keys = (site_of[skeleton.before] * many + site_of[skeleton.after]) * len(sites.table.by_position) + skeleton.through
+    keys = (site_of[skeleton.edge_sources] * num_sites + site_of[skeleton.edge_targets]) * len(
+        sites.table.by_position
+    ) + skeleton.edge_positions
     order = np.argsort(keys, kind="stable")
     starts = np.flatnonzero(np.concatenate([[True], np.diff(keys[order]) != 0])) if len(keys) else order
-    before, after = [], []
-    for chosen in np.split(order, starts[1:]):
-        if not len(chosen):
+    source_parts, target_parts = [], []
+    for edges in np.split(order, starts[1:]):
+        if not len(edges):
             continue
-        key = int(keys[chosen[0]])
+        key = int(keys[edges[0]])
         pair, position = divmod(key, len(sites.table.by_position))
-        left, right = _related(sites, names[pair // many], names[pair % many], position)
-        before.append((base[skeleton.before[chosen]][:, None] + left).ravel())
-        after.append((base[skeleton.after[chosen]][:, None] + right).ravel())
-    sources = np.concatenate(before) if before else np.empty(0, dtype=np.int64)
-    targets = np.concatenate(after) if after else np.empty(0, dtype=np.int64)
+        source_rows, target_rows = _pair_instances(
+            sites, site_list[pair // num_sites], site_list[pair % num_sites], position
+        )
+        source_parts.append((base[skeleton.edge_sources[edges]][:, None] + source_rows).ravel())
+        target_parts.append((base[skeleton.edge_targets[edges]][:, None] + target_rows).ravel())
+    sources = np.concatenate(source_parts) if source_parts else np.empty(0, dtype=np.int64)
+    targets = np.concatenate(target_parts) if target_parts else np.empty(0, dtype=np.int64)
     start = np.concatenate([[0], np.cumsum(np.bincount(targets, minlength=int(base[-1])))])
     return start, sources[np.argsort(targets, kind="stable")]
 
 
-def _related(sites: Sites, first: Site, second: Site, position: int) -> tuple[IntArray, IntArray]:
+def _pair_instances(sites: SiteTable, first_site: Site, second_site: Site, position: int) -> tuple[IntArray, IntArray]:
     """Return the pairs of instances of two sites that share a rank class at a position."""
-    left, right = sites.incidence(first, position), sites.incidence(second, position)
+    first_incidence, second_incidence = (
+        sites.find_incidence(first_site, position),
+        sites.find_incidence(second_site, position),
+    )
     # The usual case, a site with itself or with sites of the same classes, needs no search.
-    if np.array_equal(left.rank_class, right.rank_class) and (np.diff(left.instance) > 0).all():
-        return left.instance, right.instance
-    order = np.argsort(left.rank_class, kind="stable")
-    ordered = left.rank_class[order]
-    low, high = np.searchsorted(ordered, right.rank_class), np.searchsorted(ordered, right.rank_class, side="right")
-    matched = left.instance[order][ragged_index(low, high - low)]
-    return each_once([matched], [np.repeat(right.instance, high - low)], len(sites.instances(second)))
+    if (
+        np.array_equal(first_incidence.rank_class, second_incidence.rank_class)
+        and (np.diff(first_incidence.instance) > 0).all()
+    ):
+        return first_incidence.instance, second_incidence.instance
+    order = np.argsort(first_incidence.rank_class, kind="stable")
+    sorted_classes = first_incidence.rank_class[order]
+    low, high = (
+        np.searchsorted(sorted_classes, second_incidence.rank_class),
+        np.searchsorted(sorted_classes, second_incidence.rank_class, side="right"),
+    )
+    matched = first_incidence.instance[order][ragged_index(low, high - low)]
+    return find_unique_pairs(
+        [matched], [np.repeat(second_incidence.instance, high - low)], len(sites.list_instances(second_site))
+    )

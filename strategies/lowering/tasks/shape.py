@@ -9,27 +9,32 @@ from math import ceil
 from typing import NamedTuple
 
 from meshwise.simulator.collective import Collective
-from meshwise.strategies.lowering.costs.offload import Update, update
+from meshwise.strategies.lowering.costs.offload import Update, plan_update
 from meshwise.strategies.lowering.costs.optimizer import SQUARES, Parameters
-from meshwise.strategies.lowering.costs.weights import summed_share
+from meshwise.strategies.lowering.costs.weights import summed_elements
 from meshwise.strategies.lowering.rank_classes.placement import NORM, tied_kind
-from meshwise.strategies.lowering.tasks.activation_copies import KeptShape
-from meshwise.strategies.lowering.tasks.cuts import Cuts, Part, Passes
-from meshwise.strategies.lowering.tasks.data_parallel import SHARED, reduced_bytes, reduction, replica_sum
+from meshwise.strategies.lowering.tasks.activation_copies import OffloadedBlock
+from meshwise.strategies.lowering.tasks.cuts import Cuts, Part, PassMode
+from meshwise.strategies.lowering.tasks.data_parallel import (
+    SHARING_KINDS,
+    choose_reduction,
+    reduction_bytes,
+    replica_sum,
+)
 from meshwise.strategies.lowering.tasks.fully_sharded import Sharing
-from meshwise.strategies.lowering.tasks.skeleton import Slot
+from meshwise.strategies.lowering.tasks.skeleton import TaskTemplate
 from meshwise.strategies.lowering.tasks.variants import (
     FORWARD_PASS,
     INPUTS,
-    JOINED,
+    JOINED_OFFSET,
     LAST_BACKWARD,
     LAST_WEIGHTS,
-    SPLIT,
-    WHOLE,
+    SPLIT_VARIANTS,
+    WHOLE_VARIANTS,
 )
 from meshwise.strategies.plan.mesh import EXPERT_DATA, OPERATOR_AXES, REPLICA, TENSOR
 from meshwise.strategies.plan.offloading import FROM_HOST
-from meshwise.strategies.plan.plan import blocks_on_host
+from meshwise.strategies.plan.plan import count_host_blocks
 from meshwise.strategies.schedules.schedule import KINDS, MAKES_GRADIENTS, ActionKind
 
 
@@ -48,14 +53,14 @@ class PartShape(NamedTuple):
         Whether it starts with the next part.
     """
 
-    legs: int
-    together: bool
-    launched: bool
-    along: str = TENSOR
-    beside: bool = False
+    num_phases: int
+    runs_as_group: bool
+    has_launch: bool
+    axis: str = TENSOR
+    overlaps_next: bool = False
 
 
-class Leaving(NamedTuple):
+class LeavingBucket(NamedTuple):
     """A bucket of gradients that leaves after a part of a pass, and how it is reduced.
 
     Parameters
@@ -75,11 +80,11 @@ class Leaving(NamedTuple):
     number: int
     parts: tuple[int, ...]
     kind: str
-    legs: int
-    replicas: int
-    copied: bool = False
+    num_phases: int
+    num_replica_phases: int
+    is_copied: bool = False
 
-    def after(self, kind: ActionKind) -> int:
+    def leaving_part(self, kind: ActionKind) -> int:
         """Return the part of a pass of a kind after which the bucket leaves."""
         return self.parts[MAKES_GRADIENTS.index(kind)]
 
@@ -90,7 +95,7 @@ class UnitShape(NamedTuple):
     ``gathers`` are kinds of groups, each with the number of its phases.
     """
 
-    first: int
+    first_part: int
     block: int
     gathers: tuple[tuple[str, int], ...]
 
@@ -113,18 +118,18 @@ class StageShape(NamedTuple):
 
     forward: tuple[PartShape, ...]
     backward: tuple[PartShape, ...]
-    last: tuple[PartShape, ...]
-    buckets: tuple[Leaving, ...]
-    split: tuple[tuple[PartShape, ...], ...] = ()
+    last_backward: tuple[PartShape, ...]
+    buckets: tuple[LeavingBucket, ...]
+    split_passes: tuple[tuple[PartShape, ...], ...] = ()
     units: tuple[tuple[UnitShape, ...], ...] = ()
-    forward_kept: tuple[KeptShape, ...] = ()
-    backward_kept: tuple[KeptShape, ...] = ()
+    forward_offloads: tuple[OffloadedBlock, ...] = ()
+    backward_offloads: tuple[OffloadedBlock, ...] = ()
 
-    def parts(self, variant: int) -> tuple[PartShape, ...]:
+    def select_parts(self, variant: int) -> tuple[PartShape, ...]:
         """Return the parts of one variant of a pass."""
-        return (self.forward, self.backward, self.last, *self.split)[variant % JOINED]
+        return (self.forward, self.backward, self.last_backward, *self.split_passes)[variant % JOINED_OFFSET]
 
-    def gathered(self, kind: ActionKind) -> tuple[UnitShape, ...]:
+    def select_units(self, kind: ActionKind) -> tuple[UnitShape, ...]:
         """Return the units that a pass of a kind reads: gradients of weights need no parameters."""
         return () if kind is ActionKind.WEIGHT else self.units[KINDS.index(kind)]
 
@@ -164,12 +169,12 @@ class StepShape(NamedTuple):
     stages: tuple[StageShape, ...]
     reductions: tuple[tuple[tuple[str, int], ...], ...]
     gathers: tuple[tuple[tuple[str, int], ...], ...]
-    replicated: tuple[tuple[tuple[str, int], ...], ...]
-    tied: tuple[tuple[int, int, int], ...]
+    replicated_sums: tuple[tuple[tuple[str, int], ...], ...]
+    tied_sums: tuple[tuple[int, int, int], ...]
     updates: tuple[Update, ...]
-    replicas: tuple[tuple[tuple[int, int], ...], ...]
+    replica_sums: tuple[tuple[tuple[int, int], ...], ...]
     sharing: Sharing
-    norm: int | None
+    norm_phases: int | None
     hosts_wait: bool
     hosts_wait_inside: bool
 
@@ -186,39 +191,45 @@ class Volumes:
         self.training = cuts.training
         self._boundaries: dict[tuple[int, int], Volume] = {}
 
-    def gradients(self, stage: int, bucket: int) -> Volume:
+    def bucket_sum(self, stage: int, bucket: int) -> Volume:
         """Return the reduction of a bucket of a stage."""
-        size = reduced_bytes(self.training, self.plan)
-        return reduction(self.plan), float(self.cuts.buckets(stage)[bucket].parameters * size)
+        size = reduction_bytes(self.training, self.plan)
+        return choose_reduction(self.plan), float(self.cuts.buckets(stage)[bucket].parameters * size)
 
-    def all_gradients(self, kind: str, position: int) -> Volume:
+    def gradient_sum(self, kind: str, position: int) -> Volume:
         """Return the reduction of all gradients of a position that the groups of a kind share."""
-        return reduction(self.plan), float(self.shared(kind, position) * reduced_bytes(self.training, self.plan))
+        return choose_reduction(self.plan), float(
+            self.count_shared(kind, position) * reduction_bytes(self.training, self.plan)
+        )
 
-    def updated(self, kind: str, position: int) -> Volume:
+    def parameter_gather(self, kind: str, position: int) -> Volume:
         """Return the gather of the parameters that the optimizer has updated as shards."""
-        return Collective.ALL_GATHER, float(self.shared(kind, position) * self.training.updated_bytes)
+        return Collective.ALL_GATHER, float(self.count_shared(kind, position) * self.training.updated_bytes)
 
     def replica_sum(self, kind: str, elements: int) -> Volume:
         """Return the sum over replicas of a rank's share of ``elements`` gradients."""
         return replica_sum(self.training, self.plan, kind, elements)
 
-    def unit(self, kind: str, stage: int, block: int) -> Volume:
+    def unit_gather(self, kind: str, stage: int, block: int) -> Volume:
         """Return the gather of the parameters of a block by the groups of a kind."""
         cost = self.cuts.plan_costs.stages[stage].blocks[block]
-        elements = cost.experts if kind == EXPERT_DATA else cost.parameters - cost.experts
+        elements = cost.expert_parameters if kind == EXPERT_DATA else cost.parameters - cost.expert_parameters
         return Collective.ALL_GATHER, float(elements * self.training.parameter_bytes)
 
-    def boundary(self, stage: int, batch: int) -> Volume:
+    def boundary_send(self, stage: int, batch: int) -> Volume:
         """Return the send of one microbatch from a stage to the next; ``batch`` is that of a `RankProfile`."""
         if (stage, batch) not in self._boundaries:
-            size = self.plan.boundary_part(self.costs.boundary_bytes(self.costs.seen(self.plan, batch), stage))
+            size = self.plan.count_boundary_bytes(
+                self.costs.boundary_bytes(self.costs.with_batch(self.plan, batch), stage)
+            )
             self._boundaries[stage, batch] = Collective.SEND, size
         return self._boundaries[stage, batch]
 
-    def replicated(self, axis: str, position: int) -> Volume:
+    def replicated_sum(self, axis: str, position: int) -> Volume:
         """Return the sum of the gradients at a position of parameters that ranks along an axis have whole."""
-        elements = summed_share(self.plan, self.held(position).replicated[OPERATOR_AXES.index(axis)])
+        elements = summed_elements(
+            self.plan, self.position_parameters(position).replicated_elements[OPERATOR_AXES.index(axis)]
+        )
         return Collective.ALL_REDUCE, float(elements * self.training.gradient_bytes)
 
     def tied_sum(self, elements: int) -> Volume:
@@ -226,195 +237,258 @@ class Volumes:
         share = ceil(elements / self.plan.shards) if self.cuts.sharing.gradients else elements
         return Collective.ALL_REDUCE, float(share * self.training.gradient_bytes)
 
-    def shared(self, kind: str, position: int) -> int:
+    def count_shared(self, kind: str, position: int) -> int:
         """Return the number of parameters of a position that the groups of a kind share."""
-        held = self.held(position)
-        return held.experts if kind == EXPERT_DATA else held.elements - held.experts
+        parameters = self.position_parameters(position)
+        return parameters.expert_elements if kind == EXPERT_DATA else parameters.elements - parameters.expert_elements
 
-    def held(self, position: int) -> Parameters:
+    def position_parameters(self, position: int) -> Parameters:
         """Return the parameters on a rank of a position."""
-        return self.cuts.plan_costs.held.positions[position]
+        return self.cuts.plan_costs.plan_parameters.positions[position]
 
-    def at_the_end(self, slot: Slot) -> tuple[int, int, Volume, str]:
+    def describe_communication(self, template: TaskTemplate) -> tuple[int, int, Volume, str]:
         """Return stage, phase, volume and name of a communication of states; stage -1 stands for all stages."""
-        position, key = slot.site.position, slot.key
-        if slot.what == "unshard":
+        position, key = template.site.position, template.key
+        if template.role == "unshard":
             name = self.plan.stages[key[0]].blocks[key[1]]
-            what = "experts" if slot.site.kind == EXPERT_DATA else "parameters"
-            return key[0], key[2], self.unit(slot.site.kind, key[0], key[1]), f"{what} of {name}"
-        over_replicas = slot.site.kind == REPLICA
-        if slot.what == "reduce" and key[0] >= 0:
+            content = "experts" if template.site.kind == EXPERT_DATA else "parameters"
+            return key[0], key[2], self.unit_gather(template.site.kind, key[0], key[1]), f"{content} of {name}"
+        over_replicas = template.site.kind == REPLICA
+        if template.role == "reduce" and key[0] >= 0:
             bucket = self.cuts.buckets(key[0])[key[1]]
-            sums = self.replica_sum(bucket.kind, bucket.parameters) if over_replicas else self.gradients(*key[:2])
-            return key[0], key[2], sums, f"gradients of {bucket.blocks[-1]} .. {bucket.blocks[0]}"
-        if slot.what == "reduce" and over_replicas:
-            kind = SHARED[key[1]]
-            return -1, key[2], self.replica_sum(kind, self.shared(kind, position)), "gradients of all blocks"
-        if slot.what == "reduce":
-            return -1, key[2], self.all_gradients(slot.site.kind, position), "gradients of all blocks"
-        if slot.what == "norm":
+            volume = self.replica_sum(bucket.kind, bucket.parameters) if over_replicas else self.bucket_sum(*key[:2])
+            return key[0], key[2], volume, f"gradients of {bucket.blocks[-1]} .. {bucket.blocks[0]}"
+        if template.role == "reduce" and over_replicas:
+            kind = SHARING_KINDS[key[1]]
+            return -1, key[2], self.replica_sum(kind, self.count_shared(kind, position)), "gradients of all blocks"
+        if template.role == "reduce":
+            return -1, key[2], self.gradient_sum(template.site.kind, position), "gradients of all blocks"
+        if template.role == "norm":
             return -1, key[0], SQUARES, "norm of gradients"
-        if slot.what == "replicated":
-            return -1, key[0], self.replicated(slot.site.kind, position), "gradients of replicated parameters"
-        if slot.what == "gather":
-            return -1, key[0], self.updated(slot.site.kind, position), "parameters"
-        return -1, key[1], self.tied_sum(self.cuts.tied[key[0]][2]), "tied gradients"
+        if template.role == "replicated":
+            return -1, key[0], self.replicated_sum(template.site.kind, position), "gradients of replicated parameters"
+        if template.role == "gather":
+            return -1, key[0], self.parameter_gather(template.site.kind, position), "parameters"
+        return -1, key[1], self.tied_sum(self.cuts.tied_sums[key[0]][2]), "tied gradients"
 
 
 def step_shape(cuts: Cuts, volumes: Volumes) -> StepShape:
     """Return the shape of a plan's step, on which its skeleton depends."""
-    return _Shape(cuts, volumes).step()
+    return _ShapeBuilder(cuts, volumes).build()
 
 
-class _Shape:
+class _ShapeBuilder:
     """Builds the shape of one plan's step."""
 
     def __init__(self, cuts: Cuts, volumes: Volumes) -> None:
         self.cuts, self.volumes, self.plan = cuts, volumes, cuts.plan
         self.machine, self.table, self.training = cuts.machine, cuts.machine.table, cuts.training
 
-    def step(self) -> StepShape:
+    def build(self) -> StepShape:
         """Return the shape of the step."""
         plan, framework = self.plan, self.training.conventions
         positions = range(plan.pipeline)
-        late = plan.replicas > 1 and not self.cuts.in_buckets
+        reduces_late = plan.replicas > 1 and not self.cuts.in_buckets
         return StepShape(
             schedule=plan.schedule,
             ranks=plan.pipeline,
             microbatches=plan.num_microbatches,
             chunks=plan.chunks,
-            stages=tuple(self._stage_shape(stage) for stage in range(len(plan.stages))),
-            reductions=tuple(self._ending(p, self.volumes.all_gradients) if late else () for p in positions),
-            gathers=tuple(self._ending(p, self.volumes.updated) if plan.zero in (1, 2) else () for p in positions),
-            updates=tuple(self._update(position) for position in positions),
-            replicated=tuple(self._replicated(p) for p in positions),
-            tied=tuple((a, b, self._legs(tied_kind(a, b), a, self.volumes.tied_sum(n))) for a, b, n in self.cuts.tied),
-            replicas=tuple(self._late_replicas(p) if late else () for p in positions),
+            stages=tuple(self._build_stage(stage) for stage in range(len(plan.stages))),
+            reductions=tuple(
+                self._list_late_collectives(pipeline_position, self.volumes.gradient_sum) if reduces_late else ()
+                for pipeline_position in positions
+            ),
+            gathers=tuple(
+                self._list_late_collectives(pipeline_position, self.volumes.parameter_gather)
+                if plan.zero in (1, 2)
+                else ()
+                for pipeline_position in positions
+            ),
+            updates=tuple(self._plan_update(position) for position in positions),
+            replicated_sums=tuple(self._list_replicated_sums(pipeline_position) for pipeline_position in positions),
+            tied_sums=tuple(
+                (
+                    first_position,
+                    second_position,
+                    self._count_phases(
+                        tied_kind(first_position, second_position), first_position, self.volumes.tied_sum(elements)
+                    ),
+                )
+                for first_position, second_position, elements in self.cuts.tied_sums
+            ),
+            replica_sums=tuple(
+                self._list_late_replicas(pipeline_position) if reduces_late else () for pipeline_position in positions
+            ),
             sharing=self.cuts.sharing,
-            norm=self._norm_legs(),
+            norm_phases=self._count_norm_phases(),
             hosts_wait=framework.waits_for_passes or (plan.pipeline > 1 and framework.waits_for_exchanges),
             hosts_wait_inside=framework.waits_for_collectives,
         )
 
-    def _replicated(self, position: int) -> tuple[tuple[str, int], ...]:
+    def _list_replicated_sums(self, position: int) -> tuple[tuple[str, int], ...]:
         """Return the operator axes along which gradients are summed at the end of the step, with phases of each."""
-        found = ((axis, self._legs(axis, position, self.volumes.replicated(axis, position))) for axis in OPERATOR_AXES)
-        return tuple((axis, legs) for axis, legs in found if legs)
+        phase_counts = (
+            (axis, self._count_phases(axis, position, self.volumes.replicated_sum(axis, position)))
+            for axis in OPERATOR_AXES
+        )
+        return tuple((axis, num_phases) for axis, num_phases in phase_counts if num_phases)
 
-    def _norm_legs(self) -> int | None:
+    def _count_norm_phases(self) -> int | None:
         """Return the phases of the sum of the norm of gradients; ``None`` without clipping."""
         if not self.training.gradient_clipping:
             return None
-        return self._legs(NORM, 0, SQUARES) if NORM in self.table.tables else 0
+        return self._count_phases(NORM, 0, SQUARES) if NORM in self.table.tables else 0
 
-    def _stage_shape(self, stage: int) -> StageShape:
+    def _build_stage(self, stage: int) -> StageShape:
         # Ranks with larger microbatches may need more phases; tasks of phases that a rank lacks take no ticks.
         """Return the shape of a stage."""
-        first, *others = self._sized(self.cuts.positions[stage])
-        used = WHOLE + SPLIT if self.plan.splits_backward else WHOLE
-        variants = [self.cuts.parts(stage, variant, first) for variant in used]
-        shapes = [self._pass_shape(stage, parts) for parts in variants]
-        for rank_class in others:
-            more = [self._pass_shape(stage, self.cuts.parts(stage, variant, rank_class)) for variant in used]
-            shapes = [_longest(*rows) for rows in zip(shapes, more, strict=True)]
-        makes = [LAST_BACKWARD, LAST_WEIGHTS] if self.plan.splits_backward else [LAST_BACKWARD]
-        leaving: list[Leaving] = []
-        away = blocks_on_host(self.plan, stage)
+        first_class, *other_classes = self._list_sized_classes(self.cuts.positions[stage])
+        used_variants = WHOLE_VARIANTS + SPLIT_VARIANTS if self.plan.splits_backward else WHOLE_VARIANTS
+        variants = [self.cuts.list_parts(stage, variant, first_class) for variant in used_variants]
+        shapes = [self._build_pass(stage, parts) for parts in variants]
+        for rank_class in other_classes:
+            other_shapes = [
+                self._build_pass(stage, self.cuts.list_parts(stage, variant, rank_class)) for variant in used_variants
+            ]
+            shapes = [_choose_longest(*rows) for rows in zip(shapes, other_shapes, strict=True)]
+        gradient_variants = [LAST_BACKWARD, LAST_WEIGHTS] if self.plan.splits_backward else [LAST_BACKWARD]
+        leaving_buckets: list[LeavingBucket] = []
+        num_on_host = count_host_blocks(self.plan, stage)
         names = self.plan.stages[stage].blocks
         if self.cuts.in_buckets:
-            ends = [{part.completes: index for index, part in enumerate(variants[variant])} for variant in makes]
+            part_ends = [
+                {part.completed_block: index for index, part in enumerate(variants[variant])}
+                for variant in gradient_variants
+            ]
             for number, bucket in enumerate(self.cuts.buckets(stage)):
-                legs = self._legs(bucket.kind, self.cuts.positions[stage], self.volumes.gradients(stage, number))
-                over = self._replica_legs(bucket.kind, self.cuts.positions[stage], bucket.parameters)
-                copied = bucket.last in names[:away]
-                if legs or over or copied:
-                    parts = tuple(end_parts[bucket.last] for end_parts in ends)
-                    leaving.append(Leaving(number, parts, bucket.kind, legs, over, copied))
-        forward, backward, last, *split = shapes
-        ways = variants[FORWARD_PASS], variants[LAST_BACKWARD]
-        reading = (FORWARD_PASS, LAST_BACKWARD, INPUTS)
-        units = tuple(self._units(stage, variants[variant]) for variant in reading if variant in used)
-        kept = [self._kept(stage, pass_parts) for pass_parts in ways]
-        return StageShape(forward, backward, last, tuple(leaving), tuple(split), units, kept[0], kept[1])
+                num_phases = self._count_phases(
+                    bucket.kind, self.cuts.positions[stage], self.volumes.bucket_sum(stage, number)
+                )
+                num_replica_phases = self._count_replica_phases(
+                    bucket.kind, self.cuts.positions[stage], bucket.parameters
+                )
+                is_copied = bucket.last_block in names[:num_on_host]
+                if num_phases or num_replica_phases or is_copied:
+                    parts = tuple(end_parts[bucket.last_block] for end_parts in part_ends)
+                    leaving_buckets.append(
+                        LeavingBucket(number, parts, bucket.kind, num_phases, num_replica_phases, is_copied)
+                    )
+        forward, backward, last_backward, *split_passes = shapes
+        part_lists = variants[FORWARD_PASS], variants[LAST_BACKWARD]
+        reading_variants = (FORWARD_PASS, LAST_BACKWARD, INPUTS)
+        units = tuple(
+            self._list_units(stage, variants[variant]) for variant in reading_variants if variant in used_variants
+        )
+        offloads = [self._list_offloaded(stage, pass_parts) for pass_parts in part_lists]
+        return StageShape(
+            forward,
+            backward,
+            last_backward,
+            tuple(leaving_buckets),
+            tuple(split_passes),
+            units,
+            offloads[0],
+            offloads[1],
+        )
 
-    def _sized(self, position: int) -> tuple[int, ...]:
+    def _list_sized_classes(self, position: int) -> tuple[int, ...]:
         """Return, for every size of microbatches of the ranks at a position, one rank class."""
         classes = self.table.by_position[position]
         if not self.table.placed.batches:
             return classes[:1]
         return tuple({self.machine.rank(index).batch: index for index in reversed(classes)}.values())
 
-    def _pass_shape(self, stage: int, parts: tuple[Part, ...]) -> tuple[PartShape, ...]:
+    def _build_pass(self, stage: int, parts: tuple[Part, ...]) -> tuple[PartShape, ...]:
         """Return the shapes of the parts of a pass."""
-        return tuple(self._part_shape(stage, part) for part in parts)
+        return tuple(self._build_part(stage, part) for part in parts)
 
-    def _units(self, stage: int, parts: tuple[Part, ...]) -> tuple[UnitShape, ...]:
+    def _list_units(self, stage: int, parts: tuple[Part, ...]) -> tuple[UnitShape, ...]:
         """Return the units whose parameters are gathered, in the order of a pass."""
         if not self.cuts.sharing.parameters:
             return ()
-        ended = [index for index, part in enumerate(parts) if part.ends_loss]
+        loss_ends = [index for index, part in enumerate(parts) if part.ends_loss]
         units = []
-        for start, end, block in self._blocks(stage, parts):
-            after_loss = (index + 1 for index in ended if start <= index <= end)
-            units.append(UnitShape(max(after_loss, default=start), block, self._gathers(stage, block)))
+        for start, end, block in self._list_blocks(stage, parts):
+            after_loss = (index + 1 for index in loss_ends if start <= index <= end)
+            units.append(UnitShape(max(after_loss, default=start), block, self._list_gathers(stage, block)))
         return tuple(units)
 
-    def _kept(self, stage: int, parts: tuple[Part, ...]) -> tuple[KeptShape, ...]:
+    def _list_offloaded(self, stage: int, parts: tuple[Part, ...]) -> tuple[OffloadedBlock, ...]:
         """Return the blocks of a pass whose activations are on the host between passes, in its order."""
         blocks = self.cuts.plan_costs.stages[stage].blocks
-        if not any(block.away for block in blocks):
+        if not any(block.offloaded_bytes for block in blocks):
             return ()
-        return tuple(KeptShape(*where) for where in self._blocks(stage, parts) if blocks[where[2]].away)
+        return tuple(
+            OffloadedBlock(*span) for span in self._list_blocks(stage, parts) if blocks[span[2]].offloaded_bytes
+        )
 
-    def _blocks(self, stage: int, parts: tuple[Part, ...]) -> Iterator[tuple[int, int, int]]:
+    def _list_blocks(self, stage: int, parts: tuple[Part, ...]) -> Iterator[tuple[int, int, int]]:
         """Yield the first part, last part and number of every block of a pass, where passes are cut at blocks."""
         number = {name: index for index, name in enumerate(self.plan.stages[stage].blocks)}
-        ends = [(index, number[part.completes]) for index, part in enumerate(parts) if part.completes is not None]
+        ends = [
+            (index, number[part.completed_block])
+            for index, part in enumerate(parts)
+            if part.completed_block is not None
+        ]
         starts = [0, *(index + 1 for index, _ in ends)]
         yield from ((start, end, block) for start, (end, block) in zip(starts, ends, strict=False))
 
-    def _update(self, position: int) -> Update:
+    def _plan_update(self, position: int) -> Update:
         """Return how the ranks of a position update their parameters."""
-        return update(self.training, self.plan, self.volumes.held(position), self.cuts.on_host[position])
-
-    def _gathers(self, stage: int, block: int) -> tuple[tuple[str, int], ...]:
-        """Return the kinds of groups that gather a unit, with phases of each; first its copy from the host."""
-        found = (
-            (kind, self._legs(kind, self.cuts.positions[stage], self.volumes.unit(kind, stage, block)))
-            for kind in SHARED
+        return plan_update(
+            self.training, self.plan, self.volumes.position_parameters(position), self.cuts.host_shares[position]
         )
-        first = ((FROM_HOST, 1),) if block < blocks_on_host(self.plan, stage) else ()
-        return (*first, *((kind, legs) for kind, legs in found if legs))
 
-    def _part_shape(self, stage: int, part: Part) -> PartShape:
+    def _list_gathers(self, stage: int, block: int) -> tuple[tuple[str, int], ...]:
+        """Return the kinds of groups that gather a unit, with phases of each; first its copy from the host."""
+        gathers = (
+            (kind, self._count_phases(kind, self.cuts.positions[stage], self.volumes.unit_gather(kind, stage, block)))
+            for kind in SHARING_KINDS
+        )
+        host_copy = ((FROM_HOST, 1),) if block < count_host_blocks(self.plan, stage) else ()
+        return (*host_copy, *((kind, num_phases) for kind, num_phases in gathers if num_phases))
+
+    def _build_part(self, stage: int, part: Part) -> PartShape:
         """Return the shape of a part."""
-        step, legs = part.collective, 0
-        if step is not None and step.collective is not None:
-            legs = self._legs(step.axis, self.cuts.positions[stage], (step.collective, step.size)) or 1
-        together = self.cuts.passes[self.cuts.positions[stage]] is Passes.GROUP and part.communicates and not legs
-        along = step.axis if step is not None else TENSOR
-        return PartShape(legs, together, part.lead > 0, along, part.beside)
+        segment, num_phases = part.collective, 0
+        if segment is not None and segment.collective is not None:
+            num_phases = (
+                self._count_phases(segment.axis, self.cuts.positions[stage], (segment.collective, segment.size)) or 1
+            )
+        runs_as_group = (
+            self.cuts.pass_modes[self.cuts.positions[stage]] is PassMode.GROUP and part.communicates and not num_phases
+        )
+        axis = segment.axis if segment is not None else TENSOR
+        return PartShape(num_phases, runs_as_group, part.launch_lead > 0, axis, part.overlaps_next)
 
-    def _ending(self, position: int, what: Callable[[str, int], Volume]) -> tuple[tuple[str, int], ...]:
+    def _list_late_collectives(
+        self, position: int, find_volume: Callable[[str, int], Volume]
+    ) -> tuple[tuple[str, int], ...]:
         """Return the kinds of groups that run a collective at the end of the step, with phases of each."""
-        found = ((kind, self._legs(kind, position, what(kind, position))) for kind in SHARED)
-        return tuple((kind, legs) for kind, legs in found if legs)
+        collectives = (
+            (kind, self._count_phases(kind, position, find_volume(kind, position))) for kind in SHARING_KINDS
+        )
+        return tuple((kind, num_phases) for kind, num_phases in collectives if num_phases)
 
-    def _late_replicas(self, position: int) -> tuple[tuple[int, int], ...]:
+    def _list_late_replicas(self, position: int) -> tuple[tuple[int, int], ...]:
         """Return the indices of the kinds of shares that are summed over replicas at the end, with phases of each."""
-        found = (self._replica_legs(kind, position, self.volumes.shared(kind, position)) for kind in SHARED)
-        return tuple((number, legs) for number, legs in enumerate(found) if legs)
+        phase_counts = (
+            self._count_replica_phases(kind, position, self.volumes.count_shared(kind, position))
+            for kind in SHARING_KINDS
+        )
+        return tuple((number, num_phases) for number, num_phases in enumerate(phase_counts) if num_phases)
 
-    def _replica_legs(self, kind: str, position: int, elements: int) -> int:
+    def _count_replica_phases(self, kind: str, position: int, elements: int) -> int:
         """Return the phases of the sum over replicas of a rank's share of ``elements`` gradients."""
-        return self._legs(REPLICA, position, self.volumes.replica_sum(kind, elements))
+        return self._count_phases(REPLICA, position, self.volumes.replica_sum(kind, elements))
 
-    def _legs(self, kind: str, position: int, what: Volume) -> int:
+    def _count_phases(self, kind: str, position: int, volume: Volume) -> int:
         """Return the most phases of a communication on any group at a position."""
         groups = self.table.groups_at(kind, position) if kind in self.table.tables else ()
-        return max((len(self.machine.communicator(kind, group).legs(*what)) for group in groups), default=0)
+        return max((len(self.machine.communicator(kind, group).list_phases(*volume)) for group in groups), default=0)
 
 
-def _longest(one: tuple[PartShape, ...], other: tuple[PartShape, ...]) -> tuple[PartShape, ...]:
+def _choose_longest(first_parts: tuple[PartShape, ...], second_parts: tuple[PartShape, ...]) -> tuple[PartShape, ...]:
     """Return the parts of a pass with the most phases: collectives of more bytes may run other algorithms."""
-    return tuple(max(pair, key=lambda part: part.legs) for pair in zip(one, other, strict=True))
+    return tuple(max(pair, key=lambda part: part.num_phases) for pair in zip(first_parts, second_parts, strict=True))

@@ -22,7 +22,7 @@ class Site(NamedTuple):
     position: int
 
 
-class Slot(NamedTuple):
+class TaskTemplate(NamedTuple):
     """What the tasks of all microbatches share.
 
     ``role`` and ``key`` identify it for the lowering; ``streams`` are the pipeline positions and streams that it
@@ -30,7 +30,7 @@ class Slot(NamedTuple):
     """
 
     site: Site
-    what: str
+    role: str
     key: tuple[int, ...]
     streams: tuple[tuple[int, StreamKind], ...]
 
@@ -49,12 +49,12 @@ class Skeleton:
         The step of every task, where several steps run in a row.
     """
 
-    slots: tuple[Slot, ...]
-    slot_of: IntArray
+    templates: tuple[TaskTemplate, ...]
+    template_of: IntArray
     microbatch_of: IntArray
-    before: IntArray
-    after: IntArray
-    through: IntArray
+    edge_sources: IntArray
+    edge_targets: IntArray
+    edge_positions: IntArray
     step_of: IntArray | None = None
 
 
@@ -71,51 +71,53 @@ class TaskList:
     """
 
     def __init__(self) -> None:
-        self.slots: dict[Slot, int] = {}
-        self.slot_of: list[int] = []
+        self.templates: dict[TaskTemplate, int] = {}
+        self.template_of: list[int] = []
         self.microbatch_of: list[int] = []
         self.edges: list[tuple[int, int, int]] = []
-        self.repeated: list[tuple[IntArray, list[int]]] = []
+        self.repeated_edges: list[tuple[IntArray, list[int]]] = []
 
-    def add(
+    def add_task(
         self,
         site: Site,
-        what: str,
+        role: str,
         key: tuple[int, ...],
         streams: Streams,
         microbatch: int,
         waits: Waits,
     ) -> int:
         """Add a task and return its number."""
-        return self.task(self.slot(site, what, key, streams), microbatch, waits)
+        return self.append_task(self.number_template(site, role, key, streams), microbatch, waits)
 
-    def slot(self, site: Site, what: str, key: tuple[int, ...], streams: Streams) -> int:
+    def number_template(self, site: Site, role: str, key: tuple[int, ...], streams: Streams) -> int:
         """Return the number of a template."""
-        return self.slots.setdefault(Slot(site, what, key, streams), len(self.slots))
+        return self.templates.setdefault(TaskTemplate(site, role, key, streams), len(self.templates))
 
-    def task(self, slot: int, microbatch: int, waits: Waits) -> int:
+    def append_task(self, template: int, microbatch: int, waits: Waits) -> int:
         """Add a task of a template and return its number."""
-        number = len(self.slot_of)
-        self.slot_of.append(slot)
+        number = len(self.template_of)
+        self.template_of.append(template)
         self.microbatch_of.append(microbatch)
-        self.edges += [(before, number, position) for before, position in waits if before is not None]
+        self.edges += [(predecessor, number, position) for predecessor, position in waits if predecessor is not None]
         return number
 
-    def tasks(self, slots: list[int], microbatch: int) -> None:
+    def append_tasks(self, templates: list[int], microbatch: int) -> None:
         """Add tasks of one microbatch whose edges are known."""
-        self.slot_of += slots
-        self.microbatch_of += [microbatch] * len(slots)
+        self.template_of += templates
+        self.microbatch_of += [microbatch] * len(templates)
 
-    def skeleton(self) -> Skeleton:
+    def build_skeleton(self) -> Skeleton:
         """Return the collected tasks."""
-        edges = self._edges()
-        slot_of, microbatch_of = (np.array(c, dtype=np.int64) for c in (self.slot_of, self.microbatch_of))
-        return Skeleton(tuple(self.slots), slot_of, microbatch_of, edges[:, 0], edges[:, 1], edges[:, 2])
+        edges = self._build_edges()
+        template_of, microbatch_of = (
+            np.array(column, dtype=np.int64) for column in (self.template_of, self.microbatch_of)
+        )
+        return Skeleton(tuple(self.templates), template_of, microbatch_of, edges[:, 0], edges[:, 1], edges[:, 2])
 
-    def _edges(self) -> IntArray:
+    def _build_edges(self) -> IntArray:
         """Return all edges, sorted by the task that waits."""
         parts = [np.array(self.edges, dtype=np.int64).reshape(-1, 3)]
-        for edges, starts in self.repeated:
+        for edges, starts in self.repeated_edges:
             # Only tasks shift, not the position.
             shift = np.array(starts, dtype=np.int64)[:, None, None] * (1, 1, 0)
             parts.append((edges + shift).reshape(-1, 3))

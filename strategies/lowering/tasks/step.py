@@ -15,26 +15,26 @@ import numpy as np
 
 from meshwise.simulator.deadline import check_deadline
 from meshwise.simulator.program import IntArray, StreamKind
-from meshwise.strategies.lowering.costs.offload import GRADIENTS, PARAMETERS, SQUARES_ON_HOST, SUM
+from meshwise.strategies.lowering.costs.offload import GRADIENTS, PARAMETERS, SQUARES_ON_HOST, SUM_ON_HOST
 from meshwise.strategies.lowering.rank_classes.placement import BACKWARD, FORWARD, NORM, hop_kind, tied_kind
-from meshwise.strategies.lowering.tasks.activation_copies import Activations
-from meshwise.strategies.lowering.tasks.shape import Leaving, PartShape, StepShape
+from meshwise.strategies.lowering.tasks.activation_copies import ActivationOffload
+from meshwise.strategies.lowering.tasks.shape import LeavingBucket, PartShape, StepShape
 from meshwise.strategies.lowering.tasks.skeleton import RANK, Site, Skeleton, Streams, TaskList, Waits
-from meshwise.strategies.lowering.tasks.variants import FIRST, JOINED, variant_of
+from meshwise.strategies.lowering.tasks.variants import FIRST_OFFSET, JOINED_OFFSET, variant_of
 from meshwise.strategies.plan.mesh import REPLICA
-from meshwise.strategies.plan.offloading import CHUNKS, FROM_HOST, HOST, STEPS, TO_HOST
-from meshwise.strategies.schedules.orders import actions, in_order
+from meshwise.strategies.plan.offloading import FROM_HOST, HOST, STEPS, TO_HOST, UPDATE_CHUNKS
+from meshwise.strategies.schedules.orders import list_actions, order_actions
 from meshwise.strategies.schedules.rule import Placement
-from meshwise.strategies.schedules.schedule import KINDS, MAKES_GRADIENTS, Action, ActionKind, rule_of, schedule
+from meshwise.strategies.schedules.schedule import KINDS, MAKES_GRADIENTS, Action, ActionKind, build_schedule, find_rule
 
 
-class _PartSlots(NamedTuple):
+class _PartTemplates(NamedTuple):
     """The stream that a part occupies and its templates: launches before it, its phases, and launches after it."""
 
     stream: StreamKind
-    lead: int
-    legs: tuple[int, ...]
-    rest: int
+    launch_lead: int
+    phases: tuple[int, ...]
+    launch_tail: int
 
 
 @dataclass(slots=True)
@@ -46,26 +46,26 @@ class Chain:
 
     tail: int | None = None
     stream: StreamKind | None = None
-    beside: int | None = None
-    joined: int | None = None
+    pending_side: int | None = None
+    side_tail: int | None = None
 
     @property
     def ends(self) -> tuple[int | None, int | None]:
         """The tasks that have to end."""
-        return self.tail, self.joined
+        return self.tail, self.side_tail
 
 
-class _Body(NamedTuple):
+class _PassBody(NamedTuple):
     """The tasks of a pass that wait only for each other, numbered from the first, and the end of their chain."""
 
-    slots: list[int]
+    templates: list[int]
     edges: IntArray
     tail: int
-    joined: int | None
+    side_tail: int | None
     stream: StreamKind | None
 
 
-class Passes(TaskList):
+class PassBuilder(TaskList):
     """Abstract tasks of passes while they are collected.
 
     Attributes
@@ -89,75 +89,86 @@ class Passes(TaskList):
     def __init__(self, shape: StepShape) -> None:
         super().__init__()
         self.shape = shape
-        self.order = schedule(shape.schedule, shape.ranks, shape.microbatches, shape.chunks)
-        self.placement = rule_of(shape.schedule).placement
-        self.first, self.final = self.order.first_gradients, self.order.last_gradients
-        self.parts: dict[tuple[int, ...], _PartSlots] = {}
-        self.bodies: dict[tuple[int, ...], tuple[_Body, list[int]]] = {}
-        self.chain = [Chain() for _ in range(shape.ranks)]
-        self.leaving: list[int | None] = [None] * shape.ranks
-        self.scattered: list[int | None] = [None] * shape.ranks
-        self.arrived: dict[Action, int] = {}
-        self.joins = _joins(shape)
-        self.activations = Activations(self.order)
-        self.summed: list[int | None] = [None] * shape.ranks
-        self.on_host: set[tuple[int, int]] = set()
-        self.computed: list[int | None] = [None] * shape.ranks
-        self.buckets: dict[tuple[int, ActionKind], dict[int, list[Leaving]]] = {}
+        self.order = build_schedule(shape.schedule, shape.ranks, shape.microbatches, shape.chunks)
+        self.placement = find_rule(shape.schedule).placement
+        self.first_gradients, self.last_gradients = self.order.first_gradients, self.order.last_gradients
+        self.part_templates: dict[tuple[int, ...], _PartTemplates] = {}
+        self.bodies: dict[tuple[int, ...], tuple[_PassBody, list[int]]] = {}
+        self.chains = [Chain() for _ in range(shape.ranks)]
+        self.last_reductions: list[int | None] = [None] * shape.ranks
+        self.last_scatters: list[int | None] = [None] * shape.ranks
+        self.arrivals: dict[Action, int] = {}
+        self.joined_actions = _find_joined(shape)
+        self.activation_offload = ActivationOffload(self.order)
+        self.host_sums: list[int | None] = [None] * shape.ranks
+        self.host_buckets: set[tuple[int, int]] = set()
+        self.last_computed: list[int | None] = [None] * shape.ranks
+        self.leaving_buckets: dict[tuple[int, ActionKind], dict[int, list[LeavingBucket]]] = {}
 
     def add_actions(self, actions: tuple[Action, ...]) -> None:
         """Add an action, or two that overlap: they take turns at collectives, beneath which the other one computes."""
         check_deadline()
-        chain = self.chain[self.order.rank_of(actions[0].stage)]
+        chain = self.chains[self.order.find_rank(actions[0].stage)]
         # Both actions of a pair continue from the same end.
         chains = [chain, *(replace(chain) for _ in actions[1:])]
-        alone = len(actions) == 1
-        runs = [self.action(action, own, alone=alone) for action, own in zip(actions, chains, strict=True)]
+        is_single = len(actions) == 1
+        runs = [
+            self.add_action(action, action_chain, is_single=is_single)
+            for action, action_chain in zip(actions, chains, strict=True)
+        ]
         # Each generator pauses at its next collective, which makes the two take turns.
         for _ in zip_longest(*runs):
             pass
-        for other in chains[1:]:
-            chain.joined, chain.tail, chain.stream = chain.tail, other.tail, other.stream
+        for other_chain in chains[1:]:
+            chain.side_tail, chain.tail, chain.stream = chain.tail, other_chain.tail, other_chain.stream
 
-    def action(self, action: Action, chain: Chain, *, alone: bool) -> Iterator[None]:
+    def add_action(self, action: Action, chain: Chain, *, is_single: bool) -> Iterator[None]:
         """Add the tasks of an action, up to its next collective at a time.
 
         A pass that runs alone and gathers, keeps and reduces nothing is a copy of the others of its variant.
         """
-        position, stage = self.order.rank_of(action.stage), self.shape.stages[action.stage]
-        final, shared = self.is_final(action), self.shape.sharing
-        begins = shared.begins and action == self.first[action.stage]
-        variant = variant_of(action, final) + JOINED * (action in self.joins) + FIRST * begins
-        blocks = stage.forward_kept if action.kind is ActionKind.FORWARD else stage.backward_kept
-        leaves = final or (shared.gradients and action.kind in MAKES_GRADIENTS)
-        waits = self.awaited(action)
+        position, stage = self.order.find_rank(action.stage), self.shape.stages[action.stage]
+        is_last, sharing = self.is_final(action), self.shape.sharing
+        begins_gradients = sharing.begins_gradients and action == self.first_gradients[action.stage]
+        variant = (
+            variant_of(action, is_last)
+            + JOINED_OFFSET * (action in self.joined_actions)
+            + FIRST_OFFSET * begins_gradients
+        )
+        offloaded_blocks = stage.forward_offloads if action.kind is ActionKind.FORWARD else stage.backward_offloads
+        reduces = is_last or (sharing.gradients and action.kind in MAKES_GRADIENTS)
+        waits = self.list_awaited(action)
         hosts_wait = [*waits, chain.tail] if self.shape.hosts_wait else []
-        if shared.gradients:
-            waits.append(self.leaving[position])
+        if sharing.gradients:
+            waits.append(self.last_reductions[position])
         # The common pass of a schedule is added once and repeated by array operations.
-        if alone and not (leaves or blocks or shared.parameters or self.shape.hosts_wait_inside):
-            self._alike(chain, position, action, variant, waits, hosts_wait)
+        if is_single and not (reduces or offloaded_blocks or sharing.parameters or self.shape.hosts_wait_inside):
+            self._add_alike(chain, position, action, variant, waits, hosts_wait)
         else:
-            kept, units = (
-                self.activations.begin(action, blocks, chain, self.copy),
-                _Units(self, chain, action, variant),
+            offloaded_pass, units = (
+                self.activation_offload.start_pass(action, offloaded_blocks, chain, self.add_copy),
+                _UnitGathers(self, chain, action, variant),
             )
-            for index, part in enumerate(stage.parts(variant)):
-                waits += [*kept.before(index), *units.before(index)]
-                if shared.copies and leaves and self._leaving_after(action, index):
-                    waits.append(self.scattered[position])
-                self._part(chain, position, (action.stage, variant, index), part, action.microbatch, waits, hosts_wait)
-                hosts_wait = [chain.tail] if self.shape.hosts_wait_inside and part.legs and not part.beside else []
-                waits = waits if part.beside else []  # the next one starts with it
-                waits += self._reduce(chain, position, action, index) if leaves else []
-                kept.after(index)
-                units.after(index)
-                if part.legs and not part.beside:
+            for index, part in enumerate(stage.select_parts(variant)):
+                waits += [*offloaded_pass.list_waits(index), *units.list_waits(index)]
+                if sharing.copies_gradients and reduces and self._list_leaving(action, index):
+                    waits.append(self.last_scatters[position])
+                self._add_part(
+                    chain, position, (action.stage, variant, index), part, action.microbatch, waits, hosts_wait
+                )
+                hosts_wait = (
+                    [chain.tail] if self.shape.hosts_wait_inside and part.num_phases and not part.overlaps_next else []
+                )
+                waits = waits if part.overlaps_next else []  # the next one starts with it
+                waits += self._reduce_buckets(chain, position, action, index) if reduces else []
+                offloaded_pass.finish_part(index)
+                units.finish_part(index)
+                if part.num_phases and not part.overlaps_next:
                     yield
         if action.kind is not ActionKind.WEIGHT:
-            self._send(chain, position, action)
+            self._add_send(chain, position, action)
 
-    def _alike(
+    def _add_alike(
         self,
         chain: Chain,
         position: int,
@@ -167,233 +178,256 @@ class Passes(TaskList):
         hosts_wait: list[int | None],
     ) -> None:
         """Add the parts of a pass like others: only the first part waits for tasks outside it."""
-        for index, part in enumerate(self.shape.stages[action.stage].parts(variant)):
-            self._part(chain, position, (action.stage, variant, index), part, action.microbatch, waits, hosts_wait)
-            if not part.beside:
-                self._rest(chain, position, action, variant, index + 1)
+        for index, part in enumerate(self.shape.stages[action.stage].select_parts(variant)):
+            self._add_part(chain, position, (action.stage, variant, index), part, action.microbatch, waits, hosts_wait)
+            if not part.overlaps_next:
+                self._repeat_body(chain, position, action, variant, index + 1)
                 return
             hosts_wait = []  # the next one starts with it
 
-    def _rest(self, chain: Chain, position: int, action: Action, variant: int, first: int) -> None:
+    def _repeat_body(self, chain: Chain, position: int, action: Action, variant: int, first_part: int) -> None:
         """Add the parts of a pass from ``first_part`` on, which wait only for each other."""
-        key, start = (action.stage, variant), len(self.slot_of)
+        key, start = (action.stage, variant), len(self.template_of)
         if key in self.bodies:
             body, starts = self.bodies[key]
             starts.append(start)
-            self.tasks(body.slots, action.microbatch)
+            self.append_tasks(body.templates, action.microbatch)
         else:
-            body = self._body(chain, position, action, variant, first)
+            body = self._build_body(chain, position, action, variant, first_part)
             self.bodies[key] = body, []
-            self.repeated.append((body.edges, self.bodies[key][1]))
-        chain.tail, chain.joined, chain.stream = start + body.tail, _shifted(body.joined, start), body.stream
+            self.repeated_edges.append((body.edges, self.bodies[key][1]))
+        chain.tail, chain.side_tail, chain.stream = start + body.tail, _shift_task(body.side_tail, start), body.stream
 
-    def _body(self, chain: Chain, position: int, action: Action, variant: int, first: int) -> _Body:
+    def _build_body(self, chain: Chain, position: int, action: Action, variant: int, first_part: int) -> _PassBody:
         """Add the parts of a pass from ``first_part`` on, and return them as a body."""
-        start, num_edges = len(self.slot_of), len(self.edges)
-        for index, part in enumerate(self.shape.stages[action.stage].parts(variant)[first:], first):
-            self._part(chain, position, (action.stage, variant, index), part, action.microbatch, [], [])
+        start, num_edges = len(self.template_of), len(self.edges)
+        for index, part in enumerate(self.shape.stages[action.stage].select_parts(variant)[first_part:], first_part):
+            self._add_part(chain, position, (action.stage, variant, index), part, action.microbatch, [], [])
         edges = np.array(self.edges[num_edges:], dtype=np.int64).reshape(-1, 3) - (start, start, 0)
         assert chain.tail is not None
-        return _Body(self.slot_of[start:], edges, chain.tail - start, _shifted(chain.joined, -start), chain.stream)
+        return _PassBody(
+            self.template_of[start:], edges, chain.tail - start, _shift_task(chain.side_tail, -start), chain.stream
+        )
 
     def is_final(self, action: Action) -> bool:
         """Return whether an action makes the last gradients of its stage before an update."""
-        return action == self.final[action.stage]
+        return action == self.last_gradients[action.stage]
 
-    def awaited(self, action: Action) -> list[int | None]:
+    def list_awaited(self, action: Action) -> list[int | None]:
         """Return the tasks that an action waits for besides earlier ones on its rank: what another rank sends."""
         if action.kind is ActionKind.WEIGHT:
             return []
-        return [self.arrived.pop(action._replace(kind=_AWAITED[action.kind]), None)]
+        return [self.arrivals.pop(action._replace(kind=_AWAITED_KINDS[action.kind]), None)]
 
-    def _part(
+    def _add_part(
         self,
         chain: Chain,
         position: int,
         key: tuple[int, ...],
         part: PartShape,
         microbatch: int,
-        after: list[int | None],
-        launched_after: list[int | None],
+        waited_tasks: list[int | None],
+        launch_waits: list[int | None],
     ) -> None:
         """Add the tasks of a part: launches, phases, and launches that run ahead."""
-        if key not in self.parts:
-            self.parts[key] = self._part_slots(position, key, part)
-        slots = self.parts[key]
-        waits = [(task, position) for task in (*after, chain.joined)]
-        if slots.stream is not chain.stream:  # else the stream they share keeps their order
+        if key not in self.part_templates:
+            self.part_templates[key] = self._build_templates(position, key, part)
+        templates = self.part_templates[key]
+        waits = [(task, position) for task in (*waited_tasks, chain.side_tail)]
+        if templates.stream is not chain.stream:  # else the stream they share keeps their order
             waits.append((chain.tail, position))
-        if part.launched:
-            launched = self.task(slots.lead, microbatch, [(task, position) for task in launched_after])
-            waits.append((launched, position))
-        for slot in slots.legs:
-            number = self.task(slot, microbatch, waits)
+        if part.has_launch:
+            launch_task = self.append_task(
+                templates.launch_lead, microbatch, [(task, position) for task in launch_waits]
+            )
+            waits.append((launch_task, position))
+        for template in templates.phases:
+            number = self.append_task(template, microbatch, waits)
             waits = []
-        if slots.stream is StreamKind.COMPUTE:
-            self.computed[position] = number
-        if part.launched:
-            self.task(slots.rest, microbatch, [])
-        if part.beside:
-            chain.beside = number
+        if templates.stream is StreamKind.COMPUTE:
+            self.last_computed[position] = number
+        if part.has_launch:
+            self.append_task(templates.launch_tail, microbatch, [])
+        if part.overlaps_next:
+            chain.pending_side = number
             return
-        chain.joined, chain.beside = chain.beside, None
-        chain.tail, chain.stream = number, slots.stream
+        chain.side_tail, chain.pending_side = chain.pending_side, None
+        chain.tail, chain.stream = number, templates.stream
 
-    def _part_slots(self, position: int, key: tuple[int, ...], part: PartShape) -> _PartSlots:
+    def _build_templates(self, position: int, key: tuple[int, ...], part: PartShape) -> _PartTemplates:
         """Return the templates of a part, in the order of its tasks."""
-        kind = StreamKind.COMPUTE if not part.legs else StreamKind.CONTEXT if part.beside else StreamKind.TENSOR
-        rank, launch = Site(RANK, position), ((position, StreamKind.LAUNCH),)
-        site = Site(part.along, position) if part.legs or part.together else rank
+        kind = (
+            StreamKind.COMPUTE
+            if not part.num_phases
+            else StreamKind.CONTEXT
+            if part.overlaps_next
+            else StreamKind.TENSOR
+        )
+        rank_site, launch_streams = Site(RANK, position), ((position, StreamKind.LAUNCH),)
+        site = Site(part.axis, position) if part.num_phases or part.runs_as_group else rank_site
         streams = ((position, kind),)
-        lead = self.slot(rank, "lead", key, launch) if part.launched else -1
-        if part.legs:
-            legs = tuple(self.slot(site, "collective", (*key, leg), streams) for leg in range(part.legs))
+        launch_lead = self.number_template(rank_site, "lead", key, launch_streams) if part.has_launch else -1
+        if part.num_phases:
+            phases = tuple(
+                self.number_template(site, "collective", (*key, phase), streams) for phase in range(part.num_phases)
+            )
         else:
-            legs = (self.slot(site, "pass", key, streams),)
-        return _PartSlots(kind, lead, legs, self.slot(rank, "rest", key, launch) if part.launched else -1)
+            phases = (self.number_template(site, "pass", key, streams),)
+        return _PartTemplates(
+            kind,
+            launch_lead,
+            phases,
+            self.number_template(rank_site, "rest", key, launch_streams) if part.has_launch else -1,
+        )
 
-    def _reduce(self, chain: Chain, position: int, action: Action, part: int) -> list[int | None]:
+    def _reduce_buckets(self, chain: Chain, position: int, action: Action, part: int) -> list[int | None]:
         """Reduce the gradients that a part has completed, and return the reductions that the next part waits for."""
-        shared, before = self.shape.sharing, self.scattered[position]
-        found = self._leaving_after(action, part)
-        for leaving in found:
-            self._leave(chain, position, action, leaving)
-        if not found or not shared.gradients:
+        sharing, earlier_scatter = self.shape.sharing, self.last_scatters[position]
+        leaving_buckets = self._list_leaving(action, part)
+        for bucket in leaving_buckets:
+            self._reduce_bucket(chain, position, action, bucket)
+        if not leaving_buckets or not sharing.gradients:
             return []
-        return [before if shared.ahead else self.leaving[position]]
+        return [earlier_scatter if sharing.num_ahead else self.last_reductions[position]]
 
-    def _leaving_after(self, action: Action, part: int) -> list[Leaving]:
+    def _list_leaving(self, action: Action, part: int) -> list[LeavingBucket]:
         """Return the buckets that leave after a part of an action."""
         key = action.stage, action.kind
-        if key not in self.buckets:
-            self.buckets[key] = defaultdict(list)
+        if key not in self.leaving_buckets:
+            self.leaving_buckets[key] = defaultdict(list)
             for bucket in self.shape.stages[action.stage].buckets:
-                self.buckets[key][bucket.after(action.kind)].append(bucket)
-        return self.buckets[key].get(part, [])
+                self.leaving_buckets[key][bucket.leaving_part(action.kind)].append(bucket)
+        return self.leaving_buckets[key].get(part, [])
 
-    def _leave(self, chain: Chain, position: int, action: Action, leaving: Leaving) -> None:
+    def _reduce_bucket(self, chain: Chain, position: int, action: Action, leaving_bucket: LeavingBucket) -> None:
         """Reduce a bucket of gradients, a stage's last ones over replicas too, and copy it to the host."""
-        final = self.is_final(action)
+        is_last = self.is_final(action)
         microbatch = action.microbatch if self.shape.sharing.gradients else -1
-        after = chain.tail
-        for kind, stream, legs in (
-            (leaving.kind, StreamKind.DATA, leaving.legs),
-            (REPLICA, StreamKind.REPLICA, leaving.replicas if final else 0),
+        last_task = chain.tail
+        for kind, stream, num_phases in (
+            (leaving_bucket.kind, StreamKind.DATA, leaving_bucket.num_phases),
+            (REPLICA, StreamKind.REPLICA, leaving_bucket.num_replica_phases if is_last else 0),
         ):
-            for leg in range(legs):
-                waits = [(after, position)] if leg == 0 else []
-                key, streams = (action.stage, leaving.number, leg), ((position, stream),)
-                after = self.add(Site(kind, position), "reduce", key, streams, microbatch, waits)
-                self.leaving[position] = after
+            for phase in range(num_phases):
+                waits = [(last_task, position)] if phase == 0 else []
+                key, streams = (action.stage, leaving_bucket.number, phase), ((position, stream),)
+                last_task = self.add_task(Site(kind, position), "reduce", key, streams, microbatch, waits)
+                self.last_reductions[position] = last_task
                 if kind != REPLICA:
-                    self.scattered[position] = after
+                    self.last_scatters[position] = last_task
 
-        if leaving.copied:
-            bucket = (action.stage, leaving.number)
-            waits = [(after, position), (chain.joined, position)]
-            copy = self.copy(TO_HOST, position, GRADIENTS, bucket, microbatch, waits)
-            self.leaving[position] = self.scattered[position] = copy
+        if leaving_bucket.is_copied:
+            bucket_key = (action.stage, leaving_bucket.number)
+            waits = [(last_task, position), (chain.side_tail, position)]
+            copy = self.add_copy(TO_HOST, position, GRADIENTS, bucket_key, microbatch, waits)
+            self.last_reductions[position] = self.last_scatters[position] = copy
             # The host adds to the gradients of earlier microbatches; the first ones it only receives.
-            if bucket in self.on_host:
-                self.summed[position] = self.copy(HOST, position, SUM, bucket, microbatch, [(copy, position)])
-            self.on_host.add(bucket)
+            if bucket_key in self.host_buckets:
+                self.host_sums[position] = self.add_copy(
+                    HOST, position, SUM_ON_HOST, bucket_key, microbatch, [(copy, position)]
+                )
+            self.host_buckets.add(bucket_key)
 
-    def copy(
+    def add_copy(
         self,
         kind: str,
         position: int,
-        what: str,
+        role: str,
         key: tuple[int, ...],
         microbatch: int,
         waits: Waits,
     ) -> int:
         """Add a copy between a rank and its host, and return its task."""
-        return self.add(Site(kind, position), what, key, ((position, _HOST_STREAMS[kind]),), microbatch, waits)
+        return self.add_task(Site(kind, position), role, key, ((position, _HOST_STREAMS[kind]),), microbatch, waits)
 
-    def _send(self, chain: Chain, position: int, action: Action) -> None:
+    def _add_send(self, chain: Chain, position: int, action: Action) -> None:
         """Send the result of an action to the stage that waits for it, if that is on another rank."""
         forward = action.kind is ActionKind.FORWARD
         stage = action.stage + (1 if forward else -1)
         if not 0 <= stage < self.order.num_stages:
             return
-        target = self.order.rank_of(stage)
+        target = self.order.find_rank(stage)
         if target == position:
             return
-        ahead = forward if self.placement is Placement.LOOP else target > position
-        out, into = _STREAMS[ahead]
-        hops = self.placement is Placement.WRITTEN and abs(target - position) > 1
-        site = Site(hop_kind(position, target) if hops else FORWARD if ahead else BACKWARD, position)
-        streams = ((position, out), (target, into))
+        goes_ahead = forward if self.placement is Placement.LOOP else target > position
+        send_stream, receive_stream = _STREAMS[goes_ahead]
+        is_hop = self.placement is Placement.WRITTEN and abs(target - position) > 1
+        site = Site(hop_kind(position, target) if is_hop else FORWARD if goes_ahead else BACKWARD, position)
+        streams = ((position, send_stream), (target, receive_stream))
         waits = [(chain.tail, position)]
-        sent = self.add(site, "send", (action.stage, int(not forward)), streams, action.microbatch, waits)
-        self.arrived[Action(stage, _AWAITED[action.kind], action.microbatch)] = sent
+        task = self.add_task(site, "send", (action.stage, int(not forward)), streams, action.microbatch, waits)
+        self.arrivals[Action(stage, _AWAITED_KINDS[action.kind], action.microbatch)] = task
 
 
-class _Units:
+class _UnitGathers:
     """The units of one pass while its tasks are added: each is gathered ahead of its parts."""
 
-    def __init__(self, builder: Passes, chain: Chain, action: Action, variant: int) -> None:
+    def __init__(self, builder: PassBuilder, chain: Chain, action: Action, variant: int) -> None:
         self.builder, self.chain, self.action = builder, chain, action
-        self.position, stage = builder.order.rank_of(action.stage), builder.shape.stages[action.stage]
-        self.units = stage.gathered(action.kind)
-        self.gathered = builder.shape.sharing.gathered(variant, len(self.units))
-        self.ready: dict[int, int] = {}
-        self.begun = 0
-        self._reach(0)
+        self.position, stage = builder.order.find_rank(action.stage), builder.shape.stages[action.stage]
+        self.units = stage.select_units(action.kind)
+        self.is_gathered = builder.shape.sharing.list_gathered(variant, len(self.units))
+        self.gather_tasks: dict[int, int] = {}
+        self.num_begun = 0
+        self._advance(0)
 
-    def before(self, part: int) -> list[int | None]:
+    def list_waits(self, part: int) -> list[int | None]:
         """Return what a part waits for: the gather of the unit that begins with it."""
-        return [self.ready[part]] if part in self.ready else []
+        return [self.gather_tasks[part]] if part in self.gather_tasks else []
 
-    def after(self, part: int) -> None:
+    def finish_part(self, part: int) -> None:
         """Gather the unit that may be gathered once a part has ended."""
-        self._reach(part + 1)
+        self._advance(part + 1)
 
-    def _reach(self, part: int) -> None:
+    def _advance(self, part: int) -> None:
         """Gather the unit that may be gathered as a part begins: one ahead of the unit that is read from there on."""
-        if self.begun == len(self.units) or self.units[self.begun].first != part:
+        if self.num_begun == len(self.units) or self.units[self.num_begun].first_part != part:
             return
-        following = self.begun + self.builder.shape.sharing.ahead
-        first, computed = (following, None) if self.begun else (0, self.builder.computed[self.position])
-        for unit in range(first, min(following + 1, len(self.units))):
-            self._gather(unit, computed)
-        self.begun += 1
+        next_unit = self.num_begun + self.builder.shape.sharing.num_ahead
+        first_unit, compute_task = (
+            (next_unit, None) if self.num_begun else (0, self.builder.last_computed[self.position])
+        )
+        for unit in range(first_unit, min(next_unit + 1, len(self.units))):
+            self._add_gather(unit, compute_task)
+        self.num_begun += 1
 
-    def _gather(self, unit: int, computed: int | None = None) -> None:
+    def _add_gather(self, unit: int, compute_task: int | None = None) -> None:
         """Gather a unit's parameters after the rank's present work; the stream keeps gathers in order.
 
         The first gather of a pass waits for ``compute_task``, all that was computed before, which may belong to another
         pass that runs in turns with this one.
         """
         shape, position, builder = self.units[unit], self.position, self.builder
-        reduced = None if builder.shape.sharing.ahead else builder.leaving[position]
-        after = [*dict.fromkeys((*self.chain.ends, computed, reduced))]
-        legs = [(kind, leg) for kind, count in shape.gathers for leg in range(count)]
-        for kind, leg in legs if self.gathered[unit] else ():
-            waits, after = [(task, position) for task in after], []
+        last_reduction = None if builder.shape.sharing.num_ahead else builder.last_reductions[position]
+        waited_tasks = [*dict.fromkeys((*self.chain.ends, compute_task, last_reduction))]
+        phases = [(kind, phase) for kind, count in shape.gathers for phase in range(count)]
+        for kind, phase in phases if self.is_gathered[unit] else ():
+            waits, waited_tasks = [(task, position) for task in waited_tasks], []
             if kind == FROM_HOST:
-                unit_of = (self.action.stage, shape.block)
-                copy = builder.copy(kind, position, PARAMETERS, unit_of, self.action.microbatch, waits)
-                self.ready[shape.first], after = copy, [copy]
+                unit_key = (self.action.stage, shape.block)
+                copy = builder.add_copy(kind, position, PARAMETERS, unit_key, self.action.microbatch, waits)
+                self.gather_tasks[shape.first_part], waited_tasks = copy, [copy]
                 continue
-            key, streams = (self.action.stage, shape.block, leg), ((position, StreamKind.GATHER),)
+            key, streams = (self.action.stage, shape.block, phase), ((position, StreamKind.GATHER),)
             site = Site(kind, position)
-            self.ready[shape.first] = builder.add(site, "unshard", key, streams, self.action.microbatch, waits)
+            self.gather_tasks[shape.first_part] = builder.add_task(
+                site, "unshard", key, streams, self.action.microbatch, waits
+            )
 
 
-def _joins(shape: StepShape) -> frozenset[Action]:
+def _find_joined(shape: StepShape) -> frozenset[Action]:
     """Return the actions whose passes find or leave other parameters gathered than most of their kind."""
     if not shape.sharing.parameters:
         return frozenset()
-    rows = actions(shape.schedule, shape.ranks, shape.microbatches, shape.chunks)
-    chosen = shape.sharing.joins(rows)
-    found = zip(*(column[chosen].tolist() for column in rows[:3]), strict=True)
-    return frozenset(Action(stage, KINDS[kind], microbatch) for stage, kind, microbatch in found)
+    rows = list_actions(shape.schedule, shape.ranks, shape.microbatches, shape.chunks)
+    is_chosen = shape.sharing.find_special_passes(rows)
+    columns = zip(*(column[is_chosen].tolist() for column in rows[:3]), strict=True)
+    return frozenset(Action(stage, KINDS[kind], microbatch) for stage, kind, microbatch in columns)
 
 
-def _shifted(task: int | None, by: int) -> int | None:
+def _shift_task(task: int | None, offset: int) -> int | None:
     """Return the number of a task, counted from another one."""
-    return None if task is None else task + by
+    return None if task is None else task + offset
 
 
 _HOST_STREAMS = {TO_HOST: StreamKind.TO_HOST, HOST: StreamKind.HOST, FROM_HOST: StreamKind.FROM_HOST}
@@ -403,7 +437,7 @@ _STREAMS = {
     False: (StreamKind.SEND_BACKWARD, StreamKind.RECEIVE_BACKWARD),
 }
 """Streams of sender and receiver, by whether a send goes to a later position."""
-_AWAITED = {
+_AWAITED_KINDS = {
     ActionKind.FORWARD: ActionKind.FORWARD,
     ActionKind.BACKWARD: ActionKind.BACKWARD,
     ActionKind.INPUT: ActionKind.BACKWARD,
@@ -412,88 +446,101 @@ _AWAITED = {
 
 
 @lru_cache(maxsize=256)
-def one_step(shape: StepShape) -> Skeleton:
+def build_step(shape: StepShape) -> Skeleton:
     """Return the abstract tasks of one training step."""
-    return Step(shape).build()
+    return StepBuilder(shape).build()
 
 
-class Step(Passes):
+class StepBuilder(PassBuilder):
     """Abstract tasks of a step while they are collected."""
 
     def build(self) -> Skeleton:
         """Return the abstract tasks of the whole step."""
-        for together in in_order(self.order):
-            self.add_actions(together)
+        for pass_actions in order_actions(self.order):
+            self.add_actions(pass_actions)
         for position in range(self.shape.ranks):
-            self._sum(position)
-        for number, (first, second, legs) in enumerate(self.shape.tied):
-            streams = ((first, StreamKind.DATA), (second, StreamKind.DATA))
-            self._chain(Site(tied_kind(first, second), first), "tied", (number,), streams, legs)
-        if self.shape.norm is not None:
-            self._clip(self.shape.norm)
+            self._sum_gradients(position)
+        for number, (first_position, second_position, num_phases) in enumerate(self.shape.tied_sums):
+            streams = ((first_position, StreamKind.DATA), (second_position, StreamKind.DATA))
+            self._add_communication(
+                Site(tied_kind(first_position, second_position), first_position), "tied", (number,), streams, num_phases
+            )
+        if self.shape.norm_phases is not None:
+            self._clip_gradients(self.shape.norm_phases)
         for position in range(self.shape.ranks):
-            self._update(position)
+            self._update_parameters(position)
         for position in range(self.shape.ranks):
-            self._gather(position)
-        return self.skeleton()
+            self._gather_parameters(position)
+        return self.build_skeleton()
 
-    def _chain(self, site: Site, what: str, key: tuple[int, ...], streams: Streams, legs: int) -> None:
+    def _add_communication(
+        self, site: Site, role: str, key: tuple[int, ...], streams: Streams, num_phases: int
+    ) -> None:
         """Add the phases of a communication at the end of the step; streams keep them in order."""
         positions = [position for position, _ in streams]
-        for leg in range(legs):
+        for phase in range(num_phases):
             waits = (
-                [(task, p) for p in positions for task in (*self.chain[p].ends, self.leaving[p])] if leg == 0 else []
+                [
+                    (task, waiting_position)
+                    for waiting_position in positions
+                    for task in (*self.chains[waiting_position].ends, self.last_reductions[waiting_position])
+                ]
+                if phase == 0
+                else []
             )
-            number = self.add(site, what, (*key, leg), streams, -1, waits)
-        if legs:
+            number = self.add_task(site, role, (*key, phase), streams, -1, waits)
+        if num_phases:
             for position in positions:
-                self.leaving[position] = number
+                self.last_reductions[position] = number
 
-    def _sum(self, position: int) -> None:
+    def _sum_gradients(self, position: int) -> None:
         """Reduce the gradients of a position that passes have not reduced, then those of replicated parameters."""
-        own = ((position, StreamKind.DATA),)
-        for kind, legs in self.shape.reductions[position]:
-            self._chain(Site(kind, position), "reduce", (-1, 0), own, legs)
-        for number, legs in self.shape.replicas[position]:
-            over = ((position, StreamKind.REPLICA),)
-            self._chain(Site(REPLICA, position), "reduce", (-1, number), over, legs)
-        for axis, legs in self.shape.replicated[position]:
-            self._chain(Site(axis, position), "replicated", (), own, legs)
+        data_streams = ((position, StreamKind.DATA),)
+        for kind, num_phases in self.shape.reductions[position]:
+            self._add_communication(Site(kind, position), "reduce", (-1, 0), data_streams, num_phases)
+        for number, num_phases in self.shape.replica_sums[position]:
+            replica_streams = ((position, StreamKind.REPLICA),)
+            self._add_communication(Site(REPLICA, position), "reduce", (-1, number), replica_streams, num_phases)
+        for axis, num_phases in self.shape.replicated_sums[position]:
+            self._add_communication(Site(axis, position), "replicated", (), data_streams, num_phases)
 
-    def _gather(self, position: int) -> None:
+    def _gather_parameters(self, position: int) -> None:
         """Gather the parameters of a position that its optimizer has updated as shards."""
-        for kind, legs in self.shape.gathers[position]:
-            self._chain(Site(kind, position), "gather", (), ((position, StreamKind.DATA),), legs)
+        for kind, num_phases in self.shape.gathers[position]:
+            self._add_communication(Site(kind, position), "gather", (), ((position, StreamKind.DATA),), num_phases)
 
-    def _clip(self, legs: int) -> None:
+    def _clip_gradients(self, num_phases: int) -> None:
         """Read the gradients of every rank, and sum their norm over the ranks of all positions."""
         for position in range(self.shape.ranks):
-            chain, own = self.chain[position], ((position, StreamKind.COMPUTE),)
-            waits = [(task, position) for task in (self.leaving[position], *chain.ends)]
-            chain.tail, chain.joined = self.add(Site(RANK, position), "squares", (), own, -1, waits), None
-            if self.shape.updates[position].gradients:
-                waits.append((self.summed[position], position))
-                chain.joined = self.copy(HOST, position, SQUARES_ON_HOST, (), -1, waits)
+            chain, compute_streams = self.chains[position], ((position, StreamKind.COMPUTE),)
+            waits = [(task, position) for task in (self.last_reductions[position], *chain.ends)]
+            chain.tail, chain.side_tail = (
+                self.add_task(Site(RANK, position), "squares", (), compute_streams, -1, waits),
+                None,
+            )
+            if self.shape.updates[position].has_host_gradients:
+                waits.append((self.host_sums[position], position))
+                chain.side_tail = self.add_copy(HOST, position, SQUARES_ON_HOST, (), -1, waits)
         streams = tuple((position, StreamKind.DATA) for position in range(self.shape.ranks))
-        self._chain(Site(NORM, 0), "norm", (), streams, legs)
+        self._add_communication(Site(NORM, 0), "norm", (), streams, num_phases)
 
-    def _update(self, position: int) -> None:
+    def _update_parameters(self, position: int) -> None:
         """Update the parameters: those with states on the device at once, the others chunk by chunk."""
-        chain, update = self.chain[position], self.shape.updates[position]
-        waits = [(task, position) for task in (self.leaving[position], self.summed[position], *chain.ends)]
-        if update.device:
+        chain, update = self.chains[position], self.shape.updates[position]
+        waits = [(task, position) for task in (self.last_reductions[position], self.host_sums[position], *chain.ends)]
+        if update.has_device_states:
             streams = ((position, StreamKind.COMPUTE),)
-            chain.tail, chain.joined = self.add(Site(RANK, position), "optimizer", (), streams, -1, waits), None
-        ended: list[int] = []
-        for chunk in range(CHUNKS if update.steps else 0):
-            before = waits if chunk == 0 else []
-            if update.streamed and chunk > 1:  # both buffers are in use until then
-                before = [(ended[chunk - 2], position)]
+            chain.tail, chain.side_tail = self.add_task(Site(RANK, position), "optimizer", (), streams, -1, waits), None
+        chunk_ends: list[int] = []
+        for chunk in range(UPDATE_CHUNKS if update.steps else 0):
+            chunk_waits = waits if chunk == 0 else []
+            if update.streams_states and chunk > 1:  # both buffers are in use until then
+                chunk_waits = [(chunk_ends[chunk - 2], position)]
             for number in update.steps:
-                step, end = STEPS[number], ((chunk == CHUNKS - 1) - (chunk == 0)) * update.streamed
-                streams, site = ((position, step.stream),), Site(step.kind or RANK, position)
-                task = self.add(site, "update", (number, end), streams, -1, before)
-                before = [(task, position)]
-            ended.append(task)
-        if ended:
-            chain.joined, chain.tail = chain.tail if update.device else None, ended[-1]
+                update_step, end = STEPS[number], ((chunk == UPDATE_CHUNKS - 1) - (chunk == 0)) * update.streams_states
+                streams, site = ((position, update_step.stream),), Site(update_step.kind or RANK, position)
+                task = self.add_task(site, "update", (number, end), streams, -1, chunk_waits)
+                chunk_waits = [(task, position)]
+            chunk_ends.append(task)
+        if chunk_ends:
+            chain.side_tail, chain.tail = chain.tail if update.has_device_states else None, chunk_ends[-1]

@@ -21,37 +21,39 @@ import numpy as np
 
 from meshwise.simulator.program import IntArray, Steps, StreamKind
 from meshwise.strategies.lowering.rank_classes.placement import tied_kind
-from meshwise.strategies.lowering.tasks.program import Frame
-from meshwise.strategies.lowering.tasks.residents import Updates
+from meshwise.strategies.lowering.tasks.program import TaskFrame
+from meshwise.strategies.lowering.tasks.residents import UpdateSchedule
 from meshwise.strategies.lowering.tasks.shape import StepShape
 from meshwise.strategies.lowering.tasks.skeleton import Site, Skeleton, Waits
-from meshwise.strategies.lowering.tasks.step import Chain, Step
+from meshwise.strategies.lowering.tasks.step import Chain, StepBuilder
 from meshwise.strategies.plan.plan import Plan
-from meshwise.strategies.schedules.orders import in_order
+from meshwise.strategies.schedules.orders import order_actions
 from meshwise.strategies.schedules.schedule import Action, ActionKind
 
 
 @lru_cache(maxsize=64)
-def unflushed(shape: StepShape, when: Updates, count: int) -> Skeleton:
+def build_unflushed(shape: StepShape, update_schedule: UpdateSchedule, num_steps: int) -> Skeleton:
     """Return the abstract tasks of ``num_steps`` steps in a row, each of the shape of one."""
-    return _Unflushed(shape, when, count).build()
+    return _UnflushedBuilder(shape, update_schedule, num_steps).build()
 
 
-def steps(tasks: Skeleton, place: Frame, plan: Plan) -> Steps:
+def list_steps(tasks: Skeleton, task_frame: TaskFrame, plan: Plan) -> Steps:
     """Return the tasks of every step; tasks of one template on one class are in the order in which they run.
 
     Launches are left out: they wait only for each other, and so may run ahead of all other tasks for ever.
     """
     assert tasks.step_of is not None
-    counts = np.array([len(found) for found in place.instances], dtype=np.int64)
-    step = np.repeat(tasks.step_of, counts[tasks.slot_of])
-    launches = np.array([any(kind is StreamKind.LAUNCH for _, kind in slot.streams) for slot in tasks.slots])
-    kept = np.flatnonzero(np.repeat(~launches[tasks.slot_of], counts[tasks.slot_of]))
-    order: IntArray = kept[np.lexsort((place.rows[kept], step[kept]))]
-    return Steps(order.reshape(int(step.max()) + 1, -1), plan.depth)
+    counts = np.array([len(classes) for classes in task_frame.instances], dtype=np.int64)
+    step_numbers = np.repeat(tasks.step_of, counts[tasks.template_of])
+    launches = np.array(
+        [any(kind is StreamKind.LAUNCH for _, kind in template.streams) for template in tasks.templates]
+    )
+    kept_tasks = np.flatnonzero(np.repeat(~launches[tasks.template_of], counts[tasks.template_of]))
+    order: IntArray = kept_tasks[np.lexsort((task_frame.rows[kept_tasks], step_numbers[kept_tasks]))]
+    return Steps(order.reshape(int(step_numbers.max()) + 1, -1), plan.depth)
 
 
-class _Unflushed(Step):
+class _UnflushedBuilder(StepBuilder):
     """Abstract tasks of many steps while they are collected.
 
     Attributes
@@ -66,98 +68,112 @@ class _Unflushed(Step):
         By position and step, the end of the update of weights, for which a later step's first forward waits.
     """
 
-    def __init__(self, shape: StepShape, when: Updates, count: int) -> None:
-        super().__init__(shape._replace(microbatches=count * shape.microbatches))
-        self.microbatches, self.when = shape.microbatches, when
-        self.step, self.step_of = 0, list[int]()
-        self.due: list[list[int]] = [[] for _ in range(shape.ranks)]
-        self.made: dict[tuple[int, int], tuple[int | None, ...]] = {}
-        self.tied: set[tuple[int, int]] = set()
-        self.weights: dict[tuple[int, int], int | None] = {}
+    def __init__(self, shape: StepShape, update_schedule: UpdateSchedule, num_steps: int) -> None:
+        super().__init__(shape._replace(microbatches=num_steps * shape.microbatches))
+        self.microbatches, self.update_schedule = shape.microbatches, update_schedule
+        self.current_step, self.step_of = 0, list[int]()
+        self.due_steps: list[list[int]] = [[] for _ in range(shape.ranks)]
+        self.gradient_ends: dict[tuple[int, int], tuple[int | None, ...]] = {}
+        self.summed_ties: set[tuple[int, int]] = set()
+        self.weight_updates: dict[tuple[int, int], int | None] = {}
 
     def build(self) -> Skeleton:
         """Return the abstract tasks of all steps."""
-        for actions in in_order(self.order):
+        for actions in order_actions(self.order):
             self.add_actions(actions)
-        for position, due in enumerate(self.due):
-            while due:
-                self._renew(position, due.pop(0))
-        return replace(self.skeleton(), step_of=np.array(self.step_of, dtype=np.int64))
+        for position, due_steps in enumerate(self.due_steps):
+            while due_steps:
+                self._renew_weights(position, due_steps.pop(0))
+        return replace(self.build_skeleton(), step_of=np.array(self.step_of, dtype=np.int64))
 
-    def task(self, slot: int, microbatch: int, waits: Waits) -> int:
-        self.step_of.append(self.step)
-        return super().task(slot, microbatch, waits)
+    def append_task(self, template: int, microbatch: int, waits: Waits) -> int:
+        self.step_of.append(self.current_step)
+        return super().append_task(template, microbatch, waits)
 
-    def tasks(self, slots: list[int], microbatch: int) -> None:
-        self.step_of += [self.step] * len(slots)
-        super().tasks(slots, microbatch)
+    def append_tasks(self, templates: list[int], microbatch: int) -> None:
+        self.step_of += [self.current_step] * len(templates)
+        super().append_tasks(templates, microbatch)
 
     def is_final(self, action: Action) -> bool:
-        return action.kind is ActionKind.BACKWARD and (action.microbatch + 1) % self.when.every == 0
+        return action.kind is ActionKind.BACKWARD and (action.microbatch + 1) % self.update_schedule.interval == 0
 
-    def awaited(self, action: Action) -> list[int | None]:
+    def list_awaited(self, action: Action) -> list[int | None]:
         step, number = divmod(action.microbatch, self.microbatches)
-        first = action.kind is ActionKind.FORWARD and number == 0
-        weights = self.weights.pop((self.order.rank_of(action.stage), step - 2), None) if first else None
-        return [*super().awaited(action), weights]
+        is_first = action.kind is ActionKind.FORWARD and number == 0
+        weight_update = (
+            self.weight_updates.pop((self.order.find_rank(action.stage), step - 2), None) if is_first else None
+        )
+        return [*super().list_awaited(action), weight_update]
 
     def add_actions(self, actions: tuple[Action, ...]) -> None:
         for action in actions:
-            position, step = self.order.rank_of(action.stage), action.microbatch // self.microbatches
+            position, step = self.order.find_rank(action.stage), action.microbatch // self.microbatches
             latest = step - (2 if action.kind is ActionKind.FORWARD else 1)
-            while self.due[position] and self.due[position][0] <= latest and self._needs_update(action):
-                self._renew(position, self.due[position].pop(0))
-            self.step = step
+            while self.due_steps[position] and self.due_steps[position][0] <= latest and self._needs_update(action):
+                self._renew_weights(position, self.due_steps[position].pop(0))
+            self.current_step = step
             super().add_actions((action,))
             if self.is_final(action):
-                self._finish(position, step)
+                self._finish_step(position, step)
 
     def _needs_update(self, action: Action) -> bool:
         """Return whether an action is the first forward of a step or its last backward."""
         number = action.microbatch % self.microbatches
         return number == (0 if action.kind is ActionKind.FORWARD else self.microbatches - 1)
 
-    def _finish(self, position: int, step: int) -> None:
+    def _finish_step(self, position: int, step: int) -> None:
         """Sum the gradients that a position has made, and update its weights now or when that is due."""
-        self._sum(position)
-        self.made[position, step] = (*self.chain[position].ends, self.leaving[position])
-        self._tie(step)
-        if not self.when.late[position]:
-            self._renew(position, step)
+        self._sum_gradients(position)
+        self.gradient_ends[position, step] = (*self.chains[position].ends, self.last_reductions[position])
+        self._sum_tied(step)
+        if not self.update_schedule.is_late[position]:
+            self._renew_weights(position, step)
             return
         if self.shape.reductions[position]:  # not beneath passes
-            self.chain[position] = Chain(self.made[position, step][-1])
-        if self.shape.updates[position].steps and not self.shape.tied:
-            self._renew(position, step)
+            self.chains[position] = Chain(self.gradient_ends[position, step][-1])
+        if self.shape.updates[position].steps and not self.shape.tied_sums:
+            self._renew_weights(position, step)
         else:
-            self.due[position].append(step)
+            self.due_steps[position].append(step)
 
-    def _tie(self, step: int) -> None:
+    def _sum_tied(self, step: int) -> None:
         """Sum the gradients of a step's tied parameters where both positions have made theirs."""
-        for number, (first, second, legs) in enumerate(self.shape.tied):
-            pair = (first, second)
-            if (number, step) in self.tied or any((position, step) not in self.made for position in pair):
+        for number, (first_position, second_position, num_phases) in enumerate(self.shape.tied_sums):
+            pair = (first_position, second_position)
+            if (number, step) in self.summed_ties or any(
+                (position, step) not in self.gradient_ends for position in pair
+            ):
                 continue
-            self.tied.add((number, step))
-            streams = ((first, StreamKind.DATA), (second, StreamKind.DATA))
-            for leg in range(legs):
-                waits = [(task, p) for p in pair for task in self.made[p, step]] if leg == 0 else []
-                summed = self.add(Site(tied_kind(*pair), first), "tied", (number, leg), streams, -1, waits)
-                self.leaving[first] = self.leaving[second] = summed
+            self.summed_ties.add((number, step))
+            streams = ((first_position, StreamKind.DATA), (second_position, StreamKind.DATA))
+            for phase in range(num_phases):
+                waits = (
+                    [
+                        (task, tied_position)
+                        for tied_position in pair
+                        for task in self.gradient_ends[tied_position, step]
+                    ]
+                    if phase == 0
+                    else []
+                )
+                sum_task = self.add_task(
+                    Site(tied_kind(*pair), first_position), "tied", (number, phase), streams, -1, waits
+                )
+                self.last_reductions[first_position] = self.last_reductions[second_position] = sum_task
 
-    def _renew(self, position: int, step: int) -> None:
+    def _renew_weights(self, position: int, step: int) -> None:
         """Update the weights of a position, after which its passes go on.
 
         Where updates are late, only the first forward with the new weights waits for host and gather.
         """
-        self.step, passes = step, self.chain[position]
-        self.chain[position] = replace(passes)
-        self._update(position)
-        updated = self.chain[position].tail
-        self._gather(position)
-        done = self.leaving[position] if self.shape.gathers[position] else updated
-        if not self.when.late[position]:
-            self.chain[position] = Chain(done)
+        self.current_step, pass_chain = step, self.chains[position]
+        self.chains[position] = replace(pass_chain)
+        self._update_parameters(position)
+        update_end = self.chains[position].tail
+        self._gather_parameters(position)
+        last_task = self.last_reductions[position] if self.shape.gathers[position] else update_end
+        if not self.update_schedule.is_late[position]:
+            self.chains[position] = Chain(last_task)
             return
-        self.weights[position, step] = done
-        self.chain[position] = passes if self.shape.updates[position].steps else Chain(updated)
+        self.weight_updates[position, step] = last_task
+        self.chains[position] = pass_chain if self.shape.updates[position].steps else Chain(update_end)

@@ -21,11 +21,11 @@ class Registry(Mapping[str, type[Any]]):
         self._places = dict(places)
 
     def __getitem__(self, name: str) -> type[Any]:
-        module, _, kind = self.place(name).rpartition(".")
-        found: type[Any] = getattr(import_module(module), kind)
-        return found
+        module, _, kind = self.find_place(name).rpartition(".")
+        algorithm: type[Any] = getattr(import_module(module), kind)
+        return algorithm
 
-    def place(self, name: str) -> str:
+    def find_place(self, name: str) -> str:
         """Return the dotted name of an algorithm's dataclass."""
         return self._places[name]
 
@@ -38,8 +38,8 @@ class Registry(Mapping[str, type[Any]]):
     def __len__(self) -> int:
         return len(self._places)
 
-    def __or__(self, other: "Registry") -> "Registry":
-        return Registry(self._places | other._places)
+    def __or__(self, registry: "Registry") -> "Registry":
+        return Registry(self._places | registry._places)
 
 
 STAGE_ALGORITHMS = Registry(
@@ -89,6 +89,6 @@ ALGORITHMS = LAYOUT_ALGORITHMS | OPERATOR_ALGORITHMS
 """All algorithms by name; the fields of each are its hyper-parameters."""
 
 
-def installed() -> tuple[str, ...]:
+def list_installed() -> tuple[str, ...]:
     """Return the names of the algorithms whose packages are installed: ``reinforcement`` needs torch."""
     return tuple(name for name in ALGORITHMS if name != "reinforcement" or find_spec("torch") is not None)

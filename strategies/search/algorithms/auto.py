@@ -11,11 +11,11 @@ from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import Recompute
-from meshwise.strategies.search.algorithms.best_first import Run
+from meshwise.strategies.search.algorithms.best_first import BestFirstSearch
 from meshwise.strategies.search.algorithms.stages import InterStageMILP
-from meshwise.strategies.search.driver import Certificate, Considered, OutOfTime, Proof, Proposals, Upcoming
+from meshwise.strategies.search.driver import Certificate, ConsideredPlans, OutOfTime, Proof, Proposals, Upcoming
 from meshwise.strategies.search.space import Space, neighbours
-from meshwise.strategies.search.stage_search import dividable
+from meshwise.strategies.search.stage_search import is_dividable
 
 MOST_MESHES = 8
 """Meshes near the best uniform plan, those with the lowest bounds, whose stages are divided anew."""
@@ -23,7 +23,7 @@ MOST_MESHES = 8
 
 @dataclass(frozen=True, slots=True)
 class Auto:
-    """The best uniform plan by `best_first`, then stages of different layers and recomputation by `inter_stage_milp`.
+    """The best uniform plan by `time_best_first`, then stages of different layers and recomputation by `inter_stage_milp`.
 
     The proof holds for the plans of the space, which are uniform: all stages recompute alike, and their layers differ
     only as ``stages`` of the space says. Stages are divided anew on the mesh of the best uniform plan and on meshes
@@ -34,33 +34,35 @@ class Auto:
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield the plans of both searches; return the proof about uniform plans."""
-        run = Run(problem, costs)
-        uniform = yield from run.search(space)
-        free = space.stages is None and (space.recompute is None or Recompute.NONE in space.recompute)
-        if free and run.layout is not None:
+        uniform_search = BestFirstSearch(problem, costs)
+        proof = yield from uniform_search.search(space)
+        divides_stages = space.stages is None and (space.recompute is None or Recompute.NONE in space.recompute)
+        if divides_stages and uniform_search.best_layout is not None:
             try:
-                meshes = nearby_meshes(problem, space, costs, run.layout)
-                yield from _unproven(InterStageMILP().refine(problem, space, costs, meshes, run.best))
+                meshes = list_nearby_meshes(problem, space, costs, uniform_search.best_layout)
+                yield from _skip_proofs(
+                    InterStageMILP().refine(problem, space, costs, meshes, uniform_search.best_time)
+                )
             except OutOfTime:  # the proof of the first search stands
                 pass
-        return uniform
+        return proof
 
 
-def nearby_meshes(problem: Problem, space: Space, costs: CostModel, layout: Layout) -> list[Layout]:
+def list_nearby_meshes(problem: Problem, space: Space, costs: CostModel, layout: Layout) -> list[Layout]:
     """Return layouts that stand for all divisions of a plan's mesh and of its neighbours', the most promising ones."""
     candidates = dict.fromkeys(_without_recompute(layout, *neighbours(problem, space, layout)))
-    bounds = {mesh: costs.bound(complete(problem, mesh)) for mesh in candidates}
+    bounds = {mesh: costs.plan_bound(complete(problem, mesh)) for mesh in candidates}
     return sorted(candidates, key=bounds.__getitem__)[:MOST_MESHES]
 
 
 def _without_recompute(*layouts: Layout) -> Iterator[Layout]:
     """Yield the layouts whose stages can be divided anew, without their recomputation."""
     for layout in layouts:
-        if dividable(layout):
+        if is_dividable(layout):
             yield replace(layout, recompute=Recompute.NONE)
 
 
-def _unproven(proposals: Proposals) -> Generator[Plan | Certificate | Upcoming | Considered, Evaluation, None]:
+def _skip_proofs(proposals: Proposals) -> Generator[Plan | Certificate | Upcoming | ConsideredPlans, Evaluation, None]:
     """Yield what an algorithm yields except its proofs, which are about other plans than those of the space."""
     answer = cast(Evaluation, None)  # what a generator is first sent
     while True:

@@ -14,7 +14,7 @@ from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.search.driver import Proposals, Upcoming
-from meshwise.strategies.search.space import MOST_LISTED, Space, by_habit, neighbours
+from meshwise.strategies.search.space import MOST_LISTED, Space, list_by_habit, neighbours
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +44,19 @@ class Beam:
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield the most promising rewrites of every turn; it proves nothing."""
         bounds = _Bounds(problem, costs)
-        chosen = next(([layout] for layout in by_habit(problem, space) if bounds[layout] < inf), [])
+        chosen_layouts = next(([layout] for layout in list_by_habit(problem, space) if bounds[layout] < inf), [])
         times: dict[Layout, float] = {}
         beam: list[Layout] = []
-        while chosen:
-            yield Upcoming(tuple(complete(problem, layout) for layout in chosen))
-            for layout in chosen:
+        while chosen_layouts:
+            yield Upcoming(tuple(complete(problem, layout) for layout in chosen_layouts))
+            for layout in chosen_layouts:
                 times[layout] = (yield complete(problem, layout)).step_time
-            beam = sorted([*beam, *chosen], key=times.__getitem__)[: self.width]
+            beam = sorted([*beam, *chosen_layouts], key=times.__getitem__)[: self.width]
             # while the beam is not full any rewrite can enter it
             limit = times[beam[-1]] if len(beam) == self.width else inf
             rewrites = dict.fromkeys(rewrite for layout in beam for rewrite in neighbours(problem, space, layout))
-            able = [rewrite for rewrite in rewrites if rewrite not in times and bounds[rewrite] < limit]
-            chosen = sorted(able, key=bounds.__getitem__)[: self.width]
+            able_rewrites = [rewrite for rewrite in rewrites if rewrite not in times and bounds[rewrite] < limit]
+            chosen_layouts = sorted(able_rewrites, key=bounds.__getitem__)[: self.width]
         return None
 
 
@@ -69,5 +69,5 @@ class _Bounds(dict[Layout, float]):
 
     def __missing__(self, layout: Layout) -> float:
         plan = complete(self.problem, layout)
-        self[layout] = self.costs.bound(plan) if self.costs.fits(plan) else inf
+        self[layout] = self.costs.plan_bound(plan) if self.costs.fits(plan) else inf
         return self[layout]

@@ -21,19 +21,19 @@ from meshwise.strategies.cost_model import CostModel
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.problem import Problem
-from meshwise.strategies.search.choices import offloadings
+from meshwise.strategies.search.choices import list_offloadings
 from meshwise.strategies.search.descent import (
     GroupMembers,
-    best_known,
     descend,
-    first_known,
+    find_shortest_known,
     is_simulated_soon,
-    known_by_path,
     memory_depends_on_timing,
-    shortest_known,
+    propose_best_known,
+    propose_first_known,
+    rank_known_plans,
 )
-from meshwise.strategies.search.driver import Considered, OutOfTime, Proof, Proposals
-from meshwise.strategies.search.space import Space, choices_of
+from meshwise.strategies.search.driver import ConsideredPlans, OutOfTime, Proof, Proposals
+from meshwise.strategies.search.space import Space, find_choices
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class _Plan:
     """A layout that fits; ``is_rough`` where its longest path has not been computed yet."""
 
     layout: Layout
-    rough: bool
+    is_rough: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,29 +60,29 @@ _Node = _Family | GroupMembers | _Plan
 class _Queue:
     """Nodes by their lower bound, the lowest first; of equal bounds the more refined node, then the earlier."""
 
-    waiting: list[tuple[float, int, int, _Node]] = field(default_factory=list)
+    entries: list[tuple[float, int, int, _Node]] = field(default_factory=list)
     numbers: Iterator[int] = field(default_factory=count)
 
     @property
     def bound(self) -> float:
         """The lower bound of all nodes, in seconds."""
-        return self.waiting[0][0] if self.waiting else inf
+        return self.entries[0][0] if self.entries else inf
 
     def push(self, bound: float, node: _Node) -> None:
         """Add a node with its lower bound in seconds, unless it is infinite."""
         if bound < inf:
-            level = 3 if isinstance(node, _Family) else 2 if isinstance(node, GroupMembers) else int(node.rough)
-            heappush(self.waiting, (bound, level, next(self.numbers), node))
+            level = 3 if isinstance(node, _Family) else 2 if isinstance(node, GroupMembers) else int(node.is_rough)
+            heappush(self.entries, (bound, level, next(self.numbers), node))
 
     @property
     def first_plan(self) -> Layout | None:
         """The layout of the plan with the lowest bound; ``None`` where no plan is in the queue."""
-        plans = {(bound, number): node.layout for bound, _, number, node in self.waiting if isinstance(node, _Plan)}
+        plans = {(bound, number): node.layout for bound, _, number, node in self.entries if isinstance(node, _Plan)}
         return plans[min(plans)] if plans else None
 
     def pop(self) -> _Node:
         """Remove the first node and return it."""
-        return heappop(self.waiting)[-1]
+        return heappop(self.entries)[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,116 +110,130 @@ class BestFirst:
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield the most promising plans, and proofs of how fast any plan can be; return the last proof."""
-        return (yield from Run(problem, costs).search(space, starts=self.starts))
+        return (yield from BestFirstSearch(problem, costs).search(space, starts=self.starts))
 
 
 @dataclass(slots=True)
-class Run:
+class BestFirstSearch:
     """The state of one search: the best step time so far with its layout, the queue, and whether any plan fits."""
 
     problem: Problem
     costs: CostModel
-    best: float = inf
-    layout: Layout | None = None
+    best_time: float = inf
+    best_layout: Layout | None = None
     queue: "_Queue" = field(default_factory=_Queue)
-    fits: bool = False
+    has_fit: bool = False
 
     def search(self, space: Space, *, starts: bool = True) -> Proposals:
         """Yield known plans, if ``starts``, then the plans of a space; return the last proof, ``None`` out of time.
 
         Where nothing fits with everything on devices, the search goes on in the space with offload.
         """
-        proven = None
+        proven_space = None
         try:
             if starts:
-                yield from self.begin(space)
-            yield from self.best_of(space)
+                yield from self.begin_with_known(space)
+            yield from self.search_space(space)
             # a best plan with offload can only be a known plan: the space of the first search has none
-            moved = self.layout is None or bool(self.layout.offload)
-            if moved and space.offload is None and not (space.core or space.wide):
-                proven = space.with_limits(offload=offloadings())
-                if starts and self.layout is not None:
-                    start = self.best, self.layout
-                    self.best, self.layout = yield from descend(self.problem, proven, self.costs, *start)
-                yield from self.best_of(proven, proven)
-        except (OutOfTime, KeyboardInterrupt) as stop:
-            if self.best == inf and (layout := self.queue.first_plan) is not None:
-                yield from self._evaluate(layout)
-            if isinstance(stop, KeyboardInterrupt):
+            needs_offload = self.best_layout is None or bool(self.best_layout.offload)
+            if needs_offload and space.offload is None and not (space.core or space.wide):
+                proven_space = space.with_limits(offload=list_offloadings())
+                if starts and self.best_layout is not None:
+                    start = self.best_time, self.best_layout
+                    self.best_time, self.best_layout = yield from descend(
+                        self.problem, proven_space, self.costs, *start
+                    )
+                yield from self.search_space(proven_space, proven_space)
+        except (OutOfTime, KeyboardInterrupt) as error:
+            if self.best_time == inf and (layout := self.queue.first_plan) is not None:
+                yield from self._evaluate_layout(layout)
+            if isinstance(error, KeyboardInterrupt):
                 raise
             return None
-        return Proof(self.best, proven)
+        return Proof(self.best_time, proven_space)
 
-    def _evaluate(self, layout: Layout) -> Proposals:
+    def _evaluate_layout(self, layout: Layout) -> Proposals:
         step_time = (yield complete(self.problem, layout)).step_time
-        if step_time < self.best:
-            self.best, self.layout = step_time, layout
+        if step_time < self.best_time:
+            self.best_time, self.best_layout = step_time, layout
         return None
 
-    def begin(self, space: Space) -> Proposals:
+    def begin_with_known(self, space: Space) -> Proposals:
         """Yield a first plan at once and the bound of all plans, then the best known plan and a descent from it."""
         problem, costs = self.problem, self.costs
-        self.best, self.layout = yield from first_known(problem, space, costs)
-        self.fits = self.best < inf
-        if self.fits:
+        self.best_time, self.best_layout = yield from propose_first_known(problem, space, costs)
+        self.has_fit = self.best_time < inf
+        if self.has_fit:
             yield Proof(least_step_time(problem))
-        known = known_by_path(problem, space, costs)
-        shortest = shortest_known(known, self.best)
-        if shortest is None:
-            if self.layout is not None:
-                self.best, self.layout = yield from descend(problem, space, costs, self.best, self.layout)
+        rising_bounds = rank_known_plans(problem, space, costs)
+        shortest_plan = find_shortest_known(rising_bounds, self.best_time)
+        if shortest_plan is None:
+            if self.best_layout is not None:
+                self.best_time, self.best_layout = yield from descend(
+                    problem, space, costs, self.best_time, self.best_layout
+                )
             return None
-        left, start = chain([shortest], known), shortest[1]
-        if not is_simulated_soon(problem, start):  # a faster plan found on the descent may make its simulation needless
-            self.best, self.layout = yield from descend(problem, space, costs, self.best, self.layout, start)
-            self.best, self.layout = yield from best_known(problem, left, self.best, self.layout)
+        bounds_left, start_layout = chain([shortest_plan], rising_bounds), shortest_plan[1]
+        if not is_simulated_soon(
+            problem, start_layout
+        ):  # a faster plan found on the descent may make its simulation needless
+            self.best_time, self.best_layout = yield from descend(
+                problem, space, costs, self.best_time, self.best_layout, start_layout
+            )
+            self.best_time, self.best_layout = yield from propose_best_known(
+                problem, bounds_left, self.best_time, self.best_layout
+            )
             return None
-        self.best, self.layout = yield from best_known(problem, left, self.best, self.layout)
-        if self.layout is not None:
-            self.best, self.layout = yield from descend(problem, space, costs, self.best, self.layout)
+        self.best_time, self.best_layout = yield from propose_best_known(
+            problem, bounds_left, self.best_time, self.best_layout
+        )
+        if self.best_layout is not None:
+            self.best_time, self.best_layout = yield from descend(
+                problem, space, costs, self.best_time, self.best_layout
+            )
         return None
 
-    def best_of(self, space: Space, proven: Space | None = None) -> Proposals:
+    def search_space(self, space: Space, proven_space: Space | None = None) -> Proposals:
         """Yield the plans of a space that may be better than the best so far, and proofs about the space.
 
         ``proven_space`` is the space that proofs name, if it is not that of the search.
         """
-        choices, queue = choices_of(self.problem, space), _Queue()
+        choices, queue = find_choices(self.problem, space), _Queue()
         self.queue = queue
-        total = 0
+        num_plans = 0
         for family in choices.families():
-            total += choices.count(family)
-            queue.push(self.costs.floor(family), _Family(family))
-        while queue.bound < self.best:
-            if self.fits and queue.bound > 0:
-                yield Proof(queue.bound, proven)
+            num_plans += choices.count_layouts(family)
+            queue.push(self.costs.family_bound(family), _Family(family))
+        while queue.bound < self.best_time:
+            if self.has_fit and queue.bound > 0:
+                yield Proof(queue.bound, proven_space)
             bound, node = queue.bound, queue.pop()
             if isinstance(node, _Family) and node.pairs is None:
                 # the bound of devices' busy time is sharper, but holds only where passes run one at a time
                 queue.push(bound, _Family(node.layout, pairs=True))
-                queue.push(max(self.costs.reach(node.layout), bound), _Family(node.layout, pairs=False))
+                queue.push(max(self.costs.busy_bound(node.layout), bound), _Family(node.layout, pairs=False))
             elif isinstance(node, _Family):
                 for group in choices.groups(node.layout, pairs=bool(node.pairs)):
-                    members = GroupMembers(group, self.costs.table(group, self.best))
+                    members = GroupMembers(group, self.costs.group_bounds(group, self.best_time))
                     queue.push(max(members.bound, bound), members)
             elif isinstance(node, GroupMembers):
-                layout = node.next()
+                layout = node.take_next()
                 queue.push(node.bound, node)
-                self._consider(queue, layout, bound)
-            elif node.rough:
+                self._queue_layout(queue, layout, bound)
+            elif node.is_rough:
                 plan = complete(self.problem, node.layout)
                 (path,) = self.costs.longest_paths([plan])
-                if path >= self.best or (memory_depends_on_timing(node.layout) and not self.costs.fits(plan)):
+                if path >= self.best_time or (memory_depends_on_timing(node.layout) and not self.costs.fits(plan)):
                     continue
-                queue.push(path, _Plan(node.layout, rough=False))
+                queue.push(path, _Plan(node.layout, is_rough=False))
             else:
-                yield from self._evaluate(node.layout)
-        yield Considered(total)
+                yield from self._evaluate_layout(node.layout)
+        yield ConsideredPlans(num_plans)
         return None
 
-    def _consider(self, queue: _Queue, layout: Layout, bound: float) -> None:
+    def _queue_layout(self, queue: _Queue, layout: Layout, bound: float) -> None:
         """Add a layout to the queue with its own bound, if it fits; whether it fits may have to wait for its path."""
         plan = complete(self.problem, layout)
         if memory_depends_on_timing(layout) or self.costs.fits(plan):
-            self.fits = self.fits or not memory_depends_on_timing(layout)
-            queue.push(max(self.costs.bound(plan), bound), _Plan(layout, rough=True))
+            self.has_fit = self.has_fit or not memory_depends_on_timing(layout)
+            queue.push(max(self.costs.plan_bound(plan), bound), _Plan(layout, is_rough=True))

@@ -18,16 +18,18 @@ from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.search.driver import Proposals
-from meshwise.strategies.search.space import MOST_LISTED, Space, by_habit, neighbours
+from meshwise.strategies.search.space import MOST_LISTED, Space, list_by_habit, neighbours
 
-_RELIEVES: dict[Resource, Callable[[Layout, Layout], bool]] = {
-    Resource.COMPUTE: lambda old, new: new.microbatch > old.microbatch or new.tensor < old.tensor,  # type: ignore[operator]
-    Resource.RECOMPUTE: lambda old, new: new.recompute != old.recompute,
-    Resource.BUBBLE: lambda old, new: (
-        new.pipeline < old.pipeline or new.chunks > old.chunks or new.microbatch < old.microbatch  # type: ignore[operator]
+_RELIEF_TESTS: dict[Resource, Callable[[Layout, Layout], bool]] = {
+    Resource.COMPUTE: lambda layout, rewrite: rewrite.microbatch > layout.microbatch or rewrite.tensor < layout.tensor,  # type: ignore[operator]
+    Resource.RECOMPUTE: lambda layout, rewrite: rewrite.recompute != layout.recompute,
+    Resource.BUBBLE: lambda layout, rewrite: (
+        rewrite.pipeline < layout.pipeline or rewrite.chunks > layout.chunks or rewrite.microbatch < layout.microbatch  # type: ignore[operator]
     ),
-    Resource.TENSOR: lambda old, new: new.tensor < old.tensor or new.sequence_parallel != old.sequence_parallel,
-    Resource.DATA: lambda old, new: new.data < old.data or new.zero != old.zero,
+    Resource.TENSOR: lambda layout, rewrite: (
+        rewrite.tensor < layout.tensor or rewrite.sequence_parallel != layout.sequence_parallel
+    ),
+    Resource.DATA: lambda layout, rewrite: rewrite.data < layout.data or rewrite.zero != layout.zero,
 }
 """By resource, whether a rewrite of a layout may use less of it."""
 
@@ -50,39 +52,47 @@ class Bottleneck:
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield the rewrites that may relieve a plan; prove nothing."""
-        start = next((each for each in by_habit(problem, space) if costs.fits(complete(problem, each))), None)
+        start = next(
+            (candidate for candidate in list_by_habit(problem, space) if costs.fits(complete(problem, candidate))), None
+        )
         if start is None:
             return None
-        seen = {start}
-        best = (yield complete(problem, start)).step_time
-        waiting = [(best, 0, start)]
-        heaviest: dict[Layout, list[Resource]] = {}
-        while waiting:
-            time, _, layout = heappop(waiting)
-            if layout not in heaviest:
-                spent = costs.spent(complete(problem, layout))
-                heaviest[layout] = sorted(spent, key=spent.__getitem__, reverse=True)
-            for resource in heaviest[layout]:
-                found = dict.fromkeys(_relieved(problem, space, costs, layout, resource))
-                bounds = {each: costs.bound(complete(problem, each)) for each in found if each not in seen}
-                faster = False
-                for each in sorted(bounds, key=bounds.__getitem__):
-                    if faster or bounds[each] >= best:
+        seen_layouts = {start}
+        best_time = (yield complete(problem, start)).step_time
+        queue = [(best_time, 0, start)]
+        heavy_resources: dict[Layout, list[Resource]] = {}
+        while queue:
+            time, _, layout = heappop(queue)
+            if layout not in heavy_resources:
+                resource_times = costs.resource_times(complete(problem, layout))
+                heavy_resources[layout] = sorted(resource_times, key=resource_times.__getitem__, reverse=True)
+            for resource in heavy_resources[layout]:
+                rewrites = dict.fromkeys(_list_relieving(problem, space, costs, layout, resource))
+                bounds = {
+                    candidate: costs.plan_bound(complete(problem, candidate))
+                    for candidate in rewrites
+                    if candidate not in seen_layouts
+                }
+                is_faster = False
+                for candidate in sorted(bounds, key=bounds.__getitem__):
+                    if is_faster or bounds[candidate] >= best_time:
                         break
-                    seen.add(each)
-                    taken = (yield complete(problem, each)).step_time
-                    heappush(waiting, (taken, len(seen), each))
-                    faster, best = taken < time, min(best, taken)
-                if faster:
-                    heappush(waiting, (time, len(seen), layout))  # other rewrites may relieve it later
+                    seen_layouts.add(candidate)
+                    step_time = (yield complete(problem, candidate)).step_time
+                    heappush(queue, (step_time, len(seen_layouts), candidate))
+                    is_faster, best_time = step_time < time, min(best_time, step_time)
+                if is_faster:
+                    heappush(queue, (time, len(seen_layouts), layout))  # other rewrites may relieve it later
                     break
         return None
 
 
-def _relieved(problem: Problem, space: Space, costs: CostModel, layout: Layout, resource: Resource) -> Iterator[Layout]:
+def _list_relieving(
+    problem: Problem, space: Space, costs: CostModel, layout: Layout, resource: Resource
+) -> Iterator[Layout]:
     """Yield the rewrites of a layout that relieve a resource and fit, if needed after a second rewrite."""
     for rewrite in neighbours(problem, space, layout):
-        if not _RELIEVES[resource](layout, rewrite):
+        if not _RELIEF_TESTS[resource](layout, rewrite):
             continue
         plan = complete(problem, rewrite)
         if resource is Resource.RECOMPUTE and not _recomputes_less(costs, plan, complete(problem, layout)):
@@ -91,12 +101,12 @@ def _relieved(problem: Problem, space: Space, costs: CostModel, layout: Layout, 
             yield rewrite
             continue
         memory = costs.peak_memory(plan)
-        for second in neighbours(problem, space, rewrite):
-            saving = complete(problem, second)
-            if costs.fits(saving) and costs.peak_memory(saving) < memory:
-                yield second
+        for second_rewrite in neighbours(problem, space, rewrite):
+            saving_plan = complete(problem, second_rewrite)
+            if costs.fits(saving_plan) and costs.peak_memory(saving_plan) < memory:
+                yield second_rewrite
 
 
-def _recomputes_less(costs: CostModel, plan: Plan, other: Plan) -> bool:
+def _recomputes_less(costs: CostModel, plan: Plan, other_plan: Plan) -> bool:
     """Return whether a plan recomputes for less time than another: choices alone do not say which takes less."""
-    return costs.spent(plan)[Resource.RECOMPUTE] < costs.spent(other)[Resource.RECOMPUTE]
+    return costs.resource_times(plan)[Resource.RECOMPUTE] < costs.resource_times(other_plan)[Resource.RECOMPUTE]

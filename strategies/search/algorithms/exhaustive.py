@@ -16,8 +16,8 @@ from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
-from meshwise.strategies.search.driver import Proof, Proposals, ahead
-from meshwise.strategies.search.space import MOST_LISTED, Space, by_habit, layouts, neighbours
+from meshwise.strategies.search.driver import Proof, Proposals, propose_ahead
+from meshwise.strategies.search.space import MOST_LISTED, Space, layouts, list_by_habit, neighbours
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class Exhaustive:
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield the plans that fit in the order of the space; return the proof of the best one."""
         plans = (complete(problem, layout) for layout in layouts(problem, space))
-        best = yield from ahead(plan for plan in plans if costs.fits(plan))
-        return Proof(best)
+        best_time = yield from propose_ahead(plan for plan in plans if costs.fits(plan))
+        return Proof(best_time)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +47,21 @@ class BreadthFirst:
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield the plans that fit by rising number of rewrites from the first one; return the proof of the best."""
-        best = yield from ahead(_by_rewrites(problem, space, costs))
-        return Proof(best)
+        best_time = yield from propose_ahead(_list_by_rewrites(problem, space, costs))
+        return Proof(best_time)
 
 
-def _by_rewrites(problem: Problem, space: Space, costs: CostModel) -> Iterator[Plan]:
+def _list_by_rewrites(problem: Problem, space: Space, costs: CostModel) -> Iterator[Plan]:
     """Yield the plans that fit by rising number of rewrites from the first one."""
-    seen: set[Layout] = set()
-    for start in by_habit(problem, space):
-        waiting = deque([start])
-        while waiting:
-            layout = waiting.popleft()
-            if layout in seen:
+    seen_layouts: set[Layout] = set()
+    for start in list_by_habit(problem, space):
+        queue = deque([start])
+        while queue:
+            layout = queue.popleft()
+            if layout in seen_layouts:
                 continue
-            seen.add(layout)
+            seen_layouts.add(layout)
             plan = complete(problem, layout)
             if costs.fits(plan):
                 yield plan
-                waiting.extend(neighbours(problem, space, layout))
+                queue.extend(neighbours(problem, space, layout))

@@ -26,7 +26,7 @@ from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import Recompute
 from meshwise.strategies.search.driver import Proposals, Upcoming
-from meshwise.strategies.search.space import MOST_LISTED, Space, listed
+from meshwise.strategies.search.space import MOST_LISTED, Space, list_layouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,23 +58,31 @@ class Expert:
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield the plans of the guidelines; prove nothing."""
-        every = _by_guidelines(problem, space)
-        tried: set[tuple[int, ...]] = set()
-        for layout in every:
+        layouts = _list_by_guidelines(problem, space)
+        tried_degrees: set[tuple[int, ...]] = set()
+        for layout in layouts:
             degrees = layout.data, layout.tensor, layout.tensor_rows, layout.pipeline
-            if degrees in tried or not costs.fits(complete(problem, layout)):
+            if degrees in tried_degrees or not costs.fits(complete(problem, layout)):
                 continue
-            sized = yield from _best(problem, costs, (each for each in every if _sized(each) == _sized(layout)))
-            yield from _best(problem, costs, (each for each in every if _scheduled(each) == _scheduled(sized)))
-            tried.add(degrees)
-            if len(tried) == self.choices:
+            sized_layout = yield from _find_fastest(
+                problem,
+                costs,
+                (candidate for candidate in layouts if _without_microbatch(candidate) == _without_microbatch(layout)),
+            )
+            yield from _find_fastest(
+                problem,
+                costs,
+                (candidate for candidate in layouts if _without_schedule(candidate) == _without_schedule(sized_layout)),
+            )
+            tried_degrees.add(degrees)
+            if len(tried_degrees) == self.choices:
                 break
         return None
 
 
-def _by_guidelines(problem: Problem, space: Space) -> list[Layout]:
+def _list_by_guidelines(problem: Problem, space: Space) -> list[Layout]:
     """Return the layouts of ``space`` in the order of the rules."""
-    node = problem.cluster.first.devices
+    node = problem.cluster.first_node.devices
 
     def key(layout: Layout) -> tuple[int, ...]:
         return (
@@ -90,27 +98,27 @@ def _by_guidelines(problem: Problem, space: Space) -> list[Layout]:
             not layout.sequence_parallel,
         )
 
-    return sorted(listed(problem, space), key=key)
+    return sorted(list_layouts(problem, space), key=key)
 
 
-def _best(
+def _find_fastest(
     problem: Problem, costs: CostModel, variants: Iterable[Layout]
 ) -> Generator[Plan | Upcoming, Evaluation, Layout]:
     """Yield the variants that fit, at least one; return the fastest layout."""
     plans = {layout: complete(problem, layout) for layout in variants}
-    fitting = {layout: plan for layout, plan in plans.items() if costs.fits(plan)}
-    yield Upcoming(tuple(fitting.values()))  # all are evaluated, so an executor may take them at once
+    fitting_plans = {layout: plan for layout, plan in plans.items() if costs.fits(plan)}
+    yield Upcoming(tuple(fitting_plans.values()))  # all are evaluated, so an executor may take them at once
     times: dict[Layout, float] = {}
-    for layout, plan in fitting.items():
+    for layout, plan in fitting_plans.items():
         times[layout] = (yield plan).step_time
     return min(times, key=times.__getitem__)
 
 
-def _sized(layout: Layout) -> Layout:
+def _without_microbatch(layout: Layout) -> Layout:
     """Return a layout without its microbatch: equal for layouts that differ in it alone."""
     return replace(layout, microbatch=0)
 
 
-def _scheduled(layout: Layout) -> Layout:
+def _without_schedule(layout: Layout) -> Layout:
     """Return a layout without its schedule: equal for layouts that differ in it alone."""
     return replace(layout, schedule="", chunks=0, stages="")

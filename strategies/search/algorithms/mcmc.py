@@ -21,7 +21,7 @@ from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.search.driver import Proposals
-from meshwise.strategies.search.space import MOST_LISTED, Space, by_habit, neighbours
+from meshwise.strategies.search.space import MOST_LISTED, Space, list_by_habit, neighbours
 
 RESTART_DRAWS = 100
 """Random layouts that a restart tries before it goes back to the best place."""
@@ -32,7 +32,7 @@ class _Place(NamedTuple):
 
     layout: Layout
     cost: float
-    around: tuple[Layout, ...]
+    neighbour_layouts: tuple[Layout, ...]
 
 
 _Visit = Generator[Plan, Evaluation, _Place | None]
@@ -90,48 +90,48 @@ class MCMC:
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield the plans of the walk that fit; prove nothing."""
         rng = Random(self.seed)
-        everywhere = by_habit(problem, space)
-        current = yield from _first(problem, space, costs, everywhere)
-        if current is None:
+        layouts = list_by_habit(problem, space)
+        current_place = yield from _visit_first(problem, space, costs, layouts)
+        if current_place is None:
             return None
-        best, waited = current, 0
+        best_place, num_waited = current_place, 0
         for _ in range(self.steps):
-            if waited == self._span:
-                draws = () if self.faithful else rng.sample(everywhere, min(RESTART_DRAWS, len(everywhere)))
-                current, waited = (yield from _first(problem, space, costs, draws)) or best, 0
-            waited += 1
-            if not current.around:
+            if num_waited == self._restart_steps:
+                draws = () if self.faithful else rng.sample(layouts, min(RESTART_DRAWS, len(layouts)))
+                current_place, num_waited = (yield from _visit_first(problem, space, costs, draws)) or best_place, 0
+            num_waited += 1
+            if not current_place.neighbour_layouts:
                 continue  # a place without neighbours is left by a restart
-            place = yield from _visit(problem, space, costs, rng.choice(current.around))
+            place = yield from _visit_layout(problem, space, costs, rng.choice(current_place.neighbour_layouts))
             if place is None:
                 continue
-            if place.cost < best.cost:
-                best, waited = place, waited if self.faithful else 0
-            if rng.random() < self._acceptance(current, place):
-                current = place
+            if place.cost < best_place.cost:
+                best_place, num_waited = place, num_waited if self.faithful else 0
+            if rng.random() < self._find_acceptance(current_place, place):
+                current_place = place
         return None
 
     @property
-    def _span(self) -> int | None:
+    def _restart_steps(self) -> int | None:
         return min(max(self.steps // 100, 1), 1000) if self.faithful else self.patience
 
-    def _acceptance(self, current: _Place, place: _Place) -> float:
+    def _find_acceptance(self, current_place: _Place, place: _Place) -> float:
         """Return the probability of going from ``current_place`` to ``place``."""
         if self.faithful:
-            return exp(min(0.0, -self.alpha * (place.cost - current.cost) * 1e3))  # alpha is for times in ms
-        ratio = log(current.cost / place.cost) / self.temperature
-        return exp(min(0.0, ratio + log(len(current.around) / len(place.around))))
+            return exp(min(0.0, -self.alpha * (place.cost - current_place.cost) * 1e3))  # alpha is for times in ms
+        ratio = log(current_place.cost / place.cost) / self.temperature
+        return exp(min(0.0, ratio + log(len(current_place.neighbour_layouts) / len(place.neighbour_layouts))))
 
 
-def _first(problem: Problem, space: Space, costs: CostModel, candidates: Sequence[Layout]) -> _Visit:
+def _visit_first(problem: Problem, space: Space, costs: CostModel, candidates: Sequence[Layout]) -> _Visit:
     for layout in candidates:
-        place = yield from _visit(problem, space, costs, layout)
+        place = yield from _visit_layout(problem, space, costs, layout)
         if place is not None:
             return place
     return None
 
 
-def _visit(problem: Problem, space: Space, costs: CostModel, layout: Layout) -> _Visit:
+def _visit_layout(problem: Problem, space: Space, costs: CostModel, layout: Layout) -> _Visit:
     """Return the place at ``layout``, or ``None`` where its plan does not fit."""
     plan = complete(problem, layout)
     if not costs.fits(plan):

@@ -21,7 +21,7 @@ from meshwise.strategies.cost_model import CostModel
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.problem import Problem
-from meshwise.strategies.search.decisions import Decisions, Outlooks, Partial
+from meshwise.strategies.search.decisions import DecisionTree, Outlooks, PartialPlan
 from meshwise.strategies.search.driver import Proof, Proposals
 from meshwise.strategies.search.space import MOST_LISTED, Space
 
@@ -31,17 +31,17 @@ class Arm:
     """What has been learnt about a partial plan: how often it led to a plan that fits, and the best reward."""
 
     visits: int
-    best: float
+    best_reward: float
 
-    def value(self, exploration: float, around: int) -> float:
+    def value(self, exploration: float, num_tries: int) -> float:
         """Return the best reward with the confidence term of UCB1 ([1]_, section 2.1).
 
         ``num_tries`` is how often this arm or one of its siblings was chosen.
 
-        >>> Arm(visits=4, best=0.5).value(exploration=0.0, around=16)
+        >>> Arm(visits=4, best_reward=0.5).value(exploration=0.0, num_tries=16)
         0.5
         """
-        return self.best + exploration * sqrt(log(around) / self.visits)
+        return self.best_reward + exploration * sqrt(log(num_tries) / self.visits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,72 +90,76 @@ class MCTS:
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield the most promising plan of every visit to the tree; return a proof once all plans were visited."""
-        rng, outlooks, tree = Random(self.seed), Outlooks(problem, costs), Decisions(problem, space)
-        first = next((layout for layout in tree.by_habit() if outlooks[layout].fits), None)
-        if first is None:
+        rng, outlooks, tree = Random(self.seed), Outlooks(problem, costs), DecisionTree(problem, space)
+        first_layout = next((layout for layout in tree.list_by_habit() if outlooks[layout].fits), None)
+        if first_layout is None:
             return Proof(inf)
-        expert = best = (yield complete(problem, first)).step_time
-        arms: dict[Partial, Arm] = {}
-        while not tree.closed(tree.root):
-            able: dict[Layout, tuple[Partial, ...]] = {}
-            for path in self._rollouts(tree, arms, rng):
-                layout = _layout(path)
+        expert_time = best_time = (yield complete(problem, first_layout)).step_time
+        arms: dict[PartialPlan, Arm] = {}
+        while not tree.is_closed(tree.root):
+            open_paths: dict[Layout, tuple[PartialPlan, ...]] = {}
+            for path in self._roll_out(tree, arms, rng):
+                layout = _find_layout(path)
                 bound, shortfall = outlooks[layout]
-                if bound < best:
-                    able[layout] = path
-                elif not tree.closed(path[-1]):
-                    tree.close(layout)
-                    _learn(arms, path, -shortfall if bound == inf else expert / bound)
-            if able:
-                layout = _softmin(list(able), [outlooks[each].bound for each in able], self.temperature, rng)
+                if bound < best_time:
+                    open_paths[layout] = path
+                elif not tree.is_closed(path[-1]):
+                    tree.close_layout(layout)
+                    _learn_reward(arms, path, -shortfall if bound == inf else expert_time / bound)
+            if open_paths:
+                layout = _draw_softmin(
+                    list(open_paths), [outlooks[candidate].bound for candidate in open_paths], self.temperature, rng
+                )
                 # the first plan has been evaluated already; a repeated proposal would count as one
-                time = expert if layout == first else (yield complete(problem, layout)).step_time
-                best = min(best, time)
-                tree.close(layout)
-                _learn(arms, able[layout], expert / time)
-        return Proof(best)
+                time = expert_time if layout == first_layout else (yield complete(problem, layout)).step_time
+                best_time = min(best_time, time)
+                tree.close_layout(layout)
+                _learn_reward(arms, open_paths[layout], expert_time / time)
+        return Proof(best_time)
 
-    def _rollouts(self, tree: Decisions, arms: dict[Partial, Arm], rng: Random) -> Iterator[tuple[Partial, ...]]:
+    def _roll_out(
+        self, tree: DecisionTree, arms: dict[PartialPlan, Arm], rng: Random
+    ) -> Iterator[tuple[PartialPlan, ...]]:
         """Yield paths from the root to plans not visited yet: along the best arms, and then at random."""
-        known = self._select(tree, arms)
+        known_path = self._select_path(tree, arms)
         for _ in range(self.rollouts):
-            if tree.closed(known[-1]):
+            if tree.is_closed(known_path[-1]):
                 return
-            path = list(known)
-            while branches := tree.branches(path[-1]):
-                path.append(rng.choice(branches).after)
+            path = list(known_path)
+            while branches := tree.list_branches(path[-1]):
+                path.append(rng.choice(branches).child)
             yield tuple(path)
 
-    def _select(self, tree: Decisions, arms: dict[Partial, Arm]) -> list[Partial]:
+    def _select_path(self, tree: DecisionTree, arms: dict[PartialPlan, Arm]) -> list[PartialPlan]:
         """Return the path from the root along the best arms to a node with a branch to try."""
         path = [tree.root]
-        while branches := tree.branches(path[-1]):
-            tried = [branch.after for branch in branches if branch.after in arms]
-            around = sum(arms[each].visits for each in tried)
-            if len(tried) < min(len(branches), ceil((around + 1) ** self.widening)):
+        while branches := tree.list_branches(path[-1]):
+            tried_children = [branch.child for branch in branches if branch.child in arms]
+            num_tries = sum(arms[child].visits for child in tried_children)
+            if len(tried_children) < min(len(branches), ceil((num_tries + 1) ** self.widening)):
                 break
-            path.append(max(tried, key=lambda each: arms[each].value(self.exploration, around)))
+            path.append(max(tried_children, key=lambda child: arms[child].value(self.exploration, num_tries)))
         return path
 
 
-def _layout(path: Sequence[Partial]) -> Layout:
+def _find_layout(path: Sequence[PartialPlan]) -> Layout:
     layout = path[-1].layout
     assert layout is not None  # a path ends where everything is decided
     return layout
 
 
-def _learn(arms: dict[Partial, Arm], path: Sequence[Partial], reward: float) -> None:
+def _learn_reward(arms: dict[PartialPlan, Arm], path: Sequence[PartialPlan], reward: float) -> None:
     """Give the reward of a plan to every partial plan on its path.
 
     A negative reward, of a plan that does not fit, counts as a visit only for an arm without visits.
     """
-    for each in path:
-        arm = arms.setdefault(each, Arm(0, reward))
+    for partial in path:
+        arm = arms.setdefault(partial, Arm(0, reward))
         arm.visits += reward > 0 or not arm.visits
-        arm.best = max(arm.best, reward)
+        arm.best_reward = max(arm.best_reward, reward)
 
 
-def _softmin(layouts: Sequence[Layout], bounds: Sequence[float], temperature: float, rng: Random) -> Layout:
+def _draw_softmin(layouts: Sequence[Layout], bounds: Sequence[float], temperature: float, rng: Random) -> Layout:
     """Return a layout drawn in proportion to ``bound**(-1 / temperature)``."""
-    least = min(bounds)
-    return rng.choices(layouts, [(least / bound) ** (1 / temperature) for bound in bounds])[0]
+    least_bound = min(bounds)
+    return rng.choices(layouts, [(least_bound / bound) ** (1 / temperature) for bound in bounds])[0]

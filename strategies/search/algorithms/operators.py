@@ -15,18 +15,28 @@ from meshwise.simulator.operator_graph import BATCH
 from meshwise.strategies.bounds.step_time import least_step_time
 from meshwise.strategies.cost_model import CostModel
 from meshwise.strategies.lowering import StageCosts
-from meshwise.strategies.operators.choices import resolved
+from meshwise.strategies.operators.choices import resolve_pins
 from meshwise.strategies.operators.cost_graph import Shortfall, Solution
 from meshwise.strategies.operators.costs import OperatorCosts
 from meshwise.strategies.operators.elimination import eliminate
 from meshwise.strategies.operators.frontier import frontier
 from meshwise.strategies.operators.integer_programming import integer_programming
-from meshwise.strategies.operators.operator_plan import agreeing, all_kept, operator_plan, operator_violations
+from meshwise.strategies.operators.operator_plan import (
+    build_operator_plan,
+    list_operator_violations,
+    with_all_kept,
+    with_tied_layouts,
+)
 from meshwise.strategies.operators.recursion import Level, propagate, recurse
 from meshwise.strategies.plan.mesh import OPERATOR_AXES
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.search.driver import Proof, Proposals
-from meshwise.strategies.search.operator_search import arrangements, microbatches, operator_search, variants
+from meshwise.strategies.search.operator_search import (
+    list_arrangements,
+    list_microbatches,
+    list_variants,
+    search_operators,
+)
 from meshwise.strategies.search.space import Space
 
 
@@ -50,7 +60,7 @@ class Frontier:
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield the best plan of every arrangement of the devices; it proves nothing of simulated times."""
-        return operator_search(problem, space, costs, self._solve)
+        return search_operators(problem, space, costs, self._solve)
 
     def _solve(self, table: OperatorCosts, limit: int) -> Solution | Shortfall:
         return frontier(table.graph, limit, gap=self.gap)
@@ -84,7 +94,7 @@ class IntegerProgramming:
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield the best plan of every arrangement of the devices; it proves nothing of simulated times."""
-        return operator_search(problem, space, costs, self._solve, among="layers cut alike" if self.tie else "")
+        return search_operators(problem, space, costs, self._solve, choices_text="layers cut alike" if self.tie else "")
 
     def _solve(self, table: OperatorCosts, limit: int) -> Solution | Shortfall:
         return integer_programming(table.graph, limit, gap=self.gap, seconds=self.seconds, tie=self.tie)
@@ -106,15 +116,15 @@ class DynamicProgramming:
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield the best plan of every arrangement of the devices; it proves nothing of simulated times."""
-        return operator_search(problem, space, costs, self._solve)
+        return search_operators(problem, space, costs, self._solve)
 
     def _solve(self, table: OperatorCosts, limit: int) -> Solution | Shortfall:
         return eliminate(table.graph, limit, faithful=self.faithful)
 
 
-PROBE = float(2**26)
+PROBE_BYTES = float(2**26)
 """Bytes of the all-reduce that measures the rate of a level."""
-MOST_RANKS = 1024
+MAX_RANKS = 1024
 """Devices that the published recursion divides at most."""
 
 
@@ -139,41 +149,45 @@ class RecursiveProgramming:
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield the plan of every arrangement of the devices, with the largest microbatches that fit."""
         yield Proof(least_step_time(problem))
-        measured = StageCosts(problem)
-        ways = _bisected(problem) if self.faithful else arrangements(problem, space)
-        for degrees in ways:
-            for microbatch in microbatches(problem, space, degrees):
-                plan = operator_plan(problem, dict(degrees), microbatch)
-                groups = measured.machine(plan).rank(0).groups
+        stage_costs = StageCosts(problem)
+        device_arrangements = _bisect_devices(problem) if self.faithful else list_arrangements(problem, space)
+        for degrees in device_arrangements:
+            for microbatch in list_microbatches(problem, space, degrees):
+                plan = build_operator_plan(problem, dict(degrees), microbatch)
+                groups = stage_costs.machine(plan).rank(0).groups
                 levels = [
-                    Level(axis, n, groups[axis].ticks(Collective.ALL_REDUCE, PROBE) / PROBE)
+                    Level(axis, n, groups[axis].ticks(Collective.ALL_REDUCE, PROBE_BYTES) / PROBE_BYTES)
                     for axis, n in degrees
                     if n > 1
                 ]
-                count = plan.num_microbatches
-                found = recurse(problem.graph, levels, microbatch, count, faithful=self.faithful)
-                chosen = agreeing(problem, operator_plan(problem, dict(degrees), microbatch, found))
-                if any(operator_violations(problem, chosen)):
+                num_microbatches = plan.num_microbatches
+                operator_shardings = recurse(
+                    problem.graph, levels, microbatch, num_microbatches, faithful=self.faithful
+                )
+                chosen_plan = with_tied_layouts(
+                    problem, build_operator_plan(problem, dict(degrees), microbatch, operator_shardings)
+                )
+                if any(list_operator_violations(problem, chosen_plan)):
                     continue
                 fits = False
-                for plan in (chosen,) if self.faithful else (chosen, all_kept(problem, chosen)):
-                    for variant in () if fits else variants(problem, plan, space):
+                for plan in (chosen_plan,) if self.faithful else (chosen_plan, with_all_kept(problem, chosen_plan)):
+                    for variant in () if fits else list_variants(problem, plan, space):
                         fits = (yield variant).fits or fits
                 if fits:
                     break
         return None
 
 
-def _bisected(problem: Problem) -> Iterator[tuple[tuple[str, int], ...]]:
+def _bisect_devices(problem: Problem) -> Iterator[tuple[tuple[str, int], ...]]:
     """Yield the one arrangement of the published recursion, which halves the devices again and again."""
     devices = len(problem.cluster.free_devices)
-    if devices & (devices - 1) or devices > MOST_RANKS:
+    if devices & (devices - 1) or devices > MAX_RANKS:
         raise ValueError(
-            f"recursive_programming: faithful divides a power of two of at most {MOST_RANKS} devices, met {devices}"
+            f"recursive_programming: faithful divides a power of two of at most {MAX_RANKS} devices, met {devices}"
         )
     levels = min(devices.bit_length() - 1, len(OPERATOR_AXES)) or 1
-    inner = [2] * (levels - 1)
-    yield tuple(zip(OPERATOR_AXES[-levels:], (devices >> (levels - 1), *inner), strict=True))
+    inner_sizes = [2] * (levels - 1)
+    yield tuple(zip(OPERATOR_AXES[-levels:], (devices >> (levels - 1), *inner_sizes), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,24 +210,24 @@ class ShardingPropagation:
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield the plan of every arrangement of the devices on which the pins hold."""
-        pinned = frozenset(resolved(problem.graph, space.pin))
-        return operator_search(problem, space, costs, partial(self._solve, pinned))
+        pinned_names = frozenset(resolve_pins(problem.graph, space.pin))
+        return search_operators(problem, space, costs, partial(self._solve, pinned_names))
 
-    def _solve(self, pinned: frozenset[str], table: OperatorCosts, limit: int) -> Solution | Shortfall:
+    def _solve(self, pinned_names: frozenset[str], table: OperatorCosts, limit: int) -> Solution | Shortfall:
         if not self.faithful:
             return frontier(table.graph, limit)
         names = (node.name for node in table.nodes)
-        seeds = {number: 0 for number, name in enumerate(names) if name in pinned} or _first_batch(table)
+        seeds = {number: 0 for number, name in enumerate(names) if name in pinned_names} or _find_first_batch(table)
         choice = propagate(table.graph, seeds)
         time, memory = table.graph.time(choice), table.graph.memory(choice)
         return Solution(choice, time, memory, 0) if memory <= limit else Shortfall(choice, memory, limit)
 
 
-def _first_batch(table: OperatorCosts) -> dict[int, int]:
+def _find_first_batch(table: OperatorCosts) -> dict[int, int]:
     """Return the first operator that all axes can cut along its batch, with that choice; empty where there is none."""
     axes = tuple(axis for axis, ranks in table.degrees.items() if ranks > 1)
-    for number, own in enumerate(table.choices):
-        for choice, sharding in enumerate(own):
+    for number, shardings in enumerate(table.choices):
+        for choice, sharding in enumerate(shardings):
             if sharding.cuts == ((BATCH, axes),):
                 return {number: choice}
     return {}

@@ -21,20 +21,20 @@ from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.operator_graph import BATCH, Operator, OperatorGraph, OperatorKind
 from meshwise.simulator.operator_graph import Tensor as Value
 from meshwise.strategies.plan.problem import Problem, Training
-from meshwise.strategies.search.decisions import Branch, Decisions, Partial
+from meshwise.strategies.search.decisions import Branch, DecisionTree, PartialPlan
 
 WIDTH = 32
 """Elements of an embedding."""
 ROUNDS = 3
 """Rounds of messages between operators."""
-HASHED = 48
+HASH_WIDTH = 48
 """Elements of the vector into which the values of decisions are hashed."""
 
 
-class Choice(NamedTuple):
+class Draw(NamedTuple):
     """One draw per walk of a batch: the branch, the logarithm of its probability, and the entropy of the draw."""
 
-    drawn: list[int]
+    branch_indices: list[int]
     log_probability: Tensor
     entropy: Tensor
 
@@ -42,7 +42,7 @@ class Choice(NamedTuple):
 class Walks(NamedTuple):
     """Plans that a policy has drawn: where they end, how likely they were and how open the decisions, [walks]."""
 
-    ends: list[Partial]
+    ends: list[PartialPlan]
     log_probability: Tensor
     entropy: Tensor
 
@@ -64,17 +64,19 @@ class Policy:
 
     def __init__(self, problem: Problem, generator: torch.Generator, learning_rate: float) -> None:
         self.generator = generator
-        nodes, edges = operators(problem.graph)
-        self._nodes, self._machine = _tensor(nodes), _tensor(machine(problem.cluster, problem.training))
+        nodes, edges = read_operators(problem.graph)
+        self._nodes, self._machine = _to_tensor(nodes), _to_tensor(read_machine(problem.cluster, problem.training))
         self._edges = torch.tensor(sorted(set(edges)), dtype=torch.int64).reshape(-1, 2).T
         self._features: dict[tuple[object, ...], Tensor] = {}
         shapes = {
             "node": (self._nodes.shape[1], WIDTH),
-            **{f"{way}{turn}": (WIDTH, WIDTH) for turn in range(ROUNDS) for way in ("self", "producers", "consumers")},
+            **{
+                f"{role}{turn}": (WIDTH, WIDTH) for turn in range(ROUNDS) for role in ("self", "producers", "consumers")
+            },
             "machine": (self._machine.shape[0], WIDTH),
             "problem": (2 * WIDTH, WIDTH),
-            "before": (HASHED + 1, WIDTH),
-            "branch": (HASHED + 1, WIDTH),
+            "before": (HASH_WIDTH + 1, WIDTH),
+            "branch": (HASH_WIDTH + 1, WIDTH),
             "deep": (WIDTH, WIDTH),
             "score": (WIDTH, 1),
         }
@@ -86,51 +88,51 @@ class Policy:
 
     def embed(self) -> Tensor:
         """Return the embedding of the problem, [`WIDTH`]."""
-        own = torch.tanh(self._nodes @ self.weights["node"])
+        embeddings = torch.tanh(self._nodes @ self.weights["node"])
         producers, consumers = self._edges
         for turn in range(ROUNDS):
-            said = _mean(own, producers, consumers) @ self.weights[f"producers{turn}"]
-            asked = _mean(own, consumers, producers) @ self.weights[f"consumers{turn}"]
-            own = torch.tanh(own @ self.weights[f"self{turn}"] + said + asked)
-        both = torch.cat((own.mean(0), torch.tanh(self._machine @ self.weights["machine"])))
-        return torch.tanh(both @ self.weights["problem"])
+            producer_sums = _mean_neighbours(embeddings, producers, consumers) @ self.weights[f"producers{turn}"]
+            consumer_sums = _mean_neighbours(embeddings, consumers, producers) @ self.weights[f"consumers{turn}"]
+            embeddings = torch.tanh(embeddings @ self.weights[f"self{turn}"] + producer_sums + consumer_sums)
+        inputs = torch.cat((embeddings.mean(0), torch.tanh(self._machine @ self.weights["machine"])))
+        return torch.tanh(inputs @ self.weights["problem"])
 
-    def features(self, branch: Branch) -> Tensor:
-        """Return the features of a decision, [`HASHED` + 1]: its hashed values, and the logarithms of its numbers."""
+    def find_features(self, branch: Branch) -> Tensor:
+        """Return the features of a decision, [`HASH_WIDTH` + 1]: its hashed values, and the logarithms of its numbers."""
         key = branch.fields, branch.values
         if key not in self._features:
-            made = torch.zeros(HASHED + 1)
+            vector = torch.zeros(HASH_WIDTH + 1)
             for field, value in zip(*key, strict=True):
                 # crc32 and not hash(): strings hash differently in every process
-                hashed = crc32(f"{field}={value}".encode())
-                made[hashed % HASHED] += 1 if hashed >> 31 else -1
+                code = crc32(f"{field}={value}".encode())
+                vector[code % HASH_WIDTH] += 1 if code >> 31 else -1
                 if type(value) is int:
-                    made[HASHED] += log10(1 + value)
-            self._features[key] = made
+                    vector[HASH_WIDTH] += log10(1 + value)
+            self._features[key] = vector
         return self._features[key]
 
-    def logits(self, problem: Tensor, before: Tensor, rows: Sequence[Sequence[Branch]]) -> Tensor:
+    def logits(self, problem: Tensor, history: Tensor, rows: Sequence[Sequence[Branch]]) -> Tensor:
         """Return the scores of every walk's branches, [walks, most branches]; minus infinity where there is no branch.
 
-        ``history`` is the sum of the features of every walk's decisions so far, [walks, `HASHED` + 1].
+        ``history`` is the sum of the features of every walk's decisions so far, [walks, `HASH_WIDTH` + 1].
         """
-        branches = torch.stack([self.features(branch) for row in rows for branch in row])
+        branches = torch.stack([self.find_features(branch) for row in rows for branch in row])
         walks = torch.tensor([walk for walk, row in enumerate(rows) for _ in row])
-        places = torch.tensor([place for row in rows for place in range(len(row))])
-        known = problem + before @ self.weights["before"]
-        hidden = torch.tanh(known[walks] + branches @ self.weights["branch"])
+        columns = torch.tensor([column for row in rows for column in range(len(row))])
+        walk_inputs = problem + history @ self.weights["before"]
+        hidden = torch.tanh(walk_inputs[walks] + branches @ self.weights["branch"])
         scores = (torch.tanh(hidden @ self.weights["deep"]) @ self.weights["score"]).squeeze(1)
-        masked = torch.full((len(rows), max(map(len, rows))), -torch.inf)
-        return masked.index_put((walks, places), scores)
+        masked_scores = torch.full((len(rows), max(map(len, rows))), -torch.inf)
+        return masked_scores.index_put((walks, columns), scores)
 
-    def choose(self, problem: Tensor, before: Tensor, rows: Sequence[Sequence[Branch]]) -> Choice:
+    def choose_branches(self, problem: Tensor, history: Tensor, rows: Sequence[Sequence[Branch]]) -> Draw:
         """Return a drawn branch for every walk."""
-        logarithms = torch.log_softmax(self.logits(problem, before, rows), dim=1)
+        logarithms = torch.log_softmax(self.logits(problem, history, rows), dim=1)
         probabilities = logarithms.exp()
-        drawn = torch.multinomial(probabilities.detach(), 1, generator=self.generator)
+        indices = torch.multinomial(probabilities.detach(), 1, generator=self.generator)
         # minus infinity times a probability of 0 would be NaN
         entropy = -(probabilities * logarithms.masked_fill(logarithms == -torch.inf, 0.0)).sum(1)
-        return Choice(drawn.squeeze(1).tolist(), logarithms.gather(1, drawn).squeeze(1), entropy)
+        return Draw(indices.squeeze(1).tolist(), logarithms.gather(1, indices).squeeze(1), entropy)
 
     def learn(self, loss: Tensor) -> None:
         """Update the weights by one step of Adam [3]_ on a loss."""
@@ -139,66 +141,66 @@ class Policy:
         self._optimizer.step()
 
 
-def operators(graph: OperatorGraph) -> tuple[list[list[float]], list[tuple[int, int]]]:
+def read_operators(graph: OperatorGraph) -> tuple[list[list[float]], list[tuple[int, int]]]:
     """Return the features of the operators of every distinct block, and the edges (producer, consumer) between them."""
     rows: list[list[float]] = []
     edges: list[tuple[int, int]] = []
     boundary: list[int | None] = []
     for block in graph.blocks:
-        made = {name: node for name, node in zip(block.inputs, boundary, strict=False) if node is not None}
+        producers = {name: node for name, node in zip(block.inputs, boundary, strict=False) if node is not None}
         for operator in block.operators:
             node = len(rows)
-            rows.append(_operator(operator, block.tensor, block.repeat))
-            edges += [(made[name], node) for name in operator.inputs if name in made]
-            made |= dict.fromkeys(operator.outputs, node)
-        boundary = [made.get(name) for name in block.outputs]
+            rows.append(_read_operator(operator, block.tensor, block.repeat))
+            edges += [(producers[name], node) for name in operator.inputs if name in producers]
+            producers |= dict.fromkeys(operator.outputs, node)
+        boundary = [producers.get(name) for name in block.outputs]
     return rows, edges
 
 
-def _operator(operator: Operator, tensor: dict[str, Value], repeat: int) -> list[float]:
+def _read_operator(operator: Operator, tensor: dict[str, Value], repeat: int) -> list[float]:
     """Return the features of an operator: its kind, and the logarithms of its work, bytes, repeats and largest dim."""
     kinds = [float(kind is operator.kind) for kind in OperatorKind]
-    read, written, parameters = (
+    read_bytes, written_bytes, parameters = (
         sum(tensor[name].nbytes for name in names) for names in (operator.inputs, operator.outputs, operator.parameters)
     )
-    cuttable = [size for dim, size in operator.dims if dim != BATCH and dim not in operator.uncut]
-    sizes = (operator.flops, read, written, parameters, repeat, max(cuttable, default=1))
+    cuttable_sizes = [size for dim, size in operator.dims if dim != BATCH and dim not in operator.uncut]
+    sizes = (operator.flops, read_bytes, written_bytes, parameters, repeat, max(cuttable_sizes, default=1))
     return kinds + [log10(1 + size) / 10 for size in sizes]
 
 
-def machine(cluster: Cluster, training: Training) -> list[float]:
+def read_machine(cluster: Cluster, training: Training) -> list[float]:
     """Return the features of a machine and a training step: logarithms of rates and sizes."""
-    node, accelerator = cluster.first, cluster.accelerator
+    node, accelerator = cluster.first_node, cluster.accelerator
     peak = max(rate for _, rate in accelerator.peak_flops)
     rates = (peak, accelerator.memory_bandwidth, accelerator.memory, node.nic.bandwidth * node.nics / node.devices)
     counts = (cluster.num_devices, node.devices, training.global_batch, training.sequence)
     return [log10(1 + value) / 10 for value in (*rates, *counts)]
 
 
-def _tensor(values: Sequence[object]) -> Tensor:
+def _to_tensor(values: Sequence[object]) -> Tensor:
     return torch.tensor(values, dtype=torch.float32)
 
 
-def _mean(values: Tensor, sources: Tensor, targets: Tensor) -> Tensor:
+def _mean_neighbours(values: Tensor, sources: Tensor, targets: Tensor) -> Tensor:
     """Return for every node the mean of the values of the nodes with an edge to it; 0 where there are none."""
     count = torch.zeros(len(values)).index_add(0, targets, torch.ones(len(targets)))
     return torch.zeros_like(values).index_add(0, targets, values[sources]) / count.clamp(min=1).unsqueeze(1)
 
 
-def draw(policy: Policy, tree: Decisions, count: int) -> Walks:
+def draw(policy: Policy, tree: DecisionTree, count: int) -> Walks:
     """Return ``count`` plans drawn by a policy, of those that are left to visit."""
     problem = policy.embed()
-    before = torch.zeros(count, len(policy.features(Branch((), (), tree.root))))
+    before = torch.zeros(count, len(policy.find_features(Branch((), (), tree.root))))
     ends, total, entropy = [tree.root] * count, torch.zeros(count), torch.zeros(count)
-    while rows := {walk: row for walk, end in enumerate(ends) if (row := tree.branches(end))}:
+    while rows := {walk: row for walk, end in enumerate(ends) if (row := tree.list_branches(end))}:
         walks = torch.tensor(list(rows))
-        choice = policy.choose(problem, before[walks], list(rows.values()))
+        choice = policy.choose_branches(problem, before[walks], list(rows.values()))
         total = total.index_add(0, walks, choice.log_probability)
         entropy = entropy.index_add(0, walks, choice.entropy)
-        taken = [row[place] for row, place in zip(rows.values(), choice.drawn, strict=True)]
-        before = before.index_add(0, walks, torch.stack([policy.features(branch) for branch in taken]))
+        taken = [row[place] for row, place in zip(rows.values(), choice.branch_indices, strict=True)]
+        before = before.index_add(0, walks, torch.stack([policy.find_features(branch) for branch in taken]))
         for walk, branch in zip(rows, taken, strict=True):
-            ends[walk] = branch.after
+            ends[walk] = branch.child
     return Walks(ends, total, entropy)
 
 

@@ -21,8 +21,8 @@ from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.group import Group
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.problem import Problem
-from meshwise.strategies.search.driver import Proposals, ahead
-from meshwise.strategies.search.space import Space, choices_of
+from meshwise.strategies.search.driver import Proposals, propose_ahead
+from meshwise.strategies.search.space import Space, find_choices
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,45 +35,45 @@ class RandomSearch:
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield the plans that fit in a random order; prove nothing."""
-        plans = (complete(problem, layout) for layout in drawn(problem, space, Random(self.seed)))
-        yield from ahead(plan for plan in plans if costs.fits(plan))
+        plans = (complete(problem, layout) for layout in draw_layouts(problem, space, Random(self.seed)))
+        yield from propose_ahead(plan for plan in plans if costs.fits(plan))
         return None
 
 
-def drawn(problem: Problem, space: Space, random: Random) -> Iterator[Layout]:
+def draw_layouts(problem: Problem, space: Space, random: Random) -> Iterator[Layout]:
     """Yield the layouts of a space in a random order, each once, without listing them all."""
-    choices = choices_of(problem, space)
+    choices = find_choices(problem, space)
     families = list(choices.families())
-    before = [0, *accumulate(map(choices.count, families))]
+    starts = [0, *accumulate(map(choices.count_layouts, families))]
 
     @lru_cache(maxsize=4096)
-    def groups(family: int) -> tuple[Group, ...]:
+    def list_groups(family: int) -> tuple[Group, ...]:
         return tuple(choices.groups(families[family]))
 
     # a number is a position among all layouts; only the groups of its family are made to find the layout
-    for number in permuted(before[-1], random):
-        family = bisect_right(before, number) - 1
-        left = number - before[family]
-        for group in groups(family):
-            if left < group.count:
-                yield _member(group, left)
+    for number in permute_range(starts[-1], random):
+        family = bisect_right(starts, number) - 1
+        offset = number - starts[family]
+        for group in list_groups(family):
+            if offset < group.num_members:
+                yield _build_member(group, offset)
                 break
-            left -= group.count
+            offset -= group.num_members
 
 
-def permuted(size: int, random: Random) -> Iterator[int]:
+def permute_range(size: int, random: Random) -> Iterator[int]:
     """Yield 0 to ``size`` - 1 in a random order (Durstenfeld 1964), keeping only the swapped numbers.
 
-    >>> sorted(permuted(5, Random(0)))
+    >>> sorted(permute_range(5, Random(0)))
     [0, 1, 2, 3, 4]
     """
-    moved: dict[int, int] = {}
-    for last in range(size - 1, -1, -1):
-        place = random.randrange(last + 1)
-        yield moved.get(place, place)
-        moved[place] = moved.pop(last, last)
+    swaps: dict[int, int] = {}
+    for index in range(size - 1, -1, -1):
+        target = random.randrange(index + 1)
+        yield swaps.get(target, target)
+        swaps[target] = swaps.pop(index, index)
 
 
-def _member(group: Group, number: int) -> Layout:
-    row, column = np.argwhere(group.legal)[number].tolist()
-    return group.member(row, column)
+def _build_member(group: Group, number: int) -> Layout:
+    row, column = np.argwhere(group.member_mask)[number].tolist()
+    return group.build_layout(row, column)

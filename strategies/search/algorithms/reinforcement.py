@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, ClassVar
 from meshwise.strategies.cost_model import CostModel
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.problem import Problem
-from meshwise.strategies.search.decisions import Decisions, Outlooks
+from meshwise.strategies.search.decisions import DecisionTree, Outlooks
 from meshwise.strategies.search.driver import Proof, Proposals
 from meshwise.strategies.search.space import MOST_LISTED, Space
 
@@ -95,38 +95,41 @@ class Reinforcement:
         """
         if find_spec("torch") is None:
             raise ValueError("reinforcement: it needs torch, which is not installed; pip install 'meshwise[exec]'")
-        return (yield from self._learn(problem, space, costs))
+        return (yield from self._learn_policy(problem, space, costs))
 
-    def _learn(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
+    def _learn_policy(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         import torch
 
         from meshwise.strategies.search.algorithms.policy import Policy, draw, one_thread
 
         with one_thread():
-            outlooks, tree = Outlooks(problem, costs), Decisions(problem, space)
-            first = next((layout for layout in tree.by_habit() if outlooks[layout].fits), None)
-            if first is None:
+            outlooks, tree = Outlooks(problem, costs), DecisionTree(problem, space)
+            first_layout = next((layout for layout in tree.list_by_habit() if outlooks[layout].fits), None)
+            if first_layout is None:
                 return Proof(inf)
-            expert = best = (yield complete(problem, first)).step_time
-            times = {first: expert}
+            expert_time = best_time = (yield complete(problem, first_layout)).step_time
+            times = {first_layout: expert_time}
             policy = Policy(problem, torch.Generator().manual_seed(self.seed), self.learning_rate)
             baseline: float | None = None
-            while not tree.closed(tree.root):
+            while not tree.is_closed(tree.root):
                 walks = draw(policy, tree, self.batch)
-                drawn = [end.open[0] for end in walks.ends]
-                able = dict.fromkeys(each for each in drawn if each not in times)
-                for layout in sorted(able, key=lambda each: outlooks[each].bound)[: self.evaluations]:
-                    if outlooks[layout].bound < best:
+                drawn_layouts = [end.layouts[0] for end in walks.ends]
+                new_layouts = dict.fromkeys(candidate for candidate in drawn_layouts if candidate not in times)
+                for layout in sorted(new_layouts, key=lambda candidate: outlooks[candidate].bound)[: self.evaluations]:
+                    if outlooks[layout].bound < best_time:
                         times[layout] = (yield complete(problem, layout)).step_time
-                        best = min(best, times[layout])
-                for layout in drawn:
-                    if layout in times or outlooks[layout].bound >= best:
-                        tree.close(layout)
-                known = [min(times.get(each, outlooks[each].bound) / expert, OUT_OF_MEMORY) for each in drawn]
-                cost = torch.tensor([sqrt(each) for each in known])
-                good = float(cost.quantile(self.risk))
-                baseline = good if baseline is None else baseline
+                        best_time = min(best_time, times[layout])
+                for layout in drawn_layouts:
+                    if layout in times or outlooks[layout].bound >= best_time:
+                        tree.close_layout(layout)
+                cost_ratios = [
+                    min(times.get(candidate, outlooks[candidate].bound) / expert_time, OUT_OF_MEMORY)
+                    for candidate in drawn_layouts
+                ]
+                cost = torch.tensor([sqrt(candidate) for candidate in cost_ratios])
+                good_cost = float(cost.quantile(self.risk))
+                baseline = good_cost if baseline is None else baseline
                 advantage = ((baseline - cost) / (cost.std(correction=0) + 1e-6)).clamp(min=0)
                 policy.learn(-(advantage * walks.log_probability + self.entropy * walks.entropy).mean())
-                baseline = self.memory * baseline + (1 - self.memory) * good
-            return Proof(best)
+                baseline = self.memory * baseline + (1 - self.memory) * good_cost
+            return Proof(best_time)

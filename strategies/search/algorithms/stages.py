@@ -27,45 +27,50 @@ from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
-from meshwise.strategies.plan.recomputation import OfStage, Recompute
+from meshwise.strategies.plan.recomputation import Recompute, StageRecompute
 from meshwise.strategies.search.driver import Proof, Proposals
 from meshwise.strategies.search.space import Space
 from meshwise.strategies.search.stage_search import (
-    Found,
-    best_of,
-    dividable,
-    divided,
-    least_recompute,
-    meshes,
-    of_layers,
-    promising,
-    recomputed,
-    stage_options,
-    ways,
-    whole_layers,
+    TimedLayout,
+    allows_whole_layers,
+    divide_layout,
+    find_least_recompute,
+    find_promising,
+    is_dividable,
+    list_meshes,
+    list_recompute_choices,
+    list_stage_options,
+    list_stage_recomputes,
+    propose_best,
+    recompute_layers,
 )
 from meshwise.strategies.stages.division import DivisionProblem, FloatArray
 from meshwise.strategies.stages.dynamic_programs import (
-    Choice,
+    LayerChoice,
     Partition,
-    fastest_ways,
-    fastest_ways_on_grid,
-    least_bottleneck,
-    pivot,
-    sum_and_slowest,
+    choose_options,
+    choose_options_on_grid,
+    minimize_bottleneck,
+    minimize_pivot,
+    minimize_sum_and_slowest,
 )
-from meshwise.strategies.stages.integer_programs import Divided, DivisionProgram, inter_stage, rounded
-from meshwise.strategies.stages.tables import division_problem, least_work
+from meshwise.strategies.stages.integer_programs import (
+    DivisionProgram,
+    DivisionSolution,
+    round_parts,
+    solve_inter_stage,
+)
+from meshwise.strategies.stages.tables import build_division_problem, compute_work_bound
 
 MIST_SPREAD = 2
 """Layers by which a stage of Mist may differ from an even division (``inter_tuning_mip.py``)."""
 
 
-class _Waiting(NamedTuple):
+class _QueuedMesh(NamedTuple):
     """A mesh in the queue: a lower bound of its step time in seconds, and whether it is from its linear program."""
 
     bound: float
-    relaxed: bool
+    is_relaxed: bool
     number: int
     layout: Layout
 
@@ -114,92 +119,110 @@ class InterStageMILP:
                 f"{self.spread}, {self.looped_spread}, {self.tolerance}, {self.nodes} and {self.choices}"
             )
 
-    def _spread(self, layout: Layout) -> int:
+    def _find_spread(self, layout: Layout) -> int:
         return self.looped_spread if layout.chunks > 1 else self.spread
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield a uniform plan, then better and better divisions, and proofs of how fast any division can be."""
         if self.faithful:
-            yield from best_of(problem, space, costs, _published(problem, space), self.choices)
+            yield from propose_best(problem, space, costs, _list_published(problem, space), self.choices)
             return None
-        first = promising(problem, space, costs)
-        best = inf if first is None else (yield complete(problem, first)).step_time
-        return (yield from self.refine(problem, space, costs, meshes(problem, space), best))
+        uniform_layout = find_promising(problem, space, costs)
+        best_time = inf if uniform_layout is None else (yield complete(problem, uniform_layout)).step_time
+        return (yield from self.refine(problem, space, costs, list_meshes(problem, space), best_time))
 
     def refine(
-        self, problem: Problem, space: Space, costs: CostModel, among: Iterable[Layout], best: float
+        self, problem: Problem, space: Space, costs: CostModel, mesh_layouts: Iterable[Layout], best_time: float
     ) -> Proposals:
         """Yield divisions of meshes that may take less than ``best_time`` seconds; return the proof about all of them.
 
         Nothing is proven where the space forbids layers without recomputation, or a mesh has no critical paths.
         """
-        tables, allowed, floor = StageCosts(problem), ways(space), inf
-        queue: list[_Waiting] = []
-        proves = whole_layers(space)
-        for number, layout in enumerate(among):
-            if dividable(layout):
+        tables, allowed_choices, lower_bound = StageCosts(problem), list_recompute_choices(space), inf
+        queue: list[_QueuedMesh] = []
+        can_prove = allows_whole_layers(space)
+        for number, layout in enumerate(mesh_layouts):
+            if is_dividable(layout):
                 plan = complete(problem, layout)
-                costs.bound(plan)  # raises OutOfTime where time is up: tables look at no plan and would not notice
-                work = to_seconds(int(least_work(tables, plan, self._spread(layout))))
-                heappush(queue, _Waiting(work, False, number, layout))
+                costs.plan_bound(plan)  # raises OutOfTime where time is up: tables look at no plan and would not notice
+                work_time = to_seconds(int(compute_work_bound(tables, plan, self._find_spread(layout))))
+                heappush(queue, _QueuedMesh(work_time, False, number, layout))
             else:
-                proves = False
-        while queue and queue[0].bound < (enough := best / (1 + self.tolerance)):
-            if proves:
-                yield Proof(min(queue[0].bound, floor))
+                can_prove = False
+        while queue and queue[0].bound < (target_time := best_time / (1 + self.tolerance)):
+            if can_prove:
+                yield Proof(min(queue[0].bound, lower_bound))
             mesh = heappop(queue)
             plan = complete(problem, mesh.layout)
-            costs.bound(plan)
-            given = division_problem(tables, plan, allowed, self._spread(mesh.layout))
-            program = DivisionProgram(given)
-            found = program.relaxed(enough * TICKS_PER_SECOND)
-            if found is not None and mesh.relaxed:
-                found = program.whole(self.nodes, enough * TICKS_PER_SECOND)
-            bound = max(mesh.bound, min(program.bound / TICKS_PER_SECOND, enough))
-            if not mesh.relaxed and found is not None:
-                heappush(queue, mesh._replace(bound=bound, relaxed=True))
+            costs.plan_bound(plan)
+            stage_problem = build_division_problem(tables, plan, allowed_choices, self._find_spread(mesh.layout))
+            program = DivisionProgram(stage_problem)
+            solution = program.solve_relaxed(target_time * TICKS_PER_SECOND)
+            if solution is not None and mesh.is_relaxed:
+                solution = program.solve_integer(self.nodes, target_time * TICKS_PER_SECOND)
+            bound = max(mesh.bound, min(program.bound / TICKS_PER_SECOND, target_time))
+            if not mesh.is_relaxed and solution is not None:
+                heappush(queue, mesh._replace(bound=bound, is_relaxed=True))
                 continue
-            floor = min(floor, bound)
-            chosen = None if found is None else _plan(problem, mesh.layout, given, found, allowed)
-            if chosen is not None and costs.fits(chosen):
-                best = min(best, (yield chosen).step_time)
-        proven = min(floor, best / (1 + self.tolerance))
-        return Proof(proven) if proves and proven < inf else None
+            lower_bound = min(lower_bound, bound)
+            chosen_plan = (
+                None
+                if solution is None
+                else _build_plan(problem, mesh.layout, stage_problem, solution, allowed_choices)
+            )
+            if chosen_plan is not None and costs.fits(chosen_plan):
+                best_time = min(best_time, (yield chosen_plan).step_time)
+        proven_bound = min(lower_bound, best_time / (1 + self.tolerance))
+        return Proof(proven_bound) if can_prove and proven_bound < inf else None
 
 
-def _published(problem: Problem, space: Space) -> Iterator[tuple[float, Layout]]:
+def _list_published(problem: Problem, space: Space) -> Iterator[tuple[float, Layout]]:
     """Yield for every mesh the division for which Mist's formula is least, and the formula's seconds."""
-    tables, allowed = StageCosts(problem), ways(space)
-    for layout in meshes(problem, space):
-        if layout.chunks > 1 or not dividable(layout):
+    tables, allowed_choices = StageCosts(problem), list_recompute_choices(space)
+    for layout in list_meshes(problem, space):
+        if layout.chunks > 1 or not is_dividable(layout):
             continue
-        given = division_problem(tables, complete(problem, layout), allowed, MIST_SPREAD)
-        counts = range(given.fewest, given.most + 1)
-        rows: list[dict[int, list[tuple[float, OfStage]]]] = [
-            {n: options for n in counts if (options := stage_options(given, allowed, stage, n))}
-            for stage in range(given.stages)
+        stage_problem = build_division_problem(tables, complete(problem, layout), allowed_choices, MIST_SPREAD)
+        counts = range(stage_problem.min_layers, stage_problem.max_layers + 1)
+        rows: list[dict[int, list[tuple[float, StageRecompute]]]] = [
+            {n: options for n in counts if (options := list_stage_options(stage_problem, allowed_choices, stage, n))}
+            for stage in range(stage_problem.num_stages)
         ]
-        after = [{n: float(given.tail[s] + n * given.tail_layer[s]) for n in row} for s, row in enumerate(rows)]
+        tail_times = [
+            {n: float(stage_problem.tail_ticks[index] + n * stage_problem.tail_layer_ticks[index]) for n in row}
+            for index, row in enumerate(rows)
+        ]
         points = [
-            {n: [(time, extra[n]) for time, _ in options] for n, options in row.items()}
-            for row, extra in zip(rows, after, strict=True)
+            {n: [(time, tail[n]) for time, _ in options] for n, options in row.items()}
+            for row, tail in zip(rows, tail_times, strict=True)
         ]
-        microbatches = len(given.arranged.code) // (2 * given.stages)
-        found = inter_stage(points, given.layers, microbatches)
-        if found is not None:
-            chosen = zip(rows, found.counts, found.points, strict=True)
-            yield found.time, divided(layout, found.counts, [row[n][point][1] for row, n, point in chosen])
+        microbatches = len(stage_problem.arrangement.code) // (2 * stage_problem.num_stages)
+        solution = solve_inter_stage(points, stage_problem.num_layers, microbatches)
+        if solution is not None:
+            chosen_rows = zip(rows, solution.counts, solution.points, strict=True)
+            yield (
+                solution.time,
+                divide_layout(layout, solution.counts, [row[n][point][1] for row, n, point in chosen_rows]),
+            )
 
 
-def _plan(
-    problem: Problem, layout: Layout, given: DivisionProblem, found: Divided, allowed: tuple[Recompute, ...]
+def _build_plan(
+    problem: Problem,
+    layout: Layout,
+    stage_problem: DivisionProblem,
+    solution: DivisionSolution,
+    allowed_choices: tuple[Recompute, ...],
 ) -> Plan:
     """Return the plan of a fractional solution, rounded to whole layers."""
-    counts = rounded(found.counts, np.full(given.stages, float(given.most)), given.ranks)
-    again = np.array([rounded(row, counts.astype(float), given.ranks) for row in found.recomputed]).reshape(
-        -1, given.stages
+    counts = round_parts(
+        solution.counts, np.full(stage_problem.num_stages, float(stage_problem.max_layers)), stage_problem.num_ranks
     )
-    return complete(problem, divided(layout, counts.tolist(), recomputed(counts, again, allowed)))
+    num_recomputed = np.array(
+        [round_parts(row, counts.astype(float), stage_problem.num_ranks) for row in solution.recompute_counts]
+    ).reshape(-1, stage_problem.num_stages)
+    return complete(
+        problem, divide_layout(layout, counts.tolist(), list_stage_recomputes(counts, num_recomputed, allowed_choices))
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,52 +253,79 @@ class LayerDP:
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield a uniform plan, and the plans with the best recomputation."""
-        yield from best_of(problem, space, costs, self._found(problem, space), self.choices)
+        yield from propose_best(problem, space, costs, self._list_divisions(problem, space), self.choices)
         return None
 
-    def _found(self, problem: Problem, space: Space) -> Iterator[Found | None]:
+    def _list_divisions(self, problem: Problem, space: Space) -> Iterator[TimedLayout | None]:
         """Yield for every mesh the fastest recomputation of its layers; ``None`` where none fits."""
-        tables, allowed = StageCosts(problem), ways(space)
-        for layout in meshes(problem, space):
-            if layout.chunks > 1 or not dividable(layout):
+        tables, allowed_choices = StageCosts(problem), list_recompute_choices(space)
+        for layout in list_meshes(problem, space):
+            if layout.chunks > 1 or not is_dividable(layout):
                 continue
             plan = complete(problem, layout)
-            given = division_problem(tables, plan, allowed, 1)
-            counts = _layers(problem, plan)
-            chosen = [self._stage(given, allowed, stage, count) for stage, count in enumerate(counts)]
-            hows = [each[0] for each in chosen if each is not None]
-            if len(hows) != len(counts):
+            stage_problem = build_division_problem(tables, plan, allowed_choices, 1)
+            counts = _count_layers(problem, plan)
+            stage_choices = [
+                self._choose_stage(stage_problem, allowed_choices, stage, count) for stage, count in enumerate(counts)
+            ]
+            recompute_choices = [stage_choice[0] for stage_choice in stage_choices if stage_choice is not None]
+            if len(recompute_choices) != len(counts):
                 yield None
             else:
-                again = [[each[1] if each and each[2] is way else 0 for each in chosen] for way in allowed]
-                yield given.step(counts, again), divided(layout, counts, hows)
+                num_recomputed = [
+                    [
+                        stage_choice[1] if stage_choice and stage_choice[2] is recompute_choice else 0
+                        for stage_choice in stage_choices
+                    ]
+                    for recompute_choice in allowed_choices
+                ]
+                yield (
+                    stage_problem.compute_step_ticks(counts, num_recomputed),
+                    divide_layout(layout, counts, recompute_choices),
+                )
 
-    def _stage(
-        self, given: DivisionProblem, allowed: Sequence[Recompute], stage: int, count: int
-    ) -> tuple[OfStage, int, Recompute] | None:
+    def _choose_stage(
+        self, stage_problem: DivisionProblem, allowed_choices: Sequence[Recompute], stage: int, count: int
+    ) -> tuple[StageRecompute, int, Recompute] | None:
         """Return the recompute choice of a stage, its number of layers and its way; ``None`` where it cannot fit."""
-        best: tuple[float, OfStage, int, Recompute] | None = None
-        for number, way in enumerate(allowed) if allowed else [(None, Recompute.NONE)]:
-            choice = self._choice(given, stage, count, number)
-            if choice is not None and (best is None or choice.time < best[0]):
-                again = sum(choice.ways)
-                best = choice.time, of_layers(way, again, count), again, way
-        return best and best[1:]
+        best_choice: tuple[float, StageRecompute, int, Recompute] | None = None
+        for choice_index, recompute_choice in (
+            enumerate(allowed_choices) if allowed_choices else [(None, Recompute.NONE)]
+        ):
+            choice = self._choose_layers(stage_problem, stage, count, choice_index)
+            if choice is not None and (best_choice is None or choice.time < best_choice[0]):
+                num_recomputed = sum(choice.options)
+                best_choice = (
+                    choice.time,
+                    recompute_layers(recompute_choice, num_recomputed, count),
+                    num_recomputed,
+                    recompute_choice,
+                )
+        return best_choice and best_choice[1:]
 
-    def _choice(self, given: DivisionProblem, stage: int, count: int, way: int | None) -> Choice | None:
+    def _choose_layers(
+        self, stage_problem: DivisionProblem, stage: int, count: int, choice_index: int | None
+    ) -> LayerChoice | None:
         """Return the fastest choice, for every layer of a stage, between no recomputation and one way."""
-        moments = given.moments[stage]
-        alive, room = (int(moments.alive[0, stage]), float(moments.room[0])) if len(moments.room) else (0, 0.0)
-        limit = room - count * given.states[stage] - alive * given.kept[stage]
-        plain = 0.0, alive * float(given.kept_layer[stage])
-        options = [plain]
-        if way is not None:
-            options.append((float(given.again[way, stage]), plain[1] - alive * float(given.saved[way, stage])))
-        solve = fastest_ways_on_grid if self.faithful else fastest_ways
+        moments = stage_problem.moments[stage]
+        num_alive, room = (
+            (int(moments.num_alive[0, stage]), float(moments.free_bytes[0])) if len(moments.free_bytes) else (0, 0.0)
+        )
+        limit = room - count * stage_problem.state_bytes[stage] - num_alive * stage_problem.base_kept_bytes[stage]
+        plain_option = 0.0, num_alive * float(stage_problem.layer_kept_bytes[stage])
+        options = [plain_option]
+        if choice_index is not None:
+            options.append(
+                (
+                    float(stage_problem.recompute_ticks[choice_index, stage]),
+                    plain_option[1] - num_alive * float(stage_problem.saved_bytes[choice_index, stage]),
+                )
+            )
+        solve = choose_options_on_grid if self.faithful else choose_options
         return solve([options] * count, limit)
 
 
-def _layers(problem: Problem, plan: Plan) -> list[int]:
+def _count_layers(problem: Problem, plan: Plan) -> list[int]:
     """Return the number of layers of every stage of a plan."""
     names = {name for name, block in problem.graph.occurrences if block.layer} or {problem.graph.occurrences[0][0]}
     return [sum(name in names for name in stage.blocks) for stage in plan.stages]
@@ -323,31 +373,35 @@ class PipelineDP:
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield a uniform plan, and the divisions that are best by the formula."""
-        yield from best_of(problem, space, costs, self._found(problem, space), self.choices)
+        yield from propose_best(problem, space, costs, self._list_divisions(problem, space), self.choices)
         return None
 
-    def _found(self, problem: Problem, space: Space) -> Iterator[Found | None]:
+    def _list_divisions(self, problem: Problem, space: Space) -> Iterator[TimedLayout | None]:
         """Yield for every mesh the division that is best by the formula; ``None`` where none fits."""
-        tables, allowed = StageCosts(problem), ways(space)
-        for layout in meshes(problem, space):
-            if layout.chunks > 1 or not dividable(layout):
+        tables, allowed_choices = StageCosts(problem), list_recompute_choices(space)
+        for layout in list_meshes(problem, space):
+            if layout.chunks > 1 or not is_dividable(layout):
                 continue
-            given = division_problem(tables, complete(problem, layout), allowed, self.spread)
-            chosen = least_recompute(given, allowed, forgets=self.faithful and self.method in ("pipedream", "dapple"))
-            division = self._divided(given, chosen.times, layout)
+            stage_problem = build_division_problem(tables, complete(problem, layout), allowed_choices, self.spread)
+            stage_times = find_least_recompute(
+                stage_problem, allowed_choices, ignores_memory=self.faithful and self.method in ("pipedream", "dapple")
+            )
+            division = self._divide_stages(stage_problem, stage_times.times, layout)
             if division is None:
                 yield None
             else:
-                hows = [chosen.hows[stage][count] for stage, count in enumerate(division.counts)]
-                yield division.time, divided(layout, division.counts, hows)
+                recompute_choices = [
+                    stage_times.recompute_choices[stage][count] for stage, count in enumerate(division.counts)
+                ]
+                yield division.time, divide_layout(layout, division.counts, recompute_choices)
 
-    def _divided(self, given: DivisionProblem, times: FloatArray, layout: Layout) -> Partition | None:
-        microbatches = len(given.arranged.code) // (2 * given.stages)
+    def _divide_stages(self, stage_problem: DivisionProblem, times: FloatArray, layout: Layout) -> Partition | None:
+        microbatches = len(stage_problem.arrangement.code) // (2 * stage_problem.num_stages)
         if self.method == "alpa":
-            found = sum_and_slowest(times, given.layers, microbatches)
+            partition = minimize_sum_and_slowest(times, stage_problem.num_layers, microbatches)
         elif self.method == "dapple":
-            found = pivot(times, given.layers, microbatches)
+            partition = minimize_pivot(times, stage_problem.num_layers, microbatches)
         else:
-            found = least_bottleneck(times, given.layers)
-            return found and found._replace(time=found.time * microbatches)
-        return found
+            partition = minimize_bottleneck(times, stage_problem.num_layers)
+            return partition and partition._replace(time=partition.time * microbatches)
+        return partition

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from meshwise.simulator.files import escaped
+from meshwise.simulator.files import escape_text
 
 from .parsers import PARSERS
 from .run import fuzz_apart
@@ -24,7 +24,7 @@ def main(
 ) -> None:
     """Read mutated inputs: each must give a value or the input error, and do nothing else."""
     if parser != "all" and parser not in PARSERS:
-        raise typer.BadParameter(f"a parser is one of {', '.join(PARSERS)} or all, met {escaped(parser[:60])}")
+        raise typer.BadParameter(f"a parser is one of {', '.join(PARSERS)} or all, met {escape_text(parser[:60])}")
     sound = True
     for name in PARSERS if parser == "all" else (parser,):
         with tempfile.TemporaryDirectory(prefix="meshwise-") as folder:

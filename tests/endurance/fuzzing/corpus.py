@@ -107,51 +107,51 @@ QUESTIONS = ("tensor=8,pipeline=2", "tensor=8, recompute={full: 2}", "stages=[2,
 @cache
 def scenarios() -> tuple[str, ...]:
     """Return the scenarios of the library that refer to no other file and are small, as text."""
-    from meshwise.scenarios.files.library import names, root
+    from meshwise.scenarios.files.library import find_root, list_names
 
-    texts = [(root() / f"{name}.yaml").read_text("utf-8") for name in names()]
+    texts = [(find_root() / f"{name}.yaml").read_text("utf-8") for name in list_names()]
     return tuple(text for text in texts if "graph: ./" not in text and len(text) < 4000)
 
 
 @cache
 def plans() -> tuple[str, ...]:
     """Return plans of `PLANNED` as users write them, and complete ones as documents."""
-    from meshwise.scenarios.files.reader import parse
-    from meshwise.scenarios.loader import scenario_in
+    from meshwise.scenarios.files.reader import parse_document
+    from meshwise.scenarios.loader import read_scenario
 
     texts = [f"{PLANNED}plan: {plan}\n" for plan in PLANS]
-    whole = [scenario_in(parse(text.encode())).chosen().to_json() for text in texts]
+    whole = [read_scenario(parse_document(text.encode())).choose_plan().to_json() for text in texts]
     return (*map(json.dumps, whole), *PLANS)
 
 
 @cache
 def clusters() -> tuple[str, ...]:
     """Return cluster files of machines of the catalogue that are small, and of one that is mixed."""
-    from meshwise.scenarios.inputs.cluster_file import cluster_document
+    from meshwise.scenarios.inputs.cluster_file import build_cluster_document
     from meshwise.simulator.catalog import cluster, cluster_names
     from meshwise.simulator.machine.cluster import Cluster
 
     machines = [cluster(name) for name in cluster_names()]
     small = [machine for machine in machines if machine.num_devices <= 64][::3]
     mixed = Cluster("mixed", (*small[0].nodes, *small[-1].nodes))
-    return tuple(json.dumps(cluster_document(machine)) for machine in (*small, mixed))
+    return tuple(json.dumps(build_cluster_document(machine)) for machine in (*small, mixed))
 
 
 @cache
 def graphs() -> tuple[str, ...]:
     """Return graph files: that of the library, and a small transformer's."""
-    from meshwise.scenarios.files.library import root
+    from meshwise.scenarios.files.library import find_root
     from meshwise.scenarios.inputs.graph_file import dump_graph
     from meshwise.simulator.models.hugging_face import spec_from_config
     from meshwise.simulator.models.model import build
 
-    return (root() / "operators" / "mlp.json").read_text("utf-8"), dump_graph(
+    return (find_root() / "operators" / "mlp.json").read_text("utf-8"), dump_graph(
         build(spec_from_config(CONFIGS[0]), 64, "fp32")
     )
 
 
 def trees(texts: tuple[str, ...]) -> tuple[Tree, ...]:
     """Return YAML texts as trees."""
-    from meshwise.scenarios.files.reader import parse
+    from meshwise.scenarios.files.reader import parse_document
 
-    return tuple(tree_of(parse(text.encode()).data) for text in texts)
+    return tuple(tree_of(parse_document(text.encode()).data) for text in texts)

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from meshwise.scenarios.files.errors import Fault, ScenarioError
-from meshwise.scenarios.files.reader import parse
+from meshwise.scenarios.files.reader import parse_document
 
 from . import corpus
 from .mutation import Mutator
@@ -53,39 +53,39 @@ def _as_lines(tree: Tree) -> str:
 
 
 def _scenario(folder: Path) -> Read:
-    from meshwise.scenarios.loader import scenario_in
+    from meshwise.scenarios.loader import read_scenario
 
     (folder / "cluster.yaml").write_text(corpus.clusters()[0])
     (folder / "graph.json").write_text(corpus.graphs()[0])
     (folder / "config.json").write_text(json.dumps(corpus.CONFIGS[1]))
-    return lambda content: scenario_in(parse(content, str(folder / "s.yaml")))
+    return lambda content: read_scenario(parse_document(content, str(folder / "s.yaml")))
 
 
 def _plan(folder: Path) -> Read:
-    from meshwise.scenarios.loader import scenario_in
+    from meshwise.scenarios.loader import read_scenario
 
-    scenario = parse(corpus.PLANNED.encode(), "s.yaml")
-    return lambda content: scenario_in(scenario, parse(content, "plan.json"))
+    scenario = parse_document(corpus.PLANNED.encode(), "s.yaml")
+    return lambda content: read_scenario(scenario, parse_document(content, "plan.json"))
 
 
 def _cluster(folder: Path) -> Read:
-    from meshwise.scenarios.inputs.cluster_file import cluster_in
+    from meshwise.scenarios.inputs.cluster_file import build_cluster
 
-    return lambda content: cluster_in(parse(content, "c.yaml"))
+    return lambda content: build_cluster(parse_document(content, "c.yaml"))
 
 
 def _graph(folder: Path) -> Read:
-    from meshwise.scenarios.inputs.graph_file import graph_in
+    from meshwise.scenarios.inputs.graph_file import build_graph
 
-    return lambda content: graph_in(parse(content, "g.json")).graph(1, "bf16")
+    return lambda content: build_graph(parse_document(content, "g.json")).graph(1, "bf16")
 
 
 def _config(folder: Path) -> Read:
-    from meshwise.scenarios.inputs.named_files import model_in
+    from meshwise.scenarios.inputs.named_files import read_model
     from meshwise.simulator.models.model import build
 
     def read(content: bytes) -> object:
-        model = model_in(content, "config.json")
+        model = read_model(content, "config.json")
         try:
             return build(model, 64, "bf16")
         except ValueError as error:  # as a scenario says it
@@ -95,9 +95,9 @@ def _config(folder: Path) -> Read:
 
 
 def _rows(folder: Path) -> Read:
-    from meshwise.scenarios.published.runs import runs_in
+    from meshwise.scenarios.published.runs import parse_runs
 
-    return lambda content: runs_in(content.splitlines(keepends=True), "rows.jsonl")
+    return lambda content: parse_runs(content.splitlines(keepends=True), "rows.jsonl")
 
 
 def _kernels(folder: Path) -> Read:
@@ -113,25 +113,25 @@ def _collectives(folder: Path) -> Read:
 
 
 def _machine(folder: Path) -> Read:
-    from meshwise.executor.calibration.device_cluster import cluster_of
+    from meshwise.executor.calibration.device_cluster import build_cluster
 
-    return lambda content: cluster_of(content.splitlines())
+    return lambda content: build_cluster(content.splitlines())
 
 
 def _schedule(folder: Path) -> Read:
-    from meshwise.strategies.schedules.schedule import Schedule, is_text, rule_of
+    from meshwise.strategies.schedules.schedule import Schedule, find_rule, is_text
 
     def read(content: bytes) -> object:
         text = content.decode("utf-8", "replace")
-        return (Schedule.parse(text), rule_of(text)) if is_text(text) else rule_of(text)
+        return (Schedule.parse(text), find_rule(text)) if is_text(text) else find_rule(text)
 
     return read
 
 
 def _question(folder: Path) -> Read:
-    from meshwise.scenarios.explanation import plan_fields
+    from meshwise.scenarios.explanation import parse_question
 
-    return lambda content: plan_fields(content.decode("utf-8", "surrogateescape"))
+    return lambda content: parse_question(content.decode("utf-8", "surrogateescape"))
 
 
 def _quantity(folder: Path) -> Read:
@@ -146,9 +146,9 @@ def _quantity(folder: Path) -> Read:
 
 
 def _journal(folder: Path) -> Read:
-    from meshwise.scenarios.search_journal import trials_in
+    from meshwise.scenarios.search_journal import read_trials
 
-    return lambda content: trials_in(content.splitlines(keepends=True), "journal.jsonl", _HEAD)
+    return lambda content: read_trials(content.splitlines(keepends=True), "journal.jsonl", _HEAD)
 
 
 _HEAD: dict[str, object] = {
@@ -165,9 +165,9 @@ _TRIALS: tuple[dict[str, object], ...] = tuple(
 
 
 def _manifest(folder: Path) -> Read:
-    from meshwise.executor.training.checkpoint import manifest
+    from meshwise.executor.training.checkpoint import read_manifest
 
-    return lambda content: manifest(folder, content)
+    return lambda content: read_manifest(folder, content)
 
 
 _MANIFEST = {
@@ -183,7 +183,7 @@ def _texts(*texts: str) -> Callable[[], Mutator]:
 
 
 PARSERS: dict[str, Parser] = {
-    "yaml": Parser(lambda _: partial(parse, file="x.yaml"), partial(_files, corpus.scenarios)),
+    "yaml": Parser(lambda _: partial(parse_document, file="x.yaml"), partial(_files, corpus.scenarios)),
     "scenario": Parser(_scenario, partial(_files, corpus.scenarios)),
     "plan": Parser(_plan, partial(_files, corpus.plans)),
     "cluster": Parser(_cluster, partial(_files, corpus.clusters)),

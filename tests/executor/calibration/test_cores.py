@@ -4,8 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwise.executor.calibration.cores import best_rate, fit_attention, fit_matmul, launches, measure_cores, traffic
-from meshwise.executor.calibration.figures import ATTENTIONS, MATMULS, TINY
+from meshwise.executor.calibration.cores import (
+    count_launches,
+    count_traffic,
+    find_best_rate,
+    fit_attention,
+    fit_matmul,
+    measure_cores,
+)
+from meshwise.executor.calibration.figures import ATTENTIONS, MATMULS, TINY_MODEL
 from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.machine.compute import Pass, matmul_time, operator_time
 from meshwise.simulator.machine.kernels import AttentionModel, Matmul, MatmulModel
@@ -62,18 +69,18 @@ def _layer(heads: int, tokens: int, head_dim: int) -> Block:
 
 def test_best_rate_bounds_every_measured_product() -> None:
     rows = [(m, n, k, 1e-4 + 2 * m * n * k / PEAK) for m, n, k in MATMULS]
-    assert best_rate(rows) == pytest.approx(PEAK / (1 + 1e-4 * PEAK / (2 * 1024**3)))
+    assert find_best_rate(rows) == pytest.approx(PEAK / (1 + 1e-4 * PEAK / (2 * 1024**3)))
 
 
 def test_launches_of_a_layer() -> None:
     # 4 products of 3 launches; 2 norms, attention, activation and 2 residuals of 2
-    assert launches(build(TINY, 2, "fp32")) == 4 * 3 + 6 * 2
+    assert count_launches(build(TINY_MODEL, 2, "fp32")) == 4 * 3 + 6 * 2
 
 
 def test_traffic_of_a_norm() -> None:
     # (batch 4, sequence 128, hidden 256) fp32: forward reads and writes it; backward reads the
     # saved input and the gradient and writes a gradient
-    assert traffic("norm") == 5 * 4 * 128 * 256 * 4
+    assert count_traffic("norm") == 5 * 4 * 128 * 256 * 4
 
 
 def test_nothing_to_measure() -> None:

@@ -16,8 +16,8 @@ from meshwise.executor.calibration.device_kernels import (  # noqa: E402
     LinearProduct,
     OptimizerStep,
     Stream,
+    build_run,
     has_fp8,
-    one_direction,
 )
 from meshwise.simulator.calibration.kernel_rows import Row, read_rows  # noqa: E402
 from meshwise.simulator.calibration.kernels import FusedAttention, Product  # noqa: E402
@@ -85,9 +85,9 @@ def test_attention_rows_are_read_as_the_fused_kernel_alone() -> None:
 
 def test_one_direction_is_autograds() -> None:
     x = torch.randn(3, 4, requires_grad=True)
-    (found,) = one_direction(torch.tanh, [x], backward=True)()
+    (found,) = build_run(torch.tanh, [x], backward=True)()
     torch.testing.assert_close(found, 1 - torch.tanh(x.detach()) ** 2)
-    torch.testing.assert_close(one_direction(torch.tanh, [x], backward=False)(), torch.tanh(x))
+    torch.testing.assert_close(build_run(torch.tanh, [x], backward=False)(), torch.tanh(x))
 
 
 def test_traffic_of_rows_by_hand() -> None:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 torch = pytest.importorskip("torch")
-from meshwise.executor.calibration.device_machine import known_name, this_machine  # noqa: E402
+from meshwise.executor.calibration.device_machine import describe_machine, look_up_name  # noqa: E402
 from meshwise.simulator.calibration.kernel_rows import DEVICES  # noqa: E402
 
 
@@ -23,9 +23,9 @@ from meshwise.simulator.calibration.kernel_rows import DEVICES  # noqa: E402
     ],
 )
 def test_drivers_names_are_names_of_rows(driver: str, name: str) -> None:
-    assert known_name(driver)[0] == name
+    assert look_up_name(driver)[0] == name
     assert name in DEVICES
-    assert known_name("Some GPU") == ("Some GPU", "PCIe")
+    assert look_up_name("Some GPU") == ("Some GPU", "PCIe")
 
 
 def test_a_gpus_machine_is_what_torch_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,6 +33,6 @@ def test_a_gpus_machine_is_what_torch_says(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: False)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(total_memory=15e10))
-    found = this_machine("cuda")
-    assert (found.accelerator, found.devices, found.memory, found.link) == ("H200 SXM", 8, 15e10, "PCIe")
+    found = describe_machine("cuda")
+    assert (found.accelerator, found.num_devices, found.memory, found.link) == ("H200 SXM", 8, 15e10, "PCIe")
     assert found.fields()["source_id"] == f"meshwise_h200_sxm_{found.date}"

@@ -10,7 +10,7 @@ from meshwise.executor.calibration import device_measures  # noqa: E402
 from meshwise.executor.calibration.device_kernels import (  # noqa: E402
     LinearProduct,
 )
-from meshwise.executor.calibration.device_measures import FULL, SMALL, in_a_row, kernels  # noqa: E402
+from meshwise.executor.calibration.device_measures import CPU_SIZES, GPU_SIZES, list_kernels, list_repeated_kernels  # noqa: E402
 from meshwise.simulator.calibration.kernel_rows import read_rows  # noqa: E402
 
 from .test_device_kernels import read  # noqa: E402
@@ -20,7 +20,7 @@ MACHINE = {"source_id": "s", "source_repo": "meshwise calibrate", "accelerator":
 
 def test_every_kernel_runs_and_every_row_is_read() -> None:
     lines = []
-    for kernel in (*kernels(SMALL, "cpu"), *in_a_row(SMALL)):
+    for kernel in (*list_kernels(CPU_SIZES, "cpu"), *list_repeated_kernels(CPU_SIZES)):
         kernel.prepare("cpu")()
         lines.append(json.dumps({**MACHINE, **kernel.fields(), "time_us": 1.0}).encode())
     used, skipped = read_rows(lines)  # raises where a line is no row
@@ -29,7 +29,9 @@ def test_every_kernel_runs_and_every_row_is_read() -> None:
 
 def test_a_gpu_is_measured_on_what_the_fit_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_measures, "has_fp8", lambda device: True)
-    lines = [json.dumps({**MACHINE, **kernel.fields(), "time_us": 1.0}).encode() for kernel in kernels(FULL, "cpu")]
+    lines = [
+        json.dumps({**MACHINE, **kernel.fields(), "time_us": 1.0}).encode() for kernel in list_kernels(GPU_SIZES, "cpu")
+    ]
     families = Counter(row.family for row in read_rows(lines)[0])
     for name in ("matmul forward", "matmul input gradient", "matmul weight gradient", "attention forward"):
         assert families[name] >= 30, families

@@ -8,13 +8,13 @@ torch = pytest.importorskip("torch")
 from meshwise.executor.calibration.device_transfers import (  # noqa: E402
     DeviceCopy,
     HostCopy,
-    group_sizes,
+    list_group_sizes,
 )
 
 
 @pytest.mark.parametrize(("ranks", "sizes"), [(1, []), (2, [2]), (3, [2, 3]), (8, [2, 4, 8])])
 def test_groups_are_powers_of_two_and_all(ranks: int, sizes: list[int]) -> None:
-    assert group_sizes(ranks) == sizes
+    assert list_group_sizes(ranks) == sizes
 
 
 def test_copies_bring_every_byte() -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.fx import Interpreter, Node
 
-from meshwise.executor.capture.captured import Captured
+from meshwise.executor.capture.captured import CapturedModule
 from meshwise.simulator.operator_graph import BATCH, Operator
 
 PARTS = 2
@@ -15,7 +15,7 @@ PARTS = 2
 class Values(Interpreter):
     """Runs the program and keeps the value of every node."""
 
-    def __init__(self, captured: Captured, arguments: list[Tensor]) -> None:
+    def __init__(self, captured: CapturedModule, arguments: list[Tensor]) -> None:
         super().__init__(captured.program)
         self.values: dict[Node, Any] = {}
         self.run(*arguments)
@@ -25,7 +25,7 @@ class Values(Interpreter):
         return self.values[node]
 
 
-def arguments(captured: Captured, module: torch.nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+def arguments(captured: CapturedModule, module: torch.nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
     """Return what the program is called with."""
     parameters = dict(module.named_parameters(remove_duplicate=False))
     buffers = dict(module.named_buffers(remove_duplicate=False))
@@ -33,12 +33,12 @@ def arguments(captured: Captured, module: torch.nn.Module, inputs: tuple[Tensor,
     return [*named, *(buffers[name] for name in captured.buffers.values()), *captured.constants.values(), *inputs]
 
 
-def operators(captured: Captured) -> dict[str, Operator]:
+def operators(captured: CapturedModule) -> dict[str, Operator]:
     """Return the operators of the graph by ``block.operator``."""
     return {f"{block.name}.{each.name}": each for block in captured.graph.blocks for each in block.operators}
 
 
-def place(captured: Captured, node: Node, dim: str) -> int | None:
+def place(captured: CapturedModule, node: Node, dim: str) -> int | None:
     """Return the torch dim of a node whose contiguous parts are parts of ``dim``; None where it has no such dim."""
     dims = captured.dims[node.name]
     found = [index for index, parts in enumerate(dims) if dim in parts]
@@ -48,7 +48,7 @@ def place(captured: Captured, node: Node, dim: str) -> int | None:
     return found[0]
 
 
-def in_parts(captured: Captured, values: dict[Node, Any], node: Node, dim: str) -> list[Any]:
+def in_parts(captured: CapturedModule, values: dict[Node, Any], node: Node, dim: str) -> list[Any]:
     """Return the results of an operator on each part of ``dim``."""
     results = []
     for part in range(PARTS):
@@ -78,7 +78,7 @@ def _rows(table: Tensor, indices: Tensor, part: int) -> Tensor:
     return rows * here.unsqueeze(-1)
 
 
-def together(captured: Captured, node: Node, dim: str, parts: list[Tensor], *, reduced: bool) -> Tensor:
+def together(captured: CapturedModule, node: Node, dim: str, parts: list[Tensor], *, reduced: bool) -> Tensor:
     """Return one result of the parts': their sum where the dim is reduced, else one after the other."""
     if reduced:
         return sum(parts[1:], parts[0])
@@ -86,7 +86,7 @@ def together(captured: Captured, node: Node, dim: str, parts: list[Tensor], *, r
     return parts[0] if index is None else torch.cat(parts, index)
 
 
-def check(captured: Captured, module: torch.nn.Module, inputs: tuple[Tensor, ...]) -> int:
+def check(captured: CapturedModule, module: torch.nn.Module, inputs: tuple[Tensor, ...]) -> int:
     """Check that every operator gives in two parts, along any dim that may be cut, what it gives whole; count them."""
     values = Values(captured, arguments(captured, module, inputs)).values
     every, tried = operators(captured), 0

@@ -16,14 +16,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from meshwise.executor.capture.capture import capture
-from meshwise.executor.capture.captured import Captured, CaptureError
+from meshwise.executor.capture.captured import CapturedModule, CaptureError
 from meshwise.simulator.operator_graph import BATCH
 
 NAMES = list(modules.MODULES)
 
 
 @cache
-def captured(name: str) -> tuple[Captured, nn.Module, tuple[Tensor, ...]]:
+def captured(name: str) -> tuple[CapturedModule, nn.Module, tuple[Tensor, ...]]:
     module, inputs = modules.make(name, dtype=torch.float64)
     return capture(module, inputs, name), module, inputs
 

@@ -39,14 +39,14 @@ class Renewing(nn.Module):
 
 def test_how_forward_renews_buffers_is_kept() -> None:
     found, module, inputs = captured("convnet")
-    assert not found.warnings and not found.left
+    assert not found.warnings and not found.skipped_buffers
     expected = {name: each.clone() for name, each in module.named_buffers()}
     assert {update.buffer for update in found.updates} == set(expected)
     values = Values(found, arguments(found, module, inputs)).values
     by_name = {node.name: value for node, value in values.items()}
     module.train()(*inputs)
     for update in found.updates:
-        read = [by_name[update.reads]] if update.reads else []
+        read = [by_name[update.source]] if update.source else []
         new = update.program(expected[update.buffer], *read)
         torch.testing.assert_close(new, module.get_buffer(update.buffer), rtol=0, atol=1e-12)
         assert not torch.equal(new, expected[update.buffer])
@@ -57,5 +57,5 @@ def test_a_buffer_that_ranks_could_not_renew_in_parts_is_left(how: str) -> None:
     found = capture(Renewing(how), (torch.randn(4, 4),))
     renewed = how == "by points"
     assert [update.buffer for update in found.updates] == ["seen"] * renewed
-    assert found.left == ("seen",) * (not renewed)
+    assert found.skipped_buffers == ("seen",) * (not renewed)
     assert any("stay as they are: seen" in line for line in found.warnings) is not renewed

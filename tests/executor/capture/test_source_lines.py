@@ -8,7 +8,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from meshwise.executor.capture.source_lines import line_of_assignment, line_of_error, line_of_forward, place  # noqa: E402
+from meshwise.executor.capture.source_lines import (  # noqa: E402
+    find_assignment_line,
+    find_error_line,
+    find_forward_line,
+    format_place,
+)
 
 NET = """\
 import torch
@@ -50,24 +55,24 @@ def test_an_error_inside_torch_is_told_of_the_line_that_calls_it(user: ModuleTyp
     with pytest.raises(TypeError) as caught:
         user.Net()(torch.ones(1))
     line = number('        return torch.cat([x, "no tensor"])')
-    assert line_of_error(caught.value) == f"net.py:{line}"
+    assert find_error_line(caught.value) == f"net.py:{line}"
     try:
         torch.cat(["no tensor"])
     except TypeError as error:
-        assert Path(line_of_error(error).rpartition(":")[0]).name == Path(__file__).name
+        assert Path(find_error_line(error).rpartition(":")[0]).name == Path(__file__).name
 
 
 def test_a_forward_and_the_line_that_changes_an_attribute(user: ModuleType) -> None:
-    assert line_of_forward(user.Net()) == f"net.py:{number('    def forward(self, x):')}"
-    assert line_of_assignment(user.Net(), "seen") == f"net.py:{number('        self.seen += 1')}"
+    assert find_forward_line(user.Net()) == f"net.py:{number('    def forward(self, x):')}"
+    assert find_assignment_line(user.Net(), "seen") == f"net.py:{number('        self.seen += 1')}"
     # a comparison changes nothing, and what is set where the module is made does not count
-    assert line_of_assignment(user.Net(), "other") == line_of_forward(user.Net())
-    assert line_of_forward(torch.nn.Linear(1, 1)) == ""
+    assert find_assignment_line(user.Net(), "other") == find_forward_line(user.Net())
+    assert find_forward_line(torch.nn.Linear(1, 1)) == ""
 
 
 def test_a_file_outside_the_folder_is_named_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inside = tmp_path / "inside"
     inside.mkdir()
     monkeypatch.chdir(inside)
-    assert place(str(inside / "a.py"), 3) == "a.py:3"
-    assert place(str(tmp_path / "a.py"), 3) == f"{tmp_path.resolve() / 'a.py'}:3"
+    assert format_place(str(inside / "a.py"), 3) == "a.py:3"
+    assert format_place(str(tmp_path / "a.py"), 3) == f"{tmp_path.resolve() / 'a.py'}:3"

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from meshwise.executor.check.verification import SINGLE, TOLERANCE, Verification, distance
+from meshwise.executor.check.verification import SINGLE_TOLERANCE, TOLERANCE, Verification, distance
 from meshwise.executor.job import tensors_file
 
 
@@ -20,7 +20,7 @@ def found(folder: Path, expected: dict[str, float], met: dict[str, float], toler
 
 def test_a_small_gradient_that_is_missing_is_not_equal(tmp_path: Path) -> None:
     # all gradients are of 3e-5: beside 1 the difference would be below what fp32 rounds to
-    result = found(tmp_path, {"weight": 3e-5, "bias": 2e-5}, {"weight": 3e-5, "bias": 0.0}, SINGLE)
+    result = found(tmp_path, {"weight": 3e-5, "bias": 2e-5}, {"weight": 3e-5, "bias": 0.0}, SINGLE_TOLERANCE)
     assert result.gradient_error == 1.0
     assert not result.equal and result.largest == "gradient bias"
 

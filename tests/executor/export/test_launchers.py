@@ -13,7 +13,7 @@ import pytest
 from tiny_requests import HOSTILE, request
 
 from meshwise.executor.export.launchers import to_slurm
-from meshwise.executor.export.request import CannotSay, Request
+from meshwise.executor.export.request import LaunchRequest, UnsupportedRequest
 from meshwise.executor.launch.several_hosts import read_run
 
 ROOT = Path(__file__).parents[3]
@@ -74,7 +74,7 @@ def test_hostile_folders_are_folders(folder: str, tmp_path: Path) -> None:
     command = script.partition("export OMP")[0] + 'printf %s "$run"\n'
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == str(tmp_path / folder)
-    assert json.loads((tmp_path / folder / "job.json").read_text()) == json.loads(request().job.text())
+    assert json.loads((tmp_path / folder / "job.json").read_text()) == json.loads(request().job.to_text())
     assert [path.name for path in tmp_path.iterdir()] == [folder]
 
 
@@ -104,8 +104,8 @@ def test_script_runs_the_plan(tmp_path: Path) -> None:
     assert len(run.losses) == 2 and run.losses[1] < run.losses[0]
 
 
-def refusals(wrong: Request) -> str:
-    with pytest.raises(CannotSay) as caught:
+def refusals(wrong: LaunchRequest) -> str:
+    with pytest.raises(UnsupportedRequest) as caught:
         to_slurm(wrong)
     return str(caught.value)
 

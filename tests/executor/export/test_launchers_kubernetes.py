@@ -12,7 +12,7 @@ import yaml
 from tiny_requests import HOSTILE, request
 
 from meshwise.executor.export.launchers import MAX_LABEL, to_kubernetes
-from meshwise.executor.export.request import CannotSay
+from meshwise.executor.export.request import UnsupportedRequest
 
 
 def _read(text: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -53,7 +53,7 @@ def test_numbers(ranks: int, processes: int, gpus: bool) -> None:
     assert container["resources"]["limits"] == {"cpu": processes} | ({"nvidia.com/gpu": processes} if gpus else {})
     variables = {each["name"]: each.get("value") for each in container["env"]}
     assert ("NCCL_DEBUG" in variables) is gpus and variables["OMP_NUM_THREADS"] == "1"
-    assert json.loads(config["data"]["job.json"]) == json.loads(asked.job.text())
+    assert json.loads(config["data"]["job.json"]) == json.loads(asked.job.to_text())
     mounted = {each["name"] for each in container["volumeMounts"]}
     assert mounted == {each["name"] for each in pod["volumes"]} == {"config", "volume"} | ({"shm"} if gpus else set())
     assert pod["subdomain"] == service["metadata"]["name"]
@@ -101,10 +101,10 @@ def test_pod_puts_the_job_into_its_folder_and_runs_torchrun(folder: str, tmp_pat
     ],
 )
 def test_what_it_cannot_say(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(CannotSay, match=re.escape(words)):
+    with pytest.raises(UnsupportedRequest, match=re.escape(words)):
         to_kubernetes(request(**changes))
 
 
 def test_all_reasons_at_once() -> None:
-    with pytest.raises(CannotSay, match=r"met 3 processes .*image: .*claim: "):
+    with pytest.raises(UnsupportedRequest, match=r"met 3 processes .*image: .*claim: "):
         to_kubernetes(request(4, 3, image=None, claim=None))

@@ -4,8 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from meshwise.executor.device import CPU
-from meshwise.executor.export.request import Request
-from meshwise.executor.studies.fault_trials import small_job
+from meshwise.executor.export.request import LaunchRequest
+from meshwise.executor.studies.fault_trials import build_job
 
 HOSTILE = (
     'a"; rm -rf / #',
@@ -20,7 +20,7 @@ HOSTILE = (
 )
 
 
-def request(ranks: int = 4, processes: int = 2, device: str = CPU, **changes: Any) -> Request:
-    job = replace(small_job(ranks, 200.0), profile=True, steps=2, device=device)
+def request(ranks: int = 4, processes: int = 2, device: str = CPU, **changes: Any) -> LaunchRequest:
+    job = replace(build_job(ranks, 200.0), profile=True, steps=2, device=device)
     where: dict[str, Any] = {"folder": "run", "port": 29518, "image": "registry/meshwise:1", "claim": "runs"}
-    return Request(**{"name": "tiny", "job": job, "processes": processes} | where | changes)
+    return LaunchRequest(**{"name": "tiny", "job": job, "processes": processes} | where | changes)

@@ -10,7 +10,7 @@ from textwrap import dedent
 
 import pytest
 
-from meshwise.executor.launch.launcher import ExecutionError, launch, require_torch
+from meshwise.executor.launch.launcher import ExecutionError, launch_ranks, require_torch
 from meshwise.executor.launch.processes import is_alive, is_stopped
 
 pytestmark = pytest.mark.fresh_ranks
@@ -40,7 +40,7 @@ def rank_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
             if sys.argv[2] != "end":
                 time.sleep(60)
 
-        worker._run = run
+        worker._run_jobs = run
         code = worker.main([Path(sys.argv[1])])
         sys.stderr.flush()
         os._exit(code)
@@ -68,7 +68,7 @@ def _assert_gone(pids: list[int]) -> None:
 
 
 def _launch(module: str, what: str, folder: Path, **options: float) -> None:
-    launch(module, [str(folder / "job.json"), what], folder, RANKS, **options)  # type: ignore[arg-type]
+    launch_ranks(module, [str(folder / "job.json"), what], folder, RANKS, **options)  # type: ignore[arg-type]
 
 
 def test_ranks_that_end_well(rank_module: str, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_killed_rank(rank_module: str, tmp_path: Path) -> None:
             os.kill(int((folder / "pid-0").read_text()), signal.SIGKILL)
 
     with pytest.raises(ExecutionError, match="rank 0 was killed by SIGKILL"):
-        launch(rank_module, [str(folder / "job.json"), "sleep"], folder, RANKS, poll=kill_one)
+        launch_ranks(rank_module, [str(folder / "job.json"), "sleep"], folder, RANKS, poll=kill_one)
     _assert_gone(killed)
 
 
@@ -120,7 +120,9 @@ def test_interrupt_stops_the_ranks(rank_module: str, tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        launch(rank_module, [str(tmp_path / "run" / "job.json"), "sleep"], tmp_path / "run", RANKS, poll=interrupt)
+        launch_ranks(
+            rank_module, [str(tmp_path / "run" / "job.json"), "sleep"], tmp_path / "run", RANKS, poll=interrupt
+        )
     _assert_gone(_pids(tmp_path / "run"))
 
 
@@ -134,7 +136,7 @@ def test_stopped_rank_is_told_from_those_that_wait_for_it(rank_module: str, tmp_
             os.kill(stopped[1], signal.SIGSTOP)
 
     with pytest.raises(ExecutionError, match=r"rank 1 was stopped by a signal and has not moved for \d s \(at step 3"):
-        launch(rank_module, [str(folder / "job.json"), "sleep"], folder, RANKS, timeout=4.0, poll=stop_one)
+        launch_ranks(rank_module, [str(folder / "job.json"), "sleep"], folder, RANKS, timeout=4.0, poll=stop_one)
     _assert_gone(stopped)
 
 

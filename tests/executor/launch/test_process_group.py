@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-from meshwise.executor.launch.process_group import address_towards, interface_towards, loopback
+from meshwise.executor.launch.process_group import find_address, find_interface, find_loopback
 from meshwise.executor.launch.processes import is_loopback
 
 ROOT = Path(__file__).parents[3]
@@ -21,8 +21,8 @@ def test_folder_that_hosts_do_not_share_is_said() -> None:
 
 
 def test_interface_is_the_one_that_reaches_the_master(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert interface_towards("127.0.0.1") == interface_towards("localhost") == loopback()
-    assert is_loopback(address_towards("localhost"))
-    monkeypatch.setattr("meshwise.executor.launch.process_group.address_towards", lambda master: "127.0.1.1")
+    assert find_interface("127.0.0.1") == find_interface("localhost") == find_loopback()
+    assert is_loopback(find_address("localhost"))
+    monkeypatch.setattr("meshwise.executor.launch.process_group.find_address", lambda master: "127.0.1.1")
     with pytest.raises(ValueError, match=r"MASTER_ADDR is an address that all hosts reach, met node0, which is 127\.0"):
-        interface_towards("node0")
+        find_interface("node0")

@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from meshwise.executor.launch.processes import locked
+from meshwise.executor.launch.processes import lock_folder
 
 ROOT = Path(__file__).parents[3]
 
 
 def test_second_run_is_refused_until_the_first_ends(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "run"
-    with locked(folder):
+    with lock_folder(folder):
         met = f"a run is in progress in this folder, met process {os.getpid()}"
-        with pytest.raises(ValueError, match=met), locked(folder):
+        with pytest.raises(ValueError, match=met), lock_folder(folder):
             raise AssertionError("two runs in one folder")
-        with locked(tmp_path / "other"):
+        with lock_folder(tmp_path / "other"):
             pass
-    with locked(folder):
+    with lock_folder(folder):
         pass
     assert list(folder.iterdir()) == []
 
@@ -32,11 +32,11 @@ def test_killed_run_gives_its_folder_up(tmp_path: Path) -> None:
     )
     holder = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, cwd=ROOT)
     assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
-    with pytest.raises(ValueError, match=f"met process {holder.pid}"), locked(tmp_path):
+    with pytest.raises(ValueError, match=f"met process {holder.pid}"), lock_folder(tmp_path):
         pass
     holder.kill()
     holder.communicate()
-    with locked(tmp_path):
+    with lock_folder(tmp_path):
         pass
 
 
@@ -44,6 +44,6 @@ def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
         pytest.raises(ValueError, match="the folder cannot be written: Not a directory"),
-        locked(tmp_path / "file/run"),
+        lock_folder(tmp_path / "file/run"),
     ):
         pass

@@ -14,9 +14,9 @@ from tiny_jobs import TINY, job
 
 from meshwise.executor.check.verification import Verification, VerificationError
 from meshwise.executor.launch.launcher import ExecutionError
-from meshwise.executor.launch.run import Run, compare, execute, losses, run_jobs, verification_job
+from meshwise.executor.launch.run import Run, build_verification_job, compare_job, execute, read_losses, run_jobs
 from meshwise.executor.options import RunOptions
-from meshwise.executor.supported import unsupported
+from meshwise.executor.supported import find_unsupported
 from meshwise.simulator.memory import CATEGORIES
 from meshwise.simulator.models.experts import Experts
 from meshwise.simulator.program import Category, StreamKind, TaskKind
@@ -54,7 +54,7 @@ def test_timeline_is_measured(measured: Run) -> None:
     timeline = measured.timeline
     assert [c.ranks for c in timeline.rank_classes] == [(0,), (1,), (2,), (3,)]
     for rank in range(4):
-        busy = {kind: timeline.busy(rank, [kind]) for kind in TaskKind}
+        busy = {kind: timeline.busy_time(rank, [kind]) for kind in TaskKind}
         for kind in (TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.OPTIMIZER):
             assert 0 < busy[kind] < timeline.step_time
         assert 0 < busy[TaskKind.TENSOR_COMMUNICATION] < timeline.step_time
@@ -124,7 +124,7 @@ def test_failure_inside_torch_reaches_the_user(tmp_path: Path) -> None:
 
 
 def test_a_run_that_fails_its_verification_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshwise.executor.launch.run.compare", lambda job, folder: Verification(0.0, 3e-5, 0.0))
+    monkeypatch.setattr("meshwise.executor.launch.run.compare_job", lambda job, folder: Verification(0.0, 3e-5, 0.0))
     asked = job(data=2)
     with pytest.raises(VerificationError, match=r"not started: .* gradients 3\.0e-05, .* equal is at most 1e-12"):
         execute(asked.spec, asked.training, asked.plan, RunOptions(1, verify=True), folder=tmp_path)
@@ -146,7 +146,7 @@ def test_refused_before_launch(tmp_path: Path) -> None:
 
 def test_verification_job_keeps_the_plan_and_shrinks_the_model() -> None:
     large = replace(TINY, hidden=512, heads=4, kv_heads=4, ffn=2048, vocab=50304)
-    small = verification_job(job(large, tensor=2, microbatch=8))
+    small = build_verification_job(job(large, tensor=2, microbatch=8))
     assert (small.spec.hidden, small.spec.ffn, small.spec.vocab, small.spec.layers) == (32, 64, 256, 4)
     assert small.training.precision == "fp64"
 
@@ -154,10 +154,10 @@ def test_verification_job_keeps_the_plan_and_shrinks_the_model() -> None:
 def test_verification_job_keeps_cuts_that_divide() -> None:
     experts = Experts(count=4, top_k=2, ffn=2048)
     mixed = replace(TINY, hidden=512, heads=4, kv_heads=4, ffn=2048, experts=experts)
-    small = verification_job(job(mixed, sequence=80, context=5, tensor=2, microbatch=8, sequence_parallel=True))
+    small = build_verification_job(job(mixed, sequence=80, context=5, tensor=2, microbatch=8, sequence_parallel=True))
     assert small.training.sequence == 40  # at least 32, a multiple of 2 parts * 5 ranks * 2 tensor ranks = 20
     assert small.spec.experts == replace(experts, ffn=64)
-    assert unsupported(small.spec, small.training, small.plan) == ()
+    assert find_unsupported(small.spec, small.training, small.plan) == ()
 
 
 def test_torchrun(tmp_path: Path) -> None:
@@ -174,5 +174,5 @@ def test_torchrun(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout == ""
-    assert compare(pair, tmp_path).equal
-    assert len(losses(pair.plan, pair.steps, tmp_path)) == 3
+    assert compare_job(pair, tmp_path).equal
+    assert len(read_losses(pair.plan, pair.steps, tmp_path)) == 3

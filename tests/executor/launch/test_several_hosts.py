@@ -15,9 +15,9 @@ pytest.importorskip("torch")
 from tiny_jobs import job
 
 from meshwise.executor.launch.launcher import ExecutionError
-from meshwise.executor.launch.run import VERIFY, verification_job
-from meshwise.executor.launch.several_hosts import Hosts, Rendezvous, prepare, read_run, require_processes
-from meshwise.executor.recording.rank_files import Place, heartbeat_file, lost
+from meshwise.executor.launch.run import VERIFY, build_verification_job
+from meshwise.executor.launch.several_hosts import Hosts, Rendezvous, prepare_hosts, read_run, require_processes
+from meshwise.executor.recording.rank_files import Place, describe_lost_host, heartbeat_file
 
 ROOT = Path(__file__).parents[3]
 TWO_HOSTS = Path(__file__).with_name("two_hosts.sh")
@@ -44,8 +44,8 @@ def namespaces() -> None:
 
 def test_two_hosts_compute_what_one_process_computes(namespaces: None, tmp_path: Path) -> None:
     run = replace(job(precision="fp32", data=2, timeout=200.0), steps=2, dump=False, profile=True)
-    jobs = [(run, tmp_path), (verification_job(run), tmp_path / VERIFY)]
-    script = prepare(jobs, Hosts.of(2, 1, Rendezvous("a", 29517)))
+    jobs = [(run, tmp_path), (build_verification_job(run), tmp_path / VERIFY)]
+    script = prepare_hosts(jobs, Hosts.from_ranks(2, 1, Rendezvous("a", 29517)))
     done = _two_hosts(script)
     assert done.returncode == 0, Path(f"{script}.a.log").read_text()[-2000:]
     found, measured = read_run(tmp_path)
@@ -58,7 +58,7 @@ def test_two_hosts_compute_what_one_process_computes(namespaces: None, tmp_path:
 
 def test_lost_host_is_named(namespaces: None, tmp_path: Path) -> None:
     run = replace(job(data=2, timeout=200.0), steps=100_000)
-    script = prepare([(run, tmp_path)], Hosts.of(2, 1, Rendezvous("a", 29517)))
+    script = prepare_hosts([(run, tmp_path)], Hosts.from_ranks(2, 1, Rendezvous("a", 29517)))
     assert _two_hosts(script, tmp_path / "rank-1.jsonl").returncode != 0
     named = "rank 0 on host a failed first: "
     gone = "host b (10.77.0.2), which has the rank 1, closed its connection"
@@ -71,7 +71,7 @@ def test_lost_host_is_named(namespaces: None, tmp_path: Path) -> None:
 def test_run_that_is_not_finished(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"the folder of a run has a job\.json"):
         read_run(tmp_path)
-    prepare([(job(data=2), tmp_path)], Hosts.of(2, 1, Rendezvous("elsewhere.invalid")))
+    prepare_hosts([(job(data=2), tmp_path)], Hosts.from_ranks(2, 1, Rendezvous("elsewhere.invalid")))
     with pytest.raises(
         ExecutionError, match=r"no rank has begun; run `sh .*host\.sh NUMBER` on each host, then collect"
     ):
@@ -97,7 +97,7 @@ def test_processes_that_no_hosts_have(ranks: int, processes: int, words: str) ->
 def test_hosts_times_processes_are_the_ranks() -> None:
     for ranks in range(1, 30):
         for processes in (size for size in range(1, ranks + 1) if ranks % size == 0):
-            hosts = Hosts.of(ranks, processes, Rendezvous("a"))
+            hosts = Hosts.from_ranks(ranks, processes, Rendezvous("a"))
             assert hosts.nodes * hosts.processes == ranks
 
 
@@ -121,4 +121,4 @@ def test_no_rendezvous(text: str) -> None:
 
 
 def test_peer_without_a_place_is_not_named() -> None:
-    assert lost({0: Place("a", "10.0.0.1")}, "Read error [10.0.0.9]:1: Connection reset by peer") == ""
+    assert describe_lost_host({0: Place("a", "10.0.0.1")}, "Read error [10.0.0.9]:1: Connection reset by peer") == ""

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 from tiny_jobs import SEQUENCE, TINY  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from meshwise.executor.model.mixture import Mixture, activation, choice, width  # noqa: E402
+from meshwise.executor.model.mixture import Mixture, activation, choose_experts, width  # noqa: E402
 from meshwise.executor.model.network import Network, initialize  # noqa: E402
 from meshwise.simulator.models.experts import Experts  # noqa: E402
 from meshwise.simulator.models.transformer import Transformer  # noqa: E402
@@ -30,10 +30,10 @@ def made(model: Transformer) -> Mixture:
 def test_the_choice_is_the_largest_probabilities() -> None:
     # probabilities 1/10, 2/10, 3/10, 4/10: of the two largest 3/7 and 4/7 of their sum
     scores = torch.tensor([[1.0, 2.0, 3.0, 4.0]], dtype=torch.float64).log()
-    weights, chosen = choice(scores, 2)
+    weights, chosen = choose_experts(scores, 2)
     assert chosen.tolist() == [[3, 2]]
     assert weights[0].tolist() == pytest.approx([4 / 7, 3 / 7], abs=1e-15)
-    weights, chosen = choice(scores, 1)  # a single expert's own, for else the router would have no gradient
+    weights, chosen = choose_experts(scores, 1)  # a single expert's own, for else the router would have no gradient
     assert (chosen.tolist(), weights.item()) == ([[3]], pytest.approx(0.4, abs=1e-15))
 
 
@@ -41,7 +41,7 @@ def test_the_choice_is_the_largest_probabilities() -> None:
 def test_a_token_gets_the_weighted_sum_of_its_experts(kind: str) -> None:
     mixture = made(spec(kind, shared=2))
     x = torch.randn(2, 5, TINY.hidden, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    weights, chosen = choice(mixture.router(x).flatten(0, 1), 2)
+    weights, chosen = choose_experts(mixture.router(x).flatten(0, 1), 2)
     activations = {
         "gelu": torch.nn.functional.gelu,
         "swiglu": lambda wide: torch.nn.functional.silu(wide[0::2]) * wide[1::2],

@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 
 from meshwise.executor.model.network import Layer  # noqa: E402
 from meshwise.simulator.machine.accelerator import Accelerator  # noqa: E402
-from meshwise.simulator.machine.cluster import homogeneous  # noqa: E402
+from meshwise.simulator.machine.cluster import build_homogeneous  # noqa: E402
 from meshwise.simulator.machine.host import Host  # noqa: E402
 from meshwise.simulator.machine.topology import Link  # noqa: E402
 from meshwise.simulator.models.model import build  # noqa: E402
@@ -59,11 +59,11 @@ def test_a_llama_layer_keeps_what_autograd_saves(ffn_kind: str, kv_heads: int) -
 
 def simulator_keeps(spec: Transformer) -> int:
     cpu = Accelerator("cpu", (("fp32", 1e9),), memory=1e12, memory_bandwidth=1e9)
-    cluster = homogeneous("one", cpu, Host("host", 1e12), 1, 1, Link(0.0, 1e9), Link(0.0, 1e9))
+    cluster = build_homogeneous("one", cpu, Host("host", 1e12), 1, 1, Link(0.0, 1e9), Link(0.0, 1e9))
     problem = Problem(build(spec, SEQUENCE, "fp32"), cluster, Training(BATCH, SEQUENCE, "fp32", framework="torch"))
     plan = complete(problem, Layout(microbatch=BATCH))
-    stage, blocks = StageCosts(problem).of(plan).stages[0], plan.stages[0].blocks
-    return stage.blocks[blocks.index("layers.0")].memory.kept
+    stage, blocks = StageCosts(problem).plan_costs(plan).stages[0], plan.stages[0].blocks
+    return stage.blocks[blocks.index("layers.0")].memory.kept_bytes
 
 
 def autograd_keeps(spec: Transformer) -> int:

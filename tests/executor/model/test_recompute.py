@@ -14,7 +14,7 @@ from meshwise.executor.launch.run import run_jobs  # noqa: E402
 from meshwise.executor.model.network import Network, initialize  # noqa: E402
 from meshwise.executor.model.recompute import NORMS, READERS  # noqa: E402
 from meshwise.executor.recording.timeline import read_timeline  # noqa: E402
-from meshwise.executor.supported import recomputable  # noqa: E402
+from meshwise.executor.supported import list_recomputable  # noqa: E402
 from meshwise.simulator.engine import simulate  # noqa: E402
 from meshwise.simulator.machine.compute import PRODUCTS  # noqa: E402
 from meshwise.simulator.models.model import build  # noqa: E402
@@ -91,10 +91,10 @@ def test_results_that_stay_are_read_as_the_graph_says() -> None:
         if maker.get(name) in heavy and maker[name] != each.name
     }
     assert readers == set(READERS.items())
-    assert set(recomputable(TINY)) == heavy | {*NORMS, "activation"}
+    assert set(list_recomputable(TINY)) == heavy | {*NORMS, "activation"}
 
 
-@pytest.mark.parametrize("names", [("activation",), ("up", "activation"), recomputable(TINY)], ids=str)
+@pytest.mark.parametrize("names", [("activation",), ("up", "activation"), list_recomputable(TINY)], ids=str)
 def test_gradients_are_those_of_a_plain_layer_bit_by_bit(names: tuple[str, ...]) -> None:
     found = []
     for how in ((), (SomeOperators(names),)):

@@ -18,12 +18,12 @@ from torch import Tensor
 from torch.distributed.tensor.debug import CommDebugMode
 
 from meshwise.executor.capture.capture import capture
-from meshwise.executor.capture.captured import Captured
-from meshwise.executor.launch.process_group import joined
+from meshwise.executor.capture.captured import CapturedModule
+from meshwise.executor.launch.process_group import join_process_group
 from meshwise.executor.launch.worker import run_rank
-from meshwise.executor.operators.collectives import Ranks
+from meshwise.executor.operators.collectives import RankMesh
 from meshwise.executor.operators.network import OperatorNetwork
-from meshwise.executor.operators.trainer import Pipeline, device_mesh
+from meshwise.executor.operators.trainer import Pipeline, build_device_mesh
 from meshwise.executor.recording.rank_files import Heartbeat
 from meshwise.executor.recording.recorder import Recorder
 from meshwise.strategies.plan.mesh import PIPELINE
@@ -34,7 +34,7 @@ Sent = Counter[tuple[int, int]]
 
 
 @contextmanager
-def watched(position: int, ranks: Ranks) -> Iterator[Sent]:
+def watched(position: int, ranks: RankMesh) -> Iterator[Sent]:
     """Count what is sent inside the body."""
     sent, send = Sent(), dist.isend
     lines = dist.get_process_group_ranks(ranks.mesh.get_group(PIPELINE)) if PIPELINE in ranks.size else [0]
@@ -71,31 +71,33 @@ def one_process(module: Any, microbatches: list[Any]) -> tuple[float, dict[str, 
     return total, found
 
 
-def run(plan: Plan, captured: Captured, module: Any, microbatches: list[Any], recorder: Recorder) -> dict[str, Any]:
+def run(
+    plan: Plan, captured: CapturedModule, module: Any, microbatches: list[Any], recorder: Recorder
+) -> dict[str, Any]:
     """Return how far one step of a plan is from one process, what ran, and what torch counted of it."""
     expected_loss, expected = one_process(module, microbatches)
-    ranks = Ranks(device_mesh(plan, "cpu"))
+    ranks = RankMesh(build_device_mesh(plan, "cpu"))
     network = OperatorNetwork(captured, module, plan, ranks, torch.device("cpu"))
     pipeline = Pipeline(network, plan, recorder)
     position = ranks.coordinate.get(PIPELINE, 0)
-    ranks.ran.clear()
+    ranks.records.clear()
     with CommDebugMode() as counted, watched(position, ranks) as sent:
         loss = pipeline.step(microbatches)
         network.sum_gradients()
-    ran = Counter((str(each.collective), each.axis, each.size) for each in ranks.ran)
+    ran = Counter((str(each.collective), each.axis, each.size) for each in ranks.records)
     passing = sum(count for kind, count in counted.get_comm_counts().items() if str(kind).endswith(("send", "recv_")))
     error = 0.0 if loss is None else abs(loss - expected_loss)
     for root, part in network.parts.items():
         assert part.grad is not None
-        difference = network.whole(root, part.grad) - expected[network.names[root]]
+        difference = network.gather_parameter(root, part.grad) - expected[network.names[root]]
         error = max(error, float(difference.abs().max()))
-    for name in network.renewed.updates:
-        error = max(error, float((network.renewed.whole(name) - expected[name]).abs().max()))
+    for name in network.renewed_buffers.updates:
+        error = max(error, float((network.renewed_buffers.gather_buffer(name) - expected[name]).abs().max()))
     return {
         "position": position,
         "error": error,
         "parameters": [network.names[root] for root in network.parts],
-        "renewed": list(network.renewed.updates),
+        "renewed": list(network.renewed_buffers.updates),
         "ran": [[*key, count] for key, count in ran.items()],
         "sent": [[*key, size] for key, size in sent.items()],
         "counted": counted.get_total_counts() - passing,
@@ -106,10 +108,10 @@ def main(folder: Path, rank: int) -> None:
     """Run every case."""
     torch.set_num_threads(1)
     cases = json.loads((folder / "cases.json").read_text())
-    known: dict[str, tuple[Captured, Any]] = {}
+    known: dict[str, tuple[CapturedModule, Any]] = {}
     recorder = Recorder(Heartbeat(folder, rank))
     found = []
-    with joined(folder, 60.0):
+    with join_process_group(folder, 60.0):
         for case in cases:
             name, plan = case["module"], Plan.from_json(case["plan"])
             if name not in known:

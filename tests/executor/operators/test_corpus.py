@@ -21,16 +21,16 @@ torch = pytest.importorskip("torch")
 
 from tiny_jobs import cluster  # noqa: E402
 
-from meshwise.executor.capture.capture import capture, made  # noqa: E402
-from meshwise.executor.capture.captured import Captured, CaptureError  # noqa: E402
+from meshwise.executor.capture.capture import capture, run_factory  # noqa: E402
+from meshwise.executor.capture.captured import CapturedModule, CaptureError  # noqa: E402
 from meshwise.executor.check.verification import TOLERANCE, Verification  # noqa: E402
-from meshwise.executor.launch.launcher import launch  # noqa: E402
+from meshwise.executor.launch.launcher import launch_ranks  # noqa: E402
 from meshwise.executor.operators.job import OperatorJob, expect, verdict  # noqa: E402
 from meshwise.executor.operators.run import WORKER, refuse  # noqa: E402
 from meshwise.executor.operators.trainer import train  # noqa: E402
 from meshwise.simulator.operator_graph import OperatorGraph  # noqa: E402
-from meshwise.strategies.operators.choices import choices  # noqa: E402
-from meshwise.strategies.operators.operator_plan import operator_plan  # noqa: E402
+from meshwise.strategies.operators.choices import list_choices  # noqa: E402
+from meshwise.strategies.operators.operator_plan import build_operator_plan  # noqa: E402
 from meshwise.strategies.plan.mesh import TENSOR  # noqa: E402
 from meshwise.strategies.plan.partition import Stage  # noqa: E402
 from meshwise.strategies.plan.plan import Plan  # noqa: E402
@@ -87,7 +87,7 @@ CASES = cases()
 @cache
 def line(case: Case) -> int | None:
     """Return the line that must be told of; None where the module must run."""
-    module, _ = made(case.name)
+    module, _ = run_factory(case.name)
     for each in module.modules():
         forward = inspect.unwrap(type(each).forward)
         source, first = inspect.getsourcelines(forward)
@@ -105,16 +105,16 @@ RUNNING += [
 
 
 @cache
-def problem(case: Case) -> tuple[Problem, Captured]:
+def problem(case: Case) -> tuple[Problem, CapturedModule]:
     torch.manual_seed(0)
-    captured = capture(*made(case.name))
+    captured = capture(*run_factory(case.name))
     training = Training(BATCH, captured.graph.sequence, "fp32", "adamw", framework="torch")
     return Problem(captured.graph, cluster(2), training), captured
 
 
 def job(case: Case, plan: Plan | None = None) -> OperatorJob:
     own, _ = problem(case)
-    plan = plan or operator_plan(own, {}, BATCH // 2 // case.microbatches, data=2)
+    plan = plan or build_operator_plan(own, {}, BATCH // 2 // case.microbatches, data=2)
     return OperatorJob(case.name, plan, 1)
 
 
@@ -148,7 +148,7 @@ def _drawn(case: Case, random: Random) -> list[OperatorSharding]:
     result = []
     for block in captured.graph.blocks:
         for operator in block.operators:
-            legal = choices(block.name, block, operator, {TENSOR: 2}, BATCH)
+            legal = list_choices(block.name, block, operator, {TENSOR: 2}, BATCH)
             shares = any((block.name, name) in tied for name in operator.parameters)
             result.append(legal[0] if shares else random.choice(legal))
     return result
@@ -156,7 +156,7 @@ def _drawn(case: Case, random: Random) -> list[OperatorSharding]:
 
 def _cut(case: Case) -> Plan:
     own, _ = problem(case)
-    return operator_plan(own, {TENSOR: 2}, BATCH // case.microbatches, _drawn(case, Random(0)))
+    return build_operator_plan(own, {TENSOR: 2}, BATCH // case.microbatches, _drawn(case, Random(0)))
 
 
 def _staged(case: Case) -> Plan:
@@ -165,9 +165,9 @@ def _staged(case: Case) -> Plan:
     names = [name for name, _ in captured.graph.occurrences]
     half = len(names) // 2
     small = replace(own, cluster=cluster(1))
-    whole = operator_plan(small, {}, BATCH // case.microbatches)
+    whole = build_operator_plan(small, {}, BATCH // case.microbatches)
     stages = Stage(tuple(names[:half])), Stage(tuple(names[half:]))
-    mesh = operator_plan(replace(own, cluster=cluster(2)), {}, BATCH // case.microbatches, stages=stages)
+    mesh = build_operator_plan(replace(own, cluster=cluster(2)), {}, BATCH // case.microbatches, stages=stages)
     return replace(whole, mesh=mesh.mesh, stages=stages, schedule=mesh.schedule)
 
 
@@ -194,7 +194,7 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Verification
         expect(place, *train(check), tolerances(case))
         checks.append((name, check, place))
     paths = [str(check.write(place).resolve()) for _, check, place in reversed(checks)]  # the last one runs first
-    launch(WORKER, paths, checks[-1][2], 2, timeout=300)
+    launch_ranks(WORKER, paths, checks[-1][2], 2, timeout=300)
     return {name: verdict(check, place) for name, check, place in checks}
 
 

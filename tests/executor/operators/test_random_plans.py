@@ -19,13 +19,13 @@ from modules import MODULES, make  # noqa: E402
 from tiny_jobs import cluster  # noqa: E402
 
 from meshwise.executor.capture.capture import capture  # noqa: E402
-from meshwise.executor.capture.captured import Captured  # noqa: E402
-from meshwise.executor.launch.launcher import launch  # noqa: E402
+from meshwise.executor.capture.captured import CapturedModule  # noqa: E402
+from meshwise.executor.launch.launcher import launch_ranks  # noqa: E402
 from meshwise.simulator.collective import Collective  # noqa: E402
 from meshwise.simulator.operator_graph import SEQUENCE, OperatorKind  # noqa: E402
 from meshwise.strategies.lowering import StageCosts  # noqa: E402
-from meshwise.strategies.operators.choices import choices  # noqa: E402
-from meshwise.strategies.operators.operator_plan import operator_plan  # noqa: E402
+from meshwise.strategies.operators.choices import list_choices  # noqa: E402
+from meshwise.strategies.operators.operator_plan import build_operator_plan  # noqa: E402
 from meshwise.strategies.plan.mesh import DATA, OPERATOR_AXES, PIPELINE, TENSOR, TENSOR_ROWS, Axis, Mesh  # noqa: E402
 from meshwise.strategies.plan.partition import Stage  # noqa: E402
 from meshwise.strategies.plan.plan import Plan  # noqa: E402
@@ -81,22 +81,22 @@ class Case(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def captured() -> dict[str, Captured]:
+def captured() -> dict[str, CapturedModule]:
     return {name: capture(*make(name, dtype=torch.float64)) for name in MODULES}
 
 
-def problem(of: Captured, plan_ranks: int, microbatches: int = 1) -> Problem:
+def problem(of: CapturedModule, plan_ranks: int, microbatches: int = 1) -> Problem:
     training = Training(of.batch * microbatches, of.graph.sequence, "fp64", "sgd", framework="torch")
     return Problem(of.graph, cluster(plan_ranks), training)
 
 
-def drawn(of: Captured, degrees: dict[str, int], random: Random, sequences: int) -> list[OperatorSharding]:
+def drawn(of: CapturedModule, degrees: dict[str, int], random: Random, sequences: int) -> list[OperatorSharding]:
     """Return a legal sharding for every operator, whole for those that share a parameter and must keep it alike."""
     tied = {parameter for pair in of.graph.tied for parameter in pair}
     result = []
     for block in of.graph.blocks:
         for operator in block.operators:
-            legal = choices(block.name, block, operator, degrees, sequences)
+            legal = list_choices(block.name, block, operator, degrees, sequences)
             shares = any((block.name, name) in tied for name in operator.parameters)
             # a table of positions is simulated as whole on every rank, as frameworks keep it
             positions = any(SEQUENCE in block.tensor[name].dims for name in operator.parameters)
@@ -104,16 +104,16 @@ def drawn(of: Captured, degrees: dict[str, int], random: Random, sequences: int)
     return result
 
 
-def random_plans(captured: dict[str, Captured], degrees: dict[str, int], random: Random) -> list[Case]:
+def random_plans(captured: dict[str, CapturedModule], degrees: dict[str, int], random: Random) -> list[Case]:
     ranks, cases = prod(degrees.values()), []
     for name, of in captured.items():
         for _ in range(PLANS):
-            plan = operator_plan(problem(of, ranks), degrees, of.batch, drawn(of, degrees, random, of.batch))
+            plan = build_operator_plan(problem(of, ranks), degrees, of.batch, drawn(of, degrees, random, of.batch))
             cases.append(Case(name, plan, []))
     return cases
 
 
-def planners_plans(captured: dict[str, Captured]) -> list[Case]:
+def planners_plans(captured: dict[str, CapturedModule]) -> list[Case]:
     cases = []
     for name, of in captured.items():
         best = search(Frontier(), problem(of, 4)).best
@@ -122,7 +122,7 @@ def planners_plans(captured: dict[str, Captured]) -> list[Case]:
     return cases
 
 
-def staged_plan(of: Captured, staged: Staged, random: Random) -> Plan:
+def staged_plan(of: CapturedModule, staged: Staged, random: Random) -> Plan:
     """Return a plan in stages whose operators are cut at random along the operator axes."""
     degrees = dict(staged.degrees)
     ranks, data = prod(degrees.values()), degrees.get(DATA, 1)
@@ -131,7 +131,7 @@ def staged_plan(of: Captured, staged: Staged, random: Random) -> Plan:
     bounds = [0, *map(names.index, staged.cuts), len(names)]
     stages = tuple(Stage(tuple(names[start:stop])) for start, stop in pairwise(bounds))
     axes = [Axis(PIPELINE, degrees[PIPELINE]), Axis(DATA, data), Axis(TENSOR, degrees.get(TENSOR, 1))]
-    whole = operator_plan(problem(of, ranks // degrees[PIPELINE]), inside, of.batch // data, (), data=data)
+    whole = build_operator_plan(problem(of, ranks // degrees[PIPELINE]), inside, of.batch // data, (), data=data)
     return replace(
         whole,
         mesh=Mesh(tuple(axes)),
@@ -143,10 +143,10 @@ def staged_plan(of: Captured, staged: Staged, random: Random) -> Plan:
     )
 
 
-def simulated(of: Captured, small: Problem, plan: Plan) -> list[Ran]:
+def simulated(of: CapturedModule, small: Problem, plan: Plan) -> list[Ran]:
     """Return the collectives of a step at each position as they are simulated; ranks read their own part of data."""
     costs, ran = StageCosts(small), [Counter[tuple[str, str, int]]() for _ in range(plan.pipeline)]
-    rank, names = costs.machine(plan).rank(0), costs.blocks.kinds(plan).names
+    rank, names = costs.machine(plan).rank(0), costs.blocks.block_kinds(plan).kind_names
     stage_of = {block: at for at, stage in enumerate(plan.stages) for block in stage.blocks}
     crossing = 0
     for occurrence, block in of.graph.occurrences:
@@ -155,7 +155,7 @@ def simulated(of: Captured, small: Problem, plan: Plan) -> list[Ran]:
         crossing = len(block.outputs)
         linear = [each for each in block.operators if each.kind is not OperatorKind.CONVOLUTION]
         first = {name for each in linear if own.isdisjoint(each.inputs) for name in each.parameters}
-        steps = costs.blocks.cost(plan, names[occurrence], rank).steps
+        steps = costs.blocks.cost(plan, names[occurrence], rank).segments
         # a linear layer that only reads data has no gradient of its input to make, for which its weight would be
         # gathered again; a convolution's weight is kept anyway
         backward = [s for s in steps.backward if not (s.collective is Collective.ALL_GATHER and s.tensor in first)]
@@ -163,13 +163,13 @@ def simulated(of: Captured, small: Problem, plan: Plan) -> list[Ran]:
             if step.collective is not None and step.tensor in own:
                 here = ran[plan.positions[stage_of[occurrence]]]
                 here[str(step.collective), step.axis, round(step.size)] += plan.num_microbatches
-    for position, held in enumerate(costs.held(plan).positions):
-        for axis, elements in zip(OPERATOR_AXES, held.replicated, strict=True):
+    for position, held in enumerate(costs.plan_parameters(plan).positions):
+        for axis, elements in zip(OPERATOR_AXES, held.replicated_elements, strict=True):
             if elements:
                 ran[position]["all_reduce", axis, elements * small.training.gradient_bytes] += 1
         if plan.data > 1:
             ran[position]["all_reduce", DATA, held.elements * small.training.gradient_bytes] += 1
-    for one, other, elements in costs.tied(plan):
+    for one, other, elements in costs.list_tied_shares(plan):
         for position in (one, other):
             ran[position]["all_reduce", PIPELINE, elements * small.training.gradient_bytes] += 1
     return ran
@@ -183,14 +183,16 @@ def run(cases: list[Case], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     folder.mkdir()
     (folder / "cases.json").write_text(json.dumps(documents))
     ranks = cases[0].plan.mesh.num_ranks
-    launch("ranks", [str(folder)], folder, ranks, timeout=120)
+    launch_ranks("ranks", [str(folder)], folder, ranks, timeout=120)
     for rank in range(ranks):
         for case, found in zip(cases, json.loads((folder / f"found-{rank}.json").read_text()), strict=True):
             case.found.append(found)
 
 
 @pytest.fixture(scope="module")
-def cases(captured: dict[str, Captured], tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[Case]]]:
+def cases(
+    captured: dict[str, CapturedModule], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, list[Case]]]:
     """Every case, run once in as few processes as have enough ranks."""
     random = Random(0)
     found = {
@@ -211,7 +213,7 @@ def counted(found: dict[str, Any]) -> Ran:
 
 
 def test_random_plans_compute_what_one_process_does_and_run_what_is_simulated(
-    captured: dict[str, Captured], cases: dict[str, list[Case]]
+    captured: dict[str, CapturedModule], cases: dict[str, list[Case]]
 ) -> None:
     for case in cases["random"]:
         small = problem(captured[case.module], case.plan.mesh.num_ranks)
@@ -229,7 +231,7 @@ def test_the_planners_plan_computes_what_one_process_does(cases: dict[str, list[
 
 
 def test_stages_compute_what_one_process_does_and_run_what_is_simulated(
-    captured: dict[str, Captured], cases: dict[str, list[Case]]
+    captured: dict[str, CapturedModule], cases: dict[str, list[Case]]
 ) -> None:
     for case in cases["staged"]:
         plan, of = case.plan, captured[case.module]
@@ -249,12 +251,12 @@ def test_stages_compute_what_one_process_does_and_run_what_is_simulated(
 
 def without_gradient(costs: StageCosts, plan: Plan, stage: int) -> int:
     """Return the bytes that a stage sends of indices, of which nothing comes back: it is simulated as if they did."""
-    layout = costs.blocks.layout(plan, costs.blocks.kinds(plan).names[plan.stages[stage].blocks[-1]])
+    layout = costs.blocks.layout(plan, costs.blocks.block_kinds(plan).kind_names[plan.stages[stage].blocks[-1]])
     crossing = [name for name in layout.block.outputs if not layout.block.tensor[name].has_gradient]
-    return sum(layout.tensor_bytes(name, layout.produced[name].complete) for name in crossing)
+    return sum(layout.tensor_bytes(name, layout.produced_layouts[name].without_partial) for name in crossing)
 
 
-def test_stages_send_what_is_simulated(captured: dict[str, Captured], cases: dict[str, list[Case]]) -> None:
+def test_stages_send_what_is_simulated(captured: dict[str, CapturedModule], cases: dict[str, list[Case]]) -> None:
     for case in cases["staged"]:
         plan, of = case.plan, captured[case.module]
         costs, expected = StageCosts(problem(of, plan.mesh.num_ranks, plan.num_microbatches)), Sent()

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 from meshwise import load
 from meshwise.executor.job import tensors_file
 from meshwise.scenarios.commands.main import run
-from meshwise.strategies.operators.operator_plan import operator_plan
+from meshwise.strategies.operators.operator_plan import build_operator_plan
 from meshwise.strategies.plan.mesh import TENSOR
 from meshwise.strategies.plan.partition import Stage
 from meshwise.strategies.plan.sharding import OperatorSharding
@@ -97,7 +97,7 @@ def plan_file(user: Path, *shardings: tuple[str, str], **changes: object) -> str
     """Write a plan on two ranks whose first operator is cut, and others of some names, each along a dim."""
     problem = load(user / "s.yaml").problem
     cut = [OperatorSharding(name, ((dim, (TENSOR,)),)) for name, dim in (("up.up", "ffn"), *shardings)]
-    plan = replace(operator_plan(problem, {TENSOR: 2}, 8, cut), **changes)
+    plan = replace(build_operator_plan(problem, {TENSOR: 2}, 8, cut), **changes)
     file = user / "plan.json"
     file.write_text(json.dumps(plan.to_json()))
     return str(file)
@@ -127,7 +127,7 @@ def staged(user: Path, microbatch: int = 4, **changes: object) -> list[str]:
     first, *rest = (name for name, _ in problem.graph.occurrences)
     stages = Stage((first,)), Stage(tuple(rest))
     cut = [OperatorSharding(name, ((dim, (TENSOR,)),)) for name, dim in (("up.up", "ffn"), ("down.down", "hidden"))]
-    plan = replace(operator_plan(problem, {TENSOR: 2}, microbatch, cut, stages=stages), **changes)
+    plan = replace(build_operator_plan(problem, {TENSOR: 2}, microbatch, cut, stages=stages), **changes)
     (user / "staged.json").write_text(json.dumps(plan.to_json()))
     return [str(file), "--plan", str(user / "staged.json")]
 

@@ -9,30 +9,30 @@ pytest.importorskip("torch")
 
 import torch
 
-from meshwise.executor.operators.whole_batch import Step, _noted_autocast, difference, step
+from meshwise.executor.operators.whole_batch import StepResult, _note_autocast, measure_difference, run_step
 
 MASK = [[0.0, -inf], [0.0, 0.0]]
 
 
-def made(gradient: float, mask: list[list[float]] = MASK, other: float = 1.0) -> Step:
+def made(gradient: float, mask: list[list[float]] = MASK, other: float = 1.0) -> StepResult:
     gradients = {"weight": torch.tensor([other]), "bias": torch.tensor([gradient])}
-    return Step(torch.tensor(2.0), gradients, {"mask": torch.tensor(mask)})
+    return StepResult(torch.tensor(2.0), gradients, {"mask": torch.tensor(mask)})
 
 
 def test_masks_of_infinities_are_compared() -> None:
-    assert difference(made(1.0), made(1.0))[0] == 0.0
-    assert difference(made(1.0), made(1.0, [[0.0, 0.0], [0.0, 0.0]])) == (inf, "buffer mask")
-    assert difference(made(1.0), made(1.0, [[0.0, -inf], [0.5, 0.0]])) == (0.5, "buffer mask")
+    assert measure_difference(made(1.0), made(1.0))[0] == 0.0
+    assert measure_difference(made(1.0), made(1.0, [[0.0, 0.0], [0.0, 0.0]])) == (inf, "buffer mask")
+    assert measure_difference(made(1.0), made(1.0, [[0.0, -inf], [0.5, 0.0]])) == (0.5, "buffer mask")
 
 
 def test_a_small_gradient_is_set_beside_itself() -> None:
     # 1e-4 instead of 2e-4, beside 1e-2 of the largest gradient, 1e-4: 2e-4 / 2e-4 - 1e-4 / 2e-4 = 0.5
-    met, what = difference(made(2e-4, other=1e-2), made(1e-4, other=1e-2))
+    met, what = measure_difference(made(2e-4, other=1e-2), made(1e-4, other=1e-2))
     assert (round(met, 6), what) == (0.5, "gradient of bias")
 
 
 def test_what_is_no_number_differs_from_all() -> None:
-    assert difference(made(1.0), made(float("nan"))) == (inf, "gradient of bias")
+    assert measure_difference(made(1.0), made(float("nan"))) == (inf, "gradient of bias")
 
 
 class Casting(torch.nn.Module):
@@ -51,8 +51,8 @@ class Casting(torch.nn.Module):
 @pytest.mark.parametrize("enabled", [True, False])
 def test_a_precision_of_its_own_is_noted_though_fp64_does_not_show_it(enabled: bool) -> None:
     lines: list[str] = []
-    with _noted_autocast(lines):
-        step(Casting(enabled=enabled).double(), [(torch.ones(2, 4, dtype=torch.float64),)])
+    with _note_autocast(lines):
+        run_step(Casting(enabled=enabled).double(), [(torch.ones(2, 4, dtype=torch.float64),)])
     assert len(lines) == int(enabled)
     assert not enabled or lines[0].endswith(f"test_whole_batch.py:{line_of('with torch.autocast')}")
 

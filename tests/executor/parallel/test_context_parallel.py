@@ -7,7 +7,13 @@ torch = pytest.importorskip("torch")
 from torch import Tensor  # noqa: E402
 
 from meshwise.executor.model.network import flash_attention  # noqa: E402
-from meshwise.executor.parallel.context_parallel import merge, natural_order, positions, rank_order, seen  # noqa: E402
+from meshwise.executor.parallel.context_parallel import (  # noqa: E402
+    find_visibility,
+    list_positions,
+    merge_softmax,
+    to_natural_order,
+    to_rank_order,
+)
 from meshwise.executor.recording.private_torch import attention_gradients  # noqa: E402
 
 SEQUENCE, RANKS = 12, 3
@@ -19,18 +25,18 @@ def heads(*shape: int, seed: int) -> Tensor:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 6])
 def test_ranks_have_every_token_once_and_equal_causal_work(ranks: int) -> None:
-    owned = [torch.from_numpy(positions(rank, ranks, SEQUENCE)) for rank in range(ranks)]
+    owned = [torch.from_numpy(list_positions(rank, ranks, SEQUENCE)) for rank in range(ranks)]
     assert sorted(torch.cat(owned).tolist()) == list(range(SEQUENCE))
     # a token at position p attends to p + 1 tokens: 1 + 2 + ... + 12 = 78 in all
     assert [int((own + 1).sum()) for own in owned] == [78 // ranks] * ranks
 
 
 def test_what_a_part_shows_is_what_causal_attention_sees() -> None:
-    own = [torch.from_numpy(positions(rank, RANKS, SEQUENCE)) for rank in range(RANKS)]
+    own = [torch.from_numpy(list_positions(rank, RANKS, SEQUENCE)) for rank in range(RANKS)]
     for rank in range(RANKS):
         for source in range(RANKS):
             visible = own[source] <= own[rank][:, None]
-            query, end, causal = seen(rank, source, SEQUENCE // RANKS)
+            query, end, causal = find_visibility(rank, source, SEQUENCE // RANKS)
             told = torch.zeros_like(visible)
             told[query:, :end] = True
             assert torch.equal(told.tril() if causal else told, visible), (rank, source)
@@ -38,18 +44,18 @@ def test_what_a_part_shows_is_what_causal_attention_sees() -> None:
 
 def test_orders_are_inverse_and_natural() -> None:
     whole = torch.arange(SEQUENCE, dtype=torch.float64).view(1, 1, SEQUENCE, 1)
-    parts = rank_order(whole, RANKS)
+    parts = to_rank_order(whole, RANKS)
     assert [part.flatten().tolist() for part in parts] == [
-        positions(rank, RANKS, SEQUENCE).tolist() for rank in range(RANKS)
+        list_positions(rank, RANKS, SEQUENCE).tolist() for rank in range(RANKS)
     ]
-    assert torch.equal(natural_order(parts), whole)
+    assert torch.equal(to_natural_order(parts), whole)
 
 
 def test_parts_merge_into_the_attention_over_all_keys() -> None:
     query, key, value = (heads(2, 3, tokens, 8, seed=seed) for seed, tokens in enumerate((4, 6, 6)))
     out, logsumexp = torch.zeros_like(query), torch.full((2, 3, 4), float("-inf"), dtype=torch.float64)
     for part in (slice(0, 1), slice(1, 4), slice(4, 6)):
-        merge(out, logsumexp, query, key[:, :, part], value[:, :, part], causal=False)
+        merge_softmax(out, logsumexp, query, key[:, :, part], value[:, :, part], causal=False)
     scores = query @ key.transpose(-1, -2) / 8**0.5
     torch.testing.assert_close(out, scores.softmax(-1) @ value, rtol=0, atol=1e-14)
     torch.testing.assert_close(logsumexp, scores.logsumexp(-1), rtol=0, atol=1e-14)

@@ -26,9 +26,9 @@ class Log(list[str]):
 def test_a_stage_is_reduced_as_soon_as_it_is_done_where_passes_hide_it(overlap: bool) -> None:
     log = Log()
     reducer = GradientReducer(log.begin, overlap)
-    reducer.done(unit("last"))
+    reducer.add_unit(unit("last"))
     log.append("backward")
-    reducer.done(unit("first"))
+    reducer.add_unit(unit("first"))
     reducer.finish()
     ends = ["end last", "end first"]
     if overlap:
@@ -42,6 +42,6 @@ def test_a_stage_is_reduced_as_soon_as_it_is_done_where_passes_hide_it(overlap: 
 def test_gradients_of_one_rank_are_whole() -> None:
     log = Log()
     reducer = GradientReducer(log.begin, True)
-    reducer.done(unit("alone", replicas=1))
+    reducer.add_unit(unit("alone", replicas=1))
     reducer.finish()
     assert log == []

@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 from tiny_jobs import cluster
 
 from meshwise.executor.job import Job
-from meshwise.executor.launch.run import host_memory, run_jobs
+from meshwise.executor.launch.run import read_host_memory, run_jobs
 from meshwise.executor.recording.timeline import read_timeline
 from meshwise.simulator.engine import simulate
 from meshwise.simulator.models.model import build
@@ -60,7 +60,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Timeline, f
     folder = tmp_path_factory.mktemp("offload")
     pairs = {name: (each, folder / str(number)) for number, (name, each) in enumerate(JOBS.items())}
     run_jobs(list(pairs.values()))
-    return {name: (read_timeline(each.plan, at), host_memory(each.plan, at)) for name, (each, at) in pairs.items()}
+    return {name: (read_timeline(each.plan, at), read_host_memory(each.plan, at)) for name, (each, at) in pairs.items()}
 
 
 def told(name: str) -> Timeline:
@@ -73,7 +73,7 @@ def test_the_peak_on_the_device_is_as_simulated(
 ) -> None:
     # with parameters away there is so little left that buffers that are only half full are 6 % of it; else some masks
     # and losses of 47 kB are all that is not simulated
-    tolerance = 0.07 if name == "all" else 0.01 if JOBS[name].plan.offload.at("parameters", 0) else 0.0015
+    tolerance = 0.07 if name == "all" else 0.01 if JOBS[name].plan.offload.fraction_at("parameters", 0) else 0.0015
     wanted, peaks = told(name).peak_memory, [ran[name][0].peak_memory]
     while peaks[-1] < wanted * (1 - tolerance) and len(peaks) < 4:  # a busy machine copies before a buffer is full
         folder = tmp_path / str(len(peaks))
@@ -87,10 +87,10 @@ def test_the_host_holds_what_the_simulator_says_and_main_weights(
     name: str, ran: dict[str, tuple[Timeline, float]]
 ) -> None:
     plan, (host,) = JOBS[name].plan, told(name).host_memory
-    elements, parameters = problem().graph.num_parameters, plan.offload.at("parameters", 0)
+    elements, parameters = problem().graph.num_parameters, plan.offload.fraction_at("parameters", 0)
     more = 0.0
     if plan.offload.step == "host":  # it keeps the weights that it updates, and gradients of a chunk of eight
-        more = plan.offload.at("optimizer", 0) * (1 - parameters) * elements * (4 + 4 / 8)
+        more = plan.offload.fraction_at("optimizer", 0) * (1 - parameters) * elements * (4 + 4 / 8)
     assert ran[name][1] == pytest.approx(host.peak + more, rel=0.01 if parameters in (0.0, 1.0) else 0.05)
     assert ran["nothing"][1] == 0
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from meshwise.executor.parallel.sharded_states import main_type, own_pieces, share, whole  # noqa: E402
+from meshwise.executor.parallel.sharded_states import list_own_ranges, list_ranges, main_dtype, shard_size  # noqa: E402
 
 
 def unit(sizes: list[int], ranks: int, rank: int) -> Any:
@@ -21,8 +21,8 @@ def unit(sizes: list[int], ranks: int, rank: int) -> Any:
 
 def test_parts_by_hand() -> None:
     # 5 + 4 + 1 = 10 elements over 4 ranks: parts of 3, 3, 3 and 1
-    cut = [[(piece.start, piece.stop) for piece in own_pieces(unit([5, 4, 1], 4, rank))] for rank in range(4)]
-    assert share(unit([5, 4, 1], 4, 0)) == 3
+    cut = [[(piece.start, piece.stop) for piece in list_own_ranges(unit([5, 4, 1], 4, rank))] for rank in range(4)]
+    assert shard_size(unit([5, 4, 1], 4, 0)) == 3
     assert cut == [
         [(0, 3), (0, 0), (0, 0)],
         [(3, 5), (0, 1), (0, 0)],
@@ -35,12 +35,14 @@ def test_parts_by_hand() -> None:
 def test_every_element_is_in_one_part(sizes: list[int], ranks: int) -> None:
     owned: list[list[float]] = [[] for _ in sizes]
     for rank in range(ranks):
-        for values, piece in zip(owned, own_pieces(unit(sizes, ranks, rank)), strict=True):
+        for values, piece in zip(owned, list_own_ranges(unit(sizes, ranks, rank)), strict=True):
             values += piece.values.tolist()
     assert owned == [list(map(float, range(size))) for size in sizes]
-    assert [(piece.start, piece.stop) for piece in whole(unit(sizes, 1, 0).parameters)] == [(0, size) for size in sizes]
+    assert [(piece.start, piece.stop) for piece in list_ranges(unit(sizes, 1, 0).list_ranges)] == [
+        (0, size) for size in sizes
+    ]
 
 
 def test_weights_of_16_bits_are_updated_in_fp32_and_others_as_they_are() -> None:
     kinds = torch.bfloat16, torch.float16, torch.float32, torch.float64
-    assert [main_type(kind) for kind in kinds] == [torch.float32] * 3 + [torch.float64]
+    assert [main_dtype(kind) for kind in kinds] == [torch.float32] * 3 + [torch.float64]

@@ -14,9 +14,17 @@ from contextlib import contextmanager  # noqa: E402
 from tiny_jobs import TINY, job  # noqa: E402
 
 from meshwise.executor.device import require_device  # noqa: E402
-from meshwise.executor.launch.process_group import joined  # noqa: E402
+from meshwise.executor.launch.process_group import join_process_group  # noqa: E402
 from meshwise.executor.parallel.offload import HostMemory  # noqa: E402
-from meshwise.executor.recording.accelerator import CORE, AtOnce, Core, Gpu, Held, Streams, accelerator_of  # noqa: E402
+from meshwise.executor.recording.accelerator import (  # noqa: E402
+    CORE,
+    BlockingCopier,
+    Core,
+    DeviceMemory,
+    Gpu,
+    StreamCopier,
+    find_accelerator,
+)
 from meshwise.executor.recording.rank_files import Heartbeat  # noqa: E402
 from meshwise.executor.recording.recorder import Recorder  # noqa: E402
 from meshwise.executor.training.trainer import Trainer  # noqa: E402
@@ -28,13 +36,13 @@ GIB = 2**30
 @pytest.mark.parametrize("local", ["0", "3", "7"])
 def test_a_rank_has_the_gpu_of_its_number_on_its_host(local: str) -> None:
     # rank 11 of two hosts of 8 is number 3 on the second
-    found = accelerator_of("cuda", {"LOCAL_RANK": local, "RANK": "11"}.get)
+    found = find_accelerator("cuda", {"LOCAL_RANK": local, "RANK": "11"}.get)
     assert found.device == torch.device("cuda", int(local))
-    assert accelerator_of("cpu", {"LOCAL_RANK": local}.get) is CORE
+    assert find_accelerator("cpu", {"LOCAL_RANK": local}.get) is CORE
 
 
 def test_without_a_launcher_a_rank_has_the_first_gpu() -> None:
-    assert accelerator_of("cuda", dict[str, str]().get).device == torch.device("cuda", 0)
+    assert find_accelerator("cuda", dict[str, str]().get).device == torch.device("cuda", 0)
 
 
 def test_gpus_have_a_group_of_the_host_beside_nccl() -> None:
@@ -79,9 +87,9 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
 
 def test_a_gpu_says_bytes_now_at_the_most_and_taken_from_the_device(cuda: list[Any]) -> None:
-    assert Gpu(2).held() == Held(3 * GIB, 5 * GIB, 7 * GIB) and Gpu(2).capacity == 141 * GIB
+    assert Gpu(2).read_memory() == DeviceMemory(3 * GIB, 5 * GIB, 7 * GIB) and Gpu(2).capacity == 141 * GIB
     assert {index for _, index in cuda} == {2}
-    assert CORE.held() is None and CORE.capacity is None
+    assert CORE.read_memory() is None and CORE.capacity is None
 
 
 def test_a_new_peak_begins_when_the_gpu_is_done_and_holds_nothing_besides(cuda: list[Any]) -> None:
@@ -93,7 +101,7 @@ def test_ranks_share_the_cores_of_their_host(cuda: list[Any], monkeypatch: pytes
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     monkeypatch.setattr("os.cpu_count", lambda: 16)
-    Gpu(5).begin(8)
+    Gpu(5).claim_device(8)
     assert cuda == [("set_device", 5)] and torch.get_num_threads() == 16 // 8
 
 
@@ -116,9 +124,13 @@ class _Apart(Core):
 def test_what_torch_has_put_on_the_host_is_counted_once_and_stays(tmp_path: Path) -> None:
     host = HostMemory(Recorder(Heartbeat(tmp_path, 0)), _Apart())
     shard = torch.zeros(10, dtype=torch.float32)
-    assert host.holds(shard) and host.keep(shard) is shard and host.keep(shard[2:]).data_ptr() == shard[2:].data_ptr()
-    assert host.peak == 40
-    assert host.bring(shard).is_meta and host.bring(shard.to("meta")).is_meta
+    assert (
+        host.holds(shard)
+        and host.ensure_on_host(shard) is shard
+        and host.ensure_on_host(shard[2:]).data_ptr() == shard[2:].data_ptr()
+    )
+    assert host.peak_bytes == 40
+    assert host.bring_to_device(shard).is_meta and host.bring_to_device(shard.bring_to_device("meta")).is_meta
     assert not host.holds(shard.to("meta"))
 
 
@@ -128,8 +140,8 @@ class _Late:
     def copy(self, source: Any, target: Any) -> Any:
         return lambda: target.copy_(source)
 
-    def wait(self, copied: Any) -> None:
-        copied()
+    def wait(self, copy_event: Any) -> None:
+        copy_event()
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +159,11 @@ def test_activations_are_read_when_their_copies_have_come_however_late(tmp_path:
     plain = job(TINY, microbatch=2, global_batch=4)
     away = job(TINY, microbatch=2, global_batch=4, offload=offloading(["activations"]))
     found = []
-    with joined(tmp_path, 60.0):
+    with join_process_group(tmp_path, 60.0):
         for each, accelerator in ((plain, CORE), (away, _LateCore())):
             trainer = Trainer(each, Recorder(Heartbeat(tmp_path, 0)), accelerator)
             found.append((trainer.step(0), [parameter.grad.clone() for parameter in trainer.parameters]))
-        assert trainer.host.peak > 0
+        assert trainer.host.peak_bytes > 0
     (loss, gradients), (other, others) = found
     assert loss == other
     torch.testing.assert_close(gradients, others, rtol=0, atol=0)
@@ -191,7 +203,7 @@ def test_each_direction_has_a_stream_that_waits_for_what_computes(monkeypatch: p
     monkeypatch.setattr("torch.cuda.Stream", lambda device: _Stream(next(names), asked))
     monkeypatch.setattr("torch.cuda.current_stream", lambda: computing)
     monkeypatch.setattr("torch.cuda.stream", on)
-    streams = Streams(torch.device("cuda", 0))
+    streams = StreamCopier(torch.device("cuda", 0))
     device, host = (_Tensor(name=name, asked=asked, is_cuda=name == "device") for name in ("device", "host"))
     streams.wait(streams.copy(device, host))
     streams.wait(streams.copy(host, device))
@@ -209,6 +221,6 @@ def test_each_direction_has_a_stream_that_waits_for_what_computes(monkeypatch: p
 
 def test_a_core_copies_in_step() -> None:
     source, target = torch.arange(3.0), torch.zeros(3)
-    copier = AtOnce()
+    copier = BlockingCopier()
     copier.wait(copier.copy(source, target))
     assert target.tolist() == [0.0, 1.0, 2.0]

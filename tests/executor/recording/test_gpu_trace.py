@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from meshwise.executor.recording.gpu_trace import events, rows
+from meshwise.executor.recording.gpu_trace import build_rows, parse_events
 from meshwise.executor.recording.recorder import Record
 from meshwise.executor.recording.trace import HOST, Row, TraceEvent
 from meshwise.simulator.program import StreamKind, TaskKind
@@ -30,7 +30,7 @@ RECORDS = [
 
 @pytest.fixture(scope="module")
 def found() -> list[Row]:
-    return rows(RECORDS, events(json.loads(FIXTURE.read_text())))
+    return build_rows(RECORDS, parse_events(json.loads(FIXTURE.read_text())))
 
 
 def of(found: list[Row], kind: TaskKind) -> list[tuple[Any, ...]]:
@@ -87,7 +87,7 @@ def test_a_pass_waits_where_a_message_is_under_way_and_no_kernel_runs() -> None:
         TraceEvent("message all_gather", 1_500_000, 3_000_000, 8, 20, 20),
         TraceEvent("gemm", 3_100_000, 4_000_000, 0, 7, 30),
     ]
-    backward = [(row.start, row.end) for row in rows(records, run) if row.kind is TaskKind.BACKWARD]
+    backward = [(row.start, row.end) for row in build_rows(records, run) if row.kind is TaskKind.BACKWARD]
     # 2,000 to 3,000 us is the message alone; the 100 us after it are the pass's own
     assert backward == [(1_000_000, 2_000_000), (3_000_000, 4_000_000)]
 
@@ -95,7 +95,7 @@ def test_a_pass_waits_where_a_message_is_under_way_and_no_kernel_runs() -> None:
 def test_what_is_computed_again_is_apart_from_the_backward_that_it_interrupts() -> None:
     records = [Record(TaskKind.BACKWARD, 0, 0, "", 0, 100), Record(TaskKind.RECOMPUTE, 0, 0, "", 20, 40)]
     run = [TraceEvent("k", 1000 * n, 1000 * n + 900, 0, 7, at) for n, at in enumerate((10, 30, 35, 50), start=1)]
-    spans = [(row.kind, row.start, row.end) for row in rows(records, run)]
+    spans = [(row.kind, row.start, row.end) for row in build_rows(records, run)]
     assert spans == [
         (TaskKind.BACKWARD, 1000, 1900),
         (TaskKind.RECOMPUTE, 2000, 3900),
@@ -104,7 +104,7 @@ def test_what_is_computed_again_is_apart_from_the_backward_that_it_interrupts() 
 
 
 def test_events_of_the_host_that_name_nothing_are_left_out() -> None:
-    found = events(json.loads(FIXTURE.read_text()))
+    found = parse_events(json.loads(FIXTURE.read_text()))
     assert {event.name for event in found if event.stream == HOST} == {
         "_c10d_functional::all_reduce",
         "_c10d_functional::wait_tensor",
@@ -117,6 +117,6 @@ def test_events_of_the_host_that_name_nothing_are_left_out() -> None:
 
 def test_kernels_that_no_pass_launched_and_passes_without_kernels_are_told_apart() -> None:
     records = [Record(TaskKind.OPTIMIZER, -1, -1, "", 100, 200)]
-    assert rows(records, [TraceEvent("fill", 500, 600, 0, 7, 50)]) == [
+    assert build_rows(records, [TraceEvent("fill", 500, 600, 0, 7, 50)]) == [
         Row(StreamKind.COMPUTE, TaskKind.OPTIMIZER, -1, -1, "", 100, 200)
     ]

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from meshwise.executor.recording.profiled import categories, turning_points
+from meshwise.executor.recording.profiled import categorise_allocations, find_turning_points
 from meshwise.executor.recording.recorder import Record
 from meshwise.executor.recording.trace import Allocation, TraceEvent
 from meshwise.simulator.memory import CATEGORIES
@@ -20,7 +20,7 @@ RECORDS = (
 
 def category(address: int, *changes: Allocation, gradients: tuple[int, ...] = (), gather: bool = False) -> Category:
     events = [TraceEvent("FSDP::all_gather (layers.0)", 100, 120, 0)] if gather else []
-    found = {each for _, each, _ in categories(changes, RECORDS, events, gradients)}
+    found = {each for _, each, _ in categorise_allocations(changes, RECORDS, events, gradients)}
     assert len(found) == 1
     return found.pop()
 
@@ -47,7 +47,7 @@ def test_a_category_follows_from_a_life(taken: int, given: int | None, expected:
 
 def test_an_address_is_used_again() -> None:
     changes = [Allocation(150, 7, 64), Allocation(250, 7, -64), Allocation(260, 7, 32)]
-    assert categories(changes, RECORDS, (), {7}) == [
+    assert categorise_allocations(changes, RECORDS, (), {7}) == [
         (150, Category.ACTIVATIONS, 64),
         (250, Category.ACTIVATIONS, -64),
         (260, Category.GRADIENTS, 32),
@@ -55,13 +55,13 @@ def test_an_address_is_used_again() -> None:
 
 
 def test_what_was_taken_before_the_step_is_given_back() -> None:
-    assert categories([Allocation(150, 3, -8)], RECORDS, (), ()) == [(150, Category.BUFFERS, -8)]
+    assert categorise_allocations([Allocation(150, 3, -8)], RECORDS, (), ()) == [(150, Category.BUFFERS, -8)]
 
 
 def test_levels_are_kept_where_the_total_turns_and_add_up() -> None:
     sizes = [(10, Category.BUFFERS, 1000), (20, Category.ACTIVATIONS, 5), (30, Category.GRADIENTS, 7)]
     sizes += [(40, Category.ACTIVATIONS, -3), (50, Category.ACTIVATIONS, -2), (60, Category.BUFFERS, 10)]
-    found = turning_points(sizes, 15)
+    found = find_turning_points(sizes, 15)
     assert [(instant, sum(level)) for instant, level in found] == [(15, 0), (30, 12), (50, 7), (60, 17)]
     assert dict(zip(CATEGORIES, found[-1][1], strict=True)) == {
         Category.PARAMETERS: 0,

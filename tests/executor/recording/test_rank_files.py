@@ -1,11 +1,11 @@
 from pathlib import Path
 
-from meshwise.executor.recording.rank_files import Heartbeat, teller
+from meshwise.executor.recording.rank_files import Heartbeat, make_teller
 
 
 def test_an_operation_is_told_once_however_often_one_looks(tmp_path: Path) -> None:
     told: list[str] = []
-    look = teller(tmp_path, told.append)
+    look = make_teller(tmp_path, told.append)
     look()  # no beat yet
     beats = Heartbeat(tmp_path, 0)
     for operation in ("matmul", "matmul", "copy"):
@@ -16,4 +16,4 @@ def test_an_operation_is_told_once_however_often_one_looks(tmp_path: Path) -> No
 
 
 def test_nobody_needs_to_be_told(tmp_path: Path) -> None:
-    teller(tmp_path, None)()
+    make_teller(tmp_path, None)()

@@ -32,9 +32,9 @@ def test_a_pass_is_one_span_with_its_loss_and_what_it_computes_again(made: Recor
         pass
     with made.loss_span():  # ends at 2
         pass
-    again = made.checkpoint_contexts()[1]
+    again = made.make_checkpoint_contexts()[1]
     with made.span(TaskKind.BACKWARD, 1, 0), again:  # from 3, and from 4 to 5
-        assert made.current == (1, 0)
+        assert made.current_pass == (1, 0)
     assert made.records == [
         Record(TaskKind.FORWARD, 1, 2, "", 0, 2),
         Record(TaskKind.RECOMPUTE, 1, 0, "", 4, 5),
@@ -44,8 +44,8 @@ def test_a_pass_is_one_span_with_its_loss_and_what_it_computes_again(made: Recor
 
 
 def test_without_a_list_nothing_is_kept_and_the_heart_beats(made: Recorder) -> None:
-    with made.span(TaskKind.OPTIMIZER), made.loss_span(), made.host_copy("states", 0, -1):
-        made.recomputed(0)
+    with made.span(TaskKind.OPTIMIZER), made.loss_span(), made.record_host_copy("states", 0, -1):
+        made.record_recompute(0)
     assert made.records is None
     assert made.heartbeat.beats == [str(TaskKind.OPTIMIZER), "states"]  # type: ignore[attr-defined]
 

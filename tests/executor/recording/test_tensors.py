@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from meshwise.executor.recording.tensors import fill, flatten, local  # noqa: E402
+from meshwise.executor.recording.tensors import fill, flatten, to_local  # noqa: E402
 
 
 def test_a_vector_holds_all_elements_in_order_and_comes_back() -> None:
@@ -25,4 +25,4 @@ def test_tensors_that_are_turned_are_read_in_their_own_order() -> None:
     target = torch.zeros(2, 3).t()
     fill([target], flatten([turned]))
     assert torch.equal(target, turned)
-    assert local(turned) is turned
+    assert to_local(turned) is turned

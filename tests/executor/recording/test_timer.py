@@ -7,19 +7,19 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from meshwise.executor.recording import timer as device_timer  # noqa: E402
-from meshwise.executor.recording.timer import LEAST, MOST, CudaTimer, HostTimer  # noqa: E402
+from meshwise.executor.recording.timer import MAX_REPETITIONS, MIN_REPETITIONS, CudaTimer, HostTimer  # noqa: E402
 
 
-@pytest.mark.parametrize(("share", "timed"), [(0.0, LEAST), (1e9, MOST)])
+@pytest.mark.parametrize(("share", "timed"), [(0.0, MIN_REPETITIONS), (1e9, MAX_REPETITIONS)])
 def test_a_host_times_between_the_least_and_the_most_repetitions(share: float, timed: int) -> None:
     runs: list[int] = []
-    HostTimer().median(lambda: runs.append(1), share)
+    HostTimer().measure_median(lambda: runs.append(1), share)
     assert len(runs) == timed + 2  # one to warm up, and one to tell how often
 
 
 def test_runs_in_a_row_come_after_as_many_that_do_not_count() -> None:
     runs: list[int] = []
-    assert HostTimer().in_a_row(lambda: runs.append(1), 7) > 0
+    assert HostTimer().measure_row(lambda: runs.append(1), 7) > 0
     assert len(runs) == 14
 
 
@@ -62,24 +62,26 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Device:
 def flushing() -> CudaTimer:
     """Return a clock that knows how long a flush takes."""
     timer = CudaTimer()
-    timer.median(lambda: None, share=0.0)
+    timer.measure_median(lambda: None, duration=0.0)
     return timer
 
 
 def test_cuda_takes_no_memory_before_it_flushes(gpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_timer.torch, "empty", lambda *_, **__: pytest.fail("memory was taken"))
-    assert CudaTimer().once(lambda: None) >= 0
-    assert CudaTimer().in_a_row(lambda: gpu.run("run", 1.0), 2) > 0
+    assert CudaTimer().measure_once(lambda: None) >= 0
+    assert CudaTimer().measure_row(lambda: gpu.run("run", 1.0), 2) > 0
 
 
 def test_cuda_events_enclose_the_run_alone(gpu: Device) -> None:
     timer = flushing()
     times = iter([50.0, 50.0, 3.0, 9.0, 4.0, 5.0, 6.0])  # two to warm up
     gpu.log.clear()
-    assert timer.median(lambda: gpu.run("run", next(times)), share=0.0) == pytest.approx(5e-3)  # of 3 9 4 5 6 ms
+    assert timer.measure_median(lambda: gpu.run("run", next(times)), duration=0.0) == pytest.approx(
+        5e-3
+    )  # of 3 9 4 5 6 ms
     measured = gpu.log[gpu.log.index("flush") :]
     places = [place for place, what in enumerate(measured) if what == "run"]
-    assert len(places) == LEAST
+    assert len(places) == MIN_REPETITIONS
     assert all(measured[place - 2 : place + 2] == ["flush", "event", "run", "event"] for place in places)
 
 
@@ -88,12 +90,12 @@ def test_cuda_flushes_for_longer_than_the_host_launches(gpu: Device, monkeypatch
     clock = iter([0.0, 0.00035, 0.00040])  # launched in 0.35 ms, done after 0.40
     monkeypatch.setattr(device_timer, "perf_counter", lambda: next(clock))
     gpu.log.clear()
-    timer.median(lambda: gpu.run("run", 1.0), share=0.0)
-    assert gpu.log.count("flush") == LEAST * 5  # 0.4 ms would be enough, 0.5 are longer for certain
+    timer.measure_median(lambda: gpu.run("run", 1.0), duration=0.0)
+    assert gpu.log.count("flush") == MIN_REPETITIONS * 5  # 0.4 ms would be enough, 0.5 are longer for certain
 
 
 def test_cuda_in_a_row_has_no_pause(gpu: Device) -> None:
     timer = CudaTimer()
     gpu.log.clear()
-    assert timer.in_a_row(lambda: gpu.run("run", 2.0), 3) == pytest.approx(2e-3)
+    assert timer.measure_row(lambda: gpu.run("run", 2.0), 3) == pytest.approx(2e-3)
     assert gpu.log == [*["run"] * 3, "event", *["run"] * 3, "event", "wait"]

@@ -40,7 +40,7 @@ def test_every_trial_has_a_row_with_date_machine_and_versions(document: dict) ->
         assert sorted(row["step_times"])[1] == row["step_time"] > 0
         assert row["parameters"] == build(trial.spec, 16, "fp32").num_parameters
         assert row["loss"] == pytest.approx(5.5, abs=1.0)  # ln(256) = 5.545: nothing is learned yet
-        assert Job.of(row["job"], "here").plan == trial.job("cpu").plan
+        assert Job.from_document(row["job"], "here").plan == trial.job("cpu").plan
         assert ("kinds" in row) is trial.profiled
 
 

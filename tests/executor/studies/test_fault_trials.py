@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from meshwise.executor.studies.fault_trials import LIMIT, PHASES, Fault, Outcome, main, small_job, suffer
+from meshwise.executor.studies.fault_trials import LIMIT, PHASES, Fault, Outcome, build_job, main, run_fault
 
 pytestmark = pytest.mark.fresh_ranks
 
@@ -41,14 +41,14 @@ def test_an_interrupt_ends_trials_with_those_that_are_done(
 
 
 def test_fault_that_never_came_does_not_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshwise.executor.studies.fault_trials.launch", lambda *arguments, **options: None)
-    outcome = suffer(Fault(1, SIGKILL, "forward", 5, 0.0), small_job(2, 60.0), tmp_path)
+    monkeypatch.setattr("meshwise.executor.studies.fault_trials.launch_ranks", lambda *arguments, **options: None)
+    outcome = run_fault(Fault(1, SIGKILL, "forward", 5, 0.0), build_job(2, 60.0), tmp_path)
     assert not outcome.holds() and outcome.message == "all ranks ended well"
 
 
 def test_draws_reach_every_rank_phase_and_step() -> None:
     random = Random(0)
-    drawn = [Fault.drawn(random, SIGKILL, 4, 3) for _ in range(400)]
+    drawn = [Fault.draw(random, SIGKILL, 4, 3) for _ in range(400)]
     assert {fault.rank for fault in drawn} == {0, 1, 2, 3}
     assert {fault.phase for fault in drawn} == set(PHASES)
     assert {(fault.phase, fault.step) for fault in drawn} == {("start", -1), ("build", -1)} | {

@@ -9,7 +9,17 @@ import pytest
 pytest.importorskip("torch")
 
 from meshwise.executor.studies import plan_matrix
-from meshwise.executor.studies.plan_matrix import PAGE, ROWS, key_of, known_rows, main, page, table, trials, write
+from meshwise.executor.studies.plan_matrix import (
+    PAGE,
+    ROWS,
+    build_rows,
+    format_page,
+    key_of,
+    main,
+    read_known_rows,
+    trials,
+    write,
+)
 from meshwise.executor.studies.techniques import Combination, combine, techniques
 
 ALL = {technique.name: technique for technique in techniques()}
@@ -38,7 +48,7 @@ def test_a_plan_that_fails_stops_no_other_and_what_is_known_is_not_run_again(
     asked = (of("data"), broken(), of("zbv", "full recompute"), of("ZeRO 1", "data"), of("ZeRO 1"), of("adafactor"))
     heard = said()
     assert not write(tmp_path, [2], asked, heard.append)
-    head, known = known_rows(tmp_path / ROWS)
+    head, known = read_known_rows(tmp_path / ROWS)
     keys = [key_of(each.job) for each in asked if each.job is not None]
     assert list(known) == [keys[0], keys[2], keys[3]]  # the failed one is not known: it runs again
     assert all(row["state"] == "equal" and row["gradient"] < 1e-13 for row in known.values())
@@ -49,7 +59,7 @@ def test_a_plan_that_fails_stops_no_other_and_what_is_known_is_not_run_again(
 
     monkeypatch.setattr(plan_matrix, "run_jobs", lambda pairs: pytest.fail("nothing is left to run"))
     assert write(tmp_path, [2], tuple(each for each in asked if each.names != ("broken",)), heard.append)
-    assert known_rows(tmp_path / ROWS) == (head, known)
+    assert read_known_rows(tmp_path / ROWS) == (head, known)
 
 
 def test_a_plan_runs_once_whatever_it_is_called() -> None:
@@ -57,19 +67,19 @@ def test_a_plan_runs_once_whatever_it_is_called() -> None:
     asked = tuple(of(*each) for each in names)
     found = trials(asked)
     assert [trial.combination.name for trial in found] == ["data", "ZeRO 1", "clipping", "tensor + data"]
-    rows = table(asked, [2], {})
+    rows = build_rows(asked, [2], {})
     assert [row.get("same_as") for row in rows] == [None, None, "ZeRO 1", None, "clipping", None]
     assert [row.get("state") for row in rows][-1] == "left out"  # 4 ranks
 
 
 def test_rows_measured_elsewhere_are_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / ROWS
-    head, _ = known_rows(path)
+    head, _ = read_known_rows(path)
     row = '{"key": "a", "state": "equal", "loss": 0.0, "gradient": 0.0, "parameter": 0.0}\n'
     path.write_text(json.dumps(head) + "\n" + row + row[:20])  # it was killed while it wrote the last one
-    assert list(known_rows(path)[1]) == ["a"]
-    monkeypatch.setattr(plan_matrix, "circumstances", lambda: {"torch": "another"})
-    assert known_rows(path)[1] == {}
+    assert list(read_known_rows(path)[1]) == ["a"]
+    monkeypatch.setattr(plan_matrix, "describe_circumstances", lambda: {"torch": "another"})
+    assert read_known_rows(path)[1] == {}
 
 
 def test_an_unequal_plan_is_seen() -> None:
@@ -77,8 +87,8 @@ def test_an_unequal_plan_is_seen() -> None:
     (job,) = (each.job for each in asked)
     assert job is not None
     row = {"key": key_of(job), "state": "different", "loss": 0.0, "gradient": 0.1, "parameter": 0.0}
-    head, _ = known_rows(Path("nowhere"))
-    text = page(head, table(asked, [2], {key_of(job): row}))
+    head, _ = read_known_rows(Path("nowhere"))
+    text = format_page(head, build_rows(asked, [2], {key_of(job): row}))
     assert "0 of 1 plans equal" in text and "| 1.0e-01 | 0.0e+00 | **no** |" in text
 
 

@@ -13,11 +13,11 @@ from meshwise.executor.studies.techniques import (
     Combination,
     Technique,
     combine,
-    plans,
+    divide_unevenly,
+    list_plans,
     techniques,
-    uneven,
 )
-from meshwise.executor.supported import unsupported
+from meshwise.executor.supported import find_unsupported
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.problem import OPTIMIZERS, Training
@@ -30,7 +30,7 @@ any_technique = st.sampled_from(sorted(ALL)).map(ALL.__getitem__)
 
 @pytest.fixture(scope="module")
 def every() -> tuple[Combination, ...]:
-    return tuple(plans())
+    return tuple(list_plans())
 
 
 def test_no_field_of_a_layout_is_left_out_but_where_ranks_lie() -> None:
@@ -62,7 +62,7 @@ def test_all_that_runs_is_supported_and_all_else_has_its_reason(every: tuple[Com
         told = bool(each.job) + bool(each.reasons) + bool(each.clash)
         assert told == 1, each
         if each.job is not None:
-            assert unsupported(each.job.spec, each.job.training, each.job.plan) == ()
+            assert find_unsupported(each.job.spec, each.job.training, each.job.plan) == ()
             assert each.ranks >= 2
 
 
@@ -92,12 +92,12 @@ def test_of_two_degrees_the_larger_and_of_two_choices_none() -> None:
 
 
 def test_what_becomes_supported_appears(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "unsupported", lambda spec, training, plan: ())
+    monkeypatch.setattr(module, "find_unsupported", lambda spec, training, plan: ())
     assert combine([ALL["tensor, 2-D"]]).ranks == 4  # 2 rows of 2 columns
     assert combine([ALL["context, ring"], ALL["expert parallel"]]).ranks == 4
 
 
 @pytest.mark.parametrize("stages", [2, 4])
 def test_uneven_stages_hold_all_layers(stages: int) -> None:
-    assert sum(uneven(stages)) == LAYERS
-    assert len(set(uneven(stages))) > 1
+    assert sum(divide_unevenly(stages)) == LAYERS
+    assert len(set(divide_unevenly(stages))) > 1

@@ -25,21 +25,21 @@ from meshwise.executor.training.checkpoint import (
     Box,
     Checkpoint,
     DamagedError,
-    begin,
-    commit,
-    last_good,
-    reason,
-    seal,
-    sweep,
+    begin_checkpoint,
+    commit_checkpoint,
+    describe_error,
+    find_last_good,
+    format_seal,
+    sweep_partials,
     write_file,
 )
 
 WRITE = """
     from pathlib import Path
-    from meshwise.executor.training.checkpoint import begin, commit, write_file
+    from meshwise.executor.training.checkpoint import begin_checkpoint, commit_checkpoint, write_file
 
     def write(place, step, keep=2):
-        partial = begin(Path(place), step)
+        partial = begin_checkpoint(Path(place), step)
         files = {}
         for rank in (0, 1):
             content = bytes(range(step, step + 64)) * 8
@@ -47,7 +47,7 @@ WRITE = """
             pieces = [["parameter w", [8 * rank, 0], [8, 8], 0]]
             files[f"rank-{rank}.bin"] = {"bytes": size, "sha256": digest, "pieces": pieces}
         tensors = {"parameter w": ["float64", [16, 8]]}
-        return commit(partial, {"step": step, "seed": 0, "tensors": tensors, "files": files}, keep)
+        return commit_checkpoint(partial, {"step": step, "seed": 0, "tensors": tensors, "files": files}, keep)
 """
 _space: dict[str, Any] = {}
 exec(dedent(WRITE), _space)  # the same text runs in processes that are killed
@@ -63,10 +63,10 @@ def place(tmp_path: Path) -> Path:
 
 
 def test_what_is_written_is_read(place: Path) -> None:
-    checkpoint, damaged = last_good(place)
+    checkpoint, damaged = find_last_good(place)
     assert (checkpoint.step, damaged) == (2, ())
     assert checkpoint.shapes == {"parameter w": (16, 8)}
-    assert bytes(checkpoint.mapped("rank-1.bin")) == bytes(range(2, 66)) * 8
+    assert bytes(checkpoint.map_file("rank-1.bin")) == bytes(range(2, 66)) * 8
     assert [piece.box.offsets for piece in checkpoint.pieces["parameter w"]] == [(0, 0), (8, 0)]
 
 
@@ -115,7 +115,7 @@ def test_two_hundred_truncations_are_all_seen(place: Path) -> None:
 @pytest.mark.parametrize("name", ["rank-0.bin", "rank-1.bin", MANIFEST, SEAL])
 def test_a_missing_file_is_seen(name: str, place: Path) -> None:
     (place / "step-00000002" / name).unlink()
-    checkpoint, (damage,) = last_good(place)
+    checkpoint, (damage,) = find_last_good(place)
     assert checkpoint.step == 1
     assert damage == f"{place}/step-00000002/{name} cannot be read: No such file or directory"
 
@@ -124,9 +124,9 @@ def test_without_a_good_one_every_reason_is_said(place: Path) -> None:
     for step in (1, 2):
         (place / f"step-0000000{step}" / "rank-0.bin").write_bytes(b"short")
     with pytest.raises(ValueError, match=r"each is damaged: .*step-00000002.* has 512 bytes, met 5; .*step-00000001"):
-        last_good(place)
+        find_last_good(place)
     with pytest.raises(ValueError, match="resuming needs a checkpoint, met none"):
-        last_good(place / "empty")
+        find_last_good(place / "empty")
 
 
 def test_the_newest_stay_and_later_ones_of_another_course_go(place: Path) -> None:
@@ -140,7 +140,7 @@ def test_the_newest_stay_and_later_ones_of_another_course_go(place: Path) -> Non
 
 def test_a_renamed_checkpoint_is_not_taken_for_another_step(place: Path) -> None:
     (place / "step-00000002").rename(place / "step-00000007")
-    checkpoint, (damage,) = last_good(place)
+    checkpoint, (damage,) = find_last_good(place)
     assert checkpoint.step == 1 and "the checkpoint of its step, met that of step 2" in damage
 
 
@@ -177,10 +177,10 @@ def test_a_kill_at_any_point_leaves_the_last_good_one(place: Path, tmp_path_fact
         )
         ended = process.returncode == 0
         assert ended or process.returncode == -signal.SIGKILL
-        checkpoint, damaged = last_good(copy)
+        checkpoint, damaged = find_last_good(copy)
         assert damaged == ()
         found.append(checkpoint.step)
-        sweep(copy)
+        sweep_partials(copy)
         assert len(list(copy.iterdir())) == (3 if len(found) in (9, 10) else 2)  # renamed, and none removed yet
     assert found == [2] * 8 + [3] * (len(found) - 8) and len(found) > 12
 
@@ -192,17 +192,17 @@ def test_a_disk_that_is_full_leaves_the_last_good_one(place: Path, monkeypatch: 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError) as caught:
         write(place, 3)
-    assert reason(caught.value) == "the disk is full"
+    assert describe_error(caught.value) == "the disk is full"
     monkeypatch.undo()
-    assert last_good(place)[0].step == 2
-    assert last_good(place)[1] == ()
+    assert find_last_good(place)[0].step == 2
+    assert find_last_good(place)[1] == ()
     write(place, 3)
-    assert last_good(place)[0].step == 3
+    assert find_last_good(place)[0].step == 3
 
 
 def _sealed(folder: Path, text: bytes) -> Path:
     (folder / MANIFEST).write_bytes(text)
-    (folder / SEAL).write_bytes(seal(text))
+    (folder / SEAL).write_bytes(format_seal(text))
     return folder
 
 
@@ -321,15 +321,15 @@ def test_an_overlap_is_the_indices_that_both_have(one: Box, other: Box) -> None:
     both = one.overlap(other)
     assert (indices(both) if both else set()) == indices(one) & indices(other)
     if both:
-        rows, columns = both.within(one)
+        rows, columns = both.find_slices(one)
         assert rows.start == both.offsets[0] - one.offsets[0] and rows.stop - rows.start == both.sizes[0]
         assert columns.stop <= one.sizes[1]
 
 
 def test_files_are_never_written_over(tmp_path: Path) -> None:
-    partial = begin(tmp_path, 1)
+    partial = begin_checkpoint(tmp_path, 1)
     write_file(partial / FILE, [memoryview(b"one")])
     with pytest.raises(FileExistsError):
         write_file(partial / FILE, [memoryview(b"two")])
     with pytest.raises(OSError):
-        commit(partial.with_name("gone"), {}, 1)
+        commit_checkpoint(partial.with_name("gone"), {}, 1)

@@ -16,13 +16,13 @@ from tiny_jobs import TINY, job
 from meshwise.executor.check.reference import train
 from meshwise.executor.check.verification import distance
 from meshwise.executor.job import Job, checkpoints_folder, tensors_file
-from meshwise.executor.launch.process_group import joined
-from meshwise.executor.launch.run import losses, run_jobs
+from meshwise.executor.launch.process_group import join_process_group
+from meshwise.executor.launch.run import read_losses, run_jobs
 from meshwise.executor.options import LearningRate
 from meshwise.executor.recording.rank_files import Heartbeat
 from meshwise.executor.recording.recorder import Recorder
 from meshwise.executor.training import shards
-from meshwise.executor.training.checkpoint import CheckpointError, folder_name, last_good
+from meshwise.executor.training.checkpoint import CheckpointError, find_last_good, folder_name
 from meshwise.executor.training.trainer import Trainer
 
 STEPS, SAVED = 4, 2
@@ -92,8 +92,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", AGAIN)
 def test_the_same_plan_goes_on_bit_for_bit(ran: Path, name: str) -> None:
     whole = {**FOUR, **TWO}[name]
-    expected = losses(whole.plan, STEPS, ran / name)
-    assert losses(whole.plan, STEPS - SAVED, ran / f"{name} again") == expected[SAVED:]
+    expected = read_losses(whole.plan, STEPS, ran / name)
+    assert read_losses(whole.plan, STEPS - SAVED, ran / f"{name} again") == expected[SAVED:]
     for rank in range(whole.plan.mesh.num_ranks):
         before, after = (tensors_file(ran / folder, rank) for folder in (name, f"{name} again"))
         assert before.exists() == after.exists()
@@ -111,7 +111,7 @@ def test_the_same_plan_goes_on_bit_for_bit(ran: Path, name: str) -> None:
 def test_another_plan_goes_on_as_one_process_would(ran: Path, pair: tuple[str, str], other: Job) -> None:
     folder = ran / f"{pair[0]} on {pair[1]}"
     expected_losses, expected = _reference(replace(other, checkpoint_every=0, plan=TWO["data"].plan))
-    found = losses(other.plan, STEPS - SAVED, folder)
+    found = read_losses(other.plan, STEPS - SAVED, folder)
     error = distance(other.plan.mesh.num_ranks, folder, found, expected_losses[SAVED:], expected)
     assert error.loss_error < 1e-12 and error.gradient_error < 1e-12 and error.equal, error
 
@@ -119,12 +119,12 @@ def test_another_plan_goes_on_as_one_process_would(ran: Path, pair: tuple[str, s
 def test_the_newest_two_checkpoints_stay_and_are_good(ran: Path) -> None:
     place = checkpoints_folder(ran / "tensor")
     assert sorted(path.name for path in place.iterdir()) == [folder_name(2), folder_name(4)]
-    checkpoint, damaged = last_good(place)
+    checkpoint, damaged = find_last_good(place)
     assert (checkpoint.step, damaged) == (4, ())
 
 
 def test_every_parameter_is_kept_once_with_its_moments(ran: Path) -> None:
-    checkpoint, _ = last_good(checkpoints_folder(ran / "data 4"))
+    checkpoint, _ = find_last_good(checkpoints_folder(ran / "data 4"))
     layer = 4 * 32**2 + 2 * 32 * 64 + 7 * 32 + 4 * 32  # four square and two 32 x 64 products, biases, two norms
     ends = 256 * 32 + 16 * 32 + 2 * 32 + 256 * 32  # tokens, positions, norm, logits
     kept = dict.fromkeys(("parameter", "exp_avg", "exp_avg_sq"), 0)
@@ -140,9 +140,9 @@ def test_every_parameter_is_kept_once_with_its_moments(ran: Path) -> None:
 @pytest.mark.parametrize("saved", ["tensor", "server", "zero-3 tensor"])
 def test_one_process_goes_on(ran: Path, saved: str, tmp_path: Path) -> None:
     one = trained(microbatch=4)
-    with joined(tmp_path, 60):
+    with join_process_group(tmp_path, 60):
         trainer = Trainer(one, Recorder(Heartbeat(tmp_path, 0)))
-        shards.load(trainer, checkpoints_folder(ran / saved) / folder_name(SAVED))
+        shards.load_checkpoint(trainer, checkpoints_folder(ran / saved) / folder_name(SAVED))
         found = [trainer.step(step) for step in range(SAVED, STEPS)]
     expected, _ = _reference(replace(one, checkpoint_every=0, plan=TWO["data"].plan))
     assert found == pytest.approx(expected[SAVED:], abs=1e-12, rel=0)
@@ -158,14 +158,14 @@ def test_a_full_disk_is_one_message_and_leaves_the_checkpoint_before(
         raise OSError(ENOSPC, "No space left on device")
 
     place = tmp_path / "checkpoints"
-    with joined(tmp_path, 60):
+    with join_process_group(tmp_path, 60):
         trainer = Trainer(trained(microbatch=4), Recorder(Heartbeat(tmp_path, 0)))
         trainer.step(0)
-        shards.save(trainer, 1, place)
+        shards.save_checkpoint(trainer, 1, place)
         monkeypatch.setattr(shards, "write_file", full)
         with pytest.raises(CheckpointError) as caught:
-            shards.save(trainer, 2, place)
+            shards.save_checkpoint(trainer, 2, place)
     held = "the disk is full; the checkpoints before are as they were"
     assert str(caught.value) == f"rank 0 cannot write a checkpoint into {place}: {held}"
     assert [path.name for path in place.iterdir()] == [folder_name(1)]
-    assert last_good(place)[0].step == 1
+    assert find_last_good(place)[0].step == 1

@@ -10,8 +10,8 @@ pytest.importorskip("torch")
 from meshwise.executor.check.reference import train
 from meshwise.executor.check.verification import distance
 from meshwise.executor.job import checkpoints_folder
-from meshwise.executor.launch.process_group import joined
-from meshwise.executor.launch.run import losses, run_jobs
+from meshwise.executor.launch.process_group import join_process_group
+from meshwise.executor.launch.run import read_losses, run_jobs
 from meshwise.executor.options import RunOptions
 from meshwise.executor.recording.rank_files import Heartbeat
 from meshwise.executor.recording.recorder import Recorder
@@ -50,7 +50,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", RUNS)
 def test_the_same_plan_goes_on_bit_for_bit(ran: Path, name: str) -> None:
     plan = RUNS[name].plan
-    assert losses(plan, STEPS - SAVED, ran / f"{name} again") == losses(plan, STEPS, ran / name)[SAVED:]
+    assert read_losses(plan, STEPS - SAVED, ran / f"{name} again") == read_losses(plan, STEPS, ran / name)[SAVED:]
     ends = [checkpoints_folder(ran / folder) / folder_name(STEPS) for folder in (name, f"{name} again")]
     one, other = (whole(Checkpoint.open(end)) for end in ends)
     assert one.keys() == other.keys() and all(np.array_equal(one[key], other[key]) for key in one)
@@ -60,7 +60,7 @@ def test_the_same_plan_goes_on_bit_for_bit(ran: Path, name: str) -> None:
 def test_another_plan_goes_on_as_one_process_would(ran: Path, pair: tuple[str, str]) -> None:
     plan, folder = ON[pair].plan, ran / f"{pair[0]} on {pair[1]}"
     expected_losses, expected = train(replace(ON[pair], checkpoint_every=0))
-    error = distance(2, folder, losses(plan, STEPS - SAVED, folder), expected_losses[SAVED:], expected)
+    error = distance(2, folder, read_losses(plan, STEPS - SAVED, folder), expected_losses[SAVED:], expected)
     assert error.loss_error < 1e-12 and error.gradient_error < 1e-12 and error.equal, error
 
 
@@ -71,7 +71,7 @@ def whole(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
         result[name] = np.full(shape, np.nan, checkpoint.dtypes[name])
         for piece in checkpoint.pieces[name]:
             count = piece.box.volume
-            part = np.frombuffer(checkpoint.mapped(piece.file), checkpoint.dtypes[name], count, piece.start)
+            part = np.frombuffer(checkpoint.map_file(piece.file), checkpoint.dtypes[name], count, piece.start)
             place = tuple(slice(a, a + n) for a, n in zip(*piece.box, strict=True))
             result[name][place] = part.reshape(piece.box.sizes)
     return result
@@ -81,10 +81,10 @@ def whole(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
 def test_what_one_process_reads_it_writes_again(ran: Path, name: str, tmp_path: Path) -> None:
     saved = Checkpoint.open(checkpoints_folder(ran / name) / folder_name(SAVED))
     one = trained(precision=RUNS[name].training.precision, microbatch=4)
-    with joined(tmp_path, 60):
+    with join_process_group(tmp_path, 60):
         trainer = Trainer(one, Recorder(Heartbeat(tmp_path, 0)))
-        shards.load(trainer, saved.folder)
-        shards.save(trainer, SAVED, tmp_path / "again")
+        shards.load_checkpoint(trainer, saved.folder)
+        shards.save_checkpoint(trainer, SAVED, tmp_path / "again")
     before, after = whole(saved), whole(Checkpoint.open(tmp_path / "again" / folder_name(SAVED)))
     assert before.keys() == after.keys()
     assert all(np.array_equal(before[key], after[key]) for key in before)

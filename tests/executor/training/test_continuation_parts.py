@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 
 from meshwise.executor.check.reference import train
 from meshwise.executor.check.verification import distance
-from meshwise.executor.launch.run import losses, run_jobs
+from meshwise.executor.launch.run import read_losses, run_jobs
 from meshwise.simulator.models.experts import Experts
 
 from .test_continuation import LLAMA, SAVED, STEPS, TIED, resumed, trained
@@ -44,9 +44,9 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("pair", ON, ids="-".join)
 def test_a_plan_goes_on_as_one_process_would(ran: Path, pair: tuple[str, str]) -> None:
     plan, folder = ON[pair].plan, ran / f"{pair[0]} on {pair[1]}"
-    found = losses(plan, STEPS - SAVED, folder)
+    found = read_losses(plan, STEPS - SAVED, folder)
     if pair[0] == pair[1]:
-        assert found == losses(plan, STEPS, ran / pair[0])[SAVED:]
+        assert found == read_losses(plan, STEPS, ran / pair[0])[SAVED:]
     expected_losses, expected = train(replace(ON[pair], checkpoint_every=0))
     error = distance(2, folder, found, expected_losses[SAVED:], expected)
     assert error.loss_error < 1e-12 and error.gradient_error < 1e-12 and error.equal, error

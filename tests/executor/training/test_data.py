@@ -9,33 +9,41 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwise.executor.training.data import TOPICS, TextFiles, batch, corpus, permuted, share, text_of
+from meshwise.executor.training.data import (
+    TOPICS,
+    TextFiles,
+    load_batch,
+    load_corpus,
+    load_share,
+    open_text,
+    permute_index,
+)
 
 
 def test_targets_are_the_next_byte() -> None:
-    tokens, targets = batch(5, 8, 16)
+    tokens, targets = load_batch(5, 8, 16)
     assert tokens.shape == targets.shape == (8, 16)
     assert np.array_equal(tokens[:, 1:], targets[:, :-1])
-    assert corpus().max() < 256
+    assert load_corpus().max() < 256
 
 
 @pytest.mark.parametrize("sizes", [(4,), (2, 2), (1, 1, 1, 1), (3, 1), (1, 2, 1)])
 def test_shares_are_the_batch_in_order(sizes: tuple[int, ...]) -> None:
-    whole = batch(3, 8, 16)
-    parts = [share(3, 8, 16, rank, sizes) for rank in range(len(sizes))]
+    whole = load_batch(3, 8, 16)
+    parts = [load_share(3, 8, 16, rank, sizes) for rank in range(len(sizes))]
     assert [len(part[0]) for part in parts] == [2 * size for size in sizes]  # 8 sequences are two microbatches of 4
     for side in (0, 1):
         assert np.array_equal(np.concatenate([part[side] for part in parts]), whole[side])
 
 
 def test_steps_and_samples_differ() -> None:
-    rows = np.concatenate([batch(step, 8, 64)[0] for step in range(8)])
+    rows = np.concatenate([load_batch(step, 8, 64)[0] for step in range(8)])
     assert len(np.unique(rows, axis=0)) == 64
 
 
 def test_share_must_divide() -> None:
     with pytest.raises(ValueError, match=r"sum\(microbatch\) = 3 divides global_batch\(8\)"):
-        share(0, 8, 16, 0, (1, 1, 1))
+        load_share(0, 8, 16, 0, (1, 1, 1))
 
 
 WORDS = "".join(f"line {number} äöü\n" for number in range(200)).encode()
@@ -62,7 +70,7 @@ def test_files_of_a_folder_are_one_text(folder: Path, tmp_path_factory: pytest.T
     assert many.num_bytes == whole.num_bytes == len(WORDS)
     assert many.digest == whole.digest
     samples = np.arange(300)
-    assert np.array_equal(many.rows(samples, 16), whole.rows(samples, 16))
+    assert np.array_equal(many.read_rows(samples, 16), whole.read_rows(samples, 16))
 
 
 def test_an_epoch_reads_every_window_once(tmp_path: Path) -> None:
@@ -71,34 +79,34 @@ def test_an_epoch_reads_every_window_once(tmp_path: Path) -> None:
     text, sequence = TextFiles(path, 1), 32
     windows = (len(WORDS) - 1) // sequence
     expected = sorted(WORDS[start : start + sequence + 1] for start in range(0, windows * sequence, sequence))
-    epochs = [text.rows(np.arange(windows) + epoch * windows, sequence) for epoch in (0, 1)]
+    epochs = [text.read_rows(np.arange(windows) + epoch * windows, sequence) for epoch in (0, 1)]
     for rows in epochs:
         assert sorted(bytes(row.astype(np.uint8)) for row in rows) == expected
     assert not np.array_equal(*epochs)
-    assert not np.array_equal(epochs[0], TextFiles(path, 2).rows(np.arange(windows), sequence))
-    assert np.array_equal(epochs[0], TextFiles(path, 1).rows(np.arange(windows), sequence))
+    assert not np.array_equal(epochs[0], TextFiles(path, 2).read_rows(np.arange(windows), sequence))
+    assert np.array_equal(epochs[0], TextFiles(path, 1).read_rows(np.arange(windows), sequence))
 
 
 @pytest.mark.parametrize("sizes", [(4,), (2, 2), (1, 1, 1, 1), (3, 1)])
 def test_ranks_share_the_batches_of_any_plan(sizes: tuple[int, ...], folder: Path) -> None:
     text = TextFiles(folder, 3)
-    tokens, targets = batch(5, 8, 16, text)
-    parts = [share(5, 8, 16, rank, sizes, text) for rank in range(len(sizes))]
+    tokens, targets = load_batch(5, 8, 16, text)
+    parts = [load_share(5, 8, 16, rank, sizes, text) for rank in range(len(sizes))]
     assert np.array_equal(np.concatenate([part[0] for part in parts]), tokens)
     assert np.array_equal(np.concatenate([part[1] for part in parts]), targets)
     assert np.array_equal(tokens[:, 1:], targets[:, :-1])
     # a position is a number of samples: batches of 8 from step 5 on are batches of 4 from step 10 on
-    halves = [batch(step, 4, 16, text)[0] for step in (10, 11)]
+    halves = [load_batch(step, 4, 16, text)[0] for step in (10, 11)]
     assert np.array_equal(np.concatenate(halves), tokens)
 
 
 @given(st.integers(1, 400), st.integers(0, 5))
 def test_a_permutation_takes_every_place_once(count: int, key: int) -> None:
-    assert sorted(permuted(index, count, str(key)) for index in range(count)) == list(range(count))
+    assert sorted(permute_index(index, count, str(key)) for index in range(count)) == list(range(count))
 
 
 def test_a_permutation_does_not_keep_neighbours(count: int = 4096) -> None:
-    places = [permuted(index, count, "0 0") for index in range(count)]
+    places = [permute_index(index, count, "0 0") for index in range(count)]
     near = sum(abs(a - b) == 1 for a, b in pairwise(places))
     assert near < 12  # a random order has 2 such neighbours on average, and 12 once in a million
 
@@ -128,5 +136,5 @@ def test_what_is_no_text_is_one_message(tmp_path: Path) -> None:
 
 
 def test_what_ships_with_python_is_the_default(tmp_path: Path) -> None:
-    assert text_of(None, 3) is TOPICS
+    assert open_text(None, 3) is TOPICS
     assert len(TOPICS.digest) == 64 and TOPICS.num_bytes > 100_000

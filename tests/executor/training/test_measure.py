@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from meshwise.executor.recording.profiled import _offset  # noqa: E402
+from meshwise.executor.recording.profiled import _find_offset  # noqa: E402
 from meshwise.executor.recording.trace import TraceEvent  # noqa: E402
 from meshwise.executor.training.measure import nbytes  # noqa: E402
 
@@ -18,4 +18,4 @@ def test_a_pause_in_a_mark_does_not_move_the_profilers_clock() -> None:
     # the profiler's clock runs 1,000 behind; the host paused for 500 before the first mark was noted
     marks = [(2000, 2512), (3000, 3010)]
     events = [TraceEvent("meshwise mark 0", 1502, 1508, 0), TraceEvent("meshwise mark 1", 2002, 2008, 0)]
-    assert _offset(marks, events) == 1000
+    assert _find_offset(marks, events) == 1000

@@ -11,12 +11,12 @@ pytest.importorskip("torch")
 from tiny_jobs import SEQUENCE, TINY, job
 
 from meshwise.executor.job import Job
-from meshwise.executor.launch.run import losses, run_jobs, verification_job
+from meshwise.executor.launch.run import build_verification_job, read_losses, run_jobs
 from meshwise.executor.recording.timeline import read_timeline
-from meshwise.executor.supported import unsupported
+from meshwise.executor.supported import find_unsupported
 from meshwise.simulator.engine import simulate
 from meshwise.simulator.machine.accelerator import Accelerator
-from meshwise.simulator.machine.cluster import homogeneous
+from meshwise.simulator.machine.cluster import build_homogeneous
 from meshwise.simulator.machine.host import Host
 from meshwise.simulator.machine.topology import Link
 from meshwise.simulator.models.model import build
@@ -60,7 +60,7 @@ def trains(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[float, .
     """The losses of every job."""
     folder = tmp_path_factory.mktemp("precision")
     run_jobs([(each, folder / name) for name, each in JOBS.items()])
-    return {name: losses(each.plan, STEPS, folder / name) for name, each in JOBS.items()}
+    return {name: read_losses(each.plan, STEPS, folder / name) for name, each in JOBS.items()}
 
 
 def test_bf16_trains_as_fp32_does(trains: dict[str, tuple[float, ...]]) -> None:
@@ -83,7 +83,7 @@ def test_where_states_are_changes_no_bit(trains: dict[str, tuple[float, ...]]) -
 
 
 def test_a_verified_plan_runs_in_fp64() -> None:
-    training = verification_job(trained("fp32", data=2)).training
+    training = build_verification_job(trained("fp32", data=2)).training
     assert (training.precision, training.gradient_bytes) == ("fp64", 8)
 
 
@@ -99,7 +99,7 @@ def test_a_verified_plan_runs_in_fp64() -> None:
 def test_precisions_that_run(precision: str, gradients: str | None, layout: dict[str, int], reason: str | None) -> None:
     made = job(precision="fp32", **layout)
     training = replace(made.training, precision=precision, gradient_precision=gradients)
-    reasons = unsupported(TINY, training, made.plan)
+    reasons = find_unsupported(TINY, training, made.plan)
     assert len(reasons) == (reason is not None)
     if reason is not None:
         with pytest.raises(ValueError, match=reason):
@@ -112,7 +112,7 @@ WIDE = Transformer(layers=6, hidden=128, heads=4, kv_heads=4, ffn=512, vocab=512
 def wide(microbatch: int = 4, **layout: Any) -> tuple[Problem, Job]:
     core = Accelerator("core", (("bf16", 1e11),), memory=2.0**33, memory_bandwidth=1e10)
     link = Link(latency=1e-6, bandwidth=1e9)
-    cluster = homogeneous("laptop", core, Host("host", 2.0**34), 1, 1, link, link)
+    cluster = build_homogeneous("laptop", core, Host("host", 2.0**34), 1, 1, link, link)
     training = Training(8, 8 * SEQUENCE, "bf16", framework="torch")
     problem = Problem(build(WIDE, 8 * SEQUENCE, "bf16"), cluster, training)
     return problem, Job(WIDE, training, complete(problem, Layout(microbatch=microbatch, **layout)), steps=1)

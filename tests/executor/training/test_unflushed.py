@@ -31,8 +31,8 @@ def test_versions_are_copied_only_where_passes_need_them() -> None:
     weights = Weights(network)
     optimizer = torch.optim.SGD(network.parameters(), lr=1.0, momentum=0.9)
     first = weights.versions[0]
-    assert weights.renew(optimizer, in_use=False, kept=0) is first
-    second = weights.renew(optimizer, in_use=True, kept=0)
+    assert weights.make_version(optimizer, in_use=False, num_older=0) is first
+    second = weights.make_version(optimizer, in_use=True, num_older=0)
     assert second is not first and list(weights.versions) == [2]
     assert [id(p) for p in network.parameters()] == [id(p) for p in second]
     assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(p) for p in second]

@@ -16,7 +16,7 @@ def test_every_column_is_found_again(given_columns: list[tuple[str, list[int]]],
     columns = Columns()
     references = [columns.add(values, kind) for kind, values in given_columns]
     steps = columns.add_steps(np.array(moments, np.int64))
-    data = zlib.decompress(base64.b64decode(columns.text()))
+    data = zlib.decompress(base64.b64decode(columns.to_text()))
     assert all(where["at"] % 8 == 0 for where in [*references, steps])
     for where, (kind, values) in zip(references, given_columns, strict=True):
         assert np.frombuffer(data, f"<{kind}", where["count"], where["at"]).tolist() == values

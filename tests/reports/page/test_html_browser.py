@@ -167,7 +167,7 @@ def test_a_span_has_the_colour_of_its_kind_until_the_kind_is_hidden(browser: Bro
 def test_all_but_the_critical_path_fades(browser: Browser, pages, small: Report):
     assert small.path is not None
     stage_of = [each.stages[0] for each in small.timeline.rank_classes]
-    others = [(first, last) for of, first, last in small.path.stretches() if stage_of[of] != 0]
+    others = [(first, last) for of, first, last in small.path.list_stretches() if stage_of[of] != 0]
     first, last = (moment / small.timeline.columns.per_second for moment in max(others, key=lambda at: at[1] - at[0]))
     kinds = TaskKind.FORWARD, TaskKind.BACKWARD
     span = next(  # rank 0 computes while the path is elsewhere

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from meshwise.reports.page.columns import Columns
-from meshwise.reports.page.sections import step as page_step
+from meshwise.reports.page.sections import timeline_document as page_step
 from meshwise.simulator.spans import TASK_KINDS
 from meshwise.simulator.timeline import Timeline
 
@@ -20,7 +20,7 @@ class Packed:
     def __init__(self, timeline: Timeline) -> None:
         columns = Columns()
         self.step = page_step(timeline, "predicted", columns)
-        self.data = zlib.decompress(base64.b64decode(columns.text()))
+        self.data = zlib.decompress(base64.b64decode(columns.to_text()))
 
     def column(self, where: dict[str, Any]) -> Any:
         return np.frombuffer(self.data, f"<{where['type']}", where["count"], where["at"])

@@ -5,7 +5,13 @@ from pathlib import Path
 import pytest
 from matplotlib.testing.compare import compare_images
 
-from meshwise.reports.pictures.accuracy import AccuracyRow, draw_accuracy, draw_errors_by_class, facts, style_of
+from meshwise.reports.pictures.accuracy import (
+    AccuracyRow,
+    choose_style,
+    draw_accuracy,
+    draw_errors_by_class,
+    summarize_errors,
+)
 
 ROWS = [
     AccuracyRow("a-1", "paper a", "GPT-175B", 10.9, 10.0),
@@ -18,7 +24,7 @@ def test_the_facts_are_those_of_a_hand_calculation():
     expected = (
         "3 rows: mean absolute error 9.7%, median 9.0%, largest 20.0%, bias -3.7%; within 10 %: 67%, within 30 %: 100%"
     )
-    assert facts(ROWS) == expected
+    assert summarize_errors(ROWS) == expected
 
 
 @pytest.mark.parametrize("rows", [ROWS, ROWS * 40, ROWS[2:]])
@@ -42,7 +48,7 @@ def test_rows_without_a_prediction_are_left_out_and_none_at_all_is_refused(tmp_p
 
 def test_sources_have_marks_of_their_own():
     sources = [f"s{i}" for i in range(64)]
-    assert len({style_of(source, sources) for source in sources}) == 64
+    assert len({choose_style(source, sources) for source in sources}) == 64
 
 
 CLASSES = {"8-63 devices": [0.1, -0.2, 3.0], "b $^{</x>": [0.0], "empty": [], "not a number": [float("nan")]}

@@ -3,25 +3,25 @@ import sys
 
 import pytest
 
-from meshwise.reports.document import plain
-from meshwise.reports.pictures.figure import size_unit, time_unit
+from meshwise.reports.document import clean_text
+from meshwise.reports.pictures.figure import choose_size_unit, choose_time_unit
 
 
 @pytest.mark.parametrize(
     ("seconds", "name"), [(30.0, "s"), (2.0, "s"), (1.9, "ms"), (0.002, "ms"), (0.0019, "us"), (0.0, "us")]
 )
 def test_a_time_axis_has_a_unit_that_keeps_its_numbers_short(seconds: float, name: str):
-    assert time_unit(seconds)[1] == name
+    assert choose_time_unit(seconds)[1] == name
 
 
 def test_a_memory_axis_has_a_binary_unit():
-    assert size_unit(3 * 2.0**20) == (2.0**20, "MiB")
-    assert size_unit(0.0) == (1.0, "B")
+    assert choose_size_unit(3 * 2.0**20) == (2.0**20, "MiB")
+    assert choose_size_unit(0.0) == (1.0, "B")
 
 
 def test_text_is_cut_to_one_printable_line():
-    assert plain("a\x00\n\tb\u202e c") == "a b c"
-    assert plain("abcdef", 4) == "abc…"
+    assert clean_text("a\x00\n\tb\u202e c") == "a b c"
+    assert clean_text("abcdef", 4) == "abc…"
 
 
 @pytest.mark.parametrize(

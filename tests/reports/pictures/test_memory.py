@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from meshwise.reports.lanes import used_hosts
-from meshwise.reports.pictures.memory import draw_memory, facts, steps
+from meshwise.reports.pictures.memory import draw_memory, summarize_peak, to_step_arrays
 from meshwise.simulator.memory import MemoryProfile
 
 GIB = 2**30
@@ -15,13 +15,13 @@ def profile(capacity: float = 10 * GIB) -> MemoryProfile:
 
 
 def test_the_facts_state_the_peak_its_moment_and_the_capacity():
-    assert facts(profile(), "stage 0") == "peak 9 GiB on stage 0 at 1 s: 90% of 10 GiB usable, fits"
-    assert facts(profile(6 * GIB), "stage 0").endswith("150% of 6 GiB usable, does not fit")
-    assert facts(profile(float("inf")), "stage 0") == "peak 9 GiB on stage 0 at 1 s"
+    assert summarize_peak(profile(), "stage 0") == "peak 9 GiB on stage 0 at 1 s: 90% of 10 GiB usable, fits"
+    assert summarize_peak(profile(6 * GIB), "stage 0").endswith("150% of 6 GiB usable, does not fit")
+    assert summarize_peak(profile(float("inf")), "stage 0") == "peak 9 GiB on stage 0 at 1 s"
 
 
 def test_values_hold_until_the_next_moment_and_the_last_to_the_end_of_the_step():
-    times, usage = steps(profile(), 5.0)
+    times, usage = to_step_arrays(profile(), 5.0)
     assert times.tolist() == [0.0, 1.0, 3.0, 5.0]
     assert (usage.sum(axis=1) / GIB).tolist() == [1.0, 9.0, 1.0, 1.0]
 

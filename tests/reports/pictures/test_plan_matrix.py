@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from meshwise.reports.palette import lightness
-from meshwise.reports.pictures.plan_matrix import colour_of, draw_plan_matrix, read_rows
+from meshwise.reports.pictures.plan_matrix import cell_colour, draw_plan_matrix, read_rows
 
 HEAD = {"steps": 3, "precision": "fp64", "torch": "2", "date": "2026-11-21"}
 ROWS: list[dict[str, Any]] = [
@@ -31,12 +31,12 @@ def test_the_same_rows_are_the_same_picture(suffix: str, tmp_path: Path) -> None
 
 def test_a_larger_error_is_darker_and_no_other_state_looks_like_one() -> None:
     errors = [0.0, 1e-16, 1e-15, 1e-14, 1e-12]
-    shades = [lightness(str(colour_of({"state": "equal", "gradient": error}))) for error in errors]
+    shades = [lightness(str(cell_colour({"state": "equal", "gradient": error}))) for error in errors]
     assert shades == sorted(shades, reverse=True) and len(set(shades)) == len(shades)
-    others = {colour_of({"state": state}) for state in ("different", "failed", "refused", "left out")}
-    equal = {colour_of({"state": "equal", "gradient": error}) for error in errors}
+    others = {cell_colour({"state": state}) for state in ("different", "failed", "refused", "left out")}
+    equal = {cell_colour({"state": "equal", "gradient": error}) for error in errors}
     assert not others & equal
-    assert colour_of({"state": "left out"}) is None and colour_of({}) is None
+    assert cell_colour({"state": "left out"}) is None and cell_colour({}) is None
 
 
 def test_no_technique_is_no_picture(tmp_path: Path) -> None:

@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from meshwise.reports.pictures.predictions import draw_predictions, page, read_files, split_of, summary
+from meshwise.reports.pictures.predictions import (
+    classify_plan,
+    draw_predictions,
+    read_files,
+    summarize_errors,
+    write_page,
+)
 
 HEAD = {"ranks": 2, "machine": "Linux, 2 cores", "torch": "2", "python": "3", "date": "2026-11-21", "steps": 20}
 
@@ -25,12 +31,12 @@ ROWS = [
 
 def test_a_summary_is_of_absolute_errors_and_the_order() -> None:
     # errors -10 %, 0 and +50 %; of three pairs two are in order
-    assert summary(ROWS) == "3 plans: median 10.0%, worst 50.0%, tau 0.33"
+    assert summarize_errors(ROWS) == "3 plans: median 10.0%, worst 50.0%, tau 0.33"
 
 
 def test_a_plan_is_of_the_axis_that_it_uses_alone() -> None:
-    assert [split_of(each["plan"]) for each in ROWS] == ["data parallel", "tensor parallel", "pipeline parallel"]
-    assert split_of("data 2 x tensor 1 x pipeline 2, 1f1b") == "several of them"
+    assert [classify_plan(each["plan"]) for each in ROWS] == ["data parallel", "tensor parallel", "pipeline parallel"]
+    assert classify_plan("data 2 x tensor 1 x pipeline 2, 1f1b") == "several of them"
 
 
 def test_the_same_rows_are_the_same_picture_and_others_another(tmp_path: Path) -> None:
@@ -53,5 +59,5 @@ def test_files_are_read_by_their_ranks_and_every_row_is_on_the_page(tmp_path: Pa
         (tmp_path / f"predictions-{ranks}-ranks.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
     files = read_files(tmp_path)
     assert [head["ranks"] for head, _ in files] == [2, 8]
-    text = page(files)
+    text = write_page(files)
     assert text.count("| data 2 x tensor 1 x pipeline 1, 1 microbatch of 8 | 90.0 ms | 100.0 ms | -10.0% |") == 2

@@ -10,9 +10,15 @@ import pytest
 
 from meshwise.reports.difference import difference
 from meshwise.reports.lanes import Bar, Row
-from meshwise.reports.pictures.panel import Window, numbers, staircase
-from meshwise.reports.pictures.timeline import MOST_WATERFALL_BARS as MOST
-from meshwise.reports.pictures.timeline import close_ups, draw_comparison, draw_timeline, facts, waterfall_bars
+from meshwise.reports.pictures.panel import Window, outline_steps, place_numbers
+from meshwise.reports.pictures.timeline import MAX_WATERFALL_BARS as MOST
+from meshwise.reports.pictures.timeline import (
+    choose_close_ups,
+    draw_comparison,
+    draw_timeline,
+    list_waterfall_bars,
+    summarize_step,
+)
 from meshwise.simulator.program import RankClass, StreamKind, TaskKind
 from meshwise.simulator.spans import Span
 from meshwise.simulator.timeline import LinkUse, Timeline
@@ -38,16 +44,16 @@ def test_the_same_timeline_gives_the_same_bytes(step, tmp_path: Path, suffix: st
 
 def test_the_last_close_up_holds_what_follows_the_last_pass(step):
     timeline = step("1f1b", 8, 48)
-    tail = dataclasses.replace(timeline, step_time=timeline.step_time + 0.3 * close_ups(timeline)[1].duration)
-    assert close_ups(tail)[1].end == tail.step_time
-    longer = dataclasses.replace(timeline, step_time=timeline.step_time + 2 * close_ups(timeline)[1].duration)
+    tail = dataclasses.replace(timeline, step_time=timeline.step_time + 0.3 * choose_close_ups(timeline)[1].duration)
+    assert choose_close_ups(tail)[1].end == tail.step_time
+    longer = dataclasses.replace(timeline, step_time=timeline.step_time + 2 * choose_close_ups(timeline)[1].duration)
     last_pass = max(span.end for span in timeline.spans if span.microbatch >= 0)
-    assert last_pass < close_ups(longer)[1].end < longer.step_time
+    assert last_pass < choose_close_ups(longer)[1].end < longer.step_time
 
 
 def test_a_long_step_has_close_ups_and_a_picture_of_full_size(step, tmp_path: Path):
     timeline = step("interleaved", 4, 64, 2, tensor=True, layers=2)
-    first, last = close_ups(timeline)
+    first, last = choose_close_ups(timeline)
     assert first.start == 0.0
     assert first.duration == pytest.approx(last.duration)
     assert first.end < last.start < last.end <= timeline.step_time
@@ -56,13 +62,13 @@ def test_a_long_step_has_close_ups_and_a_picture_of_full_size(step, tmp_path: Pa
 
 
 def test_a_short_step_needs_no_close_up(step):
-    assert close_ups(step("1f1b", 2, 4)) == ()
+    assert choose_close_ups(step("1f1b", 2, 4)) == ()
 
 
 @pytest.mark.parametrize("microbatches", range(8, 64, 8))
 def test_close_ups_are_drawn_only_where_they_magnify(step, microbatches: int):
     timeline = step("1f1b", 4, microbatches)
-    assert all(2.5 * window.duration < timeline.step_time for window in close_ups(timeline))
+    assert all(2.5 * window.duration < timeline.step_time for window in choose_close_ups(timeline))
 
 
 def test_every_send_is_seen_however_short_it_is(step, tmp_path: Path):
@@ -115,12 +121,12 @@ def test_numbers_are_written_where_they_fit():
     def bar(microbatch: int, start: float, end: float) -> Bar:
         return Bar(0, Row.COMPUTE, TaskKind.FORWARD, 0, microbatch, start, end, end - start)
 
-    found = list(numbers([bar(1, 0, 10), bar(200, 10, 20), bar(3, 20, 60)], Window(0, 40), 1.0, 9.0))
+    found = list(place_numbers([bar(1, 0, 10), bar(200, 10, 20), bar(3, 20, 60)], Window(0, 40), 1.0, 9.0))
     assert [(b.microbatch, place) for b, place in found] == [(1, 5.0), (3, 30.0)]
 
 
 def test_a_staircase_follows_the_shares():
-    outline = staircase(np.array([0.0, 1.0, 2.0]), np.zeros(2), np.array([0.5, 1.0]), (0.0, 10.0))
+    outline = outline_steps(np.array([0.0, 1.0, 2.0]), np.zeros(2), np.array([0.5, 1.0]), (0.0, 10.0))
     assert outline[:4].tolist() == [[0, 10], [1, 10], [1, 10], [2, 10]]
     assert outline[4:].tolist() == [[2, 0], [1, 0], [1, 5], [0, 5]]
 
@@ -133,9 +139,9 @@ def test_a_comparison_is_drawn_on_one_axis(step, tmp_path: Path):
 
 def test_the_facts_state_step_time_bubble_ranks_and_source(step):
     timeline = step("gpipe", 1, 1, send=0.0, data=0.0, optimizer=0.0, group=16)
-    assert facts(timeline) == "step 30 ms, bubble 0.0%, 16 ranks, simulated (discrete event)"
+    assert summarize_step(timeline) == "step 30 ms, bubble 0.0%, 16 ranks, simulated (discrete event)"
     links = (LinkUse("nic 0 out", 16, 1e9, 3e6, 0.1), LinkUse("leaf 0 up", 1, 1e9, 9e6, 0.3))
-    assert ", busiest link leaf 0 up (30%), " in facts(dataclasses.replace(timeline, links=links))
+    assert ", busiest link leaf 0 up (30%), " in summarize_step(dataclasses.replace(timeline, links=links))
 
 
 def test_a_timeline_without_spans_is_refused(tmp_path: Path):
@@ -161,13 +167,13 @@ def stages(seconds: int) -> Timeline:
 
 def test_bars_add_up_to_the_error_and_the_small_ones_share_one() -> None:
     found = difference(stages(1), stages(3))  # 2 s more for each of ten stages
-    *shown, rest = waterfall_bars(found)
+    *shown, rest = list_waterfall_bars(found)
     assert found.error == 20
     assert [cost for *_, cost in shown] == [2] * MOST
     assert rest == ("", "3 others", "", 6)
 
 
 def test_equal_steps_have_no_bars_and_are_drawn(step: Callable[..., Timeline], tmp_path: Path) -> None:
-    assert waterfall_bars(difference(step(), step())) == []
+    assert list_waterfall_bars(difference(step(), step())) == []
     draw_comparison(step(), step(source="measured"), tmp_path / "same.png")
     assert (tmp_path / "same.png").stat().st_size > 5000

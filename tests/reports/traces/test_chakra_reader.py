@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from meshwise.reports.traces import chakra_reader as chakra_nodes
 from meshwise.reports.traces.chakra_reader import read_chakra
-from meshwise.reports.traces.protobuf import message, number, packed, tag, text, varint
+from meshwise.reports.traces.protobuf import (
+    encode_message,
+    encode_number,
+    encode_packed,
+    encode_tag,
+    encode_text,
+    encode_varint,
+)
 from meshwise.simulator.engine import simulate, step_ticks
 from meshwise.simulator.program import StreamKind, TaskKind
 
@@ -20,16 +27,26 @@ MICROSECOND = 10**6  # ticks
 
 def attribute(name: str, value: int | str) -> bytes:
     """An AttributeProto (field 10 of a node): int64_val 9 or string_val 29."""
-    said = tag(29, 2) + varint(len(value)) + value.encode() if isinstance(value, str) else number(9, value)
-    return message(10, text(1, name), said)
+    said = (
+        encode_tag(29, 2) + encode_varint(len(value)) + value.encode()
+        if isinstance(value, str)
+        else encode_number(9, value)
+    )
+    return encode_message(10, encode_text(1, name), said)
 
 
 def node(
     id: int, what: int = COMP, micros: int = 1, control: Iterable[int] = (), data: Iterable[int] = (), **attributes
 ) -> bytes:
-    head = number(1, id) + text(2, f"n{id}") + number(3, what) + packed(4, control) + packed(5, data)
-    body = head + number(7, micros) + b"".join(attribute(*each) for each in attributes.items())
-    return varint(len(body)) + body
+    head = (
+        encode_number(1, id)
+        + encode_text(2, f"n{id}")
+        + encode_number(3, what)
+        + encode_packed(4, control)
+        + encode_packed(5, data)
+    )
+    body = head + encode_number(7, micros) + b"".join(attribute(*each) for each in attributes.items())
+    return encode_varint(len(body)) + body
 
 
 HEAD = b"\x07\x0a\x050.0.4"

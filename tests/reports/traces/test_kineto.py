@@ -12,19 +12,19 @@ import pytest
 from meshwise.reports.difference import difference
 from meshwise.reports.traces.kineto import (
     SEND_AND_RECEIVE,
-    among,
-    by_collective,
-    called,
-    estimated_size,
+    estimate_size,
+    name_by_collective,
+    name_operation,
     read_kineto,
+    select_ranks,
     write_kineto,
 )
-from meshwise.reports.traces.processes import processes
+from meshwise.reports.traces.processes import list_processes
 from meshwise.simulator.timeline import Timeline
 
 
 def written(timeline: Timeline, folder: Path, ranks: str = "all") -> list[dict[str, Any]]:
-    write_kineto(timeline, folder, processes(timeline, ranks))
+    write_kineto(timeline, folder, list_processes(timeline, ranks))
     return [json.loads(path.read_text()) for path in sorted(folder.glob("rank.*.json"))]
 
 
@@ -55,7 +55,7 @@ def test_a_step_read_back_does_not_differ_from_itself(step, tmp_path: Path) -> N
     written(timeline, tmp_path)
     measured = read_kineto(sorted(tmp_path.glob("*.json")))
     assert [c.ranks for c in measured.rank_classes] == [(0,), (1,), (2,), (3,)]
-    found = difference(by_collective(timeline), measured, called)
+    found = difference(name_by_collective(timeline), measured, name_operation)
     assert found.error == pytest.approx(0, abs=1e-9)
     assert {row.operation for row in found.rows} == {"compute", "host copy", SEND_AND_RECEIVE, "waiting"}
     assert all(abs(row.difference) < 1e-6 for row in found.rows)
@@ -71,7 +71,7 @@ def test_planted_time_is_found_in_its_kind(step, tmp_path: Path) -> None:
     next(e for e in document["traceEvents"] if e["name"] == "ProfilerStep#0")["dur"] += 5e3
     packed = tmp_path / "one.json.gz"
     packed.write_bytes(gzip.compress(json.dumps(document).encode()))
-    found = difference(by_collective(among(timeline, [1])), read_kineto([packed]), called)
+    found = difference(name_by_collective(select_ranks(timeline, [1])), read_kineto([packed]), name_operation)
     assert found.error == pytest.approx(5e-3)
     worst = found.operations()[0]
     assert worst.difference == pytest.approx(5e-3) and worst.operation == SEND_AND_RECEIVE  # it ends with a gather
@@ -86,7 +86,7 @@ def test_the_step_of_median_length_is_taken_and_what_crosses_its_ends_is_cut(tmp
     (tmp_path / "t.json").write_text(json.dumps({"distributedInfo": {"rank": 0}, "traceEvents": events}))
     found = read_kineto([tmp_path / "t.json"])
     assert found.step_time == pytest.approx(70e-6)
-    spans = [(called(s), round(s.start * 1e6), round(s.end * 1e6)) for s in found.spans]
+    spans = [(name_operation(s), round(s.start * 1e6), round(s.end * 1e6)) for s in found.spans]
     assert spans == [
         (("compute", "compute"), 0, 10),  # from 150 to 170 of a step that begins at 160
         (("compute", "compute"), 10, 12),
@@ -128,7 +128,7 @@ def test_broken_files_ranks_twice_and_ranks_that_are_not_there_are_refused(
     with pytest.raises(ValueError, match="every rank once, met 0 again"):
         read_kineto([tmp_path / "rank.0.json"] * 2)
     with pytest.raises(ValueError, match="a rank from 0 to 1, met rank 5"):
-        among(timeline, [0, 5])
+        select_ranks(timeline, [0, 5])
     (tmp_path / "deep.json").write_text("[" * 100_000)
     (tmp_path / "cut.json.gz").write_bytes(gzip.compress(b"{}" * 99)[:-9])
     (tmp_path / "no.json.gz").write_bytes(b"{}")
@@ -148,4 +148,4 @@ def test_the_size_is_known_before_it_is_written(step, tmp_path: Path) -> None:
     timeline = step("1f1b", 4, 16, layers=6, tensor=True)
     written(timeline, tmp_path)
     size = sum(path.stat().st_size for path in tmp_path.iterdir())
-    assert abs(estimated_size(timeline, processes(timeline, "all")) - size) < 0.25 * size
+    assert abs(estimate_size(timeline, list_processes(timeline, "all")) - size) < 0.25 * size

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from meshwise.reports.traces.perfetto import estimated_size, write_perfetto
-from meshwise.reports.traces.processes import processes, span_name
+from meshwise.reports.traces.perfetto import estimate_size, write_perfetto
+from meshwise.reports.traces.processes import list_processes, span_name
 from meshwise.simulator.memory import CATEGORIES
 from meshwise.simulator.program import RankClass, StreamKind, TaskKind
 from meshwise.simulator.spans import Span
@@ -116,13 +116,13 @@ def expected(timeline: Timeline, names: dict[int, list[str]]) -> Counter[Slice]:
 def test_every_span_is_a_slice_of_its_rank_class(step, tmp_path: Path) -> None:
     timeline = step("interleaved", 4, 8, 2, recompute=0.003, layers=3, tensor=True, host_copy=0.01)
     write_perfetto(timeline, tmp_path / "t.pftrace")
-    names = {index: [process.name] for index, process in enumerate(processes(timeline))}
+    names = {index: [process.name] for index, process in enumerate(list_processes(timeline))}
     assert Counter(decode(tmp_path / "t.pftrace").slices) == expected(timeline, names)
 
 
 def test_every_rank_has_the_slices_of_its_class_and_memory(step, tmp_path: Path) -> None:
     timeline = step("1f1b", 2, 3, group=300)  # so many tracks that their numbers take three bytes
-    chosen = processes(timeline, "all")
+    chosen = list_processes(timeline, "all")
     write_perfetto(timeline, tmp_path / "t.pftrace", chosen)
     found = decode(tmp_path / "t.pftrace")
     names = {index: [p.name for p in chosen if p.rank_class == index] for index in range(2)}
@@ -141,7 +141,7 @@ def test_every_rank_has_the_slices_of_its_class_and_memory(step, tmp_path: Path)
 
 def test_named_ranks_alone_are_written(step, tmp_path: Path) -> None:
     timeline = step("1f1b", 2, 3, group=4)
-    chosen = processes(timeline, "1-2,6")
+    chosen = list_processes(timeline, "1-2,6")
     assert [(p.rank, p.rank_class) for p in chosen] == [(1, 0), (2, 0), (6, 1)]
     write_perfetto(timeline, tmp_path / "t.pftrace", chosen)
     assert {s.process for s in decode(tmp_path / "t.pftrace").slices} == {p.name for p in chosen}
@@ -150,7 +150,7 @@ def test_named_ranks_alone_are_written(step, tmp_path: Path) -> None:
 @pytest.mark.parametrize("ranks", ["", "8", "3-1", "0-8", "all,1", "-1", "1;2", "9" * 30])
 def test_ranks_that_are_none_are_refused(step, ranks: str) -> None:
     with pytest.raises(ValueError, match="--ranks"):
-        processes(step("1f1b", 2, 3, group=4), ranks)
+        list_processes(step("1f1b", 2, 3, list_processes=4), ranks)
 
 
 def test_hosts_have_counters_and_overlapping_spans_tracks_of_their_own(step, tmp_path: Path) -> None:
@@ -170,10 +170,10 @@ def test_hosts_have_counters_and_overlapping_spans_tracks_of_their_own(step, tmp
 def test_the_size_is_known_before_it_is_written(step, tmp_path: Path) -> None:
     timeline = step("1f1b", 4, 32, layers=6, tensor=True, group=8)
     for ranks in ("classes", "all"):
-        chosen = processes(timeline, ranks)
+        chosen = list_processes(timeline, ranks)
         write_perfetto(timeline, tmp_path / "t.pftrace", chosen)
         size = (tmp_path / "t.pftrace").stat().st_size
-        assert abs(estimated_size(timeline, chosen) - size) < 0.25 * size
+        assert abs(estimate_size(timeline, chosen) - size) < 0.25 * size
 
 
 def test_the_same_timeline_gives_the_same_bytes_and_none_an_empty_trace(step, tmp_path: Path) -> None:

@@ -5,15 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwise.reports.traces.protobuf import (
-    message,
-    number,
-    packed,
+    encode_double,
+    encode_message,
+    encode_number,
+    encode_packed,
+    encode_text,
+    encode_varint,
     read_fields,
     read_packed,
     read_varint,
-    real,
-    text,
-    varint,
 )
 
 NUMBERS = st.integers(0, 2**64 - 1)
@@ -21,14 +21,19 @@ NUMBERS = st.integers(0, 2**64 - 1)
 
 @given(NUMBERS, st.integers(1, 10))
 def test_a_number_of_any_width_reads_back(value: int, width: int) -> None:
-    written = varint(value, width)
+    written = encode_varint(value, width)
     assert len(written) >= width
     assert read_varint(written, 0) == (value, len(written))
 
 
 @given(st.integers(1, 2**29 - 1), NUMBERS, st.text(st.characters(exclude_categories=["Cs"])), st.lists(NUMBERS))
 def test_fields_read_back(field: int, value: int, words: str, values: list[int]) -> None:
-    body = number(field, value) + text(field, words) + real(field, 0.5) + message(field, packed(1, values))
+    body = (
+        encode_number(field, value)
+        + encode_text(field, words)
+        + encode_double(field, 0.5)
+        + encode_message(field, encode_packed(1, values))
+    )
     found = [(met, wire) for met, wire, _ in read_fields(body)]
     assert found == [(field, 0), (field, 2), (field, 1), (field, 2)]
     contents = [content for _, _, content in read_fields(body)]

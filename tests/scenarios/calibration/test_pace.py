@@ -11,7 +11,7 @@ from tiny_jobs import cluster
 
 from meshwise.executor.job import Job
 from meshwise.scenarios.calibration import pace as module
-from meshwise.scenarios.calibration.pace import Pace, at_pace, drift, pace, slower
+from meshwise.scenarios.calibration.pace import Slowdown, drift, measure_slowdown, slow_down, with_slowdown
 from meshwise.simulator.collective import Collective, CollectiveCurve
 from meshwise.simulator.engine import simulate
 from meshwise.simulator.machine.cluster import Cluster
@@ -54,7 +54,7 @@ def steps_of(there: Cluster) -> object:
 
 
 def test_the_pace_of_the_machine_that_ran_the_steps_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    meant = Pace(
+    meant = Slowdown(
         compute=1.2,
         memory=2.0,
         launch=1.4,
@@ -64,18 +64,18 @@ def test_the_pace_of_the_machine_that_ran_the_steps_is_found(monkeypatch: pytest
         latency=1.7,
         transfer=2.5,
     )
-    monkeypatch.setattr(module, "_measured", steps_of(at_pace(machine(), meant)))
+    monkeypatch.setattr(module, "_measured", steps_of(with_slowdown(machine(), meant)))
     # a factor of 1 has a small weight beside the plans, which draws every figure a little towards it
-    assert astuple(pace(machine())) == pytest.approx(astuple(meant), rel=0.05)
+    assert astuple(measure_slowdown(machine())) == pytest.approx(astuple(meant), rel=0.05)
 
 
 def test_drift_is_what_the_minute_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_measured", steps_of(slower(machine(), 1.5)))
+    monkeypatch.setattr(module, "_measured", steps_of(slow_down(machine(), 1.5)))
     assert drift(machine()) == pytest.approx(1.5, rel=1e-3)
 
 
 def test_a_machine_at_pace_takes_as_much_longer() -> None:
-    before, after = machine(), at_pace(machine(), Pace(2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0))
+    before, after = machine(), with_slowdown(machine(), Slowdown(2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0))
     device, slow = before.accelerator, after.accelerator
     assert device.peak("fp32") / slow.peak("fp32") == pytest.approx(2)
     assert device.memory_bandwidth / slow.memory_bandwidth == pytest.approx(3)
@@ -91,6 +91,6 @@ def test_a_machine_at_pace_takes_as_much_longer() -> None:
 
 
 def test_on_a_slower_machine_everything_takes_as_much_longer() -> None:
-    before, after = machine(), slower(machine(), 1.5)
+    before, after = machine(), slow_down(machine(), 1.5)
     assert after.collectives[0].time(2**20) / before.collectives[0].time(2**20) == pytest.approx(1.5)
     assert after.accelerator.launch / before.accelerator.launch == pytest.approx(1.5)

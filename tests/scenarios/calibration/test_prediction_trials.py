@@ -9,9 +9,17 @@ pytest.importorskip("torch")
 
 from tiny_jobs import SEQUENCE, TINY, cluster
 
-from meshwise.executor.supported import unsupported
+from meshwise.executor.supported import find_unsupported
 from meshwise.scenarios.calibration import prediction_trials
-from meshwise.scenarios.calibration.prediction_trials import Trial, layouts, main, plans, read, summary, trial
+from meshwise.scenarios.calibration.prediction_trials import (
+    Trial,
+    list_layouts,
+    list_plans,
+    main,
+    read_trials,
+    summarize_trials,
+    trial,
+)
 from meshwise.simulator.models.model import build
 from meshwise.strategies.plan.problem import Problem, Training
 
@@ -24,15 +32,15 @@ def problem(ranks: int) -> Problem:
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_there_are_24_different_plans_that_the_executor_runs(ranks: int) -> None:
-    found = plans(problem(ranks), ranks, 24, TINY)
+    found = list_plans(problem(ranks), ranks, 24, TINY)
     assert len(set(found)) == len(found) == 24
-    assert not any(unsupported(TINY, TRAINING, plan) for plan in found)
+    assert not any(find_unsupported(TINY, TRAINING, plan) for plan in found)
     assert {plan.mesh.num_ranks for plan in found} == {ranks}
     assert len({plan.describe() for plan in found}) == 24  # else rows of a table look the same
 
 
 def test_the_first_plans_are_of_every_split() -> None:
-    splits = [(each.data, each.tensor, each.pipeline) for each in layouts(4, 16)[:6]]
+    splits = [(each.data, each.tensor, each.pipeline) for each in list_layouts(4, 16)[:6]]
     assert sorted(splits) == [(1, 1, 4), (1, 2, 2), (1, 4, 1), (2, 1, 2), (2, 2, 1), (4, 1, 1)]
 
 
@@ -44,7 +52,7 @@ def row(plan: str, predicted: float, measured: float, peak: float = 1.0) -> Tria
 
 def test_a_summary_has_median_and_worst_error_and_the_order() -> None:
     # errors of time -10 %, 0, +50 %; of memory 0, 0, +4 %; two of three pairs are in order
-    found = summary([row("a", 0.9, 1.0), row("b", 2.0, 2.0), row("c", 2.7, 1.8, 1.04)])
+    found = summarize_trials([row("a", 0.9, 1.0), row("b", 2.0, 2.0), row("c", 2.7, 1.8, 1.04)])
     assert found[:5] == [
         "3 plans of 2 ranks",
         "step time: median error 10.0%, worst 50.0% (c)",
@@ -71,7 +79,7 @@ def test_an_interrupt_keeps_what_is_done(
     monkeypatch.setattr(prediction_trials, "trial", interrupted)
     out = tmp_path / "rows.jsonl"
     assert main(["--out", str(out)]) == 130
-    assert [each.plan for each in read(out)] == ["a", "b"]
+    assert [each.plan for each in read_trials(out)] == ["a", "b"]
     assert "2 plans of 2 ranks" in capsys.readouterr().out
 
 
@@ -83,7 +91,7 @@ def test_bad_input_says_what_holds(arguments: Sequence[str], capsys: pytest.Capt
 
 
 def test_one_trial_is_predicted_and_run(tmp_path: Path) -> None:
-    plan = plans(problem(2), 2, 3, TINY)[2]  # data parallel
+    plan = list_plans(problem(2), 2, 3, TINY)[2]  # data parallel
     found = trial(problem(2), plan, 2, tmp_path, spec=TINY)
     assert found.measured_step_time > 0 and found.predicted_step_time > 0
     assert found.predicted_peak_memory == pytest.approx(found.measured_peak_memory, rel=0.05)

@@ -6,9 +6,9 @@ import pytest
 
 from meshwise.scenarios.commands.main import run
 from meshwise.scenarios.files.errors import ScenarioError
-from meshwise.scenarios.files.library import root
+from meshwise.scenarios.files.library import find_root
 from meshwise.scenarios.published.runs import read_runs
-from meshwise.scenarios.studies.accuracy import predict, runs_at
+from meshwise.scenarios.studies.accuracy import load_runs, predict
 
 from ..studies.test_accuracy import ROW
 
@@ -22,14 +22,16 @@ def test_a_folder_of_pictures_is_written(tmp_path, capsys) -> None:
 
 
 def test_a_folder_of_scenarios_is_read_like_rows() -> None:
-    runs = runs_at(root() / "korthikanti")
+    runs = load_runs(find_root() / "korthikanti")
     assert len(runs) == 8
     assert all(run.scenario is not None and run.step_time for run in runs)
-    assert runs_at(root() / "starter.yaml")[0].skipped == "the scenario has no plan or nothing measured"
+    assert load_runs(find_root() / "starter.yaml")[0].skipped == "the scenario has no plan or nothing measured"
 
 
 def test_the_published_runs_of_the_library_are_predicted_within_a_tenth() -> None:
-    predictions = [predict(run) for run in (*runs_at(root() / "korthikanti")[-2:], *runs_at(root() / "megatron")[:2])]
+    predictions = [
+        predict(run) for run in (*load_runs(find_root() / "korthikanti")[-2:], *load_runs(find_root() / "megatron")[:2])
+    ]
     assert all(abs(prediction.error or 1) < 0.1 for prediction in predictions)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwise.executor.training.checkpoint import last_good
+from meshwise.executor.training.checkpoint import find_last_good
 from meshwise.scenarios.commands.main import run
 
 pytest.importorskip("torch")
@@ -125,7 +125,7 @@ def test_an_interrupted_run_leaves_what_it_did(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 130
-    checkpoint, damaged = last_good(out / "checkpoints")
+    checkpoint, damaged = find_last_good(out / "checkpoints")
     assert damaged == () and not list(out.glob("checkpoints/*.partial"))
     assert len(rows(out)) >= checkpoint.step
     assert f"--resume goes on from {checkpoint.folder}" in error.decode()

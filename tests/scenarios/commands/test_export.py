@@ -9,9 +9,9 @@ import yaml
 
 from meshwise import load
 from meshwise.scenarios.commands.main import run
-from meshwise.scenarios.launches import launches
+from meshwise.scenarios.launches import list_launches
 from meshwise.simulator.units import format_size
-from meshwise.strategies.explanation.uncertainty import risk_in_words
+from meshwise.strategies.explanation.uncertainty import format_risk
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 
@@ -21,7 +21,7 @@ def test_script_has_the_nodes_of_the_scenario(tmp_path: Path, capsys) -> None:
     assert run(["export", "local/dp2-tp2-pp2", "--to", "slurm", "--out", str(out), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     cluster = load("local/dp2-tp2-pp2").problem.cluster
-    assert (document["nodes"], document["processes"]) == (cluster.num_nodes, cluster.first.devices) == (1, 8)
+    assert (document["nodes"], document["processes"]) == (cluster.num_nodes, cluster.first_node.devices) == (1, 8)
     assert document["device"] == "cpu" and out.read_text() == document["text"]
     assert re.search(r"^#SBATCH --nodes=1$", document["text"], re.MULTILINE)
 
@@ -38,7 +38,7 @@ def test_scenario_of_gpus_asks_for_gpus(tmp_path: Path, capsys) -> None:
 
 def test_plan_file_needs_its_scenario(tmp_path: Path, capsys) -> None:
     plan = tmp_path / "plan.json"
-    plan.write_text(json.dumps(load("local/dp2-tp2").chosen().to_json()))
+    plan.write_text(json.dumps(load("local/dp2-tp2").choose_plan().to_json()))
     options = ["--to", "kubernetes", "--image", "registry/meshwise:1", "--claim", "runs", "--processes", "1"]
     assert run(["export", str(plan), *options]) == 2
     assert "a plan says nothing of model and training; name what it is of: --scenario" in capsys.readouterr().err
@@ -66,14 +66,14 @@ def test_a_file_that_is_written_is_told_with_the_memory_it_needs(
     printed = capsys.readouterr()
     assert printed.out.startswith(f"{file} is written: ") and printed.out.count("\n") == 1
     scenario = load(name)
-    launch = next(each for each in launches(scenario, scenario.chosen()) if each.trainer == trainer)
+    launch = next(each for each in list_launches(scenario, scenario.choose_plan()) if each.trainer == trainer)
     if launch.peak_memory is None or launch.out_of_memory is None:
         assert printed.err == f"{launch.describe()}\n"
         return
     start = (
         f"the plan {'fits' if launch.fits else 'does not fit'} in {trainer}: {format_size(launch.peak_memory)} by its"
     )
-    assert printed.err == f"{start} conventions, {risk_in_words(launch.out_of_memory)}\n"
+    assert printed.err == f"{start} conventions, {format_risk(launch.out_of_memory)}\n"
 
 
 def test_conventions_that_the_scenario_names_judge_its_plan(tmp_path: Path, capsys) -> None:

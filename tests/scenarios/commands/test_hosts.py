@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwise.executor.launch.processes import children, is_alive, locked
+from meshwise.executor.launch.processes import is_alive, list_children, lock_folder
 from meshwise.scenarios.commands.main import run
 
 pytest.importorskip("torch")
@@ -69,7 +69,7 @@ def test_port_folder_and_lock(tmp_path: Path, capsys) -> None:
         rendezvous = f"127.0.0.1:{server.getsockname()[1]}"
         assert run(["execute", "local/dp2", "--rendezvous", rendezvous, "--out", str(tmp_path / "run")]) == 2
     assert "which is busy; nearest: " in capsys.readouterr().err
-    with locked(tmp_path):
+    with lock_folder(tmp_path):
         assert run(["execute", "local/dp2", "--out", str(tmp_path)]) == 2
     assert f"a run is in progress in this folder, met process {os.getpid()}" in capsys.readouterr().err
     (tmp_path / "file").write_text("")
@@ -102,7 +102,7 @@ def test_interrupted_run_keeps_what_is_done(tmp_path: Path) -> None:
         while not all(path.exists() and path.read_text().count("\n") >= 2 for path in metrics):
             assert process.poll() is None
             time.sleep(0.05)
-        ranks = children(process.pid)
+        ranks = list_children(process.pid)
         sent = time.monotonic()
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=20)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshwise.scenarios.commands.search import _proven
+from meshwise.scenarios.commands.search import _describe_proof
 from meshwise.strategies.search import Certificate
 
 
@@ -17,4 +17,4 @@ from meshwise.strategies.search import Certificate
     ],
 )
 def test_in_words(certificate: Certificate, said: str) -> None:
-    assert _proven(certificate) == said
+    assert _describe_proof(certificate) == said

@@ -10,7 +10,7 @@ from meshwise import load
 from meshwise.reports.traces.chakra_reader import ReadNode, read_chakra, read_nodes
 from meshwise.scenarios.commands.main import run
 from meshwise.simulator.engine import simulate
-from meshwise.strategies.schedules.schedule import schedule
+from meshwise.strategies.schedules.schedule import build_schedule
 
 SCENARIO = """\
 model: {{transformer: {{layers: {layers}, hidden: 512, heads: 8, ffn: 2048, vocab: 4096{model}}}}}
@@ -52,7 +52,7 @@ def test_a_step_written_and_read_takes_exactly_its_own_time(name: str, tmp_path:
     program = read_chakra(tmp_path / "et")
     value = load(file)
     assert simulate(program).step_time == simulate(program, "longest_path").step_time == value.simulate().step_time
-    assert len(program.rank_classes) == value.chosen().mesh.num_ranks
+    assert len(program.rank_classes) == value.choose_plan().mesh.num_ranks
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def test_a_schedule_is_written_and_read_as_csv(tmp_path: Path, capsys: pytest.Ca
     scenario(file, NODE, "data: 2, pipeline: 4, schedule: order.csv", "")
     written = load(file)
     assert written.simulate().step_time == named
-    assert str(written.chosen().schedule) == str(schedule("zb1p", 4, 4))
+    assert str(written.choose_plan().schedule) == str(build_schedule("zb1p", 4, 4))
     (tmp_path / "order.csv").write_text("0F0,0B0\n1F0,1X0\n")
     assert run(["simulate", str(file)]) == 2
     assert "order.csv:2:1: schedule: an action is" in capsys.readouterr().err

@@ -3,8 +3,8 @@
 import pytest
 
 from meshwise.scenarios.files.errors import ScenarioError
-from meshwise.scenarios.files.reader import parse
-from meshwise.scenarios.loader import scenario_in
+from meshwise.scenarios.files.reader import parse_document
+from meshwise.scenarios.loader import read_scenario
 from meshwise.simulator.catalog import cluster_names
 from meshwise.strategies.schedules.schedule import SCHEDULES
 
@@ -35,7 +35,7 @@ plan:
 
 def messages(text: str) -> list[str]:
     with pytest.raises(ScenarioError) as caught:
-        scenario_in(parse(text.encode(), "s.yaml"))
+        read_scenario(parse_document(text.encode(), "s.yaml"))
     return str(caught.value).splitlines()
 
 
@@ -50,7 +50,7 @@ def changed(**changes: str) -> str:
 
 
 def test_the_good_one_is_good() -> None:
-    assert scenario_in(parse(GOOD.encode())).chosen().tensor == 2
+    assert read_scenario(parse_document(GOOD.encode())).choose_plan().tensor == 2
 
 
 @pytest.mark.parametrize(
@@ -224,6 +224,6 @@ def test_a_cluster_file_is_read_beside_the_scenario_and_its_faults_are_its_own(t
     (tmp_path / "c.yaml").write_text("name: x\nnodes: 0\n")
     text = changed(preset="file: c.yaml", nodes="nodes: 1")
     with pytest.raises(ScenarioError) as caught:
-        scenario_in(parse(text.encode(), str(tmp_path / "s.yaml")))
+        read_scenario(parse_document(text.encode(), str(tmp_path / "s.yaml")))
     assert {fault.file for fault in caught.value.faults} == {str(tmp_path / "c.yaml")}
     assert (2, 1, "nodes") in [(fault.line, fault.column, fault.field) for fault in caught.value.faults]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwise.scenarios.files.errors import LISTED, SHOWN, Fault, ScenarioError, shown
+from meshwise.scenarios.files.errors import MAX_LISTED, MAX_SHOWN, Fault, ScenarioError, format_value
 
 
 def test_faults_come_in_the_order_of_lines_and_once() -> None:
@@ -19,10 +19,10 @@ def test_faults_come_in_the_order_of_lines_and_once() -> None:
 
 
 def test_of_many_faults_the_rest_is_counted() -> None:
-    faults = tuple(Fault("a.yaml", line, 1, "", "x") for line in range(1, LISTED + 4))
+    faults = tuple(Fault("a.yaml", line, 1, "", "x") for line in range(1, MAX_LISTED + 4))
     lines = str(ScenarioError(faults)).split("\n")
-    assert len(lines) == LISTED + 1 and lines[-1] == "... and 3 more"
-    assert str(ScenarioError(faults[:LISTED])).count("\n") == LISTED - 1
+    assert len(lines) == MAX_LISTED + 1 and lines[-1] == "... and 3 more"
+    assert str(ScenarioError(faults[:MAX_LISTED])).count("\n") == MAX_LISTED - 1
 
 
 def test_a_fault_is_one_line_whatever_is_in_it() -> None:
@@ -32,8 +32,8 @@ def test_a_fault_is_one_line_whatever_is_in_it() -> None:
 
 @given(st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.integers(), max_size=40) | st.just({1: 2}))
 def test_a_value_is_shown_in_one_short_line(value: object) -> None:
-    text = shown(value)
-    assert len(text) <= SHOWN and text.isprintable()
+    text = format_value(value)
+    assert len(text) <= MAX_SHOWN and text.isprintable()
 
 
 @pytest.mark.parametrize(
@@ -48,4 +48,4 @@ def test_a_value_is_shown_in_one_short_line(value: object) -> None:
     ],
 )
 def test_values_in_words(value: object, text: str) -> None:
-    assert shown(value) == text
+    assert format_value(value) == text

@@ -5,7 +5,16 @@ from typing import Annotated, Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from meshwise.scenarios.files.fields import MANY_NAMES, Count, NotYet, OneOf, Quantity, Table, Time, nearest
+from meshwise.scenarios.files.fields import (
+    MAX_NAMES,
+    Count,
+    NeutralField,
+    OneOf,
+    Quantity,
+    Table,
+    Time,
+    suggest_nearest,
+)
 from meshwise.simulator.units import Dimension
 
 
@@ -19,7 +28,7 @@ def test_a_whole_float_is_a_count_and_no_other_float_is() -> None:
     for wrong in (1001, 0, 1.5, "3", True):
         with pytest.raises(ValidationError):
             held(count, wrong)
-    assert held(Annotated[int, Count(1000, least=0)], 0) == 0
+    assert held(Annotated[int, Count(1000, minimum=0)], 0) == 0
 
 
 def test_a_quantity_has_a_unit_of_its_dimension() -> None:
@@ -27,25 +36,25 @@ def test_a_quantity_has_a_unit_of_its_dimension() -> None:
     for wrong in ("3 GB", 3, "0 s", "-1 s"):
         with pytest.raises(ValidationError):
             held(Time, wrong)
-    assert Quantity(Dimension.TIME, zero=True).check("0 s") == 0
-    assert Quantity(Dimension.SIZE, bare=True).check(5) == 5.0
+    assert Quantity(Dimension.TIME, allows_zero=True).check("0 s") == 0
+    assert Quantity(Dimension.SIZE, allows_bare=True).check(5) == 5.0
 
 
 def test_a_wrong_name_meets_the_nearest_and_many_names_are_not_told() -> None:
     with pytest.raises(ValueError, match=r"holds one of data, tensor, met 'tensr'; nearest: tensor"):
         OneOf(lambda: ("data", "tensor")).check("tensr")
-    many = [f"name-{number}" for number in range(MANY_NAMES + 1)]
+    many = [f"name-{number}" for number in range(MAX_NAMES + 1)]
     with pytest.raises(ValueError, match=r"holds one of 17 names that `meshwise list models` shows, met 'x'$"):
         OneOf(lambda: many, "models").check("x")
     assert OneOf(lambda: many).check("name-3") == "name-3"
-    assert nearest("100", ["a100", "h100", "b100", "gb100"]) == "; nearest: a100, b100, h100"  # three of four
+    assert suggest_nearest("100", ["a100", "h100", "b100", "gb100"]) == "; nearest: a100, b100, h100"  # three of four
 
 
 def test_what_is_not_supported_yet_holds_its_neutral_value_alone() -> None:
-    assert NotYet("wide", False).check(False) is False
+    assert NeutralField("wide", False).check(False) is False
     for wrong in (True, 0):  # 0 equals False, and is not the word for it
         with pytest.raises(ValueError, match="not supported yet: wide is false"):
-            NotYet("wide", False).check(wrong)
+            NeutralField("wide", False).check(wrong)
 
 
 def test_an_unknown_field_and_a_value_of_another_type_are_errors() -> None:

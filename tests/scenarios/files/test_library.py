@@ -8,16 +8,16 @@ from meshwise import load
 from meshwise.scenarios.files import library
 from meshwise.scenarios.files.errors import ScenarioError
 from meshwise.scenarios.published.frameworks import EAGER_LAUNCH
-from meshwise.scenarios.published.runs import run_of
+from meshwise.scenarios.published.runs import build_run
 from meshwise.simulator.machine.cluster import Cluster
 
-NAMES = library.names()
+NAMES = library.list_names()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_scenario_has_a_plan_that_fills_its_cluster(name: str) -> None:
     scenario = load(name)
-    plan = scenario.chosen()
+    plan = scenario.choose_plan()
     ranks = plan.data * plan.context * plan.tensor_rows * plan.tensor * plan.pipeline
     assert ranks == len(scenario.problem.cluster.free_devices)
     each = plan.data * plan.microbatch if isinstance(plan.microbatch, int) else sum(plan.microbatch)
@@ -58,7 +58,7 @@ def test_megatron_models_have_the_parameters_of_table_1(name: str, billions: flo
 
 def test_the_145b_row_is_that_of_the_paper() -> None:
     scenario = load("gpt-145b-1536-a100")
-    plan = scenario.chosen()
+    plan = scenario.choose_plan()
     assert (plan.data, plan.tensor, plan.pipeline, plan.chunks, plan.microbatch) == (24, 8, 8, 2, 2)
     assert scenario.problem.cluster.num_devices == 1536
     assert scenario.measured is not None
@@ -78,7 +78,7 @@ def test_a_published_row_and_its_scenario_are_the_same_problem_and_plan() -> Non
         "tied_embeddings": True,
         "framework": "Megatron-LM (April 2021)", "step_time_s": 24.8174,
     }  # fmt: skip
-    run, scenario = run_of(row), load("gpt-145b-1536-a100")
+    run, scenario = build_run(row), load("gpt-145b-1536-a100")
     assert run.skipped == ""
     assert run.scenario is not None
     assert run.scenario.plan == scenario.plan
@@ -92,19 +92,19 @@ def test_a_published_row_and_its_scenario_are_the_same_problem_and_plan() -> Non
 
 
 def test_a_bare_name_an_explicit_name_and_a_path_are_one_file() -> None:
-    path = library.root() / "local" / "dp2.yaml"
-    assert library.find("dp2") == library.find("local/dp2") == library.find(path) == path
+    path = library.find_root() / "local" / "dp2.yaml"
+    assert library.find_scenario("dp2") == library.find_scenario("local/dp2") == library.find_scenario(path) == path
 
 
 def test_a_name_that_is_none_proposes_the_nearest() -> None:
     with pytest.raises(ScenarioError, match="nearest: gpt3-175b-1024-a100"):
-        library.find("gpt3-175b-1024-a10")
+        library.find_scenario("gpt3-175b-1024-a10")
 
 
 def test_json_is_a_scenario_too(tmp_path: Path) -> None:
-    from meshwise.scenarios.files.reader import read
+    from meshwise.scenarios.files.reader import read_document
 
-    data = read(library.find("local/dp2")).data
+    data = read_document(library.find_scenario("local/dp2")).data
     (tmp_path / "dp2.json").write_text(json.dumps(data))
     assert load(tmp_path / "dp2.json").problem == load("local/dp2").problem
 
@@ -114,5 +114,5 @@ def test_local_scenarios_can_be_executed() -> None:
     for name in NAMES:
         if name.startswith("local/") or name == "starter":
             scenario = load(name)
-            assert supported.unsupported(scenario.spec, scenario.problem.training, scenario.chosen()) == ()
+            assert supported.unsupported(scenario.spec, scenario.problem.training, scenario.choose_plan()) == ()
             assert isinstance(scenario.problem.cluster, Cluster)

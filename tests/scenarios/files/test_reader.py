@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 
 from meshwise.scenarios.files import reader
 from meshwise.scenarios.files.errors import ScenarioError
-from meshwise.scenarios.files.reader import MAX_BYTES, MAX_DEPTH, parse, read
+from meshwise.scenarios.files.reader import MAX_BYTES, MAX_DEPTH, parse_document, read_document
 
 EVERY_PARSER = ["CLoader", "Loader"]
 
 
 def faults_of(content: bytes) -> list[tuple[int, int, str]]:
     with pytest.raises(ScenarioError) as caught:
-        parse(content, "x.yaml")
+        parse_document(content, "x.yaml")
     return [(fault.line, fault.column, fault.message) for fault in caught.value.faults]
 
 
@@ -42,13 +42,13 @@ def faults_of(content: bytes) -> list[tuple[int, int, str]]:
     ],
 )
 def test_scalars_are_those_of_yaml_1_2(text: str, value: object) -> None:
-    met = parse(f"a: {text}".encode()).data["a"]
+    met = parse_document(f"a: {text}".encode()).data["a"]
     assert met == value
     assert type(met) is type(value)
 
 
 def test_places_are_those_of_keys_and_items() -> None:
-    document = parse(b"a:\n  b: 1\n  c: [x,\n      y]\n")
+    document = parse_document(b"a:\n  b: 1\n  c: [x,\n      y]\n")
     assert document.places == {
         ("a",): (1, 1),
         ("a", "b"): (2, 3),
@@ -59,7 +59,7 @@ def test_places_are_those_of_keys_and_items() -> None:
 
 
 def test_a_fault_of_a_missing_field_is_placed_at_what_encloses_it() -> None:
-    fault = parse(b"x: 1\na:\n  b: 1\n", "f.yaml").fault(("a", "lost"), "this field is required")
+    fault = parse_document(b"x: 1\na:\n  b: 1\n", "f.yaml").fault(("a", "lost"), "this field is required")
     assert str(fault) == "f.yaml:2:1: a.lost: this field is required"
 
 
@@ -103,7 +103,7 @@ def test_nesting_is_bounded(opening: bytes) -> None:
 
 
 def test_the_deepest_nesting_that_is_read() -> None:
-    assert parse(b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1)).data
+    assert parse_document(b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1)).data
     assert "deep" in faults_of(b"[" * (MAX_DEPTH + 2) + b"]" * (MAX_DEPTH + 2))[0][2]
 
 
@@ -119,7 +119,7 @@ def test_an_alias_bomb_is_refused_and_not_expanded() -> None:
 
 def test_keys_and_values_cannot_write_to_the_terminal() -> None:
     with pytest.raises(ScenarioError) as caught:
-        parse(b'"\\e[31m": 1\n"\\e[31m": 2\n')
+        parse_document(b'"\\e[31m": 1\n"\\e[31m": 2\n')
     assert "\x1b" not in str(caught.value)
 
 
@@ -134,7 +134,7 @@ def test_arbitrary_bytes_give_data_or_a_scenario_error(loader: str, content: byt
         if loader == "Loader":
             patch.delattr(yaml, "CLoader", raising=False)
         try:
-            parse(content)
+            parse_document(content)
         except ScenarioError as error:
             assert error.faults
 
@@ -177,7 +177,7 @@ def test_scraps_of_yaml_give_data_or_a_scenario_error(loader: str, text: str) ->
         if loader == "Loader":
             patch.delattr(yaml, "CLoader", raising=False)
         try:
-            parse(text.encode())
+            parse_document(text.encode())
         except ScenarioError as error:
             assert error.faults
 
@@ -195,14 +195,14 @@ PLAIN = st.recursive(
 
 @given(PLAIN)
 def test_json_is_read_as_json_reads_it(data: object) -> None:
-    assert parse(json.dumps(data).encode()).data == data
+    assert parse_document(json.dumps(data).encode()).data == data
 
 
 @given(st.dictionaries(st.text("abc:1e9~ ", max_size=5), PLAIN, max_size=4))
 def test_what_is_written_is_read_back(data: dict[str, object]) -> None:
-    from meshwise.scenarios.files.reader import dump
+    from meshwise.scenarios.files.reader import dump_yaml
 
-    met = parse(dump(data).encode()).data
+    met = parse_document(dump_yaml(data).encode()).data
     assert met == data
     assert json.dumps(met) == json.dumps(data)  # 1 is not true, and 1.0 is not 1
 
@@ -211,5 +211,5 @@ def test_what_is_written_is_read_back(data: dict[str, object]) -> None:
 def test_what_cannot_be_read_is_one_fault(tmp_path, monkeypatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ScenarioError) as caught:
-        read(name)
+        read_document(name)
     assert len(caught.value.faults) == 1

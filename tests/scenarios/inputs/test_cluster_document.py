@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from pydantic import TypeAdapter
 
-from meshwise.scenarios.inputs.cluster_file import cluster_document, exact, load_cluster, write_cluster
+from meshwise.scenarios.inputs.cluster_file import build_cluster_document, format_exact, load_cluster, write_cluster
 from meshwise.scenarios.schema.cluster import WrittenCluster
 from meshwise.simulator import units
 from meshwise.simulator.catalog import cluster, cluster_names
@@ -22,14 +22,14 @@ from .test_cluster_file import read
 @given(clusters())
 @settings(max_examples=200, deadline=None)
 def test_a_cluster_reads_back_equal(value: Cluster) -> None:
-    assert read(cluster_document(value)) == value
+    assert read(build_cluster_document(value)) == value
 
 
 @given(clusters())
 @settings(max_examples=50, deadline=None)
 def test_what_is_written_keeps_to_the_schema(value: Cluster) -> None:
     schema = TypeAdapter(WrittenCluster).json_schema()
-    Draft202012Validator(schema).validate(json.loads(json.dumps(cluster_document(value))))
+    Draft202012Validator(schema).validate(json.loads(json.dumps(build_cluster_document(value))))
 
 
 @pytest.mark.parametrize("name", cluster_names())
@@ -49,9 +49,9 @@ def test_the_catalogue_reads_back_equal_from_a_file(name: str, tmp_path) -> None
     ],
 )
 def test_round_figures_stay_readable(value: float, dimension: Dimension, text: str) -> None:
-    assert exact(value, dimension) == text
+    assert format_exact(value, dimension) == text
 
 
 @given(POSITIVE, st.sampled_from(Dimension))
 def test_figures_are_exact(value: float, dimension: Dimension) -> None:
-    assert units.parse(exact(value, dimension), dimension) == value
+    assert units.parse(format_exact(value, dimension), dimension) == value

@@ -8,11 +8,11 @@ import pytest
 
 from meshwise.scenarios.commands.main import run
 from meshwise.scenarios.files.errors import ScenarioError
-from meshwise.scenarios.files.library import find
-from meshwise.scenarios.files.reader import dump, parse
-from meshwise.scenarios.inputs.cluster_file import cluster_document, cluster_in, write_cluster
+from meshwise.scenarios.files.library import find_scenario
+from meshwise.scenarios.files.reader import dump_yaml, parse_document
+from meshwise.scenarios.inputs.cluster_file import build_cluster, build_cluster_document, write_cluster
 from meshwise.scenarios.loader import load
-from meshwise.simulator.catalog import assumed, cluster, cluster_names
+from meshwise.simulator.catalog import cluster, cluster_names, list_assumed_figures
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.machine.topology import Crossbar
 
@@ -20,38 +20,38 @@ LINK = {"latency": "1 us", "bandwidth": "1 GB/s"}
 
 
 def read(data: dict[str, Any]) -> Cluster:
-    return cluster_in(parse(dump(data).encode()))
+    return build_cluster(parse_document(dump_yaml(data).encode()))
 
 
 def document(nodes: int = 2) -> dict[str, Any]:
-    return cluster_document(cluster("local-cpu", nodes))
+    return build_cluster_document(cluster("local-cpu", nodes))
 
 
 def faults_of(text: str) -> list[tuple[str, str]]:
     with pytest.raises(ScenarioError) as caught:
-        cluster_in(parse(text.encode()))
+        build_cluster(parse_document(text.encode()))
     return [(fault.field, fault.message) for fault in caught.value.faults]
 
 
 def test_a_bare_number_is_an_error_that_shows_a_unit() -> None:
-    text = dump(document(1)).replace("memory: 8 GiB", "memory: 8")
+    text = dump_yaml(document(1)).replace("memory: 8 GiB", "memory: 8")
     assert faults_of(text) == [
         ("accelerator.memory", "a size has a unit, met 8; write a number and a unit, as in '80 GiB'")
     ]
 
 
 def test_a_preset_accelerator_stands_for_the_whole() -> None:
-    written = cluster_document(cluster("dgx-a100-80gb", 2))
+    written = build_cluster_document(cluster("dgx-a100-80gb", 2))
     assert read(written | {"accelerator": {"preset": "a100-80gb"}}) == cluster("dgx-a100-80gb", 2)
-    both = dump(written | {"accelerator": {"preset": "a100-80gb", "launch": "1 us"}})
+    both = dump_yaml(written | {"accelerator": {"preset": "a100-80gb", "launch": "1 us"}})
     assert faults_of(both) == [("accelerator", "holds preset alone or everything written out, met preset and launch")]
 
 
 def test_a_file_of_the_first_format_is_a_switch_in_each_node_and_a_crossbar() -> None:
     old = document() | {"intra_node": LINK}
     value = read(old)
-    assert value.first.network.link.bandwidth == 1e9
-    assert type(value.first.network).__name__ == "Switch"
+    assert value.first_node.network.link.bandwidth == 1e9
+    assert type(value.first_node.network).__name__ == "Switch"
     assert value.fabric == Crossbar()
 
 
@@ -74,9 +74,9 @@ def test_a_mixed_cluster_numbers_its_devices_through() -> None:
     assert value.accelerator_of(7).name == "V100 SXM2 32GB"
     # the tenth device is a core at half speed
     assert value.accelerator_of(9).peak("fp32") == value.accelerator_of(8).peak("fp32") / 2
-    ((field, message),) = faults_of(dump(mixed | {"speeds": {"10": 0.5}}))
+    ((field, message),) = faults_of(dump_yaml(mixed | {"speeds": {"10": 0.5}}))
     assert (field, message[:34]) == ("speeds", "speeds are (device below 10, facto")
-    ((field, message),) = faults_of(dump(mixed | {"node_types": [{"count": 2, "devices": 4, "hosts": 3} | old]}))
+    ((field, message),) = faults_of(dump_yaml(mixed | {"node_types": [{"count": 2, "devices": 4, "hosts": 3} | old]}))
     assert (field, message) == ("node_types.0.hosts", "hosts(3) divide the devices(4) of a node")
 
 
@@ -93,8 +93,8 @@ def test_the_list_of_clusters_marks_what_is_assumed(capsys) -> None:
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows.keys() == set(cluster_names())
     for name, row in rows.items():
-        assert row["assumed"] == assumed(name)
-        assert ("assumes" in row["description"]) == bool(assumed(name))
+        assert row["assumed"] == list_assumed_figures(name)
+        assert ("assumes" in row["description"]) == bool(list_assumed_figures(name))
         assert row["status"].keys() == row["sources"].keys()
 
 
@@ -106,7 +106,7 @@ def test_what_calibrate_says_of_its_file_is_true(tmp_path: Path, monkeypatch: py
     first, second = capsys.readouterr().out.splitlines()
     words = shlex.split(first.partition("meshwise ")[2])
     assert run([word.replace("SCENARIO", "local/dp2") for word in words]) == 0
-    text = find("local/dp2").read_text("utf-8")
+    text = find_scenario("local/dp2").read_text("utf-8")
     named = second.partition("`")[2].partition("`")[0]
     beside = tmp_path / "elsewhere" / "scenario.yaml"
     beside.write_text(re.sub(r"cluster:\n(  .*\n)+", named + "\n", text))

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from meshwise.scenarios.files.errors import ScenarioError
-from meshwise.scenarios.files.reader import parse
+from meshwise.scenarios.files.reader import parse_document
 from meshwise.scenarios.inputs.cluster_file import write_cluster
-from meshwise.scenarios.loader import scenario_in
+from meshwise.scenarios.loader import read_scenario
 from meshwise.simulator.catalog import cluster
 from meshwise.simulator.collective import Algorithm, Collective
 from meshwise.simulator.machine.cluster import Cluster
@@ -24,7 +24,7 @@ cluster:
 def scenario_cluster(text: str, folder: Any = None) -> Cluster:
     lines = "".join(f"  {line}\n" for line in text.splitlines())
     name = "s.yaml" if folder is None else str(folder / "s.yaml")
-    return scenario_in(parse((SCENARIO + lines).encode(), name)).problem.cluster
+    return read_scenario(parse_document((SCENARIO + lines).encode(), name)).problem.cluster
 
 
 def test_a_scenario_adds_to_a_preset() -> None:
@@ -54,7 +54,7 @@ def test_a_scenario_adds_to_a_file_and_wins_where_both_speak(tmp_path) -> None:
 
 
 def test_a_file_with_a_size_of_its_own_is_not_resized_unless_its_fabric_is_replaced(tmp_path) -> None:
-    link = cluster("local-cpu").first.nic
+    link = cluster("local-cpu").first_node.nic
     write_cluster(replace(cluster("local-cpu", 2), fabric=Torus((2, 2), link)), tmp_path / "c.yaml")
     with pytest.raises(ScenarioError, match=r"s\.yaml:5:3: cluster\.nodes: .*have a size of their own"):
         scenario_cluster("file: c.yaml\nnodes: 3", tmp_path)

@@ -11,7 +11,7 @@ from meshwise import load
 from meshwise.scenarios.commands.main import run
 from meshwise.scenarios.inputs.cluster_file import load_cluster, write_cluster
 from meshwise.scenarios.loader import move_to_cluster_file
-from meshwise.simulator.catalog import accelerator, accelerator_names, cluster, estimated
+from meshwise.simulator.catalog import accelerator, accelerator_names, cluster, describe_estimates
 from meshwise.simulator.catalog.typical import timed_accelerators, typical_efficiency
 from meshwise.simulator.machine.cluster import Cluster
 
@@ -96,7 +96,7 @@ def test_what_is_stated_holds_and_the_rest_is_named(tmp_path: Path) -> None:
 
 
 def test_links_have_the_delays_of_timed_ones_where_none_are_stated(tmp_path: Path) -> None:
-    node = cluster_of(written(tmp_path)).first
+    node = cluster_of(written(tmp_path)).first_node
     links = json.loads(files("meshwise.simulator.catalog").joinpath("calibration/links.json").read_text("utf-8"))
     inside = sorted(float(links[f"nvlink{number}"]["latency"].removesuffix(" us")) for number in (2, 3, 4, 5))
     assert node.network.link.latency == pytest.approx((inside[1] + inside[2]) / 2 * 1e-6)
@@ -185,4 +185,4 @@ def test_no_accelerator_of_the_catalogue_is_ideal_or_silent(name: str) -> None:
     device = accelerator(name)
     assert device.matmul.fraction < 1 and device.launch > 0
     related = any(accelerator(timed).matmul == device.matmul for timed in timed_accelerators())
-    assert related != bool(estimated(name))
+    assert related != bool(describe_estimates(name))

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from meshwise.scenarios.files.errors import ScenarioError
-from meshwise.scenarios.files.reader import dump, parse
-from meshwise.scenarios.inputs.cluster_file import cluster_document, cluster_in
+from meshwise.scenarios.files.reader import dump_yaml, parse_document
+from meshwise.scenarios.inputs.cluster_file import build_cluster, build_cluster_document
 from meshwise.simulator.catalog import cluster
 
 LINK = {"latency": "1 us", "bandwidth": "1 GB/s"}
-BASE = cluster_document(cluster("local-cpu", 2))
+BASE = build_cluster_document(cluster("local-cpu", 2))
 
 
 def edges(*names: str) -> dict[str, Any]:
@@ -76,9 +76,9 @@ TENANT = {"name": "other", "devices": [0, 1], "collective": "all_reduce", "size"
     ],
 )  # fmt: skip
 def test_a_wrong_field_is_one_fault_at_its_place(change: dict[str, Any], field: str, message: str) -> None:
-    text = dump(BASE | change)
+    text = dump_yaml(BASE | change)
     with pytest.raises(ScenarioError) as caught:
-        cluster_in(parse(text.encode()))
+        build_cluster(parse_document(text.encode()))
     (fault,) = [fault for fault in caught.value.faults if fault.field == field]
     assert message in fault.message
     key = field.split(".")[0]
@@ -99,9 +99,9 @@ def test_a_wrong_field_is_one_fault_at_its_place(change: dict[str, Any], field: 
     ],
 )
 def test_a_wrong_host_is_one_fault_at_its_place(change: dict[str, Any], field: str, message: str) -> None:
-    text = dump(BASE | {"host": BASE["host"] | change})
+    text = dump_yaml(BASE | {"host": BASE["host"] | change})
     with pytest.raises(ScenarioError) as caught:
-        cluster_in(parse(text.encode()))
+        build_cluster(parse_document(text.encode()))
     (fault,) = caught.value.faults
     assert fault.field == field
     assert message in fault.message

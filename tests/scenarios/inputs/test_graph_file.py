@@ -13,8 +13,8 @@ import pytest
 from meshwise import load
 from meshwise.scenarios.commands.main import run
 from meshwise.scenarios.files.errors import ScenarioError
-from meshwise.scenarios.files.reader import parse
-from meshwise.scenarios.inputs.graph_file import dump_graph, graph_document, graph_in, load_graph
+from meshwise.scenarios.files.reader import parse_document
+from meshwise.scenarios.inputs.graph_file import build_graph, build_graph_document, dump_graph, load_graph
 from meshwise.simulator.models.presets import MODELS
 from meshwise.simulator.operator_graph import OperatorGraph
 
@@ -79,13 +79,13 @@ def plain(graph: OperatorGraph) -> OperatorGraph:
 def test_a_graph_is_read_back_equal(name: str) -> None:
     graph = plain(MODELS[name].graph(8, "fp32"))
     text = dump_graph(graph)
-    assert graph_in(parse(text.encode())).operators == graph
-    assert dump_graph(graph_in(parse(text.encode())).operators) == text
-    assert json.loads(text) == graph_document(graph)
+    assert build_graph(parse_document(text.encode())).operator_graph == graph
+    assert dump_graph(build_graph(parse_document(text.encode())).operator_graph) == text
+    assert json.loads(text) == build_graph_document(graph)
 
 
 def test_the_graph_of_a_document() -> None:
-    model = graph_in(parse(json.dumps(document()).encode()))
+    model = build_graph(parse_document(json.dumps(document()).encode()))
     graph = model.graph(8, "bf16")
     assert graph.num_parameters == 3 * 4  # one weight of 4 in the first block and in each of two layers
     assert {tensor.dtype for block in graph.blocks for tensor in block.tensors} == {"bf16"}
@@ -219,7 +219,7 @@ def test_a_cycle_of_two_names_both() -> None:
     block["operators"] = [one, other]
     block["tensors"].append(block["tensors"][0] | {"name": "z"})
     with pytest.raises(ScenarioError, match="met z, which other makes later"):
-        graph_in(parse(json.dumps(data).encode()))
+        build_graph(parse_document(json.dumps(data).encode()))
 
 
 def test_all_faults_are_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -247,7 +247,7 @@ def test_all_faults_are_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixtu
 )
 def test_what_is_no_graph_is_refused(content: bytes, told: str) -> None:
     with pytest.raises(ScenarioError, match=told):
-        graph_in(parse(content))
+        build_graph(parse_document(content))
 
 
 def test_a_scenario_says_where_its_graph_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from meshwise import load
-from meshwise.reports.pictures.timeline import facts
+from meshwise.reports.pictures.timeline import summarize_step
 from meshwise.scenarios.commands.main import run
-from meshwise.scenarios.files.reader import parse
-from meshwise.strategies.schedules.schedule import schedule
+from meshwise.scenarios.files.reader import parse_document
+from meshwise.strategies.schedules.schedule import build_schedule
 
 HEAD = """\
 model: {transformer: {layers: 8, hidden: 64, heads: 4, ffn: 256, vocab: 512}}
@@ -32,7 +32,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_block_of_text_is_the_schedule_that_prints_so(file: Path) -> None:
-    assert str(schedule("1f1b", 2, 4)) == ORDER
+    assert str(build_schedule("1f1b", 2, 4)) == ORDER
     file.write_text(HEAD + block(ORDER))
     written = load(file).simulate()
     file.write_text(HEAD + "  schedule: 1f1b\n")
@@ -43,7 +43,7 @@ def test_a_block_of_text_is_the_schedule_that_prints_so(file: Path) -> None:
 
 
 def test_chunks_come_from_the_text(file: Path) -> None:
-    file.write_text(HEAD + block(str(schedule("zbv", 2, 4, 2))))
+    file.write_text(HEAD + block(str(build_schedule("zbv", 2, 4, 2))))
     written = load(file)
     assert written.plan is not None and written.plan.chunks == 2
     file.write_text(HEAD + "  schedule: zbv\n  chunks: 2\n")
@@ -67,11 +67,15 @@ def test_a_plan_document_carries_the_order_and_reads_back(file: Path) -> None:
         (ORDER.replace("1F0 1B0", "1B0 1F0"), "8:5: plan.schedule.1: ", "waits for 1F0 of its own order"),
         ("0F0 0B0 0F1 0B1 0F2 0B2 0F3 0B3\n1F0 1F1 1B0 1B1 1F2 1B2 1F3 1B3", "7:5: plan.schedule.0: ", "rank 1 at 1F1"),
         (
-            str(schedule("1f1b", 2, 2)),
+            str(build_schedule("1f1b", 2, 2)),
             "6:3: plan.schedule: ",
             "= 4 microbatches, the order has 2; nearest microbatch: 2",
         ),
-        (str(schedule("1f1b", 3, 4)), "5:3: plan.pipeline: ", "custom: pipeline(2) = 3 does not hold; nearest: 3"),
+        (
+            str(build_schedule("1f1b", 3, 4)),
+            "5:3: plan.pipeline: ",
+            "custom: pipeline(2) = 3 does not hold; nearest: 3",
+        ),
     ],
     ids=["word", "missing", "late", "deadlock", "microbatches", "ranks"],
 )
@@ -93,7 +97,7 @@ def test_a_name_that_is_none_is_still_a_name(file: Path, capsys: pytest.CaptureF
 
 
 def test_lines_of_a_block_have_places() -> None:
-    places = parse(b"a:\n  b: |\n\n      one\n       two\n  c: 1\n").places
+    places = parse_document(b"a:\n  b: |\n\n      one\n       two\n  c: 1\n").places
     assert (places["a", "b", 0], places["a", "b", 1]) == ((4, 7), (5, 8))
     assert ("a", "b", 2) not in places and places["a", "c"] == (6, 3)
 
@@ -105,5 +109,5 @@ def test_a_pipeline_without_a_flush_says_what_its_step_is(file: Path, capsys: py
     assert any("no flush" in line for line in result["assumptions"])
     assert Path("t.svg").stat().st_size and Path("m.svg").stat().st_size
     timeline = load(file).simulate().timeline
-    assert "in the steady state" in facts(timeline)
+    assert "in the steady state" in summarize_step(timeline)
     assert timeline.begin > timeline.step_time  # after the filling

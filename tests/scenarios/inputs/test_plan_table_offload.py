@@ -9,16 +9,16 @@ import pytest
 from meshwise import load
 from meshwise.scenarios.files import library
 from meshwise.scenarios.files.errors import ScenarioError
-from meshwise.scenarios.files.reader import Document, read
-from meshwise.scenarios.loader import scenario_in
+from meshwise.scenarios.files.reader import Document, read_document
+from meshwise.scenarios.loader import read_scenario
 from meshwise.scenarios.scenario import Scenario
 from meshwise.strategies.plan.offloading import Offloading, StepPlace
 
 
 def scenario(**plan: Any) -> Scenario:
     """Return a scenario of two pipeline ranks with other fields of its plan."""
-    document = read(library.find("local/dp2-tp2-pp2"))
-    return scenario_in(Document(document.file, document.data | {"plan": document.data["plan"] | plan}))
+    document = read_document(library.find_scenario("local/dp2-tp2-pp2"))
+    return read_scenario(Document(document.file, document.data | {"plan": document.data["plan"] | plan}))
 
 
 @pytest.mark.parametrize(
@@ -33,11 +33,11 @@ def scenario(**plan: Any) -> Scenario:
 )
 def test_what_is_stated_is_in_the_plan_and_in_its_document(stated: Any, meant: Offloading, tmp_path: Path) -> None:
     found = scenario(offload=stated)
-    plan = found.chosen()
+    plan = found.choose_plan()
     assert plan.offload == meant
-    document = read(library.find("local/dp2-tp2-pp2"))
+    document = read_document(library.find_scenario("local/dp2-tp2-pp2"))
     whole = document.data | {"plan": json.loads(json.dumps(plan.to_json()))}
-    assert scenario_in(Document("whole", whole)).chosen() == plan
+    assert read_scenario(Document("whole", whole)).choose_plan() == plan
 
 
 @pytest.mark.parametrize(

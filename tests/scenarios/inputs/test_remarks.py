@@ -8,9 +8,9 @@ import pytest
 from meshwise import load
 from meshwise.scenarios.commands.main import run
 from meshwise.scenarios.files import library
-from meshwise.scenarios.files.reader import parse
-from meshwise.scenarios.inputs.cluster_file import cluster_document, cluster_table, exact
-from meshwise.scenarios.inputs.remarks import unusual
+from meshwise.scenarios.files.reader import parse_document
+from meshwise.scenarios.inputs.cluster_file import build_cluster_document, format_exact, read_cluster_table
+from meshwise.scenarios.inputs.remarks import list_unusual
 from meshwise.simulator import units
 from meshwise.simulator.catalog import cluster, cluster_names
 from meshwise.simulator.units import Dimension, format_bandwidth, format_compute_rate
@@ -81,12 +81,12 @@ def test_tokens_of_a_step_are_counted(tmp_path: Path) -> None:
 
 def test_no_machine_of_the_catalogue_is_unusual() -> None:
     for name in cluster_names():
-        document = parse(json.dumps(cluster_document(cluster(name))).encode(), name)
-        assert unusual(cluster_table(document), document) == ()
+        document = parse_document(json.dumps(build_cluster_document(cluster(name))).encode(), name)
+        assert list_unusual(read_cluster_table(document), document) == ()
 
 
 def test_no_scenario_of_the_library_is_unusual() -> None:
-    assert {name for name in library.names() if load(name).warnings} == set()
+    assert {name for name in library.list_names() if load(name).warnings} == set()
 
 
 def test_validate_says_it_and_is_content(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,18 +128,18 @@ RATES = (("accelerator", "memory_bandwidth"), ("intra_node", "bandwidth"), ("int
 @pytest.mark.parametrize("name", cluster_names())
 def test_a_unit_off_by_a_thousand_is_told_on_every_rate_of_every_machine(name: str, scale: float) -> None:
     """The remark is on that very figure, and what it says is probably meant is what the catalogue has."""
-    peaks = cluster_document(cluster(name))["accelerator"]["peak"]
+    peaks = build_cluster_document(cluster(name))["accelerator"]["peak"]
     for path in (*RATES, *(("accelerator", "peak", dtype) for dtype in peaks)):
-        data = cluster_document(cluster(name))
+        data = build_cluster_document(cluster(name))
         *above, last = path
         table = data
         for key in above:
             table = table[key]
         dimension = Dimension.COMPUTE_RATE if "peak" in path else Dimension.BANDWIDTH
         value = units.parse(table[last], dimension)
-        table[last] = exact(value * scale, dimension)
-        document = parse(json.dumps(data).encode(), name)
-        (fault,) = unusual(cluster_table(document), document)
+        table[last] = format_exact(value * scale, dimension)
+        document = parse_document(json.dumps(data).encode(), name)
+        (fault,) = list_unusual(read_cluster_table(document), document)
         words = format_compute_rate if "peak" in path else format_bandwidth
         assert fault.field == ".".join(path)
         assert fault.message.endswith(f"; probably {words(value)}")

@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from meshwise.scenarios.interchange.facts import PLAN, Request
+from meshwise.scenarios.interchange.facts import PLAN, TrainerRequest
 from meshwise.scenarios.interchange.targets import TARGETS
 from meshwise.simulator.catalog import cluster
 from meshwise.simulator.models.experts import Experts
@@ -27,12 +27,12 @@ def problem(model: str, ranks: int, training: Training = TRAINING) -> Problem:
     return Problem(graph, cluster("dgx-a100-80gb", max(1, ranks // 8), min(ranks, 8)), training)
 
 
-def request(model: str = "gpt", training: Training = TRAINING, name: str = "small", **layout: Any) -> Request:
+def request(model: str = "gpt", training: Training = TRAINING, name: str = "small", **layout: Any) -> TrainerRequest:
     """Return the request of a layout on as many devices as it has ranks."""
     laid = Layout(**layout)
     ranks = laid.data * laid.tensor * laid.tensor_rows * laid.pipeline * laid.context
     of = problem(model, ranks, training)
-    return Request(name, MODELS[model], of, complete(of, laid))
+    return TrainerRequest(name, MODELS[model], of, complete(of, laid))
 
 
 def check_meaning(name: str, text: str, expected: dict[str, Any]) -> None:

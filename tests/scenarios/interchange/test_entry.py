@@ -5,16 +5,16 @@ from typing import Any
 import pytest
 
 from meshwise.scenarios.interchange.entry import (
-    Always,
+    AnyOf,
     Count,
-    Either,
-    Elsewhere,
-    Needed,
+    ExternalFields,
+    FixedField,
     Reason,
-    Unsayable,
+    RequiredKey,
+    UnsayableError,
     Word,
-    accumulation,
-    one_size,
+    count_microbatches,
+    find_microbatch,
 )
 
 
@@ -34,7 +34,7 @@ class Stated:
 
 
 def reasons(entry: Any, **facts: Any) -> tuple[Reason, ...]:
-    with pytest.raises(Unsayable) as caught:
+    with pytest.raises(UnsayableError) as caught:
         entry.say(facts)
     return caught.value.reasons
 
@@ -51,7 +51,7 @@ def test_a_word_of_two_values_is_read_as_either() -> None:
     entry = Word("kind", "attention", (("ring", "p2p"), ("ulysses", "a2a"), ("all_gather", "p2p")))
     assert entry.say({"attention": "all_gather"}) == {"kind": "p2p"}
     assert entry.read(Stated({"kind": "a2a"})) == {"attention": "ulysses"}
-    assert entry.read(Stated({"kind": "p2p"})) == {"attention": Either(("ring", "all_gather"))}
+    assert entry.read(Stated({"kind": "p2p"})) == {"attention": AnyOf(("ring", "all_gather"))}
     assert [reason.field for reason in reasons(entry, attention="none")] == ["attention"]
 
 
@@ -62,21 +62,21 @@ def test_a_word_that_is_true_is_not_the_number_one() -> None:
 
 
 def test_what_a_target_always_does_is_read_from_any_file_and_said_of_nothing_else() -> None:
-    entry = Always("plan.tensor_rows", 1, "its tensor parallelism has one axis")
+    entry = FixedField("plan.tensor_rows", 1, "its tensor parallelism has one axis")
     assert entry.read(Stated({})) == {"plan.tensor_rows": 1} and entry.say({"plan.tensor_rows": 1}) == {}
     [reason] = reasons(entry, **{"plan.tensor_rows": 2})
     assert str(reason) == "plan.tensor_rows: 1 alone, its tensor parallelism has one axis, met 2"
 
 
 def test_what_is_elsewhere_is_not_asked_and_what_is_needed_is_written() -> None:
-    assert Elsewhere(("model.name",)).say({}) == {} == Elsewhere(("model.name",)).read(Stated({"name": 1}))
-    assert Needed("backend", "nccl").say({}) == {"backend": "nccl"}
+    assert ExternalFields(("model.name",)).say({}) == {} == ExternalFields(("model.name",)).read(Stated({"name": 1}))
+    assert RequiredKey("backend", "nccl").say({}) == {"backend": "nccl"}
     with pytest.raises(AssertionError):
-        Needed("backend", "nccl", fixed=True).read(Stated({"backend": "gloo"}))
+        RequiredKey("backend", "nccl", is_fixed=True).read(Stated({"backend": "gloo"}))
 
 
 def test_microbatches_of_a_step_are_the_batch_over_ranks_and_size() -> None:
     facts = {"training.global_batch": 64, "plan.data": 4, "plan.microbatch": 2}
-    assert accumulation(facts) == 8 and one_size(facts) == 2
-    with pytest.raises(Unsayable, match="the same size on all data ranks"):
-        one_size({"plan.microbatch": (2, 1)})
+    assert count_microbatches(facts) == 8 and find_microbatch(facts) == 2
+    with pytest.raises(UnsayableError, match="the same size on all data ranks"):
+        find_microbatch({"plan.microbatch": (2, 1)})

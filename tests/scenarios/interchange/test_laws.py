@@ -10,18 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_requests import MODELS, TRAINING, problem, request
 
-from meshwise.executor.export.request import CannotSay
-from meshwise.scenarios.inputs.plan_table import layout_in, rule_violations
-from meshwise.scenarios.interchange.facts import FIELDS, PLAN, Facts, Request, facts_of, plan_document
-from meshwise.scenarios.interchange.lines import stated
-from meshwise.scenarios.interchange.target import Target, agrees
+from meshwise.executor.export.request import UnsupportedRequest
+from meshwise.scenarios.inputs.plan_table import build_layout, list_rule_violations
+from meshwise.scenarios.interchange.facts import FIELDS, PLAN, Facts, TrainerRequest, build_plan_document, collect_facts
+from meshwise.scenarios.interchange.lines import flatten_document
+from meshwise.scenarios.interchange.target import Target, is_compatible
 from meshwise.scenarios.interchange.targets import TARGETS
 from meshwise.scenarios.interchange.torchtitan import TORCHTITAN
 from meshwise.scenarios.schema.plan import PlanTable
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.mesh import AXES
-from meshwise.strategies.plan.offloading import NOTHING, Offloading
+from meshwise.strategies.plan.offloading import NO_OFFLOADING, Offloading
 from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.recomputation import FirstLayers, PerStage, Recompute, SomeOperators
@@ -82,28 +82,28 @@ TRAININGS = st.sampled_from(
 )
 
 
-def drawn(choice: dict[str, Any], model: str, training: Any) -> Request | None:
+def drawn(choice: dict[str, Any], model: str, training: Any) -> TrainerRequest | None:
     """Return the request of a layout where it is legal."""
     layout = Layout(**choice)
     ranks = layout.data * layout.tensor * layout.pipeline * layout.context
     of = problem(model, ranks, training)
-    if rule_violations(of, layout):
+    if list_rule_violations(of, layout):
         return None
-    return Request("drawn", MODELS[model], of, complete(of, layout))
+    return TrainerRequest("drawn", MODELS[model], of, complete(of, layout))
 
 
-def plan_of(request: Request, facts: Facts) -> Plan:
+def plan_of(request: TrainerRequest, facts: Facts) -> Plan:
     """Return the plan that facts mean, by the way of a plan file."""
-    return complete(request.problem, layout_in(PlanTable.model_validate(plan_document(facts))))
+    return complete(request.problem, build_layout(PlanTable.model_validate(build_plan_document(facts))))
 
 
-def reads_back(target: Target, request: Request) -> str:
+def reads_back(target: Target, request: TrainerRequest) -> str:
     """Return the file of a request after it was read back."""
-    text = target.to(request)
+    text = target.to_text(request)
     facts = target.read(text.encode())
     assert plan_of(request, facts) == request.plan, text
-    own = facts_of(request)
-    assert [name for name in facts if name not in PLAN and not agrees(facts[name], own[name])] == []
+    own = collect_facts(request)
+    assert [name for name in facts if name not in PLAN and not is_compatible(facts[name], own[name])] == []
     return text
 
 
@@ -118,9 +118,9 @@ def test_a_file_reads_back_or_reasons_are_listed(
         return
     try:
         reads_back(target, asked)
-    except CannotSay as error:
+    except UnsupportedRequest as error:
         head, _, reasons = str(error).partition(" cannot say this: ")
-        assert head == target.called
+        assert head == target.versioned_name
         assert all(each.split(": ")[0] in FIELDS and ", met " in each for each in reasons.split("; ")), reasons
 
 
@@ -182,7 +182,7 @@ def _sayable() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "accelerate", {"data": 2}
     yield "accelerate", {"data": 1}
     yield "accelerate", {"tensor": 2}
-    for zero, offload in product((1, 2), (NOTHING, WHOLE)):
+    for zero, offload in product((1, 2), (NO_OFFLOADING, WHOLE)):
         yield "accelerate", {"data": 4, "zero": zero, "overlap_gradients": False, "offload": offload}
     for schedule, how in product(("1f1b", "gpipe"), (Recompute.NONE, Recompute.FULL)):
         yield "nanotron", llama | {"pipeline": 2, "stages": (5, 3), "schedule": schedule, "recompute": how}
@@ -193,7 +193,7 @@ def _sayable() -> Iterator[tuple[str, dict[str, Any]]]:
 @pytest.mark.parametrize(("name", "choice"), list(_sayable()), ids=str)
 def test_what_can_be_said_is_said(name: str, choice: dict[str, Any]) -> None:
     text = reads_back(TARGETS[name], request(**choice))
-    assert TARGETS[name].version in text or (name == "deepspeed" and TARGETS[name].called in text)
+    assert TARGETS[name].version in text or (name == "deepspeed" and TARGETS[name].versioned_name in text)
 
 
 @given(choice=LAYOUTS, model=st.sampled_from(list(MODELS)), precision=st.sampled_from(["bf16", "fp8"]))
@@ -208,16 +208,16 @@ def test_the_activation_alone_is_said_where_no_recomputation_is(
     if plain is None or again is None:
         return
     try:
-        text = TORCHTITAN.to(plain)
-    except CannotSay as error:
-        with pytest.raises(CannotSay) as other:
-            TORCHTITAN.to(again)
+        text = TORCHTITAN.to_text(plain)
+    except UnsupportedRequest as error:
+        with pytest.raises(UnsupportedRequest) as other:
+            TORCHTITAN.to_text(again)
         reasons = str(error).partition(": ")[2].split("; ")
         assert [reason for reason in reasons if reason not in str(other.value)] == []
         return
     if MODELS[model].ffn_kind != "swiglu":
-        with pytest.raises(CannotSay, match=r"plan\.recompute: the activation of swiglu alone"):
-            TORCHTITAN.to(again)
+        with pytest.raises(UnsupportedRequest, match=r"plan\.recompute: the activation of swiglu alone"):
+            TORCHTITAN.to_text(again)
         return
     said = reads_back(TORCHTITAN, again).splitlines()
     statements = [line for line in text.splitlines() if line.startswith("    config.")]
@@ -236,9 +236,9 @@ def test_kept_parameters_are_those_of_fsdp2(choice: dict[str, Any], model: str, 
     asked = replace(asked, spec=replace(asked.spec, tied_embeddings=False))
     try:
         text = reads_back(megatron, asked)
-    except CannotSay:
+    except UnsupportedRequest:
         return
-    values = stated(megatron.parse(text.encode(), "file")).values
+    values = flatten_document(megatron.parse(text.encode(), "file")).values
     needed = {"--torch-fsdp2-no-reshard-after-forward": True, "--no-gradient-accumulation-fusion": True}
     needed |= {"--untie-embeddings-and-output-weights": True, "--ckpt-format": "torch_dist"}
     assert values | needed == values
@@ -263,8 +263,8 @@ def test_a_map_has_every_key_once_at_most(target: Target) -> None:
 @EACH_TARGET
 def test_all_reasons_at_once(target: Target) -> None:
     choice = {"data": 2, "tensor": 2, "pipeline": 2, "schedule": "zb1p", "order": ("data", "pipeline", "tensor")}
-    with pytest.raises(CannotSay) as error:
-        target.to(request(microbatch=(1, 3), gradient_reduction="parameter_server", **choice))
+    with pytest.raises(UnsupportedRequest) as error:
+        target.to_text(request(microbatch=(1, 3), gradient_reduction="parameter_server", **choice))
     for field in ("microbatch", "order", "gradient_reduction", "schedule"):
         assert f"plan.{field}: " in str(error.value)
 
@@ -273,5 +273,5 @@ def test_all_reasons_at_once(target: Target) -> None:
 def test_a_plan_that_is_no_layout_is_refused(target: Target) -> None:
     asked = request(tensor=2)
     cut = replace(asked, plan=replace(asked.plan, shardings=asked.plan.shardings[:-1]))
-    with pytest.raises(CannotSay, match="a plan that cuts operators in ways of its own"):
-        target.to(cut)
+    with pytest.raises(UnsupportedRequest, match="a plan that cuts operators in ways of its own"):
+        target.to_text(cut)

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_requests import MODELS, TRAINING, problem, request
 
-from meshwise.executor.export.request import CannotSay
+from meshwise.executor.export.request import UnsupportedRequest
 from meshwise.executor.supported import UNFUSED_CORE
 from meshwise.scenarios.files.errors import ScenarioError
-from meshwise.scenarios.inputs.plan_table import layout_in, rule_violations
-from meshwise.scenarios.interchange.facts import Request, plan_document
-from meshwise.scenarios.interchange.lines import stated
+from meshwise.scenarios.inputs.plan_table import build_layout, list_rule_violations
+from meshwise.scenarios.interchange.facts import TrainerRequest, build_plan_document
+from meshwise.scenarios.interchange.lines import flatten_document
 from meshwise.scenarios.interchange.megatron import MEGATRON
 from meshwise.scenarios.interchange.targets import Acceptance
 from meshwise.scenarios.schema.plan import PlanTable
@@ -45,13 +45,13 @@ SUBSETS = [
 OF_STAGE = st.sampled_from([NONE, CORE, FirstLayers(CORE, 1), FirstLayers(CORE, 2), *SUBSETS])
 
 
-def reads_back(asked: Request) -> str:
+def reads_back(asked: TrainerRequest) -> str:
     """Return the file of a request, which means its plan and is written again as it was."""
-    text = MEGATRON.to(asked)
-    layout = layout_in(PlanTable.model_validate(plan_document(MEGATRON.read(text.encode()))))
+    text = MEGATRON.to_text(asked)
+    layout = build_layout(PlanTable.model_validate(build_plan_document(MEGATRON.read(text.encode()))))
     again = complete(asked.problem, layout)
     assert again == asked.plan
-    assert MEGATRON.to(replace(asked, plan=again)) == text
+    assert MEGATRON.to_text(replace(asked, plan=again)) == text
     return text
 
 
@@ -64,7 +64,7 @@ def module_in(text: str) -> str:
 
 def literal_in(text: str) -> Any:
     """Return what the module says that layers compute again."""
-    values = stated(MEGATRON.parse(text.encode(), "file")).values
+    values = flatten_document(MEGATRON.parse(text.encode(), "file")).values
     assert values["--spec"] == ["recomputed_layers", "layer_spec"]
     return values["RECOMPUTED"]
 
@@ -82,7 +82,7 @@ def test_operators_of_unfused_attention_are_its_core(model: str) -> None:
     spec = replace(asked.spec, attention="unfused")
     of = replace(asked.problem, graph=build(spec, TRAINING.sequence, TRAINING.dtype))
     how = SomeOperators(("input_norm", *UNFUSED_CORE, "activation"))
-    text = reads_back(Request("unfused", spec, of, complete(of, Layout(recompute=how))))
+    text = reads_back(TrainerRequest("unfused", spec, of, complete(of, Layout(recompute=how))))
     assert literal_in(text) == (None, ("input_layernorm", "core_attn", "activation"))
 
 
@@ -115,8 +115,8 @@ def test_any_list_of_stages(hows: list[Any], chunks: int, model: str) -> None:
     schedule = {"chunks": chunks, "schedule": "interleaved"} if chunks > 1 else {}
     layout = Layout(pipeline=max(1, len(hows) // chunks), recompute=PerStage(tuple(hows)), microbatch=2, **schedule)
     of = problem(model, layout.pipeline)
-    if not rule_violations(of, layout):
-        reads_back(Request("drawn", MODELS[model], of, complete(of, layout)))
+    if not list_rule_violations(of, layout):
+        reads_back(TrainerRequest("drawn", MODELS[model], of, complete(of, layout)))
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_any_list_of_stages(hows: list[Any], chunks: int, model: str) -> None:
 )
 def test_what_arguments_say_needs_no_module(choice: dict[str, Any], digest: str) -> None:
     """The bytes of scripts that were sayable before there were layers of the script's own."""
-    assert hashlib.sha256(MEGATRON.to(request(**choice)).encode()).hexdigest()[:16] == digest
+    assert hashlib.sha256(MEGATRON.to_text(request(**choice)).encode()).hexdigest()[:16] == digest
 
 
 @pytest.mark.parametrize(
@@ -160,16 +160,16 @@ def test_what_arguments_say_needs_no_module(choice: dict[str, Any], digest: str)
 )
 def test_what_has_no_words_is_refused(choice: dict[str, Any], reason: str) -> None:
     asked = choice | ({"training": replace(TRAINING, precision="fp8")} if "training" in choice else {})
-    with pytest.raises(CannotSay) as error:
-        MEGATRON.to(request(**asked))
+    with pytest.raises(UnsupportedRequest) as error:
+        MEGATRON.to_text(request(**asked))
     assert reason in str(error.value)
 
 
 def test_latent_attention_is_refused() -> None:
     asked = request("llama", recompute=ACTIVATION)
     latent = replace(asked.spec, latent=LatentAttention(kv_rank=16, nope_dim=8, rope_dim=8, value_dim=8), kv_heads=8)
-    with pytest.raises(CannotSay, match=r"plan\.recompute: .* with latent attention, which layers"):
-        MEGATRON.to(replace(asked, spec=latent))
+    with pytest.raises(UnsupportedRequest, match=r"plan\.recompute: .* with latent attention, which layers"):
+        MEGATRON.to_text(replace(asked, spec=latent))
 
 
 def test_attention_alone_goes_with_fp8() -> None:
@@ -201,7 +201,7 @@ def test_attention_alone_goes_with_fp8() -> None:
     ],
 )
 def test_a_module_that_is_read_is_one_that_is_written(old: str, new: str, message: str) -> None:
-    text = MEGATRON.to(request("llama", pipeline=2, recompute=PerStage((FirstLayers(CORE, 1), ACTIVATION))))
+    text = MEGATRON.to_text(request("llama", pipeline=2, recompute=PerStage((FirstLayers(CORE, 1), ACTIVATION))))
     assert old in text
     with pytest.raises(ScenarioError) as error:
         MEGATRON.read(text.replace(old, new, 1).encode(), "file")
@@ -209,7 +209,7 @@ def test_a_module_that_is_read_is_one_that_is_written(old: str, new: str, messag
 
 
 def test_a_name_alone_is_no_module() -> None:
-    text = MEGATRON.to(request("llama"))
+    text = MEGATRON.to_text(request("llama"))
     spec = "    --spec recomputed_layers layer_spec\n    --bf16"
     for wrong in (
         text.replace("    --bf16", spec),
@@ -221,7 +221,7 @@ def test_a_name_alone_is_no_module() -> None:
 
 def test_the_script_writes_the_module_where_python_finds_it() -> None:
     """Run a script whose torchrun is Python: it finds the module, which says what the plan does."""
-    text = MEGATRON.to(request("llama", recompute=CHEAP, name="END $(reboot) RECOMPUTED = (None, ())"))
+    text = MEGATRON.to_text(request("llama", recompute=CHEAP, name="END $(reboot) RECOMPUTED = (None, ())"))
     find = "import importlib.util as u; print(open(u.find_spec('recomputed_layers').origin).read(), end='')"
     shell = f'torchrun() {{ python3 -c "{find}"; rm -r "$LAYERS"; }}\n{text}'
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True)
@@ -233,7 +233,7 @@ def test_the_script_writes_the_module_where_python_finds_it() -> None:
 def test_layers_of_stages_compute_what_the_literal_says() -> None:
     """Run the part of the module that needs no Megatron-LM: all ranks' first chunks are the first stages."""
     how = PerStage((CHEAP, FirstLayers(CORE, 1), ACTIVATION, NONE))
-    module = module_in(MEGATRON.to(request("llama", **CHUNKED, stages=(1, 3, 2, 2), recompute=how)))
+    module = module_in(MEGATRON.to_text(request("llama", **CHUNKED, stages=(1, 3, 2, 2), recompute=how)))
     start, end = module.index("RECOMPUTED = "), module.index("class RecomputedMLP")
     names: dict[str, Any] = {}
     exec(module[start:end], names)
@@ -255,16 +255,16 @@ def test_a_search_for_megatron_takes_them(how: Any) -> None:
     for model, accepted in (("llama", True), ("mixture", False)):
         of = problem(model, 2)
         accepts = Acceptance("megatron", MODELS[model])
-        refusals = Answers(accepts.rules(of)).refusals(Layout(pipeline=2, recompute=how))
+        refusals = Answers(accepts.list_rules(of)).list_refusals(Layout(pipeline=2, recompute=how))
         assert (refusals == ()) is accepted
-        assert accepts.space(of, Space(recompute=(ACTIVATION,))).recompute == (ACTIVATION,)
+        assert accepts.limit_space(of, Space(recompute=(ACTIVATION,))).recompute == (ACTIVATION,)
 
 
 @given(data=st.data())
 @settings(max_examples=150, deadline=None)
 def test_no_other_line_of_a_module_is_read(data: st.DataObject) -> None:
     """Whatever stands in the place of a line of the module, there is one message with its place."""
-    text = MEGATRON.to(request("llama", pipeline=2, recompute=PerStage((FirstLayers(CORE, 1), CHEAP))))
+    text = MEGATRON.to_text(request("llama", pipeline=2, recompute=PerStage((FirstLayers(CORE, 1), CHEAP))))
     lines = text.split("\n")
     first, last = lines.index("LAYERS=$(mktemp -d) || exit 1"), lines.index("END")
     at = data.draw(st.integers(first, last).filter(lambda line: lines[line]))

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from small_requests import MODELS, TRAINING, problem, request
 from test_laws import LAYOUTS, TRAININGS, drawn
 
-from meshwise.executor.export.request import CannotSay
-from meshwise.executor.supported import unsupported
-from meshwise.scenarios.interchange.facts import LayoutFacts, Meanings, Request, facts_of
-from meshwise.scenarios.interchange.targets import EXECUTE, NAMES, TARGETS, Acceptance, sayable
+from meshwise.executor.export.request import UnsupportedRequest
+from meshwise.executor.supported import find_unsupported
+from meshwise.scenarios.interchange.facts import LayoutFacts, Meanings, TrainerRequest, collect_facts
+from meshwise.scenarios.interchange.targets import EXECUTE, NAMES, TARGETS, Acceptance, find_sayable
 from meshwise.scenarios.scenario import Scenario, SearchSettings
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.parallelism import Attention
@@ -27,13 +27,13 @@ from .golden import GOLDEN
 EACH = pytest.mark.parametrize("name", NAMES)
 
 
-def exported(request: Request, name: str) -> tuple[str, ...]:
+def exported(request: TrainerRequest, name: str) -> tuple[str, ...]:
     """Return the reasons for which an export refuses a plan, or the executor a run of it."""
     if name == EXECUTE:
-        return unsupported(request.spec, request.problem.training, request.plan)
+        return find_unsupported(request.spec, request.problem.training, request.plan)
     try:
-        TARGETS[name].to(request)
-    except CannotSay as error:
+        TARGETS[name].to_text(request)
+    except UnsupportedRequest as error:
         return (str(error).partition(": ")[2],)
     return ()
 
@@ -48,8 +48,8 @@ def test_a_layout_is_refused_for_the_reasons_of_the_export(
     if asked is None:
         return
     accepts = Acceptance(name, asked.spec)
-    reasons = accepts.refusals(asked.problem, asked.plan)
-    assert Answers(accepts.rules(asked.problem)).refusals(Layout(**choice)) == reasons
+    reasons = accepts.list_refusals(asked.problem, asked.plan)
+    assert Answers(accepts.list_rules(asked.problem)).list_refusals(Layout(**choice)) == reasons
     expected = exported(asked, name)
     assert (reasons if name == EXECUTE else ("; ".join(reasons),) * bool(reasons)) == expected
 
@@ -60,8 +60,8 @@ def test_fields_of_a_layout_mean_what_those_of_its_plan_mean(choice: dict[str, A
     asked = drawn(choice, model, TRAINING)
     if asked is not None:
         facts = LayoutFacts({}, Meanings(asked.problem), Layout(**choice))
-        assert {name: facts[name] for name in facts_of(asked) if name.startswith("plan.")} == {
-            name: value for name, value in facts_of(asked).items() if name.startswith("plan.")
+        assert {name: facts[name] for name in collect_facts(asked) if name.startswith("plan.")} == {
+            name: value for name, value in collect_facts(asked).items() if name.startswith("plan.")
         }
 
 
@@ -74,13 +74,13 @@ def small(model: str, ranks: int) -> Scenario:
 @EACH
 def test_what_a_search_finds_for_a_target_it_can_say(name: str, model: str, ranks: int) -> None:
     value = small(model, ranks)
-    if Acceptance(name, value.spec).never(value.problem):
+    if Acceptance(name, value.spec).list_general_reasons(value.problem):
         with pytest.raises(ValueError, match=r"can (say|run) no plan of this scenario"):
             value.search(target=name)
         return
     best = value.search("best_first", target=name).best
     assert best is not None
-    assert exported(Request("found", value.spec, value.problem, best.plan), name) == ()
+    assert exported(TrainerRequest("found", value.spec, value.problem, best.plan), name) == ()
 
 
 @EACH
@@ -88,15 +88,15 @@ def test_a_space_for_a_target_has_all_that_it_can_say(name: str) -> None:
     """The levels of ZeRO and the schedules are those of the target; of these all that is accepted is there once."""
     value = small("gpt" if name == EXECUTE else "llama", 4)
     space = value.for_target(name).make_space()
-    accepted = Answers(Acceptance(name, value.spec).rules(value.problem))
+    accepted = Answers(Acceptance(name, value.spec).list_rules(value.problem))
     usual = replace(space, accepts=None)
-    expected = [layout for layout in layouts(value.problem, usual) if not accepted.refusals(layout)]
+    expected = [layout for layout in layouts(value.problem, usual) if not accepted.list_refusals(layout)]
     assert list(layouts(value.problem, space)) == expected
     assert expected
 
 
 def limits(name: str, model: str = "llama") -> dict[str, tuple[Any, ...]]:
-    return sayable(Acceptance(name, MODELS[model]).rules(problem(model, 4)))
+    return find_sayable(Acceptance(name, MODELS[model]).list_rules(problem(model, 4)))
 
 
 def test_limits_are_those_that_the_documentation_of_trainers_names() -> None:
@@ -117,16 +117,19 @@ def test_limits_are_those_that_the_documentation_of_trainers_names() -> None:
 
 def test_limits_that_are_written_stay() -> None:
     accepts = Acceptance("torchtitan", MODELS["llama"])
-    space = accepts.space(problem("llama", 4), Space(zero=(1, 3), schedule=("1f1b",)))
+    space = accepts.limit_space(problem("llama", 4), Space(zero=(1, 3), schedule=("1f1b",)))
     assert (space.zero, space.schedule, space.attention) == ((1, 3), ("1f1b",), (Attention.ALL_GATHER,))
 
 
 def test_what_no_plan_helps_is_told_from_what_hangs_on_the_plan() -> None:
     of = problem("mixture", 4)
-    (never,) = Acceptance("nanotron", MODELS["mixture"]).never(of)
+    (never,) = Acceptance("nanotron", MODELS["mixture"]).list_general_reasons(of)
     assert never.startswith("model.experts: none alone")
-    assert Acceptance("deepspeed", MODELS["mixture"]).never(of) == ()
-    assert Answers(Acceptance("deepspeed", MODELS["mixture"]).rules(of)).refusals(Layout(pipeline=2), FIELDS) == ()
+    assert Acceptance("deepspeed", MODELS["mixture"]).list_general_reasons(of) == ()
+    assert (
+        Answers(Acceptance("deepspeed", MODELS["mixture"]).list_rules(of)).list_refusals(Layout(pipeline=2), FIELDS)
+        == ()
+    )
 
 
 @EACH
@@ -144,17 +147,17 @@ def test_an_unknown_target_names_the_nearest() -> None:
 def test_an_answer_takes_less_than_100_microseconds(name: str) -> None:
     of: Problem = problem("gpt", 16)
     every = list(layouts(of))
-    answers = Answers(Acceptance(name, MODELS["gpt"]).rules(of))
+    answers = Answers(Acceptance(name, MODELS["gpt"]).list_rules(of))
     with measure_cpu() as spent:
         for layout in every:
-            answers.refusals(layout)
+            answers.list_refusals(layout)
     assert spent.seconds / len(every) < 100e-6
 
 
 def test_a_request_of_an_operator_plan_is_refused_whole() -> None:
     one = request("gpt", tensor=2)
     cut = replace(one.plan, shardings=one.plan.shardings[1:])
-    (reason,) = Acceptance("megatron", one.spec).refusals(one.problem, cut)
+    (reason,) = Acceptance("megatron", one.spec).list_refusals(one.problem, cut)
     assert reason.startswith("plan: what the fields of a plan mean")
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from small_requests import check_meaning
 
-from meshwise.strategies.plan.offloading import NOTHING
+from meshwise.strategies.plan.offloading import NO_OFFLOADING
 from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.recomputation import Recompute
 
@@ -45,7 +45,7 @@ MEANT: dict[str, Any] = {
     "plan.stages": (1, 2, 1, 1),
     "plan.microbatch": 2,
     "plan.recompute": Recompute.FULL,
-    "plan.offload": NOTHING,  # enable_cpu_offload is false
+    "plan.offload": NO_OFFLOADING,  # enable_cpu_offload is false
     "plan.expert": 1,
     "training.global_batch": 64,  # local_batch_size * data = 8 * 8: one pass of the pipeline
     "training.sequence": 8192,

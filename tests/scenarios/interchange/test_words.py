@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from small_requests import MODELS, TRAINING, request
 
-from meshwise.executor.export.request import CannotSay
+from meshwise.executor.export.request import UnsupportedRequest
 from meshwise.scenarios.files.errors import ScenarioError
-from meshwise.scenarios.interchange.lines import stated
-from meshwise.scenarios.interchange.target import agrees
+from meshwise.scenarios.interchange.lines import flatten_document
+from meshwise.scenarios.interchange.target import is_compatible
 from meshwise.scenarios.interchange.targets import TARGETS
 from meshwise.strategies.plan.offloading import Offloading
 from meshwise.strategies.plan.parallelism import Attention
@@ -200,7 +200,7 @@ def test_precision(name: str, precision: str, present: dict[str, Any], absent: s
 def test_a_policy_that_is_read_is_one_that_is_written(
     name: str, choice: dict[str, Any], old: str, new: str, message: str
 ) -> None:
-    text = TARGETS[name].to(request(**choice))
+    text = TARGETS[name].to_text(request(**choice))
     assert old in text
     with pytest.raises(ScenarioError, match=message):
         TARGETS[name].read(text.replace(old, new).encode(), "file")
@@ -236,21 +236,23 @@ def test_a_policy_that_is_read_is_one_that_is_written(
     ],
 )
 def test_what_goes_with_nothing_else_is_refused_with_the_reason(name: str, choice: dict[str, Any], reason: str) -> None:
-    with pytest.raises(CannotSay) as error:
-        TARGETS[name].to(request(**choice))
+    with pytest.raises(UnsupportedRequest) as error:
+        TARGETS[name].to_text(request(**choice))
     assert reason in str(error.value)
 
 
 def test_fsdp2_needs_embeddings_of_their_own() -> None:
     asked = request(**KEPT)
-    with pytest.raises(CannotSay, match=r"model\.tied_embeddings: false with --use-torch-fsdp2"):
-        TARGETS["megatron"].to(replace(asked, spec=replace(asked.spec, tied_embeddings=True)))
+    with pytest.raises(UnsupportedRequest, match=r"model\.tied_embeddings: false with --use-torch-fsdp2"):
+        TARGETS["megatron"].to_text(replace(asked, spec=replace(asked.spec, tied_embeddings=True)))
 
 
 def test_products_of_experts_have_no_biases() -> None:
     asked = request("mixture")
-    with pytest.raises(CannotSay, match=r"model\.biases: none or qkv with experts \(--moe-grouped-gemm\), met all"):
-        TARGETS["megatron"].to(replace(asked, spec=replace(asked.spec, biases="all")))
+    with pytest.raises(
+        UnsupportedRequest, match=r"model\.biases: none or qkv with experts \(--moe-grouped-gemm\), met all"
+    ):
+        TARGETS["megatron"].to_text(replace(asked, spec=replace(asked.spec, biases="all")))
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -258,7 +260,7 @@ def test_products_of_experts_have_no_biases() -> None:
 def test_a_script_remarks_on_what_it_takes_for_granted(model: str, clips: bool) -> None:
     """Gradients that are not clipped, and the load of experts, are said in comments; comments mean nothing."""
     asked = request(model, training=replace(TRAINING, gradient_clipping=clips))
-    text = TARGETS["megatron"].to(asked)
+    text = TARGETS["megatron"].to_text(asked)
     assert ("--clip-grad 0.0\n" in text) == ("# --clip-grad 0.0 clips nothing" in text) == (not clips)
     assert ("--num-experts" in text) == ("# Routing is priced with balanced experts." in text) == (model == "mixture")
     bare = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("#"))
@@ -269,13 +271,15 @@ def test_the_load_of_experts_is_the_scenarios() -> None:
     asked = request("mixture")
     assert asked.spec.experts is not None
     loaded = replace(asked.spec, experts=replace(asked.spec.experts, imbalance=1.5))
-    text = TARGETS["megatron"].to(replace(asked, spec=loaded))
+    text = TARGETS["megatron"].to_text(replace(asked, spec=loaded))
     assert "# Routing is priced with an expert of 1.5 times the mean load." in text
-    assert TARGETS["megatron"].read(text.encode()) == TARGETS["megatron"].read(TARGETS["megatron"].to(asked).encode())
+    assert TARGETS["megatron"].read(text.encode()) == TARGETS["megatron"].read(
+        TARGETS["megatron"].to_text(asked).encode()
+    )
 
 
 def test_fsdp2_gives_parameters_up_where_nothing_else_is_said() -> None:
-    text = TARGETS["megatron"].to(request(**KEPT)).replace("    --torch-fsdp2-no-reshard-after-forward\n", "")
+    text = TARGETS["megatron"].to_text(request(**KEPT)).replace("    --torch-fsdp2-no-reshard-after-forward\n", "")
     facts = TARGETS["megatron"].read(text.replace("    --grad-reduce-in-bf16\n", "").encode())
     assert (facts["plan.zero"], facts["plan.reshard_after_forward"]) == (3, True)
     assert facts["training.gradient_precision"] == "same"  # torch sums what parameters are
@@ -286,19 +290,19 @@ def test_a_word_of_two_kernels_is_read_as_either() -> None:
     megatron = TARGETS["megatron"]
     for kernel in ("flash", "flash_2"):
         asked = request("llama")
-        text = megatron.to(replace(asked, spec=replace(asked.spec, attention=kernel)))
+        text = megatron.to_text(replace(asked, spec=replace(asked.spec, attention=kernel)))
         said = megatron.read(text.encode())["model.attention"]
         assert "--attention-backend flash\n" in text and str(said) == "flash or flash_2"
-        assert agrees(said, kernel) and not agrees(said, "unfused")
-    with pytest.raises(CannotSay, match=r"model\.attention: flash or flash_2 or unfused .*, met flash_triton"):
-        megatron.to(replace(asked, spec=replace(asked.spec, attention="flash_triton")))
+        assert is_compatible(said, kernel) and not is_compatible(said, "unfused")
+    with pytest.raises(UnsupportedRequest, match=r"model\.attention: flash or flash_2 or unfused .*, met flash_triton"):
+        megatron.to_text(replace(asked, spec=replace(asked.spec, attention="flash_triton")))
 
 
 def test_operators_of_no_module_have_no_words() -> None:
     """No module has the products of the feed-forward alone, and attention alone is what selective means by itself."""
     for names in (("up", "down"), ("qkv",), ("attention",)):
-        with pytest.raises(CannotSay, match=r"plan\.recompute: "):
-            TARGETS["megatron"].to(request(recompute=SomeOperators(names)))
+        with pytest.raises(UnsupportedRequest, match=r"plan\.recompute: "):
+            TARGETS["megatron"].to_text(request(recompute=SomeOperators(names)))
 
 
 def test_the_policy_of_a_module_recomputes_the_first_layers() -> None:
@@ -316,7 +320,7 @@ def test_the_policy_of_a_module_recomputes_the_first_layers() -> None:
         pass
 
     Every.Config = Config  # type: ignore[attr-defined]
-    text = TARGETS["torchtitan"].to(request(**FIRST))
+    text = TARGETS["torchtitan"].to_text(request(**FIRST))
     start, end = text.index("class FirstLayersAC"), text.index("def laid_out")
     names: dict[str, Any] = {"FullAC": Every, "dataclass": dataclass, "__name__": __name__}
     exec(text[start:end], names)
@@ -327,4 +331,4 @@ def test_the_policy_of_a_module_recomputes_the_first_layers() -> None:
 
 def _values(name: str, model: str = "gpt", **choice: Any) -> dict[str, Any]:
     target = TARGETS[name]
-    return stated(target.parse(target.to(request(model, **choice)).encode(), "file")).values
+    return flatten_document(target.parse(target.to_text(request(model, **choice)).encode(), "file")).values

@@ -13,7 +13,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from meshwise.executor.capture.capture import capture, made
+from meshwise.executor.capture.capture import capture, run_factory
 
 from ...executor.capture.cutting import arguments
 
@@ -39,7 +39,7 @@ def captured(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch):
     for key, value in {"HF_CONFIG": str(folder / "config.json"), "BATCH": "4", "SEQUENCE": "16"}.items():
         monkeypatch.setitem(os.environ, key, value)
     torch.manual_seed(0)
-    module, inputs = made(f"{FACTORY}:model")
+    module, inputs = run_factory(f"{FACTORY}:model")
     return capture(module.double(), inputs, name), module, inputs
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from meshwise.scenarios.published.frameworks import is_megatron, is_xla, zero_stage
 from meshwise.scenarios.published.row import Row
-from meshwise.scenarios.published.runs import run_of
+from meshwise.scenarios.published.runs import build_run
 
 ROW: dict[str, Any] = {
     "row_id": "one", "source_id": "ours", "model": "Llama-2-7B", "arch": "llama", "n_layers": 4, "hidden": 1024,
@@ -42,7 +42,7 @@ SPELLINGS: dict[str, tuple[object, ...]] = {
 @given(st.fixed_dictionaries({}, optional={name: st.sampled_from(values) for name, values in SPELLINGS.items()}))
 @settings(max_examples=150, deadline=None)
 def test_every_row_is_predicted_or_skipped_with_a_reason(changes: dict[str, object]) -> None:
-    run = run_of(ROW | changes)
+    run = build_run(ROW | changes)
     assert (run.scenario is None) == bool(run.skipped)
     fields = (*ROW, "model", "plan", "arch")
     assert not run.skipped or run.skipped.startswith(fields) or " divides " in run.skipped, run.skipped
@@ -51,7 +51,7 @@ def test_every_row_is_predicted_or_skipped_with_a_reason(changes: dict[str, obje
 @pytest.mark.parametrize(("field", "value"), [(name, value) for name, values in SPELLINGS.items() for value in values])
 def test_one_spelling_alone_skips_no_row_but_for_what_is_not_known(field: str, value: object) -> None:
     skips = {"abacus", "1-4", "Stable Diffusion XL"}
-    run = run_of(ROW | {field: value})
+    run = build_run(ROW | {field: value})
     assert bool(run.skipped) == (value in skips or (field, value) == ("seq_len", None)), run.skipped
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from meshwise.scenarios.published.machine import machine, nic_rate, pcie_generation
+from meshwise.scenarios.published.machine import build_machine, nic_rate, pcie_generation
 from meshwise.scenarios.published.row import Row, Skip
 from meshwise.simulator.machine.topology import Switch
 
@@ -28,13 +28,13 @@ def test_machines(
     accelerator: str, memory: int | None, a_node: int | None, devices: int, preset: str, nodes: int, used: int
 ) -> None:
     row = Row({"accelerator": accelerator, "accel_mem_gb": memory, "devices_per_node": a_node})
-    found = machine(row, devices)
-    assert (found.name, found.num_nodes, found.first.devices) == (preset, nodes, used)
+    found = build_machine(row, devices)
+    assert (found.name, found.num_nodes, found.first_node.devices) == (preset, nodes, used)
 
 
 def test_a_relative_is_scaled_to_its_data_sheet_and_says_so() -> None:
     row = Row({"accelerator": "NVIDIA L40S", "accel_mem_gb": 48, "intra_node_link": "PCIe Gen4"})
-    device = machine(row, 8).accelerator
+    device = build_machine(row, 8).accelerator
     assert device.peak("bf16") == pytest.approx(362e12)
     assert device.peak("fp8") == pytest.approx(1979e12 * 362 / 989)  # in proportion to the H100
     assert (device.memory, device.memory_bandwidth) == (48 * GB, 0.864e12)
@@ -42,23 +42,23 @@ def test_a_relative_is_scaled_to_its_data_sheet_and_says_so() -> None:
 
 
 def test_a_link_of_an_export_variant_is_narrower() -> None:
-    link = machine(Row({"accelerator": "A800 80GB"}), 8).first.network
+    link = build_machine(Row({"accelerator": "A800 80GB"}), 8).first_node.network
     assert isinstance(link, Switch) and link.link.bandwidth == 160 * GB
 
 
 def test_an_unknown_accelerator_needs_a_peak() -> None:
     with pytest.raises(Skip, match="accelerator 'XPU 9' is not in the catalogue, and no peak is stated"):
-        machine(Row({"accelerator": "XPU 9"}), 8)
+        build_machine(Row({"accelerator": "XPU 9"}), 8)
     row = Row({"accelerator": "XPU 9", "peak_tflops_used": 494.5, "accel_mem_gb": 64})
-    device = machine(row, 8).accelerator
+    device = build_machine(row, 8).accelerator
     assert device.peak("bf16") == pytest.approx(494.5e12)
     assert device.memory == 64 * GB
 
 
 def test_slices_of_a_torus_are_joined_by_hosts() -> None:
     fields = {"accelerator": "TPU v5p", "plan_note": "4 slice(s) of 64 chips; FSDP inside a slice"}
-    found = machine(Row(fields), 256)
-    assert (found.name, found.num_nodes, found.first.devices) == ("tpu-v5p-slices", 4, 64)
+    found = build_machine(Row(fields), 256)
+    assert (found.name, found.num_nodes, found.first_node.devices) == ("tpu-v5p-slices", 4, 64)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_what_the_nics_of_8_devices_send(fields: dict[str, object], bits: float 
 
 def test_a_stated_nic_replaces_the_machines_own() -> None:
     row = Row({"accelerator": "H100 SXM", "nic_gbps_per_device": 100})
-    node = machine(row, 16).first
+    node = build_machine(row, 16).first_node
     assert node.nics * node.nic.bandwidth == pytest.approx(0.96 * 8 * 100 / 8 * GB)
     assert "NICs of 800 Gb/s a node in all, as the row states" in row.assumed
 

@@ -1,7 +1,7 @@
 import pytest
 
-from meshwise.scenarios.published.frameworks import attention_kernel, host_launch, on_stack
-from meshwise.scenarios.published.network import known_model, network
+from meshwise.scenarios.published.frameworks import apply_software, attention_kernel, launch_time
+from meshwise.scenarios.published.network import build_model, find_model
 from meshwise.scenarios.published.row import Row, Skip
 from meshwise.simulator.catalog import accelerator
 from meshwise.simulator.models.encoders import T5, Bert
@@ -13,7 +13,7 @@ GPT = {"arch": "gpt", "n_layers": 4, "hidden": 1024, "n_heads": 16, "ffn_hidden"
 
 
 def decoder(**fields: object) -> Transformer:
-    model = network(Row(fields))
+    model = build_model(Row(fields))
     assert isinstance(model, Transformer)
     return model
 
@@ -35,7 +35,7 @@ def decoder(**fields: object) -> Transformer:
     ],
 )
 def test_models_of_the_library_by_other_names(name: str, preset: str) -> None:
-    found = known_model(name)
+    found = find_model(name)
     assert found is not None and found.name == MODELS[preset].name
 
 
@@ -54,14 +54,14 @@ def test_models_of_the_library_by_other_names(name: str, preset: str) -> None:
     ],
 )  # fmt: skip
 def test_models_have_as_many_parameters_as_published(name: str, billions: float) -> None:
-    found = known_model(name)
+    found = find_model(name)
     assert found is not None
     assert found.graph(64, "bf16").num_parameters / 1e9 == pytest.approx(billions, rel=0.03)
 
 
 def test_stated_sizes_win_over_those_of_the_model_named() -> None:
     row = Row({"model": "llama3-70b cut to 12 layers", "arch": "llama", "n_layers": 12})
-    model = network(row)
+    model = build_model(row)
     assert isinstance(model, Transformer)
     assert (model.layers, model.hidden, model.kv_heads) == (12, 8192, 8)
     assert "hidden 8192 (not stated; of the model named)" in row.assumed
@@ -99,20 +99,20 @@ def test_which_kernel_attends(kernel: str, framework: str, found: str) -> None:
 )
 def test_how_fast_hosts_launch(framework: str, microseconds: int) -> None:
     row = Row({"framework": framework})
-    assert host_launch(row) == pytest.approx(microseconds * 1e-6)
+    assert launch_time(row) == pytest.approx(microseconds * 1e-6)
     assert len(row.assumed) == (microseconds > 0)
 
 
 def test_products_of_early_libraries_on_the_h100() -> None:
     h100, a100 = accelerator("h100-80gb"), accelerator("a100-80gb")
     foundry, other = Row({"framework": "llm-foundry"}), Row({"framework": "NeMo"})
-    assert on_stack(foundry, h100).sustained == 1.25 and foundry.assumed
-    assert on_stack(other, h100) == h100 and on_stack(foundry, a100) == a100
+    assert apply_software(foundry, h100).sustained == 1.25 and foundry.assumed
+    assert apply_software(other, h100) == h100 and apply_software(foundry, a100) == a100
 
 
 def test_what_is_missing_follows_from_the_rest() -> None:
     row = Row({"arch": "llama", "n_layers": 2, "hidden": 4096})
-    model = network(row)
+    model = build_model(row)
     assert isinstance(model, Transformer)
     assert (model.heads, model.kv_heads, model.vocab) == (32, 32, 32000)
     assert model.ffn == 11008  # 8 * 4096 / 3 = 10922.7, up to a multiple of 256
@@ -124,7 +124,7 @@ def test_heads_that_are_wider_or_fewer_than_usual() -> None:
     assert decoder(**GPT | {"head_dim": 128}).head_dim == 128
     assert decoder(**GPT | {"hidden": 1000, "n_heads": 16}).head_dim == 63  # 62.5
     row = Row(GPT | {"n_kv_heads": 2, "tp": 8})
-    assert network(row).kv_heads == 8  # type: ignore[attr-defined]
+    assert build_model(row).kv_heads == 8  # type: ignore[attr-defined]
     assert "keys and values repeated to 8 heads for tensor(8) ranks" in row.assumed
 
 
@@ -143,35 +143,35 @@ def test_experts() -> None:
     assert experts is not None
     assert (experts.count, experts.top_k, experts.ffn, experts.shared, experts.dense_layers) == (8, 2, 512, 2, 1)
     row = Row(GPT | {"moe_experts": 4})
-    plain = network(row).experts  # type: ignore[attr-defined]
+    plain = build_model(row).experts  # type: ignore[attr-defined]
     assert (plain.top_k, plain.ffn) == (2, 4096)
     assert "moe_topk 2 (not stated)" in row.assumed
 
 
 def test_latent_attention_has_the_sizes_of_deepseek() -> None:
     row = Row(GPT | {"arch": "deepseek-v3 (MLA+MoE)", "moe_experts": 8, "n_kv_heads": 4})
-    model = network(row)
+    model = build_model(row)
     assert isinstance(model, Transformer) and model.latent is not None
     assert (model.latent.kv_rank, model.latent.q_rank, model.kv_heads) == (512, 1536, 16)
     assert any(line.startswith("latent attention") for line in row.assumed)
 
 
 def test_other_families() -> None:
-    bert = network(Row({"arch": "bert", "n_layers": 2, "hidden": 256, "n_heads": 4, "seq_len": 1024}))
+    bert = build_model(Row({"arch": "bert", "n_layers": 2, "hidden": 256, "n_heads": 4, "seq_len": 1024}))
     assert isinstance(bert, Bert) and bert.max_positions == 1024
-    t5 = network(Row({"model": "T5-3B", "arch": "t5 encoder-decoder"}))
+    t5 = build_model(Row({"model": "T5-3B", "arch": "t5 encoder-decoder"}))
     assert isinstance(t5, T5) and t5.head_dim == 128
-    vit = network(Row({"arch": "vit", "n_layers": 2, "hidden": 192, "n_heads": 3, "seq_len": 577}))
+    vit = build_model(Row({"arch": "vit", "n_layers": 2, "hidden": 192, "n_heads": 3, "seq_len": 577}))
     assert isinstance(vit, VisionTransformer) and vit.image == 384  # 24 * 24 patches of 16, and the class token
-    assert network(Row({"model": "resnet-152", "arch": "resnet"})).name == "resnet-152"
+    assert build_model(Row({"model": "resnet-152", "arch": "resnet"})).name == "resnet-152"
 
 
 def test_a_number_of_parameters_is_the_last_resort() -> None:
     row = Row({"model": "our GPT 25B", "arch": "gpt"})
-    model = network(row)
+    model = build_model(row)
     assert isinstance(model, Transformer)
     assert 12 * model.layers * model.hidden**2 == pytest.approx(25e9, rel=0.05)
     assert any("guessed from 25 billion parameters" in line for line in row.assumed)
     for fields in ({"model": "ours", "arch": "gpt"}, {"arch": "mamba"}, {"arch": "unet"}):
         with pytest.raises(Skip, match=r"not stated|not expressed|cannot state"):
-            network(Row(fields))
+            build_model(Row(fields))

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from meshwise.scenarios.published.runs import run_of
+from meshwise.scenarios.published.runs import build_run
 from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.recomputation import Recompute
@@ -13,7 +13,7 @@ from .test_scenario import ROW, scenario
 
 
 def plan(change: dict[str, Any]) -> Plan:
-    return scenario(change).chosen()
+    return scenario(change).choose_plan()
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,9 @@ def test_plans(change: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 def test_a_schedule_with_too_few_microbatches_becomes_a_plainer_one() -> None:
-    run = run_of(ROW | {"tp": 1, "dp": 4, "pp": 2, "vpp": 4, "global_batch": 4})
+    run = build_run(ROW | {"tp": 1, "dp": 4, "pp": 2, "vpp": 4, "global_batch": 4})
     assert run.scenario is not None
-    assert run.scenario.chosen().schedule in ("1f1b", "gpipe")
+    assert run.scenario.choose_plan().schedule in ("1f1b", "gpipe")
     assert any(line.startswith("schedule ") and "for interleaved" in line for line in run.assumed)
 
 
@@ -77,10 +77,10 @@ def test_embedding_and_loss_take_the_place_of_layers() -> None:
 
 def test_little_is_recomputed_where_nothing_else_fits() -> None:
     big = {"n_layers": 48, "hidden": 8192, "n_heads": 64, "ffn_hidden": 32768, "tp": 8, "dp": 1, "recompute": None}
-    run = run_of(ROW | big | {"seq_len": 4096, "micro_batch": 4})
+    run = build_run(ROW | big | {"seq_len": 4096, "micro_batch": 4})
     assert run.scenario is not None
-    assert run.scenario.chosen().recompute is not Recompute.NONE
-    assert run_of(ROW | big).scenario.chosen().recompute is Recompute.NONE  # type: ignore[union-attr]
+    assert run.scenario.choose_plan().recompute is not Recompute.NONE
+    assert build_run(ROW | big).scenario.choose_plan().recompute is Recompute.NONE  # type: ignore[union-attr]
 
 
 def test_attention_of_context_ranks() -> None:

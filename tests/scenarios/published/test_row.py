@@ -30,7 +30,7 @@ def test_a_count_is_whole_and_bounded() -> None:
         with pytest.raises(Skip, match="tp is a whole number of at most 10"):
             Row({"tp": value}).count("tp", 10)
     with pytest.raises(Skip, match="tp is not stated"):
-        Row({}).needed("tp")
+        Row({}).require_count("tp")
 
 
 @pytest.mark.parametrize(
@@ -47,5 +47,5 @@ def test_words_for_on_and_off(value: object, flag: bool | None) -> None:
 
 def test_an_assumption_is_noted_once() -> None:
     row = Row({})
-    assert [row.assumed_count("vpp", 1), row.assumed_count("vpp", 1)] == [1, 1]
+    assert [row.count_or_default("vpp", 1), row.count_or_default("vpp", 1)] == [1, 1]
     assert row.assumed == ["vpp 1 (not stated)"]

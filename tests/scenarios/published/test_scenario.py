@@ -2,9 +2,9 @@ from typing import Any
 
 import pytest
 
-from meshwise.scenarios.published.runs import run_of
+from meshwise.scenarios.published.runs import build_run
 from meshwise.scenarios.scenario import Scenario
-from meshwise.scenarios.studies.accuracy import techniques
+from meshwise.scenarios.studies.accuracy import list_techniques
 
 ROW = {
     "row_id": "one", "source_id": "ours", "model": "small", "arch": "gpt", "n_layers": 8, "hidden": 1024,
@@ -16,7 +16,7 @@ ROW = {
 
 
 def scenario(change: dict[str, Any]) -> Scenario:
-    run = run_of(ROW | change)
+    run = build_run(ROW | change)
     assert run.scenario is not None, run.skipped
     return run.scenario
 
@@ -48,7 +48,7 @@ def scenario(change: dict[str, Any]) -> Scenario:
     ],
 )
 def test_every_assumption_is_listed(change: dict[str, Any], line: str) -> None:
-    assumed = run_of(ROW | change).assumed
+    assumed = build_run(ROW | change).assumed
     assert any(each.startswith(line) for each in assumed), assumed
 
 
@@ -71,18 +71,18 @@ def test_every_assumption_is_listed(change: dict[str, Any], line: str) -> None:
     ],
 )
 def test_what_cannot_be_expressed_has_a_reason(change: dict[str, Any], reason: str) -> None:
-    run = run_of(ROW | change)
+    run = build_run(ROW | change)
     assert run.scenario is None and run.skipped == reason
 
 
 def test_techniques() -> None:
-    assert techniques(scenario({})) == ("dp", "tp", "sp")
-    assert techniques(scenario({"tp_overlap": True})) == ("dp", "tp", "sp", "tp overlap")
+    assert list_techniques(scenario({})) == ("dp", "tp", "sp")
+    assert list_techniques(scenario({"tp_overlap": True})) == ("dp", "tp", "sp", "tp overlap")
     mixed = scenario(
         {"tp": 1, "dp": 8, "ep": 4, "moe_experts": 8, "zero_stage": 3, "recompute": "full", "precision": "fp8"}
     )
-    assert techniques(mixed) == ("dp", "ep", "zero3", "recompute", "fp8", "moe")
-    assert techniques(scenario({"n_devices": 1, "dp": 1, "tp": 1})) == ("plain",)
+    assert list_techniques(mixed) == ("dp", "ep", "zero3", "recompute", "fp8", "moe")
+    assert list_techniques(scenario({"n_devices": 1, "dp": 1, "tp": 1})) == ("plain",)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_gathered_logits_are_whole_on_every_tensor_rank() -> None:
     change = {"framework": "a trainer", "tp": 8, "pp": 1, "dp": 1, "n_devices": 8, "devices_per_node": 8}
     sharded, gathered = (scenario({**change, "loss": loss}) for loss in ("sharded", "gathered"))
     cuts = [
-        next(dict(each.cuts) for each in value.chosen().shardings if each.operator.endswith(".cross_entropy"))
+        next(dict(each.cuts) for each in value.choose_plan().shardings if each.operator.endswith(".cross_entropy"))
         for value in (sharded, gathered)
     ]
     assert "vocab" in cuts[0] and "vocab" not in cuts[1]

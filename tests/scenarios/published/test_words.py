@@ -2,7 +2,7 @@ import pytest
 
 from meshwise.scenarios.published import words
 from meshwise.scenarios.published.row import Row
-from meshwise.strategies.plan.offloading import NOTHING, Offloading
+from meshwise.strategies.plan.offloading import NO_OFFLOADING, Offloading
 from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.recomputation import FirstLayers, Recompute
 
@@ -29,16 +29,16 @@ FULL, SELECTIVE, NONE = Recompute.FULL, Recompute.SELECTIVE, Recompute.NONE
     ],
 )
 def test_schedules(stated: str, chunks: int, expected: tuple[str, int]) -> None:
-    assert words.schedule(Row({"schedule": stated}), 4, chunks) == expected
+    assert words.read_schedule(Row({"schedule": stated}), 4, chunks) == expected
 
 
 def test_without_a_pipeline_there_is_one_schedule() -> None:
-    assert words.schedule(Row({"schedule": "interleaved 1F1B"}), 1, 8) == ("1f1b", 1)
+    assert words.read_schedule(Row({"schedule": "interleaved 1F1B"}), 1, 8) == ("1f1b", 1)
 
 
 def test_a_replaced_schedule_is_an_assumption() -> None:
     row = Row({"schedule": "DualPipe"})
-    words.schedule(row, 4, 1)
+    words.read_schedule(row, 4, 1)
     assert row.assumed == ["schedule dualpipev (the nearest schedule that is simulated)"]
 
 
@@ -73,31 +73,31 @@ def test_a_replaced_schedule_is_an_assumption() -> None:
     ],
 )
 def test_recomputation_of_stages_of_12_layers(stated: object, detail: str | None, expected: object) -> None:
-    assert words.recompute(Row({"recompute": stated, "recompute_detail": detail}), 12) == expected
+    assert words.read_recompute(Row({"recompute": stated, "recompute_detail": detail}), 12) == expected
 
 
 @pytest.mark.parametrize(
     ("stated", "expected"),
     [
-        (None, NOTHING),
-        ("none", NOTHING),
+        (None, NO_OFFLOADING),
+        ("none", NO_OFFLOADING),
         ("optimizer", Offloading(optimizer=(1.0,))),
         ("50% optimizer states", Offloading(optimizer=(0.5,))),
         ("CPU offload (ZeRO-Offload)", Offloading(optimizer=(1.0,))),
         ("parameters and optimizer to CPU", Offloading(optimizer=(1.0,), parameters=(1.0,))),
         ("activations", Offloading(activations=(1.0,))),
-        ("qkv activations", NOTHING),
+        ("qkv activations", NO_OFFLOADING),
     ],
 )
 def test_offloading(stated: str | None, expected: Offloading) -> None:
-    assert words.offload(Row({"offload": stated})) == expected
+    assert words.read_offload(Row({"offload": stated})) == expected
 
 
 def test_how_context_ranks_attend() -> None:
-    assert words.attention(Row({"plan_note": "cef; cp_comm_type a2a"}), 2) is Attention.ULYSSES
-    assert words.attention(Row({"plan_note": "all-gather KV"}), 2) is Attention.ALL_GATHER
+    assert words.read_attention(Row({"plan_note": "cef; cp_comm_type a2a"}), 2) is Attention.ULYSSES
+    assert words.read_attention(Row({"plan_note": "all-gather KV"}), 2) is Attention.ALL_GATHER
     row = Row({})
-    assert words.attention(row, 2) is Attention.RING
+    assert words.read_attention(row, 2) is Attention.RING
     assert row.assumed == ["context parallel attention by a ring (not stated)"]
 
 
@@ -116,5 +116,5 @@ def test_frozen_weights(name: str, frozen: bool) -> None:
 )
 def test_a_recomputation_that_is_a_default_is_not_stated(derived: str, expected: Recompute | None) -> None:
     row = Row({"recompute": "full", "derived_fields": derived})
-    assert words.recompute(row, 4) == expected
+    assert words.read_recompute(row, 4) == expected
     assert bool(row.assumed) == (expected is None)

@@ -8,9 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwise.scenarios.published.runs import read_runs, run_of
-from meshwise.scenarios.published.scenario import seconds_of
-from meshwise.scenarios.studies.accuracy import errors, predict, predict_all, regret, runs_at, summary, to_csv
+from meshwise.scenarios.published.runs import build_run, read_runs
+from meshwise.scenarios.published.scenario import estimate_step_time
+from meshwise.scenarios.studies.accuracy import (
+    load_runs,
+    predict,
+    predict_all,
+    regret,
+    summarize,
+    summarize_errors,
+    to_csv,
+)
 from meshwise.simulator.engine import step_time
 from meshwise.simulator.rank_correlation import kendall_tau
 from meshwise.strategies.lowering import lower
@@ -41,11 +49,11 @@ def test_every_published_run_of_the_sample_is_predicted() -> None:
 
 
 def test_a_long_step_is_what_all_its_events_take() -> None:
-    run = run_of(ROW | {"tp": 1, "dp": 2, "pp": 4, "n_layers": 16, "global_batch": 256})
+    run = build_run(ROW | {"tp": 1, "dp": 2, "pp": 4, "n_layers": 16, "global_batch": 256})
     assert run.scenario is not None
-    problem, plan = run.scenario.problem, run.scenario.chosen()
+    problem, plan = run.scenario.problem, run.scenario.choose_plan()
     assert plan.num_microbatches == 128
-    assert seconds_of(problem, plan) == pytest.approx(step_time(lower(problem, plan)), rel=1e-9)
+    assert estimate_step_time(problem, plan) == pytest.approx(step_time(lower(problem, plan)), rel=1e-9)
 
 
 WORDS = st.sampled_from(
@@ -75,13 +83,13 @@ FIELDS = sorted(
 @settings(max_examples=30, deadline=None)
 @given(st.dictionaries(st.sampled_from(FIELDS), WORDS | st.integers(1, 8), max_size=2))
 def test_any_scenario_of_a_row_is_predicted(change: dict[str, object]) -> None:
-    row = predict(run_of(ROW | {"n_layers": 2} | change))
+    row = predict(build_run(ROW | {"n_layers": 2} | change))
     assert bool(row.skipped) == (row.step_time is None)
 
 
 def test_memory_is_compared_as_it_was_measured() -> None:
-    allocated = predict(run_of(ROW))
-    outside = predict(run_of(ROW | {"mem_note": "nvidia-smi"}))
+    allocated = predict(build_run(ROW))
+    outside = predict(build_run(ROW | {"mem_note": "nvidia-smi"}))
     assert allocated.run.scenario is not None and allocated.peak_memory and outside.peak_memory
     reserved = allocated.run.scenario.problem.cluster.accelerator.reserved
     assert outside.peak_memory - allocated.peak_memory == reserved > 0
@@ -89,15 +97,15 @@ def test_memory_is_compared_as_it_was_measured() -> None:
 
 def test_runs_of_one_plan_count_once_in_a_group() -> None:
     rows = [ROW | {"micro_batch": size, "step_time_s": time} for size, time in ((1, 4.0), (1, 6.0), (2, 1.0))]
-    assert summary([predict(run_of(row)) for row in rows])["groups"] == []  # two plans
+    assert summarize([predict(build_run(row)) for row in rows])["groups"] == []  # two plans
     rows.append(ROW | {"dp": 8, "tp": 1, "step_time_s": 7.0})
-    (group,) = summary([predict(run_of(row)) for row in rows])["groups"]
+    (group,) = summarize([predict(build_run(row)) for row in rows])["groups"]
     assert group["plans"] == 3
 
 
 def test_errors_by_technique_size_and_assumption() -> None:
     rows = [ROW, ROW | {"n_devices": 16, "dp": 8}, ROW | {"dp": 8, "tp": 1}]
-    result = summary([predict(run_of(row)) for row in rows])
+    result = summarize([predict(build_run(row)) for row in rows])
     assert {name: each["count"] for name, each in result["techniques"].items()} == {"dp": 3, "tp": 2}
     assert {name: each["count"] for name, each in result["devices"].items()} == {"8-63": 3}
     assert {"assumption": "optimizer adamw (not stated)", "rows": 3} in result["assumptions"]
@@ -110,8 +118,8 @@ def test_no_row_is_lost(tmp_path) -> None:
         ROW | {"row_id": "three", "source_id": "theirs", "status": "oom", "step_time_s": None},
     ]
     (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
-    predictions = predict_all(runs_at(tmp_path / "rows.jsonl"))
-    result = summary(predictions)
+    predictions = predict_all(load_runs(tmp_path / "rows.jsonl"))
+    result = summarize(predictions)
     assert result["all"]["rows"] == 3
     assert result["all"]["predicted"] == 2
     assert result["all"]["skipped"] == [{"row_id": "two", "reason": "accelerator is not stated"}]
@@ -134,26 +142,26 @@ def test_no_row_is_lost(tmp_path) -> None:
 
 
 def test_intervals_of_a_source_and_in_all() -> None:
-    predicted = predict(run_of(ROW))
+    predicted = predict(build_run(ROW))
     low, high = predicted.step_time_interval or (0.0, 0.0)
     rows = [replace(predicted, run=replace(predicted.run, step_time=seconds)) for seconds in (low, high, 1.01 * high)]
-    result = summary(rows)
+    result = summarize(rows)
     assert result["all"]["step_time_interval"] == result["sources"]["ours"]["step_time_interval"]
     assert result["all"]["step_time_interval"]["inside"] == pytest.approx(2 / 3)
     assert result["all"]["step_time_interval"]["factor"] == pytest.approx(high / (predicted.step_time or 0.0))
-    skipped = summary([predict(run_of(ROW | {"accelerator": None}))])["all"]
+    skipped = summarize([predict(build_run(ROW | {"accelerator": None}))])["all"]
     assert skipped["step_time_interval"] == {"count": 0, "inside": None, "factor": None}
 
 
 def test_errors_by_hand() -> None:
-    assert errors([0.1, -0.2, None, 0.3]) == {
+    assert summarize_errors([0.1, -0.2, None, 0.3]) == {
         "count": 3,
         "mape": 0.2,
         "median": 0.2,
         "max": 0.3,
         "bias": pytest.approx(0.2 / 3),
     }
-    assert errors([None]) == {"count": 0, "mape": None, "median": None, "max": None, "bias": None}
+    assert summarize_errors([None]) == {"count": 0, "mape": None, "median": None, "max": None, "bias": None}
 
 
 @given(st.lists(st.integers(1, 10**6), min_size=2, max_size=8, unique=True))

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from meshwise.scenarios.studies.accuracy import predict_all, runs_at, summary
-from meshwise.scenarios.studies.accuracy_page import RIVALS, main, page
+from meshwise.scenarios.studies.accuracy import load_runs, predict_all, summarize
+from meshwise.scenarios.studies.accuracy_page import RIVALS, format_page, main
 
 RUNS = Path(__file__).parent / "fixtures/published_runs.jsonl"
 """A sample of runs that ten publishers measured."""
@@ -27,8 +27,8 @@ def test_a_page_and_its_pictures_are_written(tmp_path: Path) -> None:
 
 
 def test_the_figures_of_the_page_are_those_of_the_summary() -> None:
-    predictions = predict_all(runs_at(RUNS))
-    text, result = page(predictions), summary(predictions)
+    predictions = predict_all(load_runs(RUNS))
+    text, result = format_page(predictions), summarize(predictions)
     assert "structure is not" in text
     for name, row in (*result["sources"].items(), ("all", result["all"])):
         cells = line(text, "By who measured", name)

@@ -7,7 +7,15 @@ import pytest
 
 from meshwise.scenarios.published.runs import Run
 from meshwise.scenarios.studies.accuracy import Prediction
-from meshwise.scenarios.studies.accuracy_publishers import PARTS, PUBLISHERS, Part, Standing, by_publisher, main, page
+from meshwise.scenarios.studies.accuracy_publishers import (
+    PARTS,
+    PUBLISHERS,
+    Part,
+    Standing,
+    format_page,
+    main,
+    summarize_publishers,
+)
 
 ROOT = Path(__file__).parents[3]
 
@@ -30,7 +38,7 @@ ROWS = (
 
 
 def test_every_publisher_counts_once_and_those_without_a_part_come_first() -> None:
-    result = by_publisher(ROWS)
+    result = summarize_publishers(ROWS)
     assert [(line["publisher"], line["standing"]) for line in result["publishers"]] == [
         ("Alpa", "publisher unseen"),
         ("PyTorch", "publisher unseen"),
@@ -47,7 +55,7 @@ def test_every_publisher_counts_once_and_those_without_a_part_come_first() -> No
 
 
 def test_the_page_says_who_had_a_part_and_what_was_told_rightly() -> None:
-    text = page(by_publisher(ROWS))
+    text = format_page(summarize_publishers(ROWS))
     assert "| MosaicML | structure and figures | 1 |" in text
     assert "Of 8 runs 7 are told rightly, 87.5 %." in text.replace("\\", "")  # one of MosaicML's is said to fit
 
@@ -61,7 +69,7 @@ def test_every_source_that_figures_were_fitted_to_is_named_as_such() -> None:
 
 def test_the_readme_states_the_committed_table() -> None:
     data = json.loads((ROOT / "reports/accuracy/publishers.json").read_text("utf-8"))
-    assert page(data) == (ROOT / "reports/accuracy/publishers.md").read_text("utf-8")
+    assert format_page(data) == (ROOT / "reports/accuracy/publishers.md").read_text("utf-8")
     readme = (ROOT / "README.md").read_text("utf-8")
     for means in data["means"].values():
         cells = (means["publishers"], means["rows"])

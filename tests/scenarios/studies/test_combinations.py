@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from meshwise.scenarios.studies.combinations import Outcome, _outcome, techniques
+from meshwise.scenarios.studies.combinations import Outcome, _simulate_pair, list_techniques
 
 PAGE = (Path(__file__).parents[3] / "docs" / "combinations.md").read_text("utf-8")
-NAMES = [technique.name for technique in techniques()]
-OF = dict(zip(NAMES, techniques(), strict=True))
+NAMES = [technique.name for technique in list_techniques()]
+OF = dict(zip(NAMES, list_techniques(), strict=True))
 
 
 def outcome(first: str, second: str) -> Outcome:
-    return _outcome(OF[first], OF[second])
+    return _simulate_pair(OF[first], OF[second])
 
 
 def test_every_technique_has_a_row_of_the_page() -> None:

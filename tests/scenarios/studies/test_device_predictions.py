@@ -9,30 +9,30 @@ import pytest
 pytest.importorskip("torch")  # trials are of the executor
 
 from meshwise.executor.studies.device_trials import trials
-from meshwise.scenarios.studies.device_predictions import errors, lines, machine_of, main, predicted
+from meshwise.scenarios.studies.device_predictions import describe_rows, find_machine, list_errors, main, predict_rows
 
 GIB = 2**30
 
 
 def row(number: int, **fields: Any) -> dict[str, Any]:
     trial = trials("cuda")[number]
-    found = {"trial": trial.name, "job": json.loads(trial.job("cuda").text()), "status": "ok"}
+    found = {"trial": trial.name, "job": json.loads(trial.job("cuda").to_text()), "status": "ok"}
     return {**found, "step_time": 0.1, "held": {"now": 0, "peak": 10 * GIB, "reserved": 11 * GIB}, **fields}
 
 
 def test_errors_are_predicted_over_measured() -> None:
     told = {"predicted_step_time": 0.12, "predicted_peak": 9 * GIB}
     rows = [row(0, **told), row(1, **told, status="oom")]
-    assert errors(rows) == {"step time": [pytest.approx(0.2)], "peak memory": [pytest.approx(-0.1)]}
-    assert lines(rows)[-2:] == [
+    assert list_errors(rows) == {"step time": [pytest.approx(0.2)], "peak memory": [pytest.approx(-0.1)]}
+    assert describe_rows(rows)[-2:] == [
         "step time: median error 20.0%, worst 20.0%, of 1 rows",
         "peak memory: median error 10.0%, worst 10.0%, of 1 rows",
     ]
-    assert lines(rows)[1].endswith("; oom")
+    assert describe_rows(rows)[1].endswith("; oom")
 
 
 def test_what_is_recomputed_takes_time_and_saves_memory_on_the_catalogues_h200() -> None:
-    plain, full = predicted([row(0), row(2)], machine_of("H200 SXM"))
+    plain, full = predict_rows([row(0), row(2)], find_machine("H200 SXM"))
     assert (plain["trial"], full["trial"]) == ("plain", "full recompute")
     # forward again: of 3 parts 4 at the most, for embedding, head and optimizer stay
     assert 1 < full["predicted_step_time"] / plain["predicted_step_time"] < 4 / 3

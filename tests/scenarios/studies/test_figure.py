@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from meshwise.scenarios.studies.figure import Figure, best, seconds
+from meshwise.scenarios.studies.figure import Figure, measure_best, measure_seconds
 
 
 @pytest.mark.parametrize(
@@ -30,5 +30,5 @@ def test_the_best_run_counts_in_cpu_time(monkeypatch: pytest.MonkeyPatch) -> Non
     def work() -> None:
         clock[0] += next(takes)
 
-    assert best(work) == 2.0
-    assert seconds(work) == 1.0
+    assert measure_best(work) == 2.0
+    assert measure_seconds(work) == 1.0

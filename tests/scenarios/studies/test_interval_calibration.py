@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 
 from meshwise.scenarios.intervals import Category
-from meshwise.scenarios.published.runs import run_of
+from meshwise.scenarios.published.runs import build_run
 from meshwise.scenarios.studies.accuracy import Prediction
 from meshwise.scenarios.studies.interval_calibration import (
-    by_network,
-    by_source,
-    coverage,
-    coverage_by,
-    figures,
+    fit_figures,
+    group_coverage,
     leave_out,
     main,
+    measure_coverage,
+    network_of,
+    source_of,
 )
 
 from .test_accuracy import ROW
@@ -25,7 +25,7 @@ RUNS = Path(__file__).parent / "fixtures/published_runs.jsonl"
 
 def predictions(**measured_over_predicted: list[float]) -> list[Prediction]:
     """Return runs of sources by what was measured over what was predicted, with peaks as predicted."""
-    run = run_of(ROW)
+    run = build_run(ROW)
     return [
         Prediction(
             replace(run, source=source, step_time=ratio, peak_memory=1.0, reserved_memory=1.05), 1.0, 1.0, fits=True
@@ -36,7 +36,7 @@ def predictions(**measured_over_predicted: list[float]) -> list[Prediction]:
 
 
 def test_figures_by_hand() -> None:
-    found = figures(predictions(a=[0.5, 1.0], b=[1.25]), "today")
+    found = fit_figures(predictions(a=[0.5, 1.0], b=[1.25]), "today")
     # by size of the logarithm: 1 (1/4), 1.25 (3/4), 0.5 (1): the ninth tenth is reached by the last
     assert found["step_time"] == {
         "plan stated": {"half_width": round(log(2), 4), "rows": 3, "sources": {"a": 2, "b": 1}}
@@ -47,22 +47,22 @@ def test_figures_by_hand() -> None:
 
 
 def test_sources_left_out_by_hand() -> None:
-    held = leave_out(predictions(a=[1.5, 1.1], b=[1.2]), by_source)
+    held = leave_out(predictions(a=[1.5, 1.1], b=[1.2]), source_of)
     # a is judged by b's 1.2: one of two inside; b by a's 1.5
     assert [(each.source, each.inside, round(each.factor, 9)) for each in held] == [
         ("a", False, 1.2),
         ("a", True, 1.2),
         ("b", True, 1.5),
     ]
-    assert coverage(held) == (3, 2 / 3, pytest.approx(1.2))
-    assert coverage_by(held, "source")["a"] == (2, 0.5, pytest.approx(1.2))
-    assert set(coverage_by(held, "category")) == {Category.STATED}
+    assert measure_coverage(held) == (3, 2 / 3, pytest.approx(1.2))
+    assert group_coverage(held, "source")["a"] == (2, 0.5, pytest.approx(1.2))
+    assert set(group_coverage(held, "category")) == {Category.STATED}
 
 
 def test_a_network_is_known_by_its_sizes() -> None:
-    run = run_of(ROW)
-    same, other = run_of(ROW | {"model": "renamed", "dp": 8, "tp": 1}), run_of(ROW | {"n_layers": 6})
-    first, second, third = (by_network(Prediction(each, 1.0)) for each in (run, same, other))
+    run = build_run(ROW)
+    same, other = build_run(ROW | {"model": "renamed", "dp": 8, "tp": 1}), build_run(ROW | {"n_layers": 6})
+    first, second, third = (network_of(Prediction(each, 1.0)) for each in (run, same, other))
     assert first == second != third
 
 
@@ -70,7 +70,7 @@ def test_a_network_is_known_by_its_sizes() -> None:
 def test_without_measurements_there_are_no_figures(apart: dict[str, None]) -> None:
     rows = [replace(row, run=replace(row.run, **apart)) for row in predictions(a=[1.0])]
     with pytest.raises(ValueError, match="measured step times, peaks and reserved memory, met"):
-        figures(rows, "today")
+        fit_figures(rows, "today")
 
 
 def test_figures_are_written_from_rows(tmp_path: Path, capsys) -> None:

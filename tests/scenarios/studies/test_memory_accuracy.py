@@ -9,13 +9,13 @@ import pytest
 from meshwise.scenarios.published.runs import Run
 from meshwise.scenarios.studies.accuracy import Prediction
 from meshwise.scenarios.studies.memory_accuracy import (
-    judged,
-    judged_threads,
-    left_out,
+    build_thread_run,
+    explain_exclusion,
+    format_page,
+    judge_memory,
+    judge_picks,
+    judge_threads,
     main,
-    page,
-    picks,
-    run_of_thread,
 )
 
 ROOT = Path(__file__).parents[3]
@@ -46,17 +46,17 @@ THREAD: dict[str, Any] = {
 
 
 def test_a_pick_is_the_fastest_of_those_that_are_said_to_fit() -> None:
-    found = picks(ROWS)
+    found = judge_picks(ROWS)
     assert (found["jobs"], found["ran"], found["out_of_memory"], found["nothing_said_to_fit"]) == (3, 1, 1, 1)
     assert [each["row"] for each in found["failed"]] == ["b1"]
 
 
 def test_the_page_counts_what_was_said_and_what_happened() -> None:
-    result = judged(ROWS)
+    result = judge_memory(ROWS)
     # fits and ran: a2, b2, d1, d2; fits and out of memory: b1; not and ran: c1; not and out of memory: a1, c2
     assert result["all"] == {"true_fit": 4, "false_fit": 1, "false_oom": 1, "true_oom": 2}
     assert result["publishers"] == {"Aleph Alpha": result["all"]}
-    assert "| Aleph Alpha | 4 | 1 | 1 | 2 |" in page(result)
+    assert "| Aleph Alpha | 4 | 1 | 1 | 2 |" in format_page(result)
 
 
 def test_a_thread_is_judged_by_the_job_that_it_states() -> None:
@@ -66,11 +66,11 @@ def test_a_thread_is_judged_by_the_job_that_it_states() -> None:
         "outcome": {"status": "ok"},
         "plan": THREAD["plan"] | {"microbatch": 1, "zero": 1},
     }
-    plan = run_of_thread(small).scenario
+    plan = build_thread_run(small).scenario
     assert plan is not None
-    layout = plan.chosen()
+    layout = plan.choose_plan()
     assert (layout.data, layout.microbatch, layout.zero, plan.problem.training.sequence) == (8, 1, 1, 4096)
-    found = judged_threads([THREAD, small, THREAD | {"tier": "C"}])
+    found = judge_threads([THREAD, small, THREAD | {"tier": "C"}])
     assert found["threads"] == 2
     assert found["confusion"] == {"true_fit": 1, "false_fit": 0, "false_oom": 0, "true_oom": 1}
     assert found["wrong"] == [] and found["not_judged"] == {}
@@ -88,7 +88,7 @@ def test_a_thread_is_judged_by_the_job_that_it_states() -> None:
     ],
 )
 def test_a_thread_that_cannot_be_judged_says_why(changes: dict[str, Any], reason: str) -> None:
-    assert left_out(THREAD | changes) == reason
+    assert explain_exclusion(THREAD | changes) == reason
 
 
 def test_a_file_that_is_none_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,4 +102,4 @@ def test_a_file_that_is_none_is_one_line_and_exit_code_2(tmp_path: Path, capsys:
 
 def test_the_projects_own_page_is_what_its_data_say() -> None:
     data = json.loads((ROOT / "reports/accuracy/memory.json").read_text("utf-8"))
-    assert page(data) == (ROOT / "reports/accuracy/memory.md").read_text("utf-8")
+    assert format_page(data) == (ROOT / "reports/accuracy/memory.md").read_text("utf-8")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from meshwise.scenarios.studies.operator_walk import PAGE, PICTURE, Walk, write
+from meshwise.scenarios.studies.operator_walk import PAGE, PICTURE, Walk, write_walk
 from meshwise.simulator.units import to_ticks
 from meshwise.strategies.operators.brute_force import brute_force
 from meshwise.strategies.operators.cost_graph import Solution
@@ -21,7 +21,7 @@ def walk() -> Walk:
 
 
 def test_the_page_and_its_picture_are_what_the_command_writes(walk: Walk, tmp_path: Path) -> None:
-    write(walk, tmp_path)
+    write_walk(walk, tmp_path)
     assert (tmp_path / PAGE).read_text("utf-8") == (ROOT / "docs" / PAGE).read_text("utf-8"), COMMAND
     drawn, kept = (imread(folder / PICTURE) for folder in (tmp_path, ROOT / "docs"))
     assert np.array_equal(drawn, kept), COMMAND

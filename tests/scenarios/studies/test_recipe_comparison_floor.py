@@ -2,8 +2,8 @@
 
 import pytest
 
-from meshwise.scenarios.recipes import recipe_layouts
-from meshwise.scenarios.studies.recipe_comparison import SLACK, cases, fastest, outcome
+from meshwise.scenarios.recipes import list_recipe_layouts
+from meshwise.scenarios.studies.recipe_comparison import SLACK, evaluate_plan, find_fastest, list_cases
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.search.starts import engineer_layouts
 
@@ -21,13 +21,17 @@ BUDGET = 12
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_no_default_search_is_slower_than_a_recipe_or_an_engineers_plan(name: str) -> None:
     """All plans are simulated alike and keep one rule of fitting."""
-    scenario = next(case for case in cases() if case.name == name).scenario()
+    scenario = next(case for case in list_cases() if case.name == name).scenario()
     problem = scenario.problem
     found = scenario.search(budget=BUDGET).best
     assert found is not None and scenario.plan is not None
     costs = SimulatedCost(problem)
-    own = outcome("its own plan", scenario.plan, costs)
-    others = (own, fastest(problem, engineer_layouts(problem), costs), fastest(problem, recipe_layouts(problem), costs))
+    own = evaluate_plan("its own plan", scenario.plan, costs)
+    others = (
+        own,
+        find_fastest(problem, engineer_layouts(problem), costs),
+        find_fastest(problem, list_recipe_layouts(problem), costs),
+    )
     for other in others:
         if other is not None and other.step_time is not None:
             assert found.evaluation.step_time <= other.step_time * (1 + SLACK), other.name

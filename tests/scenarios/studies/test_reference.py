@@ -1,6 +1,6 @@
 """The reference in the documentation is what the docstrings say."""
 
-from meshwise.scenarios.studies.reference import pages as reference_pages
+from meshwise.scenarios.studies.reference import build_pages as reference_pages
 
 from ...pages import ROOT
 

@@ -48,8 +48,8 @@ def test_gaps_shares_and_wins_are_those_of_hand() -> None:
     assert found.gaps("random", 100) == {SMALL.name: 1.0}  # the median of 100 %, 50 % and no plan
     assert found.gaps("random") == {SMALL.name: 0.5}
     assert found.gaps("beam")[SMALL.name] == pytest.approx(-0.05)
-    assert (found.share("random", 100), found.share("random", 200)) == (0, 1 / 3)
-    assert (found.share("random", 2.9, 1), found.share("random", 3.0, 1)) == (0, 1 / 3)
+    assert (found.solved_share("random", 100), found.solved_share("random", 200)) == (0, 1 / 3)
+    assert (found.solved_share("random", 2.9, 1), found.solved_share("random", 3.0, 1)) == (0, 1 / 3)
     assert found.wins(2) == {"best_first": 1}
     assert found.wins(3) == {"beam": 1}
     assert [run.algorithm for run in found.refused] == ["expert"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import meshwise.scenarios.studies.search_runs
-from meshwise.scenarios.studies.search_comparison import Comparison, page
+from meshwise.scenarios.studies.search_comparison import Comparison, format_page
 from meshwise.scenarios.studies.search_runs import (
     CASES,
     WIDE_CASES,
@@ -20,7 +20,7 @@ from meshwise.scenarios.studies.search_runs import (
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.search import LAYOUT_ALGORITHMS, Space, layouts, search
-from meshwise.strategies.search.space import count
+from meshwise.strategies.search.space import count_layouts
 
 from .test_search_comparison import RUNS
 
@@ -51,15 +51,15 @@ def test_every_problem_has_plans_of_at_most_1024_devices(case: Case) -> None:
 
 @pytest.mark.parametrize("case", WIDE_CASES, ids=lambda case: case.name)
 def test_no_budget_exhausts_a_wide_space(case: Case) -> None:
-    assert count(case.problem(), case.space) > meshwise.scenarios.studies.search_runs.BUDGET
+    assert count_layouts(case.problem(), case.space) > meshwise.scenarios.studies.search_runs.BUDGET
 
 
 def test_a_wide_problem_is_searched_in_its_wide_space(tmp_path: Path) -> None:
     wide = replace(SMALL, wide=True)
     proof = next(run_case(wide, 1))
-    assert proof.considered == count(wide.problem(), Space(wide=True)) > count(SMALL.problem())
-    assert "in wide spaces" in page(Comparison([proof], (wide,)))
-    assert "in wide spaces" not in page(Comparison(RUNS, TWO))
+    assert proof.considered == count_layouts(wide.problem(), Space(wide=True)) > count_layouts(SMALL.problem())
+    assert "in wide spaces" in format_page(Comparison([proof], (wide,)))
+    assert "in wide spaces" not in format_page(Comparison(RUNS, TWO))
 
 
 def test_runs_are_those_of_the_search_and_are_made_once() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwise.simulator.calibration.kernel_rows import MAX_ROW_BYTES, Refused, Row, Skipped, read_rows
+from meshwise.simulator.calibration.kernel_rows import MAX_ROW_BYTES, Row, RowError, Skipped, read_rows
 from meshwise.simulator.calibration.kernels import FusedAttention, Product, Stream
 from meshwise.simulator.machine.compute import Pass
 from meshwise.simulator.machine.kernels import Matmul
@@ -81,14 +81,14 @@ def test_a_product_is_as_stated_and_gradients_of_forward_sizes_are_turned() -> N
 
 
 def test_a_sum_of_gradients_is_read_and_written_in_fp32() -> None:
-    assert product(one(**{"pass": "wgrad", "layout": "NT", "accumulate": True})).written == 8
-    assert product(one()).written == 0
+    assert product(one(**{"pass": "wgrad", "layout": "NT", "accumulate": True})).result_bytes == 8
+    assert product(one()).result_bytes == 0
 
 
 def test_a_sum_in_16_bits_is_narrower_and_one_of_no_stated_dtype_is_left_out() -> None:
     wgrad = {"pass": "wgrad", "layout": "NT", "accumulate": True}
-    assert product(one(**wgrad, note="output bf16")).written == 4
-    assert product(one(**wgrad, note="output fp32")).written == 8
+    assert product(one(**wgrad, note="output bf16")).result_bytes == 4
+    assert product(one(**wgrad, note="output fp32")).result_bytes == 8
     assert "dtype of the sum" in reason(kernel="grouped_gemm", groups=8, **{"pass": "wgrad", "accumulate": True})
 
 
@@ -105,9 +105,9 @@ def test_clocks_sink_after_ten_milliseconds_of_the_same_kernel() -> None:
 def test_a_split_result_is_copied_and_its_gradient_joined() -> None:
     # 64 x 128 of 2 bytes, read and written; the gradient's product reduces over these 128
     qkv = {"impl": "enc-attention-qkv"}
-    assert product(one(**qkv)).copied == 64 * 128 * 2 * 2
-    assert product(one(**qkv, **{"pass": "dgrad"})).copied == 64 * 128 * 2 * 2
-    assert product(one()).copied == 0
+    assert product(one(**qkv)).copied_bytes == 64 * 128 * 2 * 2
+    assert product(one(**qkv, **{"pass": "dgrad"})).copied_bytes == 64 * 128 * 2 * 2
+    assert product(one()).copied_bytes == 0
 
 
 def test_what_a_tensor_group_adds_up_is_no_product() -> None:
@@ -143,14 +143,14 @@ def test_backward_kernels_of_autograd_wait_for_the_host_where_they_are_small() -
 def test_causal_attention_sees_half() -> None:
     kernel = one(**ATTENTION).kernel
     assert isinstance(kernel, FusedAttention)
-    assert (kernel.shape.heads, kernel.shape.seen, kernel.passes) == (16, 256, (Pass.FORWARD,))
+    assert (kernel.shape.heads, kernel.shape.mean_keys, kernel.passes) == (16, 256, (Pass.FORWARD,))
     both = one(**ATTENTION | {"kernel": "attention_fwd_bwd", "causal": False}).kernel
     assert isinstance(both, FusedAttention)
-    assert (both.shape.seen, both.passes) == (512, (Pass.FORWARD, Pass.BACKWARD))
+    assert (both.shape.mean_keys, both.passes) == (512, (Pass.FORWARD, Pass.BACKWARD))
     # keys and values of 4 heads of 64, 2 x 512 tokens, 2 bytes each: read and written
     cached = one(**ATTENTION | {"note": "KV-cache write included"}).kernel
     assert isinstance(cached, FusedAttention)
-    assert cached.copied == 2 * 2 * 512 * 4 * (64 + 64) * 2
+    assert cached.copied_bytes == 2 * 2 * 512 * 4 * (64 + 64) * 2
 
 
 def test_a_norm_moves_two_tensors_and_backward_three() -> None:
@@ -208,14 +208,14 @@ def test_rows_that_are_not_used_say_why(changes: dict[str, Any], words: str) -> 
     ids=range(21),
 )
 def test_what_is_no_row_is_refused_with_its_line(row: bytes, words: str) -> None:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RowError) as caught:
         read_rows([line(), b"", row])
     assert str(caught.value).startswith("3: ") and words in str(caught.value)
     assert len(str(caught.value)) < 400
 
 
 def test_an_empty_file_is_refused() -> None:
-    with pytest.raises(Refused, match="one JSON object a line, met none"):
+    with pytest.raises(RowError, match="one JSON object a line, met none"):
         read_rows([b"", b"\n"])
 
 
@@ -227,7 +227,7 @@ JSON = st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=3))
 def test_any_field_of_anything_is_used_skipped_or_refused(row: dict[str, Any], changes: dict[str, Any]) -> None:
     try:
         used, skipped = read_rows([json.dumps(row | changes).encode()])
-    except Refused as error:
+    except RowError as error:
         assert str(error).startswith("1: ")
     else:
         assert len(used) + len(skipped) == 1

@@ -18,13 +18,13 @@ MOVED = 2 * (8 * 32 + 32 * 16)
 def test_a_product_moves_its_factors_and_its_result_once() -> None:
     assert PRODUCT.seconds(DEVICE) == pytest.approx(0.5 + (MOVED + 2 * 8 * 16) / 1e3)
     # a sum of gradients in fp32 is read and written: 8 bytes an element
-    assert replace(PRODUCT, written=8).seconds(DEVICE) == pytest.approx(0.5 + (MOVED + 8 * 8 * 16) / 1e3)
-    assert replace(PRODUCT, copied=1e3).seconds(DEVICE) == pytest.approx(PRODUCT.seconds(DEVICE) + 0.5 + 1.0)
+    assert replace(PRODUCT, result_bytes=8).seconds(DEVICE) == pytest.approx(0.5 + (MOVED + 8 * 8 * 16) / 1e3)
+    assert replace(PRODUCT, copied_bytes=1e3).seconds(DEVICE) == pytest.approx(PRODUCT.seconds(DEVICE) + 0.5 + 1.0)
 
 
 def test_a_cast_is_two_kernels_that_read_the_input_twice_and_write_it_narrow() -> None:
     plain = Product(Matmul(1, 8, 16, 32), "fp8")
-    more = replace(plain, casts=True).seconds(DEVICE) - plain.seconds(DEVICE)
+    more = replace(plain, casts_input=True).seconds(DEVICE) - plain.seconds(DEVICE)
     assert more == pytest.approx(2 * 0.5 + 8 * 32 * (2 + 2 + 1) / 1e3)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from meshwise.simulator.calibration.least_squares import fit, least_squares
+from meshwise.simulator.calibration.least_squares import fit_parameters, least_squares
 from meshwise.simulator.calibration.parameters import Parameter
 from meshwise.simulator.interconnect.routes import FloatArray
 
@@ -44,7 +44,7 @@ def test_a_constant_is_the_weighted_mean_within_its_bounds() -> None:
 
 def test_a_parameter_is_its_guess_unless_rows_say_otherwise() -> None:
     parameter = Parameter("p", 0.0, 1.0, 0.3, 0.1)
-    assert fit([parameter], lambda v: 0.0 * v[:1], np.ones(1)) == pytest.approx([0.3])
+    assert fit_parameters([parameter], lambda v: 0.0 * v[:1], np.ones(1)) == pytest.approx([0.3])
     # one row asks for 0.4 and the guess, a spread of 0.1 away, for 0.3; both weigh the same: half way
-    [value] = fit([parameter], lambda v: v - 0.4, np.ones(1))
+    [value] = fit_parameters([parameter], lambda v: v - 0.4, np.ones(1))
     assert value == pytest.approx(0.35, abs=1e-3)

@@ -15,33 +15,35 @@ from meshwise.simulator.calibration.collective_rows import CollectiveRow, Timing
 from meshwise.simulator.calibration.least_squares import least_squares
 from meshwise.simulator.calibration.link_fits import (
     TECHNOLOGIES,
-    Figures,
-    cases,
-    deviations,
-    disagreements,
-    dump,
-    errors,
+    LinkFigures,
+    find_disagreements,
     fit_links,
-    held_out,
-    predict,
+    group_cases,
+    measure_errors,
+    measure_held_out,
+    predict_seconds,
+    relative_deviations,
+    to_json_text,
 )
 from meshwise.simulator.catalog import cluster, sources, statuses
 from meshwise.simulator.collective import Algorithm, Collective
 from meshwise.simulator.collectives.choose import choose, idle_time, phases
-from meshwise.simulator.machine.cluster import Library, Protocol
+from meshwise.simulator.machine.cluster import CommunicationLibrary, Protocol
 from meshwise.simulator.machine.topology import Link
 
 SAMPLE = Path(__file__).parent / "collectives.jsonl"
 ROWS, SKIPPED = read_rows(SAMPLE.read_text("utf-8").splitlines())
 EVERY = (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL)
-TRUE = Figures(
+TRUE = LinkFigures(
     Link(2e-6, 350e9, 1.5e-5),
-    library=Library((Protocol("ll", 0.4, 0.3, 0.1, messages=True), Protocol("ll128", 0.6, 0.5, 0.6)), 0.5, 0.8, 5e-5),
+    library=CommunicationLibrary(
+        (Protocol("ll", 0.4, 0.3, 0.1, messages=True), Protocol("ll128", 0.6, 0.5, 0.6)), 0.5, 0.8, 5e-5
+    ),
 )
 
 
 def synthetic(
-    figures: Figures, source: str = "s", spread: Callable[[int], float] = lambda n: 1.0
+    figures: LinkFigures, source: str = "s", spread: Callable[[int], float] = lambda n: 1.0
 ) -> list[CollectiveRow]:
     """Return rows as H100 nodes of other figures would give them."""
     rows = [
@@ -50,7 +52,7 @@ def synthetic(
         for ranks in (2, 4, 8)
         for power in range(10, 31)
     ]
-    seconds = predict(cases(rows), len(rows), figures)
+    seconds = predict_seconds(group_cases(rows), len(rows), figures)
     return [replace(row, seconds=float(t) * spread(n)) for n, (row, t) in enumerate(zip(rows, seconds, strict=True))]
 
 
@@ -59,14 +61,16 @@ def synthetic(
 )
 def test_terms_give_the_time_that_the_simulator_gives(name: str, nodes: int) -> None:
     machine = cluster(name, nodes)
-    figures = Figures(machine.first.network.link, machine.first.nic if nodes > 1 else Link(0.0, inf), machine.library)
+    figures = LinkFigures(
+        machine.first_node.network.link, machine.first_node.nic if nodes > 1 else Link(0.0, inf), machine.library
+    )
     rows = [
         CollectiveRow("s", name, nodes, ranks * nodes, collective, size, 1.0)
         for collective in EVERY
         for ranks in (2, 4, 8)
         for size in (1e3, 1e5, 1e7, 1e9)
     ]
-    found = predict(cases(rows), len(rows), figures)
+    found = predict_seconds(group_cases(rows), len(rows), figures)
     for row, seconds in zip(rows, found.tolist(), strict=True):
         group = np.array(row.group)
         algorithm = choose(machine, row.collective, group, row.size)
@@ -79,7 +83,7 @@ def test_a_named_algorithm_is_not_chosen_anew() -> None:
         CollectiveRow("s", "dgx-h100", 1, 8, Collective.ALL_REDUCE, 2.0**30, 1.0, algorithm)
         for algorithm in (Algorithm.RING, Algorithm.IN_SWITCH)
     )
-    seconds = predict(cases([ring, switched]), 2, TRUE)
+    seconds = predict_seconds(group_cases([ring, switched]), 2, TRUE)
     # ring: launch 15 us + 14 steps of 2 us, (14 + 0.5)/8 of 1 GiB at 350 GB/s; in switches 9/8 of it at 80 % of that
     assert seconds[0] == pytest.approx(1.5e-5 + 14 * 2e-6 + 14.5 / 8 * 2**30 / 350e9)
     assert seconds[1] == pytest.approx(1.5e-5 + 5e-5 + 2 * 2e-6 + 9 / 8 * 2**30 / 280e9)
@@ -96,7 +100,7 @@ def test_a_fit_finds_the_figures_that_made_the_rows() -> None:
     assert library.own == pytest.approx(0.5, rel=0.1)
     assert library.reduction == pytest.approx(0.8, rel=0.08)
     clean = synthetic(TRUE)
-    assert np.median(np.abs(deviations(clean, fit_links(rows)))) < 0.02
+    assert np.median(np.abs(relative_deviations(clean, fit_links(rows)))) < 0.02
 
 
 def test_no_link_is_faster_than_its_data_sheet() -> None:
@@ -115,13 +119,13 @@ def test_without_rows_a_link_reaches_what_its_relative_does() -> None:
 
 
 def test_a_source_left_out_has_no_part_in_the_figures() -> None:
-    slow = Figures(Link(2e-6, 200e9, 1.5e-5), library=TRUE.library)
+    slow = LinkFigures(Link(2e-6, 200e9, 1.5e-5), library=TRUE.library)
     rows = synthetic(TRUE, "fast") + synthetic(slow, "slow")
     for source, rate in (("slow", 350e9), ("fast", 200e9)):
         fit = fit_links(rows, leave_out=(source,)).links["nvlink4"]
         assert fit.figures.link.bandwidth == pytest.approx(rate, rel=0.02)
         assert source not in fit.sources
-    without = {each.source: each for each in held_out(rows) if (each.collective, each.size) == ("*", "large")}
+    without = {each.source: each for each in measure_held_out(rows) if (each.collective, each.size) == ("*", "large")}
     # large messages that take 350/200 of what is predicted are 1 - 200/350 = 43 % too low, the others 75 % too high
     assert without["slow"].bias == pytest.approx(200 / 350 - 1, abs=0.08)
     assert without["fast"].bias == pytest.approx(350 / 200 - 1, abs=0.15)
@@ -132,7 +136,7 @@ def test_hosts_read_a_time_beside_the_collective() -> None:
     fits = fit_links(synthetic(TRUE) + beside)
     assert fits.host_time == pytest.approx(60e-6, rel=0.05)
     assert fits.links["nvlink4"].sources == ("s",)  # a better clock has timed every size
-    [overall] = [e for e in errors(beside, fits) if (e.collective, e.size) == ("*", "*")]
+    [overall] = [e for e in measure_errors(beside, fits) if (e.collective, e.size) == ("*", "*")]
     assert overall.mean < 0.05
 
 
@@ -142,9 +146,9 @@ def test_publishers_that_differ() -> None:
         for source, size, seconds in (("a", 2.0**20, 4e-5), ("b", 1.1 * 2**20, 8.8e-5))
     )
     other = replace(second, ranks=4)
-    [found] = disagreements([second, first, other])
+    [found] = find_disagreements([second, first, other])
     # by bytes a second: 40 us for 1 MiB against 80
-    assert (found.first, found.second, found.size, found.rows) == ("a", "b", "mid", 1)
+    assert (found.source, found.other_source, found.size, found.rows) == ("a", "b", "mid", 1)
     assert found.ratio == pytest.approx(0.5)
 
 
@@ -156,7 +160,7 @@ def test_published_rows_are_met() -> None:
     for row_source, limit in (("aic_nccl_h100_sxm", 0.10), ("vtrain_nccl_a100", 0.10), ("stas00_sharp_sweep", 0.12)):
         own = [row for row in ROWS if row.source == row_source]
         fits = fit_links(ROWS, leave_out=(row_source,)) if row_source != "aic_nccl_h100_sxm" else fit_links(ROWS)
-        assert np.mean(np.abs(deviations(own, fits))) < limit, row_source
+        assert np.mean(np.abs(relative_deviations(own, fits))) < limit, row_source
 
 
 def test_a_page_says_all_of_it() -> None:
@@ -167,12 +171,12 @@ def test_a_page_says_all_of_it() -> None:
 
 
 def test_what_is_written_is_what_the_catalogue_reads() -> None:
-    written = json.loads(dump(fit_links(synthetic(TRUE))))
+    written = json.loads(to_json_text(fit_links(synthetic(TRUE))))
     assert written.keys() == TECHNOLOGIES.keys()
     assert written["nvlink4"]["fit"]["sources"] == ["s"] and written["nvlink3"]["fit"]["relative"] == "nvlink4"
     assert sources("dgx-h100")["intra_node.bandwidth"].startswith("nvlink4: fitted to ")
     assert statuses("dgx-h100")["library"] == "derived"
-    ports, wire = cluster("dgx-2-v100-32gb").first.network.link, cluster("dgx-1-v100-16gb").first.network.link
+    ports, wire = cluster("dgx-2-v100-32gb").first_node.network.link, cluster("dgx-1-v100-16gb").first_node.network.link
     assert ports.bandwidth == pytest.approx(6 * wire.bandwidth)
     assert [each.name for each in cluster("aws-p5").library.protocols] == ["ll", "ll128"]
     assert cluster("tpu-v4").library.protocols == ()

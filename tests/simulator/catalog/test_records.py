@@ -4,25 +4,25 @@ from meshwise.simulator.catalog import (
     STATUSES,
     accelerator,
     accelerator_names,
-    assumed,
     cluster,
     cluster_names,
+    list_assumed_figures,
     sources,
     statuses,
 )
-from meshwise.simulator.catalog.records import names, record
+from meshwise.simulator.catalog.records import list_names, read_record
 from meshwise.simulator.machine.topology import Dragonfly, FatTree, LeafSpine, Mesh, Switch
 
-KINDS = [(kind, name) for kind in ("accelerators", "clusters") for name in names(kind)]
+KINDS = [(kind, name) for kind in ("accelerators", "clusters") for name in list_names(kind)]
 IDENTITY = ("accelerator",)
 """Which accelerator a cluster has is its name, not a figure."""
 
 
 @pytest.mark.parametrize(("kind", "name"), KINDS)
 def test_every_figure_has_a_source_and_a_status(kind: str, name: str) -> None:
-    found = record(kind, name)
+    found = read_record(kind, name)
     paths = found.paths()
-    without = [path for path in paths if found.origin(path) is None and path not in IDENTITY]
+    without = [path for path in paths if found.find_origin(path) is None and path not in IDENTITY]
     assert without == []
     for path, (status, text) in found.origins.items():
         assert status in STATUSES, path
@@ -44,17 +44,17 @@ def test_what_no_document_states_is_listed_as_assumed(kind: str, name: str) -> N
     )
     for path, text in sources(name).items():
         if any(word in text for word in words):
-            assert path in assumed(name)
-    assert {path for path, status in statuses(name).items() if status == "assumed"} <= assumed(name).keys()
+            assert path in list_assumed_figures(name)
+    assert {path for path, status in statuses(name).items() if status == "assumed"} <= list_assumed_figures(name).keys()
 
 
 def test_a_clusters_assumptions_include_those_of_its_accelerator() -> None:
-    assert {"accelerator.memory_bandwidth", "accelerator.matmul", "host"} <= assumed("local-cpu").keys()
-    assert assumed("dgx-a100-80gb") == {}
+    assert {"accelerator.memory_bandwidth", "accelerator.matmul", "host"} <= list_assumed_figures("local-cpu").keys()
+    assert list_assumed_figures("dgx-a100-80gb") == {}
 
 
 def test_a_record_that_is_like_another_drops_the_sources_of_what_it_states_itself() -> None:
-    parent, child = record("clusters", "dgx-a100-80gb"), record("clusters", "jean-zay-a100")
+    parent, child = read_record("clusters", "dgx-a100-80gb"), read_record("clusters", "jean-zay-a100")
     assert child.figures["devices_per_node"] == parent.figures["devices_per_node"]
     assert "host.numa_nodes" in parent.origins
     assert "host.numa_nodes" not in child.origins
@@ -73,10 +73,10 @@ def test_matmul_figures_are_physical(name: str) -> None:
 
 @pytest.mark.parametrize("name", cluster_names())
 def test_every_cluster_stands_in_several_sizes(name: str) -> None:
-    one = cluster(name).first
+    one = cluster(name).first_node
     for nodes, devices in ((2, None), (2, max(one.devices // 2, 1)), (1, 1)):
         made = cluster(name, nodes, devices)
-        node = made.first
+        node = made.first_node
         assert made.num_devices == nodes * node.devices and node.devices == (devices or one.devices)
         assert node.devices // node.hosts <= one.devices // one.hosts  # no host holds more than it has slots
         assert node.nics / node.devices >= one.nics / one.devices * 0.999  # nor does a device lose its share
@@ -93,7 +93,7 @@ def test_links_are_near_what_nccl_counts_and_below_the_data_sheet() -> None:
         "dgx-b200": (18, 40.1, 50),
     }
     for name, (links, counted, sheet) in nvlink.items():
-        found = cluster(name).first.network.link.bandwidth / links
+        found = cluster(name).first_node.network.link.bandwidth / links
         assert counted * 1e9 * 0.92 < found <= sheet * 1e9
         assert found < counted * 1e9 * 1.01 or name == "dgx-2-v100-32gb"  # NVLink 2 is measured at 22 to 24 GB/s
 
@@ -102,14 +102,14 @@ def test_nics_are_what_nccl_counts() -> None:
     """12.0 GB/s per 100 Gb/s of a NIC."""
     nics = {"dgx-1-v100-32gb": 100, "dgx-a100-40gb": 200, "dgx-h100": 400, "gb300-nvl72": 800, "azure-nd-h200-v5": 400}
     for name, gigabits in nics.items():
-        assert cluster(name).first.nic.bandwidth == 12e9 * gigabits / 100
+        assert cluster(name).first_node.nic.bandwidth == 12e9 * gigabits / 100
 
 
 def test_only_nvlink_4_and_later_switches_reduce() -> None:
     reducing = {
         cluster(name).accelerator.name.split()[0]
         for name in cluster_names()
-        if isinstance(network := cluster(name).first.network, Switch) and network.reduces
+        if isinstance(network := cluster(name).first_node.network, Switch) and network.reduces
     }
     assert reducing == {"H100", "H200", "B200", "B300", "GB200", "GB300"}
 
@@ -118,12 +118,12 @@ def test_meshes_have_the_published_links() -> None:
     """DGX-1: six links a GPU, twelve cube edges and four diagonals; a GCD has at most eight links."""
 
     def degrees(name: str) -> list[int]:
-        network = cluster(name).first.network
+        network = cluster(name).first_node.network
         assert isinstance(network, Mesh)
         return [sum(links for a, b, links in network.pairs if device in (a, b)) for device in range(8)]
 
     assert degrees("dgx-1-v100-32gb") == [6] * 8
-    assert len(cluster("dgx-1-v100-32gb").first.network.pairs) == 12 + 4
+    assert len(cluster("dgx-1-v100-32gb").first_node.network.pairs) == 12 + 4
     assert max(degrees("frontier-mi250x")) <= 8
 
 
@@ -137,8 +137,8 @@ def test_named_fabrics_have_their_published_figures() -> None:
     assert isinstance(frontier, Dragonfly) and frontier.nodes_per_router * frontier.routers_per_group == 128
     # 512 endpoints of 25 GB/s against 73 other groups: blocking factor 1.753
     assert 512 * 25e9 / (73 * frontier.group_link.bandwidth) == pytest.approx(1.753, abs=0.001)
-    assert cluster("gb200-nvl72").first.devices == 72 == 4 * cluster("gb200-nvl72").first.hosts
+    assert cluster("gb200-nvl72").first_node.devices == 72 == 4 * cluster("gb200-nvl72").first_node.hosts
 
 
 def test_a_larger_switch_has_no_more_nics() -> None:
-    assert cluster("dgx-h100", 1, 16).first.nics == cluster("dgx-h100").first.nics
+    assert cluster("dgx-h100", 1, 16).first_node.nics == cluster("dgx-h100").first_node.nics

@@ -17,7 +17,7 @@ TPUS = {"tpu-v4": (16, 16, 16), "tpu-v5e": (16, 16), "tpu-v5p": (16, 20, 28), "t
 
 @pytest.mark.parametrize("name", TPUS)
 def test_a_torus_has_as_many_places_as_devices(name: str) -> None:
-    a_node = cluster(name).first.devices
+    a_node = cluster(name).first_node.devices
     for nodes in (1, 2, 4, 8, 16, 32):
         fabric = cluster(name, nodes).fabric
         assert isinstance(fabric, Torus)
@@ -29,7 +29,7 @@ def test_a_torus_has_as_many_places_as_devices(name: str) -> None:
 @pytest.mark.parametrize(("name", "chips_a_nic"), [("tpu-v5p-slices", 1), ("tpu-v5e-slices", 4)])
 @pytest.mark.parametrize("chips", [64, 256])
 def test_slices_of_any_size_have_the_nics_of_their_hosts(name: str, chips_a_nic: int, chips: int) -> None:
-    assert cluster(name, 2, chips).first.nics == chips // chips_a_nic
+    assert cluster(name, 2, chips).first_node.nics == chips // chips_a_nic
 
 
 def test_slices_are_those_that_google_offers() -> None:

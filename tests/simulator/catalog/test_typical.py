@@ -4,7 +4,7 @@ from dataclasses import replace
 from statistics import median
 
 from meshwise.simulator.catalog import accelerator
-from meshwise.simulator.catalog.records import fitted_links
+from meshwise.simulator.catalog.records import list_fitted_links
 from meshwise.simulator.catalog.typical import timed_accelerators, typical_efficiency, typical_link
 
 
@@ -24,11 +24,11 @@ def test_attention_is_compared_by_the_part_of_the_peak_that_it_reaches() -> None
     assert abs(typical.attention.forward * typical.matmul.fraction - expected) < 1e-12
     # beside products that are half as near to the peak, attention is stated as twice as near to them
     half = replace(typical.matmul, fraction=typical.matmul.fraction / 2)
-    assert abs(typical.attention_beside(half).forward - 2 * typical.attention.forward) < 1e-12
+    assert abs(typical.scale_attention(half).forward - 2 * typical.attention.forward) < 1e-12
 
 
 def test_links_wait_as_long_as_the_median_of_fitted_ones() -> None:
     for inside in (True, False):
-        fitted = fitted_links(inside=inside)
+        fitted = list_fitted_links(inside=inside)
         assert typical_link(inside=inside).latency == median(link.latency for link in fitted)
         assert typical_link(inside=inside).launch == median(link.launch for link in fitted)

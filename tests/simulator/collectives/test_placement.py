@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwise.simulator.collective import Algorithm, Collective
-from meshwise.simulator.collectives.choose import able, phases
-from meshwise.simulator.collectives.placement import Alike
+from meshwise.simulator.collectives.choose import can_run, phases
+from meshwise.simulator.collectives.placement import GroupShapes
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.machine.topology import Crossbar, Fabric, Graph, LeafSpine
 
@@ -23,7 +23,7 @@ def groups_on_clusters(draw: st.DrawFn) -> tuple[Cluster, np.ndarray]:
     size = draw(st.integers(2, min(count, 5)))
     each = st.permutations(range(count)).map(lambda devices: devices[:size])
     rows = [np.array(row) for row in draw(st.lists(each, min_size=1, max_size=4))]
-    moved = [(row + shift * cluster.first.devices) % count for row in rows for shift in range(3)]
+    moved = [(row + shift * cluster.first_node.devices) % count for row in rows for shift in range(3)]
     return cluster, np.array(draw(st.permutations(moved)))
 
 
@@ -31,18 +31,18 @@ def groups_on_clusters(draw: st.DrawFn) -> tuple[Cluster, np.ndarray]:
 @settings(max_examples=80, deadline=None)
 def test_spread_phases_are_those_of_every_group(case: tuple[Cluster, np.ndarray], collective: Collective) -> None:
     cluster, groups = case
-    alike = Alike(cluster, groups)
+    alike = GroupShapes(cluster, groups)
     assert np.array_equal(
         alike.shape[[alike.shape.tolist().index(s) for s in range(len(alike.numbers))]], alike.numbers
     )
     for algorithm in Algorithm:
-        runs = able(cluster, collective, algorithm, groups)
+        runs = can_run(cluster, collective, algorithm, groups)
         if not runs.all() or (collective is Collective.SEND and groups.shape[1] != 2):
             continue
         every = phases(cluster, collective, algorithm, groups)
         once = phases(cluster, collective, algorithm, alike.representatives)
         for whole, phase in zip(every, once, strict=True):
-            spread = alike.spread(phase)
+            spread = alike.spread_phase(phase)
             assert np.array_equal(spread.group, whole.group)
             assert np.array_equal(spread.link, whole.link)
             assert spread.load == pytest.approx(whole.load, rel=1e-12)
@@ -53,9 +53,9 @@ def test_spread_phases_are_those_of_every_group(case: tuple[Cluster, np.ndarray]
 @settings(max_examples=20, deadline=None)
 def test_some_of_the_groups_lie_as_all_do(case: tuple[Cluster, np.ndarray], data: st.DataObject) -> None:
     cluster, groups = case
-    alike = Alike(cluster, groups)
+    alike = GroupShapes(cluster, groups)
     chosen = np.array(sorted(data.draw(st.sets(st.integers(0, len(groups) - 1), min_size=1))))
-    some = alike.among(chosen)
+    some = alike.select(chosen)
     assert np.array_equal(some.numbers[some.shape], alike.shape[chosen])
     assert np.array_equal(some.representatives[some.shape[0]], groups[chosen[0]])
 
@@ -76,5 +76,5 @@ def test_some_of_the_groups_lie_as_all_do(case: tuple[Cluster, np.ndarray], data
 def test_groups_lie_alike_where_nodes_can_be_renamed(
     fabric: Fabric, first: list[int], second: list[int], same: bool
 ) -> None:
-    shape = Alike(machine(nodes=4, devices=2, fabric=fabric), np.array([first, second])).shape
+    shape = GroupShapes(machine(nodes=4, devices=2, fabric=fabric), np.array([first, second])).shape
     assert (shape[0] == shape[1]) == same

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from meshwise.simulator.collective import Algorithm, Collective
 from meshwise.simulator.collectives.choose import phases
-from meshwise.simulator.collectives.placement import place
-from meshwise.simulator.collectives.ring import inside
+from meshwise.simulator.collectives.placement import place_groups
+from meshwise.simulator.collectives.ring import node_rings
 from meshwise.simulator.machine.topology import Mesh, NodeNetwork, PcieTree, Ring, Switch
 
 from .machines import MANY, PORT, loads, machine
@@ -59,10 +59,10 @@ def test_ranks_without_wires_send_through_others() -> None:
 def test_every_rank_sends_and_receives_one_byte(network: NodeNetwork, group: list[int]) -> None:
     """Open where the group goes on to other nodes: of ``k`` edges one is missing, ``(k - 1) / k`` of a byte."""
     cluster = machine(4, 8, network=network)
-    placement = place(cluster, np.array([group]))
+    placement = place_groups(cluster, np.array([group]))
     on_node = {device: sum(other // 8 == device // 8 for other in group) for device in group}
     for through in (False, True):
-        edges = inside(cluster, placement, through=through)
+        edges = node_rings(cluster, placement, is_open=through)
         open_ring = through and len({device // 8 for device in group}) > 1
         for device in group:
             expected = float(on_node[device] > 1) - (open_ring and on_node[device] > 1) / on_node[device]

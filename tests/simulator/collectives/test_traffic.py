@@ -3,7 +3,16 @@
 import numpy as np
 import pytest
 
-from meshwise.simulator.collectives.traffic import Edges, Phase, Traffic, launched, merged, phase, together, traffic
+from meshwise.simulator.collectives.traffic import (
+    Edges,
+    Phase,
+    Traffic,
+    build_phase,
+    merge_phases,
+    merge_traffic,
+    traffic,
+    with_launch,
+)
 from meshwise.simulator.interconnect.interconnect import interconnect
 from meshwise.simulator.machine.topology import Link, Switch
 
@@ -32,20 +41,20 @@ def test_bytes_are_on_both_ports_of_a_message_and_add_up() -> None:
 def test_the_latency_of_a_group_is_the_mean_over_its_bytes() -> None:
     moved = messages((0, 0, 1, 3.0), (0, 1, 3, 1.0))
     assert moved.latency[0] == pytest.approx((3 * 0.25 + 0.5) / 4)
-    assert (moved.weight[0], moved.longest[0]) == (4.0, 0.5)
+    assert (moved.weight[0], moved.max_latency[0]) == (4.0, 0.5)
 
 
 def test_traffics_together_are_all_their_messages() -> None:
     one, other = messages((0, 0, 1, 3.0)), messages((0, 1, 3, 1.0))
-    both, expected = together(PORTS, one, other), messages((0, 0, 1, 3.0), (0, 1, 3, 1.0))
+    both, expected = merge_traffic(PORTS, one, other), messages((0, 0, 1, 3.0), (0, 1, 3, 1.0))
     assert on_links(both) == on_links(expected)
-    assert both.latency.tolist() == expected.latency.tolist() and both.longest[0] == 0.5
+    assert both.latency.tolist() == expected.latency.tolist() and both.max_latency[0] == 0.5
 
 
 def test_the_first_phase_waits_for_the_slowest_launch_of_all() -> None:
-    inside = phase(messages((0, 0, 1, 3.0)), np.array([0.25]), 2.0)
-    between = phase(messages((0, 1, 3, 1.0)), np.array([0.5]))
-    first, second = launched(PORTS, inside, between)
+    inside = build_phase(messages((0, 0, 1, 3.0)), np.array([0.25]), 2.0)
+    between = build_phase(messages((0, 1, 3, 1.0)), np.array([0.5]))
+    first, second = with_launch(PORTS, inside, between)
     assert first.latency[0] == 0.25 + 3.0 and second.latency[0] == 0.5  # a NIC is launched, though in the second phase
     assert set(first.load.tolist()) == {6.0}
 
@@ -54,6 +63,6 @@ def test_a_group_of_fewer_phases_idles_in_the_last_ones() -> None:
     def only(latency: float) -> Phase:
         return Phase(np.array([latency]), np.array([0]), np.array([7]), np.array([latency]))
 
-    first, second = merged(2, [(np.array([1]), (only(1.0),)), (np.array([0]), (only(2.0), only(4.0)))])
+    first, second = merge_phases(2, [(np.array([1]), (only(1.0),)), (np.array([0]), (only(2.0), only(4.0)))])
     assert (first.latency.tolist(), second.latency.tolist()) == ([2.0, 1.0], [4.0, 0.0])
     assert (first.group.tolist(), first.load.tolist(), second.group.tolist()) == ([0, 1], [2.0, 1.0], [0])

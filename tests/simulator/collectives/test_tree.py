@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from meshwise.simulator.collective import Algorithm, Collective
 from meshwise.simulator.collectives.choose import phases
-from meshwise.simulator.collectives.placement import place
+from meshwise.simulator.collectives.placement import place_groups
 from meshwise.simulator.collectives.tree import _level
 from meshwise.simulator.interconnect.interconnect import interconnect
 from meshwise.simulator.machine.accelerator import Accelerator
-from meshwise.simulator.machine.cluster import homogeneous
+from meshwise.simulator.machine.cluster import build_homogeneous
 from meshwise.simulator.machine.host import Host
 from meshwise.simulator.machine.topology import LeafSpine, Link
 
@@ -59,7 +59,7 @@ def test_edges_are_those_of_a_binary_tree(levels: int) -> None:
     """Nodes 1 .. 2**levels - 1 hang on the parent at the distance of their lowest set bit, node 0 on top."""
     nodes = 2**levels
     distances = [node & -node for node in range(1, nodes)]
-    placement = place(machine(nodes, 1), np.arange(nodes)[None, :])
+    placement = place_groups(machine(nodes, 1), np.arange(nodes)[None, :])
     for level in range(levels):
         share = distances.count(2**level) / (nodes - 1)
         edges = _level(placement, level)
@@ -103,7 +103,7 @@ DEVICE = Accelerator("d", (("fp32", 1e12),), 1e9, 1e12)
 @settings(max_examples=200, deadline=None)
 def test_one_level_is_as_all_levels(nodes: int, devices: int, nics: int, groups: int) -> None:
     inside, outside = Link(1e-6, 1e11, 1e-5), Link(3e-6, 1e10, 1e-5)
-    alike = homogeneous("alike", DEVICE, Host("h", 1e9), nodes * groups, devices, inside, outside, nics)
+    alike = build_homogeneous("alike", DEVICE, Host("h", 1e9), nodes * groups, devices, inside, outside, nics)
     ((node, count),) = alike.nodes
     twins = replace(alike, nodes=((node, 1), (node, count - 1)))  # two kinds of node that are the same
     members = np.arange(nodes * groups * devices).reshape(groups, -1)

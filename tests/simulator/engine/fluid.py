@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from meshwise.simulator.engine.flows import Bundle, bundle
+from meshwise.simulator.engine.flows import Bundle, build_bundle
 from meshwise.simulator.engine.network import Network
 
 LINKS = 5
@@ -70,7 +70,7 @@ def ends_of(capacity: Sequence[float], started: Sequence[tuple[int, Bundle]]) ->
         ends[index] = clock.now
 
     for index, (start, shape) in enumerate(started):
-        clock.call(start, partial(network.start, shape, done), index)
+        clock.call(start, partial(network.start_flow, shape, done), index)
     clock.run()
     return ends
 
@@ -81,7 +81,7 @@ def network_ends(
     ticks_per_second: int = TICKS,
 ) -> list[int]:
     """Return the tick at which each transfer ends in the network."""
-    return ends_of(capacity, [(start, bundle(usage, capacity, ticks_per_second)) for start, usage in moved])
+    return ends_of(capacity, [(start, build_bundle(usage, capacity, ticks_per_second)) for start, usage in moved])
 
 
 def fluid_ends(capacity: Sequence[Number], moved: Sequence[Transfer], rule: Rule) -> list[Number]:

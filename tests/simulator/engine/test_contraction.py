@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 
 from meshwise.simulator.engine import compiled
-from meshwise.simulator.engine.contraction import Contraction, contract, expand_times
-from meshwise.simulator.engine.discrete_event import run
-from meshwise.simulator.engine.longest_path import by_loop
+from meshwise.simulator.engine.contraction import Contraction, contract_graph, expand_times
+from meshwise.simulator.engine.discrete_event import run_graph
+from meshwise.simulator.engine.longest_path import walk_interpreted
 from meshwise.simulator.engine.step_graph import compile_program, start_times
 from meshwise.simulator.program import Program, Task, TaskKind
 
@@ -15,7 +15,7 @@ from ..programs import program, programs
 
 
 def contraction(step: Program) -> Contraction:
-    result = contract(compile_program(step))
+    result = contract_graph(compile_program(step))
     assert result is not None
     return result
 
@@ -24,7 +24,7 @@ def contraction(step: Program) -> Contraction:
 @given(programs(flows=True))
 def test_the_longest_path_is_the_same_inside_too(step: Program) -> None:
     small = contraction(step)
-    inner, outer = by_loop(small.graph), by_loop(small.original)
+    inner, outer = walk_interpreted(small.graph), walk_interpreted(small.source_graph)
     starts, ends = expand_times(small, inner.starts, inner.ends)
     assert starts.tolist() == outer.starts.tolist()
     assert ends.tolist() == outer.ends.tolist()
@@ -34,9 +34,9 @@ def test_the_longest_path_is_the_same_inside_too(step: Program) -> None:
 @given(programs(flows=True))
 def test_the_discrete_events_are_the_same_inside_too(step: Program) -> None:
     small = contraction(step)
-    inner, outer = run(small.graph), run(small.original)
+    inner, outer = run_graph(small.graph), run_graph(small.source_graph)
     starts, ends = expand_times(small, start_times(small.graph, inner), inner)
-    assert starts.tolist() == start_times(small.original, outer).tolist()
+    assert starts.tolist() == start_times(small.source_graph, outer).tolist()
     assert ends.tolist() == outer.tolist()
 
 
@@ -71,13 +71,13 @@ def test_what_contention_may_delay_is_waited_for() -> None:
     sends = [Task(TaskKind.FORWARD, (stream,), 1, (), ((0, 1.0),)) for stream in (1, 2)]
     joined = Task(TaskKind.FORWARD, (3,), 1, (0, 1))
     small = contraction(program([Task(TaskKind.FORWARD, (0,), 10**15), *sends, joined], 4))
-    assert small.graph.waiting.tolist() == [0, 0, 0, 2]
+    assert small.graph.num_waits.tolist() == [0, 0, 0, 2]
 
 
 def test_a_cycle_is_not_contracted() -> None:
     # every edge of this cycle is implied by two others: left out, nothing would be stuck any more
     tasks = [Task(TaskKind.FORWARD, (index,), 1, tuple({0, 1, 2} - {index})) for index in range(3)]
-    assert contract(compile_program(program(tasks, 3))) is None
+    assert contract_graph(compile_program(program(tasks, 3))) is None
 
 
 @pytest.mark.skipif(not compiled.installed(), reason="numba is not installed")
@@ -91,7 +91,7 @@ def test_compiled_or_not_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     results = []
     for pays in (True, False):
         monkeypatch.setattr("meshwise.simulator.engine.contraction.pays", lambda tasks, pays=pays: pays)
-        small = contract(graph)
+        small = contract_graph(graph)
         assert small is not None and small.graph.num_tasks < 300
         columns = (small.chain_of, small.offset, small.graph.successors, small.graph.durations)
         results.append([column.tolist() for column in columns])

@@ -10,16 +10,16 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from meshwise.simulator.engine.flows import (
-    LONGEST,
-    OWN,
-    bundle,
+    MAX_TICKS,
+    SELF_LIMIT,
+    build_bundle,
+    build_bundle_table,
     fair_groups,
+    list_ticks_at,
     max_min_rates,
-    pace,
-    shapes,
     ticks_at,
-    ticks_at_each,
-    units,
+    to_units,
+    to_units_per_tick,
 )
 
 from .fluid import LINKS, Transfer, capacities, exact, max_min, usages
@@ -29,7 +29,7 @@ many_usages = st.lists(usages, min_size=1, max_size=8)
 
 
 def rates_of(uses: Sequence[Usage], capacity: Sequence[float]) -> list[float]:
-    return max_min_rates([bundle(usage, capacity, 1) for usage in uses], capacity)
+    return max_min_rates([build_bundle(usage, capacity, 1) for usage in uses], capacity)
 
 
 def loads(uses: Sequence[Usage], rates: Sequence[float]) -> list[float]:
@@ -57,17 +57,19 @@ def test_weights_are_bytes_on_a_link_for_a_byte_on_the_busiest() -> None:
 
 def test_solo_ticks_are_set_by_the_slowest_link() -> None:
     # 8 bytes over link 0 at 4 byte/s are 2 s; 2 bytes over link 1 at 0.5 byte/s are 4 s
-    shape = bundle([(0, 8.0), (1, 2.0)], [4.0, 0.5], 1000)
+    shape = build_bundle([(0, 8.0), (1, 2.0)], [4.0, 0.5], 1000)
     assert (shape.solo_ticks, shape.solo_rate) == (4000, 2.0)
 
 
 def test_usage_of_one_link_adds_up() -> None:
-    assert bundle([(0, 1.0), (1, 2.0), (0, 3.0)], [1.0, 1.0], 1) == bundle([(0, 4.0), (1, 2.0)], [1.0, 1.0], 1)
+    assert build_bundle([(0, 1.0), (1, 2.0), (0, 3.0)], [1.0, 1.0], 1) == build_bundle(
+        [(0, 4.0), (1, 2.0)], [1.0, 1.0], 1
+    )
 
 
 def test_a_bundle_moves_bytes() -> None:
     with pytest.raises(ValueError, match="at least one link"):
-        bundle([(0, 0.0)], [1.0], 1)
+        build_bundle([(0, 0.0)], [1.0], 1)
 
 
 def test_no_bundles_have_no_rates() -> None:
@@ -76,7 +78,7 @@ def test_no_bundles_have_no_rates() -> None:
 
 def test_a_flow_stops_at_its_own_limit_and_leaves_the_rest() -> None:
     assert fair_groups([0], [{"a": 1.0, "b": 1.0}], [10.0], {"a": 2.0, "b": inf}, {}) == [
-        (OWN, 2.0, ("a",)),
+        (SELF_LIMIT, 2.0, ("a",)),
         (0, 8.0, ["b"]),
     ]
 
@@ -132,9 +134,9 @@ SECOND = 10**12
 
 def test_a_flow_that_takes_longer_than_ticks_can_be_summed_is_refused() -> None:
     # 2**60 ticks of a picosecond are 1,152,921.5 s: 1.1 MB at 1 B/s pass, 1.2 MB do not
-    assert shapes([[(0, 1.1e6)]], [0], [1.0], SECOND).solo_ticks.tolist() == [int(1.1e6) * SECOND]
-    with pytest.raises(ValueError, match=rf"a flow takes at most {LONGEST} ticks \(13 days\), met 1.2e\+06 s"):
-        shapes([[(0, 1.2e6)]], [0], [1.0], SECOND)
+    assert build_bundle_table([[(0, 1.1e6)]], [0], [1.0], SECOND).solo_ticks.tolist() == [int(1.1e6) * SECOND]
+    with pytest.raises(ValueError, match=rf"a flow takes at most {MAX_TICKS} ticks \(13 days\), met 1.2e\+06 s"):
+        build_bundle_table([[(0, 1.2e6)]], [0], [1.0], SECOND)
 
 
 moves, rates = st.floats(2.0**-10, 2.0**80), st.floats(2.0**-20, 2.0**60)
@@ -143,7 +145,7 @@ moves, rates = st.floats(2.0**-10, 2.0**80), st.floats(2.0**-20, 2.0**60)
 @settings(max_examples=1000, deadline=None)
 @given(moves, rates)
 def test_ticks_are_those_of_fractions(moved: float, rate: float) -> None:
-    assert ticks_at(moved, rate) == ceil(Fraction(moved) / Fraction(pace(rate), 2**64))
+    assert ticks_at(moved, rate) == ceil(Fraction(moved) / Fraction(to_units_per_tick(rate), 2**64))
 
 
 @settings(max_examples=1000, deadline=None)
@@ -151,13 +153,13 @@ def test_ticks_are_those_of_fractions(moved: float, rate: float) -> None:
 def test_an_array_has_the_ticks_of_each(pairs: list[tuple[float, float]]) -> None:
     assume(all(moved / rate < 2.0**60 for moved, rate in pairs))
     moved, rate = np.array(pairs).T
-    assert ticks_at_each(moved, rate).tolist() == [ticks_at(*pair) for pair in pairs]
+    assert list_ticks_at(moved, rate).tolist() == [ticks_at(*pair) for pair in pairs]
 
 
 @given(rates)
 def test_a_rate_is_rounded_to_32_bits(rate: float) -> None:
-    assert abs(Fraction(pace(rate), 2**64) / Fraction(rate) - 1) <= Fraction(1, 2**32)
+    assert abs(Fraction(to_units_per_tick(rate), 2**64) / Fraction(rate) - 1) <= Fraction(1, 2**32)
 
 
 def test_what_moves_nothing_takes_no_time() -> None:
-    assert (units(0.0), ticks_at_each(np.array([0.0]), np.array([1.0])).tolist()) == (0, [0])
+    assert (to_units(0.0), list_ticks_at(np.array([0.0]), np.array([1.0])).tolist()) == (0, [0])

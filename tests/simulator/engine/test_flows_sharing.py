@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwise.simulator.engine.flows import narrow_rows, shapes
+from meshwise.simulator.engine.flows import build_bundle_table, find_narrow_rows
 from meshwise.simulator.engine.step_graph import compile_program
 
 from ..programs import LINKS as PROGRAM_LINKS
@@ -20,11 +20,11 @@ def test_links_beside_narrower_ones_of_the_same_flows_change_no_end(
     # every link twice, the second as wide as any other
     usages = [tuple((way + LINKS * copy, size) for way, size in flow.usage for copy in (0, 1)) for flow in moved]
     widths = [*capacity, *(capacity[twin] for twin in twins)]
-    columns = shapes(usages, [0.0] * len(usages), widths, TICKS)
-    rows = narrow_rows(columns, np.full(2 * LINKS, True), widths)
+    columns = build_bundle_table(usages, [0.0] * len(usages), widths, TICKS)
+    rows = find_narrow_rows(columns, np.full(2 * LINKS, True), widths)
     assert rows.sum() <= len(rows) / 2
     starts = [flow.start for flow in moved]
-    whole, narrow = columns.bundles(np.full(len(rows), True)), columns.bundles(rows)
+    whole, narrow = columns.to_bundles(np.full(len(rows), True)), columns.to_bundles(rows)
     assert ends_of(widths, list(zip(starts, narrow, strict=True))) == ends_of(
         widths, list(zip(starts, whole, strict=True))
     )

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwise.simulator.engine import network
-from meshwise.simulator.engine.flows import Bundle, bundle, max_min_rates
+from meshwise.simulator.engine.flows import Bundle, build_bundle, max_min_rates
 from meshwise.simulator.engine.network import Network
 
 from .fluid import (
@@ -73,14 +73,14 @@ def test_equal_machines_side_by_side_take_the_times_of_one() -> None:
 def test_the_payload_comes_back_and_may_start_the_next() -> None:
     clock, log = HeapClock(), list[tuple[int, int]]()
     links = Network([10.0], clock)
-    shape = bundle([(0, 100.0)], [10.0], 1000)
+    shape = build_bundle([(0, 100.0)], [10.0], 1000)
 
     def done(payload: int) -> None:
         log.append((payload, clock.now))
         if payload:
-            links.start(shape, done, payload - 1)
+            links.start_flow(shape, done, payload - 1)
 
-    links.start(shape, done, 2)
+    links.start_flow(shape, done, 2)
     clock.run()
     assert log == [(2, 10000), (1, 20000), (0, 30000)]
 
@@ -106,7 +106,7 @@ def test_widening_a_link_can_make_the_last_flow_later() -> None:
 @given(st.floats(1e-3, 1e12), st.floats(1.0, 1e12), st.permutations([0, 1, 2]))
 def test_flows_one_after_the_other_take_their_solo_ticks(size: float, rate: float, turns: list[int]) -> None:
     # whether one starts before or after the last has gone, within one instant
-    shape = bundle([(0, size)], [rate], 1000)
+    shape = build_bundle([(0, size)], [rate], 1000)
     ticks = shape.solo_ticks
     assert ends_of([rate], [(turn * ticks, shape) for turn in turns]) == [(turn + 1) * ticks for turn in turns]
 
@@ -161,7 +161,7 @@ def simgrid_transfers(case: dict[str, Any]) -> list[Transfer]:
 @given(transfers, capacities)
 def test_bytes_are_conserved_on_every_link(moved: list[Transfer], capacity: list[int]) -> None:
     ends = network_ends(capacity, moved)
-    shapes = [bundle(transfer.usage, capacity, TICKS) for transfer in moved]
+    shapes = [build_bundle(transfer.usage, capacity, TICKS) for transfer in moved]
     carried = [0.0] * LINKS
     for begin, end in pairwise(sorted({transfer.start for transfer in moved} | set(ends))):
         active = [i for i, transfer in enumerate(moved) if transfer.start <= begin and end <= ends[i]]
@@ -222,7 +222,7 @@ def test_twice_all_bandwidths_takes_half_the_time(
 def test_a_bundle_of_equal_flows_ends_when_each_of_them_would(
     bundles: list[tuple[int, int, float]], rate: float
 ) -> None:
-    apart = [(start, bundle([(0, size)], [rate], 1000)) for start, count, size in bundles for _ in range(count)]
-    joined = [(start, bundle([(0, count * size)], [rate], 1000, size)) for start, count, size in bundles]
+    apart = [(start, build_bundle([(0, size)], [rate], 1000)) for start, count, size in bundles for _ in range(count)]
+    joined = [(start, build_bundle([(0, count * size)], [rate], 1000, size)) for start, count, size in bundles]
     one_by_one, places = ends_of([rate], apart), [count for _, count, _ in bundles]
     assert ends_of([rate], joined) == [one_by_one[sum(places[:index])] for index in range(len(places))]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from meshwise.simulator.engine import longest_path, simulate, step_ticks, step_time
-from meshwise.simulator.engine.steady_state import recurrence, window
+from meshwise.simulator.engine.steady_state import find_recurrence, find_window
 from meshwise.simulator.program import Program, RankClass, Steps, Stream, StreamKind, Task, TaskKind, program_of
 from meshwise.simulator.timeline import Window
 
@@ -48,7 +48,7 @@ def test_a_period_of_several_steps_is_taken_as_a_whole() -> None:
     program = replace(program_of(like.rank_classes, like.streams, tasks), steps=steps)
     _, ends = longest_path.finish_times(program)
     assert np.diff(ends[steps.tasks].max(axis=1)).tolist() == [1, 9] * 5 + [1]
-    found = window(program, ends)
+    found = find_window(program, ends)
     assert (found.steps, found.end - found.begin, found.repeats) == (2, 10, True)
     assert found.step_time == 5e-12
 
@@ -61,7 +61,7 @@ def test_the_mean_stands_for_steps_that_do_not_repeat() -> None:
     program = program_of(like.rank_classes, like.streams, tasks)
     program = replace(program, steps=Steps(np.arange(24).reshape(12, 2), 1))
     _, ends = longest_path.finish_times(program)
-    assert window(program, ends) == Window(27, 77, 5, repeats=False)
+    assert find_window(program, ends) == Window(27, 77, 5, repeats=False)
     assert simulate(program).step_time == 10e-12
 
 
@@ -73,18 +73,18 @@ def test_a_timeline_shows_the_period_alone(forward: int, backward: int) -> None:
     assert timeline.bubble == pytest.approx(0.2)
     assert all(0 <= span.start < span.end <= 5e-12 for span in timeline.spans)
     assert timeline.begin > 0
-    assert (timeline.busy(0), timeline.busy(1)) == pytest.approx((forward * 1e-12, backward * 1e-12))
+    assert (timeline.busy_time(0), timeline.busy_time(1)) == pytest.approx((forward * 1e-12, backward * 1e-12))
 
 
 def test_one_step_is_all_of_its_program() -> None:
     program = replace(loop(3, 3, 5, 2), steps=None)
     _, ends = longest_path.finish_times(program)
-    assert window(program, ends) == Window(0, 18)
+    assert find_window(program, ends) == Window(0, 18)
     assert simulate(program).begin == 0
 
 
 def test_a_recurrence_is_the_earliest_repetition() -> None:
-    assert recurrence(np.array([[0, 5], [3, 9], [6, 13]]), 1) is None
-    found = recurrence(np.array([[0, 1], [2, 9], [3, 4], [5, 12]]), 2)
+    assert find_recurrence(np.array([[0, 5], [3, 9], [6, 13]]), 1) is None
+    found = find_recurrence(np.array([[0, 1], [2, 9], [3, 4], [5, 12]]), 2)
     assert found is None or found.period == 2
-    assert recurrence(np.array([[0, 1], [2, 9], [3, 4], [5, 12]]), 1) == (0, 2, 3)
+    assert find_recurrence(np.array([[0, 1], [2, 9], [3, 4], [5, 12]]), 1) == (0, 2, 3)

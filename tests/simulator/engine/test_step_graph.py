@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from meshwise.simulator.engine.longest_path import by_loop
+from meshwise.simulator.engine.longest_path import walk_interpreted
 from meshwise.simulator.engine.step_graph import compile_program, start_times
 from meshwise.simulator.program import Background, Flow, Program, Task, TaskKind
 
@@ -22,7 +22,7 @@ def test_edges_are_stream_order_and_predecessors_without_repetition() -> None:
     graph = compile_program(program([task((0,)), task((1,), (2,)), task((0,), (0,)), task((0, 1))], 2))
     assert graph.successor_start.tolist() == [0, 1, 2, 4, 4]
     assert graph.successors.tolist() == [2, 3, 1, 3]
-    assert graph.waiting.tolist() == [0, 1, 1, 2]
+    assert graph.num_waits.tolist() == [0, 1, 1, 2]
 
 
 @settings(max_examples=300, deadline=None)
@@ -37,7 +37,7 @@ def test_edges_are_those_of_a_plain_loop(step: Program) -> None:
     graph = compile_program(step)
     source = np.repeat(np.arange(step.num_tasks), np.diff(graph.successor_start))
     assert list(zip(source.tolist(), graph.successors.tolist(), strict=True)) == sorted(expected)
-    walk = by_loop(graph)
+    walk = walk_interpreted(graph)
     assert start_times(graph, walk.ends).tolist() == walk.starts.tolist()
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwise.simulator.engine import ENGINES, Deadlock
-from meshwise.simulator.engine.longest_path import walk
+from meshwise.simulator.engine.longest_path import walk_graph
 from meshwise.simulator.engine.step_graph import compile_program
 from meshwise.simulator.program import Program, Task, TaskKind, ragged
 
@@ -29,7 +29,7 @@ def waits(step: Program, task: int, other: int) -> bool:
 @given(programs(flows=True), st.data())
 def test_planted_cycles_are_found_and_named(step: Program, data: st.DataObject) -> None:
     # an edge back from a task to one that it can start only after, or to itself
-    order = walk(compile_program(step)).order.tolist()
+    order = walk_graph(compile_program(step)).order.tolist()
     first = data.draw(st.sampled_from(order))
     reached = {first}
     for index in order:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from meshwise.simulator.catalog import cluster
 from meshwise.simulator.interconnect.interconnect import Interconnect, interconnect
-from meshwise.simulator.interconnect.links import numbering
+from meshwise.simulator.interconnect.links import number_devices
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.machine.topology import (
     Crossbar,
@@ -94,7 +94,7 @@ def test_links_have_names_of_their_own_and_finite_figures(cluster: Cluster) -> N
 def test_the_graph_has_every_link_that_a_device_uses(cluster: Cluster) -> None:
     wired = Interconnect(cluster)
     absent = set(range(wired.num_links)) - {link for _, _, link in wired.graph().edges(data="link")}
-    used = {f"nic {nic} {way}" for nic in numbering(cluster).nic for way in ("out", "in")}
+    used = {f"nic {nic} {way}" for nic in number_devices(cluster).nic for way in ("out", "in")}
     spare = {wired.name(link) for link in absent if not wired.kind(link).startswith("memory")}
     assert spare == {name for name in map(wired.name, range(wired.num_links)) if name.startswith("nic")} - used
 
@@ -110,7 +110,7 @@ def test_devices_are_counted_off_to_hosts_and_nics_node_by_node(cluster: Cluster
                 nics.append(first_nic + local * kind.nics // kind.devices)
             first_host, first_nic = first_host + kind.hosts, first_nic + kind.nics
     assert Interconnect(cluster).host_of(np.arange(cluster.num_devices)).tolist() == hosts
-    assert numbering(cluster).nic.tolist() == nics
+    assert number_devices(cluster).nic.tolist() == nics
 
 
 @settings(max_examples=100, deadline=None)

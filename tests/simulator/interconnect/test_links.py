@@ -16,12 +16,12 @@ from .machines import FAST, clusters, every_pair, machine, node
 def test_routes_use_links_of_parts_that_their_ends_are_in(cluster: Cluster) -> None:
     network = Interconnect(cluster)
     parts = network.parts
-    if not parts.own_all:
+    if not parts.owns_all_links:
         return
     source, target = every_pair(cluster.num_devices)
     routes = network.routes(source, target)
     owner = parts.owner(routes.link)
-    ends = np.concatenate([parts.of_device[:, source[routes.pair]], parts.of_device[:, target[routes.pair]]])
+    ends = np.concatenate([parts.device_parts[:, source[routes.pair]], parts.device_parts[:, target[routes.pair]]])
     assert (ends == owner).any(axis=0).all()
 
 
@@ -31,9 +31,9 @@ def test_a_links_place_leads_back_to_it_and_to_links_built_alike(cluster: Cluste
     network = Interconnect(cluster)
     parts, devices = network.parts, np.arange(cluster.num_devices)
     link = np.full(1, data.draw(st.integers(0, max(network.num_links - 1, 0))))
-    if not parts.own_all or not network.num_links:
+    if not parts.owns_all_links or not network.num_links:
         return
-    here = devices[(parts.of_device == parts.owner(link)).any(axis=0)][:1]
+    here = devices[(parts.device_parts == parts.owner(link)).any(axis=0)][:1]
     if not len(here):  # the switch of NICs that no device uses
         return
     family, place = parts.places(link, here)

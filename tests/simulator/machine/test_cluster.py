@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from meshwise.simulator.collective import Collective
 from meshwise.simulator.machine.accelerator import Accelerator
-from meshwise.simulator.machine.cluster import Cluster, Node, Tenant, homogeneous
+from meshwise.simulator.machine.cluster import Cluster, Node, Tenant, build_homogeneous
 from meshwise.simulator.machine.host import Host
 from meshwise.simulator.machine.topology import Crossbar, Fabric, Graph, Link, Ring, Switch, Torus
 
@@ -54,10 +54,10 @@ def test_device_kinds_are_equal_where_devices_compute_alike(cluster: Cluster) ->
 
 
 def test_a_homogeneous_cluster_says_what_its_nodes_are() -> None:
-    cluster = homogeneous("c", FAST, HOST, 3, 4, LINK, Link(2e-6, 1e8), nics_per_node=2)
+    cluster = build_homogeneous("c", FAST, HOST, 3, 4, LINK, Link(2e-6, 1e8), nics_per_node=2)
     assert cluster == Cluster("c", ((Node(FAST, HOST, 4, Switch(LINK), 2, Link(2e-6, 1e8)), 3),))
     assert (cluster.accelerator, cluster.host, cluster.accelerators) == (FAST, HOST, (FAST,))
-    assert homogeneous("c", FAST, HOST, 1, 4, Ring(LINK), LINK).first.network == Ring(LINK)
+    assert build_homogeneous("c", FAST, HOST, 1, 4, Ring(LINK), LINK).first_node.network == Ring(LINK)
 
 
 def test_a_cluster_is_a_value() -> None:
@@ -109,7 +109,7 @@ def test_a_tenant_repeats(size: float, period: float, start: float) -> None:
 
 
 def test_free_devices_are_those_without_a_tenant() -> None:
-    whole = homogeneous("c", FAST, HOST, 2, 2, LINK, LINK)
+    whole = build_homogeneous("c", FAST, HOST, 2, 2, LINK, LINK)
     assert whole.free_devices == range(4)  # and no list of a million, however many rows of a file ask for it
     shared = Cluster("c", whole.nodes, tenants=(Tenant("t", (0, 3), Collective.ALL_REDUCE, 1.0, 1.0),))
     assert shared.free_devices == (1, 2)

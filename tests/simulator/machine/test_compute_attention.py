@@ -4,8 +4,8 @@ import pytest
 
 from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.machine.compute import Pass, operator_time
-from meshwise.simulator.machine.kernels import SECOND, AttentionModel
-from meshwise.simulator.models.attention import ATTENTION
+from meshwise.simulator.machine.kernels import KERNEL_SLOWDOWNS, AttentionModel
+from meshwise.simulator.models.attention import ATTENTION_KERNELS
 from meshwise.simulator.models.model import build
 from meshwise.simulator.models.transformer import Transformer
 from meshwise.simulator.operator_graph import OperatorKind
@@ -32,13 +32,13 @@ def test_the_best_kernel_takes_what_its_products_take() -> None:
 )
 def test_an_older_kernel_takes_its_times_as_long(kernel: str, times: tuple[float, float]) -> None:
     """Dao 2023, section 4.1: FlashAttention-2 is twice as fast as the first, and 1.3 to 1.5 and 2 times as Triton."""
-    assert kernel in SECOND
+    assert kernel in KERNEL_SLOWDOWNS
     for direction, slower in zip(Pass, times, strict=True):
         assert seconds(kernel, direction) == pytest.approx(1.5 * slower * seconds("flash", direction))
 
 
 def test_every_kernel_but_unfused_is_one_operator() -> None:
-    assert [kernel for kernel in ATTENTION if not seconds(kernel, Pass.FORWARD)] == ["unfused"]
+    assert [kernel for kernel in ATTENTION_KERNELS if not seconds(kernel, Pass.FORWARD)] == ["unfused"]
 
 
 def test_no_kernel_is_faster_than_the_best() -> None:

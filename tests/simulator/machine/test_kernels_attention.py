@@ -14,7 +14,7 @@ from meshwise.simulator.models.model import build
 from meshwise.simulator.models.transformer import Transformer
 
 RATE = 1e6
-SHAPE = AttentionShape(heads=6, queries=100, keys=100, width=50.0, seen=50.0, padded=50.0)
+SHAPE = AttentionShape(heads=6, queries=100, keys=100, width=50.0, mean_keys=50.0, padded_width=50.0)
 FITTED = ("a100-80gb", "h100-80gb", "h200-141gb", "b200-180gb")
 
 
@@ -41,7 +41,7 @@ def test_blocks_round_up_and_compute_the_whole_diagonal() -> None:
     # 100 queries in blocks of 64 are 128; a causal block computes (64 - 1) / 2 keys more a query
     model = AttentionModel(forward=1.0, block=64)
     assert seconds(model) == pytest.approx(4 * 6 * 128 * (50 + 31.5) * 50 / RATE)
-    full = replace(SHAPE, seen=100.0)
+    full = replace(SHAPE, mean_keys=100.0)
     assert seconds(model, full) == pytest.approx(4 * 6 * 128 * 100 * 50 / RATE)
 
 
@@ -64,7 +64,7 @@ def test_the_longest_block_of_backward_has_a_tail_of_its_own() -> None:
 
 def test_backward_pads_the_narrower_of_both_head_dims() -> None:
     # queries of 75 and values of 25: 50 in the mean forward, 75 backward
-    wide = replace(SHAPE, padded=75.0)
+    wide = replace(SHAPE, padded_width=75.0)
     assert seconds(AttentionModel(forward=1.0), wide) == pytest.approx(6.0)
     assert seconds(AttentionModel(backward=1.0), wide, backward=True) == pytest.approx(2.5 * 6.0 * 75 / 50)
 

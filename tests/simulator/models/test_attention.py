@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwise.simulator.models.attention import visible
+from meshwise.simulator.models.attention import visible_share
 from meshwise.simulator.models.encoders import T5
 from meshwise.simulator.models.model import build
 from meshwise.simulator.models.presets import PRESETS
@@ -21,7 +21,7 @@ def test_a_window_leaves_the_area_that_one_counts(sequence: int, window: int) ->
     # corner beyond it is a triangle of sequence - window
     corner = sum(i + 0.5 for i in range(max(sequence - window, 0)))
     triangle = sum(i + 0.5 for i in range(sequence))
-    assert visible(sequence, window) == pytest.approx(1 - corner / triangle)
+    assert visible_share(sequence, window) == pytest.approx(1 - corner / triangle)
 
 
 def test_a_window_shorter_than_the_sample_makes_attention_cheaper() -> None:

@@ -7,9 +7,9 @@ from meshwise.simulator.operator_graph import OperatorKind
 
 def test_sizes_follow_from_the_names_of_dims() -> None:
     builder = BlockBuilder("bf16", {"tokens": 4, "hidden": 8, "wide": 16})
-    x, weight = builder.tensor("x", "batch tokens hidden"), builder.tensor("w", "hidden wide", "fp32")
-    y = builder.tensor("y", "batch tokens wide")
-    builder.operator(
+    x, weight = builder.add_tensor("x", "batch tokens hidden"), builder.add_tensor("w", "hidden wide", "fp32")
+    y = builder.add_tensor("y", "batch tokens wide")
+    builder.add_operator(
         "up",
         OperatorKind.MATMUL,
         "batch tokens hidden wide",
@@ -19,8 +19,8 @@ def test_sizes_follow_from_the_names_of_dims() -> None:
         reduced="hidden",
         flops=2,
     )
-    builder.elementwise("act", builder.dims(y), (y,), (y,), saved=(y,))
-    block = builder.block("mlp", (x,), (y,), repeat=3, layer=True)
+    builder.add_elementwise("act", builder.tensor_dims(y), (y,), (y,), saved=(y,))
+    block = builder.build_block("mlp", (x,), (y,), repeat=3, layer=True)
     assert block.tensor["x"].nbytes == 1 * 4 * 8 * 2 and block.tensor["w"].nbytes == 8 * 16 * 4
     assert [operator.flops for operator in block.operators] == [2 * 4 * 8 * 16, 0]
     assert block.operators[1].dims == (("batch", 1), ("tokens", 4), ("wide", 16))

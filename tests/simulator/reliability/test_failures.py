@@ -18,7 +18,7 @@ def test_rates_of_independent_components_add_up() -> None:
     # a day: 80 devices / 1000 = 0.08, 10 hosts / 500 = 0.02, one job / 10 = 0.1; together 0.2
     assert MODEL.rate(devices=80, hosts=10) * DAY == pytest.approx(0.2)
     assert MODEL.mtbf(devices=80, hosts=10) / DAY == pytest.approx(5)
-    shares = dict(MODEL.shares(devices=80, hosts=10))
+    shares = dict(MODEL.kind_shares(devices=80, hosts=10))
     assert shares == pytest.approx({FailureKind.DEVICE: 0.4, FailureKind.HOST: 0.1, FailureKind.SOFTWARE: 0.5})
 
 
@@ -27,7 +27,7 @@ def test_the_number_of_failures_is_poisson_and_their_kinds_are_competing_risks()
     counts = []
     kinds = dict.fromkeys(FailureKind, 0)
     for run in range(runs):
-        found = list(takewhile(lambda failure: failure.time < 1000 * DAY, MODEL.failures(80, 10, seed=1, run=run)))
+        found = list(takewhile(lambda failure: failure.time < 1000 * DAY, MODEL.draw_failures(80, 10, seed=1, run=run)))
         counts.append(len(found))
         for failure in found:
             kinds[failure.kind] += 1
@@ -35,7 +35,7 @@ def test_the_number_of_failures_is_poisson_and_their_kinds_are_competing_risks()
     assert fmean(counts) == pytest.approx(expected, abs=4 * sqrt(expected / runs))
     assert np.var(counts, ddof=1) == pytest.approx(expected, rel=4 * sqrt(2 / runs))
     total = sum(counts)
-    for kind, share in MODEL.shares(80, 10):
+    for kind, share in MODEL.kind_shares(80, 10):
         assert kinds[kind] == pytest.approx(share * total, abs=4 * sqrt(share * (1 - share) * total))
 
 
@@ -44,21 +44,21 @@ def test_a_job_fails_as_soon_as_the_first_of_its_components() -> None:
     generator = np.random.default_rng(7)
     lives = [(DEVICE.mtbf, 80), (HOST.mtbf, 10), (SOFTWARE.mtbf, 1)]
     firsts = np.min([generator.exponential(mtbf, (runs, count)).min(axis=1) for mtbf, count in lives], axis=0)
-    drawn = [next(MODEL.failures(80, 10, seed=2, run=run)).time for run in range(runs)]
+    drawn = [next(MODEL.draw_failures(80, 10, seed=2, run=run)).time for run in range(runs)]
     # both means are 5 days, each with a standard error of 5 / sqrt(runs)
     assert fmean(drawn) == pytest.approx(firsts.mean(), abs=4 * sqrt(2 / runs) * 5 * DAY)
 
 
 def test_a_seed_and_a_run_fix_the_failures() -> None:
-    first, again = (list(islice(MODEL.failures(80, 10, seed=3, run=1), 600)) for _ in range(2))
+    first, again = (list(islice(MODEL.draw_failures(80, 10, seed=3, run=1), 600)) for _ in range(2))
     assert first == again
     assert [failure.time for failure in first] == sorted(failure.time for failure in first)
-    assert first[:9] != list(islice(MODEL.failures(80, 10, seed=3, run=2), 9))
-    assert first[:9] != list(islice(MODEL.failures(80, 10, seed=4, run=1), 9))
+    assert first[:9] != list(islice(MODEL.draw_failures(80, 10, seed=3, run=2), 9))
+    assert first[:9] != list(islice(MODEL.draw_failures(80, 10, seed=4, run=1), 9))
 
 
 def test_the_restart_is_that_of_the_kind() -> None:
-    restarts = {(failure.kind, failure.restart) for failure in islice(MODEL.failures(80, 10, seed=0), 200)}
+    restarts = {(failure.kind, failure.restart) for failure in islice(MODEL.draw_failures(80, 10, seed=0), 200)}
     assert restarts == {(rate.kind, rate.restart) for rate in MODEL.rates}
 
 

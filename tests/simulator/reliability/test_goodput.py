@@ -5,7 +5,7 @@ import pytest
 
 from meshwise.simulator.reliability.failures import Component, Failure, FailureKind, FailureModel, FailureRate, Restart
 from meshwise.simulator.reliability.goodput import Goodput, goodput
-from meshwise.simulator.reliability.job import replay
+from meshwise.simulator.reliability.job import replay_failures
 from meshwise.simulator.reliability.long_run import Checkpoint, LongRun, Recovery
 
 from .reference import NEVER, expected_goodput
@@ -76,7 +76,7 @@ def test_more_spares_and_faster_repair_wait_less() -> None:
 def test_the_mean_and_its_standard_error_by_hand() -> None:
     run = replace(CASES[0], failures=NEVER, duration=1000.0)
     outcomes = tuple(
-        replay(run, [Failure(time, FailureKind.HOST, Restart.IN_PLACE) for time in times])
+        replay_failures(run, [Failure(time, FailureKind.HOST, Restart.IN_PLACE) for time in times])
         for times in ([], [500.0], [500.0, 980.0])
     )
     # 200 steps; then 1000 - 500 - 480 = 20 s, 4 steps, count; then none

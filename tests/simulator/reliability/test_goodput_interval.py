@@ -64,9 +64,11 @@ def test_the_search_finds_the_interval_of_the_closed_forms(save: float) -> None:
     best = best_interval(base, runs=4)
     daly = daly_interval(20.0, 3600.0)
     assert daly / 1.6 < best.interval < daly * 1.6
-    assert expected_goodput(base.every(best.interval)) == pytest.approx(expected_goodput(base.every(daly)), abs=0.003)
-    assert best.goodput.mean == max(goodput.mean for goodput in best.tried)
-    intervals = [goodput.run.checkpoint.interval for goodput in best.tried]
+    assert expected_goodput(base.with_interval(best.interval)) == pytest.approx(
+        expected_goodput(base.with_interval(daly)), abs=0.003
+    )
+    assert best.goodput.mean == max(goodput.mean for goodput in best.candidates)
+    intervals = [goodput.run.checkpoint.interval for goodput in best.candidates]
     assert intervals == sorted(set(intervals))
     # golden sections close in: both neighbours of the best are within a tenth
     place = intervals.index(best.interval)
@@ -77,9 +79,9 @@ def test_saving_that_takes_longer_does_not_move_the_best_interval_but_costs_good
     quick, slow = (run(Checkpoint(60.0, 20.0, save, 30.0)) for save in (20.0, 120.0))
     grid = [20.0 * steps for steps in range(8, 40)]  # all longer than a save
     for base in (quick, slow):
-        best = max(grid, key=lambda interval: expected_goodput(base.every(interval)))
+        best = max(grid, key=lambda interval: expected_goodput(base.with_interval(interval)))
         assert best == pytest.approx(exact_interval(20.0, 3600.0), abs=10.0)
-    assert expected_goodput(slow.every(360.0)) < expected_goodput(quick.every(360.0))
+    assert expected_goodput(slow.with_interval(360.0)) < expected_goodput(quick.with_interval(360.0))
 
 
 def test_no_interval_pays_that_is_shorter_than_a_save() -> None:
@@ -95,5 +97,5 @@ def test_free_checkpoints_are_taken_after_every_step() -> None:
 def test_a_run_given_by_steps_is_searched_too() -> None:
     base = replace(run(Checkpoint(60.0, 20.0, 20.0, 30.0)), duration=None, steps=50_000)
     best = best_interval(base, runs=2)
-    assert best.goodput.run == base.every(best.interval)
+    assert best.goodput.run == base.with_interval(best.interval)
     assert {outcome.steps for outcome in best.goodput.outcomes} == {50_000}

@@ -40,5 +40,5 @@ def test_recovery_is_detection_restart_and_load() -> None:
 
 def test_another_interval_changes_nothing_else() -> None:
     run = LongRun(**FIELDS)
-    assert run.every(120.0).checkpoint == Checkpoint(120.0, 1.0, 10.0, 5.0)
-    assert run.every(120.0).every(60.0) == run
+    assert run.with_interval(120.0).checkpoint == Checkpoint(120.0, 1.0, 10.0, 5.0)
+    assert run.with_interval(120.0).with_interval(60.0) == run

@@ -16,34 +16,36 @@ cycles = st.builds(
 def test_a_cycle_by_hand() -> None:
     # 3 steps of 10, then a checkpoint that blocks 4 and is durable after 20: starts at 30, 64, 98; durable at 50, 84
     cycle = CheckpointCycle(step=10, steps=3, blocking=4, save=20)
-    assert [cycle.started(t) for t in (29, 30, 63, 64, 98)] == [0, 1, 1, 2, 3]
-    assert [cycle.durable(t) for t in (49, 50, 83, 84)] == [0, 1, 1, 2]
-    assert [cycle.trained(t) for t in (0, 29, 30, 34, 35, 64, 68, 70)] == [0, 29, 30, 30, 31, 60, 60, 62]
-    assert [cycle.reach(steps) for steps in (1, 3, 4, 6, 7)] == [10, 30, 44, 64, 78]
+    assert [cycle.count_started(t) for t in (29, 30, 63, 64, 98)] == [0, 1, 1, 2, 3]
+    assert [cycle.count_durable(t) for t in (49, 50, 83, 84)] == [0, 1, 1, 2]
+    assert [cycle.trained_ticks(t) for t in (0, 29, 30, 34, 35, 64, 68, 70)] == [0, 29, 30, 30, 31, 60, 60, 62]
+    assert [cycle.ticks_to_steps(steps) for steps in (1, 3, 4, 6, 7)] == [10, 30, 44, 64, 78]
 
 
 def test_a_checkpoint_waits_until_the_last_one_is_durable() -> None:
     # due 14 after the start of the last one, which takes 20: each waits 6
     cycle = CheckpointCycle(step=10, steps=1, blocking=4, save=20)
-    assert [cycle.reach(steps) for steps in (1, 2, 3)] == [10, 24, 44]
-    assert cycle.trained(30) == cycle.trained(34) == 20
-    assert cycle.trained(35) == 21
+    assert [cycle.ticks_to_steps(steps) for steps in (1, 2, 3)] == [10, 24, 44]
+    assert cycle.trained_ticks(30) == cycle.trained_ticks(34) == 20
+    assert cycle.trained_ticks(35) == 21
 
 
 @settings(max_examples=1000, deadline=None)
 @given(cycles, st.integers(1, 40))
 def test_steps_are_reached_at_the_first_tick_at_which_they_are_complete(cycle: CheckpointCycle, steps: int) -> None:
-    tick = cycle.reach(steps)
-    assert cycle.trained(tick) == steps * cycle.step
-    assert cycle.trained(tick - 1) == steps * cycle.step - 1
+    tick = cycle.ticks_to_steps(steps)
+    assert cycle.trained_ticks(tick) == steps * cycle.step
+    assert cycle.trained_ticks(tick - 1) == steps * cycle.step - 1
 
 
 @settings(max_examples=1000, deadline=None)
 @given(cycles, st.integers(0, 300))
 def test_a_tick_trains_or_stands_still_and_checkpoints_come_in_order(cycle: CheckpointCycle, tick: int) -> None:
-    assert cycle.trained(tick + 1) - cycle.trained(tick) in (0, 1)
-    assert cycle.durable(tick) <= cycle.started(tick) <= cycle.durable(tick) + 1  # one at a time is saved
-    assert cycle.started(tick) * cycle.work <= cycle.trained(tick)
+    assert cycle.trained_ticks(tick + 1) - cycle.trained_ticks(tick) in (0, 1)
+    assert (
+        cycle.count_durable(tick) <= cycle.count_started(tick) <= cycle.count_durable(tick) + 1
+    )  # one at a time is saved
+    assert cycle.count_started(tick) * cycle.work <= cycle.trained_ticks(tick)
 
 
 @pytest.mark.parametrize(("interval", "steps"), [(30.0, 3), (30.1, 4), (1.0, 1), (29.9, 3)])

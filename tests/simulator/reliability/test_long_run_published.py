@@ -6,7 +6,13 @@ from math import sqrt
 
 import pytest
 
-from meshwise.simulator.reliability.failures import FailureKind, failure_model, failure_model_names, figure, source
+from meshwise.simulator.reliability.failures import (
+    FailureKind,
+    failure_model,
+    failure_model_names,
+    failure_model_source,
+    published_figure,
+)
 from meshwise.simulator.reliability.goodput import best_interval, goodput
 from meshwise.simulator.reliability.long_run import Checkpoint, LongRun, Recovery
 
@@ -16,7 +22,7 @@ DAY = 86400.0
 
 
 def value(name: str) -> float:
-    return figure(name).value
+    return published_figure(name).value
 
 
 def test_every_record_has_a_source_and_was_read_quoted_or_derived() -> None:
@@ -29,14 +35,14 @@ def test_every_record_has_a_source_and_was_read_quoted_or_derived() -> None:
         assert record["source"]
     for name in failure_model_names():
         assert failure_model(name).name == name
-        assert source(name)
+        assert failure_model_source(name)
 
 
 def test_unknown_names_are_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"failure model is one of meta-llama3, .* met meta-llama4"):
         failure_model("meta-llama4")
     with pytest.raises(ValueError, match="figure is one of"):
-        figure("x")
+        published_figure("x")
 
 
 # Llama 3 405B: 16,384 H100, 54 days, 466 interruptions, 419 of them unexpected, more than 90 % effective training time.

@@ -12,8 +12,8 @@ def arrivals(hosts: HostPool, breaks: list[tuple[float, float]]) -> list[float]:
     """Return when the host for each of ``breaks``, (broken at, asked for at), is there."""
     found = []
     for broken, asked in breaks:
-        hosts.broke(to_ticks(broken))
-        found.append(hosts.take(to_ticks(asked)) / to_ticks(1.0))
+        hosts.add_broken(to_ticks(broken))
+        found.append(hosts.take_host(to_ticks(asked)) / to_ticks(1.0))
     return found
 
 
@@ -39,10 +39,10 @@ def test_a_replacement_is_given_for_the_host_that_broke_last() -> None:
 
 def test_a_repaired_host_is_taken_before_a_replacement_of_the_same_instant() -> None:
     hosts = pool(0, repair=100.0, replacement=95.0)
-    hosts.broke(to_ticks(0.0))
-    hosts.broke(to_ticks(2.0))
+    hosts.add_broken(to_ticks(0.0))
+    hosts.add_broken(to_ticks(2.0))
     # at 5 both the host of 0 and a replacement would come at 100: the host of 0 is taken, and that of 2 is left
-    assert [hosts.take(to_ticks(asked)) / to_ticks(1.0) for asked in (5.0, 50.0)] == [100, 102]
+    assert [hosts.take_host(to_ticks(asked)) / to_ticks(1.0) for asked in (5.0, 50.0)] == [100, 102]
 
 
 @pytest.mark.parametrize("name", ["detection", "restart", "repair", "replacement"])

@@ -19,13 +19,13 @@ from meshwise.strategies.lowering import lower
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.group import Group, PassChoice, StateChoice
 from meshwise.strategies.plan.layout import Layout
-from meshwise.strategies.plan.offloading import WHOLE, Offloading
+from meshwise.strategies.plan.offloading import WHOLE_FRACTION, Offloading
 from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import FirstLayers, Recompute, SomeOperators
 from meshwise.strategies.plan.rules import violations
-from meshwise.strategies.search.choices import family_of
-from meshwise.strategies.search.space import Space, choices_of, count, groups, layouts
+from meshwise.strategies.search.choices import find_family
+from meshwise.strategies.search.space import Space, count_layouts, find_choices, groups, layouts
 
 from ..problems import IDEAL
 from ..problems import problem as on_one_node
@@ -46,7 +46,7 @@ def test_slow_ranks_of_different_columns_do_not_slow_one_microbatch_twice() -> N
     plan = complete(slow, Layout(data=2, pipeline=2, schedule="naive", chunks=1))
     costs = SimulatedCost(slow)
     (path,) = costs.longest_paths([plan])
-    assert costs.bound(plan) <= path
+    assert costs.plan_bound(plan) <= path
 
 
 PASSES = (
@@ -77,9 +77,9 @@ def whole(layout: Layout, passes: tuple[PassChoice, ...] = PASSES, states: tuple
 
 def bounds(costs: SimulatedCost, group: Group) -> FloatArray:
     """Return the bound of every member, one after another."""
-    result = np.full(group.legal.shape, inf)
-    for row, column in np.argwhere(group.legal).tolist():
-        result[row, column] = costs.bound(complete(costs.problem, group.member(row, column)))
+    result = np.full(group.member_mask.shape, inf)
+    for row, column in np.argwhere(group.member_mask).tolist():
+        result[row, column] = costs.plan_bound(complete(costs.problem, group.build_layout(row, column)))
     return result
 
 
@@ -109,7 +109,7 @@ def test_a_table_is_the_bounds_of_its_members_where_parameters_stay(
     costs = SimulatedCost(replace(plain, cluster=replace(plain.cluster, speeds=speeds)))
     split = layout.schedule in ("zb1p", "zbv", "dualpipev")
     group = whole(layout, PASSES, STATES[:-1] if split else STATES)
-    np.testing.assert_array_equal(costs.table(group), bounds(costs, group))
+    np.testing.assert_array_equal(costs.group_bounds(group), bounds(costs, group))
 
 
 @pytest.mark.parametrize("bandwidth", [1e9, 1e12])
@@ -118,18 +118,18 @@ def test_a_table_has_the_bounds_of_communication_beside_products(schedule: str, 
     layout = Layout(tensor=4, pipeline=2, sequence_parallel=True, schedule=schedule, stages=(3, 5))
     passes = tuple(each._replace(overlap_tensor=beside) for each in PASSES for beside in (True, False))
     costs, group = SimulatedCost(on_one_node(bandwidth=bandwidth)), whole(layout, passes, STATES[:1])
-    np.testing.assert_array_equal(costs.table(group), bounds(costs, group))
+    np.testing.assert_array_equal(costs.group_bounds(group), bounds(costs, group))
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_a_host_that_steps_as_gradients_come_adds_nothing_to_passes(schedule: str) -> None:
-    states = tuple(StateChoice(0, offload=Offloading(WHOLE, each)) for each in (WHOLE, (0.5, 0.0)))
+    states = tuple(StateChoice(0, offload=Offloading(WHOLE_FRACTION, each)) for each in (WHOLE_FRACTION, (0.5, 0.0)))
     group = whole(Layout(pipeline=2, schedule=schedule, stages=(3, 5)), states=states)
     plain = on_one_node(devices=2)
     costs = SimulatedCost(plain)
-    np.testing.assert_array_equal(costs.table(group), bounds(costs, group))
+    np.testing.assert_array_equal(costs.group_bounds(group), bounds(costs, group))
     clipped = SimulatedCost(replace(plain, training=replace(plain.training, gradient_clipping=True)))
-    np.testing.assert_array_equal(clipped.table(group), costs.table(group))  # nor is a norm known
+    np.testing.assert_array_equal(clipped.group_bounds(group), costs.group_bounds(group))  # nor is a norm known
 
 
 @pytest.mark.parametrize("layout", [Layout(data=2), Layout(data=2, pipeline=2, schedule="gpipe", stages=(5, 3))])
@@ -139,11 +139,11 @@ def test_a_limit_leaves_what_is_below_it_and_fits(layout: Layout) -> None:
     for memory in (1e12, peaks[len(peaks) // 2]):
         small = replace(roomy, cluster=with_memory(roomy.cluster, memory))
         costs, group = SimulatedCost(small), whole(layout)
-        table = costs.table(group)
+        table = costs.group_bounds(group)
         found = sorted(set(table[table < inf].tolist()))
         assert len(found) > 5
         for limit in (*found, 2 * found[-1]):
-            np.testing.assert_array_equal(costs.table(group, limit), np.where(table < limit, table, inf))
+            np.testing.assert_array_equal(costs.group_bounds(group, limit), np.where(table < limit, table, inf))
 
 
 def test_members_that_are_not_there_take_no_time() -> None:
@@ -152,15 +152,15 @@ def test_members_that_are_not_there_take_no_time() -> None:
     legal[0] = False
     costs = SimulatedCost(on_one_node(devices=2))
     group, rest = Group(Layout(data=2), passes, STATES, legal), whole(Layout(data=2))
-    table = costs.table(group)
+    table = costs.group_bounds(group)
     assert (table[0] == inf).all()
-    np.testing.assert_array_equal(table[1:], costs.table(rest))
-    assert (costs.table(replace(group, legal=np.zeros_like(legal))) == inf).all()
+    np.testing.assert_array_equal(table[1:], costs.group_bounds(rest))
+    assert (costs.group_bounds(replace(group, member_mask=np.zeros_like(legal))) == inf).all()
 
 
 def with_memory(cluster: Cluster, memory: float) -> Cluster:
     """Return the cluster of one kind of node whose devices have so much memory."""
-    node = replace(cluster.first, accelerator=replace(cluster.first.accelerator, memory=memory))
+    node = replace(cluster.first_node, accelerator=replace(cluster.first_node.accelerator, memory=memory))
     return replace(cluster, nodes=((node, cluster.nodes[0][1]),))
 
 
@@ -184,8 +184,8 @@ def of_family(family: Layout, *, batch: int = 16, layers: int = 3, free: bool = 
     experts = {"experts": Experts(4, 1, 64)} if family.expert > 1 else {}
     devices = family.data * family.tensor * family.tensor_rows * family.context * family.pipeline
     found = on_one_node(devices=devices, batch=batch, layers=layers, **experts, **changes)  # type: ignore[arg-type]
-    network = replace(found.cluster.first.network, link=Link(0.0, inf if free else 1e9))
-    node = replace(found.cluster.first, network=network)
+    network = replace(found.cluster.first_node.network, link=Link(0.0, inf if free else 1e9))
+    node = replace(found.cluster.first_node, network=network)
     return replace(found, cluster=replace(found.cluster, nodes=((node, 1),)))
 
 
@@ -196,7 +196,7 @@ def of_batch_more(family: Layout, layout: Layout, *, free: bool) -> tuple[float,
         small = of_family(family, batch=batch, free=free)
         costs = SimulatedCost(small)
         step = step_time(lower(small, complete(small, layout)))
-        found.append((costs.floor(family), costs.reach(family), step))
+        found.append((costs.family_bound(family), costs.busy_bound(family), step))
     floor, reach, step = (more - less for less, more in zip(*found, strict=True))
     return floor, reach, step
 
@@ -224,7 +224,7 @@ def test_reach_is_of_the_quickest_way_to_gather_gradients(framework: str, data: 
         small = of_family(family, batch=batch * data, free=True)
         costs = SimulatedCost(replace(small, training=replace(small.training, framework=framework)))
         plans = [complete(costs.problem, replace(family, zero=zero)) for zero in (0, 1, 2)]
-        found.append([costs.floor(family), costs.reach(family), *map(costs.bound, plans)])
+        found.append([costs.family_bound(family), costs.busy_bound(family), *map(costs.plan_bound, plans)])
     floor, reach, *steps = (more - less for less, more in zip(*found, strict=True))
     assert reach == pytest.approx(min(steps), rel=1e-9)
     adds = framework == "megatron_2021"
@@ -239,33 +239,33 @@ def test_some_stage_has_its_share_of_layers_or_of_all_blocks(layers: int, pipeli
     # of 16 microbatches, each takes the ticks of the layers of the fullest stage, or a share of those of all blocks
     one, family = Layout(), Layout(pipeline=pipeline)
     found = [SimulatedCost(of_family(one, layers=number, vocab=vocab)) for number in (layers, layers + 1)]
-    ticks, more = (round(costs.floor(one) / 16 * TICKS_PER_SECOND) for costs in found)
+    ticks, more = (round(costs.family_bound(one) / 16 * TICKS_PER_SECOND) for costs in found)
     costs = SimulatedCost(of_family(family, layers=layers, vocab=vocab))
     fullest, share = ceil(layers / pipeline) * (more - ticks), ceil(ticks / pipeline)
-    assert costs.floor(family) == 16 * max(fullest, share) / TICKS_PER_SECOND
-    assert costs.reach(family) == 16 * share / TICKS_PER_SECOND
+    assert costs.family_bound(family) == 16 * max(fullest, share) / TICKS_PER_SECOND
+    assert costs.busy_bound(family) == 16 * share / TICKS_PER_SECOND
 
 
 @pytest.mark.parametrize("family", [Layout(data=4), Layout(data=2, pipeline=2), Layout(pipeline=3)], ids=repr)
 def test_devices_that_differ_have_no_floor_and_the_reach_of_the_quicker(family: Layout) -> None:
     alike = of_family(family, batch=24, layers=6)
     costs = SimulatedCost(replace(alike, cluster=replace(alike.cluster, speeds=((0, 0.5),))))
-    assert costs.floor(family) == 0.0
-    assert costs.reach(family) == SimulatedCost(alike).reach(family) > 0.0
+    assert costs.family_bound(family) == 0.0
+    assert costs.busy_bound(family) == SimulatedCost(alike).busy_bound(family) > 0.0
 
 
 def test_reach_takes_every_block_on_the_ranks_that_are_quickest_with_it() -> None:
     # links of the first node are slow, which is much of a layer, and products of the second, which are much of the head
     small = on_one_node(nodes=2, devices=2, layers=8, batch=256, vocab=8192, bandwidth=1e12)
-    node = small.cluster.first
+    node = small.cluster.first_node
     slow_links = replace(node, network=replace(node.network, link=Link(2e-5, 1e11)))
     slow_products = replace(node, accelerator=replace(IDEAL, name="slow", peak_flops=(("fp32", 1e11),)))
     costs = SimulatedCost(replace(small, cluster=replace(small.cluster, nodes=((slow_links, 1), (slow_products, 1)))))
     family = Layout(tensor=2, pipeline=2, placement=(2, 3, 0, 1))
-    reach = costs.reach(family)
+    reach = costs.busy_bound(family)
     for first in range(1, 8):
         plan = complete(costs.problem, replace(family, schedule="gpipe", stages=(first, 8 - first)))
-        assert reach <= costs.bound(plan) <= costs.evaluate(plan).step_time
+        assert reach <= costs.plan_bound(plan) <= costs.evaluate(plan).step_time
 
 
 @pytest.mark.parametrize("ffn", [16, 1024])
@@ -275,8 +275,8 @@ def test_a_floor_counts_on_the_quickest_layers_alone(ffn: int) -> None:
     costs = SimulatedCost(on_one_node(devices=4, layers=5, batch=256, vocab=32, ffn=ffn, experts=experts))
     family = Layout(pipeline=4)
     divisions = [tuple(1 + (at == fullest) for at in range(4)) for fullest in range(4)]
-    found = [costs.bound(complete(costs.problem, replace(family, stages=each))) for each in divisions]
-    assert 0.6 * min(found) < costs.floor(family) <= min(found)
+    found = [costs.plan_bound(complete(costs.problem, replace(family, stages=each))) for each in divisions]
+    assert 0.6 * min(found) < costs.family_bound(family) <= min(found)
 
 
 def test_families_leave_devices_of_others_alone() -> None:
@@ -285,7 +285,7 @@ def test_families_leave_devices_of_others_alone() -> None:
     alone, shared = of_family(family), on_one_node(nodes=2, devices=4, batch=16, layers=3, bandwidth=1e9)
     taken = Tenant("other", (0, 1, 2, 3), Collective.ALL_REDUCE, 1e4, 1e-3)
     shared = replace(shared, cluster=replace(shared.cluster, tenants=(taken,)))
-    assert SimulatedCost(shared).floor(family) == SimulatedCost(alone).floor(family)
+    assert SimulatedCost(shared).family_bound(family) == SimulatedCost(alone).family_bound(family)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -295,17 +295,19 @@ def test_bounds_of_families_and_groups_are_below_those_of_members_and_these_belo
     space = Space(wide=True, overlap_gradients=(True, False), offload=OFFLOADS)
     costs, found = SimulatedCost(problem), list(groups(problem, space))
     for group in draw.sample(found, min(10, len(found))):
-        floor, table = costs.floor(family_of(group.layout)), costs.table(group)
-        reach = 0.0 if group.layout.schedule == "dualpipev" else costs.reach(family_of(group.layout))
-        cells = [(row, column) for row, line in enumerate(group.legal) for column, legal in enumerate(line) if legal]
+        floor, table = costs.family_bound(find_family(group.layout)), costs.group_bounds(group)
+        reach = 0.0 if group.layout.schedule == "dualpipev" else costs.busy_bound(find_family(group.layout))
+        cells = [
+            (row, column) for row, line in enumerate(group.member_mask) for column, legal in enumerate(line) if legal
+        ]
         for row, column in draw.sample(cells, min(4, len(cells))):
-            plan = complete(problem, group.member(row, column))
+            plan = complete(problem, group.build_layout(row, column))
             evaluation = costs.evaluate(plan)
             if not evaluation.fits:
                 continue
             (path,) = costs.longest_paths([plan])
-            assert max(floor, reach, table[row, column]) <= costs.bound(plan) <= path <= evaluation.step_time
-        assert (table[~group.legal] == inf).all()
+            assert max(floor, reach, table[row, column]) <= costs.plan_bound(plan) <= path <= evaluation.step_time
+        assert (table[~group.member_mask] == inf).all()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -313,8 +315,8 @@ def test_the_count_is_that_of_all_layouts_and_all_are_legal(seed: int) -> None:
     problem, _ = small_scenario(seed)
     for space in (Space(), Space(wide=True, microbatch=(1,), zero=(0, 3), zero_shards=(0, 2))):
         found = list(layouts(problem, space))
-        assert count(problem, space) == len(found) == len(set(found))
+        assert count_layouts(problem, space) == len(found) == len(set(found))
         for layout in Random(seed).sample(found, min(60, len(found))):
             assert not list(violations(problem, layout))
-            assert choices_of(problem, space).contains(layout)
-            assert not choices_of(problem, space).contains(replace(layout, microbatch=7))
+            assert find_choices(problem, space).contains(layout)
+            assert not find_choices(problem, space).contains(replace(layout, microbatch=7))

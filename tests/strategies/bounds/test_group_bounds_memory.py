@@ -9,13 +9,13 @@ import pytest
 
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.models.experts import Experts
-from meshwise.strategies.bounds.memory import Needs
+from meshwise.strategies.bounds.memory import PlanMemory
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.lowering.costs.memory import StageMemory, stage_memory
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.group import Group, PassChoice, StateChoice
 from meshwise.strategies.plan.layout import Layout
-from meshwise.strategies.plan.offloading import WHOLE, Offloading
+from meshwise.strategies.plan.offloading import WHOLE_FRACTION, Offloading
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import FirstLayers, Recompute, SomeOperators
@@ -46,14 +46,16 @@ def small(layout: Layout, *, framework: str = "megatron", optimizer: str = "adam
 
 def with_memory(cluster: Cluster, memory: Sequence[float]) -> Cluster:
     """Return the cluster whose nodes have devices of so much memory each."""
-    nodes = (replace(cluster.first, accelerator=replace(cluster.first.accelerator, memory=each)) for each in memory)
+    nodes = (
+        replace(cluster.first_node, accelerator=replace(cluster.first_node.accelerator, memory=each)) for each in memory
+    )
     return replace(cluster, nodes=tuple((node, 1) for node in nodes))
 
 
 def fits(case: Problem, group: Group, memory: Sequence[float]) -> bool:
     """Return whether the only member of a group may fit where positions have so much memory."""
     costs = SimulatedCost(replace(case, cluster=with_memory(case.cluster, memory)))
-    return bool(costs.table(group)[0, 0] < inf)
+    return bool(costs.group_bounds(group)[0, 0] < inf)
 
 
 def only(layout: Layout, passes: PassChoice, state: StateChoice = PLAIN) -> Group:
@@ -68,7 +70,7 @@ def assert_least(case: Problem, group: Group, needs: Sequence[float], *, exact: 
         assert fits(case, group, memory) is enough
         if exact:
             placed = replace(case, cluster=with_memory(case.cluster, memory))
-            assert SimulatedCost(placed).fits(complete(placed, group.member(0, 0))) is enough
+            assert SimulatedCost(placed).fits(complete(placed, group.build_layout(0, 0))) is enough
 
 
 def in_flight(order: Sequence[Action], before: int) -> list[int]:
@@ -84,26 +86,30 @@ def passes_hold(order: Sequence[Action], stages: Sequence[StageMemory], *, forwa
     most = counts.index(max(counts)) - 1
     assert order[most].kind is ActionKind.FORWARD
     moments = [most] if forwards else [most, most + 1]
-    return max(sum(stages[s].kept for s in in_flight(order, at)) + in_pass(order[at], stages) for at in moments)
+    return max(sum(stages[s].kept_bytes for s in in_flight(order, at)) + in_pass(order[at], stages) for at in moments)
 
 
 def in_pass(action: Action, stages: Sequence[StageMemory]) -> int:
     """Return what a pass holds at its fullest moment beyond what was held before it."""
     of = stages[action.stage]
-    beyond = {ActionKind.FORWARD: of.kept + of.forward, ActionKind.BACKWARD: of.backward, ActionKind.INPUT: of.inputs}
+    beyond = {
+        ActionKind.FORWARD: of.kept_bytes + of.forward,
+        ActionKind.BACKWARD: of.backward,
+        ActionKind.INPUT: of.inputs,
+    }
     return beyond[action.kind]
 
 
 def needed(case: Problem, plan: Plan, stages: Sequence[StageMemory], *, forwards: bool = False) -> list[int]:
     """Return what every position holds at least of a plan with all of its states on devices."""
-    held = Needs(SimulatedCost(case).costs).held(plan).tolist()
+    held = PlanMemory(SimulatedCost(case).costs).resident_memory(plan).tolist()
     passes = [passes_hold(order, stages, forwards=forwards) for order in plan.actions.orders]
     return [one + other for one, other in zip(held, passes, strict=True)]
 
 
 def memories(case: Problem, plan: Plan) -> tuple[StageMemory, ...]:
     """Return what stages hold where all activations stay on devices."""
-    return SimulatedCost(case).costs.memories(plan)
+    return SimulatedCost(case).costs.stage_memories(plan)
 
 
 @pytest.mark.parametrize("passes", PASSES, ids=lambda each: str(each.recompute))
@@ -119,7 +125,7 @@ def memories(case: Problem, plan: Plan) -> tuple[StageMemory, ...]:
 )
 def test_one_pass_after_another_holds_most_with_most_microbatches_in_flight(layout: Layout, passes: PassChoice) -> None:
     case, group = small(layout), only(layout, passes, StateChoice(layout.zero))
-    plan = complete(case, group.member(0, 0))
+    plan = complete(case, group.build_layout(0, 0))
     assert_least(case, group, needed(case, plan, memories(case, plan)), exact=True)
 
 
@@ -137,7 +143,7 @@ def test_a_bound_is_what_is_held_as_most_microbatches_are_in_flight(
     stages = {1: (7,), 2: (4, 3), 4: (1, 3, 1, 2)}[pipeline * chunks]
     layout = Layout(pipeline=pipeline, schedule=schedule, chunks=chunks, stages=stages, microbatch=2)
     case, group = small(layout, framework=framework), only(layout, passes)
-    plan = complete(case, group.member(0, 0))
+    plan = complete(case, group.build_layout(0, 0))
     assert_least(case, group, needed(case, plan, memories(case, plan), forwards=forwards))
 
 
@@ -155,7 +161,7 @@ def test_of_gradients_that_leave_in_passes_only_forwards_are_known(
     layout: Layout, state: StateChoice, passes: PassChoice
 ) -> None:
     case, group = small(layout), only(layout, passes, state)
-    plan = complete(case, group.member(0, 0))
+    plan = complete(case, group.build_layout(0, 0))
     assert_least(case, group, needed(case, plan, memories(case, plan), forwards=True))
 
 
@@ -170,13 +176,13 @@ def test_of_passes_that_run_in_pairs_what_is_in_flight_counts_alone() -> None:
     # a rank of two has at most 2 * 2 + 1 = 5 microbatches in flight, the forward that is the last of them included
     layout = Layout(pipeline=2, schedule="dualpipev", chunks=2, stages=(1, 3, 1, 2), microbatch=2)
     case, group = small(layout), only(layout, PASSES[0])
-    plan = complete(case, group.member(0, 0))
-    held, stages = Needs(SimulatedCost(case).costs).held(plan).tolist(), memories(case, plan)
+    plan = complete(case, group.build_layout(0, 0))
+    held, stages = PlanMemory(SimulatedCost(case).costs).resident_memory(plan).tolist(), memories(case, plan)
     needs = []
     for rank, order in enumerate(plan.actions.orders):
         flying = max((in_flight(order, before) for before in range(len(order))), key=len)
         assert len(flying) == 5
-        needs.append(held[rank] + sum(stages[stage].kept for stage in flying))
+        needs.append(held[rank] + sum(stages[stage].kept_bytes for stage in flying))
     assert_least(case, group, needs)
 
 
@@ -202,15 +208,15 @@ def test_states_on_hosts_are_held_there_but_for_rounding(
         small(layout, optimizer=optimizer),
         only(layout, PASSES[0], StateChoice(0, offload=Offloading(fractions))),
     )
-    plan = complete(case, group.member(0, 0))
+    plan = complete(case, group.build_layout(0, 0))
     needs = needed(case, plan, memories(case, plan))
     assert_least(case, group, [need - less for need, less in zip(needs, lost, strict=True)])
 
 
-@pytest.mark.parametrize("parameters", [WHOLE, (0.5, 0.0)])
+@pytest.mark.parametrize("parameters", [WHOLE_FRACTION, (0.5, 0.0)])
 def test_of_parameters_on_hosts_only_what_forwards_keep_is_known(parameters: tuple[float, ...]) -> None:
     layout = Layout(pipeline=2, stages=(4, 3), schedule="gpipe")
-    state = StateChoice(0, offload=Offloading(WHOLE, parameters))
+    state = StateChoice(0, offload=Offloading(WHOLE_FRACTION, parameters))
     case, group = small(layout), only(layout, PASSES[0], state)
     stages = memories(case, complete(case, layout))
     orders = complete(case, layout).actions.orders
@@ -222,12 +228,12 @@ def away(case: Problem, plan: Plan, gone: Sequence[int]) -> list[StageMemory]:
     blocks, result = SimulatedCost(case).costs.blocks, []
     for stage, left in zip(plan.stages, gone, strict=True):
         again = plan.recompute.layers if isinstance(plan.recompute, FirstLayers) else len(stage.blocks)
-        names = [blocks.kinds(plan).names[name] for name in stage.blocks]
+        names = [blocks.block_kinds(plan).kind_names[name] for name in stage.blocks]
         rows, layers = [], 0
         for name in names:
             layer = blocks.block(plan, name).layer
             memory = blocks.memory(plan, name, None if layers < again else Recompute.NONE)
-            rows.append((memory._replace(kept=0) if layer and layers < left else memory, 1))
+            rows.append((memory._replace(kept_bytes=0) if layer and layers < left else memory, 1))
             layers += layer
         result.append(stage_memory(rows))
     return result
@@ -259,8 +265,8 @@ def test_of_stages_with_buffers_and_activations_on_hosts_states_alone_are_known(
     layout = Layout(pipeline=2, stages=(4, 3))
     case = small(layout, framework="torch")
     plan = complete(case, layout)
-    group = only(layout, PassChoice(Recompute.NONE, activations=WHOLE))
-    assert_least(case, group, Needs(SimulatedCost(case).costs).held(plan).tolist())
+    group = only(layout, PassChoice(Recompute.NONE, activations=WHOLE_FRACTION))
+    assert_least(case, group, PlanMemory(SimulatedCost(case).costs).resident_memory(plan).tolist())
 
 
 @pytest.mark.parametrize(("schedule", "microbatch"), [("1f1b", 1), ("zb2p", 1), ("interleaved", 3)])

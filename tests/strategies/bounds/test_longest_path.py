@@ -9,10 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwise.simulator.engine.compiled import installed
-from meshwise.strategies.bounds.longest_path import BLOCK, LANES, Endings, Steps, Walked, arrangement, finish, walk
-from meshwise.strategies.schedules.orders import requirement
+from meshwise.strategies.bounds.longest_path import (
+    BLOCK,
+    LANES,
+    Endings,
+    PassTimes,
+    StepRows,
+    arrange_schedule,
+    finish_steps,
+    walk,
+)
+from meshwise.strategies.schedules.orders import find_requirement
 from meshwise.strategies.schedules.rule import ScheduleRule
-from meshwise.strategies.schedules.schedule import SCHEDULES, Action, ActionKind, Schedule, schedule
+from meshwise.strategies.schedules.schedule import SCHEDULES, Action, ActionKind, Schedule, build_schedule
 
 from ..schedules.test_schedule import schedules
 
@@ -36,9 +45,9 @@ def by_definition(value: Schedule, ticks: list[int], sends: list[int]) -> tuple[
 
     @cache
     def start(action: Action) -> int:
-        needed = requirement(value, action)
+        needed = find_requirement(value, action)
         own = end(before[action]) if action in before else 0
-        if needed is None or value.num_ranks == 1 or value.rank_of(needed.stage) == value.rank_of(action.stage):
+        if needed is None or value.num_ranks == 1 or value.find_rank(needed.stage) == value.find_rank(action.stage):
             return max(own, end(needed) if needed else 0)
         return max(own, arrival(needed))
 
@@ -48,7 +57,7 @@ def by_definition(value: Schedule, ticks: list[int], sends: list[int]) -> tuple[
 
     @cache
     def arrival(action: Action) -> int:
-        line = sent[value.rank_of(action.stage), action.kind]
+        line = sent[value.find_rank(action.stage), action.kind]
         index = line.index(action)
         return max(end(action), arrival(line[index - 1]) if index else 0) + sends[column(action)]
 
@@ -59,38 +68,38 @@ def by_definition(value: Schedule, ticks: list[int], sends: list[int]) -> tuple[
 @WAYS
 def test_a_walk_is_what_the_definition_says(numba: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("meshwise.strategies.bounds.longest_path.pays", lambda tasks: numba)
-    arrangement.cache_clear()
+    arrange_schedule.cache_clear()
 
     @settings(max_examples=120, deadline=None)
     @given(schedules(), st.integers(0, 2**32), st.sampled_from([1, 2, BLOCK, BLOCK + 1, LANES + 3]))
     def law(value: Schedule, seed: int, steps: int) -> None:
         chunks = value.num_stages // value.num_ranks
-        arranged = arrangement(value.name, value.num_ranks, value.num_microbatches, chunks)
+        arranged = arrange_schedule(value.name, value.num_ranks, value.num_microbatches, chunks)
         ticks, sends = np.random.default_rng(seed).integers(0, 9, (2, steps, 2 * value.num_stages))
         walked = walk(arranged, ticks, sends)
         for step in {0, steps - 1}:
             ends, starts = by_definition(value, ticks[step].tolist(), sends[step].tolist())
-            assert (walked.ends[step].tolist(), walked.starts[step].tolist()) == (ends, starts)
+            assert (walked.ends[step].tolist(), walked.stage_starts[step].tolist()) == (ends, starts)
 
     law()
-    arrangement.cache_clear()
+    arrange_schedule.cache_clear()
 
 
 @given(schedules())
 def test_an_arrangement_runs_every_action_once_and_fills_no_box_twice(value: Schedule) -> None:
     chunks = value.num_stages // value.num_ranks
-    arranged = arrangement(value.name, value.num_ranks, value.num_microbatches, chunks)
+    arranged = arrange_schedule(value.name, value.num_ranks, value.num_microbatches, chunks)
     counts = np.bincount(arranged.code // 2, minlength=2 * value.num_stages)
     assert counts.tolist() == [value.num_microbatches] * 2 * value.num_stages
     full: set[int] = set()
-    for arrives, leaves in zip(arranged.arrives.tolist(), arranged.leaves.tolist(), strict=True):
+    for arrives, leaves in zip(arranged.receive_boxes.tolist(), arranged.send_boxes.tolist(), strict=True):
         if arrives:
             full.remove(arrives)
         if leaves:
             assert leaves not in full
             full.add(leaves)
     assert not full
-    assert arranged.boxes == 1 + max(arranged.leaves.max(), 0)
+    assert arranged.num_boxes == 1 + max(arranged.send_boxes.max(), 0)
 
 
 @WAYS
@@ -102,16 +111,16 @@ def test_orders_that_wait_for_ever_are_named(numba: bool, monkeypatch: pytest.Mo
     monkeypatch.setitem(SCHEDULES, "hopeless", ScheduleRule("hopeless", backwards, "none"))
     named = r"schedule hopeless cannot finish: rank 0 at 0B0 .* waits for 1B0 of rank 1; rank 1"
     with pytest.raises(ValueError, match=named):
-        arrangement("hopeless", 2, 1)
-    schedule.cache_clear()
+        arrange_schedule("hopeless", 2, 1)
+    build_schedule.cache_clear()
 
 
 def test_four_microbatches_on_two_ranks_by_hand() -> None:
     # GPipe, forward 3, backward 5, a transfer 1: rank 1 begins at 3 + 1 = 4 and is busy until 4 + 4 * (3 + 5) = 36,
     # the last backward from 31; its gradient arrives at 37, so that rank 0 ends at 37 + 5 = 42.
-    walked = walk(arrangement("gpipe", 2, 4), np.array([[3, 5, 3, 5]]), np.array([[1, 0, 0, 1]]))
+    walked = walk(arrange_schedule("gpipe", 2, 4), np.array([[3, 5, 3, 5]]), np.array([[1, 0, 0, 1]]))
     assert walked.ends.tolist() == [[42, 36]]
-    assert walked.starts.tolist() == [[37, 31]]
+    assert walked.stage_starts.tolist() == [[37, 31]]
 
 
 def rows(*values: list[int]) -> np.ndarray:
@@ -124,29 +133,31 @@ def test_two_positions_by_hand() -> None:
     # Position 1 ends at 45; its bucket is full at 30 + 6 and done at 36 + 4 = 40: it waits for its passes, 45.
     # Tied gradients: both wait for 73 and add 5: 78. Optimizer 2 and gather 7, or 1 and 9: 78 + 10 = 88.
     # Gradients of replicated parameters: 73 + 1, or 45 + 40 = 85, so both wait for 85: 85 + 5 + 10 = 100.
-    walked = Walked(rows([50, 45]), rows([40, 30]))
+    walked = PassTimes(rows([50, 45]), rows([40, 30]))
     endings = Endings(
-        first=rows([0, 2, 3]),
-        leaving=rows([10, 20, 4]),
-        late=rows([0, 0]),
-        replicated=rows([0, 0]),
+        first_buckets=rows([0, 2, 3]),
+        bucket_reductions=rows([10, 20, 4]),
+        late_reductions=rows([0, 0]),
+        replicated_sums=rows([0, 0]),
         optimizer=rows([2, 1]),
         gather=rows([7, 9]),
         squares=rows([0, 0]),
         norm=rows([]),
-        tied=rows([5]),
+        tied_sums=rows([5]),
     )
-    steps = Steps(np.array([0]), np.array([0]))
+    steps = StepRows(np.array([0]), np.array([0]))
     for pair in ([0, 1], [1, 0]):
-        assert finish(steps, walked, rows([3, 9, 6]), endings, rows([0], [1]), rows(pair)).tolist() == [88]
-        summed = endings._replace(replicated=rows([1, 40]))
-        assert finish(steps, walked, rows([3, 9, 6]), summed, rows([0], [1]), rows(pair)).tolist() == [100]
+        assert finish_steps(steps, walked, rows([3, 9, 6]), endings, rows([0], [1]), rows(pair)).tolist() == [88]
+        summed = endings._replace(replicated_sums=rows([1, 40]))
+        assert finish_steps(steps, walked, rows([3, 9, 6]), summed, rows([0], [1]), rows(pair)).tolist() == [100]
     # clipped: position 0 reads until 78 + 3, position 1 until 78 + 6; the norm takes 4 more, until 88; then as before
     clipped = endings._replace(squares=rows([3, 6]), norm=rows([4]))
-    assert finish(steps, walked, rows([3, 9, 6]), clipped, rows([0], [1]), rows([0, 1])).tolist() == [98]
-    late = endings._replace(first=rows([0, 0, 0]), late=rows([11, 30]), tied=rows([]), gather=rows([0, 0]))
+    assert finish_steps(steps, walked, rows([3, 9, 6]), clipped, rows([0], [1]), rows([0, 1])).tolist() == [98]
+    late = endings._replace(
+        first_buckets=rows([0, 0, 0]), late_reductions=rows([11, 30]), tied_sums=rows([]), gather=rows([0, 0])
+    )
     # after the passes: 50 + 11 + 2 = 63, and 45 + 30 + 1 = 76
-    assert finish(steps, walked, rows([]), late, rows([0], [1]), rows().reshape(0, 2)).tolist() == [76]
+    assert finish_steps(steps, walked, rows([]), late, rows([0], [1]), rows().reshape(0, 2)).tolist() == [76]
 
 
 @pytest.mark.skipif(not installed(), reason="numba is not installed")
@@ -159,15 +170,15 @@ def test_compiled_or_not_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         first = np.concatenate([np.zeros((ways, 1), np.int64), draw.integers(0, 3, (ways, stages)).cumsum(1)], axis=1)
         sizes = (first.max(), ranks, ranks, ranks, ranks, ranks, draw.integers(0, 2), 2)
         endings = Endings(first, *(draw.integers(0, 50, (ways, size)) for size in sizes))
-        walked = Walked(draw.integers(0, 50, (ways, ranks)), draw.integers(0, 50, (ways, stages)))
+        walked = PassTimes(draw.integers(0, 50, (ways, ranks)), draw.integers(0, 50, (ways, stages)))
         last = np.arange(stages).reshape(chunks, ranks).T[:, ::-1].copy()
-        chosen = Steps(*draw.integers(0, ways, (2, steps)))
+        chosen = StepRows(*draw.integers(0, ways, (2, steps)))
         pairs = draw.integers(0, ranks, (2, 2))
         filled = draw.integers(0, 50, (ways, first.max()))
         found = []
         for numba in (False, True):
             monkeypatch.setattr("meshwise.strategies.bounds.longest_path.pays", lambda tasks, numba=numba: numba)
-            found.append(finish(chosen, walked, filled, endings, last, pairs).tolist())
+            found.append(finish_steps(chosen, walked, filled, endings, last, pairs).tolist())
         assert found[0] == found[1]
 
     law()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwise.simulator.engine import simulate
-from meshwise.strategies.bounds.memory import Needs
+from meshwise.strategies.bounds.memory import PlanMemory
 from meshwise.strategies.lowering import StageCosts, lower
 from meshwise.strategies.lowering.costs.memory import StageMemory, peak_activations, stage_memory
 from meshwise.strategies.lowering.costs.recompute import BlockMemory
@@ -29,14 +29,14 @@ BYTES = st.integers(0, 9)
 @settings(max_examples=60, deadline=None)
 def test_a_plan_fits_where_its_simulation_stays_below_every_capacity(case: Case, room: float) -> None:
     small, plan = case.build()
-    peak = Needs(StageCosts(small)).peak(plan)
+    peak = PlanMemory(StageCosts(small)).peak(plan)
     ((node, count),) = small.cluster.nodes
     node = replace(node, accelerator=replace(node.accelerator, memory=peak * room))
     small = replace(small, cluster=replace(small.cluster, nodes=((node, count),)))
     timeline = simulate(lower(small, plan), "longest_path")
-    needs = Needs(StageCosts(small))
+    needs = PlanMemory(StageCosts(small))
     assert needs.peak(plan) == peak == timeline.peak_memory
-    assert needs.fit(plan) == all(timeline.peak_memory <= capacity for capacity in lower(small, plan).capacity)
+    assert needs.fits(plan) == all(timeline.peak_memory <= capacity for capacity in lower(small, plan).capacity)
 
 
 def test_each_position_must_fit_its_own_devices() -> None:
@@ -45,13 +45,15 @@ def test_each_position_must_fit_its_own_devices() -> None:
     small = replace(small, training=replace(small.training, framework="torch"))  # no workspace for the head
     ((node, _),) = small.cluster.nodes
     plan = complete(small, Layout(pipeline=2))
-    peak = Needs(StageCosts(small)).peak(plan)
+    peak = PlanMemory(StageCosts(small)).peak(plan)
     tight = replace(node, accelerator=replace(node.accelerator, memory=peak - 1))
     fits = []
     for nodes in ((node, tight), (tight, node)):
         cluster = replace(small.cluster, nodes=tuple((each, 1) for each in nodes))
         for placement in ((), (1, 0)):
-            fits.append(Needs(StageCosts(replace(small, cluster=cluster))).fit(replace(plan, placement=placement)))
+            fits.append(
+                PlanMemory(StageCosts(replace(small, cluster=cluster))).fits(replace(plan, placement=placement))
+            )
     assert fits == [True, False, False, True]
 
 
@@ -61,9 +63,9 @@ def fullest(value: Schedule, rank: int, stages: Sequence[StageMemory]) -> int:
     for action in value.orders[rank]:
         stage = stages[action.stage]
         forward = action.kind is ActionKind.FORWARD
-        held += stage.kept if forward else 0
+        held += stage.kept_bytes if forward else 0
         peak = max(peak, held + (stage.forward if forward else stage.backward))
-        held -= 0 if forward else stage.kept
+        held -= 0 if forward else stage.kept_bytes
     return peak
 
 
@@ -86,18 +88,18 @@ def test_the_peak_is_that_of_all_actions_in_order(value: Schedule, data: st.Data
 @given(st.lists(st.tuples(st.builds(BlockMemory, BYTES, BYTES, BYTES, BYTES), st.integers(1, 4)), max_size=4))
 def test_runs_of_blocks_hold_what_their_blocks_hold_one_by_one(runs: list[tuple[BlockMemory, int]]) -> None:
     blocks = [memory for memory, count in runs for _ in range(count)]
-    kept = sum(block.kept for block in blocks)
-    before = np.cumsum([0, *(block.kept for block in blocks)])[1:].tolist()
+    kept = sum(block.kept_bytes for block in blocks)
+    before = np.cumsum([0, *(block.kept_bytes for block in blocks)])[1:].tolist()
     forward = max((held + block.forward for held, block in zip(before, blocks, strict=True)), default=0)
     rows = zip(before, blocks, strict=True)
-    backward = max((held + block.recomputed + block.backward for held, block in rows), default=0)
+    backward = max((held + block.recomputed_bytes + block.backward for held, block in rows), default=0)
     assert stage_memory(runs)[:3] == (kept, max(forward - kept, 0), max(backward - kept, 0))
 
 
 @pytest.mark.parametrize("zero", [0, 1])
 def test_offloaded_states_are_not_on_the_device(zero: int) -> None:
     small = problem(batch=8, precision="bf16")
-    needs, plan = Needs(StageCosts(small)), complete(small, Layout(data=8, zero=zero))
-    count = StageCosts(small).held(plan).parameters[0]
+    needs, plan = PlanMemory(StageCosts(small)), complete(small, Layout(data=8, zero=zero))
+    count = StageCosts(small).plan_parameters(plan).elements[0]
     states = 12 * (-(-count // 8) if zero else count)  # AdamW in mixed precision keeps 12 bytes a parameter
     assert needs.peak(plan) - needs.peak(replace(plan, offload=Offloading(optimizer=(1.0,)))) == states

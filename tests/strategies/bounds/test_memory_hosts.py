@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from meshwise.simulator.engine import simulate
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.strategies.cost_model import SimulatedCost
-from meshwise.strategies.explanation.relief import reliefs
-from meshwise.strategies.explanation.shortfall import shortfall
+from meshwise.strategies.explanation.relief import list_reliefs
+from meshwise.strategies.explanation.shortfall import find_shortfall
 from meshwise.strategies.lowering import lower
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.group import Group, PassChoice, StateChoice
 from meshwise.strategies.plan.layout import Layout
-from meshwise.strategies.plan.offloading import NOTHING, OFFLOADS, WHOLE, Offloading
+from meshwise.strategies.plan.offloading import NO_OFFLOADING, OFFLOADS, WHOLE_FRACTION, Offloading
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import Recompute
@@ -25,7 +25,7 @@ from meshwise.strategies.plan.recomputation import Recompute
 from ..plans import OFFLOADINGS, Case, any_cases
 from ..problems import problem
 
-STATES_AWAY = Offloading(optimizer=WHOLE)
+STATES_AWAY = Offloading(optimizer=WHOLE_FRACTION)
 
 
 def roomy(cluster: Cluster, memory: float) -> Cluster:
@@ -74,10 +74,12 @@ def test_bounds_of_groups_keep_every_plan_that_fits(part: float) -> None:
     peak = max(profile.peak for profile in simulate(lower(own, plan)).host_memory)
     own = replace(own, cluster=roomy(own.cluster, peak * part))
     costs = SimulatedCost(own)
-    states = tuple(StateChoice(zero, offload=offload) for zero in (0, 1) for offload in (NOTHING, *OFFLOADINGS[4:6]))
+    states = tuple(
+        StateChoice(zero, offload=offload) for zero in (0, 1) for offload in (NO_OFFLOADING, *OFFLOADINGS[4:6])
+    )
     group = Group(Layout(data=4), (PassChoice(Recompute.NONE),), states, np.full((1, len(states)), True))
-    table = costs.table(group)
-    fitting = [costs.fits(complete(own, group.member(0, column))) for column in range(len(states))]
+    table = costs.group_bounds(group)
+    fitting = [costs.fits(complete(own, group.build_layout(0, column))) for column in range(len(states))]
     assert set(fitting) == ({True, False} if part < 1 else {True})
     assert all(bound < inf for bound, fits in zip(table[0].tolist(), fitting, strict=True) if fits)
 
@@ -87,33 +89,33 @@ def test_the_host_that_is_full_is_named_with_what_it_lacks() -> None:
     own = problem(devices=4, batch=8)
     costs = SimulatedCost(own)
     plan = complete(own, Layout(data=4, offload=STATES_AWAY))
-    states = 4 * 8 * costs.costs.held(plan).parameters[0]
+    states = 4 * 8 * costs.costs.plan_parameters(plan).elements[0]
     own = replace(own, cluster=roomy(own.cluster, states / 2))
-    found = shortfall(own, plan)
+    found = find_shortfall(own, plan)
     assert found.host == "host 0"
-    assert (found.needs, found.has, found.lacks) == (states, states / 2, states / 2)
-    assert dict(found.held)["optimizer"] == states
+    assert (found.needed_memory, found.usable_memory, found.missing_memory) == (states, states / 2, states / 2)
+    assert dict(found.memory_by_kind)["optimizer"] == states
     assert found.stages == (0,)
 
 
 def test_a_device_that_lacks_more_of_its_own_is_named_before_a_host() -> None:
     own = problem(devices=4, batch=8)
     plan = complete(own, Layout(data=4, offload=STATES_AWAY))
-    assert shortfall(own, plan).host == ""  # nothing lacks: the device is nearest to it
+    assert find_shortfall(own, plan).host == ""  # nothing lacks: the device is nearest to it
 
 
 @pytest.mark.parametrize("what", [("optimizer",), ("activations",), OFFLOADS])
 @pytest.mark.parametrize("memory", [1.0, 1e5])
 def test_every_cure_of_a_full_host_makes_the_plan_fit(what: tuple[str, ...], memory: float) -> None:
     own = problem(devices=4, batch=8)
-    layout = Layout(data=4, microbatch=2, zero=3, offload=Offloading(**dict.fromkeys(what, WHOLE)))
+    layout = Layout(data=4, microbatch=2, zero=3, offload=Offloading(**dict.fromkeys(what, WHOLE_FRACTION)))
     own = replace(own, cluster=roomy(own.cluster, memory))
     assert not SimulatedCost(own).fits(complete(own, layout))
-    found = reliefs(own, [layout], count=20)
+    found = list_reliefs(own, [layout], count=20)
     names = {relief.change for relief in found}
     assert any(name.endswith("kept on devices") for name in names)
     larger = next(relief for relief in found if relief.change.startswith("hosts with"))
-    assert larger.machine
+    assert larger.changes_machine
     for relief in found:
-        if not relief.machine and "gradients in" not in relief.change:
+        if not relief.changes_machine and "gradients in" not in relief.change:
             assert room(own, relief.plan)

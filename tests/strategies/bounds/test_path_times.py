@@ -12,7 +12,7 @@ from meshwise.simulator.engine.compiled import installed
 from meshwise.simulator.engine.longest_path import finish_times
 from meshwise.simulator.operator_graph import Block, Operator, OperatorGraph, OperatorKind, Tensor
 from meshwise.strategies.bounds import path_times as module
-from meshwise.strategies.bounds.path_times import path_times
+from meshwise.strategies.bounds.path_times import find_path_times
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.lowering import StageCosts, lower
 from meshwise.strategies.plan.completion import complete
@@ -85,9 +85,9 @@ def test_every_plan_of_a_space_at_once(small: Problem, numba: bool, monkeypatch:
     for name in ("meshwise.strategies.bounds.longest_path.pays", "meshwise.strategies.bounds.longest_path.pays"):
         monkeypatch.setattr(name, lambda tasks: numba)
     costs, plans = StageCosts(small), list(variants(small))
-    found = path_times(costs, plans)
+    found = find_path_times(costs, plans)
     assert found.tolist() == expected(small)
-    assert path_times(costs, plans[::-1]).tolist() == found[::-1].tolist()
+    assert find_path_times(costs, plans[::-1]).tolist() == found[::-1].tolist()
     assert len(set(found.tolist())) > len(plans) // 4  # they do differ
 
 
@@ -100,28 +100,28 @@ def test_stages_may_hand_on_different_sizes() -> None:
     )
     sent = [costs.boundary_bytes(plan, stage) for stage in range(3)]
     assert sent == [4 * 32 * 32, 4 * 32 * 16, 4 * 32 * 8]
-    assert path_times(costs, [plan]).tolist() == [lowered(costs, plan)]
+    assert find_path_times(costs, [plan]).tolist() == [lowered(costs, plan)]
 
 
 def test_equal_nodes_need_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "lower", None)
     alike = [plan for plan in variants(TIED) if not plan.offload and plan.gradient_reduction == "all_reduce"]
-    path_times(StageCosts(TIED), alike)  # a server's links are not those of the others
+    find_path_times(StageCosts(TIED), alike)  # a server's links are not those of the others
     straggler = replace(TIED, cluster=replace(TIED.cluster, speeds=((3, 0.5),)))
     with pytest.raises(TypeError):
-        path_times(StageCosts(straggler), [complete(straggler, Layout(pipeline=2, data=2, tensor=2))])
+        find_path_times(StageCosts(straggler), [complete(straggler, Layout(pipeline=2, data=2, tensor=2))])
 
 
 def test_longest_paths_lie_between_the_bound_and_the_simulation() -> None:
     costs, plans = SimulatedCost(ONE_NIC), list(variants(ONE_NIC))[::5]
-    rows = zip(map(costs.bound, plans), costs.longest_paths(plans), map(costs.evaluate, plans), strict=True)
+    rows = zip(map(costs.plan_bound, plans), costs.longest_paths(plans), map(costs.evaluate, plans), strict=True)
     paths = [(bound, longest, evaluation.step_time) for bound, longest, evaluation in rows]
     assert all(bound <= longest <= simulated for bound, longest, simulated in paths)
     assert any(longest < simulated for _, longest, simulated in paths)  # one NIC is shared
 
 
 def test_no_plans_take_no_time() -> None:
-    assert path_times(StageCosts(TIED), []).dtype == np.int64
+    assert find_path_times(StageCosts(TIED), []).dtype == np.int64
 
 
 @pytest.mark.parametrize("rate", [1.0, 1e2])  # one pass takes more than 13 days; all of them together do
@@ -132,10 +132,10 @@ def test_work_that_takes_too_long_is_refused(rate: float) -> None:
     with pytest.raises(ValueError, match=r"at most|lie in"):
         lowered(costs, plan)
     with pytest.raises(ValueError, match=r"at most|lie in"):
-        path_times(costs, [plan])
+        find_path_times(costs, [plan])
 
 
-@pytest.mark.parametrize("name", [name for name, rule in SCHEDULES.items() if not rule.asynchronous])
+@pytest.mark.parametrize("name", [name for name, rule in SCHEDULES.items() if not rule.is_asynchronous])
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_every_schedule_has_the_longest_path_of_its_program(name: str, chunks: int) -> None:
     small = problem(layers=8, batch=8, bandwidth=1e8)
@@ -143,4 +143,4 @@ def test_every_schedule_has_the_longest_path_of_its_program(name: str, chunks: i
     if not list(violations(small, layout)):
         plan, costs = complete(small, layout), StageCosts(small)
         _, ends = finish_times(lower(small, plan, costs=costs))
-        assert path_times(costs, [plan]).tolist() == [int(ends.max())]
+        assert find_path_times(costs, [plan]).tolist() == [int(ends.max())]

@@ -6,13 +6,13 @@ import pytest
 
 from meshwise.simulator.engine import step_time
 from meshwise.simulator.operator_graph import Block, Operator, OperatorGraph, OperatorKind, Tensor
-from meshwise.strategies.bounds.step_time import Bounds, least_step_time
+from meshwise.strategies.bounds.step_time import StepBounds, least_step_time
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.lowering import lower
 from meshwise.strategies.lowering.costs.stage import Machine, StageCosts
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
-from meshwise.strategies.plan.offloading import WHOLE, Offloading
+from meshwise.strategies.plan.offloading import WHOLE_FRACTION, Offloading
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.search import layouts
@@ -28,7 +28,7 @@ def bound_and_step(layout: Layout, bandwidth: float = 1e9, *, clipped: bool = Fa
     small = problem(devices=devices, bandwidth=bandwidth)
     small = replace(small, training=replace(small.training, gradient_clipping=clipped))
     plan = complete(small, layout)
-    return SimulatedCost(small).bound(plan), step_time(lower(small, plan))
+    return SimulatedCost(small).plan_bound(plan), step_time(lower(small, plan))
 
 
 @pytest.mark.parametrize("clipped", [False, True])
@@ -84,7 +84,7 @@ def test_a_busiest_stage_that_never_waits_says_what_a_step_takes(layout: Layout)
     assert bound == step
 
 
-@pytest.mark.parametrize("offload", [Offloading(optimizer=WHOLE), Offloading(optimizer=(0.5,))])
+@pytest.mark.parametrize("offload", [Offloading(optimizer=WHOLE_FRACTION), Offloading(optimizer=(0.5,))])
 @pytest.mark.parametrize("layout", [Layout(data=2), Layout(pipeline=2, schedule="naive")], ids=repr)
 def test_the_update_on_hosts_is_bounded_to_the_copies_of_its_first_chunks(layout: Layout, offload: Offloading) -> None:
     bound, step = bound_and_step(replace(layout, offload=offload))
@@ -104,7 +104,7 @@ def test_the_update_on_hosts_is_bounded_to_the_copies_of_its_first_chunks(layout
         Layout(zero=1, pipeline=2, schedule="pipedream_2bw"),
         Layout(zero=2, pipeline=2, schedule="zb1p"),
         *(Layout(pipeline=2, schedule=each, chunks=2, zero=2) for each in ("interleaved", "zbv", "dualpipev")),
-        Layout(zero=3, pipeline=2, offload=Offloading(parameters=WHOLE, optimizer=WHOLE)),
+        Layout(zero=3, pipeline=2, offload=Offloading(parameters=WHOLE_FRACTION, optimizer=WHOLE_FRACTION)),
     ],
     ids=lambda layout: repr(layout),
 )
@@ -113,10 +113,10 @@ def test_no_step_takes_less_than_its_bound(layout: Layout, bandwidth: float, dat
     assert 0 < bound <= step
 
 
-def machine_of(small: Problem, layout: Layout) -> tuple[Bounds, Plan, Machine]:
+def machine_of(small: Problem, layout: Layout) -> tuple[StepBounds, Plan, Machine]:
     """Return the bounds of a problem, a plan of it and the machine of that."""
     costs, plan = StageCosts(small), complete(small, layout)
-    return Bounds(costs), plan, costs.machine(plan)
+    return StepBounds(costs), plan, costs.machine(plan)
 
 
 def sharded(bandwidth: float, speeds: tuple[tuple[int, float], ...] = ()) -> Problem:
@@ -133,23 +133,23 @@ def test_on_fast_links_a_pass_waits_for_its_first_unit_or_for_the_last_bucket(
     # which in fp32 are as large
     bounds, plan, machine = machine_of(sharded(FAST, speeds), Layout(data=2, zero=3))
     durations, count = bounds.durations, plan.num_microbatches
-    work = max(sum(each) for each in (sum(durations.passes(plan, rank), ()) for rank in machine.ranks[0]))
-    ((*_, first),), ending = durations.gathers(plan, machine), durations.ending(plan, machine)
-    ((*_, last),) = ending.leaving
+    work = max(sum(each) for each in (sum(durations.pass_ticks(plan, rank), ()) for rank in machine.ranks[0]))
+    ((*_, first),), ending = durations.gather_ticks(plan, machine), durations.ending_ticks(plan, machine)
+    ((*_, last),) = ending.bucket_reductions
     assert first == last > 0
-    assert bounds.ticks(plan) == count * work + (count - 1) * first + last + ending.optimizer[0]
+    assert bounds.lower_bound(plan) == count * work + (count - 1) * first + last + ending.optimizer[0]
     kept = replace(plan, reshard_after_forward=False)
-    assert bounds.ticks(kept) == count * work + (count - 1) * last + last + ending.optimizer[0]
+    assert bounds.lower_bound(kept) == count * work + (count - 1) * last + last + ending.optimizer[0]
 
 
 def test_gradients_that_are_reduced_beneath_nothing_are_waited_for_one_and_all() -> None:
     layout = Layout(data=2, zero=3, overlap_gradients=False, reshard_after_forward=False)
     bounds, plan, machine = machine_of(sharded(FAST), layout)
-    (forward,), (backward,) = bounds.durations.passes(plan, machine.ranks[0][0])
-    ending, count = bounds.durations.ending(plan, machine), plan.num_microbatches
-    (leaving,) = ending.leaving
+    (forward,), (backward,) = bounds.durations.pass_ticks(plan, machine.ranks[0][0])
+    ending, count = bounds.durations.ending_ticks(plan, machine), plan.num_microbatches
+    (leaving,) = ending.bucket_reductions
     passes = count * (forward + backward)
-    assert bounds.ticks(plan) == passes + (count - 1) * sum(leaving) + leaving[-1] + ending.optimizer[0]
+    assert bounds.lower_bound(plan) == passes + (count - 1) * sum(leaving) + leaving[-1] + ending.optimizer[0]
 
 
 @pytest.mark.parametrize("speeds", [(), ((1, 0.5),)])
@@ -157,11 +157,11 @@ def test_on_slow_links_passes_take_as_long_as_their_gathers(speeds: tuple[tuple[
     # a forward gathers all units and a backward all but the one that is kept; the first forward, on the rank that
     # runs it quickest, may have found all of them there
     bounds, plan, machine = machine_of(sharded(SLOW, speeds), Layout(data=2, zero=3))
-    (units,), ending = bounds.durations.gathers(plan, machine), bounds.durations.ending(plan, machine)
-    (forward,) = min(bounds.durations.passes(plan, rank).forward for rank in machine.ranks[0])
+    (units,), ending = bounds.durations.gather_ticks(plan, machine), bounds.durations.ending_ticks(plan, machine)
+    (forward,) = min(bounds.durations.pass_ticks(plan, rank).forward for rank in machine.ranks[0])
     gathers = plan.num_microbatches * (sum(units) + sum(units[1:]))
-    expected = gathers - (sum(units) - forward) + ending.leaving[0][-1] + ending.optimizer[0]
-    assert bounds.ticks(plan) == expected
+    expected = gathers - (sum(units) - forward) + ending.bucket_reductions[0][-1] + ending.optimizer[0]
+    assert bounds.lower_bound(plan) == expected
 
 
 def test_on_slow_links_a_step_takes_as_long_as_the_reductions_of_its_busiest_position() -> None:
@@ -169,8 +169,8 @@ def test_on_slow_links_a_step_takes_as_long_as_the_reductions_of_its_busiest_pos
     layout = Layout(data=2, pipeline=2, zero=3, reshard_after_forward=False)
     for stages in ((2, 6), (6, 2)):
         bounds, plan, machine = machine_of(small, replace(layout, stages=stages))
-        leaving = bounds.durations.ending(plan, machine).leaving
-        assert bounds.ticks(plan) == plan.num_microbatches * max(map(sum, leaving))
+        leaving = bounds.durations.ending_ticks(plan, machine).bucket_reductions
+        assert bounds.lower_bound(plan) == plan.num_microbatches * max(map(sum, leaving))
 
 
 def test_what_follows_reductions_follows_them_however_slow_they_are() -> None:
@@ -178,46 +178,48 @@ def test_what_follows_reductions_follows_them_however_slow_they_are() -> None:
     small = problem(devices=4, bandwidth=SLOW, hidden=1024, ffn=4096, layers=4)
     layout = Layout(data=2, tensor=2, sequence_parallel=True, zero=2)
     bounds, plan, machine = machine_of(small, layout)
-    ending = bounds.durations.ending(plan, machine)
-    ((*most, last),) = ending.leaving
-    assert most and ending.gather[0] > 0 and ending.replicated[0] > 0
+    ending = bounds.durations.ending_ticks(plan, machine)
+    ((*most, last),) = ending.bucket_reductions
+    assert most and ending.gather[0] > 0 and ending.replicated_sums[0] > 0
     reduced = plan.num_microbatches * (sum(most) + last)
-    assert bounds.ticks(plan) == reduced + ending.replicated[0] + ending.gather[0]
+    assert bounds.lower_bound(plan) == reduced + ending.replicated_sums[0] + ending.gather[0]
 
 
 def test_of_passes_in_pairs_only_what_is_computed_counts_of_a_microbatch() -> None:
     # the first rank has both ends of the V, so the most blocks: half of the layers, and of the rest all
     layout, alone = Layout(tensor=2, pipeline=2, schedule="dualpipev", chunks=2), Layout(tensor=2)
-    floor = SimulatedCost(problem(devices=2, batch=512, layers=4)).floor(alone)
+    floor = SimulatedCost(problem(devices=2, batch=512, layers=4)).family_bound(alone)
     for bandwidth in (1e9, FAST):
         found = []
         for batch in (512, 1024):
             small = problem(devices=4, bandwidth=bandwidth, batch=batch)
-            found.append(SimulatedCost(small).bound(complete(small, layout)))
+            found.append(SimulatedCost(small).plan_bound(complete(small, layout)))
         assert found[1] - found[0] == pytest.approx(floor, rel=1e-9)
 
 
 @pytest.mark.parametrize("stages", [(3, 5), (6, 2)])
 def test_where_hosts_step_beneath_the_next_passes_only_passes_count(stages: tuple[int, ...]) -> None:
-    layout = Layout(pipeline=2, schedule="pipedream_2bw", stages=stages, offload=Offloading(optimizer=WHOLE))
+    layout = Layout(pipeline=2, schedule="pipedream_2bw", stages=stages, offload=Offloading(optimizer=WHOLE_FRACTION))
     bounds, plan, machine = machine_of(problem(devices=2), layout)
-    forward, backward = bounds.durations.passes(plan, machine.ranks[0][0])
-    assert bounds.ticks(plan) == plan.num_microbatches * max(sum(each) for each in zip(forward, backward, strict=True))
+    forward, backward = bounds.durations.pass_ticks(plan, machine.ranks[0][0])
+    assert bounds.lower_bound(plan) == plan.num_microbatches * max(
+        sum(each) for each in zip(forward, backward, strict=True)
+    )
 
 
 @pytest.mark.parametrize("clipped", [False, True])
-@pytest.mark.parametrize("parameters", [WHOLE, (0.5, 0.0)])
+@pytest.mark.parametrize("parameters", [WHOLE_FRACTION, (0.5, 0.0)])
 def test_a_host_that_has_parameters_reads_gradients_and_steps_as_they_come(
     parameters: tuple[float, ...], clipped: bool
 ) -> None:
     small = problem(devices=2)
     small = replace(small, training=replace(small.training, gradient_clipping=clipped))
-    bounds, plan, machine = machine_of(small, Layout(pipeline=2, offload=Offloading(WHOLE, parameters)))
-    assert bounds.tails(plan, machine) == [sum(bounds.durations.ending(plan, machine).norm)] * 2
+    bounds, plan, machine = machine_of(small, Layout(pipeline=2, offload=Offloading(WHOLE_FRACTION, parameters)))
+    assert bounds.tails(plan, machine) == [sum(bounds.durations.ending_ticks(plan, machine).norm)] * 2
 
 
 def test_a_rank_without_states_on_its_host_is_not_waited_for() -> None:
-    offloads = [Offloading(optimizer=each) for each in (WHOLE, (1.0, 0.0), (0.0, 1.0))]
+    offloads = [Offloading(optimizer=each) for each in (WHOLE_FRACTION, (1.0, 0.0), (0.0, 1.0))]
     tails = []
     for offload in offloads:
         bounds, plan, machine = machine_of(problem(devices=2), Layout(pipeline=2, stages=(3, 5), offload=offload))
@@ -240,8 +242,8 @@ def test_of_written_orders_the_first_stage_reduces_last_and_of_split_ones_any(
     for schedule in (V, SPLIT_V):
         layout = Layout(data=2, pipeline=2, schedule=schedule, stages=stages, zero=zero)
         bounds, plan, machine = machine_of(small, layout)
-        ending = bounds.durations.ending(plan, machine)
-        last = [row[-1] for row in ending.leaving]
+        ending = bounds.durations.ending_ticks(plan, machine)
+        last = [row[-1] for row in ending.bucket_reductions]
         least = [min(last[0], last[3]), min(last[1], last[2])] if schedule == SPLIT_V else last[:2]
         after = zip(least, ending.optimizer, ending.gather, strict=True)
         assert bounds.tails(plan, machine) == list(map(sum, after))
@@ -251,30 +253,30 @@ def test_where_stages_are_anywhere_only_what_a_rank_does_counts() -> None:
     # the first stage is on the second rank
     layout = Layout(pipeline=2, schedule="1F0 1B0 1F1 1B1 \n 0F0 0F1 0B0 0B1", stages=(5, 3))
     bounds, plan, machine = machine_of(problem(devices=2, batch=2), layout)
-    forward, backward = bounds.durations.passes(plan, machine.ranks[0][0])
+    forward, backward = bounds.durations.pass_ticks(plan, machine.ranks[0][0])
     tails, work = bounds.tails(plan, machine), [2 * sum(each) for each in zip(forward, backward, strict=True)]
     assert work[0] > work[1]
-    assert bounds.ticks(plan) == max(work[0] + tails[1], work[1] + tails[0])
+    assert bounds.lower_bound(plan) == max(work[0] + tails[1], work[1] + tails[0])
 
 
 @pytest.mark.parametrize("stages", [(1, 3, 1, 3), (2, 1, 3, 2), (2, 4, 1, 1)])
 def test_of_several_stages_a_rank_the_first_fills_and_drains_and_all_are_work(stages: tuple[int, ...]) -> None:
     layout = Layout(pipeline=2, schedule="interleaved", chunks=2, stages=stages)
     bounds, plan, machine = machine_of(problem(devices=2), layout)
-    passes, sends = bounds.durations.passes(plan, machine.ranks[0][0]), bounds.durations.sends(plan, machine)
-    kinds = bounds.costs.division(plan).kind_of
+    passes, sends = bounds.durations.pass_ticks(plan, machine.ranks[0][0]), bounds.durations.send_ticks(plan, machine)
+    kinds = bounds.costs.stage_kinds(plan).kind_of
     forward, backward = ([ticks[kind] for kind in kinds] for ticks in passes)
     work = [plan.num_microbatches * sum(forward[at::2] + backward[at::2]) for at in range(2)]
     first, second = bounds.tails(plan, machine)
     fill, drain = forward[0] + sends.forward[0], backward[0] + sends.backward[1]
-    assert bounds.ticks(plan) == max(work[0] + first, fill + work[1] + max(second, drain + first))
+    assert bounds.lower_bound(plan) == max(work[0] + first, fill + work[1] + max(second, drain + first))
 
 
 def test_passes_in_pairs_wait_for_no_reduction() -> None:
     layout = Layout(data=2, pipeline=2, schedule="dualpipev", chunks=2, zero=3)
     bounds, plan, machine = machine_of(problem(devices=4), layout)
-    assert bounds.waits(plan, machine) == [0, 0]
-    assert bounds.waits(replace(plan, zero=0), machine) == [0, 0]
+    assert bounds.reduction_waits(plan, machine) == [0, 0]
+    assert bounds.reduction_waits(replace(plan, zero=0), machine) == [0, 0]
 
 
 def test_of_passes_in_pairs_the_slowest_rank_says_what_a_microbatch_takes() -> None:
@@ -286,7 +288,7 @@ def test_of_passes_in_pairs_the_slowest_rank_says_what_a_microbatch_takes() -> N
             speeds = tuple((device, 0.5) for device in slow)
             small = replace(small, cluster=replace(small.cluster, speeds=speeds))
             layout = Layout(data=2, tensor=2, pipeline=2, schedule="dualpipev", chunks=2)
-            steps.append(SimulatedCost(small).bound(complete(small, layout)))
+            steps.append(SimulatedCost(small).plan_bound(complete(small, layout)))
         found.append(steps[1] - steps[0])
     assert found[0] == pytest.approx(found[1], rel=1e-9)
 
@@ -299,7 +301,7 @@ def test_the_slowest_rank_of_a_stage_says_what_a_step_takes(
     # but for the optimizer, of which the quickest rank's step is taken
     small = sharded(1e9, speeds)
     plan = complete(small, layout)
-    bound, step = SimulatedCost(small).bound(plan), step_time(lower(small, plan))
+    bound, step = SimulatedCost(small).plan_bound(plan), step_time(lower(small, plan))
     assert 0.99 * step < bound < step
 
 
@@ -311,7 +313,7 @@ def test_a_microbatch_reaches_a_stage_along_the_quickest_ranks(schedule: str) ->
     plan = complete(small, Layout(data=2, pipeline=2, schedule=schedule))
     costs = SimulatedCost(small)
     (path,) = costs.longest_paths([plan])
-    assert costs.bound(plan) <= path
+    assert costs.plan_bound(plan) <= path
 
 
 SMALL = problem(nodes=2, devices=2, layers=7, batch=8)

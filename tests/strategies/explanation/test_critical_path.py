@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from meshwise.simulator.engine import ENGINES, simulate, step_ticks
 from meshwise.simulator.program import LinkClass, Piece, RankClass, Stream, StreamKind, Task, TaskKind, Work, program_of
 from meshwise.simulator.units import TICKS_PER_SECOND
-from meshwise.strategies.explanation.critical_path import ELSEWHERE, SHARING, WAITING, critical_path, device_time
+from meshwise.strategies.explanation.critical_path import LINK_SHARING, OTHER_RANKS, WAITING, critical_path, device_time
 from meshwise.strategies.lowering import lower
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
@@ -37,9 +37,9 @@ def test_a_path_of_two_ranks_by_hand() -> None:
         ("forward", 3), ("pipeline communication", 2), ("forward", 4), ("backward", 8)
     ]  # fmt: skip
     assert path.position == 1
-    assert path.stretches() == [(0, 0, 5), (1, 5, 17)]
+    assert path.list_stretches() == [(0, 0, 5), (1, 5, 17)]
     # the send runs on rank 0's stream, as the first forward does: 3 + 2 ticks of another pipeline rank
-    assert path.by_kind() == seconds(forward=4, backward=8) | {ELSEWHERE: 5 / TICKS_PER_SECOND}
+    assert path.sum_by_kind() == seconds(forward=4, backward=8) | {OTHER_RANKS: 5 / TICKS_PER_SECOND}
 
 
 def test_of_pieces_beside_each_other_the_longer_one_is_on_the_path() -> None:
@@ -53,7 +53,7 @@ def test_of_pieces_beside_each_other_the_longer_one_is_on_the_path() -> None:
         )
         program = program_of(CLASSES, STREAMS, [Task(TaskKind.BACKWARD, (0,), 13)])
         path = critical_path(replace(program, work=(Work(TaskKind.BACKWARD, 0, 13, pieces),)))
-        assert path.by_kind() == seconds(**expected)
+        assert path.sum_by_kind() == seconds(**expected)
 
 
 def test_of_equal_ways_the_path_stays_on_one_device() -> None:
@@ -62,7 +62,7 @@ def test_of_equal_ways_the_path_stays_on_one_device() -> None:
         Task(TaskKind.FORWARD, (0,), 5),
         Task(TaskKind.BACKWARD, (1,), 7, (1,)),
     ]
-    assert critical_path(program_of(CLASSES, STREAMS, tasks)).by_kind() == seconds(forward=5, backward=7)
+    assert critical_path(program_of(CLASSES, STREAMS, tasks)).sum_by_kind() == seconds(forward=5, backward=7)
 
 
 def test_two_transfers_over_one_link_wait_for_each_other() -> None:
@@ -71,8 +71,8 @@ def test_two_transfers_over_one_link_wait_for_each_other() -> None:
     usage = ((0, 1000.0),)
     tasks = [Task(TaskKind.DATA_COMMUNICATION, (stream,), 0, usage=usage) for stream in (0, 1)]
     links = [LinkClass("link", float(TICKS_PER_SECOND))]
-    found = critical_path(program_of(CLASSES, streams, tasks, links=links)).by_kind()
-    assert found == seconds(data_communication=1000) | {SHARING: 1000 / TICKS_PER_SECOND}
+    found = critical_path(program_of(CLASSES, streams, tasks, links=links)).sum_by_kind()
+    assert found == seconds(data_communication=1000) | {LINK_SHARING: 1000 / TICKS_PER_SECOND}
 
 
 @settings(max_examples=60, deadline=None)
@@ -86,7 +86,7 @@ def test_segments_add_up_to_the_step(program) -> None:
 @given(programs())
 def test_stretches_follow_each_other_on_other_ranks_each_time(program) -> None:
     found = critical_path(program)
-    classes, starts, ends = zip(*found.stretches(), strict=True) if found.stretches() else ((), (), ())
+    classes, starts, ends = zip(*found.list_stretches(), strict=True) if found.list_stretches() else ((), (), ())
     assert all(one != two for one, two in pairwise(classes))
     assert all(first < last for first, last in zip(starts, ends, strict=True))
     assert all(end <= start for end, start in zip(ends, starts[1:], strict=False))
@@ -95,7 +95,7 @@ def test_stretches_follow_each_other_on_other_ranks_each_time(program) -> None:
     for segment in found.segments:
         alone[segment.rank_class] += segment.ticks
     inside = Counter[int]()
-    for of, first, last in found.stretches():
+    for of, first, last in found.list_stretches():
         inside[of] += last - first
     assert all(inside[of] >= alone[of] for of in set(classes))  # with what it runs together with others
     assert sum(inside.values()) <= sum(alone.values())
@@ -111,7 +111,7 @@ def test_what_two_ranks_run_together_is_between_them_or_a_part_of_one() -> None:
         Task(TaskKind.TENSOR_COMMUNICATION, both, 1),
         Task(TaskKind.BACKWARD, (1,), 4),
     ]
-    assert critical_path(program_of(CLASSES, STREAMS, tasks)).stretches() == [(0, 0, 2), (1, 5, 14)]
+    assert critical_path(program_of(CLASSES, STREAMS, tasks)).list_stretches() == [(0, 0, 2), (1, 5, 14)]
 
 
 def test_a_plan_by_kind_adds_up_to_its_step_time() -> None:
@@ -120,8 +120,8 @@ def test_a_plan_by_kind_adds_up_to_its_step_time() -> None:
         layout = Layout(data=2, tensor=2, pipeline=2, microbatch=4, schedule=schedule, zero=schedule == "1f1b")
         program = lower(own, complete(own, layout))
         timeline, path = simulate(program), critical_path(program)
-        assert abs(sum(path.by_kind().values()) - timeline.step_time) < 1e-9 * timeline.step_time
-        assert {"forward", "backward", "tensor communication"} <= set(path.by_kind())
+        assert abs(sum(path.sum_by_kind().values()) - timeline.step_time) < 1e-9 * timeline.step_time
+        assert {"forward", "backward", "tensor communication"} <= set(path.sum_by_kind())
         spent = device_time(timeline)
         assert abs(sum(spent.values()) - timeline.step_time) < 1e-9 * timeline.step_time
         assert min(spent.values()) > 0

@@ -1,7 +1,12 @@
 from dataclasses import replace
 
 from meshwise.simulator.engine import simulate
-from meshwise.strategies.explanation.guidelines import Recommendation, recommendations, sharded_bytes, state_bytes
+from meshwise.strategies.explanation.guidelines import (
+    Recommendation,
+    count_sharded_bytes,
+    count_state_bytes,
+    recommendations,
+)
 from meshwise.strategies.lowering import lower
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
@@ -19,14 +24,14 @@ def told(own: Problem, layout: Layout) -> dict[str, Recommendation]:
 def test_states_are_sixteen_bytes_a_parameter_in_mixed_precision() -> None:
     # ZeRO, section 3.1: 2 + 2 + K = 12; gradients in fp32 are 4, not 2
     own = problem(precision="bf16")
-    assert state_bytes(own) == own.graph.num_parameters * (2 + 4 + 12)
+    assert count_state_bytes(own) == own.graph.num_parameters * (2 + 4 + 12)
 
 
 def test_data_parallelism_alone_where_a_replica_fits() -> None:
     own = problem(devices=4)
     assert told(own, Layout(data=4))["data"].follows
     assert not told(own, Layout(data=2, tensor=2))["data"].follows
-    small = problem(devices=4, accelerator=replace(IDEAL, memory=state_bytes(own) * 0.9))
+    small = problem(devices=4, accelerator=replace(IDEAL, memory=count_state_bytes(own) * 0.9))
     assert not told(small, Layout(data=4))["data"].follows
     assert told(small, Layout(data=2, tensor=2))["data"].follows
 
@@ -60,8 +65,8 @@ def test_what_zero_shares_need_not_be_cut() -> None:
     parameters = own.graph.num_parameters
     # of 2 + 4 + 12 bytes a parameter, four ranks keep: ZeRO-1 2 + 4 + 12 / 4 = 9, ZeRO-3 18 / 4 = 4.5
     small = problem(devices=4, precision="bf16", accelerator=replace(IDEAL, memory=parameters * 5.0))
-    assert sharded_bytes(own, 1, 4) == parameters * 9
-    assert sharded_bytes(own, 2, 4) == parameters * (2 + 4 / 4 + 12 / 4)
+    assert count_sharded_bytes(own, 1, 4) == parameters * 9
+    assert count_sharded_bytes(own, 2, 4) == parameters * (2 + 4 / 4 + 12 / 4)
     assert told(small, Layout(data=4, zero=3))["data"].follows
     assert "by ZeRO-3), are at most" in told(small, Layout(data=4, zero=3))["data"].numbers
     assert not told(small, Layout(data=4, zero=1))["data"].follows

@@ -6,7 +6,7 @@ import pytest
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.explanation.lost_devices import replan
 from meshwise.strategies.explanation.ranking import fits, ranking
-from meshwise.strategies.plan.completion import complete, layout_of
+from meshwise.strategies.plan.completion import complete, recover_layout
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.search.space import Space
 
@@ -15,20 +15,20 @@ from ..problems import IDEAL, problem
 SPACE = Space(schedule=("1f1b",), sequence_parallel=(False,), zero=(0, 1))
 OWN = problem(devices=4, layers=6, batch=12, bandwidth=1e8)
 RANKED = ranking(OWN, SPACE)
-BEST = RANKED.fastest(fits)
+BEST = RANKED.find_fastest(fits)
 assert BEST is not None
-LAYOUT = next(each.layout for each in RANKED.candidates if RANKED.plan(each) == BEST.plan)
+LAYOUT = next(each.layout for each in RANKED.candidates if RANKED.complete_candidate(each) == BEST.plan)
 
 
 @pytest.mark.parametrize("bandwidth", [1e8, 3e8, 1e9, 2e9, 4e9])
 def test_the_best_plan_on_any_part_of_the_devices_that_are_left(bandwidth: float) -> None:
     whole = problem(devices=4, layers=6, batch=8, bandwidth=bandwidth)  # 3 replicas do not divide the batch
     found = replan(whole, SPACE, complete(whole, LAYOUT), LAYOUT, 1, lambda: inf)
-    sizes = {devices: replace(whole, cluster=whole.cluster.resized(1, devices)) for devices in (1, 2, 3)}
-    times = {devices: ranking(own, SPACE).fastest(fits) for devices, own in sizes.items()}
+    sizes = {devices: replace(whole, cluster=whole.cluster.with_size(1, devices)) for devices in (1, 2, 3)}
+    times = {devices: ranking(own, SPACE).find_fastest(fits) for devices, own in sizes.items()}
     fastest = min(each.evaluation.step_time for each in times.values() if each)
     assert found.best is not None and found.best.trial.evaluation.step_time == fastest
-    assert (found.lost, found.left, found.proven) == (1, 3, True)
+    assert (found.num_lost, found.num_left, found.is_proven) == (1, 3, True)
     if found.fewest_moves is not None:
         assert found.fewest_moves.trial.evaluation.step_time >= fastest
         assert found.fewest_moves.trial.plan.pipeline == LAYOUT.pipeline
@@ -52,7 +52,7 @@ def test_fewer_ranks_that_lack_memory_have_smaller_microbatches() -> None:
     costs = SimulatedCost(own)
     memory = costs.peak_memory(complete(own, layout))
     tight = problem(devices=4, layers=6, batch=16, accelerator=replace(IDEAL, memory=memory))
-    half = replace(tight, cluster=tight.cluster.resized(1, 2))
+    half = replace(tight, cluster=tight.cluster.with_size(1, 2))
     fewer = [replace(layout, data=2, microbatch=size) for size in (4, 2, 1)]
     fit = [SimulatedCost(half).fits(complete(half, each)) for each in fewer]
     assert not fit[0] and any(fit)
@@ -63,7 +63,7 @@ def test_fewer_ranks_that_lack_memory_have_smaller_microbatches() -> None:
 
 def test_no_time_is_no_proof() -> None:
     found = replan(OWN, SPACE, BEST.plan, LAYOUT, 1, lambda: 0.0)
-    assert (found.best, found.sizes, found.proven) == (None, (), False)
+    assert (found.best, found.sizes, found.is_proven) == (None, (), False)
 
 
 @pytest.mark.parametrize("lost", [0, 4, 9])
@@ -77,11 +77,11 @@ def test_of_a_space_that_is_not_ranked_as_a_whole_the_best_plan_is_the_search_s(
 ) -> None:
     """Where the only plan that people know is the slowest, and none one decision away is looked at."""
     own = problem(devices=4, layers=6, batch=8, bandwidth=4e9)
-    parts = {devices: replace(own, cluster=own.cluster.resized(1, devices)) for devices in (1, 2)}
-    times = {devices: list(ranking(part, SPACE).ascending(fits)) for devices, part in parts.items()}
+    parts = {devices: replace(own, cluster=own.cluster.with_size(1, devices)) for devices in (1, 2)}
+    times = {devices: list(ranking(part, SPACE).list_ascending(fits)) for devices, part in parts.items()}
     fastest = {devices: row[0].evaluation.step_time for devices, row in times.items()}
     assert fastest[2] < fastest[1] and fastest[2] < times[2][-1].evaluation.step_time
-    slowest = {devices: layout_of(part, times[devices][-1].plan) for devices, part in parts.items()}
+    slowest = {devices: recover_layout(part, times[devices][-1].plan) for devices, part in parts.items()}
     monkeypatch.setattr("meshwise.strategies.explanation.ranking.MOST_RANKED", 0)
     monkeypatch.setattr(
         "meshwise.strategies.explanation.ranking.known_layouts",
@@ -89,5 +89,5 @@ def test_of_a_space_that_is_not_ranked_as_a_whole_the_best_plan_is_the_search_s(
     )
     monkeypatch.setattr("meshwise.strategies.explanation.ranking.neighbours", lambda problem, space, layout: ())
     found = replan(own, SPACE, complete(own, LAYOUT), LAYOUT, 2, lambda: inf)
-    assert found.best is not None and not found.whole
+    assert found.best is not None and not found.is_complete
     assert found.best.trial.evaluation.step_time == fastest[2]

@@ -10,7 +10,7 @@ from meshwise.strategies.explanation.ranking import fits, fits_with, ranking
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.recomputation import Recompute
-from meshwise.strategies.search.choices import offloadings
+from meshwise.strategies.search.choices import list_offloadings
 from meshwise.strategies.search.descent import known_layouts
 from meshwise.strategies.search.driver import OutOfTime
 from meshwise.strategies.search.space import Space, neighbours
@@ -21,23 +21,23 @@ MEMORY = CRAMPED.cluster.accelerator.memory
 
 
 def test_plans_come_in_the_order_of_their_step_times() -> None:
-    found = [trial.evaluation.step_time for trial in ranking(CRAMPED, SPACE).ascending(lambda _: True)]
+    found = [trial.evaluation.step_time for trial in ranking(CRAMPED, SPACE).list_ascending(lambda _: True)]
     assert found == [time for time, _ in brute_force(CRAMPED, float("inf"))]
     assert len(found) == len(RANKED.candidates)
 
 
 def test_the_fastest_that_fits_is_that_of_brute_force_and_few_are_simulated() -> None:
     fresh = ranking(CRAMPED, SPACE)
-    best = fresh.fastest(fits)
+    best = fresh.find_fastest(fits)
     assert best is not None
     assert (best.evaluation.step_time, best.evaluation.peak_memory) == brute_force(CRAMPED, MEMORY)[0]
-    assert fresh.simulated < len(fresh.candidates) / 4
-    assert fresh.fastest(fits, below=best.evaluation.step_time) is None
+    assert fresh.num_simulated < len(fresh.candidates) / 4
+    assert fresh.find_fastest(fits, time_limit=best.evaluation.step_time) is None
 
 
 @pytest.mark.parametrize("factor", [0.8, 0.999])
 def test_with_other_memory(factor: float) -> None:
-    found = RANKED.fastest(fits_with(CRAMPED, lambda memory: memory * factor))
+    found = RANKED.find_fastest(fits_with(CRAMPED, lambda memory: memory * factor))
     slow = brute_force(CRAMPED, MEMORY * factor)
     assert (found and found.evaluation.step_time) == (slow[0][0] if slow else None)
 
@@ -46,7 +46,7 @@ def test_with_other_memory(factor: float) -> None:
 def test_more_memory_of_devices_helps_no_plan_that_its_hosts_have_no_room_for(host_memory: float) -> None:
     cluster = with_host_memory(CRAMPED.cluster, lambda memory: host_memory)
     own = replace(CRAMPED, cluster=cluster)
-    space = replace(SPACE, offload=offloadings())
+    space = replace(SPACE, offload=list_offloadings())
     ranked = ranking(own, space)
     allowed = fits_with(own, lambda memory: memory * 2)
     larger = SimulatedCost(replace(own, cluster=with_memory(cluster, lambda memory: memory * 2)))
@@ -59,32 +59,32 @@ def test_more_memory_of_devices_helps_no_plan_that_its_hosts_have_no_room_for(ho
 @pytest.mark.parametrize("factor", [0.5, 0.8, 1.2, 2.0])
 @pytest.mark.parametrize("part", [part.name for part in machine_parts(FAST.cluster, "fp32")])
 def test_bounds_are_inherited_by_other_machines(part: str, factor: float) -> None:
-    assert list(RANKED_FAST.ascending(lambda _: True))  # all that is known of this machine is inherited
-    scaled = {each.name: each.scaled for each in machine_parts(FAST.cluster, "fp32")}[part](factor)
-    found = RANKED_FAST.on(scaled, factor).fastest(fits)
+    assert list(RANKED_FAST.list_ascending(lambda _: True))  # all that is known of this machine is inherited
+    scaled = {each.name: each.scale_cluster for each in machine_parts(FAST.cluster, "fp32")}[part](factor)
+    found = RANKED_FAST.with_cluster(scaled, factor).find_fastest(fits)
     assert found is not None
     assert found.evaluation.step_time == brute_force(replace(FAST, cluster=scaled), inf)[0][0]
 
 
 def test_questions_may_be_asked_while_another_is_answered() -> None:
     shared = ranking(CRAMPED, SPACE)
-    first = shared.ascending(lambda _: True)
+    first = shared.list_ascending(lambda _: True)
     begun = [next(first)]
-    whole = [trial.evaluation.step_time for trial in shared.ascending(lambda _: True)]
+    whole = [trial.evaluation.step_time for trial in shared.list_ascending(lambda _: True)]
     assert [trial.evaluation.step_time for trial in (*begun, *first)] == whole == sorted(whole)
 
 
 def test_of_a_large_space_no_plan_one_decision_from_the_best_is_faster(monkeypatch) -> None:
     monkeypatch.setattr(module, "MOST_RANKED", 0)
     ranked, costs = ranking(FAST, SPACE), SimulatedCost(FAST)
-    best = ranked.fastest_candidate(fits)
-    assert best is not None and not ranked.whole
-    assert ranked.among.plans == len({each.layout for each in ranked.candidates}) < ranked.among.space
-    assert ranked.among.space == len(RANKED_FAST.candidates)
+    best = ranked.find_fastest_candidate(fits)
+    assert best is not None and not ranked.is_complete
+    assert ranked.ranked_plans.plans == len({each.layout for each in ranked.candidates}) < ranked.ranked_plans.space
+    assert ranked.ranked_plans.space == len(RANKED_FAST.candidates)
     near = [*known_layouts(FAST, SPACE), *neighbours(FAST, SPACE, best.layout)]
     assert set(near) <= {each.layout for each in ranked.candidates}
     times = [costs.evaluate(complete(FAST, layout)).step_time for layout in near]
-    assert costs.evaluate(ranked.plan(best)).step_time <= min(times)
+    assert costs.evaluate(ranked.complete_candidate(best)).step_time <= min(times)
 
 
 def test_the_clock_is_asked_before_every_plan_that_is_looked_at() -> None:
@@ -100,8 +100,8 @@ def test_the_clock_is_asked_before_every_plan_that_is_looked_at() -> None:
     asked = -len(RANKED.candidates)
     ranked = ranking(CRAMPED, SPACE, seconds=left)
     with pytest.raises(OutOfTime):
-        list(ranked.ascending(lambda _: True))
-    assert ranked.simulated < 20
+        list(ranked.list_ascending(lambda _: True))
+    assert ranked.num_simulated < 20
 
 
 @pytest.mark.parametrize("factor", [0.8, 1.0, 1.2])
@@ -114,7 +114,7 @@ def test_memory_that_a_simulation_tells_is_asked_only_of_plans_whose_path_is_bel
     ranked, costs = ranking(cramped, space), SimulatedCost(cramped)
     asked, peak = list[Plan](), ranked.costs.peak_memory
     monkeypatch.setattr(ranked.costs, "peak_memory", lambda plan: asked.append(plan) or peak(plan))
-    best, slow = ranked.fastest(fits), brute_force(cramped, MEMORY * factor, space)
+    best, slow = ranked.find_fastest(fits), brute_force(cramped, MEMORY * factor, space)
     assert (best and (best.evaluation.step_time, best.evaluation.peak_memory)) == (slow[0] if slow else None)
     simulated = {each.plan for each in ranked.candidates if each.needs_simulation}
     asked = [plan for plan in asked if plan in simulated]

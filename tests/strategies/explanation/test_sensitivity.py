@@ -5,7 +5,7 @@ import pytest
 
 from meshwise.strategies.explanation.machine_parts import machine_parts
 from meshwise.strategies.explanation.ranking import fits
-from meshwise.strategies.explanation.sensitivity import NEARER, REACH, memory_sensitivity, sensitivity
+from meshwise.strategies.explanation.sensitivity import EDGE_TOLERANCE, REGION_FACTOR, memory_sensitivity, sensitivity
 
 from .cases import CRAMPED, FAST, RANKED, RANKED_FAST, brute_force
 
@@ -14,7 +14,7 @@ MEMORY = CRAMPED.cluster.accelerator.memory
 
 @pytest.mark.parametrize("part", machine_parts(FAST.cluster, "fp32"), ids=lambda part: part.name)
 def test_a_plan_is_the_best_inside_its_region_and_not_outside(part) -> None:
-    best = RANKED_FAST.fastest(fits)
+    best = RANKED_FAST.find_fastest(fits)
     assert best is not None
     found = sensitivity(RANKED_FAST, best.plan, part)
     assert [outcome.factor for outcome in found.outcomes] == [0.8, 1.2]  # a fifth slower, and faster
@@ -24,34 +24,34 @@ def test_a_plan_is_the_best_inside_its_region_and_not_outside(part) -> None:
         assert outcome.stays == (outcome.step_time <= fastest * (1 + 2e-6))
         assert outcome.loses == pytest.approx(max(outcome.step_time / fastest - 1, 0), abs=2e-6)
     for edge, further, end, ended in zip(
-        found.region, (1 - 2 * NEARER, 1 + 2 * NEARER), (1 / 1.5, 1.5), found.reached, strict=True
+        found.region, (1 - 2 * EDGE_TOLERANCE, 1 + 2 * EDGE_TOLERANCE), (1 / 1.5, 1.5), found.is_open_ended, strict=True
     ):
         assert (edge == end) == ended
-        machine = RANKED_FAST.on(part.scaled(edge), edge)
-        inside = machine.fastest(fits)
+        machine = RANKED_FAST.with_cluster(part.with_cluster(edge), edge)
+        inside = machine.find_fastest(fits)
         assert inside is not None and machine.step_time(best.plan) <= inside.evaluation.step_time * (1 + 2e-6)
         if not ended:
-            machine = RANKED_FAST.on(part.scaled(edge * further), edge * further)
-            outside = machine.fastest(fits)
+            machine = RANKED_FAST.with_cluster(part.with_cluster(edge * further), edge * further)
+            outside = machine.find_fastest(fits)
             assert outside is not None and machine.step_time(best.plan) > outside.evaluation.step_time
 
 
 def test_somewhere_another_plan_wins() -> None:
-    best = RANKED_FAST.fastest(fits)
+    best = RANKED_FAST.find_fastest(fits)
     assert best is not None
     parts = {part.name: part for part in machine_parts(FAST.cluster, "fp32")}
     found = sensitivity(RANKED_FAST, best.plan, parts["FLOP/s"])
-    assert not all(found.reached)
-    assert 1 / REACH <= found.region[0] <= 1 <= found.region[1] <= REACH
+    assert not all(found.is_open_ended)
+    assert 1 / REGION_FACTOR <= found.region[0] <= 1 <= found.region[1] <= REGION_FACTOR
 
 
 def test_the_region_of_memory_is_from_what_a_plan_needs_to_what_a_faster_one_needs() -> None:
-    best = RANKED.fastest(fits)
+    best = RANKED.find_fastest(fits)
     assert best is not None
     found = memory_sensitivity(RANKED, best, "")
     faster = [memory for time, memory in brute_force(CRAMPED, float("inf")) if time < best.evaluation.step_time]
     assert found.region == (best.evaluation.peak_memory / MEMORY, min(faster) / MEMORY)
-    assert found.reached == (False, False)
+    assert found.is_open_ended == (False, False)
     less, more = found.outcomes
     assert (less.factor, more.factor) == (0.8, 1.2)
     assert more.step_time == best.evaluation.step_time
@@ -60,9 +60,9 @@ def test_the_region_of_memory_is_from_what_a_plan_needs_to_what_a_faster_one_nee
 
 
 def test_more_memory_is_looked_for_up_to_half_more_where_no_plan_is_faster() -> None:
-    best = RANKED_FAST.fastest(fits)  # which all plans do
+    best = RANKED_FAST.find_fastest(fits)  # which all plans do
     assert best is not None
     found = memory_sensitivity(RANKED_FAST, best, "")
     assert found.region == (best.evaluation.peak_memory / FAST.cluster.accelerator.memory, 1.5)
-    assert found.reached == (False, True)
+    assert found.is_open_ended == (False, True)
     assert [(outcome.factor, outcome.stays) for outcome in found.outcomes] == [(0.8, True), (1.2, True)]

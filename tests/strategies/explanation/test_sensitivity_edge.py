@@ -6,7 +6,7 @@ from math import exp
 import pytest
 
 from meshwise.strategies.evaluation import Evaluation, Trial
-from meshwise.strategies.explanation.sensitivity import OFF, Outcome, _edge
+from meshwise.strategies.explanation.sensitivity import OFF_FRACTION, Outcome, _find_edge
 
 Curves = dict[str, Callable[[float], float]]
 """Seconds of plans, here names, by how fast a part of the machine is."""
@@ -19,7 +19,13 @@ def edge_of(curves: Curves, far: float) -> tuple[float, bool]:
         best = min(curves, key=lambda plan: curves[plan](factor))
         return Outcome(factor, Trial(best, Evaluation(curves[best](factor), 0, True), 0.0), curves["a"](factor))
 
-    return _edge(outcome, lambda plan, factor: curves[plan](factor), "a", outcome(1 + OFF if far > 1 else 1 - OFF), far)
+    return _find_edge(
+        outcome,
+        lambda plan, factor: curves[plan](factor),
+        "a",
+        outcome(1 + OFF_FRACTION if far > 1 else 1 - OFF_FRACTION),
+        far,
+    )
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from meshwise.strategies.explanation.uncertainty import Uncertainty
 
 GIB = 2.0**30
-DOUBT = Uncertainty(coverage=0.9, step_time=0.2, peak_memory=1e-9, reserved=(1.0, 1.1, 1.3))
+DOUBT = Uncertainty(coverage=0.9, step_time_width=0.2, peak_memory_width=1e-9, reserved_ratios=(1.0, 1.1, 1.3))
 
 
 def test_the_interval_holds_what_it_claims() -> None:
@@ -28,16 +28,16 @@ def test_the_interval_holds_what_it_claims() -> None:
     ],
 )
 def test_memory_lacks_where_the_allocator_keeps_too_much(peak: float, lacks: float) -> None:
-    assert DOUBT.out_of_memory(peak * GIB, 80 * GIB) == pytest.approx(lacks, abs=1e-6)
+    assert DOUBT.estimate_memory_risk(peak * GIB, 80 * GIB) == pytest.approx(lacks, abs=1e-6)
 
 
 def test_what_the_framework_takes_is_exact() -> None:
     # 10 of 80 GiB are the framework's: the other 70 hold 56 GiB 1.25 times, above 1.1 by 0.15 of 0.2
-    assert DOUBT.out_of_memory(66 * GIB, 80 * GIB, 10 * GIB) == pytest.approx(0.5 - 0.5 * 0.75, abs=1e-6)
+    assert DOUBT.estimate_memory_risk(66 * GIB, 80 * GIB, 10 * GIB) == pytest.approx(0.5 - 0.5 * 0.75, abs=1e-6)
 
 
 def test_errors_of_predicted_memory_count_too() -> None:
     # nothing is kept beside tensors: the peak must be 10 % too low, 1.6449 / 2 standard deviations
-    loose = Uncertainty(coverage=0.9, step_time=0.1, peak_memory=0.2, reserved=(1.0, 1.0, 1.0))
-    lacks = loose.out_of_memory(exp(-0.1) * GIB, GIB)
+    loose = Uncertainty(coverage=0.9, step_time_width=0.1, peak_memory_width=0.2, reserved_ratios=(1.0, 1.0, 1.0))
+    lacks = loose.estimate_memory_risk(exp(-0.1) * GIB, GIB)
     assert lacks == pytest.approx(1 - NormalDist().cdf(1.6448536 / 2), abs=0.005)

@@ -12,12 +12,12 @@ from meshwise.simulator.collective import Collective
 from meshwise.simulator.engine import simulate, step_time
 from meshwise.simulator.machine.topology import Link, Mesh
 from meshwise.simulator.program import Program, TaskKind
-from meshwise.strategies.bounds.memory import Needs
+from meshwise.strategies.bounds.memory import PlanMemory
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.lowering import Granularity, StageCosts, lower
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
-from meshwise.strategies.plan.mesh import DATA, PIPELINE, TENSOR, data_ranks
+from meshwise.strategies.plan.mesh import DATA, PIPELINE, TENSOR, list_data_ranks
 from meshwise.strategies.plan.offloading import Offloading
 from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.plan import Plan
@@ -34,7 +34,7 @@ from ..problems import IDEAL, problem
 def test_a_list_of_equal_sizes_takes_the_very_ticks_and_bytes_of_the_number(case: Case, size: int) -> None:
     # `complete` makes a number of such a list: here the list itself is lowered, as one of several sizes is
     small, plan = case.build()
-    number = plan.even(size * plan.tensor_rows)
+    number = plan.with_microbatch(size * plan.tensor_rows)
     plan = replace(plan, microbatch=(number.sequences,) * plan.data)
     for granularity in Granularity:
         one, other = (simulate(lower(small, each, granularity)) for each in (plan, number))
@@ -43,7 +43,7 @@ def test_a_list_of_equal_sizes_takes_the_very_ticks_and_bytes_of_the_number(case
     one_cost, other_cost = SimulatedCost(small), SimulatedCost(small)
     assert one_cost.peak_memory(plan) == other_cost.peak_memory(number)
     assert one_cost.longest_paths([plan]) == other_cost.longest_paths([number])
-    assert one_cost.bound(plan) == other_cost.bound(number)
+    assert one_cost.plan_bound(plan) == other_cost.plan_bound(number)
 
 
 def peaks(program: Program) -> dict[int, float]:
@@ -63,8 +63,8 @@ def test_a_rank_holds_what_it_holds_where_all_run_its_microbatch(
     sizes = [size * plan.tensor_rows for size in data.draw(few) for _ in range(plan.expert)]
     plan = replace(plan, microbatch=tuple(sizes))
     found = peaks(lower(small, plan, granularity))
-    even = {size: peaks(lower(small, plan.even(size), granularity)) for size in plan.sizes}
-    of_rank = data_ranks(plan.mesh).tolist()
+    even = {size: peaks(lower(small, plan.with_microbatch(size), granularity)) for size in plan.sizes}
+    of_rank = list_data_ranks(plan.mesh).tolist()
     assert found == {rank: even[sizes[of_rank[rank]]][rank] for rank in found}
     assert SimulatedCost(small).peak_memory(plan) == max(found.values())
 
@@ -94,7 +94,7 @@ OTHERS = {
 def test_a_step_lies_between_those_of_its_smallest_and_its_largest_microbatch(name: str, nics: int) -> None:
     small = mixture(batch=32, nodes=2, devices=4, nics=nics, bandwidth=1e7)
     plan = complete(small, OTHERS[name])
-    least, most = (step_time(lower(small, plan.even(size))) for size in (min(plan.sizes), max(plan.sizes)))
+    least, most = (step_time(lower(small, plan.with_microbatch(size))) for size in (min(plan.sizes), max(plan.sizes)))
     assert least < step_time(lower(small, plan)) <= most * (1 + 1e-9)
 
 
@@ -109,7 +109,7 @@ def test_two_speeds_with_work_to_match_finish_together() -> None:
     assert plan.num_microbatches == 4
     timeline = simulate(lower(mixed, plan))
     alone = problem(devices=1, accelerator=quick)
-    stage = StageCosts(alone).of(complete(alone, Layout(microbatch=2))).stages[0]
+    stage = StageCosts(alone).plan_costs(complete(alone, Layout(microbatch=2))).stages[0]
     work = 4 * (stage.forward_ticks + stage.backward_ticks) / 1e12
     ends = [max(s.end for s in timeline.spans if s.rank_class == c and s.kind is TaskKind.BACKWARD) for c in (0, 1)]
     assert ends == [work, work]
@@ -158,7 +158,7 @@ def test_the_passes_of_a_rank_take_what_they_take_where_all_run_its_microbatch(n
     small = mixture(batch=32)
     plan = complete(small, OTHERS[name])
     found = inside_passes(lower(small, plan))
-    even = {size: inside_passes(lower(small, plan.even(size))) for size in plan.sizes}
+    even = {size: inside_passes(lower(small, plan.with_microbatch(size))) for size in plan.sizes}
     sizes = StageCosts(small).machine(plan).table.placed.sequences.tolist()
     assert found == {rank: even[sizes[rank]][rank] for rank in found}
 
@@ -166,7 +166,7 @@ def test_the_passes_of_a_rank_take_what_they_take_where_all_run_its_microbatch(n
 def for_the_step(program: Program) -> dict[int, list[tuple[str, float, bool]]]:
     """Return what every rank holds for the whole step."""
     return {
-        rank: [(str(c.category), c.size, c.host) for c in program.resident if c.rank_class == index]
+        rank: [(str(c.category), c.size, c.host) for c in program.resident_memory if c.rank_class == index]
         for index, each in enumerate(program.rank_classes)
         for rank in each.ranks
     }
@@ -179,7 +179,7 @@ def test_a_rank_keeps_the_buffers_of_its_microbatch(name: str, framework: str) -
     small = replace(small, training=replace(small.training, framework=framework))
     plan = complete(small, OTHERS[name])
     found = for_the_step(lower(small, plan))
-    even = {size: for_the_step(lower(small, plan.even(size))) for size in plan.sizes}
+    even = {size: for_the_step(lower(small, plan.with_microbatch(size))) for size in plan.sizes}
     sizes = StageCosts(small).machine(plan).table.placed.sequences.tolist()
     assert found == {rank: even[sizes[rank]][rank] for rank in found}
     assert found[4] != found[7]  # of the last stage, with microbatches of 3 and of 1
@@ -202,7 +202,7 @@ def test_larger_microbatches_may_have_collectives_of_more_phases() -> None:
         for group in range(len(machine.table.tables[TENSOR])):
             size = machine.batch(TENSOR, group)
             moved = size * 32 * 64 * 4.0  # an fp32 number for each of 64 features of 32 tokens
-            phases[size] = len(machine.communicator(TENSOR, group).legs(Collective.ALL_GATHER, moved))
+            phases[size] = len(machine.communicator(TENSOR, group).list_phases(Collective.ALL_GATHER, moved))
         assert phases == {1: 1, 7: 2}
         fine, chained = (step_time(lower(small, plan, granularity)) for granularity in Granularity)
         assert fine == pytest.approx(chained, rel=1e-9)
@@ -215,14 +215,14 @@ def test_the_bound_takes_no_send_for_longer_than_it_is() -> None:
     plan = complete(small, Layout(data=2, pipeline=2, microbatch=(8, 1), stages=(1, 7)))
     cost = SimulatedCost(small)
     (path,) = cost.longest_paths([plan])
-    assert 0.9 * path < cost.bound(plan) <= path <= cost.evaluate(plan).step_time
+    assert 0.9 * path < cost.plan_bound(plan) <= path <= cost.evaluate(plan).step_time
 
 
 def test_each_size_must_fit_the_devices_that_run_it() -> None:
     # the small device holds microbatches of 1 and the large one those of 3, not the other way round
     small = problem(nodes=2, devices=1, batch=8)
     ((node, _),) = small.cluster.nodes
-    need = Needs(StageCosts(small)).peak(complete(small, Layout(data=2)))
+    need = PlanMemory(StageCosts(small)).peak(complete(small, Layout(data=2)))
     tight = replace(node, accelerator=replace(node.accelerator, memory=need))
     small = replace(small, cluster=replace(small.cluster, nodes=((node, 1), (tight, 1))))
     cost = SimulatedCost(small)

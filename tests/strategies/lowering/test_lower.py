@@ -154,7 +154,7 @@ def uniform(ranks: int, microbatches: int, schedule: str, chunks: int = 1) -> tu
     layout = Layout(pipeline=ranks, schedule=schedule, chunks=chunks)
     stages = tuple(Stage((f"layers.{index}",)) for index in range(ranks * chunks))
     plan = replace(complete(small, layout), stages=stages)
-    return small, plan, StageCosts(small).of(plan).stages[0]
+    return small, plan, StageCosts(small).plan_costs(plan).stages[0]
 
 
 def without_optimizer(program: Program) -> int:
@@ -170,7 +170,7 @@ def without_optimizer(program: Program) -> int:
 @settings(max_examples=25, deadline=None)
 def test_gpipe_and_1f1b_take_their_closed_form(schedule: str, ranks: int, microbatches: int) -> None:
     # Huang et al. 2019; Narayanan et al. 2021, section 2.2.1: (m + p - 1) (t_f + t_b)
-    assume(SCHEDULES[schedule].violation(ranks, microbatches, 1) is None)
+    assume(SCHEDULES[schedule].find_violation(ranks, microbatches, 1) is None)
     small, plan, stage = uniform(ranks, microbatches, schedule)
     expected = (microbatches + ranks - 1) * (stage.forward_ticks + stage.backward_ticks)
     assert without_optimizer(lower(small, plan)) == expected
@@ -192,7 +192,7 @@ def test_operations_run_in_the_order_of_the_schedule(case: Case) -> None:
     timeline = simulate(lower(small, plan))
     kinds = {ActionKind.FORWARD: TaskKind.FORWARD, ActionKind.BACKWARD: TaskKind.BACKWARD}
     for index, rank_class in enumerate(timeline.rank_classes):
-        position = plan.actions.rank_of(rank_class.stages[0])
+        position = plan.actions.find_rank(rank_class.stages[0])
         expected = [(kinds[a.kind], a.stage, a.microbatch) for a in plan.actions.orders[position]]
         assert list(timeline.order(index)) == expected
 
@@ -215,8 +215,8 @@ def test_one_rank_does_all_its_work_one_after_another() -> None:
     small = problem(devices=1, batch=3)
     plan = complete(small, Layout())
     costs = StageCosts(small)
-    stage = costs.of(plan).stages[0]
-    step = optimizer_ticks(IDEAL, small.training, plan, costs.held(plan).positions[0])
+    stage = costs.plan_costs(plan).stages[0]
+    step = optimizer_ticks(IDEAL, small.training, plan, costs.plan_parameters(plan).positions[0])
     work = 3 * (stage.forward_ticks + stage.backward_ticks) + step
     assert step_time(lower(small, plan)) == to_seconds(work)
 
@@ -227,7 +227,7 @@ def test_full_recompute_adds_exactly_one_forward_of_the_layers() -> None:
         cost.forward_ticks
         for name, cost in zip(
             complete(small, Layout()).stages[0].blocks,
-            StageCosts(small).of(complete(small, Layout())).stages[0].blocks,
+            StageCosts(small).plan_costs(complete(small, Layout())).stages[0].blocks,
             strict=True,
         )
         if name.startswith("layers")
@@ -241,7 +241,7 @@ def test_full_recompute_adds_exactly_one_forward_of_the_layers() -> None:
 def test_zero_shares_the_optimizer_state_and_gathers_parameters() -> None:
     small = problem(batch=8, precision="bf16")
     plans = [complete(small, Layout(data=8, zero=zero)) for zero in (0, 1)]
-    count = StageCosts(small).of(plans[0]).parameters[0]
+    count = StageCosts(small).plan_costs(plans[0]).parameters[0]
     peaks = [SimulatedCost(small).peak_memory(plan) for plan in plans]
     # AdamW in mixed precision keeps 12 bytes a parameter; sharing them 8 ways saves 7/8
     assert peaks[0] - peaks[1] == 12 * count - 12 * -(-count // 8)

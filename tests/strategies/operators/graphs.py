@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwise.strategies.operators.brute_force import brute_force
-from meshwise.strategies.operators.cost_graph import CostGraph, Edge, IntArray, Shortfall, Solution, least_memory
+from meshwise.strategies.operators.cost_graph import CostGraph, Edge, IntArray, Shortfall, Solution, find_leanest_choice
 
 CASES = 300
 MOST_CHOICES = 30_000
@@ -69,7 +69,7 @@ def case(seed: int) -> Case:
     """Return a random graph, none or some limit, and what brute force finds."""
     graph = random_graph(seed)
     free = brute_force(graph)
-    least = graph.memory(least_memory(graph))
+    least = graph.memory(find_leanest_choice(graph))
     share = (None, 0.0, 0.2, 0.5, 0.9)[seed % 5]
     limit = None if share is None else int(least + share * (free.memory - least))
     limit = least - 1 if seed % 25 == 1 else limit
@@ -103,4 +103,4 @@ def layers(number: int, operators: int, choices: int, seed: int) -> CostGraph:
 
 def halfway(graph: CostGraph, fastest: Solution) -> int:
     """Return a limit between what is needed at least and what the fastest choice needs."""
-    return (graph.memory(least_memory(graph)) + fastest.memory) // 2
+    return (graph.memory(find_leanest_choice(graph)) + fastest.memory) // 2

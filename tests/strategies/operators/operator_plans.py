@@ -2,10 +2,10 @@
 
 from random import Random
 
-from meshwise.strategies.operators.choices import choices
-from meshwise.strategies.operators.operator_plan import operator_plan
+from meshwise.strategies.operators.choices import list_choices
+from meshwise.strategies.operators.operator_plan import build_operator_plan
 from meshwise.strategies.plan.mesh import DATA, PIPELINE, TENSOR, TENSOR_DEPTH, TENSOR_ROWS, Axis, Mesh
-from meshwise.strategies.plan.partition import partition
+from meshwise.strategies.plan.partition import partition_layers
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.sharding import OperatorSharding
@@ -34,9 +34,9 @@ def random_plan(random: Random) -> tuple[Problem, Plan]:
     small = problem(nodes=nodes, devices=devices, nics=devices, layers=3, batch=12 * data, bandwidth=bandwidth, **sizes)  # type: ignore[arg-type]
     microbatch = random.choice((6, 12))
     mesh = Mesh(tuple(Axis(*each) for each in ((PIPELINE, pipeline), (DATA, data), *degrees.items())))
-    everything = Problem(small.graph, small.cluster.resized(1, ranks // pipeline // data), small.training)
-    plan = operator_plan(everything, degrees, microbatch, random_shardings(random, small, degrees, microbatch))
-    stages = partition(small.graph, pipeline, "balanced")
+    everything = Problem(small.graph, small.cluster.with_size(1, ranks // pipeline // data), small.training)
+    plan = build_operator_plan(everything, degrees, microbatch, random_shardings(random, small, degrees, microbatch))
+    stages = partition_layers(small.graph, pipeline, "balanced")
     changes = {"mesh": mesh, "stages": stages, "num_microbatches": 12 // microbatch}
     return small, Plan(**{name: getattr(plan, name) for name in Plan.__dataclass_fields__} | changes)
 
@@ -49,5 +49,5 @@ def random_shardings(
     for block in small.graph.blocks:
         for operator in block.operators:
             for name in (block.name, *(each for each in block.names() if random.random() < 0.2 and block.repeat > 1)):
-                result.append(random.choice(choices(name, block, operator, degrees, microbatch)))
+                result.append(random.choice(list_choices(name, block, operator, degrees, microbatch)))
     return tuple(result)

@@ -7,7 +7,7 @@ import pytest
 from meshwise.simulator.models.model import build
 from meshwise.simulator.models.presets import MODELS
 from meshwise.simulator.operator_graph import BATCH, Block, Operator, OperatorKind, Tensor
-from meshwise.strategies.operators.choices import choices, cuttable, refused
+from meshwise.strategies.operators.choices import find_cut_violation, list_choices, list_cuttable_dims
 from meshwise.strategies.plan.mesh import TENSOR, TENSOR_ROWS
 
 
@@ -36,7 +36,7 @@ def operator(model: str, name: str) -> tuple[Block, Operator]:
     ],
 )
 def test_dims_that_may_be_cut(model: str, name: str, dims: tuple[str, ...]) -> None:
-    assert cuttable(*operator(model, name)) == dims
+    assert list_cuttable_dims(*operator(model, name)) == dims
 
 
 def test_what_an_operator_says_is_whole_stays_whole() -> None:
@@ -45,16 +45,16 @@ def test_what_an_operator_says_is_whole_stays_whole() -> None:
     free = Operator("unknown", OperatorKind.ELEMENTWISE, sizes, ("x",), ("y",))
     bound = Operator("unknown", OperatorKind.ELEMENTWISE, sizes, ("x",), ("y",), uncut=(BATCH, "rows_in"))
     block = Block("block", (free,), tensors, ("x",), ("y",))
-    assert cuttable(block, free) == (BATCH, "rows_in")
-    assert [each.cuts for each in choices("block", block, bound, {TENSOR: 2}, 4)] == [()]
+    assert list_cuttable_dims(block, free) == (BATCH, "rows_in")
+    assert [each.cuts for each in list_choices("block", block, bound, {TENSOR: 2}, 4)] == [()]
 
 
 def test_choices_of_one_axis_by_hand() -> None:
     # 5 divides neither 8 key heads nor 768 values of each nor 4096; a batch of 10 it does, and no other dim
     block, qkv = operator("llama3-8b", "layers.qkv")
-    found = choices("layers", block, qkv, {TENSOR: 5}, 10)
+    found = list_choices("layers", block, qkv, {TENSOR: 5}, 10)
     assert [(each.cuts, bool(each.kept)) for each in found] == [((), False), (((BATCH, (TENSOR,)),), False)]
-    cut = choices("layers", block, qkv, {TENSOR: 8}, 8)
+    cut = list_choices("layers", block, qkv, {TENSOR: 8}, 8)
     tokens = (("sequence", (TENSOR,)), ("key", (TENSOR,)))  # keys are tokens too
     whole_or_kept = (
         [
@@ -82,7 +82,7 @@ def test_every_choice_divides_and_uses_an_axis_once(seed: int) -> None:
     degrees = {TENSOR_ROWS: random.choice((2, 3, 4)), TENSOR: random.choice((2, 5, 8))}
     block = random.choice(graph.blocks)
     each = random.choice(block.operators)
-    found = choices(block.name, block, each, degrees, 12)
+    found = list_choices(block.name, block, each, degrees, 12)
     assert len(set(found)) == len(found)
     for sharding in found:
         own = dict(each.dims)
@@ -106,6 +106,6 @@ def test_every_choice_divides_and_uses_an_axis_once(seed: int) -> None:
 def test_a_cut_that_does_not_divide_is_an_equation() -> None:
     block, qkv = operator("llama3-8b", "layers.qkv")
     degrees = {TENSOR_ROWS: 2, TENSOR: 3}
-    message = refused(block, qkv, "heads", (TENSOR_ROWS, TENSOR), degrees, 1)
+    message = find_cut_violation(block, qkv, "heads", (TENSOR_ROWS, TENSOR), degrees, 1)
     assert message == "tensor_rows(2) * tensor(3) divides heads(8), met 6; nearest: 4"
-    assert refused(block, qkv, "heads", (TENSOR_ROWS,), degrees, 1) == ""
+    assert find_cut_violation(block, qkv, "heads", (TENSOR_ROWS,), degrees, 1) == ""

@@ -12,12 +12,12 @@ from meshwise.strategies.operators.cost_graph import (
     Edge,
     Shortfall,
     Solution,
-    least_memory,
+    find_leanest_choice,
+    find_shortfall,
+    list_needed_choices,
     merge_parallel_edges,
-    needed,
-    restrict,
-    shortfall,
-    tied,
+    restrict_choices,
+    tie_copies,
 )
 
 from .graphs import cases, costs, layers, random_graph
@@ -40,9 +40,9 @@ def test_time_is_the_sum_and_memory_all_kept_and_the_most_transient() -> None:
 def test_least_memory_is_the_least_of_all_choices(seed: int) -> None:
     graph = random_graph(seed, 2_000)
     least = min(graph.memory(choice) for choice in product(*map(range, graph.sizes)))
-    assert graph.memory(least_memory(graph)) == least
-    assert shortfall(graph, least) is None is shortfall(graph, None)
-    assert shortfall(graph, least - 1) == Shortfall(least_memory(graph), least, least - 1)
+    assert graph.memory(find_leanest_choice(graph)) == least
+    assert find_shortfall(graph, least) is None is find_shortfall(graph, None)
+    assert find_shortfall(graph, least - 1) == Shortfall(find_leanest_choice(graph), least, least - 1)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -87,8 +87,8 @@ def test_the_best_of_what_is_needed_is_as_fast() -> None:
     dropped = 0
     for graph, limit, answer in cases():
         if isinstance(answer, Solution):
-            allowed = needed(graph, memory=limit is not None)
-            best = brute_force(restrict(graph, allowed), limit)
+            allowed = list_needed_choices(graph, memory=limit is not None)
+            best = brute_force(restrict_choices(graph, allowed), limit)
             assert isinstance(best, Solution) and best.time == answer.time
             dropped += sum(graph.sizes) - sum(map(len, allowed))
     assert dropped > 1000
@@ -96,17 +96,17 @@ def test_the_best_of_what_is_needed_is_as_fast() -> None:
 
 def test_a_choice_of_less_memory_is_needed_if_memory_counts() -> None:
     graph = costs([[1, 2, 2]], [[5, 4, 6]], [])
-    assert [each.tolist() for each in needed(graph, memory=True)] == [[0, 1]]
-    assert [each.tolist() for each in needed(graph, memory=False)] == [[0]]
+    assert [each.tolist() for each in list_needed_choices(graph, memory=True)] == [[0, 1]]
+    assert [each.tolist() for each in list_needed_choices(graph, memory=False)] == [[0]]
 
 
 def test_of_equal_choices_one_is_needed() -> None:
-    assert [len(each) for each in needed(costs([[1, 1, 1]], [[5, 5, 5]], []), memory=True)] == [1]
+    assert [len(each) for each in list_needed_choices(costs([[1, 1, 1]], [[5, 5, 5]], []), memory=True)] == [1]
 
 
 def test_tied_copies_cost_what_the_same_choices_cost_apart() -> None:
     graph = layers(4, 5, 3, seed=0)
-    smaller, place = tied(graph)
+    smaller, place = tie_copies(graph)
     assert len(smaller.times) == 5
     choice = np.random.default_rng(0).integers(0, 3, 5).tolist()
     apart = [choice[index] for index in place]
@@ -116,5 +116,5 @@ def test_tied_copies_cost_what_the_same_choices_cost_apart() -> None:
 def test_an_edge_between_copies_is_paid_where_both_choose_alike() -> None:
     # choice 0: 1 + 1 ticks and 7 on the edge; choice 1: 2 + 2 ticks and 4; the 0 is for different choices only
     graph = replace(costs([[1, 2]] * 2, [[3, 3]] * 2, [(0, 1, [[7, 0], [0, 4]])]), copies=(0, 0))
-    smaller, place = tied(graph)
-    assert smaller.times[0].tolist() == [9, 8] and smaller.kept[0].tolist() == [6, 6] and place == (0, 0)
+    smaller, place = tie_copies(graph)
+    assert smaller.times[0].tolist() == [9, 8] and smaller.kept_bytes[0].tolist() == [6, 6] and place == (0, 0)

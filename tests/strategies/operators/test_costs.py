@@ -9,9 +9,9 @@ from meshwise.simulator.collective import Collective
 from meshwise.simulator.units import TICKS_PER_SECOND
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.lowering import StageCosts
-from meshwise.strategies.lowering.costs.operator import arriving_steps, returning_steps
+from meshwise.strategies.lowering.costs.operator import build_arrivals, build_returns
 from meshwise.strategies.lowering.costs.steps import chain_ticks
-from meshwise.strategies.operators.costs import operator_costs
+from meshwise.strategies.operators.costs import compute_operator_costs
 from meshwise.strategies.plan.framework import FRAMEWORKS, MEGATRON
 from meshwise.strategies.plan.mesh import TENSOR, TENSOR_DEPTH, TENSOR_ROWS
 from meshwise.strategies.plan.plan import Plan
@@ -49,21 +49,21 @@ def simulated(of: Problem, plan: Plan) -> int:
 def shared_redistributions(of: Problem, plan: Plan) -> int:
     """Return the ticks of redistributions that readers of one tensor in one layout share in the lowered step."""
     costs, total = StageCosts(of), 0
-    groups, names = costs.machine(plan).rank(0).groups, costs.blocks.kinds(plan).names
+    groups, names = costs.machine(plan).rank(0).groups, costs.blocks.block_kinds(plan).kind_names
     for occurrence, block in of.graph.occurrences:
         layout = costs.blocks.layout(plan, names[occurrence])
         for name in dict.fromkeys(each for operator in block.operators for each in operator.inputs):
-            have = layout.produced[name]
+            have = layout.produced_layouts[name]
             readers: dict[ShardingSpec, list[ShardingSpec]] = {}
             for operator in block.operators:
                 if name in operator.inputs:
-                    gradient = layout.shardings[operator.name].of_gradient(block.tensor[name])
-                    readers.setdefault(layout.wanted(operator, name), []).append(gradient)
+                    gradient = layout.shardings[operator.name].find_gradient_spec(block.tensor[name])
+                    readers.setdefault(layout.input_layout(operator, name), []).append(gradient)
             for wanted, gradients in readers.items():
                 summed = dict.fromkeys(axis for each in gradients for axis in each.partial)
-                once = returning_steps(layout, groups, name, ShardingSpec(wanted.cuts, tuple(summed)), have)
-                each = [returning_steps(layout, groups, name, gradient, have) for gradient in gradients]
-                arriving = arriving_steps(layout, groups, name, have, wanted, whole=False)
+                once = build_returns(layout, groups, name, ShardingSpec(wanted.cuts, tuple(summed)), have)
+                each = [build_returns(layout, groups, name, gradient, have) for gradient in gradients]
+                arriving = build_arrivals(layout, groups, name, have, wanted, sums_first=False)
                 total += (len(gradients) - 1) * chain_ticks(arriving) + sum(map(chain_ticks, each)) - chain_ticks(once)
     return total * plan.num_microbatches
 
@@ -78,15 +78,15 @@ def latencies(of: Problem, plan: Plan) -> int:
 def test_where_nothing_is_shared_or_summed_the_costs_are_the_step(degrees: dict[str, int]) -> None:
     # everything whole, and all cut along the batch: no redistributions; of sums only their latency is left out
     of = small()
-    costs = operator_costs(of, degrees, 12)
+    costs = compute_operator_costs(of, degrees, 12)
     whole = (0,) * len(costs.nodes)
     # rounding: a tick for each node's part of the update
-    assert abs(costs.graph.time(whole) - simulated(of, costs.plan(whole))) <= len(costs.nodes)
+    assert abs(costs.graph.time(whole) - simulated(of, costs.build_plan(whole))) <= len(costs.nodes)
     batch = tuple(
         next(i for i, each in enumerate(own) if dict(each.cuts) == {"batch": tuple(degrees)} and not each.kept)
         for own in costs.choices
     )
-    plan = costs.plan(batch)
+    plan = costs.build_plan(batch)
     over = costs.graph.time(batch) - simulated(of, plan)
     assert abs(over) <= latencies(of, plan) + len(costs.nodes)
 
@@ -95,14 +95,14 @@ def test_where_nothing_is_shared_or_summed_the_costs_are_the_step(degrees: dict[
 @pytest.mark.parametrize("seed", range(8))
 def test_the_costs_of_any_choice_are_the_step_but_for_what_is_shared(degrees: dict[str, int], seed: int) -> None:
     of, random = small(), Random(seed)
-    costs = operator_costs(of, degrees, random.choice((6, 12)))
+    costs = compute_operator_costs(of, degrees, random.choice((6, 12)))
     choice = tuple(random.randrange(size) for size in costs.graph.sizes)
-    plan = costs.plan(choice)
+    plan = costs.build_plan(choice)
     over = costs.graph.time(choice) - simulated(of, plan)
     alone = over - shared_redistributions(of, plan)
     assert -latencies(of, plan) - len(costs.nodes) <= alone <= len(costs.nodes)
     peak = SimulatedCost(of).peak_memory(plan)
-    assert peak <= costs.graph.memory(choice) + costs.resident
+    assert peak <= costs.graph.memory(choice) + costs.resident_bytes
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -110,18 +110,18 @@ def test_the_costs_of_any_choice_are_the_step_but_for_what_is_shared(degrees: di
 def test_a_step_holds_no_more_than_its_choices_where_gradients_come_and_go_too(framework: str, microbatch: int) -> None:
     of, random = small(), Random(framework)
     of = replace(of, training=replace(of.training, framework=framework))
-    costs = operator_costs(of, {TENSOR: 6}, microbatch)
+    costs = compute_operator_costs(of, {TENSOR: 6}, microbatch)
     whole = (0,) * len(costs.nodes)
     for choice in (whole, *(tuple(random.randrange(size) for size in costs.graph.sizes) for _ in range(4))):
-        peak = SimulatedCost(of).peak_memory(costs.plan(choice))
-        assert peak <= costs.graph.memory(choice) + costs.resident
+        peak = SimulatedCost(of).peak_memory(costs.build_plan(choice))
+        assert peak <= costs.graph.memory(choice) + costs.resident_bytes
 
 
 def test_an_operators_choices_and_a_chain_of_them_by_hand() -> None:
     # Megatron's feed-forward layer on 2 ranks: up by columns, down by rows; one all-reduce of 12 x 32 tokens x 72
     # values of 4 bytes forward, after down, and one backward, of the gradient of what up reads
     of = small(devices=2)
-    costs = operator_costs(of, {TENSOR: 2}, 12)
+    costs = compute_operator_costs(of, {TENSOR: 2}, 12)
     names = [node.name for node in costs.nodes]
 
     def chosen(name: str, dims: tuple[str, ...]) -> tuple[int, int]:
@@ -129,7 +129,7 @@ def test_an_operators_choices_and_a_chain_of_them_by_hand() -> None:
         cuts = tuple((dim, (TENSOR,)) for dim in dims)
         return node, next(i for i, each in enumerate(costs.choices[node]) if each.cuts == cuts and not each.kept)
 
-    group = StageCosts(of).machine(costs.plan((0,) * len(names))).rank(0).groups[TENSOR]
+    group = StageCosts(of).machine(costs.build_plan((0,) * len(names))).rank(0).groups[TENSOR]
     one = group.ticks(Collective.ALL_REDUCE, 12 * 32 * 72 * 4.0)
     norm, up = chosen("layers.0.feed_forward_norm", ()), chosen("layers.0.up", ("ffn",))
     active, down = chosen("layers.0.activation", ("ffn",)), chosen("layers.0.down", ("ffn",))
@@ -151,7 +151,7 @@ def test_what_is_hidden_beside_products_is_hidden_in_their_costs(between: tuple[
     cut = {"qkv": "heads", "attention": "heads", "projection": "heads", "up": "ffn", "activation": "ffn", "down": "ffn"}
     found = []
     for of in (waits, hides):
-        costs = operator_costs(of, {TENSOR: 4}, 12)
+        costs = compute_operator_costs(of, {TENSOR: 4}, 12)
         dims = [
             ((cut[node.operator.name],) if node.operator.name in cut else between) if node.block.layer else ()
             for node in costs.nodes
@@ -160,14 +160,14 @@ def test_what_is_hidden_beside_products_is_hidden_in_their_costs(between: tuple[
             next(i for i, each in enumerate(own) if tuple(d for d, _ in each.cuts if d != "key") == want)
             for own, want in zip(costs.choices, dims, strict=True)
         ]
-        found.append((costs.graph.time(choice), simulated(of, costs.plan(choice))))
+        found.append((costs.graph.time(choice), simulated(of, costs.build_plan(choice))))
     hidden = [waited - hid for waited, hid in zip(*found, strict=True)]
     assert hidden[0] == hidden[1] > 0
 
 
 def test_copies_of_a_layer_are_of_one_class() -> None:
     of = small()
-    costs = operator_costs(of, {TENSOR: 6}, 12)
+    costs = compute_operator_costs(of, {TENSOR: 6}, 12)
     classes = {node.name: number for node, number in zip(costs.nodes, costs.graph.copies, strict=True)}
     assert classes["layers.0.up"] == classes["layers.1.up"] != classes["layers.0.down"]
     assert classes["embedding.token"] == -1

@@ -10,7 +10,7 @@ from meshwise.simulator.models.model import BlockBuilder, SymbolicOperator
 from meshwise.simulator.operator_graph import Block, OperatorKind
 from meshwise.simulator.units import TICKS_PER_SECOND
 from meshwise.strategies.cost_model import SimulatedCost
-from meshwise.strategies.operators.costs import EdgeCosts, Setting, operator_costs
+from meshwise.strategies.operators.costs import EdgeCosts, Setting, compute_operator_costs
 from meshwise.strategies.plan.mesh import TENSOR, TENSOR_DEPTH
 from meshwise.strategies.plan.sharding import OperatorSharding
 
@@ -160,15 +160,18 @@ def test_a_gradient_that_is_only_gathered_is_not_hidden() -> None:
 def test_nothing_is_beside_products_that_are_no_linear_layers() -> None:
     # an image of 8 values in 4 channels, 2 of them, and 4 filters: its gradient, of 2 * 8 * 4 * 4 bytes, is summed
     builder = BlockBuilder("fp32", {"channels": 4, "filters": 4, "height": 8, "kernel": 1})
-    raw, image = (builder.tensor(name, "batch channels height") for name in ("raw", "image"))
-    made, weight = builder.tensor("made", "batch filters height"), builder.tensor("weight", "filters channels kernel")
-    builder.elementwise("first", "batch channels height", (raw,), (image,))
+    raw, image = (builder.add_tensor(name, "batch channels height") for name in ("raw", "image"))
+    made, weight = (
+        builder.add_tensor("made", "batch filters height"),
+        builder.add_tensor("weight", "filters channels kernel"),
+    )
+    builder.add_elementwise("first", "batch channels height", (raw,), (image,))
     names = {"parameters": (weight,), "reduced": "channels kernel"}
     dims = "batch height filters channels kernel"
-    builder.operator(
+    builder.add_operator(
         SymbolicOperator("convolve", OperatorKind.CONVOLUTION, dims, (image,), (made,), flops=2.0, **names)
     )  # type: ignore[arg-type]
-    block = builder.block("block", (raw,), (made,), layer=True)
+    block = builder.build_block("block", (raw,), (made,), layer=True)
     how = setting(tiny_problem(block, devices=2, framework=HIDES))
     assert edges(how, {"convolve": {"filters": (TENSOR,)}}) == {"first convolve": reduce(256)}
 
@@ -179,9 +182,9 @@ def crossing(made: str, read: str) -> Setting:
     blocks = []
     for name, dims in (("first", made), ("second", read)):
         builder = BlockBuilder("fp32", sizes)
-        x, out = (builder.tensor(each, dims) for each in ("x", "out"))
-        builder.elementwise("work", dims, (x,), (out,))
-        blocks.append(builder.block(name, (x,), (out,), layer=True))
+        x, out = (builder.add_tensor(each, dims) for each in ("x", "out"))
+        builder.add_elementwise("work", dims, (x,), (out,))
+        blocks.append(builder.build_block(name, (x,), (out,), layer=True))
     return setting(tiny_problem(*blocks, devices=2, framework=TORCH))
 
 
@@ -209,9 +212,9 @@ def test_what_a_block_only_carries_keeps_its_place_among_what_crosses() -> None:
     blocks = []
     for name, read in (("first", "o"), ("second", "o")):
         builder = BlockBuilder("fp32", {"hidden": 16})
-        a, x, out = (builder.tensor(each, "batch hidden") for each in ("a", read, "out"))
-        builder.elementwise("work", "batch hidden", (x,), (out,))
-        blocks.append(builder.block(name, (a, x), (a, out), layer=True))
+        a, x, out = (builder.add_tensor(each, "batch hidden") for each in ("a", read, "out"))
+        builder.add_elementwise("work", "batch hidden", (x,), (out,))
+        blocks.append(builder.build_block(name, (a, x), (a, out), layer=True))
     how = setting(tiny_problem(*blocks, devices=2, framework=TORCH))
     # 2 sequences of 16 values: 128 bytes
     assert crossed(how, {"hidden": (TENSOR,)}, {}) == [gather(128)]
@@ -220,13 +223,15 @@ def test_what_a_block_only_carries_keeps_its_place_among_what_crosses() -> None:
 def chain() -> Block:
     """A norm, a product, an activation and the product back, of which each alone reads what the one before makes."""
     builder = BlockBuilder("fp32", {"sequence": 4, "hidden": 8, "ffn": 16})
-    x, out = (builder.tensor(each, "batch sequence hidden") for each in ("x", "out"))
-    wide, active = (builder.tensor(each, "batch sequence ffn") for each in ("wide", "active"))
+    x, out = (builder.add_tensor(each, "batch sequence hidden") for each in ("x", "out"))
+    wide, active = (builder.add_tensor(each, "batch sequence ffn") for each in ("wide", "active"))
     dims = "batch sequence ffn hidden"
-    linear(builder, "up", norm(builder, "norm", x, bias=False), (wide,), dims, weight="hidden ffn", reduced="hidden")
-    builder.elementwise("activation", "batch sequence ffn", (wide,), (active,), saved=(wide,))
-    linear(builder, "down", active, (out,), "batch sequence hidden ffn", weight="ffn hidden", reduced="ffn")
-    return builder.block("chain", (x,), (out,), layer=True)
+    linear(
+        builder, "up", norm(builder, "norm", x, bias=False), (wide,), dims, weight="hidden ffn", summed_dims="hidden"
+    )
+    builder.add_elementwise("activation", "batch sequence ffn", (wide,), (active,), saved=(wide,))
+    linear(builder, "down", active, (out,), "batch sequence hidden ffn", weight="ffn hidden", summed_dims="ffn")
+    return builder.build_block("chain", (x,), (out,), layer=True)
 
 
 @pytest.mark.parametrize("degrees", [{TENSOR: 2}, BOTH])
@@ -238,8 +243,8 @@ def test_a_chain_of_operators_takes_the_step_of_its_plan_whatever_is_chosen(
     # no latency: then sums of gradients take as long together as apart, but for a tick of rounding each
     devices = 4 if len(degrees) > 1 else 2
     of = tiny_problem(chain(), devices=devices, latency=0.0, framework=framework, gradient_clipping=clipping)
-    costs, cost, random = operator_costs(of, degrees, 2), SimulatedCost(of), Random(f"{degrees} {framework}")
+    costs, cost, random = compute_operator_costs(of, degrees, 2), SimulatedCost(of), Random(f"{degrees} {framework}")
     for _ in range(25):
         choice = tuple(random.randrange(size) for size in costs.graph.sizes)
-        step = round(cost.evaluate(costs.plan(choice)).step_time * TICKS_PER_SECOND)
+        step = round(cost.evaluate(costs.build_plan(choice)).step_time * TICKS_PER_SECOND)
         assert abs(costs.graph.time(choice) - step) <= 2 * len(costs.nodes), choice

@@ -11,8 +11,8 @@ from meshwise.simulator.operator_graph import Block
 from meshwise.simulator.units import TICKS_PER_SECOND
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.lowering import StageCosts, lower
-from meshwise.strategies.lowering.costs.optimizer import begin_in_step
-from meshwise.strategies.operators.costs import NodeCosts, operator_costs
+from meshwise.strategies.lowering.costs.optimizer import allocates_gradients
+from meshwise.strategies.operators.costs import NodeCosts, compute_operator_costs
 from meshwise.strategies.plan.mesh import TENSOR
 from meshwise.strategies.plan.sharding import OperatorSharding
 
@@ -32,7 +32,7 @@ def of_one(costs: NodeCosts, name: str, *cut: str, block: int = 0) -> tuple[floa
     where = costs.setting.problem.graph.blocks[block]
     operator = next(each for each in where.operators if each.name == name)
     sharding = OperatorSharding(f"{where.name}.{name}", tuple((dim, (TENSOR,)) for dim in cut))
-    (ticks,), (kept,), (besides,) = costs.of(where, operator, (sharding,))
+    (ticks,), (kept,), (besides,) = costs.compute_columns(where, operator, (sharding,))
     return int(ticks) / TICKS_PER_SECOND, int(kept), int(besides)
 
 
@@ -45,7 +45,7 @@ def test_seconds_by_hand() -> None:
     # activation: two tensors are read and one is made, 1.5 s; backward reads these two again, and the gradient of the
     # third, and makes two: 2.5 s; nothing is updated
     assert of_one(costs, "activation")[0] == 3 * (0.5 + 1.5 + 0.5 + 2.5)
-    assert costs.once / TICKS_PER_SECOND == 0.5  # the update is launched
+    assert costs.fixed_ticks / TICKS_PER_SECOND == 0.5  # the update is launched
 
 
 def test_gradients_added_apart_are_read_and_their_sums_read_and_written() -> None:
@@ -60,8 +60,8 @@ def test_clipping_reads_gradients_once_and_sums_one_number_over_all_ranks() -> N
         assert of_one(clipped, "up")[0] - of_one(plain, "up")[0] == 4 * UP / 1024
         group = clipped.setting.rank.groups.get(TENSOR)
         norm = group.ticks(Collective.ALL_REDUCE, 4.0) if group else 0
-        assert clipped.once - plain.once == 0.5 * TICKS_PER_SECOND + norm  # a kernel, and the sum
-        assert plain.once == 0.5 * TICKS_PER_SECOND
+        assert clipped.fixed_ticks - plain.fixed_ticks == 0.5 * TICKS_PER_SECOND + norm  # a kernel, and the sum
+        assert plain.fixed_ticks == 0.5 * TICKS_PER_SECOND
 
 
 def test_factored_moments_by_hand() -> None:
@@ -112,9 +112,12 @@ def test_bytes_by_hand() -> None:
 def test_a_gate_that_another_operator_makes_is_kept_too() -> None:
     # 8 tokens of 16 values and their gates: 1024 bytes, of which the activation makes 512, and keeps 512 of its own
     builder = BlockBuilder("fp32", {"sequence": 4, "hidden": 8, "ffn": 16, "gate": 2})
-    both, active = builder.tensor("both", "batch sequence ffn gate"), builder.tensor("active", "batch sequence ffn")
-    builder.elementwise("activation", "batch sequence ffn gate", (both,), (active,), saved=(both,))
-    block = builder.block("gated", (both,), (active,), layer=True)
+    both, active = (
+        builder.add_tensor("both", "batch sequence ffn gate"),
+        builder.add_tensor("active", "batch sequence ffn"),
+    )
+    builder.add_elementwise("activation", "batch sequence ffn gate", (both,), (active,), saved=(both,))
+    block = builder.build_block("gated", (both,), (active,), layer=True)
     for framework, gate in (("megatron", 0), ("torch", WIDE)):
         _, kept, besides = of_one(node_costs(block, framework=framework), "activation")
         assert kept == 2 * WIDE + gate
@@ -123,7 +126,7 @@ def test_a_gate_that_another_operator_makes_is_kept_too() -> None:
 
 def test_what_the_runtime_takes_is_there_whatever_is_chosen() -> None:
     # besides scratch memory the framework has a gradient that nothing reads for weights of either shape
-    assert node_costs(layer()).resident == 1000 + 32 * 2**20 + 2 * 4 * 128
+    assert node_costs(layer()).resident_bytes == 1000 + 32 * 2**20 + 2 * 4 * 128
 
 
 def test_gradients_of_a_cut_batch_are_summed_at_the_rate_of_all_parameters() -> None:
@@ -163,13 +166,13 @@ def test_operators_that_are_whole_add_up_to_the_step_and_keep_what_it_keeps(
     device = Accelerator("fast", peaks, 1e12, 1e12, launch=1e-6, optimizer_launch=1e-7, reserved=1000.0)
     of = problem(devices=1, layers=2, batch=6, precision=precision, tied=tied, accelerator=device)
     of = replace(of, training=replace(of.training, **changes))
-    costs = operator_costs(of, {TENSOR: 1}, 2)
+    costs = compute_operator_costs(of, {TENSOR: 1}, 2)
     whole = (0,) * len(costs.nodes)
-    plan = costs.plan(whole)
+    plan = costs.build_plan(whole)
     step = round(SimulatedCost(of).evaluate(plan).step_time * TICKS_PER_SECOND)
     assert abs(costs.graph.time(whole) - step) <= len(costs.nodes)  # a tick for each node's part of the update
     if precision == "fp32":  # else what several operators save in several dtypes is counted in that of the first
-        states = sum(change.size for change in lower(of, plan).resident)
-        states += of.graph.num_parameters * 4 * begin_in_step(of.training, plan)  # those of the first microbatch
-        saved = sum(memory.kept for memory in StageCosts(of).memories(plan))
-        assert sum(int(kept[0]) for kept in costs.graph.kept) + costs.resident == states + saved
+        states = sum(change.size for change in lower(of, plan).resident_memory)
+        states += of.graph.num_parameters * 4 * allocates_gradients(of.training, plan)  # those of the first microbatch
+        saved = sum(memory.kept_bytes for memory in StageCosts(of).stage_memories(plan))
+        assert sum(int(kept[0]) for kept in costs.graph.kept_bytes) + costs.resident_bytes == states + saved

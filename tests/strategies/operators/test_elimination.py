@@ -5,7 +5,7 @@ import pytest
 from meshwise.strategies.operators import elimination
 from meshwise.strategies.operators.brute_force import brute_force
 from meshwise.strategies.operators.cost_graph import CostGraph, Shortfall, Solution
-from meshwise.strategies.operators.elimination import ListsTooLong, eliminate
+from meshwise.strategies.operators.elimination import TooManyRowsError, eliminate
 from meshwise.strategies.operators.frontier import frontier
 
 from .graphs import CASES, case, cases, costs, random_graph
@@ -32,9 +32,9 @@ def test_chains_and_residual_connections_need_no_other_method(kind: int, monkeyp
 
 def test_lists_that_get_too_long_are_left_to_the_frontier() -> None:
     graph = random_graph(1)
-    assert eliminate(graph, rows=100) == frontier(graph)
-    with pytest.raises(ListsTooLong, match="at most 100 rows in all"):
-        eliminate(graph, faithful=True, rows=100)
+    assert eliminate(graph, max_rows=100) == frontier(graph)
+    with pytest.raises(TooManyRowsError, match="at most 100 rows in all"):
+        eliminate(graph, faithful=True, max_rows=100)
 
 
 def test_published_is_never_faster_and_never_over_the_limit() -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from meshwise.strategies.operators.bucket_elimination import Price, buckets
+from meshwise.strategies.operators.bucket_elimination import Price, build_buckets
 from meshwise.strategies.operators.cost_graph import Shortfall, Solution
 from meshwise.strategies.operators.frontier import Relaxation, frontier
 
@@ -26,7 +26,7 @@ def test_equals_brute_force_on_300_graphs_and_proves_it() -> None:
 def test_the_bound_is_never_above_the_least_whatever_the_effort() -> None:
     open_gaps = 0
     for graph, limit, answer in cases():
-        found = frontier(graph, limit, gap=0.3, labels=1)
+        found = frontier(graph, limit, gap=0.3, max_labels=1)
         if isinstance(found, Solution):
             assert found.bound <= answer.time <= found.time
             open_gaps += found.bound < found.time
@@ -37,10 +37,10 @@ def test_no_price_of_memory_bounds_above_the_least() -> None:
     for graph, limit, answer in cases():
         if limit is None or isinstance(answer, Shortfall):
             continue
-        relaxation = Relaxation(graph, buckets(graph))
+        relaxation = Relaxation(graph, build_buckets(graph))
         levels = relaxation.levels.tolist()
         for price in (Price(0, 1), Price(1, 3), Price(2, 1)):
-            least, _ = relaxation.within(levels[-1]).least(price)
+            least, _ = relaxation.limit_graph(levels[-1]).find_minimum(price)
             assert price.bound(least, limit - levels[0]) <= answer.time
 
 

@@ -71,4 +71,4 @@ def test_an_interrupt_keeps_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(highspy.Highs, "startSolve", interrupted)
     found = integer_programming(graph, limit, prune=False)
     assert found.memory <= limit and 0 < found.bound < found.time == graph.time(found.choice)
-    assert found.interrupted
+    assert found.was_interrupted

@@ -9,7 +9,7 @@ import pytest
 from meshwise.simulator.operator_graph import BATCH
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.lowering import StageCosts
-from meshwise.strategies.operators.operator_plan import operator_plan, with_data
+from meshwise.strategies.operators.operator_plan import build_operator_plan, with_data
 from meshwise.strategies.plan.mesh import OPERATOR_AXES, TENSOR, TENSOR_DEPTH
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
@@ -57,9 +57,9 @@ def whole_batch(small: Problem, axis: str, cuts: dict[str, tuple[str, ...]]) -> 
 @pytest.mark.parametrize("axis", OPERATOR_AXES)
 def test_gradients_of_whole_parameters_are_summed_along_the_axis_that_cuts_the_batch(axis: str) -> None:
     small = problem(devices=4, layers=2, batch=8)
-    plan = operator_plan(small, {axis: 4}, 8, whole_batch(small, axis, {}))
-    held = StageCosts(small).held(plan).positions[0]
-    assert held.replicated == tuple(small.graph.num_parameters * (each == axis) for each in OPERATOR_AXES)
+    plan = build_operator_plan(small, {axis: 4}, 8, whole_batch(small, axis, {}))
+    held = StageCosts(small).plan_parameters(plan).positions[0]
+    assert held.replicated_elements == tuple(small.graph.num_parameters * (each == axis) for each in OPERATOR_AXES)
     # the same as data parallelism whose gradients are reduced after backward, in one all-reduce
     data = replace(with_data(small, plan), overlap_gradients=False)
     assert (data.data, data.sequences) == (4, 2)
@@ -72,7 +72,7 @@ def test_of_a_cut_parameter_each_rank_sums_its_share() -> None:
     # batch over depth, feed-forward columns over tensor: up_weight [64, 256] is cut in 2, its share summed over depth
     small = problem(devices=4, layers=1, batch=8)
     degrees = {TENSOR_DEPTH: 2, TENSOR: 2}
-    plan = operator_plan(small, degrees, 8, whole_batch(small, TENSOR_DEPTH, {"ffn": (TENSOR,)}))
-    depth, rows, tensor = StageCosts(small).held(plan).positions[0].replicated
+    plan = build_operator_plan(small, degrees, 8, whole_batch(small, TENSOR_DEPTH, {"ffn": (TENSOR,)}))
+    depth, rows, tensor = StageCosts(small).plan_parameters(plan).positions[0].replicated_elements
     cut = 64 * 256 + 256 + 256 * 64  # up_weight, up_bias, down_weight
     assert (depth, rows, tensor) == (small.graph.num_parameters - cut // 2, 0, 0)

@@ -10,7 +10,7 @@ from meshwise.simulator.models.model import build
 from meshwise.simulator.models.presets import MODELS
 from meshwise.simulator.operator_graph import BATCH, Block, Operator, OperatorGraph, OperatorKind, Tensor
 from meshwise.strategies.operators.brute_force import brute_force
-from meshwise.strategies.operators.cost_graph import CostGraph, Edge, restrict
+from meshwise.strategies.operators.cost_graph import CostGraph, Edge, restrict_choices
 from meshwise.strategies.operators.recursion import Level, propagate, recurse
 from meshwise.strategies.plan.mesh import TENSOR, TENSOR_DEPTH, TENSOR_ROWS
 
@@ -98,10 +98,12 @@ def test_choosing_together_is_never_dearer_than_one_after_another() -> None:
         level = Level(TENSOR, 8)
 
         def cost(chosen: list[str | None], of: _Recursion = recursion, at: Level = level) -> int:
-            own = sum(int(of._times(n, [dim], at)[0]) for n, dim in enumerate(chosen))
-            return own + sum(of._between(link, chosen[link.source], chosen[link.target], at) for link in of.links)
+            own = sum(int(of._compute_times(n, [dim], at)[0]) for n, dim in enumerate(chosen))
+            return own + sum(
+                of._count_transfer_ticks(link, chosen[link.source], chosen[link.target], at) for link in of.tensor_edges
+            )
 
-        assert cost(recursion.exact(level)) <= cost(recursion.greedy(level))
+        assert cost(recursion.choose_exactly(level)) <= cost(recursion.choose_greedily(level))
 
 
 def graph(sizes: list[int], edges: list[tuple[int, int, list[list[int]]]]) -> CostGraph:
@@ -144,5 +146,5 @@ def test_on_a_chain_whose_layouts_are_reached_for_nothing_it_is_the_best(seed: i
         edges.append((number, number + 1, times))
     chain = graph(sizes, edges)
     start = random.randrange(sizes[0])
-    pinned = restrict(chain, [np.array([start]), *(np.arange(size) for size in sizes[1:])])
+    pinned = restrict_choices(chain, [np.array([start]), *(np.arange(size) for size in sizes[1:])])
     assert chain.time(propagate(chain, {0: start})) == brute_force(pinned).time == 0  # type: ignore[union-attr]

@@ -1,7 +1,7 @@
 """A tiny layer on a slow machine, whose seconds and bytes can be reckoned on paper."""
 
 from meshwise.simulator.machine.accelerator import Accelerator
-from meshwise.simulator.machine.cluster import homogeneous
+from meshwise.simulator.machine.cluster import build_homogeneous
 from meshwise.simulator.machine.host import Host
 from meshwise.simulator.machine.topology import Link
 from meshwise.simulator.models.layers import linear
@@ -9,7 +9,7 @@ from meshwise.simulator.models.model import BlockBuilder
 from meshwise.simulator.operator_graph import Block, OperatorGraph
 from meshwise.strategies.lowering import StageCosts
 from meshwise.strategies.operators.costs import Setting
-from meshwise.strategies.operators.operator_plan import operator_plan
+from meshwise.strategies.operators.operator_plan import build_operator_plan
 from meshwise.strategies.plan.mesh import TENSOR
 from meshwise.strategies.plan.problem import Problem, Training
 
@@ -26,14 +26,14 @@ UP, SIDE, DOWN = 128 + 16, 128, 128
 def layer(precision: str = "fp32", name: str = "layer") -> Block:
     """Two products of x, their activation, which keeps both, and the product back."""
     builder = BlockBuilder(precision, {"sequence": 4, "hidden": 8, "ffn": 16})
-    x, out = (builder.tensor(each, "batch sequence hidden") for each in ("x", "out"))
-    wide, other, active = (builder.tensor(each, "batch sequence ffn") for each in ("wide", "other", "active"))
+    x, out = (builder.add_tensor(each, "batch sequence hidden") for each in ("x", "out"))
+    wide, other, active = (builder.add_tensor(each, "batch sequence ffn") for each in ("wide", "other", "active"))
     dims, weight = "batch sequence ffn hidden", "hidden ffn"
-    linear(builder, "up", x, (wide,), dims, weight=weight, reduced="hidden", bias="ffn")
-    linear(builder, "side", x, (other,), dims, weight=weight, reduced="hidden")
-    builder.elementwise("activation", "batch sequence ffn", (wide, other), (active,), saved=(wide, other))
-    linear(builder, "down", active, (out,), "batch sequence hidden ffn", weight="ffn hidden", reduced="ffn")
-    return builder.block(name, (x,), (out,), layer=True)
+    linear(builder, "up", x, (wide,), dims, weight=weight, summed_dims="hidden", bias="ffn")
+    linear(builder, "side", x, (other,), dims, weight=weight, summed_dims="hidden")
+    builder.add_elementwise("activation", "batch sequence ffn", (wide, other), (active,), saved=(wide, other))
+    linear(builder, "down", active, (out,), "batch sequence hidden ffn", weight="ffn hidden", summed_dims="ffn")
+    return builder.build_block(name, (x,), (out,), layer=True)
 
 
 def tiny_problem(
@@ -46,7 +46,7 @@ def tiny_problem(
 ) -> Problem:
     """Return some blocks for 6 sequences a step; parameters of the first and the last block that are tied are one."""
     link = Link(latency, bandwidth)
-    cluster = homogeneous("tiny", SLOW, Host("host", 1e12), 1, devices, link, link, devices)
+    cluster = build_homogeneous("tiny", SLOW, Host("host", 1e12), 1, devices, link, link, devices)
     ends = tuple(((blocks[0].name, each), (blocks[-1].name, each)) for each in tied)
     changes = {"precision": "fp32"} | training
     return Problem(OperatorGraph("tiny", blocks, 4, ends), cluster, Training(6, 4, **changes))  # type: ignore[arg-type]
@@ -55,4 +55,4 @@ def tiny_problem(
 def setting(of: Problem, degrees: dict[str, int] | None = None) -> Setting:
     """Return a problem in 3 microbatches of 2 sequences, on one axis where nothing else is said."""
     degrees = degrees or {TENSOR: of.cluster.num_devices}
-    return Setting(of, operator_plan(of, degrees, 2), StageCosts(of))
+    return Setting(of, build_operator_plan(of, degrees, 2), StageCosts(of))

@@ -44,7 +44,7 @@ class Ranks:
 
     def run(self, move: Redistribution, before: ShardingSpec) -> None:
         """Run a collective."""
-        for dim, axis in move.sliced:
+        for dim, axis in move.free_cuts:
             self.slice(dim, axis)
         found = next((dim for dim, axes in before.cuts if move.axis in axes), "")
         of_group: Callable[[list[Array], Rank], Array] = {

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
-from meshwise.strategies.plan.offloading import NOTHING, OFFLOADS, Offloading, StepPlace, fraction_of, offloading
+from meshwise.strategies.plan.offloading import (
+    NO_OFFLOADING,
+    OFFLOADS,
+    Offloading,
+    StepPlace,
+    count_fraction,
+    offloading,
+)
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.rules import violations
@@ -31,9 +38,9 @@ def test_a_document_means_what_it_was_made_of(offload: Offloading) -> None:
 def test_names_mean_all_of_it() -> None:
     assert offloading(["optimizer"]) == offloading({"optimizer": 1}) == Offloading(optimizer=(1.0,))
     assert offloading(["optimizer"]).document == ["optimizer"]
-    assert offloading([]) == offloading({}) == NOTHING
+    assert offloading([]) == offloading({}) == NO_OFFLOADING
     assert offloading({"optimizer": {"fraction": 0.5, "step": "device"}}) == Offloading((0.5,), step=StepPlace.DEVICE)
-    assert not NOTHING and not Offloading(activations=(0.0, 0.0)) and Offloading(activations=(0.0, 0.1))
+    assert not NO_OFFLOADING and not Offloading(activations=(0.0, 0.0)) and Offloading(activations=(0.0, 0.1))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +74,7 @@ def test_a_wrong_document_says_what_holds_and_what_was_met(document: Any, messag
 
 @given(st.integers(0, 10**12), st.integers(1, 1000))
 def test_a_fraction_is_rounded_up_and_exact_where_it_is_whole(count: int, thousandths: int) -> None:
-    found = fraction_of(count, thousandths / 1000)
+    found = count_fraction(count, thousandths / 1000)
     assert found == -(-count * thousandths // 1000)
 
 

@@ -10,7 +10,7 @@ from meshwise.simulator.operator_graph import OperatorKind
 from meshwise.simulator.program import TaskKind
 from meshwise.simulator.units import to_ticks
 from meshwise.strategies.lowering import StageCosts
-from meshwise.strategies.lowering.costs.optimizer import updated_parameters
+from meshwise.strategies.lowering.costs.optimizer import count_updated_parameters
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.problem import Problem, Training
@@ -39,7 +39,7 @@ def test_tokens_go_to_their_experts_and_back(expert: int) -> None:
     # sequence, each top_k times: capacity 32 * 2 / 8 = 8 for each of 8 experts
     small = mixture()
     plan, costs = complete(small, Layout(data=8, expert=expert)), StageCosts(small)
-    steps = costs.blocks.cost(plan, "layers", costs.machine(plan).rank(0)).steps
+    steps = costs.blocks.cost(plan, "layers", costs.machine(plan).rank(0)).segments
     sent = float(SEQUENCE * TOP_K * HIDDEN * FP32)
     for direction in (steps.forward, steps.backward):
         found = [(step.axis, step.collective, step.size) for step in direction if step.collective is not None]
@@ -52,7 +52,7 @@ def test_a_tensor_rank_sends_its_part_of_the_tokens() -> None:
     small = mixture()
     layout = Layout(data=4, tensor=2, expert=4, sequence_parallel=True)
     plan, costs = complete(small, layout), StageCosts(small)
-    steps = costs.blocks.cost(plan, "layers", costs.machine(plan).rank(0)).steps
+    steps = costs.blocks.cost(plan, "layers", costs.machine(plan).rank(0)).segments
     found = [
         (step.axis, step.collective, step.size)
         for step in steps.forward
@@ -75,14 +75,16 @@ def test_experts_are_held_by_fewer_and_what_all_share_by_all(expert: int, zero: 
     plan, costs = complete(small, Layout(data=8, expert=expert, zero=zero)), StageCosts(small)
     layer = costs.blocks.cost(plan, "layers", costs.machine(plan).rank(0))
     own = COUNT // expert * 3 * HIDDEN * WIDTH
-    assert layer.experts == (own if expert > 1 else 0)
+    assert layer.expert_parameters == (own if expert > 1 else 0)
     whole = costs.blocks.cost(complete(small, Layout(data=8)), "layers", costs.machine(plan).rank(0)).parameters
     assert layer.parameters == whole - (COUNT - COUNT // expert) * 3 * HIDDEN * WIDTH
     assert (plan.shards, plan.expert_shards) == (8, 8 // expert)
     # ZeRO shares each part over the ranks that hold it
-    dense = layer.parameters - layer.experts
-    shares = -(-dense // 8) + -(-layer.experts // (8 // expert))
-    assert updated_parameters(plan, layer.parameters, layer.experts) == (shares if zero else layer.parameters)
+    dense = layer.parameters - layer.expert_parameters
+    shares = -(-dense // 8) + -(-layer.expert_parameters // (8 // expert))
+    assert count_updated_parameters(plan, layer.parameters, layer.expert_parameters) == (
+        shares if zero else layer.parameters
+    )
 
 
 def test_work_is_the_same_however_experts_are_spread() -> None:
@@ -91,7 +93,7 @@ def test_work_is_the_same_however_experts_are_spread() -> None:
 
     def computing(expert: int) -> int:
         plan, costs = complete(small, Layout(data=8, expert=expert)), StageCosts(small)
-        steps = costs.blocks.cost(plan, "layers", costs.machine(plan).rank(0)).steps
+        steps = costs.blocks.cost(plan, "layers", costs.machine(plan).rank(0)).segments
         return sum(step.ticks for step in (*steps.forward, *steps.backward) if not step.tensor)
 
     found = {computing(expert) for expert in (1, 2, 4)}
@@ -107,13 +109,13 @@ def test_tokens_of_several_experts_are_sorted_after_each_exchange(
     small = mixture()
     plan, costs = complete(small, Layout(data=8, expert=expert, recompute=recompute)), StageCosts(small)
     rank = costs.machine(plan).rank(0)
-    steps = costs.blocks.cost(plan, "layers", rank).steps
+    steps = costs.blocks.cost(plan, "layers", rank).segments
     moved = 2 * SEQUENCE * TOP_K * HIDDEN * FP32
     ticks = to_ticks(rank.accelerator.launch + moved / rank.accelerator.bandwidth(OperatorKind.PERMUTE))
     for direction, passes in ((steps.forward, 1), (steps.backward, 1 if recompute is Recompute.NONE else 2)):
-        found = [step for step in direction if step.operators.startswith("sort of ")]
+        found = [step for step in direction if step.label.startswith("sort of ")]
         assert [step.ticks for step in found] == [ticks] * sorts * passes
-    again = [step for step in steps.backward if step.kind is TaskKind.RECOMPUTE and step.operators.startswith("sort")]
+    again = [step for step in steps.backward if step.kind is TaskKind.RECOMPUTE and step.label.startswith("sort")]
     assert len(again) == (sorts if recompute is Recompute.FULL else 0)
 
 

@@ -27,7 +27,7 @@ from meshwise.strategies.lowering import Granularity, StageCosts, lower
 from meshwise.strategies.lowering.costs.liveness import Liveness
 from meshwise.strategies.lowering.costs.operator import BlockLayout
 from meshwise.strategies.lowering.costs.recompute import BlockMemory
-from meshwise.strategies.lowering.costs.steps import Step
+from meshwise.strategies.lowering.costs.steps import Segment
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.framework import FRAMEWORKS
 from meshwise.strategies.plan.layout import Layout
@@ -37,7 +37,7 @@ from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import Recompute, SomeOperators
 from meshwise.strategies.plan.rules import violations
-from meshwise.strategies.plan.sharding import Redistribution, ShardingSpec, after, redistribute
+from meshwise.strategies.plan.sharding import Redistribution, ShardingSpec, apply_move, redistribute
 
 from ..problems import problem
 
@@ -56,19 +56,21 @@ def grid(rows: int, columns: int, microbatch: int, **fields: object) -> Layout:
     return Layout(tensor=columns, tensor_rows=rows, microbatch=microbatch, **fields)  # type: ignore[arg-type]
 
 
-def moved(small: Problem, layout: Layout, block: str, direction: str) -> list[Step]:
+def moved(small: Problem, layout: Layout, block: str, direction: str) -> list[Segment]:
     """Return every collective of one pass of a block."""
     plan, costs = complete(small, layout), StageCosts(small)
-    steps: tuple[Step, ...] = getattr(costs.blocks.cost(plan, block, costs.machine(plan).rank(0)).steps, direction)
+    steps: tuple[Segment, ...] = getattr(
+        costs.blocks.cost(plan, block, costs.machine(plan).rank(0)).segments, direction
+    )
     return [step for step in steps if step.collective is not None]
 
 
-def matrices(steps: Iterable[Step]) -> list[Step]:
+def matrices(steps: Iterable[Segment]) -> list[Segment]:
     """Return what the papers' tables count: blocks of matrices, without vectors and statistics."""
     return [s for s in steps if s.collective is not Collective.ALL_REDUCE and not s.tensor.endswith(VECTORS)]
 
 
-def received(steps: Iterable[Step], rows: int, columns: int) -> float:
+def received(steps: Iterable[Segment], rows: int, columns: int) -> float:
     """Return the bytes that a rank receives of block rows and columns: all but its own part of each."""
     ways = {TENSOR: columns, TENSOR_ROWS: rows}
     return sum(step.size * (ways[step.axis] - 1) / ways[step.axis] for step in steps)
@@ -125,7 +127,7 @@ def test_a_boundary_is_the_part_of_a_rank() -> None:
     for slices in (False, True):
         plan = complete(small, grid(2, 2, 4, pipeline=2, scatter_gather=slices))
 
-        assert plan.boundary_part(StageCosts(small).boundary_bytes(plan, 0)) == 4 * S * H * FP32 / 4
+        assert plan.count_boundary_bytes(StageCosts(small).boundary_bytes(plan, 0)) == 4 * S * H * FP32 / 4
 
 
 @pytest.mark.parametrize("q", [2, 4])
@@ -181,7 +183,7 @@ def test_a_rank_has_its_share_of_parameters_and_of_what_a_layer_keeps(rows: int,
         layout, _ = block(small, grid(rows, columns, 8), name)
         assert layout.parameter_elements() * rows * columns == layout.block.num_parameters
     cut, whole = (block(*each)[1] for each in ((small, grid(rows, columns, 8)), (alone, Layout(microbatch=8))))
-    assert cut.kept * rows * columns == whole.kept
+    assert cut.kept_bytes * rows * columns == whole.kept_bytes
 
 
 @pytest.mark.parametrize(("rows", "columns"), GRIDS)
@@ -191,7 +193,7 @@ def test_a_rank_computes_its_share(rows: int, columns: int) -> None:
         layout, _ = block(small, grid(rows, columns, b), name)
         for operator in layout.block.operators:
             if operator.flops:
-                local = operator.flops_per_point * prod(layout.sizes(operator).values())
+                local = operator.flops_per_point * prod(layout.local_sizes(operator).values())
                 assert local * rows * columns == b * operator.flops
 
 
@@ -203,9 +205,9 @@ def test_what_is_gathered_is_held_while_the_product_runs() -> None:
     live = Liveness(layout, FRAMEWORKS["torch"])
     down = next(operator for operator in layout.block.operators if operator.name == "down")
     row, weight, bias = b // rows * S * 4 * H * FP32, 4 * H * H // columns * FP32, H // columns * FP32
-    assert live.gathered(down) == row
-    assert live.whole_parameters(down, down.parameters) == weight + bias
-    assert live.weight_gradient(down) == (weight + bias) + (weight + bias) // rows
+    assert live.gathered_input_bytes(down) == row
+    assert live.gathered_parameter_bytes(down, down.parameters) == weight + bias
+    assert live.weight_gradient_bytes(down) == (weight + bias) + (weight + bias) // rows
     # the fullest moment of forward is one product's, with the block row and the block column it needs
     assert memory.forward >= row + weight
 
@@ -216,14 +218,14 @@ def test_twice_the_rows_hold_half_the_states(rows: int, columns: int, zero: int)
     # from two rows on: with one, the norms that a single tensor axis leaves whole are whole
     def states(rows: int) -> int:
         small = machine(rows, columns, data=2)
-        changes = lower(small, complete(small, grid(rows, columns, 8, data=2, zero=zero))).resident
+        changes = lower(small, complete(small, grid(rows, columns, 8, data=2, zero=zero))).resident_memory
         kinds = (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER)
         return sum(change.size for change in changes if change.rank_class == 0 and change.category in kinds)
 
     assert states(2 * rows) * 2 == states(rows)
 
 
-def linear(steps: Iterable[Step]) -> list[Step]:
+def linear(steps: Iterable[Segment]) -> list[Segment]:
     """Return what the projection moves, forward and backward."""
     return [s for s in matrices(steps) if s.tensor in ("context", "projection_weight")]
 
@@ -251,14 +253,14 @@ def test_tesseract_is_the_grid_with_data_parallel_ranks_around_it(depth: int) ->
     layout = grid(q, q, b // depth, data=depth)
     cut, _ = block(small, layout)
     tensor = cut.block.tensor
-    assert cut.tensor_bytes("input_norm_out", cut.produced["input_norm_out"]) * ranks == b * S * H * FP32
-    assert cut.tensor_bytes("wide", cut.produced["wide"]) * ranks == b * S * 4 * H * FP32
+    assert cut.tensor_bytes("input_norm_out", cut.produced_layouts["input_norm_out"]) * ranks == b * S * H * FP32
+    assert cut.tensor_bytes("wide", cut.produced_layouts["wide"]) * ranks == b * S * 4 * H * FP32
     assert cut.parameter_share(tensor["up_weight"]) * ranks == depth * H * 4 * H
     # gradients are summed over depth, ranks q^2 apart, once a step: a share of 1 / q^2 of them
     plan, costs = complete(small, layout), StageCosts(small)
     table = costs.machine(plan, folded=False).table
     assert table.tables[DATA].devices.tolist() == [[first + q * q * n for n in range(depth)] for first in range(q * q)]
-    assert sum(costs.of(plan).parameters) * q * q == small.graph.num_parameters
+    assert sum(costs.plan_costs(plan).parameters) * q * q == small.graph.num_parameters
     # and inside, every grid does what one alone does with its part of the batch
     alone = machine(q, q, batch=b // depth, layers=2)
     for way in ("forward", "backward"):
@@ -290,7 +292,7 @@ class Arrays:
         """Return arrays in another layout."""
         for move in redistribute(source, target):
             blocks = {rank: self._moved(blocks, dims, move, rank) for rank in self.ranks}
-            source = after(source, move)
+            source = apply_move(source, move)
         free = [(dim, tuple(axis for axis in axes if axis not in source.axes(dim))) for dim, axes in target.cuts]
         return {rank: self._cut(blocks[rank], dims, tuple(free), rank) for rank in self.ranks}
 
@@ -326,19 +328,27 @@ def test_the_layouts_multiply_matrices(rows: int, columns: int, name: str) -> No
         for t in (a, b, c)
     )
     read = {
-        t: arrays.move(arrays.place(w, t.dims, sharding.of_kept(t)), t.dims, sharding.of_kept(t), sharding.of_input(t))
+        t: arrays.move(
+            arrays.place(w, t.dims, sharding.find_kept_spec(t)),
+            t.dims,
+            sharding.find_kept_spec(t),
+            sharding.find_input_spec(t),
+        )
         for t, w in ((a, whole_a), (b, whole_b))
     }
-    gradient = arrays.place(whole_c, c.dims, sharding.of_output(operator, c))
+    gradient = arrays.place(whole_c, c.dims, sharding.find_output_spec(operator, c))
     made = {
-        c: ({r: multiplied(a, b, c, read[a][r], read[b][r]) for r in arrays.ranks}, sharding.of_output(operator, c)),
-        a: ({r: multiplied(c, b, a, gradient[r], read[b][r]) for r in arrays.ranks}, sharding.of_gradient(a)),
-        b: ({r: multiplied(a, c, b, read[a][r], gradient[r]) for r in arrays.ranks}, sharding.of_gradient(b)),
+        c: (
+            {r: multiplied(a, b, c, read[a][r], read[b][r]) for r in arrays.ranks},
+            sharding.find_output_spec(operator, c),
+        ),
+        a: ({r: multiplied(c, b, a, gradient[r], read[b][r]) for r in arrays.ranks}, sharding.find_gradient_spec(a)),
+        b: ({r: multiplied(a, c, b, read[a][r], gradient[r]) for r in arrays.ranks}, sharding.find_gradient_spec(b)),
     }
     expected = {
-        c: (multiplied(a, b, c, whole_a, whole_b), sharding.of_output(operator, c)),
-        a: (multiplied(c, b, a, whole_c, whole_b), sharding.of_kept(a)),
-        b: (multiplied(a, c, b, whole_a, whole_c), sharding.of_kept(b)),
+        c: (multiplied(a, b, c, whole_a, whole_b), sharding.find_output_spec(operator, c)),
+        a: (multiplied(c, b, a, whole_c, whole_b), sharding.find_kept_spec(a)),
+        b: (multiplied(a, c, b, whole_a, whole_c), sharding.find_kept_spec(b)),
     }
     for tensor, (whole, target) in expected.items():
         blocks, source = made[tensor]
@@ -352,14 +362,14 @@ def test_gradients_of_weights_are_summed_where_they_are_made() -> None:
     small = machine(2, 2, data=2, batch=16)
     plan, costs = complete(small, grid(2, 2, 2, pipeline=2, schedule="zb1p")), StageCosts(small)
     cost = costs.blocks.cost(plan, "layers", costs.machine(plan).rank(0))
-    assert cost.split is not None
-    weights = [s.operators for s in cost.split.weights if s.tensor in ("active", "down_weight", "down_bias")]
+    assert cost.split_passes is not None
+    weights = [s.label for s in cost.split_passes.weights if s.tensor in ("active", "down_weight", "down_bias")]
     assert weights == [
         "all_gather active",
         "reduce_scatter gradient of down_weight",
         "reduce_scatter gradient of down_bias",
     ]
-    assert sum(s.ticks for part in cost.split for s in part) == cost.backward_ticks
+    assert sum(s.ticks for part in cost.split_passes for s in part) == cost.backward_ticks
 
 
 @pytest.mark.parametrize(
@@ -432,7 +442,7 @@ def test_every_family_of_transformers_lies_on_a_grid(graph: OperatorGraph) -> No
     small = replace(machine(2, 2), graph=graph)
     plan = complete(small, grid(2, 2, 4))
     agree(small, plan)
-    (held,) = StageCosts(small).of(plan).parameters
+    (held,) = StageCosts(small).plan_costs(plan).parameters
     # a quarter, but for what a single tensor axis leaves whole too, as a classifier: that lies along rows only
     assert graph.num_parameters / 4 <= held < graph.num_parameters / 2
 
@@ -441,7 +451,9 @@ def test_what_passes_between_blocks_is_cut_along_both_axes() -> None:
     # the decoder's layers of T5 first read what the encoder made in a product, which gathers it
     small = replace(machine(2, 2), graph=T5(2, H, 8, 8, 256, V).graph(S, "fp32"))
     layout, _ = block(small, grid(2, 2, 4), "decoder_layers")
-    assert {layout.tensor_bytes(each, layout.produced[each]) for each in ("x", "encoded")} == {4 * S * H * FP32 // 4}
+    assert {layout.tensor_bytes(each, layout.produced_layouts[each]) for each in ("x", "encoded")} == {
+        4 * S * H * FP32 // 4
+    }
 
 
 def test_what_has_no_batch_is_the_same_in_every_row() -> None:
@@ -475,7 +487,7 @@ def agree(small: Problem, plan: Plan) -> None:
     assert chained == pytest.approx(apart, rel=1e-7, abs=1e-10)
     assert step_time(unfolded, "longest_path") <= apart * (1 + 1e-9)
     cost, path = SimulatedCost(small), step_time(chains, "longest_path")
-    assert cost.bound(plan) <= path * (1 + 1e-9) <= chained * (1 + 1e-8)
+    assert cost.plan_bound(plan) <= path * (1 + 1e-9) <= chained * (1 + 1e-8)
     assert cost.longest_paths([plan])[0] <= path * (1 + 1e-9)
     assert cost.peak_memory(plan) == simulate(chains).peak_memory
     assert any(work.kind is TaskKind.TENSOR_COMMUNICATION for work in operators.work)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from meshwise.simulator.models.layers import linear
 from meshwise.simulator.models.model import BlockBuilder
 from meshwise.simulator.operator_graph import OperatorGraph
-from meshwise.strategies.plan.partition import most_stages, num_layers, partition, share_ends
+from meshwise.strategies.plan.partition import count_possible_stages, num_layers, partition_layers, share_ends
 
 from ..problems import problem
 
@@ -18,44 +18,44 @@ PROBLEM = problem()
 def test_stages_cover_every_block_once_in_order(stages: int, how: str) -> None:
     if how == "even" and num_layers(PROBLEM.graph) % stages:
         return
-    blocks = [block for stage in partition(PROBLEM.graph, stages, how) for block in stage.blocks]
+    blocks = [block for stage in partition_layers(PROBLEM.graph, stages, how) for block in stage.blocks]
     assert blocks == [name for name, _ in PROBLEM.graph.occurrences]
 
 
 def test_balanced_stages_leave_room_for_the_output_layer() -> None:
     # 10 layers on 4 stages with an output layer worth about 5 layers: the last stage gets the fewest
     heavy = problem(layers=10, vocab=4096)
-    counts = [sum("layers" in b for b in stage.blocks) for stage in partition(heavy.graph, 4, "balanced")]
+    counts = [sum("layers" in b for b in stage.blocks) for stage in partition_layers(heavy.graph, 4, "balanced")]
     assert sum(counts) == 10 and counts == [3, 3, 3, 1]
 
 
 @pytest.mark.parametrize(("ends_in_a_product", "expected"), [(False, [3, 2]), (True, [4, 1])])
 def test_layers_without_products_are_divided_too(ends_in_a_product: bool, expected: list[int]) -> None:
     builder = BlockBuilder("fp32", {"hidden": 8})
-    x, y = (builder.tensor(name, "batch hidden") for name in ("x", "y"))
-    builder.elementwise("add", "batch hidden", (x,), (y,))
-    blocks = [builder.block("layers", (x,), (y,), repeat=5, layer=True)]
+    x, y = (builder.add_tensor(name, "batch hidden") for name in ("x", "y"))
+    builder.add_elementwise("add", "batch hidden", (x,), (y,))
+    blocks = [builder.build_block("layers", (x,), (y,), repeat=5, layer=True)]
     if ends_in_a_product:  # it is heavier than all of them
         head = BlockBuilder("fp32", {"hidden": 8, "out": 4})
-        x, z = head.tensor("x", "batch hidden"), head.tensor("z", "batch out")
-        linear(head, "last", x, (z,), "batch out hidden", weight="hidden out", reduced="hidden")
-        blocks.append(head.block("head", (x,), (z,)))
-    stages = partition(OperatorGraph("adds", tuple(blocks), 1), 2, "balanced")
+        x, z = head.add_tensor("x", "batch hidden"), head.add_tensor("z", "batch out")
+        linear(head, "last", x, (z,), "batch out hidden", weight="hidden out", summed_dims="hidden")
+        blocks.append(head.build_block("head", (x,), (z,)))
+    stages = partition_layers(OperatorGraph("adds", tuple(blocks), 1), 2, "balanced")
     assert [sum("layers" in name for name in stage.blocks) for stage in stages] == expected
 
 
 def counts_of(graph: OperatorGraph, stages: int) -> list[int]:
-    return [sum("layers" in block for block in stage.blocks) for stage in partition(graph, stages, "balanced")]
+    return [sum("layers" in block for block in stage.blocks) for stage in partition_layers(graph, stages, "balanced")]
 
 
 def test_embedding_and_loss_have_stages_of_their_own_where_there_are_more_stages_than_layers() -> None:
     layers = num_layers(PROBLEM.graph)
-    assert most_stages(PROBLEM.graph) == layers + 2  # one a layer, one for the embedding, one for the loss
+    assert count_possible_stages(PROBLEM.graph) == layers + 2  # one a layer, one for the embedding, one for the loss
     assert counts_of(PROBLEM.graph, layers + 1) == [1] * layers + [0]
     assert counts_of(PROBLEM.graph, layers + 2) == [0] + [1] * layers + [0]
-    blocks = [block for stage in partition(PROBLEM.graph, layers + 2, "balanced") for block in stage.blocks]
+    blocks = [block for stage in partition_layers(PROBLEM.graph, layers + 2, "balanced") for block in stage.blocks]
     assert blocks == [name for name, _ in PROBLEM.graph.occurrences]
-    assert all(stage.blocks for stage in partition(PROBLEM.graph, layers + 2, "balanced"))
+    assert all(stage.blocks for stage in partition_layers(PROBLEM.graph, layers + 2, "balanced"))
 
 
 @given(st.integers(2, 200), st.integers(2, 64))

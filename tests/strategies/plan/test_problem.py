@@ -45,8 +45,8 @@ def test_what_is_needed_for_what_is_usable_is_the_memory(margin: float, reserved
 
     device = Accelerator("any", (("bf16", 1e12),), memory=200.0, memory_bandwidth=1.0, reserved=reserved)
     small = replace(problem(), memory_margin=margin)
-    assert small.needed(device, small.usable(device)) == pytest.approx(200.0)
-    assert small.usable(device) <= 200.0 + 1e-9
+    assert small.needed_memory(device, small.usable_memory(device)) == pytest.approx(200.0)
+    assert small.usable_memory(device) <= 200.0 + 1e-9
 
 
 @pytest.mark.parametrize(

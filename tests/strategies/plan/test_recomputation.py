@@ -13,8 +13,8 @@ from meshwise.simulator.models.experts import Experts
 from meshwise.simulator.models.model import build
 from meshwise.simulator.models.transformer import Transformer
 from meshwise.simulator.program import TaskKind
-from meshwise.strategies.bounds.memory import Needs
-from meshwise.strategies.bounds.path_times import path_times
+from meshwise.strategies.bounds.memory import PlanMemory
+from meshwise.strategies.bounds.path_times import find_path_times
 from meshwise.strategies.lowering import StageCosts, lower
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
@@ -58,7 +58,7 @@ def test_layers_that_are_alike_lie_evenly_between_none_and_all(count: int, how: 
     none, some, every = (plan_of(small, Layout(), kind) for kind in (Recompute.NONE, FirstLayers(how, count), how))
     ticks = [step_ticks(small, plan) for plan in (none, some, every)]
     assert (ticks[1] - ticks[0]) * LAYERS == (ticks[2] - ticks[0]) * count
-    kept = [costs.memories(plan)[0].kept for plan in (none, some, every)]
+    kept = [costs.stage_memories(plan)[0].kept_bytes for plan in (none, some, every)]
     assert (kept[0] - kept[1]) * LAYERS == (kept[0] - kept[2]) * count
     assert ticks[2] > ticks[0] and kept[2] < kept[0]
 
@@ -97,21 +97,21 @@ def test_every_stage_recomputes_its_own_first_layers(count: int, how: Recompute,
     small = problem(devices=4, layers=LAYERS, attention="unfused")
     layout = Layout(pipeline=4, schedule=schedule, stages=(4, 2, 1, 1))
     plan, costs = plan_of(small, layout, FirstLayers(how, count)), StageCosts(small)
-    none, every = (costs.of(plan_of(small, layout, kind)).stages for kind in (Recompute.NONE, how))
+    none, every = (costs.plan_costs(plan_of(small, layout, kind)).stages for kind in (Recompute.NONE, how))
     for index, layers in enumerate((4, 2, 1, 1)):
         first = 1 if index == 0 else 0  # the embedding comes first
         again = slice(first, first + min(count, layers))
         expected = list(none[index].blocks)
         expected[again] = every[index].blocks[again]
-        assert costs.of(plan).stages[index].blocks == tuple(expected)
-    assert Needs(costs).peak(plan) == simulate(lower(small, plan)).peak_memory
+        assert costs.plan_costs(plan).stages[index].blocks == tuple(expected)
+    assert PlanMemory(costs).peak(plan) == simulate(lower(small, plan)).peak_memory
 
 
 def test_every_chunk_recomputes_its_own_first_layers() -> None:
     small = problem(devices=2, layers=LAYERS, batch=4)
     layout = Layout(pipeline=2, schedule="interleaved", chunks=2)
     ticks = [
-        [stage.backward_ticks for stage in StageCosts(small).of(plan_of(small, layout, how)).stages]
+        [stage.backward_ticks for stage in StageCosts(small).plan_costs(plan_of(small, layout, how)).stages]
         for how in (Recompute.NONE, FirstLayers(Recompute.FULL, 1), Recompute.FULL)
     ]
     assert all(2 * (some - none) == every - none > 0 for none, some, every in zip(*ticks, strict=True))  # 1 layer of 2
@@ -125,7 +125,9 @@ def operators(small: Problem) -> tuple[str, ...]:
 def same(small: Problem, layout: Layout, first: Recomputation, second: Recomputation) -> bool:
     costs = StageCosts(small)
     plans = [plan_of(small, layout, how) for how in (first, second)]
-    stages, memories = ([each(plan) for plan in plans] for each in (lambda p: costs.of(p).stages, costs.memories))
+    stages, memories = (
+        [each(plan) for plan in plans] for each in (lambda p: costs.plan_costs(p).stages, costs.stage_memories)
+    )
     return bool(stages[0] == stages[1] and memories[0] == memories[1])
 
 
@@ -160,8 +162,10 @@ def test_selective_recompute_is_the_list_of_its_operators(layout: Layout, attent
 def test_outputs_of_recomputed_operators_are_given_back(names: tuple[str, ...], width: int) -> None:
     small = problem(devices=1, layers=LAYERS)
     costs = StageCosts(small)
-    plain, some = (costs.memories(plan_of(small, Layout(), how))[0] for how in (Recompute.NONE, SomeOperators(names)))
-    assert plain.kept - some.kept == LAYERS * 32 * width * 4  # tokens, and bytes of fp32
+    plain, some = (
+        costs.stage_memories(plan_of(small, Layout(), how))[0] for how in (Recompute.NONE, SomeOperators(names))
+    )
+    assert plain.kept_bytes - some.kept_bytes == LAYERS * 32 * width * 4  # tokens, and bytes of fp32
 
 
 @pytest.mark.parametrize(
@@ -180,10 +184,10 @@ def test_collectives_run_again_where_what_they_make_is_needed_and_gone(
 ) -> None:
     small = problem(devices=2)
     plan = plan_of(small, Layout(tensor=2, sequence_parallel=sequence_parallel), SomeOperators(names))
-    layer = StageCosts(small).of(plan).stages[0].blocks[1].steps
+    layer = StageCosts(small).plan_costs(plan).stages[0].blocks[1].segments
     repeated = layer.backward[: len(names) + len(again)]
-    assert [step.operators for step in repeated if step.kind.communicates] == again
-    assert [step.operators for step in repeated if step.kind is TaskKind.RECOMPUTE] == list(names)
+    assert [step.label for step in repeated if step.kind.communicates] == again
+    assert [step.label for step in repeated if step.kind is TaskKind.RECOMPUTE] == list(names)
     assert not any(step.kind is TaskKind.RECOMPUTE for step in layer.backward[len(repeated) :])
 
 
@@ -195,7 +199,7 @@ def test_the_first_layers_are_counted_over_layers_of_different_blocks(count: int
     spec = Transformer(4, 64, 8, 8, 256, 128, ffn_kind="swiglu", positions="rotary", experts=experts)
     small = replace(base, graph=build(spec, 32, "fp32"))
     kinds = (Recompute.NONE, FirstLayers(Recompute.FULL, count), Recompute.FULL)
-    none, some, every = (StageCosts(small).of(plan_of(small, Layout(), how)).stages[0].blocks for how in kinds)
+    none, some, every = (StageCosts(small).plan_costs(plan_of(small, Layout(), how)).stages[0].blocks for how in kinds)
     assert some == (none[0], *every[1 : 1 + count], *none[1 + count :])
     assert len({block.forward_ticks for block in none[1:5]}) == 2
     (broken,) = violations(small, Layout(recompute=FirstLayers(Recompute.FULL, 5)))
@@ -208,7 +212,7 @@ def test_every_stage_of_a_v_recomputes_with_the_gradients_of_inputs(schedule: st
     layout = Layout(pipeline=2, chunks=2, schedule=schedule)
     costs = StageCosts(small)
     none, some = (
-        costs.of(plan_of(small, layout, how)).stages for how in (Recompute.NONE, FirstLayers(Recompute.FULL, 1))
+        costs.plan_costs(plan_of(small, layout, how)).stages for how in (Recompute.NONE, FirstLayers(Recompute.FULL, 1))
     )
     for index, (before, after) in enumerate(zip(none, some, strict=True)):
         first = 1 if index == 0 else 0
@@ -216,7 +220,7 @@ def test_every_stage_of_a_v_recomputes_with_the_gradients_of_inputs(schedule: st
         extra = [two.ticks(ActionKind.INPUT) - one.ticks(ActionKind.INPUT) for one, two in both]
         assert extra == [block.forward_ticks if at == first else 0 for at, block in enumerate(before.blocks)]
     plan = plan_of(small, layout, FirstLayers(Recompute.FULL, 1))
-    assert Needs(costs).peak(plan) == max(each.peak for each in simulate(lower(small, plan)).memory)
+    assert PlanMemory(costs).peak(plan) == max(each.peak for each in simulate(lower(small, plan)).memory)
 
 
 @pytest.mark.parametrize("how", [Recompute.SELECTIVE, SomeOperators(("attention",))])
@@ -224,10 +228,10 @@ def test_keys_go_round_again_for_attention_that_runs_again(how: Recomputation) -
     small = problem(devices=4)
     layout = Layout(context=4, attention=Attention.RING)
     none, some = (
-        StageCosts(small).of(plan_of(small, layout, kind)).stages[0].blocks[1] for kind in (Recompute.NONE, how)
+        StageCosts(small).plan_costs(plan_of(small, layout, kind)).stages[0].blocks[1] for kind in (Recompute.NONE, how)
     )
-    again = some.steps.backward[: len(some.steps.backward) - len(none.steps.backward)]
-    assert [step.operators for step in again] == 3 * ["shift keys and values", "attention"] + ["attention"]
+    again = some.segments.backward[: len(some.segments.backward) - len(none.segments.backward)]
+    assert [step.label for step in again] == 3 * ["shift keys and values", "attention"] + ["attention"]
 
 
 @given(st.data())
@@ -244,9 +248,9 @@ def test_recomputed_plans_hold_and_take_what_they_are_said_to(data: st.DataObjec
     costs = StageCosts(small)
     folded, unfolded = (simulate(lower(small, plan, costs=costs, folded=how)) for how in (True, False))
     assert folded.step_time == pytest.approx(unfolded.step_time, rel=1e-6)
-    assert Needs(costs).peak(plan) == max(each.peak for each in unfolded.memory)
+    assert PlanMemory(costs).peak(plan) == max(each.peak for each in unfolded.memory)
     longest = round(step_time(lower(small, plan, costs=costs), "longest_path") * 1e12)
-    assert path_times(costs, [plan]).tolist() == [longest]
+    assert find_path_times(costs, [plan]).tolist() == [longest]
 
 
 @pytest.mark.parametrize(
@@ -299,7 +303,7 @@ def test_a_layout_refuses_what_its_model_does_not_have(how: Recomputation, messa
 def test_layers_are_counted_over_all_runs_of_a_stage(count: int, runs: list[tuple[str, int]]) -> None:
     small = problem(devices=1, layers=9)
     plan = plan_of(small, Layout(), FirstLayers(Recompute.FULL, count))
-    found = StageCosts(small).blocks.runs(plan, tuple(runs), FirstLayers(Recompute.FULL, count))
+    found = StageCosts(small).blocks.list_runs(plan, tuple(runs), FirstLayers(Recompute.FULL, count))
     assert [name for name, n, _ in found for _ in range(n)] == [name for name, n in runs for _ in range(n)]
     again = [how is Recompute.FULL for name, n, how in found if name == "layers" for _ in range(n)]
     assert again == [index < count for index in range(len(again))]
@@ -316,9 +320,9 @@ def test_what_backward_does_not_read_is_run_again_by_some_frameworks_only(layout
         training = replace(small.training, framework=framework)
         costs = StageCosts(replace(small, training=training))
         plan = plan_of(costs.problem, replace(layout, data=8 // layout.tensor), Recompute.FULL)
-        steps = costs.blocks.cost(plan, "layers", costs.machine(plan).rank(0)).steps
-        again = {step.operators for step in steps.backward if step.kind is TaskKind.RECOMPUTE}
-        forward = {step.operators for step in steps.forward if step.kind is TaskKind.FORWARD}
+        steps = costs.blocks.cost(plan, "layers", costs.machine(plan).rank(0)).segments
+        again = {step.label for step in steps.backward if step.kind is TaskKind.RECOMPUTE}
+        forward = {step.label for step in steps.forward if step.kind is TaskKind.FORWARD}
         found.append(forward - again)
     assert found == [{"combine", "feed_forward_residual"} if mixed else {"down", "feed_forward_residual"}, set()]
 
@@ -343,8 +347,8 @@ def test_a_stage_takes_what_it_recomputes_and_no_other_does() -> None:
     mixed = plan_of(small, Layout(pipeline=4), PerStage(ways))
     for stage, how in enumerate(ways):
         alone = plan_of(small, Layout(pipeline=4), how)
-        assert costs.of(mixed).stages[stage] == costs.of(alone).stages[stage]
-        assert costs.memories(mixed)[stage] == costs.memories(alone)[stage]
+        assert costs.plan_costs(mixed).stages[stage] == costs.plan_costs(alone).stages[stage]
+        assert costs.stage_memories(mixed)[stage] == costs.stage_memories(alone)[stage]
         for peak in (costs, StageCosts(small)):
             profiles = [simulate(lower(small, plan, costs=peak)).memory[stage].peak for plan in (mixed, alone)]
             assert profiles[0] == profiles[1]

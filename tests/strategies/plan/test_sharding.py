@@ -15,7 +15,7 @@ from meshwise.strategies.lowering import StageCosts
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.mesh import TENSOR, TENSOR_DEPTH, TENSOR_ROWS
-from meshwise.strategies.plan.sharding import REPLICATED, Redistribution, ShardingSpec, after, redistribute
+from meshwise.strategies.plan.sharding import REPLICATED, Redistribution, ShardingSpec, apply_move, redistribute
 
 from ..problems import problem
 from .redistributed import Ranks
@@ -56,7 +56,7 @@ def layouts(draw: st.DrawFn, *, partial: bool) -> ShardingSpec:
     for axis in draw(st.permutations(list(AXES))):
         place = draw(st.sampled_from(places))
         if place in DIMS:
-            spec = spec.cut(place, axis)
+            spec = spec.with_cut(place, axis)
         elif place == "partial":
             spec = ShardingSpec(spec.cuts, (*spec.partial, axis))
     return spec
@@ -68,8 +68,8 @@ def test_every_rank_has_what_the_target_says(source: ShardingSpec, target: Shard
     whole = np.arange(144).reshape(12, 12)
     ranks, layout = Ranks(AXES, DIMS, whole, source), source
     for move in redistribute(source, target):
-        ranks.run(move, move.before(layout))
-        layout = after(layout, move)
+        ranks.run(move, move.apply_free_cuts(layout))
+        layout = apply_move(layout, move)
     assert not layout.partial
     for dim in DIMS:  # what is left is free
         assert target.axes(dim)[: len(layout.axes(dim))] == layout.axes(dim)
@@ -92,7 +92,7 @@ def collectives(sequence_parallel: bool, block: int, direction: str) -> list[str
     plan = complete(small, Layout(tensor=8, sequence_parallel=sequence_parallel))
     costs = StageCosts(small)
     found = costs.blocks.cost(plan, small.graph.blocks[block].name, costs.machine(plan).rank(0))
-    steps = getattr(found.steps, direction)
+    steps = getattr(found.segments, direction)
     return [step.operators for step in steps if step.kind is TaskKind.TENSOR_COMMUNICATION]
 
 

@@ -16,18 +16,18 @@ from meshwise.strategies.schedules.flushed import (
     one_f_one_b_bubble,
     one_f_one_b_in_flight,
 )
-from meshwise.strategies.schedules.rule import PassTimes
+from meshwise.strategies.schedules.rule import PassSeconds
 
 from .unit_time import RANKS, UNEVEN, Form, check_flat, check_looped
 
-FLAT: list[tuple[str, Form, Form, tuple[PassTimes, ...], Callable[[int], int]]] = [
+FLAT: list[tuple[str, Form, Form, tuple[PassSeconds, ...], Callable[[int], int]]] = [
     ("naive", naive_bubble, naive_in_flight, UNEVEN, lambda p: 1),
     ("gpipe", gpipe_bubble, gpipe_in_flight, UNEVEN, lambda p: 1),
     ("1f1b", one_f_one_b_bubble, one_f_one_b_in_flight, UNEVEN, lambda p: 1),
 ]
 """Schedules with one stage a rank: closed forms, times and fewest microbatches for which they hold."""
 
-LOOPED: list[tuple[str, Form, Form, tuple[PassTimes, ...], Callable[[int], int]]] = [
+LOOPED: list[tuple[str, Form, Form, tuple[PassSeconds, ...], Callable[[int], int]]] = [
     ("interleaved", interleaved_bubble, interleaved_in_flight, UNEVEN, lambda p: p),
     ("looped_bfs", looped_bfs_bubble, looped_bfs_in_flight, UNEVEN, lambda p: p),
 ]
@@ -39,7 +39,7 @@ def test_one_stage_a_rank(
     name: str,
     bubble: Form,
     in_flight: Form,
-    times: tuple[PassTimes, ...],
+    times: tuple[PassSeconds, ...],
     fewest: Callable[[int], int],
     ranks: int,
 ) -> None:
@@ -52,7 +52,7 @@ def test_several_stages_a_rank(
     name: str,
     bubble: Form,
     in_flight: Form,
-    times: tuple[PassTimes, ...],
+    times: tuple[PassSeconds, ...],
     fewest: Callable[[int], int],
     ranks: int,
     chunks: int,

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwise.strategies.schedules.rule import PassTimes, Placement, ScheduleRule, place
-from meshwise.strategies.schedules.schedule import KINDS, SCHEDULES, Schedule, rank_order, schedule
+from meshwise.strategies.schedules.rule import PassSeconds, Placement, ScheduleRule, place_stages
+from meshwise.strategies.schedules.schedule import KINDS, SCHEDULES, Schedule, build_rank_order, build_schedule
 
 from ...pace import measure_cpu
 from .unit_time import walk
 
-ONE = PassTimes(1, 1, 1)
+ONE = PassSeconds(1, 1, 1)
 
 
 @st.composite
@@ -21,7 +21,7 @@ def published(draw: st.DrawFn, most_ranks: int, most_microbatches: int) -> Sched
     wanted = draw(st.integers(1, most_microbatches))
     fewest, most = rule.chunks
     chunks = draw(st.integers(fewest, most or 3))
-    return schedule(rule.name, ranks, rule.condition.nearest(ranks, wanted), chunks)
+    return build_schedule(rule.name, ranks, rule.condition.find_nearest(ranks, wanted), chunks)
 
 
 @given(published(8, 24))
@@ -29,7 +29,7 @@ def published(draw: st.DrawFn, most_ranks: int, most_microbatches: int) -> Sched
 def test_every_action_runs_once_and_weights_come_last(value: Schedule) -> None:
     rule = SCHEDULES[value.name]
     chunks = value.num_stages // value.num_ranks
-    assert value.stage_ranks == place(rule.placement, value.num_ranks, chunks)
+    assert value.stage_ranks == place_stages(rule.placement, value.num_ranks, chunks)
     places = {action: index for order in value.orders for index, action in enumerate(order)}
     assert len(places) == sum(map(len, value.orders))
     forward, backward, inputs, weights = KINDS
@@ -77,12 +77,12 @@ def test_text_round_trip(value: Schedule) -> None:
 )
 def test_a_violation_is_the_equation_that_fails(name: str, sizes: tuple[int, int, int], message: str) -> None:
     rule = SCHEDULES[name]
-    assert rule.violation(*sizes) == message
+    assert rule.find_violation(*sizes) == message
     if name in ("1f1b", "pipedream_2bw"):  # there is an order all the same, and Megatron-LM runs it
-        walk(schedule(name, *sizes), ONE)
+        walk(build_schedule(name, *sizes), ONE)
     else:
         with pytest.raises(ValueError) as caught:
-            schedule(name, *sizes)
+            build_schedule(name, *sizes)
         assert str(caught.value) == message
 
 
@@ -90,25 +90,28 @@ def test_a_violation_is_the_equation_that_fails(name: str, sizes: tuple[int, int
 def test_the_nearest_size_is_legal(name: str, ranks: int, microbatches: int, chunks: int) -> None:
     rule, size = SCHEDULES[name], {"chunks": chunks, "microbatches": microbatches}
     for _ in size:
-        message = rule.violation(ranks, size["microbatches"], size["chunks"])
+        message = rule.find_violation(ranks, size["microbatches"], size["chunks"])
         if message is not None:
             field = message.removeprefix(f"{name}: ").partition("(")[0]
             size[field] = int(message.rpartition("nearest: ")[2])
-    assert rule.violation(ranks, size["microbatches"], size["chunks"]) is None
+    assert rule.find_violation(ranks, size["microbatches"], size["chunks"]) is None
 
 
 def test_every_rule_is_known_by_its_own_name() -> None:
     assert all(rule.name == name and rule.source for name, rule in SCHEDULES.items())
-    assert {name for name, rule in SCHEDULES.items() if rule.asynchronous} == {"pipedream", "pipedream_2bw"}
+    assert {name for name, rule in SCHEDULES.items() if rule.is_asynchronous} == {"pipedream", "pipedream_2bw"}
     assert {name for name, rule in SCHEDULES.items() if rule.placement is Placement.V} == {"zbv", "dualpipev"}
 
 
 def test_only_dualpipev_overlaps_and_in_its_main_part() -> None:
-    value = schedule("dualpipev", 2, 8, 2)
+    value = build_schedule("dualpipev", 2, 8, 2)
     # per rank m - 2p + r + 1 turns of two pairs and p - r - 1 of one: 2 * 5 + 1, and 2 * 6 without the first
-    assert [sum(value.rank_of(pair[0].stage) == rank for pair in value.overlapped) for rank in range(2)] == [11, 11]
+    assert [sum(value.find_rank(pair[0].stage) == rank for pair in value.overlapped_pairs) for rank in range(2)] == [
+        11,
+        11,
+    ]
     others = [rule for rule in SCHEDULES.values() if rule.name != "dualpipev"]
-    assert all(schedule(rule.name, 2, 4, rule.chunks[0]).overlapped == () for rule in others)
+    assert all(build_schedule(rule.name, 2, 4, rule.chunks[0]).overlapped_pairs == () for rule in others)
 
 
 @pytest.mark.parametrize("rule", SCHEDULES.values(), ids=lambda rule: rule.name)
@@ -116,7 +119,7 @@ def test_orders_of_sixteen_ranks_are_made_at_once(rule: ScheduleRule) -> None:
     def seconds() -> float:
         with measure_cpu() as spent:
             for rank in range(16):
-                rank_order(rule.name, rank, 16, 64, rule.chunks[0])
+                build_rank_order(rule.name, rank, 16, 64, rule.chunks[0])
         return spent.seconds
 
     assert min(seconds() for _ in range(5)) < 0.020

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwise.strategies.schedules.orders import in_order
+from meshwise.strategies.schedules.orders import order_actions
 from meshwise.strategies.schedules.schedule import (
     KINDS,
     SCHEDULES,
@@ -17,9 +17,9 @@ from meshwise.strategies.schedules.schedule import (
     ActionKind,
     OrderError,
     Schedule,
+    build_rank_order,
+    build_schedule,
     from_csv,
-    rank_order,
-    schedule,
     to_csv,
 )
 
@@ -33,8 +33,8 @@ def schedules(draw: st.DrawFn) -> Schedule:
     ranks, microbatches = draw(RANKS), draw(MICROBATCHES)
     name = draw(st.sampled_from(["gpipe", "1f1b", "interleaved"]))
     if name == "interleaved":
-        return schedule(name, ranks, microbatches * ranks, draw(st.integers(1, 3)))
-    return schedule(name, ranks, microbatches)
+        return build_schedule(name, ranks, microbatches * ranks, draw(st.integers(1, 3)))
+    return build_schedule(name, ranks, microbatches)
 
 
 @st.composite
@@ -72,46 +72,46 @@ def test_text_round_trip(value: Schedule) -> None:
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_published_schedule_is_its_text(name: str) -> None:
-    value = schedule(name, 3, 6, SCHEDULES[name].chunks[0])
+    value = build_schedule(name, 3, 6, SCHEDULES[name].chunks[0])
     assert Schedule.parse(str(value), name) == value
 
 
 def test_the_published_interleaved_order_of_two_ranks() -> None:
     expected = "0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1\n1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1"
-    assert str(schedule("interleaved", 2, 2, 2)) == expected
+    assert str(build_schedule("interleaved", 2, 2, 2)) == expected
 
 
 def test_a_pair_prints_as_torch_reads_it() -> None:
     value = Schedule.parse("0F0 1F0 (0F1;1B0)OVERLAP_F_B 0B0 1F1 1I1 0B1 1W1")
-    assert value.overlapped == ((Action(0, FORWARD, 1), Action(1, BACKWARD, 0)),)
-    assert value.orders[0][2:4] == value.overlapped[0]
+    assert value.overlapped_pairs == ((Action(0, FORWARD, 1), Action(1, BACKWARD, 0)),)
+    assert value.orders[0][2:4] == value.overlapped_pairs[0]
     assert str(value) == "0F0 1F0 (0F1;1B0)OVERLAP_F_B 0B0 1F1 1I1 0B1 1W1"
 
 
 def test_activations_are_given_back_by_the_backward_or_by_its_last_half() -> None:
     # 0F0 +1, 0F1 +1 = 2, 0I0 0, 0F2 +1 = 3, 0W0 -1 = 2, 0B1 -1 = 1, 0I2 0, 0W2 -1 = 0
-    assert Schedule.parse("0F0 0F1 0I0 0F2 0W0 0B1 0I2 0W2").in_flight(0) == 3
-    assert Schedule.parse("0F0 0F1 0B0 0F2 0B1 0I2 0W2").in_flight(0) == 2
+    assert Schedule.parse("0F0 0F1 0I0 0F2 0W0 0B1 0I2 0W2").count_in_flight(0) == 3
+    assert Schedule.parse("0F0 0F1 0B0 0F2 0B1 0I2 0W2").count_in_flight(0) == 2
 
 
 def test_stages_are_where_their_actions_are() -> None:
     value = Schedule.parse("0F0 3F0 3B0 0B0\n1F0 2F0 2B0 1B0")
     assert value.stage_ranks == (0, 1, 1, 0)
     assert (value.num_stages, value.num_ranks, value.num_microbatches) == (4, 2, 1)
-    assert [value.stages_of(rank) for rank in range(2)] == [(0, 3), (1, 2)]
-    assert [value.rank_of(stage) for stage in range(4)] == [0, 1, 1, 0]
+    assert [value.list_stages(rank) for rank in range(2)] == [(0, 3), (1, 2)]
+    assert [value.find_rank(stage) for stage in range(4)] == [0, 1, 1, 0]
 
 
 def test_rows_are_the_actions() -> None:
     for rank in range(3):
-        rows = rank_order("zbv", rank, 3, 5, 2).tolist()
-        assert schedule("zbv", 3, 5, 2).orders[rank] == tuple(Action(s, KINDS[k], m) for s, k, m in rows)
+        rows = build_rank_order("zbv", rank, 3, 5, 2).tolist()
+        assert build_schedule("zbv", 3, 5, 2).orders[rank] == tuple(Action(s, KINDS[k], m) for s, k, m in rows)
 
 
 def test_an_order_that_cannot_finish_is_named() -> None:
     crossed = Schedule.parse("0B0 0F0", "crossed")
     with pytest.raises(ValueError, match=r"schedule crossed cannot finish: rank 0 at 0B0 .* waits for 0F0 of its own"):
-        list(in_order(crossed))
+        list(order_actions(crossed))
 
 
 def parse(text: str) -> Callable[[], object]:
@@ -125,9 +125,12 @@ def actions(text: str) -> tuple[Action, ...]:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: schedule("dualpipe", 2, 2), "schedule is one of naive, gpipe, 1f1b, .*, met 'dualpipe'"),
-        (lambda: schedule("interleaved", 4, 6, 2), r"microbatches\(6\) % pipeline\(4\) = 0 does not hold; nearest: 4"),
-        (lambda: rank_order("gpipe", 0, 2, 2, 2), r"gpipe: chunks\(2\) = 1 does not hold; nearest: 1"),
+        (lambda: build_schedule("dualpipe", 2, 2), "schedule is one of naive, gpipe, 1f1b, .*, met 'dualpipe'"),
+        (
+            lambda: build_schedule("interleaved", 4, 6, 2),
+            r"microbatches\(6\) % pipeline\(4\) = 0 does not hold; nearest: 4",
+        ),
+        (lambda: build_rank_order("gpipe", 0, 2, 2, 2), r"gpipe: chunks\(2\) = 1 does not hold; nearest: 1"),
         (lambda: Action.parse("F0"), "met 'F0'"),
         (lambda: Action.parse("0SEND_F0"), "met '0SEND_F0'"),
         (lambda: Action.parse("0F" + "9" * 5000), "met '0F9999"),
@@ -169,7 +172,7 @@ def test_kinds_are_numbered_as_rows_number_them() -> None:
 
 
 EVERY = [
-    schedule(name, 4, 12, 2 if name in ("interleaved", "looped_bfs", "zbv", "dualpipev") else 1)
+    build_schedule(name, 4, 12, 2 if name in ("interleaved", "looped_bfs", "zbv", "dualpipev") else 1)
     for name in SCHEDULES
     if not name.startswith("pipedream") and "interleaved_" not in name
 ]
@@ -178,7 +181,11 @@ EVERY = [
 @pytest.mark.parametrize("order", EVERY, ids=lambda order: order.name)
 def test_every_schedule_reads_back(order: Schedule) -> None:
     found = from_csv(to_csv(order))
-    assert (found.orders, found.stage_ranks, found.overlapped) == (order.orders, order.stage_ranks, order.overlapped)
+    assert (found.orders, found.stage_ranks, found.overlapped_pairs) == (
+        order.orders,
+        order.stage_ranks,
+        order.overlapped_pairs,
+    )
 
 
 @pytest.mark.parametrize("order", EVERY, ids=lambda order: order.name)

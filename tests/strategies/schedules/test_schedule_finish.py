@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from meshwise.simulator.engine.compiled import compiled, installed
-from meshwise.strategies.schedules.orders import in_order
+from meshwise.simulator.engine.compiled import compile_loop, installed
+from meshwise.strategies.schedules.orders import order_actions
 from meshwise.strategies.schedules.rule import BACKWARD, FORWARD, WEIGHT, Order, Placement, ScheduleRule
-from meshwise.strategies.schedules.schedule import KINDS, SCHEDULES, Schedule, rank_order
+from meshwise.strategies.schedules.schedule import KINDS, SCHEDULES, Schedule, build_rank_order
 
 from ...examples import LONG, examples
 from .test_schedule import custom_schedules
@@ -72,7 +72,7 @@ def finishes(orders: list[Order], pairs: list[tuple[int, ...]], stages: int, mic
     for begin, rows in zip(start, pairs, strict=False):
         paired[begin + np.array(rows, np.int64)] = 1
     done = np.zeros((stages, 3, microbatches), np.int64)
-    loop = compiled(count_finished) if installed() else count_finished
+    loop = compile_loop(count_finished) if installed() else count_finished
     return loop(np.concatenate(orders), paired, start, done) == start[-1] and bool(done.all())
 
 
@@ -84,7 +84,10 @@ def sizes(rule: ScheduleRule) -> Iterator[tuple[int, int, int]]:
         drawn = [random.randint(1, MOST_MICROBATCHES) for _ in range(DRAWN)]
         counts = range(1, MOST_MICROBATCHES + 1) if ranks <= few else [1, 2, *edges, 255, 256, *drawn]
         for chunks in range(fewest, (most or 2) + 1):
-            near = (m if rule.undefined(ranks, m, chunks) is None else rule.condition.nearest(ranks, m) for m in counts)
+            near = (
+                m if rule.explain_undefined(ranks, m, chunks) is None else rule.condition.find_nearest(ranks, m)
+                for m in counts
+            )
             yield from ((ranks, m, chunks) for m in sorted(set(near)) if m <= MOST_MICROBATCHES)
 
 
@@ -94,7 +97,7 @@ def test_no_schedule_waits_for_ever(rule: ScheduleRule) -> None:
     assert {ranks for ranks, _, _ in found} == set(RANKS)
     for ranks, microbatches, chunks in found:
         each = (ranks, microbatches, chunks)
-        orders = [rank_order(rule.name, rank, *each) for rank in range(ranks)]
+        orders = [build_rank_order(rule.name, rank, *each) for rank in range(ranks)]
         pairs = [rule.pairs(rank, *each) for rank in range(ranks)]
         assert finishes(orders, pairs, ranks * chunks, microbatches), each
 
@@ -103,10 +106,10 @@ def test_no_schedule_waits_for_ever(rule: ScheduleRule) -> None:
 @examples(1000)
 def test_the_alarm_is_raised_where_orders_wait_for_ever_and_nowhere_else(value: Schedule) -> None:
     orders = [np.array([(stage, KINDS.index(kind), m) for stage, kind, m in order]) for order in value.orders]
-    firsts = {forward for forward, _ in value.overlapped}
+    firsts = {forward for forward, _ in value.overlapped_pairs}
     pairs = [tuple(row for row, action in enumerate(order) if action in firsts) for order in value.orders]
     if finishes(orders, pairs, value.num_stages, value.num_microbatches):
-        assert sum(map(len, in_order(value))) == sum(map(len, orders))
+        assert sum(map(len, order_actions(value))) == sum(map(len, orders))
     else:
         with pytest.raises(ValueError, match="cannot finish: rank"):
-            list(in_order(value))
+            list(order_actions(value))

@@ -16,7 +16,7 @@ from torch.distributed.pipelining import schedules as torchs
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from meshwise.strategies.schedules.rule import Placement
-from meshwise.strategies.schedules.schedule import SCHEDULES, schedule
+from meshwise.strategies.schedules.schedule import SCHEDULES, build_schedule
 
 MULTI = {
     "interleaved": torchs.ScheduleInterleaved1F1B,
@@ -52,9 +52,9 @@ def test_order_of_several_stages_a_rank(name: str, ranks: int) -> None:
             stages = ranks * chunks
             held = (0, stages - 1) if rule.placement is Placement.V else range(0, stages, ranks)
             for microbatches in {1, 3, ranks, ranks + 1, 2 * ranks, 2 * ranks + 1, 3 * ranks}:
-                if rule.violation(ranks, microbatches, chunks) is None:
+                if rule.find_violation(ranks, microbatches, chunks) is None:
                     made = MULTI[name]([stage(index, stages) for index in held], microbatches)
-                    assert str(schedule(name, ranks, microbatches, chunks)) == text(made.pipeline_order)
+                    assert str(build_schedule(name, ranks, microbatches, chunks)) == text(made.pipeline_order)
                     compared += 1
     assert compared >= 2
 
@@ -64,7 +64,7 @@ def test_order_of_gpipe(ranks: int) -> None:
     with alone(ranks) as stage:
         for microbatches in (1, ranks, 3 * ranks):
             made = torchs.ScheduleGPipe(stage(0, ranks), microbatches)
-            assert str(schedule("gpipe", ranks, microbatches)) == text(made._get_pipeline_order() or {})
+            assert str(build_schedule("gpipe", ranks, microbatches)) == text(made._get_pipeline_order() or {})
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -77,20 +77,20 @@ def test_order_of_1f1b(ranks: int) -> None:
             words = [word for m in range(microbatches) for word in (f"{ranks - 1}F{m}", f"{ranks - 1}B{m}")]
             counted = [word for m in range(microbatches) for word in (f"{ranks - 1}F{m + 1}", f"{ranks - 1}B{m}")]
             assert last.split() in (words, counted)
-            assert str(schedule("1f1b", ranks, microbatches)) == "\n".join([*lines, " ".join(words)])
+            assert str(build_schedule("1f1b", ranks, microbatches)) == "\n".join([*lines, " ".join(words)])
 
 
 def test_zb1p_is_the_interleaved_zero_bubble_of_one_chunk() -> None:
     for ranks in (2, 4, 8):
         for microbatches in (ranks, 3 * ranks):
-            ours = schedule("interleaved_zero_bubble", ranks, microbatches, 1)
-            assert schedule("zb1p", ranks, microbatches).orders == ours.orders
+            ours = build_schedule("interleaved_zero_bubble", ranks, microbatches, 1)
+            assert build_schedule("zb1p", ranks, microbatches).orders == ours.orders
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_torch_reads_what_we_print(name: str) -> None:
     rule = SCHEDULES[name]
-    words = str(schedule(name, 2, 4, rule.chunks[0])).split()
+    words = str(build_schedule(name, 2, 4, rule.chunks[0])).split()
     assert [str(torchs._Action.from_str(word)) for word in words] == words
 
 
@@ -98,7 +98,7 @@ def test_torch_reads_what_we_print(name: str) -> None:
 def test_torch_refuses_what_we_refuse(name: str) -> None:
     refused = {"1f1b": (4, 3, 1), "zbv": (4, 8, 3), "dualpipev": (4, 7, 2)}[name]
     ranks, microbatches, chunks = refused
-    assert SCHEDULES[name].violation(*refused) is not None
+    assert SCHEDULES[name].find_violation(*refused) is not None
     with alone(ranks) as stage, pytest.raises(ValueError):
         if name == "1f1b":
             torchs.Schedule1F1B(stage(0, ranks), microbatches)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from meshwise.simulator.engine import simulate, step_time
 from meshwise.simulator.engine.longest_path import finish_times
 from meshwise.simulator.program import StreamKind, TaskKind
-from meshwise.strategies.bounds.memory import Needs
-from meshwise.strategies.bounds.path_times import path_times
+from meshwise.strategies.bounds.memory import PlanMemory
+from meshwise.strategies.bounds.path_times import find_path_times
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.lowering import StageCosts, lower
 from meshwise.strategies.plan.completion import complete
@@ -19,11 +19,11 @@ from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.rules import violations
 from meshwise.strategies.schedules.rule import Placement, WrittenRule
-from meshwise.strategies.schedules.schedule import SCHEDULES, Action, ActionKind, rule_of, schedule
+from meshwise.strategies.schedules.schedule import SCHEDULES, Action, ActionKind, build_schedule, find_rule
 
 from ..problems import problem
 
-FLUSHED = [name for name, rule in SCHEDULES.items() if not rule.asynchronous]
+FLUSHED = [name for name, rule in SCHEDULES.items() if not rule.is_asynchronous]
 
 
 @pytest.mark.parametrize("name", FLUSHED)
@@ -39,10 +39,10 @@ def test_a_schedule_by_its_text_is_the_schedule_by_its_name(name: str, fields: d
         assert written == replace(named, schedule=text)
     rows = [(SimulatedCost(small), plan) for plan in (named, written)]
     assert len({(costs.evaluate(plan).step_time, costs.peak_memory(plan)) for costs, plan in rows}) == 1
-    bounds = [costs.bound(plan) for costs, plan in rows]
+    bounds = [costs.plan_bound(plan) for costs, plan in rows]
     # a text says neither which stage ends last nor that microbatches come one after another
     assert bounds[0] == bounds[1] or (bounds[1] < bounds[0] and (named.splits_backward or name == "naive"))
-    both = path_times(StageCosts(small), [named, written]).tolist()
+    both = find_path_times(StageCosts(small), [named, written]).tolist()
     assert both[0] == both[1]
     assert written.actions.orders == named.actions.orders
     assert written.positions == named.positions
@@ -73,10 +73,10 @@ def orders(draw: st.DrawFn) -> str:
 
 def plan_of(text: str, data: int = 1, **fields: object) -> tuple[SimulatedCost, Plan]:
     """Return a plan of an order on a node of its own, and what evaluates it."""
-    rule = rule_of(text)
+    rule = find_rule(text)
     assert isinstance(rule, WrittenRule)
-    ranks = rule.ranks
-    count = schedule(text, ranks, rule.microbatches, rule.chunks[0]).num_microbatches
+    ranks = rule.num_ranks
+    count = build_schedule(text, ranks, rule.num_microbatches, rule.chunks[0]).num_microbatches
     small = problem(devices=ranks * data, nics=ranks * data, layers=8, batch=count * data, **fields)  # type: ignore[arg-type]
     return SimulatedCost(small), complete(small, Layout(pipeline=ranks, data=data, schedule=text))
 
@@ -87,10 +87,10 @@ def test_every_way_to_the_step_time_of_any_order_agrees(text: str, data: int) ->
     costs, plan = plan_of(text, data)
     program = lower(costs.problem, plan)
     path, simulated = (step_time(program, engine) for engine in ("longest_path", "discrete_event"))
-    assert costs.bound(plan) <= path <= simulated
+    assert costs.plan_bound(plan) <= path <= simulated
     assert costs.longest_paths([plan]) == [path]
     assert step_time(lower(costs.problem, plan, folded=False)) == pytest.approx(simulated, rel=1e-6)
-    assert Needs(StageCosts(costs.problem)).peak(plan) == simulate(program).peak_memory
+    assert PlanMemory(StageCosts(costs.problem)).peak(plan) == simulate(program).peak_memory
     assert str(plan.actions) == text
 
 
@@ -105,7 +105,7 @@ def test_any_order_takes_its_longest_path_where_transfers_take_no_bytes(text: st
 def test_stages_may_be_anywhere() -> None:
     # rank 0 holds the first and the last of 4 stages, rank 2 those between, rank 1 none of their neighbours
     text = "0F0 3F0 3B0 0B0\n4F0 4B0\n1F0 2F0 2B0 1B0"
-    rule = rule_of(text)
+    rule = find_rule(text)
     assert rule.placement is Placement.WRITTEN
     with pytest.raises(ValueError, match=r"chunks\(3\) = 2 does not hold; nearest: 2"):
         complete(problem(devices=3, layers=5, batch=1), Layout(pipeline=3, chunks=3, schedule=text))
@@ -165,7 +165,7 @@ def test_an_order_that_waits_for_itself_is_named(text: str, named: str) -> None:
 
 
 def test_the_equation_of_the_microbatches_is_stated() -> None:
-    text = str(schedule("1f1b", 2, 4))
+    text = str(build_schedule("1f1b", 2, 4))
     named = r"global_batch\(32\) / \(data\(4\) \* microbatch\(1\)\) = 8 microbatches, the order has 4; nearest .*: 2"
     with pytest.raises(ValueError, match=named):
         complete(problem(batch=32), Layout(data=4, pipeline=2, schedule=text))
@@ -175,7 +175,7 @@ def test_the_equation_of_the_microbatches_is_stated() -> None:
 
 def test_a_plan_document_carries_its_order() -> None:
     small = problem(batch=32)
-    text = str(schedule("interleaved", 2, 8, 2))
+    text = str(build_schedule("interleaved", 2, 8, 2))
     plan = complete(small, Layout(data=4, pipeline=2, schedule=text))
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
     assert "custom (2 chunks), 8 microbatches" in plan.describe()

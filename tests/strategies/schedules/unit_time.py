@@ -6,12 +6,12 @@ It knows a schedule's orders and pairs alone, and nothing of the program's own e
 from collections.abc import Callable
 from typing import NamedTuple
 
-from meshwise.strategies.schedules.rule import PassTimes
-from meshwise.strategies.schedules.schedule import SCHEDULES, Action, Schedule, schedule
+from meshwise.strategies.schedules.rule import PassSeconds
+from meshwise.strategies.schedules.schedule import SCHEDULES, Action, Schedule, build_schedule
 
-ONE = PassTimes(1, 1, 1)
-UNEVEN = (ONE, PassTimes(3, 4, 2), PassTimes(5, 3, 7))
-SHORT_WEIGHTS = (ONE, PassTimes(3, 4, 2), PassTimes(5, 3, 3))
+ONE = PassSeconds(1, 1, 1)
+UNEVEN = (ONE, PassSeconds(3, 4, 2), PassSeconds(5, 3, 7))
+SHORT_WEIGHTS = (ONE, PassSeconds(3, 4, 2), PassSeconds(5, 3, 3))
 RANKS = (2, 3, 4, 5, 8, 16)
 Form = Callable[..., float]
 Done = tuple[int, str, int]
@@ -34,7 +34,7 @@ class Clocks(NamedTuple):
         return max(end - start - work for start, end, work in zip(*self, strict=True))
 
 
-def walk(schedule: Schedule, times: PassTimes, together: float | None = None) -> Clocks:
+def walk(schedule: Schedule, times: PassSeconds, together: float | None = None) -> Clocks:
     """Return the clocks of a schedule whose stages all take ``times``; raise where it waits for ever."""
     seconds = {"F": times.forward, "B": times.backward, "I": times.input, "W": times.weight}
     paired = times.total if together is None else together
@@ -66,7 +66,7 @@ def walk(schedule: Schedule, times: PassTimes, together: float | None = None) ->
 
 
 def grouped(schedule: Schedule, order: tuple[Action, ...]) -> list[tuple[Action, ...]]:
-    pairs = dict(schedule.overlapped)
+    pairs = dict(schedule.overlapped_pairs)
     backwards = set(pairs.values())
     return [(a, pairs[a]) if a in pairs else (a,) for a in order if a not in backwards]
 
@@ -84,19 +84,21 @@ def needed(action: Action, stages: int) -> list[Done]:
 def counts(name: str, ranks: int, chunks: int, fewest: int) -> list[int]:
     """Microbatches from 2 to 64, at least ``fewest``, for which there is such an order."""
     wanted = {2, 3, 5, ranks, ranks + 1, 2 * ranks - 1, 2 * ranks, 3 * ranks, 4 * ranks, 64}
-    return sorted(m for m in wanted if fewest <= m <= 64 and SCHEDULES[name].undefined(ranks, m, chunks) is None)
+    return sorted(
+        m for m in wanted if fewest <= m <= 64 and SCHEDULES[name].explain_undefined(ranks, m, chunks) is None
+    )
 
 
 def held(value: Schedule) -> list[int]:
-    return [value.in_flight(rank) for rank in range(value.num_ranks)]
+    return [value.count_in_flight(rank) for rank in range(value.num_ranks)]
 
 
 def check_flat(
-    name: str, bubble: Form, in_flight: Form, times: tuple[PassTimes, ...], fewest: Callable[[int], int], ranks: int
+    name: str, bubble: Form, in_flight: Form, times: tuple[PassSeconds, ...], fewest: Callable[[int], int], ranks: int
 ) -> None:
     """Compare the closed forms of a schedule with one stage a rank with its actions."""
     for microbatches in counts(name, ranks, 1, fewest(ranks)):
-        value = schedule(name, ranks, microbatches)
+        value = build_schedule(name, ranks, microbatches)
         assert held(value) == [in_flight(rank, ranks, microbatches) for rank in range(ranks)]
         for each in times:
             assert walk(value, each).bubble == bubble(ranks, microbatches, each)
@@ -106,14 +108,14 @@ def check_looped(
     name: str,
     bubble: Form,
     in_flight: Form,
-    times: tuple[PassTimes, ...],
+    times: tuple[PassSeconds, ...],
     fewest: Callable[[int], int],
     ranks: int,
     chunks: int,
 ) -> None:
     """Compare the closed forms of a schedule with several stages a rank with its actions."""
     for microbatches in counts(name, ranks, chunks, fewest(ranks)):
-        value = schedule(name, ranks, microbatches, chunks)
+        value = build_schedule(name, ranks, microbatches, chunks)
         assert held(value) == [in_flight(rank, ranks, microbatches, chunks) for rank in range(ranks)]
         for each in times:
             assert walk(value, each).bubble == bubble(ranks, microbatches, chunks, each)

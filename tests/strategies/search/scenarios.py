@@ -5,7 +5,7 @@ from dataclasses import replace
 from random import Random
 
 from meshwise.simulator.machine.accelerator import Accelerator
-from meshwise.simulator.machine.cluster import Cluster, homogeneous
+from meshwise.simulator.machine.cluster import Cluster, build_homogeneous
 from meshwise.simulator.machine.host import Host
 from meshwise.simulator.machine.topology import Link
 from meshwise.simulator.models.experts import Experts
@@ -17,7 +17,7 @@ from meshwise.strategies.plan.offloading import Offloading
 from meshwise.strategies.plan.problem import Problem, Training
 from meshwise.strategies.plan.recomputation import FirstLayers, Recompute
 from meshwise.strategies.search import Space, layouts
-from meshwise.strategies.search.space import count
+from meshwise.strategies.search.space import count_layouts
 
 ROOM = 1e12
 """Bytes of a device that holds every plan."""
@@ -42,7 +42,7 @@ def _fitting(draw: Random, plans: range, limits: Callable[[Random], Space]) -> I
     """Yield scenarios of so many plans, with memory for all of them, most, half, one in ten or the leanest."""
     while True:
         problem, space = _problem(draw), limits(draw)
-        if count(problem, space) not in plans:
+        if count_layouts(problem, space) not in plans:
             continue
         costs = SimulatedCost(problem)
         needs = sorted(costs.peak_memory(complete(problem, layout)) for layout in layouts(problem, space))
@@ -82,12 +82,12 @@ def _cluster(draw: Random) -> Cluster:
     inside, outside = Link(1e-6, 10 ** draw.uniform(9, 11)), Link(5e-6, 10 ** draw.uniform(8, 10))
     nodes, devices = draw.choice(((1, 2), (1, 3), (1, 4), (2, 2), (3, 2), (2, 4)))
     host = Host("host", 1e10, launch=draw.choice((0.0, 5e-6)))
-    cluster = homogeneous("small", accelerator, host, nodes, devices, inside, outside, draw.choice((1, devices)))
+    cluster = build_homogeneous("small", accelerator, host, nodes, devices, inside, outside, draw.choice((1, devices)))
     if nodes > 1 and draw.random() < 0.2:
         other = replace(
             accelerator, name="other", peak_flops=(("bf16", 4e11),), memory=draw.choice((0.6, 1.0, 1.5)) * ROOM
         )
-        node = cluster.first
+        node = cluster.first_node
         return replace(cluster, nodes=((node, nodes - 1), (replace(node, accelerator=other), 1)))
     slow = draw.sample(range(nodes * devices), draw.choice((0, 0, 1, 2)))
     return replace(cluster, speeds=tuple((device, draw.choice((0.5, 0.8))) for device in slow))

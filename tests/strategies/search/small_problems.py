@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from meshwise.simulator.machine.accelerator import Accelerator
-from meshwise.simulator.machine.cluster import homogeneous
+from meshwise.simulator.machine.cluster import build_homogeneous
 from meshwise.simulator.machine.host import Host
 from meshwise.simulator.machine.topology import Link
 from meshwise.simulator.operator_graph import Block, Operator, OperatorGraph, OperatorKind, Tensor
@@ -43,7 +43,7 @@ def small_problem(
     )
     link = Link(latency=1e-6, bandwidth=1e10)
     accelerator = Accelerator("small", (("bf16", 1e12),), memory=1e9, memory_bandwidth=1e12)
-    cluster = homogeneous("small", accelerator, Host("host", 1e10), nodes, devices_per_node, link, link)
+    cluster = build_homogeneous("small", accelerator, Host("host", 1e10), nodes, devices_per_node, link, link)
     return Problem(OperatorGraph("small", blocks, sequence), cluster, Training(global_batch, sequence))
 
 
@@ -119,7 +119,7 @@ class FakeCost:
 
     def table(self, group: Group, limit: float = inf) -> FloatArray:
         """Nothing is known of groups but their members."""
-        return np.where(group.legal, 0.0, inf)
+        return np.where(group.member_mask, 0.0, inf)
 
     def spent(self, plan: Plan) -> dict[Resource, float]:
         """Seconds, of which no two are the same."""

@@ -14,9 +14,9 @@ from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import Recompute
-from meshwise.strategies.search import ALGORITHMS, BestFirst, Space, installed, layouts, neighbours, search
+from meshwise.strategies.search import ALGORITHMS, BestFirst, Space, layouts, list_installed, neighbours, search
 from meshwise.strategies.search.acceptance import Answers, Rule
-from meshwise.strategies.search.space import count
+from meshwise.strategies.search.space import count_layouts
 
 from .scenarios import small_scenario, wide_scenario
 from .small_problems import small_problem
@@ -48,10 +48,10 @@ class Some:
 
     numbers: tuple[int, ...]
 
-    def rules(self, problem: Problem) -> Sequence[Rule]:
+    def list_rules(self, problem: Problem) -> Sequence[Rule]:
         return [RULES[number] for number in self.numbers]
 
-    def refusals(self, problem: Problem, plan: Plan) -> tuple[str, ...]:
+    def list_refusals(self, problem: Problem, plan: Plan) -> tuple[str, ...]:
         """Say of a plan what the rules say of a layout with its fields; stages and their recompute are its own."""
         layout = Layout(
             data=plan.data,
@@ -71,7 +71,7 @@ CHOSEN = st.lists(st.integers(0, 2), unique=True).map(lambda numbers: Some(tuple
 
 def accepted(accepts: Some, problem: Problem, space: Space) -> list[Layout]:
     """Return the layouts of a space that no rule is against, one by one."""
-    rules = accepts.rules(problem)
+    rules = accepts.list_rules(problem)
     return [layout for layout in layouts(problem, space) if not any(rule(layout) for rule in rules)]
 
 
@@ -85,7 +85,7 @@ def test_the_space_is_its_accepted_part_in_the_same_order(seed: int, accepts: So
     problem, space = scenario(seed)
     expected, limited = accepted(accepts, problem, space), replace(space, accepts=accepts)
     assert list(layouts(problem, limited)) == expected
-    assert count(problem, limited) == len(expected)
+    assert count_layouts(problem, limited) == len(expected)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -110,13 +110,13 @@ def test_a_proof_is_that_of_brute_force_over_what_is_accepted(seed: int) -> None
         assert result.best.evaluation.step_time == result.lower_bound == min(each.step_time for each in every)
 
 
-@pytest.mark.parametrize("name", installed())
+@pytest.mark.parametrize("name", list_installed())
 def test_every_algorithm_finds_what_is_accepted_alone(name: str) -> None:
     problem = small_problem(nodes=1, devices_per_node=4)
     space = Space(accepts=EVERY)
     result = search(ALGORITHMS[name](), problem, space, budget=12)
     fitting = [trial for trial in result.trials if trial.evaluation.fits]
-    assert not any(EVERY.refusals(problem, trial.plan) for trial in fitting)
+    assert not any(EVERY.list_refusals(problem, trial.plan) for trial in fitting)
     least = min(SimulatedCost(problem).evaluate(complete(problem, each)).step_time for each in layouts(problem, space))
     if name in ("auto", "best_first", "exhaustive", "breadth_first"):
         assert result.best is not None
@@ -137,12 +137,12 @@ def asked(rule: Callable[[Layout], Sequence[str]]) -> tuple[Answers, list[Layout
 def test_a_rule_is_asked_once_of_layouts_that_agree_in_what_it_reads() -> None:
     answers, calls = asked(no_recompute_with_tensor)
     for layout in (Layout(), Layout(data=4), Layout(zero=1, recompute=Recompute.FULL)):  # tensor 1: no more is read
-        assert answers.refusals(layout) == ()
+        assert answers.list_refusals(layout) == ()
     assert len(calls) == 1
     for data in (1, 2, 4):
         full = Layout(data=data, tensor=2, recompute=Recompute.FULL)
-        assert answers.refusals(full) == ("tensor ranks recompute nothing",)
-        assert answers.refusals(replace(full, recompute=Recompute.NONE)) == ()
+        assert answers.list_refusals(full) == ("tensor ranks recompute nothing",)
+        assert answers.list_refusals(replace(full, recompute=Recompute.NONE)) == ()
     assert len(calls) == 3
 
 
@@ -152,5 +152,5 @@ def test_what_hangs_on_an_undecided_field_refuses_nothing() -> None:
     assert answers.refuses(refused, {"recompute", "stages"})
     assert not answers.refuses(refused, {"microbatch"})
     assert not answers.refuses(refused, {"zero_shards"})  # what `replica` is made of
-    assert answers.refusals(refused) == ("replicas", "states")
+    assert answers.list_refusals(refused) == ("replicas", "states")
     assert not answers.refuses(Layout(data=4, zero_shards=2, zero=1, microbatch=2))

@@ -16,7 +16,7 @@ from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.problem import Problem, Training
 from meshwise.strategies.plan.recomputation import FirstLayers, Recompute, SomeOperators
 from meshwise.strategies.search import BestFirst, Space, layouts, search
-from meshwise.strategies.search.choices import offloadings, paced, paces
+from meshwise.strategies.search.choices import divide_by_speed, find_position_times, list_offloadings
 
 from ..problems import problem
 
@@ -39,21 +39,23 @@ def mixed(layers: int) -> Problem:
 def test_a_device_that_takes_twice_as_long_gets_half_as_many_layers() -> None:
     # fast takes 1 a layer and slow 2: with 6 and 3 layers both end at 6. The order of ranks puts a stage on each node
     layout = Layout(data=2, pipeline=2)
-    fast, slow = paces(mixed(9), layout).layers
+    fast, slow = find_position_times(mixed(9), layout).layers
     assert slow == pytest.approx(2 * fast, rel=1e-6)
-    counts = paced(mixed(9), layout, (0, 1))
+    counts = divide_by_speed(mixed(9), layout, (0, 1))
     assert sum(counts) == 9
     assert counts in ((6, 3), (7, 2))  # what is no layer runs on the last stage too
 
 
 def test_of_microbatches_of_several_sizes_the_largest_counts() -> None:
     uneven, even = Layout(data=2, pipeline=2, microbatch=(1, 4)), Layout(data=2, pipeline=2, microbatch=4)
-    assert paces(mixed(9), uneven) == paces(mixed(9), even)
+    assert find_position_times(mixed(9), uneven) == find_position_times(mixed(9), even)
 
 
 def test_layouts_on_the_same_devices_have_the_same_paces_whatever_their_schedule() -> None:
     plain = Layout(data=2, pipeline=2)
-    assert paces(mixed(4), plain) == paces(mixed(4), replace(plain, zero=1, schedule="gpipe"))
+    assert find_position_times(mixed(4), plain) == find_position_times(
+        mixed(4), replace(plain, zero=1, schedule="gpipe")
+    )
 
 
 def mixed_problem() -> Problem:
@@ -117,7 +119,7 @@ def test_offload_is_for_where_nothing_fits() -> None:
     small = problem(devices=4, layers=2, batch=4, hidden=256, ffn=1024)
     assert not any(layout.offload for layout in layouts(small))
     costs = SimulatedCost(small)
-    spaces = Space(), Space(offload=offloadings())
+    spaces = Space(), Space(offload=list_offloadings())
     least, offloaded = (
         min(costs.peak_memory(complete(small, layout)) for layout in layouts(small, space)) for space in spaces
     )

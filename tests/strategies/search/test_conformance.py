@@ -17,8 +17,8 @@ from meshwise.simulator.engine import simulate
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.evaluation import Trial
 from meshwise.strategies.lowering import lower
-from meshwise.strategies.operators.operator_plan import cuts_operators, operator_violations
-from meshwise.strategies.plan.completion import complete, layout_of
+from meshwise.strategies.operators.operator_plan import cuts_operators, list_operator_violations
+from meshwise.strategies.plan.completion import complete, recover_layout
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import Recompute
@@ -195,10 +195,10 @@ class Notebook:
         self.old = {trial.plan: trial for trial in trials}
         self.kept: list[Trial] = []
 
-    def known(self, plan: Plan) -> Trial | None:
+    def find_trial(self, plan: Plan) -> Trial | None:
         return self.old.get(plan)
 
-    def keep(self, trial: Trial) -> None:
+    def keep_trial(self, trial: Trial) -> None:
         self.kept.append(trial)
 
 
@@ -233,9 +233,9 @@ def test_plans_are_legal_and_their_evaluations_those_of_a_fresh_simulation(name:
     assert 0 < result.evaluations <= 6
     for trial in result.trials:
         if cuts_operators(REAL, trial.plan):
-            assert not list(operator_violations(REAL, trial.plan))
+            assert not list(list_operator_violations(REAL, trial.plan))
         else:
-            assert trial.plan == complete(REAL, layout_of(REAL, trial.plan))
+            assert trial.plan == complete(REAL, recover_layout(REAL, trial.plan))
         timeline = simulate(lower(REAL, trial.plan))
         assert trial.evaluation.step_time == timeline.step_time
         assert trial.evaluation.peak_memory == timeline.peak_memory

@@ -10,14 +10,20 @@ import pytest
 
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.evaluation import Evaluation
-from meshwise.strategies.plan.completion import complete, layout_of
+from meshwise.strategies.plan.completion import complete, recover_layout
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.search import BestFirst, Space, layouts, search
-from meshwise.strategies.search.algorithms.best_first import Run
-from meshwise.strategies.search.choices import family_of
-from meshwise.strategies.search.descent import best_known, descend, known_by_path, known_groups, known_layouts
-from meshwise.strategies.search.space import choices_of, groups_near, neighbours
+from meshwise.strategies.search.algorithms.best_first import BestFirstSearch
+from meshwise.strategies.search.choices import find_family
+from meshwise.strategies.search.descent import (
+    descend,
+    known_groups,
+    known_layouts,
+    propose_best_known,
+    rank_known_plans,
+)
+from meshwise.strategies.search.space import find_choices, groups_near, neighbours
 from meshwise.strategies.search.starts import engineer_layouts
 
 from ..problems import problem
@@ -52,7 +58,7 @@ def test_a_descent_ends_at_a_plan_of_the_space_that_fits_and_is_never_slower_tha
         assert best == min([first.step_time, *times])
         assert layout is not None
         assert costs.evaluate(complete(small, layout)).step_time == best
-        assert layout == start or choices_of(small, space).contains(layout)
+        assert layout == start or find_choices(small, space).contains(layout)
 
 
 @pytest.mark.parametrize("soon", [0, 4096])
@@ -63,16 +69,16 @@ def test_a_search_begins_no_slower_than_a_known_plan_whatever_takes_long(
     small, space = usual_scenario(seed)
     costs = SimulatedCost(small)
     monkeypatch.setattr("meshwise.strategies.search.descent.SOON", soon)
-    run = Run(small, costs)
+    run = BestFirstSearch(small, costs)
     answer = None
-    proposals = run.begin(space)
+    proposals = run.begin_with_known(space)
     with suppress(StopIteration):
         while True:
             proposal = proposals.send(answer)  # type: ignore[arg-type]
             answer = costs.evaluate(proposal) if isinstance(proposal, Plan) else None
     known = [costs.evaluate(complete(small, layout)) for layout in known_layouts(small, space)]
-    assert run.best <= min((evaluation.step_time for evaluation in known if evaluation.fits), default=inf)
-    assert run.layout is None or costs.evaluate(complete(small, run.layout)).step_time == run.best
+    assert run.best_time <= min((evaluation.step_time for evaluation in known if evaluation.fits), default=inf)
+    assert run.best_layout is None or costs.evaluate(complete(small, run.best_layout)).step_time == run.best_time
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -89,7 +95,7 @@ def test_a_way_that_takes_long_has_an_answer_after_a_few_paths_and_few_answers(
     )
     start = max(
         (layout for layout in known_layouts(small, space) if costs.fits(complete(small, layout))),
-        key=lambda layout: costs.bound(complete(small, layout)),
+        key=lambda layout: costs.plan_bound(complete(small, layout)),
         default=None,
     )
     if start is None:
@@ -108,12 +114,12 @@ def test_near_a_plan_are_its_group_its_family_and_families_one_decision_away() -
     circles = [(far, {family: list(groups) for family, groups in found.items()}) for far, found in near(layout)]
     assert [far for far, _ in circles] == [False, False, True]
     own, family, others = (found for _, found in circles)
-    assert list(own) == list(family) == [family_of(layout)]
-    assert layout in list(own[family_of(layout)][0])
-    assert family_of(layout) not in others
+    assert list(own) == list(family) == [find_family(layout)]
+    assert layout in list(own[find_family(layout)][0])
+    assert find_family(layout) not in others
     for families in (own, family, others):
         for groups in families.values():
-            assert all(choices_of(SMALL, Space()).contains(member) for group in groups for member in group)
+            assert all(find_choices(SMALL, Space()).contains(member) for group in groups for member in group)
 
 
 def test_what_differs_in_one_decision_is_near() -> None:
@@ -134,19 +140,19 @@ def test_a_stated_plan_is_known_in_the_words_of_the_space() -> None:
     # what a plan file says: stages by their counts, devices one by one, axes that it has
     own = replace(Layout(data=2, pipeline=2, zero=1), stages=(2, 2), placement=(0, 1, 2, 3))
     plan = complete(SMALL, own)
-    assert layout_of(SMALL, plan).order == Layout().order
-    (first, *_) = known_layouts(SMALL, Space(starts=(layout_of(SMALL, plan),)))
+    assert recover_layout(SMALL, plan).order == Layout().order
+    (first, *_) = known_layouts(SMALL, Space(starts=(recover_layout(SMALL, plan),)))
     assert first == Layout(data=2, pipeline=2, zero=1, stages="even")
     assert complete(SMALL, first) == complete(SMALL, replace(own, placement=()))
-    assert choices_of(SMALL, Space()).contains(first)
+    assert find_choices(SMALL, Space()).contains(first)
 
 
 def test_a_plan_in_another_order_keeps_it() -> None:
     turned = ("tensor", "pipeline", "data")
     order = (*turned, *(name for name in Layout().order if name not in turned))
     plan = complete(SMALL, Layout(data=2, tensor=2, order=order))
-    assert layout_of(SMALL, plan).order != Layout().order
-    assert complete(SMALL, layout_of(SMALL, plan)) == plan
+    assert recover_layout(SMALL, plan).order != Layout().order
+    assert complete(SMALL, recover_layout(SMALL, plan)) == plan
 
 
 def test_plans_of_other_devices_or_without_a_flush_or_in_an_order_of_their_own_are_no_trouble() -> None:
@@ -185,7 +191,7 @@ def test_known_plans_keep_the_limits_and_are_legal() -> None:
     assert {layout.zero for layout in known_layouts(SEVEN, Space(zero=(1,)))} == {1}
     costs = SimulatedCost(SEVEN)
     plans = []
-    proposals = best_known(SEVEN, known_by_path(SEVEN, Space(), costs), inf, None)
+    proposals = propose_best_known(SEVEN, rank_known_plans(SEVEN, Space(), costs), inf, None)
     answer = None
     try:
         while True:
@@ -201,15 +207,15 @@ def test_known_plans_keep_the_limits_and_are_legal() -> None:
 def test_a_known_plan_stands_for_those_that_differ_in_recomputation_and_states(seed: int) -> None:
     small, space = usual_scenario(seed)
     costs = SimulatedCost(small)
-    paths = {layout: bound for bound, layout in known_by_path(small, space, costs) if layout is not None}
+    paths = {layout: bound for bound, layout in rank_known_plans(small, space, costs) if layout is not None}
     known = known_layouts(small, space)
     fitting = [layout for layout in known if costs.fits(complete(small, layout))]
     assert set(fitting) <= paths.keys() and list(paths.values()) == sorted(paths.values())
     for group in known_groups(small, space):
         members = [layout for layout in group if costs.fits(complete(small, layout))]
         # none of them, or one whose bound is the least: no other member that fits has a lower one
-        bounds = [costs.bound(complete(small, layout)) for layout in members]
-        found = [costs.bound(complete(small, layout)) for layout in paths if layout in members]
+        bounds = [costs.plan_bound(complete(small, layout)) for layout in members]
+        found = [costs.plan_bound(complete(small, layout)) for layout in paths if layout in members]
         assert bool(found) is bool(members)
         if found:
             assert min(found) <= min(bounds) * (1 + 1e-9)

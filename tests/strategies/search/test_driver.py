@@ -187,13 +187,13 @@ def test_progress_says_the_gap_and_what_is_left() -> None:
     script = PLANS[0], Proof(2.0), PLANS[1], PLANS[2]
     run(script, (3.0, 2.5, 2.0), budget=4, clock=ticking(), progress=seen.append)
     assert [p.gap for p in seen] == [None, (2.5 - 2.0) / 2.0, 0.0]
-    assert [p.left for p in seen] == [(4 - n) * p.elapsed / n for n, p in enumerate(seen, 1)]
+    assert [p.seconds_left for p in seen] == [(4 - n) * p.elapsed / n for n, p in enumerate(seen, 1)]
     seen.clear()
     run(script, (3.0, 2.5, 2.0), seconds=90, clock=ticking(), progress=seen.append)
-    assert [p.left for p in seen] == [90 - p.elapsed for p in seen]
+    assert [p.seconds_left for p in seen] == [90 - p.elapsed for p in seen]
     seen.clear()
     run(script, (3.0, 2.5, 2.0), progress=seen.append)
-    assert [p.left for p in seen] == [None] * 3
+    assert [p.seconds_left for p in seen] == [None] * 3
 
 
 @pytest.mark.parametrize("where", ["cost model", "progress"])

@@ -14,7 +14,7 @@ from meshwise.strategies.evaluation import Evaluation
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.search import LAYOUT_ALGORITHMS, Exhaustive, RandomSearch, Upcoming, layouts, processes, search
-from meshwise.strategies.search.driver import ahead
+from meshwise.strategies.search.driver import propose_ahead
 from meshwise.strategies.search.fan_out import FanOut
 
 from ..problems import problem
@@ -81,7 +81,7 @@ def test_the_executor_is_asked_for_no_more_than_the_budget_and_nothing_twice() -
 
 
 def test_what_is_told_of_ahead_is_what_comes_next_and_no_more_than_was_evaluated() -> None:
-    proposals = ahead(iter(PLANS))
+    proposals = propose_ahead(iter(PLANS))
     told: list[Plan] = []
     asked: list[Plan] = []
     answer = None

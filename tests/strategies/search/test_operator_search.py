@@ -16,7 +16,7 @@ from meshwise.strategies.plan.mesh import TENSOR, TENSOR_DEPTH, TENSOR_ROWS
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem, Training
 from meshwise.strategies.search import OPERATOR_ALGORITHMS, BestFirst, Frontier, SearchAlgorithm, Space, search
-from meshwise.strategies.search.operator_search import arrangements, microbatches
+from meshwise.strategies.search.operator_search import list_arrangements, list_microbatches
 
 from ..problems import problem
 
@@ -127,28 +127,28 @@ def test_parameters_are_kept_cut_where_memory_binds(name: str) -> None:
     assert result.best is not None
     plan = result.best.plan
     assert plan.zero == 3 or any(sharding.kept for sharding in plan.shardings)
-    assert sum(StageCosts(bound).held(plan).parameters) < small.graph.num_parameters or plan.zero == 3
+    assert sum(StageCosts(bound).plan_parameters(plan).elements) < small.graph.num_parameters or plan.zero == 3
 
 
 def test_arrangements_have_all_devices_and_keep_the_inner_axis_in_a_node() -> None:
     small = problem(nodes=2, devices=6, nics=6)
-    found = list(arrangements(small, Space()))
+    found = list(list_arrangements(small, Space()))
     assert found == [
         ((TENSOR, 12),),
         ((TENSOR_ROWS, 2), (TENSOR, 6)),
         ((TENSOR_ROWS, 4), (TENSOR, 3)),
         ((TENSOR_ROWS, 6), (TENSOR, 2)),
     ]
-    assert list(arrangements(small, Space(tensor=(3,)))) == [((TENSOR_ROWS, 4), (TENSOR, 3))]
-    assert list(arrangements(small, Space(pipeline=(2,)))) == []
+    assert list(list_arrangements(small, Space(tensor=(3,)))) == [((TENSOR_ROWS, 4), (TENSOR, 3))]
+    assert list(list_arrangements(small, Space(pipeline=(2,)))) == []
     # a third axis where the space names it: 12 = 3 * 2 * 2, and 5 ranks along it divide nothing
     three = ((TENSOR_DEPTH, 3), (TENSOR_ROWS, 2), (TENSOR, 2))
-    assert list(arrangements(small, Space(tensor=(2,), tensor_depth=(3, 5)))) == [three]
-    assert list(arrangements(small, Space(tensor=(6,), tensor_depth=(2,)))) == [((TENSOR_DEPTH, 2), (TENSOR, 6))]
+    assert list(list_arrangements(small, Space(tensor=(2,), tensor_depth=(3, 5)))) == [three]
+    assert list(list_arrangements(small, Space(tensor=(6,), tensor_depth=(2,)))) == [((TENSOR_DEPTH, 2), (TENSOR, 6))]
     # 32 sequences by 4 ranks along the first axis: 8 each, halved while that is whole
-    assert list(microbatches(small, Space(), ((TENSOR_ROWS, 4), (TENSOR, 3)))) == [32, 16, 8, 4]
-    assert list(microbatches(small, Space(microbatch=(2,)), ((TENSOR_ROWS, 4), (TENSOR, 3)))) == [8]
-    assert list(microbatches(small, Space(), ((TENSOR_ROWS, 12),))) == [32]
+    assert list(list_microbatches(small, Space(), ((TENSOR_ROWS, 4), (TENSOR, 3)))) == [32, 16, 8, 4]
+    assert list(list_microbatches(small, Space(microbatch=(2,)), ((TENSOR_ROWS, 4), (TENSOR, 3)))) == [8]
+    assert list(list_microbatches(small, Space(), ((TENSOR_ROWS, 12),))) == [32]
 
 
 def test_the_outermost_axis_is_searched_where_the_space_names_it() -> None:

@@ -2,11 +2,11 @@
 
 import pytest
 
-from meshwise.strategies.plan.partition import partition
-from meshwise.strategies.plan.recomputation import Recompute, of_stage
+from meshwise.strategies.plan.partition import partition_layers
+from meshwise.strategies.plan.recomputation import Recompute, find_stage_recompute
 from meshwise.strategies.search import ALGORITHMS, Space, layouts, search
 from meshwise.strategies.search.scope import scope_of
-from meshwise.strategies.search.space import CORE, count, within
+from meshwise.strategies.search.space import CORE, count_layouts, limit_space
 
 from ..problems import problem
 
@@ -16,7 +16,7 @@ SEVEN = problem(nodes=2, devices=2, layers=7, batch=8)
 
 def test_a_scope_says_what_was_tried_and_what_not() -> None:
     scope = scope_of(SEVEN, Space(zero=(0, 1)))
-    assert scope.plans == count(SEVEN, Space(zero=(0, 1))) == len(list(layouts(SEVEN, Space(zero=(0, 1)))))
+    assert scope.plans == count_layouts(SEVEN, Space(zero=(0, 1))) == len(list(layouts(SEVEN, Space(zero=(0, 1)))))
     assert scope.tried[0] == "data x tensor x pipeline" and "ZeRO 0 and 1 over all or a node" in scope.tried
     assert scope.left_out[0] == "what the limits of zero forbid" and "offload" in scope.left_out
     assert str(scope).startswith(f"{scope.plans:,} plans: data x tensor x pipeline; ")
@@ -24,9 +24,9 @@ def test_a_scope_says_what_was_tried_and_what_not() -> None:
 
 
 def test_an_algorithm_that_lists_all_plans_is_given_the_core_of_a_large_space() -> None:
-    number = count(SEVEN, Space())
-    assert within(SEVEN, Space(), number) == Space()
-    assert within(SEVEN, Space(tensor=(1, 2)), 1) == Space(core=True, tensor=(1, 2))
+    number = count_layouts(SEVEN, Space())
+    assert limit_space(SEVEN, Space(), number) == Space()
+    assert limit_space(SEVEN, Space(tensor=(1, 2)), 1) == Space(core=True, tensor=(1, 2))
 
 
 @pytest.mark.parametrize("algorithm", ["auto", "best_first", "inter_stage_milp", "layer_dp", "pipeline_dp"])
@@ -36,8 +36,8 @@ def test_limits_of_recomputation_and_stages_hold_whatever_divides_stages(algorit
     best = search(ALGORITHMS[algorithm](), small, space, budget=40).best
     assert best is not None
     plan = best.plan
-    assert {of_stage(plan.recompute, stage) for stage in range(len(plan.stages))} == {Recompute.FULL}
-    assert plan.stages == partition(small.graph, len(plan.stages), "balanced")
+    assert {find_stage_recompute(plan.recompute, stage) for stage in range(len(plan.stages))} == {Recompute.FULL}
+    assert plan.stages == partition_layers(small.graph, len(plan.stages), "balanced")
 
 
 def test_a_scope_tells_of_every_kind_of_family() -> None:

@@ -7,16 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwise.simulator.engine import step_time
-from meshwise.strategies.bounds.memory import Needs
+from meshwise.strategies.bounds.memory import PlanMemory
 from meshwise.strategies.lowering import StageCosts, lower
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import Recompute
-from meshwise.strategies.search.stage_search import divided, of_layers
+from meshwise.strategies.search.stage_search import divide_layout, recompute_layers
 from meshwise.strategies.stages.integer_programs import DivisionProgram
-from meshwise.strategies.stages.tables import division_problem, least_work
+from meshwise.strategies.stages.tables import build_division_problem, compute_work_bound
 
 from ..problems import problem
 
@@ -27,7 +27,7 @@ def small(layers: int, room: float, pipeline: int) -> Problem:
     """Return a problem whose devices have a part of the memory that a plan without recomputation takes."""
     found = problem(devices=pipeline, batch=6, layers=layers)
     plan = complete(found, Layout(pipeline=pipeline, stages="balanced"))
-    needs = Needs(StageCosts(found)).peak(plan)
+    needs = PlanMemory(StageCosts(found)).peak(plan)
     nodes = tuple(
         (replace(node, accelerator=replace(node.accelerator, memory=room * needs)), count)
         for node, count in found.cluster.nodes
@@ -44,8 +44,8 @@ def divisions(found: Problem, layout: Layout, layers: int) -> list[tuple[tuple[i
             continue
         for again in product(*(range(count + 1) for count in counts)):
             pairs = zip(again, counts, strict=True)
-            hows = [of_layers(Recompute.FULL, n, count) for n, count in pairs]
-            result.append((counts, again, complete(found, divided(layout, counts, hows))))
+            hows = [recompute_layers(Recompute.FULL, n, count) for n, count in pairs]
+            result.append((counts, again, complete(found, divide_layout(layout, counts, hows))))
     return result
 
 
@@ -64,21 +64,21 @@ def test_no_division_that_fits_is_simulated_faster_than_the_bound(
     found = small(layers, room, pipeline)
     layout = Layout(pipeline=pipeline, schedule=schedule, chunks=chunks, stages="balanced")
     costs = StageCosts(found)
-    needs, plain = costs.once(Needs), complete(found, layout)
-    given_ = division_problem(costs, plain, (Recompute.FULL,), layers)
+    needs, plain = costs.get_shared(PlanMemory), complete(found, layout)
+    given_ = build_division_problem(costs, plain, (Recompute.FULL,), layers)
     program = DivisionProgram(given_)
-    relaxed, between = program.relaxed(), program.bound
-    whole = program.whole(1000)
+    relaxed, between = program.solve_relaxed(), program.bound
+    whole = program.solve_integer(1000)
     times = []
     for counts, again, plan in divisions(found, layout, layers):
-        if needs.fit(plan):
+        if needs.fits(plan):
             assert given_.fits(counts, [again])
             time = step_time(lower(found, plan, costs=costs)) * TICKS
-            assert given_.step(counts, [again]) <= time * (1 + 1e-9)
+            assert given_.compute_step_ticks(counts, [again]) <= time * (1 + 1e-9)
             times.append(time)
     if times:
         assert relaxed is not None and whole is not None
-        assert least_work(costs, plain, layers) <= min(times) * (1 + 1e-9)
+        assert compute_work_bound(costs, plain, layers) <= min(times) * (1 + 1e-9)
         assert between <= program.bound <= min(times) * (1 + 1e-9)
 
 
@@ -87,6 +87,6 @@ def test_every_division_of_the_plan_itself_is_among_those_that_are_bounded() -> 
     found = problem(devices=3, batch=6, layers=9, vocab=128 * 24)
     plan = complete(found, Layout(pipeline=3, stages="balanced"))
     counts = [sum(name.startswith("layers") for name in stage.blocks) for stage in plan.stages]
-    given_ = division_problem(StageCosts(found), plan, (), 0)
-    assert (given_.fewest, given_.most) == (min(counts), max(counts))
+    given_ = build_division_problem(StageCosts(found), plan, (), 0)
+    assert (given_.min_layers, given_.max_layers) == (min(counts), max(counts))
     assert min(counts) < 3 < max(counts)

@@ -4,10 +4,10 @@ from meshwise.simulator.collective import Collective
 from meshwise.simulator.models.model import build
 from meshwise.simulator.models.presets import MODELS
 from meshwise.strategies.lowering import StageCosts
-from meshwise.strategies.lowering.costs.kinds import kinds
-from meshwise.strategies.operators.operator_plan import operator_plan
+from meshwise.strategies.lowering.costs.kinds import classify_blocks
+from meshwise.strategies.operators.operator_plan import build_operator_plan
 from meshwise.strategies.plan.mesh import TENSOR
-from meshwise.strategies.plan.parallelism import Parallelism, shardings
+from meshwise.strategies.plan.parallelism import Parallelism, shard_operators
 from meshwise.strategies.plan.sharding import OperatorSharding, ShardingSpec
 
 from ...problems import problem
@@ -18,17 +18,17 @@ TOKENS = (("sequence", (TENSOR,)),)
 def test_where_all_layers_are_cut_alike_a_kind_is_a_block() -> None:
     for by in (Parallelism(), Parallelism(tensor=True), Parallelism(tensor=True, sequence_parallel=True)):
         graph = build(MODELS["gpt3-1.3b"], 512, "bf16")
-        found = kinds(graph, shardings(graph, by))
-        assert found.names == {name: block.name for name, block in graph.occurrences}
+        found = classify_blocks(graph, shard_operators(graph, by))
+        assert found.kind_names == {name: block.name for name, block in graph.occurrences}
 
 
 def test_a_layer_that_is_cut_otherwise_and_the_one_behind_it_are_kinds_of_their_own() -> None:
     graph = problem(layers=5).graph
     last = graph.blocks[1].operators[-1].name
-    found = kinds(graph, (OperatorSharding(f"layers.1.{last}", TOKENS),))
-    assert [found.names[f"layers.{n}"] for n in range(5)] == ["layers", "layers.1", "layers.2", "layers", "layers"]
-    assert found.of_name["layers.1"].arriving == (ShardingSpec(),)
-    assert found.of_name["layers.2"].arriving == (ShardingSpec(TOKENS),)
+    found = classify_blocks(graph, (OperatorSharding(f"layers.1.{last}", TOKENS),))
+    assert [found.kind_names[f"layers.{n}"] for n in range(5)] == ["layers", "layers.1", "layers.2", "layers", "layers"]
+    assert found.by_name["layers.1"].input_layouts == (ShardingSpec(),)
+    assert found.by_name["layers.2"].input_layouts == (ShardingSpec(TOKENS),)
 
 
 def test_what_a_block_leaves_cut_the_next_one_gathers() -> None:
@@ -36,15 +36,17 @@ def test_what_a_block_leaves_cut_the_next_one_gathers() -> None:
     # every rank, and a part of it is what layer 0 reads
     small = problem(devices=2, layers=2, batch=4)
     last = small.graph.blocks[1].operators[-1].name
-    plan = operator_plan(small, {TENSOR: 2}, 4, (OperatorSharding(f"layers.0.{last}", TOKENS),))
+    plan = build_operator_plan(small, {TENSOR: 2}, 4, (OperatorSharding(f"layers.0.{last}", TOKENS),))
     costs = StageCosts(small)
-    cost = costs.blocks.cost(plan, costs.blocks.kinds(plan).names["layers.1"], costs.machine(plan).rank(0))
-    moved = [(s.collective, s.size) for s in cost.steps.forward if s.collective is not None]
+    cost = costs.blocks.cost(plan, costs.blocks.block_kinds(plan).kind_names["layers.1"], costs.machine(plan).rank(0))
+    moved = [(s.collective, s.size) for s in cost.segments.forward if s.collective is not None]
     assert moved == [(Collective.ALL_GATHER, 4 * 32 * 64 * 4.0)]
-    assert not [s for s in cost.steps.backward if s.collective is not None]
+    assert not [s for s in cost.segments.backward if s.collective is not None]
 
 
 def test_post_norm_layers_take_tokens_as_the_norm_before_leaves_them() -> None:
     graph = build(MODELS["bert-base"], 512, "bf16")
-    found = kinds(graph, shardings(graph, Parallelism(tensor=True, sequence_parallel=True)))
-    assert {found.of_name[found.names[f"layers.{n}"]].arriving for n in range(12)} == {(ShardingSpec(TOKENS),)}
+    found = classify_blocks(graph, shard_operators(graph, Parallelism(tensor=True, sequence_parallel=True)))
+    assert {found.by_name[found.kind_names[f"layers.{n}"]].input_layouts for n in range(12)} == {
+        (ShardingSpec(TOKENS),)
+    }

@@ -7,9 +7,9 @@ import pytest
 from meshwise.simulator.models.layers import cross_entropy, linear, residual
 from meshwise.simulator.models.model import BlockBuilder, SymbolicOperator
 from meshwise.simulator.operator_graph import Block, OperatorKind
-from meshwise.strategies.lowering.costs.liveness import Held, Liveness
+from meshwise.strategies.lowering.costs.liveness import KeptTensor, Liveness
 from meshwise.strategies.lowering.costs.operator import BlockLayout, BlockTraining
-from meshwise.strategies.lowering.costs.recompute import Moments, moments
+from meshwise.strategies.lowering.costs.recompute import Moments, compute_moments
 from meshwise.strategies.plan.framework import MEGATRON, TORCH, Framework
 from meshwise.strategies.plan.mesh import Axis, Mesh
 from meshwise.strategies.plan.recomputation import Recompute
@@ -29,21 +29,21 @@ TOKENS = "batch sequence hidden"
 def product() -> Block:
     """One product, with a bias of 32 * 2 = 64 bytes."""
     builder = BlockBuilder("bf16", SIZES)
-    x, wide = builder.tensor("x", TOKENS), builder.tensor("wide", "batch sequence ffn")
+    x, wide = builder.add_tensor("x", TOKENS), builder.add_tensor("wide", "batch sequence ffn")
     dims = "batch sequence ffn hidden"
-    linear(builder, "up", x, (wide,), dims, weight="hidden ffn", reduced="hidden", bias="ffn")
-    return builder.block("block", (x,), (wide,), layer=True)
+    linear(builder, "up", x, (wide,), dims, weight="hidden ffn", summed_dims="hidden", bias="ffn")
+    return builder.build_block("block", (x,), (wide,), layer=True)
 
 
 def head(*, between: bool = False) -> Block:
     """The product with 16 words and its loss, and an operator between them that widens it."""
     builder = BlockBuilder("bf16", SIZES)
-    x, logits = builder.tensor("x", TOKENS), builder.tensor("logits", "batch sequence vocab", "fp32")
-    made = builder.tensor("made", "batch sequence vocab") if between else logits
-    linear(builder, "words", x, (made,), "batch sequence vocab hidden", weight="hidden vocab", reduced="hidden")
+    x, logits = builder.add_tensor("x", TOKENS), builder.add_tensor("logits", "batch sequence vocab", "fp32")
+    made = builder.add_tensor("made", "batch sequence vocab") if between else logits
+    linear(builder, "words", x, (made,), "batch sequence vocab hidden", weight="hidden vocab", summed_dims="hidden")
     if between:
-        builder.elementwise("widen", "batch sequence vocab", (made,), (logits,))
-    return builder.block("block", (x,), (cross_entropy(builder, logits, "batch sequence", "vocab", "sequence"),))
+        builder.add_elementwise("widen", "batch sequence vocab", (made,), (logits,))
+    return builder.build_block("block", (x,), (cross_entropy(builder, logits, "batch sequence", "vocab", "sequence"),))
 
 
 def live(block: Block, framework: Framework, mesh: Mesh = ONE, *cut: OperatorSharding, precision: str = "") -> Liveness:
@@ -58,40 +58,40 @@ def along(operator: str, dim: str, kept: str = "") -> OperatorSharding:
 
 
 def of(found: Liveness) -> Moments:
-    return moments(found, Recompute.NONE)
+    return compute_moments(found, Recompute.NONE)
 
 
 def test_the_gradient_of_logits_is_as_wide_as_the_product_reads_it() -> None:
     torch, megatron = live(head(), TORCH), live(head(), MEGATRON)
-    assert (torch.made("logits"), torch.gradient("logits")) == (LOGITS, LOGITS // 2)
-    assert (megatron.made("logits"), megatron.gradient("logits")) == (LOGITS // 2, LOGITS // 2)
-    assert (torch.gradient("x"), megatron.gradient("x")) == (X, X)
+    assert (torch.produced_size("logits"), torch.gradient_size("logits")) == (LOGITS, LOGITS // 2)
+    assert (megatron.produced_size("logits"), megatron.gradient_size("logits")) == (LOGITS // 2, LOGITS // 2)
+    assert (torch.gradient_size("x"), megatron.gradient_size("x")) == (X, X)
 
 
 def test_what_another_operator_widens_is_wide() -> None:
     found = live(head(between=True), MEGATRON)
-    assert (found.made("made"), found.made("logits")) == (LOGITS // 2, LOGITS)
+    assert (found.produced_size("made"), found.produced_size("logits")) == (LOGITS // 2, LOGITS)
     assert not any(map(found.is_last_product, found.operators))
 
 
 def test_a_mask_is_kept_in_one_byte_and_there_as_it_is_made() -> None:
     builder = BlockBuilder("bf16", SIZES)
-    x, y = builder.tensor("x", TOKENS), builder.tensor("y", TOKENS)
-    out = residual(builder, "sum", (y,), x, drop=True)
-    found = live(builder.block("block", (y, x), (out,), layer=True), MEGATRON)
-    assert found.kept(found.operators[0], "sum_mask") == ("sum_mask", 4 * 8)
+    x, y = builder.add_tensor("x", TOKENS), builder.add_tensor("y", TOKENS)
+    out = residual(builder, "sum", (y,), x, with_dropout=True)
+    found = live(builder.build_block("block", (y, x), (out,), layer=True), MEGATRON)
+    assert found.describe_kept(found.operators[0], "sum_mask") == ("sum_mask", 4 * 8)
     memory = of(found)
-    assert memory.kept == 4 * 8
+    assert memory.kept_bytes == 4 * 8
     assert memory.forward == 4 * 8 + 3 * X  # and what is read, and made
     assert memory.backward[0][0] == 4 * 8 + X + 2 * X  # a gradient is there, and two are made: no sum alone
     # with its tokens cut, a rank has its part of the mask
     half = live(found.block, MEGATRON, TWO, along("sum", "sequence"))
-    assert half.kept(half.operators[0], "sum_mask") == ("sum_mask", 4 * 8 // 2)
+    assert half.describe_kept(half.operators[0], "sum_mask") == ("sum_mask", 4 * 8 // 2)
 
 
 def test_a_product_in_fp8_keeps_its_input_in_one_byte() -> None:
     found = live(product(), MEGATRON, precision="fp8")
-    assert found.kept(found.operators[0], "x") == ("x in fp8", X // 2)
+    assert found.describe_kept(found.operators[0], "x") == ("x in fp8", X // 2)
 
 
 @pytest.mark.parametrize(
@@ -109,59 +109,72 @@ def test_only_a_sum_makes_no_gradients(
 ) -> None:
     builder = BlockBuilder("bf16", SIZES)
     read, owned, out = (
-        tuple(builder.tensor(name, TOKENS) for name in names.split()) for names in (inputs, parameters, outputs)
+        tuple(builder.add_tensor(name, TOKENS) for name in names.split()) for names in (inputs, parameters, outputs)
     )
-    builder.operator(SymbolicOperator("work", kind, TOKENS, read, out, parameters=owned))
-    found = live(builder.block("block", read, out, layer=True), replace(MEGATRON, routed_copies=1))
-    assert found.backward({}, {}, range(0)) == [len(out) * X + made]  # those of what it made are there
-    assert found.forward({}) == (len(read) + len(out)) * X  # all that is read and made, though nothing is kept
+    builder.add_operator(SymbolicOperator("work", kind, TOKENS, read, out, parameters=owned))
+    found = live(builder.build_block("block", read, out, layer=True), replace(MEGATRON, routed_copies=1))
+    assert found.list_backward_levels({}, {}, range(0)) == [len(out) * X + made]  # those of what it made are there
+    assert (
+        found.find_forward_peak({}) == (len(read) + len(out)) * X
+    )  # all that is read and made, though nothing is kept
 
 
 def test_a_block_that_only_carries_holds_nothing() -> None:
     builder = BlockBuilder("bf16", SIZES)
-    x = builder.tensor("x", TOKENS)
-    assert live(builder.block("block", (x,), (x,)), MEGATRON).forward({}) == 0
+    x = builder.add_tensor("x", TOKENS)
+    assert live(builder.build_block("block", (x,), (x,)), MEGATRON).find_forward_peak({}) == 0
 
 
 def test_one_input_with_gates_is_enough_and_the_first_result_is_what_the_gate_becomes() -> None:
     builder = BlockBuilder("bf16", SIZES)
-    both, scale = builder.tensor("both", "batch sequence ffn gate"), builder.tensor("scale", "batch sequence ffn")
-    active, largest = builder.tensor("active", "batch sequence ffn"), builder.tensor("largest", "batch sequence")
-    builder.elementwise("activation", "batch sequence ffn gate", (both, scale), (active, largest), saved=(both,))
-    found = live(builder.block("block", (both, scale), (active, largest), layer=True), TORCH)
-    assert found.unnamed(found.operators[0]) == {"activation gate": WIDE}
+    both, scale = (
+        builder.add_tensor("both", "batch sequence ffn gate"),
+        builder.add_tensor("scale", "batch sequence ffn"),
+    )
+    active, largest = (
+        builder.add_tensor("active", "batch sequence ffn"),
+        builder.add_tensor("largest", "batch sequence"),
+    )
+    builder.add_elementwise("activation", "batch sequence ffn gate", (both, scale), (active, largest), saved=(both,))
+    found = live(builder.build_block("block", (both, scale), (active, largest), layer=True), TORCH)
+    assert found.list_unnamed(found.operators[0]) == {"activation gate": WIDE}
 
 
 def test_what_is_exchanged_after_a_sum_is_a_copy_too() -> None:
     # h is made in parts of each depth rank, and along tokens: it is summed along one axis and exchanged along the other
     builder = BlockBuilder("bf16", SIZES)
-    x, h, out = (builder.tensor(*each) for each in (("x", "batch sequence ffn"), ("h", TOKENS), ("out", TOKENS)))
-    linear(builder, "down", x, (h,), "batch sequence hidden ffn", weight="ffn hidden", reduced="ffn")
-    builder.elementwise("reads", TOKENS, (h,), (out,), saved=(h,))
-    block = builder.block("block", (x,), (out,), layer=True)
+    x, h, out = (builder.add_tensor(*each) for each in (("x", "batch sequence ffn"), ("h", TOKENS), ("out", TOKENS)))
+    linear(builder, "down", x, (h,), "batch sequence hidden ffn", weight="ffn hidden", summed_dims="ffn")
+    builder.add_elementwise("reads", TOKENS, (h,), (out,), saved=(h,))
+    block = builder.build_block("block", (x,), (out,), layer=True)
     down = OperatorSharding("down", (("sequence", ("tensor",)), ("ffn", ("tensor_depth",))))
     found = live(block, MEGATRON, FOUR, down, along("reads", "hidden"))
-    assert found.kept(found.operators[1], "h") == ("h exchanged", X // 2)
+    assert found.describe_kept(found.operators[1], "h") == ("h exchanged", X // 2)
     whole = live(block, MEGATRON, FOUR, down)
-    assert whole.kept(whole.operators[1], "h") == ("h", X // 2)  # gathered, of which each rank keeps its part
+    assert whole.describe_kept(whole.operators[1], "h") == ("h", X // 2)  # gathered, of which each rank keeps its part
 
 
 def combine() -> Block:
     """What 6 tokens of capacity become, 6 * 8 * 2 = 96 bytes, in the tokens' order; and an operator that keeps them."""
     builder = BlockBuilder("bf16", SIZES)
-    routed, probabilities = builder.tensor("routed", "capacity hidden"), builder.tensor("probabilities", "sequence")
-    active, out = builder.tensor("active", "capacity hidden"), builder.tensor("out", TOKENS)
-    builder.elementwise("activation", "capacity hidden", (routed,), (active,), saved=(routed,))
+    routed, probabilities = (
+        builder.add_tensor("routed", "capacity hidden"),
+        builder.add_tensor("probabilities", "sequence"),
+    )
+    active, out = builder.add_tensor("active", "capacity hidden"), builder.add_tensor("out", TOKENS)
+    builder.add_elementwise("activation", "capacity hidden", (routed,), (active,), saved=(routed,))
     names = (active, probabilities)
-    builder.operator(SymbolicOperator("combine", OperatorKind.PERMUTE, "sequence hidden", names, (out,), saved=names))
-    return builder.block("block", (routed, probabilities), (out,), layer=True)
+    builder.add_operator(
+        SymbolicOperator("combine", OperatorKind.PERMUTE, "sequence hidden", names, (out,), saved=names)
+    )
+    return builder.build_block("block", (routed, probabilities), (out,), layer=True)
 
 
 def test_results_of_experts_are_kept_or_copied_as_the_framework_does() -> None:
     routed, probabilities = 6 * 8 * 2, 4 * 2
     megatron, torch = live(combine(), MEGATRON), live(combine(), TORCH)
-    assert [megatron.saved(each) for each in megatron.operators] == [("routed",), ("probabilities",)]
-    assert [torch.saved(each) for each in torch.operators] == [("routed",), ("active", "probabilities")]
+    assert [megatron.list_saved(each) for each in megatron.operators] == [("routed",), ("probabilities",)]
+    assert [torch.list_saved(each) for each in torch.operators] == [("routed",), ("active", "probabilities")]
     # as it combines: all is there, and Megatron has 3 copies more of the experts' results
     assert of(torch).forward == 2 * routed + probabilities + X
     assert of(megatron).forward == 2 * routed + probabilities + X + 3 * routed
@@ -171,11 +184,11 @@ def test_results_of_experts_are_kept_or_copied_as_the_framework_does() -> None:
 def test_what_is_gathered_is_kept_or_gathered_in_each_pass(framework: Framework, held: int) -> None:
     # x arrives cut along tokens, and is read whole by a product cut along ffn
     found = live(product(), framework, TWO, along("up", "ffn"))
-    found.layout.produced["x"] = ShardingSpec((("sequence", ("tensor",)),))
+    found.layout.produced_layouts["x"] = ShardingSpec((("sequence", ("tensor",)),))
     again = 0 if framework is TORCH else X
-    assert found.gathered(found.operators[0]) == found.gathered_apart(found.operators[0]) == again
+    assert found.gathered_input_bytes(found.operators[0]) == found.regathered_bytes(found.operators[0]) == again
     memory = of(found)
-    assert (memory.kept, memory.forward) == (held, held + again + WIDE // 2)
+    assert (memory.kept_bytes, memory.forward) == (held, held + again + WIDE // 2)
     # the gradient of wide is there; that of x is made whole, then each rank has its part; x is gathered for the weight,
     # also where there is a buffer, which is for logits
     assert memory.backward[0][0] == held + WIDE // 2 + X + X // 2 + again
@@ -223,22 +236,24 @@ def test_a_loss_copies_the_logits(cuts: tuple[tuple[str, tuple[str, ...]], ...],
 def test_what_is_read_in_backward_by_an_earlier_operator_stays() -> None:
     # held from the second operator on: it is gone as the backward of the first runs, and there before
     found = live(head(), TORCH)
-    first, second = Held(100, 0), Held(1000, 1)
-    alone = found.backward({}, {}, range(0))
-    held = found.backward({"one": first, "other": second}, {}, range(0))
+    first, second = KeptTensor(100, 0), KeptTensor(1000, 1)
+    alone = found.list_backward_levels({}, {}, range(0))
+    held = found.list_backward_levels({"one": first, "other": second}, {}, range(0))
     assert [each - bare for each, bare in zip(held, alone, strict=True)] == [100, 1100, 1100]
-    again = found.backward({"one": first}, {"other": second}, range(1, 2))  # made again for the second alone
+    again = found.list_backward_levels(
+        {"one": first}, {"other": second}, range(1, 2)
+    )  # made again for the second alone
     assert [each - bare for each, bare in zip(again, alone, strict=True)] == [100, 1100, 100]
 
 
 def test_indices_have_no_gradient() -> None:
     builder = BlockBuilder("bf16", SIZES)
-    tokens, table = builder.tensor("tokens", "batch sequence", "int64"), builder.tensor("table", "vocab hidden")
-    x, kind = builder.tensor("x", TOKENS), OperatorKind.EMBEDDING
+    tokens, table = builder.add_tensor("tokens", "batch sequence", "int64"), builder.add_tensor("table", "vocab hidden")
+    x, kind = builder.add_tensor("x", TOKENS), OperatorKind.EMBEDDING
     names = {"parameters": (table,), "reduced": "vocab", "saved": (tokens,)}
-    builder.operator(SymbolicOperator("look", kind, f"{TOKENS} vocab", (tokens,), (x,), **names))  # type: ignore[arg-type]
-    block = builder.block("block", (tokens,), (x,))
-    assert of(live(block, MEGATRON)).kept == 4 * 8
+    builder.add_operator(SymbolicOperator("look", kind, f"{TOKENS} vocab", (tokens,), (x,), **names))  # type: ignore[arg-type]
+    block = builder.build_block("block", (tokens,), (x,))
+    assert of(live(block, MEGATRON)).kept_bytes == 4 * 8
     assert of(live(block, MEGATRON)).backward == ((4 * 8 + X, 16 * 8 * 2),)  # that of x, and that of the table
     # with the words cut, that of a rank's rows, or of all
     for framework, rows in ((MEGATRON, 8), (TORCH, 16)):
@@ -248,13 +263,15 @@ def test_indices_have_no_gradient() -> None:
 def test_the_gradient_of_what_several_read_waits_from_the_last_to_the_first() -> None:
     # y comes from nowhere: read by the first and the last of three, its gradient is there until all are done
     builder = BlockBuilder("bf16", SIZES)
-    x, y, out = (builder.tensor(name, TOKENS) for name in ("x", "y", "out"))
-    one, two = (builder.tensor(name, "batch sequence ffn") for name in ("one", "two"))
+    x, y, out = (builder.add_tensor(name, TOKENS) for name in ("x", "y", "out"))
+    one, two = (builder.add_tensor(name, "batch sequence ffn") for name in ("one", "two"))
     dims = "batch sequence hidden ffn"
-    builder.elementwise("first", dims, (x, y), (one,), saved=(x,))
-    builder.elementwise("second", dims, (one,), (two,), saved=(one,))
-    builder.elementwise("third", dims, (two, y), (out,), saved=(two,))
-    found = live(builder.block("block", (x,), (out,), layer=True), MEGATRON).backward({}, {}, range(0))
+    builder.add_elementwise("first", dims, (x, y), (one,), saved=(x,))
+    builder.add_elementwise("second", dims, (one,), (two,), saved=(one,))
+    builder.add_elementwise("third", dims, (two, y), (out,), saved=(two,))
+    found = live(builder.build_block("block", (x,), (out,), layer=True), MEGATRON).list_backward_levels(
+        {}, {}, range(0)
+    )
     # each makes the gradients of what it reads, and has that of what it made
     assert found == [(X + X) + WIDE + X, WIDE + WIDE + X, (WIDE + X) + X]
 
@@ -263,14 +280,14 @@ def test_the_gradient_of_what_several_read_waits_from_the_last_to_the_first() ->
 def test_the_gradient_of_what_readers_have_cut_is_gathered_for_what_makes_it(dtype: str, whole: int) -> None:
     # h is made whole of x; one operator reads it and another does not. Indices have no gradient
     builder = BlockBuilder("bf16", SIZES)
-    x, one, two = (builder.tensor(name, TOKENS) for name in ("x", "one", "two"))
-    h = builder.tensor("h", TOKENS, dtype)
-    builder.elementwise("makes", TOKENS, (x,), (h,), saved=(x,))
-    builder.elementwise("reads", TOKENS, (h,), (one,), saved=(h,))
-    builder.elementwise("other", TOKENS, (one,), (two,), saved=(one,))
-    block = builder.block("block", (x,), (two,), layer=True)
+    x, one, two = (builder.add_tensor(name, TOKENS) for name in ("x", "one", "two"))
+    h = builder.add_tensor("h", TOKENS, dtype)
+    builder.add_elementwise("makes", TOKENS, (x,), (h,), saved=(x,))
+    builder.add_elementwise("reads", TOKENS, (h,), (one,), saved=(h,))
+    builder.add_elementwise("other", TOKENS, (one,), (two,), saved=(one,))
+    block = builder.build_block("block", (x,), (two,), layer=True)
     bare, read, unread = (
-        live(block, MEGATRON, TWO, *cut).backward({}, {}, range(0))[0]
+        live(block, MEGATRON, TWO, *cut).list_backward_levels({}, {}, range(0))[0]
         for cut in ((), (along("reads", "sequence"),), (along("other", "sequence"),))
     )
     assert bare == unread == whole + X  # the gradient of h waits, and that of x is made
@@ -281,18 +298,20 @@ def test_what_logits_are_made_of_is_gathered_into_the_buffer_of_the_framework() 
     # x arrives cut along tokens, and is read whole by a product cut along words
     for framework, apart in ((MEGATRON, 0), (replace(MEGATRON, gather_buffer=False), X)):
         found = live(head(), framework, TWO, along("words", "vocab"))
-        found.layout.produced["x"] = ShardingSpec((("sequence", ("tensor",)),))
+        found.layout.produced_layouts["x"] = ShardingSpec((("sequence", ("tensor",)),))
         words = found.operators[0]
-        assert (found.gathered(words), found.gathered_apart(words)) == (X, apart)
+        assert (found.gathered_input_bytes(words), found.regathered_bytes(words)) == (X, apart)
 
 
 @pytest.mark.parametrize("first", ["part", "whole"])
 def test_what_one_reader_has_cut_and_another_whole_is_there_whole(first: str) -> None:
     # x arrives whole; the one reads half of the tokens and the other all: fullest while that makes as many
     builder = BlockBuilder("bf16", SIZES)
-    x, part, whole = (builder.tensor(each, TOKENS) for each in ("x", "part", "whole"))
+    x, part, whole = (builder.add_tensor(each, TOKENS) for each in ("x", "part", "whole"))
     for made in (part, whole) if first == "part" else (whole, part):
-        builder.elementwise(f"make_{made}", TOKENS, (x,), (made,))
-    found = live(builder.block("block", (x,), (part, whole), layer=True), TORCH, TWO, along("make_part", "sequence"))
-    found.layout.produced["x"] = ShardingSpec()
+        builder.add_elementwise(f"make_{made}", TOKENS, (x,), (made,))
+    found = live(
+        builder.build_block("block", (x,), (part, whole), layer=True), TORCH, TWO, along("make_part", "sequence")
+    )
+    found.layout.produced_layouts["x"] = ShardingSpec()
     assert of(found).forward == X + X

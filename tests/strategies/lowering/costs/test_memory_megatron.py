@@ -14,7 +14,7 @@ from meshwise.simulator.models.attention import LatentAttention
 from meshwise.simulator.models.experts import Experts
 from meshwise.simulator.models.model import build
 from meshwise.simulator.models.transformer import Transformer
-from meshwise.strategies.bounds.memory import Needs
+from meshwise.strategies.bounds.memory import PlanMemory
 from meshwise.strategies.lowering import StageCosts
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
@@ -73,7 +73,7 @@ def error(index: int) -> float:
         zero=1,
         overlap_gradients=False,
     )
-    peak = Needs(StageCosts(problem)).peak(complete(problem, layout))
+    peak = PlanMemory(StageCosts(problem)).peak(complete(problem, layout))
     return peak / (GIB * run["peak_mem_gib"]) - 1
 
 

@@ -16,13 +16,13 @@ from meshwise.simulator.memory import CATEGORIES
 from meshwise.simulator.program import Category, Program, TaskKind
 from meshwise.simulator.timeline import Timeline
 from meshwise.simulator.units import to_seconds
-from meshwise.strategies.bounds.path_times import path_times
+from meshwise.strategies.bounds.path_times import find_path_times
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.lowering import Granularity, StageCosts, lower
-from meshwise.strategies.lowering.costs.optimizer import begin_in_step
+from meshwise.strategies.lowering.costs.optimizer import allocates_gradients
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
-from meshwise.strategies.plan.offloading import CHUNKS, NOTHING, Offloading, StepPlace
+from meshwise.strategies.plan.offloading import NO_OFFLOADING, UPDATE_CHUNKS, Offloading, StepPlace
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import Recompute
@@ -65,12 +65,12 @@ def copied(timeline: Timeline, way: str) -> float:
 
 def kept(small: Problem, layout: Layout) -> list[int]:
     """Return the bytes that every layer of every stage keeps of a microbatch, all equal in a stage."""
-    plan = complete(small, replace(layout, offload=NOTHING))
-    costs, layers = StageCosts(small).of(plan), dict(small.graph.occurrences)
+    plan = complete(small, replace(layout, offload=NO_OFFLOADING))
+    costs, layers = StageCosts(small).plan_costs(plan), dict(small.graph.occurrences)
     result = []
     for stage, cost in zip(plan.stages, costs.stages, strict=True):
         pairs = zip(stage.blocks, cost.blocks, strict=True)
-        (size,) = {block.memory.kept for name, block in pairs if layers[name].layer}
+        (size,) = {block.memory.kept_bytes for name, block in pairs if layers[name].layer}
         result.append(size)
     return result
 
@@ -86,7 +86,7 @@ def held(timeline: Timeline, category: Category, rank_class: int = 0) -> list[fl
 def test_the_host_s_step_gets_gradients_and_gives_parameters(fraction: float, zero: int) -> None:
     small = hosted(devices=4)
     plan = complete(small, Layout(data=4, zero=zero, offload=Offloading(optimizer=(fraction,))))
-    (parameters,) = StageCosts(small).of(plan).parameters
+    (parameters,) = StageCosts(small).plan_costs(plan).parameters
     share = -(-parameters // 4) if zero else parameters
     updated = -(-share * round(fraction * 10) // 10)
     timeline = simulate(lower(small, plan))
@@ -99,7 +99,7 @@ def test_the_device_s_step_gets_states_and_gives_them_back(fraction: float) -> N
     small = hosted(devices=2)
     offload = Offloading(optimizer=(fraction,), step=StepPlace.DEVICE)
     timeline = run(small, Layout(data=2, offload=offload))
-    (parameters,) = StageCosts(small).of(complete(small, Layout(data=2))).parameters
+    (parameters,) = StageCosts(small).plan_costs(complete(small, Layout(data=2))).parameters
     updated = -(-parameters // round(1 / fraction))
     for way in ("to host", "from host"):
         assert copied(timeline, way) == pytest.approx(2 * updated * STATES, rel=1e-12)
@@ -110,7 +110,7 @@ def test_parameters_come_for_every_pass_and_gradients_leave_after_every_backward
     # what the last block of a forward reads is there for the backward that follows at once
     small = hosted(devices=1, batch=microbatches)
     timeline = run(small, Layout(offload=PARAMETERS))
-    cost = StageCosts(small).of(complete(small, Layout()))
+    cost = StageCosts(small).plan_costs(complete(small, Layout()))
     whole, last = cost.parameters[0], cost.stages[0].blocks[-1].parameters
     assert copied(timeline, "from host") == microbatches * (2 * whole - last) * PARAMETER
     assert copied(timeline, "to host") == microbatches * whole * GRADIENT
@@ -120,7 +120,7 @@ def test_a_fraction_of_parameters_is_one_of_a_stage_s_blocks() -> None:
     # an embedding, 8 layers and a head: the first 5 of 10 blocks; the update moves what is on the device
     small = hosted(devices=1, batch=2)
     timeline = run(small, Layout(offload=Offloading((1.0,), (0.5,))))
-    blocks = [block.parameters for block in StageCosts(small).of(complete(small, Layout())).stages[0].blocks]
+    blocks = [block.parameters for block in StageCosts(small).plan_costs(complete(small, Layout())).stages[0].blocks]
     away, here = sum(blocks[:5]), sum(blocks[5:])
     assert copied(timeline, "from host") == pytest.approx((2 * 2 * away + here) * PARAMETER, rel=1e-12)
     assert copied(timeline, "to host") == pytest.approx((2 * away + here) * GRADIENT, rel=1e-12)
@@ -129,7 +129,9 @@ def test_a_fraction_of_parameters_is_one_of_a_stage_s_blocks() -> None:
 def test_with_zero_3_shards_come_from_the_host_and_shards_of_gradients_go_there() -> None:
     small = hosted(devices=4, batch=8)
     timeline = run(small, Layout(data=4, zero=3, offload=PARAMETERS))
-    blocks = [block.parameters for block in StageCosts(small).of(complete(small, Layout(data=4))).stages[0].blocks]
+    blocks = [
+        block.parameters for block in StageCosts(small).plan_costs(complete(small, Layout(data=4))).stages[0].blocks
+    ]
     assert all(count % 4 == 0 for count in blocks)  # else shards are rounded up
     # 4 ranks have a quarter each
     assert copied(timeline, "from host") == 2 * (2 * sum(blocks) - blocks[-1]) * PARAMETER
@@ -153,7 +155,7 @@ def test_the_host_reads_the_gradients_it_has_for_their_norm(fraction: float) -> 
     small = hosted(devices=1, batch=2, memory=1e9, pcie=1e12)
     clipped = replace(small, training=replace(small.training, gradient_clipping=True))
     plain, with_norm = (run(each, Layout(offload=offload)) for each in (small, clipped))
-    blocks = [block.parameters for block in StageCosts(small).of(complete(small, Layout())).stages[0].blocks]
+    blocks = [block.parameters for block in StageCosts(small).plan_costs(complete(small, Layout())).stages[0].blocks]
     away = sum(blocks[: round(len(blocks) * fraction)])
     into = [link.bytes for t in (plain, with_norm) for link in t.links if link.name.startswith("memory 0.0 in")]
     assert into[1] - into[0] == pytest.approx(GRADIENT * away, rel=1e-9)
@@ -165,14 +167,14 @@ def test_the_host_reads_the_gradients_it_has_for_their_norm(fraction: float) -> 
 
 def load_parameters(small: Problem) -> int:
     """Return the parameters of a problem on one device."""
-    return StageCosts(small).of(complete(small, Layout())).parameters[0]
+    return StageCosts(small).plan_costs(complete(small, Layout())).parameters[0]
 
 
 # memory
 @pytest.mark.parametrize("name", ["activations", "optimizer", "parameters"])
 def test_one_fraction_a_rank_is_that_of_the_rank(name: str) -> None:
     small = hosted(devices=4, batch=8)
-    uniform = Offloading(optimizer=(1.0,)) if name == "parameters" else NOTHING
+    uniform = Offloading(optimizer=(1.0,)) if name == "parameters" else NO_OFFLOADING
     each, none, half = (replace(uniform, **{name: fractions}) for fractions in ((1.0, 0.5, 0.0, 1.0), (), (0.5,)))
     whole = replace(uniform, **{name: (1.0,)})
     mixed, *same = (
@@ -187,10 +189,14 @@ def test_a_fraction_of_0_is_no_offload(layout: Layout) -> None:
     small, zero = hosted(devices=4, batch=8), (0.0,) * layout.pipeline
     programs = [
         lower(small, complete(small, replace(layout, offload=offload)))
-        for offload in (NOTHING, Offloading(zero, zero, zero))
+        for offload in (NO_OFFLOADING, Offloading(zero, zero, zero))
     ]
     one, other = programs
-    assert one.num_tasks == other.num_tasks and one.streams == other.streams and one.resident == other.resident
+    assert (
+        one.num_tasks == other.num_tasks
+        and one.streams == other.streams
+        and one.resident_memory == other.resident_memory
+    )
     assert [list(w.pieces) for w in one.work] == [list(w.pieces) for w in other.work]
     for column in ("work_of", "flow_of", "stream_of", "predecessor_of", "predecessor_start"):
         assert (getattr(one, column) == getattr(other, column)).all()
@@ -202,7 +208,7 @@ def passes(small: Problem) -> tuple[list[int], list[int], int]:
     """Return the ticks of every block's forward and backward on one device, and of the optimizer."""
     program = lower(small, complete(small, Layout()))
     (optimizer,) = {work.duration for work in program.work if work.kind is TaskKind.OPTIMIZER}
-    blocks = StageCosts(small).of(complete(small, Layout())).stages[0].blocks
+    blocks = StageCosts(small).plan_costs(complete(small, Layout())).stages[0].blocks
     return [b.forward_ticks for b in blocks], [b.backward_ticks for b in blocks], optimizer
 
 
@@ -217,7 +223,7 @@ def test_copies_beneath_computing_take_no_time() -> None:
     small, copy = four_layers(1e12)
     (_, f, *_), (*_, b, _), _ = passes(small)
     assert copy < min(f, b)
-    found = [ticks(lower(small, complete(small, Layout(offload=each)))) for each in (NOTHING, ACTIVATIONS)]
+    found = [ticks(lower(small, complete(small, Layout(offload=each)))) for each in (NO_OFFLOADING, ACTIVATIONS)]
     assert found[0] == found[1]
 
 
@@ -226,9 +232,9 @@ def test_slow_copies_of_parameters_are_what_a_step_waits_for() -> None:
     pcie, memory = 1e6, 1e15
     small = hosted(devices=1, batch=1, layers=2, pcie=pcie, memory=memory)
     forward, backward, _ = passes(small)
-    blocks = StageCosts(small).of(complete(small, Layout())).stages[0].blocks
-    counts, head = [block.parameters for block in blocks], blocks[-1].steps
-    loss = sum(step.ticks for step in head.backward[: head.loss])
+    blocks = StageCosts(small).plan_costs(complete(small, Layout())).stages[0].blocks
+    counts, head = [block.parameters for block in blocks], blocks[-1].segments
+    loss = sum(step.ticks for step in head.backward[: head.num_loss_segments])
     come, leave = ([round(count * each / pcie * 1e12) for count in counts] for each in (PARAMETER, GRADIENT))
     assert min(come) > max(forward) + max(backward)
     assert counts[1] == counts[2] > 2 * max(counts[0], counts[3])
@@ -273,11 +279,11 @@ def test_chunks_of_states_go_round_two_buffers() -> None:
     forward, backward, _ = passes(small)
     program = lower(small, complete(small, Layout(offload=ON_DEVICE)))
     (update,) = {work.duration for work in program.work if work.kind is TaskKind.OPTIMIZER}
-    copy = round(STATES * load_parameters(small) / CHUNKS / pcie * 1e12)
+    copy = round(STATES * load_parameters(small) / UPDATE_CHUNKS / pcie * 1e12)
     assert copy > update
     # in, update and out of a chunk, and the next one's in meanwhile, its update beneath the first one's out: two
     # chunks in 3 copies and an update, and two more in 2 copies and an update, for the way in waits for the way out
-    assert CHUNKS == 8
+    assert UPDATE_CHUNKS == 8
     expected = 3 * copy + update + 3 * (2 * copy + update)
     assert ticks(program) == sum(forward) + sum(backward) + expected
 
@@ -332,7 +338,7 @@ def test_an_endless_pcie_takes_no_time_and_a_real_one_saves_none(layout: Layout)
     everything += [replace(PARAMETERS, activations=(1.0,))] if layout.data == 1 or layout.zero == 3 else []
     for offload in everything:
         same = Offloading(optimizer=offload.optimizer, step=offload.step)  # the optimizer is where it is
-        base = same if offload.step is StepPlace.HOST else NOTHING
+        base = same if offload.step is StepPlace.HOST else NO_OFFLOADING
         plans = [complete(endless, replace(layout, offload=each)) for each in (base, offload)]
         without, program = (lower(endless, plan) for plan in plans)
         # a transfer of any bytes takes a tick at least; the host's step alone moves its memory
@@ -387,12 +393,12 @@ def test_every_way_to_time_and_memory_agrees(case: Case, data: st.DataObject, pc
     paths = [ticks(program) for program in programs]
     assert paths[2] <= paths[1] == paths[0]
     costs = SimulatedCost(small)
-    assert path_times(costs.costs, [plan]).tolist() == paths[:1]
-    assert costs.bound(plan) <= to_seconds(paths[0]) <= chains.step_time
+    assert find_path_times(costs.costs, [plan]).tolist() == paths[:1]
+    assert costs.plan_bound(plan) <= to_seconds(paths[0]) <= chains.step_time
     assert chains.peak_memory == costs.peak_memory(plan) == simulate(programs[0], "longest_path").peak_memory
-    begins = begin_in_step(small.training, plan)
+    begins = allocates_gradients(small.training, plan)
     for index, profile in enumerate(chains.memory):
-        held = sum(c.size for c in programs[1].resident if c.rank_class == index and not c.host)
+        held = sum(c.size for c in programs[1].resident_memory if c.rank_class == index and not c.host)
         left = profile.usage[-1][CATEGORIES.index(Category.GRADIENTS)] if begins else 0
         assert profile.totals[-1] == held + left
         assert left > 0 or not begins or case.central

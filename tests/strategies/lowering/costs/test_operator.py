@@ -5,24 +5,24 @@ from collections.abc import Iterable
 import pytest
 
 from meshwise.simulator.collective import Collective
-from meshwise.simulator.machine.compute import read_again
+from meshwise.simulator.machine.compute import backward_parameters
 from meshwise.simulator.models.layers import linear, norm
 from meshwise.simulator.models.model import BlockBuilder, SymbolicOperator
 from meshwise.simulator.operator_graph import Block, Operator, OperatorKind
 from meshwise.simulator.program import TaskKind
 from meshwise.simulator.units import TICKS_PER_SECOND
 from meshwise.strategies.lowering.costs.operator import (
-    Around,
     BlockLayout,
     Groups,
-    collectives,
+    SurroundingSegments,
+    build_collectives,
+    build_surrounding,
     defers,
-    exchanged_axes,
-    gathered_again,
-    kept_cut,
-    transfers,
+    find_exchange_axes,
+    find_regathered_inputs,
+    list_transfers,
 )
-from meshwise.strategies.lowering.costs.steps import Step
+from meshwise.strategies.lowering.costs.steps import Segment
 from meshwise.strategies.plan.mesh import TENSOR, TENSOR_DEPTH, Axis, Mesh
 from meshwise.strategies.plan.sharding import REPLICATED, OperatorSharding, ShardingSpec
 
@@ -61,47 +61,49 @@ def reads(kind: OperatorKind, parameters: str = "", saved: str = "") -> Operator
 def laid_out(block: Block, *cut: OperatorSharding, produced: ShardingSpec | None = None) -> BlockLayout:
     """Return a block of which x arrives as its first reader keeps it, where nothing is said."""
     shardings = {f"{block.name}.{each.operator}": each for each in cut}
-    return BlockLayout(block, FOUR, shardings, 1, arriving=() if produced is None else (produced,))
+    return BlockLayout(block, FOUR, shardings, 1, input_layouts=() if produced is None else (produced,))
 
 
 def product(*, bias: bool = True) -> Block:
     """One product of x with a weight."""
     builder = BlockBuilder("fp32", SIZES)
-    x, wide = builder.tensor("x", TOKENS), builder.tensor("wide", "batch sequence ffn")
+    x, wide = builder.add_tensor("x", TOKENS), builder.add_tensor("wide", "batch sequence ffn")
     dims, own = "batch sequence ffn hidden", "ffn" if bias else ""
-    linear(builder, "up", x, (wide,), dims, weight="hidden ffn", reduced="hidden", bias=own)
-    return builder.block("block", (x,), (wide,), layer=True)
+    linear(builder, "up", x, (wide,), dims, weight="hidden ffn", summed_dims="hidden", bias=own)
+    return builder.build_block("block", (x,), (wide,), layer=True)
 
 
 def normed(*, bias: bool = True) -> Block:
     """One norm of x."""
     builder = BlockBuilder("fp32", SIZES)
-    x = builder.tensor("x", TOKENS)
-    return builder.block("block", (x,), (norm(builder, "norm", x, bias=bias),), layer=True)
+    x = builder.add_tensor("x", TOKENS)
+    return builder.build_block("block", (x,), (norm(builder, "norm", x, bias=bias),), layer=True)
 
 
 def readers(*names: str) -> Block:
     """Operators that read x and y, each with a result of its own."""
     builder = BlockBuilder("fp32", SIZES)
-    x, y = (builder.tensor(each, TOKENS) for each in ("x", "y"))
-    made = tuple(builder.tensor(f"{name}_out", TOKENS) for name in names)
+    x, y = (builder.add_tensor(each, TOKENS) for each in ("x", "y"))
+    made = tuple(builder.add_tensor(f"{name}_out", TOKENS) for name in names)
     for name, out in zip(names, made, strict=True):
-        builder.elementwise(name, TOKENS, (x, y), (out,))
-    return builder.block("block", (x, y), made, layer=True)
+        builder.add_elementwise(name, TOKENS, (x, y), (out,))
+    return builder.build_block("block", (x, y), made, layer=True)
 
 
 def moved(block: BlockLayout, source: ShardingSpec, target: ShardingSpec) -> list[tuple[Collective, str, float]]:
-    return [(move.collective, move.axis, size) for move, size in transfers(block, "x", source, target)]
+    return [(move.collective, move.axis, size) for move, size in list_transfers(block, "x", source, target)]
 
 
-def shown(steps: Iterable[Step]) -> list[tuple[Collective | None, str, float, str]]:
+def shown(steps: Iterable[Segment]) -> list[tuple[Collective | None, str, float, str]]:
     return [(step.collective, step.axis, step.size, step.tensor) for step in steps]
 
 
-def around(block: Block, *cut: OperatorSharding, inputs: tuple[str, ...] = (), of: Groups | None = None) -> Around:
+def around(
+    block: Block, *cut: OperatorSharding, inputs: tuple[str, ...] = (), of: Groups | None = None
+) -> SurroundingSegments:
     """Return what runs around the first operator of a block."""
     layout = laid_out(block, *cut)
-    return kept_cut(layout, groups() if of is None else of, block.operators[0], inputs)
+    return build_surrounding(layout, groups() if of is None else of, block.operators[0], inputs)
 
 
 @pytest.mark.parametrize("kind", OperatorKind)
@@ -114,10 +116,10 @@ def test_gradients_of_weights_and_tables_are_made_apart_and_of_what_has_none_not
 @pytest.mark.parametrize("kind", OperatorKind)
 def test_backward_reads_weights_and_scales_and_neither_biases_nor_tables(kind: OperatorKind) -> None:
     weighs, scales = kind.name in (*PRODUCTS, "NORM"), kind.name == "ELEMENTWISE"
-    assert read_again(reads(kind, "weight bias", "x")) == (("weight",) if weighs or scales else ())
-    assert read_again(reads(kind, "weight bias")) == (("weight",) if weighs else ())  # a sum keeps nothing
-    assert read_again(reads(kind, "weight", "x")) == (("weight",) if weighs or scales else ())
-    assert read_again(reads(kind)) == read_again(reads(kind, "", "x")) == ()
+    assert backward_parameters(reads(kind, "weight bias", "x")) == (("weight",) if weighs or scales else ())
+    assert backward_parameters(reads(kind, "weight bias")) == (("weight",) if weighs else ())  # a sum keeps nothing
+    assert backward_parameters(reads(kind, "weight", "x")) == (("weight",) if weighs or scales else ())
+    assert backward_parameters(reads(kind)) == backward_parameters(reads(kind, "", "x")) == ()
 
 
 def test_an_exchange_moves_what_each_rank_has_before_it() -> None:
@@ -158,23 +160,23 @@ def test_a_sum_moves_what_each_rank_has_a_term_of() -> None:
 
 def test_collectives_say_what_they_move_and_take_as_long_as_their_bytes() -> None:
     of, block, both = groups(), laid_out(product()), ShardingSpec((("sequence", BOTH),))
-    inner, outer = collectives(block, of, "x", both, REPLICATED, "all of ")
+    inner, outer = build_collectives(block, of, "x", both, REPLICATED, "all of ")
     assert shown([inner, outer]) == [(GATHER, TENSOR, X / 2, "x"), (GATHER, TENSOR_DEPTH, X, "x")]
-    assert inner.operators == outer.operators == f"{GATHER} all of x"
-    assert collectives(block, of, "x", both, REPLICATED)[0].operators == f"{GATHER} x"
+    assert inner.label == outer.label == f"{GATHER} all of x"
+    assert build_collectives(block, of, "x", both, REPLICATED)[0].label == f"{GATHER} x"
     assert inner.kind is outer.kind is TaskKind.TENSOR_COMMUNICATION
     # half of the bytes come from the other rank in one message: 0.25 + 32 / 64 and 0.25 + 64 / 64 seconds
     assert [step.ticks / TICKS_PER_SECOND for step in (inner, outer)] == [0.75, 1.25]
     assert not inner.deferred
-    assert not inner.beside
+    assert not inner.overlaps_next
 
 
 def test_along_axes_without_a_group_nothing_moves() -> None:
     of, block, both = groups(), laid_out(product()), ShardingSpec((("sequence", BOTH),))
     for axis, size in ((TENSOR, X / 2), (TENSOR_DEPTH, X)):
-        alone = collectives(block, {axis: of[axis]}, "x", both, REPLICATED)
+        alone = build_collectives(block, {axis: of[axis]}, "x", both, REPLICATED)
         assert shown(alone) == [(GATHER, axis, size, "x")]
-    assert collectives(block, {}, "x", both, REPLICATED) == []
+    assert build_collectives(block, {}, "x", both, REPLICATED) == []
 
 
 TO_HIDDEN = OperatorSharding("one", (("hidden", (TENSOR,)),))
@@ -208,8 +210,8 @@ def test_exchanged_axes_are_those_that_cut_another_dim_for_the_reader(
     arrives: Cuts, wanted: Cuts, axes: set[str]
 ) -> None:
     block = laid_out(readers("one"), OperatorSharding("one", wanted), produced=ShardingSpec(arrives))
-    block.produced["y"] = ShardingSpec(wanted)
-    assert exchanged_axes(block) == axes
+    block.produced_layouts["y"] = ShardingSpec(wanted)
+    assert find_exchange_axes(block) == axes
 
 
 def test_any_reader_of_any_tensor_exchanges() -> None:
@@ -218,18 +220,18 @@ def test_any_reader_of_any_tensor_exchanges() -> None:
         cut = (OperatorSharding("one", one), OperatorSharding("two", two))
         for first, second in ((tokens, REPLICATED), (REPLICATED, tokens)):
             block = laid_out(readers("one", "two"), *cut)
-            block.produced |= {"x": first, "y": second}
-            assert exchanged_axes(block) == axes
+            block.produced_layouts |= {"x": first, "y": second}
+            assert find_exchange_axes(block) == axes
 
 
 def test_gradients_of_what_is_summed_are_whole() -> None:
     # x comes in parts of each depth rank, and along tokens: it is summed, exchanged, and its gradient exchanged back
     block = laid_out(readers("one"), TO_HIDDEN)
-    block.produced["x"] = ShardingSpec((("sequence", (TENSOR,)),), (TENSOR_DEPTH,))
-    assert exchanged_axes(block) == {TENSOR}
+    block.produced_layouts["x"] = ShardingSpec((("sequence", (TENSOR,)),), (TENSOR_DEPTH,))
+    assert find_exchange_axes(block) == {TENSOR}
     # what is summed and scattered is gathered in backward
-    block.produced["x"] = ShardingSpec((), (TENSOR,))
-    assert exchanged_axes(block) == set()
+    block.produced_layouts["x"] = ShardingSpec((), (TENSOR,))
+    assert find_exchange_axes(block) == set()
 
 
 ROWS = ("up_weight", (("hidden", (TENSOR,)),))
@@ -240,24 +242,24 @@ HALF_OF_TOKENS: Cuts = (("sequence", (TENSOR,)),)
 def test_a_product_gathers_what_it_keeps_cut_and_again_its_weight_and_scatters_both_gradients_apart() -> None:
     found = around(product(), OperatorSharding("up", HALF_OF_TOKENS, (ROWS, BIASES)))
     weight, bias = (GATHER, TENSOR, WEIGHT, "up_weight"), (GATHER, TENSOR, BIAS, "up_bias")
-    assert shown(found.forward) == [weight, bias]
-    assert shown(found.backward) == [weight]
-    assert shown(found.after) == [(SCATTER, TENSOR, WEIGHT, "up_weight"), (SCATTER, TENSOR, BIAS, "up_bias")]
-    assert [step.operators for step in found.after] == [
+    assert shown(found.before_forward) == [weight, bias]
+    assert shown(found.before_backward) == [weight]
+    assert shown(found.after_backward) == [(SCATTER, TENSOR, WEIGHT, "up_weight"), (SCATTER, TENSOR, BIAS, "up_bias")]
+    assert [step.label for step in found.after_backward] == [
         f"{SCATTER} gradient of up_weight",
         f"{SCATTER} gradient of up_bias",
     ]
-    assert [step.operators for step in found.backward] == [f"{GATHER} up_weight"]
+    assert [step.label for step in found.before_backward] == [f"{GATHER} up_weight"]
     # backward of the input needs the weight; the gradients of weights can wait
-    assert not any(step.deferred for step in (*found.forward, *found.backward))
-    assert all(step.deferred for step in found.after)
+    assert not any(step.deferred for step in (*found.before_forward, *found.before_backward))
+    assert all(step.deferred for step in found.after_backward)
 
 
 def test_a_bias_alone_that_is_kept_cut_is_not_gathered_again() -> None:
     found = around(product(), OperatorSharding("up", HALF_OF_TOKENS, (BIASES,)))
-    assert shown(found.forward) == [(GATHER, TENSOR, BIAS, "up_bias")]
-    assert found.backward == []
-    assert shown(found.after) == [(SCATTER, TENSOR, BIAS, "up_bias")]
+    assert shown(found.before_forward) == [(GATHER, TENSOR, BIAS, "up_bias")]
+    assert found.before_backward == []
+    assert shown(found.after_backward) == [(SCATTER, TENSOR, BIAS, "up_bias")]
 
 
 def test_what_is_kept_as_it_is_read_moves_nothing() -> None:
@@ -271,46 +273,50 @@ def test_what_is_kept_as_it_is_read_moves_nothing() -> None:
 def test_terms_of_ranks_that_keep_the_same_part_are_not_summed_here() -> None:
     # a quarter of the tokens each, and half of the weight's rows: its gradient is scattered along the axis of these
     found = around(product(bias=False), OperatorSharding("up", (("sequence", BOTH),), (ROWS,)))
-    assert shown(found.after) == [(SCATTER, TENSOR, WEIGHT, "up_weight")]
+    assert shown(found.after_backward) == [(SCATTER, TENSOR, WEIGHT, "up_weight")]
     # each has half of the columns too, which stay: half of the weight is gathered, and half of its gradient scattered
     cuts: Cuts = (("sequence", (TENSOR,)), ("ffn", (TENSOR_DEPTH,)))
     kept = ("up_weight", (("hidden", (TENSOR,)), ("ffn", (TENSOR_DEPTH,))))
     found = around(product(bias=False), OperatorSharding("up", cuts, (kept,)))
-    assert shown(found.forward) == shown(found.backward) == [(GATHER, TENSOR, WEIGHT / 2, "up_weight")]
-    assert shown(found.after) == [(SCATTER, TENSOR, WEIGHT / 2, "up_weight")]
+    assert shown(found.before_forward) == shown(found.before_backward) == [(GATHER, TENSOR, WEIGHT / 2, "up_weight")]
+    assert shown(found.after_backward) == [(SCATTER, TENSOR, WEIGHT / 2, "up_weight")]
     # a gradient that all ranks have whole is cut for free
     found = around(product(bias=False), OperatorSharding("up", (), (ROWS,)))
-    assert shown(found.forward) == [(GATHER, TENSOR, WEIGHT, "up_weight")]
-    assert found.after == []
+    assert shown(found.before_forward) == [(GATHER, TENSOR, WEIGHT, "up_weight")]
+    assert found.after_backward == []
 
 
 @pytest.mark.parametrize("kind", [OperatorKind.MATMUL, OperatorKind.ELEMENTWISE])
 def test_an_input_that_is_gathered_again_waits_where_the_gradients_of_weights_do(kind: OperatorKind) -> None:
     builder = BlockBuilder("fp32", SIZES)
-    x, scale, out = builder.tensor("x", TOKENS), builder.tensor("scale", "hidden"), builder.tensor("out", TOKENS)
-    builder.operator(SymbolicOperator("work", kind, TOKENS, (x,), (out,), parameters=(scale,), saved=(x,)))
+    x, scale, out = (
+        builder.add_tensor("x", TOKENS),
+        builder.add_tensor("scale", "hidden"),
+        builder.add_tensor("out", TOKENS),
+    )
+    builder.add_operator(SymbolicOperator("work", kind, TOKENS, (x,), (out,), parameters=(scale,), saved=(x,)))
     kept = ((x, HALF_OF_TOKENS), (scale, (("hidden", (TENSOR,)),)))
     cut = OperatorSharding("work", (("batch", (TENSOR_DEPTH,)),), kept)
-    block = builder.block("block", (x,), (out,), layer=True)
+    block = builder.build_block("block", (x,), (out,), layer=True)
     late = kind is OperatorKind.MATMUL
     found = around(block, cut, inputs=(x,))
     # the input first, then the scale; forward gathers the input with what arrives
-    assert shown(found.forward) == [(GATHER, TENSOR, SCALE, "scale")]
-    assert shown(found.backward) == [(GATHER, TENSOR, X, "x"), (GATHER, TENSOR, SCALE, "scale")]
-    assert [step.deferred for step in found.backward] == [late, False]
-    assert shown(around(block, cut).backward) == [(GATHER, TENSOR, SCALE, "scale")]
+    assert shown(found.before_forward) == [(GATHER, TENSOR, SCALE, "scale")]
+    assert shown(found.before_backward) == [(GATHER, TENSOR, X, "x"), (GATHER, TENSOR, SCALE, "scale")]
+    assert [step.deferred for step in found.before_backward] == [late, False]
+    assert shown(around(block, cut).before_backward) == [(GATHER, TENSOR, SCALE, "scale")]
     apart = OperatorSharding("work", HALF_OF_TOKENS, (kept[1],))
-    assert [step.deferred for step in around(block, apart).after] == [late]
+    assert [step.deferred for step in around(block, apart).after_backward] == [late]
 
 
 @pytest.mark.parametrize(("bias", "count"), [(True, 2), (False, 1)])
 def test_ranks_that_cut_what_a_norm_is_over_sum_its_statistics_in_either_pass(*, bias: bool, count: int) -> None:
     found = around(normed(bias=bias), OperatorSharding("norm", (("hidden", (TENSOR,)),)))
-    assert shown(found.forward) == [(SUM, TENSOR, count * NUMBERS, "norm_out")]
-    assert shown(found.backward) == [(SUM, TENSOR, count * NUMBERS, "")]
-    assert found.after == []
-    (forward,), (backward,) = found.forward, found.backward
-    assert forward.operators == backward.operators == f"{SUM} statistics of norm"
+    assert shown(found.before_forward) == [(SUM, TENSOR, count * NUMBERS, "norm_out")]
+    assert shown(found.before_backward) == [(SUM, TENSOR, count * NUMBERS, "")]
+    assert found.after_backward == []
+    (forward,), (backward,) = found.before_forward, found.before_backward
+    assert forward.label == backward.label == f"{SUM} statistics of norm"
     assert not backward.deferred
     # half of them go there and half come back, each in a message: 2 * (0.25 + 8 * count / 64) seconds
     assert forward.ticks == backward.ticks == 2 * (0.25 + count / 8) * TICKS_PER_SECOND
@@ -318,9 +324,9 @@ def test_ranks_that_cut_what_a_norm_is_over_sum_its_statistics_in_either_pass(*,
 
 def test_statistics_are_summed_along_each_axis_that_cuts_them_and_of_a_rank_its_own_tokens() -> None:
     both = around(normed(), OperatorSharding("norm", (("hidden", BOTH),)))
-    assert shown(both.forward) == [(SUM, axis, 2 * NUMBERS, "norm_out") for axis in BOTH]
+    assert shown(both.before_forward) == [(SUM, axis, 2 * NUMBERS, "norm_out") for axis in BOTH]
     half = around(normed(), OperatorSharding("norm", (("sequence", (TENSOR_DEPTH,)), ("hidden", (TENSOR,)))))
-    assert shown(half.forward) == [(SUM, TENSOR, 2 * NUMBERS / 2, "norm_out")]
+    assert shown(half.before_forward) == [(SUM, TENSOR, 2 * NUMBERS / 2, "norm_out")]
     assert around(normed(), OperatorSharding("norm", HALF_OF_TOKENS)) == ([], [], [])
     assert around(normed(), OperatorSharding("norm", ())) == ([], [], [])
 
@@ -329,21 +335,25 @@ def test_along_axes_without_a_group_nothing_is_summed() -> None:
     cut, of = OperatorSharding("norm", (("hidden", BOTH),)), groups()
     for axis in BOTH:
         found = around(normed(), cut, of={axis: of[axis]})
-        assert shown(found.forward) == [(SUM, axis, 2 * NUMBERS, "norm_out")]
-        assert shown(found.backward) == [(SUM, axis, 2 * NUMBERS, "")]
+        assert shown(found.before_forward) == [(SUM, axis, 2 * NUMBERS, "norm_out")]
+        assert shown(found.before_backward) == [(SUM, axis, 2 * NUMBERS, "")]
     assert around(normed(), cut, of={}) == ([], [], [])
 
 
 def test_statistics_are_of_the_first_result() -> None:
     builder = BlockBuilder("fp32", SIZES)
-    x, out, means = builder.tensor("x", TOKENS), builder.tensor("out", TOKENS), builder.tensor("means", "sequence")
+    x, out, means = (
+        builder.add_tensor("x", TOKENS),
+        builder.add_tensor("out", TOKENS),
+        builder.add_tensor("means", "sequence"),
+    )
     counts = (("hidden", 3), ("sequence", 1))
-    builder.operator(SymbolicOperator("norm", OperatorKind.NORM, TOKENS, (x,), (out, means), statistics=counts))
-    block = builder.block("block", (x,), (out, means), layer=True)
+    builder.add_operator(SymbolicOperator("norm", OperatorKind.NORM, TOKENS, (x,), (out, means), statistics=counts))
+    block = builder.build_block("block", (x,), (out, means), layer=True)
     found = around(block, OperatorSharding("norm", (("hidden", (TENSOR,)), ("sequence", (TENSOR_DEPTH,)))))
     # 3 numbers of 4 bytes for each of 2 tokens, and one for each of the 4 of hidden that a rank has
-    assert shown(found.forward) == [(SUM, TENSOR, 3 * 4 * 2, out), (SUM, TENSOR_DEPTH, 4 * 4, out)]
-    assert shown(found.backward) == [(SUM, TENSOR, 3 * 4 * 2, ""), (SUM, TENSOR_DEPTH, 4 * 4, "")]
+    assert shown(found.before_forward) == [(SUM, TENSOR, 3 * 4 * 2, out), (SUM, TENSOR_DEPTH, 4 * 4, out)]
+    assert shown(found.before_backward) == [(SUM, TENSOR, 3 * 4 * 2, ""), (SUM, TENSOR_DEPTH, 4 * 4, "")]
 
 
 def test_a_norm_gathers_its_weight_before_it_sums_and_its_gradients_do_not_wait() -> None:
@@ -353,10 +363,10 @@ def test_a_norm_gathers_its_weight_before_it_sums_and_its_gradients_do_not_wait(
     cut = OperatorSharding("norm", (("sequence", (TENSOR_DEPTH,)), ("hidden", (TENSOR,))), kept)
     found = around(normed(), cut)
     weight, bias = ((GATHER, TENSOR_DEPTH, SCALE / 2, name) for name in ("norm_weight", "norm_bias"))
-    assert shown(found.forward) == [weight, bias, (SUM, TENSOR, 2 * NUMBERS / 2, "norm_out")]
-    assert shown(found.backward) == [weight, (SUM, TENSOR, 2 * NUMBERS / 2, "")]
-    assert shown(found.after) == [(SCATTER, *weight[1:]), (SCATTER, *bias[1:])]
-    assert not any(step.deferred for step in (*found.backward, *found.after))
+    assert shown(found.before_forward) == [weight, bias, (SUM, TENSOR, 2 * NUMBERS / 2, "norm_out")]
+    assert shown(found.before_backward) == [weight, (SUM, TENSOR, 2 * NUMBERS / 2, "")]
+    assert shown(found.after_backward) == [(SCATTER, *weight[1:]), (SCATTER, *bias[1:])]
+    assert not any(step.deferred for step in (*found.before_backward, *found.after_backward))
 
 
 def test_what_several_read_alike_is_gathered_again_by_the_last() -> None:
@@ -364,7 +374,7 @@ def test_what_several_read_alike_is_gathered_again_by_the_last() -> None:
         names = ("one", "two", "three")
         keeps = tuple((name, HALF_OF_TOKENS) for name in kept)
         cut = (OperatorSharding(name, how, keeps) for name, how in zip(names, cuts, strict=True))
-        return gathered_again(laid_out(readers(*names), *cut))
+        return find_regathered_inputs(laid_out(readers(*names), *cut))
 
     hidden: Cuts = (("hidden", (TENSOR,)),)
     assert of((), (), ()) == {"three": ("x",)}

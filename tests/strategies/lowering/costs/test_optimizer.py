@@ -9,17 +9,17 @@ from meshwise.simulator.models.experts import Experts
 from meshwise.simulator.units import to_ticks
 from meshwise.strategies.lowering.costs.optimizer import (
     Parameters,
-    begin_in_step,
-    in_ddp_buckets,
+    allocates_gradients,
+    count_updated_parameters,
     optimizer_ticks,
     state_bytes,
     step_bytes,
-    updated_parameters,
+    uses_ddp_buckets,
 )
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.mesh import DATA, EXPERT, Axis, Mesh
-from meshwise.strategies.plan.offloading import WHOLE, Offloading
+from meshwise.strategies.plan.offloading import WHOLE_FRACTION, Offloading
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Training
 
@@ -49,7 +49,7 @@ def test_gradients_are_read_states_read_and_written_and_parameters_written() -> 
 def test_ranks_that_share_states_update_a_share_of_elements_and_of_tensors() -> None:
     # 1001 elements over 4 ranks are at most 251, 10 tensors 3
     shared = plan(data=4, zero=1)
-    assert [updated_parameters(shared, elements) for elements in (1000, 1001)] == [250, 251]
+    assert [count_updated_parameters(shared, elements) for elements in (1000, 1001)] == [250, 251]
     assert seconds(shared) == pytest.approx(0.5 + 3 * 1e-3 + 24 * 251e-6)
 
 
@@ -61,9 +61,9 @@ def test_a_part_of_the_update_takes_its_part_of_bytes_and_of_tensors() -> None:
 def test_weights_that_layers_multiply_by_in_fp8_are_read_and_written_twice_in_one_byte() -> None:
     # of 500 weights: 2 bytes read, 2 copies of 1 byte written
     fp8 = replace(TRAINING, precision="fp8")
-    cast = seconds(plan(), HELD._replace(quantised=500), training=fp8) - seconds(plan(), training=fp8)
+    cast = seconds(plan(), HELD._replace(quantised_elements=500), training=fp8) - seconds(plan(), training=fp8)
     assert cast == pytest.approx(500 * (2 + 2) / 1e6)
-    assert seconds(plan(), HELD._replace(quantised=500)) == seconds(plan())
+    assert seconds(plan(), HELD._replace(quantised_elements=500)) == seconds(plan())
 
 
 def test_the_update_of_a_cut_parameter_takes_a_launch_more_a_tensor() -> None:
@@ -76,7 +76,7 @@ def test_the_update_of_a_cut_parameter_takes_a_launch_more_a_tensor() -> None:
 def test_rows_and_columns_of_a_factored_moment_are_states() -> None:
     # Adafactor keeps no moment of the size of a parameter, and 4 bytes for each of 70 rows and columns
     factored = replace(TRAINING, optimizer="adafactor")
-    held = HELD._replace(factored=70)
+    held = HELD._replace(factored_elements=70)
     assert state_bytes(factored, plan(), held) == 4 * 70
     assert step_bytes(factored, plan(), held) == 1001 * (4 + 4) + 2 * 4 * 70
 
@@ -84,7 +84,7 @@ def test_rows_and_columns_of_a_factored_moment_are_states() -> None:
 def test_experts_are_shared_among_the_ranks_that_hold_the_same() -> None:
     # of 1001 elements 601 are of experts: the other 400 lie over 4 ranks, those over the 2 that hold the same experts
     shared = replace(plan(data=4, zero=1), mesh=Mesh((Axis(DATA, 2), Axis(EXPERT, 2))))
-    assert updated_parameters(shared, 1001, 601) == 400 // 4 + 301
+    assert count_updated_parameters(shared, 1001, 601) == 400 // 4 + 301
 
 
 @pytest.mark.parametrize("zero", [2, 3])
@@ -106,7 +106,7 @@ def storage(layout: Layout, training: Training = TORCH, **model: object) -> tupl
     """Return whether gradients are in DistributedDataParallel's buckets, and whether they begin in a step."""
     small = replace(problem(devices=layout.data * layout.tensor * layout.pipeline, **model), training=training)  # type: ignore[arg-type]
     plan = complete(small, layout)
-    return in_ddp_buckets(training, plan), begin_in_step(training, plan)
+    return uses_ddp_buckets(training, plan), allocates_gradients(training, plan)
 
 
 def test_buckets_are_there_all_the_time() -> None:
@@ -147,5 +147,5 @@ def test_megatron_keeps_its_buffer_and_frozen_weights_have_no_gradients() -> Non
 
 def test_gradients_of_several_versions_and_on_hosts_stay() -> None:
     assert storage(Layout(data=2, pipeline=2, schedule="pipedream")) == (False, False)
-    on_host = Layout(data=2, zero=3, offload=Offloading(parameters=WHOLE, optimizer=WHOLE))
+    on_host = Layout(data=2, zero=3, offload=Offloading(parameters=WHOLE_FRACTION, optimizer=WHOLE_FRACTION))
     assert storage(on_host) == (False, False)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from meshwise.simulator.engine import simulate, step_time
 from meshwise.simulator.program import TaskKind
 from meshwise.simulator.units import to_ticks
-from meshwise.strategies.bounds.path_times import path_times
+from meshwise.strategies.bounds.path_times import find_path_times
 from meshwise.strategies.lowering import StageCosts, lower
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
@@ -34,7 +34,7 @@ def ticks(small: Problem, layout: Layout, *, folded: bool = True) -> int:
 def test_on_one_device_clipping_reads_the_gradients_once(precision: str, size: int) -> None:
     accelerator = replace(problem().cluster.accelerator, peak_flops=(("fp32", 1e12), ("fp16", 1e12), ("bf16", 1e12)))
     small = problem(devices=1, precision=precision, accelerator=accelerator)
-    count = StageCosts(small).held(complete(small, Layout())).parameters[0]
+    count = StageCosts(small).plan_parameters(complete(small, Layout())).elements[0]
     assert ticks(clipped(small), Layout()) - ticks(small, Layout()) == to_ticks(size * count / 1e12)
 
 
@@ -59,7 +59,7 @@ def test_the_ranks_that_share_a_model_sum_one_scalar(
 ) -> None:
     small = clipped(problem(devices=4, bandwidth=1e8))
     plan = complete(small, replace(layout, order=order))
-    shares = StageCosts(small).held(plan).parameters
+    shares = StageCosts(small).plan_parameters(plan).elements
     assert_summed(small, plan, groups, ranks, [-(-n // plan.replicas) if plan.zero else n for n in shares])
 
 
@@ -67,9 +67,9 @@ def test_the_ranks_that_share_a_model_sum_one_scalar(
 def test_what_experts_add_to_the_norm_is_summed_over_those_that_share_them(zero: int, groups: int, ranks: int) -> None:
     small = clipped(mixture(devices=4))
     plan = complete(small, Layout(data=4, expert=2, zero=zero))
-    (held,) = StageCosts(small).held(plan).positions
-    dense = held.elements - held.experts
-    share = -(-dense // 4) - (-held.experts // 2) if zero else held.elements
+    (held,) = StageCosts(small).plan_parameters(plan).positions
+    dense = held.elements - held.expert_elements
+    share = -(-dense // 4) - (-held.expert_elements // 2) if zero else held.elements
     assert_summed(small, plan, groups, ranks, [share])
 
 
@@ -101,4 +101,4 @@ def test_the_longest_paths_of_clipped_steps_are_those_of_their_programs(data: st
     plan = complete(small, data.draw(st.sampled_from(list(layouts(small)))))
     costs = StageCosts(small)
     expected = round(step_time(lower(small, plan), "longest_path") * 1e12)
-    assert path_times(costs, [plan]).tolist() == [expected]
+    assert find_path_times(costs, [plan]).tolist() == [expected]

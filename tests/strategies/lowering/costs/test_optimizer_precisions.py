@@ -13,7 +13,7 @@ from meshwise.simulator.models.transformer import Transformer
 from meshwise.simulator.operator_graph import Block, Operator, OperatorKind, Tensor
 from meshwise.simulator.program import Category
 from meshwise.simulator.units import to_ticks
-from meshwise.strategies.bounds.memory import Needs
+from meshwise.strategies.bounds.memory import PlanMemory
 from meshwise.strategies.lowering import StageCosts, lower
 from meshwise.strategies.lowering.costs.optimizer import Parameters, optimizer_ticks, state_bytes
 from meshwise.strategies.plan.completion import complete
@@ -34,7 +34,7 @@ def trained(small: Problem, **changes: object) -> Problem:
 
 
 def held(small: Problem, layout: Layout) -> dict[Category, int]:
-    return {change.category: change.size for change in lower(small, complete(small, layout)).resident}
+    return {change.category: change.size for change in lower(small, complete(small, layout)).resident_memory}
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_gradients_are_accumulated_as_one_says(precision: str, gradients: str, s
     small = trained(problem(devices=1, precision=precision, accelerator=FAST), gradient_precision=gradients)
     assert small.training.gradient_bytes == size
     costs, plan = StageCosts(small), complete(small, Layout())
-    assert held(small, Layout())[Category.GRADIENTS] == size * costs.held(plan).parameters[0]
+    assert held(small, Layout())[Category.GRADIENTS] == size * costs.plan_parameters(plan).elements[0]
 
 
 @pytest.mark.parametrize("field", ["precision", "optimizer", "gradient_precision"])
@@ -95,7 +95,7 @@ HALF_ENDS = (64 + 64) + (32 + 64) + 2 * 64 + (64 + 64)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_adafactor_keeps_four_bytes_of_each_row_and_column(layout: Layout, rows: int, precision: str) -> None:
     small = trained(problem(devices=2, layers=LAYERS, precision=precision), optimizer="adafactor")
-    count = StageCosts(small).held(complete(small, layout)).parameters[0]
+    count = StageCosts(small).plan_parameters(complete(small, layout)).elements[0]
     main = 4 * (-(-count // 2) if layout.zero else count) if precision == "bf16" else 0
     assert held(small, layout)[Category.OPTIMIZER] == 4 * rows + main
     assert held(small, layout)[Category.OPTIMIZER] < held(trained(small, optimizer="sgd"), layout)[Category.OPTIMIZER]
@@ -103,14 +103,17 @@ def test_adafactor_keeps_four_bytes_of_each_row_and_column(layout: Layout, rows:
 
 def test_a_tied_table_is_factored_once_where_both_its_ends_are() -> None:
     tied, apart = (trained(problem(devices=1, tied=tied), optimizer="adafactor") for tied in (True, False))
-    rows = [StageCosts(each).held(complete(each, Layout())).positions[0].factored for each in (tied, apart)]
+    rows = [
+        StageCosts(each).plan_parameters(complete(each, Layout())).positions[0].factored_elements
+        for each in (tied, apart)
+    ]
     assert rows[1] - rows[0] == 128 + 64
 
 
 @pytest.mark.parametrize(("optimizer", "state"), [("adamw", 12 * 1000), ("adafactor", 4 * 1000 + 4 * 70)])
 def test_the_step_of_an_optimizer_is_its_traffic(optimizer: str, state: int) -> None:
     small = trained(problem(devices=1, precision="bf16"), optimizer=optimizer)
-    parameters = Parameters(elements=1000, tensors=3, factored=70)
+    parameters = Parameters(elements=1000, tensors=3, factored_elements=70)
     # gradients of 4 bytes in, state in and out, parameters of 2 bytes out, at 1e12 byte/s
     expected = to_ticks((4 * 1000 + 2 * state + 2 * 1000) / 1e12)
     assert optimizer_ticks(IDEAL, small.training, complete(small, Layout()), parameters) == expected
@@ -127,24 +130,24 @@ def test_fp8_keeps_the_weight_twice_more_and_inputs_of_products_in_one_byte() ->
     }
     # of 32 tokens, both norms' outputs and the activation's lose a byte; the context, which attention keeps as it
     # is, is kept in fp8 besides
-    kept = [StageCosts(each).memories(complete(each, Layout()))[0].kept for each in (wide, narrow)]
+    kept = [StageCosts(each).stage_memories(complete(each, Layout()))[0].kept_bytes for each in (wide, narrow)]
     assert kept[0] - kept[1] == LAYERS * 32 * (64 + 64 + 256 - 64)
-    assert Needs(StageCosts(narrow)).peak(complete(narrow, Layout())) > 0
+    assert PlanMemory(StageCosts(narrow)).peak(complete(narrow, Layout())) > 0
 
 
 def test_a_product_in_fp8_runs_at_its_peak_after_a_cast() -> None:
     small = problem(devices=1, precision="fp8", accelerator=FAST)
-    steps = StageCosts(small).of(complete(small, Layout())).stages[0].blocks[1].steps
-    up = next(step for step in steps.forward if step.operators == "up")
+    steps = StageCosts(small).plan_costs(complete(small, Layout())).stages[0].blocks[1].segments
+    up = next(step for step in steps.forward if step.label == "up")
     # 2 m n k FLOP at 2e12 FLOP/s; the input of 2 bytes is read, and written in 1 byte twice, at 1e12 byte/s
     m, n, k = 32, 256, 64
     assert up.ticks == pytest.approx(to_ticks(2 * m * n * k / 2e12 + 4 * m * k / 1e12), abs=1)
-    back = next(step for step in steps.backward if step.operators == "up")
+    back = next(step for step in steps.backward if step.label == "up")
     assert back.ticks == pytest.approx(to_ticks(4 * m * n * k / 2e12 + 4 * m * n / 1e12), abs=1)
-    attention = {s.operators: s.ticks for s in steps.forward}["attention"]
+    attention = {s.label: s.ticks for s in steps.forward}["attention"]
     wide = problem(devices=1, precision="bf16", accelerator=FAST)
-    same = StageCosts(wide).of(complete(wide, Layout())).stages[0].blocks[1].steps
-    assert attention == {s.operators: s.ticks for s in same.forward}["attention"]
+    same = StageCosts(wide).plan_costs(complete(wide, Layout())).stages[0].blocks[1].segments
+    assert attention == {s.label: s.ticks for s in same.forward}["attention"]
 
 
 def experts_of(precision: str, **changes: object) -> Problem:
@@ -163,8 +166,8 @@ def test_experts_multiply_in_fp8_and_their_router_does_not() -> None:
     found = []
     for precision in ("bf16", "fp8"):
         small = experts_of(precision)
-        layer = StageCosts(small).of(complete(small, Layout(data=4))).stages[0].blocks[1]
-        found.append({step.operators: step.ticks for step in layer.steps.forward})
+        layer = StageCosts(small).plan_costs(complete(small, Layout(data=4))).stages[0].blocks[1]
+        found.append({step.label: step.ticks for step in layer.segments.forward})
     # 8 experts of 32 * 2 / 8 = 8 tokens: [8, 64] by [64, 2 * 32]; 2 m n k FLOP at 2e12 FLOP/s, and a cast that reads
     # m k elements of 2 bytes and writes them in 1 byte twice, at 1e12 byte/s
     m, n, k = 8, 64, 64
@@ -192,19 +195,21 @@ def test_a_split_backward_takes_what_a_whole_one_takes(precision: str) -> None:
     small = experts_of(precision)
     plan = complete(small, Layout(data=2, pipeline=2, schedule="zb1p"))
     costs = StageCosts(small)
-    for cost in costs.stage(plan, 0, costs.machine(plan).rank(0)).blocks:
-        assert cost.split is not None
-        parts = [*cost.split.inputs, *cost.split.weights]
+    for cost in costs.stage_cost(plan, 0, costs.machine(plan).rank(0)).blocks:
+        assert cost.split_passes is not None
+        parts = [*cost.split_passes.inputs, *cost.split_passes.weights]
         assert sum(step.ticks for step in parts) == cost.backward_ticks
-        apart = {step.operators for step in cost.split.inputs} & {step.operators for step in cost.split.weights}
-        whole = sum(step.launches for step in cost.steps.backward)
-        assert sum(step.launches for step in parts) == whole + len(apart - {"nothing"})  # gradients apart, launched so
+        apart = {step.label for step in cost.split_passes.inputs} & {step.label for step in cost.split_passes.weights}
+        whole = sum(step.num_launches for step in cost.segments.backward)
+        assert sum(step.num_launches for step in parts) == whole + len(
+            apart - {"nothing"}
+        )  # gradients apart, launched so
     # 8 experts of 8 tokens: one of the two products, [64, 8] by [8, 64], at 1e12 or 2e12 FLOP/s; at 1e12 byte/s it
     # reads its operands, and reads and writes the sum of 4-byte gradients, which takes longer in fp8
     weights = {
-        step.operators: step.ticks
-        for block in costs.of(plan).stages[1].blocks[:1]
-        for step in block.steps_of(ActionKind.WEIGHT)
+        step.label: step.ticks
+        for block in costs.plan_costs(plan).stages[1].blocks[:1]
+        for step in block.select_segments(ActionKind.WEIGHT)
     }
     read = 8 * 2 * 8 * 64 * (1 if precision == "fp8" else 2)
     seconds = max(8 * 2 * 8 * 64 * 64 / dict(FAST.peak_flops)[precision], (read + 8 * 64 * 64 * 2 * 4) / 1e12)
@@ -217,13 +222,19 @@ def test_adafactor_factors_each_expert_by_itself(expert: int, zero: int) -> None
     # of 8 experts on 4 layers: [64, 2 * 32] and [32, 64]; with ZeRO the 4 / expert ranks that hold them share them
     small = experts_of("fp32", optimizer="adafactor")
     plan = complete(small, Layout(data=4, expert=expert, zero=zero))
-    (parameters,) = StageCosts(small).held(plan).positions
-    (whole,) = StageCosts(small).held(complete(small, Layout(data=4))).positions
+    (parameters,) = StageCosts(small).plan_parameters(plan).positions
+    (whole,) = StageCosts(small).plan_parameters(complete(small, Layout(data=4))).positions
     rows = 4 * (COUNT // expert) * ((64 + 2 * 32) + (32 + 64))
-    assert parameters.factored_experts == (rows if expert > 1 else 0)
-    assert whole.factored - parameters.factored == 4 * (COUNT - COUNT // expert) * ((64 + 64) + (32 + 64))
-    dense = parameters.factored - parameters.factored_experts
-    share = -(-dense // 4) - (-parameters.factored_experts // (4 // expert)) if zero else parameters.factored
+    assert parameters.factored_expert_elements == (rows if expert > 1 else 0)
+    assert whole.factored_elements - parameters.factored_elements == 4 * (COUNT - COUNT // expert) * (
+        (64 + 64) + (32 + 64)
+    )
+    dense = parameters.factored_elements - parameters.factored_expert_elements
+    share = (
+        -(-dense // 4) - (-parameters.factored_expert_elements // (4 // expert))
+        if zero
+        else parameters.factored_elements
+    )
     assert state_bytes(small.training, plan, parameters) == 4 * share
 
 
@@ -231,7 +242,7 @@ def test_the_logits_stay_out_of_fp8() -> None:
     heads = []
     for precision in ("bf16", "fp8"):
         small = problem(devices=1, precision=precision, accelerator=FAST)
-        heads.append(StageCosts(small).of(complete(small, Layout())).stages[0].blocks[-1])
+        heads.append(StageCosts(small).plan_costs(complete(small, Layout())).stages[0].blocks[-1])
     assert heads[0] == heads[1]
 
 
@@ -247,8 +258,8 @@ def test_frozen_weights_cost_no_gradients_and_no_states(layout: Layout) -> None:
         plan = complete(each, layout)
         layer = costs.blocks.cost(plan, "layers", costs.machine(plan).rank(0))
         ticks: Counter[str] = Counter()  # a product beside whose second half a sum runs is two steps
-        for step in layer.steps.backward:
-            ticks[step.operators] += step.ticks if step.collective is None else 0
+        for step in layer.segments.backward:
+            ticks[step.label] += step.ticks if step.collective is None else 0
         passes.append(ticks)
     assert passes[0].keys() == passes[1].keys()
     for name, ticks in passes[0].items():

@@ -9,26 +9,26 @@ from meshwise.simulator.models.model import BlockBuilder, SymbolicOperator
 from meshwise.simulator.operator_graph import Block, OperatorKind
 from meshwise.simulator.program import TaskKind
 from meshwise.simulator.units import to_ticks
-from meshwise.strategies.lowering.costs.operator import BlockSteps
+from meshwise.strategies.lowering.costs.operator import BlockSegments
 from meshwise.strategies.lowering.costs.recompute import (
     BlockMemory,
     Moments,
-    moments,
-    read_again,
-    recomputed_operators,
+    compute_moments,
+    find_backward_sources,
+    find_recomputed_operators,
     with_recompute,
 )
-from meshwise.strategies.lowering.costs.steps import Step
+from meshwise.strategies.lowering.costs.steps import Segment
 from meshwise.strategies.plan.framework import MEGATRON, TORCH, Framework
 from meshwise.strategies.plan.mesh import CONTEXT, TENSOR
-from meshwise.strategies.plan.recomputation import OfLayer, Recompute, SomeOperators
+from meshwise.strategies.plan.recomputation import LayerRecompute, Recompute, SomeOperators
 from meshwise.strategies.schedules.schedule import ActionKind
 
 from .test_liveness_operators import LOGITS, SIZES, TOKENS, WEIGHT, WIDE, X, head, live
 
 FORWARD, BACKWARD, INPUT, WEIGHTS = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.INPUT, ActionKind.WEIGHT
 MEMORY = BlockMemory(1000, 200, 300, 400, 70, 50, 600, 80, 9, 6, 5)
-NEGATIVE = MEMORY._replace(recomputed=-20, weights=-30)
+NEGATIVE = MEMORY._replace(recomputed_bytes=-20, weights=-30)
 """One where gradients count from the start on that only come when activations have gone."""
 
 # bytes of a block
@@ -36,7 +36,7 @@ NEGATIVE = MEMORY._replace(recomputed=-20, weights=-30)
 
 def test_what_is_not_said_is_nothing() -> None:
     assert BlockMemory(1, 2, 3, 4) == (1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0)
-    assert Moments(1, 2, 3, (), 4, 5, (), (), 6).lost == 0
+    assert Moments(1, 2, 3, (), 4, 5, (), (), 6).lost_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,15 @@ def test_a_pass_takes_and_gives_back(memory: BlockMemory, kind: ActionKind, take
 
 @pytest.mark.parametrize("kinds", [(FORWARD, BACKWARD), (FORWARD, INPUT, WEIGHTS)])
 @pytest.mark.parametrize(
-    "memory", [MEMORY, NEGATIVE, MEMORY.late(), NEGATIVE.late(), MEMORY.within(30, 7), MEMORY.kept_whole(30, 7)]
+    "memory",
+    [
+        MEMORY,
+        NEGATIVE,
+        MEMORY.with_late_gradients(),
+        NEGATIVE.with_late_gradients(),
+        MEMORY.with_buffers(30, 7),
+        MEMORY.with_kept_graph(30, 7),
+    ],
 )
 def test_all_that_passes_take_they_give_back(memory: BlockMemory, kinds: tuple[ActionKind, ...]) -> None:
     taken, given = zip(*map(memory.changes, kinds), strict=True)
@@ -65,20 +73,22 @@ def test_all_that_passes_take_they_give_back(memory: BlockMemory, kinds: tuple[A
 
 
 def test_every_pass_has_a_fullest_moment_of_its_own() -> None:
-    assert [MEMORY.working(kind) for kind in (FORWARD, BACKWARD, INPUT, WEIGHTS)] == [300, 400, 600, 80]
-    assert NEGATIVE.working(WEIGHTS) == 0
+    assert [MEMORY.working_bytes(kind) for kind in (FORWARD, BACKWARD, INPUT, WEIGHTS)] == [300, 400, 600, 80]
+    assert NEGATIVE.working_bytes(WEIGHTS) == 0
 
 
 def test_what_makes_gradients_of_inputs_begins_with_a_loss() -> None:
-    assert [MEMORY.of_loss(kind) for kind in (FORWARD, BACKWARD, INPUT, WEIGHTS)] == [0, 9, 6, 0]
+    assert [MEMORY.loss_bytes(kind) for kind in (FORWARD, BACKWARD, INPUT, WEIGHTS)] == [0, 9, 6, 0]
 
 
 def test_a_late_backward_does_all_with_the_gradients_of_weights() -> None:
-    late = MEMORY.late()
-    assert late == MEMORY._replace(deferred=1000, gradients=-200, inputs=0, weights=200 + 400, loss_inputs=0, lost=0)
-    assert (late.changes(INPUT), late.working(INPUT), late.of_loss(INPUT)) == ((0, 0), 0, 0)
+    late = MEMORY.with_late_gradients()
+    assert late == MEMORY._replace(
+        deferred_bytes=1000, gradients=-200, inputs=0, weights=200 + 400, loss_inputs=0, lost_bytes=0
+    )
+    assert (late.changes(INPUT), late.working_bytes(INPUT), late.loss_bytes(INPUT)) == ((0, 0), 0, 0)
     assert late.changes(WEIGHTS) == (0, 1000)
-    below = NEGATIVE.late()
+    below = NEGATIVE.with_late_gradients()
     assert (below.gradients, below.weights, below.changes(INPUT)) == (0, 400 - 20, (0, 0))
 
 
@@ -95,7 +105,7 @@ def test_a_late_backward_does_all_with_the_gradients_of_weights() -> None:
     ],
 )
 def test_what_lies_in_buffers_is_not_counted_twice(before: int, after: int, expected: dict[str, int]) -> None:
-    assert MEMORY.within(before, after) == MEMORY._replace(**expected)
+    assert MEMORY.with_buffers(before, after) == MEMORY._replace(**expected)
 
 
 @pytest.mark.parametrize(
@@ -108,8 +118,8 @@ def test_what_lies_in_buffers_is_not_counted_twice(before: int, after: int, expe
     ],
 )
 def test_what_lies_in_buffers_is_deferred_no_more(before: int, after: int, gradients: int, deferred: int) -> None:
-    expected = MEMORY.within(before, after)._replace(gradients=gradients, deferred=deferred)
-    assert MEMORY.kept_whole(before, after) == expected
+    expected = MEMORY.with_buffers(before, after)._replace(gradients=gradients, deferred_bytes=deferred)
+    assert MEMORY.with_kept_graph(before, after) == expected
 
 
 # bytes of so many sequences
@@ -120,35 +130,39 @@ FOUND = Moments(100, 40, 130, ((90, 5), (160, 3), (150, 30)), 20, 7, (150, 187, 
 def test_activations_grow_with_sequences_and_gradients_of_weights_do_not() -> None:
     # of the operators 2 * 90 + 5, 2 * 160 + 3 and 2 * 150 + 30 = 330 the last holds most, and 2 * 160 + 3 without the
     # loss; kept is 2 * 100, with what is made again 2 * 140 = 280
-    assert FOUND.memory(2) == BlockMemory(
-        kept=200,
-        recomputed=280 - 200,
+    assert FOUND.scale_memory(2) == BlockMemory(
+        kept_bytes=200,
+        recomputed_bytes=280 - 200,
         forward=2 * 130 - 200,
         backward=330 - 280,
-        deferred=2 * 20,
+        deferred_bytes=2 * 20,
         gradients=2 * 7,
         inputs=2 * (190 - 7) - 280,
         weights=2 * 10 + 2,  # and the other one 2 * 3 + 15
         loss=330 - 323,
         loss_inputs=2 * (190 - 187),
-        lost=2 * 4,
+        lost_bytes=2 * 4,
     )
 
 
 def test_one_sequence_is_what_is_meant() -> None:
     # most is now 150 + 30 = 180, and 160 + 3 without the loss
-    assert FOUND.memory() == FOUND.memory(1) == BlockMemory(100, 40, 30, 40, 20, 7, 43, 18, 180 - 163, 190 - 187, 4)
+    assert (
+        FOUND.scale_memory()
+        == FOUND.scale_memory(1)
+        == BlockMemory(100, 40, 30, 40, 20, 7, 43, 18, 180 - 163, 190 - 187, 4)
+    )
 
 
 def test_what_comes_late_is_below_what_is_kept() -> None:
     # gradients that are taken off leave 90 at most, less than the 100 that are kept; gradients of weights do not come
     # with those of inputs, which hold 100 and no more
     found = Moments(100, 40, 70, ((80, 5), (90, 0)), 20, 7, (90, 95), (), 2)
-    assert found.memory() == BlockMemory(100, 90 - 100, 0, 0, 20, 7)
+    assert found.scale_memory() == BlockMemory(100, 90 - 100, 0, 0, 20, 7)
     # where the 150 are of a loss, all beyond the 140 that are held comes with it
-    assert found._replace(backward=((80, 5), (150, 0)), inputs=(90, 160), before_loss=1).memory() == BlockMemory(
-        100, 40, 0, 150 - 140, 20, 7, 160 - 7 - 140, 0, 150 - 140, 160 - 7 - 140
-    )
+    assert found._replace(
+        backward=((80, 5), (150, 0)), inputs=(90, 160), num_before_loss=1
+    ).scale_memory() == BlockMemory(100, 40, 0, 150 - 140, 20, 7, 160 - 7 - 140, 0, 150 - 140, 160 - 7 - 140)
 
 
 # blocks
@@ -157,16 +171,16 @@ def test_what_comes_late_is_below_what_is_kept() -> None:
 def layer() -> Block:
     """x, widened, activated and narrowed, then handed on: two weights of 512 bytes."""
     builder = BlockBuilder("bf16", SIZES)
-    x, out, y = (builder.tensor(name, TOKENS) for name in ("x", "out", "y"))
-    wide, active = (builder.tensor(name, "batch sequence ffn") for name in ("wide", "active"))
-    linear(builder, "up", x, (wide,), "batch sequence ffn hidden", weight="hidden ffn", reduced="hidden")
+    x, out, y = (builder.add_tensor(name, TOKENS) for name in ("x", "out", "y"))
+    wide, active = (builder.add_tensor(name, "batch sequence ffn") for name in ("wide", "active"))
+    linear(builder, "up", x, (wide,), "batch sequence ffn hidden", weight="hidden ffn", summed_dims="hidden")
     kind = OperatorKind.ELEMENTWISE
-    builder.operator(
+    builder.add_operator(
         SymbolicOperator("act", kind, "batch sequence ffn", (wide,), (active,), saved=(wide,), selective=True)
     )
-    linear(builder, "down", active, (out,), "batch sequence hidden ffn", weight="ffn hidden", reduced="ffn")
-    builder.elementwise("hand_on", TOKENS, (out,), (y,))
-    return builder.block("block", (x,), (y,), layer=True)
+    linear(builder, "down", active, (out,), "batch sequence hidden ffn", weight="ffn hidden", summed_dims="ffn")
+    builder.add_elementwise("hand_on", TOKENS, (out,), (y,))
+    return builder.build_block("block", (x,), (y,), layer=True)
 
 
 UP, DOWN, BOTH = SomeOperators(("up",)), SomeOperators(("down",)), SomeOperators(("up", "act"))
@@ -181,18 +195,21 @@ UP, DOWN, BOTH = SomeOperators(("up",)), SomeOperators(("down",)), SomeOperators
         (SomeOperators(("down", "up")), "up down"),  # in the order of the block
     ],
 )
-def test_only_layers_are_recomputed(how: OfLayer, names: str) -> None:
-    assert [operator.name for operator in recomputed_operators(layer(), how)] == names.split()
-    assert recomputed_operators(head(), how) == ()
+def test_only_layers_are_recomputed(how: LayerRecompute, names: str) -> None:
+    assert [operator.name for operator in find_recomputed_operators(layer(), how)] == names.split()
+    assert find_recomputed_operators(head(), how) == ()
 
 
 def test_what_leads_to_what_backward_reads_is_read_again() -> None:
-    assert read_again(layer()) == {"up", "act"}
+    assert find_backward_sources(layer()) == {"up", "act"}
     builder = BlockBuilder("bf16", SIZES)
-    x, one, two, three = (builder.tensor(name, TOKENS) for name in ("x", "one", "two", "three"))
+    x, one, two, three = (builder.add_tensor(name, TOKENS) for name in ("x", "one", "two", "three"))
     for name, source, made, saved in (("a", x, one, ()), ("b", one, two, ()), ("c", two, three, (two,))):
-        builder.elementwise(name, TOKENS, (source,), (made,), saved)
-    assert read_again(builder.block("block", (x,), (three,), layer=True)) == {"a", "b"}  # a by way of b
+        builder.add_elementwise(name, TOKENS, (source,), (made,), saved)
+    assert find_backward_sources(builder.build_block("block", (x,), (three,), layer=True)) == {
+        "a",
+        "b",
+    }  # a by way of b
 
 
 @pytest.mark.parametrize("framework", [MEGATRON, TORCH])
@@ -208,10 +225,10 @@ def test_what_leads_to_what_backward_reads_is_read_again() -> None:
     ],
 )
 def test_what_is_kept_and_made_again_is_what_backward_reads(
-    framework: Framework, how: OfLayer, kept: int, remade: int
+    framework: Framework, how: LayerRecompute, kept: int, remade: int
 ) -> None:
-    found = moments(live(layer(), framework), how)
-    assert (found.kept, found.remade) == (kept, remade)
+    found = compute_moments(live(layer(), framework), how)
+    assert (found.kept_bytes, found.remade_bytes) == (kept, remade)
 
 
 @pytest.mark.parametrize(
@@ -224,22 +241,22 @@ def test_what_is_kept_and_made_again_is_what_backward_reads(
         (Recompute.FULL, [X, X + WIDE, X + WIDE + WIDE, X + WIDE + WIDE]),  # here it is run again itself
     ],
 )
-def test_what_is_made_again_is_there_from_its_reader_or_maker_on(how: OfLayer, held: list[int]) -> None:
+def test_what_is_made_again_is_there_from_its_reader_or_maker_on(how: LayerRecompute, held: list[int]) -> None:
     gradients = [WIDE + X, WIDE + WIDE, X + WIDE, X + X]  # of what each made and what it read
     expected = [each + gradient for each, gradient in zip(held, gradients, strict=True)]
-    assert [each for each, _ in moments(live(layer(), MEGATRON), how).backward] == expected
+    assert [each for each, _ in compute_moments(live(layer(), MEGATRON), how).backward] == expected
 
 
 def test_what_several_read_is_made_again_for_the_last_of_them() -> None:
     builder = BlockBuilder("bf16", SIZES)
-    x, h, one, two, out = (builder.tensor(name, TOKENS) for name in ("x", "h", "one", "two", "out"))
-    builder.elementwise("makes", TOKENS, (x,), (h,), (x,))
-    builder.elementwise("first", TOKENS, (h,), (one,), (h,))
-    builder.elementwise("second", "batch sequence ffn", (h, one), (two,), (h,))
-    builder.elementwise("last", TOKENS, (two,), (out,))
-    found = live(builder.block("block", (x,), (out,), layer=True), MEGATRON)
-    plain, again = (moments(found, how) for how in (Recompute.NONE, SomeOperators(("makes",))))
-    assert (plain.kept, again.kept, again.remade) == (X + X, X, X)
+    x, h, one, two, out = (builder.add_tensor(name, TOKENS) for name in ("x", "h", "one", "two", "out"))
+    builder.add_elementwise("makes", TOKENS, (x,), (h,), (x,))
+    builder.add_elementwise("first", TOKENS, (h,), (one,), (h,))
+    builder.add_elementwise("second", "batch sequence ffn", (h, one), (two,), (h,))
+    builder.add_elementwise("last", TOKENS, (two,), (out,))
+    found = live(builder.build_block("block", (x,), (out,), layer=True), MEGATRON)
+    plain, again = (compute_moments(found, how) for how in (Recompute.NONE, SomeOperators(("makes",))))
+    assert (plain.kept_bytes, again.kept_bytes, again.remade_bytes) == (X + X, X, X)
     less = [a - b for (a, _), (b, _) in zip(plain.backward, again.backward, strict=True)]
     assert less == [0, 0, 0, X]  # there once, for both, and not for the last operator
 
@@ -249,32 +266,39 @@ def test_what_several_read_is_made_again_for_the_last_of_them() -> None:
 )
 def test_results_of_attention_and_products_stay_for_others(kind: OperatorKind, kept: int) -> None:
     builder = BlockBuilder("bf16", SIZES)
-    x, h, out = (builder.tensor(name, TOKENS) for name in ("x", "h", "out"))
-    builder.operator(SymbolicOperator("makes", kind, TOKENS, (x,), (h,), saved=(x,)))
-    builder.elementwise("reads", TOKENS, (h,), (out,), (h,))
-    found = moments(live(builder.block("block", (x,), (out,), layer=True), MEGATRON), SomeOperators(("makes",)))
-    assert (found.kept, found.remade) == (kept, X + X - kept)
+    x, h, out = (builder.add_tensor(name, TOKENS) for name in ("x", "h", "out"))
+    builder.add_operator(SymbolicOperator("makes", kind, TOKENS, (x,), (h,), saved=(x,)))
+    builder.add_elementwise("reads", TOKENS, (h,), (out,), (h,))
+    found = compute_moments(
+        live(builder.build_block("block", (x,), (out,), layer=True), MEGATRON), SomeOperators(("makes",))
+    )
+    assert (found.kept_bytes, found.remade_bytes) == (kept, X + X - kept)
 
 
 def gated() -> Block:
     """A gated activation of 512 bytes into 256, of which a framework may keep as much; and what hands it on."""
     builder = BlockBuilder("bf16", SIZES)
-    both, active = builder.tensor("both", "batch sequence ffn gate"), builder.tensor("active", "batch sequence ffn")
-    out = builder.tensor("out", "batch sequence ffn")
-    builder.elementwise("activation", "batch sequence ffn gate", (both,), (active,), (both,))
-    builder.elementwise("hand_on", "batch sequence ffn", (active,), (out,))
-    return builder.block("block", (both,), (out,), layer=True)
+    both, active = (
+        builder.add_tensor("both", "batch sequence ffn gate"),
+        builder.add_tensor("active", "batch sequence ffn"),
+    )
+    out = builder.add_tensor("out", "batch sequence ffn")
+    builder.add_elementwise("activation", "batch sequence ffn gate", (both,), (active,), (both,))
+    builder.add_elementwise("hand_on", "batch sequence ffn", (active,), (out,))
+    return builder.build_block("block", (both,), (out,), layer=True)
 
 
 def test_what_a_gate_becomes_is_kept_or_made_again() -> None:
-    plain, again = (moments(live(gated(), TORCH), how) for how in (Recompute.NONE, SomeOperators(("activation",))))
-    assert (plain.kept, plain.remade) == (2 * WIDE + WIDE, 0)
-    assert (again.kept, again.remade) == (2 * WIDE, WIDE)
-    assert moments(live(gated(), MEGATRON), Recompute.NONE).kept == 2 * WIDE
+    plain, again = (
+        compute_moments(live(gated(), TORCH), how) for how in (Recompute.NONE, SomeOperators(("activation",)))
+    )
+    assert (plain.kept_bytes, plain.remade_bytes) == (2 * WIDE + WIDE, 0)
+    assert (again.kept_bytes, again.remade_bytes) == (2 * WIDE, WIDE)
+    assert compute_moments(live(gated(), MEGATRON), Recompute.NONE).kept_bytes == 2 * WIDE
 
 
 def test_forward_has_no_more_than_is_kept_and_at_hand() -> None:
-    plain, again = (moments(live(layer(), MEGATRON), how).forward for how in (Recompute.NONE, Recompute.FULL))
+    plain, again = (compute_moments(live(layer(), MEGATRON), how).forward for how in (Recompute.NONE, Recompute.FULL))
     assert plain == X + WIDE + WIDE + X + X  # as out is handed on, with all that is kept
     assert again == X + WIDE + WIDE  # as wide is activated
 
@@ -283,21 +307,21 @@ def test_forward_has_no_more_than_is_kept_and_at_hand() -> None:
 
 
 def test_products_defer_what_they_read_and_gradients_of_what_they_make() -> None:
-    plain, again = (moments(live(layer(), MEGATRON), how) for how in (Recompute.NONE, Recompute.FULL))
+    plain, again = (compute_moments(live(layer(), MEGATRON), how) for how in (Recompute.NONE, Recompute.FULL))
     for found in (plain, again):
         assert found.gradients == WIDE + X  # of wide and out
-        assert found.deferred == (X + WIDE) + (WIDE + X)  # x and active besides
+        assert found.deferred_bytes == (X + WIDE) + (WIDE + X)  # x and active besides
         assert found.inputs == tuple(each + WIDE + X for each, _ in found.backward)
         assert found.weights == ((0, 0), (0, 0))  # nothing is gathered, and gradients are added at once
-        assert (found.before_loss, found.lost) == (4, 0)
+        assert (found.num_before_loss, found.lost_bytes) == (4, 0)
 
 
 @pytest.mark.parametrize("how", [Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL])
-def test_a_graph_that_is_kept_holds_all_until_gradients_of_weights_are_made(how: OfLayer) -> None:
-    found = moments(live(layer(), TORCH), how)
+def test_a_graph_that_is_kept_holds_all_until_gradients_of_weights_are_made(how: LayerRecompute) -> None:
+    found = compute_moments(live(layer(), TORCH), how)
     everything = X + WIDE + WIDE  # kept or made again
-    assert found.kept + found.remade == everything
-    assert (found.gradients, found.deferred) == (WIDE + X, everything + WIDE + X)
+    assert found.kept_bytes + found.remade_bytes == everything
+    assert (found.gradients, found.deferred_bytes) == (WIDE + X, everything + WIDE + X)
     # beside that: the gradient of x while those of wide and out stay; of active and wide, and out; of out and active;
     # of y and out
     assert found.inputs == tuple(everything + each for each in (X + WIDE + X, 2 * WIDE + X, X + WIDE, X + X))
@@ -315,7 +339,7 @@ def test_a_graph_that_is_kept_holds_all_until_gradients_of_weights_are_made(how:
     ],
 )
 def test_gradients_that_count_whole_are_left_out_until_they_are_made(each: int, made: list[int], besides: int) -> None:
-    found = moments(live(layer(), TORCH), Recompute.NONE, apart_gradients=each)
+    found = compute_moments(live(layer(), TORCH), Recompute.NONE, separate_bytes=each)
     assert [gradient for _, gradient in found.backward] == made
     assert found.weights == ((0, besides), (0, besides))
 
@@ -326,10 +350,10 @@ def test_gradients_that_count_whole_are_left_out_until_they_are_made(each: int, 
 def last_layer() -> Block:
     """The product with 16 words and its loss, as a layer."""
     builder = BlockBuilder("bf16", SIZES)
-    x, logits = builder.tensor("x", TOKENS), builder.tensor("logits", "batch sequence vocab", "fp32")
-    linear(builder, "words", x, (logits,), "batch sequence vocab hidden", weight="hidden vocab", reduced="hidden")
+    x, logits = builder.add_tensor("x", TOKENS), builder.add_tensor("logits", "batch sequence vocab", "fp32")
+    linear(builder, "words", x, (logits,), "batch sequence vocab hidden", weight="hidden vocab", summed_dims="hidden")
     loss = cross_entropy(builder, logits, "batch sequence", "vocab", "sequence")
-    return builder.block("block", (x,), (loss,), layer=True)
+    return builder.build_block("block", (x,), (loss,), layer=True)
 
 
 @pytest.mark.parametrize(
@@ -342,32 +366,32 @@ def last_layer() -> Block:
 def test_a_loss_gives_back_the_logits_where_a_graph_is_kept(
     framework: Framework, kept: int, deferred: int, lost: int
 ) -> None:
-    found = moments(live(last_layer(), framework), Recompute.NONE)
-    assert (found.kept, found.gradients, found.deferred) == (kept, LOGITS // 2, deferred)
-    assert (found.before_loss, found.lost) == (1, lost)
+    found = compute_moments(live(last_layer(), framework), Recompute.NONE)
+    assert (found.kept_bytes, found.gradients, found.deferred_bytes) == (kept, LOGITS // 2, deferred)
+    assert (found.num_before_loss, found.lost_bytes) == (1, lost)
 
 
 def test_backward_of_a_loss_that_is_run_again_does_not_begin_with_it() -> None:
-    found = moments(live(last_layer(), TORCH), Recompute.FULL)
-    assert (found.kept, found.before_loss, found.lost) == (X, 3, 0)
+    found = compute_moments(live(last_layer(), TORCH), Recompute.FULL)
+    assert (found.kept_bytes, found.num_before_loss, found.lost_bytes) == (X, 3, 0)
 
 
 # steps
 
 CPU = Accelerator("cpu", (("bf16", 1e12),), 1e9, 1e12)
 MOVES = TaskKind.TENSOR_COMMUNICATION
-GATHER = Step(MOVES, 1, "gather x", collective=Collective.ALL_GATHER, axis=TENSOR, tensor="x")
-OTHER = Step(MOVES, 2, "gather keys", collective=Collective.ALL_GATHER, axis=CONTEXT, tensor="keys")
-RING = Step(MOVES, 3, "send keys", collective=Collective.ALL_TO_ALL, axis=CONTEXT, beside=True)
-EXCHANGE = Step(MOVES, 4, "exchange active", collective=Collective.ALL_TO_ALL, axis=TENSOR, tensor="active")
-CUT = Step(TaskKind.FORWARD, 5, "cut active", tensor="active")
-SUM = Step(MOVES, 6, "sum out", collective=Collective.ALL_REDUCE, axis=TENSOR, tensor="out")
-RUN = {name: Step(TaskKind.FORWARD, 10, name) for name in ("up", "act", "down", "hand_on")}
-AGAIN = {name: Step(TaskKind.RECOMPUTE, 10, name) for name in RUN}
-CUT_AGAIN = Step(TaskKind.RECOMPUTE, 5, "cut active", tensor="active")
-STEPS = BlockSteps(
+GATHER = Segment(MOVES, 1, "gather x", collective=Collective.ALL_GATHER, axis=TENSOR, tensor="x")
+OTHER = Segment(MOVES, 2, "gather keys", collective=Collective.ALL_GATHER, axis=CONTEXT, tensor="keys")
+RING = Segment(MOVES, 3, "send keys", collective=Collective.ALL_TO_ALL, axis=CONTEXT, overlaps_next=True)
+EXCHANGE = Segment(MOVES, 4, "exchange active", collective=Collective.ALL_TO_ALL, axis=TENSOR, tensor="active")
+CUT = Segment(TaskKind.FORWARD, 5, "cut active", tensor="active")
+SUM = Segment(MOVES, 6, "sum out", collective=Collective.ALL_REDUCE, axis=TENSOR, tensor="out")
+RUN = {name: Segment(TaskKind.FORWARD, 10, name) for name in ("up", "act", "down", "hand_on")}
+AGAIN = {name: Segment(TaskKind.RECOMPUTE, 10, name) for name in RUN}
+CUT_AGAIN = Segment(TaskKind.RECOMPUTE, 5, "cut active", tensor="active")
+STEPS = BlockSegments(
     (GATHER, OTHER, RUN["up"], RING, RUN["act"], EXCHANGE, CUT, RUN["down"], SUM, RUN["hand_on"]),
-    (Step(TaskKind.BACKWARD, 20, "all"),),
+    (Segment(TaskKind.BACKWARD, 20, "all"),),
 )
 
 
@@ -389,14 +413,16 @@ STEPS = BlockSteps(
         ),
     ],
 )
-def test_what_runs_again_comes_before_backward_with_what_brings_it(how: OfLayer, again: tuple[Step, ...]) -> None:
-    assert with_recompute(layer(), STEPS, how, CPU) == BlockSteps(STEPS.forward, (*again, *STEPS.backward))
+def test_what_runs_again_comes_before_backward_with_what_brings_it(
+    how: LayerRecompute, again: tuple[Segment, ...]
+) -> None:
+    assert with_recompute(layer(), STEPS, how, CPU) == BlockSegments(STEPS.forward, (*again, *STEPS.backward))
 
 
 def test_what_backward_does_not_read_runs_again_only_where_told() -> None:
-    found = with_recompute(layer(), STEPS, Recompute.FULL, CPU, unread=False).backward
+    found = with_recompute(layer(), STEPS, Recompute.FULL, CPU, reruns_unread=False).backward
     assert found == (GATHER, OTHER, AGAIN["up"], RING, AGAIN["act"], *STEPS.backward)
-    some = with_recompute(layer(), STEPS, SomeOperators(("up", "down")), CPU, unread=False).backward
+    some = with_recompute(layer(), STEPS, SomeOperators(("up", "down")), CPU, reruns_unread=False).backward
     assert some == (GATHER, AGAIN["up"], *STEPS.backward)
 
 
@@ -405,10 +431,12 @@ def test_what_backward_does_not_read_runs_again_only_where_told() -> None:
     [(Recompute.FULL, 1, 4), (Recompute.SELECTIVE, 1, 1), (SomeOperators(("up", "act", "down")), 3, 3)],
 )
 def test_a_framework_takes_time_for_every_region_and_two_launches_an_operator(
-    how: OfLayer, regions: int, operators: int
+    how: LayerRecompute, regions: int, operators: int
 ) -> None:
     region, launch = 2**-10, 2**-20
     slow = Accelerator("slow", (("bf16", 1e12),), 1e9, 1e12, launch=launch, recompute_launch=region)
     found, bare = (with_recompute(layer(), STEPS, how, each).backward for each in (slow, CPU))
-    assert found[0] == Step(TaskKind.RECOMPUTE, to_ticks(regions * region + operators * 2 * launch), "kept inputs", 0)
+    assert found[0] == Segment(
+        TaskKind.RECOMPUTE, to_ticks(regions * region + operators * 2 * launch), "kept inputs", 0
+    )
     assert found[1:] == bare

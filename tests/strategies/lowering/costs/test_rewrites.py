@@ -28,7 +28,7 @@ def backward(small: Problem, layout: Layout, framework: str) -> int:
     """Return the ticks of backward of a layer."""
     small = replace(small, training=replace(small.training, framework=framework))
     plan, costs = complete(small, layout), StageCosts(small)
-    return costs.stage(plan, 0, costs.machine(plan).ranks[0][0]).blocks[1].backward_ticks
+    return costs.stage_cost(plan, 0, costs.machine(plan).ranks[0][0]).blocks[1].backward_ticks
 
 
 @pytest.mark.usefixtures("adding")
@@ -41,7 +41,7 @@ def test_every_parameter_is_read_and_its_sum_read_and_written(precision: str, ea
     whole = 64 + 64 + 4 * 64
     layout = Layout(tensor=tensor, data=8 // tensor)
     plan = complete(small, layout)
-    assert StageCosts(small).of(plan).stages[0].blocks[1].parameters == cut // tensor + whole
+    assert StageCosts(small).plan_costs(plan).stages[0].blocks[1].parameters == cut // tensor + whole
     added = backward(small, layout, "adding") - backward(small, layout, "megatron")
     assert added == each * (cut // tensor + whole)
 
@@ -73,7 +73,7 @@ def test_they_go_with_the_gradients_of_weights_where_backward_is_split() -> None
     small = problem(precision="fp16", accelerator=STREAMING)
     small = replace(small, training=replace(small.training, framework="adding"))
     plan, costs = complete(small, Layout(pipeline=8, schedule="zb1p")), StageCosts(small)
-    block = costs.stage(plan, 0, costs.machine(plan).ranks[0][0]).blocks[1]
-    found = [[s.operators for s in block.steps_of(kind)] for kind in (ActionKind.INPUT, ActionKind.WEIGHT)]
+    block = costs.stage_cost(plan, 0, costs.machine(plan).ranks[0][0]).blocks[1]
+    found = [[s.label for s in block.select_segments(kind)] for kind in (ActionKind.INPUT, ActionKind.WEIGHT)]
     added = [[name.split()[2] for name in names if name.startswith("gradients of")] for names in found]
     assert added == [["feed_forward_norm", "input_norm"], ["down", "up", "projection", "qkv"]]

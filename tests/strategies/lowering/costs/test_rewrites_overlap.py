@@ -20,9 +20,9 @@ from meshwise.simulator.program import TaskKind
 from meshwise.simulator.units import to_ticks
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.lowering import StageCosts, lower
-from meshwise.strategies.lowering.costs.operator import block_steps
+from meshwise.strategies.lowering.costs.operator import build_block_segments
 from meshwise.strategies.lowering.costs.rewrites import with_overlap
-from meshwise.strategies.lowering.costs.steps import Step, chain_ticks
+from meshwise.strategies.lowering.costs.steps import Segment, chain_ticks
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.framework import FRAMEWORKS, MEGATRON
 from meshwise.strategies.plan.layout import Layout
@@ -158,10 +158,10 @@ def test_the_output_layer_and_the_embedding_overlap_nothing() -> None:
     plain, beside = (complete(small, replace(LAYOUT, overlap_tensor=on)) for on in (False, True))
     costs = StageCosts(small)
     rank = costs.machine(plain).ranks[0][0]
-    first, second = (costs.stage(plan, 0, rank).blocks for plan in (plain, beside))
+    first, second = (costs.stage_cost(plan, 0, rank).blocks for plan in (plain, beside))
     for block in (0, -1):
-        assert first[block].steps == second[block].steps
-    assert first[1].steps != second[1].steps
+        assert first[block].segments == second[block].segments
+    assert first[1].segments != second[1].segments
 
 
 RECOMPUTATIONS: tuple[Recomputation, ...] = (
@@ -202,18 +202,18 @@ def steps(draw: st.DrawFn) -> tuple[Problem, Plan]:
     return small, complete(small, layout)
 
 
-def issued(row: Iterable[Step]) -> Counter[tuple[object, ...]]:
+def issued(row: Iterable[Segment]) -> Counter[tuple[object, ...]]:
     """Return the collectives among steps."""
     return Counter((step.collective, step.size, step.axis, step.tensor) for step in row if step.collective is not None)
 
 
-def computed(row: Iterable[Step]) -> Counter[tuple[object, ...]]:
+def computed(row: Iterable[Segment]) -> Counter[tuple[object, ...]]:
     """Return the ticks and launches of every operator among steps."""
     counts: Counter[tuple[object, ...]] = Counter()
     for step in row:
         if step.collective is None:
-            counts[step.operators, step.kind, "ticks"] += step.ticks
-            counts[step.operators, step.kind, "launches"] += step.launches
+            counts[step.label, step.kind, "ticks"] += step.ticks
+            counts[step.label, step.kind, "launches"] += step.num_launches
     return counts
 
 
@@ -224,12 +224,14 @@ def test_blocks_do_and_hold_the_same_in_no_more_time_and_no_less_than_either_alo
     costs, plain = StageCosts(small), replace(plan, overlap_tensor=False)
     rank = costs.machine(plan).ranks[0][0]
     for stage in range(len(plan.stages)):
-        pairs = zip(costs.stage(plain, stage, rank).blocks, costs.stage(plan, stage, rank).blocks, strict=True)
+        pairs = zip(
+            costs.stage_cost(plain, stage, rank).blocks, costs.stage_cost(plan, stage, rank).blocks, strict=True
+        )
         for before, after in pairs:
             assert after.memory == before.memory
             for first, second, ticks in (
-                (before.steps.forward, after.steps.forward, (before.forward_ticks, after.forward_ticks)),
-                (before.steps.backward, after.steps.backward, (before.backward_ticks, after.backward_ticks)),
+                (before.segments.forward, after.segments.forward, (before.forward_ticks, after.forward_ticks)),
+                (before.segments.backward, after.segments.backward, (before.backward_ticks, after.backward_ticks)),
             ):
                 assert issued(second) == issued(first)
                 assert computed(second) == computed(first)
@@ -248,15 +250,15 @@ def test_sums_of_gradients_of_inputs_move_the_same_beside_products_and_take_no_l
     rank = costs.machine(plan).ranks[0][0]
     for block in small.graph.blocks:
         local = costs.blocks.layout(plan, block.name)
-        before = block_steps(local, rank.accelerator, rank.groups, keeps_gathered=False)
-        after = with_overlap(local, rank.accelerator, before, chunks=False)
-        assert (after.forward, after.loss) == (before.forward, before.loss)
+        before = build_block_segments(local, rank.accelerator, rank.groups, keeps_gathered=False)
+        after = with_overlap(local, rank.accelerator, before, in_chunks=False)
+        assert (after.forward, after.num_loss_segments) == (before.forward, before.num_loss_segments)
         assert issued(after.backward) == issued(before.backward)
         assert computed(after.backward) == computed(before.backward)
         either = (sum(s.ticks for s in before.backward if (s.collective is None) is alone) for alone in (False, True))
         assert max(either) <= chain_ticks(after.backward) <= chain_ticks(before.backward)
         for index, step in enumerate(after.backward):  # what is beside has a product of the same block to run with
-            assert not step.beside or after.backward[index + 1].collective is None
+            assert not step.overlaps_next or after.backward[index + 1].collective is None
 
 
 @given(steps())

@@ -17,7 +17,7 @@ from meshwise.strategies.schedules.schedule import SCHEDULES, ActionKind
 
 from ...problems import problem
 
-SIMULATED = [name for name, rule in SCHEDULES.items() if not rule.asynchronous]
+SIMULATED = [name for name, rule in SCHEDULES.items() if not rule.is_asynchronous]
 
 
 def equal_stages(name: str, ranks: int, microbatches: int) -> tuple[Problem, Plan]:
@@ -31,7 +31,7 @@ def equal_stages(name: str, ranks: int, microbatches: int) -> tuple[Problem, Pla
 @pytest.mark.parametrize("name", SIMULATED)
 def test_a_backward_in_two_takes_the_ticks_of_a_whole_one(name: str) -> None:
     small, plan = equal_stages(name, 4, 8)
-    stage = StageCosts(small).of(plan).stages[0]
+    stage = StageCosts(small).plan_costs(plan).stages[0]
     if plan.splits_backward:
         parts = (sum(block.ticks(kind) for block in stage.blocks) for kind in (ActionKind.INPUT, ActionKind.WEIGHT))
         assert sum(parts) == stage.backward_ticks
@@ -56,7 +56,7 @@ def test_zero_bubble_schedules_order_the_step_as_their_papers_say(ranks: int, mi
         return step_time(replace(program, work=work, flow_of=np.full(program.num_tasks, -1)))
 
     small, plan = equal_stages("zb1p", ranks, microbatches)
-    block = StageCosts(small).of(plan).stages[0].blocks[0]
+    block = StageCosts(small).plan_costs(plan).stages[0].blocks[0]
     weight = block.ticks(ActionKind.WEIGHT) / 1e12
     assert block.ticks(ActionKind.INPUT) >= block.ticks(ActionKind.WEIGHT)
     assert taken("1f1b") - taken("zb1p") == pytest.approx(2 * (ranks - 1) * weight, rel=1e-9)
@@ -68,7 +68,7 @@ def test_gradients_of_weights_keep_what_they_need_and_no_more() -> None:
     # a whole backward gives everything back; in two, inputs of the products and the gradients of what they put out
     # stay until the gradients of the weights are made
     small, plan = equal_stages("zb1p", 4, 8)
-    memory = StageCosts(small).memories(plan)[1]
-    assert memory.deferred > 0
-    assert memory.changes[0] == memory.kept
-    assert sum(memory.changes[2:]) == memory.changes[1] == -memory.kept
+    memory = StageCosts(small).stage_memories(plan)[1]
+    assert memory.deferred_bytes > 0
+    assert memory.changes[0] == memory.kept_bytes
+    assert sum(memory.changes[2:]) == memory.changes[1] == -memory.kept_bytes

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from meshwise.simulator.collective import Collective
 from meshwise.strategies.lowering import StageCosts
 from meshwise.strategies.lowering.costs.liveness import Liveness
-from meshwise.strategies.lowering.costs.recompute import moments
+from meshwise.strategies.lowering.costs.recompute import compute_moments
 from meshwise.strategies.lowering.rank_classes.classes import BACKWARD, FORWARD
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.mesh import DATA, TENSOR
-from meshwise.strategies.plan.recomputation import OfLayer, Recompute, SomeOperators
+from meshwise.strategies.plan.recomputation import LayerRecompute, Recompute, SomeOperators
 
 from ...problems import problem
 from ..test_lower import Case, cases
@@ -34,7 +34,7 @@ KINDS = {
 )
 @settings(max_examples=60, deadline=None)
 def test_memory_of_any_microbatch_is_that_of_its_own_layout(
-    tensor: tuple[int, bool], recompute: OfLayer, attention: str, microbatches: list[int]
+    tensor: tuple[int, bool], recompute: LayerRecompute, attention: str, microbatches: list[int]
 ) -> None:
     small = problem(devices=2, batch=8, attention=attention)
     layout = Layout(data=2 // tensor[0], tensor=tensor[0], sequence_parallel=tensor[1], recompute=recompute)
@@ -42,9 +42,9 @@ def test_memory_of_any_microbatch_is_that_of_its_own_layout(
     for microbatch in microbatches:
         plan = complete(small, replace(layout, microbatch=microbatch))
         for block in small.graph.blocks:
-            expected = moments(
+            expected = compute_moments(
                 Liveness(blocks.layout(plan, block.name), small.training.conventions), recompute
-            ).memory()
+            ).scale_memory()
             assert blocks.memory(plan, block.name) == expected
 
 
@@ -55,10 +55,10 @@ def test_groups_that_are_alike_take_the_same_ticks(case: Case, size: int) -> Non
     machine = StageCosts(small).machine(plan)
     for kind, collectives in KINDS.items():
         for collective in collectives if kind in machine.table.tables else ():
-            alike = machine.alike(kind, collective)
+            alike = machine.list_alike_groups(kind, collective)
             ticks = [machine.communicator(kind, group).ticks(collective, float(size)) for group in range(len(alike))]
             assert ticks == [ticks[first] for first in alike]
-            for position, groups in enumerate(machine.different(kind, collective)):
+            for position, groups in enumerate(machine.list_distinct_groups(kind, collective)):
                 there = {alike[group] for group in machine.table.groups_at(kind, position)}
                 assert set(groups) == there
 
@@ -71,5 +71,5 @@ def test_costs_do_not_depend_on_what_was_asked_before(case: Case, order: list[in
     shared = StageCosts(small)
     for index in order:
         one = (plan, other)[index]
-        assert shared.of(one).stages == StageCosts(small).of(one).stages
-        assert shared.held(one) == StageCosts(small).held(one)
+        assert shared.plan_costs(one).stages == StageCosts(small).plan_costs(one).stages
+        assert shared.plan_parameters(one) == StageCosts(small).plan_parameters(one)

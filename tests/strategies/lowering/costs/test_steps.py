@@ -8,7 +8,7 @@ from meshwise.simulator.collective import Collective
 from meshwise.simulator.engine import simulate, step_time
 from meshwise.simulator.program import TaskKind
 from meshwise.strategies.lowering import StageCosts, lower
-from meshwise.strategies.lowering.costs.steps import Step, chain_ticks
+from meshwise.strategies.lowering.costs.steps import Segment, chain_ticks
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.parallelism import Attention
@@ -23,7 +23,9 @@ SEQUENCE, HIDDEN, FP32 = 32, 64, 4  # of tests/strategies/problems.py
 def moves(small: Problem, layout: Layout, direction: str) -> list[tuple[str, Collective, float]]:
     """Return (axis, collective, bytes) of every collective of one layer."""
     plan, costs = complete(small, layout), StageCosts(small)
-    steps: tuple[Step, ...] = getattr(costs.blocks.cost(plan, "layers", costs.machine(plan).rank(0)).steps, direction)
+    steps: tuple[Segment, ...] = getattr(
+        costs.blocks.cost(plan, "layers", costs.machine(plan).rank(0)).segments, direction
+    )
     return [(step.axis, step.collective, step.size) for step in steps if step.collective is not None]
 
 
@@ -69,11 +71,11 @@ def test_gradients_are_summed_over_all_ranks_that_share_the_batch_or_a_sequence(
 
 def test_a_chain_waits_for_what_runs_beside_it() -> None:
     # 2, then 3 beside 5, then 4 beside 1: 2 + 5 + 4 = 11
-    def compute(ticks: int) -> Step:
-        return Step(TaskKind.FORWARD, ticks, "compute")
+    def compute(ticks: int) -> Segment:
+        return Segment(TaskKind.FORWARD, ticks, "compute")
 
-    def shift(ticks: int) -> Step:
-        return Step(TaskKind.CONTEXT_COMMUNICATION, ticks, "shift", beside=True)
+    def shift(ticks: int) -> Segment:
+        return Segment(TaskKind.CONTEXT_COMMUNICATION, ticks, "shift", overlaps_next=True)
 
     assert chain_ticks([compute(2), shift(5), compute(3), shift(1), compute(4)]) == 11
 

@@ -11,7 +11,7 @@ from meshwise.simulator.machine.topology import Crossbar, Link, Switch
 from meshwise.simulator.units import TICKS_PER_SECOND
 from meshwise.strategies.lowering.rank_classes.classes import fold
 from meshwise.strategies.lowering.rank_classes.machine import Communicator
-from meshwise.strategies.lowering.rank_classes.placement import Placed
+from meshwise.strategies.lowering.rank_classes.placement import PlacedMesh
 from meshwise.strategies.plan.mesh import DATA, PIPELINE, TENSOR, Axis, Mesh
 
 from ...plans import NCCL
@@ -21,7 +21,7 @@ PORT, NIC = Link(1e-6, 1e9, launch=5e-6), Link(2e-6, 2.5e8, launch=5e-6)
 NODE = Node(IDEAL, Host("host", 1e12), 4, Switch(PORT, reduces=True), 4, NIC)
 CLUSTER = Cluster("m", ((NODE, 4),), Crossbar(), library=NCCL)
 MESH = Mesh((Axis(PIPELINE, 1), Axis(DATA, 2), Axis(TENSOR, 8)))
-TABLE = fold(Placed(CLUSTER, MESH, (), False))
+TABLE = fold(PlacedMesh(CLUSTER, MESH, (), False))
 SIZES = [1.0, 1e2, 1e3, 1e4, 1e5, 1e6]
 
 
@@ -40,6 +40,8 @@ def test_flags_are_bytes_on_links_too(size: float, payload: float) -> None:
     # two ranks on two nodes gather: half of the size over each NIC, 2 ns a byte, and what LL and LL128 write besides.
     # Simple waits 5 + 2 us, LL128 3.75 + 1 and takes 4 ns a byte, LL 2.5 + 0.5 and 16 ns:
     # LL is fastest until 1.75 us / 12 ns = 146 bytes, LL128 until 2.25 us / 2 ns = 1,125
-    [leg] = Communicator(TABLE, DATA, 0).legs(Collective.ALL_GATHER, size)
-    nics = [moved for link, moved in leg.flow.usage if "nic" in TABLE.network.name(int(TABLE.first_link[link]))]
+    [leg] = Communicator(TABLE, DATA, 0).list_phases(Collective.ALL_GATHER, size)
+    nics = [
+        moved for link, moved in leg.flow.usage if "nic" in TABLE.network.name(int(TABLE.link_representatives[link]))
+    ]
     assert nics == pytest.approx([size / 2 / payload])  # in and out are one class of links

@@ -19,7 +19,7 @@ from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.lowering import Granularity, StageCosts, lower
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
-from meshwise.strategies.plan.offloading import NOTHING, Offloading
+from meshwise.strategies.plan.offloading import NO_OFFLOADING, Offloading
 from meshwise.strategies.plan.problem import Problem
 
 from ...problems import problem
@@ -66,7 +66,7 @@ def test_a_bad_placement_costs_what_it_should() -> None:
     small = problem(nodes=8, devices=1, nics=1, bandwidth=4e7, batch=8, fabric=LeafSpine(2, 2.0))
     good, bad = (0, 1, 2, 3, 4, 5, 6, 7), (0, 2, 4, 6, 1, 3, 5, 7)
     plan = complete(small, Layout(data=8))
-    size = SimulatedCost(small).costs.of(plan).parameters[0] * 4
+    size = SimulatedCost(small).costs.plan_costs(plan).parameters[0] * 4
     crossing = 2 * 7 / 8 * size / 1e7
     ring = on_cluster(small, algorithms=((Collective.ALL_REDUCE, Algorithm.RING),))
     times = [seconds(ring, Layout(data=8, overlap_gradients=False, placement=order)) for order in (good, bad)]
@@ -105,7 +105,7 @@ def test_small_kernels_wait_for_the_host() -> None:
 
 def test_hosts_of_megatron_launch_nothing_before_what_they_receive_is_there() -> None:
     one = problem()
-    node = replace(one.cluster.first, host=replace(one.cluster.first.host, launch=20e-6))
+    node = replace(one.cluster.first_node, host=replace(one.cluster.first_node.host, launch=20e-6))
     slow = on_cluster(one, nodes=((node, one.cluster.nodes[0][1]),))
     first: dict[str, float] = {}
     taken: dict[str, float] = {}
@@ -161,8 +161,8 @@ def test_softmax_is_one_kernel_for_multiples_of_four_heads(microbatch: int, laun
     small = problem(attention="unfused")
     costs = StageCosts(small)
     plan = complete(small, Layout(tensor=8, microbatch=microbatch))
-    steps = costs.of(plan).stages[0].blocks[1].steps
-    assert {step.launches for step in (*steps.forward, *steps.backward) if step.operators == "softmax"} == {launches}
+    steps = costs.plan_costs(plan).stages[0].blocks[1].segments
+    assert {step.num_launches for step in (*steps.forward, *steps.backward) if step.label == "softmax"} == {launches}
 
 
 def test_communication_slows_computing_by_no_more_than_its_factor() -> None:
@@ -186,9 +186,9 @@ def hosted() -> Problem:
 
 def test_offloaded_states_move_to_the_host(hosted: Problem) -> None:
     layout = Layout(data=4)
-    plans = [complete(hosted, replace(layout, offload=offload)) for offload in (NOTHING, Offloading((1.0,)))]
+    plans = [complete(hosted, replace(layout, offload=offload)) for offload in (NO_OFFLOADING, Offloading((1.0,)))]
     kept, offloaded = (simulate(lower(hosted, plan)) for plan in plans)
-    count = SimulatedCost(hosted).costs.of(plans[0]).parameters[0]
+    count = SimulatedCost(hosted).costs.plan_costs(plans[0]).parameters[0]
     # AdamW in mixed precision keeps 12 bytes a parameter, on each of four ranks
     assert kept.peak_memory - offloaded.peak_memory == 12 * count
     (profile,) = offloaded.host_memory
@@ -205,7 +205,7 @@ def test_copies_run_on_their_own_streams_and_share_pcie(hosted: Problem) -> None
     use = {link.name.split()[0] + " " + link.name.split()[-1]: link for link in timeline.links if "pcie" in link.name}
     slots = [link for link in timeline.links if link.name.startswith("pcie switch")]
     assert slots and use
-    count = SimulatedCost(hosted).costs.of(complete(hosted, Layout(data=4))).parameters[0]
+    count = SimulatedCost(hosted).costs.plan_costs(complete(hosted, Layout(data=4))).parameters[0]
     # two devices behind a switch: gradients of 4 bytes a parameter go up, parameters of 2 bytes come down
     assert {round(link.bytes / count) for link in slots} == {8, 4}
 
@@ -218,7 +218,7 @@ def test_in_switch_reduction_and_a_parameter_server_cost_what_they_should() -> N
     server = on_cluster(one, algorithms=((Collective.ALL_REDUCE, Algorithm.PARAMETER_SERVER),))
     layout = Layout(data=8, overlap_gradients=False)
     ring, switch, central = (seconds(each, layout) for each in (one, reducing, server))
-    size = SimulatedCost(one).costs.of(complete(one, layout)).parameters[0] * 4
+    size = SimulatedCost(one).costs.plan_costs(complete(one, layout)).parameters[0] * 4
     # a ring moves 2 * 7/8, the switch 1 + 1/8, the server's port 7 sizes in and as much out again
     assert (ring - switch) * 1e7 == pytest.approx((14 / 8 - 9 / 8) * size, rel=1e-2)
     assert (central - ring) * 1e7 == pytest.approx((14 - 14 / 8) * size, rel=1e-2)

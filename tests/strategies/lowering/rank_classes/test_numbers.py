@@ -15,11 +15,11 @@ def test_numbers_are_places_in_the_order_of_first_appearance(values: list[tuple[
         made = (value, value)  # equal to others, and a new object
         if made not in order:
             order.append(made)
-        assert (found.of_same if same else found.of)(made) == order.index(made)
+        assert (found.number_identical if same else found.number)(made) == order.index(made)
 
 
 def test_objects_that_are_forgotten_keep_their_numbers(monkeypatch) -> None:
-    monkeypatch.setattr(numbers, "_SAME", 2)
+    monkeypatch.setattr(numbers, "_MAX_KNOWN", 2)
     found, objects = Numbers[tuple[int, ...]](), [(n, n) for n in range(5)]
-    assert [found.of_same(each) for each in objects * 2] == [0, 1, 2, 3, 4] * 2
-    assert len(found._same) <= 2
+    assert [found.number_identical(each) for each in objects * 2] == [0, 1, 2, 3, 4] * 2
+    assert len(found._by_identity) <= 2

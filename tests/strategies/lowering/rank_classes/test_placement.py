@@ -9,12 +9,12 @@ import pytest
 from meshwise.simulator.collective import Algorithm, Collective
 from meshwise.simulator.collectives import choose as collective
 from meshwise.simulator.interconnect.interconnect import interconnect
-from meshwise.simulator.machine.cluster import LOSSLESS, Cluster, Library, Node, Protocol, Tenant
+from meshwise.simulator.machine.cluster import LOSSLESS, Cluster, CommunicationLibrary, Node, Protocol, Tenant
 from meshwise.simulator.machine.host import Host, Pcie
 from meshwise.simulator.machine.topology import Crossbar, Fabric, LeafSpine, Link, PcieTree, Switch
 from meshwise.strategies.lowering.rank_classes import placement as loads
 from meshwise.strategies.lowering.rank_classes.classes import ClassTable, fold
-from meshwise.strategies.lowering.rank_classes.placement import Placed
+from meshwise.strategies.lowering.rank_classes.placement import PlacedMesh
 from meshwise.strategies.lowering.rank_classes.refinement import Groups, mix
 from meshwise.strategies.plan.mesh import DATA, PIPELINE, TENSOR, Axis, Mesh
 
@@ -26,11 +26,11 @@ MESH = Mesh((Axis(PIPELINE, 2), Axis(DATA, 4), Axis(TENSOR, 4)))
 FAST = Link(1e-6, 300e9)
 
 
-def placed(network: Switch | PcieTree, fabric: Fabric, slow: str | None) -> Placed:
+def placed(network: Switch | PcieTree, fabric: Fabric, slow: str | None) -> PlacedMesh:
     """Return 32 ranks on 8 nodes of 4 devices that have slots of their own."""
     node = Node(IDEAL, HOST, 4, network, 4, Link(2e-6, 50e9))
     cluster = Cluster("m", ((node, 8),), fabric, link_speeds=((slow, 0.5),) if slow else ())
-    return Placed(cluster, MESH, (), False)
+    return PlacedMesh(cluster, MESH, (), False)
 
 
 def classes(table: ClassTable) -> list[list[int]]:
@@ -47,18 +47,18 @@ def test_twins_fold_as_if_they_were_refined_themselves(
 ) -> None:
     case = placed(network, fabric, slow)
     folded = classes(fold(case))
-    monkeypatch.setattr(loads, "_twins", lambda parts, usual: range(len(parts.families)))
+    monkeypatch.setattr(loads, "_find_twins", lambda parts, usual_phases: range(len(parts.families)))
     assert folded == classes(fold(case))
 
 
 def test_slots_and_nics_are_twins_where_only_nics_use_slots() -> None:
     network = interconnect(placed(Switch(FAST), Crossbar(), None).cluster)
-    _, twins = loads.Loads(placed(Switch(FAST), Crossbar(), None)).coloured()
+    _, twins = loads.GroupLoads(placed(Switch(FAST), Crossbar(), None)).colour_groups()
     names = {(network.name(twin.start), network.name(first.start)) for twin, first in twins}
     assert ("nic 0 out", "pcie 0 out") in names
     assert ("nic 0 in", "pcie 0 in") in names
     # with the optimizer on hosts, slots carry more than their NICs
-    _, twins = loads.Loads(replace(placed(Switch(FAST), Crossbar(), None), offloads=True)).coloured()
+    _, twins = loads.GroupLoads(replace(placed(Switch(FAST), Crossbar(), None), offloads=True)).colour_groups()
     assert not any(network.kind(twin.start).startswith("nic") for twin, _ in twins)
 
 
@@ -71,11 +71,11 @@ def small(
     reduces: bool = False,
     fabric: Fabric = Crossbar(),  # noqa: B008
     slow: str = "",
-    library: Library = LOSSLESS,
+    library: CommunicationLibrary = LOSSLESS,
     tenants: tuple[Tenant, ...] = (),
     mesh: Mesh = Mesh((Axis(PIPELINE, 2), Axis(DATA, 2), Axis(TENSOR, 2))),  # noqa: B008
     **placing: object,
-) -> Placed:
+) -> PlacedMesh:
     """Return 8 ranks, 2 stages of 2 data ranks of 2 tensor ranks, on nodes of 4 and, where counts differ, of 2."""
     nodes = tuple(
         (Node(IDEAL, HOST, each, Switch(FAST, reduces=reduces), 2, Link(2e-6, 50e9)), count)
@@ -84,10 +84,10 @@ def small(
     )
     speeds = ((slow, 0.5),) if slow else ()
     cluster = Cluster("m", nodes, fabric, link_speeds=speeds, library=library, tenants=tenants)
-    return Placed(cluster, mesh, looped=False, **({"placement": ()} | placing))  # type: ignore[arg-type]
+    return PlacedMesh(cluster, mesh, looped=False, **({"placement": ()} | placing))  # type: ignore[arg-type]
 
 
-def of_definition(case: Placed, kinds: dict[str, tuple[Collective, ...]]) -> list[Groups]:
+def of_definition(case: PlacedMesh, kinds: dict[str, tuple[Collective, ...]]) -> list[Groups]:
     """Return groups that are coloured by all that they may run, each group's phases computed for itself."""
     cluster, result = case.cluster, []
     for number, (kind, runs) in enumerate(kinds.items()):
@@ -98,7 +98,7 @@ def of_definition(case: Placed, kinds: dict[str, tuple[Collective, ...]]) -> lis
         for each, algorithm in product(runs, Algorithm):
             if algorithm not in collective.candidates(cluster, each):
                 continue
-            able = np.flatnonzero(collective.able(cluster, each, algorithm, devices)).tolist()
+            able = np.flatnonzero(collective.can_run(cluster, each, algorithm, devices)).tolist()
             for group in able:
                 for index, phase in enumerate(collective.phases(cluster, each, algorithm, devices[[group]])):
                     own[group].append((each, algorithm, index, round(phase.latency[0], 15)))
@@ -121,7 +121,7 @@ FOLDED = {
     "a slow NIC": small(slow="nic 1 out"),
     "switches that reduce": small(reduces=True),
     "switches that reduce, slow port": small(reduces=True, slow="device 3 in"),
-    "protocols": small(counts=(1, 2), library=Library((Protocol("ll", 0.5, 0.5, 0.5, True),))),
+    "protocols": small(counts=(1, 2), library=CommunicationLibrary((Protocol("ll", 0.5, 0.5, 0.5, True),))),
     "a central server": small(central=True),
     "a central server alone": small(central=True, mesh=Mesh((Axis(DATA, 4),)), counts=(1,), slow="device 2 in"),
     "tied and hops": small(tied=((0, 1),), hops=((1, 0),)),
@@ -130,7 +130,7 @@ FOLDED = {
     "mixed groups, protocols": small(
         counts=(1, 2),
         placement=(0, 4, 1, 2, 3, 5, 6, 7),
-        library=Library((Protocol("ll", 0.5, 0.5, 0.5, True),)),
+        library=CommunicationLibrary((Protocol("ll", 0.5, 0.5, 0.5, True),)),
     ),
     "mixed groups, switches that reduce": small(counts=(1, 2), placement=(0, 1, 2, 4, 3, 5, 6, 7), reduces=True),
     "all-to-alls": small(exchanging=(TENSOR,), counts=(1, 2)),
@@ -141,7 +141,7 @@ FOLDED = {
 def test_folding_is_refinement_by_the_book_of_what_every_group_may_run(name: str) -> None:
     case = FOLDED[name]
     folded, mesh = fold(case), case.mesh
-    kinds = loads.Loads(case).kinds
+    kinds = loads.GroupLoads(case).collectives
     gathers = {kind: (*runs, Collective.ALL_GATHER) for kind, runs in kinds.items()} if "reduce" in name else kinds
     servers = np.minimum(mesh.coordinates(DATA), 1) * case.central  # the first rank of a data group sums for all
     ranks = list(zip(mesh.coordinates(PIPELINE).tolist(), servers.tolist(), strict=True))
@@ -156,15 +156,15 @@ def test_folding_is_refinement_by_the_book_of_what_every_group_may_run(name: str
 @pytest.mark.parametrize("name", FOLDED)
 def test_phases_of_many_groups_are_those_of_each(name: str) -> None:
     case = FOLDED[name]
-    found, cluster = loads.Loads(case), case.cluster
-    for kind, runs in found.kinds.items():
+    found, cluster = loads.GroupLoads(case), case.cluster
+    for kind, runs in found.collectives.items():
         _, devices = case.group_devices(kind)
         chosen = np.arange(len(devices))[::-1]
         for each, algorithm in product(runs, Algorithm):
-            able = collective.able(cluster, each, algorithm, devices)
+            able = collective.can_run(cluster, each, algorithm, devices)
             if algorithm not in collective.candidates(cluster, each) or not able.any():
                 continue
-            phases = found.phases(kind, each, algorithm, chosen)
+            phases = found.list_phases(kind, each, algorithm, chosen)
             for place, group in enumerate(chosen.tolist()):
                 if not able[group]:
                     assert not any((phase.group == place).any() for phase in phases)
@@ -184,40 +184,44 @@ def test_phases_of_many_groups_are_those_of_each(name: str) -> None:
 @pytest.mark.parametrize("name", FOLDED)
 def test_what_is_chosen_for_a_group_is_among_what_may_be(name: str) -> None:
     case = FOLDED[name]
-    found = loads.Loads(case)
-    for kind, runs in found.kinds.items():
+    found = loads.GroupLoads(case)
+    for kind, runs in found.collectives.items():
         _, devices = case.group_devices(kind)
         for each, size, (number, group) in product(runs, 10.0 ** np.arange(2, 12), enumerate(devices)):
             chosen = collective.choose(case.cluster, each, group, float(size))
-            assert chosen in found.candidates(kind, each)
-            assert chosen in found.algorithms(kind, each, number)
+            assert chosen in found.list_candidates(kind, each)
+            assert chosen in found.list_algorithms(kind, each, number)
 
 
 def test_the_kinds_of_groups_and_what_they_run() -> None:
     usual = {TENSOR: (ALL_REDUCE,), DATA: (ALL_REDUCE,), "forward": (SEND,), "backward": (SEND,)}
-    assert loads.Loads(small()).kinds == usual
-    assert loads.Loads(small(central=True)).kinds == usual | {DATA: (PUSH_PULL,)}
-    assert loads.Loads(small(norm=(TENSOR,))).kinds == usual | {"norm": (ALL_REDUCE,)}
-    assert loads.Loads(small(exchanging=(TENSOR,))).kinds == usual | {TENSOR: (ALL_REDUCE, Collective.ALL_TO_ALL)}
+    assert loads.GroupLoads(small()).collectives == usual
+    assert loads.GroupLoads(small(central=True)).collectives == usual | {DATA: (PUSH_PULL,)}
+    assert loads.GroupLoads(small(norm=(TENSOR,))).collectives == usual | {"norm": (ALL_REDUCE,)}
+    assert loads.GroupLoads(small(exchanging=(TENSOR,))).collectives == usual | {
+        TENSOR: (ALL_REDUCE, Collective.ALL_TO_ALL)
+    }
     copies = dict.fromkeys(("to host", "host", "from host"), (SEND,))
-    offloading = loads.Loads(small(offloads=True))
-    assert offloading.kinds == usual | copies
-    assert offloading.candidates("host", SEND) == offloading.algorithms("host", SEND, 0) == (Algorithm.DIRECT,)
+    offloading = loads.GroupLoads(small(offloads=True))
+    assert offloading.collectives == usual | copies
+    assert (
+        offloading.list_candidates("host", SEND) == offloading.list_algorithms("host", SEND, 0) == (Algorithm.DIRECT,)
+    )
 
 
 def test_a_fixed_algorithm_is_the_only_choice_of_groups_that_can_run_it() -> None:
     # tensor groups lie inside nodes, data groups across
     case = small(placement=(0, 1, 4, 5, 2, 3, 6, 7), counts=(2,))
     case = replace(case, cluster=replace(case.cluster, algorithms=((ALL_REDUCE, Algorithm.TREE),)))
-    found = loads.Loads(case)
-    assert found.algorithms(DATA, ALL_REDUCE, 0) == (Algorithm.TREE,)  # from node to node
-    assert found.algorithms(TENSOR, ALL_REDUCE, 0) == (Algorithm.RING,)  # inside a node there are no trees
-    assert found.candidates(DATA, ALL_REDUCE) == (Algorithm.TREE,)  # all groups are alike
+    found = loads.GroupLoads(case)
+    assert found.list_algorithms(DATA, ALL_REDUCE, 0) == (Algorithm.TREE,)  # from node to node
+    assert found.list_algorithms(TENSOR, ALL_REDUCE, 0) == (Algorithm.RING,)  # inside a node there are no trees
+    assert found.list_candidates(DATA, ALL_REDUCE) == (Algorithm.TREE,)  # all groups are alike
     # where groups differ, others stay candidates for those that cannot run it
-    slow = loads.Loads(replace(case, cluster=replace(case.cluster, link_speeds=(("nic 1 out", 0.5),))))
-    assert slow.candidates(DATA, ALL_REDUCE) == (Algorithm.TREE, Algorithm.RING)
-    assert slow.algorithms(DATA, ALL_REDUCE, 0) == (Algorithm.TREE,)
-    assert slow.algorithms(TENSOR, ALL_REDUCE, 0) == (Algorithm.RING,)
+    slow = loads.GroupLoads(replace(case, cluster=replace(case.cluster, link_speeds=(("nic 1 out", 0.5),))))
+    assert slow.list_candidates(DATA, ALL_REDUCE) == (Algorithm.TREE, Algorithm.RING)
+    assert slow.list_algorithms(DATA, ALL_REDUCE, 0) == (Algorithm.TREE,)
+    assert slow.list_algorithms(TENSOR, ALL_REDUCE, 0) == (Algorithm.RING,)
 
 
 def test_phases_that_load_in_proportion_are_told_by_their_ratio() -> None:
@@ -226,13 +230,13 @@ def test_phases_that_load_in_proportion_are_told_by_their_ratio() -> None:
 
     one = phase(1.0, 2.0, 4.0)
     # thrice, but for the last bits: 0.1 * 3 is a little more than 0.3, and 0.6 / 0.2 a little less than 3
-    rounded = loads._ratio(phase(0.1 * 3, 0.6, 4.0), phase(0.1, 0.2, 4.0))
+    rounded = loads._find_ratio(phase(0.1 * 3, 0.6, 4.0), phase(0.1, 0.2, 4.0))
     assert rounded is not None and rounded == pytest.approx([3.0, 1.0, 1.0])
     # twice the bytes of the first group's, half of the second's; the third loads nothing, which is once of nothing
-    assert loads._ratio(phase(2.0, 4.0, 2.0), one).tolist() == [2.0, 0.5, 1.0]
-    assert loads._ratio(phase(2.0, 2.0, 4.0), one) is None  # twice on one link, once on another
-    assert loads._ratio(phase(1.0, 2.0, 4.0, group=(0, 1, 1)), one) is None
-    assert loads._ratio(phase(1.0, 2.0, 4.0, link=(3, 4, 6)), one) is None
+    assert loads._find_ratio(phase(2.0, 4.0, 2.0), one).tolist() == [2.0, 0.5, 1.0]
+    assert loads._find_ratio(phase(2.0, 2.0, 4.0), one) is None  # twice on one link, once on another
+    assert loads._find_ratio(phase(1.0, 2.0, 4.0, group=(0, 1, 1)), one) is None
+    assert loads._find_ratio(phase(1.0, 2.0, 4.0, link=(3, 4, 6)), one) is None
 
 
 @pytest.mark.parametrize(("protocols", "classes"), [((), 4), ((Protocol("ll", 0.5, 1.0, 0.5, True),), 8)])
@@ -244,6 +248,6 @@ def test_groups_that_differ_in_launches_alone_differ_where_protocols_do(
         (Node(IDEAL, HOST, 4, Switch(Link(latency, 300e9, launch)), 2, Link(2e-6, 50e9)), 1)
         for latency, launch in ((3e-6, 1e-6), (2e-6, 2e-6))
     )
-    cluster = Cluster("m", nodes, Crossbar(), library=Library(protocols))
+    cluster = Cluster("m", nodes, Crossbar(), library=CommunicationLibrary(protocols))
     mesh = Mesh((Axis(DATA, 2), Axis(PIPELINE, 4)))
-    assert len(fold(Placed(cluster, mesh, (), False))) == classes
+    assert len(fold(PlacedMesh(cluster, mesh, (), False))) == classes

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwise.strategies.lowering.rank_classes.refinement import Groups, first_equal, mix, quantised, refine
+from meshwise.strategies.lowering.rank_classes.refinement import Groups, find_first_equal, mix, quantise, refine
 
 
 @st.composite
@@ -92,13 +92,13 @@ def test_a_straggler_splits_exactly_those_who_wait_for_it() -> None:
 def test_first_equal_is_the_first_index_of_a_value(values: list[int], shift: int) -> None:
     colours = np.array(values, dtype=np.uint64) << np.uint64(shift)  # shifted by 0 all look in one place of the table
     expected = [values.index(value) for value in values] if shift < 60 else None
-    found = first_equal(colours).tolist()
+    found = find_first_equal(colours).tolist()
     assert found == (expected or [colours.tolist().index(value) for value in colours.tolist()])
 
 
 def test_quantised_tells_what_differs_beyond_the_last_bits() -> None:
     values = np.array([1.0, 1.0 + 2.0**-50, 1.0 + 2.0**-36, 0.0, -0.0, 2.0])
-    assert numbered(quantised(values).tolist()) == [0, 0, 1, 2, 2, 3]
+    assert numbered(quantise(values).tolist()) == [0, 0, 1, 2, 2, 3]
 
 
 def test_how_many_links_a_group_loads_tells_it_from_others() -> None:

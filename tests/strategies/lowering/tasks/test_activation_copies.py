@@ -9,7 +9,7 @@ from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.lowering import lower
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
-from meshwise.strategies.plan.offloading import NOTHING, Offloading
+from meshwise.strategies.plan.offloading import NO_OFFLOADING, Offloading
 from meshwise.strategies.plan.recomputation import Recompute
 
 from ..costs.test_offload import copied, four_layers, hosted, kept, passes, run, ticks
@@ -54,7 +54,7 @@ def test_a_fraction_of_activations_is_one_of_a_stage_s_layers_rounded_up(fractio
 def test_a_device_holds_two_buffers_in_place_of_what_left(recompute: Recompute) -> None:
     # 1F1B: the first of four ranks holds four microbatches of two layers, of which each keeps as much
     small, layout = hosted(devices=4, batch=8, pcie=1e6), Layout(pipeline=4, recompute=recompute)
-    timelines = [run(small, replace(layout, offload=offload)) for offload in (NOTHING, ACTIVATIONS)]
+    timelines = [run(small, replace(layout, offload=offload)) for offload in (NO_OFFLOADING, ACTIVATIONS)]
     peaks = [[profile.peak for profile in timeline.memory] for timeline in timelines]
     sizes = kept(small, layout)
     assert peaks[0][0] - peaks[1][0] == (4 * 2 - 2) * sizes[0]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 
 from meshwise.simulator.program import Program
 from meshwise.strategies.lowering import StageCosts, lower
-from meshwise.strategies.lowering.lower import _Passes, _Step
+from meshwise.strategies.lowering.lower import _LoweredPasses, _StepLowering
 from meshwise.strategies.lowering.tasks.cuts import Cuts, Granularity
 
 from ...plans import Case, any_cases
@@ -25,6 +25,6 @@ def same(one: Program, other: Program) -> None:
 def test_how_passes_are_cut_does_not_depend_on_how_many_microbatches_run_them(case: Case) -> None:
     small, plan = case.build()
     costs = StageCosts(small)
-    counted = _Passes(Cuts(costs, plan, costs.machine(plan), Granularity.CHAIN))
+    counted = _LoweredPasses(Cuts(costs, plan, costs.machine(plan), Granularity.CHAIN))
     if not plan.asynchronous:
-        same(lower(small, plan, costs=costs), _Step(counted, plan).program())
+        same(lower(small, plan, costs=costs), _StepLowering(counted, plan).build_program())

@@ -32,7 +32,7 @@ def test_the_port_of_the_server_takes_all_gradients_in_and_gives_all_sums_out(ra
     small = problem(devices=ranks, batch=ranks, bandwidth=RATE)
     layout = replace(layout, data=ranks)
     plans = [complete(small, replace(layout, gradient_reduction=how)) for how in ("all_reduce", "parameter_server")]
-    size = 4 * StageCosts(small).held(plans[0]).parameters[0]
+    size = 4 * StageCosts(small).plan_parameters(plans[0]).elements[0]
     ring, central = (step_time(lower(small, plan)) for plan in plans)
     messages = 2 * (ranks - 1) * size / RATE
     assert central - ring == pytest.approx(messages - messages / ranks, rel=1e-3, abs=1e-4)

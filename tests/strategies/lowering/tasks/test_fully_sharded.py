@@ -18,7 +18,7 @@ from meshwise.simulator.timeline import Timeline
 from meshwise.simulator.units import to_ticks
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.lowering import Granularity, StageCosts, lower
-from meshwise.strategies.lowering.costs.memory import resident
+from meshwise.strategies.lowering.costs.memory import list_residents
 from meshwise.strategies.lowering.costs.optimizer import Parameters
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
@@ -107,7 +107,7 @@ def test_a_step_moves_the_bytes_of_the_zero_paper(stage: str, overlap: bool, mic
     choices, expected = BYTES[stage]
     small = ringed(problem(devices=4, batch=4 * microbatches, layers=3))
     plan = complete(small, Layout(data=4, overlap_gradients=overlap, **choices))
-    cost = StageCosts(small).of(plan)
+    cost = StageCosts(small).plan_costs(plan)
     whole, last = 4 * cost.parameters[0], 4 * cost.stages[0].blocks[-1].parameters  # fp32: 4 bytes an element
     assert 0 < last < whole
     moved = sent(simulate(lower(small, plan)), 4)
@@ -121,7 +121,7 @@ def test_hybrid_sharding_gathers_inside_groups_and_sums_shards_over_replicas_onc
     m = 3
     small = ringed(problem(devices=8, batch=8 * m, layers=3))
     plan = complete(small, Layout(data=8, zero=zero, zero_shards=2))
-    cost = StageCosts(small).of(plan)
+    cost = StageCosts(small).plan_costs(plan)
     parameters = [block.parameters for block in cost.stages[0].blocks]
     whole, last = 4 * sum(parameters), 4 * parameters[-1]
     inside = {1: whole + whole, 2: m * whole + whole, 3: m * (3 * whole - last)}[zero]
@@ -132,10 +132,10 @@ def test_hybrid_sharding_gathers_inside_groups_and_sums_shards_over_replicas_onc
 
 def experts_of(small: Problem, plan: Plan) -> tuple[int, int, int]:
     """Return the bytes of all parameters that are no experts, of those of the last unit, and of experts."""
-    blocks = StageCosts(small).of(plan).stages[0].blocks
-    dense = [4 * (block.parameters - block.experts) for block in blocks]
-    assert blocks[-1].experts == 0
-    return sum(dense), dense[-1], sum(4 * block.experts for block in blocks)
+    blocks = StageCosts(small).plan_costs(plan).stages[0].blocks
+    dense = [4 * (block.parameters - block.expert_parameters) for block in blocks]
+    assert blocks[-1].expert_parameters == 0
+    return sum(dense), dense[-1], sum(4 * block.expert_parameters for block in blocks)
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -187,10 +187,12 @@ def test_experts_lie_in_the_memory_of_those_that_hold_them() -> None:
     # 8 data ranks, experts on 4 of them each: parameters, gradients and states of fp32 Adam are 4, 4 and 8 bytes
     small = mixture(batch=8)
     plan = complete(small, Layout(data=8, expert=4, zero=3))
-    costs = StageCosts(small).of(plan)
-    parameters = costs.held.positions[0]
-    share = ceil((parameters.elements - parameters.experts) / 8) + ceil(parameters.experts / 2)
-    held = {c.category: c.size for c in resident(small.cluster.accelerator, small.training, plan, parameters, 0, 0)}
+    costs = StageCosts(small).plan_costs(plan)
+    parameters = costs.plan_parameters.positions[0]
+    share = ceil((parameters.elements - parameters.expert_elements) / 8) + ceil(parameters.expert_elements / 2)
+    held = {
+        c.category: c.size for c in list_residents(small.cluster.accelerator, small.training, plan, parameters, 0, 0)
+    }
     assert held[Category.PARAMETERS] == held[Category.GRADIENTS] == 4 * share
     assert held[Category.OPTIMIZER] == 8 * share
 
@@ -241,7 +243,9 @@ def test_states_are_shared_as_the_zero_paper_says(ranks: int, zero: int) -> None
     plan = complete(small, Layout(data=ranks, zero=zero))
     count = 123_457
     parameters = Parameters(elements=count, tensors=1)
-    held = {c.category: c.size for c in resident(small.cluster.accelerator, small.training, plan, parameters, 0, 0)}
+    held = {
+        c.category: c.size for c in list_residents(small.cluster.accelerator, small.training, plan, parameters, 0, 0)
+    }
     share = ceil(count / ranks)
     assert held[Category.PARAMETERS] == 2 * (share if zero >= 3 else count)
     assert held[Category.GRADIENTS] == 4 * (share if zero >= 2 else count)
@@ -274,7 +278,7 @@ class Pair(NamedTuple):
         plan = complete(small, Layout(data=2, zero=3, **choices))
         program = lower(small, plan)
         (optimizer,) = {work.duration for work in program.work if work.kind is TaskKind.OPTIMIZER}
-        first, second = StageCosts(small).of(plan).stages[0].blocks
+        first, second = StageCosts(small).plan_costs(plan).stages[0].blocks
         return cls(
             small, plan, (first.forward_ticks, second.forward_ticks), (first.backward_ticks, second.backward_ticks),
             optimizer, (64 * 32, 32 * 16),
@@ -289,14 +293,17 @@ class Pair(NamedTuple):
 def test_the_fullest_moment_of_two_units_by_hand() -> None:
     pair = Pair.of(1e-9)
     costs = SimulatedCost(pair.small)
-    (first, second), (w0, w1) = StageCosts(pair.small).of(pair.plan).stages[0].blocks, (4 * n for n in pair.weights)
+    (first, second), (w0, w1) = (
+        StageCosts(pair.small).plan_costs(pair.plan).stages[0].blocks,
+        (4 * n for n in pair.weights),
+    )
     a, b = first.memory, second.memory
-    assert a.recomputed == b.recomputed == 0
+    assert a.recomputed_bytes == b.recomputed_bytes == 0
     moments = (
-        a.kept + a.forward + w0 + w1,  # forward of the first unit, the second is gathered
-        a.kept + b.kept + b.forward + w1,
-        a.kept + b.kept + b.backward + w1 + w1 + w0,  # its own gradients, the first is gathered
-        a.kept + a.backward + w0 + w0 + w1,  # its own gradients, and those of the second on their way
+        a.kept_bytes + a.forward + w0 + w1,  # forward of the first unit, the second is gathered
+        a.kept_bytes + b.kept_bytes + b.forward + w1,
+        a.kept_bytes + b.kept_bytes + b.backward + w1 + w1 + w0,  # its own gradients, the first is gathered
+        a.kept_bytes + a.backward + w0 + w0 + w1,  # its own gradients, and those of the second on their way
     )
     count = ceil(sum(pair.weights) / 2)
     (buffers,) = StageCosts(pair.small).buffers(pair.plan)
@@ -469,13 +476,13 @@ def test_the_copy_of_the_larger_of_two_buckets_is_the_fullest_moment_by_hand(
     pair = Pair.of(1e-9, tokens=1)
     small = replace(pair.small, training=replace(pair.small.training, framework=framework))
     plan = complete(small, Layout(data=2, zero=2))
-    (first, second), (w0, w1) = StageCosts(small).of(plan).stages[0].blocks, (4 * n for n in pair.weights)
+    (first, second), (w0, w1) = StageCosts(small).plan_costs(plan).stages[0].blocks, (4 * n for n in pair.weights)
     a, b = first.memory, second.memory
     copies = framework == "torch"
     moments = (
-        a.kept + b.kept + b.backward + w1,
-        a.kept + w1 + w1 * copies,
-        a.kept + a.backward + w0 + w1,  # the reduction of the second's runs
+        a.kept_bytes + b.kept_bytes + b.backward + w1,
+        a.kept_bytes + w1 + w1 * copies,
+        a.kept_bytes + a.backward + w0 + w1,  # the reduction of the second's runs
         w0 + w0 * copies + w1 // 2 * copies,  # and has ended: of one microbatch, a share of its gradients begins then
     )
     assert plan.num_microbatches == 1
@@ -513,7 +520,7 @@ def test_one_data_rank_shares_nothing(zero: int) -> None:
     plans = [complete(small, Layout(pipeline=4, zero=each)) for each in (0, zero)]
     costs = SimulatedCost(small)
     assert len({costs.evaluate(plan) for plan in plans}) == 1
-    assert len({costs.bound(plan) for plan in plans}) == 1
+    assert len({costs.plan_bound(plan) for plan in plans}) == 1
 
 
 # the search
@@ -527,4 +534,4 @@ def test_a_search_has_zero_2_and_3_where_its_space_names_them() -> None:
     costs = SimulatedCost(small)
     for layout in found[::5]:
         plan = complete(small, layout)
-        assert costs.bound(plan) <= costs.longest_paths([plan])[0] <= costs.evaluate(plan).step_time
+        assert costs.plan_bound(plan) <= costs.longest_paths([plan])[0] <= costs.evaluate(plan).step_time

@@ -25,7 +25,7 @@ from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.rules import violations
 from meshwise.strategies.schedules.rule import WrittenRule
-from meshwise.strategies.schedules.schedule import SCHEDULES, ActionKind, rule_of
+from meshwise.strategies.schedules.schedule import SCHEDULES, ActionKind, find_rule
 
 from ...problems import problem
 from ...schedules.test_schedule_written import orders as any_orders
@@ -78,7 +78,7 @@ def test_a_step_moves_the_bytes_of_the_zero_paper(stage: str, overlap: bool, mic
     choices, expected = BYTES[stage]
     small = ringed(problem(devices=4, batch=4 * microbatches, layers=3))
     plan = complete(small, Layout(data=4, schedule="zb1p", overlap_gradients=overlap, **choices))
-    cost = StageCosts(small).of(plan)
+    cost = StageCosts(small).plan_costs(plan)
     whole, last = FP32 * cost.parameters[0], FP32 * cost.stages[0].blocks[-1].parameters
     moved = sent(simulate(lower(small, plan)), 4)
     assert moved == pytest.approx(expected(microbatches, whole, last) * 3 / 4, rel=1e-12)
@@ -135,7 +135,7 @@ def test_without_overlap_everything_comes_after_another() -> None:
 
 
 def ticks_of(pair: Pair, kind: ActionKind) -> tuple[int, int]:
-    first, second = StageCosts(pair.small).of(pair.plan).stages[0].blocks
+    first, second = StageCosts(pair.small).plan_costs(pair.plan).stages[0].blocks
     return first.ticks(kind), second.ticks(kind)
 
 
@@ -167,16 +167,19 @@ def test_a_rank_waits_where_it_would_hold_more_than_two_buckets(zero: int, monke
 
 def test_the_fullest_moment_of_two_units_by_hand() -> None:
     pair = Pair.of(1e-9, schedule="zb1p")
-    (first, second), (w0, w1) = StageCosts(pair.small).of(pair.plan).stages[0].blocks, (FP32 * n for n in pair.weights)
+    (first, second), (w0, w1) = (
+        StageCosts(pair.small).plan_costs(pair.plan).stages[0].blocks,
+        (FP32 * n for n in pair.weights),
+    )
     a, b = first.memory, second.memory
-    assert a.recomputed == b.recomputed == 0
+    assert a.recomputed_bytes == b.recomputed_bytes == 0
     moments = (
-        a.kept + a.forward + w0 + w1,  # forward of the first unit, the second is gathered
-        a.kept + b.kept + b.forward + w1,
-        a.kept + b.kept + b.gradients + b.inputs + w1 + w0,  # no gradients of weights yet
-        a.kept + a.gradients + a.inputs + b.deferred + w0,
-        a.deferred + b.deferred + b.weights + w1,  # no parameters: the second unit's gradients alone
-        a.deferred + a.weights + w0 + w1,  # its own gradients, and those of the second on their way
+        a.kept_bytes + a.forward + w0 + w1,  # forward of the first unit, the second is gathered
+        a.kept_bytes + b.kept_bytes + b.forward + w1,
+        a.kept_bytes + b.kept_bytes + b.gradients + b.inputs + w1 + w0,  # no gradients of weights yet
+        a.kept_bytes + a.gradients + a.inputs + b.deferred_bytes + w0,
+        a.deferred_bytes + b.deferred_bytes + b.weights + w1,  # no parameters: the second unit's gradients alone
+        a.deferred_bytes + a.weights + w0 + w1,  # its own gradients, and those of the second on their way
     )
     count = ceil(sum(pair.weights) / 2)
     (buffers,) = StageCosts(pair.small).buffers(pair.plan)
@@ -190,7 +193,7 @@ def test_gradients_of_norms_wait_for_those_of_weights() -> None:
     # first, and leave with their layer's bucket
     small, plan = equal("zb1p", ranks=1, zero=3)
     held = used(simulate(lower(small, plan, Granularity.OPERATOR)), Category.GRADIENTS)
-    norms, layer = FP32 * 4 * H, FP32 * StageCosts(small).of(plan).stages[0].blocks[0].parameters
+    norms, layer = FP32 * 4 * H, FP32 * StageCosts(small).plan_costs(plan).stages[0].blocks[0].parameters
     once = [norms, 2 * norms, norms + layer, 2 * layer, 0.0]
     assert held == [0.0, *once * plan.num_microbatches]
 
@@ -199,7 +202,7 @@ def test_gradients_of_weights_hold_no_parameters() -> None:
     # F: both units, the second; I, which follows at once: both, the first; W: none
     small, plan = equal("zb1p", ranks=1, zero=3)
     timeline = simulate(lower(small, plan, Granularity.OPERATOR))
-    unit = FP32 * StageCosts(small).of(plan).stages[0].blocks[0].parameters
+    unit = FP32 * StageCosts(small).plan_costs(plan).stages[0].blocks[0].parameters
     assert used(timeline, Category.PARAMETERS) == [0.0, *[2 * unit, unit, 2 * unit, unit, 0.0] * plan.num_microbatches]
 
 
@@ -226,7 +229,7 @@ def test_kept_parameters_are_given_up_with_the_last_gradients_of_weights() -> No
     # F0 F1 I0 W0 .. I7 W7 on the first of two ranks: units go as those of W7 are reduced (torch, FSDPParamGroup)
     small, plan = equal("zb1p", zero=3, reshard_after_forward=False)
     timeline = simulate(lower(small, plan, Granularity.OPERATOR))
-    unit = FP32 * StageCosts(small).of(plan).stages[0].blocks[0].parameters
+    unit = FP32 * StageCosts(small).plan_costs(plan).stages[0].blocks[0].parameters
     assert used(timeline, Category.PARAMETERS) == [0.0, 2 * unit, unit, 0.0]
     last = plan.num_microbatches - 1
     times, usage = timeline.memory[0].times, timeline.memory[0].usage
@@ -240,17 +243,17 @@ def test_kept_parameters_are_given_up_with_the_last_gradients_of_weights() -> No
 @pytest.mark.parametrize(("name", "tensor", "units"), [("zb1p", 1, 2), ("zbv", 1, 2), ("dualpipev", 2, 4)])
 def test_a_pass_holds_two_units_and_a_pair_two_of_each(name: str, tensor: int, units: int) -> None:
     small, plan = equal(name, zero=3, tensor=tensor)
-    unit = FP32 * StageCosts(small).of(plan).stages[0].blocks[0].parameters
+    unit = FP32 * StageCosts(small).plan_costs(plan).stages[0].blocks[0].parameters
     assert max(used(simulate(lower(small, plan)), Category.PARAMETERS)) == units * unit
 
 
 def test_a_pair_that_exchanges_nothing_runs_one_pass_after_the_other() -> None:
     # so the second gathers when the first has computed all, and two units are all that is held
     small, plan = equal("dualpipev", zero=3)
-    unit = FP32 * StageCosts(small).of(plan).stages[0].blocks[0].parameters
+    unit = FP32 * StageCosts(small).plan_costs(plan).stages[0].blocks[0].parameters
     timeline = simulate(lower(small, plan, Granularity.OPERATOR))
     assert max(used(timeline, Category.PARAMETERS)) == 2 * unit
-    for forward, backward in plan.actions.overlapped:
+    for forward, backward in plan.actions.overlapped_pairs:
         computed = [
             s.end
             for s in timeline.spans
@@ -279,7 +282,7 @@ def test_parameters_come_from_the_host_for_forwards_and_gradients_of_inputs_alon
     )
     assert copies[StreamKind.FROM_HOST] == 3 * m
     assert copies[StreamKind.TO_HOST] == 2 * m
-    unit = FP32 * StageCosts(small).of(plan).stages[0].blocks[0].parameters
+    unit = FP32 * StageCosts(small).plan_costs(plan).stages[0].blocks[0].parameters
     assert max(used(timeline, Category.PARAMETERS)) == 2 * unit
     assert timeline.peak_memory == SimulatedCost(small).peak_memory(plan)
 
@@ -301,13 +304,16 @@ def test_a_pass_is_slowed_by_what_the_other_in_turns_reduces(monkeypatch: pytest
 @given(any_orders(), st.sampled_from([{"zero": 2}, {"zero": 3}, {"zero": 3, "reshard_after_forward": False}]))
 @settings(max_examples=25, deadline=None)
 def test_every_way_to_the_step_time_and_memory_of_any_order_agrees(text: str, sharing: dict[str, Any]) -> None:
-    rule = rule_of(text)
+    rule = find_rule(text)
     assert isinstance(rule, WrittenRule)
-    small = problem(devices=2 * rule.ranks, nics=2 * rule.ranks, layers=8, batch=2 * rule.microbatches)
-    costs, plan = SimulatedCost(small), complete(small, Layout(data=2, pipeline=rule.ranks, schedule=text, **sharing))
+    small = problem(devices=2 * rule.num_ranks, nics=2 * rule.num_ranks, layers=8, batch=2 * rule.num_microbatches)
+    costs, plan = (
+        SimulatedCost(small),
+        complete(small, Layout(data=2, pipeline=rule.num_ranks, schedule=text, **sharing)),
+    )
     programs = [lower(small, plan, granularity) for granularity in Granularity]
     timelines = [simulate(program) for program in programs]
-    assert costs.bound(plan) <= min(ticks(program) for program in programs) / 1e12
+    assert costs.plan_bound(plan) <= min(ticks(program) for program in programs) / 1e12
     assert len({ticks(program) for program in programs}) == len({each.step_time for each in timelines}) == 1
     assert {each.peak_memory for each in timelines} == {costs.peak_memory(plan)}
 

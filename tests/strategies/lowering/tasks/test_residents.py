@@ -11,7 +11,7 @@ from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.lowering import StageCosts, lower
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
-from meshwise.strategies.plan.offloading import CHUNKS, NOTHING, Offloading, StepPlace
+from meshwise.strategies.plan.offloading import NO_OFFLOADING, UPDATE_CHUNKS, Offloading, StepPlace
 from meshwise.strategies.plan.recomputation import Recompute
 
 from ...problems import problem
@@ -35,7 +35,7 @@ def test_one_rank_s_host_holds_every_block_that_leaves() -> None:
 def test_parameters_of_two_units_at_most_are_on_the_device() -> None:
     small = hosted(devices=1, batch=2)
     timeline = run(small, Layout(offload=PARAMETERS))
-    blocks = [block.parameters for block in StageCosts(small).of(complete(small, Layout())).stages[0].blocks]
+    blocks = [block.parameters for block in StageCosts(small).plan_costs(complete(small, Layout())).stages[0].blocks]
     pairs = [first + second for first, second in pairwise(blocks)]
     assert max(held(timeline, Category.PARAMETERS)) == PARAMETER * max(pairs)
     assert max(held(timeline, Category.GRADIENTS)) == GRADIENT * max(pairs)
@@ -53,8 +53,8 @@ def test_tied_parameters_are_on_the_host_once() -> None:
 
 def test_with_zero_3_a_shard_from_the_host_is_gone_when_it_is_gathered() -> None:
     small = hosted(devices=4, batch=4)
-    plans = [complete(small, Layout(data=4, zero=3, offload=each)) for each in (NOTHING, PARAMETERS)]
-    cost = StageCosts(small).of(plans[0])
+    plans = [complete(small, Layout(data=4, zero=3, offload=each)) for each in (NO_OFFLOADING, PARAMETERS)]
+    cost = StageCosts(small).plan_costs(plans[0])
     blocks, (parameters,) = [block.parameters for block in cost.stages[0].blocks], cost.parameters
     most = [max(held(simulate(lower(small, plan)), Category.PARAMETERS)) for plan in plans]
     pair = max(first + second for first, second in pairwise(blocks))
@@ -66,7 +66,7 @@ def test_the_sum_of_gradients_is_held_also_where_copies_take_no_time(step: StepP
     small = problem(devices=2, batch=2)  # nothing is said of what is between a device and its host
     small = replace(small, training=replace(small.training, framework="torch"))
     plan = complete(small, Layout(data=2, overlap_gradients=False, offload=Offloading(optimizer=(1.0,), step=step)))
-    (parameters,) = StageCosts(small).of(plan).parameters
+    (parameters,) = StageCosts(small).plan_costs(plan).parameters
     flat = small.training.gradient_bytes * parameters
     assert max(held(simulate(lower(small, plan)), Category.BUFFERS)) >= flat
 
@@ -79,7 +79,7 @@ def test_a_device_that_steps_has_two_chunks_of_states_from_the_end_of_its_passes
     away = STATES * load_parameters(small) * fraction
     stays = STATES * load_parameters(small) - away
     assert states[0] == states[-1] == stays
-    assert max(states) == stays + 2 * away / CHUNKS
+    assert max(states) == stays + 2 * away / UPDATE_CHUNKS
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
@@ -90,7 +90,7 @@ def test_the_copy_of_gradients_that_was_summed_is_there_until_it_is_read(fractio
     small = replace(small, training=replace(small.training, framework="torch"))
     layout = Layout(data=2, overlap_gradients=False, recompute=Recompute.FULL)
     plan = complete(small, replace(layout, offload=Offloading(optimizer=(fraction,), step=step)))
-    timeline, (parameters,) = simulate(lower(small, plan)), StageCosts(small).of(plan).parameters
-    chunks = 2 * STATES * parameters * fraction / CHUNKS if step is StepPlace.DEVICE else 0
+    timeline, (parameters,) = simulate(lower(small, plan)), StageCosts(small).plan_costs(plan).parameters
+    chunks = 2 * STATES * parameters * fraction / UPDATE_CHUNKS if step is StepPlace.DEVICE else 0
     assert timeline.peak_memory == SimulatedCost(small).peak_memory(plan)
     assert timeline.peak_memory == timeline.memory[0].totals[-1] + GRADIENT * parameters + chunks

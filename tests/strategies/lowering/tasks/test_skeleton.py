@@ -10,25 +10,28 @@ COMPUTE = ((0, StreamKind.COMPUTE),)
 
 def test_microbatches_of_one_slot_share_it() -> None:
     tasks = TaskList()
-    first = tasks.add(Site(RANK, 0), "pass", (0,), COMPUTE, 0, [])
-    second = tasks.add(Site(RANK, 0), "pass", (0,), COMPUTE, 1, [(first, 0), (None, 0)])
-    third = tasks.add(Site(RANK, 1), "pass", (0,), COMPUTE, 1, [(second, 0)])
-    found = tasks.skeleton()
+    first = tasks.add_task(Site(RANK, 0), "pass", (0,), COMPUTE, 0, [])
+    second = tasks.add_task(Site(RANK, 0), "pass", (0,), COMPUTE, 1, [(first, 0), (None, 0)])
+    third = tasks.add_task(Site(RANK, 1), "pass", (0,), COMPUTE, 1, [(second, 0)])
+    found = tasks.build_skeleton()
     assert (first, second, third) == (0, 1, 2)
-    assert found.slot_of.tolist() == [0, 0, 1] and len(found.slots) == 2
+    assert found.template_of.tolist() == [0, 0, 1] and len(found.templates) == 2
     assert found.microbatch_of.tolist() == [0, 1, 1]
-    assert list(zip(found.before, found.after, found.through, strict=True)) == [(0, 1, 0), (1, 2, 0)]
+    assert list(zip(found.edge_sources, found.edge_targets, found.edge_positions, strict=True)) == [
+        (0, 1, 0),
+        (1, 2, 0),
+    ]
 
 
 def test_edges_of_passes_alike_are_those_of_each_pass() -> None:
     one, many = TaskList(), TaskList()
-    slot = one.slot(Site(RANK, 0), "pass", (0,), COMPUTE)
-    assert slot == many.slot(Site(RANK, 0), "pass", (0,), COMPUTE) == 0
+    slot = one.number_template(Site(RANK, 0), "pass", (0,), COMPUTE)
+    assert slot == many.number_template(Site(RANK, 0), "pass", (0,), COMPUTE) == 0
     for start in (0, 3):
         for offset in range(3):
-            one.task(slot, start, [(start + offset - 1, 7)] if offset else [])
-        many.tasks([slot] * 3, start)
-    many.repeated.append((np.array([(0, 1, 7), (1, 2, 7)]), [0, 3]))
-    left, right = one.skeleton(), many.skeleton()
+            one.append_task(slot, start, [(start + offset - 1, 7)] if offset else [])
+        many.append_tasks([slot] * 3, start)
+    many.repeated_edges.append((np.array([(0, 1, 7), (1, 2, 7)]), [0, 3]))
+    left, right = one.build_skeleton(), many.build_skeleton()
     for name in ("slot_of", "microbatch_of", "before", "after", "through"):
         assert np.array_equal(getattr(left, name), getattr(right, name)), name

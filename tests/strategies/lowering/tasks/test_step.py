@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from meshwise.strategies.lowering import StageCosts
 from meshwise.strategies.lowering.tasks.cuts import Cuts, Granularity
-from meshwise.strategies.lowering.tasks.residents import updates
+from meshwise.strategies.lowering.tasks.residents import schedule_updates
 from meshwise.strategies.lowering.tasks.shape import PartShape, StageShape, Volumes, step_shape
 from meshwise.strategies.lowering.tasks.skeleton import Skeleton
-from meshwise.strategies.lowering.tasks.step import Chain, Step
-from meshwise.strategies.lowering.tasks.unflushed import _Unflushed
+from meshwise.strategies.lowering.tasks.step import Chain, StepBuilder
+from meshwise.strategies.lowering.tasks.unflushed import _UnflushedBuilder
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.schedules.schedule import Action
@@ -20,22 +20,24 @@ from ...plans import Case, any_cases
 from ...problems import problem
 
 
-class OneByOne(Step):
+class OneByOne(StepBuilder):
     """Adds every part of every pass as if it were the only one of its kind."""
 
-    def action(self, action: Action, chain: Chain, *, alone: bool) -> Iterator[None]:
-        return super().action(action, chain, alone=False)
+    def add_action(self, action: Action, chain: Chain, *, is_single: bool) -> Iterator[None]:
+        return super().add_action(action, chain, is_single=False)
 
 
-class StepsOneByOne(OneByOne, _Unflushed):
+class StepsOneByOne(OneByOne, _UnflushedBuilder):
     """The same of steps in a row."""
 
 
 def told(tasks: Skeleton) -> tuple[object, ...]:
     """Return what a skeleton says, edges in order."""
-    edges = sorted(zip(tasks.before.tolist(), tasks.after.tolist(), tasks.through.tolist(), strict=True))
+    edges = sorted(
+        zip(tasks.edge_sources.tolist(), tasks.edge_targets.tolist(), tasks.edge_positions.tolist(), strict=True)
+    )
     step_of = None if tasks.step_of is None else tasks.step_of.tolist()
-    return tasks.slots, tasks.slot_of.tolist(), tasks.microbatch_of.tolist(), edges, step_of
+    return tasks.templates, tasks.template_of.tolist(), tasks.microbatch_of.tolist(), edges, step_of
 
 
 @settings(max_examples=120, deadline=None)
@@ -47,10 +49,10 @@ def test_passes_added_at_once_are_those_added_part_by_part(case: Case) -> None:
         cuts = Cuts(costs, plan, costs.machine(plan), granularity)
         shape = step_shape(cuts, Volumes(cuts))
         if plan.asynchronous:
-            when = updates(costs, plan)
-            assert told(_Unflushed(shape, when, 3).build()) == told(StepsOneByOne(shape, when, 3).build())
+            when = schedule_updates(costs, plan)
+            assert told(_UnflushedBuilder(shape, when, 3).build()) == told(StepsOneByOne(shape, when, 3).build())
         else:
-            assert told(Step(shape).build()) == told(OneByOne(shape).build())
+            assert told(StepBuilder(shape).build()) == told(OneByOne(shape).build())
 
 
 PARTS = st.builds(PartShape, st.integers(0, 2), st.booleans(), st.booleans(), st.booleans(), beside=st.just(False))
@@ -71,7 +73,7 @@ def test_it_holds_wherever_parts_run_beside_others(passes: tuple[tuple[PartShape
         StageShape(*passes[3 * at : 3 * at + 3], (), units=stage.units) for at, stage in enumerate(shape.stages)
     )
     shape = shape._replace(stages=stages, hosts_wait=hosts_wait)
-    assert told(Step(shape).build()) == told(OneByOne(shape).build())
+    assert told(StepBuilder(shape).build()) == told(OneByOne(shape).build())
 
 
 def test_of_two_that_overlap_each_goes_on_beneath_the_collectives_of_the_other() -> None:
@@ -82,6 +84,8 @@ def test_of_two_that_overlap_each_goes_on_beneath_the_collectives_of_the_other()
     shape = step_shape(cuts, Volumes(cuts))
     own, collective = PartShape(0, False, False), PartShape(1, False, False)
     parts = (own, collective, own)
-    stages = tuple(stage._replace(forward=parts, backward=parts, last=parts, buckets=()) for stage in shape.stages)
+    stages = tuple(
+        stage._replace(forward=parts, backward=parts, last_backward=parts, buckets=()) for stage in shape.stages
+    )
     shape = shape._replace(stages=stages)
-    assert told(Step(shape).build()) == told(OneByOne(shape).build())
+    assert told(StepBuilder(shape).build()) == told(OneByOne(shape).build())

@@ -14,15 +14,15 @@ from meshwise.simulator.collective import Collective
 from meshwise.simulator.engine import longest_path, simulate, step_ticks, step_time
 from meshwise.simulator.memory import CATEGORIES
 from meshwise.simulator.program import Category, Program, TaskKind
-from meshwise.strategies.bounds.memory import Needs
-from meshwise.strategies.bounds.path_times import path_times
+from meshwise.strategies.bounds.memory import PlanMemory
+from meshwise.strategies.bounds.path_times import find_path_times
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.lowering import Granularity, StageCosts, lower
 from meshwise.strategies.lowering.costs.optimizer import optimizer_ticks
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.mesh import DATA
-from meshwise.strategies.plan.offloading import WHOLE, Offloading
+from meshwise.strategies.plan.offloading import WHOLE_FRACTION, Offloading
 from meshwise.strategies.plan.partition import Stage
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
@@ -47,8 +47,8 @@ def pipeline(schedule: str, layers: tuple[int, ...], microbatches: int) -> tuple
 
 def passes_and_updates(small: Problem, plan: Plan) -> list[tuple[int, int]]:
     """Return the ticks of a forward and a backward together, and of an update, of every stage."""
-    costs, device = StageCosts(small).of(plan), small.cluster.accelerator
-    updates = [optimizer_ticks(device, small.training, plan, held) for held in costs.held.positions]
+    costs, device = StageCosts(small).plan_costs(plan), small.cluster.accelerator
+    updates = [optimizer_ticks(device, small.training, plan, held) for held in costs.plan_parameters.positions]
     both = [stage.forward_ticks + stage.backward_ticks for stage in costs.stages]
     return list(zip(both, updates, strict=True))
 
@@ -126,7 +126,7 @@ def test_versions_are_of_the_weights_that_passes_read(precision: str) -> None:
     # passes; the optimizer's states, with the fp32 copy, and gradients are kept once.
     small = problem(devices=4, layers=8, precision=precision)
     flushed, stashed, double = (complete(small, Layout(pipeline=4, schedule=name)) for name in ("1f1b", *BOTH))
-    each = [small.training.parameter_bytes * count for count in StageCosts(small).held(flushed).parameters]
+    each = [small.training.parameter_bytes * count for count in StageCosts(small).plan_parameters(flushed).elements]
     assert held(small, flushed, Category.PARAMETERS) == each
     assert held(small, stashed, Category.PARAMETERS) == [n * size for n, size in zip((4, 3, 2, 1), each, strict=True)]
     assert held(small, double, Category.PARAMETERS) == [2 * size for size in each]
@@ -150,10 +150,10 @@ def test_activations_are_those_of_one_forward_one_backward(microbatches: int) ->
     plan = complete(small, Layout(pipeline=4, schedule="pipedream", microbatch=8))
     many = problem(devices=4, layers=8, batch=64)
     flushed = simulate(lower(many, complete(many, Layout(pipeline=4, microbatch=8)))).memory
-    weights = [count * small.training.parameter_bytes for count in StageCosts(small).held(plan).parameters]
+    weights = [count * small.training.parameter_bytes for count in StageCosts(small).plan_parameters(plan).elements]
     expected = [profile.peak + (3 - rank) * weights[rank] for rank, profile in enumerate(flushed)]
     assert [profile.peak for profile in simulate(lower(small, plan)).memory] == expected
-    assert Needs(StageCosts(small)).peak(plan) == max(expected)
+    assert PlanMemory(StageCosts(small)).peak(plan) == max(expected)
 
 
 def test_gradients_are_summed_once_a_step_or_after_every_backward() -> None:
@@ -178,7 +178,7 @@ def test_reductions_run_beneath_the_next_step() -> None:
     every = replace(once, schedule="pipedream")
     both, update = passes_and_updates(small, once)[0]
     costs = StageCosts(small)
-    size = float(small.training.gradient_bytes * costs.held(once).parameters[0])
+    size = float(small.training.gradient_bytes * costs.plan_parameters(once).elements[0])
     reduction = costs.machine(once).communicator(DATA, 0).ticks(Collective.ALL_REDUCE, size)
     assert both < reduction < 7 * both  # longer than what is left of any pass
     steps = [step_ticks(without_transfers(lower(small, plan)), "longest_path") for plan in (once, every)]
@@ -187,7 +187,10 @@ def test_reductions_run_beneath_the_next_step() -> None:
 
 @pytest.mark.parametrize(
     ("fields", "last"),
-    [({"zero": 1}, "all_gather parameters"), ({"offload": Offloading(optimizer=WHOLE)}, "parameters from host")],
+    [
+        ({"zero": 1}, "all_gather parameters"),
+        ({"offload": Offloading(optimizer=WHOLE_FRACTION)}, "parameters from host"),
+    ],
 )
 def test_a_step_begins_with_the_weights_of_two_steps_before(fields: dict[str, object], last: str) -> None:
     # 2BW, section 3.1: W(t - 1), which the gradients of step t - 2 made, is what step t reads; and it is in no hurry:
@@ -243,14 +246,14 @@ def test_every_way_to_the_longest_path_agrees(case: Case) -> None:
     path = step_ticks(chains, "longest_path")
     assert step_ticks(operators, "longest_path") == path
     assert step_ticks(lower(small, plan, folded=False), "longest_path") <= path
-    assert path_times(costs, [plan]).tolist() == [path]
-    assert SimulatedCost(small).bound(plan) <= step_time(chains, "longest_path")
-    assert Needs(costs).peak(plan) == simulate(chains, "longest_path").peak_memory
+    assert find_path_times(costs, [plan]).tolist() == [path]
+    assert SimulatedCost(small).plan_bound(plan) <= step_time(chains, "longest_path")
+    assert PlanMemory(costs).peak(plan) == simulate(chains, "longest_path").peak_memory
 
 
 @pytest.mark.parametrize("name", BOTH)
 @pytest.mark.parametrize(
-    "fields", [{}, {"zero": 1}, {"offload": Offloading(optimizer=WHOLE)}, {"overlap_gradients": False}]
+    "fields", [{}, {"zero": 1}, {"offload": Offloading(optimizer=WHOLE_FRACTION)}, {"overlap_gradients": False}]
 )
 @pytest.mark.parametrize("bandwidth", [1e9, 1e11])
 def test_steps_that_repeat_are_the_same_folded_or_not(name: str, fields: dict[str, object], bandwidth: float) -> None:

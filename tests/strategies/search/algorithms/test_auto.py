@@ -7,7 +7,7 @@ from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.recomputation import Recompute
 from meshwise.strategies.search import Space, layouts, neighbours
-from meshwise.strategies.search.algorithms.auto import MOST_MESHES, nearby_meshes
+from meshwise.strategies.search.algorithms.auto import MOST_MESHES, list_nearby_meshes
 
 from ...problems import problem
 
@@ -17,11 +17,11 @@ SMALL, SPACE = problem(layers=4, batch=8, devices=4), Space(core=True, zero=(0, 
 def test_meshes_recompute_nothing_are_near_and_come_by_their_bounds() -> None:
     costs = SimulatedCost(SMALL)
     for layout in list(layouts(SMALL, SPACE))[::5]:
-        found = nearby_meshes(SMALL, SPACE, costs, layout)
+        found = list_nearby_meshes(SMALL, SPACE, costs, layout)
         assert 0 < len(found) <= MOST_MESHES and len(set(found)) == len(found)
         near = {replace(each, recompute=Recompute.NONE) for each in (layout, *neighbours(SMALL, SPACE, layout))}
         assert set(found) <= near
-        bounds = [costs.bound(complete(SMALL, mesh)) for mesh in found]
+        bounds = [costs.plan_bound(complete(SMALL, mesh)) for mesh in found]
         assert bounds == sorted(bounds)
         if len(found) < MOST_MESHES:
             assert set(found) == near
@@ -31,5 +31,5 @@ def test_schedules_whose_critical_paths_are_not_known_are_left_out() -> None:
     costs = SimulatedCost(SMALL)
     layout = Layout(data=2, pipeline=2, schedule="1f1b")
     space = replace(SPACE, schedule=("1f1b", "naive", "zbv"))
-    walked = {mesh.schedule for mesh in nearby_meshes(SMALL, space, costs, layout)}
+    walked = {mesh.schedule for mesh in list_nearby_meshes(SMALL, space, costs, layout)}
     assert "1f1b" in walked and "zbv" not in walked

@@ -11,7 +11,7 @@ from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.search import BestFirst, Space, layouts, search
-from meshwise.strategies.search.choices import offloadings
+from meshwise.strategies.search.choices import list_offloadings
 from meshwise.strategies.search.space import CORE
 
 from ....examples import LONG
@@ -112,7 +112,7 @@ def has_the_answer_of_simulating_every_plan(problem: Problem, space: Space) -> N
 
     every = simulated(space)
     if not any(evaluation.fits for evaluation in every) and space.offload is None and not (space.core or space.wide):
-        space = replace(space, offload=offloadings())  # what an engineer turns to then
+        space = replace(space, offload=list_offloadings())  # what an engineer turns to then
         every = simulated(space)
     result = search(BestFirst(starts=False), problem, space)
     assert result.scope is not None and result.scope.plans == len(every) <= result.considered

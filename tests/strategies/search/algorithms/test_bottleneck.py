@@ -62,7 +62,7 @@ def test_seconds_of_resources_are_within_the_step(seed: int) -> None:
     costs = SimulatedCost(small)
     for layout in list(layouts(small))[seed::7]:
         plan = complete(small, layout)
-        spent, step = costs.spent(plan), costs.evaluate(plan).step_time
+        spent, step = costs.resource_times(plan), costs.evaluate(plan).step_time
         assert set(spent) == set(Resource)
         assert all(0 <= seconds <= step * (1 + 1e-9) for seconds in spent.values())
         assert (spent[Resource.RECOMPUTE] > 0) == (plan.recompute is not Recompute.NONE)

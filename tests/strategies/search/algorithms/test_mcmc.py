@@ -36,22 +36,22 @@ def test_the_walk_is_in_detailed_balance(temperature: float) -> None:
         layout: _Place(layout, costs.step_time(complete(PROBLEM, layout)), neighbours(PROBLEM, SPACE, layout))
         for layout in layouts(PROBLEM, SPACE)
     }
-    assert len({len(place.around) for place in places.values()}) > 1  # or the correction would not matter
+    assert len({len(place.neighbour_layouts) for place in places.values()}) > 1  # or the correction would not matter
 
     def flow(a: _Place, b: _Place) -> float:
-        return float(a.cost ** (-1 / temperature) / len(a.around) * algorithm._acceptance(a, b))
+        return float(a.cost ** (-1 / temperature) / len(a.neighbour_layouts) * algorithm._find_acceptance(a, b))
 
     for here in places.values():
-        for layout in here.around:
+        for layout in here.neighbour_layouts:
             assert flow(here, places[layout]) == pytest.approx(flow(places[layout], here))
 
 
 def test_acceptance_by_hand() -> None:
     slow, fast = _Place(Layout(), 0.002, (Layout(),)), _Place(Layout(), 0.001, (Layout(),))
-    assert MCMC(temperature=1.0)._acceptance(fast, slow) == pytest.approx(0.5)
-    assert MCMC(temperature=0.5)._acceptance(fast, slow) == pytest.approx(0.25)
-    assert MCMC(faithful=True)._acceptance(fast, slow) == pytest.approx(exp(-1.2))  # 1 ms slower
-    assert MCMC()._acceptance(slow, fast) == MCMC(faithful=True)._acceptance(slow, fast) == 1.0
+    assert MCMC(temperature=1.0)._find_acceptance(fast, slow) == pytest.approx(0.5)
+    assert MCMC(temperature=0.5)._find_acceptance(fast, slow) == pytest.approx(0.25)
+    assert MCMC(faithful=True)._find_acceptance(fast, slow) == pytest.approx(exp(-1.2))  # 1 ms slower
+    assert MCMC()._find_acceptance(slow, fast) == MCMC(faithful=True)._find_acceptance(slow, fast) == 1.0
 
 
 def test_every_proposal_of_a_walk_without_restarts_is_a_neighbour_of_an_earlier_one() -> None:

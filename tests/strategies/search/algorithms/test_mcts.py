@@ -7,8 +7,8 @@ import pytest
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.search import MCTS, RandomSearch, SearchAlgorithm, Space, layouts, search
-from meshwise.strategies.search.algorithms.mcts import Arm, _learn, _softmin
-from meshwise.strategies.search.decisions import Decisions, Partial
+from meshwise.strategies.search.algorithms.mcts import Arm, _draw_softmin, _learn_reward
+from meshwise.strategies.search.decisions import DecisionTree, PartialPlan
 
 from ..small_problems import FakeCost, small_problem
 
@@ -39,21 +39,21 @@ def test_the_right_arm_of_a_tree_by_hand() -> None:
     # pipelines of 1, 2 and 4 of four devices, and with them data 4, 2 and 1: arms that were visited 1, 4 and 4 times,
     # with 0.4, 0.5 and 0.6 as the best reward; there were 9 choices between them, and ln 9 = 2.197
     small = small_problem(nodes=1)
-    tree = Decisions(small, Space(tensor=(1,)))
-    few, some, many = (branch.after for branch in tree.branches(tree.root))
+    tree = DecisionTree(small, Space(tensor=(1,)))
+    few, some, many = (branch.child for branch in tree.list_branches(tree.root))
     arms = {tree.root: Arm(9, 0.6), few: Arm(1, 0.4), some: Arm(4, 0.5), many: Arm(4, 0.6)}
     # exploration 0.1: 0.4 + 0.1 * sqrt(2.197 / 1) = 0.548; 0.5 + 0.1 * sqrt(2.197 / 4) = 0.574; 0.6 + 0.074 = 0.674
-    assert MCTS(exploration=0.1, widening=0.0)._select(tree, arms)[1] is many
+    assert MCTS(exploration=0.1, widening=0.0)._select_path(tree, arms)[1] is many
     # exploration 1: 0.4 + 1.482 = 1.882; 0.5 + 0.741 = 1.241; 0.6 + 0.741 = 1.341
-    assert MCTS(exploration=1.0, widening=0.0)._select(tree, arms)[1] is few
+    assert MCTS(exploration=1.0, widening=0.0)._select_path(tree, arms)[1] is few
     # widening, with two arms tried of three: (8 + 1)**0.3 = 1.93 are due, and (8 + 1)**0.5 = 3
     del arms[few]
-    assert MCTS(exploration=0.1, widening=0.3)._select(tree, arms)[1] is many
-    assert MCTS(exploration=0.1, widening=0.5)._select(tree, arms) == [tree.root]
+    assert MCTS(exploration=0.1, widening=0.3)._select_path(tree, arms)[1] is many
+    assert MCTS(exploration=0.1, widening=0.5)._select_path(tree, arms) == [tree.root]
     # what has nothing left is not entered, however good it was
     for layout in layouts(small, Space(tensor=(1,), pipeline=(4,))):
-        tree.close(layout)
-    assert MCTS(exploration=0.1, widening=0.0)._select(tree, arms)[1] is some
+        tree.close_layout(layout)
+    assert MCTS(exploration=0.1, widening=0.0)._select_path(tree, arms)[1] is some
 
 
 def test_the_upper_confidence_bound_by_hand() -> None:
@@ -62,8 +62,8 @@ def test_the_upper_confidence_bound_by_hand() -> None:
 
 
 def test_what_does_not_fit_tells_only_of_where_nothing_is_known() -> None:
-    here = Decisions(PROBLEM, SPACE).root
-    arms: dict[Partial, Arm] = {}
+    here = DecisionTree(PROBLEM, SPACE).root
+    arms: dict[PartialPlan, Arm] = {}
     for reward, learnt in (
         (-0.5, (1, -0.5)),
         (-0.25, (1, -0.25)),
@@ -71,14 +71,14 @@ def test_what_does_not_fit_tells_only_of_where_nothing_is_known() -> None:
         (-0.1, (2, 0.75)),
         (0.5, (3, 0.75)),
     ):
-        _learn(arms, [here], reward)
-        assert (arms[here].visits, arms[here].best) == learnt
+        _learn_reward(arms, [here], reward)
+        assert (arms[here].visits, arms[here].best_reward) == learnt
 
 
 def test_draws_are_in_proportion_to_a_power_of_the_bound() -> None:
     one, other = list(layouts(PROBLEM))[:2]
     # 1**-2 to 2**-2 is 4 to 1
-    drawn = [_softmin([one, other], [1.0, 2.0], 0.5, rng) for rng in [Random(0)] for _ in range(5000)]
+    drawn = [_draw_softmin([one, other], [1.0, 2.0], 0.5, rng) for rng in [Random(0)] for _ in range(5000)]
     assert drawn.count(one) / 5000 == pytest.approx(0.8, abs=0.03)
 
 

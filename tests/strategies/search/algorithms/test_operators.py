@@ -25,7 +25,7 @@ from meshwise.strategies.search import (
     layouts,
     search,
 )
-from meshwise.strategies.search.operator_search import operator_search
+from meshwise.strategies.search.operator_search import search_operators
 
 from ...problems import problem
 from ..small_problems import FakeCost, small_problem
@@ -100,11 +100,11 @@ def test_an_interrupted_solver_gives_its_incumbent_and_ends_the_search(tied: boo
         if isinstance(found, Shortfall):
             return found
         calls.append(table)
-        return replace(found, interrupted=len(calls) == 1)
+        return replace(found, was_interrupted=len(calls) == 1)
 
     class Stopped(IntegerProgramming):
         def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
-            return operator_search(problem, space, costs, stopped)
+            return search_operators(problem, space, costs, stopped)
 
     result = search(Stopped(), tight(0.9, tied=tied), Space(microbatch=(64,)))
     assert result.interrupted

@@ -8,7 +8,7 @@ import pytest
 
 from meshwise.strategies.search import LAYOUT_ALGORITHMS, Space, search
 from meshwise.strategies.search import space as spaces
-from meshwise.strategies.search.algorithms.random import drawn, permuted
+from meshwise.strategies.search.algorithms.random import draw_layouts, permute_range
 from meshwise.strategies.search.space import layouts
 
 from ..small_problems import FakeCost, small_problem
@@ -34,17 +34,17 @@ def test_others_need_no_list(name: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_every_layout_is_drawn_once() -> None:
     for space in (Space(), Space(wide=True, microbatch=(1,), zero=(0, 1))):
-        found = list(drawn(PROBLEM, space, Random(3)))
+        found = list(draw_layouts(PROBLEM, space, Random(3)))
         assert len(found) == len(set(found))
         assert set(found) == set(layouts(PROBLEM, space))
 
 
 def test_a_permutation_is_uniform() -> None:
     # 24 orders of 4, 6,000 draws: 250 each, with a deviation of sqrt(6000 * 1/24 * 23/24) = 15.5
-    seen = Counter(tuple(permuted(4, Random(seed))) for seed in range(6000))
+    seen = Counter(tuple(permute_range(4, Random(seed))) for seed in range(6000))
     assert len(seen) == 24
     assert all(abs(count - 250) < 5 * 15.5 for count in seen.values())
 
 
 def test_few_of_a_huge_range_cost_little() -> None:
-    assert len(set(islice(permuted(10**12, Random(0)), 1000))) == 1000
+    assert len(set(islice(permute_range(10**12, Random(0)), 1000))) == 1000

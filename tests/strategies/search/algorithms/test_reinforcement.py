@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from meshwise.strategies.plan.completion import complete
-from meshwise.strategies.search import ALGORITHMS, RandomSearch, Reinforcement, Space, installed, layouts, search
-from meshwise.strategies.search.algorithms.policy import Policy, draw, operators
-from meshwise.strategies.search.decisions import Branch, Decisions
+from meshwise.strategies.search import ALGORITHMS, RandomSearch, Reinforcement, Space, layouts, list_installed, search
+from meshwise.strategies.search.algorithms.policy import Policy, draw, read_operators
+from meshwise.strategies.search.decisions import Branch, DecisionTree
 
 from ...problems import problem
 from ..small_problems import FakeCost, small_problem
@@ -24,7 +24,7 @@ def policy(seed: int = 0, learning_rate: float = 0.01) -> Policy:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_step_makes_the_better_of_two_plans_more_likely(seed: int) -> None:
-    tree = Decisions(
+    tree = DecisionTree(
         PROBLEM,
         Space(
             data=(2,),
@@ -36,10 +36,10 @@ def test_a_step_makes_the_better_of_two_plans_more_likely(seed: int) -> None:
             recompute=("none", "full"),
         ),
     )  # type: ignore[arg-type]
-    row = tree.branches(tree.root)
+    row = tree.list_branches(tree.root)
     assert [branch.values[0] for branch in row] == ["none", "full"]
     learner = policy(seed)
-    before = torch.zeros(1, len(learner.features(row[0])))
+    before = torch.zeros(1, len(learner.find_features(row[0])))
 
     def chances() -> torch.Tensor:
         return learner.logits(learner.embed(), before, [row]).softmax(1)[0]
@@ -51,20 +51,20 @@ def test_a_step_makes_the_better_of_two_plans_more_likely(seed: int) -> None:
 
 
 def test_what_is_illegal_or_was_visited_is_never_drawn() -> None:
-    tree, learner = Decisions(PROBLEM, SPACE), policy()
+    tree, learner = DecisionTree(PROBLEM, SPACE), policy()
     every = list(layouts(PROBLEM, SPACE))
     closed = set(every[::2])
     for end in draw(learner, tree, 400).ends:
         assert end.layout in every
     for layout in closed:
-        tree.close(layout)
+        tree.close_layout(layout)
     drawn = Counter(end.layout for end in draw(learner, tree, 600).ends)
     assert set(drawn) <= set(every) - closed
     assert len(drawn) > len(every) / 6
 
 
 def test_probabilities_of_walks_are_those_of_their_decisions() -> None:
-    tree = Decisions(PROBLEM, Space(data=(2,), tensor=(2,), microbatch=(1,), sequence_parallel=(False,), zero=(0,)))
+    tree = DecisionTree(PROBLEM, Space(data=(2,), tensor=(2,), microbatch=(1,), sequence_parallel=(False,), zero=(0,)))
     walks = draw(policy(), tree, 4000)
     likely = {
         end.layout: float(each) for end, each in zip(walks.ends, walks.log_probability.detach().exp(), strict=True)
@@ -99,7 +99,7 @@ def test_it_leaves_torch_as_it_was() -> None:
 
 def test_operators_are_joined_by_what_flows() -> None:
     graph = problem(devices=2, layers=2, batch=2).graph
-    rows, edges = operators(graph)
+    rows, edges = read_operators(graph)
     assert len(rows) == sum(len(block.operators) for block in graph.blocks)
     assert len({len(row) for row in rows}) == 1
     assert edges
@@ -109,11 +109,11 @@ def test_operators_are_joined_by_what_flows() -> None:
 
 
 def test_features_tell_values_and_sizes_apart() -> None:
-    learner, after = policy(), Decisions(PROBLEM, SPACE).root
-    two, four = (learner.features(Branch(("tensor",), (degree,), after)) for degree in (2, 4))
+    learner, after = policy(), DecisionTree(PROBLEM, SPACE).root
+    two, four = (learner.find_features(Branch(("tensor",), (degree,), after)) for degree in (2, 4))
     assert not torch.equal(two, four)
     assert float(two[-1]) < float(four[-1])  # log10(3) and log10(5)
-    assert not torch.equal(two, learner.features(Branch(("pipeline",), (2,), after)))
+    assert not torch.equal(two, learner.find_features(Branch(("pipeline",), (2,), after)))
 
 
 def test_without_torch_the_message_names_the_extra(monkeypatch, capsys) -> None:
@@ -127,9 +127,9 @@ def test_without_torch_the_message_names_the_extra(monkeypatch, capsys) -> None:
 
 
 def test_without_torch_a_comparison_of_all_leaves_it_out(monkeypatch) -> None:
-    assert installed() == tuple(ALGORITHMS)
+    assert list_installed() == tuple(ALGORITHMS)
     monkeypatch.setattr("meshwise.strategies.search.algorithms.find_spec", lambda name: None)
-    assert installed() == tuple(name for name in ALGORITHMS if name != "reinforcement")
+    assert list_installed() == tuple(name for name in ALGORITHMS if name != "reinforcement")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from meshwise.strategies.bounds.memory import Needs
+from meshwise.strategies.bounds.memory import PlanMemory
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.lowering import StageCosts
 from meshwise.strategies.plan.completion import complete
@@ -22,7 +22,7 @@ from meshwise.strategies.search import (
     layouts,
     search,
 )
-from meshwise.strategies.search.stage_search import divided, meshes, of_layers
+from meshwise.strategies.search.stage_search import divide_layout, list_meshes, recompute_layers
 
 from ...problems import problem
 
@@ -33,9 +33,9 @@ SPACE = Space(schedule=("1f1b",), microbatch=(64,), recompute=(Recompute.NONE, R
 def slow_and_full(counts: tuple[int, int] = (4, 1), again: int = 3) -> Problem:
     """Return a problem on two devices, one of half the speed, with room for a division that recomputes some layers."""
     found = problem(devices=2, batch=512, layers=LAYERS)
-    mesh = next(each for each in meshes(found, SPACE) if each.pipeline == 2)
+    mesh = next(each for each in list_meshes(found, SPACE) if each.pipeline == 2)
     hows = (FirstLayers(Recompute.FULL, again), Recompute.NONE)
-    most = Needs(StageCosts(found)).peak(complete(found, divided(mesh, counts, hows)))
+    most = PlanMemory(StageCosts(found)).peak(complete(found, divide_layout(mesh, counts, hows)))
     (node, count), *rest = found.cluster.nodes
     small = replace(node, accelerator=replace(node.accelerator, memory=float(most)))
     return replace(found, cluster=replace(found.cluster, nodes=((small, count), *rest), speeds=((1, 0.5),)))
@@ -44,12 +44,12 @@ def slow_and_full(counts: tuple[int, int] = (4, 1), again: int = 3) -> Problem:
 def least(found: Problem) -> float:
     """Return the least step time of all divisions of all meshes, with the first layers of stages recomputed."""
     costs, best = SimulatedCost(found), float("inf")
-    for mesh in meshes(found, SPACE):
+    for mesh in list_meshes(found, SPACE):
         for counts in product(range(1, LAYERS + 1), repeat=mesh.pipeline):
             if sum(counts) == LAYERS:
                 for again in product(*(range(count + 1) for count in counts)):
-                    hows = [of_layers(Recompute.FULL, n, count) for n, count in zip(again, counts, strict=True)]
-                    plan = complete(found, divided(mesh, counts, hows))
+                    hows = [recompute_layers(Recompute.FULL, n, count) for n, count in zip(again, counts, strict=True)]
+                    plan = complete(found, divide_layout(mesh, counts, hows))
                     if costs.fits(plan):
                         best = min(best, costs.evaluate(plan).step_time)
     return best
@@ -101,7 +101,7 @@ def test_layers_are_recomputed_only_as_far_as_memory_asks(faithful: bool) -> Non
     result = search(LayerDP(faithful=faithful), small, space)
     assert result.best is not None
     hows = (FirstLayers(Recompute.FULL, 1), Recompute.NONE)
-    wanted = complete(small, divided(next(meshes(small, space)), (3, 2), hows))
+    wanted = complete(small, divide_layout(next(list_meshes(small, space)), (3, 2), hows))
     assert (result.best.plan == wanted) == (not faithful)  # the grid of a megabyte sees too little room
     costs = SimulatedCost(small)
     uniform = [costs.evaluate(complete(small, each)).step_time for each in layouts(small, space)]
