@@ -109,7 +109,7 @@ class Difference:
 
     def operations(self) -> tuple[DifferenceRow, ...]:
         """Return one row per operation, averaged over all ranks."""
-        return self._merge_rows(lambda row: (row.kind, row._merge_rows))
+        return self._merge_rows(lambda row: (row.kind, row.operation))
 
     def kinds(self) -> tuple[DifferenceRow, ...]:
         """Return one row per kind of operation, averaged over all ranks."""

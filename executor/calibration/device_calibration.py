@@ -128,14 +128,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", choices=PARTS, action="append", help="measure this part; can be repeated")
     options = parser.parse_args(arguments)
     try:
-        device = choose_device(options.choose_device)
-        num_ranks = choose_num_ranks(device, options.choose_num_ranks)
+        device = choose_device(options.device)
+        num_ranks = choose_num_ranks(device, options.processes)
         skipped_lines = measure_devices(
-            options.measure_devices,
+            options.out,
             device,
             num_ranks,
-            options.measure_devices,
-            options.measure_devices or PARTS,
+            options.seconds,
+            options.only or PARTS,
             _print_line,
         )
     except KeyboardInterrupt:
@@ -149,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     for line in skipped_lines:
         _print_line(f"left out: {line}")
-    _print_line(describe_rows(options.describe_rows))
+    _print_line(describe_rows(options.out))
     return 0
 
 

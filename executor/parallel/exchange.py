@@ -87,7 +87,7 @@ class Gather(torch.autograd.Function):
         """Return the gradient of this rank's part, summed over ranks."""
         parts = gradients[0].contiguous()
         part = parts.new_empty(parts.shape[1:])
-        with mark_collective(ctx.mark_collective, "reduce_scatter"):
+        with mark_collective(ctx.axis, "reduce_scatter"):
             reduce_scatter(part, parts.flatten(0, 1), group=ctx.group)
         return part, None, None
 

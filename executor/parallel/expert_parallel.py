@@ -165,7 +165,7 @@ class _CopyToRanks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        return _all_reduce(gradients[0], ctx._all_reduce), None
+        return _all_reduce(gradients[0], ctx.group), None
 
 
 class _SumOverRanks(torch.autograd.Function):

@@ -87,32 +87,32 @@ def techniques() -> tuple[Technique, ...]:
 
 
 def _list_data() -> Iterator[Technique]:
-    yield _layout_technique("data", "data", _layout_technique=2)
-    yield _layout_technique("data", "data, no overlap", _layout_technique=2, overlap_gradients=False)
-    yield _layout_technique("data", "uneven batches", _layout_technique=2, _layout_technique=(3, 1))
+    yield _layout_technique("data", "data", data=2)
+    yield _layout_technique("data", "data, no overlap", data=2, overlap_gradients=False)
+    yield _layout_technique("data", "uneven batches", data=2, microbatch=(3, 1))
     for reduction in GRADIENT_REDUCTIONS[1:]:
-        yield _layout_technique("data", reduction.replace("_", " "), _layout_technique=2, gradient_reduction=reduction)
+        yield _layout_technique("data", reduction.replace("_", " "), data=2, gradient_reduction=reduction)
     for stage in ZERO_STAGES[1:]:
-        yield _layout_technique("ZeRO", f"ZeRO {stage}", _layout_technique=2, _layout_technique=stage)
+        yield _layout_technique("ZeRO", f"ZeRO {stage}", data=2, zero=stage)
     yield _layout_technique(
-        "ZeRO", "ZeRO 3, kept gathered", _layout_technique=2, _layout_technique=3, reshard_after_forward=False
+        "ZeRO", "ZeRO 3, kept gathered", data=2, zero=3, reshard_after_forward=False
     )
     for stage in ZERO_STAGES[1:]:
         yield _layout_technique(
-            "ZeRO", f"ZeRO {stage}, hybrid", _layout_technique=4, _layout_technique=stage, zero_shards=2
+            "ZeRO", f"ZeRO {stage}, hybrid", data=4, zero=stage, zero_shards=2
         )
 
 
 def _list_inner() -> Iterator[Technique]:
-    yield _layout_technique("tensor", "tensor", _layout_technique=2)
-    yield _layout_technique("tensor", "sequence parallel", _layout_technique=2, _layout_technique=True)
+    yield _layout_technique("tensor", "tensor", tensor=2)
+    yield _layout_technique("tensor", "sequence parallel", tensor=2, sequence_parallel=True)
     yield _layout_technique(
-        "tensor", "tensor, overlapped", _layout_technique=2, _layout_technique=True, overlap_tensor=True
+        "tensor", "tensor, overlapped", tensor=2, sequence_parallel=True, overlap_tensor=True
     )
-    yield _layout_technique("tensor", "tensor, 2-D", _layout_technique=2, tensor_rows=2)
+    yield _layout_technique("tensor", "tensor, 2-D", tensor=2, tensor_rows=2)
     for attention in Attention:
         yield _layout_technique(
-            "context", f"context, {attention.replace('_', ' ')}", _layout_technique=2, _layout_technique=attention
+            "context", f"context, {attention.replace('_', ' ')}", context=2, attention=attention
         )
     experts = {"experts": Experts(count=4, top_k=2, ffn=32), "ffn_kind": "swiglu"}
     yield Technique("expert", "experts", {}, experts, {})
@@ -123,26 +123,26 @@ def _list_pipelines() -> Iterator[Technique]:
     for name, rule in SCHEDULES.items():
         chunks = 1 if rule.chunks[1] == 1 else 2
         yield _layout_technique(
-            "schedule", name.replace("_", " "), _layout_technique=2, _layout_technique=name, _layout_technique=chunks
+            "schedule", name.replace("_", " "), pipeline=2, schedule=name, chunks=chunks
         )
-    yield _layout_technique("schedule", "written order", _layout_technique=2, _layout_technique=_WRITTEN_ORDER)
-    yield _layout_technique("pipeline", "uneven stages", _layout_technique=2, _layout_technique=divide_unevenly)
+    yield _layout_technique("schedule", "written order", pipeline=2, schedule=_WRITTEN_ORDER)
+    yield _layout_technique("pipeline", "uneven stages", pipeline=2, stages=divide_unevenly)
     yield _layout_technique(
-        "pipeline", "scatter and gather", _layout_technique=2, _layout_technique=2, scatter_gather=True
+        "pipeline", "scatter and gather", pipeline=2, tensor=2, scatter_gather=True
     )
 
 
 def _list_memory() -> Iterator[Technique]:
     for recompute_choice in (Recompute.SELECTIVE, Recompute.FULL):
-        yield _layout_technique("recompute", f"{recompute_choice} recompute", _layout_technique=recompute_choice)
-    yield _layout_technique("recompute", "first layers", _layout_technique=FirstLayers(Recompute.FULL, 1))
-    yield _layout_technique("recompute", "stage by stage", _layout_technique=2, _layout_technique=_alternate_recompute)
-    yield _layout_technique("recompute", "some operators", _layout_technique=SomeOperators(("activation",)))
-    yield _layout_technique("offload", "optimizer offload", _layout_technique=offloading(["optimizer"]))
-    yield _layout_technique("offload", "activation offload", _layout_technique=offloading(["activations"]))
+        yield _layout_technique("recompute", f"{recompute_choice} recompute", recompute=recompute_choice)
+    yield _layout_technique("recompute", "first layers", recompute=FirstLayers(Recompute.FULL, 1))
+    yield _layout_technique("recompute", "stage by stage", pipeline=2, recompute=_alternate_recompute)
+    yield _layout_technique("recompute", "some operators", recompute=SomeOperators(("activation",)))
+    yield _layout_technique("offload", "optimizer offload", offload=offloading(["optimizer"]))
+    yield _layout_technique("offload", "activation offload", offload=offloading(["activations"]))
     on_host = offloading(["optimizer", "parameters"])  # the host that keeps parameters updates them
     yield _layout_technique(
-        "offload", "parameter offload", _layout_technique=2, _layout_technique=3, _layout_technique=on_host
+        "offload", "parameter offload", data=2, zero=3, offload=on_host
     )
 
 

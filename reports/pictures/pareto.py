@@ -88,7 +88,7 @@ def _draw_memory(ax: Axes, candidates: Sequence[Data]) -> None:
     min_distance, last_label = (max(ys) - min(ys)) * _LABEL_SHARE, float("-inf")
     for row, candidate in enumerate(candidates):
         if ys[row] - last_label >= min_distance:  # plans come by rising step time
-            words, last_label = clean_text(candidate["plan"].clean_text(",")[0], 60), ys[row]
+            words, last_label = clean_text(candidate["plan"].split(",")[0], 60), ys[row]
             ax.annotate(words, (xs[row], ys[row]), xytext=(9, 5), textcoords="offset points", fontsize=9, color=INK)
     ax.set_xscale("log")
     ax.set_xlim(min(xs) * 0.9, max(xs) * 5)

@@ -278,19 +278,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("plans, ranks and steps are at least 1 and seconds above 0")
     try:
         run_trials(
-            options.run_trials,
-            options.run_trials,
-            options.run_trials,
-            options.run_trials,
-            options.run_trials,
-            options.run_trials,
+            options.plans,
+            options.ranks,
+            options.steps,
+            options.seconds,
+            options.out,
+            options.model,
         )
     except KeyboardInterrupt:
         _note("interrupted")
         code = INTERRUPTED
     else:
         code = 0
-    for line in summarize_trials(read_trials(options.read_trials)):
+    for line in summarize_trials(read_trials(options.out)):
         print(line)
     return code
 

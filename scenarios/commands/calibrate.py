@@ -69,7 +69,7 @@ def calibrate(
             "goes with --from ROWS.jsonl, met no --from",
             accelerator=accelerator,
             leave_out=leave_out,
-            _refuse_options=report,
+            report=report,
         )
         _measure(out, device, processes, seconds, as_json)
     elif out is not None and out.endswith((".yaml", ".yml")) and _has_measured_rows(rows):

@@ -187,7 +187,7 @@ class _Answer:
         That plan is written beside ``out`` under the name of its trainer, since the best plan would run nowhere.
         """
         if self.result.best is not None:
-            self.places = list_launches(self.value, self.result.list_launches.list_launches)
+            self.places = list_launches(self.value, self.result.best.plan)
         if self.goes_on and needs_runnable(self.value, self.places):
             start = time.monotonic()
             try:
@@ -210,7 +210,7 @@ class _Answer:
         """Add the plan that is best at a quantile of the step time, and keep it as the best plan."""
         if self.goes_on:
             best = self.result.best
-            choice = choose_robust(self.value, quantile, max_risk, time_left, best.choose_robust)
+            choice = choose_robust(self.value, quantile, max_risk, time_left, best.plan)
             self.document["robust"], self.robust_plan = choice.to_json(), choice.plan
             keep(replace(best, plan=choice.plan or best.plan))
 
@@ -351,7 +351,7 @@ def _follow_search(ticker: Ticker) -> Any:
             words.append(f"bound {format_time(progress.lower_bound)}")
         if progress.gap is not None:
             words.append(f"gap {progress.gap:.1%}")
-        remaining_text = f" ({progress.left:.0f} s left)" if progress.left is not None else ""
+        remaining_text = f" ({progress.seconds_left:.0f} s left)" if progress.seconds_left is not None else ""
         progress_text = f"{progress.considered:,} plans, {progress.evaluations:,} simulated, {progress.elapsed:.1f} s{remaining_text}"
         ticker(f"best {', '.join(words)}; {progress_text}")
 
@@ -362,8 +362,8 @@ def to_json(result: Any, problem: Any) -> dict[str, Any]:
     """Return a search result as JSON-ready data."""
     return {
         "algorithm": result.algorithm,
-        "best": _trial_to_json(result._trial_to_json, problem),
-        "nearest": _trial_to_json(result._trial_to_json, problem),
+        "best": _trial_to_json(result.best, problem),
+        "nearest": _trial_to_json(result.nearest, problem),
         "evaluations": result.evaluations,
         "lower_bound": result.lower_bound,
         "gap": result.gap,
@@ -387,7 +387,7 @@ def _trial_to_json(trial: Any, problem: Any) -> dict[str, Any] | None:
         return None
     fields = ("step_time", "peak_memory", "fits")
     evaluation = {name: getattr(trial.evaluation, name) for name in fields}
-    evaluation["out_of_memory"] = estimate_problem_risk(problem, trial.evaluation.estimate_problem_risk)
+    evaluation["out_of_memory"] = estimate_problem_risk(problem, trial.evaluation.peak_memory)
     return {"plan": trial.plan.to_json(), "evaluation": evaluation, "elapsed": trial.elapsed}
 
 
@@ -396,7 +396,7 @@ def _explain_misfit(value: Any, result: Any) -> str:
         target = _find_target(value)
         return f"{EMPTY_SPACE} that {target.can}" if target is not None else EMPTY_SPACE
     plan = result.nearest.plan
-    lacking = describe_shortfall(value.describe_shortfall, find_shortfall(value.find_shortfall, plan))
+    lacking = describe_shortfall(value.problem, find_shortfall(value.problem, plan))
     return f"nothing fits: the plan that needs the least on devices is {plan.describe()}: {lacking}"
 
 
@@ -442,7 +442,7 @@ def _describe_room(problem: Any) -> str:
 
 def _describe_risk(value: Any, peak: float) -> str:
     """Return in words the probability of running out of memory at a peak in bytes, and the limit on it."""
-    limit = format_limit(find_risk_limit(value.find_risk_limit))
+    limit = format_limit(find_risk_limit(value.problem))
     return f"with a probability of {estimate_problem_risk(value.estimate_problem_risk, peak):.1%} ({limit})"
 
 
@@ -464,10 +464,10 @@ def _print_result(value: Any, result: Any, places: Any, runnable: Any, runnable_
             ("algorithm", result.algorithm),
             *([("space", f"what {target.print_rows}")] if target is not None else []),
             ("priced as", describe_pricing(value)),
-            ("best plan", best.print_rows.print_rows()),
+            ("best plan", best.plan.describe()),
             ("step time", format_time(best.evaluation.step_time)),
             ("peak memory", f"{format_size(best.evaluation.peak_memory)}; {_describe_room(value._describe_room)}"),
-            ("out of memory", _describe_risk(value, best.evaluation._describe_risk)),
+            ("out of memory", _describe_risk(value, best.evaluation.peak_memory)),
             ("runs in", describe_launches(places)),
             *([("fastest to run", _describe_runnable(runnable))] if needs_runnable(value, places) else []),
             ("gap", _describe_gap(result.gap) + _describe_extent(result)),
@@ -581,7 +581,7 @@ def _list_rows(results: list[Any], problem: Any) -> list[tuple[Any, ...]]:
     for result in results:
         best = result.best
         time = best.evaluation.step_time if best else None
-        risk = estimate_problem_risk(problem, best.evaluation.estimate_problem_risk) if best else None
+        risk = estimate_problem_risk(problem, best.evaluation.peak_memory) if best else None
         plan = best.plan.describe() if best else ""
         rows.append((result.algorithm, time, risk, result.gap, result.evaluations, result.wall_time, result.end, plan))
     return rows

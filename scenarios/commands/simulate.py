@@ -131,11 +131,11 @@ def _tell_what_would_fit(value: Any, result: Any, document: dict[str, Any], *, a
     """Print why a plan does not fit, the nearest one that does, and changes that free memory."""
     accepts = value.make_space().accepts
     misfit_reason, nearest_plan = (
-        explain_unfit_plan(value.explain_unfit_plan, result.explain_unfit_plan),
-        find_nearest_fit(value.find_nearest_fit, result.find_nearest_fit, accepts),
+        explain_unfit_plan(value.problem, result.plan),
+        find_nearest_fit(value.problem, result.plan, accepts),
     )
     suggestions = explain_shortfall(
-        value.explain_shortfall, [recover_layout(value.recover_layout, result.recover_layout)], accepts
+        value.problem, [recover_layout(value.problem, result.plan)], accepts
     )
     if as_json:
         changes = {
@@ -175,8 +175,8 @@ def _print_check(check: Any) -> None:
     """Print memory and collectives of the simulator beside those of the executor's model, rank by rank."""
     for rank in check.ranks:
         print(f"\ncheck of rank {rank.rank}, stages {', '.join(map(str, rank.stages))}")
-        print_table(("memory", "simulated", "executor", ""), [_memory_cells(line) for line in rank.print_table])
-        print_table(("collectives", "simulated", "executor", ""), [_traffic_cells(line) for line in rank.print_table])
+        print_table(("memory", "simulated", "executor", ""), [_memory_cells(line) for line in rank.memory])
+        print_table(("collectives", "simulated", "executor", ""), [_traffic_cells(line) for line in rank.traffic])
 
 
 def _memory_cells(line: Any) -> tuple[str, ...]:

@@ -80,7 +80,7 @@ def print_measured(comparison: Any) -> None:
     print(
         f"\nwhat leads from {format_time(comparison.predicted)} predicted to {format_time(comparison.measured)} measured"
     )
-    print_table(HEAD, comparison.print_table())
+    print_table(HEAD, comparison.lines())
 
 
 def replay(

@@ -235,8 +235,8 @@ _MAP: tuple[Entry, ...] = (
     JointKeys((_SIZE, _STEPS, _DS_STEPS), ("plan.microbatch", "training.global_batch"), _say_batch, _read_batch),
     *list_fixed_pipeline("for it has no pipelines of its own"),
     ONE_STAGE,
-    *list_fixed("its ParallelismConfig has no expert ranks", list_fixed=1),
-    *list_fixed("the model's tensor-parallel plan decides", list_fixed=False, overlap_tensor=False),
+    *list_fixed("its ParallelismConfig has no expert ranks", expert=1),
+    *list_fixed("the model's tensor-parallel plan decides", sequence_parallel=False, overlap_tensor=False),
     ExternalFields(
         (
             "training.sequence",

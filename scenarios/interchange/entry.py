@@ -245,7 +245,7 @@ HOST_OPTIMIZER_AND_PARAMETERS = Offloading(optimizer=(1.0,), parameters=(1.0,))
 """What ``torch.distributed.fsdp.CPUOffloadPolicy`` keeps on the host: parameters, gradients and states."""
 
 COMMON_ENTRIES: tuple[Entry, ...] = (
-    *list_fixed("its rank order is fixed", list_fixed=AXES, list_fixed=()),
+    *list_fixed("its rank order is fixed", order=AXES, placement=()),
     *list_fixed("its collectives are decentralised", gradient_reduction="all_reduce"),
     *list_fixed("its tensor parallelism has one axis", tensor_rows=1),
     FixedField("training.frozen", False, "adapters are not in the field map"),
@@ -278,4 +278,4 @@ def count_microbatches(facts: Facts) -> int:
 
 def list_fixed_pipeline(reason: str) -> tuple[FixedField, ...]:
     """Return the entries about pipelines of a target without pipeline parallelism."""
-    return list_fixed(reason, list_fixed=1, list_fixed=ONE_FORWARD_ONE_BACKWARD, list_fixed=1, scatter_gather=False)
+    return list_fixed(reason, pipeline=1, schedule=ONE_FORWARD_ONE_BACKWARD, chunks=1, scatter_gather=False)

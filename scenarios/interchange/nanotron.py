@@ -155,9 +155,9 @@ _PLAN_MAP: tuple[Entry, ...] = (
     Word(f"{_OPTIMIZER}.zero_stage", "plan.zero", ((0, 0), (1, 1))),
     JointKeys((_SIZE, _STEPS), ("plan.microbatch", "training.global_batch"), _say_batch, _read_batch),
     *list_fixed("ZeRO shares over all data ranks", zero_shards=0),
-    *list_fixed("experts are not in the field map", list_fixed=1),
+    *list_fixed("experts are not in the field map", expert=1),
     *list_fixed("its stages send what they have", scatter_gather=False),
-    *list_fixed("it has no offload", list_fixed=NO_OFFLOADING),
+    *list_fixed("it has no offload", offload=NO_OFFLOADING),
     *list_fixed("of ZeRO 3, which it does not have", reshard_after_forward=True),
     *list_fixed("its buckets overlap", overlap_gradients=True),
 )

@@ -72,10 +72,8 @@ def read_recompute(row: Row, layers_a_stage: int) -> Recomputation | None:
     detail = _read_detail(row)
     full_list = re.search(r"recompute=\[([\d, ]+)\]", words) or re.search(r"full=\[([\d, ]+)\]", words)
     selective_list = re.search(r"select\w*=\[([\d, ]+)\]", words)
-    if full_list or selective_list:
-        return _average_lists(
-            row, Recompute.FULL if full_list else Recompute.SELECTIVE, (full_list or selective_list)[1]
-        )  # type: ignore[index]
+    if (match := full_list or selective_list) is not None:
+        return _average_lists(row, Recompute.FULL if full_list else Recompute.SELECTIVE, match[1])
     if re.search(r"recompute=false", words):
         words = "selective" if re.search(r"select\w*=true", words) else "none"
     if (

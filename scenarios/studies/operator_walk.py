@@ -388,4 +388,4 @@ def write_walk(walk: Walk, folder: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m meshwise.scenarios.studies.operator_walk")
     parser.add_argument("folder", type=Path)
-    write_walk(Walk(), parser.parse_args().write_walk)
+    write_walk(Walk(), parser.parse_args().folder)

@@ -499,7 +499,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         if not 0 < options.seconds < 86_400:
             raise ValueError(f"--seconds is more than 0 and less than 86400, met {options.seconds:g}")
-        rows = compare(make_folder(place), select_cases(options.select_cases), options.seconds, ticker)
+        rows = compare(make_folder(place), select_cases(options.only), options.seconds, ticker)
         write(place / "recipes.md", format_page(rows))
     except ValueError as error:
         note(str(error))

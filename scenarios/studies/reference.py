@@ -422,4 +422,4 @@ def _format_line(line: str) -> str:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m meshwise.scenarios.studies.reference")
     parser.add_argument("folder", type=Path)
-    write_pages(parser.parse_args().write_pages)
+    write_pages(parser.parse_args().folder)

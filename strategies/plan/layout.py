@@ -196,7 +196,7 @@ class StepDecisions:
         1,
         "Sequences per microbatch and data-parallel rank, or a list of one size a data rank.",
         Level.FAMILY,
-        parse=microbatch,
+        parse=normalise_microbatch,
         required=True,
         extent="usually the powers of two that divide the batch of a data rank, and that batch itself (no gradient "
         "accumulation), of 131,072 tokens at most where they are several. Core: of any number of tokens. Wide, or by "

@@ -329,7 +329,7 @@ class Choices:
         for tensor, rows in product(_divisors(devices), _list_limit(self.space.tensor_rows, (1,))):
             if (
                 devices % (tensor * rows)
-                or not _allows_value(self.space._allows_value, tensor)
+                or not _allows_value(self.space.tensor, tensor)
                 or not self._is_legal_tensor(tensor, rows)
             ):
                 continue
@@ -468,12 +468,12 @@ class Choices:
         key = (pipeline, num_microbatches, self._find_stage_key(family))
         if key not in self._schedules:
             usual_names = USUAL_SCHEDULES + EXPERT_SCHEDULES * self._has_experts
-            names = self._select_extent(self.space._select_extent, CORE_SCHEDULES, usual_names, SYNCHRONOUS)
+            names = self._select_extent(self.space.schedule, CORE_SCHEDULES, usual_names, SYNCHRONOUS)
             ordered_names = [*(name for name in CORE_SCHEDULES if name in names), *dict.fromkeys(names)]
             rules = [SCHEDULES[name] for name in dict.fromkeys(ordered_names)]
             flat_pairs = [(rule, 1) for rule in rules if rule.chunks[0] == 1 and rule.name not in _LOOPED_SCHEDULES]
             looped_pairs = product(rules, self._list_chunks(pipeline) if pipeline > 1 else ())
-            pairs = [*(pair for pair in flat_pairs if _allows_value(self.space._allows_value, 1)), *looped_pairs]
+            pairs = [*(pair for pair in flat_pairs if _allows_value(self.space.chunks, 1)), *looped_pairs]
             legal_pairs = [pair for pair in pairs if self._is_legal_schedule(*pair, pipeline, num_microbatches)]
             self._schedules[key] = tuple(
                 ScheduleChoice(rule.name, chunks, stages)

@@ -158,7 +158,7 @@ def list_variants(problem: Problem, chosen_plan: Plan, space: Space) -> Iterator
     """Yield a chosen plan and those near it, with data parallelism in the mesh, with whole and with shared states."""
     for plan in (with_data(problem, chosen_plan),) if space.pin else list_data_variants(problem, chosen_plan):
         for zero in dict.fromkeys((plan.zero, 1 if plan.data > 1 and not plan.zero else plan.zero)):
-            if _allows_value(space._allows_value, zero) and _allows_value(space.data, plan.data):
+            if _allows_value(space.zero, zero) and _allows_value(space.data, plan.data):
                 yield replace(plan, zero=zero)
 
 
@@ -178,7 +178,7 @@ def list_arrangements(problem: Problem, space: Space) -> Iterator[tuple[tuple[st
         if (
             is_local
             and not remainder
-            and _allows_value(space._allows_value, inner)
+            and _allows_value(space.tensor, inner)
             and _allows_value(space.tensor_rows, outer)
         ):
             degrees = (TENSOR_DEPTH, depth), (TENSOR_ROWS, outer), (TENSOR, inner)
@@ -196,7 +196,7 @@ def list_microbatches(problem: Problem, space: Space, degrees: tuple[tuple[str, 
         return
     for size in reversed(divisors(batch // num_parts)):
         count = batch // num_parts // size
-        if _allows_value(space._allows_value, size) and (space.microbatch or count & (count - 1) == 0):
+        if _allows_value(space.microbatch, size) and (space.microbatch or count & (count - 1) == 0):
             yield size * num_parts
 
 

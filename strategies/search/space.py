@@ -310,7 +310,7 @@ def keeps_limits(problem: Problem, space: Space, plan: Plan) -> bool:
     """
     recompute_choices = {find_stage_recompute(plan.recompute, stage) for stage in range(len(plan.stages))}
     if space.recompute is not None and not all(
-        _allows_recompute(recompute_choice, space._allows_recompute) for recompute_choice in recompute_choices
+        _allows_recompute(recompute_choice, space.recompute) for recompute_choice in recompute_choices
     ):
         return False
     if space.stages is None or "paced" in space.stages:

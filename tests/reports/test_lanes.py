@@ -160,7 +160,7 @@ def test_compute_bars_of_one_rank_class_do_not_overlap(spans: list[Span]):
 
 def test_a_real_schedule_gives_one_bar_a_pass(step):
     timeline = step("interleaved", 4, 8, 2, recompute=0.004, layers=3, tensor=True)
-    compute = [b for b in merge_bars(timeline.merge_bars, absorb=True) if b.row is Row.COMPUTE]
+    compute = [b for b in merge_bars(timeline.spans, absorb=True) if b.row is Row.COMPUTE]
     assert len(compute) == 4 * (8 * 2 * 2 + 1)  # forwards and backwards of two chunks, and the optimizer
 
 

@@ -322,7 +322,7 @@ class GroupLoads:
             kept_phase = Phase(phase.latency, phase.group[entries], phase.link[entries], phase.load[entries])
             rows.append(alike.spread_rows(kept_phase))
             weights.append(combine_mixed(quantise(kept_phase.load), np.uint64(index))[rows[-1].row])
-        group, link = _join_parts([row._join_parts for row in rows]), _join_parts([row._join_parts for row in rows])
+        group, link = _join_parts([row.group for row in rows]), _join_parts([row.link for row in rows])
         ordered = kind in (FORWARD, BACKWARD, *(hop_kind(*pair) for pair in self.placed.hops))
         return Groups(self.ranks[kind], ordered, group, link, _join_parts(weights), colour[alike.shape])
 

@@ -129,7 +129,7 @@ def refine(
         sizes = count_distinct(partition.ranks), rounds.distinct_links(partition.links)
         if sizes == previous_sizes:
             full_partition = rounds.with_all_links(partition)
-            return full_partition._replace(links=combine_mixed(full_partition.links[twins.combine_mixed], links))
+            return full_partition._replace(links=combine_mixed(full_partition.links[twins.number], links))
 
 
 class _Twins:

@@ -38,7 +38,7 @@ def test_every_element_is_in_one_part(sizes: list[int], ranks: int) -> None:
         for values, piece in zip(owned, list_own_ranges(unit(sizes, ranks, rank)), strict=True):
             values += piece.values.tolist()
     assert owned == [list(map(float, range(size))) for size in sizes]
-    assert [(piece.start, piece.stop) for piece in list_ranges(unit(sizes, 1, 0).list_ranges)] == [
+    assert [(piece.start, piece.stop) for piece in list_ranges(unit(sizes, 1, 0).parameters)] == [
         (0, size) for size in sizes
     ]
 

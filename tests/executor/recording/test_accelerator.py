@@ -130,7 +130,7 @@ def test_what_torch_has_put_on_the_host_is_counted_once_and_stays(tmp_path: Path
         and host.ensure_on_host(shard[2:]).data_ptr() == shard[2:].data_ptr()
     )
     assert host.peak_bytes == 40
-    assert host.bring_to_device(shard).is_meta and host.bring_to_device(shard.bring_to_device("meta")).is_meta
+    assert host.bring_to_device(shard).is_meta and host.bring_to_device(shard.to("meta")).is_meta
     assert not host.holds(shard.to("meta"))
 
 

@@ -150,7 +150,7 @@ def test_named_ranks_alone_are_written(step, tmp_path: Path) -> None:
 @pytest.mark.parametrize("ranks", ["", "8", "3-1", "0-8", "all,1", "-1", "1;2", "9" * 30])
 def test_ranks_that_are_none_are_refused(step, ranks: str) -> None:
     with pytest.raises(ValueError, match="--ranks"):
-        list_processes(step("1f1b", 2, 3, list_processes=4), ranks)
+        list_processes(step("1f1b", 2, 3, group=4), ranks)
 
 
 def test_hosts_have_counters_and_overlapping_spans_tracks_of_their_own(step, tmp_path: Path) -> None:

@@ -27,11 +27,11 @@ def test_a_plan_is_the_best_inside_its_region_and_not_outside(part) -> None:
         found.region, (1 - 2 * EDGE_TOLERANCE, 1 + 2 * EDGE_TOLERANCE), (1 / 1.5, 1.5), found.is_open_ended, strict=True
     ):
         assert (edge == end) == ended
-        machine = RANKED_FAST.with_cluster(part.with_cluster(edge), edge)
+        machine = RANKED_FAST.with_cluster(part.scale_cluster(edge), edge)
         inside = machine.find_fastest(fits)
         assert inside is not None and machine.step_time(best.plan) <= inside.evaluation.step_time * (1 + 2e-6)
         if not ended:
-            machine = RANKED_FAST.with_cluster(part.with_cluster(edge * further), edge * further)
+            machine = RANKED_FAST.with_cluster(part.scale_cluster(edge * further), edge * further)
             outside = machine.find_fastest(fits)
             assert outside is not None and machine.step_time(best.plan) > outside.evaluation.step_time
 
