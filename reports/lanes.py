@@ -128,6 +128,7 @@ def shares(intervals: Sequence[tuple[float, float]], edges: FloatArray) -> Float
     if not intervals:
         return np.zeros(len(edges) - 1)
     starts, ends = _disjoint(np.array(sorted(intervals)))
+    # the covered time up to any moment is piecewise linear, so that one interpolation serves all cells
     moments = np.stack([starts, ends], axis=1).ravel()
     covered = np.concatenate([[0.0], np.repeat(np.cumsum(ends - starts), 2)[:-1]])
     return np.asarray(np.diff(np.interp(edges, moments, covered)) / np.diff(edges))
@@ -135,6 +136,7 @@ def shares(intervals: Sequence[tuple[float, float]], edges: FloatArray) -> Float
 
 def _disjoint(rows: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return starts and ends of the union of intervals that are sorted by start."""
+    # an interval starts a new piece of the union where it begins after all earlier ones have ended
     reach = np.maximum.accumulate(rows[:, 1])
     first = np.concatenate([[True], rows[1:, 0] > reach[:-1]])
     last = np.concatenate([first[1:], [True]])

@@ -53,7 +53,7 @@ def shade(kind: TaskKind, chunk: int, chunks: int, colours: Mapping[TaskKind, st
 
 
 def blend(colour: str, other: str, weight: float) -> str:
-    """Return ``colour`` moved towards ``other`` by ``weight`` of the way.
+    """Return ``colour`` mixed with ``target``: 0 of ``weight`` is the former, 1 the latter.
 
     >>> blend("#000000", "#ffffff", 0.5)
     '#808080'

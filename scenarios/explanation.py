@@ -98,12 +98,14 @@ def plan_fields(text: str) -> dict[str, Any]:
     if len(text) > MAX_QUESTION:
         message = f"a question has at most {MAX_QUESTION} characters, met {len(text)}"
         raise ScenarioError((Fault("--why-not", 0, 0, "", message),))
+    # a comma inside [...] or {...} belongs to a value, as in recompute={operators: [up, activation]}
     parts = [part.strip() for part in re.split(r",(?![^\[{]*[\]}])", text)]
     broken = next((part for part in parts if not re.fullmatch(r"\w+\s*=\s*.+", part)), None)
     if broken is not None:
         message = f"fields of a plan with values, as tensor=8,pipeline=2; met {broken!r}"
         raise ScenarioError((Fault("--why-not", 0, 0, "", message),))
     lines = (re.sub(r"\s*=\s*", ": ", part, count=1) for part in parts)
+    # a command line may have bytes that are not UTF-8: the reader reports them, where a plain encode would fail
     document = parse("\n".join(lines).encode("utf-8", "surrogatepass"), "--why-not")
     table, faults = check(PlanTable, document)
     if faults or table is None:

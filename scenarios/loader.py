@@ -116,6 +116,7 @@ def scenario_in(document: Document, plan_document: Document | None = None) -> Sc
     plan_path: FieldPath = ("plan",)
     if plan_document is not None:
         plan_table, plan_path = plan_in(plan_document, faults), ()
+    # every part is built even where others have faults, so that one attempt reports all of them
     spec = _spec(parts.get("model"), document, faults)
     training = _training(parts.get("training"), document, faults)
     cluster = _cluster(parts.get("cluster"), document, faults)
@@ -245,7 +246,7 @@ def _named_cluster(table: Any, document: Document) -> Cluster:
 
 
 def _problem(spec: Model, training: Training, cluster: Cluster, document: Document, faults: Faults) -> Problem | None:
-    try:
+    try:  # peak() raises where the device has no such dtype
         for dtype in dict.fromkeys((training.precision, training.dtype)):
             cluster.accelerator.peak(dtype)
     except ValueError as error:

@@ -199,7 +199,7 @@ def _profiles(program: Program) -> dict[int, MemoryProfile]:
 def _rank_check(
     job: Job, program: Program, rank: int, profile: MemoryProfile, told: Counter[Communication]
 ) -> RankCheck:
-    from meshwise.executor.check.oracle import rank_oracle
+    from meshwise.executor.check.oracle import rank_oracle  # imports torch
 
     found = rank_oracle(job, rank)
     members = next(rank_class for rank_class in program.rank_classes if rank in rank_class.ranks)

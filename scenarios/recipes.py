@@ -39,7 +39,7 @@ _OF_SCENARIO = ("name", "model", "training", "cluster", "plan")
 
 
 class SourceTable(Table):
-    """Who published a recipe, and where it stands."""
+    """The source of a recipe: who published it, and where."""
 
     publisher: Text
     document: Text = Field(description="A paper, or a repository and the path of a file in it.")
@@ -48,7 +48,7 @@ class SourceTable(Table):
 
 
 class PublishedTable(Table):
-    """What the publisher measured; one of the two ways to say a step's time."""
+    """What the publisher measured; the time of a step is either in seconds or as a rate of tokens."""
 
     step_time: Time | None = None
     tokens_per_second: Rate | None = Field(default=None, description="Of one device.")
@@ -258,6 +258,7 @@ def carried_over(problem: Problem, layout: Layout) -> Layout | None:
     expert = gcd(layout.expert, _experts(problem), data)
     shards = layout.zero_shards
     own = problem.training.global_batch // data
+    # uneven local batches suit the machine of the recipe: all ranks take the smallest
     wanted = layout.microbatch if isinstance(layout.microbatch, int) else min(layout.microbatch)
     moved = replace(
         layout,

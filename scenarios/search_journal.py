@@ -154,7 +154,7 @@ def trials_in(
     whole = 0
     for number, line in enumerate(lines, start=1):
         if number > 1 and not line.endswith(b"\n") and len(line) <= MAX_LINE_BYTES:
-            break
+            break  # the partial last line that a killed process leaves
         faults = tuple(_faults(file, number, line, head))
         if faults:
             raise ScenarioError(faults)
@@ -212,6 +212,7 @@ def _sound(met: Any) -> bool:
         and len(plan) == 64
         and set(plan) <= set("0123456789abcdef")
         and (met["step_time"] is not None or not met["fits"])
+        # type() and not isinstance(): true and false are ints to Python
         and all(type(number) in (int, float) and 0 <= number < inf for number in numbers)
     )
 

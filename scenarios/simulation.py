@@ -209,6 +209,7 @@ def _result(
     fits = all(profile.peak <= profile.capacity for profile in (*timeline.memory, *timeline.host_memory))
     doubt = uncertainty_of(problem, assumptions)
     memory = min(device.memory for device in problem.cluster.accelerators)
+    # the median ratio of reserved to allocated bytes applies to tensors, not to what the framework takes before them
     held = doubt.reserved[1] * (timeline.peak_memory - reserved)
     return Simulation(
         problem=problem,

@@ -1,12 +1,12 @@
-"""Training steps of real models on one device, to be set beside predictions.
+"""Training steps of real models on one device, measured for a comparison with predictions.
 
 ``python -m meshwise.executor.studies.device_trials``
 
-Each trial is one plan of one rank by the executor's own trainer: recompute, offload, and precision, each at a time. A
-row has the median of the timed steps and what torch's allocator held. Predictions are made later, and elsewhere
-(``python -m meshwise.scenarios.studies.device_predictions``): here torch is needed and no simulator runs. Rows are
-written as they are measured; those for which memory does not suffice say so. With ``--device cpu`` models are tiny: a
-trial of the trials.
+Each trial runs one plan of one rank in the executor's own trainer, with one variant of recompute, offload or precision
+at a time. Its row has the median of the timed steps and the memory of torch's allocator. Predictions are made
+separately (``python -m meshwise.scenarios.studies.device_predictions``), so that the device needs torch and no
+simulator. Rows are written as they are measured; one that runs out of memory says so. With ``--device cpu`` the models
+are tiny, as a test of this program.
 """
 
 import argparse
@@ -40,7 +40,7 @@ from meshwise.strategies.plan.recomputation import Recompute
 
 WARM_UP, STEPS, FEWEST = 3, 20, 5
 LONGEST = 12.0
-"""Seconds of timed steps of a trial, about, where they are not the fewest."""
+"""Seconds that the timed steps of a trial take at most, about; at least `FEWEST` steps are timed all the same."""
 MICROBATCHES = 2
 
 
@@ -72,18 +72,18 @@ MODELS: tuple[tuple[Transformer, int, int], ...] = (
     (_llama("tinyllama-1.1b", 22, 4, 5632, 32000), 2048, 4),
     (_llama("llama-3.2-1b", 16, 8, 8192, 128256, tied=True), 2048, 2),
 )
-"""Models, tokens of a sequence and sequences of a microbatch; the last two have the sizes of Zhang et al. 2024,
-"TinyLlama", table 1, and of ``config.json`` of meta-llama/Llama-3.2-1B."""
+"""Models, each with its tokens per sequence and sequences per microbatch. The last two have the sizes of Zhang et al.
+2024, "TinyLlama", table 1, and of ``config.json`` of meta-llama/Llama-3.2-1B."""
 TINY: tuple[tuple[Transformer, int, int], ...] = (
     (Transformer(4, 32, 2, 2, 64, 256, name="tiny-gpt"), 16, 2),
     (_llama("tiny-llama", 4, 1, 64, 256, 32, 2), 16, 2),
 )
-"""The same for a trial on a core."""
+"""The same for trials on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One plan of one model; ``profiled`` where its spans are measured too."""
+    """One plan of one model; where it is ``profiled``, one more step is measured operation by operation."""
 
     name: str
     spec: Transformer
@@ -92,19 +92,19 @@ class Trial:
     profiled: bool = False
 
     def job(self, device: str) -> Job:
-        """Return what a rank is told; steps are counted by the trial itself."""
+        """Return the job of the rank; the trial itself decides how many steps run."""
         problem = Problem(build(self.spec, self.training.sequence, self.training.precision), machine(1), self.training)
         return Job(self.spec, self.training, complete(problem, self.layout), steps=STEPS, device=device)
 
 
 def trials(device: str) -> list[Trial]:
-    """Return every trial, those of small models first."""
+    """Return all trials, small models first."""
     models = TINY if device == CPU else MODELS
     return [trial for number, each in enumerate(models) for trial in _of_model(*each, deep=number < 4)]
 
 
 def _of_model(spec: Transformer, sequence: int, microbatch: int, *, deep: bool) -> Iterator[Trial]:
-    """Yield the trials of a model: all variants, or those of recompute and of the optimizer on the host."""
+    """Yield the trials of a model; those with states on the host only where it is ``deep``."""
 
     def trial(name: str, precision: str = "bf16", profiled: bool = False, **layout: Any) -> Trial:
         training = Training(microbatch * MICROBATCHES, sequence, precision, framework="torch")
@@ -122,12 +122,12 @@ def _of_model(spec: Transformer, sequence: int, microbatch: int, *, deep: bool) 
 
 
 def measure(out: Path, device: str, seconds: float) -> dict[str, Any]:
-    """Write a row a trial to ``out`` for about ``seconds`` and return the document; it is written after every row.
+    """Run trials for about ``seconds`` and return the document of their rows, which ``out`` gets after every row.
 
     Raises
     ------
     ValueError
-        Where there is no such device.
+        Where the device does not exist.
     """
     require_torch()
     require_device(device, 1)
@@ -169,14 +169,14 @@ def _row(trial: Trial, device: str, folder: Path) -> dict[str, Any]:
 
 
 def _measured(trial: Trial, job: Job, folder: Path) -> dict[str, Any]:
-    """Return the figures of a trial."""
+    """Return the measured figures of a trial: times in seconds, memory in bytes."""
     from meshwise.executor.recording.accelerator import accelerator_of
     from meshwise.executor.studies.trial_trainer import TrialTrainer
     from meshwise.executor.training.measure import described, profiled_step, timed
 
     accelerator = accelerator_of(job.device)
     accelerator.settle(exact=False)
-    gc.collect()  # what a trial before left, that ran out of memory
+    gc.collect()  # frees what an earlier trial left when it ran out of memory
     accelerator.reset_peak()
     trainer = TrialTrainer(job, Recorder(Heartbeat(folder, 0), accelerator.synchronise), accelerator)
     warm = [timed(accelerator, lambda: trainer.step(0))[1] for _ in range(WARM_UP)]
@@ -195,7 +195,7 @@ def _measured(trial: Trial, job: Job, folder: Path) -> dict[str, Any]:
 
 
 def _kinds(job: Job, profiled: dict[str, Any], found: dict[str, Any], folder: Path) -> dict[str, float]:
-    """Return how long each kind of task ran in a profiled step, and how long that was."""
+    """Return the busy seconds of each kind of task in a profiled step, and of the whole step."""
     result_file(folder, 0).write_text(json.dumps(profiled))
     timeline = read_timeline(job.plan, folder)
     return {str(kind): taken for kind, taken in busy_by_kind(timeline).items()} | {"step": timeline.step_time}

@@ -1,10 +1,8 @@
-"""Ranks of small runs are killed or stopped, each at a moment that a seed draws.
+"""Trials of the launcher: one rank of a small run is killed or stopped at a moment that a seed draws.
 
-``python -m meshwise.executor.studies.fault_trials`` does so. After every fault the survivors are gone in time, the
-message names rank, step and operation, and neither a process nor a listening port is left; while the run went on,
-nothing listened where another machine could reach it.
-
-One rank of a small run is killed or stopped at a moment that is drawn, and what the launcher makes of it.
+``python -m meshwise.executor.studies.fault_trials`` checks after every fault that the other ranks end in time, that the
+message names rank, step and operation, and that neither a process nor a listening port is left. It also checks that
+the run listened on no address that other machines can reach.
 """
 
 import argparse
@@ -37,11 +35,11 @@ from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.problem import Problem, Training
 
 LIMIT = 10.0
-"""Seconds within which nothing of a run is left once a rank is killed, or once a stopped one has been waited for."""
+"""Seconds within which a run must end after a rank is killed, or after the timeout for a stopped rank."""
 PHASES = ("start", "build", "forward", "backward", "gradients", "optimizer")
 _STEPLESS = ("start", "build")
 _DELAY = {"start": 1.0}
-"""Seconds, at most, from the begin of a phase to the fault; elsewhere `_SHORT`, about a pass of the small model."""
+"""Largest delay in seconds from the begin of a phase to the fault; by default `_SHORT`, about a pass of the model."""
 _SHORT = 0.005
 _LOOK = 0.0005
 WORDS = {SIGKILL: "was killed by SIGKILL", SIGSTOP: "was stopped by a signal"}
@@ -49,9 +47,9 @@ WORDS = {SIGKILL: "was killed by SIGKILL", SIGSTOP: "was stopped by a signal"}
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens to whom and when: ``delay`` seconds after ``rank`` is first seen in ``phase`` of ``step``, or later.
+    """A signal to a rank, sent ``delay`` seconds after the rank is first seen in ``phase`` of ``step``, or later.
 
-    ``step`` is -1 in the phases before the first.
+    ``step`` is -1 in the phases before the first step.
     """
 
     rank: int
@@ -62,13 +60,13 @@ class Fault:
 
     @classmethod
     def drawn(cls, random: Random, number: Signals, ranks: int, steps: int) -> "Fault":
-        """Return a fault of any rank, in any phase, of any of the first ``steps`` steps."""
+        """Return a fault with random rank, phase, step (of the first ``steps``) and delay."""
         rank, phase = random.randrange(ranks), random.choice(PHASES)
         step = -1 if phase in _STEPLESS else random.randrange(steps)
         return cls(rank, number, phase, step, random.uniform(0.0, _DELAY.get(phase, _SHORT)))
 
     def is_due(self, beat: str) -> bool:
-        """Return whether a rank with this beat is where the fault comes, or past it.
+        """Return whether a rank with this heartbeat has reached the phase of the fault.
 
         >>> fault = Fault(0, SIGKILL, "backward", 1, 0.0)
         >>> [fault.is_due(beat) for beat in ("", "2 build", "9 step 1, forward 0F0", "10 step 1, backward 0B0")]
@@ -83,22 +81,22 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What was seen of a fault.
+    """The observed result of a fault.
 
     Parameters
     ----------
     place
-        Where the rank was, by its own last beat.
+        Operation of the rank by its last heartbeat.
     seconds
-        From the fault until no rank was left.
+        Time from the signal until the launcher returned.
     rank_named, place_named
-        Whether the message says which rank it was, what happened to it, and where it was.
+        Whether the message names the rank with what happened to it, and its operation.
     orphans
-        Processes of the run that were left.
+        Processes of the run that are still alive.
     ports
-        Ports of the run on which anybody still listened.
+        Ports of the run on which a process still listens.
     exposed
-        Addresses on which the ranks listened that other machines can reach.
+        Addresses on which the ranks listened and that other machines can reach.
     """
 
     fault: Fault
@@ -112,13 +110,13 @@ class Outcome:
     message: str
 
     def holds(self, limit: float = LIMIT) -> bool:
-        """Return whether all is as it should be, within ``limit`` seconds."""
+        """Return whether the launcher did all that it should, within ``limit`` seconds."""
         left = self.orphans or self.ports or self.exposed
         return self.rank_named and self.place_named and not left and self.seconds < limit
 
 
 class _Culprit(Thread):
-    """Waits for the moment of a fault, then sends the signal; notes what the run was just before."""
+    """A thread that sends the signal at the moment of a fault, and notes the state of the run just before."""
 
     def __init__(self, fault: Fault, folder: Path) -> None:
         super().__init__(daemon=True)
@@ -126,12 +124,12 @@ class _Culprit(Thread):
         self.over = False
         self.sent = 0.0
         self.before = ""
-        self.others = set(children(os.getpid()))  # of whoever asks for a trial
+        self.others = set(children(os.getpid()))  # children of the caller, which are no ranks
         self.pids: list[int] = []
         self.places: set[tuple[str, int]] = set()
 
     def run(self) -> None:
-        """Send the signal, unless the run is over before."""
+        """Wait for the fault and send the signal, unless the run ends before."""
         victim = None
         while victim is None or not self.fault.is_due(read_beat(self.folder, self.fault.rank)):
             if self.over:
@@ -147,9 +145,9 @@ class _Culprit(Thread):
 
 
 def suffer(fault: Fault, job: Job, folder: Path) -> Outcome:
-    """Return what came of a fault in a run of ``job`` in an empty folder, which keeps what the run left.
+    """Run ``job`` with a fault in an empty folder, which keeps the run's files, and return the outcome.
 
-    A fault that never came, because the run ended before, does not hold.
+    Where the run ended before the fault came, the outcome does not hold.
     """
     path = job.write(folder).resolve()
     culprit = _Culprit(fault, folder)
@@ -177,7 +175,7 @@ def suffer(fault: Fault, job: Job, folder: Path) -> Outcome:
 
 
 def _process_of(rank: int) -> int | None:
-    """Return the process that runs a rank of this process's run; None before it does."""
+    """Return the process id of a rank that this process launched; None before it runs."""
     for pid in children(os.getpid()):
         try:
             environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
@@ -192,15 +190,17 @@ def _process_of(rank: int) -> int | None:
 
 
 STEPS, FAULTY_STEPS = 50, 4
-"""Steps of a run, and in how many of them a fault may come: on a busy machine it comes late, and must find the run."""
+"""Steps of a run, and how many of the first ones may have the fault: on a busy machine it comes late, yet the run must
+not have ended by then."""
 KILL_TIMEOUT, STOP_TIMEOUT = 300.0, 60.0
-"""Seconds that a rank is waited for: fewer where that is what ends the run, yet more than torch takes to start."""
+"""Seconds that the launcher waits for a silent rank: fewer for a stopped rank, since that wait ends the run, yet more
+than torch takes to start."""
 _COLUMNS = "{:>5}  {:<7}  {:>4}  {:<28}  {:>7}  {:>5}  {:>5}  {:>7}  {:>5}  {:<6}"
 _HEAD = ("trial", "signal", "rank", "at", "gone in", "rank", "place", "orphans", "ports", "holds")
 
 
 def small_job(ranks: int, timeout: float) -> Job:
-    """Return a run of a tiny transformer: pipeline 2 where the ranks are even, data for the rest, ZeRO-1."""
+    """Return the job of a tiny transformer with ZeRO 1: pipeline 2 for an even number of ranks, data for the rest."""
     spec = Transformer(layers=2, hidden=32, heads=4, kv_heads=4, ffn=64, vocab=256, tied_embeddings=False)
     pipeline = 2 if ranks % 2 == 0 else 1
     layout = Layout(data=ranks // pipeline, pipeline=pipeline, microbatch=1, zero=1)
@@ -213,7 +213,7 @@ def small_job(ranks: int, timeout: float) -> Job:
 
 
 def trials(kills: int, stops: int, ranks: int, seed: int) -> Iterator[Outcome]:
-    """Yield what came of every fault; trial ``i`` of a seed is the same for any number of trials."""
+    """Yield the outcome of every fault; trial ``i`` of a seed is the same for any number of trials."""
     for index in range(kills + stops):
         number = SIGKILL if index < kills else SIGSTOP
         fault = Fault.drawn(
@@ -225,7 +225,7 @@ def trials(kills: int, stops: int, ranks: int, seed: int) -> Iterator[Outcome]:
 
 
 def limit_of(outcome: Outcome) -> float:
-    """Return the seconds within which a run must be gone: a stopped rank is waited for first."""
+    """Return the seconds within which a run must end; the launcher first waits for a stopped rank."""
     return LIMIT + (STOP_TIMEOUT if outcome.fault.signal is SIGSTOP else 0.0)
 
 
@@ -242,10 +242,7 @@ def to_json(outcomes: Sequence[Outcome], ranks: int, seed: int) -> dict[str, obj
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the trials, print a line for each and write JSON after each; return 0 where all held, else 1.
-
-    An interrupt ends them with what is done.
-    """
+    """Run the trials, print a line and write JSON after each; return 0 where all held, 1 where not, 130 interrupted."""
     parser = argparse.ArgumentParser(prog="python -m meshwise.executor.studies.fault_trials", description=__doc__)
     parser.add_argument("--trials", type=int, default=20, help="ranks to kill with SIGKILL, one a run")
     parser.add_argument("--stops", type=int, default=0, help="ranks to stop with SIGSTOP, one a run")

@@ -1,7 +1,7 @@
-"""Every technique alone, every two and some threes of them, run for real and compared with one process in fp64.
+"""Plans of one, two or three techniques, run on torch and compared with one process in fp64.
 
-``python -m meshwise.executor.studies.plan_matrix`` runs all plans of 2, 4 and 8 processes and writes what came of them
-as JSON lines and as a page of Markdown. Rows are appended as they come: a run that was stopped goes on where it was.
+``python -m meshwise.executor.studies.plan_matrix`` runs all plans of 2, 4 and 8 processes and writes the results as
+JSON lines and as a page of Markdown. Rows are appended as they come, so that a stopped run can be continued.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from meshwise.executor.studies.techniques import STEPS, Combination, plans, tech
 
 ROWS, PAGE = "plan-matrix.jsonl", "plan-matrix.md"
 TOGETHER = 12
-"""Plans that one launch runs one after the other."""
+"""Number of plans that one launch runs one after the other: a launch has to import torch in every process."""
 EQUAL, DIFFERENT, FAILED, REFUSED, LEFT_OUT = "equal", "different", "failed", "refused", "left out"
 _MEASURED = ("key", "state", "loss", "gradient", "parameter")
 Row = Mapping[str, Any]
@@ -34,20 +34,20 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One plan, and all combinations of techniques that mean it."""
+    """One plan to run; ``key`` identifies it, and ``combination`` is the first that has it."""
 
     combination: Combination
     key: str
 
     @property
     def job(self) -> Job:
-        """What runs it."""
+        """The job that runs the plan."""
         assert self.combination.job is not None
         return self.combination.job
 
 
 def trials(combinations: Iterable[Combination]) -> tuple[Trial, ...]:
-    """Return the plans that run, each once, in order of their number of ranks."""
+    """Return the distinct plans that can run, in order of their number of ranks."""
     found: dict[str, Trial] = {}
     for each in combinations:
         if each.job is not None:
@@ -56,7 +56,7 @@ def trials(combinations: Iterable[Combination]) -> tuple[Trial, ...]:
 
 
 def key_of(job: Job) -> str:
-    """Return a short name of what a job computes: equal for equal jobs, on any machine."""
+    """Return a hash of what a job computes: equal for equal jobs, on any machine."""
     document = {"spec": asdict(job.spec), "training": asdict(job.training), "plan": job.plan.to_json()}
     return sha256(json.dumps([document, job.steps, job.seed], sort_keys=True, default=str).encode()).hexdigest()[:16]
 
@@ -64,10 +64,10 @@ def key_of(job: Job) -> str:
 def run(
     chosen: Sequence[Trial], known: Mapping[str, Row], progress: Callable[[str], None], *, seconds: float = inf
 ) -> Iterator[Row]:
-    """Yield what came of every trial that is not ``known``, as soon as its launch has ended.
+    """Yield the row of every trial that is not ``known``, as soon as its launch has ended.
 
-    Plans of as many ranks run in one launch. Where one fails, those after it run in another. No launch begins after
-    so many ``seconds``.
+    One launch runs several plans with the same number of ranks. After a failure the rest run in a new launch. No launch
+    begins after ``seconds``.
     """
     open_ones = [trial for trial in chosen if trial.key not in known]
     done, start = 0, time.monotonic()
@@ -82,7 +82,7 @@ def run(
 
 
 def _launch(chosen: Sequence[Trial]) -> list[Row]:
-    """Return what came of trials in one launch, up to the first that makes it fail."""
+    """Run trials in one launch and return their rows, up to the first trial that makes the launch fail."""
     with tempfile.TemporaryDirectory(prefix="meshwise-") as name:
         pairs = [(trial.job, Path(name) / str(number)) for number, trial in enumerate(chosen)]
         stopped = ""
@@ -111,12 +111,12 @@ def _failed(trial: Trial, why: str) -> Row:
 
 
 def head_of_rows() -> dict[str, Any]:
-    """Return under what the rows of a file were measured, its date left out."""
+    """Return the circumstances under which the rows of a file are measured, without the date."""
     return {**circumstances(), "steps": STEPS, "precision": "fp64", "tolerance": TOLERANCE}
 
 
 def known_rows(path: Path) -> tuple[dict[str, Any], dict[str, Row]]:
-    """Return the head of a file and its rows by key; neither where it is missing or of other circumstances."""
+    """Return the head of a file and its rows by key; a new head and no rows where the circumstances differ."""
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     rows = [json.loads(line) for line in lines if line.endswith("\n")]  # the last one may be cut short
     now = head_of_rows()
@@ -127,9 +127,9 @@ def known_rows(path: Path) -> tuple[dict[str, Any], dict[str, Row]]:
 
 
 def table(combinations: Sequence[Combination], ranks: Sequence[int], found: Mapping[str, Row]) -> list[Row]:
-    """Return a row for every combination but those whose techniques exclude each other, in order.
+    """Return a row for every combination, in order, without those whose techniques clash.
 
-    ``same_as`` names the first combination that means the same plan.
+    ``same_as`` names the first combination that has the same plan.
     """
     kinds = {technique.name: technique.kind for technique in techniques()}
     first: dict[str, str] = {}
@@ -154,7 +154,7 @@ def table(combinations: Sequence[Combination], ranks: Sequence[int], found: Mapp
 
 
 def page(head: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    """Return the table as Markdown: what ran, and what is refused by reason."""
+    """Return the rows as a page of Markdown: plans that ran, then refused and left-out ones by reason."""
     own = [row for row in rows if "same_as" not in row]
     ran = [row for row in own if row.get("state") in (EQUAL, DIFFERENT, FAILED)]
     equal = [row for row in ran if row["state"] == EQUAL]

@@ -1,7 +1,7 @@
-"""The techniques of a plan, each in its plainest form, and the plans that one, two or three of them make.
+"""The techniques of a plan, each in its simplest form, and the plans that combine one, two or three of them.
 
-They come from the registries of schedules, attentions, optimizers and so on, not from a list of what runs: what the
-executor learns to run appears in a matrix of plans by itself, and what it refuses is there with its reason.
+Techniques come from the registries of schedules, attentions, optimizers and so on, not from a list of what runs. What
+the executor learns to run thus appears in the matrix of plans by itself, and what it refuses appears with its reason.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,22 +31,22 @@ from meshwise.strategies.schedules.schedule import SCHEDULES, rule_of
 LAYERS, SEQUENCE, BATCH, MICROBATCHES = 4, 16, 16, 4
 STEPS = 3
 SPEC = Transformer(LAYERS, hidden=32, heads=4, kv_heads=4, ffn=64, vocab=256, tied_embeddings=False)
-"""The model that every plan of a matrix trains, but for what a technique changes of it."""
+"""The model that every plan of the matrix trains; techniques may change some of its fields."""
 SIZES = ("data", "tensor", "tensor_rows", "pipeline", "context", "expert", "chunks")
-"""Fields of a layout of which two techniques together have the larger value."""
+"""Fields of a layout for which a combination takes the largest value of its techniques."""
 _WRITTEN = "0F0 0F1 0F2 0F3 0B3 0B2 0B1 0B0\n1F0 1F1 1F2 1F3 1I3 1I2 1I1 1I0 1W0 1W1 1W2 1W3"
 
 
 @dataclass(frozen=True, slots=True)
 class Technique:
-    """A technique by name, and what asks for it.
+    """A technique by name, and the fields that select it.
 
     Parameters
     ----------
     kind
-        The row of a table that it belongs to: ``data``, ``schedule``, ...
+        Group of techniques in the table: ``data``, ``schedule``, ...
     layout
-        Fields of a `Layout`; a value that is a function says it for so many pipeline stages.
+        Fields of a `Layout`; a callable value computes the field from the number of stages.
     model, training
         Fields of the model's sizes and of the training step.
     """
@@ -60,9 +60,9 @@ class Technique:
 
 @in_brief
 class Combination(NamedTuple):
-    """Techniques together: the job that runs them, or why there is none, and which of two kinds of no it is.
+    """A combination of techniques, with the job that runs it, or why it has none.
 
-    ``reasons`` are those for which a plan is refused; ``clash`` says that the techniques are two values of one field.
+    ``reasons`` say why the plan is refused; ``clash`` says that two techniques set one field to different values.
     """
 
     names: tuple[str, ...]
@@ -77,12 +77,12 @@ class Combination(NamedTuple):
 
     @property
     def ranks(self) -> int:
-        """How many processes it runs on; 0 where it does not."""
+        """The number of processes that it runs on; 0 without a job."""
         return self.job.plan.mesh.num_ranks if self.job is not None else 0
 
 
 def techniques() -> tuple[Technique, ...]:
-    """Return all techniques: of data ranks first, then of what is inside layers, of pipelines, memory and training."""
+    """Return all techniques: data parallelism first, then those inside layers, of pipelines, memory and training."""
     return (*_data(), *_inside(), *_pipelines(), *_memory(), *_training(), *_models())
 
 
@@ -151,7 +151,7 @@ def _technique(kind: str, name: str, **layout: Any) -> Technique:
 
 
 def uneven(stages: int) -> tuple[int, ...]:
-    """Return the layers of so many stages: one more on the first than an even share, one less on the last.
+    """Return uneven stages: the first stage has one layer more than an even share, the last stage one less.
 
     >>> uneven(2), uneven(4)
     ((3, 1), (2, 1, 1, 0))
@@ -165,13 +165,7 @@ def _alternating(stages: int) -> PerStage:
 
 
 def combine(chosen: Sequence[Technique]) -> Combination:
-    """Return techniques together; those that need no ranks run on two data ranks.
-
-    Parameters
-    ----------
-    chosen
-        At least one.
-    """
+    """Return the combination of one or more techniques; those that need no parallel axis run on two data ranks."""
     names = tuple(technique.name for technique in chosen)
     try:
         layout, model, training = (_together(parts) for parts in zip(*map(_parts, chosen), strict=True))
@@ -196,7 +190,7 @@ def _parts(technique: Technique) -> tuple[Mapping[str, Any], ...]:
 
 
 def _together(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the fields of all parts; of `SIZES` the larger value."""
+    """Return the fields of all parts in one mapping, with the largest value of every field in `SIZES`."""
     met: dict[str, Any] = {}
     for field, value in chain.from_iterable(part.items() for part in parts):
         if field in SIZES:
@@ -207,7 +201,7 @@ def _together(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _layout(fields: Mapping[str, Any]) -> Layout:
-    """Return a layout of at least 2 ranks and, where data ranks allow it, of `MICROBATCHES` microbatches."""
+    """Return a layout with at least 2 ranks and, where the data degree allows it, `MICROBATCHES` microbatches."""
     chosen = dict(fields)
     if all(chosen.get(axis, 1) == 1 for axis in SIZES):
         chosen["data"] = 2
@@ -225,7 +219,7 @@ def _ranks(layout: Layout) -> int:
 
 
 def machine(devices: int) -> Cluster:
-    """Return a machine that a tiny model fits on; nothing of a run depends on it."""
+    """Return a machine large enough for a tiny model; no run depends on its figures."""
     core = Accelerator("core", (("fp64", 5e10),), memory=2.0**33, memory_bandwidth=1e10)
     link = Link(latency=1e-6, bandwidth=1e9)
     return homogeneous("machine", core, Host("host", 2.0**34), 1, devices, link, link)
@@ -243,11 +237,11 @@ TRIPLES = (
     "clipping",
     "Llama",
 )
-"""Techniques of which every three are tried together."""
+"""Techniques that are combined in threes."""
 
 
 def plans() -> Iterator[Combination]:
-    """Yield every technique alone, every two, and every three of `TRIPLES`, always in the same order."""
+    """Yield every technique, every pair, and every three of `TRIPLES`, always in the same order."""
     every = techniques()
     yield from (combine([technique]) for technique in every)
     yield from map(combine, combinations(every, 2))

@@ -1,4 +1,4 @@
-"""A trainer whose first parameters are drawn where they are: what they are does not matter to a trial."""
+"""A trainer that draws its initial parameters on the device, since their values do not matter to a trial."""
 
 import torch
 
@@ -7,7 +7,7 @@ from meshwise.executor.training.trainer import Trainer
 
 
 class TrialTrainer(Trainer):
-    """Trains one rank; billions of numbers drawn on a core, one after the other, would take minutes."""
+    """A trainer of one rank that starts fast: drawing billions of parameters on one CPU core would take minutes."""
 
     def _initialize(self, network: Network) -> None:
         with torch.no_grad():

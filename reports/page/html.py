@@ -58,6 +58,7 @@ def _hash(text: str) -> str:
 
 def _json(document: Any) -> str:
     """Return ASCII JSON that cannot end a script element; numbers that are not finite become null."""
+    # JSON knows no infinity, and `<` could begin `</script>`
     text = json.dumps(_finite(document), separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c")
 

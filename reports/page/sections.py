@@ -73,6 +73,7 @@ def _spans(timeline: Timeline, unit: float, columns: Columns) -> dict[str, Any]:
     order = np.lexsort((found.end, found.start, found.stream, row, found.rank_class))
     keys = np.stack([found.rank_class, row, found.stream], axis=1)[order]
     first = np.flatnonzero(np.append(True, np.any(keys[1:] != keys[:-1], axis=1)))
+    # rounded ends, not rounded durations: spans that touch still touch
     start, end = (
         np.rint(times[order] / (found.per_second * unit)).astype(np.int64) for times in (found.start, found.end)
     )
@@ -141,6 +142,7 @@ def blocks_text(blocks: Sequence[str]) -> str:
 
 
 def _ranges(blocks: Sequence[str]) -> Iterator[str]:
+    # number minus index is constant along a run of consecutive numbers
     def run(place: int) -> tuple[str, int | None]:
         stem, _, number = blocks[place].rpartition(".")
         return (stem, int(number) - place) if number.isdecimal() and stem else (blocks[place], None)

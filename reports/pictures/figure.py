@@ -63,6 +63,7 @@ def sheet(path: Path | str, height: int = HEIGHT) -> Iterator[Figure]:
         raise ValueError(f"a picture ends in .png or .svg, met {path.name!r}; nearest: {path.stem}.png")
     vector = path.suffix.lower() == ".svg"
     with matplotlib.rc_context(_STYLE):
+        # not pyplot, which keeps global state, needs a display on some backends and is not safe in threads
         figure = Figure(figsize=(WIDTH / DPI, height / DPI), dpi=DPI, facecolor="white")
         FigureCanvasAgg(figure)
         yield figure

@@ -92,6 +92,7 @@ class _Shapes:
         shapes = PolyCollection(
             self.corners, facecolors=self.colours, edgecolors="white" if edge else "none", linewidths=edge
         )
+        # more shapes make an SVG large and slow to open
         shapes.set_rasterized(len(self.corners) > _MOST_VECTORS)
         ax.add_collection(shapes, autolim=False)
 
@@ -198,6 +199,7 @@ def _draw_numbers(ax: Axes, drawn: Sequence[Bar], lanes: Lanes, classes: Sequenc
     pixel = window.duration / pixels(ax)[0]
     size = number_size(drawn, pixel, lanes.compute_pixels)
     found = list(numbers(drawn, window, pixel, size)) if lanes.compute_pixels >= 1.4 * size else []
+    # so many numbers cannot be read, and text is slow to draw
     if len(found) > _MOST_NUMBERS:
         return
     for bar, middle in found:

@@ -188,7 +188,7 @@ def draw_gaps(courses: Mapping[str, Sequence[Course]], path: Path | str, *, titl
     Raises
     ------
     ValueError
-        Where no search found a plan, there are more than `MOST` algorithms, or ``path`` ends in neither .png nor .svg.
+        Where no search found a plan, there are more than `MAX_ALGORITHMS`, or ``path`` ends in neither .png nor .svg.
     """
     places = _places(courses)
     found = {name: _quartiles(runs, places) for name, runs in courses.items()}

@@ -102,7 +102,7 @@ class Chakra:
             yield bytes(content)
 
     def _file(self, rank_class: int) -> RankClassFile:
-        content = bytearray(_delimited(text(1, VERSION)))
+        content = bytearray(_delimited(text(1, VERSION)))  # GlobalMetadata, whose field 1 is the version
         holes: list[_Hole] = []
         twice: set[int] = set()
         for node in self.execution.nodes(rank_class):
@@ -149,7 +149,7 @@ class Chakra:
 
 
 def _parts(node: Node) -> list[Communication | None]:
-    """Return the communications of a task's nodes; a shift is a send to the next rank and a receive."""
+    """Return the communications of a task's nodes: a shift is a send to the next, a receive from the previous rank."""
     said = node.communication
     if said is None or said.collective is not Collective.SHIFT:
         return [said]

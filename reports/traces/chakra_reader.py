@@ -91,6 +91,7 @@ def read_nodes(path: Path, most: int = MAX_NODES) -> list[ReadNode]:
 def _messages(path: Path, data: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield start and body of every message but the first, which describes the file."""
     place, first = 0, True
+    # at least once, so that an empty file is refused for its missing metadata
     while place < len(data) or first:
         start = place
         try:

@@ -220,6 +220,7 @@ def _plain(span: Span) -> Span:
 
 def _document(path: Path) -> dict[str, Any]:
     try:
+        # a larger file is not read at all, and a packed one only up to the limit: a few kB may unpack to gigabytes
         data = path.read_bytes() if path.stat().st_size <= MAX_BYTES else b" " * (MAX_BYTES + 1)
         if path.suffix == ".gz":
             with gzip.open(path) as file:

@@ -162,6 +162,7 @@ class _Layout:
 
     def _of_process(self, template: _Template, process: int) -> bytes:
         """Return the events of a template with the track numbers of a process filled in."""
+        # all varints of track numbers are overwritten at once, one byte position after the other
         content = np.frombuffer(template.content, np.uint8).copy()
         values = template.tracks + (process + 1) * self.stride
         for byte in range(self.width):

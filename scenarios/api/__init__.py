@@ -5,7 +5,7 @@
 >>> scenario.problem.cluster.num_devices
 32
 
-Every name below is imported when it is first asked for: ``import meshwise`` loads neither torch nor pandas.
+Every public name is imported at its first use, so that ``import meshwise`` loads neither torch nor pandas.
 """
 
 from importlib import import_module
@@ -110,7 +110,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name of the door from its home, and keep it here: tools that document modules look for it there."""
+    """Import a public name from the module that defines it, and keep it here, where pdoc looks for it."""
     if name not in _HOMES:
         raise AttributeError(f"module 'meshwise' has no attribute {name!r}")
     try:
@@ -124,5 +124,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return the names of the door, of which not all have been imported."""
+    """Return all public names, imported or not."""
     return sorted({*globals(), *__all__})

@@ -79,6 +79,7 @@ def pace(machine: Cluster) -> Pace:
     chosen = [(spec, plan) for spec, problem in problems.items() for plan in _plans(problem)]
     measured = _measured([_job(problems[spec], spec, plan) for spec, plan in chosen])
 
+    # in logarithms factors stay positive, and half as long weighs the same as twice as long
     def residuals(logarithms: NDArray[np.float64]) -> NDArray[np.float64]:
         there = at_pace(machine, Pace(*np.exp(logarithms).tolist()))
         steps = [_predicted(replace(problems[spec], cluster=there), plan) for spec, plan in chosen]

@@ -172,6 +172,7 @@ def trial(
     run = execute(spec, problem.training, plan, RunOptions(steps + WARM_UP, verify=False), folder=folder)
     after = drift(problem.cluster) / calm
     now = replace(problem, cluster=slower(problem.cluster, math.sqrt(before * after)))
+    # simulated only now: the drift after the run is part of the prediction's machine
     predicted = simulate(lower(now, plan), "discrete_event")
     return Trial(
         ranks=plan.mesh.num_ranks,

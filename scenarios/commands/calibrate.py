@@ -1,4 +1,4 @@
-"""``meshwise calibrate``: this machine by measuring it; accelerators and links by published timings."""
+"""``meshwise calibrate``: measure this machine, or fit accelerators and links to published timings."""
 
 import shlex
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""``meshwise capture``: a torch module into a graph file. It runs the user's code."""
+"""``meshwise capture``: write the graph file of a torch module. It runs the user's code."""
 
 from typing import Annotated
 
@@ -18,7 +18,7 @@ def capture(
     as_json: Json = False,
 ) -> None:
     """Turn any torch module into an operator graph; forward(*inputs) returns a loss, dim 0 of inputs is the batch."""
-    from meshwise.executor.capture import capture as capturing  # needs torch, of which help says nothing
+    from meshwise.executor.capture import capture as capturing  # imported here, so that help works without torch
 
     check_output(out, (".json",))
     module, inputs = capturing.made(factory)

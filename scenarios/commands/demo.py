@@ -24,9 +24,9 @@ from meshwise.simulator.units import format_size, format_time
 PROCESSES = 2
 CALIBRATION_SECONDS = 20.0
 STEPS = 22
-"""Two to warm up, twenty for the median."""
+"""Training steps: two to warm up, twenty for the median."""
 WALK = 60
-"""Evaluations of the random walk that the proven search is drawn against."""
+"""Evaluations of the random walk (MCMC) in the picture beside the proven search."""
 
 SCENARIO = """\
 # A small byte-level GPT on this machine; cluster.yaml holds what `meshwise calibrate` measured.

@@ -1,4 +1,4 @@
-"""``meshwise execute``: a plan for real, on this machine or on several hosts."""
+"""``meshwise execute``: run a plan on torch, on this machine or on several hosts."""
 
 import os
 from dataclasses import replace
@@ -166,7 +166,7 @@ def execute(
 
 
 def _run(value: Scenario, options: RunOptions, target: Path | None, module: str | None) -> Run:
-    """Return the run of a scenario on this machine, which the terminal shows as it goes on."""
+    """Run the plan of a scenario on this machine, show its progress on the terminal, and return the run."""
     ticker = Ticker()
     try:
         return value.execute(options=options, folder=target, module=module, progress=follow(ticker), warn=note)
@@ -179,14 +179,14 @@ def _run(value: Scenario, options: RunOptions, target: Path | None, module: str 
 
 
 def _note_shared_cores(ranks: int, device: str) -> None:
-    """Say where ranks have no core each, which the prediction takes them to have."""
+    """Warn where there are more ranks than cores: the prediction assumes one core per rank."""
     cores = os.cpu_count() or 1
     if ranks > cores and device == CPU:
         note(f"{ranks} ranks share {cores} cores: the prediction, for a core a rank, will be too fast")
 
 
 def _check_folder(out: str | None, *, resume: bool, keeps: bool) -> None:
-    """Raise where a run that ``keeps`` checkpoints has no folder, or one that goes on finds none."""
+    """Raise ``ValueError`` where a run that ``keeps`` checkpoints has no folder, or one to resume does not exist."""
     if keeps and out is None:
         raise ValueError("--checkpoint-every and --resume need a folder that stays: --out DIR")
     if resume and not Path(str(out)).is_dir():
@@ -194,14 +194,14 @@ def _check_folder(out: str | None, *, resume: bool, keeps: bool) -> None:
 
 
 def _check_top(options: dict[str, str | None]) -> None:
-    """Raise where an option says what --top finds itself."""
+    """Raise ``ValueError`` where an option states what --top chooses itself."""
     for option, given in options.items():
         if given is not None:
             raise ValueError(f"--top runs plans that it finds for the executor's own model, met {option} {given}")
 
 
 def _what_is_left(target: Path | None) -> str:
-    """Return what a run that was stopped has left in its folder."""
+    """Return a message on the steps and checkpoints that a stopped run has left in its folder."""
     if target is None or not metrics_log(target).exists():
         return "no steps of the run are left"
     newest = names(checkpoints_folder(target))[:1]

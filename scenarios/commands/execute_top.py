@@ -22,7 +22,7 @@ HEAD = ("plan", "predicted", "measured", "error", "predicted after", "error afte
 
 
 def execute_top(scenario: Scenario, most: int, options: RunOptions, *, out: str | None, as_json: bool) -> None:
-    """Run the best plans of a scenario, fit its machine to them, rank them again and say what changed."""
+    """Run the best plans of a scenario, fit its machine to their step times, rank them again and print the changes."""
     target = folder(out) if out is not None else None
     ticker = Ticker()
 

@@ -24,7 +24,7 @@ from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.search.driver import OutOfTime
 
 SECONDS = 12.0
-"""Processor time after which an explanation ends with what is known."""
+"""Seconds of processor time after which an explanation ends with what it has."""
 
 
 def explain(
@@ -99,9 +99,9 @@ def explain(
 
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
-    """Raise `OutOfTime` once the processor time is used: also in a simulation, which may take seconds of its own."""
+    """Raise `OutOfTime` in the block once the processor time is used, also in the middle of a long simulation."""
     if seconds <= 0 or threading.current_thread() is not threading.main_thread():
-        yield  # the explanation asks the clock itself
+        yield  # signals reach the main thread only; the explanation checks the clock between its parts
         return
 
     def stop(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""``meshwise export``: a plan in another system's words."""
+"""``meshwise export``: a plan as the configuration of a trainer or a launcher."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -95,9 +95,9 @@ def _job(value: "Scenario", steps: int, seed: int) -> Job:
 
 
 def _memory_in_words(value: "Scenario", trainer: str) -> str:
-    """Return whether a scenario's plan fits in a trainer that can say it, by whose conventions, and the risk.
+    """Return in words whether a scenario's plan fits in a trainer, by whose conventions, and its risk.
 
-    The figures are those of `meshwise.scenarios.launches.launches`, which judges every trainer and takes longer to
+    The figures equal those of `meshwise.scenarios.launches.launches`, which judges every trainer and takes longer to
     import.
     """
     if value.framework is None and trainer not in FRAMEWORK_OF:
@@ -117,12 +117,12 @@ def _ranks_a_host(value: "Scenario") -> int:
 
 
 def _scenario(plan: str, scenario: str | None) -> "Scenario":
-    """Return the scenario whose plan is to be said.
+    """Return the scenario with the plan to export.
 
     Raises
     ------
     ValueError
-        Where a plan file is not given the scenario that it is of.
+        Where a plan file comes without the scenario that it belongs to.
     """
     if scenario is not None:
         return load(scenario, plan)

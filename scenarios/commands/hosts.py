@@ -1,4 +1,4 @@
-"""``meshwise execute`` on several hosts: what each of them runs, and what came of it."""
+"""``meshwise execute`` on several hosts: the commands of every host, and the collected run."""
 
 import shlex
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from meshwise.executor.launch.run import Run
 
 LISTED = 16
-"""Hosts whose commands are printed one by one at most."""
+"""Largest number of hosts whose commands are printed."""
 
 
 def spread(
@@ -29,7 +29,7 @@ def spread(
     out: str | None,
     module: str | None,
 ) -> Hosts | None:
-    """Return how the ranks of a scenario's plan are spread over hosts; None where all are here.
+    """Return how the ranks of a scenario's plan are spread over hosts; None where all run on this host.
 
     Raises
     ------
@@ -56,7 +56,7 @@ def spread(
 
 
 def prepare(jobs: "Sequence[tuple[Job, Path]]", hosts: Hosts, *, as_json: bool) -> None:
-    """Write jobs into their folders and print what each host runs."""
+    """Write jobs into their folders and print the command of every host."""
     with locked(jobs[0][1]):
         script = several_hosts.prepare(jobs, hosts)
     commands = [f"sh {shlex.quote(str(script.resolve()))} {index}" for index in range(hosts.nodes)]
@@ -72,12 +72,12 @@ def prepare(jobs: "Sequence[tuple[Job, Path]]", hosts: Hosts, *, as_json: bool) 
 
 
 def read(value: Scenario, folder: Path) -> "Run":
-    """Return what the ranks of a scenario's plan have left in a folder.
+    """Return the run that the ranks of a scenario's plan have left in a folder.
 
     Raises
     ------
     ValueError
-        Where the folder has no run, or one of another plan.
+        Where the folder has no run, or a run of another plan.
     """
     job, run = read_run(folder)
     if job.plan != value.chosen():

@@ -75,7 +75,7 @@ def _clusters() -> list[tuple[str, str]]:
 
 
 def _words(network: object) -> str:
-    """Return the name of a kind of network as words, as in ``leaf spine``."""
+    """Return the class name of a network as lower-case words, such as ``leaf spine``."""
     return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in type(network).__name__).strip()
 
 

@@ -1,4 +1,4 @@
-"""The scenario that a command is given, as its options change it, and by whose conventions its plans are priced."""
+"""Load the scenario of a command with its options applied, and describe whose conventions price its plans."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,7 +16,7 @@ def load_scenario(
     *,
     brave: bool = False,
 ) -> Scenario:
-    """Return the scenario of a file or the library, as options change it.
+    """Return the scenario of a file or the library with the options applied.
 
     Parameters
     ----------
@@ -25,9 +25,10 @@ def load_scenario(
     cluster
         A cluster file whose machine replaces the scenario's.
     target
-        The trainer, or ``execute``, by whose conventions plans are priced and whose words they are in.
+        The trainer, or ``execute``, that plans are for: its conventions price them, and it must be able to express
+        them.
     brave
-        Whether a plan fits that is predicted to, however likely it lacks memory.
+        Whether a plan fits without a safety margin, however likely it runs out of memory.
     """
     value = load(name, plan)
     if cluster is not None:
@@ -38,7 +39,7 @@ def load_scenario(
 
 
 def add_plan_target(scenario: Scenario, plan: str | None) -> Scenario:
-    """Return a scenario whose plan is for the trainer that its file names, where no target was asked for."""
+    """Return a scenario with the trainer of its plan file (``TARGET:FILE``) as target, unless it already has one."""
     found = None if plan is None else find_target(plan)
     if found is None or scenario.asked_target is not None:
         return scenario
@@ -46,9 +47,9 @@ def add_plan_target(scenario: Scenario, plan: str | None) -> Scenario:
 
 
 def describe_pricing(scenario: Scenario, *, simulated: bool = False) -> str:
-    """Return by whose conventions plans of a scenario are priced, and whether it says so or that is assumed.
+    """Return the framework whose memory conventions price the plans of a scenario, and whether that is assumed.
 
-    Where they are not ``simulated`` yet, also how `meshwise simulate` prices them so.
+    For a plan that is not ``simulated`` yet, also the option with which `meshwise simulate` uses the same conventions.
     """
     framework, target = scenario.problem.training.framework, scenario.asked_target
     if scenario.framework is not None:
@@ -61,7 +62,7 @@ def describe_pricing(scenario: Scenario, *, simulated: bool = False) -> str:
 
 
 def pricing_document(scenario: Scenario) -> dict[str, Any]:
-    """Return whose conventions price plans and in whose words they are, as JSON-ready data."""
+    """Return the framework that prices plans and the target that plans are for, as JSON-ready data."""
     framework = {"name": scenario.problem.training.framework, "stated": scenario.framework is not None}
     target = None if scenario.target is None else Acceptance(scenario.target, scenario.spec).called
     return {"framework": framework, "target": target}

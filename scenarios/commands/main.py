@@ -1,7 +1,7 @@
-"""The console command ``meshwise``: parses arguments, and turns every failure into one message and a code.
+"""The console command ``meshwise``: parses arguments, and turns every failure into one message and an exit code.
 
-Extension modules lose an interrupt that comes while they are imported, or make an error of their own of it. Such a
-Ctrl-C waits until the module has loaded; and where an error is met, it can be asked whether Ctrl-C came before it.
+An extension module may lose an interrupt that arrives during its import, or turn it into another error. Ctrl-C
+therefore waits until an import has ended, and an error that follows an interrupt counts as the interrupt.
 """
 
 import os
@@ -22,20 +22,21 @@ if TYPE_CHECKING:
 
 _IMPORT = "<frozen importlib._bootstrap>"
 _AGAIN = 0.01
-"""Seconds after which an interrupt that waits looks again."""
+"""Seconds after which a waiting interrupt checks again whether the import has ended."""
 _PATIENCE = 1.0
-"""Seconds of CPU time that an interrupt waits at most."""
+"""Largest CPU time in seconds for which an interrupt waits."""
 
 
 class PatientInterrupt:
-    """Handler of SIGINT: raises ``KeyboardInterrupt``, but not inside an import that ends soon.
+    """A handler of SIGINT that raises ``KeyboardInterrupt``, but not inside an import that ends soon.
 
-    Met before: matplotlib without one of its modules, schemas without a function, and the command went on.
+    Without it an interrupted import has left matplotlib without one of its modules, and schemas without a function,
+    while the command went on.
 
     Attributes
     ----------
     raised
-        Whether ``KeyboardInterrupt`` was raised once.
+        Whether ``KeyboardInterrupt`` was raised at least once.
     """
 
     def __init__(self) -> None:
@@ -43,7 +44,7 @@ class PatientInterrupt:
         self._came: float | None = None
 
     def install(self) -> None:
-        """Handle SIGINT from now on, where it is not ignored, as of a job of a script; SIGALRM is for looking again."""
+        """Handle SIGINT from now on, unless it is ignored, as in a script's background job; SIGALRM is for retries."""
         if getsignal(SIGINT) is not default_int_handler:
             return
         for number in (SIGINT, SIGALRM):
@@ -51,7 +52,7 @@ class PatientInterrupt:
         sys.unraisablehook = self._ignored
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Raise ``KeyboardInterrupt``, now or when what is being imported has loaded."""
+        """Raise ``KeyboardInterrupt`` now, or after the current import."""
         if number == SIGALRM and self._came is None:
             return
         self._came = process_time() if self._came is None else self._came
@@ -62,7 +63,7 @@ class PatientInterrupt:
         raise KeyboardInterrupt
 
     def _ignored(self, what: "sys.UnraisableHookArgs") -> None:
-        """Raise an interrupt again that Python ignored, as it does where a generator is closed that nobody uses."""
+        """Raise an interrupt again that Python ignored, as it does when an unused generator is closed."""
         if not issubclass(what.exc_type, KeyboardInterrupt):
             sys.__unraisablehook__(what)
             return
@@ -71,7 +72,7 @@ class PatientInterrupt:
 
 
 def _imports(frame: FrameType | None) -> bool:
-    """Return whether a module is being imported where the program is."""
+    """Return whether a frame is inside the import of a module."""
     while frame is not None:
         if frame.f_code.co_filename == _IMPORT:
             return True
@@ -83,17 +84,17 @@ _OWN = "meshwise"
 
 
 def application() -> "TyperGroup":
-    """Return the command line; typer is imported here, where Ctrl-C is one word and no traceback already."""
+    """Return the command line; typer is imported here, where Ctrl-C prints one word and no traceback."""
     from meshwise.scenarios.commands.table import command_group
 
     return command_group()
 
 
 def run(arguments: Sequence[str] | None = None, *, interrupt: PatientInterrupt | None = None) -> int:
-    """Return the exit code of a command line (that of the process: None).
+    """Run a command line (by default the process's) and return its exit code.
 
-    0 done, 1 failed while running, 2 bad input, 3 nothing fits, 130 interrupted: after an ``interrupt`` errors but
-    those of files are made of it, as matplotlib's "Invalid affine transformation matrix".
+    0 done, 1 failed while running, 2 bad input, 3 nothing fits, 130 interrupted. After an ``interrupt`` every error but
+    ``OSError`` counts as its consequence, such as matplotlib's "Invalid affine transformation matrix".
     """
     try:
         code = application()(args=arguments, prog_name="meshwise", standalone_mode=False)
@@ -101,6 +102,7 @@ def run(arguments: Sequence[str] | None = None, *, interrupt: PatientInterrupt |
     except KeyboardInterrupt:
         code = INTERRUPTED
     except BrokenPipeError:
+        # Python flushes stdout at exit, which would raise again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:
@@ -112,7 +114,7 @@ def run(arguments: Sequence[str] | None = None, *, interrupt: PatientInterrupt |
 
 
 def _failed(error: Exception) -> int:
-    """Print what went wrong in one message and return the exit code."""
+    """Print one message for an error and return the exit code."""
     if isinstance(error.__cause__, KeyboardInterrupt):  # typer makes an Abort of it
         return INTERRUPTED
     if os.environ.get("MESHWISE_DEBUG") == "1":
@@ -129,7 +131,7 @@ def _failed(error: Exception) -> int:
         note(f"{error.name} is not installed; {remedy}")
         return FAILED
     words = " ".join(str(error).split()) or "no message"
-    if type(error).__module__.partition(".")[0] == _OWN:  # what the program raises says what it is
+    if type(error).__module__.partition(".")[0] == _OWN:  # the program's own messages need no name of a class
         note(words)
         return FAILED
     note(f"failed: {type(error).__name__}: {words[:500]} (MESHWISE_DEBUG=1 shows where)")
@@ -137,17 +139,17 @@ def _failed(error: Exception) -> int:
 
 
 def main() -> None:
-    """Run the command line of this process, which an interrupt ends without a traceback while modules load too."""
+    """Run the command line of this process; an interrupt ends it without a traceback, even while modules load."""
     interrupt = PatientInterrupt()
     interrupt.install()
     try:
         code = run(interrupt=interrupt)
-    except KeyboardInterrupt:  # while a message was on its way
+    except KeyboardInterrupt:  # a second one, while a message was printed
         code = INTERRUPTED
     if getsignal(SIGINT) is interrupt:
-        signal(SIGINT, SIG_DFL)  # all is written: what Python does at exit says nothing of an interrupt
+        signal(SIGINT, SIG_DFL)  # all is written: an interrupt during Python's exit should print no traceback
     if code == INTERRUPTED:
-        with suppress(OSError):  # nobody reads any more
+        with suppress(OSError):  # the reader of stdout may have gone
             sys.stdout.flush()
-        os._exit(code)  # an extension module that an interrupt left half loaded may crash when Python takes it down
+        os._exit(code)  # a half-loaded extension module may crash while Python shuts down
     sys.exit(code)

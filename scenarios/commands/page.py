@@ -30,6 +30,6 @@ def write_page(
     run: Mapping[str, Any] | None = None,
     measured: Any = None,
 ) -> None:
-    """Write the report of a simulated plan of the scenario ``value``, with what else is known as ``--json`` says it."""
+    """Write the report of a simulated plan of the scenario ``value``, with other results as ``--json`` prints them."""
     more = {"searches": tuple(searches), "explanation": explanation or {}, "run": run or {}, "measured": measured}
     write(path, html(page_report(simulation, value.name, **more)))

@@ -1,4 +1,4 @@
-"""A run beside its prediction, as commands print it, write it into a folder and put it into pages."""
+"""A run beside its prediction: printed, written into a folder, and put into pages."""
 
 import json
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from meshwise.simulator.units import format_size, format_time
 
 
 def follow(ticker: Ticker) -> Callable[[int, float, float], None]:
-    """Return a callback that shows how far a run is: step, loss and seconds."""
+    """Return a callback that shows the progress of a run: step, loss and seconds of the step."""
     return lambda step, loss, seconds: ticker(f"step {step}, loss {loss:.4f}, {seconds * 1000:.1f} ms")
 
 
@@ -55,7 +55,7 @@ def to_json(run: Run, predicted: Simulation) -> dict[str, Any]:
 
 
 def print_difference(found: Difference, timed: float) -> None:
-    """Print which operations the prediction missed and what they cost the step."""
+    """Print which operations were predicted wrongly, and what they cost the step."""
     rows = found.lines()
     if rows:
         print(f"\nwhat leads from {format_time(found.predicted)} predicted to {format_time(found.measured)} measured")
@@ -64,7 +64,7 @@ def print_difference(found: Difference, timed: float) -> None:
 
 
 def write_run(target: Path, document: dict[str, Any], predicted: Simulation, run: Run) -> None:
-    """Write result, plan, what the prediction missed, and the picture of prediction over measurement into a folder."""
+    """Write result, difference from the prediction, plan and a picture of both into a folder."""
     write(target / "result.json", json.dumps(document, indent=2) + "\n")
     write(target / "difference.json", json.dumps(document["difference"], indent=2) + "\n")
     write(target / "plan.json", json.dumps(predicted.plan.to_json(), indent=2) + "\n")

@@ -52,13 +52,13 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
 LEAST_RESERVE = 2.0
-"""Seconds that are kept at least to find a plan that runs, but no more than half: a search may end a second late."""
+"""Least reserve in seconds, up to half of the limit, to find a runnable plan: a search may end a second late."""
 
 LATE = 0.5
-"""Seconds that are kept at least: the last simulation may end a second late, and the plans of the space are counted."""
+"""Reserve in seconds without that: the last simulation may end late, and the plans of the space are counted."""
 
 NEGLIGIBLE = 1e-6
-"""A gap that is nothing to people: solvers that compute in floating point leave as much."""
+"""Largest gap that is shown as a proven optimum: solvers in floating point leave as much."""
 
 Budget = Annotated[int | None, typer.Option(min=1, help="Evaluations at most.")]
 Seconds = Annotated[float | None, typer.Option(help="Wall time at most, in seconds.")]
@@ -105,7 +105,7 @@ def search(
     """Search for the fastest plan that fits. Ctrl-C ends the search and keeps the best so far."""
     _check_options(out, report, robust, out_of_memory)
     value = load_scenario(scenario, cluster=cluster, brave=brave)
-    value.search_settings.make_algorithm(algorithm, seed)  # a wrong name is an error before workers begin
+    value.search_settings.make_algorithm(algorithm, seed)  # raises for a wrong name before workers start
     value = _aim(value, target)
     keep, ticker, limit = _keep(out), Ticker(), value.search_seconds(budget, seconds)
     left = _seconds_left(limit)
@@ -114,6 +114,7 @@ def search(
         result = value.search(algorithm, progress=_tell_both(keep, _follow(ticker)), executor=executor, **settings)
     ticker.done()
     keep(result.best)
+    # without a limit, what follows gets its own time from now on
     left = _seconds_left(limit) if limit is None else left
     answer = _Answer(value, result, to_json(result, value.problem) | pricing_document(value) | {"brave": brave})
     answer.add_trainers(left, budget, out)
@@ -128,20 +129,20 @@ def search(
 
 
 def _check_options(out: str | None, report: str | None, robust: float | None, out_of_memory: float) -> None:
-    """Raise ``ValueError`` where an option of a search is wrong: before anything is loaded."""
+    """Raise ``ValueError`` where an option of a search is wrong, before anything slow is loaded."""
     check_output(out, (".json",))
     check_page(report)
     check_robust(robust, out_of_memory)
 
 
 def _aim(value: Any, target: str | None) -> Any:
-    """Return a scenario with its search among what a target can say: the one that is asked for, or its framework."""
+    """Return a scenario whose search is limited to plans that its target can express; ``target`` replaces its own."""
     chosen = value.target if target is None else target
     return value if chosen is None else value.for_target(chosen)
 
 
 def _tell_both(keep: Callable[[Any], None], follow: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return what keeps the best plan of a search and shows how far it is."""
+    """Return a callback that calls ``keep`` with the best plan of a search and ``follow`` with its progress."""
 
     def tell(progress: Any) -> None:
         keep(progress.best)
@@ -151,7 +152,7 @@ def _tell_both(keep: Callable[[Any], None], follow: Callable[[Any], None]) -> Ca
 
 
 class _Answer:
-    """What `meshwise search` tells: the result of a search, and what follows from it."""
+    """The answer of `meshwise search`: the result of a search, and what follows from it."""
 
     def __init__(self, value: Any, result: Any, document: dict[str, Any]) -> None:
         self.value, self.result, self.document = value, result, document
@@ -165,13 +166,13 @@ class _Answer:
 
     @property
     def goes_on(self) -> bool:
-        """Whether more follows from a plan that was found."""
+        """Whether the search found a plan and was not interrupted, so that more is computed from the plan."""
         return self.result.best is not None and not self.interrupted
 
     def add_trainers(self, left: Callable[[], float], budget: int | None, out: str | None) -> None:
-        """Add in which trainers the best plan runs, and where it fits in none, the fastest plan that does.
+        """Add the trainers in which the best plan runs, and where it fits in none, the fastest plan that does.
 
-        That is written beside ``out`` under the name of its trainer: the best plan would start nowhere.
+        That plan is written beside ``out`` under the name of its trainer, since the best plan would run nowhere.
         """
         if self.result.best is not None:
             self.places = launches(self.value, self.result.best.plan)
@@ -192,7 +193,7 @@ class _Answer:
         self.document["runnable_wall_time"] = self.runnable_time
 
     def add_robust(self, quantile: float, most: float, left: Callable[[], float], keep: Callable[[Any], None]) -> None:
-        """Add the plan that is best at a quantile, which is then the one to be kept."""
+        """Add the plan that is best at a quantile of the step time, and keep it as the best plan."""
         if self.goes_on:
             best = self.result.best
             choice = robust_choice(self.value, quantile, most, left, best.plan)
@@ -200,14 +201,14 @@ class _Answer:
             keep(replace(best, plan=choice.plan or best.plan))
 
     def add_reason(self, left: Callable[[], float]) -> None:
-        """Add why there is no plan, where there is none, and what would make one fit."""
+        """Where there is no plan, add the reason and the changes that would make one fit."""
         if self.nothing_fits:
             self.document |= nothing_fits_in(self.value, left) | _misses(self.value, left)
         elif self.result.best is None:
             self.document["reason"] = _nothing_found(self.result)
 
     def tell(self, *, as_json: bool) -> None:
-        """Print the plan, or all as one JSON document."""
+        """Print the plan, or everything as one JSON document."""
         if as_json:
             emit(self.document)
         elif self.result.best is not None:
@@ -217,7 +218,7 @@ class _Answer:
             _print_more("robust", self.document)
 
     def tell_end(self, out: str | None) -> int:
-        """Print on stderr how the search ended other than with its best plan; return the exit code."""
+        """Print on stderr why the search ended without a plan or too early; return the exit code."""
         if self.interrupted:
             if out is not None and self.result.best is not None:
                 note(f"the best plan so far is in {out}")
@@ -228,7 +229,7 @@ class _Answer:
         return NOTHING_FITS if self.nothing_fits else FAILED
 
     def _tell_nothing(self) -> None:
-        """Print on stderr why there is no plan, and what would make one fit."""
+        """Print on stderr why there is no plan, and the changes that would make one fit."""
         if not self.nothing_fits:
             note(_nothing_found(self.result))
             return
@@ -239,12 +240,12 @@ class _Answer:
 
 
 def _seconds_left(limit: float | None) -> Callable[[], float]:
-    """Return how long is left from now on for a search and what follows it, or what follows a search without limit."""
+    """Return a clock of the seconds left for a search and what follows it; without a limit, for what follows."""
     return seconds_left(SEARCH_SECONDS if limit is None else limit)
 
 
 def _own_seconds(value: Any, limit: float | None) -> float | None:
-    """Return the seconds of the search alone, of those it has with what follows; ``None`` where it has no limit."""
+    """Return the seconds for the search alone, less a reserve for what follows; ``None`` where it has no limit."""
     if limit is None or limit <= 0:
         return limit
     reserve = max(RESERVE * limit, LEAST_RESERVE) if seeks_trainer(value) else LATE
@@ -259,7 +260,7 @@ def _target(value: Any) -> Any:
 
 
 def _misses(value: Any, left: Callable[[], float]) -> dict[str, Any]:
-    """Return the plans that fit and that the target cannot say, as JSON-ready data; nothing without a target."""
+    """Return the plans that fit and that the target cannot express, as JSON-ready data; empty without a target."""
     target = _target(value)
     if target is None:
         return {}
@@ -280,7 +281,10 @@ def _misses(value: Any, left: Callable[[], float]) -> dict[str, Any]:
 
 @contextmanager
 def _executor(workers: int, scheduler: str | None) -> "Iterator[Executor | None]":
-    """Yield what evaluates plans: nothing for one worker, which is this process; what was begun is given up after."""
+    """Yield the executor that evaluates plans; None for one worker, which is this process.
+
+    At the end of the block evaluations that still run are given up.
+    """
     if scheduler is not None:
         from distributed import Client
 
@@ -302,7 +306,7 @@ def _executor(workers: int, scheduler: str | None) -> "Iterator[Executor | None]
 
 
 def _keep(out: str | None) -> Callable[[Any], None]:
-    """Return what writes a best plan to ``out`` where it is a new one."""
+    """Return a callback that writes the best plan to ``out`` whenever it is a new one."""
     kept: list[Any] = [None]
 
     def keep(best: Any) -> None:
@@ -318,7 +322,7 @@ def _write_plan(path: str, plan: Any) -> None:
 
 
 def _print_more(section: str, document: dict[str, Any]) -> None:
-    """Print what is robust on stdout, and what would make a plan fit on stderr, where there is anything."""
+    """Print a section of the document, if it has it: the robust choice on stdout, or changes to fit on stderr."""
     if section == "robust" and section in document:
         print("\n".join(robust_lines(document[section])))
     if section == "changes":
@@ -383,7 +387,7 @@ def _nothing_fits(value: Any, result: Any) -> str:
 
 
 def _nothing_found(result: Any) -> str:
-    """Return how a search ended that found nothing, where that does not mean that nothing fits."""
+    """Return why a search found no plan, for a search that leaves open whether one fits."""
     looked = f"{result.considered:,} plan{'' if result.considered == 1 else 's'}"
     if result.nearest is not None and result.nearest.evaluation.fits:
         return f"{result.algorithm} evaluated no plan that fits; one that does is {result.nearest.plan.describe()}"
@@ -403,7 +407,7 @@ def _proof(gap: float | None) -> str:
 
 
 def _proven(certificate: Any) -> str:
-    """Return what is proven of sums of operators' costs, for people."""
+    """Return in words what a certificate proves about the sum of operators' costs."""
     among = f" among {certificate.among}" if certificate.among else ""
     said = ["nothing proven"]
     if certificate.gap is not None:
@@ -416,18 +420,18 @@ def _proven(certificate: Any) -> str:
 
 
 def _room(problem: Any) -> str:
-    """Return the usable and the reported memory of the smallest device in words."""
+    """Return in words the usable and the reported memory of the smallest device."""
     return room_in_words(*min((problem.usable(device), device.memory) for device in problem.cluster.accelerators))
 
 
 def _danger(value: Any, peak: float) -> str:
-    """Return the probability of running out of memory in words, and whether a limit of it holds."""
+    """Return in words the probability of running out of memory at a peak in bytes, and the limit on it."""
     limit = limit_in_words(risk_limit(value.problem))
     return f"with a probability of {out_of_memory_of(value.problem, peak):.1%} ({limit})"
 
 
 def _runnable_in_words(runnable: Any) -> str:
-    """Return the fastest plan that fits in a trainer, or that none was found and what to do."""
+    """Return in words the fastest plan that fits in a trainer, or that none was found and what to do."""
     if runnable is None:
         return "none was found in the time that is kept for it; --for megatron, torchtitan ... searches for one alone"
     return str(runnable.describe())
@@ -460,14 +464,14 @@ def _print(value: Any, result: Any, places: Any, runnable: Any, runnable_time: f
 
 
 def _scope(scope: Any) -> list[tuple[str, str]]:
-    """Return what was tried and what not, of an algorithm that chooses layouts, for people."""
+    """Return the lines on what the search tried and did not try; operator algorithms have no scope of layouts."""
     if scope is None:
         return [("space", "shardings of single operators, on one stage")]
     return [("space", "; ".join(scope.tried)), ("not tried", ", ".join(scope.left_out))]
 
 
 def _among(result: Any) -> str:
-    """Return of how many plans a gap is."""
+    """Return in words the number of plans that the gap covers; empty without a gap."""
     return "" if result.gap is None or result.scope is None else f" among {result.scope.plans:,} plans"
 
 
@@ -510,7 +514,7 @@ def compare(
 
 
 def _tell_end(value: Any, results: list[Any]) -> int:
-    """Print on stderr where no search found a plan; return the exit code."""
+    """Print on stderr why no search found a plan, if none did; return the exit code."""
     if results[-1].interrupted:
         return INTERRUPTED
     if any(result.best is not None for result in results):
@@ -521,7 +525,7 @@ def _tell_end(value: Any, results: list[Any]) -> int:
 
 
 def _algorithm_names(text: str) -> list[str]:
-    """Return the names of algorithms between commas, or of all; ``ValueError`` where a name is empty."""
+    """Return the comma-separated names of algorithms, or all; raise ``ValueError`` where a name is empty."""
     if text == "all":
         return list(installed())
     names = [name.strip() for name in text.split(",")]
@@ -532,7 +536,7 @@ def _algorithm_names(text: str) -> list[str]:
 
 
 def _write_page(path: str, value: Any, results: list[Any], chosen: Any = None) -> None:
-    """Write the report of a plan, of the fastest that any search found, with all searches; nothing where none fits."""
+    """Write the page of ``chosen``, by default the fastest plan found, with all searches; nothing where none fits."""
     found = [result.best for result in results if result.best is not None]
     if found:
         plan = chosen or min(found, key=lambda trial: trial.evaluation.step_time).plan
@@ -540,7 +544,7 @@ def _write_page(path: str, value: Any, results: list[Any], chosen: Any = None) -
 
 
 def _space(value: Any) -> str:
-    """Return what the plans of a scenario's space are limited to, in words."""
+    """Return in words the limits on the plans of a scenario's search space."""
     stated = dict(value.search_settings.space)
     limits = [name for name, among in stated.items() if among is True]
     limits += [f"{name} {', '.join(map(str, among))}" for name, among in stated.items() if not isinstance(among, bool)]
@@ -592,7 +596,7 @@ def _write_comparison(target: Path, results: list[Any], problem: Any) -> None:
 
 
 def _common_bound(results: list[Any]) -> float | None:
-    """Return the greatest bound of the largest space that an algorithm searched; the others' are of a part of it."""
+    """Return the largest lower bound among the searches of the largest space; other bounds are of a part of it."""
     sizes = {id(result): result.scope.plans for result in results if result.scope is not None}
     largest = max(sizes.values(), default=0)
     bounds = (result.lower_bound for result in results if sizes.get(id(result)) == largest)

@@ -1,4 +1,4 @@
-"""``meshwise simulate``: one step of one plan on paper."""
+"""``meshwise simulate``: one simulated step of one plan."""
 
 import json
 from enum import StrEnum
@@ -128,7 +128,7 @@ def simulate(
 
 
 def _tell_what_would_fit(value: Any, result: Any, document: dict[str, Any], *, as_json: bool) -> None:
-    """Say why a plan does not fit, the nearest one that does, and changes that make room."""
+    """Print why a plan does not fit, the nearest one that does, and changes that free memory."""
     accepts = value.make_space().accepts
     why, near = reason(value.problem, result.plan), nearest_that_fits(value.problem, result.plan, accepts)
     more = nothing_fits(value.problem, [layout_of(value.problem, result.plan)], accepts)
@@ -142,7 +142,7 @@ def _tell_what_would_fit(value: Any, result: Any, document: dict[str, Any], *, a
 
 
 def _timed(value: Any, plan: Any) -> str:
-    """Return a plan with its step time."""
+    """Return a plan and its step time in words."""
     step_time = SimulatedCost(value.problem).evaluate(plan).step_time
     return f"{plan.describe()}, {format_time(step_time)} a step"
 
@@ -156,7 +156,7 @@ def _checked(value: Any) -> Any:
 
 
 def _print_check(check: Any) -> None:
-    """Print the simulator beside the oracle, rank by rank."""
+    """Print memory and collectives of the simulator beside those of the executor's model, rank by rank."""
     for rank in check.ranks:
         print(f"\ncheck of rank {rank.rank}, stages {', '.join(map(str, rank.stages))}")
         table(("memory", "simulated", "executor", ""), [_memory_cells(line) for line in rank.memory])
@@ -221,7 +221,7 @@ def _print(value: Any, plan: str, document: dict[str, Any], *, verbose: bool) ->
 
 
 def _goodput_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the goodput of a long run, and where the rest of its time goes."""
+    """Return lines on the goodput of a long run and on its losses."""
     wall_time = result["wall_time"]
     length, interval = format_duration(wall_time), format_duration(result["checkpoint_interval"])
     goodput = f"{result['goodput']:.1%} +- {result['standard_error']:.1%} over {length}, checkpoint every {interval}"

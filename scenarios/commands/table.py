@@ -1,6 +1,6 @@
 """Every command of the command line: its module, its function and its line of help.
 
-No command is imported before it is asked for, so that help, names to complete and wrong names cost no more than typer.
+A command is imported only when it is called, so that help, completion and errors in names cost no more than typer.
 """
 
 from importlib import import_module
@@ -11,7 +11,7 @@ from typer.core import TyperCommand, TyperGroup
 
 
 class Place(NamedTuple):
-    """Where a command is, and the first line of its help."""
+    """The module and function of a command, and the first line of its help."""
 
     module: str
     function: str
@@ -77,14 +77,14 @@ COMMANDS = {
     ),
     "doctor": Place("doctor", "doctor", "Show versions, cores, GPUs, what is installed and what is missing."),
 }
-"""Commands by name, in the order in which help lists them."""
+"""Commands by name, in the order of the help."""
 
 
 class LazyCommand(TyperCommand):
-    """A command of the table, in whose stead its function parses the arguments: its module is imported then."""
+    """A stand-in for a command of the table that imports the command's module to parse the arguments."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """Return the context of the command itself, to which typer goes on from there."""
+        """Return the context of the imported command, with which typer continues."""
         assert self.name is not None
         return load_command(self.name).make_context(info_name, args, parent, **extra)
 
@@ -98,7 +98,7 @@ def load_command(name: str) -> Any:
 
 
 def command_group() -> TyperGroup:
-    """Return the command line, which has imported no command."""
+    """Return the command line without importing any command."""
     app = typer.Typer(
         name="meshwise",
         help="Simulate, search and execute parallel plans for training neural networks on a cluster.",

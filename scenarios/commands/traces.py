@@ -1,4 +1,4 @@
-"""Traces in and out: files for other programs, their size said before they are written, and ``meshwise replay``."""
+"""Traces for other programs, whose size is printed before they are written, and ``meshwise replay``."""
 
 import shutil
 from collections.abc import Sequence
@@ -24,9 +24,9 @@ from meshwise.simulator.units import format_size, format_time
 from meshwise.strategies.lowering.lower import lower_with_sites
 
 MAX_JSON = 2 * 2**30
-"""Bytes of a trace in JSON, which its readers hold as a whole."""
+"""Largest JSON trace in bytes, since its readers load it as a whole."""
 MAX_TRACE = 64 * 2**30
-"""Bytes of all other traces together."""
+"""Largest total size of other traces, in bytes."""
 
 
 def write_trace(timeline: Any, path: str, ranks: str) -> None:
@@ -58,7 +58,7 @@ def write_chakra(value: Any, result: Any, folder: str) -> None:
 
 
 def _announce(path: str, size: int, count: int, limit: int, about: str = "about ") -> None:
-    """Say how large a trace will be; ``ValueError`` where it is too large to be read, or for the disk."""
+    """Print the size of a trace to write; raise ``ValueError`` where it exceeds ``limit`` or the free disk space."""
     what = f"{path}: {about}{format_size(size)}, {count:,} process{'es' if count != 1 else ''}"
     free = shutil.disk_usage(Path(path).resolve().parent).free
     if size > min(limit, free):
@@ -69,14 +69,14 @@ def _announce(path: str, size: int, count: int, limit: int, about: str = "about 
 
 
 def compare_measured(result: Any, paths: Sequence[str]) -> Any:
-    """Return how a predicted step differs from one in Kineto traces, in words that both sides have."""
+    """Return how a predicted step differs from the one in Kineto traces, by the operations that both sides name."""
     measured = read_kineto(paths)
     ranks = [rank for members in measured.rank_classes for rank in members.ranks]
     return difference(by_collective(among(result.timeline, ranks)), measured, called)
 
 
 def print_measured(found: Any) -> None:
-    """Print which kinds of work the prediction missed."""
+    """Print which kinds of operations were predicted wrongly."""
     print(f"\nwhat leads from {format_time(found.predicted)} predicted to {format_time(found.measured)} measured")
     table(HEAD, found.lines())
 

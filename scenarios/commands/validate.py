@@ -1,4 +1,4 @@
-"""``meshwise validate``: all that is wrong with an input file, and what is unusual in it."""
+"""``meshwise validate``: all errors in an input file, and warnings about unusual values."""
 
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -45,7 +45,7 @@ def validate(
 
 
 def kind_of(data: Any) -> FileKind:
-    """Return which kind of file ``data`` is of, by the fields that only one kind has."""
+    """Return the kind of file of ``data``, by the fields that only one kind has."""
     fields = set(data) if isinstance(data, dict) else set()
     if fields & {"model", "training", "cluster", "search"}:
         return FileKind.SCENARIO
@@ -59,7 +59,7 @@ def kind_of(data: Any) -> FileKind:
 
 
 def _check(kind: FileKind, document: Any) -> tuple[Fault, ...]:
-    """Return what is unusual in a document; ``ScenarioError`` lists what is wrong with it."""
+    """Return warnings about unusual values in a document; raise ``ScenarioError`` with all its errors."""
     if kind is FileKind.SCENARIO:
         return scenario_in(document).warnings
     if kind is FileKind.CLUSTER:

@@ -73,6 +73,7 @@ def sound_sections(model: type[BaseModel], document: Document, faults: list[Faul
     result: dict[str, Any] = {}
     for name, info in model.model_fields.items():
         if name in data and name not in wrong:
+            # info.annotation alone lacks the metadata of Annotated, and so its limits
             result[name] = TypeAdapter(info.rebuild_annotation()).validate_python(data[name])
     return result
 

@@ -109,7 +109,7 @@ def parse(content: bytes, file: str = "<text>") -> Document:
 
 
 def _events(text: str, file: str) -> Iterator[yaml.Event]:
-    loader = getattr(yaml, "CLoader", yaml.Loader)
+    loader = getattr(yaml, "CLoader", yaml.Loader)  # libyaml is much faster, but PyYAML may be built without it
     try:
         yield from yaml.parse(text, Loader=loader)
     except yaml.MarkedYAMLError as error:

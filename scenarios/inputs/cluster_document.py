@@ -228,6 +228,7 @@ def exact(value: float, dimension: Dimension) -> str:
     '80 GiB'
     """
     value = float(value)
+    # repr reads back equal always; fewer digits or another unit give shorter text where they do too
     candidates = [f"{value:.15g} {_BASE[dimension]}", f"{value!r} {_BASE[dimension]}"]
     for unit in _UNITS[dimension]:
         scaled = value / units.UNITS[dimension][unit]

@@ -344,7 +344,7 @@ def with_conditions(cluster: Cluster, table: ConditionsTable) -> Cluster:
     if table.fabric is not None:
         with _at("fabric"):
             cluster = replace(cluster, fabric=to_fabric(table.fabric, cluster.num_devices))
-            if isinstance(cluster.fabric, Graph):
+            if isinstance(cluster.fabric, Graph):  # without speeds: their faults are reported at link_speeds below
                 _check_wiring(replace(cluster, link_speeds=()))
     with _at("speeds"):
         cluster = replace(cluster, speeds=tuple((dict(cluster.speeds) | table.speeds).items()))

@@ -230,7 +230,7 @@ def _sizes(block: GraphBlockTable) -> Iterator[Message]:
             if size.setdefault(dim, met) != met:
                 why = "one sample" if dim == BATCH else "the one of the dim in this block"
                 yield path, f"the size of {dim} is {size[dim]}, {why}, met {met}"
-        if prod(sizes) * max(ITEMSIZE.values()) >= MAX_PRODUCT:
+        if prod(sizes) * max(ITEMSIZE.values()) >= MAX_PRODUCT:  # bytes in the widest dtype, hence 2**60 elements
             yield path, f"a product of sizes is below 2**60, met {_power(prod(sizes))}"
 
 

@@ -129,6 +129,7 @@ class Word(_OneKey):
         """Return the value that the word stands for."""
         default = None if self.default is NEEDED else self.default
         met = stated.word(self.key, tuple(word for _, word in self.words), default)
+        # 1 == True and 0 == False in Python: types have to agree too
         values = tuple(value for value, word in self.words if type(word) is type(met) and word == met)
         return {self.field: values[0] if len(values) == 1 else Either(values)}
 

@@ -16,6 +16,7 @@ from meshwise.scenarios.files.reader import MAX_BYTES, Document
 Pair = tuple[str, Any]
 """A dotted key and its value."""
 
+# at most 18 digits, as of an int64: hostile text cannot make the conversion slow
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
 _FRACTION = re.compile(r"-?[0-9]{1,18}\.[0-9]{1,18}")
 

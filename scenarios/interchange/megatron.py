@@ -506,6 +506,7 @@ def _read_precision(stated: Stated) -> Facts:
         raise stated.fault(_FP8 if fp8 else _FP16, f"{_BF16} or {_FP16}, and {_FP8} with {_BF16}")
     precision = "fp8" if fp8 else "bf16" if bf16 else "fp16" if fp16 else "fp32"
     wide = stated.flag(_IN_FP32, False), stated.flag(_IN_BF16, False)
+    # Megatron-LM sums gradients of bf16 in fp32 unless told otherwise (never by FSDP2), those of fp16 only if told so
     same = wide[1] or _TORCH in stated if bf16 else fp16 and not wide[0]
     return {"training.precision": precision, "training.gradient_precision": "same" if same else "fp32"}
 

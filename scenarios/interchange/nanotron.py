@@ -80,7 +80,7 @@ def _say_stages(facts: Facts) -> Values:
 
 def _read_stages(stated: Stated) -> Facts:
     layers, hidden, ffn, vocab = (stated.count(key) for key in (_LAYERS, _HIDDEN, _FFN, _VOCAB))
-    if layers > 10_000:
+    if layers > 10_000:  # the division walks over layers: a hostile number must not make it endless
         raise stated.fault(_LAYERS, f"is at most 10000, met {layers}")
     pipeline = stated.count(_PIPELINE)
     own = division(layers, hidden, ffn, vocab, pipeline) if pipeline <= layers else None

@@ -271,6 +271,7 @@ def _say_data(facts: Facts) -> Values:
 def _read_data(stated: Stated) -> Facts:
     replicas, shard = stated.count(_REPLICATE, 1), stated.count(_SHARD)
     sharded = shard * stated.count(_CONTEXT, 1) > 1
+    # torchtitan's own default keeps parameters under pipelines: else every microbatch would gather them again
     default = "never" if stated.count(_PIPELINE, 1) > 1 else "always"
     reshard = stated.word(_RESHARD, ("default", "always", "never"), "default")
     reshard = default if reshard == "default" else reshard

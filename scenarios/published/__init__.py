@@ -1,1 +1,1 @@
-"""Published training runs, one row of flat fields each, as scenarios: every word is read, every gap is assumed."""
+"""Scenarios from published training runs, one row of flat fields per run; missing fields become noted assumptions."""

@@ -1,4 +1,4 @@
-"""What the framework of a row does by default, where the row does not say."""
+"""Defaults of a row's framework, for what the row does not state."""
 
 import re
 from dataclasses import replace
@@ -14,12 +14,12 @@ _SHARDS_PARAMETERS = re.compile(
 )
 _SHARDS_OPTIMIZER = re.compile(r"nemo|bridge|mcore|distributed optimizer|mindspeed|zero[- ]?1")
 _FUSES_LOSS = re.compile(r"llm-?foundry|composer|liger|fused[- ]?(linear )?cross|unsloth")
-"""llm-foundry's models take the fused loss of flash-attn unless told otherwise (llmfoundry/models/mpt, loss_fn)."""
+"""llm-foundry's models use the fused loss of flash-attn by default (llmfoundry/models/mpt, loss_fn)."""
 _XLA = re.compile(
     r"maxtext|\bjax|\bxla\b|levanter|easylm|t5x|\bpax(ml)?\b|praxis|axlearn|\bflax\b|maxdiffusion|\balpa\b"
 )
 _TORCH = re.compile(r"torch|fsdp|\bddp\b|fully_shard")
-"""Words of torch's own parallel APIs, and of what calls them."""
+"""Words of torch's own parallel APIs, and of frameworks built on them."""
 _DDP = re.compile(r"\bddp\b|distributeddataparallel")
 
 
@@ -29,14 +29,14 @@ EAGER_LAUNCH = 45e-6
 """Seconds in which a host launches the kernels of one operator: Llama 1B forward takes 8.1 ms eager on a B200 that
 replays it in 1.9 (stas00/ml-engineering, training/performance): 0.5 ms for the 11 operators of a layer."""
 DEEPSPEED_LAUNCH = 100e-6
-"""The same of Megatron-DeepSpeed: in steps of 10 us the least whose largest error (18 %, as with 110 us) is within a
-point of the best on 8 of vTrain's 131 single-node runs, which the host bounds: with a microbatch of 1, of every width
-and tensor degree one that is drawn at random (``random.Random(0).choice`` of the sorted row ids of each)."""
+"""The same for Megatron-DeepSpeed, fitted to 8 of vTrain's 131 single-node runs, which the host bounds: the smallest
+multiple of 10 us whose largest error (18 %, as with 110 us) is within a point of the best. The 8 runs have a microbatch
+of 1: for every width and tensor degree one, drawn at random (``random.Random(0).choice`` of its sorted row ids)."""
 
 FOUNDRY_HOPPER = 1.25
-"""Sustained over burst time of products in llm-foundry's runs of 2023 on H100s, whose libraries were not yet tuned for
-it: the best of steps of 0.05 on 5 of its 77 runs there, drawn at random (``random.Random(0).sample`` of the sorted row
-ids); published kernels of later libraries give 1.17."""
+"""Sustained over burst time of matrix products in llm-foundry's runs of 2023 on H100s, whose libraries were not yet
+tuned for the H100: the best multiple of 0.05 on 5 of its 77 runs there, drawn at random (``random.Random(0).sample`` of
+the sorted row ids). Published kernels of later libraries give 1.17."""
 
 _KERNELS = (
     (r"triton|llm-?foundry|mosaic", "flash_triton"),
@@ -45,8 +45,8 @@ _KERNELS = (
     (r"fa1|flash[-_ ]?(attn|attention)?[-_ ]?v?1|xformers|efficient", "flash_1"),
     (r"megatron|nemo|bridge|mcore|maxtext|jax|mind", "flash"),
 )
-"""Words of the fused kernels that the simulator knows: the first that is found, in the words of the attention kernel
-and then in those of the framework. MPT's bias by distance ran in Triton alone (llm-foundry, 2023)."""
+"""Words for the fused attention kernels of the simulator. The first match wins, in the row's attention kernel and then
+in its framework. MPT's ALiBi bias ran only in Triton (llm-foundry, 2023)."""
 
 
 def is_megatron(row: Row) -> bool:
@@ -56,12 +56,12 @@ def is_megatron(row: Row) -> bool:
 
 
 def is_xla(row: Row) -> bool:
-    """Return whether XLA compiles the step of a row."""
+    """Return whether XLA compiles the training step of a row."""
     return bool(_XLA.search(row.text("framework")))
 
 
 def memory_conventions(row: Row) -> str:
-    """Return whose conventions a row's framework follows, one of `meshwise.strategies.plan.framework.FRAMEWORKS`."""
+    """Return the memory conventions of a row's framework: a name in `meshwise.strategies.plan.framework.FRAMEWORKS`."""
     if is_megatron(row):
         if _BEFORE_2022.search(row.text("framework")):
             row.assume(
@@ -89,7 +89,7 @@ def memory_conventions(row: Row) -> str:
 
 
 def zero_stage(row: Row) -> int:
-    """Return the ZeRO stage of a row; where it states none, that of its framework, as an assumption."""
+    """Return the ZeRO stage of a row; where it states none, assume its framework's."""
     stated = re.match(r"(?:zero|stage)?[-_ ]*(?:stage)?[-_ ]*([0-3])(?:\.0)?\b", row.text("zero_stage"))
     if stated:
         return int(stated[1])
@@ -110,7 +110,7 @@ def zero_stage(row: Row) -> int:
 
 
 def overlaps_gradients(row: Row, zero: int) -> bool:
-    """Return whether gradients are reduced beneath the backward pass."""
+    """Return whether the gradient reduction overlaps the backward pass."""
     stated = row.flag("dp_overlap")
     if stated is not None:
         return stated
@@ -122,7 +122,7 @@ def overlaps_gradients(row: Row, zero: int) -> bool:
 
 
 def sequence_parallel(row: Row) -> bool:
-    """Return whether tensor ranks share the tokens between their products."""
+    """Return whether a row uses sequence parallelism: tensor ranks split the tokens between their matrix products."""
     stated = row.flag("sequence_parallel")
     if stated is None:
         words = row.text("framework")
@@ -136,11 +136,11 @@ def sequence_parallel(row: Row) -> bool:
 
 
 def overlaps_tensor(row: Row) -> bool:
-    """Return whether the gathers and scatters of tensor ranks run beside products.
+    """Return whether the all-gathers and reduce-scatters of tensor ranks overlap matrix products.
 
-    XLA cuts both into chunks on TPUs (Wang et al. 2023, "Overlap communication with dependent computation via
-    decomposition in large deep learning models", ASPLOS, section 6); MaxText cuts activations between layers over
-    tensor ranks (``configs/base.yml``: ``activation_embed``), and so has such gathers and scatters.
+    XLA splits both into chunks on TPUs (Wang et al. 2023, "Overlap communication with dependent computation via
+    decomposition in large deep learning models", ASPLOS, section 6). MaxText has such collectives, since it shards
+    activations between layers over tensor ranks (``configs/base.yml``: ``activation_embed``).
     """
     stated = row.flag("tp_overlap")
     if stated is not None:
@@ -152,7 +152,7 @@ def overlaps_tensor(row: Row) -> bool:
 
 
 def attention_kernel(row: Row) -> str:
-    """Return which kernel of fused attention a row runs; torch's own is FlashAttention-2."""
+    """Return the fused attention kernel of a row; the default is FlashAttention-2, which torch has."""
     for words in (row.text("attention_kernel"), row.text("framework")):
         found = next((kernel for pattern, kernel in _KERNELS if re.search(pattern, words)), None)
         if found:
@@ -165,7 +165,7 @@ def attention_kernel(row: Row) -> str:
 
 
 def host_launch(row: Row) -> float:
-    """Return the seconds in which a host launches the kernels of one operator; 0 where it replays whole steps."""
+    """Return the seconds that a host needs to launch the kernels of one operator; 0 where it replays whole steps."""
     words = row.text("framework", "plan_note", "software")
     if is_xla(row) or _COMPILED.search(words):
         return 0.0
@@ -175,7 +175,7 @@ def host_launch(row: Row) -> float:
 
 
 def on_stack(row: Row, accelerator: Accelerator) -> Accelerator:
-    """Return an accelerator as the software of a row makes use of it."""
+    """Return an accelerator as fast as the software of a row makes it."""
     if not (re.search(r"llm-?foundry", row.text("framework")) and accelerator.name.startswith("H100")):
         return accelerator
     row.assume(f"products take {FOUNDRY_HOPPER} times as long as in a burst (libraries of 2023 on the H100)")

@@ -1,7 +1,7 @@
-"""The machine of a row: as many nodes of a catalogue machine as it has devices, with its own links.
+"""The machine of a row: nodes of a catalogue machine, as many as the row's devices need, with the row's own links.
 
-Accelerators go by what publishers call them: machines of the catalogue, and relatives by data sheet. Words for links
-say what NICs a node has, and whether its devices reach each other by PCIe.
+The accelerator's published name selects a catalogue machine, or scales a related one by its data sheet. The words of a
+row for its links tell what NICs a node has, and whether its devices are connected by PCIe.
 """
 
 import re
@@ -24,22 +24,22 @@ GBYTE = 1e9
 
 
 class Device(NamedTuple):
-    """An accelerator: the machine of the catalogue that it is, or that it is a relative of.
+    """An accelerator, as a catalogue machine that has it or whose accelerator is scaled to it.
 
     Parameters
     ----------
     preset
-        Machine of the catalogue.
+        Name of the catalogue machine.
     name
-        What it is called; empty where it is the machine's own accelerator.
+        Name of the accelerator; empty for the machine's own accelerator.
     peak
-        Dense TFLOP/s in 16 bit; 0 for the machine's own.
+        Dense 16-bit TFLOP/s; 0 for the machine's own.
     memory, bandwidth
         GB and TB/s of device memory; 0 for the machine's own.
     link
-        GB/s of one direction into the node's switch; 0 for the machine's own network.
+        GB/s in one direction into the node's switch; 0 for the machine's own network.
     pcie
-        Generation of the PCIe slots that devices of a node reach each other by; 0 where it is another network.
+        PCIe generation that connects the devices of a node; 0 for another network.
     """
 
     preset: str
@@ -52,7 +52,7 @@ class Device(NamedTuple):
 
 
 _NVLINK_400 = 160.0
-"""GB/s one way of 8 NVLinks at the 20 GB/s that NCCL counts for each (src/graph/topo.h); export variants have 8."""
+"""GB/s in one direction over the 8 NVLinks of export variants, 20 GB/s each as NCCL counts (src/graph/topo.h)."""
 
 _DEVICES: tuple[tuple[str, Device], ...] = (
     ("gb300", Device("gb300-nvl72")),
@@ -125,14 +125,14 @@ _DEVICES: tuple[tuple[str, Device], ...] = (
     ("trn2|trainium2", Device("aws-trn2")),
     ("trn1|trainium", Device("aws-trn2", "Trainium1", 190, 32, 0.82)),
 )
-_TABLE = tuple((re.compile(pattern), device) for pattern, device in _DEVICES)
-"""First match of the accelerator's name without spaces and signs."""
+_TABLE = tuple((re.compile(pattern), entry) for pattern, entry in _DEVICES)
+"""Patterns for the accelerator's name without spaces and signs; the first match wins, so special cases come first."""
 
 _BY_PEAK = (("dgx-1-v100-32gb", 125.0), ("dgx-a100-80gb", 312.0), ("dgx-h100", 989.0), ("dgx-b200", 2250.0))
 
 
 def device(row: Row) -> Device:
-    """Return the accelerator of a row; raises `Skip` for one of which nothing is known."""
+    """Return the accelerator of a row; raise `Skip` where neither its name nor a peak rate is known."""
     words = re.sub(r"[^a-z0-9_]", "", row.text("accelerator"))
     if not words:
         raise Skip("accelerator is not stated")
@@ -158,7 +158,7 @@ def _unknown(row: Row, memory: float) -> Device:
 
 
 def _variant(row: Row, found: Device, words: str, memory: float) -> Device:
-    """Return the variant that the memory and the precision of a row tell apart."""
+    """Return the variant of an accelerator that matches the memory and the precision of a row."""
     if not memory and found.preset in ("dgx-a100-80gb", "dgx-1-v100-32gb") and not found.memory:
         written = re.search(r"(\d\d)gi?b?$", words)
         memory = float(written[1]) if written else 0.0
@@ -188,21 +188,21 @@ _GENERATIONS = (
     (r"\bfdr\b", 56.0),
     (r"\bqdr\b", 40.0),
 )
-"""Gb/s of four lanes of InfiniBand by generation."""
+"""Gb/s of an InfiniBand port with four lanes, by generation."""
 
 _COUNTED = re.compile(
     r"(\d+)\s*(?:nics?|hcas?|ports?|rails?)?\s*(?:x|\*|of)\s*(\d+(?:\.\d+)?)\s*-?\s*(tb|gb|g)(?:it)?(?:/s|ps|be|e)?\b"
 )
 _TIMES = re.compile(r"(\d+(?:\.\d+)?)\s*-?\s*(tb|gb|g)(?:it)?(?:/s|ps|be|e)?\s*(?:x|\*)\s*(\d+)\b")
-"""The rate first, and then how often: ``400 Gb/s x 8``."""
+"""A rate followed by a count: ``400 Gb/s x 8``."""
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*-?\s*([TtGg])(b|B|[Bb]its?)?(?:/s|ps|E|e)?\b")
 _BIT = 1e9 / 8
 _MOST = 100_000.0
-"""Gb/s of one node beyond which a rate is no NIC's."""
+"""Gb/s of a node above which a stated rate cannot be that of its NICs."""
 
 
 def nic_rate(row: Row, devices: int) -> float | None:
-    """Return the bytes a second that all NICs of a node with ``devices`` send together; None where not stated."""
+    """Return the total NIC bandwidth of a node with ``devices`` devices, in bytes/s; None where it is not stated."""
     stated = row.optional_number("nic_gbps_per_device")
     if stated is not None:
         return min(stated, _MOST) * _BIT * devices
@@ -227,7 +227,7 @@ def _checked(rate: float) -> float | None:
 
 
 def _single(row: Row, words: str, rate: float, devices: int) -> float | None:
-    """Return what one rate in words means: a node's, a device's, or that of one NIC."""
+    """Return a node's bytes/s from one rate in Gb/s, which the words give per node, per device or per NIC."""
     if re.search(r"per (gpu|device|accelerator|chip|npu)|/gpu|a gpu|each gpu|rail", words):
         return _checked(rate * devices)
     if re.search(r"per node|node-node|node to node|/node|a node|aggregate|total|efa", words) or rate > 800:
@@ -239,7 +239,7 @@ def _single(row: Row, words: str, rate: float, devices: int) -> float | None:
 
 
 def _by_generation(row: Row, rate: float, devices: int) -> float | None:
-    """Return the rate of a node of InfiniBand or RoCE: one NIC a device from 200 Gb/s on, one a node before."""
+    """Return a node's bytes/s over InfiniBand or RoCE: one NIC per device from 200 Gb/s on, one per node below."""
     if rate >= 200:
         row.assume(f"one NIC of {rate:g} Gb/s a device (number not stated)")
         return _checked(rate * devices)
@@ -248,7 +248,7 @@ def _by_generation(row: Row, rate: float, devices: int) -> float | None:
 
 
 def pcie_generation(row: Row) -> int | None:
-    """Return the generation of PCIe that joins the devices of a node; None where something else does."""
+    """Return the PCIe generation that connects the devices of a node; None for another network."""
     words = row.text("intra_node_link")
     if "pci" not in words or re.search(r"nvlink|nvswitch|xgmi|infinity|hccs|ici\b", re.sub(r"no nvlink", "", words)):
         return None
@@ -259,13 +259,13 @@ def pcie_generation(row: Row) -> int | None:
 
 
 NCCL_SHARE = 0.96
-"""Of a NIC's line rate that NCCL counts on: 12.0 GB/s for 100 Gb/s (src/graph/topo.h)."""
+"""Fraction of a NIC's line rate that NCCL assumes: 12.0 GB/s for 100 Gb/s (src/graph/topo.h)."""
 PCIE_RATE = {2: 6 * GBYTE, 3: 12 * GBYTE, 4: 24 * GBYTE, 5: 48 * GBYTE, 6: 96 * GBYTE}
-"""Bytes/s of 16 lanes by generation, as NCCL counts them (src/graph/topo.h, PCI_BW 12.0 for generation 3)."""
+"""Bytes/s of 16 PCIe lanes by generation, as NCCL assumes (src/graph/topo.h, PCI_BW 12.0 for generation 3)."""
 
 
 def machine(row: Row, devices: int) -> Cluster:
-    """Return the machine of a row with ``devices`` devices in use."""
+    """Return the cluster of a row, of which the run uses ``devices`` devices."""
     if devices > MAX_DEVICES:
         raise Skip(f"n_devices is at most {MAX_DEVICES}, met {devices}")
     kind = device(row)
@@ -295,6 +295,7 @@ def _nodes(row: Row, kind: Device, devices: int, full: int) -> Cluster:
     if stated is None and devices > full:
         row.assume(f"devices_per_node {full} (not stated)")
     a_node = stated or full
+    # publishers count the trays of an NVL72 rack as nodes, though NVLink connects the whole rack
     if full >= 36 and a_node < full and not re.search(r"nvl ?(4|8|16)\b", row.text("intra_node_link")):
         row.assume(f"devices of a rack of {full} reach each other by NVLink")
         a_node = full
@@ -309,7 +310,7 @@ def _nodes(row: Row, kind: Device, devices: int, full: int) -> Cluster:
 
 
 def _torus(row: Row, kind: Device, devices: int) -> Cluster:
-    """Return a slice of a torus, or several slices that a network of hosts joins."""
+    """Return one slice of a torus, or several slices that the hosts' network connects."""
     slices = _slices(row, devices)
     if slices > 1 and kind.preset != "tpu-v6e":
         return _catalogued(f"{kind.preset}-slices", slices, devices // slices)
@@ -330,7 +331,7 @@ def _slices(row: Row, devices: int) -> int:
 
 @lru_cache(maxsize=256)
 def _relative(base: Accelerator, kind: Device) -> Accelerator:
-    """Return an accelerator at the data-sheet figures of a relative: everything in proportion to its 16-bit peak."""
+    """Return an accelerator scaled to a related device's data sheet: all rates in proportion to its 16-bit peak."""
     own = dict(base.peak_flops)
     ratio = kind.peak * 1e12 / own.get("bf16", own.get("fp16", kind.peak * 1e12)) if kind.peak else 1.0
     return replace(
@@ -351,11 +352,11 @@ def _accelerator(row: Row, base: Accelerator, kind: Device, memory: float | None
 
 
 _FOUR_BIT_RATES = (("b300|gb300", 3.0), ("b200|gb200", 2.0), ("mi355|mi350", 2.0))
-"""Dense peak of 4-bit over that of 8-bit products (data sheets; the B300's has 15 PFLOP/s of NVFP4)."""
+"""Ratio of the dense 4-bit peak to the dense 8-bit peak (data sheets; a B300 has 15 PFLOP/s of NVFP4)."""
 
 
 def _at_four_bits(row: Row, base: Accelerator) -> Accelerator:
-    """Return an accelerator that multiplies 8 bits as fast as 4, for a row that trains in 4 bits."""
+    """Return an accelerator with its 4-bit peak in the place of its 8-bit peak, for a row that trains in 4 bits."""
     if not re.search(FOUR_BITS, row.text("precision")):
         return base
     words = row.text("accelerator")
@@ -365,7 +366,7 @@ def _at_four_bits(row: Row, base: Accelerator) -> Accelerator:
 
 
 def _wired(row: Row, kind: Device, node: Node, count: int) -> Node:
-    """Return a node with the links that the row states in the place of the catalogue's."""
+    """Return a node with the row's stated links instead of the catalogue's."""
     generation = pcie_generation(row) or kind.pcie
     if generation and node.devices > 1:
         link = Link(_latency(node), PCIE_RATE[generation])
@@ -382,6 +383,7 @@ def _wired(row: Row, kind: Device, node: Node, count: int) -> Node:
         return node
     total = rate * NCCL_SHARE
     own = node.nics * node.nic.bandwidth
+    # within 10 % a stated rate is the catalogue's, rounded
     if 0.9 <= total / own <= 1.1:
         return node
     row.assume(f"NICs of {rate * 8 / GBYTE:.4g} Gb/s a node in all, as the row states")

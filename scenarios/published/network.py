@@ -1,8 +1,7 @@
-"""The network of a row: its stated sizes, those of the model it names, and the rules of its family.
+"""The network of a row: from its stated sizes, then the sizes of the model that it names, then the rules of its family.
 
-Networks with an encoder are BERT, T5 and ViT; others have a mixture of experts or latent attention. Then come the
-tokens of a row's vocabulary, and sizes of released models by what publishers call them, beyond those of
-`meshwise.simulator.models.presets`.
+Networks with an encoder are BERT, T5 and ViT; decoders may have experts or latent attention. The table of released
+models by their published names adds to `meshwise.simulator.models.presets`.
 """
 
 import re
@@ -29,18 +28,18 @@ _VOCABULARY_SIZES = (
     (r"deepseek", 102400), (r"opt\b|opt-", 50272), (r"mpt", 50368), (r"bloom", 250880),
 )  # fmt: skip
 _GPT = 51200
-"""Of GPT-2's tokens, padded as in Narayanan et al. 2021, section 5."""
+"""GPT-2's vocabulary, padded as in Narayanan et al. 2021, section 5."""
 
 
 def of_family(row: Row, words: str) -> int:
-    """Return the vocabulary that models of a family have."""
+    """Return the vocabulary size of a model family, and note it as an assumption."""
     vocab = next((size for pattern, size in _VOCABULARY_SIZES if re.search(pattern, words)), _GPT)
     row.assume(f"vocab {vocab} (not stated; of the family)")
     return vocab
 
 
 def padded(row: Row, vocab: int) -> int:
-    """Return a vocabulary that tensor ranks divide; Megatron-LM pads always."""
+    """Return a vocabulary size that tensor ranks can split evenly; Megatron-LM always pads."""
     tensor = row.count("tp") or 1
     multiple = MEGATRON_VOCAB_MULTIPLE * tensor
     if vocab % tensor == 0 and not (is_megatron(row) and "deepspeed" not in row.text("framework") and vocab % multiple):
@@ -54,7 +53,7 @@ ENCODERS = ("bert", "t5", "vit")
 
 
 def encoder(row: Row, family: str, known: Model | None) -> Model:
-    """Return a BERT, T5 or ViT."""
+    """Return the BERT, T5 or ViT of a row; raise `Skip` where its sizes are not known."""
     stated = row.states("n_layers") and row.states("hidden")
     if not stated and not isinstance(known, Bert | T5 | VisionTransformer):
         raise Skip(f"n_layers and hidden of a {family} are not stated, and model names none that is known")
@@ -89,11 +88,11 @@ def _vision(row: Row, base: Model | None, layers: int, hidden: int, heads: int, 
 
 _LATENT = re.compile(r"\bmla\b|latent attention|deepseek[-_ ]?v?[23]|deepseek[-_ ]?r1|kimi|moonlight")
 _LATENT_SIZES = LatentAttention(kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128, q_rank=1536)
-"""Of DeepSeek-V2, section 3.1.2, and DeepSeek-V3, section 4.2."""
+"""Sizes of DeepSeek-V2, section 3.1.2, and DeepSeek-V3, section 4.2."""
 
 
 def experts(row: Row, known: Transformer | None, hidden: int, layers: int) -> Experts | None:
-    """Return the experts of a row, or None."""
+    """Return the mixture of experts of a row, or None for a dense model."""
     count = row.count("moe_experts", MAX_EXPERTS)
     base = known.experts if known else None
     if count in (None, 1) and base is None:
@@ -128,7 +127,7 @@ def _shared(row: Row, base: Experts | None, ffn: int) -> int:
 
 
 def latent(row: Row, words: str, known: Transformer | None, mixed: bool) -> LatentAttention | None:
-    """Return the sizes of latent attention, which no row states, or None."""
+    """Return the sizes of latent attention, which are always assumed since no row states them, or None without it."""
     named = known.latent if known else None
     if named is None and (not mixed or not _LATENT.search(words)):
         return None
@@ -140,9 +139,9 @@ def latent(row: Row, words: str, known: Transformer | None, mixed: bool) -> Late
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """What the decoders of a family share besides sizes; as the fields of `Transformer`.
+    """The fields of `Transformer` that all decoders of a family share; sizes are not among them.
 
-    One is called by the best known of several that are built alike: Mistral's are Llamas, GLM's are Qwen 2.
+    A family has the name of its best-known member: Mistral belongs to Llama, GLM to Qwen 2.
     """
 
     ffn_kind: str
@@ -168,7 +167,7 @@ _FALCON = _Family("gelu", tied_embeddings=True, biases="none", parallel_residual
 def _member(
     family: _Family, layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int, head: int | None = None
 ) -> Transformer:
-    """Return a decoder of a family; heads are ``head`` wide, or share the hidden size."""
+    """Return a decoder of a family; a head has ``head`` channels, by default hidden / heads."""
     return Transformer(
         layers,
         hidden,
@@ -339,7 +338,7 @@ _TABLE = tuple((re.compile(pattern), spec) for pattern, spec in _WRITTEN) + tupl
 
 
 def known_model(name: str) -> Model | None:
-    """Return the sizes of the model that publishers call ``name``, or None.
+    """Return the model with the published name ``name``, or None.
 
     >>> known_model("meta-llama/Llama-3.2-1B").layers
     16
@@ -369,7 +368,7 @@ _UNKNOWN = re.compile(r"\bdit\b|diffusion|mamba|\bssm\b|state space|rwkv|whisper
 
 
 def network(row: Row) -> Model:
-    """Return the model of a row; raises `Skip` where neither its sizes nor its name say what it is."""
+    """Return the model of a row; raise `Skip` where neither its sizes nor its name determine one."""
     words = row.text("arch", "model")
     known = known_model(row.text("model"))
     family = next((name for name, pattern in _FAMILIES if pattern.search(words)), "decoder")
@@ -417,7 +416,7 @@ def _decoder(row: Row, words: str, known: Transformer | None) -> Transformer:
 
 
 def _of_family(row: Row, words: str) -> Transformer:
-    """Return a decoder with the habits of a family and no sizes yet."""
+    """Return a decoder with a family's kind of layer; all sizes are 1, for the caller to replace."""
     kind = row.text("ffn_type")
     gated = bool(re.search(r"glu|gated|silu", kind)) if kind else bool(_GATED.search(words))
     if not row.states("arch"):
@@ -435,7 +434,7 @@ _ATTRIBUTES = {"n_layers": "layers", "hidden": "hidden", "n_heads": "heads", "ff
 
 
 def _size(row: Row, field: str, known: Transformer | None, most: int) -> int | None:
-    """Return a size as stated, or of the model named."""
+    """Return a size that the row states, or else that of the known model; None without either."""
     value = row.count(field, most)
     if value is not None or known is None:
         return value
@@ -461,15 +460,15 @@ def _outer_sizes(row: Row, known: Transformer | None) -> tuple[int, int]:
 
 
 def _named_params(row: Row) -> float | None:
-    """Return the parameters that a model's name ends in, as in ``GPT 20B``."""
+    """Return the number of parameters in a model's name, as in ``GPT 20B``, or None."""
     found = re.findall(r"(?<![a-z0-9.])(\d+(?:\.\d+)?)\s*([mbt])\b", row.text("model"))
     return float(found[-1][0]) * {"m": 1e6, "b": 1e9, "t": 1e12}[found[-1][1]] if found else None
 
 
 def _guessed_sizes(row: Row) -> tuple[int, int]:
-    """Return layers and hidden size of a transformer of so many parameters, 128 wide for each layer.
+    """Return layers and hidden size guessed from the number of parameters, with hidden = 128 * layers.
 
-    The shape of Brown et al. 2020, table 2.1: hidden / layers is 64 to 128.
+    In Brown et al. 2020, table 2.1, hidden / layers is 64 to 128.
     """
     params = row.number("n_params") or _named_params(row)
     if params is None or params > 1e14:

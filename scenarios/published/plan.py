@@ -1,7 +1,4 @@
-"""The plan of a row: what it states, what its framework does by default, and the nearest that is simulated.
-
-Degrees are how many ranks every axis of a row has, and what its batch is cut into.
-"""
+"""The plan of a row: from its stated fields, then its framework's defaults, changed to the nearest legal one."""
 
 import re
 from collections.abc import Iterator
@@ -35,7 +32,7 @@ from meshwise.strategies.schedules.schedule import SCHEDULES
 
 
 class Degrees(NamedTuple):
-    """Ranks along each axis."""
+    """The number of ranks along each axis, and the model chunks of a pipeline rank."""
 
     data: int
     tensor: int
@@ -46,19 +43,19 @@ class Degrees(NamedTuple):
 
     @property
     def devices(self) -> int:
-        """Ranks in all."""
+        """The number of all ranks."""
         return self.data * self.tensor * self.pipeline * self.context
 
 
 class Batch(NamedTuple):
-    """Sequences of a step, and of one microbatch where that is known."""
+    """Sequences of a step, and of one microbatch; ``micro`` is None where it is not known."""
 
     total: int
     micro: int | None
 
 
 def degrees(row: Row) -> Degrees:
-    """Return the degrees of a row; what is missing follows from the number of devices."""
+    """Return the degrees of a row; a missing data degree or number of devices follows from the others."""
     axes = {name: row.count(name, MAX_DEVICES) for name in ("tp", "pp", "cp")}
     for name, degree in axes.items():
         if degree is None:
@@ -90,7 +87,7 @@ def _chunks(row: Row, pipeline: int) -> int:
 
 
 def sequence(row: Row, fixed: bool) -> int:
-    """Return the tokens of a sequence; ``fixed`` where samples have a size of their own."""
+    """Return the tokens of a sequence; 1 where the model has samples of a ``fixed`` size and the row states none."""
     length = row.count("seq_len", MAX_SEQUENCE)
     if length is None and not fixed:
         tokens, samples = row.number("tokens_per_s_per_device"), row.number("samples_per_s_per_device")
@@ -102,7 +99,7 @@ def sequence(row: Row, fixed: bool) -> int:
 
 
 def batch(row: Row, at: Degrees, length: int) -> Batch:
-    """Return the batch of a row, from whichever of its fields say it."""
+    """Return the batch of a row, from whichever fields state it."""
     accumulated = row.count("grad_accum", MAX_BATCH)
     total = None if "token" in row.text("global_batch") else row.count("global_batch", MAX_BATCH)
     micro = row.number("micro_batch")
@@ -119,9 +116,9 @@ def batch(row: Row, at: Degrees, length: int) -> Batch:
 
 
 def _of_data_rank(row: Row, at: Degrees, micro: float, accumulated: int | None, total: int) -> float:
-    """Return the sequences of a microbatch that a data rank has, where a row counts those of a device.
+    """Return the microbatch of a data rank in sequences, where the row may state it per device.
 
-    MaxText counts sequences a chip (``per_device_batch_size``): tensor ranks have those of all of them together.
+    MaxText counts sequences per chip (``per_device_batch_size``): a data rank has those of all its tensor ranks.
     """
     a_device, a_rank = (micro * ranks * (accumulated or 1) for ranks in (at.devices, at.data))
     if at.pipeline > 1 or (accumulated is None and not is_xla(row)):
@@ -155,7 +152,7 @@ def _from_speed(row: Row, at: Degrees, length: int) -> int:
 
 
 def fraction_of_sequence(row: Row) -> int:
-    """Return how many ranks share one sequence where a microbatch is less than one."""
+    """Return how many ranks share one sequence: 1, or more where the microbatch is a fraction of a sequence."""
     micro = row.number("micro_batch")
     if micro is None or micro >= 1:
         return 1
@@ -163,7 +160,7 @@ def fraction_of_sequence(row: Row) -> int:
 
 
 def shards(row: Row, at: Degrees, zero: int) -> int:
-    """Return over how many neighbouring data ranks states are shared: 0 for all of them."""
+    """Return over how many neighbouring data ranks ZeRO shards the states: 0 for all data ranks."""
     stated = row.optional("fsdp_shards", MAX_DEVICES)
     words = row.text("plan_note", "schedule", "framework")
     if stated is None and zero and re.search(r"hsdp|hybrid[- _]shard|\bmics\b", words):
@@ -176,9 +173,9 @@ def shards(row: Row, at: Degrees, zero: int) -> int:
 
 
 MAX_REPAIRS = 24
-"""Changes after which a layout is given up."""
+"""Number of changes after which a layout is given up."""
 MOST_MICRO = 16
-"""Largest microbatch that is tried where a row states none."""
+"""Largest microbatch, in sequences, that is tried where a row states none."""
 
 _PLAINER = {
     "dualpipev": "interleaved",
@@ -193,7 +190,7 @@ _PLAINER = {
     "1f1b": "gpipe",
     "gpipe": "naive",
 }
-"""The next simpler schedule; gpipe takes as long as 1f1b, and needs no more microbatches than one."""
+"""The next simpler schedule of each; gpipe takes as long as 1f1b and runs with a single microbatch."""
 
 
 def layout(row: Row, problem: Problem, at: Degrees, size: Batch) -> Layout:
@@ -230,9 +227,9 @@ def layout(row: Row, problem: Problem, at: Degrees, size: Batch) -> Layout:
 
 
 def _stages(row: Row, layers: int, stages: int) -> str | tuple[int, ...]:
-    """Return the layers of every stage.
+    """Return the layers of every stage, or the name of the rule that divides them.
 
-    Where they are not equal, Megatron-LM can count the embedding and the loss as a layer each
+    Where the stages do not divide the layers, Megatron-LM can count the embedding and the loss as one layer each
     (--account-for-embedding-in-pipeline-split, --account-for-loss-in-pipeline-split).
     """
     if layers % stages == 0:
@@ -252,7 +249,13 @@ def _scatter_gather(row: Row, at: Degrees) -> bool:
 
 
 def nearest(row: Row, problem: Problem, wanted: Layout) -> Layout:
-    """Return the nearest layout to one that is wanted which keeps all rules; raises `Skip` where there is none."""
+    """Return the legal layout that is nearest to a stated one, by repairing one violation at a time.
+
+    Raises
+    ------
+    Skip
+        Where no repair leads to a legal layout.
+    """
     for _ in range(MAX_REPAIRS):
         broken = next(iter(rule_violations(problem, wanted)), None)
         if broken is None:
@@ -271,7 +274,7 @@ def _difference(before: Layout, after: Layout) -> str:
 
 
 def _repaired(problem: Problem, wanted: Layout, field: str) -> Layout | None:
-    """Return a layout that breaks one rule less, or None where nothing near does."""
+    """Return a layout without the violation in ``field``, or None where no small change removes it."""
     if field in ("schedule", "chunks", "pipeline"):
         return _plainer(problem, wanted)
     if field == "recompute":
@@ -295,7 +298,7 @@ def _repaired(problem: Problem, wanted: Layout, field: str) -> Layout | None:
 
 
 def _plainer(problem: Problem, wanted: Layout) -> Layout | None:
-    """Return a layout with stages that the layers fill, or with a simpler schedule."""
+    """Return a layout whose stages all have layers, or one with the next simpler schedule; None without one."""
     number, layers = wanted.pipeline * wanted.chunks, num_layers(problem.graph)
     if wanted.stages == "even" and layers % number and number <= layers:
         return replace(wanted, stages="balanced")
@@ -319,7 +322,7 @@ def _shorter(wanted: Layout) -> Layout | None:
 
 
 def choices(row: Row, wanted: Layout, size: Batch, graph: OperatorGraph) -> Iterator[Layout]:
-    """Yield the layouts that a row leaves open, the one that computes least and in the largest pieces first."""
+    """Yield the layouts that a row leaves open: least recomputation first, then the largest microbatch."""
     open_recompute = words.recompute(row, 1) is None
     kinds = _recomputations(wanted, graph) if open_recompute else [wanted.recompute]
     for kind in kinds:
@@ -328,10 +331,10 @@ def choices(row: Row, wanted: Layout, size: Batch, graph: OperatorGraph) -> Iter
 
 
 def _recomputations(wanted: Layout, graph: OperatorGraph) -> list[Recomputation]:
-    """Return what may be recomputed, least first: nothing, what is cheap, or ever more layers of a stage.
+    """Return the recompute choices, least first: nothing, the cheap operators, or more and more layers of a stage.
 
-    Cheap is an attention core that keeps its scores [1]_, and else norms and activations, which Megatron-LM
-    names by ``--recompute-modules``.
+    The cheap operators are the attention core where it keeps its scores [1]_; else norms and activations, which
+    Megatron-LM selects with ``--recompute-modules``.
 
     References
     ----------

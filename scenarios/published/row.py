@@ -1,4 +1,4 @@
-"""One row of published measurements: its fields read by type, what was assumed on the way, what was measured."""
+"""One row of published measurements: its fields by type, the assumptions made to read it, and its measurements."""
 
 import re
 from collections.abc import Mapping
@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from meshwise.scenarios.files.errors import shown
 
 MAX_TEXT = 2000
-"""Characters of a text field that are read."""
+"""Number of characters of a text field that are read."""
 MOST = 10**9
-"""Largest count that a field may hold unless its reader says otherwise."""
+"""Largest count of a field, unless the caller states another."""
 
 _NOTHING = frozenset({"", "none", "null", "nan", "n/a", "na", "-", "?", "unknown", "not stated", "unspecified"})
 _TRUE = re.compile(r"^(true|yes|on|1|enabled?|overlap\w*)\b")
@@ -18,18 +18,17 @@ _FALSE = re.compile(r"^(false|no|not|off|0|disabled?|none|without)\b")
 
 
 _NUMBER = re.compile(r"\s*([0-9][0-9_,]*\.?[0-9]*([eE][-+]?[0-9]+)?)\s*([kKmM](?![a-zA-Z])|)(?!\s*[-x*/~.][0-9])")
-"""A number, and whether it is in thousands or millions; not one of several, as of ``8x400`` or ``1-4``."""
+"""A number with an optional k or m; it does not match one of several numbers, as in ``8x400`` or ``1-4``."""
 
 
 class Skip(ValueError):
-    """Why a row is not predicted; the message begins with the field."""
+    """The reason why a row is not predicted; its message begins with the field."""
 
 
 class Row:
-    """A row, and in ``assumed`` what reading it took for granted.
+    """A row of fields; ``assumed`` collects the assumptions that were made to read it.
 
-    A field that is left out, null or a word for nothing is None; one that holds what no run can have
-    is `Skip` for the row.
+    A field that is missing, null or a word such as "n/a" reads as None. An impossible value raises `Skip`.
     """
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
@@ -42,21 +41,22 @@ class Row:
             self.assumed.append(what)
 
     def states(self, name: str) -> bool:
-        """Return whether a field holds anything."""
+        """Return whether a field has a value."""
         value = self.fields.get(name)
         return value is not None and not (isinstance(value, str) and value.strip().lower() in _NOTHING)
 
     def text(self, *names: str) -> str:
-        """Return fields in lower case, joined by spaces; empty where they are not stated."""
+        """Return the stated fields in lower case, joined by spaces; empty where none is stated."""
         values = [self.fields[name] for name in names if self.states(name)]
         return " ".join(str(value)[:MAX_TEXT] for value in values).strip().lower()
 
     def number(self, name: str) -> float | None:
-        """Return a number above 0; text such as ``"80 GB"`` is read up to its unit, and ``"32k"`` in thousands."""
+        """Return a positive number; ``"80 GB"`` is read without its unit, and ``"32k"`` in thousands."""
         value: Any = self.fields.get(name)
         if not self.states(name) or value == 0:
             return None
         if isinstance(value, str) and (found := _NUMBER.match(value)):
+            # 32k tokens of context are 32,768
             thousand = 1024.0 if name == "seq_len" else 1000.0
             value = float(re.sub("[_,]", "", found[1])) * {"": 1.0, "k": thousand, "m": thousand**2}[found[3].lower()]
         real = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e18 and isfinite(value)
@@ -65,14 +65,14 @@ class Row:
         return float(value)
 
     def count(self, name: str, most: int = MOST) -> int | None:
-        """Return a whole number above 0; 0 is as good as not stated."""
+        """Return a positive whole number; None where the field is missing or 0."""
         number = self.number(name)
         if number is not None and (not number.is_integer() or number > most):
             raise Skip(f"{name} is a whole number of at most {most}, met {shown(self.fields[name])}")
         return None if number is None else int(number)
 
     def optional(self, name: str, most: int = MOST) -> int | None:
-        """Return a count, or None where the field holds none; that is an assumption."""
+        """Return a count; where the value is none, return None and note that as an assumption."""
         try:
             return self.count(name, most)
         except Skip as skip:
@@ -80,7 +80,7 @@ class Row:
             return None
 
     def optional_number(self, name: str) -> float | None:
-        """Return a number, or None where the field holds none; that is an assumption."""
+        """Return a number; where the value is none, return None and note that as an assumption."""
         try:
             return self.number(name)
         except Skip as skip:
@@ -88,14 +88,14 @@ class Row:
             return None
 
     def needed(self, name: str, most: int = MOST) -> int:
-        """Return a count that nothing can replace."""
+        """Return a count; raise `Skip` where it is not stated."""
         value = self.count(name, most)
         if value is None:
             raise Skip(f"{name} is not stated")
         return value
 
     def assumed_count(self, name: str, default: int, why: str = "not stated", most: int = MOST) -> int:
-        """Return a count, or ``default`` as an assumption."""
+        """Return a count; where it is not stated, return ``default`` and note that as an assumption."""
         value = self.count(name, most)
         if value is None:
             self.assume(f"{name} {default} ({why})")
@@ -103,7 +103,7 @@ class Row:
         return value
 
     def flag(self, name: str) -> bool | None:
-        """Return whether something is on; None where the field does not say."""
+        """Return whether a field says on or off; None where it says neither."""
         value = self.fields.get(name)
         if isinstance(value, bool):
             return value
@@ -118,10 +118,10 @@ GB = 1e9
 
 
 class Measured(NamedTuple):
-    """What a row states of a run: seconds a step, bytes of the fullest device, and how it ended.
+    """The measurements of a run: step time in s, peak memory of the fullest device in bytes, and how the run ended.
 
-    ``with_context`` says that the memory counts what the driver and communicators take; ``reserved_memory`` are the
-    bytes that the allocator held, where those that it gave to tensors are stated too.
+    ``with_context`` says that the memory includes the driver and communicators. ``reserved_memory`` is what the
+    allocator reserved, in bytes, where the row also states what it allocated to tensors.
     """
 
     step_time: float | None
@@ -136,7 +136,7 @@ _OUTSIDE = re.compile(r"nvidia-smi|rocm-smi|nvml|dcgm|gpu memory used|device mem
 
 
 def measured(row: Row) -> Measured:
-    """Return what was measured; a figure that is none is taken for missing and noted."""
+    """Return the measurements of a row; a figure that cannot be read counts as missing and is noted."""
     memory, outside = _memory(row)
     status = row.text("status")
     status = "oom" if _OUT_OF_MEMORY.search(status) else "ok" if status in ("", "ok", "success", "pass") else status

@@ -1,7 +1,7 @@
-"""A file of published training runs, one JSON object a line.
+"""Files of published training runs, one JSON object per line.
 
-A row names its model, hardware, plan and measured step in flat fields: ``n_layers``, ``hidden``, ``dp``, ``tp``,
-``pp``, ``micro_batch``, ``step_time_s`` and so on; `meshwise.scenarios.published` makes a scenario of it.
+A row states model, hardware, plan and measured step in flat fields: ``n_layers``, ``hidden``, ``dp``, ``tp``, ``pp``,
+``micro_batch``, ``step_time_s`` and so on. `meshwise.scenarios.published` turns it into a scenario.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,21 +21,21 @@ __all__ = ["GIB", "Run", "read_runs", "run_of"]
 MAX_ROWS = 100_000
 MAX_ROW_BYTES = 2**20
 GROUP = ("model", "accelerator", "n_devices", "global_batch", "seq_len")
-"""Fields that make one problem: plans of equal ones can be compared."""
+"""Fields that identify a problem: plans of rows in which these are equal can be compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One published run: what was measured, and the scenario, or why there is none.
+    """One published run: its measurements, and its scenario or, in ``skipped``, the reason why it has none.
 
     Parameters
     ----------
     assumed
-        What the scenario rests on that the row does not state.
+        Assumptions of the scenario that the row does not state.
     with_context
-        Whether ``peak_memory`` counts what the driver and communicators take, beside the framework's tensors.
+        Whether ``peak_memory`` includes the driver and communicators besides the framework's tensors.
     reserved_memory
-        Bytes that the allocator held at the most, where ``peak_memory`` are those that it gave to tensors.
+        Peak bytes that the allocator reserved, where ``peak_memory`` is what it allocated to tensors.
     """
 
     row_id: str
@@ -54,7 +54,7 @@ class Run:
 
 
 def read_runs(path: str | Path) -> tuple[Run, ...]:
-    """Return every row of a file of JSON lines; `ScenarioError` names the lines that are none."""
+    """Return the runs in a file of JSON lines; `ScenarioError` names every faulty line."""
     try:
         with open(path, "rb") as file:
             return runs_in(iter(lambda: file.readline(MAX_ROW_BYTES + 1), b""), str(path))
@@ -66,7 +66,7 @@ def read_runs(path: str | Path) -> tuple[Run, ...]:
 
 
 def runs_in(lines: Iterable[bytes], file: str) -> tuple[Run, ...]:
-    """Return every row of lines of JSON; ``file`` is what messages call them."""
+    """Return the runs in lines of JSON; ``file`` is their name in messages."""
     faults: list[Fault] = []
     runs: list[Run] = []
     for number, line in enumerate(lines, start=1):
@@ -101,7 +101,7 @@ def _name(value: Any) -> str:
 
 
 def run_of(fields: Mapping[str, Any], place: str = "row") -> Run:
-    """Return the run that a row states: with its scenario, or the reason why there is none."""
+    """Return the run of a row, with its scenario or the reason why it has none."""
     row = Row(fields)
     step_time, peak, status, with_context, reserved = measured(row)
     run = Run(

@@ -1,4 +1,4 @@
-"""A row as a scenario, and step times of many plans of many problems, quickly: what rows share is computed once."""
+"""A row as a scenario, and fast step times for the plans of many problems: rows with one problem share its costs."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -32,11 +32,11 @@ from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 
 MANY_PASSES = 400
-"""Passes through layers of one step beyond which it is extrapolated from shorter ones."""
+"""Number of passes through layers in a step beyond which its time is extrapolated from shorter steps."""
 
 
 def costs_of(problem: Problem) -> SimulatedCost:
-    """Return the simulation of a problem; steps of other batches share it, for plans say how many microbatches."""
+    """Return the cost model of a problem; all global batches share one, since plans state their microbatches."""
     return _costs(replace(problem, training=replace(problem.training, global_batch=1)))
 
 
@@ -46,10 +46,10 @@ def _costs(problem: Problem) -> SimulatedCost:
 
 
 def seconds_of(problem: Problem, plan: Plan) -> float:
-    """Return the seconds of one step.
+    """Return the step time of a plan in seconds.
 
-    Once its stages are full, a pipeline takes as long for every further round of microbatches. A long step
-    is a short one of the same plan, and as many times what one more round adds to it as it has more.
+    Once its stages are full, a pipeline takes the same time for every further round of microbatches. The time of a
+    long step is therefore extrapolated from two short steps of the same plan.
     """
     costs, few = costs_of(problem), _fewest(problem, plan)
     if plan.num_microbatches <= 2 * few:
@@ -59,17 +59,17 @@ def seconds_of(problem: Problem, plan: Plan) -> float:
 
 
 def peak_memory_of(problem: Problem, plan: Plan) -> float:
-    """Return the bytes of the fullest device, which no round of microbatches after the second changes."""
+    """Return the peak memory of the fullest device in bytes, which later rounds of microbatches do not change."""
     return costs_of(problem).peak_memory(_for_memory(problem, plan))
 
 
 def fits(problem: Problem, plan: Plan) -> bool:
-    """Return whether every device has the memory that it needs."""
+    """Return whether a plan fits in the memory of every device."""
     return costs_of(problem).fits(_for_memory(problem, plan))
 
 
 def _for_memory(problem: Problem, plan: Plan) -> Plan:
-    """Return a plan of the same memory with few microbatches, where a stage has no buffer for every one of them."""
+    """Return a plan with few microbatches and the same peak memory; the plan itself where stages buffer every one."""
     few = 2 * _fewest(problem, plan)
     if plan.num_microbatches <= few or (plan.pipeline > 1 and problem.training.conventions.buffers_every_microbatch):
         return plan
@@ -82,7 +82,7 @@ def _simulated(costs: SimulatedCost, plan: Plan) -> float:
 
 
 def _fewest(problem: Problem, plan: Plan) -> int:
-    """Return the microbatches of a step that is short, but fills every stage."""
+    """Return the number of microbatches of a short step that still fills every stage and that the schedule allows."""
     wanted = max(2, MANY_PASSES // len(problem.graph.occurrences) // 2)
     if plan.pipeline == 1:
         return wanted
@@ -93,7 +93,7 @@ def _fewest(problem: Problem, plan: Plan) -> int:
 
 
 def scenario_of(row: Row, place: str) -> Scenario:
-    """Return the scenario that a row states; raises `Skip`, or another ``ValueError``, where it states none."""
+    """Return the scenario of a row; raise `Skip`, or another ``ValueError``, where it cannot be made."""
     at = degrees(row)
     model = network(row)
     by_tokens = isinstance(model, Transformer | Bert | T5)
@@ -108,7 +108,7 @@ def scenario_of(row: Row, place: str) -> Scenario:
         row.assume(f"samples of {graph.sequence} tokens, as {model.name} has them")
         trained = replace(trained, sequence=graph.sequence)
     problem = with_margin(Problem(graph, cluster, trained))
-    cluster.accelerator.peak(trained.precision)
+    cluster.accelerator.peak(trained.precision)  # raises where the device lacks this precision
     wanted = nearest(row, problem, layout(row, problem, at, size))
     plan = _chosen(row, problem, tuple(choices(row, wanted, size, graph)))
     name = row.text("row_id")[:100] or "row"
@@ -116,7 +116,7 @@ def scenario_of(row: Row, place: str) -> Scenario:
 
 
 def _whole_sequences(row: Row, at: Degrees, size: Batch) -> tuple[Degrees, Batch]:
-    """Return degrees by which ranks share the sequences that are fewer than the ranks."""
+    """Return degrees and batch with context parallelism, where there are fewer sequences than data ranks."""
     parts = fraction_of_sequence(row)
     if parts == 1 and size.total < at.data and at.data % size.total == 0:
         parts = at.data // size.total
@@ -127,7 +127,7 @@ def _whole_sequences(row: Row, at: Degrees, size: Batch) -> tuple[Degrees, Batch
 
 
 def _divided(row: Row, at: Degrees, size: Batch) -> Batch:
-    """Return the batch that is nearest to the stated one and that microbatches of all data ranks divide."""
+    """Return the batch nearest to the stated one that data ranks and microbatches divide; raise `Skip` without one."""
     micro = size.micro or 1
     if size.micro is not None and size.total % (at.data * micro) and size.total % at.data == 0:
         own = size.total // at.data
@@ -148,7 +148,7 @@ def _divided(row: Row, at: Degrees, size: Batch) -> Batch:
 
 
 def _chosen(row: Row, problem: Problem, layouts: tuple[Layout, ...]) -> Plan:
-    """Return the plan of the first layout that fits, or of the last one where none does."""
+    """Return the plan of the first layout that fits, or of the last layout where none fits."""
     if len(layouts) == 1:
         return complete(problem, layouts[0])
     plans = [complete(problem, each) for each in layouts]

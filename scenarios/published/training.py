@@ -1,4 +1,4 @@
-"""Batch, precision and optimizer of a row."""
+"""The training step of a row: precision, optimizer and gradients."""
 
 import re
 
@@ -19,7 +19,7 @@ _PRECISIONS = (
     (r"fp64|double|float64", "fp64", ""),
     (r"fp32|float32|single|full precision|\bf32", "fp32", ""),
 )
-"""First match wins: of ``bf16 compute, fp32 weights`` the products' precision decides."""
+"""The first match wins, so that ``bf16 compute, fp32 weights`` reads as bf16, the precision of matrix products."""
 
 _FALLBACKS = {
     "fp8": ("bf16", "fp16", "fp32"),
@@ -41,7 +41,7 @@ _OPTIMIZERS = (
 
 
 def training(row: Row, accelerator: Accelerator, global_batch: int, sequence: int) -> Training:
-    """Return what a row trains and how, in the nearest precision that its accelerator has."""
+    """Return the training step of a row, in the nearest precision that its accelerator has."""
     precision = _precision(row, accelerator)
     return Training(
         global_batch,
@@ -57,7 +57,7 @@ def training(row: Row, accelerator: Accelerator, global_batch: int, sequence: in
 
 
 def _stated(row: Row, name: str, words: tuple[str, str]) -> bool:
-    """Return whether a field has the second of two words; where it has neither, or nothing, the first is assumed."""
+    """Return whether a field has the second of two words; without either word the first is assumed."""
     word = row.text(name)
     if word and word not in words:
         row.assume(f"{name} {word[:40]!r} taken as {words[0]}; known: {', '.join(words)}")
@@ -106,11 +106,11 @@ def _optimizer(row: Row) -> str:
 
 
 _GRADIENTS = {"fp32": "fp32", "bf16": "same", "fp16": "same"}
-"""Words of ``gradient_precision``, and what they are beside 16-bit products."""
+"""Gradient precisions by the words of ``gradient_precision``; "same" is that of the 16-bit matrix products."""
 
 
 def _gradients(row: Row, precision: str) -> str | None:
-    """Return the precision that gradients are kept in, where the row says it."""
+    """Return the precision of gradients, or None for the default of the compute precision."""
     words = row.text("plan_note", "precision", "optimizer")
     if precision not in ("bf16", "fp8", "fp16"):
         return None

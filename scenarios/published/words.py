@@ -1,4 +1,4 @@
-"""Words for schedules, recomputation and offloading, as the simulator's choices."""
+"""A row's words for schedule, recomputation, offloading and attention, as choices of the simulator."""
 
 import json
 import re
@@ -30,7 +30,7 @@ LOOPED = ("interleaved", "looped_bfs", "interleaved_zero_bubble")
 
 
 def schedule(row: Row, pipeline: int, chunks: int) -> tuple[str, int]:
-    """Return the schedule of a row and how many chunks of the model a rank has."""
+    """Return the schedule of a row and the number of model chunks on a rank."""
     if pipeline == 1:
         return "1f1b", 1
     words = row.text("schedule")
@@ -56,11 +56,11 @@ def schedule(row: Row, pipeline: int, chunks: int) -> tuple[str, int]:
 
 
 _BY_DEFAULT = re.compile(r"\brecompute\b[^;]*\bdefaults?\b")
-"""Derived fields, clause by clause: a recomputation that is some program's default says nothing of the run."""
+"""A clause of ``derived_fields`` that calls recompute some program's default: it says nothing about the run."""
 
 
 def recompute(row: Row, layers_a_stage: int) -> Recomputation | None:
-    """Return what a row recomputes; None where it does not say."""
+    """Return the recompute choice of a row; None where it states none."""
     words = row.text("recompute")
     if _BY_DEFAULT.search(row.text("derived_fields")):
         row.assume(f"recompute left out, for {words[:40]!r} is a default and not what the run states")
@@ -108,7 +108,7 @@ def _layer(row: Row, words: str) -> Recompute:
 
 
 def _some_layers(row: Row, layer: Recompute, words: str, layers: int) -> Recomputation:
-    """Return the recomputation of as many layers of a stage as words say: all where they do not."""
+    """Return a recompute choice limited to the number of layers per stage in the words; all layers without one."""
     share = re.search(r"(\d+(?:\.\d+)?) ?%", words)
     of = re.search(r"(\d+) ?(?:of|out of|/) ?(\d+)", words)
     every = re.search(r"every (?:(\d+)(?:nd|rd|th)? layer|(other|second) layer)|\bselective (\d+)\b", words)
@@ -139,7 +139,7 @@ def _of_lists(row: Row, layer: Recompute, numbers: str) -> Recomputation:
 
 
 def offload(row: Row) -> Offloading:
-    """Return what a row keeps in host memory."""
+    """Return which states a row offloads to host memory."""
     words = row.text("offload")
     if not words or re.match(r"(none|no|false|off|0)\b", words):
         return NOTHING
@@ -155,7 +155,7 @@ def offload(row: Row) -> Offloading:
 
 
 def attention(row: Row, context: int) -> Attention:
-    """Return how the ranks of a context group attend."""
+    """Return the attention algorithm of context parallel ranks."""
     if context == 1:
         return Attention.RING
     words = row.text("plan_note", "attention_kernel", "framework", "note", "cp_comm_type", "schedule")
@@ -169,5 +169,5 @@ def attention(row: Row, context: int) -> Attention:
 
 
 def is_frozen(row: Row) -> Any:
-    """Return whether most weights are frozen, as with LoRA."""
+    """Return a match where most weights are frozen, as with LoRA; else None."""
     return re.search(r"\blora\b|\bqlora\b|\bpeft\b|adapter", row.text("model", "plan_note", "arch"))

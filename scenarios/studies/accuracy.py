@@ -1,7 +1,7 @@
-"""Predicted against measured over many runs: every row is predicted or skipped with a reason.
+"""Predictions of many measured runs, and their errors; a run that cannot be predicted is skipped with a reason.
 
-Predictions of many runs say of the simulator: errors, fitting, and how plans of one problem are ordered. What a plan
-uses is told by tags: by these an error can be traced to a part of the simulator.
+The summary has the errors of time and memory, whether plans fit, and how plans of one problem are ordered. Tags say
+which techniques a plan uses, so that an error can be traced to a part of the simulator.
 """
 
 import csv
@@ -31,12 +31,12 @@ from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.recomputation import Recompute
 
 ROWS_BETWEEN_COLLECTIONS = 500
-"""Runs after which cyclic garbage is collected: often enough for memory, seldom enough for time."""
+"""Number of runs after which cyclic garbage is collected: often enough for memory, rarely enough for speed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A run with what the simulator says of it: seconds, bytes, whether it fits; None where it was skipped."""
+    """A run with its predicted step time (s), peak memory (bytes) and whether it fits; None where it was skipped."""
 
     run: Run
     step_time: float | None = None
@@ -53,12 +53,12 @@ class Prediction:
 
     @property
     def memory_error(self) -> float | None:
-        """Relative error of the peak memory."""
+        """Relative error of the peak memory, (predicted - measured) / measured."""
         return _error(self.peak_memory, self.run.peak_memory)
 
     @property
     def step_time_interval(self) -> Interval | None:
-        """Seconds between which 90 % of runs like it take."""
+        """The 90 % interval of the step time, in seconds."""
         if self.step_time is None or self.run.scenario is None:
             return None
         scenario = self.run.scenario
@@ -66,7 +66,7 @@ class Prediction:
 
     @property
     def peak_memory_interval(self) -> Interval | None:
-        """Bytes between which 90 % of peaks lie."""
+        """The 90 % interval of the peak memory, in bytes."""
         return None if self.peak_memory is None else peak_memory_interval(self.peak_memory)
 
 
@@ -97,9 +97,9 @@ def _scenario_run(file: Path) -> Run:
 
 
 def predict(run: Run) -> Prediction:
-    """Return the prediction for one run; a plan that does not fit has a step time all the same.
+    """Return the prediction for one run; a plan that does not fit has a step time as well.
 
-    Peak memory is that of the framework's tensors, as its allocator counts them, where the run's was measured so.
+    The peak memory leaves out the driver and communicators where the measurement of the run does.
     """
     if run.scenario is None:
         return Prediction(run, skipped=run.skipped)
@@ -113,8 +113,9 @@ def predict(run: Run) -> Prediction:
 
 
 def predict_all(runs: Sequence[Run], progress: Callable[[int, int], None] | None = None) -> tuple[Prediction, ...]:
-    """Return the prediction for every run; ``progress`` is told how many of how many are done."""
+    """Return the prediction for every run, in order; ``progress`` gets the number done and the number of all runs."""
     result: dict[int, Prediction] = {}
+    # runs of one problem in a row find its costs in the cache
     alike = sorted(range(len(runs)), key=lambda index: (runs[index].source, runs[index].group))
     with no_collection():
         for done, index in enumerate(alike, start=1):
@@ -143,7 +144,7 @@ COLUMNS = (
 
 
 def to_csv(predictions: Sequence[Prediction]) -> str:
-    """Return one line a run; a skipped one has its reason among the assumptions."""
+    """Return a CSV line per run; a skipped run has its reason among the assumptions."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -171,7 +172,7 @@ def _cell(value: float | None, unit: float = 1.0) -> str:
 
 
 def techniques(scenario: Scenario) -> tuple[str, ...]:
-    """Return the techniques of a scenario's plan; ``plain`` where there is none."""
+    """Return the tags of the techniques in a scenario's plan; ``plain`` where it has none."""
     return tuple(_tags(scenario, scenario.chosen())) or ("plain",)
 
 
@@ -200,14 +201,14 @@ def _tags(scenario: Scenario, plan: Plan) -> Iterator[str]:
 
 
 LEAST_PLANS = 3
-"""Measured plans of one problem from which an order can be judged."""
+"""Fewest measured plans of one problem from which their order is judged."""
 
 SIZES = (1, 8, 64, 512, 4096)
-"""Devices from which the next class of sizes begins."""
+"""Numbers of devices at which a new size class begins."""
 
 
 def summary(predictions: Sequence[Prediction]) -> dict[str, Any]:
-    """Return errors per source, technique and size and in all, and how plans of one problem are ordered."""
+    """Return the errors by source, technique, size and overall, and how plans of one problem are ordered."""
     sources: dict[str, list[Prediction]] = defaultdict(list)
     for prediction in predictions:
         sources[prediction.run.source].append(prediction)
@@ -229,7 +230,7 @@ def devices_of(prediction: Prediction) -> int:
 
 
 def size_class(devices: int) -> str:
-    """Return the class of sizes that a number of devices is in.
+    """Return the size class of a number of devices.
 
     >>> size_class(8), size_class(63), size_class(10000)
     ('8-63', '8-63', 'over 4095')
@@ -238,7 +239,7 @@ def size_class(devices: int) -> str:
 
 
 def size_classes() -> list[str]:
-    """Return the names of all classes, the smallest first."""
+    """Return the names of all size classes, the smallest first."""
     return [*(f"{least}-{after - 1}" for least, after in pairwise(SIZES)), f"over {SIZES[-1] - 1}"]
 
 
@@ -258,9 +259,9 @@ def _of_source(rows: Sequence[Prediction]) -> dict[str, Any]:
 
 
 def held(pairs: Iterable[tuple[Interval | None, float | None]]) -> dict[str, float | int | None]:
-    """Return of how many measured values the fraction that their intervals hold, and how wide those are.
+    """Return the number of measured values, the fraction inside their intervals, and the intervals' width.
 
-    ``factor`` is the median of what an end is over the middle, the square root of high over low.
+    ``factor`` is the median ratio of an interval's upper end to its geometric middle, sqrt(high / low).
 
     >>> held([((1.0, 4.0), 3.0), ((1.0, 4.0), 5.0), (None, 1.0)])
     {'count': 2, 'inside': 0.5, 'factor': 2.0}
@@ -276,7 +277,7 @@ def held(pairs: Iterable[tuple[Interval | None, float | None]]) -> dict[str, flo
 def by_class(
     predictions: Sequence[Prediction], classes: Callable[[Prediction], Iterable[str]]
 ) -> dict[str, list[float]]:
-    """Return errors of step time by class, in order of names; a run may be in several."""
+    """Return the errors of step time by class, in order of names; a run may be in several classes."""
     found: dict[str, list[float]] = defaultdict(list)
     for row in predictions:
         if row.error is not None:
@@ -292,7 +293,7 @@ def _errors_by(
 
 
 def _assumptions(predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
-    """Return every assumption with the rows that rest on it, the most common first."""
+    """Return every assumption with the number of rows that make it, the most common first."""
     found = Counter(line for row in predictions if not row.skipped for line in row.run.assumed)
     return [{"assumption": line, "rows": count} for line, count in found.most_common()]
 
@@ -312,7 +313,7 @@ def errors(values: Iterable[float | None]) -> dict[str, float | int | None]:
 
 
 def confusion(rows: Sequence[Prediction]) -> dict[str, int]:
-    """Return how many runs were said to fit and did, and so on; ``oom`` stands for out of memory."""
+    """Return the confusion matrix of predicted fitting against what happened; ``oom`` stands for out of memory."""
     judged = [(bool(row.fits), row.run.status) for row in rows if row.fits is not None]
     return {
         "true_fit": sum(fits and status == "ok" for fits, status in judged),
@@ -323,7 +324,7 @@ def confusion(rows: Sequence[Prediction]) -> dict[str, int]:
 
 
 def _groups(predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
-    """Return regret and order of every group; runs of the very same plan count once, by their median."""
+    """Return regret and rank correlation of every group; runs of one plan count once, by their median."""
     groups: dict[tuple[str, str], dict[Any, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     for row in predictions:
         if row.step_time and row.run.step_time and row.run.status == "ok" and row.run.scenario:
@@ -339,7 +340,7 @@ def _groups(predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
 
 
 def regret(pairs: Sequence[tuple[float, float]]) -> float:
-    """Return how much longer the plan predicted fastest took than the fastest, from (predicted, measured).
+    """Return how much longer the plan predicted fastest took than the fastest plan, from (predicted, measured) pairs.
 
     >>> regret([(1.0, 2.2), (2.0, 2.0)])
     0.1
@@ -349,7 +350,7 @@ def regret(pairs: Sequence[tuple[float, float]]) -> float:
 
 
 def _calibrated_on(predictions: Sequence[Prediction]) -> dict[str, dict[str, str]]:
-    """Return for each machine that was simulated where its figures come from."""
+    """Return the sources of the figures of every simulated machine."""
     clusters = {row.run.scenario.problem.cluster for row in predictions if row.run.scenario}
     devices = {cluster.accelerator for cluster in clusters}
     names = [name for name in cluster_names() if name in {cluster.name for cluster in clusters}]

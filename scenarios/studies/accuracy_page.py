@@ -1,9 +1,8 @@
-"""A page on how far predictions are off: every source of measured runs, what was fitted to what, and intervals.
+"""A page on the errors of predictions: by source, size and technique, with intervals and what was fitted to what.
 
 Run ``python -m meshwise.scenarios.studies.accuracy_page ROWS.jsonl FOLDER`` to write ``README.md`` and its pictures
-into a folder; the project's own is ``reports/accuracy``.
-
-Pictures of predictions against measured runs: each run, and the errors by source, size and technique.
+into a folder; the project's own is ``reports/accuracy``. The pictures show every run, the errors by class, and the
+intervals.
 """
 
 import sys
@@ -66,11 +65,11 @@ TECHNIQUES = {
     "moe": "mixture of experts",
     "tp overlap": "tensor overlap",
 }
-"""Tags of `meshwise.scenarios.studies.accuracy` in words; others are words themselves."""
+"""Names of the tags of `meshwise.scenarios.studies.accuracy`; other tags are their own names."""
 
 
 def draw_pictures(predictions: Sequence[Prediction], folder: Path) -> tuple[Path, ...]:
-    """Draw into ``folder`` and return the files; none where no run has a predicted and a measured step time."""
+    """Draw the pictures into ``folder`` and return their files; none without a predicted and measured step time."""
     found = points(predictions)
     if not found:
         return ()
@@ -93,7 +92,7 @@ def draw_pictures(predictions: Sequence[Prediction], folder: Path) -> tuple[Path
 
 
 def points(predictions: Sequence[Prediction]) -> list[AccuracyRow]:
-    """Return the runs that have a predicted and a measured step time, under the names of their models."""
+    """Return a point for every run with a predicted and a measured step time, under the name of its model."""
     return [
         AccuracyRow(row.run.row_id, row.run.source, model_of(row), row.step_time, row.run.step_time)
         for row in predictions
@@ -102,7 +101,7 @@ def points(predictions: Sequence[Prediction]) -> list[AccuracyRow]:
 
 
 def model_of(prediction: Prediction) -> str:
-    """Return what the publisher calls the model of a run."""
+    """Return the publisher's name for the model of a run."""
     return prediction.run.group.rsplit(", ", len(GROUP) - 1)[0]
 
 
@@ -116,8 +115,8 @@ RIVALS = (
     ("llm-analysis", 0.44, 1.89, 0.46, 1.37),
     ("closed form with 10 parameters, fitted to these rows", 0.031, 0.056, 0.028, 0.062),
 )
-"""Mean and largest error on table 5 of Korthikanti et al. 2022 and on table 1 of Narayanan et al. 2021, of public tools
-and of a fit, as met on the same rows in 2026."""
+"""Mean and largest error of public tools, and of a fit, on table 5 of Korthikanti et al. 2022 and on table 1 of
+Narayanan et al. 2021, measured on the same rows in 2026."""
 
 _CATEGORIES = {
     Category.STATED: "kernels of the accelerator, or of its nearest relative, were timed; the row states the plan",
@@ -212,7 +211,7 @@ def _signed(fraction: float) -> str:
 
 
 def _order_by_source(groups: Sequence[Mapping[str, Any]]) -> dict[str, tuple[int, float, float, float]]:
-    """Return for every source, and for ``all``: groups, mean and largest regret, mean tau."""
+    """Return number of groups, mean and largest regret, and mean tau, by source and for ``all``."""
     members: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for group in groups:
         members[group["source"]].append(group)
@@ -322,7 +321,7 @@ def _classes(heading: str, name: str, found: Mapping[str, Mapping[str, Any]]) ->
 
 
 def _calibrated(result: Mapping[str, Any]) -> Iterator[Section]:
-    """Yield what was fitted to what: kernels, links, and the rows above themselves."""
+    """Yield the sections on calibration: what kernels, links and training runs were fitted to."""
     machines: Mapping[str, Mapping[str, str]] = result["calibrated_on"]
     kernels = [(name, paths["matmul"]) for name, paths in machines.items() if "matmul" in paths]
     fitted = {text for paths in machines.values() for text in paths.values() if " fitted to " in text}
@@ -372,7 +371,7 @@ def _skipped(result: Mapping[str, Any]) -> Section:
 
 
 def draw_left_out(predictions: Sequence[Prediction], path: Path) -> None:
-    """Draw every run on the interval that was fitted without its source."""
+    """Draw every run on the interval fitted without the runs of its source."""
     held = leave_out(predictions, by_source)
     classes: dict[str, list[IntervalRow]] = defaultdict(list)
     for row, each in zip(judged(predictions), held, strict=True):
@@ -389,7 +388,7 @@ def draw_left_out(predictions: Sequence[Prediction], path: Path) -> None:
 
 
 def write_page(rows: str, place: str, progress: Callable[[str], None]) -> None:
-    """Write the page and its pictures on the runs in a file of rows into a folder."""
+    """Write the page and its pictures into the folder ``place``, from the runs in the file ``rows``."""
     target = folder(place)
     predictions = predict_all(runs_at(rows), lambda done, of: progress(f"{done} of {of} runs"))
     text = page(predictions)
@@ -399,7 +398,7 @@ def write_page(rows: str, place: str, progress: Callable[[str], None]) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the page into the folder that is named; return the exit code."""
+    """Write the page into the folder of the command line; return the exit code."""
     if len(arguments) != 2:
         note("usage: python -m meshwise.scenarios.studies.accuracy_page ROWS.jsonl FOLDER")
         return BAD_INPUT

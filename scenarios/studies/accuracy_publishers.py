@@ -1,4 +1,4 @@
-"""How far predictions are off by who measured, those first whose rows had no part in anything.
+"""Errors of predictions by publisher; publishers whose rows had no part in building the simulator come first.
 
 Run ``python -m meshwise.scenarios.studies.accuracy_publishers ROWS.jsonl FOLDER`` to write ``publishers.md`` and
 ``publishers.json`` into a folder; the project's own are in ``reports/accuracy``. Every publisher counts the same,
@@ -23,7 +23,7 @@ PAGE, DATA = "publishers.md", "publishers.json"
 
 
 class Part(StrEnum):
-    """What part the rows of a source had in building the simulator."""
+    """The part that the rows of a source had in building the simulator."""
 
     NONE = "none"
     STRUCTURE = "structure"
@@ -43,9 +43,9 @@ PARTS: Mapping[str, Part] = {
     "simumax_b200": Part.STRUCTURE,
     "vtrain_single": Part.FIGURES,
 }
-"""Sources whose rows were looked at while structure was chosen, and those that figures were fitted to
-(`meshwise.scenarios.published.frameworks`, `meshwise.scenarios.studies.interval_calibration`); a source that is not
-named had no part.
+"""Sources whose rows guided the structure of the simulator, or to which figures were fitted
+(`meshwise.scenarios.published.frameworks`, `meshwise.scenarios.studies.interval_calibration`). All other sources had no
+part.
 """
 
 PUBLISHERS: Mapping[str, str] = {
@@ -75,11 +75,11 @@ PUBLISHERS: Mapping[str, str] = {
     "torchtitan_trainy_h200": "Trainy",
     "vtrain_single": "VIA Research",
 }
-"""Who measured the rows of a source; one that is not named is its own publisher."""
+"""Publishers by source; a source that is not listed is its own publisher."""
 
 
 class Standing(StrEnum):
-    """How little rows of a publisher were known."""
+    """How much of a publisher's rows was known while the simulator was built."""
 
     UNSEEN = "publisher unseen"
     NEW_ROWS = "other rows seen"
@@ -140,7 +140,7 @@ def _line(standing: Standing, publisher: str, rows: Sequence[Prediction]) -> dic
 
 
 def _means(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what holds over publishers, each counted once."""
+    """Return the means over publishers, each counted once."""
     timed = [line["step_time"] for line in lines if line["step_time"]["count"]]
     held = [line["memory"] for line in lines if line["memory"]["count"]]
     return {
@@ -268,7 +268,7 @@ def _signed(fraction: float) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the page and its data into the folder that is named; return the exit code."""
+    """Write the page and its data into the folder of the command line; return the exit code."""
     if len(arguments) != 2:
         note("usage: python -m meshwise.scenarios.studies.accuracy_publishers ROWS.jsonl FOLDER")
         return BAD_INPUT

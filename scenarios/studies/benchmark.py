@@ -1,9 +1,9 @@
 """The program's own speed on this machine, in CPU time of one core.
 
-Every figure is taken in a process of its own that has only imported what it needs, so that
-nothing is warm that a user would find cold. Building the tasks counts wherever a user pays for it.
-What is cold happens once in a process, and where its memory falls moves it by a tenth: it is the
-median of five processes. What is warm is the best of several times in one.
+Every figure is measured in a new process that imports only what it needs, so that no cache is warm that a user would
+find cold. The time to build tasks counts wherever a user pays for it. A cold figure can be measured once per process,
+and varies by a tenth with the placement of memory: it is the median of five processes. A warm figure is the best of
+several times in one process.
 """
 
 import resource
@@ -37,7 +37,7 @@ _COLD_RUNS = 5
 
 
 def benchmark(group: str = "all") -> Iterator[Figure]:
-    """Yield the figures of a group as they are measured; ``all`` takes every group."""
+    """Yield the figures of a group as they are measured; ``all`` stands for every group."""
     if group not in (*GROUPS, "all"):
         raise ValueError(f"benchmark is one of {', '.join(GROUPS)}, all; met {group}")
     chosen = [name for of, name in _RUNS if group in ("all", of)]
@@ -54,7 +54,7 @@ def _run(name: str) -> list[Figure]:
 
 
 def _events() -> list[Figure]:
-    """Measure tasks and flows a second of the discrete-event engine, compiling left out and taken in."""
+    """Measure tasks per second of the discrete-event engine, without and with compiling the program."""
     scenario = load("gpt3-175b-1024-a100")
     program = lower(scenario.problem, scenario.chosen(), Granularity.OPERATOR)
     alone = replace(program, flow_of=np.full(program.num_tasks, -1))
@@ -69,7 +69,7 @@ def _events() -> list[Figure]:
 
 
 def _flows() -> list[Figure]:
-    """Measure flows a second on uplinks that senders with NICs of their own share, all at once or by turns."""
+    """Measure flows per second on uplinks that several senders share, at the same time or in turns."""
 
     def rate(uplinks: int, senders: int, each: int, *, by_turns: bool = False) -> float:
         ranks = range(uplinks * senders)
@@ -98,7 +98,7 @@ def _flows() -> list[Figure]:
 
 
 def _before(turn: int, rank: int, senders: int, ranks: int) -> int:
-    """Return the task of the sender whose turn on the uplink was before."""
+    """Return the task that used the uplink in the turn before."""
     return turn * ranks + rank - 1 if rank % senders else (turn - 1) * ranks + rank + senders - 1
 
 
@@ -132,7 +132,7 @@ def _llama() -> list[Figure]:
 
 
 def _cold(name: str, goal: float) -> Figure:
-    """Measure the first step of a process from the parsed scenario to the timeline."""
+    """Time the first step of a process, from the parsed scenario to the timeline."""
     scenario = load(name)
     problem, plan, costs = scenario.problem, scenario.chosen(), StageCosts(scenario.problem)
     taken = seconds(lambda: simulate(lower(problem, plan, costs=costs)))
@@ -140,7 +140,7 @@ def _cold(name: str, goal: float) -> Figure:
 
 
 def _step(name: str, goal: float) -> list[Figure]:
-    """Measure a step again, and with every operator and all memory written out."""
+    """Time a step with warm caches, and with all spans and memory profiles expanded."""
     scenario = load(name)
     problem, plan, costs = scenario.problem, scenario.chosen(), StageCosts(scenario.problem)
 
@@ -184,7 +184,7 @@ def _unfolded() -> list[Figure]:
 
 
 def _plans() -> list[Figure]:
-    """Measure plans a second by longest path over the core of GPT-3's space, completing the plans included."""
+    """Measure plans per second by longest path over the core of GPT-3's space, with the completion of plans."""
     problem = load("gpt3-175b-1024-a100").problem
     chosen = list(layouts(problem, CORE))
     LongestPaths(StageCosts(problem)).ticks([complete(problem, chosen[0])])  # compiles

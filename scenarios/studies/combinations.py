@@ -1,6 +1,6 @@
-"""Which techniques go together: every pair is simulated on a small machine, or refused with the reason.
+"""Which techniques can be combined: every pair is simulated on a small machine, or refused with the reason.
 
-Run ``python -m meshwise.scenarios.studies.combinations`` to write the table that is in ``docs/combinations.md``.
+Run ``python -m meshwise.scenarios.studies.combinations`` to write the table in ``docs/combinations.md``.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,20 +24,20 @@ from meshwise.strategies.plan.rules import violations
 from meshwise.strategies.schedules.schedule import SCHEDULES
 
 _OFFLOADED = (["optimizer"], ["activations"], ["optimizer", "parameters"])
-"""What is offloaded together: parameters are updated on the host that keeps them."""
+"""States that are offloaded together: the host that stores parameters also updates them."""
 
 LAYERS, BATCH, SEQUENCE = 16, 32, 512
 
 
 class Technique(NamedTuple):
-    """A technique by name, and the fields of a layout that ask for it."""
+    """A technique by name, and the fields of a `Layout` that select it."""
 
     name: str
     fields: Mapping[str, Any]
 
 
 class Outcome(NamedTuple):
-    """What became of two techniques together: seconds of a step, or why they were refused."""
+    """The result of two techniques together: the step time in seconds, or the reason why the plan is refused."""
 
     first: str
     second: str
@@ -46,7 +46,7 @@ class Outcome(NamedTuple):
 
 
 def techniques() -> tuple[Technique, ...]:
-    """Return all techniques, each in its plainest form."""
+    """Return all techniques, each in its simplest form."""
     degrees = [Technique(name, {name: 2}) for name in ("data", "tensor")]
     context = [Technique(f"context, {how}", {"context": 2, "attention": how}) for how in Attention]
     zero = [Technique(f"zero {level}", {"zero": level, "data": 2}) for level in ZERO_STAGES[1:]]
@@ -54,7 +54,9 @@ def techniques() -> tuple[Technique, ...]:
         Technique(name, {"schedule": name, "pipeline": 2, "chunks": 1 if rule.chunks[1] == 1 else 2})
         for name, rule in SCHEDULES.items()
     ]
-    recompute = [Technique(f"{how} recompute", {"recompute": how}) for how in Recompute if how is not Recompute.NONE]
+    recompute = [
+        Technique(f"{choice} recompute", {"recompute": choice}) for choice in Recompute if choice is not Recompute.NONE
+    ]
     others = [
         Technique("sequence parallel", {"sequence_parallel": True, "tensor": 2}),
         Technique("tensor overlap", {"overlap_tensor": True, "sequence_parallel": True, "tensor": 2}),
@@ -67,7 +69,7 @@ def techniques() -> tuple[Technique, ...]:
 
 
 def outcomes() -> Iterator[Outcome]:
-    """Simulate every pair of techniques, and each with itself."""
+    """Simulate every pair of techniques, and each technique alone, and yield the outcomes."""
     for first, second in combinations_with_replacement(techniques(), 2):
         yield _outcome(first, second)
 
@@ -77,7 +79,7 @@ def _outcome(first: Technique, second: Technique) -> Outcome:
     if clash is not None and clash not in (*_SIZES, "offload"):
         return Outcome(first.name, second.name, None, f"a plan has one {clash}")
     fields = {**first.fields, **second.fields}
-    if clash == "offload":  # whole ones go together
+    if clash == "offload":  # offloads of different states can be merged
         fields[clash] = Offloading(
             *(getattr(first.fields[clash], n) or getattr(second.fields[clash], n) for n in OFFLOADS)
         )
@@ -94,7 +96,7 @@ _SIZES = ("microbatch", "data", "tensor", "tensor_rows", "pipeline", "context", 
 
 
 def _problem(ranks: int, *, tied: bool) -> Problem:
-    """Return a small mixture of experts on so many devices of one node."""
+    """Return the problem of a small mixture of experts on ``ranks`` devices."""
     experts = Experts(count=8, top_k=2, ffn=1024)
     sizes = LAYERS, 1024, 16, 16, 4096, 32000
     spec = Transformer(*sizes, ffn_kind="swiglu", positions="rotary", tied_embeddings=False, experts=experts)
@@ -103,7 +105,7 @@ def _problem(ranks: int, *, tied: bool) -> Problem:
 
 
 def table() -> str:
-    """Return the outcomes as a page of Markdown: what is simulated is marked, what is refused has its reason below."""
+    """Return the outcomes as a page of Markdown: a + for simulated pairs, and numbered reasons for refused ones."""
     names = [technique.name for technique in techniques()]
     reasons: dict[str, int] = {}
     cells: dict[tuple[str, str], str] = {}

@@ -1,10 +1,10 @@
-"""What was measured on one device beside its prediction.
+"""Predictions for the training steps that were measured on one device.
 
 ``python -m meshwise.scenarios.studies.device_predictions ROWS.json``
 
-Rows are those of `meshwise.executor.studies.device_trials`. They are predicted for the machine in ``--cluster``, as
-calibration writes it, or for the catalogue's machine with the accelerator that the rows name. Nothing is fitted to
-them. The document with predictions goes where ``--out`` says, with the date and the machine of the measurement.
+The rows come from `meshwise.executor.studies.device_trials`. They are predicted for the machine in ``--cluster``, as
+calibration writes it, or for the catalogue's machine with the accelerator that the rows name. Nothing is fitted to the
+rows. ``--out`` gets the document with predictions, with the date and the machine of the measurement.
 """
 
 import argparse
@@ -32,18 +32,18 @@ FRAMEWORK = "torch"
 
 
 def machine_of(name: str) -> Cluster:
-    """Return one device of the catalogue's first machine with the accelerator that rows name so.
+    """Return one node of the first catalogue machine with the accelerator ``name``.
 
     Raises
     ------
     ValueError
-        Where there is none.
+        Where the catalogue has no such machine.
     """
     if name not in DEVICES:
         known = ", ".join(sorted(DEVICES))
         raise ValueError(f"accelerator: the catalogue has {known}, met {name!r:.60}; nearest: --cluster FILE.yaml")
     wanted = accelerator(DEVICES[name][0])
-    machines = (cluster(each, 1) for each in cluster_names())
+    machines = (cluster(preset, 1) for preset in cluster_names())
     found = next((each for each in machines if each.accelerator == wanted), None)
     if found is None:
         raise ValueError(f"accelerator: a machine of the catalogue has it, met {name}; nearest: --cluster FILE.yaml")
@@ -51,9 +51,9 @@ def machine_of(name: str) -> Cluster:
 
 
 def predicted(rows: Sequence[Mapping[str, Any]], machine: Cluster) -> list[dict[str, Any]]:
-    """Return rows with the step time, the peak of the device and that of the host as simulated for a machine.
+    """Return rows with simulated step time (s) and peak memory of device and host (bytes) for a machine.
 
-    The peak is of tensors, as torch's allocator counts them: without what the machine's driver and libraries take.
+    The device's peak is of tensors only, as torch's allocator counts it: without the driver and libraries.
     """
     return [{**row, **_prediction(row, machine)} for row in rows]
 
@@ -72,7 +72,7 @@ def _prediction(row: Mapping[str, Any], machine: Cluster) -> dict[str, Any]:
 
 
 def errors(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Return predicted over measured, minus 1, of step times and of peaks, of the rows that were measured."""
+    """Return the relative errors, predicted over measured minus 1, of step times and peaks of the measured rows."""
     done = [row for row in rows if row["status"] == "ok"]
     times = [row["predicted_step_time"] / row["step_time"] - 1 for row in done]
     peaks = [row["predicted_peak"] / row["held"]["peak"] - 1 for row in done if row["held"]]
@@ -80,7 +80,7 @@ def errors(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
 
 
 def lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a line a row, and one for each error that can be told."""
+    """Return one line per row, and one for each kind of error that has values."""
     found = [_line(row) for row in rows]
     for what, values in errors(rows).items():
         if values:

@@ -1,4 +1,4 @@
-"""A figure of the program's own speed, and how CPU time is taken."""
+"""A figure of the program's own speed, and the measurement of CPU time."""
 
 import time
 from collections.abc import Callable
@@ -8,9 +8,9 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure: what was measured, and what is asked: a rate at the least, a time or a size at the most.
+    """A measured figure and its goal: the least rate, or the largest time or size.
 
-    ``goal`` is None where nothing is asked; ``detail`` says what was run.
+    ``goal`` is None where there is no goal; ``detail`` says what was run.
     """
 
     name: str
@@ -28,12 +28,12 @@ class Figure:
 
 
 def seconds(work: Callable[[], Any]) -> float:
-    """Return the CPU time of one run, in seconds."""
+    """Return the CPU time of one call of ``work``, in seconds."""
     start = time.process_time()
     work()
     return time.process_time() - start
 
 
 def best(work: Callable[[], Any], repeats: int = 3) -> float:
-    """Return the least CPU time of several runs, in seconds."""
+    """Return the least CPU time of several calls of ``work``, in seconds."""
     return min(seconds(work) for _ in range(repeats))

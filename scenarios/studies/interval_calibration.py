@@ -1,7 +1,7 @@
-"""Prediction intervals fitted to measured runs, and how many of the runs left out they hold.
+"""Prediction intervals fitted to measured runs, and their coverage of runs that were left out of the fit.
 
 Run ``python -m meshwise.scenarios.studies.interval_calibration ROWS.jsonl`` for the coverage; a second argument,
-``OUT.json``, is where the figures are written that `meshwise.scenarios.intervals` reads.
+``OUT.json``, gets the figures that `meshwise.scenarios.intervals` reads.
 """
 
 import datetime
@@ -22,16 +22,16 @@ from meshwise.scenarios.studies.accuracy import Prediction, predict_all, runs_at
 from meshwise.strategies.plan.framework import UNKNOWN
 
 CALIBRATES = "LLaMA-13B"
-"""The model of which runs under unknown conventions fit how far their memory may be off; others test it."""
+"""The model whose runs with an unknown framework fit the memory interval of such runs; other models test it."""
 
 COVERAGE = 0.9
-"""Of runs that an interval is to hold."""
+"""Fraction of runs that should be inside their intervals."""
 
 
 class Held(NamedTuple):
-    """A run that an interval was not fitted to: its publisher, whether the interval holds it, and how wide it is.
+    """A run left out of a fit: its source and category, and whether it is inside the fitted interval.
 
-    ``factor`` is the upper end over the prediction.
+    ``factor`` is the interval's upper end over the prediction.
     """
 
     source: str
@@ -41,7 +41,7 @@ class Held(NamedTuple):
 
 
 class Coverage(NamedTuple):
-    """Of so many runs the fraction that their intervals hold, and the median of their ``factor``."""
+    """The coverage of a number of runs: the fraction inside their intervals, and the median ``factor``."""
 
     runs: int
     inside: float
@@ -49,7 +49,7 @@ class Coverage(NamedTuple):
 
 
 def residuals(predictions: Sequence[Prediction]) -> list[Residual]:
-    """Return the errors of step time by category and publisher, in natural logarithms of measured over predicted."""
+    """Return the absolute errors of step time, ln(measured / predicted), with category and source."""
     return [
         Residual(abs(log(row.run.step_time / row.step_time)), _category(row), row.run.source)
         for row in judged(predictions)
@@ -58,12 +58,12 @@ def residuals(predictions: Sequence[Prediction]) -> list[Residual]:
 
 
 def judged(predictions: Sequence[Prediction]) -> list[Prediction]:
-    """Return the predictions of which the step time was measured."""
+    """Return the predictions of runs with a measured step time."""
     return [row for row in predictions if row.error is not None and row.run.scenario is not None]
 
 
 def leave_out(predictions: Sequence[Prediction], key: Callable[[Prediction], str]) -> list[Held]:
-    """Return for every run whether an interval holds it that was fitted without the runs of the same ``key``.
+    """Return for every run whether it is inside the interval fitted without the runs of the same ``key``.
 
     Raises
     ------
@@ -79,17 +79,17 @@ def leave_out(predictions: Sequence[Prediction], key: Callable[[Prediction], str
 
 
 def by_source(prediction: Prediction) -> str:
-    """Return who measured a run."""
+    """Return the source of a run, as a key of `leave_out`."""
     return prediction.run.source
 
 
 def by_network(prediction: Prediction) -> str:
-    """Return the network of a run by its sizes, however it is called."""
+    """Return the network of a run by its sizes, whatever its name, as a key of `leave_out`."""
     return str(_scenario(prediction).spec)
 
 
 def coverage(held: Sequence[Held]) -> Coverage:
-    """Return how many of the runs intervals hold."""
+    """Return the coverage of left-out runs."""
     return Coverage(len(held), fmean(each.inside for each in held), median(each.factor for each in held))
 
 
@@ -142,11 +142,11 @@ def figures(predictions: Sequence[Prediction], date: str) -> dict[str, Any]:
 
 
 def unknown_memory(predictions: Sequence[Prediction], risk: float = RISK) -> dict[str, Any]:
-    """Return how far predicted peaks may be off where the framework's conventions are not known.
+    """Return the half width of the peak memory interval for frameworks whose conventions are not known.
 
-    No such publisher prints peaks: what ran and what ran out of memory says it. Fitted is the least half width with
-    which, of the runs of `CALIBRATES` that are said to fit, a fraction ``risk`` at most ran out; other models of the
-    same publisher are left to test it.
+    No such publisher prints peaks, so that it is fitted to which runs ran out of memory: it is the least half width
+    with which at most a fraction ``risk`` of the runs of `CALIBRATES` that are predicted to fit ran out. Other models
+    of the same publisher are left to test it.
     """
     rows = [
         (_room(row), row.run.status == "oom")
@@ -164,6 +164,7 @@ def unknown_memory(predictions: Sequence[Prediction], risk: float = RISK) -> dic
         return sum(said) / len(said) if said else 0.0
 
     margin = next(room for room in sorted(room for room, _ in rows if room >= 1.0) if ran_out(room) <= risk)
+    # the margin grows with the half width, so that bisection finds the least one that reaches it
     low, high = 0.0, 2.0
     while high - low > 1e-5:
         middle = (low + high) / 2
@@ -173,7 +174,7 @@ def unknown_memory(predictions: Sequence[Prediction], risk: float = RISK) -> dic
 
 
 def _room(row: Prediction) -> float:
-    """Return the memory of the smallest device of a run over its predicted peak, without what is taken before it."""
+    """Return the ratio of the smallest device's memory to the predicted peak, both without the reserved memory."""
     assert row.run.scenario is not None and row.peak_memory is not None
     device = min(row.run.scenario.problem.cluster.accelerators, key=lambda each: each.memory)
     return (device.memory - device.reserved) / max(row.peak_memory - device.reserved, 1.0)
@@ -199,7 +200,7 @@ HEAD = ("left out", "runs", "inside", "factor")
 
 
 def lines(predictions: Sequence[Prediction]) -> Iterator[tuple[str, int, str, str]]:
-    """Yield what a table of runs left out has under `HEAD`: by publisher, then in all, then by network."""
+    """Yield the rows of the coverage table under `HEAD`: by source, then overall, then with each network left out."""
     held = leave_out(predictions, by_source)
     networks = {"all, each network left out": coverage(leave_out(predictions, by_network))}
     whole = {"all, each source left out": coverage(held)}

@@ -1,8 +1,8 @@
-"""Whether a run that is said to fit runs, and one that is said not to runs out of memory, by who published it.
+"""Predictions of whether a plan fits against what happened, by publisher.
 
 Run ``python -m meshwise.scenarios.studies.memory_accuracy ROWS.jsonl [THREADS.jsonl] FOLDER`` to write ``memory.md``
-and ``memory.json`` into a folder; the project's own are in ``reports/accuracy``. A line of the second file is what a
-thread says of a job: its ``plan``, and whether it ran or ran out of memory.
+and ``memory.json`` into a folder; the project's own are in ``reports/accuracy``. A line of the second file is a job
+described in a discussion thread: its ``plan``, and whether it ran or ran out of memory.
 """
 
 import json
@@ -40,9 +40,9 @@ BEFORE: Mapping[str, Any] = {
     "threads": (9, 1),
     "picks": {"jobs": 15, "out_of_memory": 3},
 }
-"""What the rule before this one told wrongly, by publisher: said to fit and ran out of memory, and the reverse.
+"""Wrong predictions of the former rule by publisher: (predicted to fit but out of memory, the reverse).
 
-It compared tensors alone with the nominal memory of a device. Measured with this file laid beside that commit.
+That rule compared tensors alone with the nominal memory of a device. Measured with this file added to that commit.
 """
 
 _FIELDS = {
@@ -51,15 +51,16 @@ _FIELDS = {
     "zero": "zero_stage", "recompute": "recompute", "offload": "offload", "sequence_parallel": "sequence_parallel",
     "precision": "precision", "optimizer": "optimizer",
 }  # fmt: skip
-"""What a row of runs calls the fields of a thread's plan."""
+"""Fields of a published row by the fields of a thread's plan."""
 _SHARED = ("model", "n_params", "accelerator", "accel_mem_gb", "n_devices", "devices_per_node", "framework")
 _NEEDED = ("microbatch", "sequence")
 _TIERS = ("A", "B")
-"""Threads that state all that memory needs, and those that leave out a field or two with an obvious default."""
+"""Tiers of threads that are judged: A states all that memory depends on, B lacks a field or two with an obvious
+default."""
 
 
 def judged(predictions: Sequence[Prediction]) -> dict[str, Any]:
-    """Return what was told of runs, by publisher and in all, and what became of picks, as JSON-ready data."""
+    """Return the confusion matrices by publisher and overall, and the outcome of picks, as JSON-ready data."""
     rows: dict[str, list[Prediction]] = defaultdict(list)
     for prediction in predictions:
         rows[publisher_of(prediction.run.source)].append(prediction)
@@ -75,10 +76,10 @@ def judged(predictions: Sequence[Prediction]) -> dict[str, Any]:
 
 
 def picks(predictions: Sequence[Prediction]) -> dict[str, Any]:
-    """Return what became of the plan that is predicted fastest of those of one job that are said to fit.
+    """Return the outcome of the picks: of every job the plan predicted fastest among those predicted to fit.
 
-    A job is a model, a machine, a batch and a sequence of one source. Only jobs count of which some plan ran and
-    another ran out of memory: of others every choice is right, or none.
+    A job is a model, machine, batch and sequence of one source. Only jobs count in which some plan ran and another ran
+    out of memory: in the others every choice is right, or none is.
     """
     jobs: dict[tuple[str, str], list[Prediction]] = defaultdict(list)
     for row in predictions:
@@ -105,7 +106,7 @@ def picks(predictions: Sequence[Prediction]) -> dict[str, Any]:
 
 
 def threads_at(path: str | Path) -> list[dict[str, Any]]:
-    """Return the lines of a file of threads; `ScenarioError` names one that is none."""
+    """Return the threads in a file of JSON lines; `ScenarioError` names a faulty line."""
     with open(path, "rb") as file:
         return [_thread(line, str(path), number) for number, line in enumerate(file, start=1) if line.strip()]
 
@@ -123,7 +124,7 @@ def _thread(line: bytes, file: str, number: int) -> dict[str, Any]:
 
 
 def left_out(thread: Mapping[str, Any]) -> str:
-    """Return why a thread cannot be judged before its job is read; empty where it can."""
+    """Return the reason why a thread cannot be judged; empty where it can."""
     plan, status = thread.get("plan") or {}, thread["outcome"].get("status")
     if status is None:
         return "no outcome stated"
@@ -138,7 +139,7 @@ def left_out(thread: Mapping[str, Any]) -> str:
 
 
 def run_of_thread(thread: Mapping[str, Any]) -> Run:
-    """Return the run of a thread's job, with its scenario or the reason why there is none."""
+    """Return the run of a thread's job, with its scenario or the reason why it has none."""
     plan = thread.get("plan") or {}
     row = {name: thread.get(name) for name in _SHARED} | {new: plan.get(old) for old, new in _FIELDS.items()}
     row |= {"row_id": thread["case_id"], "source_id": thread.get("repository"), "status": thread["outcome"]["status"]}
@@ -146,7 +147,7 @@ def run_of_thread(thread: Mapping[str, Any]) -> Run:
 
 
 def judged_threads(threads: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what is told of the jobs of threads, and why others could not be judged, as JSON-ready data."""
+    """Return the confusion matrix of the threads' jobs, and why others are not judged, as JSON-ready data."""
     chosen = [thread for thread in threads if thread.get("tier") in _TIERS]
     reasons = {id(thread): left_out(thread) for thread in chosen}
     predictions = predict_all([run_of_thread(thread) for thread in chosen if not reasons[id(thread)]])
@@ -254,7 +255,7 @@ def _threads(found: Mapping[str, Any]) -> Section:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the page and its data into the folder that is named; return the exit code."""
+    """Write the page and its data into the folder of the command line; return the exit code."""
     if len(arguments) not in (2, 3):
         note("usage: python -m meshwise.scenarios.studies.memory_accuracy ROWS.jsonl [THREADS.jsonl] FOLDER")
         return BAD_INPUT

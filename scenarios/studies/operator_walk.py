@@ -1,4 +1,4 @@
-"""One MLP through operator parallelism, from the module to the picture of its plan, as a page of the documentation.
+"""A page of the documentation: operator parallelism of one MLP, from the module to the picture of its plan.
 
 Run ``python -m meshwise.scenarios.studies.operator_walk docs`` to write ``docs/operator_parallelism.md`` and its
 picture.
@@ -41,7 +41,7 @@ OWN = Pin("down.down", (("features", (TENSOR,)),))
 BATCHES = (512, 4096, 16384, 65536)
 LARGE = 65536
 ROOMS = (1.6, 1.45, 1.4)
-"""GiB of a device, of which the runtime reserves 1."""
+"""Memory of a device in GiB, of which the runtime reserves 1."""
 RUNS: tuple[tuple[str, dict[str, Any], Space], ...] = (
     ("frontier", {}, Space()),
     ("integer_programming", {}, Space()),
@@ -69,7 +69,7 @@ REDISTRIBUTIONS: tuple[tuple[Degrees, ShardingSpec, ShardingSpec], ...] = (
 
 
 class Walk:
-    """The MLP of the library, its costs and its plans."""
+    """The page on the library's MLP, with its costs and plans."""
 
     def __init__(self) -> None:
         self.scenario = load(SCENARIO)
@@ -78,17 +78,17 @@ class Walk:
 
     @cached_property
     def costs(self) -> OperatorCosts:
-        """The costs of all choices where one axis has all devices."""
+        """The costs of all shardings on a mesh whose one axis has all devices."""
         return operator_costs(self.problem, ONE_AXIS, self.batch)
 
     @cached_property
     def found(self) -> tuple[SearchResult, ...]:
-        """What each algorithm chooses."""
+        """The search result of every algorithm in `RUNS`."""
         return tuple(search(ALGORITHMS[name](**options), self.problem, space) for name, options, space in RUNS)
 
     @cached_property
     def plan(self) -> Plan:
-        """The plan that the page shows: that of the first algorithm."""
+        """The plan that the page shows: the one of the first algorithm."""
         return _best(self.found[0])[0]
 
     def page(self) -> str:
@@ -328,7 +328,7 @@ def _best(found: SearchResult) -> tuple[Plan, float, float]:
 
 
 def _shardings(plan: Plan) -> str:
-    """Return what a plan cuts: operators that are cut alike together, those that are whole last."""
+    """Return the shardings of a plan in words: operators with equal cuts together, those without cuts last."""
     alike: dict[str, list[str]] = {}
     for sharding in sorted(plan.shardings, key=lambda each: not each.cuts):
         alike.setdefault(_label(sharding), []).append(sharding.operator.rsplit(".", 1)[-1])

@@ -2,13 +2,11 @@
 
 Run ``python -m meshwise.scenarios.studies.recipe_comparison [--seconds S] [--only NAME,...] [--out FOLDER]`` to write
 ``recipes.md`` and ``recipes.jsonl`` into a folder, by default ``reports/search``. Every search has S seconds of wall
-time, 20 by default.
-Each problem is kept as it is done: the same command goes on after an end of any kind, and makes only what is missing
-or was made by another version of the program or with other seconds.
+time, 20 by default. Every problem is stored as it is done: the same command continues after an interruption, and makes
+only the rows that are missing or were made by another version of the program or with other seconds.
 
-One problem laid out three ways: by the default search, by its own published plan, and by what an engineer types.
-
-All three are judged by one simulation, with one rule of fitting, so that they can be compared.
+A problem has three kinds of plan: of the default search, its own published one, and those that an engineer types. The
+same simulation and the same rule of fitting judge all of them.
 """
 
 import argparse
@@ -48,19 +46,19 @@ from meshwise.strategies.search.starts import engineer_layouts
 SLACK = 1e-3
 """Fraction by which the search may be slower than another plan before it counts as slower."""
 _APART = ("local/", "operators/", "starter")
-"""Scenarios of the library that are no training of a machine learning cluster: this machine's own, and a template."""
+"""Prefixes of library scenarios that are not trained on a cluster: those of this machine, and a template."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the simulation says of one plan.
+    """The simulated result of one plan.
 
     Parameters
     ----------
     name
-        What the plan is called.
+        Name of the plan.
     plan
-        The plan in one line.
+        Description of the plan in one line.
     step_time
         Seconds; ``None`` where the plan does not fit.
     peak_memory
@@ -74,15 +72,15 @@ class Outcome:
 
     @property
     def fits(self) -> bool:
-        """Whether it fits."""
+        """Whether the plan fits."""
         return self.step_time is not None
 
 
 @dataclass(frozen=True, slots=True)
 class SearchOutcome:
-    """What the default search says of its best plan: seconds, bytes, the gap that it has proven, and its effort.
+    """The best plan of the default search: step time (s), peak memory (bytes), proven gap and number of evaluations.
 
-    ``gap`` is 0 for a proven optimum and ``None`` where nothing is proven.
+    ``gap`` is 0 for a proven optimum and ``None`` without a proof.
     """
 
     plan: str
@@ -94,7 +92,7 @@ class SearchOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Sayable:
-    """The fastest plan found that a trainer can say and that fits by its conventions: its seconds a step and bytes."""
+    """The fastest plan found that a trainer can express and that fits by its conventions: step time (s) and bytes."""
 
     trainer: str
     plan: str
@@ -104,26 +102,29 @@ class Sayable:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A problem with its layouts.
+    """The plans of one problem beside each other.
 
     Parameters
     ----------
     digest
-        Hash of the problem as it is stated and of the program: a row with another one is made again.
+        Hash of the stated problem and of the program: a row with another hash is made again.
     seconds
-        Wall time that the search was given.
+        Wall time of the search.
+    capacity
+        Usable memory of the smallest device, in bytes.
     ran, published
-        Of a recipe: whether it ran, and the seconds of a step that the publisher states.
+        Whether a recipe ran, and its published step time in seconds; ``None`` for a library scenario.
     found
-        ``None`` where the search found nothing that fits.
+        The plan of the search; ``None`` where nothing fits.
     own
         The plan that the recipe or the scenario states.
     dozen, carried
-        The fastest of what an engineer types, and of all recipes' plans carried over; ``None`` where none fits.
+        The fastest plan that an engineer types, and the fastest of all recipes' plans on this problem; ``None`` where
+        none fits.
     trainers
-        Trainers in whose words the search's plan can be said.
+        Trainers that can express the search's plan.
     sayable
-        Where it fits in none of these by their own conventions, what was found that fits in one; ``None`` elsewhere.
+        The fastest plan found that fits in a trainer, where the search's plan fits in none; else ``None``.
     """
 
     name: str
@@ -141,7 +142,7 @@ class Comparison:
 
     @property
     def others(self) -> list[Outcome]:
-        """The plans that fit of those that the search did not choose, fastest first."""
+        """The plans that fit besides that of the search, fastest first."""
         stated = [each for each in (self.own, self.dozen, self.carried) if each is not None and each.fits]
         return sorted(stated, key=lambda each: each.step_time or inf)
 
@@ -171,17 +172,14 @@ class Case:
         return load(self.name) if self.recipe is None else recipe_scenario(self.recipe)
 
     def digest(self) -> str:
-        """Return the digest of the problem as it is stated, of the program, its recipes, and how memory is judged.
-
-        Also of what says which trainers can say a plan.
-        """
+        """Return the digest of all that a comparison depends on: the stated problem, and the program that judges it."""
         stated = find(self.name).read_bytes() if self.recipe is None else self.recipe.record()
         return sha256(cost_model_version().encode() + _judges() + stated).hexdigest()[:16]
 
 
 @lru_cache(maxsize=1)
 def _judges() -> bytes:
-    """Return what besides the cost model a comparison follows from: margins, recipes, and the words of trainers."""
+    """Return the files, besides the cost model, that a comparison depends on: margins, recipes and trainers."""
     words = sorted((root() / "interchange").glob("*.py"))
     modules = (root().parent / each for each in ("scenarios/intervals.py", "scenarios/launches.py"))
     judges = (root() / FIGURES, root() / RECIPES, *modules, *words)
@@ -194,7 +192,7 @@ def recipe_scenario(recipe: Recipe) -> Scenario:
     Raises
     ------
     ScenarioError
-        Where anything in the record is wrong; it lists everything, with file, line and column.
+        Lists every fault in the record, with file, line and column.
     """
     try:
         found = scenario_in(recipe.document())
@@ -210,18 +208,18 @@ def recipe_scenario(recipe: Recipe) -> Scenario:
 
 
 def cases() -> tuple[Case, ...]:
-    """Return all recipes, and the scenarios of the library that are trained on a cluster."""
+    """Return the cases of all recipes, and of the library scenarios that are trained on a cluster."""
     library = (Case(name) for name in names() if not name.startswith(_APART))
     return (*(Case(recipe.name, recipe) for recipe in recipes()), *library)
 
 
 def compare_case(case: Case, seconds: float) -> Comparison:
-    """Return the comparison of one problem, whose search has so many seconds of wall time.
+    """Return the comparison of one problem; its search has ``seconds`` of wall time.
 
     Raises
     ------
     KeyboardInterrupt
-        Where the user ends the search: what it has found so far is no result.
+        Where the user ends the search: its best plan so far is no result.
     """
     scenario = case.scenario()
     problem = scenario.problem
@@ -254,9 +252,9 @@ def compare_case(case: Case, seconds: float) -> Comparison:
 
 
 def _sayable(scenario: Scenario, plan: Plan, seconds: float) -> Sayable | None:
-    """Return what fits in a trainer, where a plan of a decoder does in none; the search for it has so many seconds.
+    """Return the fastest plan found in ``seconds`` that fits in a trainer; None where ``plan`` itself fits in one.
 
-    Where the scenario names a framework, its conventions price the plans of all trainers.
+    Only decoders have one. Where the scenario names a framework, its conventions price the plans of all trainers.
     """
     if not isinstance(scenario.spec, Transformer) or any(launch.fits for launch in launches(scenario, plan)):
         return None
@@ -267,14 +265,14 @@ def _sayable(scenario: Scenario, plan: Plan, seconds: float) -> Sayable | None:
 
 
 def outcome(name: str, plan: Plan, costs: CostModel) -> Outcome:
-    """Return what the simulation says of one plan."""
+    """Return the simulated outcome of one plan."""
     evaluation = costs.evaluate(plan)
     time = evaluation.step_time if evaluation.fits else None
     return Outcome(name, plan.describe(), time, evaluation.peak_memory)
 
 
 def fastest(problem: Problem, named: Iterable[tuple[str, Layout]], costs: CostModel) -> Outcome | None:
-    """Return the fastest of the layouts that fit; those whose bound is above it are not simulated."""
+    """Return the fastest of the layouts that fit, or None; layouts whose lower bound is higher are not simulated."""
     plans = [(name, complete(problem, layout)) for name, layout in named]
     ordered = sorted(
         ((costs.bound(plan), name, plan) for name, plan in plans if costs.fits(plan)), key=lambda row: row[0]
@@ -290,7 +288,7 @@ def fastest(problem: Problem, named: Iterable[tuple[str, Layout]], costs: CostMo
 
 
 def read(path: Path) -> Iterator[Comparison]:
-    """Yield the comparisons in a file of them; lines of other versions and torn ones are dropped."""
+    """Yield the comparisons in a file; lines of other versions of the program and incomplete lines are dropped."""
     if not path.is_file():
         return
     for line in path.read_text("utf-8", errors="replace").splitlines():
@@ -314,7 +312,7 @@ SECONDS = 20.0
 OUT = "reports/search"
 GIB = 2**30
 MOST_REFUSED = 2
-"""Recipes that ran and that the simulation may refuse for memory, of all."""
+"""Aim for the number of recipes that ran and that the simulation refuses for memory."""
 Row = tuple[str, ...]
 
 
@@ -383,7 +381,7 @@ def _row(row: Comparison) -> Row:
 
 
 def _told(row: Comparison) -> str:
-    """Return the plan that fits in a trainer where the search's fits in none, with its time over that one's."""
+    """Return the plan that fits in a trainer where the search's fits in none, and its time over the search's."""
     said, found = row.sayable, row.found
     if said is None or found is None:
         return ""
@@ -432,9 +430,9 @@ def _named(rows: Sequence[Comparison]) -> str:
 
 
 def compare(place: Path, chosen: Sequence[Case], seconds: float, progress: Callable[[str], None]) -> list[Comparison]:
-    """Make the comparisons that ``recipes.jsonl`` in a folder has not, add each as it is made, and return all.
+    """Make the comparisons that ``recipes.jsonl`` in a folder lacks, append each as it is made, and return all.
 
-    Problems of the file that are not ``chosen`` stay in it and in the result, where the program still has them.
+    Rows of problems that are not ``chosen`` stay in the file and in the result, if the program still has the problem.
     """
     file = place / "recipes.jsonl"
     known = {case.name: case for case in cases()}
@@ -453,12 +451,12 @@ def compare(place: Path, chosen: Sequence[Case], seconds: float, progress: Calla
 
 
 def chosen_cases(only: str | None) -> tuple[Case, ...]:
-    """Return the problems that names, or parts of names, mean; all where none are given.
+    """Return the cases selected by names or parts of names, with commas between; all cases for None.
 
     Raises
     ------
     ValueError
-        Where a name means none.
+        Where a name selects no case.
     """
     known = cases()
     if only is None:

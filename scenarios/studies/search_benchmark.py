@@ -1,4 +1,4 @@
-"""How fast searches are, in CPU time of one core: those that prove a layout, and those that shard operators."""
+"""Benchmarks of searches, in CPU time of one core: those that prove a layout, and those that shard operators."""
 
 from dataclasses import replace
 from functools import partial
@@ -20,16 +20,16 @@ GPT3, LLAMA, MIXED = "gpt3-175b-1024-a100", "llama3-405b-16384-1f1b", "llama2-70
 
 
 def best_first() -> list[Figure]:
-    """Measure the proven optimum of the usual plans of GPT-3."""
+    """Time the search that proves the optimum of the usual plans of GPT-3."""
     taken, found = _search(GPT3, "best_first")
     what = f"the proven optimum of {found.considered:,} plans, {found.evaluations} of them simulated"
     return [Figure("best-first search of GPT-3", taken, "s", None, what)]
 
 
 def wide() -> list[Figure]:
-    """Measure the proven optimum of more than a million uniform plans of GPT-3: ZeRO 0 and 1, schedules with a flush.
+    """Time the proof of the optimum of over a million uniform plans of GPT-3: ZeRO 0 and 1, schedules with a flush.
 
-    All but dualpipev, of whose pairs of passes little is bounded: with it the proof takes minutes.
+    dualpipev is left out: the bounds of its paired passes are weak, so that the proof would take minutes.
     """
     schedules = tuple(name for name, rule in SCHEDULES.items() if not rule.asynchronous and name != "dualpipev")
     problem, space = load(GPT3).problem, Space(wide=True, zero=(0, 1), schedule=schedules)
@@ -40,7 +40,7 @@ def wide() -> list[Figure]:
 
 
 def auto() -> list[Figure]:
-    """Measure the searches that divide layers among stages after uniform plans."""
+    """Time the searches that first try uniform plans and then divide layers among stages."""
     return [
         *_auto(GPT3, "GPT-3", 0.01),
         *_auto(LLAMA, "Llama 3 405B", 0.02),
@@ -49,7 +49,7 @@ def auto() -> list[Figure]:
 
 
 def mixed() -> list[Figure]:
-    """Measure what a mixed cluster gains over plans that are made for one kind of device, simulated on it."""
+    """Compare the plan for a mixed cluster with those searched for one kind of device, simulated on it."""
     problem = load(MIXED).problem
     cluster, costs = problem.cluster, SimulatedCost(problem)
     alike = []
@@ -82,12 +82,12 @@ def _search(name: str, algorithm: str) -> tuple[float, Any]:
 
 
 PUBLIC_PLANNER = 44.0
-"""Seconds of the integer-programming planner for PyTorch for Llama 8B, the least of those published
+"""Seconds that PyTorch's integer-programming planner takes for Llama 8B, the least published time
 (meta-pytorch/autoparallel, pull request 521: 44 to 47 s)."""
 
 
 def gpt3() -> list[Figure]:
-    """Measure the searches of GPT-3's operators on 8 x 128 devices, where memory binds, and nothing is known yet."""
+    """Time the searches of GPT-3's operator shardings on 8 x 128 devices, where memory binds, with no costs cached."""
     problem = load("gpt3-175b-1024-a100").problem
     found: list[Any] = []
     table = seconds(lambda: found.append(operator_costs(problem, {TENSOR_ROWS: 128, TENSOR: 8}, 384)))
@@ -108,7 +108,7 @@ def _recursion(problem: Any) -> float:
 
 
 def llama() -> list[Figure]:
-    """Measure the searches of Llama 8B's operators on 8 devices, beside what is published of another planner."""
+    """Time the searches of Llama 8B's operator shardings on 8 devices, beside another planner's published time."""
     problem = load("gallery/models/llama3-8b-8-h100").problem
     result = []
     for mesh, degrees in (("8", {TENSOR: 8}), ("2 x 4", {TENSOR_ROWS: 2, TENSOR: 4})):

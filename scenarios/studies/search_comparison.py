@@ -1,10 +1,10 @@
 """A page that compares the searches for layouts: how near to the proven optimum each comes, and how soon.
 
 Run ``python -m meshwise.scenarios.studies.search_comparison [--wide] [ROUNDS] FOLDER`` to write ``README.md``, its
-pictures and ``results.csv`` into a folder; the project's own are ``reports/search`` and, of wide spaces,
-``reports/search-wide``. ROUNDS are the seeds of algorithms that draw, 10 by default. Every run is kept in
-``runs.jsonl`` as it is made: the same command goes on after an end of any kind, and makes only what is missing or was
-made by another version of the program.
+pictures and ``results.csv`` into a folder; the project's own are ``reports/search`` and, for wide spaces,
+``reports/search-wide``. ROUNDS is the number of seeds of randomized algorithms, 10 by default. ``runs.jsonl`` gets
+every run as it is made: the same command continues after an interruption, and makes only the runs that are missing or
+were made by another version of the program.
 """
 
 import csv
@@ -42,19 +42,19 @@ TITLES = ("Searches side by side", "Searches side by side, in wide spaces")
 ROUNDS = 10
 MOST_ROUNDS = 1000
 WIDE = "--wide"
-"""Asks for wide spaces."""
+"""The command-line flag for wide spaces."""
 COUNTS = (100, 1_000, 10_000)
 """Evaluations after which algorithms are compared."""
 PICTURED = COUNTS[1]
-"""Evaluations after which they are drawn for every problem."""
+"""Evaluations after which algorithms are drawn for every problem."""
 TIMES = (1.0, 5.0)
-"""CPU seconds after which they are."""
+"""CPU seconds after which algorithms are compared."""
 _SPACE = ("the whole space of what an engineer tries first", "the wide space of all that a layout can be")
 Table = tuple[tuple[str, ...], ...]
 
 
 class Comparison:
-    """Runs by problem and algorithm, and the optimum of every problem that was proven."""
+    """Runs by algorithm and problem, for the problems whose optimum is proven."""
 
     def __init__(self, runs: Sequence[SearchRun], cases: Sequence[Case] = CASES) -> None:
         self.kinds = {case.name: case.kind for case in cases}
@@ -71,12 +71,12 @@ class Comparison:
         self.names = sorted(self.runs, key=lambda name: order.get(name, len(order)))
 
     def gap(self, run: SearchRun, limit: float = inf, column: int = 0) -> float:
-        """Return the best step time over the optimum, minus 1, after evaluations (column 0) or CPU seconds (1)."""
+        """Return the gap after ``limit`` evaluations (column 0) or CPU seconds (1): step time over optimum, minus 1."""
         gap = run.after(limit, column) / self.optimum[run.case] - 1
         return 0.0 if abs(gap) < SLACK else gap
 
     def gaps(self, name: str, limit: float = inf, column: int = 0) -> dict[str, float]:
-        """Return for every problem the median gap of an algorithm over its seeds."""
+        """Return the median gap of an algorithm over its seeds, by problem."""
         return {
             case: median(self.gap(run, limit, column) for run in self.runs[name][case])
             for case in self.cases
@@ -84,12 +84,12 @@ class Comparison:
         }
 
     def share(self, name: str, limit: float, column: int = 0) -> float:
-        """Return the part of an algorithm's runs that are within `WITHIN` of the optimum."""
+        """Return the fraction of an algorithm's runs that are within `WITHIN` of the optimum."""
         runs = [run for each in self.runs[name].values() for run in each]
         return sum(self.gap(run, limit, column) <= WITHIN for run in runs) / len(runs)
 
     def wins(self, limit: float, column: int = 0) -> Counter[str]:
-        """Return in how many problems the median of an algorithm is the least of all; ties count for each."""
+        """Return the number of problems in which an algorithm has the least median gap; ties count for each."""
         gaps = {name: self.gaps(name, limit, column) for name in self.names}
         won: Counter[str] = Counter()
         for case in self.cases:
@@ -99,7 +99,7 @@ class Comparison:
         return won
 
     def courses(self, column: int) -> dict[str, list[list[tuple[float, float]]]]:
-        """Return the gap of every run of every algorithm as it falls, for the pictures."""
+        """Return the course of the gap over evaluations or seconds, of every run by algorithm, for the pictures."""
         return {
             name: [
                 [(point[column], point[2] / self.optimum[run.case] - 1) for point in run.history]
@@ -242,7 +242,7 @@ def draw(found: Comparison, place: Path) -> None:
 
 
 def to_csv(found: Comparison) -> str:
-    """Return one line a run: its gaps, and when it was within `WITHIN` of the optimum."""
+    """Return a CSV line per run: its gaps, and when it came within `WITHIN` of the optimum."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     at = [f"gap_after_{count}" for count in COUNTS] + [f"gap_after_{time:g}_s" for time in TIMES]
@@ -256,7 +256,7 @@ def to_csv(found: Comparison) -> str:
                 limits = [(count, 0) for count in COUNTS] + [(time, 1) for time in TIMES]
                 gaps = [found.gap(run), *(found.gap(run, limit, column) for limit, column in limits)]
                 near = found.optimum[case] * (1 + WITHIN)
-                when = next(((count, at) for count, at, time in run.history if time <= near), ("", ""))
+                when = next(((count, elapsed) for count, elapsed, time in run.history if time <= near), ("", ""))
                 writer.writerow(
                     [case, found.kinds[case], name, "" if run.seed is None else run.seed, f"{found.optimum[case]:.9g}",
                      f"{run.best:.9g}", *(f"{gap:.6g}" if isfinite(gap) else "" for gap in gaps), *when,
@@ -268,11 +268,12 @@ def to_csv(found: Comparison) -> str:
 def compare(
     place: Path, rounds: int, progress: Callable[[str], None], cases: Sequence[Case] = CASES
 ) -> Mapping[str, list[SearchRun]]:
-    """Make the runs that ``runs.jsonl`` in a folder has not, add each as it is made, and return all by problem."""
+    """Make the runs that ``runs.jsonl`` in a folder lacks, append each as it is made, and return all by problem."""
     file = place / "runs.jsonl"
     made = read_runs(file)
     write(file, "".join(map(to_line, made)))
     found: dict[str, list[SearchRun]] = {case.name: [run for run in made if run.case == case.name] for case in cases}
+    # a row is flushed as soon as it is made, so that an interruption loses only the current run
     with open(file, "a", encoding="utf-8") as kept:
         for number, case in enumerate(cases, 1):
             for run in run_case(case, rounds, found[case.name]):
@@ -287,7 +288,7 @@ def compare(
 def write_page(
     place: str, rounds: int, progress: Callable[[str], None], cases: Sequence[Case] = CASES
 ) -> tuple[str, ...]:
-    """Write the page, its pictures and tables into a folder; return the problems that have no proof.
+    """Write the page, its pictures and tables into a folder; return the problems without a proven optimum.
 
     Raises
     ------
@@ -306,7 +307,7 @@ def write_page(
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the page into the folder that is named; return the exit code."""
+    """Write the page into the folder of the command line; return the exit code."""
     cases = WIDE_CASES if WIDE in arguments else CASES
     rest = [each for each in arguments if each != WIDE]
     rounds, place = (rest[0], rest[-1]) if len(rest) == 2 else (str(ROUNDS), "".join(rest))

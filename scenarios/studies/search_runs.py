@@ -1,11 +1,9 @@
-"""Runs of search algorithms on the problems that they are compared on, kept in a file as they are made.
+"""Runs of search algorithms on the problems of their comparison: all kinds of networks, 8 to 1,024 devices.
 
-Every algorithm runs once a problem, those that draw once a seed, with one budget: what it has after fewer
-evaluations, or after some seconds, is in its history. One process makes all runs of a problem in turn. What one run
-has simulated is a look-up for the next, which is charged the CPU time that it took; bounds and memory are computed
-again, with the costs of operators kept.
-
-The problems that searches are compared on: every kind of network, 8 to 1,024 devices, roomy and tight.
+Every algorithm runs once per problem, a randomized one once per seed, with the same budget; its history says what it
+had after fewer evaluations or seconds. One process makes all runs of a problem in turn. A later run looks up what an
+earlier one simulated, and is charged the CPU time that the simulation took. Bounds and memory are computed again, with
+the costs of operators at hand.
 """
 
 import json
@@ -35,18 +33,18 @@ from meshwise.strategies.search.space import CORE, WIDE
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A problem by name: a scenario of the library, or presets and sizes.
+    """A problem by name: a scenario of the library, or a problem of presets and sizes.
 
     Parameters
     ----------
     kind
-        What is particular about it.
+        Its distinguishing property, such as ``tight memory``.
     library
-        The scenario; where it is named, the fields after it are its own, but for ``batch`` where that is given.
+        The library scenario, which replaces the fields after it, except ``batch`` where that is not 0.
     batch
-        Sequences of a step.
+        Sequences per step.
     wide
-        Whether the space has all that a layout can be, not only its core.
+        Whether the space is `WIDE`, which has all that a layout can be, instead of `CORE`.
     """
 
     name: str
@@ -62,11 +60,11 @@ class Case:
 
     @property
     def space(self) -> Space:
-        """What is chosen from."""
+        """The search space."""
         return WIDE if self.wide else CORE
 
     def problem(self) -> Problem:
-        """Return what is to be laid out."""
+        """Return the problem to search a plan for."""
         if self.library:
             stated = load(self.library).problem
             batch = self.batch or stated.training.global_batch
@@ -108,14 +106,14 @@ CASES = (
     Case("Llama 3 8B, 16 H100, 64k tokens", "long context", "", "llama3-8b", H100, 2, 16, 65536),
     Case("Llama 3 70B, 128 H100, 32k tokens", "long context", "", "llama3-70b", H100, 16, 32, 32768),
 )
-"""From small to large within a kind; none takes a search more than seconds to prove."""
+"""From small to large within a kind; the optimum of each is proven within seconds."""
 
 WIDE_CASES = tuple(
     replace(case, wide=True)
     for case in CASES
     if case.name in ("GPT-3 1.3B, 8 A100", "Llama 2 13B, 8 A100", "DeepSeek-V2-Lite, 16 H100", "GPT-3 13B, 32 V100")
 )
-"""With spaces of 70,000 plans and more, which no budget exhausts, small enough to be proven."""
+"""Problems whose wide spaces have 70,000 plans or more: too many for the budget, few enough for a proof."""
 
 
 BUDGET = 10_000
@@ -123,11 +121,11 @@ BUDGET = 10_000
 SECONDS = 60.0
 """CPU seconds of a run."""
 MOST_PLANS = 20_000
-"""Plans of a space that the exhaustive search is asked to evaluate."""
+"""Largest space, in plans, on which the exhaustive search runs."""
 PROVING = "best_first"
-"""The algorithm whose proof others are measured by."""
+"""The algorithm that proves the optimum."""
 SLACK = 1e-9
-"""Fraction by which step times that are called equal may differ."""
+"""Relative difference up to which step times count as equal."""
 
 Point = tuple[int, float, float]
 """Evaluations, CPU seconds, and the best step time so far in s."""
@@ -136,21 +134,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class SearchRun:
-    """What one algorithm did on one problem.
+    """A run of one algorithm on one problem.
 
     Parameters
     ----------
     seed
-        ``None`` for an algorithm that does not draw.
+        ``None`` for a deterministic algorithm.
     seconds
-        CPU time, that of evaluations which another run had made included.
+        CPU time, with that of evaluations that were looked up from another run.
     lower_bound
-        Seconds that no plan is faster than, where it was proven.
+        Proven lower bound of the step time in seconds; ``None`` without a proof.
     history
-        Whenever the best became better.
+        A point for every improvement of the best plan.
     cold_seconds
-        CPU time of the same run as the first on its problem, with no costs of operators at hand; 0 where it was not
-        timed.
+        CPU time of the same search as the first on its problem, which computes the costs of operators; 0 where it was
+        not timed.
     refused
         Why the algorithm does not search this problem; empty where it does.
     """
@@ -184,7 +182,7 @@ class SearchRun:
 
 
 class SharedCosts(SimulatedCost):
-    """The simulated costs of one problem for several searches in turn, and the clock of each."""
+    """The simulated costs of one problem, which several searches share in turn, and the clock that charges each."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
@@ -192,7 +190,7 @@ class SharedCosts(SimulatedCost):
         self._charged = 0.0
 
     def clock(self) -> float:
-        """Return CPU seconds: those of this process, and those that another search spent on what this one asked."""
+        """Return CPU seconds: of this process, plus those that looked-up answers took when they were computed."""
         return process_time() + self._charged
 
     def _once(self, what: str, plan: Plan, work: Callable[[Plan], T]) -> T:
@@ -206,7 +204,7 @@ class SharedCosts(SimulatedCost):
         return cast(T, found)
 
     def forget(self) -> None:
-        """Forget what plans take, and keep what their parts cost."""
+        """Forget the answers for plans, and keep the costs of operators."""
         self._found.clear()
 
     def evaluate(self, plan: Plan) -> Evaluation:
@@ -220,7 +218,7 @@ class SharedCosts(SimulatedCost):
 
 @dataclass(frozen=True, slots=True)
 class Until:
-    """An algorithm that draws, ended when it has found a step time that is proven to be the least of its space."""
+    """A randomized algorithm that ends once it has found the proven optimum ``target`` (step time in s)."""
 
     name: ClassVar[str] = "until"
 
@@ -228,7 +226,7 @@ class Until:
     target: float
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
-        """Yield what the algorithm yields."""
+        """Yield the proposals of the algorithm until one reaches the target."""
         proposals = self.algorithm.propose(problem, space, costs)
         answer = cast(Evaluation, None)  # what a generator is first sent
         with closing(proposals):
@@ -245,12 +243,12 @@ class Until:
 def run_case(
     case: Case, rounds: int, made: Sequence[SearchRun] = (), names: Sequence[str] = tuple(LAYOUT_ALGORITHMS)
 ) -> Iterator[SearchRun]:
-    """Yield the runs of every algorithm on one problem that were not ``made`` before, the proof first.
+    """Yield the missing runs of every algorithm on one problem, the proof first, since others end at its optimum.
 
     Parameters
     ----------
     rounds
-        Seeds of algorithms that draw.
+        Number of seeds of randomized algorithms.
     """
     known = {(run.algorithm, run.seed): run for run in made if run.case == case.name}
     wanted = [
@@ -298,7 +296,7 @@ def _run(case: Case, name: str, seed: int | None, problem: Problem, costs: Share
 
 
 def read_runs(path: Path) -> list[SearchRun]:
-    """Return the runs of this version of the program in a file of them; lines of others and torn ones are dropped."""
+    """Return the runs in a file; lines of other versions of the program and incomplete lines are dropped."""
     if not path.is_file():
         return []
     found = []

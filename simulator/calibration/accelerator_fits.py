@@ -99,6 +99,7 @@ def calibrate(device: Accelerator, rows: Sequence[Row], sustained: Sustained) ->
     the parameters are those of a burst. Where no shape was timed both ways, but some shapes each way, the factor is
     one more parameter of the fit, which starts at ``sustained``.
     """
+    # in this order: products are predicted with fitted bandwidths, and attention is relative to fitted products
     kinds = _bandwidths(device, rows)
     bandwidths = dict(device.kernel_bandwidth) | kinds
     device = replace(device, sustained=sustained.factor, kernel_bandwidth=tuple(bandwidths.items()))
@@ -243,6 +244,7 @@ def _bandwidths(device: Accelerator, rows: Iterable[Row]) -> dict[str, float]:
     for row in rows:
         if isinstance(row.kernel, Stream):
             bandwidth = row.bandwidth or device.memory_bandwidth
+            # at most half of the time is taken for the launch, which is a guess here: it is fitted with products
             reached = row.kernel.traffic / max(row.seconds - device.launch, row.seconds / 2) / bandwidth
             found[row.kernel.name][row.publisher].append(min(reached, 1.0))
     medians = {kind: [float(np.median(each)) for each in by.values()] for kind, by in found.items()}

@@ -175,6 +175,7 @@ class Devices:
         """
         kept = [row for row in rows if not {row.publisher, row.source} & set(left_out)]
         own = tuple(row for row in kept if row.device == name)
+        # rows excluded on the command line are predicted too, by the fit to all others
         apart = [row for row in rows if row.device == name and row not in own] if left_out else []
         if not own:
             raise ValueError(f"{name} has rows that are not left out, met none")

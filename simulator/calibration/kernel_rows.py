@@ -275,7 +275,7 @@ def _gemm(fields: _Fields) -> tuple[str, Kernel]:
 
 
 def _check_no_collective(fields: _Fields, gradient: str) -> None:
-    """Raise `Skip` where the ranks of a tensor group add up a product's result in the time of the product."""
+    """Raise `SkipRow` where the ranks of a tensor group add up a product's result in the time of the product."""
     if fields.text("impl", "none") in REDUCED.get(gradient, ()) and fields.has("tp") and fields.size("tp") > 1:
         raise Skip("the all-reduce of the tensor group is in the time")
 
@@ -327,7 +327,7 @@ def _attention(fields: _Fields) -> tuple[str, Kernel]:
 
 
 def _check_flash(fields: _Fields) -> None:
-    """Raise `Skip` where an attention kernel is another than training uses on its accelerator."""
+    """Raise `SkipRow` where an attention kernel is another than training uses on its accelerator."""
     if "encoder attention" in str(fields.row.get("note", "")):
         raise Skip("a serving stack's kernel for images: another than for tokens, and as fast at half the head dim")
     if fields.text("source_repo") != "Dao-AILab/flash-attention":
@@ -372,7 +372,7 @@ def _stream(fields: _Fields) -> tuple[str, Kernel]:
 
 
 def _unfused(fields: _Fields) -> tuple[str, Kernel]:
-    """Raise `Skip`: published forward times are those of 15 bytes an element at dropout's rate, not of 7."""
+    """Raise `SkipRow`: published forward times are those of 15 bytes an element at dropout's rate, not of 7."""
     raise Skip("bias, dropout and sum ran as three kernels, which training fuses")
 
 

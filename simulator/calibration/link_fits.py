@@ -1,6 +1,6 @@
-"""Links and libraries fitted to published collectives, and how far the model is from rows it has not seen.
+"""Fits of links and communication libraries to published collectives, and errors on rows that were left out.
 
-The fit knows what a collective asks of the links inside nodes and of NICs, apart from their figures.
+The steps and bytes of a collective on links inside nodes and on NICs come from the simulator; only figures are fitted.
 """
 
 import json
@@ -29,7 +29,7 @@ _NONE, _UNIT = Link(0.0, inf), Link(1.0, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What is fitted: the link inside nodes, the NIC between them, and the library."""
+    """The fitted figures: of the link inside nodes, the NIC between them, and the library."""
 
     link: Link
     nic: Link = _NONE
@@ -37,9 +37,9 @@ class Figures:
 
 
 class Term(NamedTuple):
-    """One phase of a collective: (steps, bytes for each of its size) inside nodes and between them.
+    """One phase of a collective: (steps, bytes per byte of its size) inside nodes and between them.
 
-    ``own`` are the bytes inside nodes that `Library.own` multiplies.
+    ``copy_bytes`` are the bytes inside nodes that `Library.own` multiplies.
     """
 
     inside: tuple[float, float]
@@ -49,7 +49,7 @@ class Term(NamedTuple):
     messages: bool
 
     def time(self, figures: Figures, size: FloatArray, first: bool) -> FloatArray:
-        """Return the seconds of the phase for every size; the ``first`` one pays for what is paid once."""
+        """Return the seconds of the phase for every size; only the first phase includes one-time costs."""
         library, link, nic = figures.library, figures.link, figures.nic
         launch = max(link.launch if self.inside[1] else 0.0, nic.launch if self.between[1] else 0.0) * first
         waits = self.inside[0] * link.latency, self.between[0] * nic.latency
@@ -67,7 +67,7 @@ Terms = tuple[Term, ...]
 
 
 class Case(NamedTuple):
-    """Rows of the same collective on the same devices: which, their sizes, and the algorithms to choose from."""
+    """Rows of the same collective on the same devices: their indices, sizes, and the algorithms to choose from."""
 
     rows: np.ndarray[tuple[int], np.dtype[np.int64]]
     size: FloatArray
@@ -75,7 +75,7 @@ class Case(NamedTuple):
 
 
 def cases(rows: Sequence[CollectiveRow]) -> tuple[Case, ...]:
-    """Return rows by what they have in common."""
+    """Return rows grouped by machine, ranks, collective and algorithm."""
     found: dict[object, list[int]] = {}
     for index, row in enumerate(rows):
         found.setdefault((row.machine, row.nodes, row.ranks, row.collective, row.algorithm), []).append(index)
@@ -85,7 +85,7 @@ def cases(rows: Sequence[CollectiveRow]) -> tuple[Case, ...]:
 
 
 def predict(found: Sequence[Case], count: int, figures: Figures) -> FloatArray:
-    """Return the seconds of all ``count`` rows, each by the algorithm and protocol that is fastest."""
+    """Return the predicted seconds of all ``count`` rows, each by its fastest algorithm and protocol."""
     seconds = np.zeros(count)
     for case in found:
         every = [
@@ -107,9 +107,9 @@ def _ways(row: CollectiveRow) -> tuple[Terms, ...]:
 
 @lru_cache(maxsize=4096)
 def terms(name: str, nodes: int, group: tuple[int, ...], collective: Collective, algorithm: Algorithm) -> Terms:
-    """Return what the phases of a collective ask of links, from the phases that the simulator builds.
+    """Return the terms of a collective's phases, taken from the phases that the simulator builds.
 
-    Figures of 1 on one kind of link and of nothing on the other show the steps and bytes on each.
+    With unit figures on one kind of link and none on the other, times equal the steps and bytes on that kind.
     """
     inside, own, between = (
         _with(cluster(name, nodes), *links)
@@ -129,6 +129,7 @@ def terms(name: str, nodes: int, group: tuple[int, ...], collective: Collective,
 
 
 def _with(machine: Cluster, link: Link, nic: Link, library: Library) -> Cluster:
+    # without PCIe, so that no time of the host's wiring mixes with that of the links
     (node, count), *_ = machine.nodes
     node = replace(node, network=replace(node.network, link=link), nic=nic, host=replace(node.host, pcie=None))
     return replace(machine, nodes=((node, count),), library=library)
@@ -139,14 +140,14 @@ def _busiest(machine: Cluster, phase: Phase) -> float:
 
 
 _CLOCKS = (Timing.DEVICE, Timing.PROFILER, Timing.HOST)
-"""Clocks, the best first."""
+"""Clocks, the most accurate first."""
 
 
 class Technology(NamedTuple):
     """A kind of link: the machines whose rows fit it, and its data-sheet rate, which no fit exceeds.
 
-    ``inside`` is the technology inside their nodes where this one joins nodes. ``relative`` is the one that
-    its figures are drawn to, the bandwidth as a part of the data sheet's, and so what they are without rows.
+    ``inside`` is the technology inside the nodes, for links between nodes. ``relative`` is the technology whose
+    figures are the prior of the fit, bandwidths as fractions of the data sheet's; without rows they are the result.
     """
 
     machines: tuple[str, ...]
@@ -165,11 +166,11 @@ TECHNOLOGIES = {
     "efa-400g": Technology(("aws-p4de",), 12.5e9, "nvlink3", relative="roce-400g"),
     "tcpx-200g": Technology(("gcp-a3-high",), 25e9, "nvlink4", relative="roce-400g"),
 }
-"""Links with rows, relatives first; NICs are one NIC of a node, NVLink all links of a device, in a mesh one."""
+"""Links with rows, relatives first. Rates are of one NIC of a node, of all NVLinks of a device, or of one in a mesh."""
 
 
 class _Knob(NamedTuple):
-    """A parameter: where the search starts and its bounds."""
+    """Start and bounds of a parameter."""
 
     start: float
     low: float
@@ -188,21 +189,21 @@ _LIBRARY = {
     "ll128 step": _SHARE,
     "ll128 payload": _Knob(0.6, 0.05, 120 / 128),
 }
-"""LL can reach half of the wire and LL128 120/128 of it, by what they write there."""
+"""Payloads are bounded by the flags that protocols write: LL reaches half of the wire, LL128 120/128 of it."""
 _REDUCTION = {"reduction": _Knob(0.85, 0.5, 1.0), "reduction launch": _Knob(2e-5, 1e-6, 3e-4)}
 _SMALL = 4 * 2**20
-"""Bytes up to which a host's clock mostly reads what is beside the collective."""
+"""Bytes up to which a host's clock mostly reads overhead outside the collective."""
 _DRAWN = {False: 10.0, True: 100.0}
-"""For links inside nodes and between them: a parameter is drawn to the relative's as a row would draw it whose
-error is the logarithm of their ratio over this. Networks differ too much to be drawn more than at all.
+"""Scale of the prior for links inside nodes (False) and between them (True): the log ratio of a parameter to its
+relative's, divided by this, counts as the error of one row. Networks differ so much that theirs is almost flat.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class LinkFit:
-    """Figures of a technology, what they were fitted to, and the error on that.
+    """Figures of a technology, the rows they were fitted to, and the mean error on these.
 
-    ``rows`` is 0 where ``relative`` lent what it reaches of its data sheet.
+    Where ``rows`` is 0 the figures are those of ``relative``, scaled to the data sheet.
     """
 
     technology: str
@@ -217,7 +218,7 @@ class LinkFit:
 
 @dataclass(frozen=True, slots=True)
 class Fits:
-    """The fit of every technology, and the seconds that a host's clock reads beside a collective."""
+    """The fit of every technology, and the seconds that a host's clock reads in addition to a collective."""
 
     links: Mapping[str, LinkFit]
     host_time: float
@@ -226,14 +227,14 @@ class Fits:
 
 
 def fit_links(rows: Sequence[CollectiveRow], leave_out: Collection[str] = ()) -> Fits:
-    """Return the figures of all `TECHNOLOGIES`, fitted to the rows of all sources but those left out.
+    """Return the figures of all `TECHNOLOGIES`, fitted to the rows of all sources except ``leave_out``.
 
-    Errors are taken as logarithms of predicted to measured time, beyond 10 % as a straight line, so that
-    no row pulls much; rows of one source and collective weigh together as the root of their number. What
-    a host's clock reads beside the collective is one time for all sources: the median over rows of small
-    sizes against the fit to the others.
+    Errors are logs of predicted over measured time, beyond 10 % they count linearly, so that no row dominates;
+    rows of one source and collective together weigh the root of their number. The overhead that a host's clock
+    reads is one time for all sources: the median residual of small sizes against a fit to the other rows.
     """
     kept = [row for row in rows if row.source not in leave_out]
+    # the overhead of hosts is measured against a fit to better clocks, then all rows are fitted with it
     first = _fits([row for row in kept if row.timing is not Timing.HOST], 0.0)
     lost = _host_time(kept, first)
     found = _fits(kept, lost)
@@ -263,7 +264,7 @@ def _rows_of(technology: Technology, rows: Iterable[CollectiveRow]) -> list[Coll
 
 
 def _best_timed(rows: list[CollectiveRow]) -> list[CollectiveRow]:
-    """Return the rows of every decade of sizes that were timed by the best clock which any of it was timed by."""
+    """Return for every decade of sizes the rows that were timed by the most accurate clock used in that decade."""
     best: dict[int, int] = {}
     for row in rows:
         decade, clock = int(log10(row.size)), _CLOCKS.index(row.timing)
@@ -274,6 +275,7 @@ def _best_timed(rows: list[CollectiveRow]) -> list[CollectiveRow]:
 def _fit(name: str, rows: list[CollectiveRow], found: Mapping[str, LinkFit], lost: float) -> LinkFit:
     technology = TECHNOLOGIES[name]
     knobs = _NIC if technology.inside else _LINK | _LIBRARY | _REDUCTION
+    # the fit is in logarithms: parameters are positive and spread over decades
     drawn = np.log([_origin(technology, found, each) for each in knobs])
     weight = np.concatenate([_weights(rows), np.ones(len(knobs))])
     held, measured = cases(rows), np.array([row.seconds for row in rows])
@@ -294,7 +296,7 @@ def _fit(name: str, rows: list[CollectiveRow], found: Mapping[str, LinkFit], los
 
 
 def _origin(technology: Technology, found: Mapping[str, LinkFit], name: str) -> float:
-    """Return where a parameter starts and is drawn to: at the relative's."""
+    """Return the prior value of a parameter: the relative's, or the usual start where there is no relative."""
     if technology.relative is None:
         return (_NIC if technology.inside else _LINK | _LIBRARY | _REDUCTION)[name].start
     other = found[technology.relative].figures
@@ -302,7 +304,7 @@ def _origin(technology: Technology, found: Mapping[str, LinkFit], name: str) -> 
 
 
 def _values(figures: Figures, link: Link, rate: float) -> Mapping[str, float]:
-    """Return figures as the parameters that they were made of."""
+    """Return the parameters of figures by name; the inverse of `_to_figures`."""
     library = figures.library
     found = {"latency": link.latency, "launch": link.launch, "bandwidth": link.bandwidth / rate, "own": library.own}
     for each in library.protocols:
@@ -314,7 +316,10 @@ def _values(figures: Figures, link: Link, rate: float) -> Mapping[str, float]:
 def _search(
     residuals: Callable[[FloatArray], FloatArray], drawn: FloatArray, knobs: list[_Knob], weight: FloatArray
 ) -> FloatArray:
-    """Return the best end of two searches: from the relative's parameters, and from those that any link starts at."""
+    """Return the better of two fits, one from the relative's parameters and one from the usual start.
+
+    Times are minima over algorithms and protocols, so that the cost has several local minima.
+    """
     start, low, high = (np.log([getattr(knob, each) for knob in knobs]) for each in ("start", "low", "high"))
     ends = [least_squares(residuals, each, (low, high), weight) for each in (drawn, start)]
     return min(ends, key=lambda end: end[1])[0]
@@ -344,7 +349,7 @@ def _beside(rows: Sequence[CollectiveRow], lost: float) -> FloatArray:
 
 
 def _rounded(figures: Figures) -> Figures:
-    """Return figures of three digits, as they are written."""
+    """Return figures rounded to three digits, as they are written."""
 
     def link(each: Link) -> Link:
         return Link(_three(each.latency), _three(each.bandwidth), _three(each.launch))
@@ -363,7 +368,7 @@ def _three(value: float) -> float:
 
 
 class Error(NamedTuple):
-    """Mean and median absolute error of some rows of a source, as parts of the measured time, and the median's sign."""
+    """Errors on some rows of a source, relative to the measured time: mean and median size, and median as bias."""
 
     source: str
     collective: str
@@ -379,7 +384,7 @@ SIZES = (("small", 64 * 2**10), ("mid", 16 * 2**20), ("large", float("inf")))
 
 
 def errors(rows: Sequence[CollectiveRow], fits: Fits) -> tuple[Error, ...]:
-    """Return the errors of rows by source, then by collective and by range of sizes; ``*`` are all."""
+    """Return the errors of rows by source, collective and range of sizes; ``*`` stands for all."""
     found: dict[tuple[str, str, str], list[float]] = {}
     for row, error in zip(rows, deviations(rows, fits).tolist(), strict=True):
         for key in ((row.source, "*", "*"), (row.source, row.collective, "*"), (row.source, "*", _range(row.size))):
@@ -388,7 +393,7 @@ def errors(rows: Sequence[CollectiveRow], fits: Fits) -> tuple[Error, ...]:
 
 
 def held_out(rows: Sequence[CollectiveRow]) -> tuple[Error, ...]:
-    """Return the errors of every source against figures to which it gave no row."""
+    """Return the errors of every source against figures that were fitted without it."""
     found: list[Error] = []
     for source in sorted({row.source for row in rows}):
         own = [row for row in rows if row.source == source]
@@ -397,7 +402,7 @@ def held_out(rows: Sequence[CollectiveRow]) -> tuple[Error, ...]:
 
 
 def deviations(rows: Sequence[CollectiveRow], fits: Fits) -> FloatArray:
-    """Return for every row the predicted time over the measured one, less 1."""
+    """Return the relative error of every row: predicted over measured time, minus 1."""
     result = np.zeros(len(rows))
     for name, technology in TECHNOLOGIES.items():
         chosen = [i for i, row in enumerate(rows) if row in _rows_of(technology, (row,))]
@@ -446,7 +451,7 @@ def _entry(fit: LinkFit) -> dict[str, Any]:
 
 
 class Disagreement(NamedTuple):
-    """How two sources differ on the same collective, machine, ranks and size: median and range of their ratios."""
+    """Ratios of two sources' times for the same collective, machine, ranks and size: median and range."""
 
     first: str
     second: str
@@ -458,11 +463,11 @@ class Disagreement(NamedTuple):
 
 
 _SAME_SIZE = 1.15
-"""The ratio up to which two sizes are taken for the same."""
+"""Largest ratio of two sizes that count as the same."""
 
 
 def disagreements(rows: Sequence[CollectiveRow]) -> tuple[Disagreement, ...]:
-    """Return for every two sources how the time of the one relates to that of the other, the alphabet's first."""
+    """Return the ratios of times for every two sources, the alphabetically first over the second."""
     places: dict[object, list[CollectiveRow]] = {}
     for row in rows:
         places.setdefault((technology_of(row), row.nodes, row.ranks, row.collective, row.algorithm), []).append(row)
@@ -481,5 +486,5 @@ def disagreements(rows: Sequence[CollectiveRow]) -> tuple[Disagreement, ...]:
 
 
 def technology_of(row: CollectiveRow) -> str | None:
-    """Return the name of the technology whose figures a row is held against, ``None`` for none."""
+    """Return the name of the technology whose figures predict a row, ``None`` where there is none."""
     return next((name for name, technology in TECHNOLOGIES.items() if _rows_of(technology, (row,))), None)

@@ -116,7 +116,7 @@ def floor(on: str, group: str, left_out: str, other: str, compared: Sequence[Com
     """Return the distance of two publishers over ``pairs``, at least one."""
     ratios = [log(each.other / each.seconds) for each in compared]
     models = [log(each.model / each.seconds) for each in compared if each.model is not None]
-    middle = float(np.median(ratios))
+    middle = float(np.median(ratios))  # of logarithms: the one factor, such as of clocks, that explains most
     return Floor(
         on,
         group,

@@ -93,7 +93,7 @@ def attention_parameters(fraction: float, half_head: float) -> tuple[Parameter, 
     Parameters
     ----------
     half_head
-        Guess of `AttentionModel.half_head`: `exponential_head`, as if nothing ran beside the exponentials.
+        Guess of `AttentionModel.half_head`: `exponential_head_dim`, as if nothing ran beside the exponentials.
 
     The guess of ``forward`` is 0.8 of the best product at a head dim of 128, where the fits to A100, H100, H200 and
     B200 lie from 0.75 to 0.83. ``backward_forward`` is the ratio of the rates at that head dim; the guess is that of

@@ -61,7 +61,7 @@ def statuses(name: str) -> dict[str, str]:
 
 
 def assumed(name: str) -> dict[str, str]:
-    """Return the figures that no document read states, and why; a cluster's include its accelerator's."""
+    """Return the assumed figures (stated in no document) with reasons; a cluster's include its accelerator's."""
     found = _any(name)
     device = found.figures.get("accelerator")
     inherited = {f"accelerator.{path}": why for path, why in assumed(device).items()} if device else {}
@@ -80,12 +80,12 @@ def accelerator(name: str) -> Accelerator:
 
 @lru_cache(maxsize=1)
 def timed_products() -> frozenset[MatmulModel]:
-    """Return the models of products that were fitted to published timings; relatives have them too."""
+    """Return the models of matrix products that were fitted to published timings; relatives share them."""
     return frozenset(accelerator(name).matmul for name in accelerator_names() if is_calibrated(name))
 
 
 def estimated(name: str) -> tuple[str, ...]:
-    """Return in words where an accelerator's efficiency comes from; nothing where it or a relative was timed."""
+    """Return a remark on where an accelerator's efficiency comes from; nothing where it or a relative was timed."""
     if accelerator(name).matmul in timed_products():
         return ()
     found = record("accelerators", name)
@@ -94,7 +94,7 @@ def estimated(name: str) -> tuple[str, ...]:
 
 
 def data_sheet(name: str) -> Accelerator:
-    """Return an accelerator without what was fitted to published kernels."""
+    """Return an accelerator with the figures of its data sheet, without fits to published kernels."""
     return _accelerator(record("accelerators", name, calibrated=False).figures)
 
 
@@ -136,9 +136,9 @@ def cluster(name: str, nodes: int = 1, devices_per_node: int | None = None) -> C
     Parameters
     ----------
     devices_per_node
-        How many devices of each node are used, with their share of its NICs and hosts; all where
-        ``None``. A node whose devices share a switch may be asked to have more, with no more NICs; a slice of a
-        torus, whose chips come with their hosts and NICs, too.
+        Number of devices per node, with their share of its NICs and hosts; all where ``None``. It may exceed the
+        node's own number where devices share a switch (with no more NICs) and for a slice of a torus, whose
+        chips come with their hosts and NICs.
 
     Raises
     ------

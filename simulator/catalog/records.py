@@ -1,12 +1,12 @@
-"""The catalog's data files: records by name, and for every figure where it comes from.
+"""The catalog's data files: records by name, with the source of every figure.
 
-A record may say ``like``: it then has what it does not state from the record of that name. A file
-``calibration/NAME.json``, as `meshwise.simulator.calibration` writes it, states figures of an accelerator's kernels,
-which hold before the record's own. ``sources`` gives a figure, or a group of figures, by its path a status and a text;
-``assumed`` lists those that no document read states. The entry of the longest path holds.
+A record with ``like`` inherits all fields that it does not state from the record of that name. A file
+``calibration/NAME.json``, which `meshwise.simulator.calibration` writes, has figures of an accelerator's kernels that
+take precedence over the record's own. ``sources`` maps the path of a figure, or of a group of figures, to a status and
+a text; ``assumed`` lists figures that no document states. The entry with the longest path applies.
 
-A link of a cluster may be named instead: it then has the figures fitted to published collectives
-(`meshwise.simulator.calibration`), ``links`` times its bandwidth, and inside a node their library too.
+A link of a cluster may be a name instead: it then has the figures fitted to published collectives
+(`meshwise.simulator.calibration`), with ``links`` times the bandwidth, and inside a node also their library.
 """
 
 import json
@@ -21,27 +21,27 @@ from meshwise.simulator.units import Dimension, parse
 STATUSES = ("read", "secondary", "derived", "chosen", "assumed")
 """How far a figure can be trusted.
 
-``read`` in a document; ``secondary``: a document quotes another; ``derived``: arithmetic, a fit to
+``read`` in a document; ``secondary``: quoted in another document; ``derived``: arithmetic, a fit to
 published measurements or the figure of a relative, as its source says; ``chosen``: an allowance
-of the model; ``assumed``: no document read states it.
+of the model; ``assumed``: no document states it.
 """
 
 FITTED = ("launch", "matmul", "attention", "sustained", "kernel_bandwidth")
-"""Figures of kernels, which a calibration states."""
+"""Figures of kernels, which a calibration replaces."""
 
 _NOT_FIGURES = ("like", "sources", "assumed", "name")
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What the catalog holds under one name.
+    """An entry of the catalog.
 
     Parameters
     ----------
     figures
-        The record's fields as the file has them.
+        The entry's fields as the file has them.
     origins
-        For paths of figures, such as ``host.memory``, status and source.
+        Status and source of figures by path, such as ``host.memory``.
     """
 
     figures: dict[str, Any]
@@ -54,7 +54,7 @@ class Record:
         return next((self.origins[prefix] for prefix in prefixes if prefix in self.origins), None)
 
     def paths(self) -> tuple[str, ...]:
-        """Return the paths of all figures, names aside."""
+        """Return the paths of all figures; names are no figures."""
         return tuple(_leaves("", {key: value for key, value in self.figures.items() if key not in _NOT_FIGURES}))
 
 
@@ -78,7 +78,7 @@ def record(kind: str, name: str, *, calibrated: bool = True) -> Record:
     Parameters
     ----------
     calibrated
-        Whether figures fitted to published kernels take the place of what the file states.
+        Whether figures fitted to published kernels replace those of the file.
     """
     table = _table(kind)
     if name not in table:
@@ -90,7 +90,7 @@ def record(kind: str, name: str, *, calibrated: bool = True) -> Record:
 
 
 def _stated(own: dict[str, Any], base: Record) -> Record:
-    """Return what a record states, and what it has from ``base``."""
+    """Return a record with its own fields and those it inherits from ``base``."""
     figures = {key: value for key, value in own.items() if key not in ("like", "sources", "assumed")}
     kept = {
         path: _inherited(path, origin, own["like"])
@@ -103,7 +103,7 @@ def _stated(own: dict[str, Any], base: Record) -> Record:
 
 
 def _inherited(path: str, origin: tuple[str, str], relative: str) -> tuple[str, str]:
-    """Return the origin of a figure that a record has from a relative: fitted ones say so."""
+    """Return the origin of an inherited figure; that of a fitted figure names the relative."""
     status, text = origin
     if path.split(".")[0] not in FITTED or text.startswith("taken from"):
         return origin
@@ -111,13 +111,14 @@ def _inherited(path: str, origin: tuple[str, str], relative: str) -> tuple[str, 
 
 
 def _fitted(stated: Record, calibration: dict[str, Any]) -> Record:
-    """Return a record with fitted figures; of a table, those that were fitted."""
+    """Return a record with fitted figures; in a table only the fitted entries are replaced."""
     figures, origins = dict(stated.figures), dict(stated.origins)
     for name, value in calibration.get("figures", {}).items():
         if name in ("kernel_bandwidth", "attention"):
             figures[name] = figures.get(name, {}) | value
             origins |= {f"{name}.{kind}": ("derived", calibration["source"]) for kind in value}
         else:
+            # the whole group is replaced, so that sources of its former parts no longer apply
             figures[name] = value
             origins = {path: origin for path, origin in origins.items() if path.split(".")[0] != name}
             origins[name] = ("derived", calibration["source"])
@@ -125,12 +126,12 @@ def _fitted(stated: Record, calibration: dict[str, Any]) -> Record:
 
 
 def is_calibrated(name: str) -> bool:
-    """Return whether figures of an accelerator's kernels were fitted to published timings of its own."""
+    """Return whether an accelerator's kernels were fitted to its own published timings."""
     return bool(_calibration(name))
 
 
 def fitted_links(*, inside: bool) -> tuple[Link, ...]:
-    """Return the links that were fitted to published collectives: those inside nodes or those between them."""
+    """Return the links that were fitted to published collectives, either those inside nodes or those between them."""
     entries = (entry for entry in _json("calibration/links.json").values() if ("library" in entry) is inside)
     return tuple(
         Link(
@@ -143,7 +144,7 @@ def fitted_links(*, inside: bool) -> tuple[Link, ...]:
 
 
 def _calibration(name: str) -> dict[str, Any]:
-    """Return what was fitted to published kernels of an accelerator; empty where nothing was."""
+    """Return the calibration file of an accelerator; empty where there is none."""
     file = files(__package__).joinpath("calibration", f"{name}.json")
     found: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
     return found
@@ -165,7 +166,7 @@ def _json(name: str) -> Any:
 
 
 def _link(own: dict[str, Any], place: str, fitted: dict[str, Any]) -> None:
-    """Put the figures of a fitted link, and where they come from, where its name stands."""
+    """Replace the name of a fitted link by its figures, and add their sources; changes the entry in place."""
     figures = own[place]
     name, links = figures.pop("link"), figures.pop("links", 1)
     entry, fit = fitted[name], fitted[name]["fit"]

@@ -1,8 +1,8 @@
-"""Which chips of a torus pod a job gets: the shape of a slice, and the links between its chips.
+"""Slices of a torus pod: the shape of the slice that a job gets, and the links between its chips.
 
-A slice has the most cube-like of the shapes that fit into its pod. An axis closes to a ring where
-its length is a multiple of ``ring``; pods of three axes are joined from cubes by optical switches,
-so that there all axes close or none (jax-ml/scaling-book, tpus.md).
+A slice has the most cube-like shape that fits into its pod. An axis closes to a ring where its length is a multiple
+of ``ring``; pods with three axes consist of cubes joined by optical switches, so that all axes close or none
+(jax-ml/scaling-book, tpus.md).
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,9 +12,9 @@ Shape = tuple[int, ...]
 
 
 def slice_shape(devices: int, pod: Sequence[int], ring: int) -> Shape:
-    """Return the axes of a slice of ``devices`` chips, the shortest first.
+    """Return the lengths of the axes of a slice of ``devices`` chips, the shortest first.
 
-    Shapes whose axes close come first, then the smallest sum of axes.
+    Shapes whose axes close are preferred, then the smallest sum of axes.
 
     Raises
     ------
@@ -65,7 +65,7 @@ def slice_pairs(shape: Shape, closed: Sequence[bool]) -> tuple[tuple[int, int, i
 
 
 def _factors(number: int, axes: int, least: int) -> Iterator[Shape]:
-    """Yield every rising tuple of ``axes`` factors of at least ``least`` whose product is ``number``."""
+    """Yield every non-decreasing tuple of ``axes`` factors of at least ``min_factor`` whose product is ``number``."""
     if axes == 1:
         yield (number,)
         return
@@ -77,12 +77,12 @@ def _factors(number: int, axes: int, least: int) -> Iterator[Shape]:
 
 
 def _shapes(devices: int, limits: Sequence[int]) -> Iterator[Shape]:
-    """Yield the shapes of ``devices`` chips that fit into rising ``limits``."""
+    """Yield the shapes of ``devices`` chips that fit into ``limits``, which are sorted."""
     if devices <= prod(limits):
         shapes = _factors(devices, len(limits), 1)
         yield from (shape for shape in shapes if all(a <= b for a, b in zip(shape, limits, strict=True)))
 
 
 def _nearest(devices: int, limits: Sequence[int]) -> int:
-    """Return the largest number of chips up to ``devices``, or up to the whole pod, that has a shape."""
+    """Return the largest number of chips that has a shape, up to ``devices`` and the whole pod."""
     return next(count for count in range(min(devices, prod(limits)), 0, -1) if any(_shapes(count, limits)))

@@ -1,7 +1,7 @@
-"""What kernels and links typically reach: medians over what the catalogue has timed.
+"""Typical efficiency of kernels and links: medians over the accelerators and links that were fitted to timings.
 
-An accelerator or a link that nobody timed is not ideal: a figure that its owner does not state is the median of those
-that were fitted to published timings, figure by figure.
+An accelerator or link without timings is not assumed to be ideal: every figure that the user does not state is the
+median of the fitted ones.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ Shares = tuple[tuple[str, float], ...]
 
 
 class Efficiency(NamedTuple):
-    """How near kernels come to what an accelerator's data sheet promises; the fields are those of `Accelerator`."""
+    """Efficiency of an accelerator's kernels relative to its data sheet; the fields are those of `Accelerator`."""
 
     launch: float
     matmul: MatmulModel
@@ -30,7 +30,7 @@ class Efficiency(NamedTuple):
     kernel_bandwidth: Shares
 
     def attention_beside(self, matmul: MatmulModel) -> AttentionModel:
-        """Return the model of attention that reaches as much of the peak beside another model of products."""
+        """Return the attention model rescaled to another model of products: it reaches the same share of the peak."""
         scale = self.matmul.fraction / matmul.fraction
         return replace(self.attention, forward=self.attention.forward * scale, backward=self.attention.backward * scale)
 
@@ -49,7 +49,7 @@ def timed_accelerators() -> tuple[str, ...]:
 def typical_efficiency() -> Efficiency:
     """Return the median of every figure over the accelerators whose own kernels were timed.
 
-    Attention is stated relative to products; its median is that of the part of the peak that it reaches.
+    Attention is stated relative to products; its median is taken over the fractions of the peak that it reaches.
     """
     timed = [efficiency_of(accelerator(name)) for name in timed_accelerators()]
     matmul = replace(
@@ -64,7 +64,7 @@ def typical_efficiency() -> Efficiency:
 
 
 def _medians(models: Sequence[M]) -> M:
-    """Return the first of some models with the median of every number; of a count, the lower one of two."""
+    """Return a model with the median of every number; the low median for counts, which stay whole."""
     first, found = models[0], {}
     for name in (field.name for field in fields(first)):
         values = [getattr(model, name) for model in models]
@@ -74,7 +74,7 @@ def _medians(models: Sequence[M]) -> M:
 
 
 def _medians_by_name(tables: Iterable[Shares]) -> Shares:
-    """Return by name the median over the tables that have it."""
+    """Return the median of every name over the tables that have it."""
     values: dict[str, list[float]] = {}
     for table in tables:
         for name, value in table:
@@ -84,9 +84,9 @@ def _medians_by_name(tables: Iterable[Shares]) -> Shares:
 
 @lru_cache(maxsize=2)
 def typical_link(*, inside: bool) -> Link:
-    """Return a link with the median latency and launch of the links that were fitted, in nodes or between them.
+    """Return a link with the median latency and launch of the fitted links, inside nodes or between them.
 
-    Its bandwidth means nothing: links of all rates are among them.
+    Its bandwidth has no meaning, as the fitted links have different rates.
     """
     timed = fitted_links(inside=inside)
     return Link(median(link.latency for link in timed), 1.0, median(link.launch for link in timed))

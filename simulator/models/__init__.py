@@ -1,1 +1,1 @@
-"""Builders of operator graphs."""
+"""Model families: their sizes, and builders of their operator graphs."""

@@ -19,23 +19,23 @@ from meshwise.simulator.operator_graph import OperatorKind
 QUERY = "batch sequence heads group head_dim"
 UNFUSED = "unfused"
 ATTENTION = ("flash", *SECOND, UNFUSED)
-"""Kernels of attention: the best fused one of a device, others by name, and operators that keep the scores."""
+"""Attention kernels: a device's best fused one, others by name, and separate operators that keep the scores."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """How a layer attends.
+    """Options of an attention layer.
 
     Parameters
     ----------
     kernel
-        One of `ATTENTION`; all but ``unfused`` keep no scores.
+        One of `ATTENTION_KERNELS`; all but ``unfused`` keep no scores.
     causal
         Whether a token sees only those before it; the fused kernel skips the others.
     dropout
         Whether probabilities are dropped out.
     window
-        Tokens before it that a token sees, itself included; None for all.
+        Number of tokens that a token sees, itself included; None for all before it.
     qkv_bias, bias
         Whether the projections into and out of attention have biases.
     rotary
@@ -73,7 +73,7 @@ class Attention:
 
 
 def self_attention(builder: BlockBuilder, source: str, how: Attention) -> str:
-    """Note attention of tokens to themselves, projections included, and return its output."""
+    """Add attention of tokens to themselves, projections included, and return its output."""
     query, keys, values = _qkv(builder, source, how)
     if how.qk_norm:
         query = norm(builder, "query_norm", query, bias=False, over=how.query_dim)
@@ -84,7 +84,7 @@ def self_attention(builder: BlockBuilder, source: str, how: Attention) -> str:
 
 
 def cross_attention(builder: BlockBuilder, source: str, memory: str, how: Attention, memory_dim: str) -> str:
-    """Note attention of ``source`` to other tokens, ``batch source memory_dim``, and return its output."""
+    """Add attention of ``source`` to other tokens, ``batch source memory_dim``, and return its output."""
     how = replace(how, key="source")
     width = "heads group head_dim"
     query = builder.tensor(f"{how.prefix}query", QUERY)
@@ -143,7 +143,7 @@ def _rotary(builder: BlockBuilder, query: str, keys: str, how: Attention) -> tup
 
 
 def projection(builder: BlockBuilder, context: str, how: Attention) -> str:
-    """Note the product of all heads' contexts with the output weight and return it."""
+    """Add the product of all heads' contexts with the output weight and return it."""
     out = builder.tensor(f"{how.prefix}projected", TOKENS)
     width = f"heads group {how.value_dim}"
     linear(
@@ -160,7 +160,7 @@ def projection(builder: BlockBuilder, context: str, how: Attention) -> str:
 
 
 def core(builder: BlockBuilder, query: str, keys: str, values: str, how: Attention) -> str:
-    """Note scores, softmax and the weighted sum of values, and return the context."""
+    """Add scores, softmax and the weighted sum of values, fused or not, and return the context."""
     return (_unfused if how.kernel == UNFUSED else _flash)(builder, query, keys, values, how)
 
 
@@ -168,6 +168,7 @@ def _flash(builder: BlockBuilder, query: str, keys: str, values: str, how: Atten
     context = builder.tensor(f"{how.prefix}context", how.context)
     lse = builder.tensor(f"{how.prefix}logsumexp", "batch heads group sequence", "fp32")
     dims, flops = f"batch heads group sequence {how.key} {how.query_dim}", 4.0
+    # heads of latent attention have two widths: an operator has one iteration space, so both go into the FLOP
     if how.query_dim != how.value_dim:
         dims, flops = _square(how), 2.0 * (builder.size[how.query_dim] + builder.size[how.value_dim])
     builder.operator(
@@ -188,7 +189,7 @@ def _flash(builder: BlockBuilder, query: str, keys: str, values: str, how: Atten
 
 
 def visible(sequence: int, window: int | None) -> float:
-    """Return the part of a causal square that a sliding window leaves.
+    """Return the fraction of a causal square of scores that a sliding window leaves.
 
     >>> visible(8, None), visible(8, 8), visible(8, 4)
     (1.0, 1.0, 0.75)
@@ -313,7 +314,7 @@ class LatentAttention:
 
 
 def latent_attention(builder: BlockBuilder, source: str, sizes: LatentAttention, how: Attention) -> str:
-    """Note latent attention of tokens to themselves, projections included, and return its output."""
+    """Add latent attention of tokens to themselves, projections included, and return its output."""
     query = _project_latent_query(builder, source, compressed=sizes.q_rank is not None)
     keys, rotary_key, values = _project_latent_keys_and_values(builder, source)
     rotated = (

@@ -18,7 +18,7 @@ INTERACTIONS = ("dot", "cross")
 
 @dataclass(frozen=True, slots=True)
 class Dlrm:
-    """Sizes of DLRM; the sample is one row of dense features and one bag of indices a table.
+    """Sizes of DLRM; a sample is one row of dense features and one bag of indices per table.
 
     Parameters
     ----------
@@ -63,12 +63,12 @@ class Dlrm:
 
     @property
     def features(self) -> int:
-        """Vectors that interact: one a table, and the dense one."""
+        """Number of vectors that interact: one per table, and the dense one."""
         return len(self.rows) + 1
 
     @property
     def interacted(self) -> int:
-        """Numbers that go into the layers behind the interaction."""
+        """Number of inputs of the layers behind the interaction."""
         if self.interaction == "cross":
             return self.features * self.embedding
         return self.embedding + self.features * (self.features - 1) // 2
@@ -101,7 +101,7 @@ class Dlrm:
 
 
 def _embedding(spec: Dlrm, builder: BlockBuilder) -> Block:
-    """Return the embedding bags and the layers on dense features; all vectors leave as one tensor."""
+    """Return the block of embedding bags and layers on dense features, whose output is all vectors in one tensor."""
     pooled = tuple(_bag(builder, table) for table in range(len(spec.rows)))
     dense = _layers(builder, builder.tensor("dense", "batch bottom_0"), "bottom", len(spec.bottom))
     dims = "batch features embedding"
@@ -113,7 +113,7 @@ def _embedding(spec: Dlrm, builder: BlockBuilder) -> Block:
 
 
 def _bag(builder: BlockBuilder, table: int) -> str:
-    """Note the sum of the rows that a sample looks up in a table and return it."""
+    """Add the sum of the rows that a sample looks up in a table and return it."""
     rows, hots = f"rows_{table}", f"hots_{table}"
     indices = builder.tensor(f"indices_{table}", f"batch {hots}", "int64")
     weight = builder.tensor(f"table_{table}", f"{rows} embedding")
@@ -134,7 +134,7 @@ def _bag(builder: BlockBuilder, table: int) -> str:
 
 
 def _layers(builder: BlockBuilder, source: str, prefix: str, count: int, *, last_active: bool = True) -> str:
-    """Note linear layers, each rectified, and return the output; backward of a rectifier reads its output."""
+    """Add linear layers with rectifiers, whose backward reads their output, and return the output."""
     for index, (read, written) in enumerate(pairwise(f"{prefix}_{i}" for i in range(count + 1)), 1):
         out = builder.tensor(f"{prefix}_out_{index}", f"batch {written}")
         dims, weight = f"batch {written} {read}", f"{read} {written}"
@@ -147,7 +147,7 @@ def _layers(builder: BlockBuilder, source: str, prefix: str, count: int, *, last
 
 
 def _dots(spec: Dlrm, builder: BlockBuilder) -> Block:
-    """Return the dot products of all pairs of vectors, each once, beside the dense vector."""
+    """Return the block of dot products of all pairs of vectors, concatenated with the dense vector."""
     features = builder.tensor("features", "batch features embedding")
     out = builder.tensor("interacted", "batch interacted")
     kind, dims = OperatorKind.INTERACTION, "batch features others embedding"
@@ -158,7 +158,7 @@ def _dots(spec: Dlrm, builder: BlockBuilder) -> Block:
 
 
 def _crosses(spec: Dlrm, builder: BlockBuilder) -> Block:
-    """Return cross layers ``x + first * (W V x + b)``; ``first`` is carried through all of them."""
+    """Return the block of cross layers ``x + initial * (W V x + b)``; ``initial`` is carried through all of them."""
     first, x = builder.tensor("first", "batch flat"), builder.tensor("x", "batch flat")
     low, crossed = builder.tensor("low", "batch rank"), builder.tensor("crossed", "batch flat_out")
     linear(builder, "down", x, (low,), "batch rank flat", weight="flat rank", reduced="flat")

@@ -1,8 +1,8 @@
 """Models with an encoder: BERT, and the encoder-decoder T5.
 
-BERT [1]_ is in pre-training: masked tokens and the next sentence. In T5 [2]_ the encoder's output is carried as a
-further tensor through all layers of the decoder, and so is the relative position bias, whose table the first layer of
-each stack keeps.
+BERT [1]_ has its pre-training losses: masked tokens and the next sentence. In T5 [2]_ the encoder's output and the
+relative position bias are carried as further tensors through all layers of the decoder; the table of the bias is in
+the first layer of each stack.
 
 References
 ----------
@@ -129,7 +129,7 @@ def _head(spec: Bert, builder: BlockBuilder) -> Block:
 
 
 def _next_sentence(builder: BlockBuilder, x: str) -> str:
-    """Note the pooler of the first token, the two classes and their loss, which is returned."""
+    """Add the pooler of the first token and the classification of the next sentence, and return its loss."""
     first, pooled = builder.tensor("first", "batch hidden"), builder.tensor("pooled", "batch pooled")
     builder.elementwise("first_token", "batch hidden", (x,), (first,))
     dims = "batch pooled hidden"
@@ -150,11 +150,11 @@ class T5:
     Parameters
     ----------
     layers, decoder_layers
-        Layers of the encoder and of the decoder; None for as many in both.
+        Layers of the encoder and of the decoder; None for equally many.
     head_dim
         Width of one head; heads times it may differ from ``hidden``.
     buckets
-        Distances that the relative position bias tells apart.
+        Number of distances that the relative position bias distinguishes.
     target_sequence
         Tokens of the decoder's sample; None for as many as the encoder's.
     """
@@ -306,7 +306,7 @@ def _carried_bias(builder: BlockBuilder) -> str:
 
 
 def _position_bias(builder: BlockBuilder) -> str:
-    """Note the look-up of the bias of every pair of positions and return it."""
+    """Add the look-up of the bias of every pair of positions and return it."""
     table = builder.tensor("relative_attention_bias", "buckets heads")
     bias = _carried_bias(builder)
     kind, dims = OperatorKind.EMBEDDING, "sequence key heads buckets"

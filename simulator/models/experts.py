@@ -1,9 +1,8 @@
 """A mixture of experts: router, dispatch, the experts' feed-forward layers and combine.
 
-A token goes to ``top_k`` of ``count`` experts. Routed tokens are tensors with dims
-``batch experts capacity ...``: so many tokens of one sample an expert takes on average, and
-``imbalance`` says how many more the most loaded one takes. The operators on them are the
-ones with the dim ``capacity``: those that expert parallelism cuts along ``experts``.
+A token goes to ``top_k`` of ``count`` experts. Routed tokens are tensors with dims ``batch experts capacity ...``:
+``capacity`` is the mean number of one sample's tokens per expert, and ``imbalance`` the load of the most loaded expert
+over the mean. Operators with the dim ``capacity`` are those that expert parallelism cuts along ``experts``.
 
 References
 ----------
@@ -26,11 +25,11 @@ class Experts:
     Parameters
     ----------
     count, top_k
-        Experts of a layer, and how many of them a token goes to.
+        Number of experts of a layer, and of experts per token.
     ffn
         Width of one expert.
     shared
-        Experts that every token goes to besides, as one feed-forward layer of ``shared * ffn``.
+        Further experts that every token goes to, as one feed-forward layer of width ``shared * ffn``.
     dense_layers
         Layers before the first one with experts; they have the model's dense feed-forward layer.
     score_bias
@@ -74,7 +73,7 @@ ROUTED = "batch experts capacity"
 
 
 def mixture(builder: BlockBuilder, source: str, experts: Experts, *, gated: bool) -> tuple[str, ...]:
-    """Note a layer of experts and return its branches: that of routed tokens, and of the shared experts."""
+    """Add a layer of experts and return its branches: the routed experts' and, if any, the shared experts'."""
     weights, indices = _route(builder, source, experts)
     routed = builder.tensor("dispatched", f"{ROUTED} hidden")
     dims = f"{ROUTED} hidden"
@@ -100,7 +99,7 @@ def mixture(builder: BlockBuilder, source: str, experts: Experts, *, gated: bool
 
 
 def _route(builder: BlockBuilder, source: str, experts: Experts) -> tuple[str, str]:
-    """Note the scores of experts and the choice among them; return weights and indices of the chosen."""
+    """Add the scores of experts and the choice of the best ones, and return its weights and indices."""
     square = "batch sequence experts"
     scores = builder.tensor("router_scores", square)
     linear(builder, "router", source, (scores,), f"{square} hidden", weight="hidden experts", reduced="hidden")

@@ -1,9 +1,8 @@
-"""A model from the parsed ``config.json`` of a Hugging Face repository alone.
+"""A model from the parsed ``config.json`` of a Hugging Face repository, without the library.
 
-Field names and the defaults of fields that such a file leaves out are those of the
-configuration classes of transformers and diffusers. The file may hold anything: a field
-that is missing or absurd, and one that would make another network than the families here,
-is a `ConfigError`.
+Field names, and the defaults of fields that a file leaves out, are those of the configuration classes of transformers
+and diffusers. The file is not trusted: a missing or absurd field, and one that would make a network other than the
+families here, raises `ConfigError`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,12 +27,12 @@ MAX_LEVELS = 16
 CLIP_TOKENS = 77
 """Tokens of the text that Stable Diffusion reads (Radford et al. 2021, section 2.4: context 76 and the end)."""
 SHOWN = 60
-"""Characters of a foreign value that a message repeats at most."""
+"""Most characters of a foreign value in a message."""
 _REQUIRED = -1
 
 
 class ConfigError(ValueError):
-    """A field of a configuration is wrong: ``field``, and ``message`` with what holds and what was met."""
+    """A wrong ``field`` of a configuration; ``message`` says what it must hold and what was found."""
 
     def __init__(self, field: str, message: str) -> None:
         self.field, self.message = field, message
@@ -41,7 +40,7 @@ class ConfigError(ValueError):
 
 
 def spec_from_config(config: Mapping[str, object]) -> Model:
-    """Return the model that a parsed ``config.json`` states.
+    """Return the model that a parsed ``config.json`` describes.
 
     Raises
     ------
@@ -71,7 +70,7 @@ _CONFIG_NAMES = {
     "experts": "first_k_dense_replace",
     "top_k": "num_experts_per_tok",
 }
-"""Fields that constructors blame, by the names that configurations give them."""
+"""Configuration fields by the names that constructors use in their errors."""
 
 
 def _shown(value: object) -> str:
@@ -86,16 +85,17 @@ def _shown(value: object) -> str:
 
 
 class _Fields:
-    """Reads the fields of a configuration, each checked."""
+    """Checked access to the fields of a configuration."""
 
     def __init__(self, config: Mapping[str, object]) -> None:
         self.config = config
 
     def count(self, field: str, default: int = _REQUIRED, most: int = MAX_WIDTH, least: int = 1) -> int:
-        """Return a whole number; one that is left out or null is ``default``."""
+        """Return a whole number; ``default`` where it is missing or null."""
         value = self.config.get(field)
         if value is None and default != _REQUIRED:
             return default
+        # JSON's true is an int to Python
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
             raise ConfigError(field, f"holds a whole number from {least} to {most}, met {_shown(value)}")
         return value
@@ -105,7 +105,7 @@ class _Fields:
         return self.count(field, default, MAX_LAYERS)
 
     def optional(self, field: str) -> int | None:
-        """Return a whole number, or None where it is left out or null."""
+        """Return a whole number, or None where it is missing or null."""
         return self.count(field) if self.config.get(field) is not None else None
 
     def flag(self, field: str, default: bool) -> bool:
@@ -133,7 +133,7 @@ class _Fields:
         return tuple(value for value in values if isinstance(value, int))
 
     def words(self, field: str, table: Mapping[str, T]) -> tuple[T, ...]:
-        """Return a list of words, each replaced by what it means."""
+        """Return a list of words, each replaced by its meaning in ``table``."""
         known = ", ".join(table)
         values = self._list(field, f"words out of {known}")
         for value in values:
@@ -148,7 +148,7 @@ class _Fields:
         return values
 
     def choice(self, field: str, table: Mapping[str, T], default: str | None = None) -> T:
-        """Return what the word in ``field`` means; an unknown one is told the known, the nearest first."""
+        """Return the meaning of the word in ``field``; the error of an unknown one lists the known, nearest first."""
         value = self.config.get(field)
         value = default if value is None else value
         if not isinstance(value, str) or value not in table:
@@ -158,7 +158,7 @@ class _Fields:
         return table[value]
 
     def only(self, **wanted: object) -> None:
-        """Check fields that may hold one value, which leaving them out means too."""
+        """Check fields that may have one value only, which is also their default."""
         for field, value in wanted.items():
             met = self.config.get(field, value)
             if met != value or isinstance(met, bool) != isinstance(value, bool):
@@ -279,6 +279,7 @@ def _llama(config: _Fields) -> Transformer:
 
 
 def _mistral(config: _Fields) -> Transformer:
+    # transformers' default is 4096, but an explicit null means no window
     stated = "sliding_window" in config.config
     return _decoder(config, _Family("mistral", _SILU), window=config.optional("sliding_window") if stated else 4096)
 

@@ -24,7 +24,7 @@ def linear(
     reduced: str,
     bias: str = "",
 ) -> None:
-    """Note a product with a weight, and a bias where it has dims; backward reads the input."""
+    """Add a product with a weight, and with a bias if ``bias`` has dims; backward reads the input."""
     parameters = [builder.tensor(f"{name}_weight", weight)]
     if bias:
         parameters.append(builder.tensor(f"{name}_bias", bias))
@@ -46,10 +46,10 @@ def linear(
 def norm(
     builder: BlockBuilder, name: str, source: str, *, bias: bool, over: str = "hidden", output: str | None = None
 ) -> str:
-    """Note a norm with a weight (and bias) along ``over`` and return its output; backward reads the input.
+    """Add a norm along ``dim`` with a weight (and bias) and return its output; backward reads the input.
 
-    Its statistics are a mean and a mean square with a bias (Ba et al. 2016, "Layer normalization"), a mean square
-    without (Zhang and Sennrich 2019, "Root mean square layer normalization"); backward takes as many.
+    Its statistics are a mean and a mean square with a bias (Ba et al. 2016, "Layer normalization"), only a mean square
+    without (Zhang and Sennrich 2019, "Root mean square layer normalization"); backward needs equally many.
     """
     dims = builder.dims(source)
     out = builder.tensor(output or f"{name}_out", dims)
@@ -81,7 +81,7 @@ def dropout(
     on: bool,
     parameters: tuple[str, ...] = (),
 ) -> str:
-    """Note the fused sum of ``inputs`` and parameters, dropped out where ``on``: then backward reads the mask."""
+    """Add the fused sum of ``inputs`` and parameters, with dropout if ``is_active``: then backward reads the mask."""
     dims = builder.dims(inputs[0])
     out = builder.tensor(output, dims)
     kind = OperatorKind.DROPOUT if on else OperatorKind.ELEMENTWISE
@@ -93,12 +93,12 @@ def dropout(
 def residual(
     builder: BlockBuilder, name: str, branches: tuple[str, ...], source: str, *, drop: bool, output: str | None = None
 ) -> str:
-    """Note the sum of branches and their source and return it."""
+    """Add the sum of branches and their source and return it."""
     return dropout(builder, name, (*branches, source), output or f"{name}_out", f"{name}_mask", on=drop)
 
 
 def token_embedding(builder: BlockBuilder, tokens: str = "tokens", output: str = "embedded") -> str:
-    """Note the look-up of tokens in a table and return the rows."""
+    """Add the look-up of tokens in a table and return the rows."""
     builder.tensor(tokens, "batch sequence", "int64")
     builder.tensor("table", "vocab hidden")
     out = builder.tensor(output, TOKENS)
@@ -118,7 +118,7 @@ def token_embedding(builder: BlockBuilder, tokens: str = "tokens", output: str =
 
 
 def vocabulary_loss(builder: BlockBuilder, source: str, *, bias: bool = False) -> str:
-    """Note the product with the output weight, the cross-entropy of tokens and its sum, which is returned."""
+    """Add the product with the output weight and the cross-entropy of tokens, and return the loss."""
     weight = (builder.tensor("output_weight", "hidden vocab"),)
     logits = builder.tensor("logits", "batch sequence vocab", "fp32")
     builder.operator(
@@ -138,7 +138,7 @@ def vocabulary_loss(builder: BlockBuilder, source: str, *, bias: bool = False) -
 
 
 def cross_entropy(builder: BlockBuilder, logits: str, dims: str, classes: str, summed: str = "") -> str:
-    """Note the cross-entropy over ``classes`` and its sum, which is returned."""
+    """Add the cross-entropy over ``classes`` and return the loss, summed along ``summed``."""
     # with the vocabulary cut, each of the three is summed over ranks (Shoeybi et al. 2019, section 3)
     names = ("largest_logit", "sum_of_exponentials", "target_logit")
     parts = tuple(builder.tensor(name, dims, "fp32") for name in names)
@@ -152,7 +152,7 @@ def cross_entropy(builder: BlockBuilder, logits: str, dims: str, classes: str, s
 
 
 def classifier(builder: BlockBuilder, source: str, features: str) -> str:
-    """Note a linear layer from ``features`` to classes, and the loss, which is returned."""
+    """Add a linear layer from ``features`` to classes, and return the loss."""
     logits = builder.tensor("logits", "batch classes", "fp32")
     dims, weight = f"batch classes {features}", f"{features} classes"
     linear(builder, "classifier", source, (logits,), dims, weight=weight, reduced=features, bias="classes")
@@ -160,11 +160,11 @@ def classifier(builder: BlockBuilder, source: str, features: str) -> str:
 
 
 GATED = ("swiglu", "geglu")
-"""Kinds with two matrices into the wide layer, of which one gates the other (Shazeer 2020)."""
+"""Kinds of feed-forward layers with two matrices into the wide layer, one gating the other (Shazeer 2020)."""
 
 
 def feed_forward(builder: BlockBuilder, source: str, *, gated: bool, bias: bool, prefix: str = "") -> str:
-    """Note a feed-forward layer of width ``ffn`` and return its output; backward of the activation reads its input."""
+    """Add a feed-forward layer of width ``ffn`` and return its output; backward of the activation reads its input."""
     width = "ffn gate" if gated else "ffn"
     dims = f"batch sequence {width}"
     wide = builder.tensor(f"{prefix}wide", dims)
@@ -209,16 +209,16 @@ def convolution(
     bias: bool = False,
     tokens: str = "",
 ) -> str:
-    """Note a convolution from one dim of channels to another and return its output; backward reads the input.
+    """Add a convolution from one dim of channels to another and return its output; backward reads the input.
 
     Parameters
     ----------
     space
         Dims of the output image.
     kernel
-        Dim of the kernel's points, or nothing.
+        Dim of the kernel's points, empty for a pointwise convolution.
     tokens
-        Dims of the output where it is not an image: its points as a sequence.
+        Dims of the output if it is a sequence of points, not an image.
     """
     read, written = channels
     out = builder.tensor(f"{name}_out", tokens or f"batch {written} {space}")

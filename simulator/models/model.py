@@ -1,6 +1,6 @@
-"""A model as a value: its sizes, and the operator graph that they mean.
+"""Models as values: the protocol of all families, and the builder of blocks with tensors and operators.
 
-A `BlockBuilder` writes the blocks of the graph down: tensors and operators by named dims.
+Tensors and operators have named dims, as a string separated by spaces.
 """
 
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ from meshwise.simulator.operator_graph import BATCH, Block, Operator, OperatorGr
 
 
 class Model(Protocol):
-    """Sizes of a network of one family; a frozen dataclass."""
+    """The sizes of a network of one family, as a frozen dataclass."""
 
     def __hash__(self) -> int: ...
 
     @property
     def name(self) -> str:
-        """What the model is called."""
+        """Name of the model."""
 
     @property
     def summary(self) -> str:
@@ -35,7 +35,7 @@ def build(spec: Model, sequence: int, precision: str) -> OperatorGraph:
     Parameters
     ----------
     sequence
-        Tokens of the sample; models whose samples are of one size (images) do not read it.
+        Tokens of the sample; ignored by models whose samples have one size (images).
     precision
         Dtype of parameters and activations.
 
@@ -118,7 +118,7 @@ class BlockBuilder:
         self._operators: list[Operator] = []
 
     def tensor(self, name: str, dims: str, dtype: str | None = None) -> str:
-        """Note a tensor with space-separated dims and return its name."""
+        """Add a tensor with space-separated dims and return its name."""
         names = tuple(dims.split())
         shape = tuple(self.size[dim] for dim in names)
         self._tensors[name] = Tensor(name, names, shape, dtype or self.precision)
@@ -129,17 +129,17 @@ class BlockBuilder:
         return " ".join(self._tensors[name].dims)
 
     def operator(self, operator: SymbolicOperator) -> None:
-        """Note an operator in the sizes of the block."""
+        """Add an operator, with the sizes of the block."""
         self._operators.append(operator.with_sizes(self.size))
 
     def elementwise(
         self, name: str, dims: str, inputs: tuple[str, ...], outputs: tuple[str, ...], saved: tuple[str, ...] = ()
     ) -> None:
-        """Note an operator that works point by point."""
+        """Add an elementwise operator."""
         self.operator(SymbolicOperator(name, OperatorKind.ELEMENTWISE, dims, inputs, outputs, saved=saved))
 
     def block(
         self, name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], repeat: int = 1, layer: bool = False
     ) -> Block:
-        """Return what was noted as a block."""
+        """Return the tensors and operators added so far as a block."""
         return Block(name, tuple(self._operators), tuple(self._tensors.values()), inputs, outputs, repeat, layer)

@@ -1,8 +1,8 @@
 """The decoder transformer (GPT, Llama, Mixtral, DeepSeek) as an operator graph.
 
-Operators are those a training framework launches: fused bias, dropout and residual add
-count as one. The tensors that backward reads follow [1]_, so that one GPT layer keeps
-``sequence * batch * hidden * (34 + 5 * heads * sequence / hidden)`` bytes in 16 bit.
+Operators are those that a training framework launches: a fused bias, dropout and residual add is one operator. The
+tensors that backward reads follow [1]_, so that one GPT layer keeps
+``sequence * batch * hidden * (34 + 5 * heads * sequence / hidden)`` bytes in 16 bits.
 
 References
 ----------
@@ -46,7 +46,7 @@ class Transformer:
     ffn
         Width of the feed-forward layer; ``swiglu`` and ``geglu`` have two matrices into it, ``gelu`` one.
     attention
-        One of `ATTENTION`: ``flash`` is one kernel that keeps no scores; ``unfused`` keeps them.
+        One of `ATTENTION_KERNELS`: ``flash`` is one kernel that keeps no scores; ``unfused`` keeps them.
     dropout
         Whether attention, projection and feed-forward outputs are dropped out.
     positions
@@ -62,11 +62,11 @@ class Transformer:
     qk_norm
         Whether queries and keys are normalised head by head.
     window
-        Tokens that one sees, itself included (sliding window); None for all before it.
+        Number of tokens that a token sees, itself included (sliding window); None for all before it.
     parallel_residual
         Whether attention and feed-forward layer read the same input (GPT-NeoX).
     experts
-        The mixture of experts in the place of the feed-forward layer, or None.
+        The mixture of experts that replaces the feed-forward layer, or None.
     latent
         Sizes of multi-head latent attention, or None.
     """

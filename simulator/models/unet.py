@@ -1,8 +1,7 @@
 """The denoising U-Net of latent diffusion, conditioned on a text.
 
-What goes down is kept for the way up: these skip tensors, and the embedding of the time
-step, are carried through the boundaries of all blocks between. A block that attends reads
-the text's embedding, which is data.
+Outputs on the way down are kept for the way up: these skip tensors, and the embedding of the time step, are carried
+through all blocks in between. A block with attention reads the text's embedding, which is input data.
 
 References
 ----------
@@ -34,14 +33,14 @@ FEED_FORWARD = 4
 
 @dataclass(frozen=True, slots=True)
 class UNet:
-    """Sizes of the U-Net; the sample is one latent image.
+    """Sizes of the U-Net; a sample is one latent image.
 
     Parameters
     ----------
     widths
         Channels of every level; each level but the last halves the image.
     attends
-        Whether the residual blocks of a level are each followed by attention to the text.
+        Whether each residual block of a level is followed by attention to the text.
     depth
         Residual blocks of a level on the way down; the way up has one more.
     heads
@@ -94,7 +93,7 @@ class _Image:
 
 
 class _Walk:
-    """Writes the blocks down in order: ``now`` is the image at hand, ``skips`` those kept for the way up."""
+    """Writes the blocks in order: ``image_shape`` is the current image, ``skips`` are kept for the way up."""
 
     def __init__(self, spec: UNet, precision: str) -> None:
         self.spec, self.precision = spec, precision
@@ -120,7 +119,7 @@ class _Walk:
         return (*result, self._leave())
 
     def _builder(self, out: _Image, joined: int = 0) -> BlockBuilder:
-        """Return a builder of a block that reads ``now``, with ``joined`` channels of a skip, and writes ``out``."""
+        """Return a builder of a block from the current image, with ``skip_channels`` more channels, to ``out``."""
         now, width = self.now, self.spec.widths[0]
         sizes = {
             "channels_in": now.channels + joined,
@@ -151,7 +150,7 @@ class _Walk:
         return BlockBuilder(self.precision, sizes)
 
     def _carried(self, builder: BlockBuilder) -> tuple[str, ...]:
-        """Return the embedding of time and the skips as tensors of a block."""
+        """Add the embedding of time and the skips to a block and return them."""
         time = builder.tensor("time", "batch time")
         dims = "batch skip_channels_{0} skip_size_{0} skip_size_{0}"
         return time, *(builder.tensor(f"skip_{i}", dims.format(i)) for i in range(len(self.skips)))
@@ -194,7 +193,7 @@ class _Walk:
         return builder.block(name, (x, *carried), (y, *carried), layer=True)
 
     def _residual(self, name: str, width: int, attends: bool, *, keep: bool = True, up: bool = False) -> Block:
-        """Return a residual block, with attention where the level ``attends``; on the way ``up`` it joins a skip."""
+        """Return a residual block, with attention if the level ``attends``; on the way up it concatenates a skip."""
         skip = self.skips[-1] if up else None
         out = _Image(width, self.now.size)
         builder = self._builder(out, skip.channels if skip else 0)
@@ -232,14 +231,14 @@ def _join(builder: BlockBuilder, x: str, skip: str) -> str:
 
 
 def _silu(builder: BlockBuilder, name: str, source: str) -> str:
-    """Note the activation and return its output; backward reads the input."""
+    """Add a SiLU activation and return its output; backward reads the input."""
     out = builder.tensor(f"{name}_out", builder.dims(source))
     builder.elementwise(name, builder.dims(source), (source,), (out,), saved=(source,))
     return out
 
 
 def _convolutions(builder: BlockBuilder, x: str, time: str) -> str:
-    """Note two normalised convolutions, the time between them, and the sum with their source; return it."""
+    """Add two normalised convolutions, with the time added between them, and return the sum with their source."""
     active = _silu(builder, "activation_1", norm(builder, "norm_1", x, bias=True, over="channels_in"))
     change = ("channels_in", "channels_out")
     wide = convolution(builder, "convolution_1", active, change, kernel="kernel", bias=True)
@@ -259,7 +258,7 @@ def _convolutions(builder: BlockBuilder, x: str, time: str) -> str:
 
 
 def _transformer(builder: BlockBuilder, image: str) -> str:
-    """Note a transformer layer over the points of an image, with attention to the text; return the sum with it."""
+    """Add a transformer layer over the points of an image, with attention to the text, and return the sum with it."""
     normed = norm(builder, "image_norm", image, bias=True, over="channels")
     x = convolution(builder, "tokens", normed, ("channels", "hidden"), bias=True, tokens=TOKENS)
     itself = Attention(causal=False, bias=True)

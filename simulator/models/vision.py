@@ -27,17 +27,17 @@ from meshwise.simulator.models.model import BlockBuilder, SymbolicOperator
 from meshwise.simulator.operator_graph import Block, OperatorGraph, OperatorKind
 
 EXPANSION = 4
-"""Channels out of a bottleneck over those within."""
+"""Output channels of a bottleneck over its inner channels."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResNet:
-    """Sizes of ResNet; the sample is one image of ``image`` by ``image`` pixels.
+    """Sizes of ResNet; a sample is one image of ``image`` by ``image`` pixels.
 
     Parameters
     ----------
     depths
-        Bottlenecks of every stage; a stage halves the image, the first one but the stem does not.
+        Bottlenecks of every stage; every stage but the first halves the image.
     stem
         Channels of the first convolution and within the bottlenecks of the first stage; doubled by every stage.
     """
@@ -104,7 +104,7 @@ class ResNet:
 def _bottleneck(
     name: str, precision: str, channels: int, width: int, size: int, stride: int = 0, repeat: int = 1
 ) -> Block:
-    """Return bottlenecks; the first of a stage has a ``stride`` and projects its shortcut, others have none."""
+    """Return a block of bottlenecks; only the first of a stage has a ``stride`` and projects its shortcut."""
     out = size // (stride or 1)
     sizes = {"channels_in": channels, "bottleneck": width, "bottleneck_out": width, "channels_out": EXPANSION * width}
     sizes |= {"kernel": 3 * 3, "height": out, "width": out, "input_height": size, "input_width": size}
@@ -117,6 +117,7 @@ def _bottleneck(
     inner = _relu(builder, "activation", (inner,))
     wide = _normed(builder, "expand", inner, ("bottleneck_out", "channels_out"))
     shortcut = _normed(builder, "shortcut", x, ("channels_in", "channels_out")) if stride else x
+    # the next block's convolution reads the sum too and keeps it, so that this block need not
     result = _relu(builder, "residual", (wide, shortcut), kept_by_reader=True)
     return builder.block(name, (x,), (result,), repeat, layer=True)
 
@@ -124,13 +125,13 @@ def _bottleneck(
 def _normed(
     builder: BlockBuilder, name: str, source: str, channels: tuple[str, str], space: str = IMAGE, kernel: str = ""
 ) -> str:
-    """Note a convolution and batch norm and return its output."""
+    """Add a convolution and batch norm and return its output."""
     wide = convolution(builder, name, source, channels, space=space, kernel=kernel)
     return norm(builder, f"{name}_norm", wide, bias=True, over=channels[1])
 
 
 def _relu(builder: BlockBuilder, name: str, inputs: tuple[str, ...], *, kept_by_reader: bool = False) -> str:
-    """Note the rectified sum of ``inputs`` and return it; backward reads the output, which the next block may keep."""
+    """Add the rectified sum of ``inputs`` and return it; backward reads the output, which the next block may keep."""
     dims = builder.dims(inputs[0])
     out = builder.tensor(f"{name}_out", dims)
     builder.elementwise(name, dims, inputs, (out,), saved=() if kept_by_reader else (out,))
@@ -139,7 +140,7 @@ def _relu(builder: BlockBuilder, name: str, inputs: tuple[str, ...], *, kept_by_
 
 @dataclass(frozen=True, slots=True)
 class VisionTransformer:
-    """Sizes of ViT; the sample is one image of ``image`` by ``image`` pixels, whatever the sequence asked for."""
+    """Sizes of ViT; a sample is one image of ``image`` by ``image`` pixels, whatever sequence is requested."""
 
     layers: int
     hidden: int

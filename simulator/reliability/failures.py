@@ -1,4 +1,4 @@
-"""What stops a job, how often, and whether a host has to be replaced.
+"""Failures of a job: their kinds, their rates, and whether a host has to be replaced.
 
 Published failure rates and recovery times, each with its source, come from `simulator/catalog/failures.json`.
 """
@@ -23,7 +23,7 @@ _BLOCK = 256  # failures drawn at once
 
 
 class FailureKind(StrEnum):
-    """What an interruption is put down to."""
+    """Cause of an interruption."""
 
     DEVICE = "device"
     HOST = "host"
@@ -33,7 +33,7 @@ class FailureKind(StrEnum):
 
 
 class Component(StrEnum):
-    """What fails on its own: each device, each host, or the job as a whole."""
+    """Component that fails independently: each device, each host, or the job as a whole."""
 
     DEVICE = "device"
     HOST = "host"
@@ -41,14 +41,14 @@ class Component(StrEnum):
 
 
 class Restart(StrEnum):
-    """Where a job goes on after a failure."""
+    """Where a job restarts after a failure."""
 
     IN_PLACE = "in place"
     REPLACE_HOST = "replace host"
 
 
 class Failure(NamedTuple):
-    """One failure, ``time`` seconds after the start of a run."""
+    """One failure; ``time`` is in seconds from the start of the run."""
 
     time: float
     kind: FailureKind
@@ -57,7 +57,7 @@ class Failure(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FailureRate:
-    """How often one component fails in one way.
+    """The rate of one kind of failure of one component.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ class FailureRate:
             raise ValueError(f"mtbf of {self.kind} failures is above 0 and finite, met {self.mtbf}")
 
     def rate(self, devices: int, hosts: int) -> float:
-        """Return such failures a second of a job."""
+        """Return the rate of such failures in a job, per second."""
         count = {Component.DEVICE: devices, Component.HOST: hosts, Component.JOB: 1}[self.component]
         return count / self.mtbf
 
@@ -99,7 +99,7 @@ class FailureModel:
             raise ValueError(f"failure model {self.name} has at least one rate, met none")
 
     def rate(self, devices: int, hosts: int) -> float:
-        """Return failures a second of a job."""
+        """Return the rate of all failures of a job, per second."""
         return sum(rate.rate(devices, hosts) for rate in self.rates)
 
     def mtbf(self, devices: int, hosts: int) -> float:
@@ -107,7 +107,7 @@ class FailureModel:
         return 1 / self.rate(devices, hosts)
 
     def shares(self, devices: int, hosts: int) -> tuple[tuple[FailureKind, float], ...]:
-        """Return the fraction of a job's failures that is of each kind."""
+        """Return the fraction of a job's failures by kind."""
         total = self.rate(devices, hosts)
         kinds = dict.fromkeys((rate.kind for rate in self.rates), 0.0)
         for rate in self.rates:
@@ -115,13 +115,14 @@ class FailureModel:
         return tuple(kinds.items())
 
     def failures(self, devices: int, hosts: int, seed: int, run: int = 0) -> Iterator[Failure]:
-        """Yield the failures of a job in order of time, for ever; equal for equal arguments.
+        """Yield the failures of a job in order of time, without end; equal arguments give equal failures.
 
-        They fall at wall-clock times whatever the job does, so that runs with the same seed
-        and other checkpoints meet the same failures (common random numbers).
+        They strike at wall-clock times that do not depend on what the job does, so that runs with the same seed but
+        other checkpoints meet the same failures (common random numbers).
         """
         total = self.rate(devices, hosts)
         bounds = [bound / total for bound in accumulate(rate.rate(devices, hosts) for rate in self.rates)][:-1]
+        # two uniform numbers a failure, drawn in blocks: the gap by inversion of the exponential, then the kind
         generator = np.random.default_rng((seed, run))
         time = 0.0
         while True:
@@ -132,10 +133,10 @@ class FailureModel:
 
 
 class Figure(NamedTuple):
-    """A published number, s where it is a time.
+    """A published number; times are in s.
 
-    ``status`` is ``read`` in the source itself, ``secondary`` where the source was quoted by
-    another, or ``derived`` from read ones.
+    ``status`` is ``read`` in the source itself, ``secondary`` where another document quotes the source, or ``derived``
+    from numbers that were read.
     """
 
     value: float
@@ -158,8 +159,7 @@ def failure_model_names() -> tuple[str, ...]:
 def failure_model(name: str) -> FailureModel:
     """Return a published failure model by name; ``ValueError`` names the known ones.
 
-    A kind that was counted ``count`` times in ``period`` on so many components has
-    ``mtbf = components * period / count``.
+    The mtbf of a kind that was counted ``count`` times in ``period`` is ``components * period / count``.
 
     >>> round(failure_model("meta-llama3").mtbf(devices=16384, hosts=2048) / 3600, 2)  # 54 * 24 / 466
     2.78
@@ -188,7 +188,7 @@ def figure(name: str) -> Figure:
 
 
 def source(name: str) -> str:
-    """Return where a published failure model comes from."""
+    """Return the source of a published failure model."""
     found: str = _lookup("failure_models", name)["source"]
     return found
 

@@ -1,6 +1,6 @@
-"""Goodput of a long run: its mean over several simulated runs, and the checkpoint interval that makes it best.
+"""Goodput of a long run: its mean over simulated runs, and the checkpoint interval that maximises it.
 
-The interval is found by closed forms, and by a search by simulation.
+The best interval comes from closed forms (Young, Daly) and from a search over simulated runs.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ NUM_RUNS = 8
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """What several runs that differ only in their failures did with their time."""
+    """Outcomes of several simulated runs that differ only in their failures."""
 
     run: LongRun
     outcomes: tuple[Outcome, ...]
@@ -45,7 +45,7 @@ class Goodput:
         return fmean(len(outcome.interruptions) if kind is None else outcome.by_kind[kind] for outcome in self.outcomes)
 
     def to_json(self) -> dict[str, Any]:
-        """Return means over the runs, and the interruptions of the first, as JSON-ready data; s."""
+        """Return means over the runs, and the interruptions of the first run, as JSON-ready data; times in s."""
         kinds = {str(kind): self.interruptions(kind) for kind in FailureKind}
         names = ("wall_time", "steps", "useful", "lost", "checkpointing", "recovering", "waiting", "checkpoints")
         return {
@@ -74,7 +74,7 @@ _SECTIONS = 6  # of the bracket around the best point of the grid
 
 
 def young_interval(cost: float, mtbf: float) -> float:
-    """Return the training between two checkpoints that loses least, s, to first order in ``cost / mtbf``.
+    """Return the optimum training time between two checkpoints, in s, to first order in ``cost / mtbf``.
 
     ``sqrt(2 cost mtbf)``, with the ``cost`` of a checkpoint and the job's mean time between failures
     in s: J. W. Young, "A first order approximation to the optimum checkpoint interval",
@@ -87,7 +87,7 @@ def young_interval(cost: float, mtbf: float) -> float:
 
 
 def daly_interval(cost: float, mtbf: float) -> float:
-    """Return the training between two checkpoints that loses least, s, to higher order in ``cost / mtbf``.
+    """Return the optimum training time between two checkpoints, in s, to higher order in ``cost / mtbf``.
 
     J. T. Daly, Future Generation Computer Systems 22 (2006); ``mtbf`` itself from
     ``cost = 2 mtbf`` on.
@@ -103,7 +103,7 @@ def daly_interval(cost: float, mtbf: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class BestInterval:
-    """The checkpoint interval with the highest simulated goodput, and every one that was tried, in order."""
+    """The checkpoint interval with the highest simulated goodput, and all evaluated ``candidates`` in order."""
 
     interval: float
     goodput: Goodput
@@ -115,10 +115,10 @@ class BestInterval:
 def best_interval(run: LongRun, runs: int = NUM_RUNS) -> BestInterval:
     """Return the checkpoint interval at which ``runs`` simulated runs have the highest mean goodput.
 
-    A grid of whole steps around Young's interval, then golden-section search beside its best
-    point. All are struck by the same failures at the same wall-clock times, so that their
-    difference is not drowned by chance. A run given by steps is judged by as much time as
-    these take undisturbed: with too rare checkpoints it might never end.
+    A grid of whole steps around Young's interval is evaluated, then golden-section search refines its best point. All
+    candidates are struck by the same failures at the same wall-clock times, so that chance does not hide their
+    difference. A run of a number of steps is evaluated over the time that these take undisturbed: with too rare
+    checkpoints it might never end.
     """
     judged = run if run.steps is None else replace(run, duration=run.steps * run.step_time, steps=None)
     found: dict[int, Goodput] = {}
@@ -131,13 +131,13 @@ def best_interval(run: LongRun, runs: int = NUM_RUNS) -> BestInterval:
     grid = _grid(run)
     place = max(range(len(grid)), key=lambda index: value(grid[index]))
     _golden_section(value, grid[max(place - 1, 0)], grid[min(place + 1, len(grid) - 1)])
-    interval = max(sorted(found), key=value) * run.step_time
+    interval = max(sorted(found), key=value) * run.step_time  # of equal goodputs the shortest interval
     tried = tuple(found[steps] for steps in sorted(found))
     return BestInterval(interval, goodput(run.every(interval), runs), tried)
 
 
 def _grid(run: LongRun) -> list[int]:
-    """Return steps between checkpoints, at most those of the run, evenly spread on a logarithmic scale."""
+    """Return candidate numbers of steps between checkpoints, at most those of the run, on a logarithmic scale."""
     checkpoint = run.checkpoint
     most = ceil((run.duration or 0) / run.step_time) if run.steps is None else run.steps
     young = young_interval(checkpoint.blocking, run.mtbf)
@@ -147,7 +147,10 @@ def _grid(run: LongRun) -> list[int]:
 
 
 def _golden_section(value: Callable[[int], float], low: int, high: int) -> None:
-    """Evaluate ``value`` at steps between ``low`` and ``high`` that close in on its maximum."""
+    """Evaluate ``value`` at numbers of steps that close in on its maximum between ``low`` and ``high``.
+
+    By hand, as ``value`` is defined on whole steps and remembers what it has evaluated.
+    """
     left, right = log(low), log(high)
     for _ in range(_SECTIONS):
         inner, outer = right - _GOLDEN * (right - left), left + _GOLDEN * (right - left)

@@ -1,7 +1,7 @@
 """A long run as SimPy processes: a job that trains and recovers, and failures that strike it.
 
-Events are failures and the phases of recovery. The steps and checkpoints of an undisturbed
-stretch are counted by `CheckpointCycle`, exactly as one event for each would count them.
+Events are failures and the phases of a recovery. `CheckpointCycle` counts the steps and checkpoints of an undisturbed
+stretch, exactly as one event for each of them would.
 """
 
 from collections.abc import Generator, Iterable
@@ -16,27 +16,28 @@ from meshwise.simulator.reliability.long_run import HostPool, Interruption, Long
 from meshwise.simulator.units import to_seconds, to_ticks
 
 MAX_INTERRUPTIONS = 100_000
-"""A run with more makes hardly any progress, and is taken for a mistake."""
+"""Most interruptions of a run: one with more makes hardly any progress, and is refused as a mistake."""
 
 _LAST = 2  # priority of SimPy events that come after all others of their instant
 Events = Generator[simpy.Event, None, None]
 
 
 def simulate_run(run: LongRun, index: int = 0) -> Outcome:
-    """Return what happened in one run; every ``index`` draws other failures from the run's seed."""
+    """Return the outcome of one simulated run; every ``index`` draws other failures from the run's seed."""
     return replay(run, run.failures.failures(run.devices, run.hosts, run.seed, index))
 
 
 def replay(run: LongRun, failures: Iterable[Failure]) -> Outcome:
-    """Return what happened in a run struck by ``failures``, in order of time.
+    """Return the outcome of a run that is struck by ``failures``, which are in order of time.
 
-    What ends at the instant of a failure is done; a failure at the end of the run is no part of it.
+    Work that ends at the instant of a failure counts as done; a failure at the end of the run does not count.
 
     Raises
     ------
     ValueError
         Where the run is interrupted more than `MAX_INTERRUPTIONS` times.
     """
+    # whole ticks: sums of floats would let a checkpoint and a failure of one instant change places
     environment = simpy.Environment(initial_time=0)
     job = _Job(environment, run)
     process = environment.process(job.live())
@@ -46,7 +47,7 @@ def replay(run: LongRun, failures: Iterable[Failure]) -> Outcome:
 
 
 class _Strike(simpy.Event):
-    """An event that comes after all others of its instant."""
+    """An event that is processed after all others of its instant, so that work which ends then counts as done."""
 
     def __init__(self, environment: simpy.Environment, delay: int) -> None:
         super().__init__(environment)
@@ -100,7 +101,7 @@ class _Job:
                 struck = True
 
     def outcome(self) -> Outcome:
-        """Return what happened until now."""
+        """Return the outcome of the run up to now."""
         self._begin(self.activity)
         useful = self.steps * self.cycle.step
         _, checkpointing, recovering, waiting = map(to_seconds, self.spent)
@@ -117,7 +118,7 @@ class _Job:
         )
 
     def _train(self) -> simpy.Event:
-        """Begin to train, and return the event that all steps are done."""
+        """Begin to train, and return the event at which all steps are done."""
         now = self._begin(_Activity.TRAINING)
         if self.interruptions:
             self._amend(resumed=to_seconds(now))
@@ -126,7 +127,7 @@ class _Job:
         return self.environment.timeout(self.cycle.reach(self.run.steps - self.kept))
 
     def _recover(self) -> Events:
-        """Notice the failure, have all hosts, and restart."""
+        """Detect the failure, wait for all hosts, and restart."""
         yield self.environment.timeout(self.detection)
         now = self._begin(_Activity.WAITING)
         for _ in range(self.missing):
@@ -150,7 +151,7 @@ class _Job:
             self.missing += 1
 
     def _begin(self, activity: _Activity) -> int:
-        """Book the time since the last change to what it was spent on, begin ``activity``, and return the time."""
+        """Book the time since the last change to the activity that ends, begin ``activity``, and return the instant."""
         now = int(self.environment.now)
         elapsed = now - self.since
         if self.activity is _Activity.TRAINING:

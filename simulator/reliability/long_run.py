@@ -1,7 +1,7 @@
-"""A training run of days on machines that fail, as a value, and what it did with its time.
+"""A long training run on machines that fail, as a value, and its outcome.
 
-A `CheckpointCycle` tells how far a job that takes checkpoints has come after any time without a failure. Between a
-failure and training again lie detection, a sound host and a restart.
+A `CheckpointCycle` computes the progress of a job with checkpoints after any time without a failure. Before a job
+trains again after a failure, the failure is detected, a sound host is found and the job restarts.
 """
 
 from collections import Counter, deque
@@ -15,19 +15,19 @@ from meshwise.simulator.units import to_ticks
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """How long the parts of a recovery take; s.
+    """Durations of the parts of a recovery, in s.
 
     Parameters
     ----------
     detection
-        From a failure until it is noticed and its host known.
+        From a failure until it is noticed and its host is known.
     restart
         Scheduling and initialisation, without loading the checkpoint.
     repair
-        Until a broken host can be used again, from the failure on.
+        From a failure until the broken host can be used again.
     replacement
-        Until a host from elsewhere arrives, asked for only where no host is left and none is repaired
-        earlier; the host that broke last is given for it. None: there are no such hosts.
+        Until a host from elsewhere arrives. It is requested only where no spare is ready and no repair ends
+        earlier, in exchange for the host that broke last. None where there are no such hosts.
     """
 
     detection: float
@@ -43,7 +43,7 @@ class Recovery:
 
 
 class HostPool:
-    """Hosts outside the job: when each can be used, the next one first; ticks."""
+    """Hosts outside the job, by the instants from which they can be used, in ticks, earliest first."""
 
     def __init__(self, spares: int, recovery: Recovery) -> None:
         self._ready = deque([0] * spares)
@@ -51,13 +51,13 @@ class HostPool:
         self._replacement = None if recovery.replacement is None else to_ticks(recovery.replacement)
 
     def broke(self, now: int) -> None:
-        """A host left the job to be repaired."""
+        """Add a broken host, which can be used again after its repair."""
         self._ready.append(now + self._repair)
 
     def take(self, now: int) -> int:
-        """Return when the next host is there; it belongs to the job from now on.
+        """Return the instant at which the next host is available, and remove it from the pool.
 
-        Every `take` follows a `broke`, so there is always one.
+        Every call follows one of `add_broken`, so that the pool is never empty.
         """
         if self._replacement is not None and self._ready[0] > now + self._replacement:
             self._ready.pop()
@@ -70,19 +70,19 @@ _WHOLE = 1e-9  # relative distance within which an interval is a whole number of
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """When the state of a job is saved and what that takes; s.
+    """Interval and durations of checkpoints, in s.
 
     Parameters
     ----------
     interval
-        Training between two checkpoints; one is taken at the end of the step that completes it.
+        Training time between two checkpoints; one is taken at the end of the step that completes it.
     blocking
-        How long training stands still for one.
+        Time for which training stops for one.
     save
         From its start until it is durable, ``blocking`` included; equal to ``blocking`` where saving is
-        synchronous. One is saved at a time: a checkpoint that falls due earlier waits.
+        synchronous. Only one is saved at a time: the next one waits.
     load
-        Reading one back at a restart.
+        Time to read one at a restart.
     """
 
     interval: float
@@ -99,7 +99,7 @@ class Checkpoint:
             raise ValueError(f"save({self.save}) is at least blocking({self.blocking}), of which it is the rest")
 
     def steps(self, step_time: float) -> int:
-        """Return how many steps lie between two checkpoints.
+        """Return the number of steps between two checkpoints.
 
         >>> Checkpoint(interval=60.0, blocking=1.0, save=1.0, load=1.0).steps(step_time=25.0)
         3
@@ -107,7 +107,7 @@ class Checkpoint:
         return max(1, ceil(self.interval / step_time * (1 - _WHOLE)))
 
     def cycle(self, step_time: float) -> "CheckpointCycle":
-        """Return how a job with steps of ``step_time`` s trains and saves in turn."""
+        """Return the cycle of training and saving of a job with steps of ``step_time`` s."""
         return CheckpointCycle(to_ticks(step_time), self.steps(step_time), to_ticks(self.blocking), to_ticks(self.save))
 
 
@@ -134,15 +134,15 @@ class CheckpointCycle:
         return max(self.work + self.blocking, self.save)
 
     def started(self, elapsed: int) -> int:
-        """Return how many checkpoints have been started."""
+        """Return the number of checkpoints started after ``elapsed`` ticks."""
         return 0 if elapsed < self.work else 1 + (elapsed - self.work) // self.period
 
     def durable(self, elapsed: int) -> int:
-        """Return how many checkpoints are durable."""
+        """Return the number of durable checkpoints after ``elapsed`` ticks."""
         return self.started(elapsed - self.save)
 
     def trained(self, elapsed: int) -> int:
-        """Return the ticks in which training did not stand still."""
+        """Return the ticks of ``elapsed`` in which the job trained."""
         count = self.started(elapsed)
         begun = self.work + (count - 1) * self.period + self.blocking if count else 0
         return count * self.work + min(max(elapsed - begun, 0), self.work)
@@ -156,19 +156,19 @@ class CheckpointCycle:
 
 @dataclass(frozen=True, slots=True)
 class LongRun:
-    """A job that runs until ``duration`` has passed or ``steps`` are done; one of the two is given.
+    """A job that runs until ``duration`` has passed or ``steps`` are done; exactly one of them is not None.
 
-    Failures strike at a constant rate, while the job recovers or waits too; spare hosts do not
-    fail. The run starts with all its hosts and nothing to load.
+    Failures strike at a constant rate, also while the job recovers or waits; spare hosts do not fail. The run starts
+    with all its hosts and nothing to load.
 
     Parameters
     ----------
     step_time, duration
-        s.
+        In s.
     devices, hosts
-        What the job runs on.
+        Number of devices and hosts of the job.
     spares
-        Further hosts that stand by.
+        Number of further hosts that stand by.
     """
 
     step_time: float
@@ -204,28 +204,28 @@ class LongRun:
 
     @property
     def recovery_time(self) -> float:
-        """Seconds from a failure to training again where a host is at hand and no other failure strikes."""
+        """Seconds from a failure until the job trains again, if a host is ready and no other failure strikes."""
         return self.recovery.detection + self.recovery.restart + self.checkpoint.load
 
     def every(self, interval: float) -> "LongRun":
-        """Return this run with a checkpoint every ``interval`` s."""
+        """Return this run with ``interval`` s of training between checkpoints."""
         return replace(self, checkpoint=replace(self.checkpoint, interval=interval))
 
 
 @dataclass(frozen=True, slots=True)
 class Interruption:
-    """One failure and what it cost; s from the start of the run.
+    """One failure and its cost; ``time`` and ``resumed`` are in s from the start of the run.
 
     Parameters
     ----------
     steps, kept
-        Steps complete when it struck, and those of them that a durable checkpoint holds.
+        Steps complete when it struck, and those of them in a durable checkpoint.
     lost
-        Training that has to be repeated.
+        Training that has to be repeated, in s.
     waited
-        For a host.
+        Time waited for a host, in s.
     resumed
-        When training went on; None where another failure or the end of the run came first.
+        Instant at which training resumed; None where another failure or the end of the run came first.
     """
 
     time: float
@@ -239,24 +239,24 @@ class Interruption:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One run: the five parts of its time, s, add up to ``wall_time``.
+    """The outcome of one run; five parts, in s, add up to ``wall_time``: useful, lost, and the three activities.
 
     Parameters
     ----------
     steps
-        Complete at the end.
+        Number of steps complete at the end.
     useful
-        Training that counts: those steps.
+        Training of these steps.
     lost
-        Training that was repeated, and the step that the end of the run cut off.
+        Training that was repeated, and the unfinished step at the end of the run.
     checkpointing
-        Standing still for checkpoints.
+        Time in which training stopped for checkpoints.
     recovering
         Detection, restart and loading.
     waiting
-        For a host.
+        Waiting for hosts.
     checkpoints
-        How many became durable.
+        Number of checkpoints that became durable.
     """
 
     wall_time: float
@@ -273,11 +273,11 @@ class Outcome:
 
     @property
     def goodput(self) -> float:
-        """Effective training time: useful over wall time."""
+        """Goodput: useful over wall time."""
         return self.useful / self.wall_time
 
     @property
     def by_kind(self) -> dict[FailureKind, int]:
-        """Interruptions of every kind."""
+        """Number of interruptions by kind."""
         counts = Counter(interruption.kind for interruption in self.interruptions)
         return {kind: counts[kind] for kind in FailureKind}
