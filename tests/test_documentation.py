@@ -1,6 +1,7 @@
 """The documentation is true of the program: its commands, its Python and its YAML run, and its links lead somewhere."""
 
 import contextlib
+import dataclasses
 import fnmatch
 import io
 import json
@@ -18,6 +19,7 @@ import yaml
 
 from meshwise.scenarios.commands.main import application, run
 from meshwise.scenarios.files.library import find_root
+from meshwise.strategies.search import ALGORITHMS
 
 from .pages import LANGUAGES, PAGES, ROOT, SHELL, Block, anchors, blocks, links, marks
 
@@ -28,7 +30,6 @@ MOST_EXCLUDED = 0.25
 BLOCKS = {page: list(blocks(page)) for page in PAGES}
 ALL = [block for found in BLOCKS.values() for block in found]
 RUNNABLE = [block for block in ALL if block.commands or block.language in ("python", "yaml")]
-GENERATED = ROOT / "docs" / "reference"
 
 
 def name(page: Path) -> str:
@@ -125,7 +126,7 @@ def same(shown: str, printed: str) -> bool:
     return all(any(fnmatch.fnmatchcase(line, pattern) for line in lines) for pattern in patterns)
 
 
-GUIDES = [page for page in PAGES if GENERATED not in page.parents and page != ROOT / "README.md"]
+GUIDES = [page for page in PAGES if page != ROOT / "README.md"]
 
 
 def test_blocks_do_what_the_readme_says(folder: Path) -> None:
@@ -222,8 +223,17 @@ def test_the_index_names_every_page() -> None:
     named = {
         (index.parent / link.partition("#")[0]).resolve() for link in links(index) if not re.match(r"[a-z]+:", link)
     }
-    pages = {page for page in PAGES if GENERATED not in page.parents} - {index, ROOT / "README.md"}
+    pages = set(PAGES) - {index, ROOT / "README.md"}
     assert {name(page) for page in pages - named} == set()
+
+
+def test_the_guide_names_the_options_of_every_algorithm() -> None:
+    guide = (ROOT / "docs" / "guides" / "search.md").read_text("utf-8")
+    rows = re.findall(r"^\| `(\w+)` `(\w+)` \| `(.*?)` \| .+ \|$", guide, re.MULTILINE)
+    options = [
+        (name, field.name, str(field.default)) for name in ALGORITHMS for field in dataclasses.fields(ALGORITHMS[name])
+    ]
+    assert sorted(rows) == sorted(options)
 
 
 def test_an_output_is_found_by_its_lines_in_order() -> None:

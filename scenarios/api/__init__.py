@@ -110,16 +110,17 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name from the module that defines it."""
+    """Import a public name from the module that defines it, and keep it here, where pdoc looks for it."""
     if name not in _HOMES:
         raise AttributeError(f"module 'meshwise' has no attribute {name!r}")
     try:
-        return getattr(import_module(f"meshwise.{_HOMES[name]}"), name)
+        globals()[name] = getattr(import_module(f"meshwise.{_HOMES[name]}"), name)
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         words = f"meshwise.{name} needs torch: pip install 'meshwise[exec]'"
         raise ModuleNotFoundError(words, name="torch") from None
+    return globals()[name]
 
 
 def __dir__() -> list[str]:

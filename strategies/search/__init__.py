@@ -63,7 +63,8 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return globals()[name]
 
 
 __all__ = [
