@@ -1,7 +1,7 @@
 """Predicted against measured steps of executed plans, as a picture and as a Markdown page.
 
 ``python -m meshwise.reports.pictures.predictions FOLDER`` draws the rows of every ``predictions-N-ranks.jsonl`` in a
-folder, as ``python -m meshwise.scenarios.calibration.prediction_trials`` writes them.
+folder, as ``python -m meshwise.scenarios.studies.prediction_trials`` writes them.
 """
 
 import argparse
@@ -115,7 +115,7 @@ def write_page(files: Sequence[tuple[Row, Sequence[Row]]]) -> str:
     lines = [
         "# Predicted and measured steps",
         "",
-        "`python -m meshwise.scenarios.calibration.prediction_trials --ranks N --out predictions-N-ranks.jsonl`",
+        "`python -m meshwise.scenarios.studies.prediction_trials --ranks N --out predictions-N-ranks.jsonl`",
         "calibrates the machine with N processes, then predicts and runs 24 plans of a model that no calibration",
         "saw; `python -m meshwise.reports.pictures.predictions` wrote this page from the rows. Drift is how many",
         "times as long a step of another model took before and after the plan as when the machine was calibrated:",

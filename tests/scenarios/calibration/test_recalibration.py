@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from tiny_jobs import TINY, cluster
 
-from meshwise.scenarios.calibration.prediction_trials import list_plans
 from meshwise.scenarios.calibration.recalibration import FIGURES, PlanRun, predict_step, refit_cluster, slow_cluster
+from meshwise.scenarios.studies.prediction_trials import list_plans
 from meshwise.simulator.collective import Collective, CollectiveCurve
 from meshwise.simulator.engine import simulate
 from meshwise.simulator.machine.cluster import Cluster

@@ -1,6 +1,6 @@
 """How well steps are predicted on this machine.
 
-``python -m meshwise.scenarios.calibration.prediction_trials --out rows.jsonl``
+``python -m meshwise.scenarios.studies.prediction_trials --out rows.jsonl``
 
 The machine is calibrated first, with as many processes as the plans have ranks. Then every plan is predicted from that
 calibration and run, and a row is written: predicted and measured step time (median of the steps after the first two),
@@ -265,7 +265,7 @@ def _note(words: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the trials of the command line, print their summary and return the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m meshwise.scenarios.calibration.prediction_trials", description=__doc__.split("\n")[0]
+        prog="python -m meshwise.scenarios.studies.prediction_trials", description=__doc__.split("\n")[0]
     )
     parser.add_argument("--model", choices=MODELS, default="gpt", help="of which model (gpt)")
     parser.add_argument("--plans", type=int, default=24, help="different plans (24)")

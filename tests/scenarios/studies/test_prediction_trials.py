@@ -10,8 +10,8 @@ pytest.importorskip("torch")
 from tiny_jobs import SEQUENCE, TINY, cluster
 
 from meshwise.executor.supported import find_unsupported
-from meshwise.scenarios.calibration import prediction_trials
-from meshwise.scenarios.calibration.prediction_trials import (
+from meshwise.scenarios.studies import prediction_trials
+from meshwise.scenarios.studies.prediction_trials import (
     Trial,
     list_layouts,
     list_plans,
