@@ -94,26 +94,18 @@ def _list_data() -> Iterator[Technique]:
         yield _layout_technique("data", reduction.replace("_", " "), data=2, gradient_reduction=reduction)
     for stage in ZERO_STAGES[1:]:
         yield _layout_technique("ZeRO", f"ZeRO {stage}", data=2, zero=stage)
-    yield _layout_technique(
-        "ZeRO", "ZeRO 3, kept gathered", data=2, zero=3, reshard_after_forward=False
-    )
+    yield _layout_technique("ZeRO", "ZeRO 3, kept gathered", data=2, zero=3, reshard_after_forward=False)
     for stage in ZERO_STAGES[1:]:
-        yield _layout_technique(
-            "ZeRO", f"ZeRO {stage}, hybrid", data=4, zero=stage, zero_shards=2
-        )
+        yield _layout_technique("ZeRO", f"ZeRO {stage}, hybrid", data=4, zero=stage, zero_shards=2)
 
 
 def _list_inner() -> Iterator[Technique]:
     yield _layout_technique("tensor", "tensor", tensor=2)
     yield _layout_technique("tensor", "sequence parallel", tensor=2, sequence_parallel=True)
-    yield _layout_technique(
-        "tensor", "tensor, overlapped", tensor=2, sequence_parallel=True, overlap_tensor=True
-    )
+    yield _layout_technique("tensor", "tensor, overlapped", tensor=2, sequence_parallel=True, overlap_tensor=True)
     yield _layout_technique("tensor", "tensor, 2-D", tensor=2, tensor_rows=2)
     for attention in Attention:
-        yield _layout_technique(
-            "context", f"context, {attention.replace('_', ' ')}", context=2, attention=attention
-        )
+        yield _layout_technique("context", f"context, {attention.replace('_', ' ')}", context=2, attention=attention)
     experts = {"experts": Experts(count=4, top_k=2, ffn=32), "ffn_kind": "swiglu"}
     yield Technique("expert", "experts", {}, experts, {})
     yield Technique("expert", "expert parallel", {"data": 2, "expert": 2}, experts, {})
@@ -122,14 +114,10 @@ def _list_inner() -> Iterator[Technique]:
 def _list_pipelines() -> Iterator[Technique]:
     for name, rule in SCHEDULES.items():
         chunks = 1 if rule.chunks[1] == 1 else 2
-        yield _layout_technique(
-            "schedule", name.replace("_", " "), pipeline=2, schedule=name, chunks=chunks
-        )
+        yield _layout_technique("schedule", name.replace("_", " "), pipeline=2, schedule=name, chunks=chunks)
     yield _layout_technique("schedule", "written order", pipeline=2, schedule=_WRITTEN_ORDER)
     yield _layout_technique("pipeline", "uneven stages", pipeline=2, stages=divide_unevenly)
-    yield _layout_technique(
-        "pipeline", "scatter and gather", pipeline=2, tensor=2, scatter_gather=True
-    )
+    yield _layout_technique("pipeline", "scatter and gather", pipeline=2, tensor=2, scatter_gather=True)
 
 
 def _list_memory() -> Iterator[Technique]:
@@ -141,9 +129,7 @@ def _list_memory() -> Iterator[Technique]:
     yield _layout_technique("offload", "optimizer offload", offload=offloading(["optimizer"]))
     yield _layout_technique("offload", "activation offload", offload=offloading(["activations"]))
     on_host = offloading(["optimizer", "parameters"])  # the host that keeps parameters updates them
-    yield _layout_technique(
-        "offload", "parameter offload", data=2, zero=3, offload=on_host
-    )
+    yield _layout_technique("offload", "parameter offload", data=2, zero=3, offload=on_host)
 
 
 def _list_training() -> Iterator[Technique]:

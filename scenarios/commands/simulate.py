@@ -134,9 +134,7 @@ def _tell_what_would_fit(value: Any, result: Any, document: dict[str, Any], *, a
         explain_unfit_plan(value.problem, result.plan),
         find_nearest_fit(value.problem, result.plan, accepts),
     )
-    suggestions = explain_shortfall(
-        value.problem, [recover_layout(value.problem, result.plan)], accepts
-    )
+    suggestions = explain_shortfall(value.problem, [recover_layout(value.problem, result.plan)], accepts)
     if as_json:
         changes = {
             "reason": misfit_reason,

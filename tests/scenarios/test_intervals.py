@@ -95,8 +95,7 @@ def test_groups_of_one_kind_are_held_as_often_as_promised() -> None:
         scale = source.uniform(0.05, 0.15)
         errors += of(str(group), [abs(source.gauss(0, scale)) for _ in range(source.choice((3, 30, 60)))])
     held = [
-        errors[place].size <= width
-        for place, width in leave_groups_out([each.group for each in errors], errors, 0.9)
+        errors[place].size <= width for place, width in leave_groups_out([each.group for each in errors], errors, 0.9)
     ]
     assert 0.85 < fmean(held) < 0.95
 
