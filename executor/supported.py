@@ -116,7 +116,8 @@ def _check_precision(training: Training, layout: Layout) -> Iterator[str]:
         yield f"precision: the executor trains in {known_precisions}, met {training.precision}{remark}; nearest: bf16"
     elif training.precision != "bf16":
         if gradient_precision and training.gradient_bytes != training.parameter_bytes:
-            yield f"gradient_precision: the executor's gradients are as its parameters, met {gradient_precision}; nearest: same"
+            rule = "the executor's gradients are as its parameters"
+            yield f"gradient_precision: {rule}, met {gradient_precision}; nearest: same"
     elif gradient_precision == "same" and (layout.zero >= 2 or any(layout.offload.parameters)):
         yield "gradient_precision: torch's shards have gradients as precise as main weights, met same; nearest: fp32"
 
@@ -217,7 +218,8 @@ def _check_operators(spec: Transformer, training: Training, layout: Layout) -> I
     operator_names = list_recomputable(spec)
     met_text = f"met the operators {', '.join(recompute_choice.names)}"
     if not set(recompute_choice.names) <= set(operator_names):
-        yield f"recompute: of a layer the executor recomputes {', '.join(operator_names)}, {met_text}; nearest: selective"
+        rule = f"of a layer the executor recomputes {', '.join(operator_names)}"
+        yield f"recompute: {rule}, {met_text}; nearest: selective"
     core_operators = set(UNFUSED_CORE) & set(recompute_choice.names)
     if core_operators and len(core_operators) < len(UNFUSED_CORE):
         yield f"recompute: {', '.join(UNFUSED_CORE)} run as one here, {met_text}; nearest: all three"
@@ -244,8 +246,8 @@ def _check_unflushed(spec: Transformer, training: Training, layout: Layout) -> I
     if layout.zero:
         yield f"zero: the executor's ranks each keep the states of a stage with {name}, met {layout.zero}; nearest: 0"
     if layout.gradient_reduction != ALL_REDUCE:
-        reduction = layout.gradient_reduction
-        yield f"gradient_reduction: all ranks update versions of weights with {name}, met {reduction}; nearest: {ALL_REDUCE}"
+        rule = f"all ranks update versions of weights with {name}"
+        yield f"gradient_reduction: {rule}, met {layout.gradient_reduction}; nearest: {ALL_REDUCE}"
 
 
 def _check_tensor(spec: Transformer, training: Training, layout: Layout) -> Iterator[str]:

@@ -178,9 +178,10 @@ def difference(
     }
     predicted_ranks = {rank for rank_class in predicted.rank_classes for rank in rank_class.ranks}
     if predicted_ranks != measured_class.keys():
-        requirement = "a predicted and a measured timeline are of the same ranks"
+        rule = "a predicted and a measured timeline are of the same ranks"
+        num_common = len(predicted_ranks & measured_class.keys())
         raise ValueError(
-            f"{requirement}, met {len(predicted_ranks)} and {len(measured_class)} of which {len(predicted_ranks & measured_class.keys())} are the same"
+            f"{rule}, met {len(predicted_ranks)} and {len(measured_class)} of which {num_common} are the same"
         )
     error = measured.step_time - predicted.step_time
     naming = name_span or _name_operation

@@ -126,10 +126,11 @@ def _why_not_lines(answer: Data) -> Iterator[str]:
     else:
         plan, time = answer["plan"]["plan"], format_time(answer["plan"]["step_time"])
         risk = format_risk(answer["plan"]["out_of_memory"])
+        fastest = f"the fastest of {_legal_plans_text(answer)}"
         if answer["is_explained"]:
-            yield f"why not {request}: the plan that is explained has it, and is the fastest of {_legal_plans_text(answer)}"
+            yield f"why not {request}: the plan that is explained has it, and is {fastest}"
             return
-        yield f"why not {request}: it takes {answer['margin']:+.2%}, {time}, {risk}; the fastest of {_legal_plans_text(answer)}:"
+        yield f"why not {request}: it takes {answer['margin']:+.2%}, {time}, {risk}; {fastest}:"
         yield f"  {plan}"
         yield from _difference_lines(answer["more_seconds"])
         return
@@ -165,8 +166,9 @@ def _shadow_price_lines(prices: Data) -> Iterator[str]:
 
 def _runner_up_lines(runner_up: Data) -> Iterator[str]:
     time, risk = format_time(runner_up["step_time"]), runner_up["out_of_memory"]
+    decision = runner_up["decision"]
     yield ""
-    yield f"runner-up    {runner_up['margin']:+.2%}, {time}, differs in {runner_up['decision']}, out of memory {risk:.1%}:"
+    yield f"runner-up    {runner_up['margin']:+.2%}, {time}, differs in {decision}, out of memory {risk:.1%}:"
     yield f"  {runner_up['plan']}"
 
 
@@ -174,8 +176,9 @@ def _decision_lines(decisions: list[Data]) -> Iterator[str]:
     yield ""
     yield "what each decision is worth: the fastest plan of those looked at that decides it otherwise"
     for decision in decisions:
+        name, margin = decision["decision"], decision["margin"]
         peak, risk = format_size(decision["peak_memory"]), decision["out_of_memory"]
-        yield f"  {decision['decision']:<18}{decision['margin']:>+8.2%}  {peak:>9}  out of memory {risk:>5.1%}  {decision['plan']}"
+        yield f"  {name:<18}{margin:>+8.2%}  {peak:>9}  out of memory {risk:>5.1%}  {decision['plan']}"
 
 
 def _recommendation_lines(guidelines: list[Data]) -> Iterator[str]:
@@ -206,7 +209,8 @@ def _sensitivity_lines(sensitivities: list[Data]) -> Iterator[str]:
             for value, is_open in zip((low, high), sensitivity["reached"], strict=True)
         )
         lower_text, upper_text = bounds
-        yield f"  {sensitivity['part']:<22}{sensitivity['speed']:>12}  stays the best from {lower_text} to {upper_text} times as much"
+        head = f"  {sensitivity['part']:<22}{sensitivity['speed']:>12}"
+        yield f"{head}  stays the best from {lower_text} to {upper_text} times as much"
         yield from (f"    {line}" for outcome in sensitivity["outcomes"] if (line := _outcome_text(outcome)))
 
 
@@ -242,11 +246,11 @@ def _replan_lines(replan: Data) -> Iterator[str]:
         if option is None:
             yield f"  {title}: none fits"
             continue
-        idle = replan["left"] - option["devices"]
-        yield f"  {title}: {format_time(option['step_time'])} on {option['devices']} devices, {idle} idle: {option['plan']}"
+        devices, idle = option["devices"], replan["left"] - option["devices"]
+        yield f"  {title}: {format_time(option['step_time'])} on {devices} devices, {idle} idle: {option['plan']}"
         moved_size, max_received = format_size(option["received"]), format_size(option["most_received"])
-        lost_size = format_size(option["from_checkpoint"])
-        yield f"    migration: {moved_size} in all, {max_received} to one device, {format_duration(option['migration_seconds'])}"
+        lost_size, duration = format_size(option["from_checkpoint"]), format_duration(option["migration_seconds"])
+        yield f"    migration: {moved_size} in all, {max_received} to one device, {duration}"
         yield f"    {lost_size} of states are on no device that is left and come from a checkpoint"
     steps = replan["break_even_steps"]
     if steps is not None:

@@ -274,7 +274,8 @@ def _host_label(timeline: Timeline, host: int) -> str:
     """Return the label of a host: its name and its number of ranks.
 
     >>> from meshwise.simulator.program import HostClass
-    >>> _host_label(Timeline("simulated", (), (), (), 0.0, "x", hosts=(HostClass("host 0", 1e12, ((0, 1), (1, 7))),)), 0)
+    >>> host = HostClass("host 0", 1e12, ((0, 1), (1, 7)))
+    >>> _host_label(Timeline("simulated", (), (), (), 0.0, "x", hosts=(host,)), 0)
     'host 0 (8 ranks)'
     """
     ranks = sum(num_ranks for _, num_ranks in timeline.hosts[host].members)

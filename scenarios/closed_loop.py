@@ -125,9 +125,8 @@ def find_best_plans(scenario: "Scenario", max_plans: int, note: NoteCallback) ->
     result = scenario.search()
     plans = list_executable(scenario, result, max_plans)
     if len(plans) < max_plans:
-        note(
-            f"{result.algorithm} evaluated {len(result.trials)} plans; looking at the others for {max_plans} that can run"
-        )
+        evaluated_text = f"{result.algorithm} evaluated {len(result.trials)} plans"
+        note(f"{evaluated_text}; looking at the others for {max_plans} that can run")
         candidates = list_executable(scenario, scenario.search("exhaustive", budget=EXTRA_EVALUATIONS), max_plans)
         plans = sorted({*plans, *candidates}, key=lambda plan: scenario.simulate(plan).step_time)[:max_plans]
     if not plans:

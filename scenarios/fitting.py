@@ -92,8 +92,9 @@ def explain_shortfall(
     plan = complete(problem, layouts[0])
     lack = find_shortfall(problem, plan)
     changes = list_reliefs(problem, layouts, accepts=acceptor, seconds=time_left)
+    shortfall = f"{describe_shortfall(problem, lack)}{_describe_pages(problem, plan)}"
     return {
-        "reason": f"nothing fits: {plan.describe()}: {describe_shortfall(problem, lack)}{_describe_pages(problem, plan)}",
+        "reason": f"nothing fits: {plan.describe()}: {shortfall}",
         "plan": plan.describe(),
         "lacking": build_shortfall_document(problem, lack),
         "changes": [_build_relief_document(relief) for relief in changes],
@@ -113,16 +114,16 @@ def describe_shortfall(problem: Problem, lack: Shortfall) -> str:
     """Return in one line which stage or host lacks how much memory, what fills it, and a device's risk."""
     stages = ", ".join(map(str, lack.stages))
     usage_text = ", ".join(f"{name} {format_size(size)}" for name, size in lack.memory_by_kind if size)
-    missing_text = format_size(lack.missing_memory)
+    needed_text, missing_text = format_size(lack.needed_memory), format_size(lack.missing_memory)
     if lack.host:
         return (
-            f"{lack.host} keeps {format_size(lack.needed_memory)} of stage {stages}, it has {format_size(lack.usable_memory)}, "
+            f"{lack.host} keeps {needed_text} of stage {stages}, it has {format_size(lack.usable_memory)}, "
             f"{missing_text} too little ({usage_text})"
         )
     device = next(kind for kind in problem.cluster.accelerators if kind.memory == lack.reported_memory)
     risk = find_uncertainty(problem).estimate_memory_risk(lack.needed_memory, device.memory, device.reserved)
     return (
-        f"stage {stages} needs {format_size(lack.needed_memory)}, {describe_room(lack.usable_memory, lack.reported_memory)}, "
+        f"stage {stages} needs {needed_text}, {describe_room(lack.usable_memory, lack.reported_memory)}, "
         f"{missing_text} too little ({usage_text}; at {lack.time:.3g} s, {lack.activity}); {format_risk(risk)}"
     )
 

@@ -156,7 +156,8 @@ PEAK_RUNS = {"simumax_b200": "on B200 with Megatron-LM"}
 def describe_peak_runs() -> str:
     """Return in words how many runs `peak_memory_interval` is fitted to, on which machine and with which trainer."""
     fit = _load_figures()["peak_memory"]
-    return f"{format_count(fit['rows'], 'run')} {' and '.join(PEAK_RUNS.get(name, f'of {name}') for name in fit['sources'])}"
+    sources = " and ".join(PEAK_RUNS.get(name, f"of {name}") for name in fit["sources"])
+    return f"{format_count(fit['rows'], 'run')} {sources}"
 
 
 RISK = 0.05

@@ -1,6 +1,6 @@
 """Published training recipes, and their plans carried over to other problems.
 
-The table is ``load_recipes.json``: one record a recipe, with facts and figures of a paper, a repository or a vendor's table,
+The table is ``recipes.json``: one record a recipe, with facts and figures of a paper, a repository or a vendor's table,
 and the document that states them. It is checked as a scenario file is.
 """
 

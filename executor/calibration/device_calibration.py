@@ -50,7 +50,7 @@ def choose_device(requested_device: str | None) -> str:
 
 
 def choose_num_ranks(device: str, requested_ranks: int | None) -> int:
-    """Return the number of devices for collectives: ``requested_ranks``; without it all GPUs of the machine, and 2 on a CPU.
+    """Return the number of devices for collectives: ``requested_ranks``; without it all GPUs, and 2 on a CPU.
 
     Raises
     ------

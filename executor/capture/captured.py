@@ -59,7 +59,7 @@ def find_updates(
 
 
 def _collect_ancestors(node: Node, stop_nodes: set[Node]) -> set[Node]:
-    """Return a node and all nodes that it is computed from, without the nodes of ``stop_nodes`` and what is behind them."""
+    """Return a node and all nodes that it is computed from, without ``stop_nodes`` and what is behind them."""
     ancestors, pending = set[Node](), [node]
     while pending:
         current_node = pending.pop()

@@ -79,9 +79,13 @@ def require_equal(verification: Verification, subject: str = " on a scaled-down 
     """
     if verification.equal:
         return verification
-    errors = f"loss {verification.loss_error:.1e}, gradients {verification.gradient_error:.1e}, parameters {verification.parameter_error:.1e}"
+    errors = (
+        f"loss {verification.loss_error:.1e}, gradients {verification.gradient_error:.1e}, "
+        f"parameters {verification.parameter_error:.1e}"
+    )
     worst = f", most in {verification.largest}" if verification.largest else ""
-    rule = f"at most {verification.tolerance:.0e} for loss and gradients and {1000 * verification.tolerance:.0e} for parameters"
+    tolerance = verification.tolerance
+    rule = f"at most {tolerance:.0e} for loss and gradients and {1000 * tolerance:.0e} for parameters"
     raise VerificationError(
         f"the run was not started: its ranks do not compute what one process computes, in fp64{subject}; "
         f"largest differences: {errors}{worst}; equal is {rule}"

@@ -56,7 +56,8 @@ def to_slurm(request: LaunchRequest) -> str:
         raise UnsupportedRequest("slurm", reasons)
     name = to_slurm_name(request.name)
     jobs, node_rank, master = [ExpandedWord('"$2/job.json"')], ExpandedWord('"$SLURM_NODEID"'), ExpandedWord('"$1"')
-    command = f"exec {format_command(build_torchrun(request.num_nodes, request.processes, node_rank, master, request.port, jobs))}"
+    torchrun = build_torchrun(request.num_nodes, request.processes, node_rank, master, request.port, jobs)
+    command = f"exec {format_command(torchrun)}"
     gpus = [f"#SBATCH --gpus-per-node={request.processes}"] if request.uses_gpus else []
     return "\n".join(
         [
@@ -113,7 +114,7 @@ _COPY_AND_RUN = (
 
 
 def to_kubernetes(request: LaunchRequest) -> str:
-    """Return the manifest for Kubernetes; `UnsupportedRequest` where it lacks something or the worker cannot run the request."""
+    """Return the manifest for Kubernetes; `UnsupportedRequest` where it lacks something or the worker cannot run it."""
     if reasons := (*find_obstacles(request), *_find_missing(request)):
         raise UnsupportedRequest("kubernetes", tuple(reasons))
     name = to_kubernetes_name(request.name, request.num_nodes)
@@ -238,4 +239,4 @@ _Dumper.add_representer(str, _represent_text)
 
 
 TARGETS: dict[str, Callable[[LaunchRequest], str]] = {"slurm": to_slurm, "kubernetes": to_kubernetes}
-"""Name of a launcher -> the function that writes a request for it; it raises `UnsupportedRequest` where that is impossible."""
+"""Name of a launcher -> the function that writes a request for it, or raises `UnsupportedRequest` where it cannot."""

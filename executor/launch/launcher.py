@@ -69,8 +69,8 @@ def diagnose(endings: Sequence[Ending], folder: Path, timeout: float) -> str:
         for other_rank in range(len(endings))
         if other_rank != rank
     )
-    rank_operation = parse_operation(read_beat(folder, rank))
-    return f"rank {rank} {cause} (at {rank_operation}{'; ' + other_operations if other_operations else ''}){_read_tail(folder, rank)}"
+    operations = parse_operation(read_beat(folder, rank)) + ("; " + other_operations if other_operations else "")
+    return f"rank {rank} {cause} (at {operations}){_read_tail(folder, rank)}"
 
 
 def _find_cause(endings: Sequence[Ending], errors: Mapping[int, RankError], timeout: float) -> tuple[int, str]:

@@ -92,7 +92,7 @@ class ExpandedWord(str):
 def build_torchrun(
     num_nodes: int, processes: int, node_rank: str, master: str, port: int, jobs: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return the words of a ``build_torchrun`` command for one host, which runs jobs in order; hosts meet at ``master``.
+    """Return the words of a ``torchrun`` command for one host, which runs jobs in order; hosts meet at ``master``.
 
     Ranks follow hosts in order, ``processes`` on each, so that a plan's innermost groups stay on one host. torchrun's
     static rendezvous keeps that order, its dynamic one does not.
@@ -124,7 +124,7 @@ class Hosts:
 
     @classmethod
     def from_ranks(cls, num_ranks: int, processes: int, rendezvous: Rendezvous) -> "Hosts":
-        """Return the hosts for ``num_ranks`` ranks; raises as `require_processes` where ranks do not divide into hosts."""
+        """Return the hosts for ``num_ranks`` ranks; raises as `require_processes` where these do not fill hosts."""
         require_processes(num_ranks, processes)
         return cls(num_ranks // processes, processes, rendezvous)
 

@@ -298,8 +298,9 @@ def _check_repeats(program: Program, module: nn.Module, batch: Inputs, expected:
         owner, name = changed_attributes[0]
         submodule = module.get_submodule(owner)
         line = find_assignment_line(submodule, name)
-        finding = f"met {type(submodule).__name__}.{name}, which forward changes; nearest: a buffer that the loss does not read"
-        raise CaptureError(f"a captured module computes the same at every step, {finding}", line)
+        finding = f"met {type(submodule).__name__}.{name}, which forward changes"
+        nearest = "a buffer that the loss does not read"
+        raise CaptureError(f"a captured module computes the same at every step, {finding}; nearest: {nearest}", line)
     if error > 0:
         line = (find_node_line(random_nodes[0]) if random_nodes else "") or find_forward_line(module)
         cause = random_nodes[0].name if random_nodes else f"another {tensor_name} the second time"

@@ -50,8 +50,10 @@ def find_visibility(rank: int, source: int, sequence: int) -> Visibility:
     keys; the late half of queries sees all keys of a later rank. Both are half of the square, as is the triangle of the
     rank's own keys.
 
-    >>> find_visibility(1, 1, 8), find_visibility(1, 0, 8), find_visibility(1, 2, 8)
-    (Visibility(query=0, end=8, causal=True), Visibility(query=0, end=4, causal=False), Visibility(query=4, end=8, causal=False))
+    >>> find_visibility(1, 1, 8)
+    Visibility(query=0, end=8, causal=True)
+    >>> find_visibility(1, 0, 8), find_visibility(1, 2, 8)
+    (Visibility(query=0, end=4, causal=False), Visibility(query=4, end=8, causal=False))
     """
     if source == rank:
         return Visibility(0, sequence, causal=True)

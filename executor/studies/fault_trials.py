@@ -267,9 +267,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="write all that was seen (.json)")
     options = parser.parse_args(arguments)
     if options.ranks < 2 or options.trials < 0 or options.stops < 0:
-        parser.error(
-            f"--ranks is at least 2, --trials and --stops at least 0, met {options.ranks}, {options.trials}, {options.stops}"
-        )
+        values = f"{options.ranks}, {options.trials}, {options.stops}"
+        parser.error(f"--ranks is at least 2, --trials and --stops at least 0, met {values}")
     if options.out is not None and not options.out.parent.is_dir():
         parser.error(f"--out is in a folder that exists, met {options.out}")
     print(_COLUMNS.format(*_HEAD))

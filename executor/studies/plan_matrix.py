@@ -167,8 +167,9 @@ def format_page(head: Mapping[str, Any], rows: Sequence[Row]) -> str:
         "# Plans that ran, against one process",
         "",
         f"Every technique alone, every two, and some threes, {head['steps']} steps in {head['precision']}: "
-        f"{len(equal_rows)} of {len(run_rows)} plans equal one process (loss and gradients within {head['tolerance']:g}; "
-        f"largest gradient error {worst:.1e}), {len(refused_rows)} are refused before anything starts.",
+        f"{len(equal_rows)} of {len(run_rows)} plans equal one process (loss and gradients within "
+        f"{head['tolerance']:g}; largest gradient error {worst:.1e}), {len(refused_rows)} are refused before anything "
+        "starts.",
         "",
         f"Written by `python -m meshwise.executor.studies.plan_matrix` on {head['date']} with torch {head['torch']}, "
         f"Python {head['python']}, {head['machine']}.",

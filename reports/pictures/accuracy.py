@@ -118,8 +118,10 @@ def _draw_scatter(ax: Axes, rows: Sequence[AccuracyRow], sources: Sequence[str])
     for source in sources:
         source_rows = [row for row in rows if row.source == source]
         colour, marker = choose_style(source, sources)
+        measured_values = [row.measured for row in source_rows]
+        predicted_values = [row.predicted for row in source_rows]
         ax.scatter(
-            [source_row.measured for source_row in source_rows], [source_row.predicted for source_row in source_rows], s=46 if len(rows) < 150 else 22,
+            measured_values, predicted_values, s=46 if len(rows) < 150 else 22,
             color=colour, marker=marker, edgecolors="white", linewidths=0.6, label=clean_text(source, 24), zorder=3,
         )  # fmt: skip
     ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
@@ -195,8 +197,8 @@ def _name_bars(ax: Axes, ordered_rows: Sequence[AccuracyRow]) -> None:
         side = "right" if row.error >= 0 else "left"
         offset = -4 if row.error >= 0 else 4
         ax.annotate(
-            clean_text(row.row_id, 34), (0.0, place), xytext=(offset, 0), textcoords="offset points", ha=side, va="center",
-            fontsize=size, color=INK, zorder=4,
+            clean_text(row.row_id, 34), (0.0, place), xytext=(offset, 0), textcoords="offset points",
+            ha=side, va="center", fontsize=size, color=INK, zorder=4,
         )  # fmt: skip
 
 

@@ -82,7 +82,8 @@ def summarize_goodput(result: Goodput, best: BestInterval) -> str:
     best_text = "the best interval" if own_interval == best.interval else f"best: {format_duration(best.interval)}"
     count = result.interruptions()
     return (
-        f"goodput {result.mean:.1%} ± {result.standard_error:.1%}, checkpoint every {format_duration(own_interval)} ({best_text}); "
+        f"goodput {result.mean:.1%} ± {result.standard_error:.1%}, "
+        f"checkpoint every {format_duration(own_interval)} ({best_text}); "
         f"{count:.0f} interruptions in {format_duration(result.average('wall_time'))}"
         + (f", one every {format_duration(result.run.mtbf)}" if count else "")
     )
@@ -253,8 +254,9 @@ def _draw_recovery(ax: Axes, recovery: list[Interruption], resume_time: float, d
 
 def _write_causes(ax: Axes, recovery: list[Interruption], moment: float) -> None:
     """Write the kinds of failures that caused a recovery."""
+    causes = " + ".join(str(interruption.kind) for interruption in recovery)
     ax.annotate(
-        " + ".join(str(interruption.kind) for interruption in recovery), (moment, 1), xycoords=("data", "axes fraction"), xytext=(-3, -3),
+        causes, (moment, 1), xycoords=("data", "axes fraction"), xytext=(-3, -3),
         ha="right", va="top", textcoords="offset points", rotation=90, fontsize=10,
         bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
     )  # fmt: skip

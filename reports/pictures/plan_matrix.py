@@ -69,8 +69,8 @@ def _summarize_plans(head: Mapping[str, Any], rows: Sequence[Row]) -> str:
     num_equal = sum(row["state"] == "equal" for row in run_rows)
     num_triples = sum(len(row["techniques"]) == 3 for row in run_rows)
     return (
-        f"{num_equal} of {len(run_rows)} plans equal, {num_triples} of them of three techniques; {head['steps']} steps in "
-        f"{head['precision']}, torch {head['torch']}, {head['date']}"
+        f"{num_equal} of {len(run_rows)} plans equal, {num_triples} of them of three techniques; "
+        f"{head['steps']} steps in {head['precision']}, torch {head['torch']}, {head['date']}"
     )
 
 

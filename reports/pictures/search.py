@@ -64,10 +64,10 @@ def draw_search(
             _draw_lines(ax, [finite_histories[name] for name in ranking], column)
             _finish_axes(ax, finite_histories, lower_bound, column)
             ax.set_xlabel(heading)
-        names = [
-            f"{clean_text(name, 22)}  {format_time(finite_histories[name][-1][2]) if finite_histories[name] else 'none fits'}"
-            for name in ranking
+        best_times = [
+            format_time(finite_histories[name][-1][2]) if finite_histories[name] else "none fits" for name in ranking
         ]
+        names = [f"{clean_text(name, 22)}  {time}" for name, time in zip(ranking, best_times, strict=True)]
         handles = ax.get_lines()[: len(names)]
         figure.legend(
             handles, names, loc="upper left", bbox_to_anchor=(1 - (_KEY - 6) / WIDTH, 1 - _TOP / HEIGHT), fontsize=11,

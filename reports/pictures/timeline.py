@@ -110,9 +110,10 @@ def _write_beside(ax: Axes, ends: tuple[float, float], place: int, words: str, *
     """Write beside a bar, on the side that has more room."""
     low, high = ax.get_xlim()
     on_right = sum(ends) < low + high
+    end, offset, side = (max(ends), 6, "left") if on_right else (min(ends), -6, "right")
     ax.annotate(
-        words, (max(ends) if on_right else min(ends), place), xytext=(6 if on_right else -6, 0), textcoords="offset points",
-        va="center", ha="left" if on_right else "right", fontsize=11, fontweight="bold" if bold else "normal", color=INK,
+        words, (end, place), xytext=(offset, 0), textcoords="offset points",
+        va="center", ha=side, fontsize=11, fontweight="bold" if bold else "normal", color=INK,
     )  # fmt: skip
 
 

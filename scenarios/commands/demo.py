@@ -105,12 +105,10 @@ def _draw_pictures(target: Path, searches: tuple[Any, ...], predicted: Any, run:
 
 def _list_facts(search_result: Any, predicted: Any, result: dict[str, Any]) -> list[tuple[str, str]]:
     error = predicted.step_time / result["step_time"] - 1
+    wall_time = format_time(search_result.wall_time)
     return [
         ("plan", search_result.best.plan.describe()),
-        (
-            "searched",
-            f"{search_result.evaluations} evaluations of {search_result.considered} plans, {format_time(search_result.wall_time)}",
-        ),
+        ("searched", f"{search_result.evaluations} evaluations of {search_result.considered} plans, {wall_time}"),
         ("loss", f"{result['loss'][0]:.3f} at the first step, {result['loss'][-1]:.3f} after {len(result['loss'])}"),
         ("step time measured", f"{format_time(result['step_time'])} (median of {STEPS - 2})"),
         ("step time predicted", f"{format_time(predicted.step_time)} ({error:+.0%})"),
@@ -122,8 +120,9 @@ def _list_facts(search_result: Any, predicted: Any, result: dict[str, Any]) -> l
 
 def _write_report(target: Path, search_result: Any, predicted: Any, result: dict[str, Any]) -> None:
     search = (
-        f"Every plan of the space was considered by {search_result.algorithm}: {search_result.considered} plans, of which "
-        f"{search_result.evaluations} were simulated. The best was then run for real on {PROCESSES} processes."
+        f"Every plan of the space was considered by {search_result.algorithm}: {search_result.considered} plans, "
+        f"of which {search_result.evaluations} were simulated. "
+        f"The best was then run for real on {PROCESSES} processes."
     )
     sections = (
         Section("Result", (search,), (("what", "value"), *_list_facts(search_result, predicted, result))),

@@ -194,7 +194,7 @@ def _note_shared_cores(ranks: int, device: str) -> None:
 
 
 def _check_folder(out: str | None, *, resume: bool, keeps_checkpoints: bool) -> None:
-    """Raise ``ValueError`` where a run that ``keeps_checkpoints`` checkpoints has no folder, or one to resume does not exist."""
+    """Raise ``ValueError`` where a run that keeps checkpoints has no folder, or one to resume does not exist."""
     if keeps_checkpoints and out is None:
         raise ValueError("--checkpoint-every and --resume need a folder that stays: --out DIR")
     if resume and not Path(str(out)).is_dir():

@@ -97,8 +97,8 @@ def _build_job(value: "Scenario", steps: int, seed: int) -> Job:
 def _describe_memory(value: "Scenario", trainer: str) -> str:
     """Return in words whether a scenario's plan fits in a trainer, by whose conventions, and its risk.
 
-    The figures equal those of `meshwise.scenarios.launches.list_launches`, which judges every trainer and takes longer to
-    import.
+    The figures equal those of `meshwise.scenarios.launches.list_launches`, which judges every trainer and takes longer
+    to import.
     """
     if value.framework is None and trainer not in FRAMEWORK_OF:
         return Launch(trainer).describe()

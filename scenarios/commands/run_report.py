@@ -58,9 +58,8 @@ def print_difference(step_difference: Difference, step_time: float) -> None:
     """Print which operations were predicted wrongly, and what they cost the step."""
     rows = step_difference.lines()
     if rows:
-        print(
-            f"\nwhat leads from {format_time(step_difference.predicted)} predicted to {format_time(step_difference.measured)} measured"
-        )
+        predicted, measured = format_time(step_difference.predicted), format_time(step_difference.measured)
+        print(f"\nwhat leads from {predicted} predicted to {measured} measured")
         print_table(HEAD, rows)
     note(f"operations were measured under the profiler; steps without it took {format_time(step_time)}")
 

@@ -352,8 +352,8 @@ def _follow_search(ticker: Ticker) -> Any:
         if progress.gap is not None:
             words.append(f"gap {progress.gap:.1%}")
         remaining_text = f" ({progress.seconds_left:.0f} s left)" if progress.seconds_left is not None else ""
-        progress_text = f"{progress.considered:,} plans, {progress.evaluations:,} simulated, {progress.elapsed:.1f} s{remaining_text}"
-        ticker(f"best {', '.join(words)}; {progress_text}")
+        plans_text = f"{progress.considered:,} plans, {progress.evaluations:,} simulated"
+        ticker(f"best {', '.join(words)}; {plans_text}, {progress.elapsed:.1f} s{remaining_text}")
 
     return follow
 

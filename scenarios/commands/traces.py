@@ -77,9 +77,8 @@ def compare_measured(result: Any, paths: Sequence[str]) -> Any:
 
 def print_measured(comparison: Any) -> None:
     """Print which kinds of operations were predicted wrongly."""
-    print(
-        f"\nwhat leads from {format_time(comparison.predicted)} predicted to {format_time(comparison.measured)} measured"
-    )
+    predicted, measured = format_time(comparison.predicted), format_time(comparison.measured)
+    print(f"\nwhat leads from {predicted} predicted to {measured} measured")
     print_table(HEAD, comparison.lines())
 
 

@@ -160,7 +160,8 @@ def _list_accelerator_estimates(table: AcceleratorTable) -> Iterator[str]:
         yield from describe_estimates(table.preset)
         return
     for name, missing_names in _list_ideal(table):
-        yield f"{table.name}: {name} without {_join_names(missing_names)}, taken as ideal; left out as a whole it is typical"
+        missing_text = f"{name} without {_join_names(missing_names)}"
+        yield f"{table.name}: {missing_text}, taken as ideal; left out as a whole it is typical"
     unstated_names = _list_unstated(table)
     if not unstated_names:
         return
@@ -171,8 +172,8 @@ def _list_accelerator_estimates(table: AcceleratorTable) -> Iterator[str]:
         yield f"{table.name}: {_join_names(unstated_names)} not stated, taken from {table.like}; {reach_text}"
         return
     yield (
-        f"{table.name}: {_join_names(unstated_names)} not stated, taken as the median of the {len(timed_accelerators())} "
-        f"accelerators with timed kernels; {reach_text}; like: NAME takes those of one"
+        f"{table.name}: {_join_names(unstated_names)} not stated, taken as the median of the "
+        f"{len(timed_accelerators())} accelerators with timed kernels; {reach_text}; like: NAME takes those of one"
     )
 
 

@@ -233,8 +233,8 @@ def _format_message(rate: Rate, scale: float) -> str:
     lowest, highest = map(formatter, _find_catalogue_ranges()[rate.kind])
     bits = f"{rate.value / 1e9:.4g} Gb/s, which are " if scale == _BITS else ""
     return (
-        f"is unusual beside the machine's other figures: {formatter(rate.value)}, the catalogue's machines have {lowest} "
-        f"to {highest}; probably {bits}{formatter(rate.value * scale)}"
+        f"is unusual beside the machine's other figures: {formatter(rate.value)}, the catalogue's machines have "
+        f"{lowest} to {highest}; probably {bits}{formatter(rate.value * scale)}"
     )
 
 
@@ -316,7 +316,8 @@ def list_unusual(table: BaseModel, document: Document, path: FieldPath = ()) -> 
     if isinstance(table, ScenarioTable):
         tokens = table.training.global_batch * table.training.sequence
         if tokens > _MAX_STEP_TOKENS:
-            message = f"global_batch * sequence is unusual: {tokens:.3g} tokens a step, usual are up to {_MAX_STEP_TOKENS:.3g}"
+            usual_text = f"usual are up to {_MAX_STEP_TOKENS:.3g}"
+            message = f"global_batch * sequence is unusual: {tokens:.3g} tokens a step, {usual_text}"
             faults.append(document.fault(("training", "global_batch"), message))
     return tuple(faults)
 

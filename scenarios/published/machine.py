@@ -316,9 +316,8 @@ def _build_nodes(row: Row, device: Device, devices: int, node_size: int) -> Clus
     max_devices = min(node_devices, devices)
     used_devices = next(count for count in reversed(divisors(devices)) if count <= max_devices)
     if used_devices != max_devices and devices > used_devices:
-        row.assume(
-            f"{devices // used_devices} nodes with {used_devices} devices in use each, for {max_devices} do not divide {devices}"
-        )
+        nodes = devices // used_devices
+        row.assume(f"{nodes} nodes with {used_devices} devices in use each, for {max_devices} do not divide {devices}")
     if used_devices > node_size and not isinstance(_load_preset(device.preset, 1, None).first_node.network, Switch):
         row.assume(f"devices_per_node {node_size}: {device.preset} has no more")
         used_devices = next(count for count in reversed(divisors(devices)) if count <= node_size)

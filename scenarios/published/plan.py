@@ -87,7 +87,7 @@ def _count_chunks(row: Row, pipeline: int) -> int:
 
 
 def read_sequence(row: Row, has_fixed_size: bool) -> int:
-    """Return the tokens of a sequence; 1 where the model has samples of a ``has_fixed_size`` size and the row states none."""
+    """Return the tokens of a sequence; 1 where the model has samples of a fixed size and the row states none."""
     length = row.count("seq_len", MAX_SEQUENCE)
     if length is None and not has_fixed_size:
         tokens, samples = row.number("tokens_per_s_per_device"), row.number("samples_per_s_per_device")

@@ -142,9 +142,8 @@ def _divide_batch(row: Row, degrees: Degrees, batch: Batch) -> Batch:
     sequences = degrees.data * micro
     accumulation_steps = row.count("grad_accum")
     if batch.micro is not None and accumulation_steps is not None and batch.total != sequences * accumulation_steps:
-        row.assume(
-            f"grad_accum {batch.total / sequences:g}, for global_batch({batch.total}) is not {sequences} * {accumulation_steps}"
-        )
+        reason = f"global_batch({batch.total}) is not {sequences} * {accumulation_steps}"
+        row.assume(f"grad_accum {batch.total / sequences:g}, for {reason}")
     if batch.total % sequences == 0:
         return batch
     total = sequences * max(1, round(batch.total / sequences))

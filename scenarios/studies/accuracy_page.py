@@ -177,8 +177,8 @@ def _build_introduction(result: Mapping[str, Any]) -> Section:
         (
             f"{all_sources['rows']} published training runs of {len(result['sources'])} sources, of which "
             f"{all_sources['predicted']} are predicted: mean error {_format_percent(error['mape'])}, median "
-            f"{_format_percent(error['median'])}, largest {_format_percent(error['max'])}, bias {_format_signed(error['bias'])}. Written by "
-            "python -m meshwise.scenarios.studies.accuracy_page.",
+            f"{_format_percent(error['median'])}, largest {_format_percent(error['max'])}, "
+            f"bias {_format_signed(error['bias'])}. Written by python -m meshwise.scenarios.studies.accuracy_page.",
             "How far this can be trusted: only parameters are held out, structure is not. These rows were looked at "
             "while the model was built: what is modelled, and how words of a framework are read, was chosen with "
             "their errors in view. Runs of a publisher, framework or accelerator that is not here can be further off "
@@ -312,12 +312,13 @@ def _build_memory(predictions: Sequence[Prediction], result: Mapping[str, Any]) 
     memory_figures = fit_figures(predictions, "")
     error, ratio = result["all"]["memory"], memory_figures["reserved_over_allocated"]
     width = 100 * (exp(memory_figures["peak_memory"]["half_width"]) - 1)
+    sources = ", ".join(memory_figures["peak_memory"]["sources"])
     return Section(
         "Peak memory",
         (
-            f"{error['count']} runs state their peak ({', '.join(memory_figures['peak_memory']['sources'])}): mean error "
-            f"{100 * error['mape']:.2f} %, largest {100 * error['max']:.2f} %; the 90 % interval is {width:.2f} % to "
-            "both sides, which says little of other frameworks.",
+            f"{error['count']} runs state their peak ({sources}): mean error {100 * error['mape']:.2f} %, "
+            f"largest {100 * error['max']:.2f} %; the 90 % interval is {width:.2f} % to both sides, "
+            "which says little of other frameworks.",
             f"The allocator of the same runs held {ratio['least']:.2f} to {ratio['largest']:.2f} times what it gave to "
             f"tensors (median {ratio['median']:.2f}). fits asks that what the allocator holds "
             "finds room with a probability of 95 %.",

@@ -189,9 +189,9 @@ def _build_introduction(result: Mapping[str, Any]) -> tuple[str, ...]:
         return (paragraph,)
     return (
         paragraph,
-        f"What to expect of a machine and a framework that are not here is the first table: {_describe_means(unseen)}. The "
-        "rows of OneFlow do not name their accelerator, and those of Megatron Core's tests are of networks so small "
-        "that hosts are what takes the time; they are counted all the same.",
+        f"What to expect of a machine and a framework that are not here is the first table: {_describe_means(unseen)}. "
+        "The rows of OneFlow do not name their accelerator, and those of Megatron Core's tests are of networks so "
+        "small that hosts are what takes the time; they are counted all the same.",
     )
 
 
@@ -204,8 +204,8 @@ def _describe_means(means: Mapping[str, Any]) -> str:
         else ""
     )
     return (
-        f"over {means['publishers']} publishers the step time is {_format_percent(means['step_time'])} off in the mean (bias "
-        f"{_format_signed(means['bias'])}, too fast for {means['too_fast']} of them){memory}{interval}"
+        f"over {means['publishers']} publishers the step time is {_format_percent(means['step_time'])} off in the mean "
+        f"(bias {_format_signed(means['bias'])}, too fast for {means['too_fast']} of them){memory}{interval}"
     )
 
 

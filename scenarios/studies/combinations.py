@@ -123,10 +123,10 @@ def format_table() -> str:
         cells[first_name, partner] = cells[partner, first_name] = mark
     head = "| | " + " | ".join(str(number) for number in range(1, len(names) + 1)) + " |"
     width = len(names)
-    rows = [
-        f"| {number} {name} | {' | '.join(cells[name, earlier_name] for earlier_name in names[:number])} |{' |' * (width - number)}"
-        for number, name in enumerate(names, 1)
-    ]
+    rows = []
+    for number, name in enumerate(names, 1):
+        marks = " | ".join(cells[name, earlier_name] for earlier_name in names[:number])
+        rows.append(f"| {number} {name} | {marks} |{' |' * (width - number)}")
     notes = [f"{number}. {reason}" for reason, number in reasons.items()]
     intro = (
         "# Which techniques go together",

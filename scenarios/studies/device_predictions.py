@@ -126,9 +126,8 @@ def main(arguments: Sequence[str]) -> int:
         note(str(error))
         return 2
     except (KeyError, TypeError) as error:
-        note(
-            f"{options.rows}: rows of meshwise.executor.studies.device_trials have a machine and jobs, met {error!r:.100}"
-        )
+        rule = "rows of meshwise.executor.studies.device_trials have a machine and jobs"
+        note(f"{options.rows}: {rule}, met {error!r:.100}")
         return 2
     except KeyboardInterrupt:
         return INTERRUPTED

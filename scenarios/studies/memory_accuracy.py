@@ -236,10 +236,10 @@ _BEFORE_HEAD = (
 
 def _describe_picks(pick_figures: Mapping[str, Any]) -> Iterator[str]:
     yield (
-        f"Of {pick_figures['jobs']} jobs (a model, a machine, a batch and a sequence) some plan ran and another ran out of "
-        "memory. Of each the plan was taken that is predicted fastest among those said to fit: "
-        f"{pick_figures['ran']} ran, {pick_figures['out_of_memory']} ran out of memory, and of {pick_figures['nothing_said_to_fit']} no "
-        "plan was said to fit."
+        f"Of {pick_figures['jobs']} jobs (a model, a machine, a batch and a sequence) some plan ran and another ran "
+        "out of memory. Of each the plan was taken that is predicted fastest among those said to fit: "
+        f"{pick_figures['ran']} ran, {pick_figures['out_of_memory']} ran out of memory, and of "
+        f"{pick_figures['nothing_said_to_fit']} no plan was said to fit."
     )
     if pick_figures["failed"]:
         yield "Out of memory: " + "; ".join(f"{pick['job']} ({pick['row']})" for pick in pick_figures["failed"]) + "."
@@ -249,9 +249,11 @@ def _build_threads(thread_figures: Mapping[str, Any]) -> Section:
     confusion_counts = thread_figures["confusion"]
     words = [
         f"Of {thread_figures['threads']} jobs that people wrote of, {sum(confusion_counts.values())} could be judged: "
-        f"{confusion_counts['true_fit']} were said to fit and ran, {confusion_counts['true_oom']} were said not to and ran out of memory, "
-        f"{confusion_counts['false_fit']} were said to fit and ran out, {confusion_counts['false_oom']} were said not to fit and ran. The "
-        "others are counted below with the reason. They are no random sample: people write when something fails."
+        f"{confusion_counts['true_fit']} were said to fit and ran, "
+        f"{confusion_counts['true_oom']} were said not to and ran out of memory, "
+        f"{confusion_counts['false_fit']} were said to fit and ran out, "
+        f"{confusion_counts['false_oom']} were said not to fit and ran. "
+        "The others are counted below with the reason. They are no random sample: people write when something fails."
     ]
     if thread_figures["wrong"]:
         cases = (

@@ -182,8 +182,8 @@ class Walk:
             len(list_choices(n.block.name, n.block, n.operator, TWO_AXES, self.batch)) for n in self.costs.nodes
         )
         yield from _wrap_prose(
-            f"All operators together have {num_combinations:,} combinations on `tensor(8)`, and {num_on_two:,} on `tensor_rows(2) x",
-            "tensor(4)`.",
+            f"All operators together have {num_combinations:,} combinations on `tensor(8)`, and {num_on_two:,} on",
+            "`tensor_rows(2) x tensor(4)`.",
         )
 
     def _redistributions(self) -> Iterator[str]:
@@ -270,9 +270,9 @@ class Walk:
             "",
         )
         yield from _wrap_prose(
-            f"The rest is chosen around it: {_describe_shardings(plan)}. The step takes {format_time(step)}: `down` now",
-            "reads all of `gelu`, which is gathered. A pin of `layers.attention` holds for all layers, one of",
-            "`layers.0.attention` for one.",
+            f"The rest is chosen around it: {_describe_shardings(plan)}. The step takes {format_time(step)}:",
+            "`down` now reads all of `gelu`, which is gathered. A pin of `layers.attention` holds for all layers,",
+            "one of `layers.0.attention` for one.",
         )
 
     def _memory(self) -> Iterator[str]:

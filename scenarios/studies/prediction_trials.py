@@ -214,9 +214,8 @@ def summarize_trials(trials: Sequence[Trial]) -> list[str]:
     for kind in map(str, TaskKind):
         kind_times = [(item.predicted_kinds.get(kind, 0.0), item.measured_kinds.get(kind, 0.0)) for item in trials]
         if measured_total := sum(measured_time for _, measured_time in kind_times):
-            result.append(
-                f"{kind}: predicted {sum(predicted_time for predicted_time, _ in kind_times) / measured_total:.2f} of what was measured"
-            )
+            predicted_total = sum(predicted_time for predicted_time, _ in kind_times)
+            result.append(f"{kind}: predicted {predicted_total / measured_total:.2f} of what was measured")
     return result
 
 

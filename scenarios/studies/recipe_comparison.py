@@ -1,7 +1,7 @@
 """A page that compares the default search with published recipes and with what an engineer types first.
 
 Run ``python -m meshwise.scenarios.studies.recipe_comparison [--seconds S] [--only NAME,...] [--out FOLDER]`` to write
-``load_recipes.md`` and ``load_recipes.jsonl`` into a folder, by default ``reports/search``. Every search has S seconds of wall
+``recipes.md`` and ``recipes.jsonl`` into a folder, by default ``reports/search``. Every search has S seconds of wall
 time, 20 by default. Every problem is stored as it is done: the same command continues after an interruption, and makes
 only the rows that are missing or were made by another version of the program or with other seconds.
 
@@ -328,6 +328,7 @@ def format_page(rows: Sequence[Comparison]) -> str:
 def _build_sections(rows: Sequence[Comparison]) -> Iterator[Section]:
     slower, refused = [row for row in rows if row.is_slower], [row for row in rows if _is_refused(row)]
     ratios = sorted(row.ratio for row in rows if row.ratio is not None)
+    budgets = ", ".join(f"{seconds:g}" for seconds in sorted({row.seconds for row in rows}))
     yield Section(
         "What this is",
         (
@@ -336,7 +337,7 @@ def _build_sections(rows: Sequence[Comparison]) -> Iterator[Section]:
             "types first for that model and machine, and by all recipes' plans carried over to it. All were judged by "
             "one simulation with one rule of fitting. Written by "
             "python -m meshwise.scenarios.studies.recipe_comparison; every row is in recipes.jsonl.",
-            f"Seconds of wall time of a search: {', '.join(f'{seconds:g}' for seconds in sorted({r.seconds for r in rows}))}."
+            f"Seconds of wall time of a search: {budgets}."
             " Gap: how far the best plan may be above the optimum of the searched space; none where nothing is proven.",
             f"Search over others: the step of the search's plan over that of the fastest other plan. "
             f"{_describe_spread(ratios)} It is above {1 + SLACK:g} in {len(slower)} problems{_list_names(slower)}.",
@@ -438,9 +439,10 @@ def _list_names(rows: Sequence[Comparison]) -> str:
 def compare(
     place: Path, chosen_cases: Sequence[Case], seconds: float, progress: Callable[[str], None]
 ) -> list[Comparison]:
-    """Make the comparisons that ``load_recipes.jsonl`` in a folder lacks, append each as it is made, and return all.
+    """Make the comparisons that ``recipes.jsonl`` in a folder lacks, append each as it is made, and return all.
 
-    Rows of problems that are not ``chosen_cases`` stay in the file and in the result, if the program still has the problem.
+    Rows of problems that are not of ``chosen_cases`` stay in the file and in the result, if the program still has the
+    problem.
     """
     file = place / "recipes.jsonl"
     known = {case.name: case for case in list_cases()}

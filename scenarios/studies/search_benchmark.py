@@ -134,7 +134,8 @@ def time_llama() -> list[Figure]:
         solve = partial(integer_programming, table.graph, table.limit, gap=0.01)
         for layers, tie in (("alike", True), ("apart", False)):
             elapsed = table_time + measure_best(partial(solve, tie=tie))
-            comparison = f"{description}; one for PyTorch takes {PUBLIC_PLANNER:.0f} s, {PUBLIC_PLANNER / elapsed:.3g} times that"
+            ratio = PUBLIC_PLANNER / elapsed
+            comparison = f"{description}; one for PyTorch takes {PUBLIC_PLANNER:.0f} s, {ratio:.3g} times that"
             result.append(Figure(f"integer program, layers {layers}, {mesh}", elapsed, "s", PUBLIC_PLANNER, comparison))
         elapsed = table_time + measure_best(partial(eliminate, table.graph, table.limit))
         result.append(Figure(f"dynamic programming, {mesh}", elapsed, "s", None, description))

@@ -119,11 +119,11 @@ def _build_sections(comparison: Comparison) -> Iterator[Section]:
     yield Section(
         "What this is",
         (
-            f"Every search for layouts on {len(comparison.cases)} problems whose optimum {PROVING} has proven, each over "
-            f"{_SPACE[comparison.wide]}. A run has {BUDGET:,} evaluations or "
+            f"Every search for layouts on {len(comparison.cases)} problems whose optimum {PROVING} has proven, each "
+            f"over {_SPACE[comparison.wide]}. A run has {BUDGET:,} evaluations or "
             f"{SECONDS:g} s of one core's CPU time; algorithms that draw run with "
-            f"{_count_seeds(comparison)} seeds. Written by python -m meshwise.scenarios.studies.search_comparison, which goes "
-            "on where it was ended; every run is in runs.jsonl and, in short, in results.csv.",
+            f"{_count_seeds(comparison)} seeds. Written by python -m meshwise.scenarios.studies.search_comparison, "
+            "which goes on where it was ended; every run is in runs.jsonl and, in short, in results.csv.",
             "Gap: the best step time so far over the optimum, minus 1. A gap below 0 is a plan outside the space that "
             "best_first proves, as of stages of other sizes. Evaluations are simulations of different plans: bounds, "
             "memory filters and longest paths are not counted, only timed. Seconds are CPU time with the costs of "
@@ -135,9 +135,11 @@ def _build_sections(comparison: Comparison) -> Iterator[Section]:
     yield Section(
         "By algorithm",
         (
-            f"Within {_format_whole(SOLVED_GAP)}: the part of runs that near to the optimum. Wins: problems in which no algorithm "
-            "has a better median over seeds; ties count for all. Median gap: over problems, of the medians over seeds. "
-            f"{_describe_sizes(comparison)}: an algorithm that evaluates none twice has seen all after as many evaluations.",
+            f"Within {_format_whole(SOLVED_GAP)}: the part of runs that near to the optimum. Wins: problems in which "
+            "no algorithm has a better median over seeds; ties count for all. "
+            "Median gap: over problems, of the medians over seeds. "
+            f"{_describe_sizes(comparison)}: an algorithm that evaluates none twice has seen all after as many "
+            "evaluations.",
         ),
         _build_algorithm_table(comparison),
         "solved.png",
@@ -269,8 +271,9 @@ def to_csv(comparison: Comparison) -> str:
                     ((count, elapsed) for count, elapsed, time in run.history if time <= near_optimum), ("", "")
                 )
                 writer.writerow(
-                    [case, comparison.kinds[case], name, "" if run.seed is None else run.seed, f"{comparison.optimum[case]:.9g}",
-                     f"{run.best:.9g}", *(f"{gap:.6g}" if isfinite(gap) else "" for gap in gaps), *first_near,
+                    [case, comparison.kinds[case], name, "" if run.seed is None else run.seed,
+                     f"{comparison.optimum[case]:.9g}", f"{run.best:.9g}",
+                     *(f"{gap:.6g}" if isfinite(gap) else "" for gap in gaps), *first_near,
                      run.evaluations, run.considered, f"{run.seconds:.3f}", str(run.proven).lower()]
                 )  # fmt: skip
     return text.getvalue()

@@ -23,7 +23,7 @@ from meshwise.simulator.machine.topology import Crossbar
 def tree(cluster: Cluster, placement: Placement, rounds: int) -> tuple[Phase, ...]:
     """Return the one phase of double binary trees: up and down for 2 rounds, down for 1.
 
-    ``latency = launch + rounds * (ceil(log2(nodes)) * node_trees + (ranks a node - 1) * node_rings)``. Each of the two trees
+    ``latency = launch + rounds * (ceil(log2(nodes)) * between + (ranks a node - 1) * inside)``. Each of the two trees
     carries half of the data, and its leaves are inner nodes of the other, so that every NIC is busy in both directions
     [1]_. A tree has one edge less than nodes, so that a node sends ``rounds * (nodes - 1) / nodes`` of the size over
     its NICs: for two nodes of many ranks nearly half of the ``rounds * (n - 1) / n`` of a ring.

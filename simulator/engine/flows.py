@@ -306,7 +306,8 @@ def find_narrow_rows(table: BundleTable, is_watched: NDArray[np.bool_], capacity
     Of several links with the same flows and the same shares, only the narrowest can.
 
     >>> from meshwise.simulator.engine.flows import build_bundle_table
-    >>> moved = build_bundle_table([((0, 8.0), (1, 8.0), (2, 8.0)), ((0, 4.0), (1, 4.0))], [0.0] * 2, [4.0, 3.0, 8.0], 1)
+    >>> bundles = [((0, 8.0), (1, 8.0), (2, 8.0)), ((0, 4.0), (1, 4.0))]
+    >>> moved = build_bundle_table(bundles, [0.0] * 2, [4.0, 3.0, 8.0], 1)
     >>> find_narrow_rows(moved, np.array([True] * 3), [4.0, 3.0, 8.0]).tolist()
     [False, True, True, False, True]
     """

@@ -231,9 +231,8 @@ class Links:
         nearest = get_close_matches(
             name[:_MAX_SHOWN], [f.name(f.find_nearest(name)) for f in self._families], n=1, cutoff=0.0
         )
-        raise ValueError(
-            f"a link goes by the name it was built with, met {name[:_MAX_SHOWN]!r}; nearest: {' '.join(nearest) or 'none'}"
-        )
+        rule = "a link goes by the name it was built with"
+        raise ValueError(f"{rule}, met {name[:_MAX_SHOWN]!r}; nearest: {' '.join(nearest) or 'none'}")
 
 
 def _rows(labels: IntArray | tuple[IntArray, ...] | tuple[tuple[str, str], ...]) -> NDArray[Any]:

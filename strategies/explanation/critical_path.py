@@ -92,8 +92,8 @@ class CriticalPath:
     def sum_by_kind(self) -> dict[str, float]:
         """Return the seconds of one step by kind; they add up to the step time.
 
-        Segments at other pipeline positions than the one that holds up the step are of the kind `OTHER_RANKS`; transfers
-        between positions keep their kind.
+        Segments at other pipeline positions than the one that holds up the step are of the kind `OTHER_RANKS`;
+        transfers between positions keep their kind.
         """
         kind_ticks: Counter[str] = Counter()
         for segment in self.segments:

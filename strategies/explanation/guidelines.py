@@ -109,8 +109,8 @@ def _recommend_data(problem: Problem, plan: Plan) -> Recommendation:
     return Recommendation(
         "data",
         "data parallelism alone where a replica fits in one device, whole or as ZeRO shares it",
-        f"the states of a replica, {format_size(replica_bytes)}{share_text}, {verb} the {format_size(usable_bytes)} usable of a device; "
-        f"the plan has {plan.data} replicas over {plan.mesh.num_ranks} devices",
+        f"the states of a replica, {format_size(replica_bytes)}{share_text}, {verb} the {format_size(usable_bytes)} "
+        f"usable of a device; the plan has {plan.data} replicas over {plan.mesh.num_ranks} devices",
         is_data_alone == fits_device,
         f"{ZERO}, section 3; {MINDSPORE}",
     )
@@ -218,8 +218,8 @@ def _recommend_recompute(
     return Recommendation(
         "recompute",
         "recompute no more than memory asks for: selective recomputation costs little, full about a forward pass",
-        f"recompute ({plan.recompute}) takes {format_time(busy_time / timeline.steps)} of a step; the fullest device holds "
-        f"{format_size(timeline.peak_memory)} of {format_size(usable_bytes)} usable"
+        f"recompute ({plan.recompute}) takes {format_time(busy_time / timeline.steps)} of a step; "
+        f"the fullest device holds {format_size(timeline.peak_memory)} of {format_size(usable_bytes)} usable"
         + _describe_alternative(alternatives, "recompute"),
         str(plan.recompute) != "full" or "recompute" not in alternatives or alternatives["recompute"].margin >= 0,
         f"{KORTHIKANTI}, section 5",

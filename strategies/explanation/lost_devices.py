@@ -253,9 +253,8 @@ def replan(
     """
     devices = problem.cluster.num_devices
     if not 1 <= num_lost < devices:
-        raise ValueError(
-            f"lost devices lie between 1 and {devices - 1}, met {num_lost}; nearest: {min(max(num_lost, 1), devices - 1)}"
-        )
+        nearest = min(max(num_lost, 1), devices - 1)
+        raise ValueError(f"lost devices lie between 1 and {devices - 1}, met {num_lost}; nearest: {nearest}")
     smaller_problems = list(_list_smaller(problem, devices - num_lost))
     open_space = space.with_limits(data=None, tensor=None, pipeline=None)
     best_trial: Trial | None = None

@@ -76,8 +76,8 @@ class Uncertainty:
     def memory_margin(self, risk: float) -> float:
         """Return the bytes of device memory per predicted byte at which memory is lacking with probability ``risk``.
 
-        The probability that `estimate_memory_risk` returns depends on this ratio alone and falls as it grows. So a peak that
-        fits with this margin has at most that probability, and one that does not fit has more.
+        The probability that `estimate_memory_risk` returns depends on this ratio alone and falls as it grows. So a peak
+        that fits with this margin has at most that probability, and one that does not fit has more.
         """
         low, high = 0.0, 16.0
         while high - low > 1e-6:

@@ -119,7 +119,8 @@ def find_cut_violation(
     for dim_name, size in _list_sizes(block, operator, dim, microbatch).items():
         if size % num_parts:
             product_text = " * ".join(f"{axis}({degrees[axis]})" for axis in axes)
-            return f"{product_text} divides {dim_name}({size}), met {num_parts}; nearest: {nearest_divisor(size, num_parts)}"
+            nearest = nearest_divisor(size, num_parts)
+            return f"{product_text} divides {dim_name}({size}), met {num_parts}; nearest: {nearest}"
     return ""
 
 

@@ -114,8 +114,8 @@ def _check_parameter_offload(offload: Offloading, conditions: OffloadConditions)
         )
     if conditions.ranks > 1 and conditions.zero < 3:
         yield (
-            f"parameters on the host need zero 3 where data * context = {conditions.ranks} ranks keep the same parameters, "
-            f"met zero {conditions.zero}; nearest: 3"
+            f"parameters on the host need zero 3 where data * context = {conditions.ranks} ranks keep the same "
+            f"parameters, met zero {conditions.zero}; nearest: 3"
         )
     if conditions.zero and conditions.shards < conditions.ranks:
         yield (
@@ -177,10 +177,11 @@ def _device_violations(cluster: Cluster, layout: Layout) -> Iterator[Violation]:
         other_degrees = {name: getattr(layout, name) for name in RANK_DEGREES if name not in (DATA, TENSOR, PIPELINE)}
         degrees_text = "".join(f" * {name}({degree})" for name, degree in other_degrees.items() if degree > 1)
         cluster_text = f"cluster has {num_devices}{' free devices' if num_devices < cluster.num_devices else ''}"
+        devices_text = f"placement names {num_devices} devices" if layout.placement else cluster_text
         yield Violation(
             "data",
-            f"data({layout.data}) * tensor({layout.tensor}) * pipeline({layout.pipeline}){degrees_text} = {ranks} ranks, "
-            f"{f'placement names {num_devices} devices' if layout.placement else cluster_text}{hint}",
+            f"data({layout.data}) * tensor({layout.tensor}) * pipeline({layout.pipeline}){degrees_text} = "
+            f"{ranks} ranks, {devices_text}{hint}",
         )
     if layout.order != AXES:
         yield from _order_violations(layout)
@@ -464,8 +465,8 @@ def _stage_recompute_violations(
         unknown_name = next((name for name in recompute_choice.names if name not in known_names), None)
         if unknown_name is not None:
             hints = [f"; nearest: {name}" for name in get_close_matches(unknown_name, known_names, n=1, cutoff=0.3)]
-            text = f"recompute names operators of a layer: {', '.join(known_names)}; met {unknown_name[:100]}{''.join(hints)}"
-            yield Violation("recompute", text)
+            rule = f"recompute names operators of a layer: {', '.join(known_names)}"
+            yield Violation("recompute", f"{rule}; met {unknown_name[:100]}{''.join(hints)}")
     if isinstance(recompute_choice, FirstLayers) and recompute_choice.layers > max_layers:
         yield Violation(
             "recompute",
@@ -592,8 +593,8 @@ def _unflushed_violations(problem: Problem, layout: Layout, rule: ScheduleRule) 
         whole_text = "whole weights of several versions" if layout.zero == 3 else "whole gradients until each update"
         yield Violation(
             "zero",
-            f"zero({layout.zero}) <= 1 does not hold for {name}: without a flush a stage keeps {whole_text}, not {shard_text}; "
-            "nearest: 1",
+            f"zero({layout.zero}) <= 1 does not hold for {name}: without a flush a stage keeps {whole_text}, "
+            f"not {shard_text}; nearest: 1",
         )
     if problem.training.gradient_clipping:
         yield Violation(

@@ -36,7 +36,7 @@ from meshwise.strategies.search.acceptance import Acceptor
 from meshwise.strategies.search.choices import Choices, find_family
 
 StageChoice = Literal["even", "balanced", "paced"] | tuple[int, ...]
-"""Layers of stages: a word, of which ``divide_by_speed`` gives slow devices fewer layers, or the number of layers per stage."""
+"""Layers of stages: a word, of which ``paced`` gives slow devices fewer layers, or the number of layers per stage."""
 
 _VALUES: dict[str, tuple[type, ...]] = {
     "recompute": (Recompute, FirstLayers, SomeOperators),
@@ -90,7 +90,7 @@ class Space(_Limits):
     accepts
         Something that must accept every plan, such as a trainer that will run it; every algorithm respects it.
     starts
-        Layouts that `time_best_first` and `time_auto` evaluate first, such as published recipes, where they keep the limits.
+        Layouts that `best_first` and `auto` evaluate first, such as published recipes, where they keep the limits.
         They may have values that the space does not have.
 
     Raises

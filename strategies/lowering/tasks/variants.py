@@ -64,7 +64,8 @@ def list_variants(rows: Actions, joined_mask: NDArray[np.bool_]) -> IntArray:
 
     >>> from meshwise.strategies.schedules.orders import list_actions
     >>> rows = list_actions("1f1b", 1, 2)
-    >>> (list_variants(rows, find_joined(rows)) - JOINED_OFFSET).tolist() == [FORWARD_PASS, BACKWARD_PASS, FORWARD_PASS, LAST_BACKWARD]
+    >>> variants = list_variants(rows, find_joined(rows)) - JOINED_OFFSET
+    >>> variants.tolist() == [FORWARD_PASS, BACKWARD_PASS, FORWARD_PASS, LAST_BACKWARD]
     True
     """
     result: IntArray = np.array((FORWARD_PASS, BACKWARD_PASS, INPUTS, WEIGHTS))[rows.kind]

@@ -23,7 +23,7 @@ MOST_MESHES = 8
 
 @dataclass(frozen=True, slots=True)
 class Auto:
-    """The best uniform plan by `time_best_first`, then stages of different layers and recomputation by `inter_stage_milp`.
+    """The best uniform plan by `best_first`, then stages of different layers and recomputation by `inter_stage_milp`.
 
     The proof holds for the plans of the space, which are uniform: all stages recompute alike, and their layers differ
     only as ``stages`` of the space says. Stages are divided anew on the mesh of the best uniform plan and on meshes

@@ -98,7 +98,7 @@ class Policy:
         return torch.tanh(inputs @ self.weights["problem"])
 
     def find_features(self, branch: Branch) -> Tensor:
-        """Return the features of a decision, [`HASH_WIDTH` + 1]: its hashed values, and the logarithms of its numbers."""
+        """Return the features of a decision, [`HASH_WIDTH` + 1]: hashed values, and the logarithms of its numbers."""
         key = branch.fields, branch.values
         if key not in self._features:
             vector = torch.zeros(HASH_WIDTH + 1)

@@ -33,7 +33,8 @@ def test_on_the_last_rank_of_1f1b_every_backward_follows_its_forward() -> None:
     assert find_joined(rows).tolist() == [False, True, True, True, True, False] + [True] * 6
     assert list_variants(rows, find_joined(rows)).tolist() == [
         F, F + JOINED_OFFSET, B + JOINED_OFFSET, F + JOINED_OFFSET, B + JOINED_OFFSET, LAST_BACKWARD,
-        F + JOINED_OFFSET, B + JOINED_OFFSET, F + JOINED_OFFSET, B + JOINED_OFFSET, F + JOINED_OFFSET, LAST_BACKWARD + JOINED_OFFSET,
+        F + JOINED_OFFSET, B + JOINED_OFFSET, F + JOINED_OFFSET, B + JOINED_OFFSET, F + JOINED_OFFSET,
+        LAST_BACKWARD + JOINED_OFFSET,
     ]  # fmt: skip
     assert (
         find_first_gradients(rows).tolist() == [False, False, True, False, False, False] + [False, True] + [False] * 4
