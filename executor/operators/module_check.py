@@ -25,46 +25,51 @@ def check_module(job: OperatorJob, graph: OperatorGraph) -> float:
     CaptureError
         Where the module is not the one of ``graph``, or does what the back end does not.
     """
-    made = build_module(job)
+    built_module = build_module(job)
     with name_factory(job.module), redirect_stdout(sys.stderr):  # forward may print
-        captured = capture(made.module, made.microbatches[0])
+        captured = capture(built_module.module, built_module.microbatches[0])
         if captured.skipped_buffers:
-            held = (
+            rule = (
                 "the executor renews buffers point by point, each from one value of the loss, which does not read them"
             )
-            met = f"met {', '.join(captured.skipped_buffers)}; nearest: the update outside of forward"
-            raise CaptureError(f"{held}; {met}", captured.update_lines[captured.skipped_buffers[0]])
-        for name, parameter in made.module.named_parameters():
+            finding = f"met {', '.join(captured.skipped_buffers)}; nearest: the update outside of forward"
+            raise CaptureError(f"{rule}; {finding}", captured.update_lines[captured.skipped_buffers[0]])
+        for name, parameter in built_module.module.named_parameters():
             if parameter.dtype not in (torch.float32, torch.float64):
-                met = f"met {name} of {str(parameter.dtype).removeprefix('torch.')}; nearest: the module's .float()"
-                raise CaptureError(f"parameters of a captured module are of fp32, {met}")
-        double = build_module(replace(job, double=True))
-        program = export_program(double.module, double.microbatches[0])
-        check(program, double.module, double.microbatches, job.plan.sequences)
-        if different := _difference(graph, captured.graph):
-            name, met = different
+                finding = f"met {name} of {str(parameter.dtype).removeprefix('torch.')}; nearest: the module's .float()"
+                raise CaptureError(f"parameters of a captured module are of fp32, {finding}")
+        double_module = build_module(replace(job, double=True))
+        program = export_program(double_module.module, double_module.microbatches[0])
+        check(program, double_module.module, double_module.microbatches, job.plan.sequences)
+        if mismatch := _find_difference(graph, captured.graph):
+            name, finding = mismatch
             nodes = (node for node in captured.program.graph.nodes if captured.operators.get(node.name) == name)
-            line = next((find_node_line(node) for node in nodes), "") or find_forward_line(made.module)
-            raise CaptureError(f"the module is the one that the scenario's graph was captured from; {met}", line)
-        Layouts(captured, {each.operator: each for each in job.plan.shardings})
+            line = next((find_node_line(node) for node in nodes), "") or find_forward_line(built_module.module)
+            raise CaptureError(f"the module is the one that the scenario's graph was captured from; {finding}", line)
+        Layouts(captured, {sharding.operator: sharding for sharding in job.plan.shardings})
         return find_tolerance(program)
 
 
-def _difference(graph: OperatorGraph, other: OperatorGraph) -> tuple[str, str] | None:
+def _find_difference(graph: OperatorGraph, captured_graph: OperatorGraph) -> tuple[str, str] | None:
     """Return the operator in which two graphs first differ, and how; None where they do not."""
-    sizes = [
-        {f"{b.name}.{o.name}": (b.repeat, o.dims) for b in each.blocks for o in b.operators} for each in (graph, other)
-    ]
-    first, second = sizes
+    graph_operators, module_operators = (
+        {
+            f"{block.name}.{operator.name}": (block.repeat, operator.dims)
+            for block in compared_graph.blocks
+            for operator in block.operators
+        }
+        for compared_graph in (graph, captured_graph)
+    )
     nearest = "a graph that is captured anew, with as many samples as a microbatch has"
-    if alone := [name for name in (*first, *second) if (name in first) != (name in second)]:
-        where = "graph" if alone[0] in first else "module"
-        return alone[0], f"met {alone[0]} only in the {where}; nearest: {nearest}"
-    for name, (repeat, dims) in first.items():
-        if (repeat, dims) != second[name]:
-            met = [
+    names = (*graph_operators, *module_operators)
+    if unmatched := [name for name in names if (name in graph_operators) != (name in module_operators)]:
+        source = "graph" if unmatched[0] in graph_operators else "module"
+        return unmatched[0], f"met {unmatched[0]} only in the {source}; nearest: {nearest}"
+    for name, (repeat, dims) in graph_operators.items():
+        if (repeat, dims) != module_operators[name]:
+            descriptions = [
                 ", ".join(f"{dim}({size})" for dim, size in dims) + f" x {times}"
-                for times, dims in (first[name], second[name])
+                for times, dims in (graph_operators[name], module_operators[name])
             ]
-            return name, f"{name} is {met[0]} in the graph, met {met[1]}; nearest: {nearest}"
+            return name, f"{name} is {descriptions[0]} in the graph, met {descriptions[1]}; nearest: {nearest}"
     return None

@@ -71,8 +71,8 @@ def execute_module(
         Where the ranks do not compute what one process computes; the steps were not started.
     """
     if options.needs_own_model:
-        own = "data, learning rate, checkpoints and resume are of the executor's own model"
-        raise ValueError(f"{own}, met --module: a module brings its inputs")
+        owners = "data, learning rate, checkpoints and resume are of the executor's own model"
+        raise ValueError(f"{owners}, met --module: a module brings its inputs")
     job = OperatorJob(
         to_absolute(module),
         plan,

@@ -50,8 +50,8 @@ def prepare_job(
         Where data or checkpoint do not fit, or where the run would overwrite checkpoints.
     """
     if plan.asynchronous and (options.checkpoint_every or options.resume):
-        held = "between steps of a schedule without a flush microbatches are under way, which no checkpoint has"
-        raise ValueError(f"schedule: {held}, met {plan.rule.name}; nearest: 1f1b")
+        rule = "between steps of a schedule without a flush microbatches are under way, which no checkpoint has"
+        raise ValueError(f"schedule: {rule}, met {plan.rule.name}; nearest: 1f1b")
     place = checkpoints_folder(folder)
     job = Job(
         spec,
@@ -80,17 +80,17 @@ def prepare_job(
 def continue_job(job: Job, text: Text, options: RunOptions, checkpoint: Checkpoint) -> Job:
     """Return the job as it goes on from a checkpoint; ``ValueError`` where that is of something else."""
     if job.steps <= checkpoint.step:
-        held = f"{checkpoint.folder} was made after {checkpoint.step} steps; a run that resumes has more of them in all"
-        raise ValueError(f"{held}, met steps {job.steps}")
+        rule = f"{checkpoint.folder} was made after {checkpoint.step} steps; a run that resumes has more of them in all"
+        raise ValueError(f"{rule}, met steps {job.steps}")
     try:
-        kept = LearningRate(**checkpoint.facts["learning_rate"])
-        same = {"seed": checkpoint.facts["seed"]} if options.seed is None else {}
-        result = replace(job, **same, learning_rate=options.learning_rate or kept)
-        found = [(key, checkpoint.facts[key]) for key in ("model", "training", "seed", "learning_rate", "data")]
+        saved_rate = LearningRate(**checkpoint.facts["learning_rate"])
+        seed_change = {"seed": checkpoint.facts["seed"]} if options.seed is None else {}
+        result = replace(job, **seed_change, learning_rate=options.learning_rate or saved_rate)
+        saved_facts = [(key, checkpoint.facts[key]) for key in ("model", "training", "seed", "learning_rate", "data")]
     except (KeyError, TypeError) as error:
         raise ValueError(f"{checkpoint.folder} is a checkpoint of this program, met {error!r:.100}") from None
     expected = describe_run(result, text)
-    differences = [text for key, value in found for text in _differences(key, value, expected[key])]
+    differences = [difference for key, value in saved_facts for difference in _differences(key, value, expected[key])]
     if differences:
         raise ValueError(f"{checkpoint.folder} is of another run: {'; '.join(differences)}")
     return replace(result, resume=str(checkpoint.folder.resolve()), first_step=checkpoint.step)

@@ -7,7 +7,7 @@ several times in one process.
 """
 
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
@@ -47,7 +47,7 @@ def benchmark(group: str = "all") -> Iterator[Figure]:
     """Yield the figures of a group as they are measured; ``all`` stands for every group."""
     if group not in (*GROUPS, "all"):
         raise ValueError(f"benchmark is one of {', '.join(GROUPS)}, all; met {group}")
-    names = [name for figure_group, name in _RUNS if group in ("all", figure_group)]
+    names = [name for figure_group in GROUPS if group in ("all", figure_group) for name in _MEASUREMENTS[figure_group]]
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
         for name in names:
             runs = [
@@ -58,11 +58,11 @@ def benchmark(group: str = "all") -> Iterator[Figure]:
 
 
 def _measure_figures(name: str) -> list[Figure]:
-    figures: list[Figure] = globals()[name]()
-    return figures
+    measurements = {name: measure for group in _MEASUREMENTS.values() for name, measure in group.items()}
+    return measurements[name]()
 
 
-def _events() -> list[Figure]:
+def _time_events() -> list[Figure]:
     """Measure tasks per second of the discrete-event engine, without and with compiling the program."""
     scenario = load("gpt3-175b-1024-a100")
     program = lower(scenario.problem, scenario.choose_plan(), Granularity.OPERATOR)
@@ -79,10 +79,10 @@ def _events() -> list[Figure]:
     ]
 
 
-def _flows() -> list[Figure]:
+def _time_flows() -> list[Figure]:
     """Measure flows per second on uplinks that several senders share, at the same time or in turns."""
 
-    def rate(uplinks: int, senders: int, messages: int, *, by_turns: bool = False) -> float:
+    def measure_rate(uplinks: int, senders: int, messages: int, *, by_turns: bool = False) -> float:
         ranks = range(uplinks * senders)
         classes = [RankClass(f"rank {rank}", (0,), (rank,)) for rank in ranks]
         streams = [Stream(rank, StreamKind.SEND_FORWARD) for rank in ranks]
@@ -103,8 +103,16 @@ def _flows() -> list[Figure]:
         return len(tasks) / measure_best(lambda: discrete_event.run_graph(graph))
 
     return [
-        Figure("discrete event, flows", rate(512, 2, 50, by_turns=True), "flows/s", 1e5, "2 on an uplink by turns"),
-        Figure("discrete event, flows that contend", rate(128, 8, 50), "flows/s", 1e5, "8 on an uplink, 1,024 at once"),
+        Figure(
+            "discrete event, flows", measure_rate(512, 2, 50, by_turns=True), "flows/s", 1e5, "2 on an uplink by turns"
+        ),
+        Figure(
+            "discrete event, flows that contend",
+            measure_rate(128, 8, 50),
+            "flows/s",
+            1e5,
+            "8 on an uplink, 1,024 at once",
+        ),
     ]
 
 
@@ -117,7 +125,7 @@ def _list_links(rank: int, senders: int, ranks: range) -> tuple[int, int]:
     return rank, len(ranks) + rank // senders
 
 
-def _longest_path() -> list[Figure]:
+def _time_longest_path() -> list[Figure]:
     scenario = load("gpt3-175b-1024-a100")
     program = lower(scenario.problem, scenario.choose_plan(), Granularity.OPERATOR)
     graph = compile_program(program)
@@ -126,19 +134,19 @@ def _longest_path() -> list[Figure]:
     return [Figure("longest path, tasks", rate, "tasks/s", 50e6, f"{program.num_tasks:,} operators of GPT-3")]
 
 
-def _gpt3_cold() -> list[Figure]:
+def _time_gpt3_cold() -> list[Figure]:
     return [_time_cold("gpt3-175b-1024-a100", 0.1)]
 
 
-def _gpt3() -> list[Figure]:
+def _time_gpt3() -> list[Figure]:
     return _time_step("gpt3-175b-1024-a100", 0.01)
 
 
-def _llama_cold() -> list[Figure]:
+def _time_llama_cold() -> list[Figure]:
     return [_time_cold("llama3-405b-16384-1f1b", 0.1)]
 
 
-def _llama() -> list[Figure]:
+def _time_llama() -> list[Figure]:
     return _time_step("llama3-405b-16384-1f1b", 0.01)
 
 
@@ -155,25 +163,25 @@ def _time_step(name: str, goal: float) -> list[Figure]:
     scenario = load(name)
     problem, plan, costs = scenario.problem, scenario.choose_plan(), StageCosts(scenario.problem)
 
-    def step() -> None:
+    def run_step() -> None:
         simulate(lower(problem, plan, costs=costs))
 
-    def written_out() -> int:
+    def expand_step() -> int:
         timeline = simulate(lower(problem, plan, costs=costs))
         return len(timeline.spans) + sum(len(profile.times) for profile in timeline.memory)
 
-    step()
-    warm = measure_best(step, 7)
+    run_step()
+    warm = measure_best(run_step, 7)
     spans = len(simulate(lower(problem, plan, costs=costs)).spans)
     return [
         Figure(f"{name}, warm", warm, "s", goal, "the same with templates and costs kept"),
         Figure(
-            f"{name}, written out", measure_best(written_out), "s", None, f"with all {spans:,} spans and all memory"
+            f"{name}, written out", measure_best(expand_step), "s", None, f"with all {spans:,} spans and all memory"
         ),
     ]
 
 
-def _straggler() -> list[Figure]:
+def _time_straggler() -> list[Figure]:
     llama = load("llama3-405b-16384-1f1b").problem
     machine = replace(cluster("dgx-h100", 16384), speeds=((77_777, 0.8),))
     problem = Problem(llama.graph, machine, replace(llama.training, global_batch=16 * 1024))
@@ -182,7 +190,7 @@ def _straggler() -> list[Figure]:
     return [Figure("131,072 devices with one straggler", elapsed, "s", 2.0, "Llama 3 405B, data 1024, folded")]
 
 
-def _unfolded() -> list[Figure]:
+def _time_unfolded() -> list[Figure]:
     scenario = load("llama3-405b-16384-1f1b")
     problem, plan = scenario.problem, scenario.choose_plan()
     elapsed = measure_seconds(lambda: discrete_event.finish_times(lower(problem, plan, folded=False), every_event=True))
@@ -196,7 +204,7 @@ def _unfolded() -> list[Figure]:
     ]
 
 
-def _plans() -> list[Figure]:
+def _time_plans() -> list[Figure]:
     """Measure plans per second by longest path over the core of GPT-3's space, with the completion of plans."""
     problem = load("gpt3-175b-1024-a100").problem
     core_layouts = list(layouts(problem, CORE))
@@ -223,52 +231,48 @@ def _plans() -> list[Figure]:
     ]
 
 
-def _best_first() -> list[Figure]:
-    return time_best_first()
-
-
-def _wide() -> list[Figure]:
-    return time_wide()
-
-
-def _auto() -> list[Figure]:
-    return time_auto()
-
-
-def _mixed() -> list[Figure]:
-    return time_mixed()
-
-
-def _operators_cold() -> list[Figure]:
-    return time_gpt3()
-
-
-def _operators() -> list[Figure]:
-    return time_llama()
-
-
-def _ring() -> list[Figure]:
+def _time_ring() -> list[Figure]:
     machine = cluster("dgx-a100-80gb", 128)
     group, size = np.arange(1024)[None, :], 2.0**30
 
-    def ring() -> float:
+    def find_ring_time() -> float:
         ring_phases = phases(machine, Collective.ALL_REDUCE, Algorithm.RING, group)
         return idle_time(machine, ring_phases, 0, size)
 
-    cold = measure_seconds(ring)
+    cold = measure_seconds(find_ring_time)
     node = machine.first_node
     inside, ranks = node.network.link, machine.num_devices
     link_time = machine.num_nodes * node.nic.latency + (ranks - machine.num_nodes) * inside.latency
     transfer = link_time + size / (node.nics * node.nic.bandwidth)
     closed_form = max(node.nic.launch, inside.launch) + 2 * (ranks - 1) / ranks * transfer
-    error = abs(ring() / closed_form - 1)
+    error = abs(find_ring_time() / closed_form - 1)
     return [
         Figure("ring all-reduce of 1 GiB on 1,024 devices", cold, "s", 0.1, "128 nodes, 8 channels"),
         Figure("its distance from the closed form", error, "fraction", 0.01, "2 (n-1)/n size / (8 NICs) + latency"),
     ]
 
 
-_STEPS = ("_gpt3_cold", "_gpt3", "_llama_cold", "_llama", "_straggler", "_unfolded")
-_ENGINE = ("_events", "_flows", "_longest_path", *_STEPS, "_ring", "_plans")
-_SEARCH = ("_best_first", "_wide", "_auto", "_mixed", "_operators_cold", "_operators")
-_RUNS = [("engine", name) for name in _ENGINE] + [("search", name) for name in _SEARCH]
+_MEASUREMENTS: dict[str, dict[str, Callable[[], list[Figure]]]] = {
+    "engine": {
+        "events": _time_events,
+        "flows": _time_flows,
+        "longest_path": _time_longest_path,
+        "gpt3_cold": _time_gpt3_cold,
+        "gpt3": _time_gpt3,
+        "llama_cold": _time_llama_cold,
+        "llama": _time_llama,
+        "straggler": _time_straggler,
+        "unfolded": _time_unfolded,
+        "ring": _time_ring,
+        "plans": _time_plans,
+    },
+    "search": {
+        "best_first": time_best_first,
+        "wide": time_wide,
+        "auto": time_auto,
+        "mixed": time_mixed,
+        "operators_cold": time_gpt3,
+        "operators": time_llama,
+    },
+}
+"""Group -> name of a measurement -> the function that makes its figures; one that ends in ``_cold`` runs several times."""

@@ -244,11 +244,11 @@ class SearchResult:
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the best plan, what is proven of it, and the fastest plans beside it."""
         fastest = sorted((trial for trial in self.trials if trial.evaluation.fits), key=_step_time)[:_SHOWN]
-        found = "none fits" if self.best is None else self.best.plan.describe()
+        headline = "none fits" if self.best is None else self.best.plan.describe()
         proven = "no bound" if self.gap is None else f"no plan of the space is more than {self.gap:.1%} faster"
         rows = [("evaluations", f"{self.evaluations:,}"), ("ended", self.end), ("proven", proven)]
         rows += [(trial.plan.describe(), f"{_step_time(trial):.6g} s") for trial in fastest]
-        return to_html(f"{self.algorithm}: {found}", rows)
+        return to_html(f"{self.algorithm}: {headline}", rows)
 
 
 _SHOWN = 10

@@ -185,10 +185,10 @@ class StagePass(NamedTuple):
 
 def cut_pass(whole: StagePass, cut: Cut) -> tuple[Part, ...]:
     """Return one pass of a stage in parts, in order."""
-    index, kind, names, cost, launch, before, held, copies = whole
-    turn = 1 if kind is ActionKind.FORWARD else -1
-    besides = held or (NO_CHANGES,) * len(names), copies or (0,) * len(names)
-    blocks = list(zip(names[::turn], cost.blocks[::turn], *besides, strict=True))
+    index, kind, names, cost, launch, before, block_changes, copy_durations = whole
+    direction = 1 if kind is ActionKind.FORWARD else -1
+    block_extras = block_changes or (NO_CHANGES,) * len(names), copy_durations or (0,) * len(names)
+    blocks = list(zip(names[::direction], cost.blocks[::direction], *block_extras, strict=True))
     if launch or cut.after_every or cut.collectives:
         return tuple(
             _build_part(items, index, kind, launch) for items in _split_chains(_list_items(blocks, kind, before), cut)
@@ -196,16 +196,16 @@ def cut_pass(whole: StagePass, cut: Cut) -> tuple[Part, ...]:
     # Without launches and with cuts between blocks alone, segments need not be looked at: whole blocks are summed.
     ends = [place for place, (name, *_) in enumerate(blocks, 1) if name in cut.blocks or place == len(blocks)]
     rows = [blocks[start:end] for start, end in pairwise([0, *ends])] or [blocks]
-    found: list[Part] = []
+    pass_parts: list[Part] = []
     for place, row in enumerate(rows):
-        first = () if place else before
+        leading = () if place else before
         if any(copy or (cut.losses and block.find_first_read(kind)) for _, block, _, copy in row):
-            found += (
-                _build_part(items, index, kind, launch) for items in _split_chains(_list_items(row, kind, first), cut)
+            pass_parts += (
+                _build_part(items, index, kind, launch) for items in _split_chains(_list_items(row, kind, leading), cut)
             )
         else:
-            found.append(_build_whole_part(row, index, kind, first))
-    return tuple(found)
+            pass_parts.append(_build_whole_part(row, index, kind, leading))
+    return tuple(pass_parts)
 
 
 def _build_whole_part(

@@ -190,18 +190,18 @@ def _mean_neighbours(values: Tensor, sources: Tensor, targets: Tensor) -> Tensor
 def draw(policy: Policy, tree: DecisionTree, count: int) -> Walks:
     """Return ``count`` plans drawn by a policy, of those that are left to visit."""
     problem = policy.embed()
-    before = torch.zeros(count, len(policy.find_features(Branch((), (), tree.root))))
-    ends, total, entropy = [tree.root] * count, torch.zeros(count), torch.zeros(count)
+    history = torch.zeros(count, len(policy.find_features(Branch((), (), tree.root))))
+    ends, log_probability, entropy = [tree.root] * count, torch.zeros(count), torch.zeros(count)
     while rows := {walk: row for walk, end in enumerate(ends) if (row := tree.list_branches(end))}:
         walks = torch.tensor(list(rows))
-        choice = policy.choose_branches(problem, before[walks], list(rows.values()))
-        total = total.index_add(0, walks, choice.log_probability)
+        choice = policy.choose_branches(problem, history[walks], list(rows.values()))
+        log_probability = log_probability.index_add(0, walks, choice.log_probability)
         entropy = entropy.index_add(0, walks, choice.entropy)
-        taken = [row[place] for row, place in zip(rows.values(), choice.branch_indices, strict=True)]
-        before = before.index_add(0, walks, torch.stack([policy.find_features(branch) for branch in taken]))
-        for walk, branch in zip(rows, taken, strict=True):
+        branches = [row[index] for row, index in zip(rows.values(), choice.branch_indices, strict=True)]
+        history = history.index_add(0, walks, torch.stack([policy.find_features(branch) for branch in branches]))
+        for walk, branch in zip(rows, branches, strict=True):
             ends[walk] = branch.child
-    return Walks(ends, total, entropy)
+    return Walks(ends, log_probability, entropy)
 
 
 @contextmanager
