@@ -246,8 +246,8 @@ def _check_unflushed(spec: Transformer, training: Training, layout: Layout) -> I
     if layout.zero:
         yield f"zero: the executor's ranks each keep the states of a stage with {name}, met {layout.zero}; nearest: 0"
     if layout.gradient_reduction != ALL_REDUCE:
-        rule = f"all ranks update versions of weights with {name}"
-        yield f"gradient_reduction: {rule}, met {layout.gradient_reduction}; nearest: {ALL_REDUCE}"
+        requirement = f"all ranks update versions of weights with {name}"
+        yield f"gradient_reduction: {requirement}, met {layout.gradient_reduction}; nearest: {ALL_REDUCE}"
 
 
 def _check_tensor(spec: Transformer, training: Training, layout: Layout) -> Iterator[str]:

@@ -357,7 +357,7 @@ class FakeTrainer(Trainer):
 
 
 def _convert_network(network: Network, dtype: torch.dtype) -> Network:
-    """Convert a network in place: ``Module.to_text`` refuses tensors with weak references, which the tracker has."""
+    """Convert a network in place: ``Module.to`` refuses tensors with weak references, which the tracker has."""
     parameters: dict[Tensor, nn.Parameter] = {}  # a tied parameter is converted once
     for module in network.modules():
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):

@@ -42,13 +42,12 @@ class Verification:
         Largest difference of an element of the last step's gradients, over their `gradient_scale`.
     parameter_error
         Largest absolute difference of a parameter, or of a buffer that forward renews, after the last step.
+    reference
+        What the ranks were compared with, in words.
     tolerance
         The largest difference of loss and gradients that counts as equal.
     largest
         The name of what differs most: ``loss``, or a gradient, parameter or buffer.
-    equal
-        Whether loss and gradients differ by at most ``tolerance`` and parameters by at most a thousand
-        times that: AdamW divides by the root of a second moment that may be near 0.
     """
 
     loss_error: float
@@ -60,7 +59,10 @@ class Verification:
 
     @property
     def equal(self) -> bool:
-        """Whether the ranks computed what one process computes, within the tolerance."""
+        """Whether loss and gradients differ by at most ``tolerance`` and parameters by at most a thousand times that.
+
+        AdamW divides by the root of a second moment that may be near 0.
+        """
         close = max(self.loss_error, self.gradient_error) <= self.tolerance
         return close and self.parameter_error <= 1000 * self.tolerance
 

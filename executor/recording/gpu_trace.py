@@ -7,7 +7,7 @@ kernel ran during a message or a copy, for which the pass waited. Spans have the
 
 References
 ----------
-.. [1] torch, ``torch.make_profiler.profile.export_chrome_trace``; Kineto, ``libkineto/src/output_json.cpp`` (categories
+.. [1] torch, ``torch.profiler.profile.export_chrome_trace``; Kineto, ``libkineto/src/output_json.cpp`` (categories
    ``kernel``, ``gpu_memcpy``, ``cuda_runtime``, arguments ``correlation``, ``External id``, ``stream``, ``bytes``, and
    of NCCL's kernels ``Collective name``, ``In msg nelems``, ``dtype``).
 """
@@ -71,7 +71,7 @@ _COLLECTIVES = (
 
 
 def read_profiler(profiler: Any) -> list[TraceEvent]:
-    """Return the events of a finished ``torch.make_profiler.profile`` that recorded a GPU."""
+    """Return the events of a finished ``torch.profiler.profile`` that recorded a GPU."""
     with tempfile.TemporaryDirectory(prefix="meshwise-") as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))

@@ -172,7 +172,7 @@ def _format_cell(value: float | None, unit: float = 1.0) -> str:
 
 
 def list_techniques(scenario: Scenario) -> tuple[str, ...]:
-    """Return the tags of the techniques in a scenario's plan; ``clean_text`` where it has none."""
+    """Return the tags of the techniques in a scenario's plan; ``plain`` where it has none."""
     return tuple(_list_tags(scenario, scenario.choose_plan())) or ("plain",)
 
 

@@ -275,4 +275,4 @@ _MEASUREMENTS: dict[str, dict[str, Callable[[], list[Figure]]]] = {
         "operators": time_llama,
     },
 }
-"""Group -> name of a measurement -> the function that makes its figures; one that ends in ``_cold`` runs several times."""
+"""Group -> name of a measurement -> the function that makes its figures; those that end in ``_cold`` run repeatedly."""

@@ -107,7 +107,7 @@ def measure_coverage(held_out_runs: Sequence[HeldOutRun]) -> Coverage:
 
 
 def group_coverage(held_out_runs: Sequence[HeldOutRun], name: str) -> dict[str, Coverage]:
-    """Return the coverage by ``source`` or ``find_category``, in order of names."""
+    """Return the coverage by ``source`` or ``category``, in order of names."""
     members: dict[str, list[HeldOutRun]] = defaultdict(list)
     for held_out_run in held_out_runs:
         members[getattr(held_out_run, name)].append(held_out_run)

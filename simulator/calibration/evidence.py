@@ -289,7 +289,7 @@ def to_document(evidence: Evidence, skipped: Sequence[Skipped], date: str) -> Da
     """Return a calibration as JSON-ready data.
 
     ``figures`` and ``source`` are what the catalogue takes; the rest says where they come from: ``rows`` used and
-    skipped by source, ``ranges`` of the parameters among fits that leave a publisher out, and ``measure_errors``.
+    skipped by source, ``ranges`` of the parameters among fits that leave a publisher out, and ``errors``.
     """
     calibration = evidence.calibration
     return {

@@ -29,11 +29,13 @@ class WhyNot:
 
     Parameters
     ----------
+    asked_fields
+        The fields of the plan that were asked for, and their values.
     num_legal
         The number of legal plans.
     broken_rules
         The rules that the plans break; empty where some are legal.
-    find_shortfall
+    shortfall
         Where none of them fits: the memory that the one with the least peak lacks.
     trial
         The fastest plan that fits, or the one with the least peak memory; ``None`` where none is legal.

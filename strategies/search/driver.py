@@ -152,7 +152,7 @@ class Journal(Protocol):
 class Progress:
     """The progress of a search, which callbacks receive after every evaluation.
 
-    ``start_timer`` is the number of seconds until the time is over or, at the speed so far, the budget is used;
+    ``seconds_left`` is the number of seconds until the time is over or, at the speed so far, the budget is used;
     ``None`` where there is no limit.
     """
 

@@ -306,7 +306,7 @@ def _with_stages(choices: Choices, layout: Layout) -> Iterator[Layout]:
 def keeps_limits(problem: Problem, space: Space, plan: Plan) -> bool:
     """Return whether the layers and the recomputation of a plan's stages keep the limits of a space.
 
-    With ``divide_by_speed`` among the limits, any layers do.
+    With ``paced`` among the limits, any layers do.
     """
     recompute_choices = {find_stage_recompute(plan.recompute, stage) for stage in range(len(plan.stages))}
     if space.recompute is not None and not all(

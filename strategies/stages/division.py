@@ -165,7 +165,7 @@ class DivisionProblem:
     layer_ticks
         Ticks that a layer adds to each pass.
     recompute_ticks
-        Ticks that a recomputed layer adds to the backward of a stage: shape ``(recompute choices, num_stages)``.
+        Ticks that a recomputed layer adds to the backward of a stage: shape ``(recompute choices, stages)``.
     send_ticks
         Ticks of the transfer of each pass's result, in the columns of ``base_ticks``.
     tail_ticks, tail_layer_ticks
@@ -173,7 +173,7 @@ class DivisionProblem:
     base_kept_bytes, layer_kept_bytes
         Bytes that a stage keeps for a microbatch without its layers, and for a layer that is not recomputed.
     saved_bytes
-        Bytes fewer that a recomputed layer keeps: shape ``(recompute choices, num_stages)``.
+        Bytes fewer that a recomputed layer keeps: shape ``(recompute choices, stages)``.
     moments
         The fullest moments of every pipeline rank.
     state_bytes

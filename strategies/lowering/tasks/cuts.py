@@ -180,7 +180,7 @@ class StagePass(NamedTuple):
     launch: float
     before: tuple[Segment, ...] = ()
     changes: tuple[BlockChanges, ...] = ()
-    copies: tuple[int, ...] = ()
+    copy_durations: tuple[int, ...] = ()
 
 
 def cut_pass(whole: StagePass, cut: Cut) -> tuple[Part, ...]:
