@@ -139,13 +139,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _print_line,
         )
     except KeyboardInterrupt:
-        _print_line(f"interrupted: {describe_rows(options.describe_rows)}")
+        _print_line(f"interrupted: {describe_rows(options.out)}")
         return 130
     except (ValueError, OSError) as error:
         _print_line(str(error))
         return 2
     except ExecutionError as error:
-        _print_line(f"{error}\n{describe_rows(options.describe_rows)}")
+        _print_line(f"{error}\n{describe_rows(options.out)}")
         return 1
     for line in skipped_lines:
         _print_line(f"left out: {line}")

@@ -117,7 +117,7 @@ def search(
     value = load_scenario(scenario, cluster=cluster, brave=brave)
     value.search_settings.make_algorithm(algorithm, seed)  # raises for a wrong name before workers start
     value = _aim_at_target(value, target)
-    keep, ticker, limit = _keep_best(out), Ticker(), value.search_seconds(budget, seconds)
+    keep, ticker, limit = _keep_best(out), Ticker(), value.limit_seconds(budget, seconds)
     time_left = _seconds_left(limit)
     settings = {"budget": budget, "seconds": _search_seconds(value, limit), "seed": seed, "resume": resume}
     with _open_executor(workers, scheduler) as executor:

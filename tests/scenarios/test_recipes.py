@@ -128,4 +128,4 @@ def test_what_another_model_cannot_have_is_the_nearest_that_it_can() -> None:
 
 def test_the_guide_says_how_many_there_are() -> None:
     guide = (find_root().parent / "docs" / "guides" / "compare.md").read_text("utf-8")
-    assert f"holds {len(load_recipes())} published training recipes" in guide
+    assert f"has {len(load_recipes())} published training recipes" in guide

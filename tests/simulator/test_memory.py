@@ -80,8 +80,8 @@ def test_memory_is_that_of_a_plain_loop(step: Program) -> None:
         piece = step.work[step.work_of[task]].pieces[0]
         for rank_class in {step.streams[stream].rank_class for stream in step.streams_of(task)}:
             start, end = times[piece.operators]
-            events += [(start, rank_class, change, 1) for change in piece.acquired]
-            events += [(end, rank_class, change, -1) for change in piece.released]
+            events += [(start, rank_class, change, 1) for change in piece.acquisitions]
+            events += [(end, rank_class, change, -1) for change in piece.releases]
     for index, profile in enumerate(timeline.memory):
         own = [(t, change.size * sign) for t, c, change, sign in events if c == index and not change.host]
         assert profile.times == tuple(sorted({0.0, *(t for t, _ in own)}))

@@ -143,7 +143,7 @@ def test_pipeline_stages_of_single_operators(user: Path, capsys: pytest.CaptureF
         f"user.py:{line}: the loss of a batch is the mean of those of its 2 microbatches, met samples that depend"
         in (capsys.readouterr().err)
     )
-    assert run(["execute", *staged(user, microbatch=8, schedule_name="gpipe"), *module]) == 0
+    assert run(["execute", *staged(user, microbatch=8, schedule="gpipe"), *module]) == 0
     assert json.loads(capsys.readouterr().out)["verify"]["equal"]  # which no run goes without
 
 
@@ -192,9 +192,9 @@ def test_ranks_that_differ_do_not_start_the_run(
     ("changes", "told"),
     [
         ({"stages": (Stage(("down",)), Stage(("up",)))}, "block 0 is up, met down"),
-        ({"chunks": 2, "schedule_name": "interleaved"}, "pipeline(2) * chunks(2) = 4 stages, met 2"),
-        ({"schedule_name": "pipedream"}, "run a published schedule with a flush; nearest: "),
-        ({"schedule_name": "zbv"}, "zbv: chunks(1) = 2 does not hold; nearest: 2"),
+        ({"chunks": 2, "schedule": "interleaved"}, "pipeline(2) * chunks(2) = 4 stages, met 2"),
+        ({"schedule": "pipedream"}, "run a published schedule with a flush; nearest: "),
+        ({"schedule": "zbv"}, "zbv: chunks(1) = 2 does not hold; nearest: 2"),
     ],
 )
 def test_stages_that_are_wrong(

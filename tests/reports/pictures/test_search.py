@@ -50,7 +50,16 @@ def test_no_history_is_refused(tmp_path: Path):
 
 def test_a_table_of_trials_has_a_row_a_trial():
     mesh = Mesh((Axis("pipeline", 2), Axis("data", 4), Axis("tensor", 8)))
-    plan = Plan(mesh, (Stage(("a",)), Stage(("b",))), (), "1f1b", 1, 1, 16, 1, True, Recompute.FULL, True)
+    plan = Plan(
+        mesh=mesh,
+        stages=(Stage(("a",)), Stage(("b",))),
+        shardings=(),
+        num_microbatches=16,
+        zero=1,
+        sequence_parallel=True,
+        recompute=Recompute.FULL,
+        attention=None,
+    )
     table = trials_table([Trial(plan, Evaluation(1.5, 2.0**30, True), 0.25)] * 3)
     assert len(table) == 3
     row = table.iloc[0]

@@ -114,5 +114,5 @@ def test_local_scenarios_can_be_executed() -> None:
     for name in NAMES:
         if name.startswith("local/") or name == "starter":
             scenario = load(name)
-            assert supported.unsupported(scenario.spec, scenario.problem.training, scenario.choose_plan()) == ()
+            assert supported.find_unsupported(scenario.spec, scenario.problem.training, scenario.choose_plan()) == ()
             assert isinstance(scenario.problem.cluster, Cluster)

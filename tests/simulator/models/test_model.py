@@ -1,6 +1,6 @@
 """Blocks that are written down by named dims: tensors have the sizes of their dims, operators those of their space."""
 
-from meshwise.simulator.models.model import BlockBuilder, build
+from meshwise.simulator.models.model import BlockBuilder, SymbolicOperator, build
 from meshwise.simulator.models.transformer import Transformer
 from meshwise.simulator.operator_graph import OperatorKind
 
@@ -9,15 +9,9 @@ def test_sizes_follow_from_the_names_of_dims() -> None:
     builder = BlockBuilder("bf16", {"tokens": 4, "hidden": 8, "wide": 16})
     x, weight = builder.add_tensor("x", "batch tokens hidden"), builder.add_tensor("w", "hidden wide", "fp32")
     y = builder.add_tensor("y", "batch tokens wide")
+    dims = "batch tokens hidden wide"
     builder.add_operator(
-        "up",
-        OperatorKind.MATMUL,
-        "batch tokens hidden wide",
-        (x,),
-        (y,),
-        parameters=(weight,),
-        reduced="hidden",
-        flops=2,
+        SymbolicOperator("up", OperatorKind.MATMUL, dims, (x,), (y,), parameters=(weight,), reduced="hidden", flops=2)
     )
     builder.add_elementwise("act", builder.tensor_dims(y), (y,), (y,), saved=(y,))
     block = builder.build_block("mlp", (x,), (y,), repeat=3, layer=True)

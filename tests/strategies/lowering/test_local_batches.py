@@ -146,7 +146,7 @@ def inside_passes(program: Program) -> dict[int, Inside]:
         work = program.work[number]
         if work.kind not in (TaskKind.PIPELINE_COMMUNICATION, TaskKind.DATA_COMMUNICATION, TaskKind.OPTIMIZER):
             moved = max(size for _, size in program.flows[flow].usage) if flow >= 0 else 0.0
-            taken = sum(change.size for piece in work.pieces for change in (*piece.acquired, *piece.released))
+            taken = sum(change.size for piece in work.pieces for change in (*piece.acquisitions, *piece.releases))
             for stream in program.streams_of(task):
                 for rank in ranks[program.streams[stream].rank_class]:
                     found[rank][work.kind, work.stage, work.duration, moved, taken] += 1

@@ -87,7 +87,7 @@ def test_what_runs_again_takes_the_framework_time_where_nothing_is_hidden(
         took.append(simulate(lower(machine, plan_of(machine, Layout(microbatch=1), how))))
     more = 2 * (times * 1e-3 + operators * 2 * 1e-5)
     assert took[1].step_time - took[0].step_time == pytest.approx(more)
-    again = [each.busy(0, [TaskKind.RECOMPUTE]) for each in took]
+    again = [each.busy_time(0, [TaskKind.RECOMPUTE]) for each in took]
     assert again[1] - again[0] == pytest.approx(more)
 
 

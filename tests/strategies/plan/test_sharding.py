@@ -93,7 +93,7 @@ def collectives(sequence_parallel: bool, block: int, direction: str) -> list[str
     costs = StageCosts(small)
     found = costs.blocks.cost(plan, small.graph.blocks[block].name, costs.machine(plan).rank(0))
     steps = getattr(found.segments, direction)
-    return [step.operators for step in steps if step.kind is TaskKind.TENSOR_COMMUNICATION]
+    return [step.label for step in steps if step.kind is TaskKind.TENSOR_COMMUNICATION]
 
 
 def test_a_layer_has_two_all_reduces_each_way() -> None:

@@ -104,30 +104,30 @@ class FakeCost:
         """Whether the memory is at most the capacity."""
         return self.peak_memory(plan) <= self.capacity
 
-    def bound(self, plan: Plan) -> float:
+    def plan_bound(self, plan: Plan) -> float:
         """Seconds, never above the step time."""
         slack = (1 - self.tight) * drawn(self.seed, plan, "bound").random()
         return self.step_time(plan) * (1 - slack)
 
-    def floor(self, family: Layout) -> float:
+    def family_bound(self, family: Layout) -> float:
         """Nothing is known of families."""
         return 0.0
 
-    def reach(self, family: Layout) -> float:
+    def busy_bound(self, family: Layout) -> float:
         """Nothing is known of families."""
         return 0.0
 
-    def table(self, group: Group, limit: float = inf) -> FloatArray:
+    def group_bounds(self, group: Group, limit: float = inf) -> FloatArray:
         """Nothing is known of groups but their members."""
         return np.where(group.member_mask, 0.0, inf)
 
-    def spent(self, plan: Plan) -> dict[Resource, float]:
+    def resource_times(self, plan: Plan) -> dict[Resource, float]:
         """Seconds, of which no two are the same."""
         return {resource: drawn(self.seed, plan, resource).random() for resource in Resource}
 
     def longest_paths(self, plans: Sequence[Plan]) -> list[float]:
         """Seconds, half way from the bound to the step time."""
-        return [(self.bound(plan) + self.step_time(plan)) / 2 for plan in plans]
+        return [(self.plan_bound(plan) + self.step_time(plan)) / 2 for plan in plans]
 
     def evaluate(self, plan: Plan) -> Evaluation:
         """Seconds and bytes."""

@@ -34,7 +34,7 @@ def after(tree: DecisionTree, *decided: tuple[str, object]) -> PartialPlan:
             for each in tree.list_branches(partial)
             if {getattr(x, field) for x in each.child.layouts} == {value}
         ]
-        partial = max(agreed, key=lambda each: len(each.open))
+        partial = max(agreed, key=lambda each: len(each.layouts))
     return partial
 
 
@@ -111,4 +111,6 @@ def test_what_fits_lacks_nothing_and_has_its_bound() -> None:
     for layout in layouts(PROBLEM):
         plan = complete(PROBLEM, layout)
         assert outlooks[layout].fits == costs.fits(plan)
-        assert outlooks[layout] == ((costs.bound(plan), 0) if costs.fits(plan) else (inf, 0))  # 1e9 bytes are there
+        assert outlooks[layout] == (
+            (costs.plan_bound(plan), 0) if costs.fits(plan) else (inf, 0)
+        )  # 1e9 bytes are there

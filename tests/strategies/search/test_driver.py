@@ -216,7 +216,7 @@ def test_an_interruption_keeps_what_was_found(where: str) -> None:
 def test_considered_counts_different_plans_however_they_were_looked_at() -> None:
     class Looking(Scripted):
         def propose(self, problem: Problem, space: Space, costs: FakeCost) -> Generator[Plan, Evaluation, None]:
-            costs.fits(PLANS[0]), costs.fits(PLANS[0]), costs.bound(PLANS[1]), costs.peak_memory(PLANS[2])
+            costs.fits(PLANS[0]), costs.fits(PLANS[0]), costs.plan_bound(PLANS[1]), costs.peak_memory(PLANS[2])
             yield PLANS[0]
             yield PLANS[3]
 

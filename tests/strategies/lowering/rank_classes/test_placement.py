@@ -124,7 +124,7 @@ FOLDED = {
     "protocols": small(counts=(1, 2), library=CommunicationLibrary((Protocol("ll", 0.5, 0.5, 0.5, True),))),
     "a central server": small(central=True),
     "a central server alone": small(central=True, mesh=Mesh((Axis(DATA, 4),)), counts=(1,), slow="device 2 in"),
-    "tied and hops": small(tied=((0, 1),), hops=((1, 0),)),
+    "tied and hops": small(tied_positions=((0, 1),), hops=((1, 0),)),
     "a tenant": small(tenants=(Tenant("t", (0, 5), ALL_REDUCE, 1e6, 1.0),)),
     "mixed groups": small(counts=(1, 2), placement=(0, 4, 1, 2, 3, 5, 6, 7)),
     "mixed groups, protocols": small(

@@ -91,7 +91,7 @@ def test_one_more_step_adds_the_step_time(microbatches: int, monkeypatch: pytest
     small, plan = pipeline("pipedream_2bw", (1, 1, 1, 1), microbatches)
     makespans = []
     for run in (64, 72, 80):
-        monkeypatch.setattr(MODULE, "RUN", run * microbatches)
+        monkeypatch.setattr(MODULE, "SETTLING_MICROBATCHES", run * microbatches)
         program = lower(small, plan)
         assert program.steps is not None and len(program.steps.tasks) == run
         makespans.append(int(longest_path.finish_times(program)[1].max()))

@@ -20,7 +20,7 @@ def test_no_rewrite_of_a_plan_in_the_last_beam_belongs_there(width: int, seed: i
     for plan in beam:
         for layout in neighbours(PROBLEM, CORE, LAYOUTS[plan]):
             rewrite = complete(PROBLEM, layout)
-            assert not costs.fits(rewrite) or rewrite in times or costs.bound(rewrite) >= times[beam[-1]]
+            assert not costs.fits(rewrite) or rewrite in times or costs.plan_bound(rewrite) >= times[beam[-1]]
 
 
 def test_every_plan_but_the_first_is_a_rewrite_of_an_earlier_one() -> None:

@@ -63,7 +63,7 @@ def test_no_plan_is_evaluated_that_its_bound_or_its_memory_excludes(costs: FakeC
 
 def test_without_bounds_it_evaluates_all_that_fits() -> None:
     class Boundless(FakeCost):
-        def bound(self, plan: object) -> float:
+        def plan_bound(self, plan: object) -> float:
             return 0.0
 
         def longest_paths(self, plans: Sequence[Plan]) -> list[float]:
@@ -92,8 +92,8 @@ def test_time_that_ends_among_the_bounds_leaves_a_plan_and_no_proof() -> None:
     bounds: dict[Plan, float] = {}
 
     class Recording(FakeCost):
-        def bound(self, plan: Plan) -> float:
-            return bounds.setdefault(plan, super().bound(plan))
+        def plan_bound(self, plan: Plan) -> float:
+            return bounds.setdefault(plan, super().plan_bound(plan))
 
     seconds = iter(range(10**6))
     result = search(
@@ -152,11 +152,11 @@ def test_an_interruption_while_plans_are_only_looked_at_keeps_the_best_bounded_o
     class Impatient(FakeCost):
         looked = 0
 
-        def bound(self, plan: Plan) -> float:
+        def plan_bound(self, plan: Plan) -> float:
             self.looked += 1
             if self.looked > 3:
                 raise KeyboardInterrupt
-            return super().bound(plan)
+            return super().plan_bound(plan)
 
     result = search(BestFirst(starts=False), PROBLEM, CORE, costs=Impatient())
     assert result.interrupted and result.evaluations == 1 and result.gap is None

@@ -20,10 +20,10 @@ class Held(FakeCost):
 
     most: Resource = Resource.COMPUTE
 
-    def bound(self, plan: Plan) -> float:
+    def plan_bound(self, plan: Plan) -> float:
         return 0.0
 
-    def spent(self, plan: Plan) -> dict[Resource, float]:
+    def resource_times(self, plan: Plan) -> dict[Resource, float]:
         return {resource: float(resource is self.most) for resource in Resource}
 
 
@@ -52,7 +52,7 @@ def test_what_cannot_be_faster_than_the_best_is_not_evaluated(seed: int) -> None
     assert len(trials) > 2
     best = trials[0].evaluation.step_time
     for trial in trials[1:]:
-        assert costs.bound(trial.plan) < best
+        assert costs.plan_bound(trial.plan) < best
         best = min(best, trial.evaluation.step_time)
 
 

@@ -24,14 +24,14 @@ class Separable(FakeCost):
         decided = plan.tensor, plan.pipeline, plan.microbatch, plan.schedule, plan.zero, plan.recompute
         return prod(1 + Random(f"{self.seed} {place} {value}").random() for place, value in enumerate(decided))
 
-    def bound(self, plan: Plan) -> float:
+    def plan_bound(self, plan: Plan) -> float:
         return 0.9 * self.step_time(plan)
 
 
 class Unbounded(FakeCost):
     """Costs whose bounds say nothing."""
 
-    def bound(self, plan: Plan) -> float:
+    def plan_bound(self, plan: Plan) -> float:
         return 1e-9
 
 
