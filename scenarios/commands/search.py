@@ -286,7 +286,7 @@ def _find_near_misses(value: Any, time_left: Callable[[], float]) -> dict[str, A
                 "peak_memory": miss.peak_memory,
                 "out_of_memory": miss.out_of_memory,
                 "lacks": list(miss.refused_decisions),
-                "words": miss.describe(target.called),
+                "words": miss.describe(target.versioned_name),
             }
             for miss in find_near_misses(value, time_left=time_left)
         ]
@@ -443,7 +443,7 @@ def _describe_room(problem: Any) -> str:
 def _describe_risk(value: Any, peak: float) -> str:
     """Return in words the probability of running out of memory at a peak in bytes, and the limit on it."""
     limit = format_limit(find_risk_limit(value.problem))
-    return f"with a probability of {estimate_problem_risk(value.estimate_problem_risk, peak):.1%} ({limit})"
+    return f"with a probability of {estimate_problem_risk(value.problem, peak):.1%} ({limit})"
 
 
 def _describe_runnable(runnable: Any) -> str:
@@ -462,11 +462,11 @@ def _print_result(value: Any, result: Any, places: Any, runnable: Any, runnable_
             ("scenario", value.name),
             *list_remarks(value),
             ("algorithm", result.algorithm),
-            *([("space", f"what {target.print_rows}")] if target is not None else []),
+            *([("space", f"what {target.can}")] if target is not None else []),
             ("priced as", describe_pricing(value)),
             ("best plan", best.plan.describe()),
             ("step time", format_time(best.evaluation.step_time)),
-            ("peak memory", f"{format_size(best.evaluation.peak_memory)}; {_describe_room(value._describe_room)}"),
+            ("peak memory", f"{format_size(best.evaluation.peak_memory)}; {_describe_room(value.problem)}"),
             ("out of memory", _describe_risk(value, best.evaluation.peak_memory)),
             ("runs in", describe_launches(places)),
             *([("fastest to run", _describe_runnable(runnable))] if needs_runnable(value, places) else []),

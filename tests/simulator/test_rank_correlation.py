@@ -10,8 +10,9 @@ NUMBERS = st.integers(-5, 5)
 
 
 def test_a_tie_counts_for_neither_order() -> None:
-    # of six pairs (1, 2) is tied in the second number; (3, 4) is in the other order; four are in the same one
-    assert kendall_tau([(1, 1), (2, 1), (3, 3), (4, 2)]) == pytest.approx((4 - 1) / 6)
+    # of six pairs (1, 2) is tied in the second number; (3, 4) is in the other order; four are in the same one; tau-b
+    # divides by the geometric mean of the pairs that are not tied in either number: 6 and 5
+    assert kendall_tau([(1, 1), (2, 1), (3, 3), (4, 2)]) == pytest.approx((4 - 1) / (6 * 5) ** 0.5)
     assert kendall_tau([]) == kendall_tau([(1, 2)]) == 0
 
 

@@ -61,7 +61,7 @@ def test_validate_imports_what_it_reads_and_no_algorithm() -> None:
         "import sys\nfrom meshwise.scenarios.commands.main import run\n"
         "code = run(['validate', 'gpt3-175b-1024-a100'])\n"
         f"heavy = {(*HEAVY, 'networkx', 'numba', 'simpy', 'highspy', 'rich', 'concurrent.futures')!r}\n"
-        "own = ('strategies.lowering', 'strategies.cost_model', 'simulator.engine', 'scenarios.inputs.graph_file')\n"
+        "own = ('strategies.lowering', 'strategies.cost_model', 'simulator.engine', 'simulator.interconnect')\n"
         "own = [f'meshwise.{name}' for name in own]\n"
         "print([name for name in (*heavy, *own) if name in sys.modules], code)\n"
         "print(sorted(name for name in sys.modules if name.startswith('meshwise.strategies.search.')))"

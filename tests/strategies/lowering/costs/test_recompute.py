@@ -96,12 +96,12 @@ def test_a_late_backward_does_all_with_the_gradients_of_weights() -> None:
     ("before", "after", "expected"),
     [
         # 30 bytes come in a buffer, and 7 stay that were made: they are no more beyond what is kept
-        (30, 7, {"kept": 1000 - 30 + 7, "forward": 300 - 7, "backward": 400 - 7, "inputs": 600 - 7}),
+        (30, 7, {"kept_bytes": 1000 - 30 + 7, "forward": 300 - 7, "backward": 400 - 7, "inputs": 600 - 7}),
         # a loss has no more than what is left of its pass
-        (0, 395, {"kept": 1000 + 395, "forward": 0, "backward": 5, "inputs": 600 - 395, "loss": 5}),
-        (0, 597, {"kept": 1000 + 597, "forward": 0, "backward": 0, "inputs": 3, "loss": 0, "loss_inputs": 3}),
+        (0, 395, {"kept_bytes": 1000 + 395, "forward": 0, "backward": 5, "inputs": 600 - 395, "loss": 5}),
+        (0, 597, {"kept_bytes": 1000 + 597, "forward": 0, "backward": 0, "inputs": 3, "loss": 0, "loss_inputs": 3}),
         # a buffer for more than is kept, and one for more than there is in any pass
-        (1100, 700, {"kept": 0 + 700, "forward": 0, "backward": 0, "inputs": 0, "loss": 0, "loss_inputs": 0}),
+        (1100, 700, {"kept_bytes": 0 + 700, "forward": 0, "backward": 0, "inputs": 0, "loss": 0, "loss_inputs": 0}),
     ],
 )
 def test_what_lies_in_buffers_is_not_counted_twice(before: int, after: int, expected: dict[str, int]) -> None:

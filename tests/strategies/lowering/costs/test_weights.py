@@ -1,6 +1,6 @@
 """Weights of a block on one rank by hand: what ZeRO shares, what two stages share, what ranks have whole."""
 
-from meshwise.strategies.lowering.costs.operator import BlockLayout
+from meshwise.strategies.lowering.costs.operator import BlockLayout, BlockTraining
 from meshwise.strategies.lowering.costs.weights import find_tied_parameters, find_unit, summed_elements
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
@@ -13,7 +13,9 @@ HIDDEN, WIDE, VOCAB = 64, 256, 128
 def layer(**layout: int) -> BlockLayout:
     small = problem()
     plan = complete(small, Layout(**layout))
-    return BlockLayout(small.graph.blocks[1], plan.mesh, {each.operator: each for each in plan.shardings}, 1, "fp32")
+    return BlockLayout(
+        small.graph.blocks[1], plan.mesh, {each.operator: each for each in plan.shardings}, 1, BlockTraining("fp32")
+    )
 
 
 def test_a_rank_has_the_sum_of_its_share_from_zero_2_on() -> None:

@@ -133,7 +133,7 @@ FOLDED = {
         library=CommunicationLibrary((Protocol("ll", 0.5, 0.5, 0.5, True),)),
     ),
     "mixed groups, switches that reduce": small(counts=(1, 2), placement=(0, 1, 2, 4, 3, 5, 6, 7), reduces=True),
-    "all-to-alls": small(exchanging=(TENSOR,), counts=(1, 2)),
+    "all-to-alls": small(exchange_axes=(TENSOR,), counts=(1, 2)),
 }
 
 
@@ -197,8 +197,8 @@ def test_the_kinds_of_groups_and_what_they_run() -> None:
     usual = {TENSOR: (ALL_REDUCE,), DATA: (ALL_REDUCE,), "forward": (SEND,), "backward": (SEND,)}
     assert loads.GroupLoads(small()).collectives == usual
     assert loads.GroupLoads(small(central=True)).collectives == usual | {DATA: (PUSH_PULL,)}
-    assert loads.GroupLoads(small(norm=(TENSOR,))).collectives == usual | {"norm": (ALL_REDUCE,)}
-    assert loads.GroupLoads(small(exchanging=(TENSOR,))).collectives == usual | {
+    assert loads.GroupLoads(small(norm_axes=(TENSOR,))).collectives == usual | {"norm": (ALL_REDUCE,)}
+    assert loads.GroupLoads(small(exchange_axes=(TENSOR,))).collectives == usual | {
         TENSOR: (ALL_REDUCE, Collective.ALL_TO_ALL)
     }
     copies = dict.fromkeys(("to host", "host", "from host"), (SEND,))

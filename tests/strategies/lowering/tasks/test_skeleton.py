@@ -33,5 +33,5 @@ def test_edges_of_passes_alike_are_those_of_each_pass() -> None:
         many.append_tasks([slot] * 3, start)
     many.repeated_edges.append((np.array([(0, 1, 7), (1, 2, 7)]), [0, 3]))
     left, right = one.build_skeleton(), many.build_skeleton()
-    for name in ("template_of", "microbatch_of", "before", "after", "through"):
+    for name in ("template_of", "microbatch_of", "edge_sources", "edge_targets", "edge_positions"):
         assert np.array_equal(getattr(left, name), getattr(right, name)), name

@@ -83,7 +83,7 @@ def test_a_budget_that_ends_it_early_leaves_a_valid_gap(costs: FakeCost, budget:
     best, evaluated = result.best.evaluation.step_time, {trial.plan for trial in result.trials}
     waiting = [plan for plan in PLANS if costs.fits(plan) and plan not in evaluated]
     assert result.lower_bound is not None
-    assert min([best, *map(costs.bound, waiting)]) <= result.lower_bound  # no worse than the bounds alone
+    assert min([best, *map(costs.plan_bound, waiting)]) <= result.lower_bound  # no worse than the bounds alone
     assert result.lower_bound <= min([best, *costs.longest_paths(waiting)])  # no better than all longest paths
     assert result.gap == (best - result.lower_bound) / result.lower_bound
 
