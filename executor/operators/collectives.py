@@ -165,7 +165,7 @@ class Move(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         """Return the gradient of the value, in the value's own layout."""
-        source, target = ctx.gradient_layout, ctx.source.complete
+        source, target = ctx.gradient_layout, ctx.source.without_partial
         return ctx.ranks.redistribute(gradients[0], ctx.dims, source, target), None, None, None, None, None
 
 

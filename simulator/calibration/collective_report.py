@@ -119,8 +119,8 @@ relative's. Beside a collective a host's clock reads {host:.0f} us. Figures are 
 """
 _LIBRARIES = """
 Of LL and LL128 the parts of launch, latency and bandwidth; `own` as in
-`meshwise.simulator.machine.cluster.Library`; the part of a port that collectives in switches reach (NCCL's tuner
-has 0.85 for Hopper and 0.74 for Blackwell). NVLink 2 and 3 have no such switches: theirs are not used.
+`meshwise.simulator.machine.cluster.CommunicationLibrary`; the part of a port that collectives in switches reach
+(NCCL's tuner has 0.85 for Hopper and 0.74 for Blackwell). NVLink 2 and 3 have no such switches: theirs are not used.
 """
 
 

@@ -19,7 +19,7 @@ def test_a_plan_is_the_best_inside_its_region_and_not_outside(part) -> None:
     found = sensitivity(RANKED_FAST, best.plan, part)
     assert [outcome.factor for outcome in found.outcomes] == [0.8, 1.2]  # a fifth slower, and faster
     for outcome in found.outcomes:
-        fastest = brute_force(replace(FAST, cluster=part.scaled(outcome.factor)), inf)[0][0]
+        fastest = brute_force(replace(FAST, cluster=part.scale_cluster(outcome.factor)), inf)[0][0]
         assert outcome.best is not None and outcome.best.evaluation.step_time == fastest
         assert outcome.stays == (outcome.step_time <= fastest * (1 + 2e-6))
         assert outcome.loses == pytest.approx(max(outcome.step_time / fastest - 1, 0), abs=2e-6)
