@@ -144,8 +144,8 @@ def test_stopped_rank_is_told_from_those_that_wait_for_it(rank_module: str, tmp_
 def test_killed_parent_leaves_no_ranks(stopped: bool, rank_module: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     code = (
-        f"from pathlib import Path; from meshwise.executor.launch.launcher import launch; "
-        f"launch({rank_module!r}, [{str(folder / 'job.json')!r}, 'sleep'], Path({str(folder)!r}), {RANKS})"
+        f"from pathlib import Path; from meshwise.executor.launch.launcher import launch_ranks; "
+        f"launch_ranks({rank_module!r}, [{str(folder / 'job.json')!r}, 'sleep'], Path({str(folder)!r}), {RANKS})"
     )
     root = Path(__file__).parents[3]
     search_path = os.pathsep.join([str(root), str(tmp_path)])

@@ -27,8 +27,8 @@ def test_second_run_is_refused_until_the_first_ends(tmp_path: Path) -> None:
 
 def test_killed_run_gives_its_folder_up(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from meshwise.executor.launch.processes import locked\n"
-        "with locked(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+        "import sys, time; from pathlib import Path; from meshwise.executor.launch.processes import lock_folder\n"
+        "with lock_folder(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
     )
     holder = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, cwd=ROOT)
     assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
