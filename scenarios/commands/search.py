@@ -437,7 +437,9 @@ def _describe_proof(certificate: Any) -> str:
 
 def _describe_room(problem: Any) -> str:
     """Return in words the usable and the reported memory of the smallest device."""
-    return describe_room(*min((problem.usable_memory(device), device.memory) for device in problem.cluster.accelerators))
+    return describe_room(
+        *min((problem.usable_memory(device), device.memory) for device in problem.cluster.accelerators)
+    )
 
 
 def _describe_risk(value: Any, peak: float) -> str:

@@ -33,7 +33,7 @@ def test_a_schedule_by_its_text_is_the_schedule_by_its_name(name: str, fields: d
     small = problem(layers=8, batch=8 * fields["data"])
     layout = Layout(pipeline=2, schedule=name, chunks=chunks, **fields)
     named = complete(small, layout)
-    text = str(named.schedule)
+    text = str(named.actions)
     for stated in (1, chunks):  # what is left out is what the text says
         written = complete(small, replace(layout, schedule=text, chunks=stated))
         assert written == replace(named, schedule=text)
