@@ -254,7 +254,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         "strategies/bounds/group_bounds.py",
         "return _number_distinct(zip(self.costs.stage_kinds(plan).kind_of, boundaries, plan.positions, strict=True))",
-        "return _number_distinct(zip(self.costs.stage_kinds(plan).kind_of, boundaries, plan.positions, strict=(False)))",
+        "return _number_distinct("
+        "zip(self.costs.stage_kinds(plan).kind_of, boundaries, plan.positions, strict=(False)))",
     ): "both have an entry each",
     (
         "strategies/bounds/group_bounds.py",
