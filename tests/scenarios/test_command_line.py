@@ -344,23 +344,3 @@ def test_an_error_that_an_extension_made_of_an_interrupt_is_an_interrupt(error: 
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=60)
     assert (done.returncode, lines(done.stderr)) == (code, [told])
-
-
-def test_validate_imports_what_it_reads_and_no_algorithm() -> None:
-    # 0.5 s of CPU where all of this is true; every one of these costs tenths of it
-    code = (
-        "import sys\nfrom meshwise.scenarios.commands.main import run\n"
-        "code = run(['validate', 'gpt3-175b-1024-a100'])\n"
-        f"heavy = {(*HEAVY, 'networkx', 'numba', 'simpy', 'highspy', 'rich', 'concurrent.futures')!r}\n"
-        "own = ('strategies.lowering', 'strategies.cost_model', 'simulator.engine', 'simulator.interconnect')\n"
-        "own = [f'meshwise.{name}' for name in own]\n"
-        "print([name for name in (*heavy, *own) if name in sys.modules], code)\n"
-        "print(sorted(name for name in sys.modules if name.startswith('meshwise.strategies.search.')))"
-    )
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
-    loaded, searches = lines(done.stdout)[-2:]
-    assert loaded == "[] 0", done.stderr
-    assert searches == str(
-        [f"meshwise.strategies.search.{name}" for name in ("acceptance", "algorithms", "choices", "space")]
-    )
