@@ -55,8 +55,12 @@ def test_passes_added_at_once_are_those_added_part_by_part(case: Case) -> None:
             assert told(StepBuilder(shape).build()) == told(OneByOne(shape).build())
 
 
-PARTS = st.builds(PartShape, st.integers(0, 2), st.booleans(), st.booleans(), st.booleans(), beside=st.just(False))
-BESIDE = st.builds(PartShape, st.integers(1, 2), st.just(True), st.just(False), st.booleans(), beside=st.just(True))
+PARTS = st.builds(
+    PartShape, st.integers(0, 2), st.booleans(), st.booleans(), st.booleans(), overlaps_next=st.just(False)
+)
+BESIDE = st.builds(
+    PartShape, st.integers(1, 2), st.just(True), st.just(False), st.booleans(), overlaps_next=st.just(True)
+)
 PASSES = st.builds(lambda some, last: (*some, last), st.lists(PARTS | BESIDE, max_size=4), PARTS)
 
 
