@@ -1,6 +1,7 @@
 """Inputs as large as a file may be: each is read or refused in about a second, for no work grows with their square."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +62,13 @@ LARGE: dict[str, tuple[str, str]] = {
 @pytest.mark.parametrize("name", LARGE)
 def test_work_grows_with_the_size_of_the_input_alone(name: str, tmp_path: Path) -> None:
     kind, text = LARGE[name]
-    read = PARSERS[kind].reader(tmp_path)
+    read, errors = PARSERS[kind].reader(tmp_path), PARSERS[kind].errors
+    # What reads a file is imported when the first one is read; that is no work of the large one.
+    with suppress(*errors):
+        read(json.dumps(SMALL).encode())
     with measure_cpu() as spent:
         try:
             read(text.encode())
-        except PARSERS[kind].errors as error:
+        except errors as error:
             assert len(str(error)) < 20_000
     assert spent.seconds < SECONDS
