@@ -1,6 +1,6 @@
 """How far a prediction may be off: 90 % intervals from the errors on published runs, and the memory margin.
 
-The half widths are in ``prediction_intervals.json``, which `meshwise.scenarios.studies.interval_calibration` writes.
+The half widths are in ``prediction_intervals.json``, which `tests.studies.interval_calibration` writes.
 They are those of split conformal prediction for correlated errors:
 
 Errors on runs of one publisher are alike: a hundred of its runs say little more about the next publisher than ten.

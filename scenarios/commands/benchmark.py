@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from meshwise.scenarios.benchmark.benchmark import benchmark as measure_figures
 from meshwise.scenarios.commands.options import Json
 from meshwise.scenarios.console import Ticker, emit, print_table
-from meshwise.scenarios.studies.benchmark import benchmark as measure_figures
 from meshwise.simulator.units import format_size, format_time
 
 if TYPE_CHECKING:
-    from meshwise.scenarios.studies.figure import Figure
+    from meshwise.scenarios.benchmark.figure import Figure
 
 
 def benchmark(

@@ -13,11 +13,11 @@ from meshwise.scenarios.files.reader import parse_document
 from meshwise.scenarios.inputs.plan_table import list_rule_violations
 from meshwise.scenarios.loader import load
 from meshwise.scenarios.recipes import FILE, Recipe, carry_over, list_recipe_layouts, load_recipes, read_recipes
-from meshwise.scenarios.studies.recipe_comparison import load_recipe
 from meshwise.strategies.plan.completion import recover_layout
 from meshwise.strategies.plan.layout import Layout
 
 from ..pace import measure_cpu
+from ..studies.recipe_comparison import load_recipe
 
 RECORDS: list[dict[str, Any]] = json.loads((find_root() / FILE).read_text("utf-8"))
 AXES = ("data", "tensor", "pipeline", "context")

@@ -5,7 +5,8 @@ from typing import Any
 
 from meshwise.executor.device import CPU
 from meshwise.executor.export.request import LaunchRequest
-from meshwise.executor.studies.fault_trials import build_job
+
+from ...studies.fault_trials import build_job
 
 HOSTILE = (
     'a"; rm -rf / #',

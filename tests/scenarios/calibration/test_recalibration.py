@@ -6,7 +6,6 @@ import pytest
 from tiny_jobs import TINY, cluster
 
 from meshwise.scenarios.calibration.recalibration import FIGURES, PlanRun, predict_step, refit_cluster, slow_cluster
-from meshwise.scenarios.studies.prediction_trials import list_plans
 from meshwise.simulator.collective import Collective, CollectiveCurve
 from meshwise.simulator.engine import simulate
 from meshwise.simulator.machine.cluster import Cluster
@@ -14,6 +13,8 @@ from meshwise.simulator.models.model import build
 from meshwise.simulator.timeline import Timeline
 from meshwise.strategies.lowering import lower
 from meshwise.strategies.plan.problem import Problem, Training
+
+from ...studies.prediction_trials import list_plans
 
 ALL_REDUCE = CollectiveCurve(Collective.ALL_REDUCE, 2, ((1024.0, 1e-4), (2.0**20, 1e-3)))
 SPEC = replace(TINY, hidden=256, ffn=1024)

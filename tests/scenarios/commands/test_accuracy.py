@@ -7,8 +7,8 @@ import pytest
 from meshwise.scenarios.commands.main import run
 from meshwise.scenarios.files.errors import ScenarioError
 from meshwise.scenarios.files.library import find_root
+from meshwise.scenarios.published.accuracy import load_runs, predict
 from meshwise.scenarios.published.runs import read_runs
-from meshwise.scenarios.studies.accuracy import load_runs, predict
 
 from ..studies.test_accuracy import ROW
 

@@ -2,9 +2,9 @@ from typing import Any
 
 import pytest
 
+from meshwise.scenarios.published.accuracy import list_techniques
 from meshwise.scenarios.published.runs import build_run
 from meshwise.scenarios.scenario import Scenario
-from meshwise.scenarios.studies.accuracy import list_techniques
 
 ROW = {
     "row_id": "one", "source_id": "ours", "model": "small", "arch": "gpt", "n_layers": 8, "hidden": 1024,

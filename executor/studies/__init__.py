@@ -1,1 +1,0 @@
-"""Our own laboratory: every technique, faults, predictions and devices, as rows."""

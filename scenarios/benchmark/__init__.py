@@ -1,0 +1,1 @@
+"""The program's own speed on this machine, in CPU time and memory."""

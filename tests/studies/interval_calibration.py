@@ -1,0 +1,245 @@
+"""Prediction intervals fitted to measured runs, and their coverage of runs that were left out of the fit.
+
+Run ``python -m tests.studies.interval_calibration ROWS.jsonl`` for the coverage; a second argument,
+``OUT.json``, gets the figures that `meshwise.scenarios.intervals` reads.
+"""
+
+import datetime
+import json
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from math import log
+from statistics import fmean, median
+from typing import Any, NamedTuple
+
+from meshwise.scenarios.console import BAD_INPUT, note, print_table
+from meshwise.scenarios.files.results import write
+from meshwise.scenarios.intervals import (
+    RISK,
+    Category,
+    Residual,
+    build_interval,
+    build_uncertainty,
+    find_category,
+    find_half_widths,
+    leave_groups_out,
+)
+from meshwise.scenarios.published.accuracy import Prediction, load_runs, predict_all
+from meshwise.scenarios.scenario import Scenario
+from meshwise.strategies.plan.framework import UNKNOWN
+
+CALIBRATES = "LLaMA-13B"
+"""The model whose runs with an unknown framework fit the memory interval of such runs; other models test it."""
+
+COVERAGE = 0.9
+"""Fraction of runs that should be inside their intervals."""
+
+
+class HeldOutRun(NamedTuple):
+    """A run left out of a fit: its source and category, and whether it is inside the fitted interval.
+
+    ``factor`` is the interval's upper end over the prediction.
+    """
+
+    source: str
+    category: str
+    inside: bool
+    factor: float
+
+
+class Coverage(NamedTuple):
+    """The coverage of a number of runs: the fraction inside their intervals, and the median ``factor``."""
+
+    runs: int
+    inside: float
+    factor: float
+
+
+def residuals(predictions: Sequence[Prediction]) -> list[Residual]:
+    """Return the absolute errors of step time, ln(measured / predicted), with category and source."""
+    return [
+        Residual(abs(log(row.run.step_time / row.step_time)), _category(row), row.run.source)
+        for row in select_judged(predictions)
+        if row.step_time and row.run.step_time
+    ]
+
+
+def select_judged(predictions: Sequence[Prediction]) -> list[Prediction]:
+    """Return the predictions of runs with a measured step time."""
+    return [row for row in predictions if row.error is not None and row.run.scenario is not None]
+
+
+def leave_out(predictions: Sequence[Prediction], key: Callable[[Prediction], str]) -> list[HeldOutRun]:
+    """Return for every run whether it is inside the interval fitted without the runs of the same ``key``.
+
+    Raises
+    ------
+    ValueError
+        Where all runs have one key.
+    """
+    row_residuals = residuals(predictions)
+    result = [HeldOutRun("", "", False, 0.0)] * len(row_residuals)
+    for place, width in leave_groups_out(map(key, select_judged(predictions)), row_residuals, COVERAGE):
+        size, kind, source = row_residuals[place]
+        result[place] = HeldOutRun(source, kind, size <= width, build_interval(1.0, width)[1])
+    return result
+
+
+def source_of(prediction: Prediction) -> str:
+    """Return the source of a run, as a key of `leave_out`."""
+    return prediction.run.source
+
+
+def network_of(prediction: Prediction) -> str:
+    """Return the network of a run by its sizes, whatever its name, as a key of `leave_out`."""
+    return str(_scenario(prediction).spec)
+
+
+def measure_coverage(held_out_runs: Sequence[HeldOutRun]) -> Coverage:
+    """Return the coverage of left-out runs."""
+    return Coverage(
+        len(held_out_runs),
+        fmean(held_out_run.inside for held_out_run in held_out_runs),
+        median(held_out_run.factor for held_out_run in held_out_runs),
+    )
+
+
+def group_coverage(held_out_runs: Sequence[HeldOutRun], name: str) -> dict[str, Coverage]:
+    """Return the coverage by ``source`` or ``category``, in order of names."""
+    members: dict[str, list[HeldOutRun]] = defaultdict(list)
+    for held_out_run in held_out_runs:
+        members[getattr(held_out_run, name)].append(held_out_run)
+    return {key: measure_coverage(members[key]) for key in sorted(members)}
+
+
+def fit_figures(predictions: Sequence[Prediction], date: str) -> dict[str, Any]:
+    """Return the figures of `meshwise.scenarios.intervals`, fitted to measured runs.
+
+    Raises
+    ------
+    ValueError
+        Where no step time, no peak memory or no reserved memory was measured.
+    """
+    times = residuals(predictions)
+    peaks = [
+        Residual(abs(log(row.run.peak_memory / row.peak_memory)), "peak", row.run.source)
+        for row in predictions
+        if row.peak_memory and row.run.peak_memory
+    ]
+    ratios = [
+        Residual(row.run.reserved_memory / row.run.peak_memory, "peak", row.run.source)
+        for row in predictions
+        if row.run.peak_memory and row.run.reserved_memory
+    ]
+    if not (times and peaks and ratios):
+        counts = f"met {len(times)}, {len(peaks)} and {len(ratios)}"
+        raise ValueError(f"intervals need measured step times, peaks and reserved memory, {counts}")
+    return {
+        "date": date,
+        "coverage": COVERAGE,
+        "step_time": {
+            name: {"half_width": round(width, 4)}
+            | _count_rows([residual for residual in times if residual.category == name])
+            for name, width in find_half_widths(times, COVERAGE).items()
+        },
+        "peak_memory": {"half_width": round(find_half_widths(peaks, COVERAGE)["peak"], 5)} | _count_rows(peaks),
+        "reserved_over_allocated": {
+            "least": round(min(ratios).size, 4),
+            "median": round(median(residual.size for residual in ratios), 4),
+            "largest": round(max(ratios).size, 4),
+        }
+        | _count_rows(ratios),
+        "unknown_framework": fit_unknown_memory(predictions),
+    }
+
+
+def fit_unknown_memory(predictions: Sequence[Prediction], risk: float = RISK) -> dict[str, Any]:
+    """Return the half width of the peak memory interval for frameworks whose conventions are not known.
+
+    No such publisher prints peaks, so that it is fitted to which runs ran out of memory: it is the least half width
+    with which at most a fraction ``risk`` of the runs of `CALIBRATES` that are predicted to fit ran out. Other models
+    of the same publisher are left to test it.
+    """
+    rows = [
+        (_memory_ratio(row), row.run.status == "oom")
+        for row in predictions
+        if row.peak_memory
+        and row.run.scenario is not None
+        and row.run.scenario.problem.training.framework == UNKNOWN.name
+        and CALIBRATES in row.run.group
+    ]
+    if not rows:
+        return {}
+
+    def failed_fraction(margin: float) -> float:
+        outcomes = [oom for room, oom in rows if room >= margin]
+        return sum(outcomes) / len(outcomes) if outcomes else 0.0
+
+    margin = next(room for room in sorted(room for room, _ in rows if room >= 1.0) if failed_fraction(room) <= risk)
+    # the margin grows with the half width, so that bisection finds the least one that reaches it
+    low, high = 0.0, 2.0
+    while high - low > 1e-5:
+        middle = (low + high) / 2
+        middle_margin = replace(build_uncertainty(Category.STATED), peak_memory_width=middle).memory_margin(risk)
+        low, high = (low, middle) if middle_margin >= margin else (middle, high)
+    return {"half_width": round(high, 4), "rows": len(rows), "sources": {CALIBRATES: len(rows)}}
+
+
+def _memory_ratio(row: Prediction) -> float:
+    """Return the ratio of the smallest device's memory to the predicted peak, both without the reserved memory."""
+    assert row.run.scenario is not None and row.peak_memory is not None
+    device = min(row.run.scenario.problem.cluster.accelerators, key=lambda accelerator: accelerator.memory)
+    return (device.memory - device.reserved) / max(row.peak_memory - device.reserved, 1.0)
+
+
+def _count_rows(category_residuals: Sequence[Residual]) -> dict[str, Any]:
+    sources = Counter(residual.group for residual in category_residuals)
+    return {"rows": len(category_residuals), "sources": {name: sources[name] for name in sorted(sources)}}
+
+
+def _category(row: Prediction) -> str:
+    scenario = _scenario(row)
+    return find_category(scenario.problem.cluster, scenario.assumptions)
+
+
+def _scenario(row: Prediction) -> Scenario:
+    if row.run.scenario is None:
+        raise ValueError(f"{row.run.row_id} has no scenario: {row.skipped}")
+    return row.run.scenario
+
+
+HEAD = ("left out", "runs", "inside", "factor")
+
+
+def list_lines(predictions: Sequence[Prediction]) -> Iterator[tuple[str, int, str, str]]:
+    """Yield the rows of the coverage table under `HEAD`: by source, then overall, then with each network left out."""
+    held_out_runs = leave_out(predictions, source_of)
+    network_coverage = {"all, each network left out": measure_coverage(leave_out(predictions, network_of))}
+    source_coverage = {"all, each source left out": measure_coverage(held_out_runs)}
+    for name, (runs, inside, factor) in (
+        group_coverage(held_out_runs, "source") | source_coverage | network_coverage
+    ).items():
+        yield name, runs, f"{inside:.1%}", f"{factor:.3f}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the coverage of the runs in a file, and write the figures to a second one; return the exit code."""
+    if len(arguments) not in (1, 2):
+        note("usage: python -m tests.studies.interval_calibration ROWS.jsonl [OUT.json]")
+        return BAD_INPUT
+    try:
+        predictions = predict_all(load_runs(arguments[0]))
+        document = fit_figures(predictions, datetime.date.today().isoformat())
+        print_table(HEAD, list(list_lines(predictions)))
+        if len(arguments) == 2:
+            write(arguments[1], json.dumps(document, indent=1) + "\n")
+    except ValueError as error:
+        note(str(error))
+        return BAD_INPUT
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
