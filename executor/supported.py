@@ -8,8 +8,8 @@ from meshwise.simulator.models.attention import UNFUSED
 from meshwise.simulator.models.model import build
 from meshwise.simulator.models.transformer import Transformer
 from meshwise.strategies.plan.completion import build_mesh, layout_without_stages
-from meshwise.strategies.plan.layout import Layout
-from meshwise.strategies.plan.mesh import AXES, CONTEXT, EXPERT, TENSOR_ROWS, nearest_divisor
+from meshwise.strategies.plan.layout import DECISIONS, Layout
+from meshwise.strategies.plan.mesh import AXES, CONTEXT, DATA, EXPERT, PIPELINE, REPLICA, TENSOR, nearest_divisor
 from meshwise.strategies.plan.parallelism import Attention, Parallelism, shard_operators
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Training
@@ -29,7 +29,14 @@ def list_recomputable(spec: Transformer) -> tuple[str, ...]:
 PRECISIONS = ("fp32", "fp64", "bf16")
 OPTIMIZERS = ("adamw", "sgd")
 _ABSENT_FIELDS = ("max_positions", "parallel_residual", "latent")
-_AXES = tuple(name for name in AXES if name != TENSOR_ROWS)
+_AXES = (PIPELINE, REPLICA, DATA, EXPERT, CONTEXT, TENSOR)
+_DECISIONS = frozenset(
+    """data tensor pipeline context expert tensor_rows zero_shards order stages microbatch schedule chunks attention
+    zero reshard_after_forward offload gradient_reduction overlap_gradients sequence_parallel overlap_tensor
+    scatter_gather recompute placement""".split()  # noqa: SIM905
+)
+"""The decisions that the executor runs, or refuses below with reasons of their own."""
+
 ALL_REDUCE = "all_reduce"
 BYTE_VOCAB = 256
 """Smallest vocabulary of a model that is trained on bytes."""
@@ -45,6 +52,7 @@ def list_rules(spec: Transformer, training: Training) -> tuple[Rule, ...]:
     return (
         lambda layout: iter(model_reasons),
         partial(_check_training, training),
+        _check_decisions,
         _check_placement,
         _check_torch,
         *(
@@ -143,6 +151,13 @@ def _check_written(spec: Transformer, training: Training, plan: Plan) -> Iterato
         yield "shardings: the executor runs the Megatron cut of every operator, met another one"
 
 
+def _check_decisions(layout: Layout) -> Iterator[str]:
+    """Yield every decision that the executor does not know and that is not its default."""
+    for name, item in DECISIONS.items():
+        if name not in _DECISIONS and getattr(layout, name) != item.default:
+            yield f"{name}: the executor has no other than {item.default}, met {getattr(layout, name)}"
+
+
 def _check_placement(layout: Layout) -> Iterator[str]:
     if layout.order != AXES or layout.tensor_rows > 1:
         axes = build_mesh(layout).axes
@@ -168,16 +183,11 @@ def _check_torch(layout: Layout) -> Iterator[str]:
         )
     if layout.overlap_tensor:
         yield "overlap_tensor: torch's tensor parallelism runs collectives before and after products; nearest: false"
-    if splits_backward and layout.zero == 3 and layout.reshard_after_forward and _count_shards(layout) > 1:
+    if splits_backward and layout.zero == 3 and layout.reshard_after_forward and layout.shards > 1:
         yield (
             "reshard_after_forward: torch's pipeline runtime gathers a stage for the whole step where backward is "
             f"split, met true with {find_rule(layout.schedule).name}; nearest: false"
         )
-
-
-def _count_shards(layout: Layout) -> int:
-    """Return the number of ranks that share states."""
-    return (layout.zero_shards or layout.data) * layout.context
 
 
 def _check_expert(spec: Transformer, training: Training, layout: Layout) -> Iterator[str]:

@@ -17,7 +17,7 @@ from meshwise.strategies.explanation.relief import Relief, list_reliefs
 from meshwise.strategies.explanation.shortfall import Shortfall, find_shortfall
 from meshwise.strategies.explanation.uncertainty import format_risk
 from meshwise.strategies.plan.completion import complete, recover_layout
-from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.layout import DECISIONS, Layout
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.rules import violations
@@ -218,15 +218,23 @@ def _complete_fitting(
     return []
 
 
+_VARIED_FLAGS: dict[str, Any] = {
+    name: item.default
+    for name, item in DECISIONS.items()
+    if isinstance(item.default, bool) and len(item.core) < len(item.usual)
+}
+"""The flags that a core space leaves alone and a usual one tries both ways, with their defaults."""
+
+
 def _to_space_layout(problem: Problem, plan: Plan) -> Layout:
     """Return the layout of the space that is nearest to ``plan``.
 
-    It names stages by word, shards states over all data ranks, gathers them again in backward, and overlaps no tensor
-    communication with products.
+    It names stages by word, shards states over all data ranks, and has the flags as in a core space that a larger one
+    varies.
     """
     layout = recover_layout(problem, plan)
     stages = "balanced" if len(set(_list_stage_counts(layout))) > 1 else "even"
-    return replace(layout, stages=stages, zero_shards=0, reshard_after_forward=True, overlap_tensor=False)
+    return replace(layout, stages=stages, zero_shards=0, **_VARIED_FLAGS)
 
 
 def _list_stage_counts(layout: Layout) -> tuple[int, ...]:

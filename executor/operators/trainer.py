@@ -29,7 +29,7 @@ from meshwise.executor.recording.trace import Row, TraceEvent, cut_holes
 from meshwise.executor.training.measure import describe_memory, nbytes, time_step
 from meshwise.executor.training.optimizer import find_optimizer
 from meshwise.simulator.program import Category, StreamKind, TaskKind
-from meshwise.strategies.plan.mesh import COMMUNICATION, DATA, PIPELINE
+from meshwise.strategies.plan.mesh import DATA, PASS_AXES, PIPELINE
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.schedules.schedule import ActionKind
 
@@ -308,7 +308,7 @@ def _collective_row(record: CollectiveRecord, records: Sequence[Record]) -> Row:
             StreamKind.DATA, TaskKind.DATA_COMMUNICATION, *stage_microbatch, name, record.start, record.end, record.size
         )
     return Row(
-        StreamKind.TENSOR, COMMUNICATION[record.axis], *stage_microbatch, name, record.start, record.end, record.size
+        StreamKind.TENSOR, PASS_AXES[record.axis].task, *stage_microbatch, name, record.start, record.end, record.size
     )
 
 

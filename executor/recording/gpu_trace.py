@@ -44,7 +44,7 @@ from meshwise.executor.recording.trace import (
     transfer_row,
 )
 from meshwise.simulator.program import StreamKind, TaskKind
-from meshwise.strategies.plan.mesh import COMMUNICATION
+from meshwise.strategies.plan.mesh import PASS_AXES
 
 MESSAGE = "message "
 """Prefix that NCCL's kernels get here, before the name of the collective."""
@@ -202,7 +202,7 @@ def _message_row(event: TraceEvent, passes: _NestedIntervals, regions: _NestedIn
         return transfer_row(event, event, match)
     if region is not None and name.startswith(MOVING):
         axis, collective = parse_region(region)
-        kind = COMMUNICATION[axis]
+        kind = PASS_AXES[axis].task
         if collective == SHIFT:
             return Row(StreamKind.CONTEXT, kind, *stage_microbatch, SHIFT, event.start, event.end, event.size)
         return blocking_row(BlockingCollective(kind, collective, event.start, event.end, event.size), origin)

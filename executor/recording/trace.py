@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from meshwise.executor.recording.recorder import Record
 from meshwise.simulator.program import StreamKind, TaskKind
-from meshwise.strategies.plan.mesh import COMMUNICATION
+from meshwise.strategies.plan.mesh import PASS_AXES
 
 TRANSFER = re.compile(r"PP:(\d+)(SEND|RECV)_([FB])(\d+)")
 GLOO = "gloo:"
@@ -248,7 +248,7 @@ def _shift_row(event: TraceEvent, region: TraceEvent, origin: Record | None) -> 
     operators = f"{SHIFT} {event.name.removeprefix(GLOO)}"
     return Row(
         StreamKind.CONTEXT,
-        COMMUNICATION[parse_region(region)[0]],
+        PASS_AXES[parse_region(region)[0]].task,
         *stage_microbatch,
         operators,
         region.start,
@@ -348,7 +348,7 @@ def _list_blocking_collectives(events: Sequence[TraceEvent]) -> list[BlockingCol
         and (index := bisect_left(starts, event.start)) < len(waits)
         and (end := waits[index].end)
     ] + [
-        BlockingCollective(COMMUNICATION[axis], name, event.start, event.end, _find_largest(events, event))
+        BlockingCollective(PASS_AXES[axis].task, name, event.start, event.end, _find_largest(events, event))
         for axis, name, event in regions
         if name != SHIFT
     ]

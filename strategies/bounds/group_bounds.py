@@ -12,7 +12,8 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from math import ceil, inf
-from typing import NamedTuple, TypeVar
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +31,8 @@ from meshwise.strategies.lowering.costs.optimizer import state_bytes
 from meshwise.strategies.lowering.costs.recompute import BlockMemory
 from meshwise.strategies.lowering.costs.stage import RankProfile, StageCosts
 from meshwise.strategies.plan.completion import complete
-from meshwise.strategies.plan.group import Group, PassChoice, StateChoice
-from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.group import PASS_DECISIONS, STATE_DECISIONS, Group
+from meshwise.strategies.plan.layout import CUT_DECISIONS, Layout, StepDecisions
 from meshwise.strategies.plan.offloading import NO_OFFLOADING, count_fraction
 from meshwise.strategies.plan.partition import num_layers
 from meshwise.strategies.plan.plan import Plan
@@ -42,8 +43,13 @@ from meshwise.strategies.schedules.schedule import KINDS, ActionKind, find_rule
 
 FloatArray = NDArray[np.float64]
 T = TypeVar("T", bound=Hashable)
-RunChoice = tuple[StageRecompute, bool]
-"""What the passes of a plan depend on: what they recompute, and whether communication overlaps products."""
+Choices = Sequence[StepDecisions]
+"""The rows or the columns of a group."""
+RunChoice = tuple[Any, ...]
+"""The values of `PASS_DECISIONS`: what the ticks of passes depend on."""
+
+_read_run_choice = attrgetter(*PASS_DECISIONS)
+_read_states = attrgetter(*(name for name in STATE_DECISIONS if name != "offload"))
 StageSite = tuple[int, Boundary, int]
 """The kind of a stage, the data at its ends, and its pipeline position."""
 
@@ -110,8 +116,7 @@ class GroupBounds:
 
     def _find_compute_ticks(self, family: Layout) -> tuple[int, int]:
         """Return the ticks that all blocks compute for one microbatch, and those of the fastest layer."""
-        cuts = (family.tensor, family.tensor_rows, family.context, family.attention, family.expert)
-        key = (cuts, family.sequence_parallel, family.microbatch)
+        key = (*(getattr(family, name) for name in CUT_DECISIONS), family.microbatch)
         if key not in self._compute_ticks:
             plan = self._isolate_family(family)
             rank = self.costs.machine(plan).rank(0)
@@ -127,7 +132,7 @@ class GroupBounds:
 
     def _isolate_family(self, family: Layout) -> Plan:
         """Return a plan that cuts operators as a family does, on as few devices as possible."""
-        ranks = family.expert * family.context * family.tensor * family.tensor_rows
+        ranks = family.expert * family.model_ranks // family.pipeline
         free_devices = self.problem.cluster.free_devices
         layout = replace(
             family,
@@ -164,19 +169,15 @@ class GroupBounds:
         result[~group.member_mask | (result >= limit)] = inf
         return result
 
-    def _reduces_in_passes(self, plan: Plan, state: StateChoice) -> bool:
+    def _reduces_in_passes(self, plan: Plan, state: StepDecisions) -> bool:
         """Return whether gradients are reduced in every backward, or parameters move in passes."""
         return (state.zero >= 2 and plan.shards > 1) or any(state.offload.parameters)
 
-    def _bound_class(
-        self, plan: Plan, passes: Sequence[PassChoice], states: Sequence[StateChoice], limit: float
-    ) -> FloatArray:
+    def _bound_class(self, plan: Plan, passes: Choices, states: Choices, limit: float) -> FloatArray:
         """Return the bounds of rows and of columns whose gradients are reduced at the same moments."""
-        plan = replace(_with_states(plan, states[0]._replace(offload=NO_OFFLOADING)), recompute=Recompute.NONE)
+        plan = replace(_with_states(plan, replace(states[0], offload=NO_OFFLOADING)), recompute=Recompute.NONE)
         # The cheapest test first: rows without recomputation tell whether any row can stay below the limit.
-        quickest_choices = [
-            PassChoice(Recompute.NONE, overlap) for overlap in {choice.overlap_tensor for choice in passes}
-        ]
+        quickest_choices = list(dict.fromkeys(replace(choice, recompute=Recompute.NONE) for choice in passes))
         if limit < inf and self._bound_times(plan, quickest_choices, states).min() >= limit:
             return np.full((len(passes), len(states)), inf)
         if limit == inf and not self._may_fit(plan, passes, states).any():  # no plan that fits is known: maybe none is
@@ -188,7 +189,7 @@ class GroupBounds:
             times[hopeful_rows] = np.where(fits, times[hopeful_rows], inf)
         return times
 
-    def _may_fit(self, plan: Plan, passes: Sequence[PassChoice], states: Sequence[StateChoice]) -> NDArray[np.bool_]:
+    def _may_fit(self, plan: Plan, passes: Choices, states: Choices) -> NDArray[np.bool_]:
         """Return, for every row and column, whether it may fit: false only where it cannot."""
         resident, column_of = self._bound_resident(plan, states)
         free_memory = self.plan_memory.capacity(plan, plan.sequences)[None, :] - resident
@@ -196,9 +197,9 @@ class GroupBounds:
         fits: NDArray[np.bool_] = np.all(activations[:, None, :] <= free_memory[None, :, :], axis=2)
         return fits[np.ix_(row_of, column_of)]
 
-    def _bound_times(self, plan: Plan, passes: Sequence[PassChoice], states: Sequence[StateChoice]) -> FloatArray:
+    def _bound_times(self, plan: Plan, passes: Choices, states: Choices) -> FloatArray:
         """Return the seconds of the path of `StepBounds.lower_bound` for every row and column."""
-        run_choices, row_of = _number_distinct((choice.recompute, choice.overlap_tensor) for choice in passes)
+        run_choices, row_of = _number_distinct(map(_read_run_choice, passes))
         tail_pairs, column_of = _number_distinct(self._find_tails(plan, state) for state in states)
         forward, backward, work = self._find_loads(plan, run_choices)
         fill, drain = self._find_offsets(plan, forward, backward)
@@ -234,17 +235,17 @@ class GroupBounds:
             np.cumsum(backward[:, :inner] + backward_sends, axis=1, out=drain[:, 1:])
         return fill, drain
 
-    def _find_tails(self, plan: Plan, state: StateChoice) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _find_tails(self, plan: Plan, state: StepDecisions) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return lower bounds of the ticks after each rank's last backward, and of waits before it.
 
         They are those of a choice of states.
         """
         if any(state.offload.parameters):
             return (0,) * plan.pipeline, (0,) * plan.pipeline
-        chosen_plan = _with_states(plan, state._replace(offload=NO_OFFLOADING))
+        chosen_plan = _with_states(plan, replace(state, offload=NO_OFFLOADING))
         machine, offload = self.costs.machine(chosen_plan), replace(state.offload, activations=())
         run_options = plan.num_microbatches, plan.overlaps_passes, plan.splits_backward
-        state_key = state.zero, state.overlap_gradients, offload, *run_options
+        state_key = *_read_states(state), offload, *run_options
         key = (
             machine,
             self.costs.stage_kinds(chosen_plan),
@@ -283,18 +284,16 @@ class GroupBounds:
     ) -> tuple[IntArray, IntArray, IntArray]:
         """Return, for every run choice and kind of stage, the ticks of forward, of backward, and of a rank's work."""
         tables: tuple[list[tuple[int, ...]], ...] = ([], [], [])
-        for recompute, overlap in run_choices:
-            recomputed_ticks = self._list_stage_ticks(
-                replace(plan, recompute=recompute.layer, overlap_tensor=overlap), rank
-            )
+        for run_choice in run_choices:
+            chosen_plan = replace(plan, **dict(zip(PASS_DECISIONS, run_choice, strict=True)))
+            recompute = cast(StageRecompute, chosen_plan.recompute)
+            recomputed_ticks = self._list_stage_ticks(replace(chosen_plan, recompute=recompute.layer), rank)
             if recompute.layers is None:
                 rows = [
                     (stage_ticks.forward, stage_ticks.backward, stage_ticks.work) for stage_ticks in recomputed_ticks
                 ]
             else:
-                plain_ticks = self._list_stage_ticks(
-                    replace(plan, recompute=Recompute.NONE, overlap_tensor=overlap), rank
-                )
+                plain_ticks = self._list_stage_ticks(replace(chosen_plan, recompute=Recompute.NONE), rank)
                 rows = [
                     plain.with_recomputed(recomputed, recompute.layers)
                     for plain, recomputed in zip(plain_ticks, recomputed_ticks, strict=True)
@@ -319,7 +318,7 @@ class GroupBounds:
             )
         return self._stage_ticks_of[key]
 
-    def _bound_resident(self, plan: Plan, states: Sequence[StateChoice]) -> tuple[FloatArray, list[int]]:
+    def _bound_resident(self, plan: Plan, states: Choices) -> tuple[FloatArray, list[int]]:
         """Return lower bounds of the bytes that stay for the whole step, and which of them is each state's."""
         state_ways, column_of = _number_distinct((state.zero, state.offload) for state in states)
         resident_of = {zero: self._split_resident(plan, zero) for zero in {zero for zero, _ in state_ways}}
@@ -347,11 +346,11 @@ class GroupBounds:
         }
         return resident, np.array([states[parameters] for parameters in positions], dtype=np.int64)
 
-    def _bound_activations(
-        self, plan: Plan, passes: Sequence[PassChoice], *, in_passes: bool
-    ) -> tuple[IntArray, list[int]]:
+    def _bound_activations(self, plan: Plan, passes: Choices, *, in_passes: bool) -> tuple[IntArray, list[int]]:
         """Return lower bounds of the most bytes that passes hold, by choice and position, and each row's choice."""
-        pass_ways, row_of = _number_distinct((choice.recompute, choice.activations) for choice in passes)
+        pass_ways, row_of = _number_distinct(
+            (cast(StageRecompute, choice.recompute), choice.offload.activations) for choice in passes
+        )
         moments = _find_moments(plan.schedule, plan.pipeline, plan.num_microbatches, plan.chunks)
         sites, site_of = self._list_sites(plan)
         rows = np.array(
@@ -515,16 +514,9 @@ _HELD_CHANGE = {ActionKind.FORWARD: 1, ActionKind.BACKWARD: -1, ActionKind.INPUT
 """By kind of action, the change in the number of microbatches that a stage keeps whole."""
 
 
-def _with_states(plan: Plan, state: StateChoice) -> Plan:
+def _with_states(plan: Plan, state: StepDecisions) -> Plan:
     """Return a plan under a choice of states."""
-    return replace(
-        plan,
-        zero=state.zero,
-        reshard_after_forward=state.reshard_after_forward,
-        overlap_gradients=state.overlap_gradients,
-        gradient_reduction=state.gradient_reduction,
-        offload=state.offload,
-    )
+    return replace(plan, **{name: getattr(state, name) for name in STATE_DECISIONS})
 
 
 def _number_distinct(values: Iterable[T]) -> tuple[list[T], list[int]]:

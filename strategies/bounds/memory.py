@@ -278,4 +278,4 @@ class PlanMemory:
 
 def _interleaves(plan: Plan) -> bool:
     """Return whether two passes run in turns on one rank, so that what they hold together depends on times."""
-    return plan.overlaps_passes and plan.operator_ranks * plan.context * plan.expert > 1
+    return plan.overlaps_passes and plan.pass_ranks > 1

@@ -83,7 +83,7 @@ class StepBounds:
 
     def __init__(self, costs: StageCosts) -> None:
         self.costs, self.durations = costs, costs.get_shared(TickTables)
-        self._loads: dict[tuple[Machine, StageKinds, tuple[int, ...], int, bool, bool], _PositionLoads] = {}
+        self._loads: dict[tuple[object, ...], _PositionLoads] = {}
 
     def lower_bound(self, plan: Plan) -> int:
         """Return a lower bound of a plan's step: the ticks of a path through it.
@@ -139,7 +139,9 @@ class StepBounds:
         """Return the least passes and the most work of every position."""
         stage_kinds = self.costs.stage_kinds(plan)
         cost_key = self.costs.blocks.cost_key(plan)
-        key = (machine, stage_kinds, plan.positions, cost_key, plan.overlaps_passes, _regathers(plan))
+        # the ticks of gathers stand in the key themselves, whatever decisions they depend on
+        unit_gathers = self.durations.gather_ticks(plan, machine) if _regathers(plan) else None
+        key = (machine, stage_kinds, plan.positions, cost_key, plan.overlaps_passes, unit_gathers)
         if key not in self._loads:
             positions = [self._load_position(plan, machine, stage_kinds, position) for position in range(plan.pipeline)]
             self._loads[key] = _PositionLoads(*zip(*positions, strict=True))

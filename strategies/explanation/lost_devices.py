@@ -21,7 +21,7 @@ from meshwise.strategies.evaluation import Evaluation, Trial
 from meshwise.strategies.explanation.ranking import fits, ranking, search_best
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
-from meshwise.strategies.plan.mesh import CONTEXT, DATA, EXPERT, PIPELINE, TENSOR, TENSOR_ROWS, divisors
+from meshwise.strategies.plan.mesh import PIPELINE, TENSOR, TENSOR_ROWS, divisors, list_state_ranks
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.rules import violations
@@ -68,8 +68,7 @@ def list_holdings(plan: Plan) -> list[Holding]:
     mesh = plan.mesh
     positions = mesh.coordinates(PIPELINE).tolist()
     tensor_ranks = (mesh.coordinates(TENSOR_ROWS) * mesh.size(TENSOR) + mesh.coordinates(TENSOR)).tolist()
-    data_share = (mesh.coordinates(DATA) * mesh.size(EXPERT) + mesh.coordinates(EXPERT)) * mesh.size(CONTEXT)
-    shares = (data_share + mesh.coordinates(CONTEXT)).tolist()
+    shares = list_state_ranks(mesh).tolist()
     num_parts = mesh.size(TENSOR_ROWS) * mesh.size(TENSOR)
     result = []
     for rank in range(mesh.num_ranks):

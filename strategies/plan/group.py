@@ -8,32 +8,19 @@ members are outer sums (`meshwise.strategies.bounds.group_bounds`).
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwise.strategies.plan.layout import Layout
-from meshwise.strategies.plan.offloading import NO_OFFLOADING, Offloading
-from meshwise.strategies.plan.recomputation import StageRecompute
+from meshwise.strategies.plan.layout import Layout, Level, StepDecisions, names_at
+from meshwise.strategies.plan.offloading import Offloading
 
+PASS_DECISIONS = names_at(Level.PASS)
+"""The decisions of a row; activations on the host are decided there too."""
 
-class PassChoice(NamedTuple):
-    """How passes run: recomputation, tensor communication beside products, and activations kept on the host."""
-
-    recompute: StageRecompute
-    overlap_tensor: bool = False
-    activations: tuple[float, ...] = ()
-
-
-class StateChoice(NamedTuple):
-    """Where states are and how gradients are summed; ``offload`` has no activations, which belong to the row."""
-
-    zero: int
-    reshard_after_forward: bool = True
-    overlap_gradients: bool = True
-    gradient_reduction: str = "all_reduce"
-    offload: Offloading = NO_OFFLOADING
+STATE_DECISIONS = names_at(Level.STATE)
+"""The decisions of a column; its offloading has no activations, which belong to the row."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,11 +31,15 @@ class Group:
     ----------
     layout
         The fields that all members share; its other fields mean nothing.
+    passes
+        How passes run, by row: `PASS_DECISIONS`, and the activations of ``offload``.
+    states
+        Where states are and how gradients are summed, by column: `STATE_DECISIONS`, without activations.
     """
 
     layout: Layout
-    passes: tuple[PassChoice, ...]
-    states: tuple[StateChoice, ...]
+    passes: tuple[StepDecisions, ...]
+    states: tuple[StepDecisions, ...]
     member_mask: NDArray[np.bool_]
 
     @cached_property
@@ -58,10 +49,12 @@ class Group:
 
     def choose_fields(self, row: int, column: int) -> dict[str, Any]:
         """Return the fields of a layout that a row and a column choose, with their values."""
-        pass_fields, state_fields = self.passes[row]._asdict(), self.states[column]._asdict()
-        if activations := pass_fields.pop("activations"):
-            state_fields["offload"] = replace(state_fields["offload"], activations=activations)
-        return pass_fields | state_fields
+        passes, states = self.passes[row], self.states[column]
+        fields = {name: getattr(passes, name) for name in PASS_DECISIONS}
+        fields |= {name: getattr(states, name) for name in STATE_DECISIONS}
+        if activations := passes.offload.activations:
+            fields["offload"] = replace(states.offload, activations=activations)
+        return fields
 
     def build_layout(self, row: int, column: int) -> Layout:
         """Return the layout of a row and a column."""
@@ -71,3 +64,15 @@ class Group:
         # column by column: members with the same states follow one another
         for column, row in np.argwhere(self.member_mask.T).tolist():
             yield self.build_layout(row, column)
+
+
+def select_passes(layout: StepDecisions) -> StepDecisions:
+    """Return the row of a layout: how its passes run."""
+    values = {name: getattr(layout, name) for name in PASS_DECISIONS}
+    return StepDecisions(**values, offload=Offloading(activations=layout.offload.activations))
+
+
+def select_states(layout: StepDecisions) -> StepDecisions:
+    """Return the column of a layout: where its states are."""
+    values = {name: getattr(layout, name) for name in STATE_DECISIONS}
+    return StepDecisions(**values | {"offload": replace(layout.offload, activations=())})

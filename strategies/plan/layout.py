@@ -14,7 +14,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from meshwise.simulator.brief import brief_repr
-from meshwise.strategies.plan.mesh import AXES, REPLICA, Microbatch, normalise_microbatch
+from meshwise.strategies.plan.mesh import AXES, REPLICA, SEQUENCE_AXES, Microbatch, normalise_microbatch
 from meshwise.strategies.plan.offloading import NO_OFFLOADING, Offloading, offloading
 from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.recomputation import Recomputation, Recompute, recomputation
@@ -78,8 +78,13 @@ class Decision:
         Bounds of a whole number; ``most`` is ``None`` where only the number of ranks bounds it.
     words
         A function from a value to words for the plan's description, which has no words for the default.
+    needs
+        Another decision and its values, without one of which only the default is legal.
+    because
+        Why it needs them, in words that follow ``needs NAME VALUE`` in a message.
     matters
-        A function from a layout or plan to whether the decision changes anything there; ``None`` for always.
+        A function from a layout or plan to whether the decision changes anything there; ``None`` for wherever it is
+        free.
     parse
         A function from what a plan document states to the value.
     required
@@ -106,6 +111,8 @@ class Decision:
     least: int = 1
     most: int | None = None
     words: Callable[[Any], str] | None = None
+    needs: tuple[str, tuple[Any, ...]] | None = None
+    because: str = ""
     matters: Callable[[Any], bool] | None = None
     parse: Callable[[Any], Any] | None = None
     required: bool = False
@@ -123,7 +130,11 @@ class Decision:
 
     def changes(self, plan: "StepDecisions") -> bool:
         """Return whether the decision changes anything, given the other decisions of a layout or a complete plan."""
-        return self.matters is None or self.matters(plan)
+        return self.is_free(plan) if self.matters is None else self.matters(plan)
+
+    def is_free(self, plan: "StepDecisions") -> bool:
+        """Return whether a layout or plan has what a value other than the default needs."""
+        return self.needs is None or getattr(plan, self.needs[0]) in self.needs[1]
 
     def read(self, document: Mapping[str, Any]) -> Any:
         """Return the value that a plan document states; ``KeyError`` where a required one is missing."""
@@ -256,7 +267,7 @@ class StepDecisions:
         core=(True,),
         usual=(True, False),
         words="parameters kept after forward",
-        matters=lambda layout: layout.zero >= 3,
+        needs=("zero", (3,)),
         extent="both. Core: on",
     )
     offload: Offloading = decision(
@@ -275,6 +286,8 @@ class StepDecisions:
         Level.STATE,
         values=GRADIENT_REDUCTIONS,
         words="gradients summed by a parameter server",
+        needs=("zero", (0,)),
+        because=", for with ZeRO every rank keeps the sum of its share",
         extent="``all_reduce`` unless a limit names others",
         left_out="parameter servers",
         never_tried=True,
@@ -284,7 +297,7 @@ class StepDecisions:
         level=Level.STATE,
         required=True,
         words="gradients reduced after backward",
-        matters=lambda layout: layout.data * layout.context > 1,
+        matters=lambda layout: layout.replicas > 1,
         extent="on unless a limit says otherwise",
         left_out="gradients reduced after backward",
         never_tried=True,
@@ -426,6 +439,21 @@ class Layout(StepDecisions):
         return prod(getattr(self, name) for name in RANK_DEGREES if name != "data")
 
     @property
+    def sequence_ranks(self) -> int:
+        """The number of ranks that share each sequence."""
+        return prod(getattr(self, name) for name in SEQUENCE_AXES)
+
+    @property
+    def replicas(self) -> int:
+        """The number of ranks that sum gradients of the same parameters outside experts: data and sequence ranks."""
+        return self.data * self.sequence_ranks
+
+    @property
+    def shards(self) -> int:
+        """The number of ranks over which ZeRO shares states of parameters outside experts."""
+        return (self.zero_shards or self.data) * self.sequence_ranks
+
+    @property
     def replica(self) -> int:
         """The number of groups of data ranks that share states."""
         return self.data // (self.zero_shards or self.data)
@@ -462,6 +490,9 @@ DEGREES = tuple(name for name, item in DECISIONS.items() if item.level is Level.
 
 RANK_DEGREES = tuple(name for name in DEGREES if name != "expert")
 """The degrees whose product is the number of ranks: expert ranks lie along ``data``."""
+
+CUT_DECISIONS = (*(name for name in DEGREES if name not in ("data", "pipeline")), "sequence_parallel", "attention")
+"""The decisions that determine which dims of operators are cut."""
 
 MESH_DEGREES = tuple(name for name in AXES if name != REPLICA)
 """The degrees that are axes of the mesh, outermost first."""

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwise.simulator.collective import Collective
 from meshwise.simulator.program import IntArray, TaskKind
 
 PIPELINE, DATA, EXPERT, CONTEXT, TENSOR = "pipeline", "data", "expert", "context", "tensor"
@@ -41,31 +42,55 @@ REPLICA = "replica"
 AXES = (PIPELINE, REPLICA, DATA, EXPERT, CONTEXT, TENSOR_ROWS, TENSOR)
 """The axes of a layout's mesh, in their usual order from the outermost."""
 
+
+class PassAxis(NamedTuple):
+    """What runs along an axis whose ranks divide the operators of a pass.
+
+    Parameters
+    ----------
+    task
+        The kind of task of its collectives.
+    collectives
+        The collectives that its groups run inside passes, the most usual one first.
+    """
+
+    task: TaskKind
+    collectives: tuple[Collective, ...]
+
+
+PASS_AXES = {
+    TENSOR: PassAxis(
+        TaskKind.TENSOR_COMMUNICATION, (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
+    ),
+    TENSOR_ROWS: PassAxis(
+        TaskKind.TENSOR_COMMUNICATION, (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_REDUCE)
+    ),
+    TENSOR_DEPTH: PassAxis(
+        TaskKind.TENSOR_COMMUNICATION, (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_REDUCE)
+    ),
+    CONTEXT: PassAxis(
+        TaskKind.CONTEXT_COMMUNICATION,
+        (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL, Collective.SHIFT),
+    ),
+    EXPERT: PassAxis(TaskKind.EXPERT_COMMUNICATION, (Collective.ALL_TO_ALL,)),
+}
+"""The axes whose ranks divide the operators of a pass between them."""
+
+SEQUENCE_AXES = (CONTEXT,)
+"""The axes that divide sequences: they cut no parameter, and their ranks share states with data ranks."""
+
 EXPERT_DATA = "expert data"
 """The kind of group whose ranks hold the same experts."""
 
 GROUPS = {
-    TENSOR: (TENSOR,),
-    TENSOR_ROWS: (TENSOR_ROWS,),
-    TENSOR_DEPTH: (TENSOR_DEPTH,),
-    CONTEXT: (CONTEXT,),
-    EXPERT: (EXPERT,),
-    DATA: (DATA, EXPERT, CONTEXT),
-    EXPERT_DATA: (DATA, CONTEXT),
+    **{name: (name,) for name in PASS_AXES},
+    DATA: (DATA, EXPERT, *SEQUENCE_AXES),
+    EXPERT_DATA: (DATA, *SEQUENCE_AXES),
     REPLICA: (REPLICA,),
 }
 """The axes that each kind of group spans. A data group has all ranks of a replica that hold the same part of the
 parameters outside experts, for expert and context ranks also divide the batch (Megatron-LM's data and expert data
 groups)."""
-
-COMMUNICATION = {
-    TENSOR: TaskKind.TENSOR_COMMUNICATION,
-    TENSOR_ROWS: TaskKind.TENSOR_COMMUNICATION,
-    TENSOR_DEPTH: TaskKind.TENSOR_COMMUNICATION,
-    EXPERT: TaskKind.EXPERT_COMMUNICATION,
-    CONTEXT: TaskKind.CONTEXT_COMMUNICATION,
-}
-"""The kind of task of collectives inside passes, by the axis along which they run."""
 
 
 class Axis(NamedTuple):
@@ -157,6 +182,14 @@ def normalise_microbatch(sizes: int | Sequence[int]) -> Microbatch:
     if isinstance(sizes, int):
         return sizes
     return sizes[0] if len(set(sizes)) == 1 else tuple(sizes)
+
+
+def list_state_ranks(mesh: Mesh) -> IntArray:
+    """Return the rank of every rank among those of its replica that share states: data, expert and sequence ranks."""
+    result = np.zeros(mesh.num_ranks, dtype=np.int64)
+    for name in GROUPS[DATA]:
+        result = result * mesh.size(name) + mesh.coordinates(name)
+    return result
 
 
 def list_data_ranks(mesh: Mesh) -> IntArray:

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from math import ceil
+from math import ceil, prod
 from typing import Any
 
 from meshwise.simulator.brief import brief_repr
@@ -13,8 +13,10 @@ from meshwise.strategies.plan.mesh import (
     DATA,
     EXPERT,
     EXPERT_DATA,
+    PASS_AXES,
     PIPELINE,
     REPLICA,
+    SEQUENCE_AXES,
     TENSOR,
     TENSOR_DEPTH,
     TENSOR_ROWS,
@@ -128,6 +130,11 @@ class Plan(StepDecisions):
         return self.tensor_depth * self.tensor_rows * self.tensor
 
     @property
+    def pass_ranks(self) -> int:
+        """The number of ranks that divide the operators of a pass between them."""
+        return prod(self.mesh.size(name) for name in PASS_AXES)
+
+    @property
     def slices_boundaries(self) -> bool:
         """Whether a stage boundary crosses in one slice a tensor rank."""
         return self.scatter_gather and self.tensor == self.operator_ranks > 1 and not self.sequence_parallel
@@ -224,7 +231,11 @@ class Plan(StepDecisions):
         grid_text = f"{self.tensor_rows} by " if self.tensor_rows > 1 else ""
         grid_text = f"{self.tensor_depth} by {grid_text}" if self.tensor_depth > 1 else grid_text
         degrees = f"data {self.data} x tensor {grid_text}{self.tensor} x pipeline {self.pipeline}"
-        parts = [degrees + (f" x context {self.context} ({self.attention})" if self.attention else "")]
+        for name in SEQUENCE_AXES:
+            if self.mesh.size(name) > 1:
+                degrees += f" x {name} {self.mesh.size(name)}"
+                degrees += f" ({self.attention})" if name == CONTEXT and self.attention else ""
+        parts = [degrees]
         parts += [f"experts over {self.expert}"] if self.expert > 1 else []
         if self.pipeline > 1:
             parts.append(self.rule.name + (f" ({self.chunks} chunks)" if self.chunks > 1 else ""))

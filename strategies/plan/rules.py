@@ -4,15 +4,16 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from functools import lru_cache
 from math import gcd
-from typing import NamedTuple
 
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.operator_graph import OperatorGraph, OperatorKind
 from meshwise.strategies.plan.layout import (
     GRADIENT_REDUCTIONS,
     RANK_DEGREES,
+    STEP_DECISIONS,
     ZERO_STAGES,
     Layout,
+    StepDecisions,
     Violation,
     format_numbers,
 )
@@ -33,104 +34,6 @@ from meshwise.strategies.plan.recomputation import FirstLayers, PerStage, Recomp
 from meshwise.strategies.schedules.orders import order_actions
 from meshwise.strategies.schedules.rule import ScheduleRule, WrittenRule, list_no_pairs
 from meshwise.strategies.schedules.schedule import OrderError, build_schedule, find_rule
-
-
-class OffloadConditions(NamedTuple):
-    """The properties of a plan on which the rules of offloading depend.
-
-    Parameters
-    ----------
-    whole_backward
-        Whether the schedule makes all gradients of a microbatch in one pass, and runs one pass at a time.
-    flushes
-        Whether a step ends on all ranks before the next one begins.
-    ranks, shards
-        The number of data and context ranks together, and over how many of them ZeRO shares states.
-    """
-
-    graph: OperatorGraph
-    training: Training
-    pipeline: int
-    schedule: str
-    whole_backward: bool
-    flushes: bool
-    ranks: int
-    shards: int
-    zero: int
-
-
-def check_offload(offload: Offloading, conditions: OffloadConditions) -> Iterator[tuple[str, str]]:
-    """Yield every rule that offloading breaks: the field to blame, and the message."""
-    wrong_names = [name for name in OFFLOADS if len(getattr(offload, name)) not in (0, 1, conditions.pipeline)]
-    for name in wrong_names:
-        yield (
-            f"offload.{name}",
-            f"{name} holds one fraction, or one for each of pipeline({conditions.pipeline}) ranks, met "
-            f"{len(getattr(offload, name))}; nearest: {conditions.pipeline} of them",
-        )
-    if wrong_names:
-        return  # the checks below index fractions by pipeline position
-    if not conditions.flushes:
-        yield from _check_unflushed_offload(offload, conditions.schedule)
-    if any(offload.activations) and not conditions.whole_backward:
-        yield (
-            "offload.activations",
-            f"activations on the host move with whole passes, one after another: {conditions.schedule} splits backward "
-            "or runs passes in pairs; nearest: 1f1b",
-        )
-    if any(offload.activations) and not any(block.layer for block in conditions.graph.blocks):
-        yield (
-            "offload.activations",
-            "activations on the host are those of layers, the model has none; nearest: leave it out",
-        )
-    if any(offload.parameters):
-        yield from (("offload.parameters", message) for message in _check_parameter_offload(offload, conditions))
-
-
-def _check_unflushed_offload(offload: Offloading, schedule: str) -> Iterator[tuple[str, str]]:
-    """Yield every offload that a schedule without a flush forbids: all but whole optimizer states stepped on hosts."""
-    for name in ("parameters", "activations"):
-        if any(getattr(offload, name)):
-            yield f"offload.{name}", f"{name} on the host need a flush, {schedule} has none; nearest: leave them out"
-    if any(offload.optimizer) and (
-        offload.step is StepPlace.DEVICE or any(fraction < 1 for fraction in offload.optimizer)
-    ):
-        yield (
-            "offload.optimizer",
-            f"without a flush the host makes whole updates, {schedule} has none; nearest: 1.0 with step: host",
-        )
-
-
-def _check_parameter_offload(offload: Offloading, conditions: OffloadConditions) -> Iterator[str]:
-    ranks = range(conditions.pipeline)
-    fractions = [
-        (offload.fraction_at("parameters", position), offload.fraction_at("optimizer", position)) for position in ranks
-    ]
-    conflict = next((pair for pair in fractions if pair[0] > 0 and pair[1] < 1), None)
-    if conflict is not None:
-        yield (
-            "parameters on the host are updated from there and need optimizer: 1.0 on the same pipeline ranks, "
-            f"met optimizer: {conflict[1]:g} with parameters: {conflict[0]:g}; nearest: optimizer: 1.0"
-        )
-    if conditions.ranks > 1 and conditions.zero < 3:
-        yield (
-            f"parameters on the host need zero 3 where data * context = {conditions.ranks} ranks keep the same "
-            f"parameters, met zero {conditions.zero}; nearest: 3"
-        )
-    if conditions.zero and conditions.shards < conditions.ranks:
-        yield (
-            "parameters on the host need all ranks to share them, for replicas sum gradients on devices at the end of "
-            f"a step, met {conditions.ranks // conditions.shards} replicas; nearest: zero_shards: 0"
-        )
-    if conditions.training.quantised_bytes:
-        yield "parameters on the host leave no copies on devices, and fp8 ones stay there; nearest: precision: bf16"
-    is_whole = all(fraction == 1 for fraction, _ in fractions)
-    if conditions.graph.tied and (conditions.pipeline > 1 or not is_whole):
-        yield (
-            "parameters on the host need both ends of a tied one on one rank, and all of them there, "
-            f"met pipeline({conditions.pipeline}) with {'all' if is_whole else 'a part'} of the parameters; "
-            f"nearest: {'pipeline: 1' if is_whole else 'parameters: 1.0'}"
-        )
 
 
 def violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
@@ -154,18 +57,26 @@ def violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
     # the rules of recomputation need the division into stages
     if not stage_violations:
         yield from _recompute_violations(problem.graph, layout)
-    yield from _offload_violations(problem, layout)
+    yield from offload_violations(problem, layout)
     yield from _zero_violations(layout)
-    yield from _overlap_violations(layout)
+    yield from pass_violations(layout)
     yield from _frozen_violations(problem.training, layout)
     if layout.gradient_reduction not in GRADIENT_REDUCTIONS:
         known_names, reduction = ", ".join(GRADIENT_REDUCTIONS), layout.gradient_reduction
         yield Violation("gradient_reduction", f"gradient_reduction is one of {known_names}, met {reduction}")
-    elif layout.gradient_reduction == "parameter_server" and layout.zero:
+
+
+def need_violations(layout: StepDecisions) -> Iterator[Violation]:
+    """Yield a violation for every decision that has another value than its default without what that needs."""
+    for item in STEP_DECISIONS:
+        value = getattr(layout, item.name)
+        if item.needs is None or value == item.default or value not in item.values or item.is_free(layout):
+            continue
+        (name, values), value_text = item.needs, str(value).lower() if isinstance(value, bool) else value
         yield Violation(
-            "gradient_reduction",
-            f"a parameter_server needs zero 0, for with ZeRO every rank keeps the sum of its share, "
-            f"met zero {layout.zero}; nearest: all_reduce",
+            item.name,
+            f"{item.name}: {value_text} needs {name} {' or '.join(map(str, values))}{item.because}, "
+            f"met {name} {getattr(layout, name)}; nearest: {str(item.default).lower()}",
         )
 
 
@@ -214,10 +125,7 @@ def _zero_violations(layout: Layout) -> Iterator[Violation]:
     if layout.zero not in ZERO_STAGES:
         nearest = min(ZERO_STAGES, key=lambda stage: abs(stage - layout.zero))
         yield Violation("zero", f"zero is 0, 1, 2 or 3, met {layout.zero}; nearest: {nearest}")
-    if not layout.reshard_after_forward and layout.zero != 3:
-        yield Violation(
-            "reshard_after_forward", f"reshard_after_forward: false needs zero 3, met zero {layout.zero}; nearest: true"
-        )
+    yield from need_violations(layout)
     shards = layout.zero_shards
     if shards and not layout.zero:
         yield Violation("zero_shards", f"zero_shards needs zero of at least 1, met {shards} with zero 0; nearest: 0")
@@ -256,7 +164,7 @@ def _tensor_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Violati
         )
 
 
-def _overlap_violations(layout: Layout) -> Iterator[Violation]:
+def pass_violations(layout: Layout) -> Iterator[Violation]:
     """Yield the rules of tensor-parallel communication beside products.
 
     Megatron-LM asks for sequence parallelism (``--tp-comm-overlap``, ``megatron/training/arguments.py``), and
@@ -474,22 +382,84 @@ def _stage_recompute_violations(
         )
 
 
-def _offload_violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
-    rule = known_rule(layout)
-    if layout.offload == NO_OFFLOADING or rule is None:
+def offload_violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
+    """Yield every rule that the offloading of a layout breaks."""
+    offload, rule = layout.offload, known_rule(layout)
+    if offload == NO_OFFLOADING or rule is None:
         return
-    conditions = OffloadConditions(
-        problem.graph,
-        problem.training,
-        pipeline=layout.pipeline,
-        schedule=rule.name,
-        whole_backward=not rule.splits_backward and rule.pairs is list_no_pairs,
-        flushes=not rule.is_asynchronous,
-        ranks=layout.data * layout.context,
-        shards=(layout.zero_shards or layout.data) * layout.context,
-        zero=layout.zero,
-    )
-    yield from (Violation(*fault) for fault in check_offload(layout.offload, conditions))
+    wrong_names = [name for name in OFFLOADS if len(getattr(offload, name)) not in (0, 1, layout.pipeline)]
+    for name in wrong_names:
+        yield Violation(
+            f"offload.{name}",
+            f"{name} holds one fraction, or one for each of pipeline({layout.pipeline}) ranks, met "
+            f"{len(getattr(offload, name))}; nearest: {layout.pipeline} of them",
+        )
+    if wrong_names:
+        return  # the checks below index fractions by pipeline position
+    if rule.is_asynchronous:
+        yield from _unflushed_offload_violations(offload, rule.name)
+    if any(offload.activations) and (rule.splits_backward or rule.pairs is not list_no_pairs):
+        yield Violation(
+            "offload.activations",
+            f"activations on the host move with whole passes, one after another: {rule.name} splits backward "
+            "or runs passes in pairs; nearest: 1f1b",
+        )
+    if any(offload.activations) and not any(block.layer for block in problem.graph.blocks):
+        yield Violation(
+            "offload.activations",
+            "activations on the host are those of layers, the model has none; nearest: leave it out",
+        )
+    if any(offload.parameters):
+        messages = _list_parameter_offload_messages(problem, layout)
+        yield from (Violation("offload.parameters", message) for message in messages)
+
+
+def _unflushed_offload_violations(offload: Offloading, schedule: str) -> Iterator[Violation]:
+    """Yield every offload that a schedule without a flush forbids: all but whole optimizer states stepped on hosts."""
+    for name in ("parameters", "activations"):
+        if any(getattr(offload, name)):
+            message = f"{name} on the host need a flush, {schedule} has none; nearest: leave them out"
+            yield Violation(f"offload.{name}", message)
+    if any(offload.optimizer) and (
+        offload.step is StepPlace.DEVICE or any(fraction < 1 for fraction in offload.optimizer)
+    ):
+        yield Violation(
+            "offload.optimizer",
+            f"without a flush the host makes whole updates, {schedule} has none; nearest: 1.0 with step: host",
+        )
+
+
+def _list_parameter_offload_messages(problem: Problem, layout: Layout) -> Iterator[str]:
+    """Yield the message of every rule that parameters on the host break."""
+    offload, ranks = layout.offload, range(layout.pipeline)
+    fractions = [
+        (offload.fraction_at("parameters", position), offload.fraction_at("optimizer", position)) for position in ranks
+    ]
+    conflict = next((pair for pair in fractions if pair[0] > 0 and pair[1] < 1), None)
+    if conflict is not None:
+        yield (
+            "parameters on the host are updated from there and need optimizer: 1.0 on the same pipeline ranks, "
+            f"met optimizer: {conflict[1]:g} with parameters: {conflict[0]:g}; nearest: optimizer: 1.0"
+        )
+    if layout.replicas > 1 and layout.zero < 3:
+        yield (
+            f"parameters on the host need zero 3 where data * context = {layout.replicas} ranks keep the same "
+            f"parameters, met zero {layout.zero}; nearest: 3"
+        )
+    if layout.zero and layout.shards < layout.replicas:
+        yield (
+            "parameters on the host need all ranks to share them, for replicas sum gradients on devices at the end of "
+            f"a step, met {layout.replicas // layout.shards} replicas; nearest: zero_shards: 0"
+        )
+    if problem.training.quantised_bytes:
+        yield "parameters on the host leave no copies on devices, and fp8 ones stay there; nearest: precision: bf16"
+    is_whole = all(fraction == 1 for fraction, _ in fractions)
+    if problem.graph.tied and (layout.pipeline > 1 or not is_whole):
+        yield (
+            "parameters on the host need both ends of a tied one on one rank, and all of them there, "
+            f"met pipeline({layout.pipeline}) with {'all' if is_whole else 'a part'} of the parameters; "
+            f"nearest: {'pipeline: 1' if is_whole else 'parameters: 1.0'}"
+        )
 
 
 def pipeline_violations(problem: Problem, layout: Layout) -> Iterator[Violation]:

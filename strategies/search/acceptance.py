@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwise.strategies.plan.group import Group
+from meshwise.strategies.plan.group import PASS_DECISIONS, STATE_DECISIONS, Group
 from meshwise.strategies.plan.layout import DECISIONS, Layout, Level, names_at
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
@@ -22,8 +22,7 @@ Rule = Callable[[Layout], Iterable[str]]
 """Returns every reason against a layout. It depends on nothing but the layout's fields."""
 
 FIELDS = frozenset(DECISIONS)
-PASS_FIELDS = frozenset(names_at(Level.PASS))
-STATE_FIELDS = frozenset(names_at(Level.STATE))
+PASS_FIELDS, STATE_FIELDS = frozenset(PASS_DECISIONS), frozenset(STATE_DECISIONS)
 FAMILY_FIELDS = frozenset(names_at(Level.DEGREE, Level.FAMILY))
 """The fields that rows and columns of a group choose, and the fields that the layouts of a family share."""
 
@@ -237,7 +236,7 @@ class Answers:
 
 def _list_row_fields(group: Group) -> frozenset[str]:
     """Return the fields that the rows of a group choose."""
-    return PASS_FIELDS | {"offload"} if any(choice.activations for choice in group.passes) else PASS_FIELDS
+    return PASS_FIELDS | {"offload"} if any(choice.offload.activations for choice in group.passes) else PASS_FIELDS
 
 
 def _build_member(group: Group, base_layout: Layout, row: int, column: int) -> Layout:

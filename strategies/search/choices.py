@@ -23,16 +23,17 @@ from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.machine.compute import Pass, operator_time
 from meshwise.simulator.operator_graph import BATCH, Block, OperatorGraph
 from meshwise.strategies.plan.completion import build_mesh
-from meshwise.strategies.plan.group import Group, PassChoice, StateChoice
+from meshwise.strategies.plan.group import PASS_DECISIONS, STATE_DECISIONS, Group, select_passes, select_states
 from meshwise.strategies.plan.layout import (
     CORE_SCHEDULES,
+    CUT_DECISIONS,
     DECISIONS,
-    DEGREES,
     RANK_DEGREES,
     SYNCHRONOUS,
     USUAL_SCHEDULES,
     Layout,
     Level,
+    StepDecisions,
     names_at,
 )
 from meshwise.strategies.plan.mesh import AXES, PIPELINE, REPLICA
@@ -41,7 +42,12 @@ from meshwise.strategies.plan.parallelism import EXPERTS, Attention
 from meshwise.strategies.plan.partition import count_possible_stages, num_layers, partition_layers, share_ends
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import FirstLayers, PerStage, Recompute, SomeOperators, StageRecompute
-from meshwise.strategies.plan.rules import OffloadConditions, check_offload, violations
+from meshwise.strategies.plan.rules import (
+    need_violations,
+    offload_violations,
+    pass_violations,
+    violations,
+)
 from meshwise.strategies.schedules.rule import ScheduleRule, list_no_pairs
 from meshwise.strategies.schedules.schedule import SCHEDULES, find_rule
 from meshwise.strategies.search.acceptance import FAMILY_FIELDS, FIELDS, Answers
@@ -144,10 +150,11 @@ MIN_BUSY_SHARE = 7 / 8
 _GROUP_NAMES = names_at(Level.GROUP)
 """The decisions that all members of a group share besides the schedule."""
 
-_FAMILY_NAMES = names_at(Level.DEGREE, Level.FAMILY)
-_CUT_FIELDS = (*(name for name in DEGREES if name not in ("data", "pipeline")), "sequence_parallel", "attention")
-"""The decisions that determine which dims of operators are cut."""
+_PASS_FLAGS = tuple(name for name in PASS_DECISIONS if name != "recompute")
+_STATE_NAMES = tuple(name for name in STATE_DECISIONS if name != "offload")
+"""The decisions of a row and of a column that are chosen from a list of values."""
 
+_FAMILY_NAMES = names_at(Level.DEGREE, Level.FAMILY)
 
 _DIVISOR_DEGREES = ("data", "tensor", "pipeline")
 """The degrees that may be any divisor of the number of devices."""
@@ -179,8 +186,8 @@ class Choices:
         self._has_experts = EXPERTS in dims
         self._legal_cuts: dict[tuple[object, ...], bool] = {}
         self._schedules: dict[tuple[object, ...], tuple[ScheduleChoice, ...]] = {}
-        self._passes: dict[tuple[object, ...], tuple[PassChoice, ...]] = {}
-        self._states: dict[tuple[object, ...], tuple[StateChoice, ...]] = {}
+        self._passes: dict[tuple[object, ...], tuple[StepDecisions, ...]] = {}
+        self._states: dict[tuple[object, ...], tuple[StepDecisions, ...]] = {}
         self._masks: dict[tuple[object, ...], np.ndarray] = {}
         self._num_layouts: dict[tuple[object, ...], int] = {}
         self._stage_layers: dict[tuple[int, str | tuple[int, ...]], tuple[int, ...]] = {}
@@ -211,7 +218,7 @@ class Choices:
         # the key has every property of a family on which the number depends; no family is listed twice for one key
         cut_key = family.tensor > 1, family.tensor_rows > 1, family.sequence_parallel
         group_key = tuple(DECISIONS[name].changes(family) for name in _GROUP_NAMES)
-        rank_key = family.data * family.context > 1, family.zero_shards > 0
+        rank_key = family.replicas > 1, family.zero_shards > 0
         stage_key = family if self._answers is not None else self._find_stage_key(family)
         key = (family.pipeline, self.batch // family.sequences, cut_key, group_key, rank_key, stage_key)
         if key not in self._num_layouts:
@@ -228,8 +235,8 @@ class Choices:
         group = self.find_group(layout)
         if isinstance(layout.recompute, PerStage):
             return False  # a space has one recompute choice for all stages
-        pass_choice = PassChoice(layout.recompute, layout.overlap_tensor, layout.offload.activations)
-        if pass_choice not in group.passes or (state_choice := _find_state(layout)) not in group.states:
+        pass_choice, state_choice = select_passes(layout), select_states(layout)
+        if pass_choice not in group.passes or state_choice not in group.states:
             return False
         is_member = bool(group.member_mask[group.passes.index(pass_choice), group.states.index(state_choice)])
         return is_member and (self._answers is None or not self._answers.refuses(layout))
@@ -248,11 +255,9 @@ class Choices:
             **{name: self._list_values_beside(layout, name) for name in _GROUP_NAMES},
             "offload": self._allowed_offloads,
             "recompute": [pass_choice.recompute for pass_choice in self.list_passes(layout)],
-            **{name: sorted(DECISIONS[name].values) for name in ("sequence_parallel", "overlap_tensor")},
+            **{name: sorted(DECISIONS[name].values) for name in ("sequence_parallel", *_PASS_FLAGS)},
             **{
-                name: dict.fromkeys(getattr(state, name) for state in self.list_states(layout))
-                for name in StateChoice._fields
-                if name != "offload"
+                name: dict.fromkeys(getattr(state, name) for state in self.list_states(layout)) for name in _STATE_NAMES
             },
         }.items():
             old_value = getattr(layout, name)
@@ -378,13 +383,13 @@ class Choices:
     def _is_legal_cut(self, layout: Layout) -> bool:
         """Return whether no axis cuts a dim that it must not cut."""
         # rules about cuts do not depend on data and pipeline, so the probe has the least that they can be
-        key = tuple(getattr(layout, name) for name in _CUT_FIELDS)
+        key = tuple(getattr(layout, name) for name in CUT_DECISIONS)
         if key not in self._legal_cuts:
             probe = Layout(
-                data=layout.expert, microbatch=layout.tensor_rows, **dict(zip(_CUT_FIELDS, key, strict=True))
+                data=layout.expert, microbatch=layout.tensor_rows, **dict(zip(CUT_DECISIONS, key, strict=True))
             )
             self._legal_cuts[key] = all(
-                violation.field not in _CUT_FIELDS for violation in violations(self.problem, probe)
+                violation.field not in CUT_DECISIONS for violation in violations(self.problem, probe)
             )
         return self._legal_cuts[key]
 
@@ -426,7 +431,7 @@ class Choices:
 
         Usually all, or those of one node (hybrid sharding).
         """
-        data, inner_ranks = layout.data, layout.tensor * layout.tensor_rows * layout.context
+        data, inner_ranks = layout.data, layout.model_ranks // layout.pipeline
         node_shards = self.problem.cluster.first_node.devices // inner_ranks
         usual_shards = (0, node_shards) if node_shards > 1 and layout.order == AXES else (0,)
         shard_counts = dict.fromkeys(
@@ -558,19 +563,25 @@ class Choices:
         for values in product(*(self._list_values_beside(family, name) for name in _GROUP_NAMES)):
             yield dict(zip(_GROUP_NAMES, values, strict=True))
 
-    def list_passes(self, layout: Layout) -> tuple[PassChoice, ...]:
+    def list_passes(self, layout: Layout) -> tuple[StepDecisions, ...]:
         """Return the rows of a group: how passes may run under the degrees and the schedule of a layout."""
         rule, counts = find_rule(layout.schedule), self._count_layers(layout.pipeline * layout.chunks, layout.stages)
-        can_overlap = layout.tensor > 1 and layout.sequence_parallel and not rule.splits_backward
+        flag_values = tuple(
+            tuple(value for value in self.list_values(name) if _is_legal_pass(layout, name, value))
+            for name in _PASS_FLAGS
+        )
         runs_whole = not rule.splits_backward and rule.pairs is list_no_pairs and not rule.is_asynchronous
-        key = (counts, can_overlap, runs_whole, layout.pipeline)
+        key = (counts, flag_values, runs_whole, layout.pipeline)
         if key not in self._passes:
             activation_choices = self._list_activations(counts, layout.pipeline) if runs_whole else ((),)
-            overlap_choices = tuple(value for value in self.list_values("overlap_tensor") if can_overlap or not value)
             self._passes[key] = tuple(
-                PassChoice(recompute, overlap, activations)
-                for recompute, overlap, activations in product(
-                    self._list_recomputes(max(counts)), overlap_choices, activation_choices
+                StepDecisions(
+                    recompute=recompute,
+                    offload=Offloading(activations=activations),
+                    **dict(zip(_PASS_FLAGS, flags, strict=True)),
+                )
+                for recompute, *flags, activations in product(
+                    self._list_recomputes(max(counts)), *flag_values, activation_choices
                 )
             )
         return self._passes[key]
@@ -618,20 +629,17 @@ class Choices:
                 choices.setdefault(tuple(num_offloaded), fractions)
         return tuple(choices.values())
 
-    def list_states(self, layout: Layout) -> tuple[StateChoice, ...]:
+    def list_states(self, layout: Layout) -> tuple[StepDecisions, ...]:
         """Return the columns of a group: where states may be under the degrees and the schedule of a layout."""
-        ranks = layout.data * layout.context
+        ranks = layout.replicas
         key = (ranks > 1, layout.zero_shards > 0, layout.pipeline, layout.schedule)
         if key not in self._states:
-            zero_stages = [zero for zero in self._zero_stages if zero or not layout.zero_shards]
-            reshards, overlap_choices = self.list_values("reshard_after_forward"), self.list_values("overlap_gradients")
-            reductions = self.list_values("gradient_reduction")
-            offloads = tuple(dict.fromkeys(replace(choice, activations=()) for choice in self._allowed_offloads))
-            if ranks == 1:  # on a single rank these choices change nothing
-                zero_stages, overlap_choices, reductions = zero_stages[:1], overlap_choices[:1], reductions[:1]
-            states = (
-                StateChoice(*choice) for choice in product(zero_stages, reshards, overlap_choices, reductions, offloads)
-            )
+            values: dict[str, Sequence[Any]] = {name: self.list_values(name) for name in _STATE_NAMES}
+            values["zero"] = [zero for zero in self._zero_stages if zero or not layout.zero_shards]
+            if ranks == 1:  # a single rank shares and sums nothing
+                values = {name: choices[:1] for name, choices in values.items()}
+            values["offload"] = list(dict.fromkeys(replace(item, activations=()) for item in self._allowed_offloads))
+            states = (StepDecisions(**dict(zip(values, choice, strict=True))) for choice in product(*values.values()))
             self._states[key] = tuple(state for state in states if self._is_legal_state(layout, state))
         return self._states[key]
 
@@ -639,38 +647,25 @@ class Choices:
     def _zero_stages(self) -> list[int]:
         return sorted(self.list_values("zero"))
 
-    def _is_legal_state(self, layout: Layout, state: StateChoice) -> bool:
-        if (not state.reshard_after_forward and state.zero != 3) or (
-            state.gradient_reduction != "all_reduce" and state.zero
-        ):
+    def _is_legal_state(self, layout: Layout, state: StepDecisions) -> bool:
+        if next(need_violations(state), None) is not None:
             return False
         if not state.offload:
             return True
-        rule = find_rule(layout.schedule)
-        conditions = OffloadConditions(
-            self.graph,
-            self.problem.training,
-            pipeline=layout.pipeline,
-            schedule=rule.name,
-            whole_backward=not rule.splits_backward and rule.pairs is list_no_pairs,
-            flushes=not rule.is_asynchronous,
-            ranks=layout.data * layout.context,
-            shards=(layout.zero_shards or layout.data) * layout.context,
-            zero=state.zero,
-        )
-        return next(check_offload(state.offload, conditions), None) is None
+        member = replace(layout, **{name: getattr(state, name) for name in STATE_DECISIONS})
+        return next(offload_violations(self.problem, member), None) is None
 
-    def _find_mask(self, passes: tuple[PassChoice, ...], states: tuple[StateChoice, ...]) -> np.ndarray:
+    def _find_mask(self, passes: tuple[StepDecisions, ...], states: tuple[StepDecisions, ...]) -> np.ndarray:
         """Return the mask of a group: the rows and columns whose offload together the space allows."""
         key = (id(passes), id(states))  # no id is reused, since the memos keep both tuples
         if key not in self._masks:
             allowed_offloads = set(self._allowed_offloads)
             is_allowed = {
-                (activations, offload): _join_offloading(offload, activations) in allowed_offloads
-                for activations in {choice.activations for choice in passes}
+                (activations, offload): replace(offload, activations=activations) in allowed_offloads
+                for activations in {choice.offload.activations for choice in passes}
                 for offload in {choice.offload for choice in states}
             }
-            rows = [[is_allowed[choice.activations, state.offload] for state in states] for choice in passes]
+            rows = [[is_allowed[choice.offload.activations, state.offload] for state in states] for choice in passes]
             self._masks[key] = np.array(rows, dtype=np.bool_).reshape(len(passes), len(states))
         return self._masks[key]
 
@@ -699,18 +694,14 @@ def find_family(layout: Layout) -> Layout:
     return Layout(**{name: getattr(layout, name) for name in _FAMILY_NAMES})
 
 
-def _find_state(layout: Layout) -> StateChoice:
-    values = {name: getattr(layout, name) for name in StateChoice._fields}
-    return StateChoice(**values | {"offload": replace(layout.offload, activations=())})
+def _is_legal_pass(layout: Layout, name: str, value: Any) -> bool:
+    """Return whether a decision about passes may have a value beside the other decisions of a layout."""
+    return value == DECISIONS[name].default or next(pass_violations(replace(layout, **{name: value})), None) is None
 
 
 def list_offloadings() -> tuple[Offloading, ...]:
     """Return the offloading that a space with offload tries: nothing, and a part or all of the optimizer states."""
     return (NO_OFFLOADING, *(Offloading(optimizer=(fraction,)) for fraction in OFFLOAD_FRACTIONS))
-
-
-def _join_offloading(states: Offloading, activations: tuple[float, ...]) -> Offloading:
-    return replace(states, activations=activations)
 
 
 def _allows_value(limit: Iterable[T] | None, value: T) -> bool:

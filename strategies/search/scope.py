@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from meshwise.strategies.plan.layout import DECISIONS, DEGREES, Layout
 from meshwise.strategies.plan.problem import Problem
-from meshwise.strategies.plan.recomputation import FirstLayers, StageRecompute
+from meshwise.strategies.plan.recomputation import FirstLayers, Recomputation
 from meshwise.strategies.schedules.schedule import SCHEDULES
 from meshwise.strategies.search.choices import Choices, list_offloadings
 from meshwise.strategies.search.space import Space, find_choices
@@ -84,7 +84,7 @@ def _list_representatives(families: tuple[Layout, ...]) -> Iterator[Layout]:
         yield from dict.fromkeys((members[0], members[-1]))
 
 
-def _name_recomputes(values: Iterable[StageRecompute]) -> dict[str, None]:
+def _name_recomputes(values: Iterable[Recomputation]) -> dict[str, None]:
     return dict.fromkeys("some layers" if isinstance(value, FirstLayers) else str(value) for value in values)
 
 

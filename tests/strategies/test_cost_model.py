@@ -20,8 +20,8 @@ from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.lowering import lower
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.framework import FRAMEWORKS
-from meshwise.strategies.plan.group import Group, PassChoice, StateChoice
-from meshwise.strategies.plan.layout import GRADIENT_REDUCTIONS, Layout
+from meshwise.strategies.plan.group import Group
+from meshwise.strategies.plan.layout import GRADIENT_REDUCTIONS, Layout, StepDecisions
 from meshwise.strategies.plan.offloading import NO_OFFLOADING, WHOLE_FRACTION, Offloading
 from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.problem import Problem, Training
@@ -160,7 +160,11 @@ def any_group(problem: Problem, layout: Layout, draw: Random) -> Group | None:
     if not isinstance(layout.microbatch, int):
         return None
     passes = tuple(
-        PassChoice(draw.choice(RECOMPUTATIONS), draw.choice([False, True]), draw.choice([(), WHOLE_FRACTION, (0.5,)]))
+        StepDecisions(
+            recompute=draw.choice(RECOMPUTATIONS),
+            overlap_tensor=draw.choice([False, True]),
+            offload=Offloading(activations=draw.choice([(), WHOLE_FRACTION, (0.5,)])),
+        )
         for _ in range(3)
     )
     away = (
@@ -171,12 +175,12 @@ def any_group(problem: Problem, layout: Layout, draw: Random) -> Group | None:
         Offloading(WHOLE_FRACTION, (0.5,)),
     )
     states = tuple(
-        StateChoice(
-            draw.choice([0, 1, 2, 3]),
-            draw.choice([False, True]),
-            draw.choice([False, True]),
-            draw.choice(GRADIENT_REDUCTIONS),
-            draw.choice(away),
+        StepDecisions(
+            zero=draw.choice([0, 1, 2, 3]),
+            reshard_after_forward=draw.choice([False, True]),
+            overlap_gradients=draw.choice([False, True]),
+            gradient_reduction=draw.choice(GRADIENT_REDUCTIONS),
+            offload=draw.choice(away),
         )
         for _ in range(4)
     )
@@ -219,11 +223,11 @@ def test_what_holds_of_one_plan_is_not_told_of_another(one: Layout, changes: dic
 
 def test_bounds_of_orders_that_split_backward_are_not_told_of_those_that_do_not() -> None:
     small = problem(devices=4, batch=8)
-    states = (StateChoice(2),)
+    states = (StepDecisions(zero=2),)
     groups = [
         Group(
             replace(TWO, microbatch=2, schedule=each, stages=(4, 1, 2, 1)),
-            (PassChoice(Recompute.NONE),),
+            (StepDecisions(recompute=Recompute.NONE),),
             states,
             np.ones((1, 1), np.bool_),
         )

@@ -32,7 +32,7 @@ from meshwise.strategies.lowering.costs.weights import (
 )
 from meshwise.strategies.lowering.rank_classes.machine import RankProfile
 from meshwise.strategies.lowering.rank_classes.numbers import Numbers
-from meshwise.strategies.plan.mesh import OPERATOR_AXES, Axis, Microbatch
+from meshwise.strategies.plan.mesh import OPERATOR_AXES, PASS_AXES, Axis, Microbatch
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import (
@@ -111,7 +111,7 @@ class BlockCost(NamedTuple):
 
 def _list_degrees(plan: Plan) -> tuple[int, ...]:
     """Return the sizes of the axes that cut operators."""
-    return plan.tensor, plan.tensor_rows, plan.tensor_depth, plan.context, plan.expert
+    return tuple(plan.mesh.size(name) for name in PASS_AXES)
 
 
 class BlockCosts:

@@ -34,7 +34,7 @@ from meshwise.strategies.lowering.costs.steps import (
     build_ring_forward,
 )
 from meshwise.strategies.lowering.rank_classes.machine import Communicator
-from meshwise.strategies.plan.mesh import CONTEXT, EXPERT, OPERATOR_AXES, TENSOR, Mesh
+from meshwise.strategies.plan.mesh import CONTEXT, EXPERT, OPERATOR_AXES, SEQUENCE_AXES, TENSOR, Mesh
 from meshwise.strategies.plan.parallelism import EXPERTS
 from meshwise.strategies.plan.problem import Training
 from meshwise.strategies.plan.sharding import (
@@ -372,9 +372,10 @@ class BlockLayout:
             if tensor.name in operator.parameters:
                 kept_cuts = self.shardings[operator.name].find_kept_spec(tensor).cuts
                 cuts |= {dim: axes for dim, axes in kept_cuts if dim != SEQUENCE}
-        # where the sequence is cut a table of positions stays whole, and the context axis cuts no parameter
+        # where the sequence is cut a table of positions stays whole, and no other parameter is cut along it
         num_shards = {
-            dim: self._count_shards(tuple(axis for axis in axes if axis != CONTEXT)) for dim, axes in cuts.items()
+            dim: self._count_shards(tuple(axis for axis in axes if axis not in SEQUENCE_AXES))
+            for dim, axes in cuts.items()
         }
         return tuple(size // num_shards.get(dim, 1) for dim, size in zip(tensor.dims, tensor.shape, strict=True))
 

@@ -31,7 +31,7 @@ from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.machine.compute import optimizer_time
 from meshwise.simulator.operator_graph import ITEMSIZE
 from meshwise.simulator.units import to_ticks
-from meshwise.strategies.plan.mesh import CONTEXT, DATA, OPERATOR_AXES, REPLICA
+from meshwise.strategies.plan.mesh import EXPERT_DATA, GROUPS, OPERATOR_AXES, REPLICA
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Training
 
@@ -146,7 +146,9 @@ def norm_axes(training: Training, plan: Plan) -> tuple[str, ...]:
     """Return the axes along which the norm is summed; none without clipping."""
     if not training.gradient_clipping:
         return ()
-    shared_axes = (REPLICA,) if plan.zero else (REPLICA, DATA, CONTEXT)  # ranks along these hold the same gradients
+    shared_axes = (
+        (REPLICA,) if plan.zero else (REPLICA, *GROUPS[EXPERT_DATA])
+    )  # ranks along these hold the same gradients
     return tuple(axis.name for axis in plan.mesh.axes if axis.name not in shared_axes)
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from meshwise.simulator.collective import Collective
 from meshwise.simulator.program import TaskKind
 from meshwise.strategies.lowering.rank_classes.machine import Communicator
-from meshwise.strategies.plan.mesh import COMMUNICATION, CONTEXT, TENSOR
+from meshwise.strategies.plan.mesh import CONTEXT, PASS_AXES, TENSOR
 
 
 class Segment(NamedTuple):
@@ -52,7 +52,7 @@ def build_communication(
 ) -> Segment:
     """Return the segment of a collective of ``size`` bytes along an axis."""
     ticks = group.ticks(collective, size)
-    return Segment(COMMUNICATION[axis], ticks, f"{collective} {label}", 1, collective, size, axis, overlaps_next)
+    return Segment(PASS_AXES[axis].task, ticks, f"{collective} {label}", 1, collective, size, axis, overlaps_next)
 
 
 def chain_ticks(segments: Iterable[Segment]) -> int:

@@ -18,7 +18,7 @@ from meshwise.simulator.units import TICKS_PER_SECOND, to_ticks
 from meshwise.strategies.lowering.rank_classes.classes import ClassTable, PhaseRow
 from meshwise.strategies.lowering.rank_classes.numbers import Numbers
 from meshwise.strategies.lowering.rank_classes.placement import BACKWARD, FORWARD, NORM, tenant_kind, tied_kind
-from meshwise.strategies.plan.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, TENSOR, TENSOR_DEPTH, TENSOR_ROWS
+from meshwise.strategies.plan.mesh import DATA, EXPERT_DATA, PASS_AXES
 
 
 class TimedPhase(NamedTuple):
@@ -112,16 +112,6 @@ def _count_ticks(latency: float, size: float, seconds_per_byte: float) -> int:
     return to_ticks(latency) + transfer_ticks
 
 
-PASS_COLLECTIVES = {
-    TENSOR: (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER),
-    TENSOR_ROWS: (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_REDUCE),
-    TENSOR_DEPTH: (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_REDUCE),
-    CONTEXT: (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL, Collective.SHIFT),
-    EXPERT: (Collective.ALL_TO_ALL,),
-}
-"""The collectives that groups of each kind run inside passes."""
-
-
 class RankProfile(NamedTuple):
     """What the costs of a rank depend on: its device, its host's launch time in seconds, and its groups inside passes.
 
@@ -167,9 +157,7 @@ class Machine:
         if rank_class not in self._ranks:
             table = self.table
             device = int(table.placed.devices[table.representatives[rank_class]])
-            pass_groups = {
-                kind: self._find_pass_group(kind, rank_class) for kind in PASS_COLLECTIVES if kind in table.tables
-            }
+            pass_groups = {kind: self._find_pass_group(kind, rank_class) for kind in PASS_AXES if kind in table.tables}
             launch = table.cluster.node_kind(device).host.launch
             batch = int(table.placed.sequences[table.representatives[rank_class]])
             key = (table.device_kinds[rank_class], tuple(costs for _, costs in pass_groups.values()), launch, batch)
@@ -203,9 +191,9 @@ class Machine:
         """Return the collectives that groups of a kind run inside passes."""
         exchange = self.table.placed.extra_collectives.get(kind)
         return (
-            PASS_COLLECTIVES[kind]
-            if exchange is None or exchange in PASS_COLLECTIVES[kind]
-            else (*PASS_COLLECTIVES[kind], exchange)
+            PASS_AXES[kind].collectives
+            if exchange is None or exchange in PASS_AXES[kind].collectives
+            else (*PASS_AXES[kind].collectives, exchange)
         )
 
     def least_ticks(self, kind: str, groups: tuple[int, ...], collective: Collective, size: float) -> int:
@@ -253,7 +241,7 @@ class Machine:
             tied_kind(first_position, second_position)
             for first_position, second_position in table.placed.tied_positions
         )
-        usual_kinds = (*PASS_COLLECTIVES, DATA, EXPERT_DATA, FORWARD, BACKWARD, NORM)
+        usual_kinds = (*PASS_AXES, DATA, EXPERT_DATA, FORWARD, BACKWARD, NORM)
         kinds = [kind for kind in (*usual_kinds, *tied_kinds) if kind in table.tables]
         launch_by_key = {self.rank(index).key: self.rank(index).launch for index in range(len(table))}
         is_single = all(
@@ -262,7 +250,7 @@ class Machine:
         # A list of zeros says that every group costs as much as the first one.
         alike_lists = (
             self.list_alike_groups(kind, collective)
-            for kind in PASS_COLLECTIVES
+            for kind in PASS_AXES
             if kind in kinds
             for collective in self._list_collectives(kind)
         )

@@ -37,11 +37,9 @@ from meshwise.strategies.plan.mesh import (
     EXPERT,
     EXPERT_DATA,
     GROUPS,
+    PASS_AXES,
     PIPELINE,
     REPLICA,
-    TENSOR,
-    TENSOR_DEPTH,
-    TENSOR_ROWS,
     Mesh,
     list_data_ranks,
 )
@@ -58,11 +56,7 @@ NORM = "norm"
 """Kind of the groups that sum the norm of gradients."""
 
 USUAL_COLLECTIVES = {
-    TENSOR: Collective.ALL_REDUCE,
-    TENSOR_ROWS: Collective.ALL_GATHER,
-    TENSOR_DEPTH: Collective.ALL_GATHER,
-    CONTEXT: Collective.ALL_GATHER,
-    EXPERT: Collective.ALL_TO_ALL,
+    **{name: axis.collectives[0] for name, axis in PASS_AXES.items()},
     DATA: Collective.ALL_REDUCE,
     EXPERT_DATA: Collective.ALL_REDUCE,
     REPLICA: Collective.ALL_REDUCE,

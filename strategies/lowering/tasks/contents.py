@@ -49,7 +49,7 @@ from meshwise.strategies.lowering.costs.optimizer import (
     optimizer_ticks,
 )
 from meshwise.strategies.lowering.costs.stage import PassCollective
-from meshwise.strategies.lowering.rank_classes.machine import PASS_COLLECTIVES, Communicator, RankProfile, TimedPhase
+from meshwise.strategies.lowering.rank_classes.machine import Communicator, RankProfile, TimedPhase
 from meshwise.strategies.lowering.rank_classes.placement import HOST_KINDS
 from meshwise.strategies.lowering.tasks.cuts import Cuts, Granularity, PassMode
 from meshwise.strategies.lowering.tasks.data_parallel import Bucket
@@ -58,7 +58,7 @@ from meshwise.strategies.lowering.tasks.residents import updates_parameters
 from meshwise.strategies.lowering.tasks.shape import Volume, Volumes
 from meshwise.strategies.lowering.tasks.skeleton import TaskTemplate
 from meshwise.strategies.lowering.tasks.variants import BACKWARD_PASS, FORWARD_PASS, LAST_BACKWARD, kind_of, variant_of
-from meshwise.strategies.plan.mesh import EXPERT_DATA, REPLICA, TENSOR
+from meshwise.strategies.plan.mesh import EXPERT_DATA, PASS_AXES, REPLICA, TENSOR
 from meshwise.strategies.plan.offloading import HOST, STEPS, STEPS_ON_DEVICE, STEPS_ON_HOST, TO_HOST, UPDATE_CHUNKS
 from meshwise.strategies.plan.plan import Plan
 
@@ -335,7 +335,7 @@ def count_traffic(cuts: Cuts, plan: Plan) -> tuple[float, ...]:
     if cuts.granularity is Granularity.OPERATOR:
         return tuple(total)
     hidden_counts: dict[tuple[object, ...], Counter[PassCollective]] = {}
-    for kind in (kind for kind in PASS_COLLECTIVES if kind in machine.table.tables):
+    for kind in (kind for kind in PASS_AXES if kind in machine.table.tables):
         for group, members in enumerate(machine.table.tables[kind].classes):
             position, rank = machine.table.positions[members[0]], machine.rank(members[0])
             if cuts.pass_modes[position] is PassMode.SEPARATE:

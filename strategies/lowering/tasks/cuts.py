@@ -22,7 +22,7 @@ from meshwise.strategies.lowering.costs.optimizer import count_updated_parameter
 from meshwise.strategies.lowering.costs.stage import BlockCost, StageCost, StageCosts
 from meshwise.strategies.lowering.costs.steps import Segment, build_communication, chain_ticks
 from meshwise.strategies.lowering.costs.weights import Unit
-from meshwise.strategies.lowering.rank_classes.machine import PASS_COLLECTIVES, Machine, RankProfile
+from meshwise.strategies.lowering.rank_classes.machine import Machine, RankProfile
 from meshwise.strategies.lowering.rank_classes.placement import (
     BACKWARD,
     FORWARD,
@@ -60,7 +60,7 @@ from meshwise.strategies.lowering.tasks.variants import (
     WEIGHTS,
     kind_of,
 )
-from meshwise.strategies.plan.mesh import DATA, EXPERT_DATA, OPERATOR_AXES, REPLICA, TENSOR
+from meshwise.strategies.plan.mesh import DATA, EXPERT_DATA, OPERATOR_AXES, PASS_AXES, REPLICA, TENSOR
 from meshwise.strategies.plan.offloading import FROM_HOST, TO_HOST
 from meshwise.strategies.plan.plan import Plan, count_host_blocks
 from meshwise.strategies.schedules.schedule import MAKES_GRADIENTS, ActionKind
@@ -402,7 +402,7 @@ def choose_pass_modes(
     """
     table = machine.table
     result = [PassMode.RANK] * plan.pipeline
-    pass_kinds = [kind for kind in PASS_COLLECTIVES if kind in table.tables]
+    pass_kinds = [kind for kind in PASS_AXES if kind in table.tables]
     # Two passes take turns at collectives, which must be tasks for that.
     if pass_kinds and plan.overlaps_passes:
         return (PassMode.SEPARATE,) * plan.pipeline
@@ -427,7 +427,7 @@ def _find_disturbed(
 
     Two groups with a common member take turns, because a rank runs one collective after another.
     """
-    runs = [(kind, PASS_COLLECTIVES[kind][0]) for kind in pass_kinds]
+    runs = [(kind, PASS_AXES[kind].collectives[0]) for kind in pass_kinds]
     runs += [entry for entry in machine.table.placed.extra_collectives.items() if entry[0] in pass_kinds]
     own_users, other_users = _list_users(machine, runs), dict[int, list[_GroupClass]]()
     is_busy = np.zeros(len(machine.table.link_representatives), dtype=bool)

@@ -17,8 +17,8 @@ from meshwise.strategies.bounds.group_bounds import FloatArray
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.lowering import lower
 from meshwise.strategies.plan.completion import complete
-from meshwise.strategies.plan.group import Group, PassChoice, StateChoice
-from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.group import Group
+from meshwise.strategies.plan.layout import Layout, StepDecisions
 from meshwise.strategies.plan.offloading import WHOLE_FRACTION, Offloading
 from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.problem import Problem
@@ -50,27 +50,30 @@ def test_slow_ranks_of_different_columns_do_not_slow_one_microbatch_twice() -> N
 
 
 PASSES = (
-    PassChoice(Recompute.NONE),
-    PassChoice(Recompute.FULL),
-    PassChoice(Recompute.SELECTIVE),
-    PassChoice(FirstLayers(Recompute.FULL, 1)),
-    PassChoice(FirstLayers(Recompute.FULL, 2)),
-    PassChoice(SomeOperators(("qkv", "projection"))),
+    StepDecisions(recompute=Recompute.NONE),
+    StepDecisions(recompute=Recompute.FULL),
+    StepDecisions(recompute=Recompute.SELECTIVE),
+    StepDecisions(recompute=FirstLayers(Recompute.FULL, 1)),
+    StepDecisions(recompute=FirstLayers(Recompute.FULL, 2)),
+    StepDecisions(recompute=SomeOperators(("qkv", "projection"))),
 )
 STATES = (
-    StateChoice(0),
-    StateChoice(0, overlap_gradients=False),
-    StateChoice(1),
-    StateChoice(2),
-    StateChoice(2, overlap_gradients=False),
-    StateChoice(0, gradient_reduction="parameter_server"),
-    StateChoice(0, offload=Offloading(optimizer=(0.5,))),
+    StepDecisions(zero=0),
+    StepDecisions(zero=0, overlap_gradients=False),
+    StepDecisions(zero=1),
+    StepDecisions(zero=2),
+    StepDecisions(zero=2, overlap_gradients=False),
+    StepDecisions(zero=0, gradient_reduction="parameter_server"),
+    StepDecisions(zero=0, offload=Offloading(optimizer=(0.5,))),
 )
 THERE_AND_BACK = "0F0 3F0 3B0 0B0 0F1 3F1 3B1 0B1 \n 1F0 2F0 2B0 1B0 1F1 2F1 2B1 1B1"
 ANYWHERE = "0F0 2F0 2B0 0B0 0F1 2F1 2B1 0B1 \n 1F0 3F0 4F0 4B0 3B0 1B0 1F1 3F1 4F1 4B1 3B1 1B1"
 
 
-def whole(layout: Layout, passes: tuple[PassChoice, ...] = PASSES, states: tuple[StateChoice, ...] = STATES) -> Group:
+Choices = tuple[StepDecisions, ...]
+
+
+def whole(layout: Layout, passes: Choices = PASSES, states: Choices = STATES) -> Group:
     """Return a group of which all members are there."""
     return Group(layout, passes, states, np.ones((len(passes), len(states)), np.bool_))
 
@@ -123,7 +126,7 @@ def test_a_table_has_the_bounds_of_communication_beside_products(schedule: str, 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_a_host_that_steps_as_gradients_come_adds_nothing_to_passes(schedule: str) -> None:
-    states = tuple(StateChoice(0, offload=Offloading(WHOLE_FRACTION, each)) for each in (WHOLE_FRACTION, (0.5, 0.0)))
+    states = tuple(StepDecisions(offload=Offloading(WHOLE_FRACTION, each)) for each in (WHOLE_FRACTION, (0.5, 0.0)))
     group = whole(Layout(pipeline=2, schedule=schedule, stages=(3, 5)), states=states)
     plain = on_one_node(devices=2)
     costs = SimulatedCost(plain)
@@ -147,7 +150,7 @@ def test_a_limit_leaves_what_is_below_it_and_fits(layout: Layout) -> None:
 
 
 def test_members_that_are_not_there_take_no_time() -> None:
-    passes = (PassChoice(FirstLayers(Recompute.FULL, 9)), *PASSES)  # a stage has eight layers
+    passes = (StepDecisions(recompute=FirstLayers(Recompute.FULL, 9)), *PASSES)  # a stage has eight layers
     legal = np.ones((len(passes), len(STATES)), np.bool_)
     legal[0] = False
     costs = SimulatedCost(on_one_node(devices=2))

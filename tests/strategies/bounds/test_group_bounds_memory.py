@@ -13,8 +13,8 @@ from meshwise.strategies.bounds.memory import PlanMemory
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.lowering.costs.memory import StageMemory, stage_memory
 from meshwise.strategies.plan.completion import complete
-from meshwise.strategies.plan.group import Group, PassChoice, StateChoice
-from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.group import Group
+from meshwise.strategies.plan.layout import Layout, StepDecisions
 from meshwise.strategies.plan.offloading import WHOLE_FRACTION, Offloading
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
@@ -23,13 +23,13 @@ from meshwise.strategies.schedules.schedule import Action, ActionKind
 
 from ..problems import problem
 
-PLAIN = StateChoice(0)
+PLAIN = StepDecisions(zero=0)
 PASSES = (
-    PassChoice(Recompute.NONE),
-    PassChoice(Recompute.FULL),
-    PassChoice(FirstLayers(Recompute.FULL, 1)),
-    PassChoice(FirstLayers(Recompute.SELECTIVE, 2)),
-    PassChoice(SomeOperators(("qkv", "projection"))),
+    StepDecisions(recompute=Recompute.NONE),
+    StepDecisions(recompute=Recompute.FULL),
+    StepDecisions(recompute=FirstLayers(Recompute.FULL, 1)),
+    StepDecisions(recompute=FirstLayers(Recompute.SELECTIVE, 2)),
+    StepDecisions(recompute=SomeOperators(("qkv", "projection"))),
 )
 ENDS = {ActionKind.BACKWARD, ActionKind.INPUT}
 WRITTEN = "0F0 0F1 0F2 0F3 0F4 0B0 0B1 0B2 0B3 0B4 0F5 0B5"
@@ -58,7 +58,7 @@ def fits(case: Problem, group: Group, memory: Sequence[float]) -> bool:
     return bool(costs.group_bounds(group)[0, 0] < inf)
 
 
-def only(layout: Layout, passes: PassChoice, state: StateChoice = PLAIN) -> Group:
+def only(layout: Layout, passes: StepDecisions, state: StepDecisions = PLAIN) -> Group:
     """Return the group of one member."""
     return Group(layout, (passes,), (state,), np.ones((1, 1), np.bool_))
 
@@ -123,8 +123,10 @@ def memories(case: Problem, plan: Plan) -> tuple[StageMemory, ...]:
     ],
     ids=lambda each: each.schedule,
 )
-def test_one_pass_after_another_holds_most_with_most_microbatches_in_flight(layout: Layout, passes: PassChoice) -> None:
-    case, group = small(layout), only(layout, passes, StateChoice(layout.zero))
+def test_one_pass_after_another_holds_most_with_most_microbatches_in_flight(
+    layout: Layout, passes: StepDecisions
+) -> None:
+    case, group = small(layout), only(layout, passes, StepDecisions(zero=layout.zero))
     plan = complete(case, group.build_layout(0, 0))
     assert_least(case, group, needed(case, plan, memories(case, plan)), exact=True)
 
@@ -135,7 +137,7 @@ def test_one_pass_after_another_holds_most_with_most_microbatches_in_flight(layo
     "schedule", ["zb1p", "zb2p", "interleaved_zero_bubble", "zbv", "interleaved", "gpipe", "looped_bfs", WRITTEN, SPLIT]
 )
 def test_a_bound_is_what_is_held_as_most_microbatches_are_in_flight(
-    schedule: str, passes: PassChoice, framework: str
+    schedule: str, passes: StepDecisions, framework: str
 ) -> None:
     forwards = schedule in ("gpipe", "looped_bfs")  # of these the last forward alone is looked at
     chunks = 1 if schedule in ("gpipe", "zb1p", "zb2p", WRITTEN, SPLIT) else 2
@@ -150,15 +152,18 @@ def test_a_bound_is_what_is_held_as_most_microbatches_are_in_flight(
 @pytest.mark.parametrize(
     ("layout", "state"),
     [
-        (Layout(pipeline=2, data=2, stages=(4, 3)), StateChoice(2)),
-        (Layout(pipeline=2, data=2, stages=(4, 3)), StateChoice(3)),
-        (Layout(pipeline=2, data=2, stages=(4, 3), schedule="zb1p"), StateChoice(3, reshard_after_forward=False)),
+        (Layout(pipeline=2, data=2, stages=(4, 3)), StepDecisions(zero=2)),
+        (Layout(pipeline=2, data=2, stages=(4, 3)), StepDecisions(zero=3)),
+        (
+            Layout(pipeline=2, data=2, stages=(4, 3), schedule="zb1p"),
+            StepDecisions(zero=3, reshard_after_forward=False),
+        ),
     ],
     ids=repr,
 )
 @pytest.mark.parametrize("passes", PASSES[:3], ids=lambda each: str(each.recompute))
 def test_of_gradients_that_leave_in_passes_only_forwards_are_known(
-    layout: Layout, state: StateChoice, passes: PassChoice
+    layout: Layout, state: StepDecisions, passes: StepDecisions
 ) -> None:
     case, group = small(layout), only(layout, passes, state)
     plan = complete(case, group.build_layout(0, 0))
@@ -167,7 +172,7 @@ def test_of_gradients_that_leave_in_passes_only_forwards_are_known(
 
 def test_states_that_a_single_rank_shares_with_nobody_leave_passes_as_they_are() -> None:
     layout = Layout(pipeline=2, stages=(4, 3))
-    case, group = small(layout), only(layout, PASSES[0], StateChoice(2))
+    case, group = small(layout), only(layout, PASSES[0], StepDecisions(zero=2))
     plan = complete(case, replace(layout, zero=0))
     assert_least(case, group, needed(case, plan, memories(case, plan)), exact=True)
 
@@ -206,7 +211,7 @@ def test_states_on_hosts_are_held_there_but_for_rounding(
     layout = Layout(pipeline=2, data=2, stages=(4, 3))
     case, group = (
         small(layout, optimizer=optimizer),
-        only(layout, PASSES[0], StateChoice(0, offload=Offloading(fractions))),
+        only(layout, PASSES[0], StepDecisions(zero=0, offload=Offloading(fractions))),
     )
     plan = complete(case, group.build_layout(0, 0))
     needs = needed(case, plan, memories(case, plan))
@@ -216,7 +221,7 @@ def test_states_on_hosts_are_held_there_but_for_rounding(
 @pytest.mark.parametrize("parameters", [WHOLE_FRACTION, (0.5, 0.0)])
 def test_of_parameters_on_hosts_only_what_forwards_keep_is_known(parameters: tuple[float, ...]) -> None:
     layout = Layout(pipeline=2, stages=(4, 3), schedule="gpipe")
-    state = StateChoice(0, offload=Offloading(WHOLE_FRACTION, parameters))
+    state = StepDecisions(zero=0, offload=Offloading(WHOLE_FRACTION, parameters))
     case, group = small(layout), only(layout, PASSES[0], state)
     stages = memories(case, complete(case, layout))
     orders = complete(case, layout).actions.orders
@@ -255,7 +260,7 @@ def test_layers_whose_activations_are_on_hosts_keep_nothing(
     layout = Layout(pipeline=2, stages=(2, 5))  # the first three layers have no experts, and keep something else
     case, group = (
         small(layout, experts=Experts(4, 1, 64, dense_layers=3)),
-        only(layout, PassChoice(recompute, activations=fractions)),
+        only(layout, StepDecisions(recompute=recompute, offload=Offloading(activations=fractions))),
     )
     plan = complete(case, replace(layout, recompute=recompute))
     assert_least(case, group, needed(case, plan, away(case, plan, gone)))
@@ -265,7 +270,7 @@ def test_of_stages_with_buffers_and_activations_on_hosts_states_alone_are_known(
     layout = Layout(pipeline=2, stages=(4, 3))
     case = small(layout, framework="torch")
     plan = complete(case, layout)
-    group = only(layout, PassChoice(Recompute.NONE, activations=WHOLE_FRACTION))
+    group = only(layout, StepDecisions(recompute=Recompute.NONE, offload=Offloading(activations=WHOLE_FRACTION)))
     assert_least(case, group, PlanMemory(SimulatedCost(case).costs).resident_memory(plan).tolist())
 
 

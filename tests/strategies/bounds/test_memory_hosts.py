@@ -15,8 +15,8 @@ from meshwise.strategies.explanation.relief import list_reliefs
 from meshwise.strategies.explanation.shortfall import find_shortfall
 from meshwise.strategies.lowering import lower
 from meshwise.strategies.plan.completion import complete
-from meshwise.strategies.plan.group import Group, PassChoice, StateChoice
-from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.group import Group
+from meshwise.strategies.plan.layout import Layout, StepDecisions
 from meshwise.strategies.plan.offloading import NO_OFFLOADING, OFFLOADS, WHOLE_FRACTION, Offloading
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
@@ -75,9 +75,9 @@ def test_bounds_of_groups_keep_every_plan_that_fits(part: float) -> None:
     own = replace(own, cluster=roomy(own.cluster, peak * part))
     costs = SimulatedCost(own)
     states = tuple(
-        StateChoice(zero, offload=offload) for zero in (0, 1) for offload in (NO_OFFLOADING, *OFFLOADINGS[4:6])
+        StepDecisions(zero=zero, offload=offload) for zero in (0, 1) for offload in (NO_OFFLOADING, *OFFLOADINGS[4:6])
     )
-    group = Group(Layout(data=4), (PassChoice(Recompute.NONE),), states, np.full((1, len(states)), True))
+    group = Group(Layout(data=4), (StepDecisions(recompute=Recompute.NONE),), states, np.full((1, len(states)), True))
     table = costs.group_bounds(group)
     fitting = [costs.fits(complete(own, group.build_layout(0, column))) for column in range(len(states))]
     assert set(fitting) == ({True, False} if part < 1 else {True})

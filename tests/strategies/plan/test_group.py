@@ -4,17 +4,17 @@ from itertools import product
 
 import numpy as np
 
-from meshwise.strategies.plan.group import Group, PassChoice, StateChoice
-from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.group import Group
+from meshwise.strategies.plan.layout import Layout, StepDecisions
 from meshwise.strategies.plan.offloading import Offloading
 from meshwise.strategies.plan.recomputation import Recompute
 
 PASSES = (
-    PassChoice(Recompute.NONE),
-    PassChoice(Recompute.FULL, overlap_tensor=True),
-    PassChoice(Recompute.NONE, activations=(0.5,)),
+    StepDecisions(recompute=Recompute.NONE),
+    StepDecisions(recompute=Recompute.FULL, overlap_tensor=True),
+    StepDecisions(recompute=Recompute.NONE, offload=Offloading(activations=(0.5,))),
 )
-STATES = (StateChoice(0), StateChoice(1, offload=Offloading((1.0,))))
+STATES = (StepDecisions(zero=0), StepDecisions(zero=1, offload=Offloading((1.0,))))
 
 
 def test_members_are_the_legal_cells_column_by_column() -> None:

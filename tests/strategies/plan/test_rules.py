@@ -68,7 +68,7 @@ PROBLEM = problem()
         (
             Layout(data=8, zero=1, gradient_reduction="parameter_server"),
             "gradient_reduction",
-            "a parameter_server needs zero 0, for with ZeRO every rank keeps the sum of its share, met zero 1",
+            "gradient_reduction: parameter_server needs zero 0, for with ZeRO every rank keeps the sum of its share",
         ),
         (
             Layout(data=8, gradient_reduction="server"),
