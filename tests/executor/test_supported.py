@@ -6,8 +6,10 @@ from dataclasses import replace
 import pytest
 from tiny_jobs import TINY, job
 
+from meshwise.executor import supported
 from meshwise.executor.supported import find_unsupported
 from meshwise.simulator.models.experts import Experts
+from meshwise.strategies.plan.layout import DECISIONS, Layout
 from meshwise.strategies.plan.mesh import Mesh
 from meshwise.strategies.plan.offloading import offloading
 from meshwise.strategies.plan.parallelism import Attention
@@ -171,3 +173,19 @@ def test_experts_that_it_does_not_run(layout: dict[str, int], experts: dict[str,
     changed = replace(mixed, experts=replace(mixed.experts, **experts))
     (met,) = (each for each in find_unsupported(changed, good.training, good.plan) if not each.startswith("shardings"))
     assert re.search(reason, met)
+
+
+@pytest.mark.parametrize(("name", "value"), [("sequence_parallel", True), ("context", 2), ("zero", 1)])
+def test_what_it_does_not_know_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: object) -> None:
+    """A decision that is new has no name in the table: its default runs, every other value is a reason."""
+    layout = replace(Layout(data=2, tensor=2), **{name: value})
+    known = supported._DECISIONS
+    assert list(supported._check_decisions(layout)) == []
+    monkeypatch.setattr(supported, "_DECISIONS", known - {name})
+    assert list(supported._check_decisions(replace(layout, **{name: DECISIONS[name].default}))) == []
+    (reason,) = supported._check_decisions(layout)
+    assert reason == f"{name}: the executor has no other than {DECISIONS[name].default}, met {value}"
+
+
+def test_it_knows_no_decision_that_is_none() -> None:
+    assert DECISIONS.keys() >= supported._DECISIONS

@@ -1,8 +1,20 @@
 """Where ranks lie along the axes of a mesh."""
 
+from itertools import product
+
 import pytest
 
-from meshwise.strategies.plan.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, PIPELINE, TENSOR, Axis, Mesh
+from meshwise.strategies.plan.mesh import (
+    CONTEXT,
+    DATA,
+    EXPERT,
+    EXPERT_DATA,
+    PIPELINE,
+    TENSOR,
+    Axis,
+    Mesh,
+    list_state_ranks,
+)
 
 MESH = Mesh((Axis(PIPELINE, 2), Axis(DATA, 3), Axis(EXPERT, 2), Axis(TENSOR, 4)))
 
@@ -28,6 +40,15 @@ def test_groups_span_the_axes_of_their_kind() -> None:
     assert rows.shape == (8, 6)
     assert rows[0].tolist() == [0, 4, 8, 12, 16, 20]
     assert sorted(rows.ravel().tolist()) == list(range(48))
+
+
+def test_ranks_that_share_states_are_numbered_within_their_replica() -> None:
+    mesh = Mesh((Axis("replica", 2), Axis(DATA, 2), Axis(EXPERT, 2), Axis(CONTEXT, 3), Axis(TENSOR, 2)))
+    # (data 1 * 2 experts + expert 0) * 3 parts of a sequence + part 2 = 8, of 12; tensor ranks and replicas are alike
+    for replica, tensor in product((0, 1), (0, 1)):
+        rank = 24 * replica + 12 * 1 + 6 * 0 + 2 * 2 + tensor
+        assert list_state_ranks(mesh)[rank] == 8
+    assert sorted(list_state_ranks(mesh).tolist()) == sorted(list(range(12)) * 4)
 
 
 @pytest.mark.parametrize("axes", [(Axis(DATA, 2), Axis(DATA, 2)), (Axis(DATA, 0),)])
