@@ -67,11 +67,6 @@ class StepGraph:
         return len(self.durations)
 
     @cached_property
-    def successor_lists(self) -> tuple[list[int], list[int]]:
-        """``successor_start`` and ``successors`` as lists, for loops in Python."""
-        return self.successor_start.tolist(), self.successors.tolist()
-
-    @cached_property
     def successor_rows(self) -> list[tuple[int, ...]]:
         """The successors of every task."""
         start, successors = self.successor_start.tolist(), tuple(self.successors.tolist())
