@@ -194,13 +194,15 @@ def to_columns(spans: Sequence[Span]) -> SpanColumns:
         for s in spans
     ]
     times = np.array([(span.start, span.end, span.bytes) for span in spans], np.float64)
-    return SpanColumns(*np.array(codes, np.int64).reshape(-1, 6).T, *times.reshape(-1, 3).T, tuple(names))
+    columns = (*np.array(codes, np.int64).reshape(-1, 6).T, *times.reshape(-1, 3).T)
+    fields: dict[str, Any] = dict(zip(Span._fields, columns, strict=True))
+    return SpanColumns(**fields, names=tuple(names))
 
 
 def cut_columns(columns: SpanColumns, begin: int, end: int) -> SpanColumns:
     """Return the spans between two times, which are cut at both and count from ``begin``."""
     part = columns.select(np.flatnonzero((columns.end > begin) & (columns.start < end)))
-    return replace(part, start=np.clip(part.start, begin, end) - begin, end=np.clip(part.end, begin, end) - begin)
+    return replace(part, **{name: np.clip(getattr(part, name), begin, end) - begin for name in ("start", "end")})
 
 
 def program_columns(program: Program, starts: IntArray, ends: IntArray) -> SpanColumns:

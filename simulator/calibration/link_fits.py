@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache
 from itertools import product
 from math import inf, log10
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,7 +26,6 @@ from meshwise.simulator.interconnect.routes import FloatArray
 from meshwise.simulator.machine.cluster import LOSSLESS, Cluster, CommunicationLibrary, Protocol
 from meshwise.simulator.machine.topology import Link
 
-F = TypeVar("F", "LinkFigures", Link, CommunicationLibrary, Protocol)
 _NONE, _UNIT = Link(0.0, inf), Link(1.0, 1.0)
 
 
@@ -379,17 +378,15 @@ def _host_times(rows: Sequence[CollectiveRow], host_time: float) -> FloatArray:
     return np.array([host_time * (row.timing is Timing.HOST) for row in rows])
 
 
-def _round_figures(figures: F) -> F:
-    """Return a value with its numbers rounded to three digits, as they are written."""
-    return replace(figures, **{field.name: _round_value(getattr(figures, field.name)) for field in fields(figures)})
-
-
-def _round_value(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(map(_round_figures, value))
+def _round_figures(value: Any) -> Any:
+    """Return a value with all its numbers rounded to three digits, as they are written."""
     if isinstance(value, float):
         return float(f"{value:.3g}")
-    return _round_figures(value) if is_dataclass(value) else value
+    if isinstance(value, tuple):
+        return tuple(map(_round_figures, value))
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    return replace(value, **{field.name: _round_figures(getattr(value, field.name)) for field in fields(value)})
 
 
 class LinkError(NamedTuple):

@@ -168,7 +168,8 @@ def visible_share(sequence: int, window: int | None) -> float:
 def _unfused_core(builder: BlockBuilder, query: str, keys: str, values: str, attention: Attention) -> str:
     square, prefix = attention.score_dims, attention.prefix
     add, product = partial(builder.add_operator, recompute_selectively=True), OperatorKind.BATCH_MATMUL
-    dim, inputs = attention.query_dim, (query, keys)
+    dim = attention.query_dim
+    inputs: tuple[str, ...] = (query, keys)
     scores, dims = (f"{prefix}scores",), f"{square} {dim}"
     add(f"{prefix}scores", product, dims, inputs, scores, reduced=dim, flops_per_point=2.0, saved=inputs)
     if attention.position_bias is not None:

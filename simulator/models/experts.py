@@ -77,9 +77,10 @@ def mixture_of_experts(builder: BlockBuilder, source: str, experts: Experts, *, 
     weights, indices = _route_tokens(builder, source, experts)
     kind, inputs = OperatorKind.PERMUTE, (source, indices)
     routed = builder.add_operator("dispatch", kind, f"{ROUTED_DIMS} hidden", inputs, ("dispatched",), saved=(indices,))
-    inputs = (_expert_feed_forward(builder, routed, experts.imbalance, gated=gated), weights, indices)
+    returned = _expert_feed_forward(builder, routed, experts.imbalance, gated=gated)
+    parts = (returned, weights, indices)
     combined = builder.add_operator(
-        "combine", kind, f"{TOKEN_DIMS} top_k", inputs, ("combined",), reduced="top_k", saved=inputs
+        "combine", kind, f"{TOKEN_DIMS} top_k", parts, ("combined",), reduced="top_k", saved=parts
     )
     if not experts.shared:
         return (combined,)
