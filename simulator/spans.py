@@ -7,7 +7,7 @@ the host begins to launch it, s the offset of a piece in the chain, and h + l th
 r were long past. The piece then starts at max(r + s, h + l).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -166,16 +166,13 @@ class Spans(Deferred[Span]):
     """Spans that are computed at their first use: as columns, and from those as objects."""
 
     def __init__(self, columns: Callable[[], SpanColumns]) -> None:
-        super().__init__(self._build_objects)
+        super().__init__(lambda: self.columns.to_spans())
         self._make_columns = columns
 
     @cached_property
     def columns(self) -> SpanColumns:
         """The spans as columns."""
         return self._make_columns()
-
-    def _build_objects(self) -> Iterable[Span]:
-        return self.columns.to_spans()
 
     def __len__(self) -> int:
         return len(self.columns.start)

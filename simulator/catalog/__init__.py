@@ -100,6 +100,7 @@ def data_sheet_accelerator(name: str) -> Accelerator:
 
 
 def _build_accelerator(figures: dict[str, Any]) -> Accelerator:
+    attention: dict[str, Any] = figures.get("attention", {})
     return Accelerator(
         name=figures["name"],
         peak_flops=tuple((dtype, parse(rate, Dimension.COMPUTE_RATE)) for dtype, rate in figures["peak"].items()),
@@ -107,7 +108,7 @@ def _build_accelerator(figures: dict[str, Any]) -> Accelerator:
         memory_bandwidth=parse(figures["memory_bandwidth"], Dimension.BANDWIDTH),
         launch=parse(figures.get("launch", "0 us"), Dimension.TIME),
         matmul=_build_matmul_model(figures.get("matmul", {})),
-        attention=_build_attention_model(figures.get("attention", {})),
+        attention=AttentionModel(**attention | {"launch": parse(attention.get("launch", "0 us"), Dimension.TIME)}),
         sustained=figures.get("sustained", 1.0),
         kernel_bandwidth=tuple(figures.get("kernel_bandwidth", {}).items()),
         kernel_bandwidth_default=figures.get("kernel_bandwidth_default", 1.0),
@@ -123,11 +124,6 @@ def _build_matmul_model(figures: dict[str, Any]) -> MatmulModel:
         "product_launch": parse(figures.get("product_launch", "0 us"), Dimension.TIME),
     }
     return MatmulModel(**values)
-
-
-def _build_attention_model(figures: dict[str, Any]) -> AttentionModel:
-    values: dict[str, Any] = figures | {"launch": parse(figures.get("launch", "0 us"), Dimension.TIME)}
-    return AttentionModel(**values)
 
 
 @lru_cache(maxsize=256)
