@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import isinf
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, NoReturn
@@ -95,19 +96,22 @@ def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _parse_int(text: str) -> int:
-    # `int` takes quadratic time, and from 4,300 digits on raises an error of its own.
-    if len(text) > MAX_DIGITS:
-        raise JsonError(f"a number has at most {MAX_DIGITS} characters, met {len(text)}")
+    _check_digits(text)
     return int(text)
 
 
 def _parse_float(text: str) -> float:
-    if len(text) > MAX_DIGITS:
-        raise JsonError(f"a number has at most {MAX_DIGITS} characters, met {len(text)}")
+    _check_digits(text)
     number = float(text)
-    if number in (float("inf"), -float("inf")):
+    if isinf(number):
         _reject_constant(text)
     return number
+
+
+def _check_digits(text: str) -> None:
+    # `int` takes quadratic time, and from 4,300 digits on raises an error of its own.
+    if len(text) > MAX_DIGITS:
+        raise JsonError(f"a number has at most {MAX_DIGITS} characters, met {len(text)}")
 
 
 def _reject_constant(text: str) -> NoReturn:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwise.simulator.brief import brief_repr
-from meshwise.simulator.program import Category, Change, Deferred, IntArray, MemoryChange, Program, expand_rows
+from meshwise.simulator.program import Category, Deferred, IntArray, MemoryChange, Program, expand_rows
 from meshwise.simulator.spans import piece_times
 from meshwise.simulator.units import TICKS_PER_SECOND
 
@@ -83,31 +83,6 @@ class _Changes(NamedTuple):
         return _Changes(*(column[rows] for column in self))
 
 
-def sweep(
-    rank_class: int,
-    capacity: float,
-    resident_memory: Iterable[MemoryChange],
-    changes: Iterable[tuple[float, MemoryChange]],
-) -> MemoryProfile:
-    """Return the memory profile of one rank class from its resident memory and its changes at times in seconds.
-
-    Changes of one instant count as one, so that memory released at an instant is free for allocations at it, as on an
-    in-order stream.
-
-    >>> one, six, given_back = (MemoryChange(0, Category.ACTIVATIONS, size) for size in (1, 6, -6))
-    >>> profile = sweep(0, 9.0, [one], [(2.0, six), (3.0, one), (3.0, given_back)])
-    >>> profile.times, profile.totals, profile.peak
-    ((0.0, 2.0, 3.0), (1.0, 7.0, 2.0), 7.0)
-    """
-    rows = [(time, change) for time, change in changes if change.rank_class == rank_class]
-    zeros, sizes = np.zeros(len(rows), np.int64), np.array([change.size for _, change in rows], np.int64)
-    category = np.array([CATEGORIES.index(change.category) for _, change in rows], np.int64)
-    events = _Changes(zeros, np.array([time for time, _ in rows], np.float64), category, sizes, zeros)
-    levels = _sum_levels((0, change) for change in resident_memory if change.rank_class == rank_class)
-    ((times, usage),) = _sweep_groups(levels[:1], events)
-    return MemoryProfile(rank_class, capacity, Column(times), Column(usage))
-
-
 def cut_profile(profile: MemoryProfile, begin: float, end: float) -> MemoryProfile:
     """Return the part of a profile between two times in seconds; its own times count from ``begin``.
 
@@ -169,7 +144,7 @@ def _build_profiles(
     )
 
 
-def _sum_levels(resident_memory: Iterable[tuple[int, MemoryChange]], count: int = 1) -> IntArray:
+def _sum_levels(resident_memory: Iterable[tuple[int, MemoryChange]], count: int) -> IntArray:
     """Return the resident bytes of each group, [group, category]."""
     levels = np.zeros((count, len(CATEGORIES)), np.int64)
     for group, change in resident_memory:
@@ -181,7 +156,10 @@ def _program_changes(program: Program, starts: IntArray, ends: IntArray) -> _Cha
     """Return the allocations of rank classes at the start of pieces, and their releases at the end."""
     pieces = [piece for item in program.work for piece in item.pieces]
     rows = [
-        (*_encode_change(c), end) for p in pieces for end, part in enumerate((p.acquisitions, p.releases)) for c in part
+        (CATEGORIES.index(category), size, int(host), end)
+        for piece in pieces
+        for end, part in enumerate((piece.acquisitions, piece.releases))
+        for category, size, host in part
     ]
     category, size, host, is_release = np.array(rows, np.int64).reshape(-1, 4).T
     change_start = np.append(0, np.cumsum([len(p.acquisitions) + len(p.releases) for p in pieces])).astype(np.int64)
@@ -196,10 +174,6 @@ def _program_changes(program: Program, starts: IntArray, ends: IntArray) -> _Cha
     time = np.where(is_release[change] > 0, times.end[place], times.start[place])
     signed_size = np.where(is_release > 0, -size, size)
     return _Changes(group, time, category[change], signed_size[change], host[change])
-
-
-def _encode_change(change: Change) -> tuple[int, int, int]:
-    return CATEGORIES.index(change.category), change.size, int(change.host)
 
 
 def _expand_rank_classes(program: Program, tasks: IntArray) -> tuple[IntArray, IntArray]:

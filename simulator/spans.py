@@ -7,7 +7,7 @@ the host begins to launch it, s the offset of a piece in the chain, and h + l th
 r were long past. The piece then starts at max(r + s, h + l).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -145,41 +145,34 @@ class SpanColumns:
 
     __repr__ = brief_repr("rank_class", "names")
 
+    def to_table(self) -> dict[str, NDArray[Any]]:
+        """Return the fields of `Span`, each as a column: kinds and names as objects, times in seconds."""
+        values = {"stream": STREAM_KINDS, "kind": TASK_KINDS, "operators": self.names}
+        table = {name: getattr(self, name) for name in Span._fields}
+        table |= {name: np.array(objects, object)[table[name]] for name, objects in values.items()}
+        return table | {name: table[name] / self.per_second for name in ("start", "end")}
+
     def to_spans(self) -> tuple[Span, ...]:
         """Return the spans as objects."""
-        columns = (
-            self.rank_class.tolist(),
-            [STREAM_KINDS[code] for code in self.stream.tolist()],
-            [TASK_KINDS[code] for code in self.kind.tolist()],
-            self.stage.tolist(),
-            self.microbatch.tolist(),
-            [self.names[code] for code in self.operators.tolist()],
-            (self.start / self.per_second).tolist(),
-            (self.end / self.per_second).tolist(),
-            self.bytes.tolist(),
-        )
+        columns = (column.tolist() for column in self.to_table().values())
         return tuple(map(Span._make, zip(*columns, strict=True)))
 
-    def to_span(self, row: int) -> Span:
-        """Return the span of a row as an object."""
-        field_names = ("rank_class", "stream", "kind", "stage", "microbatch", "operators", "start", "end", "bytes")
-        return replace(self, **{name: getattr(self, name)[row : row + 1] for name in field_names}).to_spans()[0]
+    def select(self, rows: IntArray) -> "SpanColumns":
+        """Return some of the spans."""
+        return replace(self, **{name: getattr(self, name)[rows] for name in Span._fields})
 
 
 class Spans(Deferred[Span]):
     """Spans that are computed at their first use: as columns, and from those as objects."""
 
     def __init__(self, columns: Callable[[], SpanColumns]) -> None:
-        super().__init__(self._build_objects)
+        super().__init__(lambda: self.columns.to_spans())
         self._make_columns = columns
 
     @cached_property
     def columns(self) -> SpanColumns:
         """The spans as columns."""
         return self._make_columns()
-
-    def _build_objects(self) -> Iterable[Span]:
-        return self.columns.to_spans()
 
     def __len__(self) -> int:
         return len(self.columns.start)
@@ -194,31 +187,19 @@ def to_columns(spans: Sequence[Span]) -> SpanColumns:
         return spans.columns
     names = {name: index for index, name in enumerate(dict.fromkeys(span.operators for span in spans))}
     codes = [
-        (
-            s.rank_class,
-            STREAM_KINDS.index(s.stream),
-            TASK_KINDS.index(s.kind),
-            s.stage,
-            s.microbatch,
-            names[s.operators],
-        )
+        (s.rank_class, _stream_code(s.stream), TASK_KINDS.index(s.kind), s.stage, s.microbatch, names[s.operators])
         for s in spans
     ]
-    columns = np.array(codes, np.int64).reshape(-1, 6).T
-    times = np.array([(span.start, span.end, span.bytes) for span in spans], np.float64).reshape(-1, 3).T
-    rank_class, stream, kind, stage, microbatch, operators = columns
-    start, end, sizes = times
-    return SpanColumns(rank_class, stream, kind, stage, microbatch, operators, start, end, sizes, tuple(names))
+    times = np.array([(span.start, span.end, span.bytes) for span in spans], np.float64)
+    columns = (*np.array(codes, np.int64).reshape(-1, 6).T, *times.reshape(-1, 3).T)
+    fields: dict[str, Any] = dict(zip(Span._fields, columns, strict=True))
+    return SpanColumns(**fields, names=tuple(names))
 
 
 def cut_columns(columns: SpanColumns, begin: int, end: int) -> SpanColumns:
     """Return the spans between two times, which are cut at both and count from ``begin``."""
-    rows = np.flatnonzero((columns.end > begin) & (columns.start < end))
-    field_names = ("rank_class", "stream", "kind", "stage", "microbatch", "operators", "bytes")
-    fields: dict[str, Any] = {name: getattr(columns, name)[rows] for name in field_names}
-    for name in ("start", "end"):
-        fields[name] = np.clip(getattr(columns, name)[rows], begin, end) - begin
-    return replace(columns, **fields)
+    part = columns.select(np.flatnonzero((columns.end > begin) & (columns.start < end)))
+    return replace(part, **{name: np.clip(getattr(part, name), begin, end) - begin for name in ("start", "end")})
 
 
 def program_columns(program: Program, starts: IntArray, ends: IntArray) -> SpanColumns:

@@ -16,7 +16,6 @@ from meshwise.simulator.memory import MemoryProfile, peak_total, program_host_me
 from meshwise.simulator.memory import cut_profile as cut_memory
 from meshwise.simulator.program import Deferred, HostClass, IntArray, Program, RankClass, TaskKind
 from meshwise.simulator.spans import (
-    STREAM_KINDS,
     TASK_KINDS,
     Occupancy,
     Span,
@@ -150,7 +149,7 @@ class Timeline:
         if not len(rows):
             return None
         computes = np.array([kind.computes for kind in TASK_KINDS])[columns.kind[rows]]
-        return columns.to_span(int(rows[np.lexsort((columns.start[rows], computes))[-1]]))
+        return columns.select(rows[np.lexsort((columns.start[rows], computes))[-1:]]).to_spans()[0]
 
     @cached_property
     def _occupancy(self) -> Occupancy:
@@ -214,19 +213,7 @@ class Timeline:
         """Return a data frame with a row for every span."""
         import pandas as pd
 
-        columns = self.columns
-        table = {
-            "rank_class": columns.rank_class,
-            "stream": np.array(STREAM_KINDS, object)[columns.stream],
-            "kind": np.array(TASK_KINDS, object)[columns.kind],
-            "stage": columns.stage,
-            "microbatch": columns.microbatch,
-            "operators": np.array(columns.names, object)[columns.operators],
-            "start": columns.start / columns.per_second,
-            "end": columns.end / columns.per_second,
-            "bytes": columns.bytes,
-        }
-        return pd.DataFrame(table)
+        return pd.DataFrame(self.columns.to_table())
 
 
 def build_timeline(

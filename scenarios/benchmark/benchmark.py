@@ -29,7 +29,7 @@ from meshwise.simulator.catalog import cluster
 from meshwise.simulator.collective import Algorithm, Collective
 from meshwise.simulator.collectives.choose import idle_time, phases
 from meshwise.simulator.engine import discrete_event, simulate
-from meshwise.simulator.engine.longest_path import walk_compiled
+from meshwise.simulator.engine.longest_path import walk_graph
 from meshwise.simulator.engine.step_graph import compile_program
 from meshwise.simulator.program import LinkClass, RankClass, Stream, StreamKind, Task, TaskKind, program_of
 from meshwise.strategies.bounds.path_times import LongestPaths
@@ -129,8 +129,8 @@ def _time_longest_path() -> list[Figure]:
     scenario = load("gpt3-175b-1024-a100")
     program = lower(scenario.problem, scenario.choose_plan(), Granularity.OPERATOR)
     graph = compile_program(program)
-    walk_compiled(graph)  # compiles
-    rate = program.num_tasks / measure_best(lambda: walk_compiled(graph), 5)
+    walk_graph(graph, is_compiled=True)  # compiles
+    rate = program.num_tasks / measure_best(lambda: walk_graph(graph, is_compiled=True), 5)
     return [Figure("longest path, tasks", rate, "tasks/s", 50e6, f"{program.num_tasks:,} operators of GPT-3")]
 
 

@@ -15,6 +15,7 @@ from meshwise.simulator.calibration.least_squares import fit_parameters
 from meshwise.simulator.calibration.parameters import (
     Apply,
     Parameter,
+    Values,
     attention_parameters,
     exponential_head_dim,
     fraction_parameter,
@@ -110,9 +111,13 @@ def calibrate(device: Accelerator, rows: Sequence[Row], sustained: Sustained) ->
         parameters += (sustained_parameter(sustained.factor),)
     values = _fit_parameters(device, sixteen_bit, parameters, with_matmul)
     sustained = replace(sustained, factor=values.get("sustained", sustained.factor))
+
+    def with_fraction(device: Accelerator, fraction: Values) -> Accelerator:
+        return with_matmul(device, {**values, **fraction})
+
     for dtype in sorted({_dtype(row) for row in products} - set(SIXTEEN_BITS)):
         dtype_rows = [row for row in products if _dtype(row) == dtype]
-        values |= _fit_parameters(device, dtype_rows, (fraction_parameter(dtype),), _with_values(values))
+        values |= _fit_parameters(device, dtype_rows, (fraction_parameter(dtype),), with_fraction)
     device = with_matmul(device, values)
     attention_rows = [row for row in rows if isinstance(row.kernel, FusedAttention)]
     parameters_of_attention = attention_parameters(device.matmul.fraction, exponential_head_dim(device))
@@ -204,10 +209,10 @@ def _fit_parameters(
     for index, row in enumerate(sample):
         groups[row.bandwidth, row.burst].append(index)
 
+    names = [parameter.name for parameter in parameters]
+
     def residuals(values: NDArray[np.float64]) -> NDArray[np.float64]:
-        trial_device = apply(
-            device, {parameter.name: float(value) for parameter, value in zip(parameters, values, strict=True)}
-        )
+        trial_device = apply(device, dict(zip(names, values.tolist(), strict=True)))
         times = np.empty(len(sample))
         for indices in groups.values():
             variant = _measured_variant(trial_device, sample[indices[0]])
@@ -216,16 +221,11 @@ def _fit_parameters(
         return np.log(times) - measured
 
     values = fit_parameters(parameters, residuals, _row_weights(sample))
-    return {parameter.name: float(value) for parameter, value in zip(parameters, values, strict=True)}
+    return dict(zip(names, values.tolist(), strict=True))
 
 
 def _dtype(row: Row) -> str:
     return row.kernel.dtype if isinstance(row.kernel, Product) else ""
-
-
-def _with_values(values: Mapping[str, float]) -> Apply:
-    """Return a function that applies further parameters on top of ``values``."""
-    return lambda device, other_values: with_matmul(device, {**values, **other_values})
 
 
 def _sample_rows(rows: Sequence[Row]) -> list[Row]:
@@ -241,9 +241,7 @@ def _row_weights(rows: Sequence[Row]) -> NDArray[np.float64]:
     count = Counter(row.publisher for row in rows)
     trust = [HOST_TIMED_WEIGHT if row.publisher in HOST_TIMED_PUBLISHERS else 1.0 for row in rows]
     count_weights = [FULL_WEIGHT / max(count[row.publisher], FULL_WEIGHT) for row in rows]
-    return np.array(
-        [trust_weight * count_weight for trust_weight, count_weight in zip(trust, count_weights, strict=True)]
-    )
+    return np.array(trust) * count_weights
 
 
 def _fit_bandwidths(device: Accelerator, rows: Iterable[Row]) -> dict[str, float]:

@@ -4,7 +4,7 @@ It also states how far the sources are from each other.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 from meshwise.simulator.calibration.collective_rows import CollectiveRow, Skipped
 from meshwise.simulator.calibration.link_fits import (
@@ -21,8 +21,7 @@ from meshwise.simulator.calibration.link_fits import (
     measure_held_out,
     relative_deviations,
 )
-from meshwise.simulator.calibration.noise import REPEATS, NoiseFloor, PublisherTimes, Sizes, measure_floor, pair_repeats
-from meshwise.simulator.machine.topology import Link
+from meshwise.simulator.calibration.noise import NoiseFloor, PublisherTimes, Sizes, TimedWork, measure_floors
 
 
 def collective_floors(rows: Sequence[CollectiveRow]) -> tuple[NoiseFloor, ...]:
@@ -34,40 +33,22 @@ def collective_floors(rows: Sequence[CollectiveRow]) -> tuple[NoiseFloor, ...]:
         name: PublisherTimes((*_comparison_key(row), row.seconds) for row in source_rows)
         for name, source_rows in sources.items()
     }
-    return tuple(
-        noise_floor
-        for name, source_rows in sources.items()
-        for noise_floor in _source_floors(name, source_rows, rows, times)
-    )
-
-
-def _source_floors(
-    name: str, source_rows: Sequence[CollectiveRow], rows: Sequence[CollectiveRow], times: Mapping[str, PublisherTimes]
-) -> list[NoiseFloor]:
-    deviation_values = relative_deviations(source_rows, fit_links(rows, (name,))).tolist()
-    noise_floors = []
-    for other_name, other_times in times.items():
-        links = defaultdict(list)
-        for row, error in zip(source_rows, deviation_values, strict=True):
-            compared = (
-                other_times.pair_time(*_comparison_key(row), row.seconds, row.seconds * (1.0 + error))
-                if other_name != name
-                else None
+    floors: list[NoiseFloor] = []
+    for name, source_rows in sources.items():
+        deviations = relative_deviations(source_rows, fit_links(rows, (name,))).tolist()
+        work = [
+            TimedWork(
+                str(find_technology(row)),
+                "collectives",
+                *_comparison_key(row),
+                row.seconds,
+                row.seconds * (1.0 + deviation),
             )
-            if compared is not None:
-                links[str(find_technology(row))].append(compared)
-        noise_floors += [
-            measure_floor(link, "collectives", name, other_name, comparisons) for link, comparisons in links.items()
+            for row, deviation in zip(source_rows, deviations, strict=True)
         ]
-    repeated = defaultdict(list)
-    for row in source_rows:
-        repeated[str(find_technology(row))].append((*_comparison_key(row), row.seconds))
-    repeats_by_link = {link: pair_repeats(comparisons) for link, comparisons in repeated.items()}
-    return noise_floors + [
-        measure_floor(link, "collectives", name, REPEATS, comparisons)
-        for link, comparisons in repeats_by_link.items()
-        if comparisons
-    ]
+        references = {reference: reference_times for reference, reference_times in times.items() if reference != name}
+        floors += measure_floors(name, work, references)
+    return tuple(floors)
 
 
 def _comparison_key(row: CollectiveRow) -> tuple[Hashable, Sizes]:
@@ -126,58 +107,44 @@ Of LL and LL128 the parts of launch, latency and bandwidth; `own` as in
 
 def report(rows: Sequence[CollectiveRow], skipped: Sequence[Skipped]) -> str:
     """Return the page; all rows are fitted once, and once more without each source (half a minute)."""
-    fits, held_out_errors = fit_links(rows), measure_held_out(rows)
-    clocks = {row.source: row.timing for row in rows}
-    fitted_errors = {(error.source, error.collective, error.size): error for error in measure_errors(rows, fits)}
-    sizes = [name for name, _ in SIZE_RANGES]
-    by_size = [
-        [source, str(clocks[source]), _format_error(fitted_errors[source, "*", "*"])]
-        + [_format_error(_find_error(held_out_errors, source, "*", size)) for size in ("*", *sizes)]
+    fits = fit_links(rows)
+    clocks = {row.source: str(row.timing) for row in rows}
+    fitted, held_out = (
+        {error[:3]: error for error in errors} for errors in (measure_errors(rows, fits), measure_held_out(rows))
+    )
+    sizes, collectives = [name for name, _ in SIZE_RANGES], sorted({row.collective for row in rows})
+    by_size = (
+        [source, clock, _format_error(fitted[source, "*", "*"])]
+        + [_format_error(held_out.get((source, "*", size))) for size in ("*", *sizes)]
+        for source, clock in clocks.items()
+    )
+    by_collective = (
+        [source, *(_format_error(held_out.get((source, collective, "*"))) for collective in collectives)]
         for source in clocks
-    ]
-    collectives = sorted({row.collective for row in rows})
-    by_collective = [
-        [source, *(_format_error(_find_error(held_out_errors, source, collective, "*")) for collective in collectives)]
-        for source in clocks
-    ]
-    return "".join(
-        [
-            _HEAD,
-            _HELD_OUT,
-            _format_table(["source", "clock", "all", "left out", *sizes], by_size),
-            _format_table(["source", *collectives], by_collective),
-            _RATIOS,
-            _format_table(
-                ["first", "second", "sizes", "pairs", "ratio", "range"], map(_ratio_cells, find_disagreements(rows))
-            ),
+    )
+    reasons = Counter(skipped_row.reason for skipped_row in skipped).most_common()
+    parts: list[tuple[str, str, Iterable[Sequence[str]]]] = [
+        (_HEAD + _HELD_OUT, " | ".join(["source | clock | all | left out", *sizes]), by_size),
+        ("", " | ".join(["source", *collectives]), by_collective),
+        (_RATIOS, "first | second | sizes | pairs | ratio | range", map(_ratio_cells, find_disagreements(rows))),
+        (
             _FLOOR,
-            _format_table(
-                ["link", "left out", "other", "number", "same", "factor", "raw", "without factor", "model"],
-                map(_floor_cells, collective_floors(rows)),
-            ),
+            "link | left out | other | number | same | factor | raw | without factor | model",
+            map(_floor_cells, collective_floors(rows)),
+        ),
+        (
             _FIGURES.format(host=fits.host_time * 1e6),
-            _format_table(
-                ["link", "latency", "launch", "bandwidth", "of the data sheet", "rows", "error", "sources"],
-                map(_link_cells, fits.links.values()),
-            ),
-            _LIBRARIES,
-            _format_table(["link", "LL", "LL128", "own", "in switches", "launch there"], _library_rows(fits)),
+            "link | latency | launch | bandwidth | of the data sheet | rows | error | sources",
+            map(_link_cells, fits.links.values()),
+        ),
+        (_LIBRARIES, "link | LL | LL128 | own | in switches | launch there", _library_rows(fits)),
+        (
             "\n## Rows that are not used\n",
-            _format_table(
-                ["rows", "reason"],
-                [
-                    [str(count), reason]
-                    for reason, count in Counter(skipped_row.reason for skipped_row in skipped).most_common()
-                ],
-            ),
-        ]
-    )
-
-
-def _find_error(candidates: Iterable[LinkError], *key: str) -> LinkError | None:
-    return next(
-        (candidate for candidate in candidates if (candidate.source, candidate.collective, candidate.size) == key), None
-    )
+            "rows | reason",
+            ((str(count), reason) for reason, count in reasons),
+        ),
+    ]
+    return "".join(text + _format_table(head.split(" | "), table) for text, head, table in parts)
 
 
 def _format_error(error: LinkError | None) -> str:
@@ -185,35 +152,20 @@ def _format_error(error: LinkError | None) -> str:
 
 
 def _ratio_cells(disagreement: Disagreement) -> list[str]:
-    spread = f"{disagreement.min_ratio:.2f} - {disagreement.max_ratio:.2f}"
-    return [
-        disagreement.source,
-        disagreement.other_source,
-        disagreement.size,
-        str(disagreement.rows),
-        f"{disagreement.ratio:.2f}",
-        spread,
-    ]
+    *names, rows, ratio, low, high = disagreement
+    return [*names, str(rows), f"{ratio:.2f}", f"{low:.2f} - {high:.2f}"]
 
 
-def _floor_cells(noise_floor: NoiseFloor) -> list[str]:
-    error_cells = [
-        "-" if error is None else f"{error:.1%}"
-        for error in (noise_floor.raw_error, noise_floor.scaled_error, noise_floor.model_error)
-    ]
-    counts = [str(noise_floor.num_pairs), str(noise_floor.num_same_sizes), f"{noise_floor.factor:.2f}"]
-    return [
-        noise_floor.hardware,
-        noise_floor.predicted_publisher,
-        noise_floor.reference_publisher,
-        *counts,
-        *error_cells,
-    ]
+def _floor_cells(floor: NoiseFloor) -> list[str]:
+    names = [floor.hardware, floor.predicted_publisher, floor.reference_publisher]
+    counts = [str(floor.num_pairs), str(floor.num_same_sizes), f"{floor.factor:.2f}"]
+    errors = (floor.raw_error, floor.scaled_error, floor.model_error)
+    return [*names, *counts, *("-" if error is None else f"{error:.1%}" for error in errors)]
 
 
 def _link_cells(fit: LinkFit) -> list[str]:
     technology = TECHNOLOGIES[fit.technology]
-    link: Link = fit.figures.nic if technology.inside else fit.figures.link
+    link = fit.figures.nic if technology.inside else fit.figures.link
     return [
         fit.technology,
         f"{link.latency * 1e6:.3g} us",
@@ -228,19 +180,13 @@ def _link_cells(fit: LinkFit) -> list[str]:
 
 def _library_rows(fits: LinkFits) -> Iterable[list[str]]:
     for name, fit in fits.links.items():
-        library = fit.figures.library
         if TECHNOLOGIES[name].inside is None:
-            protocols = [
-                f"{protocol.launch:.2f}, {protocol.step:.2f}, {protocol.payload:.2f}" for protocol in library.protocols
-            ]
-            switch_cells = [
-                f"{library.own:.2f}",
-                f"{library.reduction:.2f}",
-                f"{library.reduction_launch * 1e6:.0f} us",
-            ]
-            yield [name, *protocols, *switch_cells]
+            library = fit.figures.library
+            protocols = [f"{part.launch:.2f}, {part.step:.2f}, {part.payload:.2f}" for part in library.protocols]
+            launch = f"{library.reduction_launch * 1e6:.0f} us"
+            yield [name, *protocols, f"{library.own:.2f}", f"{library.reduction:.2f}", launch]
 
 
-def _format_table(head: list[str], rows: Iterable[list[str]]) -> str:
+def _format_table(head: list[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -25,15 +25,7 @@ from meshwise.simulator.calibration.accelerator_fits import (
 )
 from meshwise.simulator.calibration.kernel_rows import SIXTEEN_BITS, Row, Skipped
 from meshwise.simulator.calibration.kernels import FusedAttention, Product, Stream
-from meshwise.simulator.calibration.noise import (
-    REPEATS,
-    NoiseFloor,
-    PublisherTimes,
-    Sizes,
-    TimePair,
-    measure_floor,
-    pair_repeats,
-)
+from meshwise.simulator.calibration.noise import NoiseFloor, PublisherTimes, Sizes, TimedWork, measure_floors
 from meshwise.simulator.machine.accelerator import Accelerator
 
 
@@ -54,33 +46,17 @@ def kernel_floors(
     for row in other_rows:
         if row.device == first_row.device and row.publisher != first_row.publisher:
             publishers[row.publisher].append(row)
-    noise_floors = []
-    for other_publisher, rows in sorted(publishers.items()):
-        times = PublisherTimes((*comparison_key(row), row.seconds) for row in rows)
-        groups: dict[str, list[TimePair]] = defaultdict(list)
-        for row in tested:
-            compared = times.pair_time(*comparison_key(row), row.seconds, predicted(row) if predicted else None)
-            if compared is not None:
-                groups[kernel_group(row)].append(compared)
-        noise_floors += [
-            measure_floor(first_row.device, name, first_row.publisher, other_publisher, comparisons)
-            for name, comparisons in sorted(groups.items())
-        ]
-    return noise_floors + _repeat_floors(tested)
-
-
-def _repeat_floors(rows: Sequence[Row]) -> list[NoiseFloor]:
-    """Return the distances of a publisher from itself, where it timed a kernel more than once."""
-    groups: dict[str, list[tuple[Hashable, Sizes, float]]] = defaultdict(list)
-    for row in rows:
-        groups[kernel_group(row)].append((*comparison_key(row), row.seconds))
-    repeated = {name: pair_repeats(comparisons) for name, comparisons in sorted(groups.items())}
-    first_row = rows[0]
-    return [
-        measure_floor(first_row.device, name, first_row.publisher, REPEATS, comparisons)
-        for name, comparisons in repeated.items()
-        if comparisons
+    times = {
+        publisher: PublisherTimes((*comparison_key(row), row.seconds) for row in rows)
+        for publisher, rows in sorted(publishers.items())
+    }
+    work = [
+        TimedWork(
+            row.device, kernel_group(row), *comparison_key(row), row.seconds, predicted(row) if predicted else None
+        )
+        for row in sorted(tested, key=kernel_group)
     ]
+    return measure_floors(first_row.publisher, work, times)
 
 
 def kernel_group(row: Row) -> str:

@@ -7,7 +7,7 @@ that is no such object is refused by its number.
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from meshwise.simulator.calibration.kernels import FusedAttention, Kernel, Product, Stream
@@ -187,6 +187,9 @@ class _Fields:
             raise RowError(f"{name} is true or false, met {value!r:.60}")
         return value
 
+    def notes(self, words: str) -> bool:
+        return words in str(self.row.get("note", ""))
+
     def has(self, name: str) -> bool:
         return self.row.get(name) is not None
 
@@ -210,7 +213,10 @@ class _Fields:
 
 def _parse_row(line: int, fields: _Fields) -> Row:
     publisher, source = fields.text("source_repo"), fields.text("source_id")
-    device, bandwidth = _find_device(fields)
+    accelerator = fields.text("accelerator")
+    if accelerator not in DEVICES:
+        raise SkipRow(f"accelerator {accelerator} is not in the catalogue")
+    device, bandwidth = DEVICES[accelerator]
     seconds = fields.seconds()
     if not fields.has("kernel"):
         raise SkipRow("no kernel is stated")
@@ -239,13 +245,6 @@ def _is_small(kernel: Kernel) -> bool:
     return work.flops < MIN_HOST_TIMED_FLOPS
 
 
-def _find_device(fields: _Fields) -> tuple[str, float | None]:
-    name = fields.text("accelerator")
-    if name not in DEVICES:
-        raise SkipRow(f"accelerator {name} is not in the catalogue")
-    return DEVICES[name]
-
-
 def _read_dtype(fields: _Fields) -> str:
     dtype = fields.text("dtype")
     if dtype not in ITEMSIZE:
@@ -261,7 +260,7 @@ def _read_product(fields: _Fields) -> tuple[str, Kernel]:
     pass_name, dtype = fields.text("pass", "fwd"), _read_dtype(fields)
     if pass_name not in _GRADIENTS:
         raise SkipRow(f"{pass_name} is more than one product")
-    if "best shape" in str(fields.row.get("note", "")):
+    if fields.notes("best shape"):
         raise SkipRow("the best shape of a search is no fair sample")
     if dtype == "fp32":
         raise SkipRow("products in fp32 do not run on the units that the model is of")
@@ -269,41 +268,24 @@ def _read_product(fields: _Fields) -> tuple[str, Kernel]:
     m, n, k = (fields.size(name) for name in "mnk")
     if gradient == "data" and not fields.has("layout"):  # the sizes are those of the forward product
         n, k = k, n
-    casts = "activation quantisation" in str(fields.row.get("note", ""))
+    casts = fields.notes("activation quantisation")
     family = f"matmul {_PASSES[gradient]}" + (f" {dtype}" if dtype not in SIXTEEN_BITS else "")
-    _check_no_collective(fields, gradient)
-    copied_bytes = (
-        2.0 * m * (k if gradient else n) * ITEMSIZE[dtype] if fields.row.get("impl") == SPLIT_PRODUCT else 0.0
-    )
-    return family, Product(
-        Matmul(1, m, n, k),
-        dtype,
-        gradient,
-        casts_input=casts,
-        result_bytes=_find_result_bytes(fields),
-        copied_bytes=copied_bytes,
-    )
-
-
-def _check_no_collective(fields: _Fields, gradient: str) -> None:
-    """Raise `SkipRow` where the ranks of a tensor group add up a product's result in the time of the product."""
     if fields.text("impl", "none") in REDUCED_PRODUCTS.get(gradient, ()) and fields.has("tp") and fields.size("tp") > 1:
         raise SkipRow("the all-reduce of the tensor group is in the time")
+    is_split = fields.row.get("impl") == SPLIT_PRODUCT
+    copied_bytes = 2.0 * m * (k if gradient else n) * ITEMSIZE[dtype] if is_split else 0.0
+    product = Product(Matmul(1, m, n, k), dtype, gradient, casts_input=casts, copied_bytes=copied_bytes)
+    return family, replace(product, result_bytes=_find_result_bytes(fields))
 
 
 def _read_grouped_product(fields: _Fields) -> tuple[str, Kernel]:
     gradient = _GRADIENTS.get(fields.text("pass", "fwd"), "")
     m, n, k = (fields.size(name) for name in "mnk")
-    if fields.flag("accumulate") and "output" not in str(fields.row.get("note", "")):
+    if fields.flag("accumulate") and not fields.notes("output"):
         raise SkipRow("the dtype of the sum of gradients is not stated: the same experts take 1.0 or 1.8 times as long")
     sizes = {"": (m, n, k), "data": (m, k, n), "weight": (k, n, m)}[gradient]
-    kernel = Product(
-        Matmul(fields.size("groups"), *sizes),
-        _read_dtype(fields),
-        gradient,
-        grouped=True,
-        result_bytes=_find_result_bytes(fields),
-    )
+    matmul, dtype, result_bytes = Matmul(fields.size("groups"), *sizes), _read_dtype(fields), _find_result_bytes(fields)
+    kernel = Product(matmul, dtype, gradient, grouped=True, result_bytes=result_bytes)
     return f"experts {_PASSES[gradient]}", kernel
 
 
@@ -312,7 +294,7 @@ def _find_result_bytes(fields: _Fields) -> int:
 
     A result that is added to a sum is read and written, in fp32 where no other dtype is stated.
     """
-    is_narrow, is_wide = (f"output {dtype}" in str(fields.row.get("note", "")) for dtype in ("bf16", "fp32"))
+    is_narrow, is_wide = (fields.notes(f"output {dtype}") for dtype in ("bf16", "fp32"))
     if fields.flag("accumulate"):
         return 2 * ITEMSIZE["bf16" if is_narrow else "fp32"]
     return ITEMSIZE["fp32"] if is_wide else 0
@@ -335,7 +317,7 @@ def _read_attention(fields: _Fields) -> tuple[str, Kernel]:
     mean_keys = keys / 2 if causal else float(keys)
     shape = AttentionShape(batch * heads, queries, keys, (width + values) / 2, mean_keys, float(max(width, values)))
     passes = {"attention_fwd": (Pass.FORWARD,), "attention_bwd": (Pass.BACKWARD,)}.get(name, tuple(Pass))
-    writes_cache = "KV-cache write" in str(fields.row.get("note", ""))
+    writes_cache = fields.notes("KV-cache write")
     cache_bytes = batch * keys * fields.size("kv_heads") * (width + values) * 2 if writes_cache else 0
     family = {1: f"attention {passes[0]}", 2: "attention both"}[len(passes)]
     return family, FusedAttention(shape, _read_dtype(fields), passes, copied_bytes=2.0 * cache_bytes)
@@ -343,7 +325,7 @@ def _read_attention(fields: _Fields) -> tuple[str, Kernel]:
 
 def _check_flash(fields: _Fields) -> None:
     """Raise `SkipRow` where an attention kernel is another than training uses on its accelerator."""
-    if "encoder attention" in str(fields.row.get("note", "")):
+    if fields.notes("encoder attention"):
         raise SkipRow("a serving stack's kernel for images: another than for tokens, and as fast at half the head dim")
     if fields.text("source_repo") != "Dao-AILab/flash-attention":
         return
@@ -381,7 +363,7 @@ def _read_stream(fields: _Fields) -> tuple[str, Kernel]:
     if pass_name not in ("fwd", "bwd"):
         raise SkipRow("forward and backward in one time")
     kind, forward, backward = _STREAMS[name]
-    num_copied = "residual copy" in str(fields.row.get("note", ""))
+    num_copied = fields.notes("residual copy")
     tensors = (backward if pass_name == "bwd" else forward) + num_copied
     traffic = tensors * fields.size("elements") * ITEMSIZE[_read_dtype(fields)]
     _check_large(traffic)

@@ -4,9 +4,11 @@ The steps and bytes of a collective on links inside nodes and on NICs come from 
 """
 
 import json
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache
+from itertools import product
 from math import inf, log10
 from typing import Any, NamedTuple
 
@@ -80,9 +82,9 @@ class CollectiveCase(NamedTuple):
 
 def group_cases(rows: Sequence[CollectiveRow]) -> tuple[CollectiveCase, ...]:
     """Return rows grouped by machine, ranks, collective and algorithm."""
-    row_indices: dict[object, list[int]] = {}
+    row_indices = defaultdict(list)
     for index, row in enumerate(rows):
-        row_indices.setdefault((row.machine, row.nodes, row.ranks, row.collective, row.algorithm), []).append(index)
+        row_indices[row.machine, row.nodes, row.ranks, row.collective, row.algorithm].append(index)
     return tuple(
         CollectiveCase(
             np.array(indices),
@@ -190,17 +192,15 @@ class _ParameterRange(NamedTuple):
 
 
 _SHARE_RANGE = _ParameterRange(0.4, 0.02, 1.0)
-_LINK_RANGES = {
-    "latency": _ParameterRange(3e-6, 2e-7, 5e-5),
-    "launch": _ParameterRange(2e-5, 1e-6, 3e-4),
-    "bandwidth": _ParameterRange(0.8, 0.1, 1.0),
-}
 _NIC_RANGES = {
     "latency": _ParameterRange(1.4e-5, 2e-7, 1e-3),
     "launch": _ParameterRange(5e-5, 1e-6, 2e-3),
     "bandwidth": _ParameterRange(0.8, 0.1, 1.0),
 }
-_LIBRARY_RANGES = {
+_LINK_RANGES = {
+    "latency": _ParameterRange(3e-6, 2e-7, 5e-5),
+    "launch": _ParameterRange(2e-5, 1e-6, 3e-4),
+    "bandwidth": _ParameterRange(0.8, 0.1, 1.0),
     "own": _ParameterRange(0.4, 1e-3, 1.0),
     "ll launch": _SHARE_RANGE,
     "ll step": _SHARE_RANGE,
@@ -208,12 +208,10 @@ _LIBRARY_RANGES = {
     "ll128 launch": _SHARE_RANGE,
     "ll128 step": _SHARE_RANGE,
     "ll128 payload": _ParameterRange(0.6, 0.05, 120 / 128),
-}
-"""Payloads are bounded by the flags that protocols write: LL reaches half of the wire, LL128 120/128 of it."""
-_REDUCTION_RANGES = {
     "reduction": _ParameterRange(0.85, 0.5, 1.0),
     "reduction launch": _ParameterRange(2e-5, 1e-6, 3e-4),
 }
+"""Payloads are bounded by the flags that protocols write: LL reaches half of the wire, LL128 120/128 of it."""
 _MAX_SMALL_SIZE = 4 * 2**20
 """Bytes up to which a host's clock mostly reads overhead outside the collective."""
 _PRIOR_SCALE = {False: 10.0, True: 100.0}
@@ -266,8 +264,8 @@ def fit_links(rows: Sequence[CollectiveRow], leave_out: Collection[str] = ()) ->
 
 def _fit_technologies(rows: Sequence[CollectiveRow], host_time: float) -> dict[str, LinkFit]:
     fits: dict[str, LinkFit] = {}
-    for name in TECHNOLOGIES:
-        fits[name] = _fit_technology(name, _select_best_timed(_select_rows(TECHNOLOGIES[name], rows)), fits, host_time)
+    for name, technology in TECHNOLOGIES.items():
+        fits[name] = _fit_technology(name, _select_best_timed(_select_rows(technology, rows)), fits, host_time)
     return fits
 
 
@@ -301,9 +299,10 @@ def _select_best_timed(rows: list[CollectiveRow]) -> list[CollectiveRow]:
 
 def _fit_technology(name: str, rows: list[CollectiveRow], fits: Mapping[str, LinkFit], host_time: float) -> LinkFit:
     technology = TECHNOLOGIES[name]
-    ranges = _NIC_RANGES if technology.inside else _LINK_RANGES | _LIBRARY_RANGES | _REDUCTION_RANGES
+    ranges = _NIC_RANGES if technology.inside else _LINK_RANGES
     # the fit is in logarithms: parameters are positive and spread over decades
-    prior = np.log([_prior_value(technology, fits, name_of_value) for name_of_value in ranges])
+    prior_values = _prior_values(technology, fits)
+    prior = np.log([prior_values[parameter] for parameter in ranges])
     weight = np.concatenate([_row_weights(rows), np.ones(len(ranges))])
     grouped_cases, measured = group_cases(rows), np.array([row.seconds for row in rows])
     host_seconds = _host_times(rows, host_time)
@@ -324,16 +323,14 @@ def _fit_technology(name: str, rows: list[CollectiveRow], fits: Mapping[str, Lin
     )
 
 
-def _prior_value(technology: Technology, fits: Mapping[str, LinkFit], name: str) -> float:
-    """Return the prior value of a parameter: the relative's, or the usual start where there is no relative."""
+def _prior_values(technology: Technology, fits: Mapping[str, LinkFit]) -> Mapping[str, float]:
+    """Return the prior values of parameters: the relative's, or the usual start where there is no relative."""
     if technology.relative is None:
-        return (_NIC_RANGES if technology.inside else _LINK_RANGES | _LIBRARY_RANGES | _REDUCTION_RANGES)[name].start
-    relative_figures = fits[technology.relative].figures
-    return _to_values(
-        relative_figures,
-        relative_figures.nic if technology.inside else relative_figures.link,
-        TECHNOLOGIES[technology.relative].rate,
-    )[name]
+        ranges = _NIC_RANGES if technology.inside else _LINK_RANGES
+        return {name: value_range.start for name, value_range in ranges.items()}
+    figures = fits[technology.relative].figures
+    link = figures.nic if technology.inside else figures.link
+    return _to_values(figures, link, TECHNOLOGIES[technology.relative].rate)
 
 
 def _to_values(figures: LinkFigures, link: Link, rate: float) -> Mapping[str, float]:
@@ -373,9 +370,7 @@ def _to_figures(values: Mapping[str, float], rate: float, inside: LinkFigures | 
 
 
 def _row_weights(rows: Sequence[CollectiveRow]) -> FloatArray:
-    count: dict[object, int] = {}
-    for row in rows:
-        count[row.source, row.collective] = count.get((row.source, row.collective), 0) + 1
+    count = Counter((row.source, row.collective) for row in rows)
     return np.array([1.0 / count[row.source, row.collective] ** 0.5 for row in rows])
 
 
@@ -383,34 +378,15 @@ def _host_times(rows: Sequence[CollectiveRow], host_time: float) -> FloatArray:
     return np.array([host_time * (row.timing is Timing.HOST) for row in rows])
 
 
-def _round_figures(figures: LinkFigures) -> LinkFigures:
-    """Return figures rounded to three digits, as they are written."""
-
-    def link(link_figures: Link) -> Link:
-        return Link(
-            _round_three(link_figures.latency), _round_three(link_figures.bandwidth), _round_three(link_figures.launch)
-        )
-
-    library = figures.library
-    protocols = tuple(
-        replace(
-            protocol,
-            launch=_round_three(protocol.launch),
-            step=_round_three(protocol.step),
-            payload=_round_three(protocol.payload),
-        )
-        for protocol in library.protocols
-    )
-    reduction_values = _round_three(library.reduction), _round_three(library.reduction_launch)
-    return LinkFigures(
-        link(figures.link),
-        link(figures.nic),
-        CommunicationLibrary(protocols, _round_three(library.own), *reduction_values),
-    )
-
-
-def _round_three(value: float) -> float:
-    return float(f"{value:.3g}")
+def _round_figures(value: Any) -> Any:
+    """Return a value with all its numbers rounded to three digits, as they are written."""
+    if isinstance(value, float):
+        return float(f"{value:.3g}")
+    if isinstance(value, tuple):
+        return tuple(map(_round_figures, value))
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    return replace(value, **{field.name: _round_figures(getattr(value, field.name)) for field in fields(value)})
 
 
 class LinkError(NamedTuple):
@@ -431,14 +407,10 @@ SIZE_RANGES = (("small", 64 * 2**10), ("mid", 16 * 2**20), ("large", float("inf"
 
 def measure_errors(rows: Sequence[CollectiveRow], fits: LinkFits) -> tuple[LinkError, ...]:
     """Return the errors of rows by source, collective and range of sizes; ``*`` stands for all."""
-    values_by_key: dict[tuple[str, str, str], list[float]] = {}
+    values_by_key: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for row, error in zip(rows, relative_deviations(rows, fits).tolist(), strict=True):
-        for key in (
-            (row.source, "*", "*"),
-            (row.source, row.collective, "*"),
-            (row.source, "*", _size_range(row.size)),
-        ):
-            values_by_key.setdefault(key, []).append(error)
+        for collective, size in (("*", "*"), (row.collective, "*"), ("*", _size_range(row.size))):
+            values_by_key[row.source, collective, size].append(error)
     return tuple(_summarize_errors(key, np.array(values)) for key, values in sorted(values_by_key.items()))
 
 
@@ -520,21 +492,15 @@ _SAME_SIZE = 1.15
 
 def find_disagreements(rows: Sequence[CollectiveRow]) -> tuple[Disagreement, ...]:
     """Return the ratios of times for every two sources, the alphabetically first over the second."""
-    rows_by_place: dict[object, list[CollectiveRow]] = {}
+    rows_by_place = defaultdict(list)
     for row in rows:
-        rows_by_place.setdefault(
-            (find_technology(row), row.nodes, row.ranks, row.collective, row.algorithm), []
-        ).append(row)
-    ratios_by_key: dict[tuple[str, str, str], list[float]] = {}
+        rows_by_place[find_technology(row), row.nodes, row.ranks, row.collective, row.algorithm].append(row)
+    ratios_by_key = defaultdict(list)
     for comparable_rows in rows_by_place.values():
-        for row_of_source in comparable_rows:
-            later_rows = (row for row in comparable_rows if row_of_source.source < row.source)
-            for other_row in later_rows:
-                if 1 / _SAME_SIZE <= row_of_source.size / other_row.size <= _SAME_SIZE:
-                    rate = row_of_source.seconds / row_of_source.size * other_row.size / other_row.seconds
-                    ratios_by_key.setdefault(
-                        (row_of_source.source, other_row.source, _size_range(row_of_source.size)), []
-                    ).append(rate)
+        for first, second in product(comparable_rows, repeat=2):
+            if first.source < second.source and 1 / _SAME_SIZE <= first.size / second.size <= _SAME_SIZE:
+                ratio = first.seconds / first.size * second.size / second.seconds
+                ratios_by_key[first.source, second.source, _size_range(first.size)].append(ratio)
     return tuple(
         Disagreement(*key, len(ratios), float(np.median(ratios)), min(ratios), max(ratios))
         for key, ratios in sorted(ratios_by_key.items())

@@ -1,9 +1,10 @@
 """Distances between publishers on the same work: a model fitted to the others cannot have a smaller error."""
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, expm1, log
+from typing import NamedTuple
 
 import numpy as np
 
@@ -118,7 +119,39 @@ def pair_repeats(measured: Sequence[tuple[Hashable, Sizes, float]]) -> list[Time
     return [entry for entry in pairs if entry is not None]
 
 
-def measure_floor(
+class TimedWork(NamedTuple):
+    """Work that a publisher timed: its hardware and group, kind and sizes as `PublisherTimes` has them, and seconds."""
+
+    hardware: str
+    group: str
+    kind: Hashable
+    sizes: Sizes
+    seconds: float
+    model_seconds: float | None = None
+
+
+def measure_floors(
+    publisher: str, work: Sequence[TimedWork], references: Mapping[str, PublisherTimes]
+) -> list[NoiseFloor]:
+    """Return the distances of a publisher's times from those of each reference and from its own, by group."""
+    floors = []
+    for name, times in references.items():
+        pairs_by_group = defaultdict(list)
+        for item in work:
+            pair = times.pair_time(item.kind, item.sizes, item.seconds, item.model_seconds)
+            if pair is not None:
+                pairs_by_group[item.hardware, item.group].append(pair)
+        floors += [_measure_floor(*group, publisher, name, pairs) for group, pairs in pairs_by_group.items()]
+    measured = defaultdict(list)
+    for item in work:
+        measured[item.hardware, item.group].append((item.kind, item.sizes, item.seconds))
+    for group, entries in measured.items():
+        pairs = pair_repeats(entries)
+        floors += [_measure_floor(*group, publisher, REPEATS, pairs)] if pairs else []
+    return floors
+
+
+def _measure_floor(
     hardware: str, group: str, predicted_publisher: str, reference_publisher: str, pairs: Sequence[TimePair]
 ) -> NoiseFloor:
     """Return the distance of two publishers over ``pairs``, at least one."""

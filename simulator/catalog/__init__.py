@@ -4,7 +4,7 @@ from functools import lru_cache
 from math import ceil
 from typing import Any
 
-from meshwise.simulator.catalog.records import STATUSES, Record, is_calibrated, list_names, read_record
+from meshwise.simulator.catalog.records import STATUSES, Record, build_link, is_calibrated, list_names, read_record
 from meshwise.simulator.catalog.slices import closed_axes, slice_pairs, slice_shape
 from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.machine.cluster import Cluster, CommunicationLibrary, Node, Protocol
@@ -16,7 +16,6 @@ from meshwise.simulator.machine.topology import (
     Fabric,
     FatTree,
     LeafSpine,
-    Link,
     Mesh,
     NodeNetwork,
     Ring,
@@ -101,6 +100,7 @@ def data_sheet_accelerator(name: str) -> Accelerator:
 
 
 def _build_accelerator(figures: dict[str, Any]) -> Accelerator:
+    attention: dict[str, Any] = figures.get("attention", {})
     return Accelerator(
         name=figures["name"],
         peak_flops=tuple((dtype, parse(rate, Dimension.COMPUTE_RATE)) for dtype, rate in figures["peak"].items()),
@@ -108,7 +108,7 @@ def _build_accelerator(figures: dict[str, Any]) -> Accelerator:
         memory_bandwidth=parse(figures["memory_bandwidth"], Dimension.BANDWIDTH),
         launch=parse(figures.get("launch", "0 us"), Dimension.TIME),
         matmul=_build_matmul_model(figures.get("matmul", {})),
-        attention=_build_attention_model(figures.get("attention", {})),
+        attention=AttentionModel(**attention | {"launch": parse(attention.get("launch", "0 us"), Dimension.TIME)}),
         sustained=figures.get("sustained", 1.0),
         kernel_bandwidth=tuple(figures.get("kernel_bandwidth", {}).items()),
         kernel_bandwidth_default=figures.get("kernel_bandwidth_default", 1.0),
@@ -124,11 +124,6 @@ def _build_matmul_model(figures: dict[str, Any]) -> MatmulModel:
         "product_launch": parse(figures.get("product_launch", "0 us"), Dimension.TIME),
     }
     return MatmulModel(**values)
-
-
-def _build_attention_model(figures: dict[str, Any]) -> AttentionModel:
-    values: dict[str, Any] = figures | {"launch": parse(figures.get("launch", "0 us"), Dimension.TIME)}
-    return AttentionModel(**values)
 
 
 @lru_cache(maxsize=256)
@@ -165,7 +160,7 @@ def cluster(name: str, nodes: int = 1, devices_per_node: int | None = None) -> C
         devices=devices,
         network=_build_network(name, figures["intra_node"], devices, full_devices),
         nics=nics if is_torus else min(figures["nics_per_node"], nics),
-        nic=_build_link(figures["inter_node"]),
+        nic=build_link(figures["inter_node"]),
         hosts=ceil(devices / figures.get("devices_per_host", devices)),
     )
     fabric = _build_fabric(figures.get("fabric", {"kind": "crossbar"}), nodes * devices)
@@ -178,14 +173,8 @@ def _build_host(figures: dict[str, Any]) -> Host:
     if "memory_bandwidth" in figures:
         optional["memory_bandwidth"] = parse(figures["memory_bandwidth"], Dimension.BANDWIDTH)
     if "pcie" in figures:
-        optional["pcie"] = Pcie(_build_link(figures["pcie"]), figures["pcie"].get("devices_per_switch", 1))
+        optional["pcie"] = Pcie(build_link(figures["pcie"]), figures["pcie"].get("devices_per_switch", 1))
     return Host(figures["name"], parse(figures["memory"], Dimension.SIZE), **optional)
-
-
-def _build_link(figures: dict[str, Any]) -> Link:
-    delays = (parse(figures[key], Dimension.TIME) if key in figures else 0.0 for key in ("latency", "launch"))
-    latency, launch = delays
-    return Link(latency, parse(figures["bandwidth"], Dimension.BANDWIDTH), launch)
 
 
 def _build_library(figures: dict[str, Any]) -> CommunicationLibrary:
@@ -197,7 +186,7 @@ def _build_library(figures: dict[str, Any]) -> CommunicationLibrary:
 
 
 def _build_network(name: str, figures: dict[str, Any], devices: int, full_devices: int) -> NodeNetwork:
-    link, kind = _build_link(figures), figures["kind"]
+    link, kind = build_link(figures), figures["kind"]
     if kind == "switch":
         return Switch(link, figures.get("reduces", False))
     if kind == "ring":
@@ -216,9 +205,9 @@ def _build_fabric(figures: dict[str, Any], devices: int) -> Fabric:
     options = {key: value for key, value in figures.items() if key != "kind"}
     if figures["kind"] == "torus":
         shape = slice_shape(devices, figures["pod"], figures["ring"])
-        return Torus(shape, _build_link(figures), all(closed_axes(shape, figures["ring"])))
+        return Torus(shape, build_link(figures), all(closed_axes(shape, figures["ring"])))
     if figures["kind"] == "dragonfly":
-        return Dragonfly(**options | {key: _build_link(options[key]) for key in ("local", "group_link")})
+        return Dragonfly(**options | {key: build_link(options[key]) for key in ("local", "group_link")})
     kinds = {"crossbar": Crossbar, "leaf_spine": LeafSpine, "fat_tree": FatTree}
     fabric: Fabric = kinds[figures["kind"]](**options)
     return fabric

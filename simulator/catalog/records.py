@@ -136,15 +136,14 @@ def is_calibrated(name: str) -> bool:
 
 def list_fitted_links(*, inside: bool) -> tuple[Link, ...]:
     """Return the links that were fitted to published collectives, either those inside nodes or those between them."""
-    entries = (entry for entry in _read_json("calibration/links.json").values() if ("library" in entry) is inside)
-    return tuple(
-        Link(
-            parse(link_entry["latency"], Dimension.TIME),
-            parse(link_entry["bandwidth"], Dimension.BANDWIDTH),
-            parse(link_entry.get("launch", "0 us"), Dimension.TIME),
-        )
-        for link_entry in entries
-    )
+    entries = _read_json("calibration/links.json").values()
+    return tuple(build_link(entry) for entry in entries if ("library" in entry) is inside)
+
+
+def build_link(figures: dict[str, Any]) -> Link:
+    """Return the link with the figures of a record."""
+    latency, launch = (parse(figures.get(name, "0 us"), Dimension.TIME) for name in ("latency", "launch"))
+    return Link(latency, parse(figures["bandwidth"], Dimension.BANDWIDTH), launch)
 
 
 def _read_calibration(name: str) -> dict[str, Any]:

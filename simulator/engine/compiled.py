@@ -5,11 +5,17 @@ each loop is written once.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, MutableSequence, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
+
+import numpy as np
+
+from meshwise.simulator.program import IntArray
+
+Ints = MutableSequence[int]
 
 LOAD_TASKS = 500_000
 """Tasks that Python walks in the time that numba takes to load, about 0.25 s."""
@@ -45,3 +51,14 @@ def compile_loop(loop: Callable[..., Any]) -> Callable[..., Any]:
         return njit(cache=True)(loop)  # type: ignore[no-any-return]
     except RuntimeError:  # no folder in which numba could keep it
         return njit(loop)  # type: ignore[no-any-return]
+
+
+def run_loop(
+    loop: Callable[..., Any], inputs: Sequence[IntArray], outputs: Sequence[IntArray], is_compiled: bool
+) -> tuple[Any, list[IntArray]]:
+    """Run a loop over columns, of which it changes ``outputs``, and return its result and these columns."""
+    if is_compiled:
+        return compile_loop(loop)(*inputs, *outputs), list(outputs)
+    lists = [column.tolist() for column in outputs]
+    result = loop(*(column.tolist() for column in inputs), *lists)
+    return result, [np.array(column, np.int64) for column in lists]

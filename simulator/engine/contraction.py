@@ -7,18 +7,15 @@ because durations are whole ticks and not negative. Tasks whose transfers conten
 are numbered in order of time, so that tasks of about the same time are neighbours in memory.
 """
 
-from collections.abc import MutableSequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from meshwise.simulator.brief import brief_repr
-from meshwise.simulator.engine.compiled import compile_loop, pays
+from meshwise.simulator.engine.compiled import Ints, pays, run_loop
 from meshwise.simulator.engine.longest_path import Walk, walk_graph
 from meshwise.simulator.engine.step_graph import StepGraph
 from meshwise.simulator.program import IntArray
-
-Ints = MutableSequence[int]
 
 MAX_SUCCESSORS = 64
 """Successors of a task up to which paths through it are searched; a barrier has thousands."""
@@ -72,13 +69,10 @@ def expand_times(contraction: Contraction, starts: IntArray, ends: IntArray) -> 
 
 def _find_needed_edges(graph: StepGraph) -> IntArray:
     """Return the indices of edges that no two others imply."""
-    is_kept, mark = np.ones(len(graph.successors), np.int64), np.full(graph.num_tasks, -1, np.int64)
-    if pays(graph.num_tasks):
-        compile_loop(_mark_implied)(graph.successor_start, graph.successors, is_kept, mark)
-        return np.flatnonzero(is_kept)
-    keep_list = is_kept.tolist()
-    _mark_implied(graph.successor_start.tolist(), graph.successors.tolist(), keep_list, mark.tolist())
-    return np.flatnonzero(keep_list)
+    columns = (np.ones(len(graph.successors), np.int64), np.full(graph.num_tasks, -1, np.int64))
+    inputs = (graph.successor_start, graph.successors)
+    _, (is_kept, _) = run_loop(_mark_implied, inputs, columns, pays(graph.num_tasks))
+    return np.flatnonzero(is_kept)
 
 
 def _mark_implied(successor_start: Ints, successors: Ints, is_kept: Ints, mark: Ints) -> None:
@@ -103,13 +97,10 @@ def _mark_implied(successor_start: Ints, successors: Ints, is_kept: Ints, mark: 
 
 def _find_disturbed(graph: StepGraph, order: IntArray) -> IntArray:
     """Return for every task whether it is, or follows, a contended transfer: it may end later than the longest path."""
-    is_disturbed = (graph.flow >= 0).astype(np.int64)
-    if pays(graph.num_tasks):
-        compile_loop(_spread_marks)(order, graph.successor_start, graph.successors, is_disturbed)
-        return is_disturbed
-    rows = is_disturbed.tolist()
-    _spread_marks(order.tolist(), *graph.successor_lists, rows)
-    return np.array(rows, np.int64)
+    inputs = (order, graph.successor_start, graph.successors)
+    contended = (graph.flow >= 0).astype(np.int64)
+    _, (is_disturbed,) = run_loop(_spread_marks, inputs, [contended], pays(graph.num_tasks))
+    return is_disturbed
 
 
 def _spread_marks(order: Ints, successor_start: Ints, successors: Ints, is_disturbed: Ints) -> None:
@@ -129,13 +120,9 @@ def _find_chains(graph: StepGraph, order: IntArray, source: IntArray, target: In
     is_chained = is_single & is_plain[source] & is_plain[target]
     predecessor = np.full(count, -1, np.int64)
     predecessor[target[is_chained]] = source[is_chained]
-    chain_of, offset = np.arange(count), np.zeros(count, np.int64)
-    if pays(count):
-        compile_loop(_follow_chains)(order, predecessor, graph.durations, chain_of, offset)
-        return chain_of, offset
-    columns = (chain_of.tolist(), offset.tolist())
-    _follow_chains(order.tolist(), predecessor.tolist(), graph.durations.tolist(), *columns)
-    return np.array(columns[0], np.int64), np.array(columns[1], np.int64)
+    inputs, columns = (order, predecessor, graph.durations), (np.arange(count), np.zeros(count, np.int64))
+    _, (chain_of, offset) = run_loop(_follow_chains, inputs, columns, pays(count))
+    return chain_of, offset
 
 
 def _follow_chains(order: Ints, predecessor: Ints, durations: Ints, chain_of: Ints, offset: Ints) -> None:

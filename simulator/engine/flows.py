@@ -242,39 +242,6 @@ def build_bundle_table(
     return BundleTable(start, link, size / unit[owner], rate, scaled_size, list_ticks_at(scaled_size, rate))
 
 
-def build_bundle(usage: Usage, capacity: Sequence[float], ticks_per_second: int, unit: float = 0.0) -> Bundle:
-    """Return a single bundle, as `build_bundle_table` does.
-
-    >>> build_bundle([(0, 4.0), (1, 2.0)], [2.0, 2.0], 1)
-    Bundle(shares=((0, 1.0), (1, 0.5)), solo_rate=2.0, scaled_size=4.0, solo_ticks=2)
-    """
-    table = build_bundle_table([usage], [unit], capacity, ticks_per_second)
-    if not len(table.link):
-        raise ValueError(f"a bundle moves bytes over at least one link, met usage {tuple(usage)}")
-    return table.to_bundles(np.full(len(table.link), True))[0]
-
-
-def max_min_rates(bundles: Sequence[Bundle], capacity: Sequence[float]) -> list[float]:
-    """Return the max-min fair rate of every bundle, in byte/s on its busiest link.
-
-    In the example two bundles share a link of 10 byte/s. The second also sends half of its bytes over a link of 1
-    byte/s: it gets 2 byte/s, and leaves 8 to the first.
-
-    >>> max_min_rates([Bundle(((0, 1.0),), 10.0, 10.0, 1), Bundle(((0, 1.0), (1, 0.5)), 2.0, 2.0, 1)], [10.0, 1.0])
-    [8.0, 2.0]
-    """
-    users: dict[int, dict[int, float]] = {}
-    for index, bundle in enumerate(bundles):
-        for link, share in bundle.shares:
-            users.setdefault(link, {})[index] = share
-    limits = {index: bundle.solo_rate for index, bundle in enumerate(bundles)}
-    rates = [0.0] * len(bundles)
-    for _, rate, group in fair_groups(users, users, capacity, limits, {}) if bundles else ():
-        for index in group:
-            rates[index] = rate
-    return rates
-
-
 def find_watched_links(program: Program, table: BundleTable, tenants: Sequence[int]) -> NDArray[np.bool_]:
     """Return for every link whether two flows can be on it at the same time.
 

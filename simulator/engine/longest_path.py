@@ -1,15 +1,12 @@
 """The step as a longest path: exact if transfers share no link and nothing is slowed, else a lower bound."""
 
-from collections.abc import MutableSequence
 from typing import NamedTuple
 
 import numpy as np
 
-from meshwise.simulator.engine.compiled import compile_loop, installed, pays
+from meshwise.simulator.engine.compiled import Ints, installed, pays, run_loop
 from meshwise.simulator.engine.step_graph import StepGraph, compile_program, find_deadlock
 from meshwise.simulator.program import IntArray, Program, expand_rows
-
-Ints = MutableSequence[int]
 
 MIN_WAVE_STREAMS = 256
 """Streams from which NumPy, one wave of tasks at a time, is faster than a loop in Python."""
@@ -41,42 +38,24 @@ def finish_times(program: Program) -> tuple[IntArray, IntArray]:
     return starts, ends
 
 
-def longest_path(successor_start: IntArray, successors: IntArray, num_waits: IntArray, durations: IntArray) -> IntArray:
-    """Return the end of every task in ticks, -1 for tasks that never start.
-
-    >>> columns = [np.array(column) for column in ([0, 1, 2, 2], [2, 2], [0, 0, 2], [3, 5, 4])]
-    >>> longest_path(*columns).tolist()
-    [3, 5, 9]
-    """
-    graph = StepGraph(successor_start, successors, num_waits, durations, durations, np.full(len(durations), -1))
-    return walk_graph(graph).ends
-
-
-def walk_graph(graph: StepGraph) -> Walk:
-    """Return the walk over a graph, compiled or not, whichever is faster."""
-    return walk_compiled(graph) if pays(graph.num_tasks) else walk_interpreted(graph)
-
-
-def walk_compiled(graph: StepGraph) -> Walk:
-    """Return the walk over a graph by compiled code."""
+def walk_graph(graph: StepGraph, *, is_compiled: bool | None = None) -> Walk:
+    """Return the walk over a graph, compiled or not; by default whichever is faster."""
     count = graph.num_tasks
-    starts, ends, order = np.zeros(count, np.int64), np.full(count, -1, np.int64), np.empty(count, np.int64)
-    columns = (graph.successor_start, graph.successors, graph.num_waits.copy(), graph.durations)
-    num_done = compile_loop(_fill_walk)(*columns, starts, ends, order)
+    columns = (
+        graph.num_waits.copy(),
+        np.zeros(count, np.int64),
+        np.full(count, -1, np.int64),
+        np.zeros(count, np.int64),
+    )
+    inputs = (graph.successor_start, graph.successors, graph.durations)
+    num_done, (_, starts, ends, order) = run_loop(
+        _fill_walk, inputs, columns, pays(count) if is_compiled is None else is_compiled
+    )
     return Walk(starts, ends, order[:num_done])
 
 
-def walk_interpreted(graph: StepGraph) -> Walk:
-    """Return the walk over a graph by a loop in Python."""
-    count = graph.num_tasks
-    starts, ends, order = [0] * count, [-1] * count, [0] * count
-    start, successors = graph.successor_lists
-    num_done = _fill_walk(start, successors, graph.num_waits.tolist(), graph.durations.tolist(), starts, ends, order)
-    return Walk(*(np.array(column, dtype=np.int64) for column in (starts, ends, order[:num_done])))
-
-
 def _fill_walk(
-    successor_start: Ints, successors: Ints, num_waits: Ints, durations: Ints, starts: Ints, ends: Ints, order: Ints
+    successor_start: Ints, successors: Ints, durations: Ints, num_waits: Ints, starts: Ints, ends: Ints, order: Ints
 ) -> int:
     """Fill starts, ends and a topological order (Kahn 1962), and return the number of tasks that can finish.
 

@@ -184,7 +184,7 @@ class _Link(_Bottleneck):
         self.parts += _to_parts(share)
         self.new_users.append(flow)
 
-    def remove_flow(self, flow: _Flow, share: float) -> None:
+    def remove_flow(self, share: float) -> None:
         """Account for a flow that has left the link to other users."""
         self.parts -= _to_parts(share)
         if len(self.users) == 1:
@@ -278,7 +278,7 @@ class Network:
                 del users[flow]
                 if users:
                     link = self._dirty_links[index] = self._links[index]
-                    link.remove_flow(flow, share)
+                    link.remove_flow(share)
         if self._dirty_links and rate < self._lowest_rate:
             self._lowest_rate = rate
         for flow in flows:

@@ -3,7 +3,6 @@
 `find_deadlock` names the tasks that wait for each other in a program that cannot finish.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -65,11 +64,6 @@ class StepGraph:
     def num_tasks(self) -> int:
         """Number of tasks."""
         return len(self.durations)
-
-    @cached_property
-    def successor_lists(self) -> tuple[list[int], list[int]]:
-        """``successor_start`` and ``successors`` as lists, for loops in Python."""
-        return self.successor_start.tolist(), self.successors.tolist()
 
     @cached_property
     def successor_rows(self) -> list[tuple[int, ...]]:
@@ -182,7 +176,11 @@ def _build_bundle_table(program: Program) -> BundleTable:
 
 def _durations(program: Program, table: BundleTable) -> tuple[IntArray, IntArray]:
     """Return the ticks of every task without its transfer, and with its transfer alone on the links."""
-    own_ticks = _check_ticks([item.duration for item in program.work])[program.work_of]
+    values = [item.duration for item in program.work]
+    if values and not 0 <= min(values) <= max(values) <= MAX_TICKS:
+        bad_value = min(values) if min(values) < 0 else max(values)
+        raise ValueError(f"the ticks of a task lie in 0..{MAX_TICKS} (13 days), met {bad_value}")
+    own_ticks = np.array(values, dtype=np.int64)[program.work_of]
     solo_ticks = np.append(table.solo_ticks[: len(program.flows)], 0)[program.flow_of]
     # Summed as floats, for integers of 64 bits could overflow.
     if own_ticks.sum(dtype=np.float64) + solo_ticks.sum(dtype=np.float64) > MAX_TICKS:
@@ -190,13 +188,6 @@ def _durations(program: Program, table: BundleTable) -> tuple[IntArray, IntArray
             f"the work of a step takes at most {MAX_TICKS} ticks (13 days), met {float(own_ticks.sum()):.3g}"
         )
     return own_ticks, own_ticks + solo_ticks
-
-
-def _check_ticks(values: Sequence[int]) -> IntArray:
-    if values and not 0 <= min(values) <= max(values) <= MAX_TICKS:
-        bad_value = min(values) if min(values) < 0 else max(values)
-        raise ValueError(f"the ticks of a task lie in 0..{MAX_TICKS} (13 days), met {bad_value}")
-    return np.array(values, dtype=np.int64)
 
 
 MAX_SHOWN = 12

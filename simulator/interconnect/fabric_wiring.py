@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import repeat
 from math import prod
-from typing import Protocol
 
 import numpy as np
 
@@ -20,8 +19,8 @@ from meshwise.simulator.interconnect.routes import (
     IntArray,
     Routes,
     ShortestPaths,
-    build_table,
     chain_links,
+    expand_routes,
     join_routes,
     ordered_pairs,
     pair_index,
@@ -71,45 +70,45 @@ class Tier:
             yield upper_name, self.name(switch), downlink
 
 
-class LeafWiring:
-    """A leaf-spine or fat-tree network.
+class TierWiring:
+    """Tiers of switches: none in a crossbar, which only NICs limit, leaves in a leaf-spine network, pods in a fat tree.
 
     The uplinks of a leaf are as wide as its NICs together, divided by the oversubscription; those of a pod are as wide
     as the uplinks of its leaves, divided by the oversubscription of the core. Each tier adds its ``hop`` on the way up.
     """
 
-    def __init__(self, links: Links, fabric: LeafSpine | FatTree, node: IntArray, bandwidth: FloatArray) -> None:
-        pattern, labels, leaf = _number_leaves(fabric, node)
-        capacity = np.bincount(leaf, weights=bandwidth) / fabric.oversubscription
-        nodes = int(node[-1]) + 1
-        self._leaves = Tier(links, pattern, labels, leaf, capacity, fabric.hop, nodes)
-        self._pods: Tier | None = None
+    def __init__(
+        self, links: Links, fabric: Crossbar | LeafSpine | FatTree, node: IntArray, bandwidth: FloatArray
+    ) -> None:
+        self._tiers: list[Tier] = []
+        self._upper_names: list[Iterable[str]] = []
+        if not isinstance(fabric, Crossbar):
+            pattern, labels, leaf = _number_leaves(fabric, node)
+            capacity = np.bincount(leaf, weights=bandwidth) / fabric.oversubscription
+            nodes = int(node[-1]) + 1
+            self._tiers.append(Tier(links, pattern, labels, leaf, capacity, fabric.hop, nodes))
+            self._upper_names.append(repeat("spine"))
         if isinstance(fabric, FatTree):
-            self._pod_of_leaf = np.arange(len(capacity)) // fabric.leaves_per_pod
-            pod_capacity = np.bincount(self._pod_of_leaf, weights=capacity) / fabric.core_oversubscription
-            pods = (np.arange(len(pod_capacity)),)
-            first_pod = nodes + len(capacity)
-            self._pods = Tier(links, "pod {}", pods, self._pod_of_leaf[leaf], pod_capacity, fabric.hop, first_pod)
-        self.parts = tuple(tier.part_of_nic for tier in (self._leaves, self._pods) if tier is not None)
+            pod_of_leaf = np.arange(len(capacity)) // fabric.leaves_per_pod
+            pod_capacity = np.bincount(pod_of_leaf, weights=capacity) / fabric.core_oversubscription
+            pods, first_pod = (np.arange(len(pod_capacity)),), nodes + len(capacity)
+            self._tiers.append(Tier(links, "pod {}", pods, pod_of_leaf[leaf], pod_capacity, fabric.hop, first_pod))
+            self._upper_names = [list(map(self._tiers[1].name, pod_of_leaf.tolist())), repeat("core")]
+        self.parts = tuple(tier.part_of_nic for tier in self._tiers)
 
     def columns(self, source: IntArray, target: IntArray) -> tuple[IntArray, ...]:
         """Return the links up and down of every tier, -1 for tiers that a pair does not need."""
-        uplink, downlink = self._leaves.columns(source, target)
-        if self._pods is None:
-            return uplink, downlink
-        return uplink, *self._pods.columns(source, target), downlink
+        pairs = [tier.columns(source, target) for tier in self._tiers]
+        return *(uplink for uplink, _ in pairs), *(downlink for _, downlink in reversed(pairs))
 
     def vertex(self, nic: int) -> str:
-        """Return the name of a NIC's leaf."""
-        return self._leaves.name(int(self._leaves.switch_of_nic[nic]))
+        """Return the name of a NIC's leaf, or of the whole crossbar."""
+        return self._tiers[0].name(int(self._tiers[0].switch_of_nic[nic])) if self._tiers else "fabric"
 
     def edges(self) -> Iterator[Edge]:
         """Yield the edges from leaf to spine, or from leaf to pod to core, and back."""
-        if self._pods is None:
-            yield from self._leaves.edges(repeat("spine"))
-        else:
-            yield from self._leaves.edges(map(self._pods.name, self._pod_of_leaf.tolist()))
-            yield from self._pods.edges(repeat("core"))
+        for tier, upper_names in zip(self._tiers, self._upper_names, strict=True):
+            yield from tier.edges(upper_names)
 
 
 def _number_leaves(fabric: LeafSpine | FatTree, node: IntArray) -> tuple[str, tuple[IntArray, ...], IntArray]:
@@ -191,45 +190,6 @@ class DragonflyWiring:
         return pick_links(group != target_group, self._group, pair_index(group, target_group, self._groups))
 
 
-class SwitchingWiring(Protocol):
-    """The switches between NICs.
-
-    Attributes
-    ----------
-    parts
-        For every kind of switch that owns links, the switch above each NIC; their numbers follow those of nodes.
-    """
-
-    parts: tuple[IntArray, ...]
-
-    def columns(self, source: IntArray, target: IntArray) -> tuple[IntArray, ...]:
-        """Return columns of links from NICs ``source`` to NICs ``target``, in order; -1 for links not on the route."""
-
-    def vertex(self, nic: int) -> str:
-        """Return the vertex that a NIC is plugged into."""
-
-    def edges(self) -> Iterator[Edge]:
-        """Yield the explicit edges."""
-
-
-class CrossbarWiring:
-    """A fabric without links: only NICs limit it."""
-
-    parts: tuple[IntArray, ...] = ()
-
-    def columns(self, source: IntArray, target: IntArray) -> tuple[IntArray, ...]:
-        """Return no links."""
-        return ()
-
-    def vertex(self, nic: int) -> str:
-        """Return the one vertex of the fabric."""
-        return "fabric"
-
-    def edges(self) -> Iterator[Edge]:
-        """Yield nothing."""
-        yield from ()
-
-
 class NicWiring:
     """NICs and the switches between them; the link out of a NIC has its whole latency.
 
@@ -251,7 +211,11 @@ class NicWiring:
         nics = np.arange(len(node))
         self._out_links = links.add_links("nic {} out", nics, bandwidth, latency, launch, node)
         self._in_links = links.add_links("nic {} in", nics, bandwidth, launch=launch, owner=node)
-        self._switches = _build_switches(links, fabric, node, bandwidth)
+        self._switches = (
+            DragonflyWiring(links, fabric, node)
+            if isinstance(fabric, Dragonfly)
+            else TierWiring(links, fabric, node, bandwidth)
+        )
 
     @property
     def parts(self) -> tuple[IntArray, ...]:
@@ -275,18 +239,6 @@ class NicWiring:
             yield self._host.vertex(device), self._switches.vertex(nic), int(self._out_links[nic])
             yield self._switches.vertex(nic), self._host.vertex(device), int(self._in_links[nic])
         yield from self._switches.edges()
-
-
-def _build_switches(
-    links: Links, fabric: Crossbar | LeafSpine | FatTree | Dragonfly, node: IntArray, bandwidth: FloatArray
-) -> SwitchingWiring:
-    match fabric:
-        case Crossbar():
-            return CrossbarWiring()
-        case Dragonfly():
-            return DragonflyWiring(links, fabric, node)
-        case LeafSpine() | FatTree():
-            return LeafWiring(links, fabric, node, bandwidth)
 
 
 class AxisWiring:
@@ -379,7 +331,7 @@ class GraphWiring:
         """Return the routes of fewest hops; raise ``ValueError`` if devices are not connected."""
         pairs, entry = np.unique(source * self._num_devices + target, return_inverse=True)
         rows = [self._find_paths(*divmod(pair, self._num_devices)) for pair in pairs.tolist()]
-        routes = build_table(rows).routes(entry)
+        routes = expand_routes(rows, entry)
         return routes._replace(link=self._links[routes.link])
 
     def edges(self) -> Iterator[Edge]:

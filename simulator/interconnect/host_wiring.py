@@ -28,7 +28,9 @@ class HostWiring:
         has_slot = np.array([kind.host.pcie is not None for kind in numbering.kinds])[numbering.kind]
         slot = np.where(has_slot, np.arange(len(node)), -1)
         self.switch = _number_switches(numbering, trees)
-        self.slot_out, self.slot_in = _add_link_pairs(links, "pcie {}", slot, numbering.figures(_slot_width), node)
+        self.slot_out, self.slot_in = _add_link_pairs(
+            links, "pcie {}", slot, numbering.figures(lambda kind: _slot_link(kind).bandwidth), node
+        )
         self.uplink_out, self.uplink_in = _add_link_pairs(
             links, "pcie switch {}", self.switch, numbering.figures(_uplink_width), node
         )
@@ -70,10 +72,6 @@ class HostWiring:
 def _slot_link(node: Node) -> Link:
     """Return the link of a device's slot; a link without cost if the host has no slots."""
     return node.host.pcie.link if node.host.pcie is not None else Link(0.0, inf)
-
-
-def _slot_width(node: Node) -> float:
-    return _slot_link(node).bandwidth
 
 
 def _uplink_width(node: Node) -> float:

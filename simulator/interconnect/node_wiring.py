@@ -16,9 +16,9 @@ from meshwise.simulator.interconnect.routes import (
     IntArray,
     Routes,
     ShortestPaths,
-    build_table,
     chain_links,
     expand_counts,
+    expand_routes,
     ordered_pairs,
     pair_index,
     pick_links,
@@ -31,12 +31,16 @@ class Ports:
 
     def __init__(self, links: Links, numbering: Numbering, kind: int, link: Link) -> None:
         self.devices = numbering.devices_of(kind)
-        self._rank = numbering.rank
-        node = numbering.node[self.devices]
-        self._out_links = links.add_links(
-            "device {} out", self.devices, link.bandwidth, link.latency, link.launch, node
+        self._rank, self._node = numbering.rank, numbering.node[self.devices]
+        figures = link.bandwidth, link.latency, link.launch
+        self._out_links = links.add_links("device {} out", self.devices, *figures, self._node)
+        self._in_links = links.add_links(
+            "device {} in", self.devices, link.bandwidth, launch=link.launch, owner=self._node
         )
-        self._in_links = links.add_links("device {} in", self.devices, link.bandwidth, launch=link.launch, owner=node)
+
+    def rows(self) -> tuple[list[int], list[int], list[int], list[int]]:
+        """Return device, node, port out and port in of every device."""
+        return self.devices.tolist(), self._node.tolist(), self._out_links.tolist(), self._in_links.tolist()
 
     def out_links(self, devices: IntArray) -> IntArray:
         """Return the port out of every device."""
@@ -47,25 +51,18 @@ class Ports:
         return self._in_links[self._rank[devices]]
 
 
-class SwitchWiring:
-    """The ports of all nodes of one kind."""
-
-    def __init__(self, links: Links, numbering: Numbering, kind: int, link: Link) -> None:
-        self._node = numbering.node
-        self._ports = Ports(links, numbering, kind, link)
+class SwitchWiring(Ports):
+    """The ports of all nodes of one kind, into a switch."""
 
     def routes(self, source: IntArray, target: IntArray) -> Routes:
         """Return the routes: the source's port out, the target's port in."""
-        return chain_links(self._ports.out_links(source), self._ports.in_links(target))
+        return chain_links(self.out_links(source), self.in_links(target))
 
     def edges(self) -> Iterator[Edge]:
         """Yield the edges from devices to the switch and back."""
-        devices = self._ports.devices
-        for device, out_link, in_link in zip(
-            devices, self._ports.out_links(devices), self._ports.in_links(devices), strict=True
-        ):
-            yield f"device {device}", f"node {self._node[device]} switch", int(out_link)
-            yield f"node {self._node[device]} switch", f"device {device}", int(in_link)
+        for device, node, out_link, in_link in zip(*self.rows(), strict=True):
+            yield f"device {device}", f"node {node} switch", out_link
+            yield f"node {node} switch", f"device {device}", in_link
 
 
 class Wires:
@@ -156,20 +153,38 @@ def build_axis(size: int, wraparound: bool = True) -> Axis:
     return Axis(size, wraparound and size > 2)
 
 
-class RingWiring:
+class _WiredDevices:
+    """Devices of all nodes of a kind that wires join directly."""
+
+    def __init__(
+        self,
+        links: Links,
+        numbering: Numbering,
+        kind: int,
+        link: Link,
+        ends: tuple[IntArray, IntArray],
+        width: FloatArray | None = None,
+    ) -> None:
+        self._local, self._size = numbering.local, numbering.kinds[kind].devices
+        self._wires = Wires(links, numbering, kind, "node {} link {}>{}", ends, link, width)
+
+    def edges(self) -> Iterator[Edge]:
+        """Yield device to device."""
+        return self._wires.list_device_edges()
+
+
+class RingWiring(_WiredDevices):
     """Links from each device to the next and to the previous one, in all nodes of one kind."""
 
     def __init__(self, links: Links, numbering: Numbering, kind: int, link: Link) -> None:
-        self._local, self._axis = numbering.local, build_axis(numbering.kinds[kind].devices)
+        self._axis = build_axis(numbering.kinds[kind].devices)
         up_positions, down_positions = self._axis.exits(0), self._axis.exits(1)
-        ends = (
-            np.concatenate([up_positions, down_positions]),
-            np.concatenate([up_positions + 1, down_positions - 1]) % self._axis.size,
-        )
-        self._wires = Wires(links, numbering, kind, "node {} link {}>{}", ends, link)
+        tail = np.concatenate([up_positions, down_positions])
+        head = np.concatenate([up_positions + 1, down_positions - 1]) % self._axis.size
+        super().__init__(links, numbering, kind, link, (tail, head))
         self._wire = np.zeros((2, self._axis.size), dtype=np.int64)
         self._wire[0, up_positions] = np.arange(len(up_positions))
-        self._wire[1, down_positions] = np.arange(len(up_positions), len(ends[0]))
+        self._wire[1, down_positions] = np.arange(len(up_positions), len(tail))
 
     def routes(self, source: IntArray, target: IntArray) -> Routes:
         """Return the routes in the shorter direction."""
@@ -177,17 +192,12 @@ class RingWiring:
         link = self._wires.find_links(source[walks.pair], self._wire[walks.direction, walks.position])
         return Routes(walks.pair, link, walks.share)
 
-    def edges(self) -> Iterator[Edge]:
-        """Yield device to device."""
-        return self._wires.list_device_edges()
 
-
-class FullMeshWiring:
+class FullMeshWiring(_WiredDevices):
     """Links between every two devices of a node, in all nodes of one kind."""
 
     def __init__(self, links: Links, numbering: Numbering, kind: int, link: Link) -> None:
-        self._local, self._size = numbering.local, numbering.kinds[kind].devices
-        self._wires = Wires(links, numbering, kind, "node {} link {}>{}", ordered_pairs(self._size), link)
+        super().__init__(links, numbering, kind, link, ordered_pairs(numbering.kinds[kind].devices))
 
     def routes(self, source: IntArray, target: IntArray) -> Routes:
         """Return the routes, of one link each."""
@@ -195,33 +205,25 @@ class FullMeshWiring:
             self._wires.find_links(source, pair_index(self._local[source], self._local[target], self._size))
         )
 
-    def edges(self) -> Iterator[Edge]:
-        """Yield device to device."""
-        return self._wires.list_device_edges()
 
-
-class MeshWiring:
+class MeshWiring(_WiredDevices):
     """Links between some pairs of devices; other pairs send over them, by routes found at their first use."""
 
     def __init__(self, links: Links, numbering: Numbering, kind: int, mesh: Mesh) -> None:
-        self._local, self._size = numbering.local, numbering.kinds[kind].devices
-        width = _count_wires(mesh, self._size)
+        size = numbering.kinds[kind].devices
+        width = _count_wires(mesh, size)
         tail, head = (np.array(column, dtype=np.int64) for column in zip(*width, strict=True))
         count = np.array(list(width.values()), dtype=np.float64)
-        self._wires = Wires(links, numbering, kind, "node {} link {}>{}", (tail, head), mesh.link, count)
-        self._paths = _build_paths(tuple(width), self._size)
+        super().__init__(links, numbering, kind, mesh.link, (tail, head), count)
+        self._paths = _build_paths(tuple(width), size)
 
     def routes(self, source: IntArray, target: IntArray) -> Routes:
         """Return the routes of fewest hops."""
         # Routes are the same in every node, so that each pair of positions is looked up once.
         pairs, entry = np.unique(self._local[source] * self._size + self._local[target], return_inverse=True)
         paths = (self._paths.find_paths(*divmod(pair, self._size)) for pair in pairs.tolist())
-        local = build_table([path for path in paths if path is not None]).routes(entry)
+        local = expand_routes([path for path in paths if path is not None], entry)
         return local._replace(link=self._wires.find_links(source[local.pair], local.link))
-
-    def edges(self) -> Iterator[Edge]:
-        """Yield device to device."""
-        return self._wires.list_device_edges()
 
 
 def _count_wires(mesh: Mesh, size: int) -> dict[tuple[int, int], int]:
@@ -277,15 +279,12 @@ class PcieTreeWiring:
 
     def edges(self) -> Iterator[Edge]:
         """Yield the edges from device (or its slot) to switch to socket to socket, and back."""
-        host, devices = self._host, self._ports.devices
-        sockets = self._find_sockets(devices)
-        for device, socket, out_link, in_link in zip(
-            devices, sockets, self._ports.out_links(devices), self._ports.in_links(devices), strict=True
-        ):
+        host, sockets = self._host, self._find_sockets(self._ports.devices)
+        for device, node, out_link, in_link, socket in zip(*self._ports.rows(), sockets, strict=True):
             lower_vertex, switch = host.vertex(device), f"pcie switch {host.switch[device]}"
-            upper_vertex = f"node {self._numbering.node[device]} socket {socket}"
-            yield lower_vertex, switch, int(out_link)
-            yield switch, lower_vertex, int(in_link)
+            upper_vertex = f"node {node} socket {socket}"
+            yield lower_vertex, switch, out_link
+            yield switch, lower_vertex, in_link
             yield switch, upper_vertex, int(host.uplink_out[device])
             yield upper_vertex, switch, int(host.uplink_in[device])
         yield from self._wires.list_part_edges("socket")

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwise.simulator.program import expand_rows, ragged
+
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
@@ -27,21 +29,6 @@ class Routes(NamedTuple):
     share: FloatArray
 
 
-class RouteTable(NamedTuple):
-    """Table of routes: entry ``e`` has the rows ``start[e]:start[e + 1]``."""
-
-    start: IntArray
-    link: IntArray
-    share: FloatArray
-
-    def routes(self, entries: IntArray) -> Routes:
-        """Return the routes of pairs, of which pair ``i`` has the rows of ``entries[i]``."""
-        first_rows = self.start[entries]
-        pair, step = expand_counts(self.start[entries + 1] - first_rows)
-        row = first_rows[pair] + step
-        return Routes(pair, self.link[row], self.share[row])
-
-
 def expand_counts(counts: IntArray) -> tuple[IntArray, IntArray]:
     """Return for ``counts[i]`` rows of each ``i``: the ``i`` of every row, and its position among the rows of ``i``.
 
@@ -52,12 +39,12 @@ def expand_counts(counts: IntArray) -> tuple[IntArray, IntArray]:
     return owner, np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]
 
 
-def build_table(rows: Sequence[tuple[Sequence[int], Sequence[float]]]) -> RouteTable:
-    """Return the table whose entry ``e`` has the links and shares ``rows[e]``."""
-    start = np.zeros(len(rows) + 1, dtype=np.int64)
-    np.cumsum([len(links) for links, _ in rows], out=start[1:])
-    links = np.array([link for links, _ in rows for link in links], dtype=np.int64)
-    return RouteTable(start, links, np.array([share for _, shares in rows for share in shares], dtype=np.float64))
+def expand_routes(rows: Sequence[tuple[Sequence[int], Sequence[float]]], entries: IntArray) -> Routes:
+    """Return the routes of pairs, of which pair ``i`` has the links and shares ``rows[entries[i]]``."""
+    start, links = ragged([links for links, _ in rows])
+    shares = np.array([share for _, shares in rows for share in shares], dtype=np.float64)
+    pair, row = expand_rows(start, entries)
+    return Routes(pair, links[row], shares[row])
 
 
 def pick_links(is_crossed: BoolArray, links: IntArray, index: IntArray) -> IntArray:

@@ -118,11 +118,19 @@ def operator_time(
         return 0.0
     sizes = _with_imbalance(operator, sizes)
     if operator.kind in PRODUCTS:
-        return _matmul_operator_time(accelerator, block, operator, sizes, direction, quantised, gradient_bytes)
+        product = _Product(accelerator, block, operator, sizes, quantised)
+        seconds = operator_launches(operator, direction, quantised=quantised) * accelerator.launch
+        if quantised:
+            seconds += product.cast_time(direction)
+        return seconds + (
+            product.forward_time() if direction is Pass.FORWARD else sum(product.gradient_times(gradient_bytes))
+        )
+    traffic = _traffic(block, operator, sizes, direction)
     if operator.kind is OperatorKind.ATTENTION:
-        return _attention_time(accelerator, block, operator, sizes, direction)
+        dtype, shape = block.tensor[operator.inputs[0]].dtype, _to_attention(block, operator, sizes)
+        return accelerator.launch + attention_time(accelerator, dtype, shape, direction, traffic, operator.kernel)
     bandwidth = accelerator.bandwidth(streaming_kind(operator), backward=direction is Pass.BACKWARD)
-    return streaming_time(_traffic(block, operator, sizes, direction), bandwidth, accelerator.launch)
+    return streaming_time(traffic, bandwidth, accelerator.launch)
 
 
 def weight_gradient_time(
@@ -146,9 +154,8 @@ def weight_gradient_time(
         return operator_time(accelerator, block, operator, sizes, Pass.BACKWARD)
     if operator.kind not in PRODUCTS:
         return 0.0
-    _, weight_time = _gradient_times(
-        accelerator, block, operator, _with_imbalance(operator, sizes), quantised, gradient_bytes
-    )
+    product = _Product(accelerator, block, operator, _with_imbalance(operator, sizes), quantised)
+    _, weight_time = product.gradient_times(gradient_bytes)
     return accelerator.launch + weight_time
 
 
@@ -236,80 +243,6 @@ def _largest_capacity(operator: Operator, sizes: Mapping[str, int]) -> int:
     return ceil(round(sizes["capacity"] * load, 6))
 
 
-def _matmul_operator_time(
-    accelerator: Accelerator,
-    block: Block,
-    operator: Operator,
-    sizes: Mapping[str, int],
-    direction: Pass,
-    quantised: bool,
-    gradient_bytes: int,
-) -> float:
-    seconds = operator_launches(operator, direction, quantised=quantised) * accelerator.launch
-    if quantised:
-        seconds += _cast_time(accelerator, block, operator, sizes, direction)
-    if direction is Pass.BACKWARD:
-        return seconds + sum(_gradient_times(accelerator, block, operator, sizes, quantised, gradient_bytes))
-    dtype, traffic = _product_dtype(block, operator, quantised), _product_bytes(block, operator, sizes, quantised)
-    product = _to_product(block, operator, sizes)
-    forward = matmul_time(accelerator, dtype, product, traffic.result, grouped=_is_grouped(operator))
-    return seconds + forward * _misalignment(operator, dtype, product)
-
-
-def _gradient_times(
-    accelerator: Accelerator,
-    block: Block,
-    operator: Operator,
-    sizes: Mapping[str, int],
-    quantised: bool,
-    gradient_bytes: int,
-) -> tuple[float, float]:
-    """Return the seconds of the two products of backward: the gradients of the inputs, and those of the weights."""
-    product, traffic = _to_product(block, operator, sizes), _product_bytes(block, operator, sizes, quantised)
-    if gradient_bytes:
-        itemsize = ITEMSIZE[block.tensor[operator.inputs[0]].dtype]
-        # The sum is read and written, where else a gradient of the input's width would be written.
-        extra_bytes = _operand_elements(block, operator, sizes).weight * (2 * gradient_bytes - itemsize)
-        traffic = traffic._replace(weight=traffic.weight + extra_bytes)
-    dtype, model = _product_dtype(block, operator, quantised), accelerator.matmul
-    # The gradient of the input is a sum over n, that of the weight a sum over m.
-    input_product = Matmul(product.count, product.m, product.k, product.n)
-    weight_product = Matmul(product.count, product.k, product.n, product.m)
-    input_time = matmul_time(accelerator, dtype, input_product, traffic.image, grouped=_is_grouped(operator))
-    weight_time = matmul_time(accelerator, dtype, weight_product, traffic.weight, grouped=_is_grouped(operator))
-    slowdown = _misalignment(operator, dtype, product)
-    return slowdown * input_time / model.data_gradient, slowdown * weight_time / model.weight_gradient
-
-
-def _misalignment(operator: Operator, dtype: str, product: Matmul) -> float:
-    """Return the slowdown of a product whose matrices have rows of an odd number of elements, ``k`` or ``n``."""
-    is_odd = product.n % 2 or product.k % 2
-    return UNALIGNED if is_odd and ITEMSIZE[dtype] == 2 and operator.kind is not OperatorKind.CONVOLUTION else 1.0
-
-
-def _is_grouped(operator: Operator) -> bool:
-    return operator.kind is OperatorKind.GROUPED_MATMUL
-
-
-def _cast_time(
-    accelerator: Accelerator, block: Block, operator: Operator, sizes: Mapping[str, int], direction: Pass
-) -> float:
-    """Return the seconds that a product in fp8 takes to cast its input or, in backward, the gradient of its output.
-
-    One kernel writes the tensor and its transpose (Transformer Engine's fused cast and transpose); its launch is not
-    counted here. The weight is cast once a step, with the optimizer.
-    """
-    elements = _operand_elements(block, operator, sizes)
-    cast_elements = elements.image if direction is Pass.FORWARD else elements.result
-    itemsize = ITEMSIZE[block.tensor[operator.inputs[0]].dtype]
-    return cast_elements * (itemsize + 2 * ITEMSIZE["fp8"]) / accelerator.bandwidth(OperatorKind.ELEMENTWISE)
-
-
-def _product_dtype(block: Block, operator: Operator, quantised: bool) -> str:
-    """Return the dtype in which a product multiplies."""
-    return "fp8" if quantised else block.tensor[operator.inputs[0]].dtype
-
-
 class _Operands(NamedTuple):
     """A figure for each operand of a product: its input, its weight and its result."""
 
@@ -318,24 +251,69 @@ class _Operands(NamedTuple):
     result: int
 
 
-def _operand_elements(block: Block, operator: Operator, sizes: Mapping[str, int]) -> _Operands:
-    """Return the elements of a product's operands; a convolution, as an implicit GEMM, reads the image, not patches."""
-    if operator.kind is not OperatorKind.CONVOLUTION:
-        product = _to_product(block, operator, sizes)
-        sides = (product.m * product.k, product.k * product.n, product.m * product.n)
-        return _Operands(*(product.count * side for side in sides))
-    names = operator.inputs, operator.parameters[:1], operator.outputs
-    return _Operands(*(sum(local_size(block.tensor[name], sizes) for name in group) for group in names))
+class _Product:
+    """The matrix products of an operator on its local share of the work.
 
-
-def _product_bytes(block: Block, operator: Operator, sizes: Mapping[str, int], quantised: bool) -> _Operands:
-    """Return the bytes moved by the product that computes each operand, or its gradient, from the two others.
-
-    In fp8 the two others are read in fp8, and the result is as wide as the input was before the cast.
+    Attributes
+    ----------
+    elements
+        Elements of the operands; a convolution, as an implicit GEMM, reads the image, not patches.
+    traffic
+        Bytes moved by the product that computes each operand, or its gradient, from the two others. In fp8 the two
+        others are read in fp8, and the result is as wide as the input was before the cast.
     """
-    elements, itemsize = _operand_elements(block, operator, sizes), ITEMSIZE[block.tensor[operator.inputs[0]].dtype]
-    read_itemsize = ITEMSIZE["fp8"] if quantised else itemsize
-    return _Operands(*(sum(elements) * read_itemsize + count * (itemsize - read_itemsize) for count in elements))
+
+    def __init__(
+        self, accelerator: Accelerator, block: Block, operator: Operator, sizes: Mapping[str, int], quantised: bool
+    ) -> None:
+        self.accelerator, self.kind = accelerator, operator.kind
+        self.matmul = product = _to_product(block, operator, sizes)
+        input_dtype = block.tensor[operator.inputs[0]].dtype
+        self.dtype, self.itemsize = "fp8" if quantised else input_dtype, ITEMSIZE[input_dtype]
+        if operator.kind is OperatorKind.CONVOLUTION:
+            names = operator.inputs, operator.parameters[:1], operator.outputs
+            counts = [sum(local_size(block.tensor[name], sizes) for name in group) for group in names]
+        else:
+            sides = (product.m * product.k, product.k * product.n, product.m * product.n)
+            counts = [product.count * side for side in sides]
+        self.elements, read_itemsize = _Operands(*counts), ITEMSIZE[self.dtype]
+        self.traffic = _Operands(
+            *(sum(counts) * read_itemsize + count * (self.itemsize - read_itemsize) for count in counts)
+        )
+
+    def forward_time(self) -> float:
+        """Return the seconds of the product of forward."""
+        return self._time(self.matmul, self.traffic.result) * self._misalignment()
+
+    def gradient_times(self, gradient_bytes: int) -> tuple[float, float]:
+        """Return the seconds of the two products of backward: the gradients of the inputs, and those of the weights."""
+        product, model, weight_bytes = self.matmul, self.accelerator.matmul, self.traffic.weight
+        if gradient_bytes:
+            # The sum is read and written, where else a gradient of the input's width would be written.
+            weight_bytes += self.elements.weight * (2 * gradient_bytes - self.itemsize)
+        # The gradient of the input is a sum over n, that of the weight a sum over m.
+        input_time = self._time(Matmul(product.count, product.m, product.k, product.n), self.traffic.image)
+        weight_time = self._time(Matmul(product.count, product.k, product.n, product.m), weight_bytes)
+        slowdown = self._misalignment()
+        return slowdown * input_time / model.data_gradient, slowdown * weight_time / model.weight_gradient
+
+    def cast_time(self, direction: Pass) -> float:
+        """Return the seconds that a product in fp8 takes to cast its input or, in backward, the gradient of its output.
+
+        One kernel writes the tensor and its transpose (Transformer Engine's fused cast and transpose); its launch is
+        not counted here. The weight is cast once a step, with the optimizer.
+        """
+        elements = self.elements.image if direction is Pass.FORWARD else self.elements.result
+        return elements * (self.itemsize + 2 * ITEMSIZE["fp8"]) / self.accelerator.bandwidth(OperatorKind.ELEMENTWISE)
+
+    def _time(self, product: Matmul, traffic: float) -> float:
+        is_grouped = self.kind is OperatorKind.GROUPED_MATMUL
+        return matmul_time(self.accelerator, self.dtype, product, traffic, grouped=is_grouped)
+
+    def _misalignment(self) -> float:
+        """Return the slowdown of matrices that have rows of an odd number of elements, ``k`` or ``n``."""
+        is_odd = self.matmul.n % 2 or self.matmul.k % 2
+        return UNALIGNED if is_odd and ITEMSIZE[self.dtype] == 2 and self.kind is not OperatorKind.CONVOLUTION else 1.0
 
 
 def _to_product(block: Block, operator: Operator, sizes: Mapping[str, int]) -> Matmul:
@@ -357,16 +335,6 @@ def _to_product(block: Block, operator: Operator, sizes: Mapping[str, int]) -> M
         else:
             m *= sizes[dim]
     return Matmul(count, m, n, k)
-
-
-def _attention_time(
-    accelerator: Accelerator, block: Block, operator: Operator, sizes: Mapping[str, int], direction: Pass
-) -> float:
-    traffic = _traffic(block, operator, sizes, direction)
-    dtype = block.tensor[operator.inputs[0]].dtype
-    return accelerator.launch + attention_time(
-        accelerator, dtype, _to_attention(block, operator, sizes), direction, traffic, operator.kernel
-    )
 
 
 def _to_attention(block: Block, operator: Operator, sizes: Mapping[str, int]) -> AttentionShape:

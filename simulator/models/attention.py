@@ -10,13 +10,13 @@ References
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from meshwise.simulator.machine.kernels import KERNEL_SLOWDOWNS
-from meshwise.simulator.models.layers import TOKEN_DIMS, linear, norm
-from meshwise.simulator.models.model import BlockBuilder, SymbolicOperator
+from meshwise.simulator.models.layers import linear, norm
+from meshwise.simulator.models.model import BlockBuilder
 from meshwise.simulator.operator_graph import OperatorKind
 
-QUERY_DIMS = "batch sequence heads group head_dim"
 UNFUSED = "unfused"
 ATTENTION_KERNELS = ("flash", *KERNEL_SLOWDOWNS, UNFUSED)
 """Attention kernels: a device's best fused one, others by name, and separate operators that keep the scores."""
@@ -67,128 +67,92 @@ class Attention:
     value_dim: str = "head_dim"
 
     @property
+    def query_dims(self) -> str:
+        """Dims of queries."""
+        return f"batch sequence heads group {self.query_dim}"
+
+    @property
+    def key_dims(self) -> str:
+        """Dims of keys."""
+        return f"batch {self.key} heads {self.query_dim}"
+
+    @property
     def context_dims(self) -> str:
         """Dims of the output of the core."""
         return f"batch sequence heads group {self.value_dim}"
 
+    @property
+    def score_dims(self) -> str:
+        """Dims of scores: a number for each query head and pair of tokens."""
+        return f"batch heads group sequence {self.key}"
+
 
 def self_attention(builder: BlockBuilder, source: str, attention: Attention) -> str:
     """Add attention of tokens to themselves, projections included, and return its output."""
-    query, keys, values = _project_qkv(builder, source, attention)
+    query = builder.add_tensor(f"{attention.prefix}query", attention.query_dims)
+    keys, values = _add_keys_values(builder, attention)
+    bias = attention.qkv_bias
+    linear(builder, f"{attention.prefix}qkv", source, (query, keys, values), "heads qkv", bias=bias)
     if attention.qk_norm:
         query = norm(builder, "query_norm", query, bias=False, dim=attention.query_dim)
         keys = norm(builder, "key_norm", keys, bias=False, dim=attention.query_dim)
     if attention.rotary:
-        query, keys = _rotate_queries_keys(builder, query, keys, attention)
-    return output_projection(builder, attention_core(builder, query, keys, values, attention), attention)
+        query, keys = _rotate(builder, (query, keys), attention)
+    return _attend(builder, query, keys, values, attention)
 
 
 def cross_attention(builder: BlockBuilder, source: str, memory: str, attention: Attention, memory_dim: str) -> str:
     """Add attention of ``source`` to other tokens, ``batch source memory_dim``, and return its output."""
     attention = replace(attention, key="source")
-    width = "heads group head_dim"
-    query = builder.add_tensor(f"{attention.prefix}query", QUERY_DIMS)
-    linear(
-        builder,
-        f"{attention.prefix}query",
-        source,
-        (query,),
-        f"batch sequence {width} hidden",
-        weight=f"hidden {width}",
-        summed_dims="hidden",
-        bias=width if attention.qkv_bias else "",
-    )
+    prefix, bias = attention.prefix, attention.qkv_bias
+    query = linear(builder, f"{prefix}query", source, (f"{prefix}query",), "heads group head_dim", bias=bias)
     keys, values = _add_keys_values(builder, attention)
-    linear(
-        builder,
-        f"{attention.prefix}key_value",
-        memory,
-        (keys, values),
-        f"batch source heads key_value {memory_dim}",
-        weight=f"{memory_dim} heads key_value",
-        summed_dims=memory_dim,
-        bias="heads key_value" if attention.qkv_bias else "",
-    )
-    return output_projection(builder, attention_core(builder, query, keys, values, attention), attention)
+    outputs, columns = (keys, values), "heads key_value"
+    linear(builder, f"{prefix}key_value", memory, outputs, columns, memory_dim, over="batch source", bias=bias)
+    return _attend(builder, query, keys, values, attention)
 
 
 def _add_keys_values(builder: BlockBuilder, attention: Attention) -> tuple[str, str]:
-    keys = builder.add_tensor(f"{attention.prefix}keys", f"batch {attention.key} heads {attention.query_dim}")
+    keys = builder.add_tensor(f"{attention.prefix}keys", attention.key_dims)
     return keys, builder.add_tensor(f"{attention.prefix}values", f"batch {attention.key} heads {attention.value_dim}")
 
 
-def _project_qkv(builder: BlockBuilder, source: str, attention: Attention) -> tuple[str, str, str]:
-    query = builder.add_tensor(f"{attention.prefix}query", QUERY_DIMS)
-    keys, values = _add_keys_values(builder, attention)
-    linear(
-        builder,
-        f"{attention.prefix}qkv",
-        source,
-        (query, keys, values),
-        "batch sequence heads qkv hidden",
-        weight="hidden heads qkv",
-        summed_dims="hidden",
-        bias="heads qkv" if attention.qkv_bias else "",
-    )
-    return query, keys, values
+def _rotate(builder: BlockBuilder, inputs: tuple[str, ...], attention: Attention) -> tuple[str, str]:
+    """Add the rotation of queries and keys by position and return both."""
+    query = builder.add_tensor("rotated_query", attention.query_dims)
+    keys = builder.add_tensor("rotated_keys", attention.key_dims)
+    builder.add_elementwise("rotary", attention.query_dims, inputs, (query, keys))
+    return query, keys
 
 
-def _rotate_queries_keys(builder: BlockBuilder, query: str, keys: str, attention: Attention) -> tuple[str, str]:
-    rotated = (
-        builder.add_tensor("rotated_query", QUERY_DIMS),
-        builder.add_tensor("rotated_keys", f"batch {attention.key} heads {attention.query_dim}"),
-    )
-    builder.add_elementwise("rotary", QUERY_DIMS, (query, keys), rotated)
-    return rotated
-
-
-def output_projection(builder: BlockBuilder, context: str, attention: Attention) -> str:
-    """Add the product of all heads' contexts with the output weight and return it."""
-    out = builder.add_tensor(f"{attention.prefix}projected", TOKEN_DIMS)
-    width = f"heads group {attention.value_dim}"
-    linear(
-        builder,
-        f"{attention.prefix}projection",
-        context,
-        (out,),
-        f"{TOKEN_DIMS} {width}",
-        weight=f"{width} hidden",
-        summed_dims=width,
-        bias="hidden" if attention.bias else "",
-    )
-    return out
-
-
-def attention_core(builder: BlockBuilder, query: str, keys: str, values: str, attention: Attention) -> str:
-    """Add scores, softmax and the weighted sum of values, fused or not, and return the context."""
-    return (_unfused_core if attention.kernel == UNFUSED else _fused_core)(builder, query, keys, values, attention)
+def _attend(builder: BlockBuilder, query: str, keys: str, values: str, attention: Attention) -> str:
+    """Add the core, fused or not, and the product of all heads' contexts with the output weight, and return it."""
+    core = _unfused_core if attention.kernel == UNFUSED else _fused_core
+    context, prefix = core(builder, query, keys, values, attention), attention.prefix
+    width, outputs = f"heads group {attention.value_dim}", (f"{prefix}projected",)
+    return linear(builder, f"{prefix}projection", context, outputs, "hidden", width, bias=attention.bias)
 
 
 def _fused_core(builder: BlockBuilder, query: str, keys: str, values: str, attention: Attention) -> str:
     context = builder.add_tensor(f"{attention.prefix}context", attention.context_dims)
     lse = builder.add_tensor(f"{attention.prefix}logsumexp", "batch heads group sequence", "fp32")
-    dims, flops = f"batch heads group sequence {attention.key} {attention.query_dim}", 4.0
+    dims, flops = f"{attention.score_dims} {attention.query_dim}", 4.0
     # heads of latent attention have two widths: an operator has one iteration space, so both go into the FLOP
     if attention.query_dim != attention.value_dim:
-        dims, flops = (
-            _score_dims(attention),
-            2.0 * (builder.dim_sizes[attention.query_dim] + builder.dim_sizes[attention.value_dim]),
-        )
-    builder.add_operator(
-        SymbolicOperator(
-            f"{attention.prefix}attention",
-            OperatorKind.ATTENTION,
-            dims,
-            (query, keys, values),
-            (context, lse),
-            flops=flops * visible_share(builder.dim_sizes["sequence"], attention.window),
-            saved=(query, keys, values, context, lse),
-            selective=True,
-            executed=0.5 if attention.causal else 1.0,
-            kernel=attention.kernel,
-        )
+        widths = builder.dim_sizes[attention.query_dim] + builder.dim_sizes[attention.value_dim]
+        dims, flops = attention.score_dims, 2.0 * widths
+    return builder.add_operator(
+        f"{attention.prefix}attention",
+        OperatorKind.ATTENTION,
+        dims,
+        (query, keys, values),
+        (context, lse),
+        flops_per_point=flops * visible_share(builder.dim_sizes["sequence"], attention.window),
+        saved=(query, keys, values, context, lse),
+        recompute_selectively=True,
+        executed_fraction=0.5 if attention.causal else 1.0,
+        kernel=attention.kernel,
     )
-    return context
 
 
 def visible_share(sequence: int, window: int | None) -> float:
@@ -201,77 +165,26 @@ def visible_share(sequence: int, window: int | None) -> float:
     return window_tokens * (2 * sequence - window_tokens) / sequence**2
 
 
-def _score_dims(attention: Attention) -> str:
-    return f"batch heads group sequence {attention.key}"
-
-
 def _unfused_core(builder: BlockBuilder, query: str, keys: str, values: str, attention: Attention) -> str:
-    square = _score_dims(attention)
-    scores = builder.add_tensor(f"{attention.prefix}scores", square)
-    product, softmax = OperatorKind.BATCH_MATMUL, OperatorKind.SOFTMAX
-    builder.add_operator(
-        SymbolicOperator(
-            f"{attention.prefix}scores",
-            product,
-            f"{square} {attention.query_dim}",
-            (query, keys),
-            (scores,),
-            reduced=attention.query_dim,
-            flops=2.0,
-            saved=(query, keys),
-            selective=True,
-        )
-    )
-    scores = _add_position_bias(builder, scores, attention)
-    probabilities = builder.add_tensor(f"{attention.prefix}probabilities", square)
-    saved = (probabilities,)
-    builder.add_operator(
-        SymbolicOperator(
-            f"{attention.prefix}softmax", softmax, square, (scores,), (probabilities,), saved=saved, selective=True
-        )
-    )
-    weights = _drop_probabilities(builder, probabilities, attention)
-    context = builder.add_tensor(f"{attention.prefix}context", attention.context_dims)
-    builder.add_operator(
-        SymbolicOperator(
-            f"{attention.prefix}context",
-            product,
-            f"{square} {attention.value_dim}",
-            (weights, values),
-            (context,),
-            reduced=attention.key,
-            flops=2.0,
-            saved=(weights, values),
-            selective=True,
-        )
-    )
+    square, prefix = attention.score_dims, attention.prefix
+    add, product = partial(builder.add_operator, recompute_selectively=True), OperatorKind.BATCH_MATMUL
+    dim = attention.query_dim
+    inputs: tuple[str, ...] = (query, keys)
+    scores, dims = (f"{prefix}scores",), f"{square} {dim}"
+    add(f"{prefix}scores", product, dims, inputs, scores, reduced=dim, flops_per_point=2.0, saved=inputs)
+    if attention.position_bias is not None:
+        inputs, scores = (*scores, attention.position_bias), (f"{prefix}biased_scores",)
+        add(f"{prefix}position_bias", OperatorKind.ELEMENTWISE, square, inputs, scores)
+    weights = (f"{prefix}probabilities",)
+    add(f"{prefix}softmax", OperatorKind.SOFTMAX, square, scores, weights, saved=weights)
+    if attention.dropout:
+        inputs, weights = weights, (builder.add_tensor(f"{prefix}dropped", square),)
+        mask = builder.add_tensor(f"{prefix}probabilities_mask", square, "mask")
+        add(f"{prefix}attention_dropout", OperatorKind.DROPOUT, square, inputs, weights, saved=(mask,))
+    context, inputs = builder.add_tensor(f"{prefix}context", attention.context_dims), (*weights, values)
+    dims, dim = f"{square} {attention.value_dim}", attention.key
+    add(f"{prefix}context", product, dims, inputs, (context,), reduced=dim, flops_per_point=2.0, saved=inputs)
     return context
-
-
-def _add_position_bias(builder: BlockBuilder, scores: str, attention: Attention) -> str:
-    if attention.position_bias is None:
-        return scores
-    out = builder.add_tensor(f"{attention.prefix}biased_scores", _score_dims(attention))
-    kind = OperatorKind.ELEMENTWISE
-    inputs = (scores, attention.position_bias)
-    builder.add_operator(
-        SymbolicOperator(
-            f"{attention.prefix}position_bias", kind, _score_dims(attention), inputs, (out,), selective=True
-        )
-    )
-    return out
-
-
-def _drop_probabilities(builder: BlockBuilder, probabilities: str, attention: Attention) -> str:
-    if not attention.dropout:
-        return probabilities
-    out = builder.add_tensor(f"{attention.prefix}dropped", _score_dims(attention))
-    masks = (builder.add_tensor(f"{attention.prefix}probabilities_mask", _score_dims(attention), "mask"),)
-    name, kind = f"{attention.prefix}attention_dropout", OperatorKind.DROPOUT
-    builder.add_operator(
-        SymbolicOperator(name, kind, _score_dims(attention), (probabilities,), (out,), saved=masks, selective=True)
-    )
-    return out
 
 
 def head_sizes(heads: int, kv_heads: int, head_dim: int) -> dict[str, int]:
@@ -324,37 +237,25 @@ class LatentAttention:
 
 def latent_attention(builder: BlockBuilder, source: str, sizes: LatentAttention, attention: Attention) -> str:
     """Add latent attention of tokens to themselves, projections included, and return its output."""
-    query = _project_latent_query(builder, source, compressed=sizes.q_rank is not None)
+    query = _project_latent_query(builder, source, attention, compressed=sizes.q_rank is not None)
     keys, rotary_key, values = _project_latent_keys_and_values(builder, source)
-    rotated = (
-        builder.add_tensor("rotated_query", "batch sequence heads group query_dim"),
-        builder.add_tensor("rotated_keys", "batch key heads query_dim"),
-    )
-    builder.add_elementwise("rotary", "batch sequence heads group query_dim", (query, keys, rotary_key), rotated)
-    return output_projection(builder, attention_core(builder, *rotated, values, attention), attention)
+    return _attend(builder, *_rotate(builder, (query, keys, rotary_key), attention), values, attention)
 
 
-def _project_latent_query(builder: BlockBuilder, source: str, *, compressed: bool) -> str:
-    query = builder.add_tensor("query", "batch sequence heads group query_dim")
-    width = "hidden"
+def _project_latent_query(builder: BlockBuilder, source: str, attention: Attention, *, compressed: bool) -> str:
+    query, width = builder.add_tensor("query", attention.query_dims), "hidden"
     if compressed:
-        down = builder.add_tensor("compressed_query", "batch sequence q_rank")
-        dims, weight = "batch sequence q_rank hidden", "hidden q_rank"
-        linear(builder, "query_down", source, (down,), dims, weight=weight, summed_dims="hidden")
+        down = linear(builder, "query_down", source, ("compressed_query",), "q_rank")
         source, width = norm(builder, "query_norm", down, bias=False, dim="q_rank"), "q_rank"
-    dims, weight = f"batch sequence heads group query_dim {width}", f"{width} heads group query_dim"
-    linear(builder, "query", source, (query,), dims, weight=weight, summed_dims=width)
-    return query
+    return linear(builder, "query", source, (query,), "heads group query_dim", width)
 
 
 def _project_latent_keys_and_values(builder: BlockBuilder, source: str) -> tuple[str, str, str]:
     compressed = builder.add_tensor("compressed_kv", "batch sequence kv_rank")
     rotary_key = builder.add_tensor("rotary_key", "batch sequence rope_dim")
-    dims, weight = "batch sequence kv_joint hidden", "hidden kv_joint"
-    linear(builder, "kv_down", source, (compressed, rotary_key), dims, weight=weight, summed_dims="hidden")
+    linear(builder, "kv_down", source, (compressed, rotary_key), "kv_joint")
     normed = norm(builder, "kv_norm", compressed, bias=False, dim="kv_rank")
     keys = builder.add_tensor("keys", "batch key heads nope_dim")
     values = builder.add_tensor("values", "batch key heads value_dim")
-    dims, weight = "batch sequence heads key_value kv_rank", "kv_rank heads key_value"
-    linear(builder, "kv_up", normed, (keys, values), dims, weight=weight, summed_dims="kv_rank")
+    linear(builder, "kv_up", normed, (keys, values), "heads key_value", "kv_rank")
     return keys, rotary_key, values

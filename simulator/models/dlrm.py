@@ -7,10 +7,9 @@ recommendation systems" (dot products); Wang et al. 2021, "DCN V2" (low-rank cro
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 from meshwise.simulator.models.layers import linear
-from meshwise.simulator.models.model import BlockBuilder, SymbolicOperator
+from meshwise.simulator.models.model import BlockBuilder
 from meshwise.simulator.operator_graph import Block, OperatorGraph, OperatorKind
 
 INTERACTIONS = ("dot", "cross")
@@ -104,9 +103,7 @@ def _build_embedding(spec: Dlrm, builder: BlockBuilder) -> Block:
     """Return the block of embedding bags and layers on dense features, whose output is all vectors in one tensor."""
     pooled = tuple(_embedding_bag(builder, table) for table in range(len(spec.rows)))
     dense = _dense_layers(builder, builder.add_tensor("dense", "batch bottom_0"), "bottom", len(spec.bottom))
-    dims = "batch features embedding"
-    out = builder.add_tensor("features", dims)
-    builder.add_elementwise("concatenate", dims, (dense, *pooled), (out,))
+    out = builder.add_elementwise("concatenate", "batch features embedding", (dense, *pooled), ("features",))
     indices = tuple(f"indices_{table}" for table in range(len(spec.rows)))
     carried = (out, out) if spec.interaction == "cross" else (out,)
     return builder.build_block("embedding", ("dense", *indices), carried)
@@ -115,38 +112,26 @@ def _build_embedding(spec: Dlrm, builder: BlockBuilder) -> Block:
 def _embedding_bag(builder: BlockBuilder, table: int) -> str:
     """Add the sum of the rows that a sample looks up in a table and return it."""
     rows, hots = f"rows_{table}", f"hots_{table}"
-    indices = builder.add_tensor(f"indices_{table}", f"batch {hots}", "int64")
-    weight = builder.add_tensor(f"table_{table}", f"{rows} embedding")
-    pooled = builder.add_tensor(f"pooled_{table}", "batch embedding")
-    builder.add_operator(
-        SymbolicOperator(
-            f"bag_{table}",
-            OperatorKind.EMBEDDING,
-            f"batch {hots} embedding {rows}",
-            (indices,),
-            (pooled,),
-            parameters=(weight,),
-            reduced=f"{hots} {rows}",
-            saved=(indices,),
-        )
+    indices = (builder.add_tensor(f"indices_{table}", f"batch {hots}", "int64"),)
+    weight = (builder.add_tensor(f"table_{table}", f"{rows} embedding"),)
+    dims, outputs, reduced = f"batch {hots} embedding {rows}", (f"pooled_{table}",), f"{hots} {rows}"
+    kind = OperatorKind.EMBEDDING
+    return builder.add_operator(
+        f"bag_{table}", kind, dims, indices, outputs, parameters=weight, reduced=reduced, saved=indices
     )
-    return pooled
 
 
 def _dense_layers(builder: BlockBuilder, source: str, prefix: str, count: int, *, last_active: bool = True) -> str:
     """Add linear layers with rectifiers, whose backward reads their output, and return the output."""
-    for index, (input_dim, output_dim) in enumerate(
-        pairwise(f"{prefix}_{position}" for position in range(count + 1)), 1
-    ):
-        out = builder.add_tensor(f"{prefix}_out_{index}", f"batch {output_dim}")
-        dims, weight = f"batch {output_dim} {input_dim}", f"{input_dim} {output_dim}"
-        linear(
-            builder, f"{prefix}_{index}", source, (out,), dims, weight=weight, summed_dims=input_dim, bias=output_dim
-        )
-        source = out
+    for index in range(1, count + 1):
+        rows, columns = f"{prefix}_{index - 1}", f"{prefix}_{index}"
+        outputs = (f"{prefix}_out_{index}",)
+        source = linear(builder, f"{prefix}_{index}", source, outputs, columns, rows, over="batch", bias=True)
         if last_active or index < count:
-            source = builder.add_tensor(f"{prefix}_active_{index}", f"batch {output_dim}")
-            builder.add_elementwise(f"{prefix}_activation_{index}", f"batch {output_dim}", (out,), (source,), (source,))
+            active = (f"{prefix}_active_{index}",)
+            source = builder.add_elementwise(
+                f"{prefix}_activation_{index}", f"batch {columns}", (source,), active, active
+            )
     return source
 
 
@@ -156,7 +141,7 @@ def _build_dots(spec: Dlrm, builder: BlockBuilder) -> Block:
     out = builder.add_tensor("interacted", "batch interacted")
     kind, dims = OperatorKind.INTERACTION, "batch features others embedding"
     builder.add_operator(
-        SymbolicOperator("dots", kind, dims, (features,), (out,), reduced="embedding", flops=2.0, saved=(features,))
+        "dots", kind, dims, (features,), (out,), reduced="embedding", flops_per_point=2.0, saved=(features,)
     )
     return builder.build_block("interaction", (features,), (out,), layer=True)
 
@@ -164,12 +149,11 @@ def _build_dots(spec: Dlrm, builder: BlockBuilder) -> Block:
 def _build_crosses(spec: Dlrm, builder: BlockBuilder) -> Block:
     """Return the block of cross layers ``x + initial * (W V x + b)``; ``initial`` is carried through all of them."""
     initial, x = builder.add_tensor("first", "batch flat"), builder.add_tensor("x", "batch flat")
-    low, crossed = builder.add_tensor("low", "batch rank"), builder.add_tensor("crossed", "batch flat_out")
-    linear(builder, "down", x, (low,), "batch rank flat", weight="flat rank", summed_dims="flat")
-    dims, weight = "batch flat_out rank", "rank flat_out"
-    linear(builder, "up", low, (crossed,), dims, weight=weight, summed_dims="rank", bias="flat_out")
-    out = builder.add_tensor("crossed_x", "batch flat")
-    builder.add_elementwise("cross", "batch flat", (crossed, initial, x), (out,), saved=(crossed, initial))
+    builder.add_tensor("low", "batch rank")
+    crossed = builder.add_tensor("crossed", "batch flat_out")
+    low = linear(builder, "down", x, ("low",), "rank", "flat", over="batch")
+    linear(builder, "up", low, (crossed,), "flat_out", "rank", over="batch", bias=True)
+    out = builder.add_elementwise("cross", "batch flat", (crossed, initial, x), ("crossed_x",), (crossed, initial))
     return builder.build_block("crosses", (initial, x), (initial, out), spec.crosses, layer=True)
 
 

@@ -32,7 +32,7 @@ from meshwise.simulator.models.layers import (
     token_embedding,
     vocabulary_loss,
 )
-from meshwise.simulator.models.model import BlockBuilder, SymbolicOperator
+from meshwise.simulator.models.model import BlockBuilder
 from meshwise.simulator.operator_graph import Block, OperatorGraph, OperatorKind
 
 
@@ -117,10 +117,10 @@ def _build_layers(spec: Bert, builder: BlockBuilder) -> Block:
 
 def _build_head(spec: Bert, builder: BlockBuilder) -> Block:
     x = builder.add_tensor("x", TOKEN_DIMS)
-    dense, active = builder.add_tensor("transformed", "batch sequence pooled"), builder.add_tensor("active", TOKEN_DIMS)
-    dims = "batch sequence pooled hidden"
-    linear(builder, "transform", x, (dense,), dims, weight="hidden pooled", summed_dims="hidden", bias="pooled")
-    builder.add_elementwise("transform_activation", TOKEN_DIMS, (dense,), (active,), saved=(dense,))
+    dense = builder.add_tensor("transformed", "batch sequence pooled")
+    builder.add_tensor("active", TOKEN_DIMS)
+    linear(builder, "transform", x, (dense,), "pooled", bias=True)
+    active = builder.add_elementwise("transform_activation", TOKEN_DIMS, (dense,), ("active",), (dense,))
     tokens = vocabulary_loss(builder, norm(builder, "transform_norm", active, bias=True), bias=True)
     sentence = _next_sentence(builder, x)
     loss = builder.add_tensor("total_loss", "batch", "fp32")
@@ -132,18 +132,14 @@ def _next_sentence(builder: BlockBuilder, x: str) -> str:
     """Add the pooler of the first token and the classification of the next sentence, and return its loss."""
     first_token, pooled = builder.add_tensor("first", "batch hidden"), builder.add_tensor("pooled", "batch pooled")
     builder.add_elementwise("first_token", "batch hidden", (x,), (first_token,))
-    dims = "batch pooled hidden"
-    linear(builder, "pooler", first_token, (pooled,), dims, weight="hidden pooled", summed_dims="hidden", bias="pooled")
-    active = builder.add_tensor("pooled_active", "batch pooled")
-    builder.add_elementwise("pooler_activation", "batch pooled", (pooled,), (active,), saved=(active,))
-    logits, loss = (
-        builder.add_tensor("sentence_logits", "batch classes", "fp32"),
-        builder.add_tensor("sentence_loss", "batch"),
+    linear(builder, "pooler", first_token, (pooled,), "pooled", over="batch", bias=True)
+    active = builder.add_elementwise(
+        "pooler_activation", "batch pooled", (pooled,), ("pooled_active",), ("pooled_active",)
     )
-    dims = "batch classes pooled"
-    linear(builder, "sentence", active, (logits,), dims, weight="pooled classes", summed_dims="pooled", bias="classes")
-    builder.add_elementwise("sentence_loss", "batch classes", (logits,), (loss,), saved=(logits,))
-    return loss
+    logits = builder.add_tensor("sentence_logits", "batch classes", "fp32")
+    loss = builder.add_tensor("sentence_loss", "batch")
+    linear(builder, "sentence", active, (logits,), "classes", "pooled", over="batch", bias=True)
+    return builder.add_elementwise("sentence_loss", "batch classes", (logits,), (loss,), (logits,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,9 +313,6 @@ def _add_position_bias_tensor(builder: BlockBuilder) -> str:
 def _look_up_position_bias(builder: BlockBuilder) -> str:
     """Add the look-up of the bias of every pair of positions and return it."""
     table = builder.add_tensor("relative_attention_bias", "buckets heads")
-    bias = _add_position_bias_tensor(builder)
-    kind, dims = OperatorKind.EMBEDDING, "sequence key heads buckets"
-    builder.add_operator(
-        SymbolicOperator("relative_position", kind, dims, (), (bias,), parameters=(table,), reduced="buckets")
-    )
-    return bias
+    bias, dims = _add_position_bias_tensor(builder), "sequence key heads buckets"
+    kind = OperatorKind.EMBEDDING
+    return builder.add_operator("relative_position", kind, dims, (), (bias,), parameters=(table,), reduced="buckets")

@@ -13,8 +13,8 @@ Shazeer et al. 2017, "Outrageously large neural networks"; Lepikhin et al. 2021,
 from dataclasses import dataclass
 from math import ceil
 
-from meshwise.simulator.models.layers import TOKEN_DIMS, feed_forward, linear
-from meshwise.simulator.models.model import BlockBuilder, SymbolicOperator
+from meshwise.simulator.models.layers import TOKEN_DIMS, feed_forward, linear, product
+from meshwise.simulator.models.model import BlockBuilder
 from meshwise.simulator.operator_graph import OperatorKind
 
 
@@ -75,23 +75,12 @@ ROUTED_DIMS = "batch experts capacity"
 def mixture_of_experts(builder: BlockBuilder, source: str, experts: Experts, *, gated: bool) -> tuple[str, ...]:
     """Add a layer of experts and return its branches: the routed experts' and, if any, the shared experts'."""
     weights, indices = _route_tokens(builder, source, experts)
-    routed = builder.add_tensor("dispatched", f"{ROUTED_DIMS} hidden")
-    dims = f"{ROUTED_DIMS} hidden"
-    builder.add_operator(
-        SymbolicOperator("dispatch", OperatorKind.PERMUTE, dims, (source, indices), (routed,), saved=(indices,))
-    )
+    kind, inputs = OperatorKind.PERMUTE, (source, indices)
+    routed = builder.add_operator("dispatch", kind, f"{ROUTED_DIMS} hidden", inputs, ("dispatched",), saved=(indices,))
     returned = _expert_feed_forward(builder, routed, experts.imbalance, gated=gated)
-    combined = builder.add_tensor("combined", TOKEN_DIMS)
-    builder.add_operator(
-        SymbolicOperator(
-            "combine",
-            OperatorKind.PERMUTE,
-            f"{TOKEN_DIMS} top_k",
-            (returned, weights, indices),
-            (combined,),
-            reduced="top_k",
-            saved=(returned, weights, indices),
-        )
+    parts = (returned, weights, indices)
+    combined = builder.add_operator(
+        "combine", kind, f"{TOKEN_DIMS} top_k", parts, ("combined",), reduced="top_k", saved=parts
     )
     if not experts.shared:
         return (combined,)
@@ -100,62 +89,32 @@ def mixture_of_experts(builder: BlockBuilder, source: str, experts: Experts, *, 
 
 def _route_tokens(builder: BlockBuilder, source: str, experts: Experts) -> tuple[str, str]:
     """Add the scores of experts and the choice of the best ones, and return its weights and indices."""
-    square = "batch sequence experts"
-    scores = builder.add_tensor("router_scores", square)
-    linear(builder, "router", source, (scores,), f"{square} hidden", weight="hidden experts", summed_dims="hidden")
-    probabilities = builder.add_tensor("router_probabilities", square, "fp32")
+    scores = linear(builder, "router", source, ("router_scores",), "experts")
+    probabilities = builder.add_tensor("router_probabilities", "batch sequence experts", "fp32")
     weights = builder.add_tensor("router_weights", "batch sequence top_k", "fp32")
     indices = builder.add_tensor("router_indices", "batch sequence top_k", "int64")
     builder.add_operator(
-        SymbolicOperator(
-            "top_k",
-            OperatorKind.TOP_K,
-            square,
-            (scores,),
-            (weights, indices),
-            parameters=(builder.add_tensor("score_bias", "experts"),) if experts.score_bias else (),
-            saved=(probabilities, indices),
-        )
+        "top_k",
+        OperatorKind.TOP_K,
+        "batch sequence experts",
+        (scores,),
+        (weights, indices),
+        parameters={"score_bias": "experts"} if experts.score_bias else {},
+        saved=(probabilities, indices),
     )
     return weights, indices
 
 
 def _expert_feed_forward(builder: BlockBuilder, routed: str, imbalance: float, *, gated: bool) -> str:
     kind, width = OperatorKind.GROUPED_MATMUL, "expert_ffn gate" if gated else "expert_ffn"
-    dims = f"{ROUTED_DIMS} {width}"
-    wide = builder.add_tensor("expert_wide", dims)
-    builder.add_operator(
-        SymbolicOperator(
-            "expert_up",
-            kind,
-            f"{dims} hidden",
-            (routed,),
-            (wide,),
-            parameters=(builder.add_tensor("expert_up_weight", f"experts hidden {width}"),),
-            reduced="hidden",
-            flops=2.0,
-            saved=(routed,),
-            imbalance=imbalance,
-        )
+    dims, weight = f"{ROUTED_DIMS} {width}", {"expert_up_weight": f"experts hidden {width}"}
+    wide = product(
+        builder, "expert_up", routed, ("expert_wide",), f"{dims} hidden", "hidden", weight, kind, imbalance=imbalance
     )
     active = builder.add_tensor("expert_active", f"{ROUTED_DIMS} expert_ffn")
     activation = OperatorKind.ELEMENTWISE
-    builder.add_operator(
-        SymbolicOperator("expert_activation", activation, dims, (wide,), (active,), saved=(wide,), imbalance=imbalance)
+    builder.add_operator("expert_activation", activation, dims, (wide,), (active,), saved=(wide,), imbalance=imbalance)
+    dims, weight = f"{ROUTED_DIMS} hidden expert_ffn", {"expert_down_weight": "experts expert_ffn hidden"}
+    return product(
+        builder, "expert_down", active, ("expert_narrow",), dims, "expert_ffn", weight, kind, imbalance=imbalance
     )
-    narrow = builder.add_tensor("expert_narrow", f"{ROUTED_DIMS} hidden")
-    builder.add_operator(
-        SymbolicOperator(
-            "expert_down",
-            kind,
-            f"{ROUTED_DIMS} hidden expert_ffn",
-            (active,),
-            (narrow,),
-            parameters=(builder.add_tensor("expert_down_weight", "experts expert_ffn hidden"),),
-            reduced="expert_ffn",
-            flops=2.0,
-            saved=(active,),
-            imbalance=imbalance,
-        )
-    )
-    return narrow

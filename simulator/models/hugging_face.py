@@ -6,8 +6,9 @@ families here, raises `ConfigError`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import partial
 from typing import TypeVar
 
 from meshwise.simulator.models.attention import LatentAttention
@@ -164,18 +165,13 @@ class _Fields:
         for field, value in required.items():
             actual = self.config.get(field, value)
             if actual != value or isinstance(actual, bool) != isinstance(value, bool):
-                raise ConfigError(
-                    field, f"holds {_quote_allowed(value)} in the models known here, met {_quote_value(actual)}"
-                )
+                allowed = "an empty list" if value == [] else _quote_value(value)
+                raise ConfigError(field, f"holds {allowed} in the models known here, met {_quote_value(actual)}")
 
     def count_labels(self) -> int:
         """Return the number of classes: two where a configuration states none."""
         names = self.config.get("id2label")
         return self.read_count("num_labels", len(names) if isinstance(names, Mapping) and names else 2)
-
-
-def _quote_allowed(value: object) -> str:
-    return "an empty list" if value == [] else _quote_value(value)
 
 
 _GELU = dict.fromkeys(("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu"), "gelu")
@@ -220,40 +216,101 @@ def _read_gpt_neox(config: _Fields) -> Transformer:
     )
 
 
+def _read_experts(config: _Fields, count: str, ffn: str) -> Experts:
+    return Experts(config.read_count(count), config.read_count("num_experts_per_tok"), config.read_count(ffn))
+
+
+def _read_deepseek_experts(config: _Fields, *, score_bias: bool) -> Experts:
+    return replace(
+        _read_experts(config, "n_routed_experts", "moe_intermediate_size"),
+        shared=config.read_count("n_shared_experts", 0, minimum=0),
+        dense_layers=config.read_count("first_k_dense_replace", 0, MAX_LAYERS, minimum=0),
+        score_bias=score_bias,
+    )
+
+
+def _read_latent_attention(config: _Fields) -> LatentAttention:
+    return LatentAttention(
+        kv_rank=config.read_count("kv_lora_rank"),
+        nope_dim=config.read_count("qk_nope_head_dim"),
+        rope_dim=config.read_count("qk_rope_head_dim"),
+        value_dim=config.read_count("v_head_dim"),
+        q_rank=config.read_optional("q_lora_rank"),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Family:
     """What the decoders of a family are where their config says nothing, and what no config says of them.
 
+    They have root-mean-square norms, rotary positions and gated feed-forward layers.
+
     Parameters
     ----------
-    activations
-        Kinds of feed-forward layers by the word for their activation; the first is taken where none is said.
+    only
+        Fields that may have one value only, which is also their default.
+    has_gelu
+        Whether the activation is GELU, not SiLU; ``hidden_activation``, another field for its name, is checked too.
     tied
         Whether the output weight is the embedding table.
     head_dim
         Width of a head; ``None`` where heads share the hidden size.
     every_head
         Whether leaving ``num_key_value_heads`` out means one for each head.
+    windows
+        Whether configs state a sliding window; ``window`` where they leave it out, but an explicit null means none.
+    experts
+        Reads the mixture of experts.
     """
 
-    name: str
-    activations: Mapping[str, str]
+    only: Mapping[str, object]
+    has_gelu: bool = False
     tied: bool = False
     head_dim: int | None = None
     every_head: bool = False
     biases: str | None = None
     qk_norm: bool = False
+    windows: bool = False
+    window: int | None = None
+    experts: Callable[[_Fields], Experts] | None = None
+    has_latent_attention: bool = False
 
 
-def _read_decoder(
-    config: _Fields,
-    family: _Family,
-    *,
-    window: int | None = None,
-    experts: Experts | None = None,
-    latent: LatentAttention | None = None,
-) -> Transformer:
-    """Return a decoder with root-mean-square norms, rotary positions and gated feed-forward layers."""
+_NO_BIAS = {"attention_bias": False}
+_NO_WINDOW = {"use_sliding_window": False}
+_DEEPSEEK = _Family(_NO_BIAS | {"moe_layer_freq": 1}, has_latent_attention=True)
+_DECODERS = {
+    "llama": _Family(_NO_BIAS | {"mlp_bias": False}, every_head=True),
+    # the default of transformers
+    "mistral": _Family({}, windows=True, window=4096),
+    "mixtral": _Family(
+        {}, windows=True, experts=partial(_read_experts, count="num_local_experts", ffn="intermediate_size")
+    ),
+    "qwen2": _Family(_NO_WINDOW, biases="qkv"),
+    "qwen3": _Family(_NO_WINDOW | _NO_BIAS, head_dim=128, qk_norm=True),
+    "qwen3_moe": _Family(
+        _NO_WINDOW | _NO_BIAS | {"decoder_sparse_step": 1, "mlp_only_layers": []},
+        head_dim=128,
+        qk_norm=True,
+        experts=partial(_read_experts, count="num_experts", ffn="moe_intermediate_size"),
+    ),
+    "gemma": _Family(_NO_BIAS, has_gelu=True, tied=True, head_dim=256),
+    "deepseek_v2": replace(_DEEPSEEK, experts=partial(_read_deepseek_experts, score_bias=False)),
+    "deepseek_v3": replace(_DEEPSEEK, experts=partial(_read_deepseek_experts, score_bias=True)),
+}
+
+
+def _read_decoder(config: _Fields, name: str) -> Transformer:
+    family = _DECODERS[name]
+    config.require_values(**family.only)
+    activations = _GATED_GELU if family.has_gelu else _SILU
+    if family.has_gelu:
+        config.read_choice("hidden_activation", _GATED_GELU, "gelu_pytorch_tanh")
+    latent = _read_latent_attention(config) if family.has_latent_attention else None
+    experts = family.experts(config) if family.experts else None
+    window = family.window
+    if family.windows and "sliding_window" in config.config:
+        window = config.read_optional("sliding_window")
     heads = config.read_count("num_attention_heads")
     channels = None if latent else config.read_optional("head_dim") or family.head_dim
     return Transformer(
@@ -263,7 +320,7 @@ def _read_decoder(
         kv_heads=config.read_count("num_key_value_heads", heads if family.every_head else _NO_DEFAULT),
         ffn=config.read_count("intermediate_size"),
         vocab=config.read_count("vocab_size"),
-        ffn_kind=config.read_choice("hidden_act", family.activations, next(iter(family.activations))),
+        ffn_kind=config.read_choice("hidden_act", activations, next(iter(activations))),
         tied_embeddings=config.read_flag("tie_word_embeddings", family.tied),
         dropout=config.has_dropout(0.0, "attention_dropout"),
         positions="rotary",
@@ -273,83 +330,8 @@ def _read_decoder(
         window=window,
         experts=experts,
         latent=latent,
-        name=family.name,
+        name=name,
     )
-
-
-def _read_llama(config: _Fields) -> Transformer:
-    config.require_values(attention_bias=False, mlp_bias=False)
-    return _read_decoder(config, _Family("llama", _SILU, every_head=True))
-
-
-def _read_mistral(config: _Fields) -> Transformer:
-    # transformers' default is 4096, but an explicit null means no window
-    is_stated = "sliding_window" in config.config
-    return _read_decoder(
-        config, _Family("mistral", _SILU), window=config.read_optional("sliding_window") if is_stated else 4096
-    )
-
-
-def _read_mixtral(config: _Fields) -> Transformer:
-    experts = Experts(
-        config.read_count("num_local_experts"),
-        config.read_count("num_experts_per_tok"),
-        config.read_count("intermediate_size"),
-    )
-    return _read_decoder(
-        config, _Family("mixtral", _SILU), window=config.read_optional("sliding_window"), experts=experts
-    )
-
-
-def _read_qwen2(config: _Fields) -> Transformer:
-    config.require_values(use_sliding_window=False)
-    return _read_decoder(config, _Family("qwen2", _SILU, biases="qkv"))
-
-
-def _read_qwen3(config: _Fields) -> Transformer:
-    config.require_values(use_sliding_window=False, attention_bias=False)
-    return _read_decoder(config, _Family("qwen3", _SILU, head_dim=128, qk_norm=True))
-
-
-def _read_qwen3_moe(config: _Fields) -> Transformer:
-    config.require_values(use_sliding_window=False, attention_bias=False, decoder_sparse_step=1, mlp_only_layers=[])
-    count, top_k = config.read_count("num_experts"), config.read_count("num_experts_per_tok")
-    experts = Experts(count, top_k, config.read_count("moe_intermediate_size"))
-    return _read_decoder(config, _Family("qwen3_moe", _SILU, head_dim=128, qk_norm=True), experts=experts)
-
-
-def _read_gemma(config: _Fields) -> Transformer:
-    config.require_values(attention_bias=False)
-    config.read_choice("hidden_activation", _GATED_GELU, "gelu_pytorch_tanh")
-    return _read_decoder(config, _Family("gemma", _GATED_GELU, tied=True, head_dim=256))
-
-
-def _read_deepseek(config: _Fields, name: str, *, score_bias: bool) -> Transformer:
-    config.require_values(attention_bias=False, moe_layer_freq=1)
-    latent = LatentAttention(
-        kv_rank=config.read_count("kv_lora_rank"),
-        nope_dim=config.read_count("qk_nope_head_dim"),
-        rope_dim=config.read_count("qk_rope_head_dim"),
-        value_dim=config.read_count("v_head_dim"),
-        q_rank=config.read_optional("q_lora_rank"),
-    )
-    experts = Experts(
-        config.read_count("n_routed_experts"),
-        config.read_count("num_experts_per_tok"),
-        config.read_count("moe_intermediate_size"),
-        shared=config.read_count("n_shared_experts", 0, minimum=0),
-        dense_layers=config.read_count("first_k_dense_replace", 0, MAX_LAYERS, minimum=0),
-        score_bias=score_bias,
-    )
-    return _read_decoder(config, _Family(name, _SILU), experts=experts, latent=latent)
-
-
-def _read_deepseek_v2(config: _Fields) -> Transformer:
-    return _read_deepseek(config, "deepseek_v2", score_bias=False)
-
-
-def _read_deepseek_v3(config: _Fields) -> Transformer:
-    return _read_deepseek(config, "deepseek_v3", score_bias=True)
 
 
 def _read_bert(config: _Fields) -> Bert:
@@ -448,15 +430,7 @@ def _read_unet(config: _Fields) -> UNet:
 _FAMILIES: dict[str, Callable[[_Fields], Model]] = {
     "gpt2": _read_gpt2,
     "gpt_neox": _read_gpt_neox,
-    "llama": _read_llama,
-    "mistral": _read_mistral,
-    "mixtral": _read_mixtral,
-    "qwen2": _read_qwen2,
-    "qwen3": _read_qwen3,
-    "qwen3_moe": _read_qwen3_moe,
-    "gemma": _read_gemma,
-    "deepseek_v2": _read_deepseek_v2,
-    "deepseek_v3": _read_deepseek_v3,
+    **{name: partial(_read_decoder, name=name) for name in _DECODERS},
     "bert": _read_bert,
     "t5": _read_t5,
     "vit": _read_vit,

@@ -7,7 +7,9 @@ height times width points; a pointwise convolution has none. Where a stride make
 dims ``input_height input_width``.
 """
 
-from meshwise.simulator.models.model import BlockBuilder, SymbolicOperator
+from collections.abc import Mapping
+
+from meshwise.simulator.models.model import BlockBuilder
 from meshwise.simulator.operator_graph import OperatorKind
 
 TOKEN_DIMS = "batch sequence hidden"
@@ -18,57 +20,62 @@ def linear(
     name: str,
     source: str,
     outputs: tuple[str, ...],
-    dims: str,
+    columns: str,
+    rows: str = "hidden",
     *,
-    weight: str,
-    summed_dims: str,
-    bias: str = "",
-) -> None:
-    """Add a product with a weight, and with a bias if ``bias`` has dims; backward reads the input."""
-    parameters = [builder.add_tensor(f"{name}_weight", weight)]
-    if bias:
-        parameters.append(builder.add_tensor(f"{name}_bias", bias))
-    builder.add_operator(
-        SymbolicOperator(
-            name,
-            OperatorKind.MATMUL,
-            dims,
-            (source,),
-            outputs,
-            parameters=tuple(parameters),
-            reduced=summed_dims,
-            flops=2.0,
-            saved=(source,),
-        )
+    over: str = "batch sequence",
+    bias: bool = False,
+) -> str:
+    """Add a product with a weight of dims ``rows columns`` and return its first output; backward reads the input.
+
+    ``over`` are the dims of the input beside ``rows``.
+    """
+    parameters = {f"{name}_weight": f"{rows} {columns}"} | ({f"{name}_bias": columns} if bias else {})
+    return product(builder, name, source, outputs, f"{over} {columns} {rows}", rows, parameters)
+
+
+def product(
+    builder: BlockBuilder,
+    name: str,
+    source: str,
+    outputs: tuple[str, ...],
+    dims: str,
+    reduced: str,
+    parameters: Mapping[str, str],
+    kind: OperatorKind = OperatorKind.MATMUL,
+    **details: float,
+) -> str:
+    """Add a product with parameters and return its first output; backward reads the input."""
+    return builder.add_operator(
+        name,
+        kind,
+        dims,
+        (source,),
+        outputs,
+        reduced=reduced,
+        parameters=parameters,
+        flops_per_point=2.0,
+        saved=(source,),
+        **details,
     )
 
 
-def norm(
-    builder: BlockBuilder, name: str, source: str, *, bias: bool, dim: str = "hidden", output: str | None = None
-) -> str:
+def norm(builder: BlockBuilder, name: str, source: str, *, bias: bool, dim: str = "hidden") -> str:
     """Add a norm along ``dim`` with a weight (and bias) and return its output; backward reads the input.
 
     Its statistics are a mean and a mean square with a bias (Ba et al. 2016, "Layer normalization"), only a mean square
     without (Zhang and Sennrich 2019, "Root mean square layer normalization"); backward needs equally many.
     """
-    dims = builder.tensor_dims(source)
-    out = builder.add_tensor(output or f"{name}_out", dims)
-    parameters = [builder.add_tensor(f"{name}_weight", dim)]
-    if bias:
-        parameters.append(builder.add_tensor(f"{name}_bias", dim))
-    builder.add_operator(
-        SymbolicOperator(
-            name,
-            OperatorKind.NORM,
-            dims,
-            (source,),
-            (out,),
-            parameters=tuple(parameters),
-            saved=(source,),
-            statistics=((dim, 2 if bias else 1),),
-        )
+    return builder.add_operator(
+        name,
+        OperatorKind.NORM,
+        builder.tensor_dims(source),
+        (source,),
+        (f"{name}_out",),
+        parameters={f"{name}_weight": dim} | ({f"{name}_bias": dim} if bias else {}),
+        saved=(source,),
+        statistics=((dim, 2 if bias else 1),),
     )
-    return out
 
 
 def dropout(
@@ -83,63 +90,34 @@ def dropout(
 ) -> str:
     """Add the fused sum of ``inputs`` and parameters, with dropout if ``is_active``: then backward reads the mask."""
     dims = builder.tensor_dims(inputs[0])
-    out = builder.add_tensor(output, dims)
+    builder.add_tensor(output, dims)
     kind = OperatorKind.DROPOUT if is_active else OperatorKind.ELEMENTWISE
     saved = (builder.add_tensor(mask, dims, "mask"),) if is_active else ()
-    builder.add_operator(SymbolicOperator(name, kind, dims, inputs, (out,), parameters=parameters, saved=saved))
-    return out
+    return builder.add_operator(name, kind, dims, inputs, (output,), parameters=parameters, saved=saved)
 
 
 def residual(
-    builder: BlockBuilder,
-    name: str,
-    branches: tuple[str, ...],
-    source: str,
-    *,
-    with_dropout: bool,
-    output: str | None = None,
+    builder: BlockBuilder, name: str, branches: tuple[str, ...], source: str, *, with_dropout: bool = False
 ) -> str:
     """Add the sum of branches and their source and return it."""
-    return dropout(builder, name, (*branches, source), output or f"{name}_out", f"{name}_mask", is_active=with_dropout)
+    return dropout(builder, name, (*branches, source), f"{name}_out", f"{name}_mask", is_active=with_dropout)
 
 
 def token_embedding(builder: BlockBuilder, tokens: str = "tokens", output: str = "embedded") -> str:
     """Add the look-up of tokens in a table and return the rows."""
     builder.add_tensor(tokens, "batch sequence", "int64")
-    builder.add_tensor("table", "vocab hidden")
-    out = builder.add_tensor(output, TOKEN_DIMS)
-    builder.add_operator(
-        SymbolicOperator(
-            "token",
-            OperatorKind.EMBEDDING,
-            f"{TOKEN_DIMS} vocab",
-            (tokens,),
-            (out,),
-            parameters=("table",),
-            reduced="vocab",
-            saved=(tokens,),
-        )
+    table, kind, dims = builder.add_tensor("table", "vocab hidden"), OperatorKind.EMBEDDING, f"{TOKEN_DIMS} vocab"
+    return builder.add_operator(
+        "token", kind, dims, (tokens,), (output,), parameters=(table,), reduced="vocab", saved=(tokens,)
     )
-    return out
 
 
 def vocabulary_loss(builder: BlockBuilder, source: str, *, bias: bool = False) -> str:
     """Add the product with the output weight and the cross-entropy of tokens, and return the loss."""
-    weight = (builder.add_tensor("output_weight", "hidden vocab"),)
+    weight = {builder.add_tensor("output_weight", "hidden vocab"): "hidden vocab"}
     logits = builder.add_tensor("logits", "batch sequence vocab", "fp32")
-    builder.add_operator(
-        SymbolicOperator(
-            "logits",
-            OperatorKind.MATMUL,
-            "batch sequence vocab hidden",
-            (source,),
-            (logits,),
-            parameters=(*weight, builder.add_tensor("output_bias", "vocab")) if bias else weight,
-            reduced="hidden",
-            flops=2.0,
-            saved=(source,),
-        )
-    )
+    parameters = weight | ({"output_bias": "vocab"} if bias else {})
+    product(builder, "logits", source, (logits,), "batch sequence vocab hidden", "hidden", parameters)
     return cross_entropy(builder, logits, "batch sequence", "vocab", summed="sequence")
 
 
@@ -149,19 +127,15 @@ def cross_entropy(builder: BlockBuilder, logits: str, dims: str, classes: str, s
     names = ("largest_logit", "sum_of_exponentials", "target_logit")
     terms = tuple(builder.add_tensor(name, dims, "fp32") for name in names)
     kind = OperatorKind.CROSS_ENTROPY
-    builder.add_operator(
-        SymbolicOperator("cross_entropy", kind, f"{dims} {classes}", (logits,), terms, reduced=classes, saved=(logits,))
-    )
+    builder.add_operator("cross_entropy", kind, f"{dims} {classes}", (logits,), terms, reduced=classes, saved=(logits,))
     loss = builder.add_tensor("loss", "batch", "fp32")
-    builder.add_operator(SymbolicOperator("loss", OperatorKind.ELEMENTWISE, dims, terms, (loss,), reduced=summed))
-    return loss
+    return builder.add_operator("loss", OperatorKind.ELEMENTWISE, dims, terms, (loss,), reduced=summed)
 
 
 def classifier(builder: BlockBuilder, source: str, features: str) -> str:
     """Add a linear layer from ``features`` to classes, and return the loss."""
     logits = builder.add_tensor("logits", "batch classes", "fp32")
-    dims, weight = f"batch classes {features}", f"{features} classes"
-    linear(builder, "classifier", source, (logits,), dims, weight=weight, summed_dims=features, bias="classes")
+    linear(builder, "classifier", source, (logits,), "classes", features, over="batch", bias=True)
     return cross_entropy(builder, logits, "batch", "classes")
 
 
@@ -172,32 +146,10 @@ GATED_KINDS = ("swiglu", "geglu")
 def feed_forward(builder: BlockBuilder, source: str, *, gated: bool, bias: bool, prefix: str = "") -> str:
     """Add a feed-forward layer of width ``ffn`` and return its output; backward of the activation reads its input."""
     width = "ffn gate" if gated else "ffn"
-    dims = f"batch sequence {width}"
-    wide = builder.add_tensor(f"{prefix}wide", dims)
-    linear(
-        builder,
-        f"{prefix}up",
-        source,
-        (wide,),
-        f"{dims} hidden",
-        weight=f"hidden {width}",
-        summed_dims="hidden",
-        bias=width if bias else "",
-    )
+    wide = linear(builder, f"{prefix}up", source, (f"{prefix}wide",), width, bias=bias)
     active = builder.add_tensor(f"{prefix}active", "batch sequence ffn")
-    builder.add_elementwise(f"{prefix}activation", dims, (wide,), (active,), saved=(wide,))
-    narrow = builder.add_tensor(f"{prefix}narrow", TOKEN_DIMS)
-    linear(
-        builder,
-        f"{prefix}down",
-        active,
-        (narrow,),
-        f"{TOKEN_DIMS} ffn",
-        weight="ffn hidden",
-        summed_dims="ffn",
-        bias="hidden" if bias else "",
-    )
-    return narrow
+    builder.add_elementwise(f"{prefix}activation", f"batch sequence {width}", (wide,), (active,), saved=(wide,))
+    return linear(builder, f"{prefix}down", active, (f"{prefix}narrow",), "hidden", "ffn", bias=bias)
 
 
 IMAGE_DIMS = "height width"
@@ -229,20 +181,7 @@ def convolution(
     input_channels, output_channels = channels
     out = builder.add_tensor(f"{name}_out", tokens or f"batch {output_channels} {space}")
     summed_dims = f"{input_channels} {kernel}".strip()
-    parameters = [builder.add_tensor(f"{name}_weight", f"{output_channels} {summed_dims}")]
-    if bias:
-        parameters.append(builder.add_tensor(f"{name}_bias", output_channels))
-    builder.add_operator(
-        SymbolicOperator(
-            name,
-            OperatorKind.CONVOLUTION,
-            f"batch {output_channels} {space} {summed_dims}",
-            (source,),
-            (out,),
-            parameters=tuple(parameters),
-            reduced=summed_dims,
-            flops=2.0,
-            saved=(source,),
-        )
-    )
-    return out
+    dims = f"batch {output_channels} {space} {summed_dims}"
+    parameters = {f"{name}_weight": f"{output_channels} {summed_dims}"}
+    parameters |= {f"{name}_bias": output_channels} if bias else {}
+    return product(builder, name, source, (out,), dims, summed_dims, parameters, OperatorKind.CONVOLUTION)

@@ -4,9 +4,8 @@ Tensors and operators have named dims, as a string separated by spaces.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 from meshwise.simulator.operator_graph import BATCH, Block, Operator, OperatorGraph, OperatorKind, Tensor
 
@@ -47,59 +46,6 @@ def build(spec: Model, sequence: int, precision: str) -> OperatorGraph:
     return spec.graph(sequence, precision)
 
 
-@dataclass(frozen=True, slots=True)
-class SymbolicOperator:
-    """An `Operator` whose dims have names, separated by spaces, and no sizes yet.
-
-    Parameters
-    ----------
-    dims
-        The iteration space.
-    reduced
-        Dims that are summed away.
-    flops
-        FLOP for one point of the iteration space.
-    selective
-        Whether selective recompute drops what it saves.
-    executed
-        Part of the FLOP that the kernel really executes.
-    """
-
-    name: str
-    kind: OperatorKind
-    dims: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    parameters: tuple[str, ...] = ()
-    reduced: str = ""
-    flops: float = 0.0
-    saved: tuple[str, ...] = ()
-    selective: bool = False
-    executed: float = 1.0
-    imbalance: float = 1.0
-    statistics: tuple[tuple[str, int], ...] = ()
-    kernel: str = ""
-
-    def with_sizes(self, sizes: Mapping[str, int]) -> Operator:
-        """Return the operator in a block whose dims have these sizes."""
-        return Operator(
-            self.name,
-            self.kind,
-            tuple((dim, sizes[dim]) for dim in self.dims.split()),
-            self.inputs,
-            self.outputs,
-            self.parameters,
-            tuple(self.reduced.split()),
-            self.flops,
-            self.saved,
-            self.selective,
-            self.executed,
-            self.imbalance,
-            self.statistics,
-            self.kernel,
-        )
-
-
 class BlockBuilder:
     """Collects the tensors and operators of one block.
 
@@ -128,15 +74,40 @@ class BlockBuilder:
         """Return the space-separated dims of a tensor."""
         return " ".join(self._tensors[name].dims)
 
-    def add_operator(self, operator: SymbolicOperator) -> None:
-        """Add an operator, with the sizes of the block."""
-        self._operators.append(operator.with_sizes(self.dim_sizes))
+    def add_operator(
+        self,
+        name: str,
+        kind: OperatorKind,
+        dims: str,
+        inputs: tuple[str, ...],
+        outputs: tuple[str, ...],
+        *,
+        reduced: str = "",
+        parameters: Mapping[str, str] | tuple[str, ...] = (),
+        **details: Any,
+    ) -> str:
+        """Add an operator with the iteration space ``dims`` and return its first output.
+
+        Outputs without a tensor get one with the dims that are not ``reduced``, and ``parameters`` without one get
+        theirs. ``details`` are further fields of `Operator`.
+        """
+        summed_dims = tuple(reduced.split())
+        result_dims = " ".join(dim for dim in dims.split() if dim not in summed_dims)
+        for tensor, tensor_dims in (
+            *dict.fromkeys(outputs, result_dims).items(),
+            *(parameters.items() if isinstance(parameters, Mapping) else ()),
+        ):
+            if tensor not in self._tensors:
+                self.add_tensor(tensor, tensor_dims)
+        space = tuple((dim, self.dim_sizes[dim]) for dim in dims.split())
+        self._operators.append(Operator(name, kind, space, inputs, outputs, tuple(parameters), summed_dims, **details))
+        return outputs[0]
 
     def add_elementwise(
         self, name: str, dims: str, inputs: tuple[str, ...], outputs: tuple[str, ...], saved: tuple[str, ...] = ()
-    ) -> None:
-        """Add an elementwise operator."""
-        self.add_operator(SymbolicOperator(name, OperatorKind.ELEMENTWISE, dims, inputs, outputs, saved=saved))
+    ) -> str:
+        """Add an elementwise operator and return its first output."""
+        return self.add_operator(name, OperatorKind.ELEMENTWISE, dims, inputs, outputs, saved=saved)
 
     def build_block(
         self, name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], repeat: int = 1, layer: bool = False

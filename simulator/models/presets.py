@@ -1,6 +1,7 @@
 """Published models by name."""
 
 from dataclasses import replace
+from functools import partial
 
 from meshwise.simulator.models.attention import LatentAttention
 from meshwise.simulator.models.dlrm import Dlrm
@@ -12,35 +13,12 @@ from meshwise.simulator.models.unet import UNet
 from meshwise.simulator.models.vision import ResNet, VisionTransformer
 
 
-def _make_gpt(name: str, layers: int, hidden: int, heads: int, vocab: int = 51200) -> Transformer:
-    return Transformer(
-        layers=layers, hidden=hidden, heads=heads, kv_heads=heads, ffn=4 * hidden, vocab=vocab, name=name
-    )
+def _make_gpt(name: str, layers: int, hidden: int, heads: int) -> Transformer:
+    return Transformer(layers, hidden, heads, heads, 4 * hidden, vocab=51200, name=name)
 
 
-def _make_llama(name: str, layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int) -> Transformer:
-    return Transformer(
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=kv_heads,
-        ffn=ffn,
-        vocab=vocab,
-        ffn_kind="swiglu",
-        tied_embeddings=False,
-        positions="rotary",
-        name=name,
-    )
-
-
-def _make_deepseek_experts(
-    count: int, top_k: int, ffn: int, shared: int, dense_layers: int, score_bias: bool = False
-) -> Experts:
-    return Experts(count, top_k, ffn, shared=shared, dense_layers=dense_layers, score_bias=score_bias)
-
-
-def _make_latent_attention(q_rank: int | None) -> LatentAttention:
-    return LatentAttention(kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128, q_rank=q_rank)
+_make_llama = partial(Transformer, ffn_kind="swiglu", tied_embeddings=False, positions="rotary")
+_LATENT = LatentAttention(kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128)
 
 
 PRESETS: dict[str, Transformer] = {
@@ -58,44 +36,44 @@ PRESETS: dict[str, Transformer] = {
         _make_gpt("megatron-530b", 105, 20480, 128),
         _make_gpt("megatron-1t", 128, 25600, 160),
         # Touvron et al. 2023, "Llama 2", and Grattafiori et al. 2024, "The Llama 3 herd of models", table 3.
-        _make_llama("llama2-7b", 32, 4096, 32, 32, 11008, 32000),
-        _make_llama("llama2-13b", 40, 5120, 40, 40, 13824, 32000),
-        _make_llama("llama2-70b", 80, 8192, 64, 8, 28672, 32000),
-        _make_llama("llama3-8b", 32, 4096, 32, 8, 14336, 128256),
-        _make_llama("llama3-70b", 80, 8192, 64, 8, 28672, 128256),
-        _make_llama("llama3-405b", 126, 16384, 128, 8, 53248, 128256),
+        _make_llama(32, 4096, 32, 32, 11008, 32000, name="llama2-7b"),
+        _make_llama(40, 5120, 40, 40, 13824, 32000, name="llama2-13b"),
+        _make_llama(80, 8192, 64, 8, 28672, 32000, name="llama2-70b"),
+        _make_llama(32, 4096, 32, 8, 14336, 128256, name="llama3-8b"),
+        _make_llama(80, 8192, 64, 8, 28672, 128256, name="llama3-70b"),
+        _make_llama(126, 16384, 128, 8, 53248, 128256, name="llama3-405b"),
         # Jiang et al. 2023, "Mistral 7B", table 1.
-        replace(_make_llama("mistral-7b", 32, 4096, 32, 8, 14336, 32000), window=4096),
+        _make_llama(32, 4096, 32, 8, 14336, 32000, name="mistral-7b", window=4096),
         # Jiang et al. 2024, "Mixtral of experts", table 1; the released configuration of Mixtral-8x22B-v0.1.
-        replace(_make_llama("mixtral-8x7b", 32, 4096, 32, 8, 14336, 32000), experts=Experts(8, 2, 14336)),
-        replace(_make_llama("mixtral-8x22b", 56, 6144, 48, 8, 16384, 32000), experts=Experts(8, 2, 16384)),
+        _make_llama(32, 4096, 32, 8, 14336, 32000, name="mixtral-8x7b", experts=Experts(8, 2, 14336)),
+        _make_llama(56, 6144, 48, 8, 16384, 32000, name="mixtral-8x22b", experts=Experts(8, 2, 16384)),
         # DeepSeek-AI 2024, "DeepSeek-V2", section 3.1.2 and appendix B (Lite); "DeepSeek-V3", section 4.2,
         # without the layer that predicts a second token.
         replace(
-            _make_llama("deepseek-v2-lite", 27, 2048, 16, 16, 10944, 102400),
-            experts=_make_deepseek_experts(64, 6, 1408, shared=2, dense_layers=1),
-            latent=_make_latent_attention(None),
+            _make_llama(27, 2048, 16, 16, 10944, 102400, name="deepseek-v2-lite"),
+            experts=Experts(64, 6, 1408, shared=2, dense_layers=1),
+            latent=_LATENT,
         ),
         replace(
-            _make_llama("deepseek-v2", 60, 5120, 128, 128, 12288, 102400),
-            experts=_make_deepseek_experts(160, 6, 1536, shared=2, dense_layers=1),
-            latent=_make_latent_attention(1536),
+            _make_llama(60, 5120, 128, 128, 12288, 102400, name="deepseek-v2"),
+            experts=Experts(160, 6, 1536, shared=2, dense_layers=1),
+            latent=replace(_LATENT, q_rank=1536),
         ),
         replace(
-            _make_llama("deepseek-v3", 61, 7168, 128, 128, 18432, 129280),
-            experts=_make_deepseek_experts(256, 8, 2048, shared=1, dense_layers=3, score_bias=True),
-            latent=_make_latent_attention(1536),
+            _make_llama(61, 7168, 128, 128, 18432, 129280, name="deepseek-v3"),
+            experts=Experts(256, 8, 2048, shared=1, dense_layers=3, score_bias=True),
+            latent=replace(_LATENT, q_rank=1536),
         ),
         # Yang et al. 2025, "Qwen3 technical report", tables 1 and 2; widths from the released configurations.
-        replace(_make_llama("qwen3-8b", 36, 4096, 32, 8, 12288, 151936), kv_channels=128, qk_norm=True),
+        _make_llama(36, 4096, 32, 8, 12288, 151936, name="qwen3-8b", kv_channels=128, qk_norm=True),
         replace(
-            _make_llama("qwen3-30b-a3b", 48, 2048, 32, 4, 6144, 151936),
+            _make_llama(48, 2048, 32, 4, 6144, 151936, name="qwen3-30b-a3b"),
             experts=Experts(128, 8, 768),
             kv_channels=128,
             qk_norm=True,
         ),
         replace(
-            _make_llama("qwen3-235b-a22b", 94, 4096, 64, 4, 12288, 151936),
+            _make_llama(94, 4096, 64, 4, 12288, 151936, name="qwen3-235b-a22b"),
             experts=Experts(128, 8, 1536),
             kv_channels=128,
             qk_norm=True,
@@ -107,10 +85,6 @@ PRESETS: dict[str, Transformer] = {
     )
 }
 """Decoder transformers by name."""
-
-
-def _make_t5(name: str, layers: int, hidden: int, heads: int, head_dim: int, ffn: int) -> T5:
-    return T5(layers, hidden, heads, head_dim, ffn, vocab=32128, name=name)
 
 
 _CRITEO_ROWS = (
@@ -129,11 +103,11 @@ MODELS: dict[str, Model] = {
             Bert(12, 768, 12, 3072, 30522, name="bert-base"),
             Bert(24, 1024, 16, 4096, 30522, name="bert-large"),
             # Raffel et al. 2020, "Exploring the limits of transfer learning", section 3.7; vocabulary as released.
-            _make_t5("t5-small", 6, 512, 8, 64, 2048),
-            _make_t5("t5-base", 12, 768, 12, 64, 3072),
-            _make_t5("t5-large", 24, 1024, 16, 64, 4096),
-            _make_t5("t5-3b", 24, 1024, 32, 128, 16384),
-            _make_t5("t5-11b", 24, 1024, 128, 128, 65536),
+            T5(6, 512, 8, 64, 2048, vocab=32128, name="t5-small"),
+            T5(12, 768, 12, 64, 3072, vocab=32128, name="t5-base"),
+            T5(24, 1024, 16, 64, 4096, vocab=32128, name="t5-large"),
+            T5(24, 1024, 32, 128, 16384, vocab=32128, name="t5-3b"),
+            T5(24, 1024, 128, 128, 65536, vocab=32128, name="t5-11b"),
             # Dosovitskiy et al. 2021, "An image is worth 16x16 words", table 1.
             VisionTransformer(12, 768, 12, 3072, patch=16, name="vit-b-16"),
             VisionTransformer(24, 1024, 16, 4096, patch=16, name="vit-l-16"),

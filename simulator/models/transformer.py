@@ -140,10 +140,9 @@ class Transformer:
         if self.positions == "learned" and sequence > (self.max_positions or sequence):
             raise ValueError(f"{self.name} has {self.max_positions} positions, met a sequence of {sequence} tokens")
         parts = _TransformerBlocks(self, sequence, precision)
+        blocks = (parts.build_embedding(), *parts.build_layers(), parts.build_head())
         tied = ((("embedding", "table"), ("head", "output_weight")),) if self.tied_embeddings else ()
-        return OperatorGraph(
-            self.name, (parts.build_embedding(), *parts.build_layers(), parts.build_head()), sequence, tied
-        )
+        return OperatorGraph(self.name, blocks, sequence, tied)
 
 
 _CHOICES = {
@@ -218,27 +217,24 @@ class _TransformerBlocks:
         builder = self._make_builder(experts.sizes(self.sequence) if experts else None)
         with_dropout = self.spec.dropout
         x = builder.add_tensor("x", TOKEN_DIMS)
-        attention_output = self._add_attention(builder, norm(builder, "input_norm", x, bias=self.norm_bias))
+        normalized = norm(builder, "input_norm", x, bias=self.norm_bias)
+        if self.spec.latent is None:
+            attention_output = self_attention(builder, normalized, self.attention)
+        else:
+            attention_output = latent_attention(builder, normalized, self.spec.latent, self.attention)
         residual_stream = x
         if not self.spec.parallel_residual:
             residual_stream = residual(builder, "attention_residual", (attention_output,), x, with_dropout=with_dropout)
         normalized = norm(builder, "feed_forward_norm", residual_stream, bias=self.norm_bias)
-        branches = self._add_feed_forward(builder, normalized, experts)
+        gated = self.spec.ffn_kind in GATED_KINDS
+        if experts is None:
+            branches: tuple[str, ...] = (feed_forward(builder, normalized, gated=gated, bias=self.bias),)
+        else:
+            branches = mixture_of_experts(builder, normalized, experts, gated=gated)
         if self.spec.parallel_residual:
             branches = (attention_output, *branches)
         out = residual(builder, "feed_forward_residual", branches, residual_stream, with_dropout=with_dropout)
         return builder.build_block(name, (x,), (out,), repeat, layer=True)
-
-    def _add_attention(self, builder: BlockBuilder, source: str) -> str:
-        if self.spec.latent is None:
-            return self_attention(builder, source, self.attention)
-        return latent_attention(builder, source, self.spec.latent, self.attention)
-
-    def _add_feed_forward(self, builder: BlockBuilder, source: str, experts: Experts | None) -> tuple[str, ...]:
-        gated = self.spec.ffn_kind in GATED_KINDS
-        if experts is not None:
-            return mixture_of_experts(builder, source, experts, gated=gated)
-        return (feed_forward(builder, source, gated=gated, bias=self.bias),)
 
     def build_head(self) -> Block:
         builder = self._make_builder()

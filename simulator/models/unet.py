@@ -163,13 +163,9 @@ class _BlockWriter:
         builder = self._make_builder(out)
         image = builder.add_tensor("image", f"batch channels_in {IMAGE_DIMS}")
         waves = builder.add_tensor("waves", "batch frequencies")
-        first_time = builder.add_tensor("first_time", "batch time_in")
-        dims, weight = "batch time_in frequencies", "frequencies time_in"
-        linear(builder, "time_1", waves, (first_time,), dims, weight=weight, summed_dims="frequencies", bias="time_in")
-        active = _add_silu(builder, "time_activation", first_time)
-        time = builder.add_tensor("time", "batch time")
-        dims, weight = "batch time time_in", "time_in time"
-        linear(builder, "time_2", active, (time,), dims, weight=weight, summed_dims="time_in", bias="time")
+        wide = linear(builder, "time_1", waves, ("first_time",), "time_in", "frequencies", over="batch", bias=True)
+        active = _add_silu(builder, "time_activation", wide)
+        time = linear(builder, "time_2", active, ("time",), "time", "time_in", over="batch", bias=True)
         x = convolution(builder, "convolution", image, ("channels_in", "channels_out"), kernel="kernel", bias=True)
         self.image_shape, self.skips = out, [out]
         return builder.build_block("input", (image, waves), (x, time, x))
@@ -189,8 +185,7 @@ class _BlockWriter:
         builder = self._make_builder(out)
         carried = self._add_carried(builder)
         x = builder.add_tensor("x", f"batch channels_in {INPUT_IMAGE_DIMS}")
-        large = builder.add_tensor("large", f"batch channels_in {IMAGE_DIMS}")
-        builder.add_elementwise("nearest", f"batch channels_in {IMAGE_DIMS}", (x,), (large,))
+        large = builder.add_elementwise("nearest", f"batch channels_in {IMAGE_DIMS}", (x,), ("large",))
         y = convolution(builder, "convolution", large, ("channels_in", "channels_out"), kernel="kernel", bias=True)
         self.image_shape = out
         return builder.build_block(name, (x, *carried), (y, *carried), layer=True)
@@ -204,9 +199,11 @@ class _BlockWriter:
         builder = self._make_builder(out, skip.channels if skip else 0)
         carried = self._add_carried(builder)
         x = builder.add_tensor("x", f"batch channels_before {IMAGE_DIMS}")
-        source = (
-            _join_skip(builder, x, carried[-1]) if skip else builder.add_tensor("x", f"batch channels_in {IMAGE_DIMS}")
-        )
+        source, dims = x, f"batch channels_in {IMAGE_DIMS}"
+        if skip:
+            source = builder.add_elementwise("join", dims, (x, carried[-1]), ("joined",))
+        else:
+            builder.add_tensor(x, dims)
         y = _residual_convolutions(builder, source, carried[0])
         if attends:
             y = _transformer_layer(builder, y)
@@ -231,17 +228,9 @@ class _BlockWriter:
         return builder.build_block("output", (x, *carried), (loss,))
 
 
-def _join_skip(builder: BlockBuilder, x: str, skip: str) -> str:
-    out = builder.add_tensor("joined", f"batch channels_in {IMAGE_DIMS}")
-    builder.add_elementwise("join", f"batch channels_in {IMAGE_DIMS}", (x, skip), (out,))
-    return out
-
-
 def _add_silu(builder: BlockBuilder, name: str, source: str) -> str:
     """Add a SiLU activation and return its output; backward reads the input."""
-    out = builder.add_tensor(f"{name}_out", builder.tensor_dims(source))
-    builder.add_elementwise(name, builder.tensor_dims(source), (source,), (out,), saved=(source,))
-    return out
+    return builder.add_elementwise(name, builder.tensor_dims(source), (source,), (f"{name}_out",), saved=(source,))
 
 
 def _residual_convolutions(builder: BlockBuilder, x: str, time: str) -> str:
@@ -251,17 +240,15 @@ def _residual_convolutions(builder: BlockBuilder, x: str, time: str) -> str:
     wide = convolution(builder, "convolution_1", active, channel_change, kernel="kernel", bias=True)
     shift = builder.add_tensor("shift", "batch channels_out")
     active_time = _add_silu(builder, "time_activation", time)
-    dims, weight = "batch channels_out time", "time channels_out"
-    linear(builder, "time", active_time, (shift,), dims, weight=weight, summed_dims="time", bias="channels_out")
+    linear(builder, "time", active_time, (shift,), "channels_out", "time", over="batch", bias=True)
     dims = f"batch channels_out {IMAGE_DIMS}"
-    shifted = builder.add_tensor("shifted", dims)
-    builder.add_elementwise("shift", dims, (wide, shift), (shifted,))
+    shifted = builder.add_elementwise("shift", dims, (wide, shift), ("shifted",))
     active = _add_silu(builder, "activation_2", norm(builder, "norm_2", shifted, bias=True, dim="channels_out"))
     channel_pair = ("channels_out", "channels")
     branch = convolution(builder, "convolution_2", active, channel_pair, kernel="kernel", bias=True)
     if builder.dim_sizes["channels_in"] != builder.dim_sizes["channels_out"]:
         x = convolution(builder, "shortcut", x, channel_change, bias=True)
-    return residual(builder, "sum", (branch,), x, with_dropout=False)
+    return residual(builder, "sum", (branch,), x)
 
 
 def _transformer_layer(builder: BlockBuilder, image: str) -> str:
@@ -270,11 +257,11 @@ def _transformer_layer(builder: BlockBuilder, image: str) -> str:
     x = convolution(builder, "tokens", normed, ("channels", "hidden"), bias=True, tokens=TOKEN_DIMS)
     self_attention_spec = Attention(causal=False, bias=True)
     attended = self_attention(builder, norm(builder, "self_norm", x, bias=True), self_attention_spec)
-    x = residual(builder, "attention_residual", (attended,), x, with_dropout=False)
+    x = residual(builder, "attention_residual", (attended,), x)
     text, normed = builder.add_tensor("text", "batch source text"), norm(builder, "cross_norm", x, bias=True)
     crossed = cross_attention(builder, normed, text, Attention(causal=False, bias=True, prefix="cross_"), "text")
-    x = residual(builder, "cross_residual", (crossed,), x, with_dropout=False)
+    x = residual(builder, "cross_residual", (crossed,), x)
     narrow = feed_forward(builder, norm(builder, "feed_forward_norm", x, bias=True), gated=True, bias=True)
-    x = residual(builder, "feed_forward_residual", (narrow,), x, with_dropout=False)
+    x = residual(builder, "feed_forward_residual", (narrow,), x)
     points = convolution(builder, "image", x, ("hidden", "channels"), bias=True)
-    return residual(builder, "image_residual", (points,), image, with_dropout=False)
+    return residual(builder, "image_residual", (points,), image)

@@ -23,7 +23,7 @@ from meshwise.simulator.models.layers import (
     norm,
     residual,
 )
-from meshwise.simulator.models.model import BlockBuilder, SymbolicOperator
+from meshwise.simulator.models.model import BlockBuilder
 from meshwise.simulator.operator_graph import Block, OperatorGraph, OperatorKind
 
 EXPANSION = 4
@@ -87,19 +87,17 @@ class ResNet:
         active = _add_relu(builder, "activation", (norm(builder, "norm", wide, bias=True, dim="channels_out"),))
         dims = f"batch channels_out {IMAGE_DIMS}"
         out, maxima = builder.add_tensor("x", dims), builder.add_tensor("maxima", dims, "int64")
-        builder.add_operator(
-            SymbolicOperator("pooling", OperatorKind.POOLING, dims, (active,), (out, maxima), saved=(active, maxima))
-        )
+        kind, outputs = OperatorKind.POOLING, (out, maxima)
+        builder.add_operator("pooling", kind, dims, (active,), outputs, saved=(active, maxima))
         return builder.build_block("stem", (image,), (out,))
 
     def _build_classifier(self, precision: str, channels: int, size: int) -> Block:
         sizes = {"channels_in": channels, "height": size, "width": size, "classes": self.classes}
         builder = BlockBuilder(precision, sizes)
         x = builder.add_tensor("x", f"batch channels_in {IMAGE_DIMS}")
-        pooled = builder.add_tensor("pooled", "batch channels_in")
         kind, dims = OperatorKind.POOLING, f"batch channels_in {IMAGE_DIMS}"
         # the mean needs no input, but the rectifier before it does
-        builder.add_operator(SymbolicOperator("pooling", kind, dims, (x,), (pooled,), reduced=IMAGE_DIMS, saved=(x,)))
+        pooled = builder.add_operator("pooling", kind, dims, (x,), ("pooled",), reduced=IMAGE_DIMS, saved=(x,))
         return builder.build_block("head", (x,), (classifier(builder, pooled, "channels_in"),))
 
 
@@ -137,9 +135,8 @@ def _normalized_convolution(
 def _add_relu(builder: BlockBuilder, name: str, inputs: tuple[str, ...], *, kept_by_reader: bool = False) -> str:
     """Add the rectified sum of ``inputs`` and return it; backward reads the output, which the next block may keep."""
     dims = builder.tensor_dims(inputs[0])
-    out = builder.add_tensor(f"{name}_out", dims)
-    builder.add_elementwise(name, dims, inputs, (out,), saved=() if kept_by_reader else (out,))
-    return out
+    outputs = (f"{name}_out",)
+    return builder.add_elementwise(name, dims, inputs, outputs, saved=() if kept_by_reader else outputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,13 +202,9 @@ def _build_embedding(spec: VisionTransformer, builder: BlockBuilder) -> Block:
     channels = ("channels", "hidden")
     tokens = "batch patches hidden"
     patches = convolution(builder, "patches", image, channels, kernel="kernel", bias=True, tokens=tokens)
-    class_token, table = builder.add_tensor("class_token", "hidden"), builder.add_tensor("positions", "sequence hidden")
-    tokens_with_class = builder.add_tensor("tokens", TOKEN_DIMS)
-    builder.add_elementwise("class_token", TOKEN_DIMS, (patches,), (tokens_with_class,))
-    tables = (class_token, table)
-    out = dropout(
-        builder, "position", (tokens_with_class,), "x", "position_mask", is_active=spec.dropout, parameters=tables
-    )
+    tables = (builder.add_tensor("class_token", "hidden"), builder.add_tensor("positions", "sequence hidden"))
+    tokens = builder.add_elementwise("class_token", TOKEN_DIMS, (patches,), ("tokens",))
+    out = dropout(builder, "position", (tokens,), "x", "position_mask", is_active=spec.dropout, parameters=tables)
     return builder.build_block("embedding", (image,), (out,))
 
 
@@ -229,6 +222,5 @@ def _build_layers(spec: VisionTransformer, builder: BlockBuilder) -> Block:
 def _build_head(spec: VisionTransformer, builder: BlockBuilder) -> Block:
     x = builder.add_tensor("x", TOKEN_DIMS)
     normed = norm(builder, "final_norm", x, bias=True)
-    class_output = builder.add_tensor("first", "batch hidden")
-    builder.add_elementwise("first_token", "batch hidden", (normed,), (class_output,))
+    class_output = builder.add_elementwise("first_token", "batch hidden", (normed,), ("first",))
     return builder.build_block("head", (x,), (classifier(builder, class_output, "hidden"),))

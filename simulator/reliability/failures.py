@@ -1,6 +1,7 @@
 """Failures of a job: their kinds, their rates, and whether a host has to be replaced.
 
-Published failure rates and recovery times, each with its source, come from `simulator/catalog/failures.json`.
+Published failure rates, each with its source, come from `simulator/catalog/failures.json`; its other figures are those
+that tests hold simulated runs against.
 """
 
 import json
@@ -106,14 +107,6 @@ class FailureModel:
         """Return the mean time between failures of a job, s."""
         return 1 / self.rate(devices, hosts)
 
-    def kind_shares(self, devices: int, hosts: int) -> tuple[tuple[FailureKind, float], ...]:
-        """Return the fraction of a job's failures by kind."""
-        total = self.rate(devices, hosts)
-        kinds = dict.fromkeys((rate.kind for rate in self.rates), 0.0)
-        for rate in self.rates:
-            kinds[rate.kind] += rate.rate(devices, hosts) / total
-        return tuple(kinds.items())
-
     def draw_failures(self, devices: int, hosts: int, seed: int, run: int = 0) -> Iterator[Failure]:
         """Yield the failures of a job in order of time, without end; equal arguments give equal failures.
 
@@ -132,28 +125,16 @@ class FailureModel:
                 yield Failure(time, failure_rate.kind, failure_rate.restart)
 
 
-class PublishedFigure(NamedTuple):
-    """A published number; times are in s.
-
-    ``status`` is ``read`` in the source itself, ``secondary`` where another document quotes the source, or ``derived``
-    from numbers that were read.
-    """
-
-    value: float
-    status: str
-    source: str
-
-
 @lru_cache(maxsize=1)
-def _read_catalog() -> dict[str, dict[str, Any]]:
+def _read_failure_models() -> dict[str, dict[str, Any]]:
     path = files("meshwise.simulator").joinpath("catalog", "failures.json")
-    table: dict[str, dict[str, Any]] = json.loads(path.read_text("utf-8"))
+    table: dict[str, dict[str, Any]] = json.loads(path.read_text("utf-8"))["failure_models"]
     return table
 
 
 def failure_model_names() -> tuple[str, ...]:
     """Return the names of the published failure models."""
-    return tuple(_read_catalog()["failure_models"])
+    return tuple(_read_failure_models())
 
 
 def failure_model(name: str) -> FailureModel:
@@ -164,7 +145,7 @@ def failure_model(name: str) -> FailureModel:
     >>> round(failure_model("meta-llama3").mtbf(devices=16384, hosts=2048) / 3600, 2)  # 54 * 24 / 466
     2.78
     """
-    record = _find_record("failure_models", name)
+    record = _find_record(name)
     period = parse(record["period"], Dimension.TIME)
     sizes = {Component.DEVICE: record["devices"], Component.HOST: record["hosts"], Component.JOB: 1}
     rates = []
@@ -175,27 +156,14 @@ def failure_model(name: str) -> FailureModel:
     return FailureModel(name, tuple(rates))
 
 
-def published_figure(name: str) -> PublishedFigure:
-    """Return a published figure by name; ``ValueError`` names the known ones.
-
-    >>> published_figure("bytecheckpoint-405b.load").value
-    129.49
-    """
-    record = _find_record("figures", name)
-    value = record["value"]
-    number = parse(value, Dimension.TIME) if isinstance(value, str) else float(value)
-    return PublishedFigure(number, record["status"], record["source"])
-
-
 def failure_model_source(name: str) -> str:
     """Return the source of a published failure model."""
-    source_text: str = _find_record("failure_models", name)["source"]
+    source_text: str = _find_record(name)["source"]
     return source_text
 
 
-def _find_record(section: str, name: str) -> dict[str, Any]:
-    table = _read_catalog()[section]
+def _find_record(name: str) -> dict[str, Any]:
+    table = _read_failure_models()
     if name not in table:
-        raise ValueError(f"{section[:-1].replace('_', ' ')} is one of {', '.join(table)}, met {name}")
-    record: dict[str, Any] = table[name]
-    return record
+        raise ValueError(f"failure model is one of {', '.join(table)}, met {name}")
+    return table[name]

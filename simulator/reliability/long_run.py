@@ -202,11 +202,6 @@ class LongRun:
         """Mean time between failures of the job, s."""
         return self.failures.mtbf(self.devices, self.hosts)
 
-    @property
-    def recovery_time(self) -> float:
-        """Seconds from a failure until the job trains again, if a host is ready and no other failure strikes."""
-        return self.recovery.detection + self.recovery.restart + self.checkpoint.load
-
     def with_interval(self, interval: float) -> "LongRun":
         """Return this run with ``interval`` s of training between checkpoints."""
         return replace(self, checkpoint=replace(self.checkpoint, interval=interval))

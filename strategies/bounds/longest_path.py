@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwise.simulator.engine.compiled import compile_loop, pays
-from meshwise.simulator.engine.longest_path import Ints
+from meshwise.simulator.engine.compiled import Ints, compile_loop, pays
 from meshwise.simulator.program import IntArray
 from meshwise.strategies.schedules.orders import Orders, list_orders, order_actions
 from meshwise.strategies.schedules.schedule import build_schedule

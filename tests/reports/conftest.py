@@ -5,11 +5,13 @@ from typing import NamedTuple
 
 import pytest
 
-from meshwise.simulator.memory import MemoryProfile, sweep
+from meshwise.simulator.memory import MemoryProfile
 from meshwise.simulator.program import Category, HostClass, MemoryChange, RankClass, StreamKind, TaskKind
 from meshwise.simulator.spans import Span
 from meshwise.simulator.timeline import Timeline
 from meshwise.strategies.schedules.schedule import Action, ActionKind, Schedule, build_schedule
+
+from ..simulator.profiles import sweep
 
 GIB = 2**30
 

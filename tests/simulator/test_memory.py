@@ -6,10 +6,11 @@ import numpy as np
 from hypothesis import given, settings
 
 from meshwise.simulator.engine import simulate
-from meshwise.simulator.memory import CATEGORIES, MemoryProfile, sweep
+from meshwise.simulator.memory import CATEGORIES, MemoryProfile
 from meshwise.simulator.program import Category, Change, HostClass, MemoryChange, Piece, Program, Task, TaskKind, Work
 from meshwise.simulator.units import TICKS_PER_SECOND as SECOND
 
+from .profiles import sweep
 from .programs import program, programs
 
 

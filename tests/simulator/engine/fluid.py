@@ -6,9 +6,10 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
+import numpy as np
 from hypothesis import strategies as st
 
-from meshwise.simulator.engine.flows import Bundle, build_bundle
+from meshwise.simulator.engine.flows import Bundle, Usage, build_bundle_table, fair_groups
 from meshwise.simulator.engine.network import Network
 
 LINKS = 5
@@ -58,6 +59,37 @@ class HeapClock:
         while self._queue:
             self.now, _, _, action, argument = heappop(self._queue)
             action(argument)
+
+
+def build_bundle(usage: Usage, capacity: Sequence[float], ticks_per_second: int, unit: float = 0.0) -> Bundle:
+    """Return a single bundle, as `build_bundle_table` does.
+
+    >>> build_bundle([(0, 4.0), (1, 2.0)], [2.0, 2.0], 1)
+    Bundle(shares=((0, 1.0), (1, 0.5)), solo_rate=2.0, scaled_size=4.0, solo_ticks=2)
+    """
+    table = build_bundle_table([usage], [unit], capacity, ticks_per_second)
+    return table.to_bundles(np.full(len(table.link), True))[0]
+
+
+def max_min_rates(bundles: Sequence[Bundle], capacity: Sequence[float]) -> list[float]:
+    """Return the max-min fair rate of every bundle, in byte/s on its busiest link.
+
+    In the example two bundles share a link of 10 byte/s. The second also sends half of its bytes over a link of 1
+    byte/s: it gets 2 byte/s, and leaves 8 to the first.
+
+    >>> max_min_rates([Bundle(((0, 1.0),), 10.0, 10.0, 1), Bundle(((0, 1.0), (1, 0.5)), 2.0, 2.0, 1)], [10.0, 1.0])
+    [8.0, 2.0]
+    """
+    users: dict[int, dict[int, float]] = {}
+    for index, bundle in enumerate(bundles):
+        for link, share in bundle.shares:
+            users.setdefault(link, {})[index] = share
+    limits = {index: bundle.solo_rate for index, bundle in enumerate(bundles)}
+    rates = [0.0] * len(bundles)
+    for _, rate, group in fair_groups(users, users, capacity, limits, {}) if bundles else ():
+        for index in group:
+            rates[index] = rate
+    return rates
 
 
 def ends_of(capacity: Sequence[float], started: Sequence[tuple[int, Bundle]]) -> list[int]:

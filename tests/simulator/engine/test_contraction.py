@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from meshwise.simulator.engine import compiled
 from meshwise.simulator.engine.contraction import Contraction, contract_graph, expand_times
 from meshwise.simulator.engine.discrete_event import run_graph
-from meshwise.simulator.engine.longest_path import walk_interpreted
+from meshwise.simulator.engine.longest_path import walk_graph
 from meshwise.simulator.engine.step_graph import compile_program, start_times
 from meshwise.simulator.program import Program, Task, TaskKind
 
@@ -24,7 +24,7 @@ def contraction(step: Program) -> Contraction:
 @given(programs(flows=True))
 def test_the_longest_path_is_the_same_inside_too(step: Program) -> None:
     small = contraction(step)
-    inner, outer = walk_interpreted(small.graph), walk_interpreted(small.source_graph)
+    inner, outer = walk_graph(small.graph, is_compiled=False), walk_graph(small.source_graph, is_compiled=False)
     starts, ends = expand_times(small, inner.starts, inner.ends)
     assert starts.tolist() == outer.starts.tolist()
     assert ends.tolist() == outer.ends.tolist()

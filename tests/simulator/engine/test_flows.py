@@ -12,17 +12,15 @@ from hypothesis import strategies as st
 from meshwise.simulator.engine.flows import (
     MAX_TICKS,
     SELF_LIMIT,
-    build_bundle,
     build_bundle_table,
     fair_groups,
     list_ticks_at,
-    max_min_rates,
     ticks_at,
     to_units,
     to_units_per_tick,
 )
 
-from .fluid import LINKS, Transfer, capacities, exact, max_min, usages
+from .fluid import LINKS, Transfer, build_bundle, capacities, exact, max_min, max_min_rates, usages
 
 Usage = tuple[tuple[int, float], ...]
 many_usages = st.lists(usages, min_size=1, max_size=8)
@@ -65,11 +63,6 @@ def test_usage_of_one_link_adds_up() -> None:
     assert build_bundle([(0, 1.0), (1, 2.0), (0, 3.0)], [1.0, 1.0], 1) == build_bundle(
         [(0, 4.0), (1, 2.0)], [1.0, 1.0], 1
     )
-
-
-def test_a_bundle_moves_bytes() -> None:
-    with pytest.raises(ValueError, match="at least one link"):
-        build_bundle([(0, 0.0)], [1.0], 1)
 
 
 def test_no_bundles_have_no_rates() -> None:

@@ -7,9 +7,7 @@ from hypothesis import given, settings
 from meshwise.simulator.engine import compiled
 from meshwise.simulator.engine.longest_path import (
     finish_times,
-    longest_path,
-    walk_compiled,
-    walk_interpreted,
+    walk_graph,
     walk_waves,
 )
 from meshwise.simulator.engine.step_graph import compile_program
@@ -25,19 +23,17 @@ needs_numba = pytest.mark.skipif(not compiled.installed(), reason="numba is not 
 @given(programs(flows=True))
 def test_the_ways_agree(step: Program) -> None:
     graph = compile_program(step)
-    loop = walk_interpreted(graph)
-    for ours, kernel in zip(loop, walk_compiled(graph), strict=True):
+    loop = walk_graph(graph, is_compiled=False)
+    for ours, kernel in zip(loop, walk_graph(graph, is_compiled=True), strict=True):
         assert ours.tolist() == kernel.tolist()
     for ours, waves in zip(loop[:2], walk_waves(graph), strict=True):
         assert ours.tolist() == waves.tolist()
-    columns = (graph.successor_start, graph.successors, graph.num_waits, graph.durations)
-    assert longest_path(*columns).tolist() == loop.ends.tolist()
 
 
 @given(programs())
 def test_the_order_is_topological(step: Program) -> None:
     graph = compile_program(step)
-    order = walk_interpreted(graph).order
+    order = walk_graph(graph, is_compiled=False).order
     assert sorted(order.tolist()) == list(range(step.num_tasks))
     place = np.argsort(order)
     source = np.repeat(np.arange(step.num_tasks), np.diff(graph.successor_start))

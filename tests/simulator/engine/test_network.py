@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwise.simulator.engine import network
-from meshwise.simulator.engine.flows import Bundle, build_bundle, max_min_rates
+from meshwise.simulator.engine.flows import Bundle
 from meshwise.simulator.engine.network import Network
 
 from .fluid import (
@@ -20,12 +20,14 @@ from .fluid import (
     TICKS,
     HeapClock,
     Transfer,
+    build_bundle,
     capacities,
     ends_of,
     equal_split,
     exact,
     fluid_ends,
     max_min,
+    max_min_rates,
     network_ends,
     transfers,
     usages,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from meshwise.simulator.engine.longest_path import walk_interpreted
+from meshwise.simulator.engine.longest_path import walk_graph
 from meshwise.simulator.engine.step_graph import compile_program, start_times
 from meshwise.simulator.program import Background, Flow, Program, Task, TaskKind
 
@@ -37,7 +37,7 @@ def test_edges_are_those_of_a_plain_loop(step: Program) -> None:
     graph = compile_program(step)
     source = np.repeat(np.arange(step.num_tasks), np.diff(graph.successor_start))
     assert list(zip(source.tolist(), graph.successors.tolist(), strict=True)) == sorted(expected)
-    walk = walk_interpreted(graph)
+    walk = walk_graph(graph, is_compiled=False)
     assert start_times(graph, walk.ends).tolist() == walk.starts.tolist()
 
 

@@ -1,6 +1,6 @@
 """Blocks that are written down by named dims: tensors have the sizes of their dims, operators those of their space."""
 
-from meshwise.simulator.models.model import BlockBuilder, SymbolicOperator, build
+from meshwise.simulator.models.model import BlockBuilder, build
 from meshwise.simulator.models.transformer import Transformer
 from meshwise.simulator.operator_graph import OperatorKind
 
@@ -11,7 +11,7 @@ def test_sizes_follow_from_the_names_of_dims() -> None:
     y = builder.add_tensor("y", "batch tokens wide")
     dims = "batch tokens hidden wide"
     builder.add_operator(
-        SymbolicOperator("up", OperatorKind.MATMUL, dims, (x,), (y,), parameters=(weight,), reduced="hidden", flops=2)
+        "up", OperatorKind.MATMUL, dims, (x,), (y,), parameters=(weight,), reduced="hidden", flops_per_point=2
     )
     builder.add_elementwise("act", builder.tensor_dims(y), (y,), (y,), saved=(y,))
     block = builder.build_block("mlp", (x,), (y,), repeat=3, layer=True)

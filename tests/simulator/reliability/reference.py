@@ -158,6 +158,11 @@ def runs(draw: st.DrawFn) -> LongRun:
     )
 
 
+def recovery_time(run: LongRun) -> float:
+    """Seconds from a failure until the job trains again, if a host is ready and no other failure strikes."""
+    return run.recovery.detection + run.recovery.restart + run.checkpoint.load
+
+
 def expected_goodput(run: LongRun) -> float:
     """Return the goodput of a run without end in which no failure waits for a host.
 
@@ -171,4 +176,4 @@ def expected_goodput(run: LongRun) -> float:
     cycle = run.checkpoint.cycle(run.step_time)
     work, period, save = (to_seconds(ticks) for ticks in (cycle.work, cycle.period, cycle.save))
     rate = 1 / run.mtbf
-    return rate * work * exp(-rate * (work + save + run.recovery_time)) / -expm1(-rate * period)
+    return rate * work * exp(-rate * (work + save + recovery_time(run))) / -expm1(-rate * period)

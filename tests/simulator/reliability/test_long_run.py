@@ -34,10 +34,6 @@ def test_what_is_no_run_is_refused(change: dict[str, Any], message: str) -> None
         LongRun(**FIELDS | change)
 
 
-def test_recovery_is_detection_restart_and_load() -> None:
-    assert LongRun(**FIELDS).recovery_time == 20 + 30 + 5
-
-
 def test_another_interval_changes_nothing_else() -> None:
     run = LongRun(**FIELDS)
     assert run.with_interval(120.0).checkpoint == Checkpoint(120.0, 1.0, 10.0, 5.0)

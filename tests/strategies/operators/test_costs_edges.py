@@ -6,7 +6,7 @@ import pytest
 
 from meshwise.simulator.collective import Collective
 from meshwise.simulator.models.layers import linear, norm
-from meshwise.simulator.models.model import BlockBuilder, SymbolicOperator
+from meshwise.simulator.models.model import BlockBuilder
 from meshwise.simulator.operator_graph import Block, OperatorKind
 from meshwise.simulator.units import TICKS_PER_SECOND
 from meshwise.strategies.cost_model import SimulatedCost
@@ -168,9 +168,7 @@ def test_nothing_is_beside_products_that_are_no_linear_layers() -> None:
     builder.add_elementwise("first", "batch channels height", (raw,), (image,))
     names = {"parameters": (weight,), "reduced": "channels kernel"}
     dims = "batch height filters channels kernel"
-    builder.add_operator(
-        SymbolicOperator("convolve", OperatorKind.CONVOLUTION, dims, (image,), (made,), flops=2.0, **names)
-    )  # type: ignore[arg-type]
+    builder.add_operator("convolve", OperatorKind.CONVOLUTION, dims, (image,), (made,), flops_per_point=2.0, **names)  # type: ignore[arg-type]
     block = builder.build_block("block", (raw,), (made,), layer=True)
     how = setting(tiny_problem(block, devices=2, framework=HIDES))
     assert edges(how, {"convolve": {"filters": (TENSOR,)}}) == {"first convolve": reduce(256)}
@@ -225,12 +223,9 @@ def chain() -> Block:
     builder = BlockBuilder("fp32", {"sequence": 4, "hidden": 8, "ffn": 16})
     x, out = (builder.add_tensor(each, "batch sequence hidden") for each in ("x", "out"))
     wide, active = (builder.add_tensor(each, "batch sequence ffn") for each in ("wide", "active"))
-    dims = "batch sequence ffn hidden"
-    linear(
-        builder, "up", norm(builder, "norm", x, bias=False), (wide,), dims, weight="hidden ffn", summed_dims="hidden"
-    )
+    linear(builder, "up", norm(builder, "norm", x, bias=False), (wide,), "ffn")
     builder.add_elementwise("activation", "batch sequence ffn", (wide,), (active,), saved=(wide,))
-    linear(builder, "down", active, (out,), "batch sequence hidden ffn", weight="ffn hidden", summed_dims="ffn")
+    linear(builder, "down", active, (out,), "hidden", "ffn")
     return builder.build_block("chain", (x,), (out,), layer=True)
 
 

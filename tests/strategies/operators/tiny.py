@@ -28,11 +28,10 @@ def layer(precision: str = "fp32", name: str = "layer") -> Block:
     builder = BlockBuilder(precision, {"sequence": 4, "hidden": 8, "ffn": 16})
     x, out = (builder.add_tensor(each, "batch sequence hidden") for each in ("x", "out"))
     wide, other, active = (builder.add_tensor(each, "batch sequence ffn") for each in ("wide", "other", "active"))
-    dims, weight = "batch sequence ffn hidden", "hidden ffn"
-    linear(builder, "up", x, (wide,), dims, weight=weight, summed_dims="hidden", bias="ffn")
-    linear(builder, "side", x, (other,), dims, weight=weight, summed_dims="hidden")
+    linear(builder, "up", x, (wide,), "ffn", bias=True)
+    linear(builder, "side", x, (other,), "ffn")
     builder.add_elementwise("activation", "batch sequence ffn", (wide, other), (active,), saved=(wide, other))
-    linear(builder, "down", active, (out,), "batch sequence hidden ffn", weight="ffn hidden", summed_dims="ffn")
+    linear(builder, "down", active, (out,), "hidden", "ffn")
     return builder.build_block(name, (x,), (out,), layer=True)
 
 

@@ -38,7 +38,7 @@ def test_layers_without_products_are_divided_too(ends_in_a_product: bool, expect
     if ends_in_a_product:  # it is heavier than all of them
         head = BlockBuilder("fp32", {"hidden": 8, "out": 4})
         x, z = head.add_tensor("x", "batch hidden"), head.add_tensor("z", "batch out")
-        linear(head, "last", x, (z,), "batch out hidden", weight="hidden out", summed_dims="hidden")
+        linear(head, "last", x, (z,), "out", over="batch")
         blocks.append(head.build_block("head", (x,), (z,)))
     stages = partition_layers(OperatorGraph("adds", tuple(blocks), 1), 2, "balanced")
     assert [sum("layers" in name for name in stage.blocks) for stage in stages] == expected

@@ -39,12 +39,10 @@ def layer() -> Block:
     x = builder.add_tensor("x", "batch sequence hidden")
     wide, active = (builder.add_tensor(name, "batch sequence ffn") for name in ("wide", "active"))
     narrow = builder.add_tensor("narrow", "batch sequence hidden")
-    linear(builder, "up", x, (wide,), "batch sequence ffn hidden", weight="hidden ffn", summed_dims="hidden")
+    linear(builder, "up", x, (wide,), "ffn")
     builder.add_elementwise("activation", "batch sequence ffn", (wide,), (active,), saved=(wide,))
-    linear(builder, "down", active, (narrow,), "batch sequence hidden ffn", weight="ffn hidden", summed_dims="ffn")
-    return builder.build_block(
-        "layer", (x,), (residual(builder, "sum", (narrow,), x, with_dropout=False, output="out"),), layer=True
-    )
+    linear(builder, "down", active, (narrow,), "hidden", "ffn")
+    return builder.build_block("layer", (x,), (residual(builder, "sum", (narrow,), x),), layer=True)
 
 
 def head() -> Block:
@@ -54,8 +52,7 @@ def head() -> Block:
         builder.add_tensor("x", "batch sequence hidden"),
         builder.add_tensor("logits", "batch sequence vocab", "fp32"),
     )
-    dims = "batch sequence vocab hidden"
-    linear(builder, "logits", x, (logits,), dims, weight="hidden vocab", summed_dims="hidden")
+    linear(builder, "logits", x, (logits,), "vocab")
     return builder.build_block("head", (x,), (cross_entropy(builder, logits, "batch sequence", "vocab", "sequence"),))
 
 
@@ -84,7 +81,7 @@ def gated() -> Block:
     x, wide = builder.add_tensor("x", "batch sequence hidden"), builder.add_tensor("wide", "batch sequence ffn gate")
     active = builder.add_tensor("active", "batch sequence ffn")
     dims = "batch sequence ffn gate"
-    linear(builder, "up", x, (wide,), f"{dims} hidden", weight="hidden ffn gate", summed_dims="hidden")
+    linear(builder, "up", x, (wide,), "ffn gate")
     builder.add_elementwise("activation", dims, (wide,), (active,), saved=(wide,))
     return builder.build_block("gated", (x,), (active,), layer=True)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from meshwise.simulator.models.layers import cross_entropy, linear, residual
-from meshwise.simulator.models.model import BlockBuilder, SymbolicOperator
+from meshwise.simulator.models.model import BlockBuilder
 from meshwise.simulator.operator_graph import Block, OperatorKind
 from meshwise.strategies.lowering.costs.liveness import KeptTensor, Liveness
 from meshwise.strategies.lowering.costs.operator import BlockLayout, BlockTraining
@@ -30,8 +30,7 @@ def product() -> Block:
     """One product, with a bias of 32 * 2 = 64 bytes."""
     builder = BlockBuilder("bf16", SIZES)
     x, wide = builder.add_tensor("x", TOKENS), builder.add_tensor("wide", "batch sequence ffn")
-    dims = "batch sequence ffn hidden"
-    linear(builder, "up", x, (wide,), dims, weight="hidden ffn", summed_dims="hidden", bias="ffn")
+    linear(builder, "up", x, (wide,), "ffn", bias=True)
     return builder.build_block("block", (x,), (wide,), layer=True)
 
 
@@ -40,7 +39,7 @@ def head(*, between: bool = False) -> Block:
     builder = BlockBuilder("bf16", SIZES)
     x, logits = builder.add_tensor("x", TOKENS), builder.add_tensor("logits", "batch sequence vocab", "fp32")
     made = builder.add_tensor("made", "batch sequence vocab") if between else logits
-    linear(builder, "words", x, (made,), "batch sequence vocab hidden", weight="hidden vocab", summed_dims="hidden")
+    linear(builder, "words", x, (made,), "vocab")
     if between:
         builder.add_elementwise("widen", "batch sequence vocab", (made,), (logits,))
     return builder.build_block("block", (x,), (cross_entropy(builder, logits, "batch sequence", "vocab", "sequence"),))
@@ -111,7 +110,7 @@ def test_only_a_sum_makes_no_gradients(
     read, owned, out = (
         tuple(builder.add_tensor(name, TOKENS) for name in names.split()) for names in (inputs, parameters, outputs)
     )
-    builder.add_operator(SymbolicOperator("work", kind, TOKENS, read, out, parameters=owned))
+    builder.add_operator("work", kind, TOKENS, read, out, parameters=owned)
     found = live(builder.build_block("block", read, out, layer=True), replace(MEGATRON, routed_copies=1))
     assert found.list_backward_levels({}, {}, range(0)) == [len(out) * X + made]  # those of what it made are there
     assert (
@@ -144,7 +143,7 @@ def test_what_is_exchanged_after_a_sum_is_a_copy_too() -> None:
     # h is made in parts of each depth rank, and along tokens: it is summed along one axis and exchanged along the other
     builder = BlockBuilder("bf16", SIZES)
     x, h, out = (builder.add_tensor(*each) for each in (("x", "batch sequence ffn"), ("h", TOKENS), ("out", TOKENS)))
-    linear(builder, "down", x, (h,), "batch sequence hidden ffn", weight="ffn hidden", summed_dims="ffn")
+    linear(builder, "down", x, (h,), "hidden", "ffn")
     builder.add_elementwise("reads", TOKENS, (h,), (out,), saved=(h,))
     block = builder.build_block("block", (x,), (out,), layer=True)
     down = OperatorSharding("down", (("sequence", ("tensor",)), ("ffn", ("tensor_depth",))))
@@ -164,9 +163,7 @@ def combine() -> Block:
     active, out = builder.add_tensor("active", "capacity hidden"), builder.add_tensor("out", TOKENS)
     builder.add_elementwise("activation", "capacity hidden", (routed,), (active,), saved=(routed,))
     names = (active, probabilities)
-    builder.add_operator(
-        SymbolicOperator("combine", OperatorKind.PERMUTE, "sequence hidden", names, (out,), saved=names)
-    )
+    builder.add_operator("combine", OperatorKind.PERMUTE, "sequence hidden", names, (out,), saved=names)
     return builder.build_block("block", (routed, probabilities), (out,), layer=True)
 
 
@@ -251,7 +248,7 @@ def test_indices_have_no_gradient() -> None:
     tokens, table = builder.add_tensor("tokens", "batch sequence", "int64"), builder.add_tensor("table", "vocab hidden")
     x, kind = builder.add_tensor("x", TOKENS), OperatorKind.EMBEDDING
     names = {"parameters": (table,), "reduced": "vocab", "saved": (tokens,)}
-    builder.add_operator(SymbolicOperator("look", kind, f"{TOKENS} vocab", (tokens,), (x,), **names))  # type: ignore[arg-type]
+    builder.add_operator("look", kind, f"{TOKENS} vocab", (tokens,), (x,), **names)  # type: ignore[arg-type]
     block = builder.build_block("block", (tokens,), (x,))
     assert of(live(block, MEGATRON)).kept_bytes == 4 * 8
     assert of(live(block, MEGATRON)).backward == ((4 * 8 + X, 16 * 8 * 2),)  # that of x, and that of the table

@@ -7,7 +7,7 @@ import pytest
 from meshwise.simulator.collective import Collective
 from meshwise.simulator.machine.compute import backward_parameters
 from meshwise.simulator.models.layers import linear, norm
-from meshwise.simulator.models.model import BlockBuilder, SymbolicOperator
+from meshwise.simulator.models.model import BlockBuilder
 from meshwise.simulator.operator_graph import Block, Operator, OperatorKind
 from meshwise.simulator.program import TaskKind
 from meshwise.simulator.units import TICKS_PER_SECOND
@@ -68,8 +68,7 @@ def product(*, bias: bool = True) -> Block:
     """One product of x with a weight."""
     builder = BlockBuilder("fp32", SIZES)
     x, wide = builder.add_tensor("x", TOKENS), builder.add_tensor("wide", "batch sequence ffn")
-    dims, own = "batch sequence ffn hidden", "ffn" if bias else ""
-    linear(builder, "up", x, (wide,), dims, weight="hidden ffn", summed_dims="hidden", bias=own)
+    linear(builder, "up", x, (wide,), "ffn", bias=bias)
     return builder.build_block("block", (x,), (wide,), layer=True)
 
 
@@ -294,7 +293,7 @@ def test_an_input_that_is_gathered_again_waits_where_the_gradients_of_weights_do
         builder.add_tensor("scale", "hidden"),
         builder.add_tensor("out", TOKENS),
     )
-    builder.add_operator(SymbolicOperator("work", kind, TOKENS, (x,), (out,), parameters=(scale,), saved=(x,)))
+    builder.add_operator("work", kind, TOKENS, (x,), (out,), parameters=(scale,), saved=(x,))
     kept = ((x, HALF_OF_TOKENS), (scale, (("hidden", (TENSOR,)),)))
     cut = OperatorSharding("work", (("batch", (TENSOR_DEPTH,)),), kept)
     block = builder.build_block("block", (x,), (out,), layer=True)
@@ -348,7 +347,7 @@ def test_statistics_are_of_the_first_result() -> None:
         builder.add_tensor("means", "sequence"),
     )
     counts = (("hidden", 3), ("sequence", 1))
-    builder.add_operator(SymbolicOperator("norm", OperatorKind.NORM, TOKENS, (x,), (out, means), statistics=counts))
+    builder.add_operator("norm", OperatorKind.NORM, TOKENS, (x,), (out, means), statistics=counts)
     block = builder.build_block("block", (x,), (out, means), layer=True)
     found = around(block, OperatorSharding("norm", (("hidden", (TENSOR,)), ("sequence", (TENSOR_DEPTH,)))))
     # 3 numbers of 4 bytes for each of 2 tokens, and one for each of the 4 of hidden that a rank has

@@ -5,7 +5,7 @@ import pytest
 from meshwise.simulator.collective import Collective
 from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.models.layers import cross_entropy, linear
-from meshwise.simulator.models.model import BlockBuilder, SymbolicOperator
+from meshwise.simulator.models.model import BlockBuilder
 from meshwise.simulator.operator_graph import Block, OperatorKind
 from meshwise.simulator.program import TaskKind
 from meshwise.simulator.units import to_ticks
@@ -173,12 +173,12 @@ def layer() -> Block:
     builder = BlockBuilder("bf16", SIZES)
     x, out, y = (builder.add_tensor(name, TOKENS) for name in ("x", "out", "y"))
     wide, active = (builder.add_tensor(name, "batch sequence ffn") for name in ("wide", "active"))
-    linear(builder, "up", x, (wide,), "batch sequence ffn hidden", weight="hidden ffn", summed_dims="hidden")
+    linear(builder, "up", x, (wide,), "ffn")
     kind = OperatorKind.ELEMENTWISE
     builder.add_operator(
-        SymbolicOperator("act", kind, "batch sequence ffn", (wide,), (active,), saved=(wide,), selective=True)
+        "act", kind, "batch sequence ffn", (wide,), (active,), saved=(wide,), recompute_selectively=True
     )
-    linear(builder, "down", active, (out,), "batch sequence hidden ffn", weight="ffn hidden", summed_dims="ffn")
+    linear(builder, "down", active, (out,), "hidden", "ffn")
     builder.add_elementwise("hand_on", TOKENS, (out,), (y,))
     return builder.build_block("block", (x,), (y,), layer=True)
 
@@ -267,7 +267,7 @@ def test_what_several_read_is_made_again_for_the_last_of_them() -> None:
 def test_results_of_attention_and_products_stay_for_others(kind: OperatorKind, kept: int) -> None:
     builder = BlockBuilder("bf16", SIZES)
     x, h, out = (builder.add_tensor(name, TOKENS) for name in ("x", "h", "out"))
-    builder.add_operator(SymbolicOperator("makes", kind, TOKENS, (x,), (h,), saved=(x,)))
+    builder.add_operator("makes", kind, TOKENS, (x,), (h,), saved=(x,))
     builder.add_elementwise("reads", TOKENS, (h,), (out,), (h,))
     found = compute_moments(
         live(builder.build_block("block", (x,), (out,), layer=True), MEGATRON), SomeOperators(("makes",))
@@ -351,7 +351,7 @@ def last_layer() -> Block:
     """The product with 16 words and its loss, as a layer."""
     builder = BlockBuilder("bf16", SIZES)
     x, logits = builder.add_tensor("x", TOKENS), builder.add_tensor("logits", "batch sequence vocab", "fp32")
-    linear(builder, "words", x, (logits,), "batch sequence vocab hidden", weight="hidden vocab", summed_dims="hidden")
+    linear(builder, "words", x, (logits,), "vocab")
     loss = cross_entropy(builder, logits, "batch sequence", "vocab", "sequence")
     return builder.build_block("block", (x,), (loss,), layer=True)
 
