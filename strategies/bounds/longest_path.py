@@ -284,7 +284,7 @@ class Endings(NamedTuple):
 
 
 class StepRows(NamedTuple):
-    """For every step the row of its passes in `PassSeconds`, and the row of its ending in `Endings`."""
+    """For every step the row of its passes in `PassTimes`, and the row of its ending in `Endings`."""
 
     lane: IntArray
     ending: IntArray

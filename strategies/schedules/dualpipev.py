@@ -18,7 +18,6 @@ from meshwise.strategies.schedules.rule import (
     INPUT,
     WEIGHT,
     Order,
-    PassSeconds,
     Placement,
     ScheduleRule,
 )
@@ -101,21 +100,6 @@ def dualpipev_order(rank: int, num_ranks: int, num_microbatches: int, num_chunks
 def dualpipev_pairs(rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> tuple[int, ...]:
     """Return the rows of the forwards that run as one with the backward in the next row."""
     return tuple(_collect_actions(rank, num_ranks, num_microbatches).pairs)
-
-
-def dualpipev_bubble(num_ranks: int, num_microbatches: int, times: PassSeconds, pair_seconds: float) -> float:
-    """Return the idle seconds of a rank in a step: ``(p - 1) (F&B + B - 3 W)`` [1]_.
-
-    ``B`` is a whole backward, ``F&B`` (``pair_seconds``) a forward and a backward as one, all of one stage; the source
-    counts stages, two a rank. The formula holds for ``F = I = W`` and ``F&B = F + B``; it is an upper bound where the
-    pair is shorter, or ``W`` shorter than the others.
-    """
-    return (num_ranks - 1) * (pair_seconds + times.backward - 3 * times.weight)
-
-
-def dualpipev_in_flight(rank: int, num_ranks: int, num_microbatches: int) -> int:
-    """Return the most activations, each of one microbatch and chunk, that a rank holds: ``2 p + 1`` [1]_."""
-    return 2 * num_ranks + 1
 
 
 DUALPIPEV = ScheduleRule(

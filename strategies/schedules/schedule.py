@@ -28,10 +28,17 @@ import numpy as np
 
 from meshwise.simulator.brief import brief_repr
 from meshwise.strategies.schedules.dualpipev import DUALPIPEV
-from meshwise.strategies.schedules.flushed import GPIPE, INTERLEAVED, LOOPED_BFS, NAIVE, ONE_F_ONE_B
-from meshwise.strategies.schedules.pipedream import PIPEDREAM, PIPEDREAM_2BW
 from meshwise.strategies.schedules.rule import CUSTOM_NAME, ScheduleRule, build_written_rule
 from meshwise.strategies.schedules.rule import Order as Order
+from meshwise.strategies.schedules.unsplit import (
+    GPIPE,
+    INTERLEAVED,
+    LOOPED_BFS,
+    NAIVE,
+    ONE_F_ONE_B,
+    PIPEDREAM,
+    PIPEDREAM_2BW,
+)
 from meshwise.strategies.schedules.zero_bubble import INTERLEAVED_ZERO_BUBBLE, ZB1P, ZB2P, ZBV
 
 
@@ -99,8 +106,6 @@ class Schedule:
 
     Parameters
     ----------
-    orders
-        The actions of every pipeline rank.
     stage_ranks
         The pipeline rank of every stage.
     overlapped_pairs
@@ -172,17 +177,6 @@ class Schedule:
             first_actions.setdefault(action.stage, action)
         return tuple(first_actions[stage] for stage in range(self.num_stages))
 
-    def count_in_flight(self, rank: int) -> int:
-        """Return the most activations, each of one microbatch and chunk, that a rank holds at once.
-
-        A backward frees them; where it is split, its gradients of weights do.
-        """
-        num_held = peak = 0
-        for action in self.orders[rank]:
-            num_held += _ACTIVATION_CHANGE[action.kind]
-            peak = max(peak, num_held)
-        return peak
-
     def __str__(self) -> str:
         return "\n".join(" ".join(self._format_order(order)) for order in self.orders)
 
@@ -215,10 +209,6 @@ class Schedule:
         pairs = tuple((word[0], word[1]) for words in lines for word in words if len(word) == 2)
         stage_ranks = tuple(holders[stage] for stage in range(len(holders)))
         return cls(name, orders, stage_ranks, 1 + max(item.microbatch for order in orders for item in order), pairs)
-
-
-_ACTIVATION_CHANGE = {ActionKind.FORWARD: 1, ActionKind.BACKWARD: -1, ActionKind.INPUT: 0, ActionKind.WEIGHT: -1}
-"""By kind, the change in the number of activations that a stage holds."""
 
 
 @contextmanager
@@ -273,11 +263,8 @@ def _check_passes(order: tuple[Action, ...], stages: Sequence[int], num_microbat
                 )
             is_split = inputs is not None and weights is not None
             if (backward is None) == (not is_split) or (inputs is None) != (weights is None):
-                present_texts = [
-                    f"{stage}{kind.value}{microbatch}"
-                    for kind in KINDS[1:]
-                    if Action(stage, kind, microbatch) in positions
-                ]
+                expected_actions = (Action(stage, kind, microbatch) for kind in KINDS[1:])
+                present_texts = [str(action) for action in expected_actions if action in positions]
                 raise ValueError(
                     f"a backward is {stage}B{microbatch}, or {stage}I{microbatch} and {stage}W{microbatch}; "
                     f"met {' and '.join(present_texts) or 'none of them'}"
@@ -302,23 +289,12 @@ def _check_pairs(pairs: tuple[Pair, ...], neighbours: set[Pair]) -> None:
             raise ValueError(f"a backward that overlaps a forward comes next to it, met {forward} and {backward}")
 
 
-SCHEDULES: dict[str, ScheduleRule] = {
-    rule.name: rule
-    for rule in (
-        NAIVE,
-        GPIPE,
-        ONE_F_ONE_B,
-        INTERLEAVED,
-        LOOPED_BFS,
-        ZB1P,
-        ZB2P,
-        INTERLEAVED_ZERO_BUBBLE,
-        ZBV,
-        DUALPIPEV,
-        PIPEDREAM,
-        PIPEDREAM_2BW,
-    )
-}
+_RULES = (
+    *(NAIVE, GPIPE, ONE_F_ONE_B, INTERLEAVED, LOOPED_BFS),
+    *(ZB1P, ZB2P, INTERLEAVED_ZERO_BUBBLE, ZBV, DUALPIPEV),
+    *(PIPEDREAM, PIPEDREAM_2BW),
+)
+SCHEDULES: dict[str, ScheduleRule] = {rule.name: rule for rule in _RULES}
 """The published schedules by name."""
 
 

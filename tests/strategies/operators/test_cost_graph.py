@@ -6,7 +6,6 @@ from itertools import product
 import numpy as np
 import pytest
 
-from meshwise.strategies.operators.brute_force import brute_force
 from meshwise.strategies.operators.cost_graph import (
     CostGraph,
     Edge,
@@ -20,6 +19,7 @@ from meshwise.strategies.operators.cost_graph import (
     tie_copies,
 )
 
+from .brute_force import brute_force
 from .graphs import cases, costs, layers, random_graph
 
 

@@ -9,12 +9,12 @@ import pytest
 from meshwise.simulator.models.model import build
 from meshwise.simulator.models.presets import MODELS
 from meshwise.simulator.operator_graph import BATCH, Block, Operator, OperatorGraph, OperatorKind, Tensor
-from meshwise.strategies.operators.brute_force import brute_force
 from meshwise.strategies.operators.cost_graph import CostGraph, Edge, restrict_choices
 from meshwise.strategies.operators.recursion import Level, propagate, recurse
 from meshwise.strategies.plan.mesh import TENSOR, TENSOR_DEPTH, TENSOR_ROWS
 
 from ...pace import measure_cpu
+from .brute_force import brute_force
 
 FAST, SLOW = 1.0, 20.0
 
