@@ -5,8 +5,9 @@ depends on the choices at its two ends. Some of the memory of a choice is kept t
 it is there only while the node runs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -70,7 +71,8 @@ class CostGraph:
         for edge in self.edges:
             _check_edge(edge, self.times)
         self._check_copies()
-        for name, total in (("ticks", self._max_ticks), ("bytes", self._max_bytes)):
+        max_bytes = self.max_kept + sum(int(node_bytes.max()) for node_bytes in self.transient_bytes)
+        for name, total in (("ticks", self.max_ticks), ("bytes", max_bytes)):
             if total >= MAX_SUM:
                 raise ValueError(f"the dearest choices together stay under 2**62 {name}, got {total}")
 
@@ -81,15 +83,24 @@ class CostGraph:
             if number != -1 and not _has_same_costs(self, node, representative):
                 raise ValueError(f"nodes of one class have equal costs, node {node} and node {representative} differ")
 
-    @property
-    def _max_ticks(self) -> int:
-        return sum(int(node_times.max()) for node_times in self.times) + sum(
-            int(edge.times.max()) for edge in self.edges
-        )
+    @cached_property
+    def max_ticks(self) -> int:
+        """An upper bound of the ticks of any choice."""
+        return sum(int(times.max()) for times in (*self.times, *(edge.times for edge in self.edges)))
 
-    @property
-    def _max_bytes(self) -> int:
-        return sum(int(node_bytes.max()) for column in (self.kept_bytes, self.transient_bytes) for node_bytes in column)
+    @cached_property
+    def max_kept(self) -> int:
+        """The most bytes that any choice keeps."""
+        return sum(int(node_bytes.max()) for node_bytes in self.kept_bytes)
+
+    @cached_property
+    def node_edges(self) -> tuple[tuple[Edge, ...], ...]:
+        """Per node the edges that touch it."""
+        result: list[list[Edge]] = [[] for _ in self.times]
+        for edge in self.edges:
+            result[edge.source].append(edge)
+            result[edge.target].append(edge)
+        return tuple(map(tuple, result))
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -103,10 +114,15 @@ class CostGraph:
 
     def memory(self, choice: Sequence[int]) -> int:
         """Return the bytes of a choice for every node: the sum of what is kept, and the largest transient part."""
-        kept_bytes = sum(int(node_bytes[index]) for node_bytes, index in zip(self.kept_bytes, choice, strict=True))
-        return kept_bytes + max(
-            int(node_bytes[index]) for node_bytes, index in zip(self.transient_bytes, choice, strict=True)
-        )
+        return self.count_kept(choice) + self.find_max_transient(choice)
+
+    def count_kept(self, choice: Sequence[int]) -> int:
+        """Return the bytes that a choice for every node keeps through the step."""
+        return sum(int(node_bytes[index]) for node_bytes, index in zip(self.kept_bytes, choice, strict=True))
+
+    def find_max_transient(self, choice: Sequence[int]) -> int:
+        """Return the largest transient bytes of a choice for every node."""
+        return max(int(node_bytes[index]) for node_bytes, index in zip(self.transient_bytes, choice, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +197,7 @@ def _find_leanest(graph: CostGraph, node: int, level: int) -> int:
 
 def compute_time_bound(graph: CostGraph) -> int:
     """Return a lower bound in ticks of every choice: the sum of the least time of every node and every edge."""
-    return sum(int(node_times.min()) for node_times in graph.times) + sum(int(edge.times.min()) for edge in graph.edges)
+    return sum(int(times.min()) for times in (*graph.times, *(edge.times for edge in graph.edges)))
 
 
 def find_shortfall(graph: CostGraph, limit: int | None) -> Shortfall | None:
@@ -203,21 +219,25 @@ def merge_parallel_edges(graph: CostGraph) -> CostGraph:
     return CostGraph(graph.times, graph.kept_bytes, graph.transient_bytes, edges, graph.copies)
 
 
-def restrict_choices(graph: CostGraph, allowed_choices: Sequence[IntArray]) -> CostGraph:
-    """Return the graph in which each node has only its ``allowed_choices``, by index and in that order.
+def restrict_choices(graph: CostGraph, allowed_choices: Mapping[int, IntArray]) -> CostGraph:
+    """Return the graph in which the nodes of ``allowed_choices`` have only those choices, by index and in that order.
 
-    No nodes are copies any more: their choices may now differ.
+    These nodes are no copies any more: their choices may now differ.
     """
 
     def restrict_columns(values: tuple[IntArray, ...]) -> tuple[IntArray, ...]:
-        return tuple(column[index] for column, index in zip(values, allowed_choices, strict=True))
+        return tuple(
+            column[allowed_choices[node]] if node in allowed_choices else column for node, column in enumerate(values)
+        )
 
-    edges = (
-        Edge(*edge[:2], edge.times[np.ix_(allowed_choices[edge.source], allowed_choices[edge.target])])
-        for edge in graph.edges
-    )
+    def restrict_edge(edge: Edge) -> Edge:
+        ends = [allowed_choices.get(node, np.arange(graph.sizes[node])) for node in edge[:2]]
+        return edge._replace(times=edge.times[np.ix_(*ends)])
+
+    edges = (edge if allowed_choices.keys().isdisjoint(edge[:2]) else restrict_edge(edge) for edge in graph.edges)
     times, kept_bytes, transient_bytes = map(restrict_columns, (graph.times, graph.kept_bytes, graph.transient_bytes))
-    return CostGraph(times, kept_bytes, transient_bytes, tuple(edges), (-1,) * len(graph.copies))
+    copies = tuple(-1 if node in allowed_choices else number for node, number in enumerate(graph.copies))
+    return CostGraph(times, kept_bytes, transient_bytes, tuple(edges), copies)
 
 
 def _has_same_costs(graph: CostGraph, node: int, representative: int) -> bool:
@@ -260,22 +280,16 @@ def list_needed_choices(graph: CostGraph, memory: bool) -> tuple[IntArray, ...]:
     needs no more of it.
     """
     allowed_choices = [np.arange(size) for size in graph.sizes]
-    node_edges: list[list[Edge]] = [[] for _ in allowed_choices]
-    for edge in graph.edges:
-        node_edges[edge.source].append(edge)
-        node_edges[edge.target].append(edge)
     for node in range(len(allowed_choices)):
-        allowed_choices[node] = _list_undominated(graph, node, node_edges[node], allowed_choices, memory)
+        allowed_choices[node] = _list_undominated(graph, node, allowed_choices, memory)
     return tuple(allowed_choices)
 
 
-def _list_undominated(
-    graph: CostGraph, node: int, edges: Sequence[Edge], allowed_choices: Sequence[IntArray], memory: bool
-) -> IntArray:
+def _list_undominated(graph: CostGraph, node: int, allowed_choices: Sequence[IntArray], memory: bool) -> IntArray:
     choices = allowed_choices[node]
     times = graph.times[node][choices]
     max_excess = times[:, None] - times  # the most that the row takes longer than the column
-    for source, target, table in edges:
+    for source, target, table in graph.node_edges[node]:
         edge_times = table[np.ix_(allowed_choices[source], allowed_choices[target])]
         edge_times = edge_times if source == node else edge_times.T
         max_excess = max_excess + (edge_times[:, None] - edge_times).max(axis=-1)
@@ -306,11 +320,9 @@ def tie_copies(graph: CostGraph) -> tuple[CostGraph, tuple[int, ...]]:
         if source_group == target_group:
             times[source_group] = times[source_group] + table.diagonal()
         else:
-            edges.append(
-                Edge(source_group, target_group, table)
-                if source_group < target_group
-                else Edge(target_group, source_group, table.T)
-            )
+            is_forward = source_group < target_group
+            ends = (source_group, target_group) if is_forward else (target_group, source_group)
+            edges.append(Edge(*ends, table if is_forward else table.T))
     kept_bytes = tuple(graph.kept_bytes[group[0]] * len(group) for group in groups)
     transient_bytes = tuple(graph.transient_bytes[group[0]] for group in groups)
     result = CostGraph(tuple(times), kept_bytes, transient_bytes, tuple(edges), (-1,) * len(groups))

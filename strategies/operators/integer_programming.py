@@ -10,6 +10,7 @@ pairs.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import highspy
 import numpy as np
@@ -69,10 +70,10 @@ def integer_programming(
     shortfall = find_shortfall(graph, limit)
     if shortfall is not None:
         return shortfall
-    allowed_choices = (
-        list_needed_choices(graph, memory=limit is not None) if prune else tuple(map(np.arange, graph.sizes))
+    allowed_choices = list_needed_choices(graph, limit is not None) if prune else tuple(map(np.arange, graph.sizes))
+    program = _Program(
+        merge_parallel_edges(restrict_choices(graph, dict(enumerate(allowed_choices)))), limit, gap, seconds
     )
-    program = _Program(merge_parallel_edges(restrict_choices(graph, allowed_choices)), limit, gap, seconds)
     choice, bound = program.solve()
     graph_choice = [int(options[index]) for options, index in zip(allowed_choices, choice, strict=True)]
     return _build_solution(graph, graph_choice, bound, program.was_interrupted)
@@ -104,19 +105,12 @@ class _Program:
         self.graph, self.limit, self.was_interrupted = graph, limit, False
         self.starts = np.cumsum([0, *graph.sizes])
         self.pair_starts = np.cumsum([self.starts[-1], *(edge.times.size for edge in graph.edges)])
-        ticks = sum(int(node_times.max()) for node_times in graph.times) + sum(
-            int(edge.times.max()) for edge in graph.edges
-        )
-        self.tick_scale = min(1.0, LARGEST_SUM / max(1, ticks))
+        self.tick_scale = min(1.0, LARGEST_SUM / max(1, graph.max_ticks))
         self.byte_scale = 1.0 if limit is None else min(1.0, LARGEST_SUM / max(1, limit))
         self.solver = highspy.Highs()  # type: ignore[no-untyped-call]
-        for option, value in (
-            ("output_flag", False),
-            ("mip_rel_gap", gap),
-            ("mip_abs_gap", 1e-6),
-            ("mip_feasibility_tolerance", 1e-9),
-            ("time_limit", float("inf") if seconds is None else seconds),
-        ):
+        time_limit = float("inf") if seconds is None else seconds
+        options = {"output_flag": False, "mip_rel_gap": gap, "mip_abs_gap": 1e-6, "mip_feasibility_tolerance": 1e-9}
+        for option, value in (options | {"time_limit": time_limit}).items():
             self.solver.setOptionValue(option, value)
         self.solver.passModel(self._build_model())
 
@@ -157,7 +151,7 @@ class _Program:
         if self.solver.getInfo().primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
             return None
         values = np.array(self.solver.getSolution().col_value)
-        return [int(values[start:end].argmax()) for start, end in zip(self.starts, self.starts[1:], strict=False)]
+        return [int(values[start:end].argmax()) for start, end in pairwise(self.starts)]
 
     def _compute_bound(self) -> int:
         """Return the proven bound in ticks, lowered by what the solver may have rounded."""
@@ -183,10 +177,7 @@ class _Program:
         for edge, pair_start in zip(self.graph.edges, self.pair_starts, strict=False):
             values[pair_start + choice[edge.source] * edge.times.shape[1] + choice[edge.target]] = 1.0
         if self.limit is not None:
-            max_transient = max(
-                int(node_bytes[index]) for node_bytes, index in zip(self.graph.transient_bytes, choice, strict=True)
-            )
-            values[-1] = max_transient * self.byte_scale
+            values[-1] = self.graph.find_max_transient(choice) * self.byte_scale
         solution = highspy.HighsSolution()
         solution.col_value = values.tolist()
         solution.value_valid = True
@@ -194,22 +185,19 @@ class _Program:
 
     def _build_model(self) -> highspy.HighsLp:
         rows = _Rows()
-        for start, end in zip(self.starts, self.starts[1:], strict=False):
+        for start, end in pairwise(self.starts):
             rows.add_row(np.arange(start, end), np.ones(end - start), 1.0, 1.0)
         for (source, target, times), pair_start in zip(self.graph.edges, self.pair_starts, strict=False):
             pairs = pair_start + np.arange(times.size).reshape(times.shape)
-            for row, column in enumerate(range(self.starts[source], self.starts[source + 1])):
-                rows.add_marginal(pairs[row], column)
-            for row, column in enumerate(range(self.starts[target], self.starts[target + 1])):
-                rows.add_marginal(pairs[:, row], column)
+            for node, node_pairs in ((source, pairs), (target, pairs.T)):
+                for column, choice_pairs in enumerate(node_pairs, self.starts[node]):
+                    rows.add_marginal(choice_pairs, column)
         if self.limit is not None:
             self._add_memory(rows, self.limit)
         memory_costs = [] if self.limit is None else [np.zeros(1)]
         costs = [*self.graph.times, *(edge.times.ravel() for edge in self.graph.edges)]
-        return rows.build_model(
-            np.concatenate([*(node_costs * self.tick_scale for node_costs in costs), *memory_costs]),
-            int(self.starts[-1]),
-        )
+        scaled_costs = np.concatenate([*(node_costs * self.tick_scale for node_costs in costs), *memory_costs])
+        return rows.build_model(scaled_costs, int(self.starts[-1]))
 
     def _add_memory(self, rows: "_Rows", limit: int) -> None:
         """Add that the last column is at least every node's transient bytes, and fits with all kept bytes."""
@@ -217,13 +205,9 @@ class _Program:
         for node, transient_bytes in enumerate(self.graph.transient_bytes):
             columns = np.r_[np.arange(self.starts[node], self.starts[node + 1]), memory_column]
             rows.add_row(columns, np.r_[-transient_bytes * self.byte_scale, 1.0], 0.0, highspy.kHighsInf)
+        columns = np.r_[np.arange(self.starts[-1]), memory_column]
         kept_bytes = np.concatenate(self.graph.kept_bytes) * self.byte_scale
-        rows.add_row(
-            np.r_[np.arange(self.starts[-1]), memory_column],
-            np.r_[kept_bytes, 1.0],
-            -highspy.kHighsInf,
-            limit * self.byte_scale,
-        )
+        rows.add_row(columns, np.r_[kept_bytes, 1.0], -highspy.kHighsInf, limit * self.byte_scale)
 
 
 class _Rows:

@@ -64,8 +64,7 @@ def one_f_one_b_in_flight(rank: int, ranks: int, microbatches: int) -> int:
 def looped_bubble(ranks: int, microbatches: int, chunks: int, times: PassSeconds) -> float:
     """Return ``(p - 1) (F + B)`` of one stage, which has ``1 / v`` of a rank's layers [1]_ [3]_.
 
-    Breadth first it holds for ``m >= p``. It is ``1 / v`` of the bubble of 1F1B: the fraction ``(p - 1) / (m v)`` of the
-    work.
+    Breadth first it holds for ``m >= p``. It is ``1 / v`` of the bubble of 1F1B, or ``(p - 1) / (m v)`` of the work.
     """
     return (ranks - 1) * times.total
 
