@@ -73,7 +73,14 @@ def arrange_schedule(name: str, ranks: int, microbatches: int, chunks: int = 1) 
         Where the orders wait for each other for ever; the message names what each rank waits for.
     """
     rows, stages = list_orders(name, ranks, microbatches, chunks), ranks * chunks
-    columns, num_boxes = _arrange_columns(rows, stages, microbatches)
+    count = len(rows.passes)
+    boxes = _Boxes(np.full(count, -1), np.arange(count, 0, -1), rows.start[:-1].copy())
+    columns = _Columns(*np.zeros((3, count), np.int64))
+    if pays(count):
+        num_boxes = compile_loop(_fill_arrangement)(stages, microbatches, rows, boxes, columns)
+    else:
+        columns = to_lists(columns)
+        num_boxes = _fill_arrangement(stages, microbatches, to_lists(rows), to_lists(boxes), columns)
     if not num_boxes:
         list(order_actions(build_schedule(name, ranks, microbatches, chunks)))  # raises
     code, receive_boxes, send_boxes = (np.array(column, dtype=np.int32) for column in columns)
@@ -111,16 +118,6 @@ class _Boxes(NamedTuple):
 def to_lists(columns: Any) -> Any:
     """Return a tuple of arrays as the same of lists, which loops that are not compiled read faster."""
     return columns._make(column.tolist() for column in columns)
-
-
-def _arrange_columns(rows: Orders, stages: int, microbatches: int) -> tuple[_Columns, int]:
-    count = len(rows.passes)
-    boxes = _Boxes(np.full(count, -1), np.arange(count, 0, -1), rows.start[:-1].copy())
-    columns = _Columns(*np.zeros((3, count), np.int64))
-    if pays(count):
-        return columns, compile_loop(_fill_arrangement)(stages, microbatches, rows, boxes, columns)
-    columns = to_lists(columns)
-    return columns, _fill_arrangement(stages, microbatches, to_lists(rows), to_lists(boxes), columns)
 
 
 def _fill_arrangement(stages: int, microbatches: int, rows: Orders, scratch: _Boxes, columns: _Columns) -> int:
@@ -171,9 +168,8 @@ def walk(arrangement_columns: Arrangement, ticks: IntArray, sends: IntArray) -> 
         for a backward.
     """
     steps, columns = ticks.shape
-    result = PassTimes(
-        np.zeros((steps, arrangement_columns.ranks), np.int64), np.zeros((steps, columns // 2), np.int64)
-    )
+    shapes = ((steps, arrangement_columns.ranks), (steps, columns // 2))
+    result = PassTimes(*(np.zeros(shape, np.int64) for shape in shapes))
     if pays(len(arrangement_columns.code) * steps):
         lanes = min(-(-steps // BLOCK) * BLOCK, LANES)
         compile_loop(_walk_lanes)(arrangement_columns, lanes, ticks, sends, result)
@@ -192,18 +188,13 @@ def _walk_lanes(arranged: Arrangement, lanes: int, ticks: IntArray, sends: IntAr
     box, last_starts = np.zeros((num_boxes, lanes), np.int64), np.zeros((columns // 2, lanes), np.int64)
     for first_step in range(0, len(ticks), lanes):
         width = min(lanes, len(ticks) - first_step)
-        duration[:, :width], send_duration[:, :width] = (
-            ticks[first_step : first_step + width].T,
-            sends[first_step : first_step + width].T,
-        )
+        steps = slice(first_step, first_step + width)
+        duration[:, :width], send_duration[:, :width] = ticks[steps].T, sends[steps].T
         clock[:], channel[:] = 0, 0
         for index in range(len(code)):
             # Unsigned indices spare the compiled loop a check for negative ones.
-            pass_number, receive_box, send_box = (
-                np.uint32(code[index] >> 1),
-                np.uint32(receive_boxes[index]),
-                np.uint32(send_boxes[index]),
-            )
+            pass_number = np.uint32(code[index] >> 1)
+            receive_box, send_box = np.uint32(receive_boxes[index]), np.uint32(send_boxes[index])
             rank = np.uint32((pass_number >> 1) % ranks)
             channel_index = 2 * rank + (pass_number & 1)
             if code[index] & 1:
@@ -220,10 +211,7 @@ def _walk_lanes(arranged: Arrangement, lanes: int, ticks: IntArray, sends: IntAr
                 else:
                     for lane in range(block, block + BLOCK):
                         clock[rank, lane] = max(clock[rank, lane], box[receive_box, lane]) + duration[pass_number, lane]
-        rank_ends[first_step : first_step + width], stage_starts[first_step : first_step + width] = (
-            clock[:, :width].T,
-            last_starts[:, :width].T,
-        )
+        rank_ends[steps], stage_starts[steps] = clock[:, :width].T, last_starts[:, :width].T
 
 
 def _walk_columns(arrangement_columns: Arrangement, ticks: IntArray, sends: IntArray, result: PassTimes) -> None:
@@ -232,10 +220,7 @@ def _walk_columns(arrangement_columns: Arrangement, ticks: IntArray, sends: IntA
     ranks, steps = arrangement_columns.ranks, ticks.shape[1]
     clock, channel = np.zeros((ranks, steps), np.int64), np.zeros((2 * ranks, steps), np.int64)
     box = np.zeros((arrangement_columns.num_boxes, steps), np.int64)
-    columns = (
-        column.tolist()
-        for column in (arrangement_columns.code, arrangement_columns.receive_boxes, arrangement_columns.send_boxes)
-    )
+    columns = (column.tolist() for column in arrangement_columns[:3])
     for code, receive_box, send_box in zip(*columns, strict=True):
         pass_number = code >> 1
         rank = (pass_number >> 1) % ranks

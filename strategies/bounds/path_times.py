@@ -95,10 +95,8 @@ class PathRows:
         """Return the ticks of the sum of each tied parameter's gradients."""
         result = []
         for first_position, second_position, elements in self.costs.list_tied_shares(plan):
-            kind, size = (
-                tied_kind(first_position, second_position),
-                float(elements * self.costs.problem.training.gradient_bytes),
-            )
+            kind = tied_kind(first_position, second_position)
+            size = float(elements * self.costs.problem.training.gradient_bytes)
             groups = machine.list_distinct_groups(kind, Collective.ALL_REDUCE)[first_position]
             result.append(machine.least_ticks(kind, groups, Collective.ALL_REDUCE, size))
         return result
@@ -140,13 +138,9 @@ class LongestPaths:
         batches: dict[tuple[object, ...], _PlanBatch] = {}
         for index, plan in enumerate(plans):
             machine = self.costs.machine(plan)
-            if (
-                not machine.is_uniform
-                or plan.offload
-                or plan.schedule not in WALKED_SCHEDULES
-                or _waits_for_groups(plan)
-            ):
-                result[index] = self._lower_ticks(plan)
+            is_walked = machine.is_uniform and plan.schedule in WALKED_SCHEDULES
+            if not is_walked or plan.offload or _waits_for_groups(plan):
+                result[index] = step_ticks(lower(self.costs.problem, plan, costs=self.costs), "longest_path")
                 continue
             key = (plan.schedule, plan.num_microbatches, plan.chunks, self.costs.stage_kinds(plan))
             if key not in batches:
@@ -155,10 +149,6 @@ class LongestPaths:
         for batch in batches.values():
             result[batch.indices] = batch.ticks()
         return result
-
-    def _lower_ticks(self, plan: Plan) -> int:
-        """Return the ticks of the longest path of a plan's program."""
-        return step_ticks(lower(self.costs.problem, plan, costs=self.costs), "longest_path")
 
 
 class _PlanBatch:
@@ -171,20 +161,18 @@ class _PlanBatch:
         self._plan_endings: list[int] = []
         self._lanes: dict[tuple[object, ...], int] = {}
         self._endings: dict[tuple[object, ...], int] = {}
-        self._lane_rows: list[tuple[IntArray, IntArray, IntArray]] = []
+        self._lane_rows: list[list[IntArray]] = []
         self._ending_rows: list[Endings] = []
 
     def add_plan(self, index: int, plan: Plan, machine: Machine) -> None:
         """Add a plan, whose result goes to ``index``."""
         self.indices.append(index)
         # Passes and endings have keys of their own, so that plans may share either.
-        lane = (machine, self.costs.blocks.cost_key(plan), plan.slices_boundaries)
+        lane, rows = (machine, self.costs.blocks.cost_key(plan), plan.slices_boundaries), self.rows
         if lane not in self._lanes:
             self._lanes[lane] = len(self._lanes)
-            rows = self.rows
-            self._lane_rows.append(
-                (rows.pass_row(plan, machine), rows.send_row(plan, machine), rows.bucket_row(plan, machine))
-            )
+            row_builders = (rows.pass_row, rows.send_row, rows.bucket_row)
+            self._lane_rows.append([build_row(plan, machine) for build_row in row_builders])
         self._plan_lanes.append(self._lanes[lane])
         ending = (machine, self.costs.blocks.cut_key(plan), plan.zero, plan.overlap_gradients)
         if ending not in self._endings:
@@ -195,7 +183,7 @@ class _PlanBatch:
     def ticks(self) -> IntArray:
         """Return the ticks of all plans, in the order in which they were added."""
         plan = self.first_plan
-        arrangement_columns = arrange_schedule(plan.schedule, plan.pipeline, plan.num_microbatches, plan.chunks)
+        arrangement = arrange_schedule(plan.schedule, plan.pipeline, plan.num_microbatches, plan.chunks)
         passes, sends, bucket_ticks = map(_pad_rows, zip(*self._lane_rows, strict=True))
         endings = Endings(*map(_pad_rows, zip(*self._ending_rows, strict=True)))
         steps = StepRows(np.array(self._plan_lanes), np.array(self._plan_endings))
@@ -205,14 +193,8 @@ class _PlanBatch:
         if (work[steps.lane] + ending_work[steps.ending]).max() > MAX_TICKS:
             raise ValueError(f"the work of a step takes at most {MAX_TICKS} ticks (13 days), met {work.max():.3g}")
         pairs = np.array(self.costs.list_tied_shares(plan), dtype=np.int64).reshape(-1, 3)[:, :2]
-        return finish_steps(
-            steps,
-            walk(arrangement_columns, passes, sends),
-            bucket_ticks,
-            endings,
-            arrangement_columns.last_stages,
-            pairs,
-        )
+        pass_times = walk(arrangement, passes, sends)
+        return finish_steps(steps, pass_times, bucket_ticks, endings, arrangement.last_stages, pairs)
 
 
 def _waits_for_groups(plan: Plan) -> bool:
@@ -222,10 +204,7 @@ def _waits_for_groups(plan: Plan) -> bool:
 
 def _pad_rows(rows: Sequence[IntArray]) -> IntArray:
     """Return rows as one table, shorter rows filled up with zeros."""
-    width = max(map(len, rows))
-    if all(len(row) == width for row in rows):
-        return np.array(rows)
-    result = np.zeros((len(rows), width), np.int64)
+    result = np.zeros((len(rows), max(map(len, rows))), np.int64)
     for index, row in enumerate(rows):
         result[index, : len(row)] = row
     return result
