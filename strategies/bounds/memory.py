@@ -130,8 +130,8 @@ class PlanMemory:
             positions = list(zip(parameters, buffers, host_shares, num_copies, strict=True))
             sizes = {}
             for position in dict.fromkeys(positions):
-                parts, buffer, *shares = position
-                states = list_residents(self.cluster.accelerator, self.training, plan, parts, buffer, 0, *shares)
+                parts, buffer, share, copies = position
+                states = list_residents(self.cluster.accelerator, self.training, plan, parts, buffer, 0, share, copies)
                 sizes[position] = sum(change.size for change in states if not change.host)
             self._resident[key] = np.array([sizes[position] for position in positions], dtype=np.int64)
         return self._resident[key]
@@ -179,10 +179,10 @@ class PlanMemory:
         stages = list(zip(stage_kinds.kind_of, boundaries, elements, strict=True))
         passes = {}
         for stage_key in dict.fromkeys(stages):
-            kind, *ends = stage_key
+            kind, boundary, first_elements = stage_key
             runs = self.costs.blocks.list_runs(plan, stage_kinds.kinds[kind], stage_kinds.recompute(plan, kind))
             block_choices = [(block, recompute_choice) for block, count, recompute_choice in runs for _ in range(count)]
-            passes[stage_key] = self._list_pass_memories(plan, shared_states, block_choices, *ends)
+            passes[stage_key] = self._list_pass_memories(plan, shared_states, block_choices, boundary, first_elements)
         return [passes[stage_key] for stage_key in stages]
 
     def _list_pass_memories(

@@ -40,6 +40,9 @@ class Holding(NamedTuple):
     optimizer: Part
 
 
+NO_HOLDING = Holding(-1, (0.0, 0.0), (0.0, 0.0))
+
+
 @dataclass(frozen=True, slots=True)
 class Migration:
     """The cost of changing to another plan.
@@ -75,11 +78,8 @@ def list_holdings(plan: Plan) -> list[Holding]:
     for rank in range(mesh.num_ranks):
         tensor_part = _split_part((0.0, 1.0), tensor_ranks[rank], num_parts)
         data_part = _split_part(tensor_part, shares[rank], plan.shards)
-        result.append(
-            Holding(
-                positions[rank], data_part if plan.zero >= 3 else tensor_part, data_part if plan.zero else tensor_part
-            )
-        )
+        parameters, optimizer = (data_part if plan.zero >= stage else tensor_part for stage in (3, 1))
+        result.append(Holding(positions[rank], parameters, optimizer))
     return result
 
 
@@ -98,23 +98,20 @@ def find_migration(
     """
     shared_elements = _count_shared_elements(problem, old_plan, new_plan)
     training = problem.training
+    widths = (training.parameter_bytes, training.optimizer_bytes)
     old_holdings, new_holdings = list_holdings(old_plan), list_holdings(new_plan)
     received_bytes = []
     for rank, holding in enumerate(new_holdings):
-        old_holding = old_holdings[kept_ranks[rank]] if kept_ranks[rank] >= 0 else None
+        old_holding = old_holdings[kept_ranks[rank]] if kept_ranks[rank] >= 0 else NO_HOLDING
         size = 0.0
         for position, elements in shared_elements[holding.position].items():
-            is_same = old_holding is not None and old_holding.position == position
-            for part, width, old_part in (
-                (holding.parameters, training.parameter_bytes, old_holding.parameters if old_holding else (0.0, 0.0)),
-                (holding.optimizer, training.optimizer_bytes, old_holding.optimizer if old_holding else (0.0, 0.0)),
-            ):
+            is_same = old_holding.position == position
+            for part, width, old_part in zip(holding[1:], widths, old_holding[1:], strict=True):
                 size += elements * width * (part[1] - part[0] - (_find_overlap(part, old_part) if is_same else 0.0))
         received_bytes.append(size)
+    max_received, seconds = max(received_bytes, default=0.0), _find_seconds(cluster, received_bytes)
     lost_bytes = _count_lost_bytes(problem, old_plan, old_holdings, kept_ranks)
-    return Migration(
-        sum(received_bytes), max(received_bytes, default=0.0), lost_bytes, _find_seconds(cluster, received_bytes)
-    )
+    return Migration(sum(received_bytes), max_received, lost_bytes, seconds)
 
 
 def _split_part(part: Part, index: int, count: int) -> Part:
@@ -152,17 +149,10 @@ def _count_lost_bytes(
     kept_holdings = [old_holdings[rank] for rank in kept_ranks if rank >= 0]
     lost_bytes, training = 0.0, problem.training
     for position, count in position_elements.items():
-        position_holdings = [holding for holding in kept_holdings if holding.position == position]
-        lost_bytes += (
-            count
-            * training.parameter_bytes
-            * (1 - _measure_union([holding.parameters for holding in position_holdings]))
-        )
-        lost_bytes += (
-            count
-            * training.optimizer_bytes
-            * (1 - _measure_union([holding.optimizer for holding in position_holdings]))
-        )
+        holdings = [holding for holding in kept_holdings if holding.position == position]
+        parameters, optimizer = [row.parameters for row in holdings], [row.optimizer for row in holdings]
+        lost_bytes += count * training.parameter_bytes * (1 - _measure_union(parameters))
+        lost_bytes += count * training.optimizer_bytes * (1 - _measure_union(optimizer))
     return lost_bytes
 
 
@@ -184,9 +174,8 @@ def _find_seconds(cluster: Cluster, received_bytes: list[float]) -> float:
     if cluster.num_nodes == 1:
         return max(received_bytes, default=0.0) / cluster.first_node.network.link.bandwidth
     node_bytes = np.bincount(cluster.device_nodes[: len(received_bytes)], received_bytes, cluster.num_nodes)
-    node_bandwidths = [
-        cluster.nodes[kind][0].nics * cluster.nodes[kind][0].nic.bandwidth for kind in cluster.node_kinds.tolist()
-    ]
+    nodes = [cluster.nodes[kind][0] for kind in cluster.node_kinds.tolist()]
+    node_bandwidths = [node.nics * node.nic.bandwidth for node in nodes]
     return float((node_bytes / np.array(node_bandwidths)).max())
 
 
@@ -276,28 +265,20 @@ def replan(
             best_trial, best_problem = trial, smaller_problem
     else:  # no smaller number of devices is left
         is_proven = True
-    change = _build_change(problem, best_problem, plan, best_trial, devices - num_lost) if best_trial else None
-    fewest_moves = _find_fewest_moves(smaller_problems, problem, plan, layout, devices - num_lost)
-    return Replan(
-        num_lost,
-        devices - num_lost,
-        change,
-        fewest_moves,
-        _find_break_even(change, fewest_moves),
-        tuple(sizes),
-        is_proven,
-        is_complete,
-    )
+    num_left = devices - num_lost
+    change = _build_change(problem, best_problem, plan, best_trial, num_left) if best_trial else None
+    fewest_moves = _find_fewest_moves(smaller_problems, problem, plan, layout, num_left)
+    break_even = _find_break_even(change, fewest_moves)
+    return Replan(num_lost, num_left, change, fewest_moves, break_even, tuple(sizes), is_proven, is_complete)
 
 
 def _list_smaller(problem: Problem, num_left: int) -> Iterator[Problem]:
     """Yield the problem on fewer and fewer devices: on whole nodes, or on parts of a single node."""
     cluster = problem.cluster
-    if cluster.num_nodes == 1:
-        yield from (replace(problem, cluster=cluster.with_size(1, count)) for count in range(num_left, 0, -1))
-    else:
-        nodes = num_left // cluster.first_node.devices
-        yield from (replace(problem, cluster=cluster.with_size(count)) for count in range(nodes, 0, -1))
+    is_single = cluster.num_nodes == 1
+    largest = num_left if is_single else num_left // cluster.first_node.devices
+    for count in range(largest, 0, -1):
+        yield replace(problem, cluster=cluster.with_size(1, count) if is_single else cluster.with_size(count))
 
 
 def _find_least_time(problem: Problem) -> float:
@@ -310,10 +291,9 @@ def _find_least_time(problem: Problem) -> float:
 
 
 def _build_change(problem: Problem, new_problem: Problem, old_plan: Plan, trial: Trial, num_left: int) -> Change:
-    num_ranks = trial.plan.mesh.num_ranks
     kept_ranks = range(num_left)  # ranks lie on devices in order, and the last devices are lost
     cost = find_migration(problem, old_plan, trial.plan, kept_ranks, new_problem.cluster)
-    return Change(trial, num_ranks, cost)
+    return Change(trial, trial.plan.mesh.num_ranks, cost)
 
 
 def _find_fewest_moves(

@@ -179,12 +179,11 @@ class Ranking:
 
         Where only a simulation tells a candidate's memory, whether it is allowed is asked last, for it takes longest.
         """
-        indices = (
-            index
+        queue = [
+            (self.bounds[index], index)
             for index, candidate in enumerate(self.candidates)
             if candidate.needs_simulation or is_allowed(candidate)
-        )
-        queue = [(self.bounds[index], index) for index in indices]
+        ]
         heapify(queue)
         while queue and queue[0][0] < time_limit:
             self.check_time()
@@ -218,6 +217,10 @@ class Ranking:
         """Return the complete plan of a candidate."""
         return complete(self.problem, candidate.layout)
 
+    def find_layout(self, plan: Plan) -> Layout:
+        """Return the layout of the first candidate whose complete plan is ``plan``."""
+        return next(row.layout for row in self.candidates if self.complete_candidate(row) == plan)
+
     def with_cluster(self, cluster: Cluster, factor: float) -> "Ranking":
         """Return a ranking of the same candidates on a machine with one part ``factor`` times as fast."""
         lower_bounds = [bound / max(factor, 1.0) * _ROUNDING for bound in self._paths]
@@ -242,9 +245,8 @@ class Ranking:
 
     def _build_trial(self, index: int) -> Trial:
         candidate = self.candidates[index]
-        return Trial(
-            self.complete_candidate(candidate), Evaluation(self.bounds[index], candidate.peak, candidate.fits), 0.0
-        )
+        evaluation = Evaluation(self.bounds[index], candidate.peak, candidate.fits)
+        return Trial(self.complete_candidate(candidate), evaluation, 0.0)
 
 
 class SpaceRanking(Ranking):
@@ -300,17 +302,15 @@ class SpaceRanking(Ranking):
 
         The best candidate is the fastest that fits, or where none fits the one with the least peak memory.
         """
-        best_candidate = self.find_fastest_candidate(fits) or self.find_least_memory()
-        while best_candidate is not None and self.add_neighbours(best_candidate.layout):
-            best_candidate = self.find_fastest_candidate(fits) or self.find_least_memory()
+        while (best_candidate := self.find_fastest_candidate(fits) or self.find_least_memory()) is not None:
+            if not self.add_neighbours(best_candidate.layout):
+                return
 
     def _is_accepted(self, layout: Layout) -> bool:
         accepts = self.space.accepts
-        return (
-            self.is_complete
-            or accepts is None
-            or not accepts.list_refusals(self.problem, complete(self.problem, layout))
-        )
+        if self.is_complete or accepts is None:
+            return True
+        return not accepts.list_refusals(self.problem, complete(self.problem, layout))
 
 
 def ranking(

@@ -65,16 +65,9 @@ def find_shortfall(problem: Problem, plan: Plan) -> Shortfall:
     if span and span.microbatch >= 0:
         activity = f"{span.kind} of microbatch {span.microbatch}, {span.operators}"
     device_shortfall = _build_shortfall(device, timeline.rank_classes[device.rank_class].stages, activity)
-    return replace(device_shortfall, reported_memory=_find_reported_memory(problem, device.capacity))
-
-
-def _find_reported_memory(problem: Problem, usable_memory: float) -> float:
-    """Return the reported memory of the device with ``usable_memory`` usable bytes."""
-    return next(
-        accelerator.memory
-        for accelerator in problem.cluster.accelerators
-        if problem.usable_memory(accelerator) == usable_memory
-    )
+    accelerators = problem.cluster.accelerators
+    memory = next(item.memory for item in accelerators if problem.usable_memory(item) == device.capacity)
+    return replace(device_shortfall, reported_memory=memory)
 
 
 def _find_used_fraction(profile: MemoryProfile) -> float:
