@@ -178,7 +178,7 @@ def _list_probes(problem: Problem, layout: Layout, asked_fields: AskedFields) ->
     schedules = ((layout.schedule, layout.chunks), ("1f1b", 1), ("interleaved", 2))
     flags, divisions = (layout.sequence_parallel, False), (layout.stages, "even", "balanced")
     for (schedule, chunks), microbatch, flag, stages in product(schedules, (layout.microbatch, 1), flags, divisions):
-        choice = {"schedule": schedule, "chunks": chunks, "microbatch": microbatch, "stages": stages}
+        choice: dict[str, Any] = {"schedule": schedule, "chunks": chunks, "microbatch": microbatch, "stages": stages}
         probe = replace(layout, **choice | {"sequence_parallel": flag} | dict(asked_fields))
         data = len(problem.cluster.free_devices) // max(probe.model_ranks, 1)
         yield probe if "data" in asked_fields else replace(probe, data=max(data, 1))
