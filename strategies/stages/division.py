@@ -104,10 +104,9 @@ def _walk(arranged: Arrangement, work: _Durations, nodes: _Nodes, latest: _Lates
         end_times[2 * action] = (end_times[latest_event] if latest_event >= 0 else 0.0) + pass_ticks[pass_number]
         rank_events[rank] = 2 * action
         if send_boxes[action]:
-            channel_event = channel_events[2 * rank + (pass_number & 1)]
-            send_event = (
-                channel_event if channel_event >= 0 and end_times[channel_event] > end_times[2 * action] else 2 * action
-            )
+            send_event, channel_event = 2 * action, channel_events[2 * rank + (pass_number & 1)]
+            if channel_event >= 0 and end_times[channel_event] > end_times[send_event]:
+                send_event = channel_event
             predecessors[2 * action + 1] = send_event
             end_times[2 * action + 1] = end_times[send_event] + send_ticks[pass_number]
             channel_events[2 * rank + (pass_number & 1)] = box_events[send_boxes[action]] = 2 * action + 1
@@ -216,43 +215,32 @@ class DivisionProblem:
         result: FloatArray = values.reshape(-1, self.num_ranks).sum(axis=0)
         return result
 
-    def compute_pass_ticks(self, counts: FloatArray, recompute_counts: FloatArray) -> FloatArray:
-        """Return the ticks of every pass, given each stage's layers and how many each choice recomputes."""
-        result = self.base_ticks + self.layer_ticks * np.repeat(counts, 2)
-        result[1::2] += (self.recompute_ticks * recompute_counts).sum(axis=0)
-        return result
-
     def find_paths(self, counts: FloatArray, recompute_counts: FloatArray) -> CriticalPaths:
-        """Return the critical path of every pipeline rank."""
-        return find_critical_paths(self.arrangement, self.compute_pass_ticks(counts, recompute_counts), self.send_ticks)
+        """Return the critical path of every rank, given each stage's layers and how many each choice recomputes."""
+        pass_ticks = self.base_ticks + self.layer_ticks * np.repeat(counts, 2)
+        pass_ticks[1::2] += (self.recompute_ticks * recompute_counts).sum(axis=0)
+        return find_critical_paths(self.arrangement, pass_ticks, self.send_ticks)
 
     def compute_step_ticks(
         self, counts: Sequence[float] | FloatArray, recompute_counts: Sequence[Sequence[float]] | FloatArray
     ) -> float:
         """Return the ticks of a step with ``counts`` layers a stage, ``recompute_counts[i]`` by recompute choice i."""
-        choice = (
-            np.asarray(counts, float),
-            np.asarray(recompute_counts, float).reshape(self.num_recompute_choices, self.num_stages),
-        )
-        tails = self.tail_ticks + self.tail_layer_ticks * self.sum_by_rank(choice[0])
-        return float((self.find_paths(*choice).end_ticks + tails).max())
+        layers, recomputed = self._to_arrays(counts, recompute_counts)
+        tails = self.tail_ticks + self.tail_layer_ticks * self.sum_by_rank(layers)
+        return float((self.find_paths(layers, recomputed).end_ticks + tails).max())
 
     def fits(
         self, counts: Sequence[float] | FloatArray, recompute_counts: Sequence[Sequence[float]] | FloatArray
     ) -> bool:
         """Return whether every pipeline rank has the memory at each of its moments."""
-        layer_counts, recompute_array = (
-            np.asarray(counts, float),
-            np.asarray(recompute_counts, float).reshape(self.num_recompute_choices, self.num_stages),
-        )
-        kept_bytes = (
-            self.base_kept_bytes
-            + self.layer_kept_bytes * layer_counts
-            - (self.saved_bytes * recompute_array).sum(axis=0)
-        )
-        rank_states = self.state_bytes * self.sum_by_rank(layer_counts)
-        rank_moments = zip(self.moments, rank_states, strict=True)
-        return all(
-            bool((moments.num_alive @ kept_bytes + state <= moments.free_bytes).all())
-            for moments, state in rank_moments
-        )
+        layers, recomputed = self._to_arrays(counts, recompute_counts)
+        saved_bytes = (self.saved_bytes * recomputed).sum(axis=0)
+        kept_bytes = self.base_kept_bytes + self.layer_kept_bytes * layers - saved_bytes
+        rank_moments = zip(self.moments, self.state_bytes * self.sum_by_rank(layers), strict=True)
+        return all(bool((row.num_alive @ kept_bytes + state <= row.free_bytes).all()) for row, state in rank_moments)
+
+    def _to_arrays(
+        self, counts: Sequence[float] | FloatArray, recompute_counts: Sequence[Sequence[float]] | FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        recomputed = np.asarray(recompute_counts, float).reshape(self.num_recompute_choices, self.num_stages)
+        return np.asarray(counts, float), recomputed
