@@ -135,66 +135,48 @@ class LongestPaths:
     def ticks(self, plans: Sequence[Plan]) -> IntArray:
         """Return the ticks of one step of every plan."""
         result = np.empty(len(plans), np.int64)
-        batches: dict[tuple[object, ...], _PlanBatch] = {}
+        batches: dict[tuple[object, ...], list[tuple[int, Plan, Machine]]] = {}
         for index, plan in enumerate(plans):
             machine = self.costs.machine(plan)
             is_walked = machine.is_uniform and plan.schedule in WALKED_SCHEDULES
-            if not is_walked or plan.offload or _waits_for_groups(plan):
+            if is_walked and not plan.offload and not _waits_for_groups(plan):
+                key = (plan.schedule, plan.num_microbatches, plan.chunks, self.costs.stage_kinds(plan))
+                batches.setdefault(key, []).append((index, plan, machine))
+            else:
                 result[index] = step_ticks(lower(self.costs.problem, plan, costs=self.costs), "longest_path")
-                continue
-            key = (plan.schedule, plan.num_microbatches, plan.chunks, self.costs.stage_kinds(plan))
-            if key not in batches:
-                batches[key] = _PlanBatch(plan, self.rows)
-            batches[key].add_plan(index, plan, machine)
         for batch in batches.values():
-            result[batch.indices] = batch.ticks()
+            result[[index for index, _, _ in batch]] = self._walk_batch([row[1:] for row in batch])
         return result
 
-
-class _PlanBatch:
-    """Plans of one schedule on equally divided stages."""
-
-    def __init__(self, first_plan: Plan, rows: PathRows) -> None:
-        self.first_plan, self.rows, self.costs = first_plan, rows, rows.costs
-        self.indices: list[int] = []
-        self._plan_lanes: list[int] = []
-        self._plan_endings: list[int] = []
-        self._lanes: dict[tuple[object, ...], int] = {}
-        self._endings: dict[tuple[object, ...], int] = {}
-        self._lane_rows: list[list[IntArray]] = []
-        self._ending_rows: list[Endings] = []
-
-    def add_plan(self, index: int, plan: Plan, machine: Machine) -> None:
-        """Add a plan, whose result goes to ``index``."""
-        self.indices.append(index)
+    def _walk_batch(self, batch: Sequence[tuple[Plan, Machine]]) -> IntArray:
+        """Return the ticks of plans of one schedule on equally divided stages."""
         # Passes and endings have keys of their own, so that plans may share either.
-        lane, rows = (machine, self.costs.blocks.cost_key(plan), plan.slices_boundaries), self.rows
-        if lane not in self._lanes:
-            self._lanes[lane] = len(self._lanes)
-            row_builders = (rows.pass_row, rows.send_row, rows.bucket_row)
-            self._lane_rows.append([build_row(plan, machine) for build_row in row_builders])
-        self._plan_lanes.append(self._lanes[lane])
-        ending = (machine, self.costs.blocks.cut_key(plan), plan.zero, plan.overlap_gradients)
-        if ending not in self._endings:
-            self._endings[ending] = len(self._endings)
-            self._ending_rows.append(self.rows.ending_rows(plan, machine))
-        self._plan_endings.append(self._endings[ending])
-
-    def ticks(self) -> IntArray:
-        """Return the ticks of all plans, in the order in which they were added."""
-        plan = self.first_plan
+        lanes, endings = dict[tuple[object, ...], int](), dict[tuple[object, ...], int]()
+        lane_rows, ending_rows, plan_rows = list[list[IntArray]](), list[Endings](), list[tuple[int, int]]()
+        rows, blocks = self.rows, self.costs.blocks
+        for plan, machine in batch:
+            lane = lanes.setdefault((machine, blocks.cost_key(plan), plan.slices_boundaries), len(lanes))
+            if lane == len(lane_rows):
+                row_builders = (rows.pass_row, rows.send_row, rows.bucket_row)
+                lane_rows.append([build_row(plan, machine) for build_row in row_builders])
+            ending_key = (machine, blocks.cut_key(plan), plan.zero, plan.overlap_gradients)
+            ending = endings.setdefault(ending_key, len(endings))
+            if ending == len(ending_rows):
+                ending_rows.append(rows.ending_rows(plan, machine))
+            plan_rows.append((lane, ending))
+        plan = batch[0][0]
         arrangement = arrange_schedule(plan.schedule, plan.pipeline, plan.num_microbatches, plan.chunks)
-        passes, sends, bucket_ticks = map(_pad_rows, zip(*self._lane_rows, strict=True))
-        endings = Endings(*map(_pad_rows, zip(*self._ending_rows, strict=True)))
-        steps = StepRows(np.array(self._plan_lanes), np.array(self._plan_endings))
+        passes, sends, bucket_ticks = map(_pad_rows, zip(*lane_rows, strict=True))
+        ending_table = Endings(*map(_pad_rows, zip(*ending_rows, strict=True)))
+        steps = StepRows(*map(np.array, zip(*plan_rows, strict=True)))
         # In floats, because integers would overflow unseen before the check.
         work = (passes + sends).sum(axis=1, dtype=np.float64) * plan.num_microbatches
-        ending_work = sum(column.sum(axis=1, dtype=np.float64) for column in endings[1:])
+        ending_work = sum(column.sum(axis=1, dtype=np.float64) for column in ending_table[1:])
         if (work[steps.lane] + ending_work[steps.ending]).max() > MAX_TICKS:
             raise ValueError(f"the work of a step takes at most {MAX_TICKS} ticks (13 days), met {work.max():.3g}")
         pairs = np.array(self.costs.list_tied_shares(plan), dtype=np.int64).reshape(-1, 3)[:, :2]
         pass_times = walk(arrangement, passes, sends)
-        return finish_steps(steps, pass_times, bucket_ticks, endings, arrangement.last_stages, pairs)
+        return finish_steps(steps, pass_times, bucket_ticks, ending_table, arrangement.last_stages, pairs)
 
 
 def _waits_for_groups(plan: Plan) -> bool:

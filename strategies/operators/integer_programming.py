@@ -9,7 +9,7 @@ inequalities. That is tighter, and the variables of pairs need not be binary: wh
 pairs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import highspy
@@ -31,6 +31,9 @@ from meshwise.strategies.operators.cost_graph import (
 from meshwise.strategies.operators.neighbourhood import Neighbourhood
 
 FloatArray = NDArray[np.float64]
+_Row = tuple[NDArray[np.int64], FloatArray, float, float]
+"""A constraint: its columns, their factors, and the bounds of the sum."""
+
 LARGEST_SUM = 1e6
 """The largest sum after scaling: the solver's absolute tolerances, 1e-6 and finer, suit numbers up to this."""
 
@@ -184,62 +187,47 @@ class _Program:
         self.solver.setSolution(solution)
 
     def _build_model(self) -> highspy.HighsLp:
-        rows = _Rows()
+        rows: list[_Row] = []
         for start, end in pairwise(self.starts):
-            rows.add_row(np.arange(start, end), np.ones(end - start), 1.0, 1.0)
+            rows.append((np.arange(start, end), np.ones(end - start), 1.0, 1.0))
         for (source, target, times), pair_start in zip(self.graph.edges, self.pair_starts, strict=False):
             pairs = pair_start + np.arange(times.size).reshape(times.shape)
             for node, node_pairs in ((source, pairs), (target, pairs.T)):
+                # pairs of an edge sum to the choice at either of its ends
+                factors = np.r_[np.ones(node_pairs.shape[1]), -1.0]
                 for column, choice_pairs in enumerate(node_pairs, self.starts[node]):
-                    rows.add_marginal(choice_pairs, column)
+                    rows.append((np.r_[choice_pairs, column], factors, 0.0, 0.0))
         if self.limit is not None:
-            self._add_memory(rows, self.limit)
+            rows += self._list_memory_rows(self.limit)
         memory_costs = [] if self.limit is None else [np.zeros(1)]
         costs = [*self.graph.times, *(edge.times.ravel() for edge in self.graph.edges)]
         scaled_costs = np.concatenate([*(node_costs * self.tick_scale for node_costs in costs), *memory_costs])
-        return rows.build_model(scaled_costs, int(self.starts[-1]))
+        return _build_linear_program(rows, scaled_costs, int(self.starts[-1]))
 
-    def _add_memory(self, rows: "_Rows", limit: int) -> None:
-        """Add that the last column is at least every node's transient bytes, and fits with all kept bytes."""
+    def _list_memory_rows(self, limit: int) -> Iterator[_Row]:
+        """Yield that the last column is at least every node's transient bytes, and fits with all kept bytes."""
         memory_column = int(self.pair_starts[-1])
-        for node, transient_bytes in enumerate(self.graph.transient_bytes):
-            columns = np.r_[np.arange(self.starts[node], self.starts[node + 1]), memory_column]
-            rows.add_row(columns, np.r_[-transient_bytes * self.byte_scale, 1.0], 0.0, highspy.kHighsInf)
+        for (start, end), transient_bytes in zip(pairwise(self.starts), self.graph.transient_bytes, strict=True):
+            columns = np.r_[np.arange(start, end), memory_column]
+            yield columns, np.r_[-transient_bytes * self.byte_scale, 1.0], 0.0, highspy.kHighsInf
         columns = np.r_[np.arange(self.starts[-1]), memory_column]
         kept_bytes = np.concatenate(self.graph.kept_bytes) * self.byte_scale
-        rows.add_row(columns, np.r_[kept_bytes, 1.0], -highspy.kHighsInf, limit * self.byte_scale)
+        yield columns, np.r_[kept_bytes, 1.0], -highspy.kHighsInf, limit * self.byte_scale
 
 
-class _Rows:
-    """The constraints of a program, collected row by row as a sparse matrix."""
-
-    def __init__(self) -> None:
-        self.columns: list[NDArray[np.int64]] = []
-        self.values: list[FloatArray] = []
-        self.lower_bounds: list[float] = []
-        self.upper_bounds: list[float] = []
-
-    def add_row(self, columns: NDArray[np.int64], values: FloatArray, lower_bound: float, upper_bound: float) -> None:
-        self.columns.append(columns)
-        self.values.append(values)
-        self.lower_bounds.append(lower_bound)
-        self.upper_bounds.append(upper_bound)
-
-    def add_marginal(self, pairs: NDArray[np.int64], column: int) -> None:
-        """Add the row in which pairs of an edge sum to the choice at one of its ends."""
-        self.add_row(np.r_[pairs, column], np.r_[np.ones(len(pairs)), -1.0], 0.0, 0.0)
-
-    def build_model(self, costs: FloatArray, num_binaries: int) -> highspy.HighsLp:
-        lp = highspy.HighsLp()
-        lp.num_col_, lp.num_row_ = len(costs), len(self.lower_bounds)
-        lp.col_cost_ = costs
-        lp.col_lower_ = np.zeros(len(costs))
-        lp.col_upper_ = np.r_[np.ones(num_binaries), np.full(len(costs) - num_binaries, highspy.kHighsInf)]
-        lp.row_lower_, lp.row_upper_ = np.array(self.lower_bounds), np.array(self.upper_bounds)
-        lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-        lp.a_matrix_.start_ = np.cumsum([0, *map(len, self.columns)])
-        lp.a_matrix_.index_ = np.concatenate(self.columns)
-        lp.a_matrix_.value_ = np.concatenate(self.values)
-        integer_type, continuous_type = highspy.HighsVarType.kInteger, highspy.HighsVarType.kContinuous
-        lp.integrality_ = [integer_type] * num_binaries + [continuous_type] * (len(costs) - num_binaries)
-        return lp
+def _build_linear_program(rows: Sequence[_Row], costs: FloatArray, num_binaries: int) -> highspy.HighsLp:
+    """Return a program with a column for each of ``costs``, of which the first ``num_binaries`` are binary."""
+    columns, factors, lower_bounds, upper_bounds = zip(*rows, strict=True)
+    lp = highspy.HighsLp()
+    lp.num_col_, lp.num_row_ = len(costs), len(rows)
+    lp.col_cost_ = costs
+    lp.col_lower_ = np.zeros(len(costs))
+    lp.col_upper_ = np.r_[np.ones(num_binaries), np.full(len(costs) - num_binaries, highspy.kHighsInf)]
+    lp.row_lower_, lp.row_upper_ = np.array(lower_bounds), np.array(upper_bounds)
+    lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    lp.a_matrix_.start_ = np.cumsum([0, *map(len, columns)])
+    lp.a_matrix_.index_ = np.concatenate(columns)
+    lp.a_matrix_.value_ = np.concatenate(factors)
+    integer_type, continuous_type = highspy.HighsVarType.kInteger, highspy.HighsVarType.kContinuous
+    lp.integrality_ = [integer_type] * num_binaries + [continuous_type] * (len(costs) - num_binaries)
+    return lp
