@@ -100,14 +100,8 @@ class _Columns(NamedTuple):
 class _Boxes(NamedTuple):
     """Which boxes are full while actions are arranged.
 
-    Parameters
-    ----------
-    box_of
-        The box in which each action finds what was sent to it; -1 where nothing was sent yet.
-    free
-        A stack of empty boxes.
-    next_action
-        The next action of every rank: first its first one.
+    ``box_of`` is the box in which each action finds what was sent to it; -1 where nothing was sent yet. ``free`` is a
+    stack of empty boxes, and ``next_action`` the next action of every rank.
     """
 
     box_of: IntArray
@@ -161,11 +155,8 @@ def _fill_arrangement(stages: int, microbatches: int, rows: Orders, scratch: _Bo
 def walk(arrangement_columns: Arrangement, ticks: IntArray, sends: IntArray) -> PassTimes:
     """Return starts and ends of many steps.
 
-    Parameters
-    ----------
-    ticks, sends
-        For every step a row of the ticks of every pass, and of sending its output: columns ``2 * stage``, and 1 more
-        for a backward.
+    ``ticks`` and ``sends`` have for every step a row of the ticks of every pass, and of sending its output: columns
+    ``2 * stage``, and 1 more for a backward.
     """
     steps, columns = ticks.shape
     shapes = ((steps, arrangement_columns.ranks), (steps, columns // 2))
@@ -285,14 +276,9 @@ def finish_steps(
 ) -> IntArray:
     """Return the ticks of every step.
 
-    Parameters
-    ----------
-    bucket_ticks
-        For every row of passes, the ticks from the start of a stage's last backward until each bucket leaves.
-    last_stages
-        The stages of every position, in the order in which their buckets leave.
-    pairs
-        The two positions that keep each tied parameter.
+    ``bucket_ticks`` has for every row of passes the ticks from the start of a stage's last backward until each bucket
+    leaves, ``last_stages`` the stages of every position in the order in which their buckets leave, and ``pairs`` the
+    two positions that keep each tied parameter.
     """
     result = np.zeros(len(steps.lane), np.int64)
     if pays(len(steps.lane) * (bucket_ticks.shape[1] + last_stages.size)):

@@ -37,16 +37,9 @@ from meshwise.strategies.schedules.schedule import MAKES_GRADIENTS, ActionKind
 
 @dataclass(frozen=True, slots=True)
 class SimulatedMemory:
-    """The memory and time that a simulation finds for a plan.
+    """The bytes of the fullest device and the seconds of a step that a simulation finds for a plan.
 
-    Parameters
-    ----------
-    peak
-        Bytes of the fullest device.
-    fits, hosts_fit
-        Whether all devices and hosts have the memory they need, and whether all hosts have.
-    step_time
-        Seconds of a step.
+    ``fits`` says whether all devices and hosts have the memory they need, ``hosts_fit`` whether all hosts have.
     """
 
     peak: int

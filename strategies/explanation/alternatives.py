@@ -92,15 +92,7 @@ FRONT_MEMORY_FACTOR = 0.98
 
 @dataclass(frozen=True, slots=True)
 class Tradeoff:
-    """A plan of a Pareto front.
-
-    Parameters
-    ----------
-    fits
-        Whether the plan fits in the memory of the devices.
-    cost
-        Device-hours per million tokens.
-    """
+    """A plan of a Pareto front, whether it fits in memory, and its cost in device-hours per million tokens."""
 
     trial: Trial
     devices: int

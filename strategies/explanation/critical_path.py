@@ -52,12 +52,8 @@ class PathSegment(NamedTuple):
 class CriticalPath:
     """The critical path of ``steps`` steps.
 
-    Parameters
-    ----------
-    segments
-        In order of time; a task that runs several kinds of work has one segment for each.
-    position
-        The pipeline position at which the path is longest: the one that holds up the step.
+    ``segments`` are in order of time; a task that runs several kinds of work has one for each. ``position`` is the
+    pipeline position at which the path is longest: the one that holds up the step.
     """
 
     segments: tuple[PathSegment, ...]

@@ -29,18 +29,9 @@ MINDSPORE = "MindSpore documentation, Distributed parallelism strategies"
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """A guideline with the numbers of a problem.
+    """A guideline of the field about a kind of parallelism, and whether a plan follows it.
 
-    Parameters
-    ----------
-    about
-        The kind of parallelism.
-    guideline
-        The guideline of the field.
-    numbers
-        The numbers of this problem and plan, in words.
-    follows
-        Whether the plan follows the guideline.
+    ``numbers`` are those of the problem and plan, in words.
     """
 
     about: str
@@ -55,12 +46,7 @@ def recommendations(
 ) -> tuple[Recommendation, ...]:
     """Return the guidelines with the numbers of a problem, and whether a plan follows them.
 
-    Parameters
-    ----------
-    timeline
-        The plan's simulated step.
-    alternatives
-        By topic, the fastest plan that decides it otherwise.
+    ``timeline`` is the plan's simulated step; ``alternatives`` are by topic the fastest plan that decides it otherwise.
     """
     return (
         _recommend_data(problem, plan),

@@ -47,17 +47,10 @@ NO_HOLDING = Holding(-1, (0.0, 0.0), (0.0, 0.0))
 class Migration:
     """The cost of changing to another plan.
 
-    Parameters
-    ----------
-    received_bytes
-        Bytes that all devices together receive.
-    max_received
-        The most bytes that one device receives.
-    lost_bytes
-        Bytes that no device holds any more, so that they come from a checkpoint; a part of ``received_bytes``.
-    seconds
-        Time in which the busiest node receives its bytes over its NICs; with one node, the busiest device over its
-        link.
+    ``received_bytes`` are those that all devices together receive, ``max_received`` the most of one device.
+    ``lost_bytes`` are a part of them that no device holds any more, so that they come from a checkpoint. ``seconds`` is
+    the time in which the busiest node receives its bytes over its NICs; with one node, the busiest device over its
+    link.
     """
 
     received_bytes: float
@@ -86,15 +79,10 @@ def list_holdings(plan: Plan) -> list[Holding]:
 def find_migration(
     problem: Problem, old_plan: Plan, new_plan: Plan, kept_ranks: Sequence[int], cluster: Cluster
 ) -> Migration:
-    """Return the cost of changing from ``old_plan`` to ``new_plan``.
+    """Return the cost of changing from ``old_plan`` to ``new_plan``, whose machine is ``cluster``.
 
-    Parameters
-    ----------
-    kept_ranks
-        For every rank of ``new_plan`` the rank of ``old_plan`` on the same device; -1 for a new device. Behind them
-        come the old ranks of devices that stay but have no new rank.
-    cluster
-        The machine of ``new_plan``.
+    ``kept_ranks`` has for every rank of ``new_plan`` the rank of ``old_plan`` on the same device; -1 for a new device.
+    Behind them come the old ranks of devices that stay but have no new rank.
     """
     shared_elements = _count_shared_elements(problem, old_plan, new_plan)
     training = problem.training

@@ -59,15 +59,7 @@ _INHERITED, _CLOSED_FORM, _LONGEST_PATH, _SIMULATED = range(4)
 class Candidate:
     """A layout with its peak memory and whether it fits, which are computed when they are first asked for.
 
-    Parameters
-    ----------
-    look
-        Called before they are computed.
-
-    Attributes
-    ----------
-    needs_simulation
-        Whether only a simulation tells the memory of the plan.
+    ``look`` is called before that. ``needs_simulation`` says whether only a simulation tells the memory of the plan.
     """
 
     __slots__ = ("_costs", "_look", "_memory", "layout", "needs_simulation")
@@ -126,14 +118,9 @@ class RankedPlans:
 
 
 class Ranking:
-    """Candidates of one problem by step time.
+    """Candidates of one problem by step time, with lower bounds of their step times in seconds.
 
-    Parameters
-    ----------
-    lower_bounds
-        Lower bounds of the candidates' step times, in seconds.
-    seconds
-        Returns the number of seconds left.
+    ``seconds`` returns the number of seconds left.
 
     Raises
     ------
@@ -252,10 +239,7 @@ class Ranking:
 class SpaceRanking(Ranking):
     """Candidates of a space: all its layouts where they are few, otherwise known ones and their neighbours.
 
-    Parameters
-    ----------
-    on_seen
-        Called with the number of layouts looked at so far.
+    ``on_seen`` is called with the number of layouts looked at so far.
     """
 
     def __init__(
@@ -323,12 +307,8 @@ def ranking(
 ) -> SpaceRanking:
     """Return the ranking of a space: of all its layouts up to `MOST_RANKED`, otherwise of layouts near known ones.
 
-    Parameters
-    ----------
-    nearby_layouts
-        Layouts that are added to the known ones of a larger space, if they keep its limits, with their neighbours.
-    seconds
-        Returns the number of seconds left.
+    ``nearby_layouts`` are added to the known ones of a larger space, if they keep its limits, with their neighbours.
+    ``seconds`` returns the number of seconds left.
 
     Raises
     ------

@@ -39,18 +39,10 @@ MAX_SIMULATED = 3
 
 @dataclass(frozen=True, slots=True)
 class Relief:
-    """A change after which a plan fits.
+    """A change, in words, after which a plan fits, with its seconds and bytes by simulation.
 
-    Parameters
-    ----------
-    change
-        The change in words.
-    step_time, peak_memory
-        Seconds and bytes, by simulation.
-    changes_machine
-        Whether the plan needs other or more devices than the cluster has.
-    problem
-        The problem after the change.
+    ``changes_machine`` says whether the plan needs other or more devices than the cluster has. ``problem`` is the one
+    after the change.
     """
 
     change: str
@@ -92,14 +84,8 @@ def list_reliefs(
     Changes of the plan or the training come before changes of the machine; both are sorted by device-seconds per step.
     Of every kind of change only the cheapest is returned. Each has been simulated and fits.
 
-    Parameters
-    ----------
-    layouts
-        Layouts that do not fit, those that need least memory first.
-    accepts
-        Something that must accept the changed plans.
-    seconds
-        Returns the number of seconds left; when none are left, the other changes are not tried.
+    ``layouts`` do not fit, those that need least memory come first. ``accepts`` must accept the changed plans.
+    ``seconds`` returns the number of seconds left; when none are left, the other changes are not tried.
     """
     results = _add_memory(problem, layouts[:MAX_TRIED])
     try:

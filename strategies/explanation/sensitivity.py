@@ -31,18 +31,9 @@ GIB = 2.0**30
 
 @dataclass(frozen=True, slots=True)
 class ShadowPrice:
-    """The saving of more of a resource.
+    """The seconds of a step that an increment of a resource saves; resource, amount and increment are in words.
 
-    Parameters
-    ----------
-    resource, amount
-        The resource and its amount, in words.
-    increment
-        The additional amount, in words.
-    saved_seconds
-        Seconds of a step that it saves.
-    plan
-        The faster plan with the increment; ``None`` where it is the same plan.
+    ``plan`` is the faster plan with the increment; ``None`` where it is the same plan.
     """
 
     resource: str
@@ -105,14 +96,9 @@ _SAME_TIME = 1 - 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The best plan on a machine with a part ``factor`` times as fast, or as large.
+    """The best plan on a machine with a part ``factor`` times as fast, or as large; ``None`` where nothing fits.
 
-    Parameters
-    ----------
-    best
-        The best plan; ``None`` where nothing fits.
-    step_time
-        The step time of the plan in question on that machine, in seconds; ``None`` where it does not fit.
+    ``step_time`` is that of the plan in question on that machine, in seconds; ``None`` where it does not fit.
     """
 
     factor: float
@@ -137,14 +123,9 @@ class Outcome:
 class Sensitivity:
     """How the choice of a plan depends on one part of the machine.
 
-    Parameters
-    ----------
-    outcomes
-        The outcomes with the part slower, and faster, by `OFF_FRACTION`.
-    region
-        The factors between which the plan stays the best.
-    is_open_ended
-        Whether the region may go on below, and above, because it was looked for no farther.
+    ``outcomes`` are those with the part slower, and faster, by `OFF_FRACTION`. ``region`` are the factors between which
+    the plan stays the best; ``is_open_ended`` says whether it may go on below, and above, because it was looked for no
+    farther.
     """
 
     part: str

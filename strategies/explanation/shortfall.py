@@ -11,18 +11,14 @@ from meshwise.strategies.plan.problem import Problem
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """The device or host that lacks most memory.
+    """The device or host that lacks most memory, in bytes, with those at its peak by kind.
 
     Parameters
     ----------
     stages
         The pipeline stages of the device, or of all devices of the host.
-    needed_memory, usable_memory
-        Bytes at the peak, and bytes of the device or host that a plan may use.
     reported_memory
         Bytes that the framework reports for the device; for a host the usable bytes.
-    memory_by_kind
-        Bytes at the peak by kind.
     time
         The time of the peak, in seconds from the start of the step.
     activity

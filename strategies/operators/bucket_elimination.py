@@ -83,12 +83,8 @@ class Buckets:
     def find_minimum(self, costs: Sequence[IntArray], edges: Sequence[IntArray]) -> tuple[int, tuple[int, ...]]:
         """Return the least sum of tables, and a choice for every node that attains it.
 
-        Parameters
-        ----------
-        costs
-            Per distinct node table, in order of the field ``nodes``, the cost of each choice.
-        edges
-            Per distinct edge table, in order of the field ``edges``, the costs.
+        ``costs`` and ``edges`` have the costs of every distinct node and edge table, in order of the fields ``nodes``
+        and ``edges``.
         """
         tables: dict[int, IntArray] = {number: table for (_, number), table in zip(self.nodes, costs, strict=True)}
         tables |= {number: table for (_, number), table in zip(self.edges, edges, strict=True)}
@@ -261,16 +257,9 @@ BoolArray = NDArray[np.bool_]
 def find_undominated(group: IntArray, *criteria: IntArray) -> IntArray:
     """Return the indices of rows that no other row of their group dominates, one of equal rows, in order of group.
 
-    Parameters
-    ----------
-    group
-        Number of each row's group, shape (rows,): only rows of the same group are compared.
-    criteria
-        One to three arrays of shape (rows,), none negative; less is better. The third should have few distinct
-        values: the work grows with their number.
+    ``group`` has the number of each row's group, ``criteria`` are one to three arrays, all of shape (rows,) and none
+    negative; less is better. The third should have few distinct values: the work grows with their number.
 
-    Examples
-    --------
     >>> find_undominated(np.array([0, 0, 0, 1]), np.array([1, 2, 3, 9]), np.array([5, 4, 4, 9])).tolist()
     [1, 0, 3]
     """

@@ -85,14 +85,8 @@ def list_choices(
 ) -> tuple[OperatorSharding, ...]:
     """Return every legal sharding of an operator; the first one is whole.
 
-    Parameters
-    ----------
-    name
-        The name of the block, or of one of its occurrences.
-    degrees
-        Ranks along each operator axis, from the outermost to the innermost.
-    microbatch
-        Sequences of a microbatch: the size of the batch dim that axes divide.
+    ``name`` is that of the block or of one of its occurrences, ``degrees`` are the ranks along each operator axis from
+    the outermost to the innermost, and ``microbatch`` are its sequences: the size of the batch dim that axes divide.
     """
     axes = [axis for axis, degree in degrees.items() if degree > 1]
     dims = list_cuttable_dims(block, operator)

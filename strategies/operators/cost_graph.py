@@ -129,14 +129,9 @@ class CostGraph:
 class Solution:
     """A choice for every node that fits in memory, with its ticks and bytes.
 
-    Parameters
-    ----------
-    bound
-        Ticks that every choice that fits takes at least.
-    price
-        Ticks saved by one more byte of memory, over the next bytes above the limit; None where it is not known.
-    was_interrupted
-        Whether the user stopped the search: the choice is the best found until then.
+    Every choice that fits takes at least ``bound`` ticks. ``price`` are the ticks saved by one more byte of memory,
+    over the next bytes above the limit; None where it is not known. ``was_interrupted`` says that the user stopped the
+    search: the choice is the best found until then.
     """
 
     choice: tuple[int, ...]

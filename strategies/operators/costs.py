@@ -384,14 +384,8 @@ class Node(NamedTuple):
 class OperatorCosts:
     """The cost graph of a problem on a mesh, with the sharding that each choice stands for.
 
-    Parameters
-    ----------
-    microbatch
-        Sequences of a microbatch.
-    choices
-        For every node its shardings, named by the block.
-    resident_bytes
-        Bytes on a device that do not depend on any choice: what the framework keeps.
+    ``microbatch`` are its sequences. ``choices`` are for every node its shardings, named by the block, and
+    ``resident_bytes`` what no choice changes on a device: what the framework keeps.
     """
 
     problem: Problem
@@ -456,16 +450,8 @@ def compute_operator_costs(
 ) -> OperatorCosts:
     """Return the costs of all choices of all operators, on a mesh of operator axes only.
 
-    Parameters
-    ----------
-    degrees
-        Ranks along each operator axis.
-    microbatch
-        Sequences of a microbatch on all ranks together.
-    costs
-        Stage costs already known for the problem.
-    choice_filter
-        Which legal shardings may be chosen; by default all.
+    A microbatch has ``microbatch`` sequences on all ranks together. ``costs`` are stage costs already known for the
+    problem; ``choice_filter`` says which legal shardings may be chosen, by default all.
     """
     plan = build_operator_plan(problem, degrees, microbatch)
     setting = Setting(problem, plan, costs or StageCosts(problem))

@@ -40,16 +40,9 @@ class TooManyRowsError(ValueError):
 class CostList:
     """Costs of partial plans, by the choices of some nodes.
 
-    Parameters
-    ----------
-    nodes
-        The nodes whose choices distinguish rows.
-    choices
-        Shape (nodes, rows).
-    costs
-        Shape (4, rows): ticks of nodes, ticks of edges, bytes kept, bytes transient.
-    decisions
-        The lists that this one was made from, and for each row its row there.
+    ``nodes`` are those whose choices, of shape (nodes, rows), distinguish rows. ``costs`` has the shape (4, rows):
+    ticks of nodes, ticks of edges, bytes kept, bytes transient. ``decisions`` are the lists that this one was made
+    from, and for each row its row there.
     """
 
     nodes: tuple[int, ...]

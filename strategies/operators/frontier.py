@@ -74,14 +74,8 @@ FEW_LABELS = 500
 class LimitedGraph:
     """The graph without choices above some level of transient bytes.
 
-    Parameters
-    ----------
-    allowed_choices
-        Per class of nodes the choices that remain.
-    times, kept_bytes
-        Per distinct node table the costs of those choices.
-    edges
-        Per distinct edge table the ticks of those choices.
+    ``allowed_choices`` are those that remain per class of nodes; ``times``, ``kept_bytes`` and ``edges`` are the costs
+    of those choices per distinct node and edge table.
     """
 
     buckets: Buckets

@@ -41,16 +41,9 @@ def build_operator_plan(
 ) -> Plan:
     """Return the complete plan with the given shardings of operators; other operators are whole.
 
-    Parameters
-    ----------
-    degrees
-        Ranks along each operator axis.
-    microbatch
-        Sequences of a microbatch on all ranks along the operator axes together.
-    stages
-        The blocks of every pipeline stage, ``chunks`` stages a rank; by default one stage of all blocks.
-    shardings
-        Named ``block.operator``, or ``layers.3.operator`` for one occurrence of a repeated block.
+    A microbatch has ``microbatch`` sequences on all ranks along the operator axes together. ``stages`` are the blocks
+    of every pipeline stage, ``chunks`` stages a rank; by default one stage of all blocks. ``shardings`` are named
+    ``block.operator``, or ``layers.3.operator`` for one occurrence of a repeated block.
 
     Raises
     ------

@@ -67,17 +67,11 @@ class _TensorEdge(NamedTuple):
 def recurse(
     graph: OperatorGraph, levels: Sequence[Level], microbatch: int, num_microbatches: int = 1, *, faithful: bool = False
 ) -> tuple[OperatorSharding, ...]:
-    """Return a sharding for every operator of every block.
+    """Return a sharding for every operator of every block, at ``levels`` from the outermost to the innermost.
 
-    Parameters
-    ----------
-    levels
-        From the outermost to the innermost.
-    microbatch, num_microbatches
-        Sequences of a microbatch on all devices together, and the microbatches of a step.
-    faithful
-        Choose as published: one operator after another, the one with most to lose first, by the sizes of tensors whose
-        cuts disagree with operators that are decided; all levels are taken as equally fast.
+    ``microbatch`` are its sequences on all devices together. With ``faithful`` it chooses as published: one operator
+    after another, the one with most to lose first, by the sizes of tensors whose cuts disagree with operators that are
+    decided; all levels are taken as equally fast.
     """
     recursion = _Recursion(graph, microbatch, num_microbatches)
     choose_dims = recursion.choose_greedily if faithful else recursion.choose_exactly

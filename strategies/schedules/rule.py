@@ -83,14 +83,9 @@ def place_stages(placement: Placement, num_ranks: int, num_chunks: int) -> tuple
 class Condition:
     """A condition on the number of microbatches of a schedule.
 
-    Parameters
-    ----------
-    is_fulfilled
-        Returns whether it holds, of (pipeline ranks, microbatches).
-    equation
-        Returns it as text, with both numbers.
-    is_necessary
-        Whether no order exists otherwise; if not, one exists that the schedule's source does not run.
+    ``is_fulfilled`` returns whether it holds, of (pipeline ranks, microbatches), and ``equation`` returns it as text,
+    with both numbers. ``is_necessary`` says whether no order exists otherwise; if not, one exists that the schedule's
+    source does not run.
     """
 
     is_fulfilled: Callable[[int, int], bool]

@@ -13,16 +13,18 @@ microbatches add.
 
 References
 ----------
-.. [1] Narayanan et al., "Memory-efficient pipeline-parallel DNN training", ICML 2021, sections 3.1 (2BW) and 3.2
-   (PipeDream-Flush).
-.. [2] Narayanan et al., "PipeDream", SOSP 2019, sections 3.2 (1F1B) and 3.3 (weight stashing).
+.. [1] Narayanan et al., "Memory-efficient pipeline-parallel DNN training", ICML 2021, section 3.2
+   (PipeDream-Flush); the order is that of Narayanan et al., "PipeDream", SOSP 2019, sections 3.2 (1F1B) and 3.3 (weight
+   stashing).
+.. [2] Narayanan et al., "Memory-efficient pipeline-parallel DNN training", ICML 2021, section 3.1 (2BW).
 .. [3] torch.distributed.pipelining, ``Schedule1F1B`` (torch 2.13) refuses fewer microbatches than stages;
    Megatron-LM runs them, with ``min(p - rank - 1, m)`` forwards to warm up.
-.. [4] Huang et al., "GPipe", NeurIPS 2019, figure 2b (only one accelerator is active at a time) and section 2.3.
-.. [5] Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM",
+.. [4] Huang et al., "GPipe", NeurIPS 2019, figure 2b: only one accelerator is active at a time.
+.. [5] Huang et al., "GPipe", NeurIPS 2019, section 2.3 (figure 2c).
+.. [6] Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM",
    SC 2021, section 2.2.2.
-.. [6] Lamy-Poirier, "Breadth-first pipeline parallelism", MLSys 2023, section 4.
-.. [7] torch.distributed.pipelining, ``ScheduleLoopedBFS`` (torch 2.13): the last microbatch goes backward first.
+.. [7] Lamy-Poirier, "Breadth-first pipeline parallelism", MLSys 2023, section 4.
+.. [8] torch.distributed.pipelining, ``ScheduleLoopedBFS`` (torch 2.13): the last microbatch goes backward first.
 """
 
 import numpy as np
@@ -46,12 +48,15 @@ def naive_order(rank: int, num_ranks: int, num_microbatches: int, num_chunks: in
 
 
 def gpipe_order(rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> Order:
-    """Return one rank's actions of GPipe [4]_: all forwards, then all backwards."""
+    """Return one rank's actions of GPipe [5]_: all forwards, then all backwards."""
     return _order_one_stage(rank, num_microbatches, np.repeat([FORWARD, BACKWARD], num_microbatches))
 
 
 def one_f_one_b_order(rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> Order:
-    """Return one rank's actions of 1F1B [2]_ [3]_: ``p - rank`` forwards, then backwards and forwards by turns."""
+    """Return one rank's actions of flushed 1F1B [1]_: ``p - rank`` forwards, then backwards and forwards by turns.
+
+    There may be fewer microbatches than ranks [3]_.
+    """
     warmup = min(num_ranks - rank, num_microbatches)
     turns = np.tile([BACKWARD, FORWARD], num_microbatches - warmup)
     kinds = np.concatenate([np.repeat(FORWARD, warmup), turns, np.repeat(BACKWARD, warmup)])
@@ -65,7 +70,7 @@ def _order_one_stage(rank: int, num_microbatches: int, kinds: Order) -> Order:
 
 
 def interleaved_order(rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> Order:
-    """Return one rank's actions of interleaved 1F1B [5]_: rounds of ``p`` microbatches through each chunk."""
+    """Return one rank's actions of interleaved 1F1B [6]_: rounds of ``p`` microbatches through each chunk."""
     total = num_microbatches * num_chunks
     warmup = min((num_chunks - 1) * num_ranks + 2 * (num_ranks - rank - 1), total)
     turns = np.tile([FORWARD, BACKWARD], total - warmup)
@@ -75,14 +80,27 @@ def interleaved_order(rank: int, num_ranks: int, num_microbatches: int, num_chun
 
 
 def looped_bfs_order(rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> Order:
-    """Return one rank's actions of breadth-first pipelining [6]_: all forwards chunk by chunk, then back [7]_."""
+    """Return one rank's actions of breadth-first pipelining [7]_: all forwards chunk by chunk, then back [8]_."""
     (stages, numbers), _ = build_rounds(rank, num_ranks, num_chunks, num_microbatches, num_microbatches)
     kinds = np.repeat([FORWARD, BACKWARD], num_microbatches * num_chunks)
     return merge_columns(kinds, {FORWARD: (stages, numbers), BACKWARD: (stages[::-1], numbers[::-1])})
 
 
+def pipedream_order(rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> Order:
+    """Return one rank's actions of PipeDream [1]_: as many forwards as ranks remain, then by turns without flush.
+
+    Weights are updated after every backward.
+    """
+    return one_f_one_b_order(rank, num_ranks, num_microbatches, num_chunks)
+
+
+def pipedream_2bw_order(rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> Order:
+    """Return one rank's actions of PipeDream-2BW [2]_: those of PipeDream, weights updated once a step."""
+    return one_f_one_b_order(rank, num_ranks, num_microbatches, num_chunks)
+
+
 def keep_stashed_versions(rank: int, num_ranks: int) -> int:
-    """Return how many versions of its weights a rank of PipeDream keeps: ``p - rank`` [2]_.
+    """Return how many versions of its weights a rank of PipeDream keeps: ``p - rank`` [1]_.
 
     It keeps one for every microbatch in flight, so that a backward sees the weights of its forward.
     """
@@ -90,7 +108,7 @@ def keep_stashed_versions(rank: int, num_ranks: int) -> int:
 
 
 def keep_two_versions(rank: int, num_ranks: int) -> int:
-    """Return how many versions of its weights a rank of PipeDream-2BW keeps: 2 [1]_."""
+    """Return how many versions of its weights a rank of PipeDream-2BW keeps: 2 [2]_."""
     return 2
 
 
@@ -117,7 +135,7 @@ LOOPED_BFS = ScheduleRule(
 )
 PIPEDREAM = ScheduleRule(
     "pipedream",
-    one_f_one_b_order,
+    pipedream_order,
     'Narayanan et al., "PipeDream", SOSP 2019',
     is_asynchronous=True,
     weight_versions=keep_stashed_versions,
@@ -125,7 +143,7 @@ PIPEDREAM = ScheduleRule(
 )
 PIPEDREAM_2BW = ScheduleRule(
     "pipedream_2bw",
-    one_f_one_b_order,
+    pipedream_2bw_order,
     'Narayanan et al., "Memory-efficient pipeline-parallel DNN training", ICML 2021, section 3.1',
     condition=AS_MANY_AS_RANKS,
     is_asynchronous=True,

@@ -1,6 +1,6 @@
 """Zero-bubble schedules: backwards are split, and gradients of weights fill time that would be idle.
 
-ZB-H1 and ZB-H2 have one stage a rank. ZB-V has two, down and up again: no bubble, with the activations of 1F1B.
+ZB-H1 and ZB-H2 have one stage a rank. ZB-V has two, down and up again: no bubble, with the activations of 1F1B [4]_.
 Interleaved 1F1B with delayed gradients of weights does with several stages a rank what ZB-H1 does with one.
 
 References
@@ -8,7 +8,8 @@ References
 .. [1] Qi et al., "Zero bubble pipeline parallelism", ICLR 2024, section 2 (ZB-H1 and ZB-H2, figure 3).
 .. [2] Qi et al., "Zero bubble pipeline parallelism", arXiv 2401.10241, section 6 (ZB-V).
 .. [3] torch.distributed.pipelining, ``ScheduleZBVZeroBubble`` (torch 2.13).
-.. [4] torch.distributed.pipelining, ``ScheduleInterleavedZeroBubble`` (torch 2.13).
+.. [4] Qi et al., "Pipeline parallelism with controllable memory", NeurIPS 2024, table 1 (V-ZB).
+.. [5] torch.distributed.pipelining, ``ScheduleInterleavedZeroBubble`` (torch 2.13).
 """
 
 from collections import Counter
@@ -127,7 +128,7 @@ ZBV = ScheduleRule(
 
 
 def interleaved_zero_bubble_order(rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> Order:
-    """Return one rank's actions of torch's interleaved zero bubble [4]_: weights' gradients ``rank`` turns later."""
+    """Return one rank's actions of torch's interleaved zero bubble [5]_: weights' gradients ``rank`` turns later."""
     round_size = num_microbatches // _count_rounds(num_ranks, num_microbatches)
     warmup = (num_chunks - 1) * round_size + num_ranks - rank
     forward, backward = build_rounds(rank, num_ranks, num_chunks, round_size, num_microbatches)
@@ -136,7 +137,7 @@ def interleaved_zero_bubble_order(rank: int, num_ranks: int, num_microbatches: i
 
 
 def _count_rounds(num_ranks: int, num_microbatches: int) -> int:
-    """Return into how many rounds torch divides the microbatches [4]_: of at least as many as there are ranks."""
+    """Return into how many rounds torch divides the microbatches [5]_: of at least as many as there are ranks."""
     return max(1, num_microbatches // num_ranks)
 
 

@@ -20,15 +20,10 @@ FloatArray = NDArray[np.float64]
 
 
 class CriticalPaths(NamedTuple):
-    """For every pipeline rank the longest path that ends with the rank's last pass.
+    """For every pipeline rank the longest path that ends with the rank's last pass, and the ticks at which it ends.
 
-    Parameters
-    ----------
-    end_ticks
-        Ticks at which the path ends, by rank.
-    pass_counts, send_counts
-        How often the path runs through each pass, and through the transfer of each pass's result: shape
-        ``(ranks, 2 * stages)``, column ``2 * stage`` for a forward and 1 more for a backward.
+    ``pass_counts`` and ``send_counts`` say how often it runs through each pass, and through the transfer of each pass's
+    result: shape ``(ranks, 2 * stages)``, column ``2 * stage`` for a forward and 1 more for a backward.
     """
 
     end_ticks: FloatArray
@@ -132,12 +127,9 @@ def _trace(code: Column, nodes: _Nodes, rank_events: IntArray, result: CriticalP
 class Moments:
     """The moments of a step at which a pipeline rank's memory is fullest.
 
-    Parameters
-    ----------
-    num_alive
-        Microbatches whose activations each stage keeps then, 0 for stages of other ranks: shape ``(moments, stages)``.
-    free_bytes
-        Bytes that the rank has for activations and layers, of shape ``(moments,)``.
+    ``num_alive`` are the microbatches whose activations each stage keeps then, 0 for stages of other ranks: shape
+    ``(moments, stages)``. ``free_bytes`` are those that the rank has for activations and layers, of shape
+    ``(moments,)``.
     """
 
     num_alive: IntArray

@@ -159,11 +159,8 @@ def choose_options(
 ) -> LayerChoice | None:
     """Return the fastest options of layers that need at most ``limit`` bytes; ``None`` where none fit.
 
-    Parameters
-    ----------
-    transition_times
-        Time between a layer with one option and the next layer with another, ``transition_times[one][other]``; by
-        default 0.
+    ``transition_times[one][other]`` is the time between a layer with one option and the next layer with another, by
+    default 0.
 
     >>> choose_options([[(1.0, 4.0), (2.0, 1.0)]] * 3, 9.0)
     LayerChoice(options=(0, 1, 0), time=4.0, memory=9.0)
@@ -174,8 +171,9 @@ def choose_options(
         longer_rows: dict[int, list[_Row]] = {option: [] for option in range(len(options))}
         for last_option, rows in option_rows.items():
             for option, (time, memory) in enumerate(options):
-                has_transition = transition_times is not None and last_option >= 0
-                transition_time = transition_times[last_option][option] if has_transition else 0.0
+                transition_time = 0.0
+                if transition_times is not None and last_option >= 0:
+                    transition_time = transition_times[last_option][option]
                 longer_rows[option] += [
                     (row_memory + memory, row_time + time + transition_time, (*row_options, option))
                     for row_memory, row_time, row_options in rows

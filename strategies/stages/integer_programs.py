@@ -64,14 +64,8 @@ class DivisionProgram:
     """A linear program over divisions of layers, whose rows are critical paths.
 
     Its columns are the layers of every stage, the layers that each recompute choice takes there, the step time, and,
-    for all columns but the step time, their sums over the stages of each rank.
-
-    Parameters
-    ----------
-    max_rounds
-        How often critical paths are added, at most.
-    accuracy
-        Paths are added until the step time of the solution is above the bound by no more than this part.
+    for all columns but the step time, their sums over the stages of each rank. Critical paths are added ``max_rounds``
+    times at most, until the step time of the solution is above the bound by no more than the part ``accuracy``.
     """
 
     def __init__(self, problem: DivisionProblem, *, max_rounds: int = 40, accuracy: float = 1e-3) -> None:

@@ -35,15 +35,9 @@ def build_division_problem(
     It is a relaxation: no division is simulated faster than its critical path here, and every division that fits in
     memory fits here. Where layers or ranks differ, the least of them counts.
 
-    Parameters
-    ----------
-    plan
-        Any division of the layers, on a schedule of `meshwise.strategies.bounds.path_times.WALKED_SCHEDULES`.
-    recompute_choices
-        Those of `RECOMPUTE_CHOICES` that layers may have.
-    spread
-        Layers that a stage may have more or fewer than in an even division, or as many as a stage of the plan; each
-        stage has at least one.
+    The plan may have any division, on a schedule of `meshwise.strategies.bounds.path_times.WALKED_SCHEDULES`. Layers
+    may have some of `RECOMPUTE_CHOICES`. A stage may have ``spread`` layers more or fewer than in an even division, or
+    as many as a stage of the plan; each stage has at least one.
     """
     return _DivisionTables(costs, plan, recompute_choices, spread).build_problem()
 
