@@ -155,7 +155,7 @@ class GroupBounds:
         self, plan: Plan, passes: Sequence[PassChoice], states: Sequence[StateChoice], limit: float
     ) -> FloatArray:
         """Return the bounds of rows and of columns whose gradients are reduced at the same moments."""
-        plan = replace(_with_states(plan, states[0]._replace(offload=NO_OFFLOADING)), recompute=Recompute.NONE)
+        plan = _with_states(replace(plan, recompute=Recompute.NONE), states[0]._replace(offload=NO_OFFLOADING))
         # The cheapest test first: rows without recomputation tell whether any row can stay below the limit.
         overlaps = {choice.overlap_tensor for choice in passes}
         quickest_choices = [PassChoice(Recompute.NONE, overlap) for overlap in overlaps]
@@ -221,16 +221,11 @@ class GroupBounds:
         chosen_plan = _with_states(plan, state._replace(offload=NO_OFFLOADING))
         machine, offload = self.costs.machine(chosen_plan), replace(state.offload, activations=())
         run_options = plan.num_microbatches, plan.overlaps_passes, plan.splits_backward
+        stage_kinds, cut_key = self.costs.stage_kinds(chosen_plan), self.costs.blocks.cut_key(chosen_plan)
         state_key = state.zero, state.overlap_gradients, offload, *run_options
-        key = (
-            machine,
-            self.costs.stage_kinds(chosen_plan),
-            plan.positions,
-            self.costs.blocks.cut_key(chosen_plan),
-            state_key,
-        )
+        key = (machine, stage_kinds, plan.positions, cut_key, state_key)
         if key not in self._tails:
-            tails = self.step_bounds.offload_tails(chosen_plan, machine, offload)
+            tails = self.step_bounds.tails(chosen_plan, machine, offload)
             waits = self.step_bounds.reduction_waits(chosen_plan, machine)
             self._tails[key] = tuple(tails), tuple((plan.num_microbatches - 1) * wait for wait in waits)
         return self._tails[key]
@@ -455,15 +450,8 @@ _HELD_CHANGE = {ActionKind.FORWARD: 1, ActionKind.BACKWARD: -1, ActionKind.INPUT
 
 
 def _with_states(plan: Plan, state: StateChoice) -> Plan:
-    """Return a plan under a choice of states."""
-    return replace(
-        plan,
-        zero=state.zero,
-        reshard_after_forward=state.reshard_after_forward,
-        overlap_gradients=state.overlap_gradients,
-        gradient_reduction=state.gradient_reduction,
-        offload=state.offload,
-    )
+    """Return a plan under a choice of states, whose fields are fields of a plan."""
+    return replace(plan, **state._asdict())
 
 
 def _number_distinct(values: Iterable[T]) -> tuple[list[T], list[int]]:

@@ -204,11 +204,12 @@ class StepBounds:
         stage_waits = [sum(row[-1:] if overlaps_backward else row) for row in bucket_reductions]
         return [sum(stage_waits[stage] for stage in plan.stages_at(position)) for position in range(plan.pipeline)]
 
-    def offload_tails(self, plan: Plan, machine: Machine, offload: Offloading) -> list[int]:
+    def tails(self, plan: Plan, machine: Machine, offload: Offloading | None = None) -> list[int]:
         """Return the ticks after each rank's last backward: last sums, the norm, the update, and the gather of ZeRO.
 
         ``offload`` is what hosts keep, instead of what the plan offloads.
         """
+        offload = plan.offload if offload is None else offload
         bucket_reductions, late_reductions, replicated_sums, step_ticks, gather, squares, norm = (
             self.durations.ending_ticks(plan, machine)
         )
@@ -224,10 +225,6 @@ class StepBounds:
             sum(parts) + sum(norm)
             for parts in zip(last_reductions, replicated_sums, squares, step_ticks, gather, strict=True)
         ]
-
-    def tails(self, plan: Plan, machine: Machine) -> list[int]:
-        """Return the ticks after each rank's last backward under the plan's own offload."""
-        return self.offload_tails(plan, machine, plan.offload)
 
     def _list_host_updates(self, plan: Plan, offload: Offloading) -> tuple[int, ...]:
         """Return the ticks of each position's update where hosts have optimizer states."""
