@@ -407,7 +407,7 @@ def _count_segment_compute(steps: BlockSegments) -> int:
 def _find_fullest(memory: StageMemory, *, in_passes: bool) -> tuple[int, int, int, int]:
     """Return, by kind of action, what a stage holds at its fullest moment beyond before.
 
-    Less is known where gradients are reduced or parameters move ``moves_in_passes``.
+    Less is known where gradients are reduced or parameters move ``in_passes``.
     """
     forward = memory.kept_bytes + memory.forward
     return (forward, 0, 0, 0) if in_passes else (forward, memory.backward, memory.inputs, memory.weights)

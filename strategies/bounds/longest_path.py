@@ -75,7 +75,7 @@ def arrange_schedule(name: str, ranks: int, microbatches: int, chunks: int = 1) 
     rows, stages = list_orders(name, ranks, microbatches, chunks), ranks * chunks
     count = len(rows.passes)
     boxes = _Boxes(np.full(count, -1), np.arange(count, 0, -1), rows.start[:-1].copy())
-    columns = _Columns(*np.zeros((3, count), np.int64))
+    columns = tuple(np.zeros((3, count), np.int64))  # the first columns of the result, filled action by action
     if pays(count):
         num_boxes = compile_loop(_fill_arrangement)(stages, microbatches, rows, boxes, columns)
     else:
@@ -87,14 +87,6 @@ def arrange_schedule(name: str, ranks: int, microbatches: int, chunks: int = 1) 
     last_stages = code[code % 2 == 1] // 4
     by_rank = last_stages[np.argsort(last_stages % ranks, kind="stable")]
     return Arrangement(code, receive_boxes, send_boxes, num_boxes, by_rank.reshape(ranks, chunks).astype(np.int64))
-
-
-class _Columns(NamedTuple):
-    """The columns of an `Arrangement`, which are filled action by action."""
-
-    code: IntArray
-    arrives: IntArray
-    leaves: IntArray
 
 
 class _Boxes(NamedTuple):
@@ -111,10 +103,12 @@ class _Boxes(NamedTuple):
 
 def to_lists(columns: Any) -> Any:
     """Return a tuple of arrays as the same of lists, which loops that are not compiled read faster."""
-    return columns._make(column.tolist() for column in columns)
+    return tuple(column.tolist() for column in columns)
 
 
-def _fill_arrangement(stages: int, microbatches: int, rows: Orders, scratch: _Boxes, columns: _Columns) -> int:
+def _fill_arrangement(
+    stages: int, microbatches: int, rows: Orders, scratch: _Boxes, columns: tuple[IntArray, ...]
+) -> int:
     """Fill the columns of an arrangement; return how many boxes it needs, 0 where orders wait for ever.
 
     Ranks run by turns, one action each, so that few boxes are full at a time.

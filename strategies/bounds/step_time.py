@@ -251,12 +251,8 @@ def _select_last(plan: Plan, bucket_reductions: tuple[tuple[int, ...], ...]) -> 
     """
     if not isinstance(plan.rule, WrittenRule):
         return bucket_reductions
-    position_stages = [plan.stages_at(position) for position in range(plan.pipeline)]
-    candidates = (
-        [bucket_reductions[stage] for stage in (stages if plan.splits_backward else stages[:1])]
-        for stages in position_stages
-    )
-    return tuple(min(rows, key=lambda row: row[-1:]) for rows in candidates)
+    tables = ([bucket_reductions[stage] for stage in plan.stages_at(position)] for position in range(plan.pipeline))
+    return tuple(min(rows if plan.splits_backward else rows[:1], key=lambda row: row[-1:]) for rows in tables)
 
 
 def _regathers(plan: Plan) -> bool:

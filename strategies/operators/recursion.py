@@ -44,11 +44,10 @@ class Level(NamedTuple):
 
 
 class _Site(NamedTuple):
-    """An operator of a block; ``name`` is ``block.operator``."""
+    """An operator of a block."""
 
     block: Block
     operator: Operator
-    name: str
 
 
 class _TensorEdge(NamedTuple):
@@ -85,11 +84,7 @@ class _Recursion:
 
     def __init__(self, graph: OperatorGraph, microbatch: int, num_microbatches: int) -> None:
         self.graph, self.microbatch, self.num_microbatches = graph, microbatch, num_microbatches
-        self.sites = [
-            _Site(block, operator, f"{block.name}.{operator.name}")
-            for block in graph.blocks
-            for operator in block.operators
-        ]
+        self.sites = [_Site(block, operator) for block in graph.blocks for operator in block.operators]
         self.cuts: list[dict[str, tuple[str, ...]]] = [{} for _ in self.sites]
         self.num_parts: list[dict[str, int]] = [{} for _ in self.sites]
         self.dims = [list_cuttable_dims(site.block, site.operator) for site in self.sites]
@@ -110,7 +105,8 @@ class _Recursion:
         for site, cuts in zip(self.sites, self.cuts, strict=True):
             order = [dim for dim, _ in site.operator.dims]
             dims = sorted(cuts, key=lambda dim: order.index(dim) if dim in order else len(order))
-            shardings.append(OperatorSharding(site.name, tuple((dim, cuts[dim]) for dim in dims)))
+            name = f"{site.block.name}.{site.operator.name}"
+            shardings.append(OperatorSharding(name, tuple((dim, cuts[dim]) for dim in dims)))
         return tuple(shardings)
 
     def list_options(self, level: Level) -> list[list[str | None]]:

@@ -172,9 +172,8 @@ class Schedule:
     @property
     def first_gradients(self) -> tuple[Action, ...]:
         """For every stage the action that computes the first gradients of its weights in a step."""
-        first_actions: dict[int, Action] = {}
-        for action in (action for order in self.orders for action in order if action.kind in MAKES_GRADIENTS):
-            first_actions.setdefault(action.stage, action)
+        backwards = (action for order in self.orders for action in reversed(order) if action.kind in MAKES_GRADIENTS)
+        first_actions = {action.stage: action for action in backwards}
         return tuple(first_actions[stage] for stage in range(self.num_stages))
 
     def __str__(self) -> str:

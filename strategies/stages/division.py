@@ -31,28 +31,6 @@ class CriticalPaths(NamedTuple):
     send_counts: IntArray
 
 
-class _Durations(NamedTuple):
-    """Ticks of every pass, and of the transfer of what it makes."""
-
-    ticks: FloatArray
-    sends: FloatArray
-
-
-class _Nodes(NamedTuple):
-    """Passes (``2 * action``) and transfers (1 more): when each ends, and the one that it waited for last."""
-
-    done: FloatArray
-    before: IntArray
-
-
-class _Latest(NamedTuple):
-    """The last node of every rank, of every direction of its transfers, and what is in every box; -1 for none."""
-
-    clock: IntArray
-    channel: IntArray
-    box: IntArray
-
-
 def find_critical_paths(arrangement: Arrangement, pass_ticks: FloatArray, send_ticks: FloatArray) -> CriticalPaths:
     """Return the critical paths of a step, given the ticks of its passes and of the transfers of their results.
 
@@ -65,24 +43,31 @@ def find_critical_paths(arrangement: Arrangement, pass_ticks: FloatArray, send_t
     ([9.0, 7.0], [[1, 1, 2, 2], [1, 0, 2, 2]])
     """
     num_actions, num_ranks = len(arrangement.code), arrangement.ranks
-    work = _Durations(pass_ticks, send_ticks)
-    nodes = _Nodes(np.zeros(2 * num_actions), np.full(2 * num_actions, -1))
-    last_events = _Latest(np.full(num_ranks, -1), np.full(2 * num_ranks, -1), np.full(arrangement.num_boxes, -1))
+    work = (pass_ticks, send_ticks)
+    # passes (2 * action) and transfers (1 more): when each ends, and the one that it waited for last
+    nodes = (np.zeros(2 * num_actions), np.full(2 * num_actions, -1))
+    # the last of these of every rank, of every direction of its transfers, and in every box; -1 for none
+    last_events = (np.full(num_ranks, -1), np.full(2 * num_ranks, -1), np.full(arrangement.num_boxes, -1))
     result = CriticalPaths(np.zeros(num_ranks), *np.zeros((2, num_ranks, len(pass_ticks)), np.int64))
     # compiled on arrays where that pays; otherwise on lists, which Python walks faster than arrays
     if pays(num_actions):
         compile_loop(_walk)(arrangement, work, nodes, last_events)
-        compile_loop(_trace)(arrangement.code, nodes, last_events.clock, result)
+        compile_loop(_trace)(arrangement.code, nodes, last_events[0], result)
         return result
     code, arrives, leaves = (column.tolist() for column in arrangement[:3])
     columns = arrangement._replace(code=code, receive_boxes=arrives, send_boxes=leaves)
     work, nodes, last_events, result = (to_lists(values) for values in (work, nodes, last_events, result))
     _walk(columns, work, nodes, last_events)
-    _trace(columns.code, nodes, last_events.clock, result)
+    _trace(columns.code, nodes, last_events[0], result)
     return CriticalPaths(*map(np.array, result))
 
 
-def _walk(arranged: Arrangement, work: _Durations, nodes: _Nodes, latest: _Latest) -> None:
+def _walk(
+    arranged: Arrangement,
+    work: tuple[FloatArray, FloatArray],
+    nodes: tuple[FloatArray, IntArray],
+    latest: tuple[IntArray, IntArray, IntArray],
+) -> None:
     """Fill the ends of passes and transfers, and what each of them waited for last."""
     code, receive_boxes, send_boxes, _, _ = arranged
     pass_ticks, send_ticks = work
@@ -107,7 +92,7 @@ def _walk(arranged: Arrangement, work: _Durations, nodes: _Nodes, latest: _Lates
             channel_events[2 * rank + (pass_number & 1)] = box_events[send_boxes[action]] = 2 * action + 1
 
 
-def _trace(code: Column, nodes: _Nodes, rank_events: IntArray, result: CriticalPaths) -> None:
+def _trace(code: Column, nodes: tuple[FloatArray, IntArray], rank_events: IntArray, result: CriticalPaths) -> None:
     """Fill the ends of ranks, and what lies on the way there."""
     end_times, predecessors = nodes
     end_ticks, pass_counts, send_counts = result
