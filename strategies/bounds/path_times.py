@@ -23,9 +23,15 @@ from meshwise.strategies.lowering.rank_classes.placement import tied_kind
 from meshwise.strategies.plan.mesh import TENSOR
 from meshwise.strategies.plan.plan import Plan
 
+WALKED_SCHEDULES = frozenset({"naive", "gpipe", "1f1b", "interleaved"})
+"""Schedules in which the last gradients of all stages are those of the last microbatch, and made by whole backwards."""
 
-class PathRows:
-    """Rows of ticks of the plans of one problem, on machines of one rank class a position."""
+
+class LongestPaths:
+    """The longest paths of the plans of one problem, from rows of ticks that plans share, which are cached.
+
+    Rows are those of machines of one rank class a position.
+    """
 
     def __init__(self, costs: StageCosts) -> None:
         self.costs, self.durations = costs, costs.get_shared(TickTables)
@@ -101,37 +107,6 @@ class PathRows:
             result.append(machine.least_ticks(kind, groups, Collective.ALL_REDUCE, size))
         return result
 
-
-def _to_row(ticks: Sequence[int]) -> IntArray:
-    """Return ticks as an array of 64 bits."""
-    if max(ticks, default=0) > MAX_TICKS:
-        raise ValueError(f"the ticks of a task lie in 0..{MAX_TICKS} (13 days), met {max(ticks)}")
-    return np.array(ticks, dtype=np.int64)
-
-
-WALKED_SCHEDULES = frozenset({"naive", "gpipe", "1f1b", "interleaved"})
-"""Schedules in which the last gradients of all stages are those of the last microbatch, and made by whole backwards."""
-
-
-def find_path_times(costs: StageCosts, plans: Sequence[Plan]) -> IntArray:
-    """Return the ticks of one step of every plan, as if no two transfers shared a link.
-
-    They equal the longest path of ``lower(costs.problem, plan, costs=costs)``.
-
-    Raises
-    ------
-    ValueError
-        Where a schedule's orders cannot finish, or the work of a step exceeds 2**60 ticks.
-    """
-    return costs.get_shared(LongestPaths).ticks(plans)
-
-
-class LongestPaths:
-    """The longest paths of the plans of one problem; rows of ticks that plans share are cached."""
-
-    def __init__(self, costs: StageCosts) -> None:
-        self.costs, self.rows = costs, PathRows(costs)
-
     def ticks(self, plans: Sequence[Plan]) -> IntArray:
         """Return the ticks of one step of every plan."""
         result = np.empty(len(plans), np.int64)
@@ -153,16 +128,16 @@ class LongestPaths:
         # Passes and endings have keys of their own, so that plans may share either.
         lanes, endings = dict[tuple[object, ...], int](), dict[tuple[object, ...], int]()
         lane_rows, ending_rows, plan_rows = list[list[IntArray]](), list[Endings](), list[tuple[int, int]]()
-        rows, blocks = self.rows, self.costs.blocks
+        blocks = self.costs.blocks
         for plan, machine in batch:
             lane = lanes.setdefault((machine, blocks.cost_key(plan), plan.slices_boundaries), len(lanes))
             if lane == len(lane_rows):
-                row_builders = (rows.pass_row, rows.send_row, rows.bucket_row)
+                row_builders = (self.pass_row, self.send_row, self.bucket_row)
                 lane_rows.append([build_row(plan, machine) for build_row in row_builders])
             ending_key = (machine, blocks.cut_key(plan), plan.zero, plan.overlap_gradients)
             ending = endings.setdefault(ending_key, len(endings))
             if ending == len(ending_rows):
-                ending_rows.append(rows.ending_rows(plan, machine))
+                ending_rows.append(self.ending_rows(plan, machine))
             plan_rows.append((lane, ending))
         plan = batch[0][0]
         arrangement = arrange_schedule(plan.schedule, plan.pipeline, plan.num_microbatches, plan.chunks)
@@ -190,3 +165,23 @@ def _pad_rows(rows: Sequence[IntArray]) -> IntArray:
     for index, row in enumerate(rows):
         result[index, : len(row)] = row
     return result
+
+
+def _to_row(ticks: Sequence[int]) -> IntArray:
+    """Return ticks as an array of 64 bits."""
+    if max(ticks, default=0) > MAX_TICKS:
+        raise ValueError(f"the ticks of a task lie in 0..{MAX_TICKS} (13 days), met {max(ticks)}")
+    return np.array(ticks, dtype=np.int64)
+
+
+def find_path_times(costs: StageCosts, plans: Sequence[Plan]) -> IntArray:
+    """Return the ticks of one step of every plan, as if no two transfers shared a link.
+
+    They equal the longest path of ``lower(costs.problem, plan, costs=costs)``.
+
+    Raises
+    ------
+    ValueError
+        Where a schedule's orders cannot finish, or the work of a step exceeds 2**60 ticks.
+    """
+    return costs.get_shared(LongestPaths).ticks(plans)

@@ -111,18 +111,19 @@ def _find_overlap(part: Part, other_part: Part) -> float:
     return max(0.0, min(part[1], other_part[1]) - max(part[0], other_part[0]))
 
 
+def _find_block_positions(plan: Plan) -> dict[str, int]:
+    """Return the pipeline position of every block of a plan."""
+    stages = zip(plan.positions, plan.stages, strict=True)
+    return {name: position for position, stage in stages for name in stage.blocks}
+
+
 def _count_shared_elements(problem: Problem, old_plan: Plan, new_plan: Plan) -> list[dict[int, float]]:
     """Return for every new pipeline position the number of parameters that it shares with each old position."""
     elements = {name: block.num_parameters for name, block in problem.graph.occurrences}
-    old_positions = {
-        name: stage_position
-        for stage_position, stage in zip(old_plan.positions, old_plan.stages, strict=True)
-        for name in stage.blocks
-    }
+    old_positions = _find_block_positions(old_plan)
     counters: list[Counter[int]] = [Counter() for _ in range(new_plan.pipeline)]
-    for stage_position, stage in zip(new_plan.positions, new_plan.stages, strict=True):
-        for name in stage.blocks:
-            counters[stage_position][old_positions[name]] += elements[name]
+    for name, position in _find_block_positions(new_plan).items():
+        counters[position][old_positions[name]] += elements[name]
     return [{position: float(count) for position, count in counter.items()} for counter in counters]
 
 
@@ -132,8 +133,8 @@ def _count_lost_bytes(
     """Return the bytes of states that none of the kept ranks holds."""
     elements = {name: block.num_parameters for name, block in problem.graph.occurrences}
     position_elements: Counter[int] = Counter()
-    for stage_position, stage in zip(old_plan.positions, old_plan.stages, strict=True):
-        position_elements[stage_position] += sum(elements[name] for name in stage.blocks)
+    for name, position in _find_block_positions(old_plan).items():
+        position_elements[position] += elements[name]
     kept_holdings = [old_holdings[rank] for rank in kept_ranks if rank >= 0]
     lost_bytes, training = 0.0, problem.training
     for position, count in position_elements.items():

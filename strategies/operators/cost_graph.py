@@ -80,7 +80,9 @@ class CostGraph:
         representatives: dict[int, int] = {}
         for node, number in enumerate(self.copies):
             representative = representatives.setdefault(number, node)
-            if number != -1 and not _has_same_costs(self, node, representative):
+            columns = (self.times, self.kept_bytes, self.transient_bytes)
+            pairs = ((column[node], column[representative]) for column in columns)
+            if number != -1 and not all(costs is other or np.array_equal(costs, other) for costs, other in pairs):
                 raise ValueError(f"nodes of one class have equal costs, node {node} and node {representative} differ")
 
     @cached_property
@@ -169,25 +171,17 @@ def find_leanest_choice(graph: CostGraph) -> tuple[int, ...]:
     least_level = max(int(node_bytes.min()) for node_bytes in graph.transient_bytes)
     levels = np.unique(np.concatenate(graph.transient_bytes))
     levels = levels[levels >= least_level]
-    kept_bytes = np.zeros(len(levels), dtype=np.int64)
-    for node in range(len(graph.times)):
-        kept_bytes += _list_least_kept(graph, node, levels)
-    level = int(levels[int(np.argmin(kept_bytes + levels))])
-    return tuple(_find_leanest(graph, node, level) for node in range(len(graph.times)))
-
-
-def _list_least_kept(graph: CostGraph, node: int, levels: IntArray) -> IntArray:
-    """Return for each level of transient bytes the fewest bytes that a node keeps within it."""
-    order = np.argsort(graph.transient_bytes[node], kind="stable")
-    least_bytes = np.minimum.accumulate(graph.kept_bytes[node][order])
-    result: IntArray = least_bytes[np.searchsorted(graph.transient_bytes[node][order], levels, side="right") - 1]
-    return result
-
-
-def _find_leanest(graph: CostGraph, node: int, level: int) -> int:
-    """Return the choice of a node that keeps fewest bytes, of those within ``level`` transient bytes."""
-    candidates = np.flatnonzero(graph.transient_bytes[node] <= level)
-    return int(candidates[np.argmin(graph.kept_bytes[node][candidates])])
+    total_bytes = levels.copy()
+    for kept_bytes, transient_bytes in zip(graph.kept_bytes, graph.transient_bytes, strict=True):
+        # the fewest bytes that the node keeps within each level
+        order = np.argsort(transient_bytes, kind="stable")
+        least_bytes = np.minimum.accumulate(kept_bytes[order])
+        total_bytes += least_bytes[np.searchsorted(transient_bytes[order], levels, side="right") - 1]
+    level, choice = int(levels[int(np.argmin(total_bytes))]), list[int]()
+    for kept_bytes, transient_bytes in zip(graph.kept_bytes, graph.transient_bytes, strict=True):
+        candidates = np.flatnonzero(transient_bytes <= level)
+        choice.append(int(candidates[np.argmin(kept_bytes[candidates])]))
+    return tuple(choice)
 
 
 def compute_time_bound(graph: CostGraph) -> int:
@@ -233,14 +227,6 @@ def restrict_choices(graph: CostGraph, allowed_choices: Mapping[int, IntArray]) 
     times, kept_bytes, transient_bytes = map(restrict_columns, (graph.times, graph.kept_bytes, graph.transient_bytes))
     copies = tuple(-1 if node in allowed_choices else number for node, number in enumerate(graph.copies))
     return CostGraph(times, kept_bytes, transient_bytes, tuple(edges), copies)
-
-
-def _has_same_costs(graph: CostGraph, node: int, representative: int) -> bool:
-    columns = (graph.times, graph.kept_bytes, graph.transient_bytes)
-    return all(
-        column[node] is column[representative] or np.array_equal(column[node], column[representative])
-        for column in columns
-    )
 
 
 def _check_node(node: int, costs: tuple[IntArray, IntArray, IntArray]) -> None:

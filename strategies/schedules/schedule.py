@@ -197,7 +197,10 @@ class Schedule:
         """
         if text.count(" ") + text.count("\n") > MAX_ACTIONS:
             raise ValueError(f"a written schedule has at most {MAX_ACTIONS} actions and blanks, met more")
-        lines = [_parse_line(line, rank) for rank, line in enumerate(text.strip().splitlines())]
+        lines: list[list[tuple[Action, ...]]] = []
+        for rank, line in enumerate(text.strip().splitlines()):
+            with _blame_rank(rank):
+                lines.append([_parse_word(word) for word in line.split()])
         orders = tuple(tuple(action for word in words for action in word) for words in lines)
         holders = {action.stage: rank for rank in reversed(range(len(orders))) for action in orders[rank]}
         if not holders:
@@ -217,12 +220,6 @@ def _blame_rank(rank: int) -> Iterator[None]:
         yield
     except ValueError as error:
         raise OrderError(str(error), rank) from None
-
-
-def _parse_line(line: str, rank: int) -> list[tuple[Action, ...]]:
-    """Return the items of a rank's line: single actions, and pairs that run as one."""
-    with _blame_rank(rank):
-        return [_parse_word(word) for word in line.split()]
 
 
 def _parse_word(word: str) -> tuple[Action, ...]:

@@ -133,9 +133,7 @@ class DivisionProgram:
                 self._add_path(0, pass_counts, is_sent.astype(int))
 
     def _add_row(self, lower_bound: float, upper_bound: float, columns: IntArray, values: FloatArray) -> None:
-        infinity = highspy.kHighsInf
-        row_lower, row_upper = max(lower_bound, -infinity), min(upper_bound, infinity)
-        self.solver.addRow(row_lower, row_upper, len(columns), columns.astype(np.int32), values)
+        self.solver.addRow(lower_bound, upper_bound, len(columns), columns.astype(np.int32), values)
 
     def _add_path(self, rank: int, pass_counts: IntArray, send_counts: IntArray) -> None:
         """Add the row of a path that ends with the last pass of a rank: the step takes at least its length."""
