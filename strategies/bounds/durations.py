@@ -52,22 +52,13 @@ class BucketEnd(NamedTuple):
 
 
 class EndingTicks(NamedTuple):
-    """Ticks of what follows the passes.
+    """Ticks of what follows the passes: by pipeline position, 0 for none, but for buckets and the norm.
 
-    Parameters
-    ----------
-    bucket_reductions
-        For every stage, the reduction of each bucket that leaves beneath backward.
-    late_reductions
-        For every pipeline position, the reduction of all gradients after the last backward; 0 for none.
-    replicated_sums
-        For every pipeline position, the sum of gradients of parameters that ranks have whole; 0 for none.
-    optimizer, gather
-        For every pipeline position, the update of the parameters, and their gather; 0 for none.
-    squares
-        For every pipeline position, the read of the gradients for their norm; 0 for none.
-    norm
-        The sum of the norm over all positions, which then go on together; empty without clipping.
+    ``bucket_reductions`` has for every stage the reduction of each bucket that leaves beneath backward.
+    ``late_reductions`` are those of all gradients after the last backward, ``replicated_sums`` sum gradients of
+    parameters that ranks have whole. ``optimizer`` and ``gather`` are the update of the parameters, and their gather;
+    ``squares`` is the read of the gradients for their norm, and ``norm`` its sum over all positions, which then go on
+    together; empty without clipping.
     """
 
     bucket_reductions: tuple[tuple[int, ...], ...]

@@ -29,16 +29,9 @@ LANES = 5 * BLOCK
 class Arrangement(NamedTuple):
     """The actions of a schedule, each after all that it waits for.
 
-    Parameters
-    ----------
-    code
-        ``4 * stage``, 2 more for a backward and 1 more for that of the last microbatch.
-    receive_boxes, send_boxes
-        The box in which an action finds its input, and the box for its output; 0 for none.
-    num_boxes
-        Number of boxes.
-    last_stages
-        The stages of every rank, in the order in which the last microbatch's backwards run.
+    ``code`` is ``4 * stage``, 2 more for a backward and 1 more for that of the last microbatch. ``receive_boxes`` and
+    ``send_boxes`` are the box in which an action finds its input, and the box for its output; 0 for none.
+    ``last_stages`` are the stages of every rank, in the order in which the last microbatch's backwards run.
     """
 
     code: Column
@@ -228,18 +221,9 @@ Rows = Sequence[Ints]
 class Endings(NamedTuple):
     """The endings of steps of one schedule, a row of ticks each.
 
-    Parameters
-    ----------
-    first_buckets
-        The first bucket of every stage among all, and after the last stage their number.
-    bucket_reductions
-        The reduction of every bucket.
-    late_reductions, replicated_sums, optimizer, gather, squares
-        For every pipeline position, as in `meshwise.strategies.bounds.durations.EndingTicks`.
-    norm
-        The sum of the norm of gradients; empty without clipping.
-    tied_sums
-        The sum of every tied parameter's gradients.
+    ``first_buckets`` has the first bucket of every stage among all, and after the last stage their number;
+    ``bucket_reductions`` the reduction of every bucket. Columns by pipeline position, and ``norm``, are those of
+    `meshwise.strategies.bounds.durations.EndingTicks`. ``tied_sums`` has the sum of every tied parameter's gradients.
     """
 
     first_buckets: IntArray
