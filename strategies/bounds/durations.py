@@ -52,22 +52,13 @@ class BucketEnd(NamedTuple):
 
 
 class EndingTicks(NamedTuple):
-    """Ticks of what follows the passes.
+    """Ticks of what follows the passes: by pipeline position, 0 for none, but for buckets and the norm.
 
-    Parameters
-    ----------
-    bucket_reductions
-        For every stage, the reduction of each bucket that leaves beneath backward.
-    late_reductions
-        For every pipeline position, the reduction of all gradients after the last backward; 0 for none.
-    replicated_sums
-        For every pipeline position, the sum of gradients of parameters that ranks have whole; 0 for none.
-    optimizer, gather
-        For every pipeline position, the update of the parameters, and their gather; 0 for none.
-    squares
-        For every pipeline position, the read of the gradients for their norm; 0 for none.
-    norm
-        The sum of the norm over all positions, which then go on together; empty without clipping.
+    ``bucket_reductions`` has for every stage the reduction of each bucket that leaves beneath backward.
+    ``late_reductions`` are those of all gradients after the last backward, ``replicated_sums`` sum gradients of
+    parameters that ranks have whole. ``optimizer`` and ``gather`` are the update of the parameters, and their gather;
+    ``squares`` is the read of the gradients for their norm, and ``norm`` its sum over all positions, which then go on
+    together; empty without clipping.
     """
 
     bucket_reductions: tuple[tuple[int, ...], ...]
@@ -115,26 +106,15 @@ class TickTables:
             # Microbatches differ by rank: the smallest size gives the least ticks, which keeps the tables lower bounds.
             even_sends = [self.send_ticks(plan.with_microbatch(size), machine) for size in plan.sizes]
             return SendTicks(*(tuple(map(min, zip(*rows, strict=True))) for rows in zip(*even_sends, strict=True)))
-        stage_kinds = self.costs.stage_kinds(plan)
-        key = (
-            machine,
-            stage_kinds,
-            plan.positions,
-            self.costs.blocks.cut_key(plan),
-            plan.microbatch,
-            plan.slices_boundaries,
-        )
+        stage_kinds, cut_key = self.costs.stage_kinds(plan), self.costs.blocks.cut_key(plan)
+        key = (machine, stage_kinds, plan.positions, cut_key, plan.microbatch, plan.slices_boundaries)
         if key not in self._sends:
-            kinds = [
-                plan.count_boundary_bytes(self.costs.boundary_bytes(plan, stage)) for stage in stage_kinds.first_stages
-            ]
-            sizes = [
-                kinds[kind]
-                for kind in (stage_kinds.kind_of if plan.looped else stage_kinds.kind_of[: plan.pipeline])[:-1]
-            ]
             if plan.pipeline == 1:
                 self._sends[key] = SendTicks(*[(0,) * len(stage_kinds.kind_of)] * 2)
             else:
+                boundaries = [self.costs.boundary_bytes(plan, stage) for stage in stage_kinds.first_stages]
+                kinds = stage_kinds.kind_of if plan.looped else stage_kinds.kind_of[: plan.pipeline]
+                sizes = [plan.count_boundary_bytes(boundaries[kind]) for kind in kinds[:-1]]
                 forward = _list_send_ticks(machine, FORWARD, 0, sizes)
                 self._sends[key] = SendTicks((*forward, 0), (0, *_list_send_ticks(machine, BACKWARD, 1, sizes)))
         return self._sends[key]
@@ -146,20 +126,16 @@ class TickTables:
         key = (stage_kinds, self.costs.blocks.cut_key(plan), plan.positions, bucket_limit(plan), counts_twice)
         if key not in self._buckets:
             rank = machine.ranks[0][0]  # parameters are the same on all
-            self._buckets[key] = tuple(
-                self._list_stage_buckets(plan, stage, rank) for stage in stage_kinds.first_stages
-            )
+            rows = []
+            for stage in stage_kinds.first_stages:
+                names, cost = plan.stages[stage].blocks, self.costs.stage_cost(plan, stage, rank)
+                buckets = build_buckets(names, cost, self.costs.problem.training.gradient_bytes, bucket_limit(plan))
+                ends = (len(names) - names.index(bucket.last_block) for bucket in buckets)
+                rows.append(
+                    tuple(BucketEnd(end, row.parameters, row.kind) for end, row in zip(ends, buckets, strict=True))
+                )
+            self._buckets[key] = tuple(rows)
         return self._buckets[key]
-
-    def _list_stage_buckets(self, plan: Plan, stage: int, rank: RankProfile) -> tuple[BucketEnd, ...]:
-        """Return the buckets of a stage."""
-        cost, training = self.costs.stage_cost(plan, stage, rank), self.costs.problem.training
-        names = plan.stages[stage].blocks
-        stage_buckets = build_buckets(names, cost, training.gradient_bytes, bucket_limit(plan))
-        return tuple(
-            BucketEnd(len(names) - names.index(bucket.last_block), bucket.parameters, bucket.kind)
-            for bucket in stage_buckets
-        )
 
     def ending_ticks(self, plan: Plan, machine: Machine) -> EndingTicks:
         """Return the ticks of what follows the passes."""
@@ -167,33 +143,26 @@ class TickTables:
         stage_kinds, cut_key = self.costs.stage_kinds(plan), self.costs.blocks.cut_key(plan)
         key = (machine, stage_kinds, plan.positions, cut_key, plan.zero, reduces_early, bucket_limit(plan))
         if key not in self._endings:
-            training, plan_parameters = self.costs.problem.training, self.costs.plan_parameters(plan)
-            expert_counts = [parameters.expert_elements for parameters in plan_parameters.positions]
-            dense_counts = [
-                parameters.elements - parameters.expert_elements for parameters in plan_parameters.positions
-            ]
+            training, positions = self.costs.problem.training, self.costs.plan_parameters(plan).positions
+            expert_counts = [parameters.expert_elements for parameters in positions]
+            dense_counts = [parameters.elements - parameters.expert_elements for parameters in positions]
             shared_counts = ((DATA, dense_counts), (EXPERT_DATA, expert_counts))
-            late_ticks, gather_ticks = [0] * plan.pipeline, [0] * plan.pipeline
-            for kind, counts in shared_counts if plan.replicas > 1 and not reduces_early else ():
-                _add_ticks(
-                    late_ticks,
-                    _data_ticks(machine, kind, choose_reduction(plan), counts, reduction_bytes(training, plan)),
-                )
-            for kind, counts in shared_counts if plan.replicas > 1 and plan.zero in (1, 2) else ():
-                _add_ticks(
-                    gather_ticks, _data_ticks(machine, kind, Collective.ALL_GATHER, counts, training.updated_bytes)
-                )
-            summed_ticks = [0] * plan.pipeline
-            for axis, parts in zip(
-                OPERATOR_AXES,
-                zip(*(parameters.replicated_elements for parameters in plan_parameters.positions), strict=True),
-                strict=True,
-            ):
-                shares = [summed_elements(plan, elements) for elements in parts]
-                _add_ticks(
-                    summed_ticks, _data_ticks(machine, axis, Collective.ALL_REDUCE, shares, training.gradient_bytes)
-                )
-            bucket_ticks = self._list_bucket_reductions(plan, machine) if reduces_early else ((),) * len(plan.stages)
+            late_ticks, gather_ticks, summed_ticks = ([0] * plan.pipeline for _ in range(3))
+            for kind, counts in shared_counts if plan.replicas > 1 else ():
+                if not reduces_early:
+                    size = reduction_bytes(training, plan)
+                    _add_ticks(late_ticks, _data_ticks(machine, kind, choose_reduction(plan), counts, size))
+                if plan.zero in (1, 2):
+                    size = training.updated_bytes
+                    _add_ticks(gather_ticks, _data_ticks(machine, kind, Collective.ALL_GATHER, counts, size))
+            axis_parts = zip(*(parameters.replicated_elements for parameters in positions), strict=True)
+            for axis, parts in zip(OPERATOR_AXES, axis_parts, strict=True):
+                shares, size = [summed_elements(plan, elements) for elements in parts], training.gradient_bytes
+                _add_ticks(summed_ticks, _data_ticks(machine, axis, Collective.ALL_REDUCE, shares, size))
+            bucket_ticks: tuple[tuple[int, ...], ...] = ((),) * len(plan.stages)
+            if reduces_early:
+                size = reduction_bytes(training, plan)
+                bucket_ticks = self._list_bucket_ticks(plan, machine, choose_reduction(plan), size)
             optimizer, norm = self._list_parameter_ticks(plan, machine, optimizer_ticks), self._list_norm_ticks(machine)
             squares = self._list_parameter_ticks(plan, machine, norm_ticks) if norm else (0,) * plan.pipeline
             self._endings[key] = EndingTicks(
@@ -211,11 +180,6 @@ class TickTables:
             rows = ((kinds[kind], ticks) for kind, ticks in zip(stage_kinds.kind_of, bucket_ticks, strict=True))
             self._gathers[key] = tuple(_sum_by_unit(*row) for row in rows)
         return self._gathers[key]
-
-    def _list_bucket_reductions(self, plan: Plan, machine: Machine) -> tuple[tuple[int, ...], ...]:
-        """Return, for every stage, the ticks in which its buckets are reduced."""
-        size = reduction_bytes(self.costs.problem.training, plan)
-        return self._list_bucket_ticks(plan, machine, choose_reduction(plan), size)
 
     def _list_bucket_ticks(
         self, plan: Plan, machine: Machine, collective: Collective, size: float
@@ -259,7 +223,8 @@ def _list_send_ticks(machine: Machine, kind: str, first_stage: int, sizes: Seque
     """Return the ticks in which the stages from ``first_stage`` on send so many bytes."""
     groups = machine.list_distinct_groups(kind, Collective.SEND)
     keys = [(groups[stage % len(groups)], size) for stage, size in enumerate(sizes, first_stage)]
-    return _look_up_ticks(machine, kind, Collective.SEND, keys)
+    ticks = {key: machine.least_ticks(kind, key[0], Collective.SEND, key[1]) for key in dict.fromkeys(keys)}
+    return tuple(ticks[key] for key in keys)
 
 
 def _data_ticks(
@@ -290,11 +255,3 @@ def _add_ticks(total: list[int], terms: Iterable[int]) -> None:
     """Add ticks by position."""
     for index, ticks in enumerate(terms):
         total[index] += ticks
-
-
-def _look_up_ticks(
-    machine: Machine, kind: str, collective: Collective, keys: Sequence[tuple[tuple[int, ...], float]]
-) -> tuple[int, ...]:
-    """Return the least ticks of a collective for pairs of groups and bytes, different pairs once."""
-    ticks = {key: machine.least_ticks(kind, key[0], collective, key[1]) for key in dict.fromkeys(keys)}
-    return tuple(ticks[key] for key in keys)

@@ -70,11 +70,8 @@ class GroupBounds:
 
     def __init__(self, costs: StageCosts) -> None:
         self.costs, self.problem = costs, costs.problem
-        self.tick_tables, self.step_bounds, self.plan_memory = (
-            costs.get_shared(TickTables),
-            costs.get_shared(StepBounds),
-            costs.get_shared(PlanMemory),
-        )
+        self.tick_tables, self.step_bounds = costs.get_shared(TickTables), costs.get_shared(StepBounds)
+        self.plan_memory = costs.get_shared(PlanMemory)
         self._devices_alike = len(set(self.problem.cluster.device_kinds.tolist())) == 1
         self._compute_ticks: dict[tuple[object, ...], tuple[int, int]] = {}
         self._stage_ticks_of: dict[tuple[object, ...], tuple[_StageTicks, ...]] = {}
@@ -132,16 +129,9 @@ class GroupBounds:
 
     def _isolate_family(self, family: Layout) -> Plan:
         """Return a plan that cuts operators as a family does, on as few devices as possible."""
-        ranks = family.expert * family.model_ranks // family.pipeline
-        free_devices = self.problem.cluster.free_devices
-        layout = replace(
-            family,
-            data=family.expert,
-            pipeline=1,
-            schedule="gpipe",
-            zero_shards=0,
-            placement=tuple(free_devices[:ranks]),
-        )
+        num_ranks = family.expert * family.model_ranks // family.pipeline
+        placement = tuple(self.problem.cluster.free_devices[:num_ranks])
+        layout = replace(family, data=family.expert, pipeline=1, schedule="gpipe", zero_shards=0, placement=placement)
         return complete(self.problem, layout)
 
     def group_bounds(self, group: Group, limit: float = inf) -> FloatArray:
@@ -154,17 +144,10 @@ class GroupBounds:
             return result
         row, column = divmod(int(np.argmax(group.member_mask)), len(group.states))
         plan = complete(self.problem, group.build_layout(row, column))
-        early_columns = [
-            column_number
-            for column_number, state in enumerate(group.states)
-            if not self._reduces_in_passes(plan, state)
-        ]
-        late_columns = [
-            column_number for column_number, state in enumerate(group.states) if self._reduces_in_passes(plan, state)
-        ]
-        for columns in (early_columns, late_columns):
-            if columns:
-                states = [group.states[column_number] for column_number in columns]
+        reduces = np.array([self._reduces_in_passes(plan, state) for state in group.states])
+        for columns in (np.flatnonzero(~reduces), np.flatnonzero(reduces)):
+            if len(columns):
+                states = [group.states[number] for number in columns.tolist()]
                 result[:, columns] = self._bound_class(plan, group.passes, states, limit)
         result[~group.member_mask | (result >= limit)] = inf
         return result
@@ -175,13 +158,14 @@ class GroupBounds:
 
     def _bound_class(self, plan: Plan, passes: Choices, states: Choices, limit: float) -> FloatArray:
         """Return the bounds of rows and of columns whose gradients are reduced at the same moments."""
-        plan = replace(_with_states(plan, replace(states[0], offload=NO_OFFLOADING)), recompute=Recompute.NONE)
+        plan = _with_states(replace(plan, recompute=Recompute.NONE), replace(states[0], offload=NO_OFFLOADING))
         # The cheapest test first: rows without recomputation tell whether any row can stay below the limit.
         quickest_choices = list(dict.fromkeys(replace(choice, recompute=Recompute.NONE) for choice in passes))
+        nothing = np.full((len(passes), len(states)), inf)
         if limit < inf and self._bound_times(plan, quickest_choices, states).min() >= limit:
-            return np.full((len(passes), len(states)), inf)
+            return nothing
         if limit == inf and not self._may_fit(plan, passes, states).any():  # no plan that fits is known: maybe none is
-            return np.full((len(passes), len(states)), inf)
+            return nothing
         times = self._bound_times(plan, passes, states)
         hopeful_rows = np.flatnonzero(times.min(axis=1) < limit)
         if len(hopeful_rows):
@@ -213,13 +197,7 @@ class GroupBounds:
                 tail = np.maximum(tail, drain[:, position, None] + tails[None, :, 0])
             np.maximum(result, path[:, position, None] + waits[None, :, position] + tail, out=result)
         if plan.schedule == "naive":
-            last_position = plan.pipeline - 1
-            there_and_back = (
-                fill[:, last_position]
-                + forward[:, last_position]
-                + drain[:, last_position]
-                + backward[:, last_position]
-            )
+            there_and_back = (fill + forward + drain + backward)[:, -1]
             naive_path = plan.num_microbatches * there_and_back
             np.maximum(result, naive_path[:, None] + tails[None, :, 0], out=result)
         seconds: FloatArray = result[np.ix_(row_of, column_of)] / TICKS_PER_SECOND
@@ -245,19 +223,12 @@ class GroupBounds:
         chosen_plan = _with_states(plan, replace(state, offload=NO_OFFLOADING))
         machine, offload = self.costs.machine(chosen_plan), replace(state.offload, activations=())
         run_options = plan.num_microbatches, plan.overlaps_passes, plan.splits_backward
+        stage_kinds, cut_key = self.costs.stage_kinds(chosen_plan), self.costs.blocks.cut_key(chosen_plan)
         state_key = *_read_states(state), offload, *run_options
-        key = (
-            machine,
-            self.costs.stage_kinds(chosen_plan),
-            plan.positions,
-            self.costs.blocks.cut_key(chosen_plan),
-            state_key,
-        )
+        key = (machine, stage_kinds, plan.positions, cut_key, state_key)
         if key not in self._tails:
-            tails, waits = (
-                self.step_bounds.offload_tails(chosen_plan, machine, offload),
-                self.step_bounds.reduction_waits(chosen_plan, machine),
-            )
+            tails = self.step_bounds.tails(chosen_plan, machine, offload)
+            waits = self.step_bounds.reduction_waits(chosen_plan, machine)
             self._tails[key] = tuple(tails), tuple((plan.num_microbatches - 1) * wait for wait in waits)
         return self._tails[key]
 
@@ -265,11 +236,9 @@ class GroupBounds:
         """Return, for every run choice and position, the ticks of its first stage's passes, and of all its work."""
         machine, stage_kinds = self.costs.machine(plan), self.costs.stage_kinds(plan)
         forward, backward, work = (np.empty((len(run_choices), plan.pipeline), np.int64) for _ in range(3))
-        position_kinds = [
-            [stage_kinds.kind_of[stage] for stage in plan.stages_at(position)] for position in range(plan.pipeline)
-        ]
         known_ticks: dict[object, tuple[IntArray, IntArray, IntArray]] = {}
-        for position, kinds in enumerate(position_kinds):
+        for position in range(plan.pipeline):
+            kinds = [stage_kinds.kind_of[stage] for stage in plan.stages_at(position)]
             for rank in machine.ranks[position]:
                 if rank.key not in known_ticks:
                     known_ticks[rank.key] = self._list_pass_ticks(plan, run_choices, rank)
@@ -289,9 +258,7 @@ class GroupBounds:
             recompute = cast(StageRecompute, chosen_plan.recompute)
             recomputed_ticks = self._list_stage_ticks(replace(chosen_plan, recompute=recompute.layer), rank)
             if recompute.layers is None:
-                rows = [
-                    (stage_ticks.forward, stage_ticks.backward, stage_ticks.work) for stage_ticks in recomputed_ticks
-                ]
+                rows = [stage_ticks[:3] for stage_ticks in recomputed_ticks]
             else:
                 plain_ticks = self._list_stage_ticks(replace(chosen_plan, recompute=Recompute.NONE), rank)
                 rows = [
@@ -308,14 +275,12 @@ class GroupBounds:
         stage_kinds = self.costs.stage_kinds(plan)
         key = (stage_kinds, self.costs.blocks.cost_key(plan), rank.key, plan.overlaps_passes)
         if key not in self._stage_ticks_of:
-            rows = (
-                self.tick_tables.list_block_costs(plan, stage_kinds, kind, rank)
-                for kind in range(len(stage_kinds.kinds))
-            )
-            layers = ([self.costs.blocks.block(plan, name).layer for name, _ in runs] for runs in stage_kinds.kinds)
-            self._stage_ticks_of[key] = tuple(
-                map(_sum_passes, rows, layers, [plan.overlaps_passes] * len(stage_kinds.kinds))
-            )
+            rows = []
+            for kind, runs in enumerate(stage_kinds.kinds):
+                block_costs = self.tick_tables.list_block_costs(plan, stage_kinds, kind, rank)
+                is_layer = [self.costs.blocks.block(plan, name).layer for name, _ in runs]
+                rows.append(_sum_passes(block_costs, is_layer, computing=plan.overlaps_passes))
+            self._stage_ticks_of[key] = tuple(rows)
         return self._stage_ticks_of[key]
 
     def _bound_resident(self, plan: Plan, states: Choices) -> tuple[FloatArray, list[int]]:
@@ -335,16 +300,10 @@ class GroupBounds:
 
     def _split_resident(self, plan: Plan, zero: int) -> tuple[IntArray, IntArray]:
         """Return the bytes that stay without offload by position, and those of optimizer states."""
-        chosen_plan = replace(plan, zero=zero)
-        resident, positions = (
-            self.plan_memory.resident_memory(chosen_plan),
-            self.costs.plan_parameters(chosen_plan).positions,
-        )
-        states = {
-            parameters: state_bytes(self.problem.training, chosen_plan, parameters)
-            for parameters in dict.fromkeys(positions)
-        }
-        return resident, np.array([states[parameters] for parameters in positions], dtype=np.int64)
+        plan = replace(plan, zero=zero)
+        positions = self.costs.plan_parameters(plan).positions
+        states = {row: state_bytes(self.problem.training, plan, row) for row in dict.fromkeys(positions)}
+        return self.plan_memory.resident_memory(plan), np.array([states[row] for row in positions], dtype=np.int64)
 
     def _bound_activations(self, plan: Plan, passes: Choices, *, in_passes: bool) -> tuple[IntArray, list[int]]:
         """Return lower bounds of the most bytes that passes hold, by choice and position, and each row's choice."""
@@ -353,10 +312,8 @@ class GroupBounds:
         )
         moments = _find_moments(plan.schedule, plan.pipeline, plan.num_microbatches, plan.chunks)
         sites, site_of = self._list_sites(plan)
-        rows = np.array(
-            [self._list_site_memories(plan, sites, *pass_way, in_passes=in_passes) for pass_way in pass_ways],
-            dtype=np.int64,
-        )
+        memories = [self._list_site_memories(plan, sites, *pass_way, in_passes=in_passes) for pass_way in pass_ways]
+        rows = np.array(memories, dtype=np.int64)
         activations = rows[:, site_of, 0] @ moments.num_held.T
         if not plan.overlaps_passes:
             activations += rows[:, np.array(site_of)[moments.stage], 1 + moments.kind]
@@ -384,12 +341,8 @@ class GroupBounds:
             fraction = fractions[position if len(fractions) > 1 else 0] if fractions else 0.0
             key = (memory_key, kind, boundary, fraction)
             if key not in self._memory:
-                runs = (
-                    []
-                    if fraction and any(boundary)
-                    else self._list_blocks(layer_plan, stage_kinds.kinds[kind], recompute.layers, fraction)
-                )
-                memory = stage_memory(boundary.apply_buffers(list(runs)))
+                blocks = self._list_blocks(layer_plan, stage_kinds.kinds[kind], recompute.layers, fraction)
+                memory = stage_memory(boundary.apply_buffers([] if fraction and any(boundary) else list(blocks)))
                 self._memory[key] = memory.kept_bytes, *_find_fullest(memory, in_passes=in_passes)
             result.append(self._memory[key])
         return result
@@ -426,21 +379,16 @@ class _StageTicks(NamedTuple):
 
     def with_recomputed(self, recomputed: "_StageTicks", count: int) -> tuple[int, int, int]:
         """Return the ticks of forward, backward and work where the first ``count`` layers are recomputed."""
-        num_recomputed = min(count, len(self.layers) - 1)
-        backward, work = (
-            recomputed_ticks - plain_ticks
-            for plain_ticks, recomputed_ticks in zip(
-                self.layers[num_recomputed], recomputed.layers[num_recomputed], strict=True
-            )
-        )
-        return self.forward, self.backward + backward, self.work + work
+        number = min(count, len(self.layers) - 1)
+        (plain_backward, plain_work), (backward, work) = self.layers[number], recomputed.layers[number]
+        return self.forward, self.backward + backward - plain_backward, self.work + work - plain_work
 
 
-def _sum_passes(runs: Sequence[tuple[BlockCost, int]], layers: Sequence[bool], computing: bool) -> _StageTicks:
+def _sum_passes(runs: Sequence[tuple[BlockCost, int]], layers: Sequence[bool], *, computing: bool) -> _StageTicks:
     """Return the ticks of blocks, some of which are layers; work has no collectives where others may hide them."""
     forward = sum(cost.forward_ticks * count for cost, count in runs)
     backward = sum(cost.backward_ticks * count for cost, count in runs)
-    works = [_count_compute_ticks(cost) if computing else _count_work_ticks(cost) for cost, _ in runs]
+    works = [_count_segment_compute(cost.segments) if computing else _count_work_ticks(cost) for cost, _ in runs]
     work = sum(work_ticks * count for work_ticks, (_, count) in zip(works, runs, strict=True))
     sums = [(0, 0)]
     for (cost, count), work_ticks, layer in zip(runs, works, layers, strict=True):
@@ -454,11 +402,6 @@ def _count_work_ticks(cost: BlockCost) -> int:
     return cost.forward_ticks + cost.backward_ticks
 
 
-def _count_compute_ticks(cost: BlockCost) -> int:
-    """Return the ticks of a block's passes without collectives."""
-    return _count_segment_compute(cost.segments)
-
-
 def _count_segment_compute(steps: BlockSegments) -> int:
     """Return the ticks of segments without collectives."""
     return sum(step.ticks for step in (*steps.forward, *steps.backward) if step.collective is None)
@@ -467,7 +410,7 @@ def _count_segment_compute(steps: BlockSegments) -> int:
 def _find_fullest(memory: StageMemory, *, in_passes: bool) -> tuple[int, int, int, int]:
     """Return, by kind of action, what a stage holds at its fullest moment beyond before.
 
-    Less is known where gradients are reduced or parameters move ``moves_in_passes``.
+    Less is known where gradients are reduced or parameters move ``in_passes``.
     """
     forward = memory.kept_bytes + memory.forward
     return (forward, 0, 0, 0) if in_passes else (forward, memory.backward, memory.inputs, memory.weights)
@@ -479,18 +422,13 @@ def _find_moments(name: str, ranks: int, microbatches: int, chunks: int) -> _Ful
 
     Of many microbatches only the first are looked at: what is held then is held with more of them too.
     """
-    positions = find_rule(name).list_stage_ranks(ranks, chunks)
+    positions = np.array(find_rule(name).list_stage_ranks(ranks, chunks))
     if name in _ALL_IN_FLIGHT:
-        num_held = np.array(
-            [[(position == rank) * microbatches for position in positions] for rank in range(ranks)], dtype=np.int64
-        )
-        last_stages = np.array(
-            [max(stage for stage, position in enumerate(positions) if position == rank) for rank in range(ranks)]
-        )
+        is_own = positions == np.arange(ranks)[:, None]
+        last_stages = len(positions) - 1 - is_own[:, ::-1].argmax(axis=1)
+        num_held = is_own * microbatches
         num_held[np.arange(ranks), last_stages] -= 1
-        return _FullestMoments(
-            np.concatenate([num_held, num_held]), np.tile(last_stages, 2), np.zeros(2 * ranks, np.int64)
-        )
+        return _FullestMoments(np.tile(num_held, (2, 1)), np.tile(last_stages, 2), np.zeros(2 * ranks, np.int64))
     few_microbatches = min(microbatches, MICROBATCHES_PER_RANK * ranks)
     exists = find_rule(name).find_violation(ranks, few_microbatches, chunks) is None
     rows = list_actions(name, ranks, few_microbatches if exists else microbatches, chunks)

@@ -28,16 +28,9 @@ LANES = 5 * BLOCK
 class Arrangement(NamedTuple):
     """The actions of a schedule, each after all that it waits for.
 
-    Parameters
-    ----------
-    code
-        ``4 * stage``, 2 more for a backward and 1 more for that of the last microbatch.
-    receive_boxes, send_boxes
-        The box in which an action finds its input, and the box for its output; 0 for none.
-    num_boxes
-        Number of boxes.
-    last_stages
-        The stages of every rank, in the order in which the last microbatch's backwards run.
+    ``code`` is ``4 * stage``, 2 more for a backward and 1 more for that of the last microbatch. ``receive_boxes`` and
+    ``send_boxes`` are the box in which an action finds its input, and the box for its output; 0 for none.
+    ``last_stages`` are the stages of every rank, in the order in which the last microbatch's backwards run.
     """
 
     code: Column
@@ -72,7 +65,14 @@ def arrange_schedule(name: str, ranks: int, microbatches: int, chunks: int = 1) 
         Where the orders wait for each other for ever; the message names what each rank waits for.
     """
     rows, stages = list_orders(name, ranks, microbatches, chunks), ranks * chunks
-    columns, num_boxes = _arrange_columns(rows, stages, microbatches)
+    count = len(rows.passes)
+    boxes = _Boxes(np.full(count, -1), np.arange(count, 0, -1), rows.start[:-1].copy())
+    columns = tuple(np.zeros((3, count), np.int64))  # the first columns of the result, filled action by action
+    if pays(count):
+        num_boxes = compile_loop(_fill_arrangement)(stages, microbatches, rows, boxes, columns)
+    else:
+        columns = to_lists(columns)
+        num_boxes = _fill_arrangement(stages, microbatches, to_lists(rows), to_lists(boxes), columns)
     if not num_boxes:
         list(order_actions(build_schedule(name, ranks, microbatches, chunks)))  # raises
     code, receive_boxes, send_boxes = (np.array(column, dtype=np.int32) for column in columns)
@@ -81,25 +81,11 @@ def arrange_schedule(name: str, ranks: int, microbatches: int, chunks: int = 1) 
     return Arrangement(code, receive_boxes, send_boxes, num_boxes, by_rank.reshape(ranks, chunks).astype(np.int64))
 
 
-class _Columns(NamedTuple):
-    """The columns of an `Arrangement`, which are filled action by action."""
-
-    code: IntArray
-    arrives: IntArray
-    leaves: IntArray
-
-
 class _Boxes(NamedTuple):
     """Which boxes are full while actions are arranged.
 
-    Parameters
-    ----------
-    box_of
-        The box in which each action finds what was sent to it; -1 where nothing was sent yet.
-    free
-        A stack of empty boxes.
-    next_action
-        The next action of every rank: first its first one.
+    ``box_of`` is the box in which each action finds what was sent to it; -1 where nothing was sent yet. ``free`` is a
+    stack of empty boxes, and ``next_action`` the next action of every rank.
     """
 
     box_of: IntArray
@@ -109,20 +95,12 @@ class _Boxes(NamedTuple):
 
 def to_lists(columns: Any) -> Any:
     """Return a tuple of arrays as the same of lists, which loops that are not compiled read faster."""
-    return columns._make(column.tolist() for column in columns)
+    return tuple(column.tolist() for column in columns)
 
 
-def _arrange_columns(rows: Orders, stages: int, microbatches: int) -> tuple[_Columns, int]:
-    count = len(rows.passes)
-    boxes = _Boxes(np.full(count, -1), np.arange(count, 0, -1), rows.start[:-1].copy())
-    columns = _Columns(*np.zeros((3, count), np.int64))
-    if pays(count):
-        return columns, compile_loop(_fill_arrangement)(stages, microbatches, rows, boxes, columns)
-    columns = to_lists(columns)
-    return columns, _fill_arrangement(stages, microbatches, to_lists(rows), to_lists(boxes), columns)
-
-
-def _fill_arrangement(stages: int, microbatches: int, rows: Orders, scratch: _Boxes, columns: _Columns) -> int:
+def _fill_arrangement(
+    stages: int, microbatches: int, rows: Orders, scratch: _Boxes, columns: tuple[IntArray, ...]
+) -> int:
     """Fill the columns of an arrangement; return how many boxes it needs, 0 where orders wait for ever.
 
     Ranks run by turns, one action each, so that few boxes are full at a time.
@@ -163,16 +141,12 @@ def _fill_arrangement(stages: int, microbatches: int, rows: Orders, scratch: _Bo
 def walk(arrangement_columns: Arrangement, ticks: IntArray, sends: IntArray) -> PassTimes:
     """Return starts and ends of many steps.
 
-    Parameters
-    ----------
-    ticks, sends
-        For every step a row of the ticks of every pass, and of sending its output: columns ``2 * stage``, and 1 more
-        for a backward.
+    ``ticks`` and ``sends`` have for every step a row of the ticks of every pass, and of sending its output: columns
+    ``2 * stage``, and 1 more for a backward.
     """
     steps, columns = ticks.shape
-    result = PassTimes(
-        np.zeros((steps, arrangement_columns.ranks), np.int64), np.zeros((steps, columns // 2), np.int64)
-    )
+    shapes = ((steps, arrangement_columns.ranks), (steps, columns // 2))
+    result = PassTimes(*(np.zeros(shape, np.int64) for shape in shapes))
     if pays(len(arrangement_columns.code) * steps):
         lanes = min(-(-steps // BLOCK) * BLOCK, LANES)
         compile_loop(_walk_lanes)(arrangement_columns, lanes, ticks, sends, result)
@@ -191,18 +165,13 @@ def _walk_lanes(arranged: Arrangement, lanes: int, ticks: IntArray, sends: IntAr
     box, last_starts = np.zeros((num_boxes, lanes), np.int64), np.zeros((columns // 2, lanes), np.int64)
     for first_step in range(0, len(ticks), lanes):
         width = min(lanes, len(ticks) - first_step)
-        duration[:, :width], send_duration[:, :width] = (
-            ticks[first_step : first_step + width].T,
-            sends[first_step : first_step + width].T,
-        )
+        steps = slice(first_step, first_step + width)
+        duration[:, :width], send_duration[:, :width] = ticks[steps].T, sends[steps].T
         clock[:], channel[:] = 0, 0
         for index in range(len(code)):
             # Unsigned indices spare the compiled loop a check for negative ones.
-            pass_number, receive_box, send_box = (
-                np.uint32(code[index] >> 1),
-                np.uint32(receive_boxes[index]),
-                np.uint32(send_boxes[index]),
-            )
+            pass_number = np.uint32(code[index] >> 1)
+            receive_box, send_box = np.uint32(receive_boxes[index]), np.uint32(send_boxes[index])
             rank = np.uint32((pass_number >> 1) % ranks)
             channel_index = 2 * rank + (pass_number & 1)
             if code[index] & 1:
@@ -219,10 +188,7 @@ def _walk_lanes(arranged: Arrangement, lanes: int, ticks: IntArray, sends: IntAr
                 else:
                     for lane in range(block, block + BLOCK):
                         clock[rank, lane] = max(clock[rank, lane], box[receive_box, lane]) + duration[pass_number, lane]
-        rank_ends[first_step : first_step + width], stage_starts[first_step : first_step + width] = (
-            clock[:, :width].T,
-            last_starts[:, :width].T,
-        )
+        rank_ends[steps], stage_starts[steps] = clock[:, :width].T, last_starts[:, :width].T
 
 
 def _walk_columns(arrangement_columns: Arrangement, ticks: IntArray, sends: IntArray, result: PassTimes) -> None:
@@ -231,10 +197,7 @@ def _walk_columns(arrangement_columns: Arrangement, ticks: IntArray, sends: IntA
     ranks, steps = arrangement_columns.ranks, ticks.shape[1]
     clock, channel = np.zeros((ranks, steps), np.int64), np.zeros((2 * ranks, steps), np.int64)
     box = np.zeros((arrangement_columns.num_boxes, steps), np.int64)
-    columns = (
-        column.tolist()
-        for column in (arrangement_columns.code, arrangement_columns.receive_boxes, arrangement_columns.send_boxes)
-    )
+    columns = (column.tolist() for column in arrangement_columns[:3])
     for code, receive_box, send_box in zip(*columns, strict=True):
         pass_number = code >> 1
         rank = (pass_number >> 1) % ranks
@@ -257,18 +220,9 @@ Rows = Sequence[Ints]
 class Endings(NamedTuple):
     """The endings of steps of one schedule, a row of ticks each.
 
-    Parameters
-    ----------
-    first_buckets
-        The first bucket of every stage among all, and after the last stage their number.
-    bucket_reductions
-        The reduction of every bucket.
-    late_reductions, replicated_sums, optimizer, gather, squares
-        For every pipeline position, as in `meshwise.strategies.bounds.durations.EndingTicks`.
-    norm
-        The sum of the norm of gradients; empty without clipping.
-    tied_sums
-        The sum of every tied parameter's gradients.
+    ``first_buckets`` has the first bucket of every stage among all, and after the last stage their number;
+    ``bucket_reductions`` the reduction of every bucket. Columns by pipeline position, and ``norm``, are those of
+    `meshwise.strategies.bounds.durations.EndingTicks`. ``tied_sums`` has the sum of every tied parameter's gradients.
     """
 
     first_buckets: IntArray
@@ -283,7 +237,7 @@ class Endings(NamedTuple):
 
 
 class StepRows(NamedTuple):
-    """For every step the row of its passes in `PassSeconds`, and the row of its ending in `Endings`."""
+    """For every step the row of its passes in `PassTimes`, and the row of its ending in `Endings`."""
 
     lane: IntArray
     ending: IntArray
@@ -299,14 +253,9 @@ def finish_steps(
 ) -> IntArray:
     """Return the ticks of every step.
 
-    Parameters
-    ----------
-    bucket_ticks
-        For every row of passes, the ticks from the start of a stage's last backward until each bucket leaves.
-    last_stages
-        The stages of every position, in the order in which their buckets leave.
-    pairs
-        The two positions that keep each tied parameter.
+    ``bucket_ticks`` has for every row of passes the ticks from the start of a stage's last backward until each bucket
+    leaves, ``last_stages`` the stages of every position in the order in which their buckets leave, and ``pairs`` the
+    two positions that keep each tied parameter.
     """
     result = np.zeros(len(steps.lane), np.int64)
     if pays(len(steps.lane) * (bucket_ticks.shape[1] + last_stages.size)):

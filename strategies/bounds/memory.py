@@ -37,16 +37,9 @@ from meshwise.strategies.schedules.schedule import MAKES_GRADIENTS, ActionKind
 
 @dataclass(frozen=True, slots=True)
 class SimulatedMemory:
-    """The memory and time that a simulation finds for a plan.
+    """The bytes of the fullest device and the seconds of a step that a simulation finds for a plan.
 
-    Parameters
-    ----------
-    peak
-        Bytes of the fullest device.
-    fits, hosts_fit
-        Whether all devices and hosts have the memory they need, and whether all hosts have.
-    step_time
-        Seconds of a step.
+    ``fits`` says whether all devices and hosts have the memory they need, ``hosts_fit`` whether all hosts have.
     """
 
     peak: int
@@ -71,18 +64,14 @@ class PlanMemory:
         if self.needs_simulation(plan):
             return self.simulate_plan(plan).peak
         even_plans = (plan.with_microbatch(size) for size in plan.sizes)
-        return max(
-            int((self.resident_memory(even_plan) + self._find_pass_peaks(even_plan)).max()) for even_plan in even_plans
-        )
+        return max(int((self.resident_memory(even) + self._find_pass_peaks(even)).max()) for even in even_plans)
 
     def fits(self, plan: Plan) -> bool:
         """Return whether every device has the memory that its position needs, and every host what its ranks keep."""
         if self.needs_simulation(plan):
             return self.simulate_plan(plan).fits
-        on_devices = all(
-            self._fits_capacity(plan.with_microbatch(size), self.capacity(plan, size)) for size in plan.sizes
-        )
-        return on_devices and self.hosts_fit(plan)
+        capacities = ((plan.with_microbatch(size), self.capacity(plan, size)) for size in plan.sizes)
+        return all(self._fits_capacity(*row) for row in capacities) and self.hosts_fit(plan)
 
     def hosts_fit(self, plan: Plan) -> bool:
         """Return whether every host has the memory that its ranks keep there."""
@@ -96,21 +85,19 @@ class PlanMemory:
 
     def _fits_capacity(self, plan: Plan, capacity: NDArray[np.float64]) -> bool:
         """Return whether a plan with microbatches of one size fits devices of some capacity by position."""
-        device_memory = self.resident_memory(plan)
-        return bool((device_memory <= capacity).all()) and bool(
-            (device_memory + self._find_pass_peaks(plan) <= capacity).all()
-        )
+        resident = self.resident_memory(plan)
+        fits_resident = bool((resident <= capacity).all())
+        return fits_resident and bool((resident + self._find_pass_peaks(plan) <= capacity).all())
 
     def needs_simulation(self, plan: Plan) -> bool:
         """Return whether the memory of some device depends on more than the order of its passes."""
-        has_copies = self._flattens_gradients and any(
-            plan.offload.optimizer
-        )  # how long they are held hangs on the host's step
-        has_server = (
-            plan.gradient_reduction == "parameter_server" and len(plan.sizes) > 1
-        )  # it has states, and a batch of its own
+        # how long copies are held hangs on the host's step; a server has states, and a batch of its own
+        has_copies = self._flattens_gradients and any(plan.offload.optimizer)
+        has_server = plan.gradient_reduction == "parameter_server" and len(plan.sizes) > 1
         steps_on_device = plan.offload.step is StepPlace.DEVICE
-        return plan.offload.moves_in_passes or steps_on_device or has_copies or has_server or _interleaves(plan)
+        # two passes run in turns on one rank, so that what they hold together depends on times
+        interleaves = plan.overlaps_passes and plan.pass_ranks > 1
+        return plan.offload.moves_in_passes or steps_on_device or has_copies or has_server or interleaves
 
     def simulate_plan(self, plan: Plan) -> SimulatedMemory:
         """Return what a simulation of a plan finds; each plan is simulated once."""
@@ -131,47 +118,33 @@ class PlanMemory:
         state_key = (plan.zero, plan.offload, allocates_gradients(self.training, plan))
         key = (self.costs.stage_kinds(plan), plan.positions, cut, plan.mesh.axes, state_key, buffers, num_copies)
         if key not in self._resident:
-            host_shares = [
-                HostShare(plan.offload.fraction_at("optimizer", position)) for position in range(plan.pipeline)
-            ]
-            positions = list(
-                zip(self.costs.plan_parameters(plan).positions, buffers, host_shares, num_copies, strict=True)
-            )
+            fractions = (plan.offload.fraction_at("optimizer", position) for position in range(plan.pipeline))
+            host_shares, parameters = map(HostShare, fractions), self.costs.plan_parameters(plan).positions
+            positions = list(zip(parameters, buffers, host_shares, num_copies, strict=True))
             sizes = {}
-            for parameters, buffer, host_share, copy_counts in dict.fromkeys(positions):
-                accelerator = self.cluster.accelerator
-                states = list_residents(
-                    accelerator, self.training, plan, parameters, buffer, 0, host_share, copy_counts
-                )
-                on_device = (change.size for change in states if not change.host)
-                sizes[parameters, buffer, host_share, copy_counts] = sum(on_device)
+            for position in dict.fromkeys(positions):
+                parts, buffer, share, copies = position
+                states = list_residents(self.cluster.accelerator, self.training, plan, parts, buffer, 0, share, copies)
+                sizes[position] = sum(change.size for change in states if not change.host)
             self._resident[key] = np.array([sizes[position] for position in positions], dtype=np.int64)
         return self._resident[key]
 
     def _find_pass_peaks(self, plan: Plan) -> IntArray:
         """Return the most bytes that passes hold, by pipeline position."""
-        stage_kinds, cost_key, shared_states = (
-            self.costs.stage_kinds(plan),
-            self.costs.blocks.cost_key(plan),
-            self._find_sharing(plan),
-        )
+        stage_kinds, cost_key = self.costs.stage_kinds(plan), self.costs.blocks.cost_key(plan)
+        shared_states = self._find_sharing(plan)
         # Where first gradients are allocated in the step, their bytes depend on shards: these belong in the key.
-        shard_key = (
-            (plan.zero >= 2, plan.zero >= 3, plan.shards, plan.expert_shards) if shared_states.begins_gradients else ()
-        )
+        shards = (plan.zero >= 2, plan.zero >= 3, plan.shards, plan.expert_shards)
+        shard_key = shards if shared_states.begins_gradients else ()
         key = (plan.schedule, plan.num_microbatches, plan.chunks, stage_kinds, cost_key, shared_states, shard_key)
         if key not in self._activations:
             if shared_states.gradients or shared_states.begins_gradients:
-                self._activations[key] = find_pass_peaks(
-                    plan, shared_states, self._list_stage_passes(plan, shared_states)
-                )
+                stage_passes = self._list_stage_passes(plan, shared_states)
+                self._activations[key] = find_pass_peaks(plan, shared_states, stage_passes)
             else:
                 self._activations[key] = peak_activations(plan, self.costs.stage_memories(plan))
-        return (
-            np.maximum(self._activations[key], self._count_flat_gradients(plan))
-            if self._flattens_gradients
-            else self._activations[key]
-        )
+        peaks = self._activations[key]
+        return np.maximum(peaks, self._count_flat_gradients(plan)) if self._flattens_gradients else peaks
 
     def _count_flat_gradients(self, plan: Plan) -> IntArray:
         """Return the bytes of the flat gradient buffer that is all-reduced after the passes, by pipeline position.
@@ -191,23 +164,19 @@ class PlanMemory:
 
     def _list_stage_passes(self, plan: Plan, shared_states: Sharing) -> list[dict[int, PassMemory]]:
         """Return the memory of the passes of every stage, by variant."""
-        stage_kinds = self.costs.stage_kinds(plan)
-        stages = [
-            (
-                kind,
-                self.costs.buffered_boundary(plan, stage),
-                self.costs.first_gradient_elements(plan, stage) if shared_states.begins_gradients else (),
-            )
-            for stage, kind in enumerate(stage_kinds.kind_of)
-        ]
-        kinds = {}
-        for kind, boundary, first_elements in dict.fromkeys(stages):
+        stage_kinds, begins = self.costs.stage_kinds(plan), shared_states.begins_gradients
+        boundaries = (self.costs.buffered_boundary(plan, stage) for stage in range(len(plan.stages)))
+        elements = (
+            self.costs.first_gradient_elements(plan, stage) if begins else () for stage in range(len(plan.stages))
+        )
+        stages = list(zip(stage_kinds.kind_of, boundaries, elements, strict=True))
+        passes = {}
+        for stage_key in dict.fromkeys(stages):
+            kind, boundary, first_elements = stage_key
             runs = self.costs.blocks.list_runs(plan, stage_kinds.kinds[kind], stage_kinds.recompute(plan, kind))
             block_choices = [(block, recompute_choice) for block, count, recompute_choice in runs for _ in range(count)]
-            kinds[kind, boundary, first_elements] = self._list_pass_memories(
-                plan, shared_states, block_choices, boundary, first_elements
-            )
-        return [kinds[stage_key] for stage_key in stages]
+            passes[stage_key] = self._list_pass_memories(plan, shared_states, block_choices, boundary, first_elements)
+        return [passes[stage_key] for stage_key in stages]
 
     def _list_pass_memories(
         self,
@@ -237,11 +206,9 @@ class PlanMemory:
         filled = with_whole_units(filled, units[::-1])
         result = {}
         used = WHOLE_VARIANTS + SPLIT_VARIANTS if plan.splits_backward else WHOLE_VARIANTS
-        offsets = [
-            0,
-            JOINED_OFFSET,
-            *((FIRST_OFFSET, FIRST_OFFSET + JOINED_OFFSET) if shared_states.begins_gradients else ()),
-        ]
+        offsets = [0, JOINED_OFFSET]
+        if shared_states.begins_gradients:
+            offsets += [FIRST_OFFSET, FIRST_OFFSET + JOINED_OFFSET]
         for variant in (base + offset for base in used for offset in offsets):
             kind = kind_of(variant)
             if variant >= FIRST_OFFSET and kind not in MAKES_GRADIENTS:
@@ -274,8 +241,3 @@ class PlanMemory:
             np.minimum.at(smallest, plan.mesh.coordinates(PIPELINE), device_memory)
             self._capacities[key] = smallest
         return self._capacities[key]
-
-
-def _interleaves(plan: Plan) -> bool:
-    """Return whether two passes run in turns on one rank, so that what they hold together depends on times."""
-    return plan.overlaps_passes and plan.pass_ranks > 1

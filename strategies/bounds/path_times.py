@@ -23,9 +23,15 @@ from meshwise.strategies.lowering.rank_classes.placement import tied_kind
 from meshwise.strategies.plan.mesh import TENSOR
 from meshwise.strategies.plan.plan import Plan
 
+WALKED_SCHEDULES = frozenset({"naive", "gpipe", "1f1b", "interleaved"})
+"""Schedules in which the last gradients of all stages are those of the last microbatch, and made by whole backwards."""
 
-class PathRows:
-    """Rows of ticks of the plans of one problem, on machines of one rank class a position."""
+
+class LongestPaths:
+    """The longest paths of the plans of one problem, from rows of ticks that plans share, which are cached.
+
+    Rows are those of machines of one rank class a position.
+    """
 
     def __init__(self, costs: StageCosts) -> None:
         self.costs, self.durations = costs, costs.get_shared(TickTables)
@@ -95,13 +101,70 @@ class PathRows:
         """Return the ticks of the sum of each tied parameter's gradients."""
         result = []
         for first_position, second_position, elements in self.costs.list_tied_shares(plan):
-            kind, size = (
-                tied_kind(first_position, second_position),
-                float(elements * self.costs.problem.training.gradient_bytes),
-            )
+            kind = tied_kind(first_position, second_position)
+            size = float(elements * self.costs.problem.training.gradient_bytes)
             groups = machine.list_distinct_groups(kind, Collective.ALL_REDUCE)[first_position]
             result.append(machine.least_ticks(kind, groups, Collective.ALL_REDUCE, size))
         return result
+
+    def ticks(self, plans: Sequence[Plan]) -> IntArray:
+        """Return the ticks of one step of every plan."""
+        result = np.empty(len(plans), np.int64)
+        batches: dict[tuple[object, ...], list[tuple[int, Plan, Machine]]] = {}
+        for index, plan in enumerate(plans):
+            machine = self.costs.machine(plan)
+            is_walked = machine.is_uniform and plan.schedule in WALKED_SCHEDULES
+            if is_walked and not plan.offload and not _waits_for_groups(plan):
+                key = (plan.schedule, plan.num_microbatches, plan.chunks, self.costs.stage_kinds(plan))
+                batches.setdefault(key, []).append((index, plan, machine))
+            else:
+                result[index] = step_ticks(lower(self.costs.problem, plan, costs=self.costs), "longest_path")
+        for batch in batches.values():
+            result[[index for index, _, _ in batch]] = self._walk_batch([row[1:] for row in batch])
+        return result
+
+    def _walk_batch(self, batch: Sequence[tuple[Plan, Machine]]) -> IntArray:
+        """Return the ticks of plans of one schedule on equally divided stages."""
+        # Passes and endings have keys of their own, so that plans may share either.
+        lanes, endings = dict[tuple[object, ...], int](), dict[tuple[object, ...], int]()
+        lane_rows, ending_rows, plan_rows = list[list[IntArray]](), list[Endings](), list[tuple[int, int]]()
+        blocks = self.costs.blocks
+        for plan, machine in batch:
+            lane = lanes.setdefault((machine, blocks.cost_key(plan), plan.slices_boundaries), len(lanes))
+            if lane == len(lane_rows):
+                row_builders = (self.pass_row, self.send_row, self.bucket_row)
+                lane_rows.append([build_row(plan, machine) for build_row in row_builders])
+            ending_key = (machine, blocks.cut_key(plan), plan.zero, plan.overlap_gradients)
+            ending = endings.setdefault(ending_key, len(endings))
+            if ending == len(ending_rows):
+                ending_rows.append(self.ending_rows(plan, machine))
+            plan_rows.append((lane, ending))
+        plan = batch[0][0]
+        arrangement = arrange_schedule(plan.schedule, plan.pipeline, plan.num_microbatches, plan.chunks)
+        passes, sends, bucket_ticks = map(_pad_rows, zip(*lane_rows, strict=True))
+        ending_table = Endings(*map(_pad_rows, zip(*ending_rows, strict=True)))
+        steps = StepRows(*map(np.array, zip(*plan_rows, strict=True)))
+        # In floats, because integers would overflow unseen before the check.
+        work = (passes + sends).sum(axis=1, dtype=np.float64) * plan.num_microbatches
+        ending_work = sum(column.sum(axis=1, dtype=np.float64) for column in ending_table[1:])
+        if (work[steps.lane] + ending_work[steps.ending]).max() > MAX_TICKS:
+            raise ValueError(f"the work of a step takes at most {MAX_TICKS} ticks (13 days), met {work.max():.3g}")
+        pairs = np.array(self.costs.list_tied_shares(plan), dtype=np.int64).reshape(-1, 3)[:, :2]
+        pass_times = walk(arrangement, passes, sends)
+        return finish_steps(steps, pass_times, bucket_ticks, ending_table, arrangement.last_stages, pairs)
+
+
+def _waits_for_groups(plan: Plan) -> bool:
+    """Return whether passes wait for gathers and reductions, or gradients are summed in two steps."""
+    return plan.replica > 1 or (plan.zero >= 2 and plan.shards > 1)
+
+
+def _pad_rows(rows: Sequence[IntArray]) -> IntArray:
+    """Return rows as one table, shorter rows filled up with zeros."""
+    result = np.zeros((len(rows), max(map(len, rows))), np.int64)
+    for index, row in enumerate(rows):
+        result[index, : len(row)] = row
+    return result
 
 
 def _to_row(ticks: Sequence[int]) -> IntArray:
@@ -109,10 +172,6 @@ def _to_row(ticks: Sequence[int]) -> IntArray:
     if max(ticks, default=0) > MAX_TICKS:
         raise ValueError(f"the ticks of a task lie in 0..{MAX_TICKS} (13 days), met {max(ticks)}")
     return np.array(ticks, dtype=np.int64)
-
-
-WALKED_SCHEDULES = frozenset({"naive", "gpipe", "1f1b", "interleaved"})
-"""Schedules in which the last gradients of all stages are those of the last microbatch, and made by whole backwards."""
 
 
 def find_path_times(costs: StageCosts, plans: Sequence[Plan]) -> IntArray:
@@ -126,106 +185,3 @@ def find_path_times(costs: StageCosts, plans: Sequence[Plan]) -> IntArray:
         Where a schedule's orders cannot finish, or the work of a step exceeds 2**60 ticks.
     """
     return costs.get_shared(LongestPaths).ticks(plans)
-
-
-class LongestPaths:
-    """The longest paths of the plans of one problem; rows of ticks that plans share are cached."""
-
-    def __init__(self, costs: StageCosts) -> None:
-        self.costs, self.rows = costs, PathRows(costs)
-
-    def ticks(self, plans: Sequence[Plan]) -> IntArray:
-        """Return the ticks of one step of every plan."""
-        result = np.empty(len(plans), np.int64)
-        batches: dict[tuple[object, ...], _PlanBatch] = {}
-        for index, plan in enumerate(plans):
-            machine = self.costs.machine(plan)
-            if (
-                not machine.is_uniform
-                or plan.offload
-                or plan.schedule not in WALKED_SCHEDULES
-                or _waits_for_groups(plan)
-            ):
-                result[index] = self._lower_ticks(plan)
-                continue
-            key = (plan.schedule, plan.num_microbatches, plan.chunks, self.costs.stage_kinds(plan))
-            if key not in batches:
-                batches[key] = _PlanBatch(plan, self.rows)
-            batches[key].add_plan(index, plan, machine)
-        for batch in batches.values():
-            result[batch.indices] = batch.ticks()
-        return result
-
-    def _lower_ticks(self, plan: Plan) -> int:
-        """Return the ticks of the longest path of a plan's program."""
-        return step_ticks(lower(self.costs.problem, plan, costs=self.costs), "longest_path")
-
-
-class _PlanBatch:
-    """Plans of one schedule on equally divided stages."""
-
-    def __init__(self, first_plan: Plan, rows: PathRows) -> None:
-        self.first_plan, self.rows, self.costs = first_plan, rows, rows.costs
-        self.indices: list[int] = []
-        self._plan_lanes: list[int] = []
-        self._plan_endings: list[int] = []
-        self._lanes: dict[tuple[object, ...], int] = {}
-        self._endings: dict[tuple[object, ...], int] = {}
-        self._lane_rows: list[tuple[IntArray, IntArray, IntArray]] = []
-        self._ending_rows: list[Endings] = []
-
-    def add_plan(self, index: int, plan: Plan, machine: Machine) -> None:
-        """Add a plan, whose result goes to ``index``."""
-        self.indices.append(index)
-        # Passes and endings have keys of their own, so that plans may share either.
-        lane = (machine, self.costs.blocks.cost_key(plan), plan.slices_boundaries)
-        if lane not in self._lanes:
-            self._lanes[lane] = len(self._lanes)
-            rows = self.rows
-            self._lane_rows.append(
-                (rows.pass_row(plan, machine), rows.send_row(plan, machine), rows.bucket_row(plan, machine))
-            )
-        self._plan_lanes.append(self._lanes[lane])
-        ending = (machine, self.costs.blocks.cut_key(plan), plan.zero, plan.overlap_gradients)
-        if ending not in self._endings:
-            self._endings[ending] = len(self._endings)
-            self._ending_rows.append(self.rows.ending_rows(plan, machine))
-        self._plan_endings.append(self._endings[ending])
-
-    def ticks(self) -> IntArray:
-        """Return the ticks of all plans, in the order in which they were added."""
-        plan = self.first_plan
-        arrangement_columns = arrange_schedule(plan.schedule, plan.pipeline, plan.num_microbatches, plan.chunks)
-        passes, sends, bucket_ticks = map(_pad_rows, zip(*self._lane_rows, strict=True))
-        endings = Endings(*map(_pad_rows, zip(*self._ending_rows, strict=True)))
-        steps = StepRows(np.array(self._plan_lanes), np.array(self._plan_endings))
-        # In floats, because integers would overflow unseen before the check.
-        work = (passes + sends).sum(axis=1, dtype=np.float64) * plan.num_microbatches
-        ending_work = sum(column.sum(axis=1, dtype=np.float64) for column in endings[1:])
-        if (work[steps.lane] + ending_work[steps.ending]).max() > MAX_TICKS:
-            raise ValueError(f"the work of a step takes at most {MAX_TICKS} ticks (13 days), met {work.max():.3g}")
-        pairs = np.array(self.costs.list_tied_shares(plan), dtype=np.int64).reshape(-1, 3)[:, :2]
-        return finish_steps(
-            steps,
-            walk(arrangement_columns, passes, sends),
-            bucket_ticks,
-            endings,
-            arrangement_columns.last_stages,
-            pairs,
-        )
-
-
-def _waits_for_groups(plan: Plan) -> bool:
-    """Return whether passes wait for gathers and reductions, or gradients are summed in two steps."""
-    return plan.replica > 1 or (plan.zero >= 2 and plan.shards > 1)
-
-
-def _pad_rows(rows: Sequence[IntArray]) -> IntArray:
-    """Return rows as one table, shorter rows filled up with zeros."""
-    width = max(map(len, rows))
-    if all(len(row) == width for row in rows):
-        return np.array(rows)
-    result = np.zeros((len(rows), width), np.int64)
-    for index, row in enumerate(rows):
-        result[index, : len(row)] = row
-    return result

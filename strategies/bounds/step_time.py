@@ -56,10 +56,10 @@ def update_ticks(training: Training, plan: Plan, parameters: Parameters, rates: 
     for number in plan_update(training, plan, parameters, host_share).steps:
         kind = STEPS[number].kind
         seconds = update_bytes(training, plan, parameters, host_share, number) * rates.get(kind, 0.0)
-        is_unmodelled = kind == HOST and rates[HOST] == 0.0
-        chunk_ticks.append(
-            host_ticks(host_elements(plan, parameters, host_share)) if is_unmodelled else to_ticks(seconds)
-        )
+        if kind == HOST and rates[HOST] == 0.0:
+            chunk_ticks.append(host_ticks(host_elements(plan, parameters, host_share)))
+        else:
+            chunk_ticks.append(to_ticks(seconds))
     # a tick less a chunk: rates are rounded where they are simulated
     return max(sum(chunk_ticks) + (UPDATE_CHUNKS - 1) * max(chunk_ticks) - len(STEPS) * UPDATE_CHUNKS, 0)
 
@@ -107,16 +107,12 @@ class StepBounds:
             drains = adjoins and not plan.splits_backward
             tail = max(tails[position], drain + tails[0]) if drains else tails[position]
             gather_bound = plan.num_microbatches * work - loads.first_gathers[position]
-            reduction_bound = (
-                plan.num_microbatches * loads.bare_work[position] + (plan.num_microbatches - 1) * waits[position]
-            )
+            reduction_bound = plan.num_microbatches * loads.bare_work[position]
+            reduction_bound += (plan.num_microbatches - 1) * waits[position]
             best = max(best, fill + max(gather_bound, reduction_bound) + tail)  # a pass gathers while it waits
         if plan.schedule == "naive" and sends is not None:  # one microbatch after another, there and back
-            forward_trip, backward_trip = (
-                sum(loads.forward) + sum(sends.forward),
-                sum(loads.backward) + sum(sends.backward),
-            )
-            best = max(best, plan.num_microbatches * (forward_trip + backward_trip) + tails[0])
+            round_trip = sum(map(sum, (loads.forward, sends.forward, loads.backward, sends.backward)))
+            best = max(best, plan.num_microbatches * round_trip + tails[0])
         return max(best, self._bound_reductions(plan, machine)) if plan.zero >= 2 else best
 
     def _bound_unflushed(self, plan: Plan, machine: Machine) -> int:
@@ -126,13 +122,10 @@ class StepBounds:
             (0,) * plan.pipeline if any(plan.offload.optimizer) else optimizer
         )  # the rest runs beneath passes
         is_late, tails = schedule_updates(self.costs, plan).is_late, self.tails(plan, machine)
-        update_tails = [
-            device_updates[position] if is_late[position] else tails[position] for position in range(plan.pipeline)
-        ]
-        work = self._find_loads(plan, machine).work
+        columns = zip(self._find_loads(plan, machine).work, is_late, device_updates, tails, strict=True)
         return max(
-            plan.num_microbatches * work[position] + plan.updates * update_tails[position]
-            for position in range(plan.pipeline)
+            plan.num_microbatches * work + plan.updates * (device_update if late else tail)
+            for work, late, device_update, tail in columns
         )
 
     def _find_loads(self, plan: Plan, machine: Machine) -> _PositionLoads:
@@ -213,11 +206,12 @@ class StepBounds:
         stage_waits = [sum(row[-1:] if overlaps_backward else row) for row in bucket_reductions]
         return [sum(stage_waits[stage] for stage in plan.stages_at(position)) for position in range(plan.pipeline)]
 
-    def offload_tails(self, plan: Plan, machine: Machine, offload: Offloading) -> list[int]:
+    def tails(self, plan: Plan, machine: Machine, offload: Offloading | None = None) -> list[int]:
         """Return the ticks after each rank's last backward: last sums, the norm, the update, and the gather of ZeRO.
 
         ``offload`` is what hosts keep, instead of what the plan offloads.
         """
+        offload = plan.offload if offload is None else offload
         bucket_reductions, late_reductions, replicated_sums, step_ticks, gather, squares, norm = (
             self.durations.ending_ticks(plan, machine)
         )
@@ -233,10 +227,6 @@ class StepBounds:
             sum(parts) + sum(norm)
             for parts in zip(last_reductions, replicated_sums, squares, step_ticks, gather, strict=True)
         ]
-
-    def tails(self, plan: Plan, machine: Machine) -> list[int]:
-        """Return the ticks after each rank's last backward under the plan's own offload."""
-        return self.offload_tails(plan, machine, plan.offload)
 
     def _list_host_updates(self, plan: Plan, offload: Offloading) -> tuple[int, ...]:
         """Return the ticks of each position's update where hosts have optimizer states."""
@@ -263,12 +253,8 @@ def _select_last(plan: Plan, bucket_reductions: tuple[tuple[int, ...], ...]) -> 
     """
     if not isinstance(plan.rule, WrittenRule):
         return bucket_reductions
-    position_stages = [plan.stages_at(position) for position in range(plan.pipeline)]
-    candidates = (
-        [bucket_reductions[stage] for stage in (stages if plan.splits_backward else stages[:1])]
-        for stages in position_stages
-    )
-    return tuple(min(rows, key=lambda row: row[-1:]) for rows in candidates)
+    tables = ([bucket_reductions[stage] for stage in plan.stages_at(position)] for position in range(plan.pipeline))
+    return tuple(min(rows if plan.splits_backward else rows[:1], key=lambda row: row[-1:]) for rows in tables)
 
 
 def _regathers(plan: Plan) -> bool:

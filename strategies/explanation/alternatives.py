@@ -10,6 +10,7 @@ Ben-Tal, El Ghaoui and Nemirovski, "Robust optimization", 2009, section 2.1: con
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 
 from meshwise.strategies.evaluation import Trial
@@ -46,30 +47,20 @@ def find_runner_up(ranking: Ranking, best: Trial, layout: Layout) -> Alternative
     second_trial = ranking.find_fastest(lambda candidate: candidate.fits and candidate.layout != layout)
     if second_trial is None:
         return None
-    second_layout = next(
-        candidate.layout
-        for candidate in ranking.candidates
-        if ranking.complete_candidate(candidate) == second_trial.plan
-    )
-    return Alternative(
-        ", ".join(list_differences(layout, second_layout)), second_trial, _find_margin(best, second_trial)
-    )
+    topics = list_differences(layout, ranking.find_layout(second_trial.plan))
+    return Alternative(", ".join(topics), second_trial, _find_margin(best, second_trial))
 
 
 def list_alternatives(ranking: Ranking, best: Trial, layout: Layout) -> Iterator[Alternative]:
     """Yield for every topic the fastest plan that fits and decides it otherwise, if the ranking has one."""
     for topic, names in TOPICS.items():
-        own_values = _read_values(layout, names)
-
-        # defaults bind this topic's values: a closure would see those of a later turn
-        def decides_otherwise(
-            candidate: Candidate, names: tuple[str, ...] = names, own_values: tuple[object, ...] = own_values
-        ) -> bool:
-            return fits(candidate) and _read_values(candidate.layout, names) != own_values
-
-        trial = ranking.find_fastest(decides_otherwise)
+        trial = ranking.find_fastest(partial(_decides_otherwise, names, _read_values(layout, names)))
         if trial is not None:
             yield Alternative(topic, trial, _find_margin(best, trial))
+
+
+def _decides_otherwise(names: tuple[str, ...], own_values: tuple[object, ...], candidate: Candidate) -> bool:
+    return candidate.fits and _read_values(candidate.layout, names) != own_values
 
 
 def list_differences(layout: Layout, other_layout: Layout) -> tuple[str, ...]:
@@ -78,9 +69,10 @@ def list_differences(layout: Layout, other_layout: Layout) -> tuple[str, ...]:
     >>> list_differences(Layout(data=2), Layout(tensor=2, microbatch=2))
     ('mesh degrees', 'microbatch')
     """
-    return tuple(
-        name for name, fields in TOPICS.items() if _read_values(layout, fields) != _read_values(other_layout, fields)
+    pairs = (
+        (name, _read_values(layout, fields), _read_values(other_layout, fields)) for name, fields in TOPICS.items()
     )
+    return tuple(name for name, values, other_values in pairs if values != other_values)
 
 
 def _read_values(layout: Layout, names: tuple[str, ...]) -> tuple[object, ...]:
@@ -100,15 +92,7 @@ FRONT_MEMORY_FACTOR = 0.98
 
 @dataclass(frozen=True, slots=True)
 class Tradeoff:
-    """A plan of a Pareto front.
-
-    Parameters
-    ----------
-    fits
-        Whether the plan fits in the memory of the devices.
-    cost
-        Device-hours per million tokens.
-    """
+    """A plan of a Pareto front, whether it fits in memory, and its cost in device-hours per million tokens."""
 
     trial: Trial
     devices: int
@@ -121,12 +105,8 @@ def memory_front(plan_ranking: Ranking, best: Trial) -> Iterator[Tradeoff]:
 
     Of plans that need about the same memory only the fastest is yielded; the front ends at `FRONT_TIME_FACTOR`.
     """
-    max_memory = float("inf")
-    while (
-        trial := plan_ranking.find_fastest(
-            _allow_memory(max_memory), time_limit=FRONT_TIME_FACTOR * best.evaluation.step_time
-        )
-    ) is not None:
+    max_memory, time_limit = inf, FRONT_TIME_FACTOR * best.evaluation.step_time
+    while (trial := plan_ranking.find_fastest(_allow_memory(max_memory), time_limit)) is not None:
         yield _build_tradeoff(plan_ranking.problem, trial)
         max_memory = trial.evaluation.peak_memory * FRONT_MEMORY_FACTOR
 
@@ -150,24 +130,17 @@ def device_front(
         if nodes % count:
             continue
         smaller_problem = replace(problem, cluster=problem.cluster.with_size(count))
-        plan_ranking = ranking(smaller_problem, _open_degrees(space), seconds=seconds)
+        # fewer devices have other degrees of data and pipeline
+        plan_ranking = ranking(smaller_problem, space.with_limits(data=None, pipeline=None), seconds=seconds)
         trial = plan_ranking.find_fastest(fits)
-        yield (
-            smaller_problem.cluster.num_devices,
-            _build_tradeoff(smaller_problem, trial) if trial else None,
-            plan_ranking.ranked_plans,
-        )
+        tradeoff = _build_tradeoff(smaller_problem, trial) if trial else None
+        yield smaller_problem.cluster.num_devices, tradeoff, plan_ranking.ranked_plans
         if trial is None:
             return
 
 
 def _allow_memory(memory: float) -> CandidateFilter:
     return lambda candidate: candidate.peak <= memory
-
-
-def _open_degrees(space: Space) -> Space:
-    """Return the space without limits on data and pipeline, because fewer devices have other degrees."""
-    return space.with_limits(data=None, pipeline=None)
 
 
 def _build_tradeoff(problem: Problem, trial: Trial) -> Tradeoff:

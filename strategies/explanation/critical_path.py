@@ -52,12 +52,8 @@ class PathSegment(NamedTuple):
 class CriticalPath:
     """The critical path of ``steps`` steps.
 
-    Parameters
-    ----------
-    segments
-        In order of time; a task that runs several kinds of work has one segment for each.
-    position
-        The pipeline position at which the path is longest: the one that holds up the step.
+    ``segments`` are in order of time; a task that runs several kinds of work has one for each. ``position`` is the
+    pipeline position at which the path is longest: the one that holds up the step.
     """
 
     segments: tuple[PathSegment, ...]
@@ -119,14 +115,12 @@ def critical_path(program: Program, engine: str = "discrete_event") -> CriticalP
     graph, step_window = compile_program(program), find_window(program, ends)
     is_inside = ends <= step_window.end
     last_task = int(np.flatnonzero(is_inside)[np.argmax(ends[is_inside])])
-    positions = {
-        stages: position
-        for position, stages in enumerate(sorted({rank_class.stages for rank_class in program.rank_classes}))
-    }
+    all_stages = sorted({rank_class.stages for rank_class in program.rank_classes})
+    positions = {stages: position for position, stages in enumerate(all_stages)}
     task_positions = _find_common_values(program, [positions[rank_class.stages] for rank_class in program.rank_classes])
     task_classes = _find_common_values(program, range(len(program.rank_classes)))
     segments: list[PathSegment] = []
-    pieces = [_list_piece_ticks(work) for work in program.work]
+    pieces = [_trace_pieces(work, [piece.start for piece in work.pieces], work.duration)[0] for work in program.work]
     path = _trace_back(program, graph, starts, ends, last_task)
     for task, previous_task in zip(path, [*path[1:], -1], strict=True):
         begin, end = max(int(starts[task]), step_window.begin), int(ends[task])
@@ -136,12 +130,13 @@ def critical_path(program: Program, engine: str = "discrete_event") -> CriticalP
         task_work = program.work[work_index]
         follows_launch = previous_task >= 0 and program.work[program.work_of[previous_task]].kind is TaskKind.LAUNCH
         # a kernel that starts when its host has launched it: the path goes through the launches of the chain
-        work_kinds = (
-            _list_launched_ticks(task_work)
-            if follows_launch and task_work.kind is not TaskKind.LAUNCH
-            else pieces[work_index]
-        )
-        spent_ticks = _take_late_part(_list_spent_ticks(task_work, work_kinds, solo_ticks, task_ticks), end - begin)
+        is_launched = follows_launch and task_work.kind is not TaskKind.LAUNCH
+        spent_ticks = [
+            *(_list_launched_ticks(task_work) if is_launched else pieces[work_index]),
+            (str(task_work.kind), solo_ticks - task_work.duration),
+            (LINK_SHARING, task_ticks - solo_ticks),
+        ]
+        spent_ticks = _take_late_part(spent_ticks, end - begin)
         place = task_positions[task], task_classes[task], task_work.stage, int(program.microbatch_of[task])
         # the path is walked from its end, and so is every task
         segments += [PathSegment(kind, *place, ticks) for kind, ticks in reversed(spent_ticks) if ticks]
@@ -190,18 +185,6 @@ def _find_common_values(program: Program, class_values: Sequence[int]) -> list[i
     return common_values
 
 
-def _list_spent_ticks(
-    work: Work, pieces: list[tuple[str, int]], solo_ticks: int, task_ticks: int
-) -> list[tuple[str, int]]:
-    """Return the kinds and ticks of a task in order; ``solo_ticks`` are its ticks without contention."""
-    return [*pieces, (str(work.kind), solo_ticks - work.duration), (LINK_SHARING, task_ticks - solo_ticks)]
-
-
-def _list_piece_ticks(work: Work) -> list[tuple[str, int]]:
-    """Return the kinds and ticks of work on the path through a task, in order."""
-    return _trace_pieces(work, [piece.start for piece in work.pieces], work.duration)[0]
-
-
 def _list_launched_ticks(work: Work) -> list[tuple[str, int]]:
     """Return the kinds and ticks of a chain of kernels whose end is set by the launch of one of them on the host."""
     starts = launch_times(work.pieces)
@@ -217,11 +200,10 @@ def _trace_pieces(work: Work, starts: Sequence[int], end: int) -> tuple[list[tup
     computes, as between tasks.
     """
     kind_ticks: list[tuple[str, int]] = []
-    pieces = [
-        (start, start + piece.end - piece.start, piece.kind) for start, piece in zip(starts, work.pieces, strict=True)
-    ]
-    while ended_pieces := [ended_piece for ended_piece in pieces if ended_piece[0] < end == ended_piece[1]]:
-        start, _, kind = next((ended_piece for ended_piece in ended_pieces if ended_piece[2].computes), ended_pieces[0])
+    rows = zip(starts, work.pieces, strict=True)
+    pieces = [(start, start + piece.end - piece.start, piece.kind) for start, piece in rows]
+    while ended_pieces := [piece for piece in pieces if piece[0] < end == piece[1]]:
+        start, _, kind = next((piece for piece in ended_pieces if piece[2].computes), ended_pieces[0])
         kind_ticks.append((str(kind), end - start))
         end = start
     return kind_ticks[::-1], end
@@ -263,9 +245,8 @@ def device_time(timeline: Timeline) -> dict[str, float]:
     earlier_busy, kinds = 0.0, list[TaskKind]()
     for kind in _ORDER:
         kinds.append(kind)
-        busy = sum(
-            count * timeline.busy_time(class_index, kinds) for class_index, count in enumerate(class_sizes)
-        ) / max(rank_steps, 1)
+        class_times = (count * timeline.busy_time(index, kinds) for index, count in enumerate(class_sizes))
+        busy = sum(class_times) / max(rank_steps, 1)
         if busy > earlier_busy:
             kind_seconds[str(kind)] = busy - earlier_busy
         earlier_busy = busy

@@ -11,7 +11,7 @@ References
    parallelism to choose.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshwise.simulator.program import TaskKind
@@ -29,18 +29,9 @@ MINDSPORE = "MindSpore documentation, Distributed parallelism strategies"
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """A guideline with the numbers of a problem.
+    """A guideline of the field about a kind of parallelism, and whether a plan follows it.
 
-    Parameters
-    ----------
-    about
-        The kind of parallelism.
-    guideline
-        The guideline of the field.
-    numbers
-        The numbers of this problem and plan, in words.
-    follows
-        Whether the plan follows the guideline.
+    ``numbers`` are those of the problem and plan, in words.
     """
 
     about: str
@@ -55,26 +46,17 @@ def recommendations(
 ) -> tuple[Recommendation, ...]:
     """Return the guidelines with the numbers of a problem, and whether a plan follows them.
 
-    Parameters
-    ----------
-    timeline
-        The plan's simulated step.
-    alternatives
-        By topic, the fastest plan that decides it otherwise.
+    ``timeline`` is the plan's simulated step; ``alternatives`` are by topic the fastest plan that decides it otherwise.
     """
-    return tuple(_list_recommendations(problem, plan, timeline, alternatives))
-
-
-def _list_recommendations(
-    problem: Problem, plan: Plan, timeline: Timeline, alternatives: Mapping[str, Alternative]
-) -> Iterator[Recommendation]:
-    yield _recommend_data(problem, plan)
-    yield _recommend_optimizer(problem, plan, alternatives)
-    yield _recommend_operator(problem, plan)
-    yield _recommend_pipeline(problem, plan, timeline, alternatives)
-    yield _recommend_microbatch(plan, alternatives)
-    yield _recommend_overlap(plan, timeline)
-    yield _recommend_recompute(problem, plan, timeline, alternatives)
+    return (
+        _recommend_data(problem, plan),
+        _recommend_optimizer(problem, plan, alternatives),
+        _recommend_operator(problem, plan),
+        _recommend_pipeline(problem, plan, timeline, alternatives),
+        _recommend_microbatch(plan, alternatives),
+        _recommend_overlap(timeline),
+        _recommend_recompute(problem, plan, timeline, alternatives),
+    )
 
 
 def count_state_bytes(problem: Problem) -> float:
@@ -101,11 +83,8 @@ def _recommend_data(problem: Problem, plan: Plan) -> Recommendation:
     rank_bytes = count_sharded_bytes(problem, plan.zero, plan.shards) if is_data_alone else replica_bytes
     fits_device = rank_bytes <= usable_bytes
     verb = "are at most" if fits_device else "exceed"
-    share_text = (
-        f" ({format_size(rank_bytes)} of them on a data rank, by ZeRO-{plan.zero})"
-        if rank_bytes < replica_bytes
-        else ""
-    )
+    own_text = f" ({format_size(rank_bytes)} of them on a data rank, by ZeRO-{plan.zero})"
+    share_text = own_text if rank_bytes < replica_bytes else ""
     return Recommendation(
         "data",
         "data parallelism alone where a replica fits in one device, whole or as ZeRO shares it",
@@ -192,10 +171,9 @@ def _recommend_microbatch(plan: Plan, alternatives: Mapping[str, Alternative]) -
     )
 
 
-def _recommend_overlap(plan: Plan, timeline: Timeline) -> Recommendation:
+def _recommend_overlap(timeline: Timeline) -> Recommendation:
     kind = TaskKind.DATA_COMMUNICATION
-    classes = range(len(timeline.rank_classes))
-    busy_time = max((timeline.busy_time(class_index, [kind]) for class_index in classes), default=0.0) / timeline.steps
+    busy_time = _find_busy_time(timeline, kind)
     exposed_time = timeline.exposed_communication().get(kind, 0.0)
     return Recommendation(
         "data",
@@ -211,19 +189,22 @@ def _recommend_recompute(
     problem: Problem, plan: Plan, timeline: Timeline, alternatives: Mapping[str, Alternative]
 ) -> Recommendation:
     usable_bytes = problem.usable_memory(problem.cluster.accelerator)
-    kinds = [TaskKind.RECOMPUTE]
-    busy_time = max(
-        (timeline.busy_time(class_index, kinds) for class_index in range(len(timeline.rank_classes))), default=0.0
-    )
+    busy_time = _find_busy_time(timeline, TaskKind.RECOMPUTE)
     return Recommendation(
         "recompute",
         "recompute no more than memory asks for: selective recomputation costs little, full about a forward pass",
-        f"recompute ({plan.recompute}) takes {format_time(busy_time / timeline.steps)} of a step; "
+        f"recompute ({plan.recompute}) takes {format_time(busy_time)} of a step; "
         f"the fullest device holds {format_size(timeline.peak_memory)} of {format_size(usable_bytes)} usable"
         + _describe_alternative(alternatives, "recompute"),
         str(plan.recompute) != "full" or "recompute" not in alternatives or alternatives["recompute"].margin >= 0,
         f"{KORTHIKANTI}, section 5",
     )
+
+
+def _find_busy_time(timeline: Timeline, kind: TaskKind) -> float:
+    """Return the most seconds of a step that any rank spends on a kind of work."""
+    classes = range(len(timeline.rank_classes))
+    return max((timeline.busy_time(class_index, [kind]) for class_index in classes), default=0.0) / timeline.steps
 
 
 def _describe_alternative(alternatives: Mapping[str, Alternative], decision: str) -> str:

@@ -40,21 +40,17 @@ class Holding(NamedTuple):
     optimizer: Part
 
 
+NO_HOLDING = Holding(-1, (0.0, 0.0), (0.0, 0.0))
+
+
 @dataclass(frozen=True, slots=True)
 class Migration:
     """The cost of changing to another plan.
 
-    Parameters
-    ----------
-    received_bytes
-        Bytes that all devices together receive.
-    max_received
-        The most bytes that one device receives.
-    lost_bytes
-        Bytes that no device holds any more, so that they come from a checkpoint; a part of ``received_bytes``.
-    seconds
-        Time in which the busiest node receives its bytes over its NICs; with one node, the busiest device over its
-        link.
+    ``received_bytes`` are those that all devices together receive, ``max_received`` the most of one device.
+    ``lost_bytes`` are a part of them that no device holds any more, so that they come from a checkpoint. ``seconds`` is
+    the time in which the busiest node receives its bytes over its NICs; with one node, the busiest device over its
+    link.
     """
 
     received_bytes: float
@@ -74,46 +70,35 @@ def list_holdings(plan: Plan) -> list[Holding]:
     for rank in range(mesh.num_ranks):
         tensor_part = _split_part((0.0, 1.0), tensor_ranks[rank], num_parts)
         data_part = _split_part(tensor_part, shares[rank], plan.shards)
-        result.append(
-            Holding(
-                positions[rank], data_part if plan.zero >= 3 else tensor_part, data_part if plan.zero else tensor_part
-            )
-        )
+        parameters, optimizer = (data_part if plan.zero >= stage else tensor_part for stage in (3, 1))
+        result.append(Holding(positions[rank], parameters, optimizer))
     return result
 
 
 def find_migration(
     problem: Problem, old_plan: Plan, new_plan: Plan, kept_ranks: Sequence[int], cluster: Cluster
 ) -> Migration:
-    """Return the cost of changing from ``old_plan`` to ``new_plan``.
+    """Return the cost of changing from ``old_plan`` to ``new_plan``, whose machine is ``cluster``.
 
-    Parameters
-    ----------
-    kept_ranks
-        For every rank of ``new_plan`` the rank of ``old_plan`` on the same device; -1 for a new device. Behind them
-        come the old ranks of devices that stay but have no new rank.
-    cluster
-        The machine of ``new_plan``.
+    ``kept_ranks`` has for every rank of ``new_plan`` the rank of ``old_plan`` on the same device; -1 for a new device.
+    Behind them come the old ranks of devices that stay but have no new rank.
     """
     shared_elements = _count_shared_elements(problem, old_plan, new_plan)
     training = problem.training
+    widths = (training.parameter_bytes, training.optimizer_bytes)
     old_holdings, new_holdings = list_holdings(old_plan), list_holdings(new_plan)
     received_bytes = []
     for rank, holding in enumerate(new_holdings):
-        old_holding = old_holdings[kept_ranks[rank]] if kept_ranks[rank] >= 0 else None
+        old_holding = old_holdings[kept_ranks[rank]] if kept_ranks[rank] >= 0 else NO_HOLDING
         size = 0.0
         for position, elements in shared_elements[holding.position].items():
-            is_same = old_holding is not None and old_holding.position == position
-            for part, width, old_part in (
-                (holding.parameters, training.parameter_bytes, old_holding.parameters if old_holding else (0.0, 0.0)),
-                (holding.optimizer, training.optimizer_bytes, old_holding.optimizer if old_holding else (0.0, 0.0)),
-            ):
+            is_same = old_holding.position == position
+            for part, width, old_part in zip(holding[1:], widths, old_holding[1:], strict=True):
                 size += elements * width * (part[1] - part[0] - (_find_overlap(part, old_part) if is_same else 0.0))
         received_bytes.append(size)
+    max_received, seconds = max(received_bytes, default=0.0), _find_seconds(cluster, received_bytes)
     lost_bytes = _count_lost_bytes(problem, old_plan, old_holdings, kept_ranks)
-    return Migration(
-        sum(received_bytes), max(received_bytes, default=0.0), lost_bytes, _find_seconds(cluster, received_bytes)
-    )
+    return Migration(sum(received_bytes), max_received, lost_bytes, seconds)
 
 
 def _split_part(part: Part, index: int, count: int) -> Part:
@@ -125,18 +110,19 @@ def _find_overlap(part: Part, other_part: Part) -> float:
     return max(0.0, min(part[1], other_part[1]) - max(part[0], other_part[0]))
 
 
+def _find_block_positions(plan: Plan) -> dict[str, int]:
+    """Return the pipeline position of every block of a plan."""
+    stages = zip(plan.positions, plan.stages, strict=True)
+    return {name: position for position, stage in stages for name in stage.blocks}
+
+
 def _count_shared_elements(problem: Problem, old_plan: Plan, new_plan: Plan) -> list[dict[int, float]]:
     """Return for every new pipeline position the number of parameters that it shares with each old position."""
     elements = {name: block.num_parameters for name, block in problem.graph.occurrences}
-    old_positions = {
-        name: stage_position
-        for stage_position, stage in zip(old_plan.positions, old_plan.stages, strict=True)
-        for name in stage.blocks
-    }
+    old_positions = _find_block_positions(old_plan)
     counters: list[Counter[int]] = [Counter() for _ in range(new_plan.pipeline)]
-    for stage_position, stage in zip(new_plan.positions, new_plan.stages, strict=True):
-        for name in stage.blocks:
-            counters[stage_position][old_positions[name]] += elements[name]
+    for name, position in _find_block_positions(new_plan).items():
+        counters[position][old_positions[name]] += elements[name]
     return [{position: float(count) for position, count in counter.items()} for counter in counters]
 
 
@@ -146,22 +132,15 @@ def _count_lost_bytes(
     """Return the bytes of states that none of the kept ranks holds."""
     elements = {name: block.num_parameters for name, block in problem.graph.occurrences}
     position_elements: Counter[int] = Counter()
-    for stage_position, stage in zip(old_plan.positions, old_plan.stages, strict=True):
-        position_elements[stage_position] += sum(elements[name] for name in stage.blocks)
+    for name, position in _find_block_positions(old_plan).items():
+        position_elements[position] += elements[name]
     kept_holdings = [old_holdings[rank] for rank in kept_ranks if rank >= 0]
     lost_bytes, training = 0.0, problem.training
     for position, count in position_elements.items():
-        position_holdings = [holding for holding in kept_holdings if holding.position == position]
-        lost_bytes += (
-            count
-            * training.parameter_bytes
-            * (1 - _measure_union([holding.parameters for holding in position_holdings]))
-        )
-        lost_bytes += (
-            count
-            * training.optimizer_bytes
-            * (1 - _measure_union([holding.optimizer for holding in position_holdings]))
-        )
+        holdings = [holding for holding in kept_holdings if holding.position == position]
+        parameters, optimizer = [row.parameters for row in holdings], [row.optimizer for row in holdings]
+        lost_bytes += count * training.parameter_bytes * (1 - _measure_union(parameters))
+        lost_bytes += count * training.optimizer_bytes * (1 - _measure_union(optimizer))
     return lost_bytes
 
 
@@ -183,9 +162,8 @@ def _find_seconds(cluster: Cluster, received_bytes: list[float]) -> float:
     if cluster.num_nodes == 1:
         return max(received_bytes, default=0.0) / cluster.first_node.network.link.bandwidth
     node_bytes = np.bincount(cluster.device_nodes[: len(received_bytes)], received_bytes, cluster.num_nodes)
-    node_bandwidths = [
-        cluster.nodes[kind][0].nics * cluster.nodes[kind][0].nic.bandwidth for kind in cluster.node_kinds.tolist()
-    ]
+    nodes = [cluster.nodes[kind][0] for kind in cluster.node_kinds.tolist()]
+    node_bandwidths = [node.nics * node.nic.bandwidth for node in nodes]
     return float((node_bytes / np.array(node_bandwidths)).max())
 
 
@@ -275,28 +253,20 @@ def replan(
             best_trial, best_problem = trial, smaller_problem
     else:  # no smaller number of devices is left
         is_proven = True
-    change = _build_change(problem, best_problem, plan, best_trial, devices - num_lost) if best_trial else None
-    fewest_moves = _find_fewest_moves(smaller_problems, problem, plan, layout, devices - num_lost)
-    return Replan(
-        num_lost,
-        devices - num_lost,
-        change,
-        fewest_moves,
-        _find_break_even(change, fewest_moves),
-        tuple(sizes),
-        is_proven,
-        is_complete,
-    )
+    num_left = devices - num_lost
+    change = _build_change(problem, best_problem, plan, best_trial, num_left) if best_trial else None
+    fewest_moves = _find_fewest_moves(smaller_problems, problem, plan, layout, num_left)
+    break_even = _find_break_even(change, fewest_moves)
+    return Replan(num_lost, num_left, change, fewest_moves, break_even, tuple(sizes), is_proven, is_complete)
 
 
 def _list_smaller(problem: Problem, num_left: int) -> Iterator[Problem]:
     """Yield the problem on fewer and fewer devices: on whole nodes, or on parts of a single node."""
     cluster = problem.cluster
-    if cluster.num_nodes == 1:
-        yield from (replace(problem, cluster=cluster.with_size(1, count)) for count in range(num_left, 0, -1))
-    else:
-        nodes = num_left // cluster.first_node.devices
-        yield from (replace(problem, cluster=cluster.with_size(count)) for count in range(nodes, 0, -1))
+    is_single = cluster.num_nodes == 1
+    largest = num_left if is_single else num_left // cluster.first_node.devices
+    for count in range(largest, 0, -1):
+        yield replace(problem, cluster=cluster.with_size(1, count) if is_single else cluster.with_size(count))
 
 
 def _find_least_time(problem: Problem) -> float:
@@ -309,10 +279,9 @@ def _find_least_time(problem: Problem) -> float:
 
 
 def _build_change(problem: Problem, new_problem: Problem, old_plan: Plan, trial: Trial, num_left: int) -> Change:
-    num_ranks = trial.plan.mesh.num_ranks
     kept_ranks = range(num_left)  # ranks lie on devices in order, and the last devices are lost
     cost = find_migration(problem, old_plan, trial.plan, kept_ranks, new_problem.cluster)
-    return Change(trial, num_ranks, cost)
+    return Change(trial, trial.plan.mesh.num_ranks, cost)
 
 
 def _find_fewest_moves(

@@ -59,15 +59,7 @@ _INHERITED, _CLOSED_FORM, _LONGEST_PATH, _SIMULATED = range(4)
 class Candidate:
     """A layout with its peak memory and whether it fits, which are computed when they are first asked for.
 
-    Parameters
-    ----------
-    look
-        Called before they are computed.
-
-    Attributes
-    ----------
-    needs_simulation
-        Whether only a simulation tells the memory of the plan.
+    ``look`` is called before that. ``needs_simulation`` says whether only a simulation tells the memory of the plan.
     """
 
     __slots__ = ("_costs", "_look", "_memory", "layout", "needs_simulation")
@@ -126,14 +118,9 @@ class RankedPlans:
 
 
 class Ranking:
-    """Candidates of one problem by step time.
+    """Candidates of one problem by step time, with lower bounds of their step times in seconds.
 
-    Parameters
-    ----------
-    lower_bounds
-        Lower bounds of the candidates' step times, in seconds.
-    seconds
-        Returns the number of seconds left.
+    ``seconds`` returns the number of seconds left.
 
     Raises
     ------
@@ -179,12 +166,11 @@ class Ranking:
 
         Where only a simulation tells a candidate's memory, whether it is allowed is asked last, for it takes longest.
         """
-        indices = (
-            index
+        queue = [
+            (self.bounds[index], index)
             for index, candidate in enumerate(self.candidates)
             if candidate.needs_simulation or is_allowed(candidate)
-        )
-        queue = [(self.bounds[index], index) for index in indices]
+        ]
         heapify(queue)
         while queue and queue[0][0] < time_limit:
             self.check_time()
@@ -218,6 +204,10 @@ class Ranking:
         """Return the complete plan of a candidate."""
         return complete(self.problem, candidate.layout)
 
+    def find_layout(self, plan: Plan) -> Layout:
+        """Return the layout of the first candidate whose complete plan is ``plan``."""
+        return next(row.layout for row in self.candidates if self.complete_candidate(row) == plan)
+
     def with_cluster(self, cluster: Cluster, factor: float) -> "Ranking":
         """Return a ranking of the same candidates on a machine with one part ``factor`` times as fast."""
         lower_bounds = [bound / max(factor, 1.0) * _ROUNDING for bound in self._paths]
@@ -242,18 +232,14 @@ class Ranking:
 
     def _build_trial(self, index: int) -> Trial:
         candidate = self.candidates[index]
-        return Trial(
-            self.complete_candidate(candidate), Evaluation(self.bounds[index], candidate.peak, candidate.fits), 0.0
-        )
+        evaluation = Evaluation(self.bounds[index], candidate.peak, candidate.fits)
+        return Trial(self.complete_candidate(candidate), evaluation, 0.0)
 
 
 class SpaceRanking(Ranking):
     """Candidates of a space: all its layouts where they are few, otherwise known ones and their neighbours.
 
-    Parameters
-    ----------
-    on_seen
-        Called with the number of layouts looked at so far.
+    ``on_seen`` is called with the number of layouts looked at so far.
     """
 
     def __init__(
@@ -300,17 +286,15 @@ class SpaceRanking(Ranking):
 
         The best candidate is the fastest that fits, or where none fits the one with the least peak memory.
         """
-        best_candidate = self.find_fastest_candidate(fits) or self.find_least_memory()
-        while best_candidate is not None and self.add_neighbours(best_candidate.layout):
-            best_candidate = self.find_fastest_candidate(fits) or self.find_least_memory()
+        while (best_candidate := self.find_fastest_candidate(fits) or self.find_least_memory()) is not None:
+            if not self.add_neighbours(best_candidate.layout):
+                return
 
     def _is_accepted(self, layout: Layout) -> bool:
         accepts = self.space.accepts
-        return (
-            self.is_complete
-            or accepts is None
-            or not accepts.list_refusals(self.problem, complete(self.problem, layout))
-        )
+        if self.is_complete or accepts is None:
+            return True
+        return not accepts.list_refusals(self.problem, complete(self.problem, layout))
 
 
 def ranking(
@@ -323,12 +307,8 @@ def ranking(
 ) -> SpaceRanking:
     """Return the ranking of a space: of all its layouts up to `MOST_RANKED`, otherwise of layouts near known ones.
 
-    Parameters
-    ----------
-    nearby_layouts
-        Layouts that are added to the known ones of a larger space, if they keep its limits, with their neighbours.
-    seconds
-        Returns the number of seconds left.
+    ``nearby_layouts`` are added to the known ones of a larger space, if they keep its limits, with their neighbours.
+    ``seconds`` returns the number of seconds left.
 
     Raises
     ------

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import combinations
+from itertools import combinations, product
 from math import ceil
+from typing import NamedTuple
 
 from meshwise.simulator.engine import simulate
 from meshwise.simulator.units import format_size
@@ -13,7 +14,7 @@ from meshwise.strategies.explanation.machine_parts import with_host_memory, with
 from meshwise.strategies.explanation.ranking import Ranking, fits, unlimited_seconds
 from meshwise.strategies.lowering import lower
 from meshwise.strategies.plan.completion import complete
-from meshwise.strategies.plan.layout import Layout, Violation
+from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.mesh import divisors
 from meshwise.strategies.plan.offloading import OFFLOADS, Offloading, StepPlace
 from meshwise.strategies.plan.plan import Plan
@@ -38,29 +39,23 @@ MAX_SIMULATED = 3
 
 @dataclass(frozen=True, slots=True)
 class Relief:
-    """A change after which a plan fits.
+    """A change, in words, after which a plan fits, with its seconds and bytes by simulation.
 
-    Parameters
-    ----------
-    change
-        The change in words.
-    step_time, peak_memory
-        Seconds and bytes, by simulation.
-    devices
-        The number of devices of the plan.
-    changes_machine
-        Whether the plan needs other or more devices than the cluster has.
-    problem
-        The problem after the change.
+    ``changes_machine`` says whether the plan needs other or more devices than the cluster has. ``problem`` is the one
+    after the change.
     """
 
     change: str
     plan: Plan
     step_time: float
     peak_memory: float
-    devices: int
     changes_machine: bool
     problem: Problem
+
+    @property
+    def devices(self) -> int:
+        """The number of devices of the plan."""
+        return self.plan.mesh.num_ranks
 
     @property
     def cost(self) -> float:
@@ -68,23 +63,13 @@ class Relief:
         return self.devices * self.step_time
 
 
-class _Change:
+class _Change(NamedTuple):
     """A kind of change: the changed problem, and a function from a layout to the layouts tried instead, with names."""
 
-    def __init__(
-        self,
-        problem: Problem,
-        list_layouts: Callable[[Layout], Iterator[tuple[str, Layout]]],
-        max_tried: int = MAX_TRIED,
-        *,
-        changes_machine: bool = False,
-    ) -> None:
-        self.problem, self.list_layouts, self.max_tried, self.changes_machine = (
-            problem,
-            list_layouts,
-            max_tried,
-            changes_machine,
-        )
+    problem: Problem
+    list_layouts: Callable[[Layout], Iterator[tuple[str, Layout]]]
+    max_tried: int = MAX_TRIED
+    changes_machine: bool = False
 
 
 def list_reliefs(
@@ -99,14 +84,8 @@ def list_reliefs(
     Changes of the plan or the training come before changes of the machine; both are sorted by device-seconds per step.
     Of every kind of change only the cheapest is returned. Each has been simulated and fits.
 
-    Parameters
-    ----------
-    layouts
-        Layouts that do not fit, those that need least memory first.
-    accepts
-        Something that must accept the changed plans.
-    seconds
-        Returns the number of seconds left; when none are left, the other changes are not tried.
+    ``layouts`` do not fit, those that need least memory come first. ``accepts`` must accept the changed plans.
+    ``seconds`` returns the number of seconds left; when none are left, the other changes are not tried.
     """
     results = _add_memory(problem, layouts[:MAX_TRIED])
     try:
@@ -131,41 +110,26 @@ def _find_best(
             names.setdefault(new_layout, name)
     for layout in names:
         plan_ranking.check_time()
-        if _find_first_violation(change.problem, layout) is None:
+        if _is_legal(change.problem, layout):
             plan = complete(change.problem, layout)
             if plan_ranking.costs.fits(plan) and (accepts is None or not accepts.list_refusals(change.problem, plan)):
                 plan_ranking.add_layouts([layout])
     best_trial = plan_ranking.find_fastest(fits)
     if best_trial is None:
         return []
-    chosen_layout = next(
-        candidate.layout
-        for candidate in plan_ranking.candidates
-        if complete(change.problem, candidate.layout) == best_trial.plan
-    )
-    evaluation = best_trial.evaluation
-    num_ranks, changes_machine = best_trial.plan.mesh.num_ranks, change.changes_machine
-    return [
-        Relief(
-            names[chosen_layout],
-            best_trial.plan,
-            evaluation.step_time,
-            evaluation.peak_memory,
-            num_ranks,
-            changes_machine,
-            change.problem,
-        )
-    ]
+    name, evaluation = names[plan_ranking.find_layout(best_trial.plan)], best_trial.evaluation
+    time, peak = evaluation.step_time, evaluation.peak_memory
+    return [Relief(name, best_trial.plan, time, peak, change.changes_machine, change.problem)]
 
 
-def _find_first_violation(problem: Problem, layout: Layout) -> Violation | None:
-    return next(violations(problem, layout), None)
+def _is_legal(problem: Problem, layout: Layout) -> bool:
+    return next(violations(problem, layout), None) is None
 
 
 def _add_memory(problem: Problem, layouts: Sequence[Layout]) -> list[Relief]:
     """Return the layout that needs least, on devices and hosts with as much memory as it needs, in whole GiB."""
     costs = SimulatedCost(problem)
-    plans = [complete(problem, layout) for layout in layouts if _find_first_violation(problem, layout) is None]
+    plans = [complete(problem, layout) for layout in layouts if _is_legal(problem, layout)]
     if not plans:
         return []
     least_plan = min(plans, key=costs.peak_memory)
@@ -185,18 +149,8 @@ def _add_memory(problem: Problem, layouts: Sequence[Layout]) -> list[Relief]:
     evaluation = SimulatedCost(larger_problem).evaluate(least_plan)
     if not evaluation.fits:
         return []
-    num_ranks = least_plan.mesh.num_ranks
-    return [
-        Relief(
-            " and ".join(names),
-            least_plan,
-            evaluation.step_time,
-            evaluation.peak_memory,
-            num_ranks,
-            True,
-            larger_problem,
-        )
-    ]
+    time, peak = evaluation.step_time, evaluation.peak_memory
+    return [Relief(" and ".join(names), least_plan, time, peak, True, larger_problem)]
 
 
 def _list_changes(problem: Problem) -> Iterator[_Change]:
@@ -206,22 +160,22 @@ def _list_changes(problem: Problem) -> Iterator[_Change]:
     yield _Change(problem, partial(_list_joint_changes, problem), MAX_SIMULATED)
     yield _Change(problem, _list_degree_changes)
     for kind in ("optimizer", "activations", "parameters"):
-        yield _Change(problem, _build_offload_change(kind), MAX_TRIED if kind == "optimizer" else MAX_SIMULATED)
+        yield _Change(
+            problem, partial(_list_offload_changes, kind), MAX_TRIED if kind == "optimizer" else MAX_SIMULATED
+        )
     yield _Change(problem, _list_device_changes)
     training = problem.training
     if training.gradient_bytes > training.parameter_bytes:
         narrow_problem = replace(problem, training=replace(training, gradient_precision="same"))
-        yield _Change(
-            narrow_problem, lambda layout: iter([(f"gradients in {training.dtype}, less exact in sums", layout)])
-        )
+        name = f"gradients in {training.dtype}, less exact in sums"
+        yield _Change(narrow_problem, lambda layout: iter([(name, layout)]))
     for factor in NODE_FACTORS:
         try:
             larger_problem = replace(problem, cluster=problem.cluster.with_size(problem.cluster.num_nodes * factor))
         except ValueError:
             return
-        yield _Change(
-            larger_problem, _build_node_change(factor, larger_problem.cluster.num_nodes), changes_machine=True
-        )
+        list_layouts = partial(_list_node_changes, factor, larger_problem.cluster.num_nodes)
+        yield _Change(larger_problem, list_layouts, changes_machine=True)
 
 
 def _list_recompute_changes(problem: Problem, layout: Layout) -> Iterator[tuple[str, Layout]]:
@@ -248,37 +202,29 @@ def _list_microbatch_changes(layout: Layout) -> Iterator[tuple[str, Layout]]:
 
 def _list_joint_changes(problem: Problem, layout: Layout) -> Iterator[tuple[str, Layout]]:
     """Yield the layout with two or three changes at once: of ZeRO, of recomputation, and of the microbatch."""
-    own_option = [("", layout)]
-    for zero_name, sharded_layout in own_option + list(_list_zero_changes(layout)):
-        for recompute_name, recomputed_layout in own_option + list(_list_recompute_changes(problem, sharded_layout)):
-            for size_name, smaller_layout in own_option + list(_list_microbatch_changes(layout)):
-                names = [name for name in (zero_name, recompute_name, size_name) if name]
-                if len(names) > 1:
-                    changed_layout = replace(
-                        recomputed_layout if recompute_name else sharded_layout, microbatch=smaller_layout.microbatch
-                    )
-                    yield ", ".join(names), changed_layout
+    for zero_name, sharded_layout in [("", layout), *_list_zero_changes(layout)]:
+        recompute_changes = [("", sharded_layout), *_list_recompute_changes(problem, sharded_layout)]
+        size_changes = [("", layout), *_list_microbatch_changes(layout)]
+        for (recompute_name, recomputed), (size_name, smaller) in product(recompute_changes, size_changes):
+            names = [name for name in (zero_name, recompute_name, size_name) if name]
+            if len(names) > 1:
+                yield ", ".join(names), replace(recomputed, microbatch=smaller.microbatch)
 
 
 def _list_degree_changes(layout: Layout) -> Iterator[tuple[str, Layout]]:
-    for factor in (2, 3, 4, 8):
-        if layout.data % factor == 0:
-            for name in ("tensor", "pipeline"):
-                degree = getattr(layout, name) * factor
-                degrees = {"data": layout.data // factor, name: degree, "zero_shards": 0}
-                for stages in ("even", "balanced"):
-                    for sequence_parallel in {layout.sequence_parallel, layout.tensor > 1 or name == "tensor"}:
-                        changed_layout = replace(layout, **degrees, stages=stages, sequence_parallel=sequence_parallel)
-                        yield f"{name} {degree} in place of {getattr(layout, name)}", changed_layout
+    factors = [factor for factor in (2, 3, 4, 8) if layout.data % factor == 0]
+    for factor, name, stages in product(factors, ("tensor", "pipeline"), ("even", "balanced")):
+        degree = getattr(layout, name) * factor
+        degrees = {"data": layout.data // factor, name: degree, "zero_shards": 0}
+        for sequence_parallel in {layout.sequence_parallel, layout.tensor > 1 or name == "tensor"}:
+            changed_layout = replace(layout, **degrees, stages=stages, sequence_parallel=sequence_parallel)
+            yield f"{name} {degree} in place of {getattr(layout, name)}", changed_layout
 
 
-def _build_offload_change(kind: str) -> Callable[[Layout], Iterator[tuple[str, Layout]]]:
-    def offload_kind(layout: Layout) -> Iterator[tuple[str, Layout]]:
-        if not any(getattr(layout.offload, kind)):
-            own_fractions = {name: getattr(layout.offload, name) for name in ("optimizer", "parameters", "activations")}
-            yield f"{kind} offloaded to hosts", replace(layout, offload=Offloading(**own_fractions | {kind: (1.0,)}))
-
-    return offload_kind
+def _list_offload_changes(kind: str, layout: Layout) -> Iterator[tuple[str, Layout]]:
+    if not any(getattr(layout.offload, kind)):
+        own_fractions = {name: getattr(layout.offload, name) for name in ("optimizer", "parameters", "activations")}
+        yield f"{kind} offloaded to hosts", replace(layout, offload=Offloading(**own_fractions | {kind: (1.0,)}))
 
 
 def _list_device_changes(layout: Layout) -> Iterator[tuple[str, Layout]]:
@@ -291,13 +237,9 @@ def _list_device_changes(layout: Layout) -> Iterator[tuple[str, Layout]]:
             yield f"{', '.join(names)} kept on devices", replace(layout, offload=offload)
 
 
-def _build_node_change(factor: int, num_nodes: int) -> Callable[[Layout], Iterator[tuple[str, Layout]]]:
-    def add_nodes(layout: Layout) -> Iterator[tuple[str, Layout]]:
-        for name in ("data", "tensor", "pipeline"):
-            for stages in ("even", "balanced"):
-                degree = getattr(layout, name) * factor
-                for zero in sorted({layout.zero, 1, 3}):
-                    wider_layout = replace(layout, **{name: degree}, stages=stages, zero=zero)
-                    yield f"{num_nodes} nodes: {name} {degree}, ZeRO-{zero}", wider_layout
-
-    return add_nodes
+def _list_node_changes(factor: int, num_nodes: int, layout: Layout) -> Iterator[tuple[str, Layout]]:
+    zeros = sorted({layout.zero, 1, 3})
+    for name, stages, zero in product(("data", "tensor", "pipeline"), ("even", "balanced"), zeros):
+        degree = getattr(layout, name) * factor
+        wider_layout = replace(layout, **{name: degree}, stages=stages, zero=zero)
+        yield f"{num_nodes} nodes: {name} {degree}, ZeRO-{zero}", wider_layout

@@ -11,10 +11,10 @@ References
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from math import exp, log
 
 from meshwise.simulator.brief import brief_repr
-from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.units import format_size
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.evaluation import Evaluation, Trial
@@ -31,18 +31,9 @@ GIB = 2.0**30
 
 @dataclass(frozen=True, slots=True)
 class ShadowPrice:
-    """The saving of more of a resource.
+    """The seconds of a step that an increment of a resource saves; resource, amount and increment are in words.
 
-    Parameters
-    ----------
-    resource, amount
-        The resource and its amount, in words.
-    increment
-        The additional amount, in words.
-    saved_seconds
-        Seconds of a step that it saves.
-    plan
-        The faster plan with the increment; ``None`` where it is the same plan.
+    ``plan`` is the faster plan with the increment; ``None`` where it is the same plan.
     """
 
     resource: str
@@ -105,14 +96,9 @@ _SAME_TIME = 1 - 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The best plan on a machine with a part ``factor`` times as fast, or as large.
+    """The best plan on a machine with a part ``factor`` times as fast, or as large; ``None`` where nothing fits.
 
-    Parameters
-    ----------
-    best
-        The best plan; ``None`` where nothing fits.
-    step_time
-        The step time of the plan in question on that machine, in seconds; ``None`` where it does not fit.
+    ``step_time`` is that of the plan in question on that machine, in seconds; ``None`` where it does not fit.
     """
 
     factor: float
@@ -137,14 +123,9 @@ class Outcome:
 class Sensitivity:
     """How the choice of a plan depends on one part of the machine.
 
-    Parameters
-    ----------
-    outcomes
-        The outcomes with the part slower, and faster, by `OFF_FRACTION`.
-    region
-        The factors between which the plan stays the best.
-    is_open_ended
-        Whether the region may go on below, and above, because it was looked for no farther.
+    ``outcomes`` are those with the part slower, and faster, by `OFF_FRACTION`. ``region`` are the factors between which
+    the plan stays the best; ``is_open_ended`` says whether it may go on below, and above, because it was looked for no
+    farther.
     """
 
     part: str
@@ -175,10 +156,17 @@ def sensitivity(ranking: Ranking, plan: Plan, part: MachinePart) -> Sensitivity:
         evaluation = Evaluation(step_time, ranking.costs.peak_memory(plan), fits=True)
         return Outcome(factor, Trial(plan, evaluation, 0.0), step_time)
 
-    times = _ScaledTimes(ranking, part.scale_cluster)
+    @cache
+    def build_costs(factor: float) -> SimulatedCost:  # each machine has one cost model, with its caches
+        return SimulatedCost(replace(ranking.problem, cluster=part.scale_cluster(factor)))
+
+    def find_time(plan: Plan, factor: float) -> float:
+        ranking.check_time()
+        return build_costs(factor).step_time(plan)
+
     outcomes = outcome(1 - OFF_FRACTION), outcome(1 + OFF_FRACTION)
     low_edge, high_edge = (
-        _find_edge(outcome, times, plan, first_outcome, far_factor)
+        _find_edge(outcome, find_time, plan, first_outcome, far_factor)
         for first_outcome, far_factor in zip(outcomes, (1 / REGION_FACTOR, REGION_FACTOR), strict=True)
     )
     return Sensitivity(part.name, part.speed, outcomes, (low_edge[0], high_edge[0]), (low_edge[1], high_edge[1]))
@@ -197,30 +185,18 @@ def memory_sensitivity(ranking: Ranking, trial: Trial, speed: str) -> Sensitivit
     outcomes = outcome(1 - OFF_FRACTION), outcome(1 + OFF_FRACTION)
     larger_trial, device = find_next_memory(ranking, trial), cluster.accelerator
     low = ranking.problem.needed_memory(device, trial.evaluation.peak_memory) / device.memory
-    high = (
-        ranking.problem.needed_memory(device, larger_trial.evaluation.peak_memory) / device.memory
-        if larger_trial
-        else REGION_FACTOR
-    )
+    high = REGION_FACTOR
+    if larger_trial is not None:
+        high = ranking.problem.needed_memory(device, larger_trial.evaluation.peak_memory) / device.memory
     return Sensitivity("memory", speed, outcomes, (low, high), (False, larger_trial is None))
 
 
-class _ScaledTimes:
-    """Step times of plans on machines with one scaled part; each machine has one cost model, with its caches."""
-
-    def __init__(self, ranking: Ranking, scale_cluster: Callable[[float], Cluster]) -> None:
-        self.ranking, self.scale_cluster = ranking, scale_cluster
-        self._costs: dict[float, SimulatedCost] = {}
-
-    def __call__(self, plan: Plan, factor: float) -> float:
-        self.ranking.check_time()
-        if factor not in self._costs:
-            self._costs[factor] = SimulatedCost(replace(self.ranking.problem, cluster=self.scale_cluster(factor)))
-        return self._costs[factor].step_time(plan)
+_FindTime = Callable[[Plan, float], float]
+"""Returns the step time of a plan on a machine with one scaled part."""
 
 
 def _find_edge(
-    outcome: Callable[[float], Outcome], times: _ScaledTimes, plan: Plan, first_outcome: Outcome, far_factor: float
+    outcome: Callable[[float], Outcome], find_time: _FindTime, plan: Plan, first_outcome: Outcome, far_factor: float
 ) -> tuple[float, bool]:
     """Return the last factor from 1 towards ``far_factor`` at which the plan is the best, and whether it is the last.
 
@@ -232,19 +208,19 @@ def _find_edge(
         return far_factor, True
     while True:
         assert lost_outcome.best is not None  # the plan fits, and so does what beats it
-        edge = _find_crossing(times, plan, lost_outcome.best.plan, lost_outcome.factor)
+        edge = _find_crossing(find_time, plan, lost_outcome.best.plan, lost_outcome.factor)
         lost_outcome = outcome(edge)
         if lost_outcome.stays or abs(log(edge)) <= EDGE_TOLERANCE:
             return edge, False
 
 
-def _find_crossing(times: _ScaledTimes, plan: Plan, other_plan: Plan, far_factor: float) -> float:
+def _find_crossing(find_time: _FindTime, plan: Plan, other_plan: Plan, far_factor: float) -> float:
     """Return the factor between 1 and ``far_factor`` up to which a plan is no slower than another, which wins there."""
     # by logarithms of factors, so that slower and faster machines are alike
     winning_log, losing_log = 0.0, log(far_factor)
     while abs(losing_log - winning_log) > EDGE_TOLERANCE:
         middle = (winning_log + losing_log) / 2
-        if times(plan, exp(middle)) * _SAME_TIME <= times(other_plan, exp(middle)):
+        if find_time(plan, exp(middle)) * _SAME_TIME <= find_time(other_plan, exp(middle)):
             winning_log = middle
         else:
             losing_log = middle

@@ -11,18 +11,14 @@ from meshwise.strategies.plan.problem import Problem
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """The device or host that lacks most memory.
+    """The device or host that lacks most memory, in bytes, with those at its peak by kind.
 
     Parameters
     ----------
     stages
         The pipeline stages of the device, or of all devices of the host.
-    needed_memory, usable_memory
-        Bytes at the peak, and bytes of the device or host that a plan may use.
     reported_memory
         Bytes that the framework reports for the device; for a host the usable bytes.
-    memory_by_kind
-        Bytes at the peak by kind.
     time
         The time of the peak, in seconds from the start of the step.
     activity
@@ -65,16 +61,9 @@ def find_shortfall(problem: Problem, plan: Plan) -> Shortfall:
     if span and span.microbatch >= 0:
         activity = f"{span.kind} of microbatch {span.microbatch}, {span.operators}"
     device_shortfall = _build_shortfall(device, timeline.rank_classes[device.rank_class].stages, activity)
-    return replace(device_shortfall, reported_memory=_find_reported_memory(problem, device.capacity))
-
-
-def _find_reported_memory(problem: Problem, usable_memory: float) -> float:
-    """Return the reported memory of the device with ``usable_memory`` usable bytes."""
-    return next(
-        accelerator.memory
-        for accelerator in problem.cluster.accelerators
-        if problem.usable_memory(accelerator) == usable_memory
-    )
+    accelerators = problem.cluster.accelerators
+    memory = next(item.memory for item in accelerators if problem.usable_memory(item) == device.capacity)
+    return replace(device_shortfall, reported_memory=memory)
 
 
 def _find_used_fraction(profile: MemoryProfile) -> float:

@@ -34,15 +34,9 @@ def format_limit(limit: float | None) -> str:
 class Uncertainty:
     """The uncertainty of predicted step times and peak memory.
 
-    Parameters
-    ----------
-    coverage
-        Fraction of runs inside the intervals.
-    step_time_width, peak_memory_width
-        Half widths of the intervals, in natural logarithms.
-    reserved_ratios
-        Bytes that a caching allocator reserves over bytes of tensors: the least, median and largest measured ratio.
-        Between them the distribution is taken to be linear.
+    ``coverage`` is the fraction of runs inside the intervals, whose half widths are in natural logarithms.
+    ``reserved_ratios`` are bytes that a caching allocator reserves over bytes of tensors: the least, median and largest
+    measured ratio. Between them the distribution is taken to be linear.
     """
 
     coverage: float

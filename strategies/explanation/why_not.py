@@ -10,11 +10,10 @@ from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.engine import simulate
 from meshwise.strategies.evaluation import Evaluation, Trial
 from meshwise.strategies.explanation.critical_path import compare_times, device_time
-from meshwise.strategies.explanation.ranking import Candidate, Ranking, fits, ranking
+from meshwise.strategies.explanation.ranking import Ranking, fits, ranking
 from meshwise.strategies.explanation.shortfall import Shortfall, find_shortfall
 from meshwise.strategies.lowering import lower
 from meshwise.strategies.plan.layout import Layout, Violation
-from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.rules import violations
 from meshwise.strategies.search.space import EVERYTHING, Space
@@ -86,28 +85,18 @@ def explain_why_not(
         least_candidate = other_ranking.find_least_memory()
         assert least_candidate is not None  # there are some
         plan = other_ranking.complete_candidate(least_candidate)
-        plan_shortfall, nearest_trial = find_shortfall(problem, plan), find_nearest(plan_ranking, asked_fields)
         return WhyNot(
             asked_items,
             num_legal,
-            (),
-            plan_shortfall,
-            _build_unsimulated(plan, least_candidate),
-            nearest_trial=nearest_trial,
+            shortfall=find_shortfall(problem, plan),
+            trial=Trial(plan, Evaluation(inf, least_candidate.peak, False), 0.0),
+            nearest_trial=find_nearest(plan_ranking, asked_fields),
             is_complete=is_complete,
         )
     device_times = [device_time(simulate(lower(problem, trial.plan))) for trial in (best, other_trial)]
     margin = other_trial.evaluation.step_time / best.evaluation.step_time - 1
-    return WhyNot(
-        asked_items,
-        num_legal,
-        (),
-        None,
-        other_trial,
-        margin,
-        tuple(compare_times(*device_times).items()),
-        is_complete=is_complete,
-    )
+    extra_seconds = tuple(compare_times(*device_times).items())
+    return WhyNot(asked_items, num_legal, (), None, other_trial, margin, extra_seconds, is_complete=is_complete)
 
 
 def find_nearest(plan_ranking: Ranking, asked_fields: AskedFields) -> Trial | None:
@@ -122,10 +111,6 @@ def find_nearest(plan_ranking: Ranking, asked_fields: AskedFields) -> Trial | No
     return plan_ranking.find_fastest(
         lambda candidate: candidate.fits and _find_distance(candidate.layout, asked_fields) == least_distance
     )
-
-
-def _build_unsimulated(plan: Plan, candidate: Candidate) -> Trial:
-    return Trial(plan, Evaluation(inf, candidate.peak, False), 0.0)
 
 
 def _find_distance(layout: Layout, asked_fields: AskedFields) -> tuple[float, float]:
@@ -148,8 +133,8 @@ def _rank_asked(plan_ranking: Ranking, layout: Layout, asked_fields: AskedFields
     problem, limits, other_values = plan_ranking.problem, dict[str, Any](), dict[str, Any]()
     for name, value in asked_fields.items():
         (limits if _is_limitable(name, value) else other_values)[name] = (value,)
-    probes = (_build_probe(problem, replace(layout, **choice), asked_fields) for choice in _list_choices(layout))
-    starts = (probe for probe in dict.fromkeys(probes) if next(violations(problem, probe), None) is None)
+    probes = dict.fromkeys(_list_probes(problem, layout, asked_fields))
+    starts = (probe for probe in probes if next(violations(problem, probe), None) is None)
     limited_space = replace(space.with_limits(**limits), starts=(*starts, *space.starts))
     limited_ranking = ranking(problem, limited_space, seconds=plan_ranking.seconds)
     if not other_values:
@@ -179,32 +164,21 @@ def _find_broken_rules(problem: Problem, layout: Layout, asked_fields: AskedFiel
 
     Only rules about these fields, where there are any.
     """
-    probes = (_build_probe(problem, replace(layout, **choice), asked_fields) for choice in _list_choices(layout))
+    probes = _list_probes(problem, layout, asked_fields)
     broken_rules = min((tuple(violations(problem, probe)) for probe in probes), key=len)
-    return (
-        tuple(violation for violation in broken_rules if violation.field.split(".")[0] in asked_fields) or broken_rules
-    )
+    asked_rules = tuple(rule for rule in broken_rules if rule.field.split(".")[0] in asked_fields)
+    return asked_rules or broken_rules
 
 
-def _list_choices(layout: Layout) -> Iterator[dict[str, Any]]:
-    # the fields asked for may be illegal beside the plan's other choices, so these give way where they must
+def _list_probes(problem: Problem, layout: Layout, asked_fields: AskedFields) -> Iterator[Layout]:
+    """Yield layouts with the fields asked for, and as many data ranks as the devices allow if data is not asked.
+
+    The fields asked for may be illegal beside the plan's other choices, so these give way where they must.
+    """
     schedules = ((layout.schedule, layout.chunks), ("1f1b", 1), ("interleaved", 2))
-    microbatches = (layout.microbatch, 1)
-    for (schedule, chunks), microbatch, sequence_parallel, stages in product(
-        schedules, microbatches, (layout.sequence_parallel, False), (layout.stages, "even", "balanced")
-    ):
-        yield {
-            "schedule": schedule,
-            "chunks": chunks,
-            "microbatch": microbatch,
-            "sequence_parallel": sequence_parallel,
-            "stages": stages,
-        }
-
-
-def _build_probe(problem: Problem, layout: Layout, asked_fields: AskedFields) -> Layout:
-    """Return a layout with the fields asked for, and as many data ranks as the devices allow if data is not asked."""
-    probe = replace(layout, **asked_fields)
-    model_ranks = probe.model_ranks
-    data = len(problem.cluster.free_devices) // max(model_ranks, 1)
-    return probe if "data" in asked_fields else replace(probe, data=max(data, 1))
+    flags, divisions = (layout.sequence_parallel, False), (layout.stages, "even", "balanced")
+    for (schedule, chunks), microbatch, flag, stages in product(schedules, (layout.microbatch, 1), flags, divisions):
+        choice: dict[str, Any] = {"schedule": schedule, "chunks": chunks, "microbatch": microbatch, "stages": stages}
+        probe = replace(layout, **choice | {"sequence_parallel": flag} | dict(asked_fields))
+        data = len(problem.cluster.free_devices) // max(probe.model_ranks, 1)
+        yield probe if "data" in asked_fields else replace(probe, data=max(data, 1))

@@ -83,12 +83,8 @@ class Buckets:
     def find_minimum(self, costs: Sequence[IntArray], edges: Sequence[IntArray]) -> tuple[int, tuple[int, ...]]:
         """Return the least sum of tables, and a choice for every node that attains it.
 
-        Parameters
-        ----------
-        costs
-            Per distinct node table, in order of the field ``nodes``, the cost of each choice.
-        edges
-            Per distinct edge table, in order of the field ``edges``, the costs.
+        ``costs`` and ``edges`` have the costs of every distinct node and edge table, in order of the fields ``nodes``
+        and ``edges``.
         """
         tables: dict[int, IntArray] = {number: table for (_, number), table in zip(self.nodes, costs, strict=True)}
         tables |= {number: table for (_, number), table in zip(self.edges, edges, strict=True)}
@@ -152,7 +148,8 @@ class _Builder:
         self.constants: list[int] = []
         self.factors: list[set[Factor]] = [set() for _ in graph.times]
         self.multiplicity: dict[Factor, int] = {}
-        self.classes = tuple(self._assign_number(_build_cost_key(graph, node)) for node in range(len(graph.times)))
+        columns = zip(graph.times, graph.kept_bytes, graph.transient_bytes, strict=True)
+        self.classes = tuple(self._assign_number(tuple(costs.tobytes() for costs in row)) for row in columns)
         for node, number in enumerate(self.classes):
             self.nodes.setdefault(number, node)
             self._add_factor(Factor(number, (node,), 0))
@@ -241,12 +238,10 @@ class _Builder:
             self.constants.append(bucket.output)
             return ()
         self._add_factor(Factor(bucket.output, neighbours, 1 + max(factor.level for factor in factors)))
-        second_neighbours = (
-            {second_neighbour for neighbour in neighbours for second_neighbour in self._list_neighbours(neighbour)}
-            if self.min_fill
-            else set()
-        )
-        return tuple(sorted({*neighbours, *second_neighbours}))
+        changed_nodes = set(neighbours)
+        if self.min_fill:
+            changed_nodes.update(*map(self._list_neighbours, neighbours))
+        return tuple(sorted(changed_nodes))
 
     def _find_bucket(self, inputs: tuple[tuple[int, tuple[int, ...]], ...], num_axes: int) -> tuple[int, Bucket]:
         entry = self.buckets.get(inputs)
@@ -256,26 +251,15 @@ class _Builder:
         return entry
 
 
-def _build_cost_key(graph: CostGraph, node: int) -> object:
-    return graph.times[node].tobytes(), graph.kept_bytes[node].tobytes(), graph.transient_bytes[node].tobytes()
-
-
 BoolArray = NDArray[np.bool_]
 
 
 def find_undominated(group: IntArray, *criteria: IntArray) -> IntArray:
     """Return the indices of rows that no other row of their group dominates, one of equal rows, in order of group.
 
-    Parameters
-    ----------
-    group
-        Number of each row's group, shape (rows,): only rows of the same group are compared.
-    criteria
-        One to three arrays of shape (rows,), none negative; less is better. The third should have few distinct
-        values: the work grows with their number.
+    ``group`` has the number of each row's group, ``criteria`` are one to three arrays, all of shape (rows,) and none
+    negative; less is better. The third should have few distinct values: the work grows with their number.
 
-    Examples
-    --------
     >>> find_undominated(np.array([0, 0, 0, 1]), np.array([1, 2, 3, 9]), np.array([5, 4, 4, 9])).tolist()
     [1, 0, 3]
     """
@@ -372,18 +356,14 @@ class Sweep:
             last_use[source] = max(last_use[source], target)
         result: list[tuple[int, ...]] = [()]
         for node in range(len(last_use)):
-            result.append(
-                tuple(frontier_node for frontier_node in (*result[-1], node) if last_use[frontier_node] > node)
-            )
+            result.append(tuple(earlier_node for earlier_node in (*result[-1], node) if last_use[earlier_node] > node))
         return tuple(result)
 
     @property
     def max_entries(self) -> int:
         """Entries of the largest table of a sweep."""
-        return max(self._count_choices((*frontier, node)) for node, frontier in enumerate(self.frontiers[:-1]))
-
-    def _count_choices(self, nodes: tuple[int, ...]) -> int:
-        return prod(self.graph.sizes[node] for node in nodes)
+        scopes = ((*frontier, node) for node, frontier in enumerate(self.frontiers[:-1]))
+        return max(prod(self.graph.sizes[node] for node in scope) for scope in scopes)
 
     @cached_property
     def tail_times(self) -> tuple[IntArray, ...]:
@@ -391,14 +371,14 @@ class Sweep:
         result = [np.zeros((), dtype=np.int64)]
         for node in range(len(self.graph.times) - 1, -1, -1):
             scope = (*self.frontiers[node], node)
-            total = _broadcast_table(result[-1], self.frontiers[node + 1], scope) + self._price_node(node)
+            priced_times = (
+                self.price.num_bytes * self.graph.times[node] + self.price.ticks * self.graph.kept_bytes[node]
+            )
+            total = _broadcast_table(result[-1], self.frontiers[node + 1], scope) + priced_times
             for edge in self.incoming_edges[node]:
                 total = total + self.price.num_bytes * _broadcast_table(edge.times, (edge.source, node), scope)
             result.append(total.min(axis=-1))
         return tuple(reversed(result))
-
-    def _price_node(self, node: int) -> IntArray:
-        return self.price.num_bytes * self.graph.times[node] + self.price.ticks * self.graph.kept_bytes[node]
 
     @cached_property
     def tail_bytes(self) -> IntArray:
@@ -417,16 +397,11 @@ class Sweep:
         bound = ticks
         for node in range(len(self.graph.times)):
             extended_labels, min_priced = self._extend_labels(node, partial_labels)
-            fitting_rows = np.flatnonzero(
-                (min_priced <= self._compute_priced_limit(bound))
-                & (extended_labels.kept_bytes + self.tail_bytes[node + 1] <= self.budget)
-            )
-            leaders = find_undominated(
-                extended_labels.state[fitting_rows],
-                extended_labels.times[fitting_rows],
-                extended_labels.kept_bytes[fitting_rows],
-            )
-            rows = fitting_rows[leaders]
+            # the highest priced time at which a choice within the budget may still take fewer ticks than the bound
+            priced_limit = self.price.num_bytes * (bound - 1) + self.price.ticks * self.budget
+            has_memory = extended_labels.kept_bytes + self.tail_bytes[node + 1] <= self.budget
+            fitting_rows = np.flatnonzero((min_priced <= priced_limit) & has_memory)
+            rows = fitting_rows[find_undominated(*(column[fitting_rows] for column in extended_labels))]
             # labels that are dropped for want of room lower the bound to the least that they promised
             if len(rows) > max_labels:
                 order = np.argpartition(min_priced[rows], max_labels)
@@ -439,10 +414,6 @@ class Sweep:
             return SweepResult(None, bound)
         return SweepResult(_trace_choice(history, row), min(bound, int(partial_labels.times[row])))
 
-    def _compute_priced_limit(self, ticks: int) -> int:
-        """Return the highest priced time at which a choice within the budget may still take fewer than ``ticks``."""
-        return self.price.num_bytes * (ticks - 1) + self.price.ticks * self.budget
-
     def _extend_labels(self, node: int, labels: Labels) -> tuple[Labels, IntArray]:
         """Return every label extended by every choice of a node, and their least priced times over the whole graph."""
         frontier, next_frontier = self.frontiers[node], self.frontiers[node + 1]
@@ -453,11 +424,10 @@ class Sweep:
             times = times + edge.times[frontier_choices[edge.source]]
         kept_bytes = labels.kept_bytes[:, None] + self.graph.kept_bytes[node]
         state = np.zeros_like(times)
-        for frontier_node in next_frontier:
-            choices = (
-                np.arange(self.graph.sizes[node]) if frontier_node == node else frontier_choices[frontier_node][:, None]
-            )
-            state = state * self.graph.sizes[frontier_node] + choices
+        for earlier_node in next_frontier:
+            is_new = earlier_node == node
+            choices = np.arange(self.graph.sizes[node]) if is_new else frontier_choices[earlier_node][:, None]
+            state = state * self.graph.sizes[earlier_node] + choices
         extended_labels = Labels(state.ravel(), times.ravel(), kept_bytes.ravel())
         priced_times = self.price.num_bytes * extended_labels.times + self.price.ticks * extended_labels.kept_bytes
         return extended_labels, priced_times + self.tail_times[node + 1].ravel()[extended_labels.state]

@@ -85,14 +85,8 @@ def list_choices(
 ) -> tuple[OperatorSharding, ...]:
     """Return every legal sharding of an operator; the first one is whole.
 
-    Parameters
-    ----------
-    name
-        The name of the block, or of one of its occurrences.
-    degrees
-        Ranks along each operator axis, from the outermost to the innermost.
-    microbatch
-        Sequences of a microbatch: the size of the batch dim that axes divide.
+    ``name`` is that of the block or of one of its occurrences, ``degrees`` are the ranks along each operator axis from
+    the outermost to the innermost, and ``microbatch`` are its sequences: the size of the batch dim that axes divide.
     """
     axes = [axis for axis, degree in degrees.items() if degree > 1]
     dims = list_cuttable_dims(block, operator)
@@ -200,33 +194,22 @@ def resolve_pins(graph: OperatorGraph, pins: tuple[Pin, ...]) -> dict[str, Resol
     ValueError
         Where an operator, dim or axis does not exist; the message offers the nearest.
     """
+    operators: dict[str, dict[str, tuple[Block, Operator]]] = {}
+    for occurrence, block in graph.occurrences:
+        for operator in block.operators:
+            for owner in (block.name, occurrence):
+                targets = operators.setdefault(f"{owner}.{operator.name}", {})
+                targets[f"{occurrence}.{operator.name}"] = (block, operator)
     # names of occurrences have one more dot: sorted by dots, they come last and override
     resolved_pins: dict[str, ResolvedPin] = {}
     for pin in sorted(pins, key=lambda candidate: candidate.operator.count(".")):
-        targets = list(_find_operators(graph, pin.operator))
-        if not targets:
-            raise ValueError(_describe_unknown(graph, pin.operator))
-        cuts = _resolve_cuts(pin, *targets[0][1:])
-        resolved_pins |= {name: ResolvedPin(block, operator, cuts) for name, block, operator in targets}
+        if pin.operator not in operators:
+            nearest = get_close_matches(pin.operator, operators, 1, 0.0)[0]
+            raise ValueError(f"pin names an operator of the model, met {pin.operator}; nearest: {nearest}")
+        targets = operators[pin.operator]
+        cuts = _resolve_cuts(pin, *next(iter(targets.values())))
+        resolved_pins |= {name: ResolvedPin(*target, cuts) for name, target in targets.items()}
     return resolved_pins
-
-
-def _find_operators(graph: OperatorGraph, name: str) -> Iterator[tuple[str, Block, Operator]]:
-    for occurrence, block in graph.occurrences:
-        for operator in block.operators:
-            if name in (f"{occurrence}.{operator.name}", f"{block.name}.{operator.name}"):
-                yield f"{occurrence}.{operator.name}", block, operator
-
-
-def _describe_unknown(graph: OperatorGraph, name: str) -> str:
-    known_names = dict.fromkeys(
-        f"{owner}.{operator.name}"
-        for occurrence, block in graph.occurrences
-        for operator in block.operators
-        for owner in (block.name, occurrence)
-    )
-    matches = get_close_matches(name, known_names, 1, 0.0)
-    return f"pin names an operator of the model, met {name}; nearest: {matches[0]}"
 
 
 def _resolve_cuts(pin: Pin, block: Block, operator: Operator) -> Cuts:

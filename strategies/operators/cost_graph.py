@@ -5,8 +5,9 @@ depends on the choices at its two ends. Some of the memory of a choice is kept t
 it is there only while the node runs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -70,7 +71,8 @@ class CostGraph:
         for edge in self.edges:
             _check_edge(edge, self.times)
         self._check_copies()
-        for name, total in (("ticks", self._max_ticks), ("bytes", self._max_bytes)):
+        max_bytes = self.max_kept + sum(int(node_bytes.max()) for node_bytes in self.transient_bytes)
+        for name, total in (("ticks", self.max_ticks), ("bytes", max_bytes)):
             if total >= MAX_SUM:
                 raise ValueError(f"the dearest choices together stay under 2**62 {name}, got {total}")
 
@@ -78,18 +80,29 @@ class CostGraph:
         representatives: dict[int, int] = {}
         for node, number in enumerate(self.copies):
             representative = representatives.setdefault(number, node)
-            if number != -1 and not _has_same_costs(self, node, representative):
+            columns = (self.times, self.kept_bytes, self.transient_bytes)
+            pairs = ((column[node], column[representative]) for column in columns)
+            if number != -1 and not all(costs is other or np.array_equal(costs, other) for costs, other in pairs):
                 raise ValueError(f"nodes of one class have equal costs, node {node} and node {representative} differ")
 
-    @property
-    def _max_ticks(self) -> int:
-        return sum(int(node_times.max()) for node_times in self.times) + sum(
-            int(edge.times.max()) for edge in self.edges
-        )
+    @cached_property
+    def max_ticks(self) -> int:
+        """An upper bound of the ticks of any choice."""
+        return sum(int(times.max()) for times in (*self.times, *(edge.times for edge in self.edges)))
 
-    @property
-    def _max_bytes(self) -> int:
-        return sum(int(node_bytes.max()) for column in (self.kept_bytes, self.transient_bytes) for node_bytes in column)
+    @cached_property
+    def max_kept(self) -> int:
+        """The most bytes that any choice keeps."""
+        return sum(int(node_bytes.max()) for node_bytes in self.kept_bytes)
+
+    @cached_property
+    def node_edges(self) -> tuple[tuple[Edge, ...], ...]:
+        """Per node the edges that touch it."""
+        result: list[list[Edge]] = [[] for _ in self.times]
+        for edge in self.edges:
+            result[edge.source].append(edge)
+            result[edge.target].append(edge)
+        return tuple(map(tuple, result))
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -103,24 +116,24 @@ class CostGraph:
 
     def memory(self, choice: Sequence[int]) -> int:
         """Return the bytes of a choice for every node: the sum of what is kept, and the largest transient part."""
-        kept_bytes = sum(int(node_bytes[index]) for node_bytes, index in zip(self.kept_bytes, choice, strict=True))
-        return kept_bytes + max(
-            int(node_bytes[index]) for node_bytes, index in zip(self.transient_bytes, choice, strict=True)
-        )
+        return self.count_kept(choice) + self.find_max_transient(choice)
+
+    def count_kept(self, choice: Sequence[int]) -> int:
+        """Return the bytes that a choice for every node keeps through the step."""
+        return sum(int(node_bytes[index]) for node_bytes, index in zip(self.kept_bytes, choice, strict=True))
+
+    def find_max_transient(self, choice: Sequence[int]) -> int:
+        """Return the largest transient bytes of a choice for every node."""
+        return max(int(node_bytes[index]) for node_bytes, index in zip(self.transient_bytes, choice, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Solution:
     """A choice for every node that fits in memory, with its ticks and bytes.
 
-    Parameters
-    ----------
-    bound
-        Ticks that every choice that fits takes at least.
-    price
-        Ticks saved by one more byte of memory, over the next bytes above the limit; None where it is not known.
-    was_interrupted
-        Whether the user stopped the search: the choice is the best found until then.
+    Every choice that fits takes at least ``bound`` ticks. ``price`` are the ticks saved by one more byte of memory,
+    over the next bytes above the limit; None where it is not known. ``was_interrupted`` says that the user stopped the
+    search: the choice is the best found until then.
     """
 
     choice: tuple[int, ...]
@@ -158,30 +171,22 @@ def find_leanest_choice(graph: CostGraph) -> tuple[int, ...]:
     least_level = max(int(node_bytes.min()) for node_bytes in graph.transient_bytes)
     levels = np.unique(np.concatenate(graph.transient_bytes))
     levels = levels[levels >= least_level]
-    kept_bytes = np.zeros(len(levels), dtype=np.int64)
-    for node in range(len(graph.times)):
-        kept_bytes += _list_least_kept(graph, node, levels)
-    level = int(levels[int(np.argmin(kept_bytes + levels))])
-    return tuple(_find_leanest(graph, node, level) for node in range(len(graph.times)))
-
-
-def _list_least_kept(graph: CostGraph, node: int, levels: IntArray) -> IntArray:
-    """Return for each level of transient bytes the fewest bytes that a node keeps within it."""
-    order = np.argsort(graph.transient_bytes[node], kind="stable")
-    least_bytes = np.minimum.accumulate(graph.kept_bytes[node][order])
-    result: IntArray = least_bytes[np.searchsorted(graph.transient_bytes[node][order], levels, side="right") - 1]
-    return result
-
-
-def _find_leanest(graph: CostGraph, node: int, level: int) -> int:
-    """Return the choice of a node that keeps fewest bytes, of those within ``level`` transient bytes."""
-    candidates = np.flatnonzero(graph.transient_bytes[node] <= level)
-    return int(candidates[np.argmin(graph.kept_bytes[node][candidates])])
+    total_bytes = levels.copy()
+    for kept_bytes, transient_bytes in zip(graph.kept_bytes, graph.transient_bytes, strict=True):
+        # the fewest bytes that the node keeps within each level
+        order = np.argsort(transient_bytes, kind="stable")
+        least_bytes = np.minimum.accumulate(kept_bytes[order])
+        total_bytes += least_bytes[np.searchsorted(transient_bytes[order], levels, side="right") - 1]
+    level, choice = int(levels[int(np.argmin(total_bytes))]), list[int]()
+    for kept_bytes, transient_bytes in zip(graph.kept_bytes, graph.transient_bytes, strict=True):
+        candidates = np.flatnonzero(transient_bytes <= level)
+        choice.append(int(candidates[np.argmin(kept_bytes[candidates])]))
+    return tuple(choice)
 
 
 def compute_time_bound(graph: CostGraph) -> int:
     """Return a lower bound in ticks of every choice: the sum of the least time of every node and every edge."""
-    return sum(int(node_times.min()) for node_times in graph.times) + sum(int(edge.times.min()) for edge in graph.edges)
+    return sum(int(times.min()) for times in (*graph.times, *(edge.times for edge in graph.edges)))
 
 
 def find_shortfall(graph: CostGraph, limit: int | None) -> Shortfall | None:
@@ -203,29 +208,25 @@ def merge_parallel_edges(graph: CostGraph) -> CostGraph:
     return CostGraph(graph.times, graph.kept_bytes, graph.transient_bytes, edges, graph.copies)
 
 
-def restrict_choices(graph: CostGraph, allowed_choices: Sequence[IntArray]) -> CostGraph:
-    """Return the graph in which each node has only its ``allowed_choices``, by index and in that order.
+def restrict_choices(graph: CostGraph, allowed_choices: Mapping[int, IntArray]) -> CostGraph:
+    """Return the graph in which the nodes of ``allowed_choices`` have only those choices, by index and in that order.
 
-    No nodes are copies any more: their choices may now differ.
+    These nodes are no copies any more: their choices may now differ.
     """
 
     def restrict_columns(values: tuple[IntArray, ...]) -> tuple[IntArray, ...]:
-        return tuple(column[index] for column, index in zip(values, allowed_choices, strict=True))
+        return tuple(
+            column[allowed_choices[node]] if node in allowed_choices else column for node, column in enumerate(values)
+        )
 
-    edges = (
-        Edge(*edge[:2], edge.times[np.ix_(allowed_choices[edge.source], allowed_choices[edge.target])])
-        for edge in graph.edges
-    )
+    def restrict_edge(edge: Edge) -> Edge:
+        ends = [allowed_choices.get(node, np.arange(graph.sizes[node])) for node in edge[:2]]
+        return edge._replace(times=edge.times[np.ix_(*ends)])
+
+    edges = (edge if allowed_choices.keys().isdisjoint(edge[:2]) else restrict_edge(edge) for edge in graph.edges)
     times, kept_bytes, transient_bytes = map(restrict_columns, (graph.times, graph.kept_bytes, graph.transient_bytes))
-    return CostGraph(times, kept_bytes, transient_bytes, tuple(edges), (-1,) * len(graph.copies))
-
-
-def _has_same_costs(graph: CostGraph, node: int, representative: int) -> bool:
-    columns = (graph.times, graph.kept_bytes, graph.transient_bytes)
-    return all(
-        column[node] is column[representative] or np.array_equal(column[node], column[representative])
-        for column in columns
-    )
+    copies = tuple(-1 if node in allowed_choices else number for node, number in enumerate(graph.copies))
+    return CostGraph(times, kept_bytes, transient_bytes, tuple(edges), copies)
 
 
 def _check_node(node: int, costs: tuple[IntArray, IntArray, IntArray]) -> None:
@@ -260,22 +261,16 @@ def list_needed_choices(graph: CostGraph, memory: bool) -> tuple[IntArray, ...]:
     needs no more of it.
     """
     allowed_choices = [np.arange(size) for size in graph.sizes]
-    node_edges: list[list[Edge]] = [[] for _ in allowed_choices]
-    for edge in graph.edges:
-        node_edges[edge.source].append(edge)
-        node_edges[edge.target].append(edge)
     for node in range(len(allowed_choices)):
-        allowed_choices[node] = _list_undominated(graph, node, node_edges[node], allowed_choices, memory)
+        allowed_choices[node] = _list_undominated(graph, node, allowed_choices, memory)
     return tuple(allowed_choices)
 
 
-def _list_undominated(
-    graph: CostGraph, node: int, edges: Sequence[Edge], allowed_choices: Sequence[IntArray], memory: bool
-) -> IntArray:
+def _list_undominated(graph: CostGraph, node: int, allowed_choices: Sequence[IntArray], memory: bool) -> IntArray:
     choices = allowed_choices[node]
     times = graph.times[node][choices]
     max_excess = times[:, None] - times  # the most that the row takes longer than the column
-    for source, target, table in edges:
+    for source, target, table in graph.node_edges[node]:
         edge_times = table[np.ix_(allowed_choices[source], allowed_choices[target])]
         edge_times = edge_times if source == node else edge_times.T
         max_excess = max_excess + (edge_times[:, None] - edge_times).max(axis=-1)
@@ -306,11 +301,9 @@ def tie_copies(graph: CostGraph) -> tuple[CostGraph, tuple[int, ...]]:
         if source_group == target_group:
             times[source_group] = times[source_group] + table.diagonal()
         else:
-            edges.append(
-                Edge(source_group, target_group, table)
-                if source_group < target_group
-                else Edge(target_group, source_group, table.T)
-            )
+            is_forward = source_group < target_group
+            ends = (source_group, target_group) if is_forward else (target_group, source_group)
+            edges.append(Edge(*ends, table if is_forward else table.T))
     kept_bytes = tuple(graph.kept_bytes[group[0]] * len(group) for group in groups)
     transient_bytes = tuple(graph.transient_bytes[group[0]] for group in groups)
     result = CostGraph(tuple(times), kept_bytes, transient_bytes, tuple(edges), (-1,) * len(groups))

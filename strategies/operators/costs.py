@@ -23,8 +23,7 @@ import numpy as np
 from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.collective import Collective
 from meshwise.simulator.deadline import check_deadline
-from meshwise.simulator.machine.accelerator import Accelerator
-from meshwise.simulator.operator_graph import Block, Operator, Tensor
+from meshwise.simulator.operator_graph import Block, Operator
 from meshwise.strategies.lowering.costs.liveness import Liveness
 from meshwise.strategies.lowering.costs.memory import list_residents
 from meshwise.strategies.lowering.costs.operator import (
@@ -59,7 +58,7 @@ from meshwise.strategies.lowering.costs.weights import factored_elements, quanti
 from meshwise.strategies.lowering.rank_classes.machine import Machine, RankProfile
 from meshwise.strategies.lowering.rank_classes.placement import NORM
 from meshwise.strategies.operators.choices import list_choices
-from meshwise.strategies.operators.cost_graph import CostGraph, Edge, IntArray
+from meshwise.strategies.operators.cost_graph import CostGraph, Edge, IntArray, restrict_choices
 from meshwise.strategies.operators.operator_plan import Degrees, build_operator_plan, merge_shardings
 from meshwise.strategies.plan.mesh import OPERATOR_AXES
 from meshwise.strategies.plan.plan import Plan
@@ -99,7 +98,7 @@ class Setting:
     def build_operator_layout(self, block: Block, operator: Operator, sharding: OperatorSharding) -> BlockLayout:
         """Return the layout of a block of one operator, whose inputs already have the layouts that it reads."""
         operator_block = replace(
-            block, operators=(operator,), inputs=operator.inputs, outputs=operator.outputs, repeat=1, layer=block.layer
+            block, operators=(operator,), inputs=operator.inputs, outputs=operator.outputs, repeat=1
         )
         return self.build_layout(operator_block, {f"{block.name}.{operator.name}": sharding})
 
@@ -192,16 +191,18 @@ class NodeCosts:
     def _count_bytes(self, layout: BlockLayout, block: Block) -> tuple[int, int]:
         """Return the kept bytes and the transient bytes of the one operator of a layout."""
         training, plan = self.setting.training, self.setting.plan
-        parameters, accelerator = self._build_parameters(layout), _without_reserve(self.setting.rank)
+        parameters = self._build_parameters(layout)
+        accelerator = replace(self.setting.rank.accelerator, reserved=0.0)  # no choice changes what the runtime takes
         states = sum(change.size for change in list_residents(accelerator, training, plan, parameters, 0, 0))
         if allocates_gradients(training, plan):
             states += parameters.elements * training.gradient_bytes  # all of them exist when the last microbatch begins
         liveness = Liveness(layout, training.conventions)
         block_memory = compute_moments(liveness, Recompute.NONE).scale_memory()
         (operator,) = layout.block.operators
-        saved_names = [
-            name for name in liveness.list_saved(operator) if _find_first_saver(block, name) == operator.name
-        ]
+        first_savers: dict[str, str] = {}
+        for saver in block.operators:
+            first_savers = dict.fromkeys(saver.saved, saver.name) | first_savers
+        saved_names = [name for name in liveness.list_saved(operator) if first_savers[name] == operator.name]
         saved_bytes = sum(dict(liveness.describe_kept(operator, name) for name in saved_names).values())
         saved_bytes += sum(liveness.list_unnamed(operator).values())
         transient_bytes = block_memory.kept_bytes - saved_bytes + max(block_memory.forward, block_memory.backward)
@@ -218,16 +219,6 @@ class NodeCosts:
         """Bytes on a device that do not depend on any choice: the reserve of the runtime, and buffers."""
         (buffers,) = self.setting.costs.buffers(self.setting.plan)
         return int(self.setting.rank.accelerator.reserved) + buffers
-
-
-def _find_first_saver(block: Block, name: str) -> str:
-    """Return the name of the first operator of a block that saves a tensor for backward."""
-    return next(operator.name for operator in block.operators if name in operator.saved)
-
-
-def _without_reserve(rank: RankProfile) -> Accelerator:
-    """Return the accelerator of a rank without the reserve of its runtime, which no choice changes."""
-    return replace(rank.accelerator, reserved=0.0)
 
 
 class _Reading(NamedTuple):
@@ -266,8 +257,11 @@ class EdgeCosts:
         node = 0
         for _, block in self.setting.problem.graph.occurrences:
             input_sources = zip(block.inputs, block_sources, strict=False)
+            # the next block may have other names for a tensor's dims
             sources = {
-                name: source.rename_dims(block.tensor[name]) for name, source in input_sources if source is not None
+                name: source._replace(dims=block.tensor[name].dims)
+                for name, source in input_sources
+                if source is not None
             }
             for operator in block.operators:
                 for name in dict.fromkeys(operator.inputs):
@@ -292,14 +286,7 @@ class EdgeCosts:
         name: str,
         reader_options: tuple[OperatorSharding, ...],
     ) -> IntArray:
-        source_key = (
-            source.block.name,
-            source.operator.name,
-            source.name,
-            source.dims,
-            source.is_reader,
-            options[source.node],
-        )
+        source_key = (source.block.name, source.operator.name, *source[3:], options[source.node])
         key = (*source_key, block.name, reader.name, name, reader_options)
         if key not in self._tables:
             source_specs = [source.build_spec(sharding) for sharding in options[source.node]]
@@ -312,47 +299,30 @@ class EdgeCosts:
         tensor = block.tensor[name]
         layout = self.setting.build_operator_layout(block, operator, sharding)
         segments = self.setting.build_segments(layout)
-        regathers = gathers_in_backward(
-            layout, operator, keeps_gathered=self.setting.training.conventions.keeps_gathered
-        )
-        gather_cover = segments.backward.ticks if regathers else None
+        keeps_gathered = self.setting.training.conventions.keeps_gathered
+        regathers = gathers_in_backward(layout, operator, keeps_gathered=keeps_gathered)
+        gather_cover, sum_cover = segments.backward.ticks if regathers else None, 0
         hides_sum = self.setting.costs.blocks.hides_gradients(self.setting.plan) and is_cut_product(layout, operator)
-        sum_cover = (
-            weight_gradient_ticks(layout, self.setting.rank.accelerator, operator, segments.backward)
-            if hides_sum
-            else 0
-        )
-        sum_follows = not segments.after_backward  # only then the sum directly follows the product that hides it
-        return _Reading(
-            sharding.find_input_spec(tensor),
-            sharding.find_gradient_spec(tensor),
-            gather_cover,
-            sum_cover if sum_follows else 0,
-        )
+        if hides_sum and not segments.after_backward:  # only then the sum directly follows the product that hides it
+            sum_cover = weight_gradient_ticks(layout, self.setting.rank.accelerator, operator, segments.backward)
+        return _Reading(sharding.find_input_spec(tensor), sharding.find_gradient_spec(tensor), gather_cover, sum_cover)
 
     def _compute_times(
         self, block: Block, reader: Operator, name: str, source_specs: list[ShardingSpec], readings: list[_Reading]
     ) -> IntArray:
         """Return the ticks of redistributing a tensor from every layout of its source to every layout of its reader."""
-        spec_index, distinct_readings = (
-            {source_spec: i for i, source_spec in enumerate(dict.fromkeys(source_specs))},
-            dict.fromkeys(readings),
-        )
-        reading_index = {reading: i for i, reading in enumerate(distinct_readings)}
         # many choices make or read a tensor in one layout: each distinct pair is priced once
+        spec_index = {spec: i for i, spec in enumerate(dict.fromkeys(source_specs))}
+        reading_index = {reading: i for i, reading in enumerate(dict.fromkeys(readings))}
         distinct_ticks = np.array(
             [
-                [self._count_ticks(block, reader, name, source_spec, reading) for reading in distinct_readings]
-                for source_spec in spec_index
+                [self._count_ticks(block, reader, name, spec, reading) for reading in reading_index]
+                for spec in spec_index
             ],
             np.int64,
         )
-        ticks: IntArray = distinct_ticks[
-            np.ix_(
-                [spec_index[source_spec] for source_spec in source_specs],
-                [reading_index[reading] for reading in readings],
-            )
-        ]
+        rows, columns = [spec_index[spec] for spec in source_specs], [reading_index[reading] for reading in readings]
+        ticks: IntArray = distinct_ticks[np.ix_(rows, columns)]
         return ticks * self.setting.plan.num_microbatches
 
     def _count_ticks(
@@ -385,10 +355,6 @@ class _Source(NamedTuple):
     dims: tuple[str, ...]
     is_reader: bool = False
 
-    def rename_dims(self, tensor: Tensor) -> "_Source":
-        """Return the source as the next block sees it, where the tensor is ``tensor`` and its dims have other names."""
-        return self._replace(dims=tensor.dims)
-
     def build_spec(self, sharding: OperatorSharding) -> ShardingSpec:
         """Return the layout in which the source has the tensor if its operator is cut by ``sharding``."""
         tensor = self.block.tensor[self.name]
@@ -418,14 +384,8 @@ class Node(NamedTuple):
 class OperatorCosts:
     """The cost graph of a problem on a mesh, with the sharding that each choice stands for.
 
-    Parameters
-    ----------
-    microbatch
-        Sequences of a microbatch.
-    choices
-        For every node its shardings, named by the block.
-    resident_bytes
-        Bytes on a device that do not depend on any choice: what the framework keeps.
+    ``microbatch`` are its sequences. ``choices`` are for every node its shardings, named by the block, and
+    ``resident_bytes`` what no choice changes on a device: what the framework keeps.
     """
 
     problem: Problem
@@ -447,15 +407,14 @@ class OperatorCosts:
     def tied_users(self) -> tuple[tuple[tuple[int, str], tuple[int, str]], ...]:
         """Pairs of nodes that use one tied parameter, each with the parameter's name there."""
 
-        def find_user(end: tuple[str, str]) -> tuple[int, str]:
-            users = (
-                number
-                for number, node in enumerate(self.nodes)
-                if node.occurrence == end[0] and end[1] in node.operator.parameters
-            )
-            return next(users), end[1]
+        def find_user(occurrence: str, parameter: str) -> tuple[int, str]:
+            nodes = enumerate(self.nodes)
+            users = (n for n, node in nodes if node.occurrence == occurrence and parameter in node.operator.parameters)
+            return next(users), parameter
 
-        return tuple((find_user(first_end), find_user(second_end)) for first_end, second_end in self.problem.graph.tied)
+        return tuple(
+            (find_user(*first_end), find_user(*second_end)) for first_end, second_end in self.problem.graph.tied
+        )
 
     def find_kept_axes(self, node: int, choice: int, parameter: str) -> dict[str, tuple[str, ...]]:
         """Return the axes that cut each dim of a parameter as a choice of a node keeps it."""
@@ -463,28 +422,12 @@ class OperatorCosts:
 
     def restrict_choices(self, allowed_choices: Mapping[int, Sequence[int]]) -> "OperatorCosts":
         """Return the costs where the nodes of ``allowed_choices`` have only those choices; they are no copies then."""
-        graph = self.graph
-        indices = [np.array(allowed_choices.get(node, range(size)), np.int64) for node, size in enumerate(graph.sizes)]
-
-        def restrict_columns(columns: tuple[IntArray, ...]) -> tuple[IntArray, ...]:
-            return tuple(
-                column[indices[node]] if node in allowed_choices else column for node, column in enumerate(columns)
-            )
-
-        edges = (
-            edge._replace(times=edge.times[np.ix_(indices[edge.source], indices[edge.target])])
-            if edge.source in allowed_choices or edge.target in allowed_choices
-            else edge
-            for edge in graph.edges
+        indices = {node: np.array(options, np.int64) for node, options in allowed_choices.items()}
+        choices = tuple(
+            tuple(shardings[i] for i in indices[node]) if node in indices else shardings
+            for node, shardings in enumerate(self.choices)
         )
-        copies = tuple(-1 if node in allowed_choices else number for node, number in enumerate(graph.copies))
-        columns = (
-            restrict_columns(graph.times),
-            restrict_columns(graph.kept_bytes),
-            restrict_columns(graph.transient_bytes),
-        )
-        choices = tuple(tuple(shardings[i] for i in indices[node]) for node, shardings in enumerate(self.choices))
-        return replace(self, choices=choices, graph=CostGraph(*columns, tuple(edges), copies))
+        return replace(self, choices=choices, graph=restrict_choices(self.graph, indices))
 
     def build_plan(self, choices: Iterable[int]) -> Plan:
         """Return the plan in which every node has one of its choices, given by index."""
@@ -507,64 +450,39 @@ def compute_operator_costs(
 ) -> OperatorCosts:
     """Return the costs of all choices of all operators, on a mesh of operator axes only.
 
-    Parameters
-    ----------
-    degrees
-        Ranks along each operator axis.
-    microbatch
-        Sequences of a microbatch on all ranks together.
-    costs
-        Stage costs already known for the problem.
-    choice_filter
-        Which legal shardings may be chosen; by default all.
+    A microbatch has ``microbatch`` sequences on all ranks together. ``costs`` are stage costs already known for the
+    problem; ``choice_filter`` says which legal shardings may be chosen, by default all.
     """
     plan = build_operator_plan(problem, degrees, microbatch)
-    return _CostBuilder(Setting(problem, plan, costs or StageCosts(problem)), degrees, choice_filter).build_costs()
-
-
-@dataclass(frozen=True, eq=False)
-class _CostBuilder:
-    """Builds the costs of all choices; copies of a block share their lists of shardings."""
-
-    setting: Setting
-    degrees: Degrees
-    choice_filter: ChoiceFilter | None
-    _choices: dict[str, tuple[OperatorSharding, ...]] = field(default_factory=dict)
-
-    @cached_property
-    def nodes(self) -> tuple[Node, ...]:
-        """Every operator of every occurrence, in execution order."""
-        graph = self.setting.problem.graph
-        return tuple(Node(name, block, operator) for name, block in graph.occurrences for operator in block.operators)
-
-    def build_costs(self) -> OperatorCosts:
-        """Return all costs."""
-        options, node_costs = tuple(map(self._list_options, self.nodes)), NodeCosts(self.setting)
-        columns = [
-            node_costs.compute_columns(node.block, node.operator, shardings)
-            for node, shardings in zip(self.nodes, options, strict=True)
-        ]
-        times, kept_bytes, transient_bytes = ([column[i] for column in columns] for i in range(3))
-        times[0] = times[0] + node_costs.fixed_ticks
-        edges = tuple(EdgeCosts(self.setting).list_edges(options))
-        graph = CostGraph(tuple(times), tuple(kept_bytes), tuple(transient_bytes), edges, self._number_copies(options))
-        problem, microbatch = self.setting.problem, self.setting.plan.sequences
-        return OperatorCosts(problem, self.degrees, microbatch, self.nodes, options, graph, node_costs.resident_bytes)
-
-    def _list_options(self, node: Node) -> tuple[OperatorSharding, ...]:
+    setting = Setting(problem, plan, costs or StageCosts(problem))
+    nodes = tuple(
+        Node(name, block, operator) for name, block in problem.graph.occurrences for operator in block.operators
+    )
+    legal_choices: dict[tuple[str, str], tuple[OperatorSharding, ...]] = {}  # copies of a block share theirs
+    options: list[tuple[OperatorSharding, ...]] = []
+    for node in nodes:
         check_deadline()
-        key = f"{node.block.name}.{node.operator.name}"
-        if key not in self._choices:
-            sequences = self.setting.plan.sequences
-            self._choices[key] = list_choices(node.block.name, node.block, node.operator, self.degrees, sequences)
-        shardings = self._choices[key]
-        return shardings if self.choice_filter is None else self.choice_filter(node.name, shardings)
+        key = (node.block.name, node.operator.name)
+        if key not in legal_choices:
+            legal_choices[key] = list_choices(node.block.name, node.block, node.operator, degrees, plan.sequences)
+        shardings = legal_choices[key]
+        options.append(shardings if choice_filter is None else choice_filter(node.name, shardings))
+    choices, node_costs = tuple(options), NodeCosts(setting)
+    columns = [
+        node_costs.compute_columns(node.block, node.operator, shardings)
+        for node, shardings in zip(nodes, choices, strict=True)
+    ]
+    times, kept_bytes, transient_bytes = (list(column) for column in zip(*columns, strict=True))
+    times[0] = times[0] + node_costs.fixed_ticks
+    edges = tuple(EdgeCosts(setting).list_edges(choices))
+    copies = _number_copies(nodes, choices)
+    graph = CostGraph(tuple(times), tuple(kept_bytes), tuple(transient_bytes), edges, copies)
+    return OperatorCosts(problem, degrees, plan.sequences, nodes, choices, graph, node_costs.resident_bytes)
 
-    def _number_copies(self, options: tuple[tuple[OperatorSharding, ...], ...]) -> tuple[int, ...]:
-        classes: dict[tuple[str, str, tuple[OperatorSharding, ...]], int] = {}
-        keys = (
-            (node.block.name, node.operator.name, shardings)
-            for node, shardings in zip(self.nodes, options, strict=True)
-        )
-        numbers = [classes.setdefault(key, len(classes)) for key in keys]
-        return tuple(number if node.block.repeat > 1 else -1 for node, number in zip(self.nodes, numbers, strict=True))
+
+def _number_copies(nodes: Sequence[Node], options: Sequence[tuple[OperatorSharding, ...]]) -> tuple[int, ...]:
+    """Return for every node the number of its class, as `CostGraph.copies`."""
+    classes: dict[tuple[str, str, tuple[OperatorSharding, ...]], int] = {}
+    keys = ((node.block.name, node.operator.name, row) for node, row in zip(nodes, options, strict=True))
+    numbers = [classes.setdefault(key, len(classes)) for key in keys]
+    return tuple(number if node.block.repeat > 1 else -1 for node, number in zip(nodes, numbers, strict=True))

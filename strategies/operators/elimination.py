@@ -11,7 +11,7 @@ keep all rows that no other row beats in time, kept and transient memory, and a 
 edge between them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,16 +40,9 @@ class TooManyRowsError(ValueError):
 class CostList:
     """Costs of partial plans, by the choices of some nodes.
 
-    Parameters
-    ----------
-    nodes
-        The nodes whose choices distinguish rows.
-    choices
-        Shape (nodes, rows).
-    costs
-        Shape (4, rows): ticks of nodes, ticks of edges, bytes kept, bytes transient.
-    decisions
-        The lists that this one was made from, and for each row its row there.
+    ``nodes`` are those whose choices, of shape (nodes, rows), distinguish rows. ``costs`` has the shape (4, rows):
+    ticks of nodes, ticks of edges, bytes kept, bytes transient. ``decisions`` are the lists that this one was made
+    from, and for each row its row there.
     """
 
     nodes: tuple[int, ...]
@@ -151,9 +144,8 @@ class Elimination:
         total = CostList((), np.zeros((0, 1), dtype=np.int64), np.zeros((4, 1), dtype=np.int64))
         for cost_list in self.nodes.values():
             reduced_list = cost_list if self.faithful else self._simplify_list(cost_list, ())
-            total = self._join_lists(
-                total, CostList((), reduced_list.choices[:0], reduced_list.costs, _link_rows(reduced_list))
-            )
+            own_rows = ((reduced_list, np.arange(reduced_list.costs.shape[1])),)
+            total = self._join_lists(total, CostList((), reduced_list.choices[:0], reduced_list.costs, own_rows))
             total = total if self.faithful else self._simplify_list(total, ())
         memory = total.costs[2] + total.costs[3]
         fitting_rows = np.flatnonzero(memory <= limit) if limit is not None else np.arange(len(memory))
@@ -162,9 +154,8 @@ class Elimination:
             return Shortfall(choice, self.graph.memory(choice), limit)
         choice = self._replay_decisions(total, int(fitting_rows[total.costs[:2, fitting_rows].sum(axis=0).argmin()]))
         time = self.graph.time(choice)
-        return Solution(
-            choice, time, self.graph.memory(choice), compute_time_bound(self.graph) if self.faithful else time
-        )
+        bound = compute_time_bound(self.graph) if self.faithful else time
+        return Solution(choice, time, self.graph.memory(choice), bound)
 
     def _replay_decisions(self, final_list: CostList, row: int) -> tuple[int, ...]:
         """Return the choice of every node behind a row, by following its decisions back to the lists of nodes."""
@@ -179,17 +170,14 @@ class Elimination:
 
     def _eliminate_operator(self) -> bool:
         """Replace u -> w -> v by an edge u -> v, where w has no other neighbours."""
-        for node in self.nodes:
-            producers, consumers = self._list_producers(node), self._list_consumers(node)
-            if (
-                len(producers) == len(consumers) == 1
-                and self._is_single(producers[0], node)
-                and self._is_single(node, consumers[0])
-            ):
-                producer, consumer = producers[0], consumers[0]
-                cost_list = self._join_lists(self._pop_edge(producer, node), self.nodes.pop(node))
-                cost_list = self._join_lists(cost_list, self._pop_edge(node, consumer))
-                self._add_edge(self._simplify_list(cost_list, (producer, consumer)))
+        for node, producers, consumers in self._list_nodes():
+            if len(producers) != 1 or len(consumers) != 1:
+                continue
+            ends = in_edge, out_edge = (producers[0], node), (node, consumers[0])
+            if all(len(self.edges[edge]) == 1 for edge in ends):
+                cost_list = self._join_lists(self._pop_edge(*in_edge), self.nodes.pop(node))
+                cost_list = self._join_lists(cost_list, self._pop_edge(*out_edge))
+                self._add_edge(self._simplify_list(cost_list, (producers[0], consumers[0])))
                 return True
         return False
 
@@ -203,41 +191,37 @@ class Elimination:
 
     def _merge_source(self) -> bool:
         """Absorb a source into its only consumer, which has other producers."""
-        for node in self.nodes:
-            consumers = self._list_consumers(node)
-            if not self._list_producers(node) and len(consumers) == 1 and len(self._list_producers(consumers[0])) > 1:
+        for node, producers, consumers in self._list_nodes():
+            if not producers and len(consumers) == 1 and len(self.producers[consumers[0]]) > 1:
                 return self._absorb_node(consumers[0], (node, consumers[0]))
         return False
 
     def _contract_sink(self) -> bool:
         """Absorb a sink into its only producer, which has other consumers."""
-        for node in self.nodes:
-            producers = self._list_producers(node)
-            if not self._list_consumers(node) and len(producers) == 1 and len(self._list_consumers(producers[0])) > 1:
+        for node, producers, consumers in self._list_nodes():
+            if not consumers and len(producers) == 1 and len(self.consumers[producers[0]]) > 1:
                 return self._absorb_node(producers[0], (producers[0], node))
         return False
 
     def _absorb_last(self) -> bool:
         """Absorb the source of a component of two nodes into its consumer."""
         for source, target in self.edges:
-            is_component = not self._list_producers(source) and not self._list_consumers(target)
-            if is_component and self._list_producers(target) == (source,) and self._list_consumers(source) == (target,):
+            is_component = not self.producers[source] and not self.consumers[target]
+            if is_component and self.producers[target] == {source} and self.consumers[source] == {target}:
                 return self._absorb_node(target, (source, target))
         return False
 
     def _remove_triangle(self) -> bool:
         """Remove a source with two consumers between which there is an edge."""
-        for node in self.nodes:
-            consumers = self._list_consumers(node)
-            if not self._list_producers(node) and len(consumers) == 2 and consumers in self.edges:
+        for node, producers, consumers in self._list_nodes():
+            if not producers and len(consumers) == 2 and consumers in self.edges:
                 return self._fold_source(node, consumers)
         return False
 
     def _remove_star(self) -> bool:
         """Remove a source with several consumers; without ``faithful`` only one with two."""
-        for node in self.nodes:
-            consumers = self._list_consumers(node)
-            if not self._list_producers(node) and (len(consumers) > 1 if self.faithful else len(consumers) == 2):
+        for node, producers, consumers in self._list_nodes():
+            if not producers and (len(consumers) > 1 if self.faithful else len(consumers) == 2):
                 return self._fold_source(node, consumers)
         return False
 
@@ -249,21 +233,17 @@ class Elimination:
             self._add_edge(self._simplify_list(cost_list, (consumers[0], consumers[1])))
             return True
         for consumer in consumers[1:]:
-            cost_list = self._simplify_list(
-                self._join_lists(cost_list, self._pop_edge(node, consumer)), (node, consumers[0])
-            )
-        self.nodes[consumers[0]] = self._simplify_list(
-            self._join_lists(self.nodes[consumers[0]], cost_list), (consumers[0],)
-        )
+            cost_list = self._join_lists(cost_list, self._pop_edge(node, consumer))
+            cost_list = self._simplify_list(cost_list, (node, consumers[0]))
+        cost_list = self._join_lists(self.nodes[consumers[0]], cost_list)
+        self.nodes[consumers[0]] = self._simplify_list(cost_list, (consumers[0],))
         return True
 
     def _absorb_node(self, node: int, ends: tuple[int, int]) -> bool:
         """Join the edge ``ends`` and the node at its other end into the list of ``node``."""
         absorbed_node = ends[0] if ends[1] == node else ends[1]
-        cost_list = self._join_lists(
-            self._join_lists(self.nodes.pop(absorbed_node), self._pop_edge(*ends)), self.nodes[node]
-        )
-        self.nodes[node] = self._simplify_list(cost_list, (node,))
+        cost_list = self._join_lists(self.nodes.pop(absorbed_node), self._pop_edge(*ends))
+        self.nodes[node] = self._simplify_list(self._join_lists(cost_list, self.nodes[node]), (node,))
         return True
 
     def _add_edge(self, edge: CostList) -> None:
@@ -281,19 +261,14 @@ class Elimination:
             edge_list = self._simplify_list(self._join_lists(edge_list, parallel_list), (source, target))
         return edge_list
 
-    def _is_single(self, source: int, target: int) -> bool:
-        return len(self.edges[source, target]) == 1
-
-    def _list_producers(self, node: int) -> tuple[int, ...]:
-        return tuple(sorted(self.producers[node]))
-
-    def _list_consumers(self, node: int) -> tuple[int, ...]:
-        return tuple(sorted(self.consumers[node]))
+    def _list_nodes(self) -> Iterator[tuple[int, tuple[int, ...], tuple[int, ...]]]:
+        """Yield every node with its producers and its consumers."""
+        for node in self.nodes:
+            yield node, tuple(sorted(self.producers[node])), tuple(sorted(self.consumers[node]))
 
     def _simplify_list(self, cost_list: CostList, nodes: tuple[int, ...]) -> CostList:
-        return cost_list.select_rows(
-            self.simplify(cost_list.number_rows(nodes, self.graph.sizes), cost_list.costs), nodes
-        )
+        rows = self.simplify(cost_list.number_rows(nodes, self.graph.sizes), cost_list.costs)
+        return cost_list.select_rows(rows, nodes)
 
     def _join_lists(self, left_list: CostList, right_list: CostList) -> CostList:
         """Return the list of all pairs of rows that agree on the nodes which both lists have."""
@@ -318,11 +293,6 @@ class Elimination:
         # transient bytes are not there at the same time: the larger counts, not the sum
         costs[3] = np.maximum(left_list.costs[3, left_rows], right_list.costs[3, right_rows])
         return CostList(nodes, choices, costs, ((left_list, left_rows), (right_list, right_rows)))
-
-
-def _link_rows(cost_list: CostList) -> tuple[tuple[CostList, IntArray], ...]:
-    """Return the decisions of a list whose rows are the rows of ``cost_list``."""
-    return ((cost_list, np.arange(cost_list.costs.shape[1])),)
 
 
 def _build_node_list(graph: CostGraph, node: int) -> CostList:

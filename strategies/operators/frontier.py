@@ -38,10 +38,6 @@ def frontier(
 
     Parameters
     ----------
-    graph
-        Costs of every choice.
-    limit
-        Bytes of memory; None for no limit.
     gap
         Stop when the time is proven within this fraction of the least; 0 proves the least.
     max_labels
@@ -78,17 +74,10 @@ FEW_LABELS = 500
 class LimitedGraph:
     """The graph without choices above some level of transient bytes.
 
-    Parameters
-    ----------
-    allowed_choices
-        Per class of nodes the choices that remain.
-    times, kept_bytes
-        Per distinct node table the costs of those choices.
-    edges
-        Per distinct edge table the ticks of those choices.
+    ``allowed_choices`` are those that remain per class of nodes; ``times``, ``kept_bytes`` and ``edges`` are the costs
+    of those choices per distinct node and edge table.
     """
 
-    graph: CostGraph
     buckets: Buckets
     allowed_choices: dict[int, IntArray]
     times: tuple[IntArray, ...]
@@ -106,12 +95,9 @@ class LimitedGraph:
 
     def find_leanest(self) -> tuple[int, ...]:
         """Return the choice that keeps fewest bytes; of equal choices of a node the fastest."""
-        leanest_options = [
-            int(np.lexsort((times, kept_bytes))[0])
-            for times, kept_bytes in zip(self.times, self.kept_bytes, strict=True)
-        ]
         option_of_class = {
-            number: index for (_, number), index in zip(self.buckets.nodes, leanest_options, strict=True)
+            number: int(np.lexsort((times, kept_bytes))[0])
+            for (_, number), times, kept_bytes in zip(self.buckets.nodes, self.times, self.kept_bytes, strict=True)
         }
         return self._to_graph_choice(tuple(option_of_class[number] for number in self.buckets.classes))
 
@@ -143,16 +129,9 @@ class Relaxation:
         lists = {number: self.graph.kept_bytes[node].tolist() for node, number in self.buckets.nodes}
         return tuple(lists[number] for number in self.buckets.classes)
 
-    @cached_property
-    def max_costs(self) -> tuple[int, int]:
-        """Upper bounds of any choice: ticks, and kept bytes."""
-        ticks = sum(int(node_costs.max()) for node_costs in self.graph.times)
-        edges = sum(int(edge.times.max()) for edge in self.graph.edges)
-        return ticks + edges, sum(int(node_costs.max()) for node_costs in self.graph.kept_bytes)
-
     def build_price(self, ticks: int, num_bytes: int) -> Price:
         """Return a price of about ``ticks`` for ``num_bytes`` bytes, such that no priced sum leaves 64 bits."""
-        most_ticks, most_bytes = (max(1, cost) for cost in self.max_costs)
+        most_ticks, most_bytes = max(1, self.graph.max_ticks), max(1, self.graph.max_kept)
         # the larger the scale the finer the price, which is rounded to a whole number of ticks
         max_price = MAX_SUM // most_bytes
         scale = 1
@@ -163,25 +142,17 @@ class Relaxation:
     def limit_graph(self, level: int) -> LimitedGraph:
         """Return the graph without choices above ``level`` transient bytes."""
         if level not in self._limited_graphs:
-            self._limited_graphs[level] = self._build_limited_graph(level)
+            graph, nodes, classes = self.graph, self.buckets.nodes, self.buckets.classes
+            allowed_choices = {number: np.flatnonzero(graph.transient_bytes[node] <= level) for node, number in nodes}
+            edges = (graph.edges[index] for index, _ in self.buckets.edges)
+            self._limited_graphs[level] = LimitedGraph(
+                self.buckets,
+                allowed_choices,
+                tuple(graph.times[node][allowed_choices[number]] for node, number in nodes),
+                tuple(graph.kept_bytes[node][allowed_choices[number]] for node, number in nodes),
+                tuple(times[np.ix_(*(allowed_choices[classes[end]] for end in ends))] for *ends, times in edges),
+            )
         return self._limited_graphs[level]
-
-    def _build_limited_graph(self, level: int) -> LimitedGraph:
-        graph, nodes = self.graph, self.buckets.nodes
-        allowed_choices = {number: np.flatnonzero(graph.transient_bytes[node] <= level) for node, number in nodes}
-        edges = [graph.edges[index] for index, _ in self.buckets.edges]
-        classes = self.buckets.classes
-        return LimitedGraph(
-            graph,
-            self.buckets,
-            allowed_choices,
-            tuple(graph.times[node][allowed_choices[number]] for node, number in nodes),
-            tuple(graph.kept_bytes[node][allowed_choices[number]] for node, number in nodes),
-            tuple(
-                edge.times[np.ix_(allowed_choices[classes[edge.source]], allowed_choices[classes[edge.target]])]
-                for edge in edges
-            ),
-        )
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -221,14 +192,8 @@ class _Search:
             self._push_range(_Range(best_range.bound, middle_level + 1, best_range.high_level, best_range.price))
         proven_bound = min([self.best_time, closed_bound, *(open_range.bound for open_range in self.ranges)])
         extra_bytes = max(1, self.limit // LIMIT_PARTS)
-        saved_ticks = max(relaxed_bound - self._raise_bound(full_range, extra_bytes).bound, 0)
-        return Solution(
-            self.best_choice,
-            self.best_time,
-            self.graph.memory(self.best_choice),
-            proven_bound,
-            saved_ticks / extra_bytes,
-        )
+        price = max(relaxed_bound - self._raise_bound(full_range, extra_bytes).bound, 0) / extra_bytes
+        return Solution(self.best_choice, self.best_time, self.graph.memory(self.best_choice), proven_bound, price)
 
     def _offer_choice(self, choice: tuple[int, ...]) -> None:
         if self.graph.memory(choice) <= self.limit and self.graph.time(choice) < self.best_time:
@@ -248,10 +213,8 @@ class _Search:
         cheapest choice at that price replaces one of the two, until no choice is cheaper than both.
         """
         limited_graph = self.relaxation.limit_graph(int(self.relaxation.levels[level_range.high_level]))
-        lean_choice, budget = (
-            limited_graph.find_leanest(),
-            self.limit + extra_bytes - int(self.relaxation.levels[level_range.low_level]),
-        )
+        lean_choice = limited_graph.find_leanest()
+        budget = self.limit + extra_bytes - int(self.relaxation.levels[level_range.low_level])
         if self._count_kept(lean_choice) > budget:
             return replace(level_range, bound=self.best_time)  # no choice of the range fits
         fast_choice: tuple[int, ...] | None = None
@@ -260,7 +223,8 @@ class _Search:
             min_priced, choice = limited_graph.find_minimum(price)
             self._offer_choice(choice)
             price_bound = price.bound(min_priced, budget)
-            bound, best_price = (price_bound, price) if price_bound > bound else (bound, best_price)
+            if price_bound > bound:
+                bound, best_price = price_bound, price
             if bound >= self.best_time or (fast_choice is not None and choice in (lean_choice, fast_choice)):
                 break
             if self._count_kept(choice) > budget:
@@ -279,9 +243,8 @@ class _Search:
         if fast_choice is None:
             return Price(0, 1)
         extra_ticks = self.graph.time(lean_choice) - self.graph.time(fast_choice)
-        return self.relaxation.build_price(
-            max(0, extra_ticks), self._count_kept(fast_choice) - self._count_kept(lean_choice)
-        )
+        saved_bytes = self._count_kept(fast_choice) - self._count_kept(lean_choice)
+        return self.relaxation.build_price(max(0, extra_ticks), saved_bytes)
 
     def _mix_choices(self, fast_choice: tuple[int, ...], lean_choice: tuple[int, ...]) -> None:
         """Offer mixtures of a choice beyond the budget and one within it: they use memory that a price leaves idle."""
@@ -296,7 +259,9 @@ class _Search:
     def _sweep_level(self, level_range: _Range) -> int:
         """Return the bound of a range of one level after an exact sweep of its choices."""
         level = int(self.relaxation.levels[level_range.low_level])
-        allowed_choices = tuple(np.flatnonzero(node_bytes <= level) for node_bytes in self.graph.transient_bytes)
+        allowed_choices = {
+            node: np.flatnonzero(node_bytes <= level) for node, node_bytes in enumerate(self.graph.transient_bytes)
+        }
         sweep = Sweep(restrict_choices(self.graph, allowed_choices), self.limit - level, level_range.price)
         if sweep.max_entries > MAX_SWEEP_ENTRIES:
             return level_range.bound
@@ -305,9 +270,8 @@ class _Search:
             result = sweep.find_below(self.best_time, num_labels)
             bound = max(bound, min(result.bound, self.best_time))
             if result.choice is not None:
-                self._offer_choice(
-                    tuple(int(options[index]) for options, index in zip(allowed_choices, result.choice, strict=True))
-                )
+                choice = zip(allowed_choices.values(), result.choice, strict=True)
+                self._offer_choice(tuple(int(options[index]) for options, index in choice))
             if bound * (1 + self.gap) >= self.best_time:
                 break
         return bound

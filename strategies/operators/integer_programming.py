@@ -9,7 +9,8 @@ inequalities. That is tighter, and the variables of pairs need not be binary: wh
 pairs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import highspy
 import numpy as np
@@ -30,6 +31,9 @@ from meshwise.strategies.operators.cost_graph import (
 from meshwise.strategies.operators.neighbourhood import Neighbourhood
 
 FloatArray = NDArray[np.float64]
+_Row = tuple[NDArray[np.int64], FloatArray, float, float]
+"""A constraint: its columns, their factors, and the bounds of the sum."""
+
 LARGEST_SUM = 1e6
 """The largest sum after scaling: the solver's absolute tolerances, 1e-6 and finer, suit numbers up to this."""
 
@@ -69,10 +73,10 @@ def integer_programming(
     shortfall = find_shortfall(graph, limit)
     if shortfall is not None:
         return shortfall
-    allowed_choices = (
-        list_needed_choices(graph, memory=limit is not None) if prune else tuple(map(np.arange, graph.sizes))
+    allowed_choices = list_needed_choices(graph, limit is not None) if prune else tuple(map(np.arange, graph.sizes))
+    program = _Program(
+        merge_parallel_edges(restrict_choices(graph, dict(enumerate(allowed_choices)))), limit, gap, seconds
     )
-    program = _Program(merge_parallel_edges(restrict_choices(graph, allowed_choices)), limit, gap, seconds)
     choice, bound = program.solve()
     graph_choice = [int(options[index]) for options, index in zip(allowed_choices, choice, strict=True)]
     return _build_solution(graph, graph_choice, bound, program.was_interrupted)
@@ -104,19 +108,12 @@ class _Program:
         self.graph, self.limit, self.was_interrupted = graph, limit, False
         self.starts = np.cumsum([0, *graph.sizes])
         self.pair_starts = np.cumsum([self.starts[-1], *(edge.times.size for edge in graph.edges)])
-        ticks = sum(int(node_times.max()) for node_times in graph.times) + sum(
-            int(edge.times.max()) for edge in graph.edges
-        )
-        self.tick_scale = min(1.0, LARGEST_SUM / max(1, ticks))
+        self.tick_scale = min(1.0, LARGEST_SUM / max(1, graph.max_ticks))
         self.byte_scale = 1.0 if limit is None else min(1.0, LARGEST_SUM / max(1, limit))
         self.solver = highspy.Highs()  # type: ignore[no-untyped-call]
-        for option, value in (
-            ("output_flag", False),
-            ("mip_rel_gap", gap),
-            ("mip_abs_gap", 1e-6),
-            ("mip_feasibility_tolerance", 1e-9),
-            ("time_limit", float("inf") if seconds is None else seconds),
-        ):
+        time_limit = float("inf") if seconds is None else seconds
+        options = {"output_flag": False, "mip_rel_gap": gap, "mip_abs_gap": 1e-6, "mip_feasibility_tolerance": 1e-9}
+        for option, value in (options | {"time_limit": time_limit}).items():
             self.solver.setOptionValue(option, value)
         self.solver.passModel(self._build_model())
 
@@ -157,7 +154,7 @@ class _Program:
         if self.solver.getInfo().primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
             return None
         values = np.array(self.solver.getSolution().col_value)
-        return [int(values[start:end].argmax()) for start, end in zip(self.starts, self.starts[1:], strict=False)]
+        return [int(values[start:end].argmax()) for start, end in pairwise(self.starts)]
 
     def _compute_bound(self) -> int:
         """Return the proven bound in ticks, lowered by what the solver may have rounded."""
@@ -183,79 +180,54 @@ class _Program:
         for edge, pair_start in zip(self.graph.edges, self.pair_starts, strict=False):
             values[pair_start + choice[edge.source] * edge.times.shape[1] + choice[edge.target]] = 1.0
         if self.limit is not None:
-            max_transient = max(
-                int(node_bytes[index]) for node_bytes, index in zip(self.graph.transient_bytes, choice, strict=True)
-            )
-            values[-1] = max_transient * self.byte_scale
+            values[-1] = self.graph.find_max_transient(choice) * self.byte_scale
         solution = highspy.HighsSolution()
         solution.col_value = values.tolist()
         solution.value_valid = True
         self.solver.setSolution(solution)
 
     def _build_model(self) -> highspy.HighsLp:
-        rows = _Rows()
-        for start, end in zip(self.starts, self.starts[1:], strict=False):
-            rows.add_row(np.arange(start, end), np.ones(end - start), 1.0, 1.0)
+        rows: list[_Row] = []
+        for start, end in pairwise(self.starts):
+            rows.append((np.arange(start, end), np.ones(end - start), 1.0, 1.0))
         for (source, target, times), pair_start in zip(self.graph.edges, self.pair_starts, strict=False):
             pairs = pair_start + np.arange(times.size).reshape(times.shape)
-            for row, column in enumerate(range(self.starts[source], self.starts[source + 1])):
-                rows.add_marginal(pairs[row], column)
-            for row, column in enumerate(range(self.starts[target], self.starts[target + 1])):
-                rows.add_marginal(pairs[:, row], column)
+            for node, node_pairs in ((source, pairs), (target, pairs.T)):
+                # pairs of an edge sum to the choice at either of its ends
+                factors = np.r_[np.ones(node_pairs.shape[1]), -1.0]
+                for column, choice_pairs in enumerate(node_pairs, self.starts[node]):
+                    rows.append((np.r_[choice_pairs, column], factors, 0.0, 0.0))
         if self.limit is not None:
-            self._add_memory(rows, self.limit)
+            rows += self._list_memory_rows(self.limit)
         memory_costs = [] if self.limit is None else [np.zeros(1)]
         costs = [*self.graph.times, *(edge.times.ravel() for edge in self.graph.edges)]
-        return rows.build_model(
-            np.concatenate([*(node_costs * self.tick_scale for node_costs in costs), *memory_costs]),
-            int(self.starts[-1]),
-        )
+        scaled_costs = np.concatenate([*(node_costs * self.tick_scale for node_costs in costs), *memory_costs])
+        return _build_linear_program(rows, scaled_costs, int(self.starts[-1]))
 
-    def _add_memory(self, rows: "_Rows", limit: int) -> None:
-        """Add that the last column is at least every node's transient bytes, and fits with all kept bytes."""
+    def _list_memory_rows(self, limit: int) -> Iterator[_Row]:
+        """Yield that the last column is at least every node's transient bytes, and fits with all kept bytes."""
         memory_column = int(self.pair_starts[-1])
-        for node, transient_bytes in enumerate(self.graph.transient_bytes):
-            columns = np.r_[np.arange(self.starts[node], self.starts[node + 1]), memory_column]
-            rows.add_row(columns, np.r_[-transient_bytes * self.byte_scale, 1.0], 0.0, highspy.kHighsInf)
+        for (start, end), transient_bytes in zip(pairwise(self.starts), self.graph.transient_bytes, strict=True):
+            columns = np.r_[np.arange(start, end), memory_column]
+            yield columns, np.r_[-transient_bytes * self.byte_scale, 1.0], 0.0, highspy.kHighsInf
+        columns = np.r_[np.arange(self.starts[-1]), memory_column]
         kept_bytes = np.concatenate(self.graph.kept_bytes) * self.byte_scale
-        rows.add_row(
-            np.r_[np.arange(self.starts[-1]), memory_column],
-            np.r_[kept_bytes, 1.0],
-            -highspy.kHighsInf,
-            limit * self.byte_scale,
-        )
+        yield columns, np.r_[kept_bytes, 1.0], -highspy.kHighsInf, limit * self.byte_scale
 
 
-class _Rows:
-    """The constraints of a program, collected row by row as a sparse matrix."""
-
-    def __init__(self) -> None:
-        self.columns: list[NDArray[np.int64]] = []
-        self.values: list[FloatArray] = []
-        self.lower_bounds: list[float] = []
-        self.upper_bounds: list[float] = []
-
-    def add_row(self, columns: NDArray[np.int64], values: FloatArray, lower_bound: float, upper_bound: float) -> None:
-        self.columns.append(columns)
-        self.values.append(values)
-        self.lower_bounds.append(lower_bound)
-        self.upper_bounds.append(upper_bound)
-
-    def add_marginal(self, pairs: NDArray[np.int64], column: int) -> None:
-        """Add the row in which pairs of an edge sum to the choice at one of its ends."""
-        self.add_row(np.r_[pairs, column], np.r_[np.ones(len(pairs)), -1.0], 0.0, 0.0)
-
-    def build_model(self, costs: FloatArray, num_binaries: int) -> highspy.HighsLp:
-        lp = highspy.HighsLp()
-        lp.num_col_, lp.num_row_ = len(costs), len(self.lower_bounds)
-        lp.col_cost_ = costs
-        lp.col_lower_ = np.zeros(len(costs))
-        lp.col_upper_ = np.r_[np.ones(num_binaries), np.full(len(costs) - num_binaries, highspy.kHighsInf)]
-        lp.row_lower_, lp.row_upper_ = np.array(self.lower_bounds), np.array(self.upper_bounds)
-        lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-        lp.a_matrix_.start_ = np.cumsum([0, *map(len, self.columns)])
-        lp.a_matrix_.index_ = np.concatenate(self.columns)
-        lp.a_matrix_.value_ = np.concatenate(self.values)
-        integer_type, continuous_type = highspy.HighsVarType.kInteger, highspy.HighsVarType.kContinuous
-        lp.integrality_ = [integer_type] * num_binaries + [continuous_type] * (len(costs) - num_binaries)
-        return lp
+def _build_linear_program(rows: Sequence[_Row], costs: FloatArray, num_binaries: int) -> highspy.HighsLp:
+    """Return a program with a column for each of ``costs``, of which the first ``num_binaries`` are binary."""
+    columns, factors, lower_bounds, upper_bounds = zip(*rows, strict=True)
+    lp = highspy.HighsLp()
+    lp.num_col_, lp.num_row_ = len(costs), len(rows)
+    lp.col_cost_ = costs
+    lp.col_lower_ = np.zeros(len(costs))
+    lp.col_upper_ = np.r_[np.ones(num_binaries), np.full(len(costs) - num_binaries, highspy.kHighsInf)]
+    lp.row_lower_, lp.row_upper_ = np.array(lower_bounds), np.array(upper_bounds)
+    lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    lp.a_matrix_.start_ = np.cumsum([0, *map(len, columns)])
+    lp.a_matrix_.index_ = np.concatenate(columns)
+    lp.a_matrix_.value_ = np.concatenate(factors)
+    integer_type, continuous_type = highspy.HighsVarType.kInteger, highspy.HighsVarType.kContinuous
+    lp.integrality_ = [integer_type] * num_binaries + [continuous_type] * (len(costs) - num_binaries)
+    return lp

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
-from itertools import groupby, zip_longest
+from itertools import chain, groupby, zip_longest
 from math import prod
 
 from meshwise.simulator.operator_graph import BATCH, Block, Operator
@@ -21,7 +21,7 @@ from meshwise.strategies.plan.parallelism import Parallelism, shard_operators
 from meshwise.strategies.plan.partition import Stage, partition_layers
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
-from meshwise.strategies.plan.sharding import OperatorSharding, ShardingSpec
+from meshwise.strategies.plan.sharding import OperatorSharding
 from meshwise.strategies.schedules.schedule import SCHEDULES
 
 Degrees = Mapping[str, int]
@@ -41,16 +41,9 @@ def build_operator_plan(
 ) -> Plan:
     """Return the complete plan with the given shardings of operators; other operators are whole.
 
-    Parameters
-    ----------
-    degrees
-        Ranks along each operator axis.
-    microbatch
-        Sequences of a microbatch on all ranks along the operator axes together.
-    stages
-        The blocks of every pipeline stage, ``chunks`` stages a rank; by default one stage of all blocks.
-    shardings
-        Named ``block.operator``, or ``layers.3.operator`` for one occurrence of a repeated block.
+    A microbatch has ``microbatch`` sequences on all ranks along the operator axes together. ``stages`` are the blocks
+    of every pipeline stage, ``chunks`` stages a rank; by default one stage of all blocks. ``shardings`` are named
+    ``block.operator``, or ``layers.3.operator`` for one occurrence of a repeated block.
 
     Raises
     ------
@@ -58,18 +51,12 @@ def build_operator_plan(
         Where the ranks are not as many as the free devices, or microbatches do not divide the batch.
     """
     axes = [Axis(name, degrees.get(name, 1)) for name in OPERATOR_AXES]
-    mesh = Mesh(
-        (
-            Axis(PIPELINE, max(len(stages) // chunks, 1)),
-            Axis(DATA, data),
-            *(operator_axis for operator_axis in axes if operator_axis.size > 1 or operator_axis.name == TENSOR),
-        )
-    )
+    operator_axes = [axis for axis in axes if axis.size > 1 or axis.name == TENSOR]
+    mesh = Mesh((Axis(PIPELINE, max(len(stages) // chunks, 1)), Axis(DATA, data), *operator_axes))
     free_devices, batch = problem.cluster.free_devices, problem.training.global_batch
     if mesh.num_ranks != len(free_devices):
-        product_text = " * ".join(
-            f"{axis.name}({axis.size})" for axis in mesh.axes if axis.size > 1 or axis.name != PIPELINE
-        )
+        shown_axes = [axis for axis in mesh.axes if axis.size > 1 or axis.name != PIPELINE]
+        product_text = " * ".join(f"{axis.name}({axis.size})" for axis in shown_axes)
         raise ValueError(f"{product_text} = {mesh.num_ranks} ranks, cluster has {len(free_devices)}")
     if batch % (data * microbatch):
         raise ValueError(f"data({data}) * microbatch({microbatch}) divides global_batch({batch})")
@@ -111,14 +98,15 @@ def with_data(problem: Problem, plan: Plan) -> Plan:
         return plan
     names = [axis.name for axis in plan.mesh.axes if axis.size > 1]
     for keeps_cut in (False, True):
-        data_axes = [
-            name for name in names if name in OPERATOR_AXES and _is_data(problem, plan, name, keeps_cut=keeps_cut)
-        ]
-        moved_axes = next(
-            (tuple(axis_run) for is_data, axis_run in groupby(names, data_axes.__contains__) if is_data), ()
-        )
+        is_data_axis = {
+            name: name in OPERATOR_AXES and _is_data(problem, plan, name, keeps_cut=keeps_cut) for name in names
+        }
+        runs = (tuple(run) for is_data, run in groupby(names, is_data_axis.__getitem__) if is_data)
+        moved_axes = next(runs, ())
         if moved_axes:
-            return _without_empty_shardings(_move_axes(plan, moved_axes, zero=3 if keeps_cut else 0))
+            data_plan = _move_axes(plan, moved_axes, zero=3 if keeps_cut else 0)
+            cuts_any = any(sharding.cuts or sharding.kept for sharding in data_plan.shardings)
+            return data_plan if cuts_any else replace(data_plan, shardings=())  # as plans of layouts have none
     return plan
 
 
@@ -144,27 +132,21 @@ def with_tied_layouts(problem: Problem, plan: Plan) -> Plan:
     The first user gets the legal sharding with that layout that is most like its present one.
     """
     degrees = {axis: plan.mesh.size(axis) for axis in OPERATOR_AXES}
-    operators, shardings_by_name = (
-        operators_by_name(problem),
-        {sharding.operator: sharding for sharding in plan.shardings},
-    )
-    for (block, name), (other_block, other_name) in problem.graph.tied:
-        first_user, second_user = (_find_user(problem, *end) for end in ((block, name), (other_block, other_name)))
+    operators = operators_by_name(problem)
+    shardings_by_name = {sharding.operator: sharding for sharding in plan.shardings}
+
+    def read_axes(sharding: OperatorSharding, user: str, parameter: str) -> dict[str, tuple[str, ...]]:
+        return dict(sharding.find_kept_spec(operators[user][0].tensor[parameter]).cuts)
+
+    for first_end, second_end in problem.graph.tied:
+        first_user, second_user = _find_user(problem, *first_end), _find_user(problem, *second_end)
         if first_user not in shardings_by_name or second_user not in shardings_by_name:
             continue
-        owner_block, operator = operators[first_user]
-        kept_axes = dict(
-            shardings_by_name[second_user].find_kept_spec(operators[second_user][0].tensor[other_name]).cuts
-        )
-        legal_shardings = list_choices(block, owner_block, operator, degrees, plan.sequences)
-        candidates = [
-            sharding
-            for sharding in legal_shardings
-            if dict(sharding.find_kept_spec(owner_block.tensor[name]).cuts) == kept_axes
-        ]
+        kept_axes = read_axes(shardings_by_name[second_user], second_user, second_end[1])
+        legal_shardings = list_choices(first_end[0], *operators[first_user], degrees, plan.sequences)
         current_cuts = set(shardings_by_name[first_user].cuts)
         shardings_by_name[first_user] = max(
-            candidates,
+            (choice for choice in legal_shardings if read_axes(choice, first_user, first_end[1]) == kept_axes),
             key=lambda sharding: (len(current_cuts & set(sharding.cuts)), not sharding.kept),
             default=shardings_by_name[first_user],
         )
@@ -201,9 +183,7 @@ def _with_batch(problem: Problem, plan: Plan, axis: str) -> Plan | None:
             cuts[BATCH] = tuple(sorted((*cuts.get(BATCH, ()), axis), key=order.index))
         if plan.sequences % prod(plan.mesh.size(item) for item in cuts.get(BATCH, ())):
             return None
-        kept_cuts = ((name, _remove_axes(item, (axis,))) for name, item in sharding.kept)
-        wider_cuts = tuple((name, item) for name, item in kept_cuts if _is_wider(item, tuple(cuts.items())))
-        result.append(OperatorSharding(sharding.operator, tuple(cuts.items()), wider_cuts))
+        result.append(_without_axes(sharding, (axis,), cuts))
     return replace(plan, shardings=tuple(result))
 
 
@@ -217,11 +197,6 @@ def operators_by_name(problem: Problem) -> dict[str, tuple[Block, Operator]]:
     }
 
 
-def _without_empty_shardings(plan: Plan) -> Plan:
-    """Return the plan without its shardings if none of them cuts anything, as plans of layouts have none."""
-    return plan if any(sharding.cuts or sharding.kept for sharding in plan.shardings) else replace(plan, shardings=())
-
-
 def _is_data(problem: Problem, plan: Plan, axis: str, *, keeps_cut: bool) -> bool:
     """Return whether an axis cuts the batch of all operators that have one, and nothing else.
 
@@ -233,15 +208,10 @@ def _is_data(problem: Problem, plan: Plan, axis: str, *, keeps_cut: bool) -> boo
         cut_dims = [dim for dim, axes in sharding.cuts if axis in axes]
         if cut_dims != ([BATCH] if BATCH in dict(operator.dims) else []):
             return False
-        is_kept = [axis in _list_axes(sharding.find_kept_spec(block.tensor[name])) for name in operator.parameters]
+        is_kept = [axis in sharding.find_kept_spec(block.tensor[name]).cut_axes for name in operator.parameters]
         if any(is_kept) if not keeps_cut else bool(cut_dims) and not all(is_kept):
             return False
     return True
-
-
-def _list_axes(spec: ShardingSpec) -> set[str]:
-    """Return the axes that cut any dim of a tensor."""
-    return {axis for _, axes in spec.cuts for axis in axes}
 
 
 def _move_axes(plan: Plan, axes: tuple[str, ...], zero: int) -> Plan:
@@ -255,33 +225,27 @@ def _move_axes(plan: Plan, axes: tuple[str, ...], zero: int) -> Plan:
     return replace(
         plan,
         mesh=Mesh(tuple(mesh)),
-        shardings=tuple(_without_axes(sharding, axes) for sharding in plan.shardings),
+        shardings=tuple(
+            _without_axes(sharding, axes, dict(_remove_axes(sharding.cuts, axes))) for sharding in plan.shardings
+        ),
         microbatch=plan.microbatch // num_ranks,
         zero=zero,
     )
 
 
-def _without_axes(sharding: OperatorSharding, axes: tuple[str, ...]) -> OperatorSharding:
-    """Return a sharding without some axes; parameters that it then keeps as it reads them are not named."""
-    cuts = _remove_axes(sharding.cuts, axes)
+def _without_axes(
+    sharding: OperatorSharding, axes: tuple[str, ...], cuts: Mapping[str, tuple[str, ...]]
+) -> OperatorSharding:
+    """Return a sharding with other cuts, whose parameters are kept without some axes.
+
+    Parameters that it then keeps as it reads them are not named.
+    """
     kept_cuts = ((name, _remove_axes(parameter_cuts, axes)) for name, parameter_cuts in sharding.kept)
-    return OperatorSharding(
-        sharding.operator,
-        cuts,
-        tuple((name, parameter_cuts) for name, parameter_cuts in kept_cuts if _is_wider(parameter_cuts, cuts)),
-    )
+    wider_cuts = ((name, row) for name, row in kept_cuts if any(cuts.get(dim, ()) != dim_axes for dim, dim_axes in row))
+    return OperatorSharding(sharding.operator, tuple(cuts.items()), tuple(wider_cuts))
 
 
-def _is_wider(
-    kept_cuts: tuple[tuple[str, tuple[str, ...]], ...], cuts: tuple[tuple[str, tuple[str, ...]], ...]
-) -> bool:
-    """Return whether a parameter is kept in another layout than the operator reads."""
-    return any(dict(cuts).get(dim, ()) != axes for dim, axes in kept_cuts)
-
-
-def _remove_axes(
-    cuts: tuple[tuple[str, tuple[str, ...]], ...], axes: tuple[str, ...]
-) -> tuple[tuple[str, tuple[str, ...]], ...]:
+def _remove_axes(cuts: Cuts, axes: tuple[str, ...]) -> Cuts:
     """Return cuts without some axes; dims that no other axis cuts are left out."""
     remaining_cuts = ((dim, tuple(axis for axis in dim_axes if axis not in axes)) for dim, dim_axes in cuts)
     return tuple((dim, dim_axes) for dim, dim_axes in remaining_cuts if dim_axes)
@@ -299,11 +263,9 @@ def cuts_operators(problem: Problem, plan: Plan) -> bool:
         rows=plan.tensor_rows > 1,
         gathers_logits=problem.training.gathers_logits,
     )
-    layout_shardings, operator_names = (
-        shard_operators(problem.graph, parallelism),
-        {sharding.operator for sharding in plan.shardings},
-    )
-    return plan.shardings != layout_shardings and bool(operator_names & set(operators_by_name(problem)))
+    if plan.shardings == shard_operators(problem.graph, parallelism):
+        return False
+    return not operators_by_name(problem).keys().isdisjoint(sharding.operator for sharding in plan.shardings)
 
 
 def list_operator_violations(problem: Problem, plan: Plan) -> Iterator[Violation]:
@@ -352,20 +314,11 @@ def _list_pipeline_violations(problem: Problem, plan: Plan) -> Iterator[Violatio
     names = [name for name, _ in problem.graph.occurrences]
     block_names = [name for stage in plan.stages for name in stage.blocks]
     if block_names != names:
-        index = next(
-            (
-                n
-                for n, (expected_name, actual_name) in enumerate(zip_longest(names, block_names))
-                if expected_name != actual_name
-            ),
-            0,
-        )
-        actual_block = block_names[index] if index < len(block_names) else "none"
-        expected_block = names[index] if index < len(names) else "none"
-        yield Violation(
-            "stages",
-            f"stages hold every block once and in order; block {index} is {expected_block}, met {actual_block}",
-        )
+        pairs = enumerate(zip_longest(names, block_names))
+        index, pair = next((n, pair) for n, pair in pairs if pair[0] != pair[1])
+        expected_name, actual_name = ("none" if name is None else name for name in pair)
+        rule_text = f"stages hold every block once and in order; block {index} is {expected_name}, met {actual_name}"
+        yield Violation("stages", rule_text)
     if plan.schedule not in SCHEDULES or SCHEDULES[plan.schedule].is_asynchronous:
         flushed_names = [name for name, rule in SCHEDULES.items() if not rule.is_asynchronous]
         nearest_name = get_close_matches(plan.schedule, flushed_names, 1, 0.0)[0]
@@ -406,8 +359,7 @@ def _find_sharding_violation(
 ) -> str:
     """Return the first rule that a sharding of an operator breaks; empty where it breaks none."""
     legal_dims, operator_dims = list_cuttable_dims(block, operator), dict(operator.dims)
-    used_axes = [axis for dim, axes in sharding.cuts if dim in operator_dims for axis in axes]
-    wrong_axis = next((axis for axis in used_axes if degrees.get(axis, 1) == 1 or used_axes.count(axis) > 1), None)
+    wrong_axis = _find_wrong_axis([axes for dim, axes in sharding.cuts if dim in operator_dims], degrees)
     if wrong_axis is not None:
         return f"an axis of the mesh cuts one dim, met {wrong_axis}"
     expected_cuts: dict[str, tuple[str, ...]] = {}
@@ -428,13 +380,18 @@ def _find_sharding_violation(
     return next(filter(None, (_find_kept_violation(block, operator, *item, degrees) for item in sharding.kept)), "")
 
 
+def _find_wrong_axis(rows: Iterable[tuple[str, ...]], degrees: dict[str, int]) -> str | None:
+    """Return the first axis that has one rank or cuts more than one dim; None where there is none."""
+    used_axes = list(chain(*rows))
+    return next((axis for axis in used_axes if degrees.get(axis, 1) == 1 or used_axes.count(axis) > 1), None)
+
+
 def _find_kept_violation(block: Block, operator: Operator, name: str, cuts: Cuts, degrees: dict[str, int]) -> str:
     """Return the first rule that the layout of a kept parameter breaks; empty where it breaks none."""
     if name not in operator.parameters:
         return f"keeps its parameters ({', '.join(operator.parameters) or 'none'}) cut, met {name}"
     tensor = block.tensor[name]
-    used_axes = [axis for _, axes in cuts for axis in axes]
-    wrong_axis = next((axis for axis in used_axes if degrees.get(axis, 1) == 1 or used_axes.count(axis) > 1), None)
+    wrong_axis = _find_wrong_axis([axes for _, axes in cuts], degrees)
     if wrong_axis is not None:
         return f"an axis of the mesh cuts one dim of {name}, met {wrong_axis}"
     for dim, axes in cuts:

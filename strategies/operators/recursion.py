@@ -44,11 +44,10 @@ class Level(NamedTuple):
 
 
 class _Site(NamedTuple):
-    """An operator of a block; ``name`` is ``block.operator``."""
+    """An operator of a block."""
 
     block: Block
     operator: Operator
-    name: str
 
 
 class _TensorEdge(NamedTuple):
@@ -67,23 +66,16 @@ class _TensorEdge(NamedTuple):
 def recurse(
     graph: OperatorGraph, levels: Sequence[Level], microbatch: int, num_microbatches: int = 1, *, faithful: bool = False
 ) -> tuple[OperatorSharding, ...]:
-    """Return a sharding for every operator of every block.
+    """Return a sharding for every operator of every block, at ``levels`` from the outermost to the innermost.
 
-    Parameters
-    ----------
-    levels
-        From the outermost to the innermost.
-    microbatch, num_microbatches
-        Sequences of a microbatch on all devices together, and the microbatches of a step.
-    faithful
-        Choose as published: one operator after another, the one with most to lose first, by the sizes of tensors whose
-        cuts disagree with operators that are decided; all levels are taken as equally fast.
+    ``microbatch`` are its sequences on all devices together. With ``faithful`` it chooses as published: one operator
+    after another, the one with most to lose first, by the sizes of tensors whose cuts disagree with operators that are
+    decided; all levels are taken as equally fast.
     """
     recursion = _Recursion(graph, microbatch, num_microbatches)
+    choose_dims = recursion.choose_greedily if faithful else recursion.choose_exactly
     for level in levels:
-        recursion.cut_operators(
-            level, recursion.choose_greedily(level) if faithful else recursion.choose_exactly(level)
-        )
+        recursion.cut_operators(level, choose_dims(level))
     return recursion.build_shardings()
 
 
@@ -92,14 +84,10 @@ class _Recursion:
 
     def __init__(self, graph: OperatorGraph, microbatch: int, num_microbatches: int) -> None:
         self.graph, self.microbatch, self.num_microbatches = graph, microbatch, num_microbatches
-        self.sites = [
-            _Site(block, operator, f"{block.name}.{operator.name}")
-            for block in graph.blocks
-            for operator in block.operators
-        ]
+        self.sites = [_Site(block, operator) for block in graph.blocks for operator in block.operators]
         self.cuts: list[dict[str, tuple[str, ...]]] = [{} for _ in self.sites]
         self.num_parts: list[dict[str, int]] = [{} for _ in self.sites]
-        self.dims = [(None, *list_cuttable_dims(site.block, site.operator)) for site in self.sites]
+        self.dims = [list_cuttable_dims(site.block, site.operator) for site in self.sites]
         self.tensor_edges = list(_list_tensor_edges(graph))
 
     def cut_operators(self, level: Level, chosen_dims: Sequence[str | None]) -> None:
@@ -117,15 +105,19 @@ class _Recursion:
         for site, cuts in zip(self.sites, self.cuts, strict=True):
             order = [dim for dim, _ in site.operator.dims]
             dims = sorted(cuts, key=lambda dim: order.index(dim) if dim in order else len(order))
-            shardings.append(OperatorSharding(site.name, tuple((dim, cuts[dim]) for dim in dims)))
+            name = f"{site.block.name}.{site.operator.name}"
+            shardings.append(OperatorSharding(name, tuple((dim, cuts[dim]) for dim in dims)))
         return tuple(shardings)
 
-    def list_options(self, number: int, level: Level) -> list[str | None]:
-        """Return the dims of an operator whose remaining size a level divides, and ``None`` for no cut."""
-        sizes = dict(self.sites[number].operator.dims)
-        sizes[BATCH] = sizes.get(BATCH, 1) * self.microbatch
-        remaining_sizes = {dim: size // self.num_parts[number].get(dim, 1) for dim, size in sizes.items()}
-        return [dim for dim in self.dims[number] if dim is None or remaining_sizes[dim] % level.num_parts == 0]
+    def list_options(self, level: Level) -> list[list[str | None]]:
+        """Return for every operator the dims whose remaining size a level divides; ``None`` where there are none."""
+        result: list[list[str | None]] = []
+        for site, dims, num_parts in zip(self.sites, self.dims, self.num_parts, strict=True):
+            sizes = dict(site.operator.dims)
+            sizes[BATCH] = sizes.get(BATCH, 1) * self.microbatch
+            divided_dims = [dim for dim in dims if sizes[dim] // num_parts.get(dim, 1) % level.num_parts == 0]
+            result.append([*divided_dims] or [None])  # every operator that can be cut is cut
+        return result
 
     def count_elements(self, number: int, name: str) -> float:
         """Return the elements of an operator's tensor on one rank, at the levels so far."""
@@ -137,10 +129,7 @@ class _Recursion:
 
     def choose_greedily(self, level: Level) -> list[str | None]:
         """Return a dim for every operator: the heaviest operator decides first, and later ones see its decision."""
-        options = [self.list_options(number, level) for number in range(len(self.sites))]
-        options = [
-            operator_dims[1:] or operator_dims for operator_dims in options
-        ]  # every operator that can be cut is cut
+        options = self.list_options(level)
         costs = [
             {dim: self._compute_published_cost(number, dim, level) for dim in operator_dims}
             for number, operator_dims in enumerate(options)
@@ -149,10 +138,10 @@ class _Recursion:
         decided_operators: set[int] = set()
         for number in sorted(range(len(self.sites)), key=lambda index: -self._compute_weight(index, costs[index])):
             total_costs = {
-                dim: costs[number][dim] + self._count_disagreement(number, dim, chosen_dims, decided_operators)
-                for dim in options[number]
+                dim: cost + self._count_disagreement(number, dim, chosen_dims, decided_operators)
+                for dim, cost in costs[number].items()
             }
-            chosen_dims[number] = min(options[number], key=total_costs.__getitem__)
+            chosen_dims[number] = min(total_costs, key=total_costs.__getitem__)
             decided_operators.add(number)
         return chosen_dims
 
@@ -194,25 +183,16 @@ class _Recursion:
 
     def choose_exactly(self, level: Level) -> list[str | None]:
         """Return a dim for every operator: those that together take least time at a level."""
-        options = [self.list_options(number, level) for number in range(len(self.sites))]
-        options = [
-            operator_dims[1:] or operator_dims for operator_dims in options
-        ]  # every operator that can be cut is cut
+        options = self.list_options(level)
         times = tuple(self._compute_times(number, operator_dims, level) for number, operator_dims in enumerate(options))
         no_bytes = tuple(np.zeros(len(operator_dims), np.int64) for operator_dims in options)
         edges = []
         for tensor_edge in self.tensor_edges:
-            source_dims, target_dims = options[tensor_edge.source], options[tensor_edge.target]
-            table = np.array(
-                [
-                    [
-                        self._count_transfer_ticks(tensor_edge, source_dim, target_dim, level)
-                        for target_dim in target_dims
-                    ]
-                    for source_dim in source_dims
-                ],
-                np.int64,
+            rows = (
+                [self._count_transfer_ticks(tensor_edge, source_dim, dim, level) for dim in options[tensor_edge.target]]
+                for source_dim in options[tensor_edge.source]
             )
+            table = np.array(list(rows), np.int64)
             if tensor_edge.source == tensor_edge.target:
                 times[tensor_edge.source][:] += table.diagonal()
             elif tensor_edge.source < tensor_edge.target:
@@ -232,18 +212,16 @@ class _Recursion:
         operator, tensor = site.operator, site.block.tensor
         ticks = []
         for dim in options:
-            uncut_names = [
-                name
-                for name in operator.inputs
-                if dim is not None and dim not in self._list_dim_names(number, name, dim)
-            ]
+            if dim is None:
+                ticks.append(0)
+                continue
+            uncut_names = [name for name in operator.inputs if dim not in self._list_dim_names(number, name, dim)]
             summed_names = [name for name in uncut_names if tensor[name].has_gradient]
             summed_names += operator.outputs if dim in operator.reduced else ()
-            parameter_names = [name for name in operator.parameters if dim is not None and dim not in tensor[name].dims]
-            num_bytes = (
-                sum(self._count_bytes(number, name) for name in summed_names)
-                + sum(self._count_bytes(number, name) for name in parameter_names) / self.num_microbatches
-            )
+            parameter_names = [name for name in operator.parameters if dim not in tensor[name].dims]
+            parameter_bytes = sum(self._count_bytes(number, name) for name in parameter_names)
+            num_bytes = sum(self._count_bytes(number, name) for name in summed_names)
+            num_bytes += parameter_bytes / self.num_microbatches
             ticks.append(round(num_bytes * level.rate) * site.block.repeat)
         return np.array(ticks, np.int64)
 
@@ -305,20 +283,18 @@ def _list_tensor_edges(graph: OperatorGraph) -> Iterator[_TensorEdge]:
         }
         for index, operator in enumerate(block.operators):
             for name in dict.fromkeys(operator.inputs):
-                if name in inner_sources:
-                    yield _TensorEdge(*_build_ends(inner_sources[name], first_number + index), name, block.repeat)
-                    continue
-                if name in sources:
-                    yield _TensorEdge(*_build_ends(sources[name], first_number + index), name, 1)
-                loop_source = loop_sources.get(name)
-                if loop_source is not None and block.repeat > 1:
-                    yield _TensorEdge(*_build_ends(loop_source, first_number + index), name, block.repeat - 1)
+                # inside a block, from another block, and from the occurrence before
+                is_inner = name in inner_sources
+                ends = (
+                    (inner_sources.get(name), block.repeat),
+                    (None if is_inner else sources.get(name), 1),
+                    (None if is_inner else loop_sources.get(name), block.repeat - 1),
+                )
+                for source, num_transfers in ends:
+                    if source is not None and num_transfers:
+                        yield _TensorEdge(source[0], first_number + index, source[1], name, num_transfers)
         block_sources = [inner_sources.get(name) or sources.get(name) for name in block.outputs]
         first_number += len(block.operators)
-
-
-def _build_ends(source: tuple[int, str], target: int) -> tuple[int, int, str]:
-    return source[0], target, source[1]
 
 
 def propagate(graph: CostGraph, seeds: Mapping[int, int]) -> tuple[int, ...]:

@@ -1,1 +1,1 @@
-"""Published pipeline schedules, one family a file: the order of a rank's actions and what its paper says of it."""
+"""Published pipeline schedules, the order of a rank's actions, one family a file."""

@@ -18,104 +18,78 @@ from meshwise.strategies.schedules.rule import (
     INPUT,
     WEIGHT,
     Order,
-    PassSeconds,
     Placement,
     ScheduleRule,
 )
 
 
-class _ActionList:
-    """Collects the actions of one rank; every stage takes its microbatches in order.
+def _collect_actions(rank: int, num_ranks: int, num_microbatches: int) -> tuple[Order, tuple[int, ...]]:
+    """Return the actions of one rank, and the rows of the forwards that run as one with the backward in the next row.
 
-    ``pairs`` are the rows of the forwards that run as one with the backward in the next row.
+    They are the eight phases of the schedule, with their names in the source [1]_.
     """
+    first_stage, second_stage, num_behind = rank, 2 * num_ranks - 1 - rank, num_ranks - rank - 1
+    rows: list[tuple[int, int, int]] = []
+    pairs: list[int] = []
+    num_done: Counter[tuple[int, bool]] = Counter()
+    waiting_weights: deque[tuple[int, int, int]] = deque()
 
-    def __init__(self) -> None:
-        self.rows: list[tuple[int, int, int]] = []
-        self.pairs: list[int] = []
-        self.forwards: Counter[int] = Counter()
-        self.backwards: Counter[int] = Counter()
-        self.weights: deque[tuple[int, int]] = deque()
-
-    def add_forward(self, stage: int) -> None:
-        self.rows.append((stage, FORWARD, self.forwards[stage]))
-        self.forwards[stage] += 1
-
-    def add_backward(self, stage: int, kind: int = BACKWARD) -> None:
-        microbatch = self.backwards[stage]
-        self.rows.append((stage, kind, microbatch))
-        self.backwards[stage] += 1
+    def add_pass(stage: int, kind: int) -> None:
+        """Add a forward or backward; every stage takes its microbatches in order."""
+        direction = stage, kind == FORWARD
+        rows.append((stage, kind, num_done[direction]))
         if kind == INPUT:
-            self.weights.append((stage, microbatch))
+            waiting_weights.append((stage, WEIGHT, num_done[direction]))
+        num_done[direction] += 1
 
-    def add_weight(self) -> None:
+    def add_weight() -> None:
         """Add the gradients of weights that have waited longest, if any wait."""
-        if self.weights:
-            stage, microbatch = self.weights.popleft()
-            self.rows.append((stage, WEIGHT, microbatch))
+        if waiting_weights:
+            rows.append(waiting_weights.popleft())
 
-    def add_pair(self, forward_stage: int, backward_stage: int) -> None:
+    def add_pair(forward_stage: int, backward_stage: int) -> None:
         """Add a forward of one stage and a backward of the other that run as one."""
-        self.pairs.append(len(self.rows))
-        self.add_forward(forward_stage)
-        self.add_backward(backward_stage)
+        pairs.append(len(rows))
+        add_pass(forward_stage, FORWARD)
+        add_pass(backward_stage, BACKWARD)
 
-
-def _collect_actions(rank: int, num_ranks: int, num_microbatches: int) -> _ActionList:
-    """Return the actions of one rank: the eight phases of the schedule, with their names in the source [1]_."""
-    actions, first_stage, second_stage, num_behind = _ActionList(), rank, 2 * num_ranks - 1 - rank, num_ranks - rank - 1
     for _ in range(2 * num_behind):  # nF0
-        actions.add_forward(first_stage)
+        add_pass(first_stage, FORWARD)
     for _ in range(rank + 1):  # nF0F1
-        actions.add_forward(first_stage)
-        actions.add_forward(second_stage)
+        add_pass(first_stage, FORWARD)
+        add_pass(second_stage, FORWARD)
     for _ in range(num_behind):  # nB1W1F1
-        actions.add_backward(second_stage, INPUT)
-        actions.add_weight()
-        actions.add_forward(second_stage)
+        add_pass(second_stage, INPUT)
+        add_weight()
+        add_pass(second_stage, FORWARD)
     for turn in range(num_microbatches - 2 * num_ranks + rank + 1):  # nF0B1F1B0
         if turn == 0 and rank == num_ranks - 1:  # one after the other, for a smaller bubble
-            actions.add_forward(first_stage)
-            actions.add_backward(second_stage)
+            add_pass(first_stage, FORWARD)
+            add_pass(second_stage, BACKWARD)
         else:
-            actions.add_pair(first_stage, second_stage)
-        actions.add_pair(second_stage, first_stage)
+            add_pair(first_stage, second_stage)
+        add_pair(second_stage, first_stage)
     for _ in range(num_behind):  # nB1F1B0
-        actions.add_backward(second_stage)
-        actions.add_pair(second_stage, first_stage)
+        add_pass(second_stage, BACKWARD)
+        add_pair(second_stage, first_stage)
     for turn in range(2 * (rank + 1)):  # nB1B0, the second half split
-        actions.add_backward(first_stage if turn % 2 else second_stage, BACKWARD if turn <= rank else INPUT)
+        add_pass(first_stage if turn % 2 else second_stage, BACKWARD if turn <= rank else INPUT)
     for _ in range(num_behind):  # nWB0
-        actions.add_weight()
-        actions.add_backward(first_stage, INPUT)
+        add_weight()
+        add_pass(first_stage, INPUT)
     for _ in range(rank + 1):  # nW
-        actions.add_weight()
-    return actions
+        add_weight()
+    return np.array(rows), tuple(pairs)
 
 
 def dualpipev_order(rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> Order:
     """Return one rank's actions of DualPipeV [1]_: forwards of one stage under backwards of the other [2]_."""
-    return np.array(_collect_actions(rank, num_ranks, num_microbatches).rows)
+    return _collect_actions(rank, num_ranks, num_microbatches)[0]
 
 
 def dualpipev_pairs(rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> tuple[int, ...]:
     """Return the rows of the forwards that run as one with the backward in the next row."""
-    return tuple(_collect_actions(rank, num_ranks, num_microbatches).pairs)
-
-
-def dualpipev_bubble(num_ranks: int, num_microbatches: int, times: PassSeconds, pair_seconds: float) -> float:
-    """Return the idle seconds of a rank in a step: ``(p - 1) (F&B + B - 3 W)`` [1]_.
-
-    ``B`` is a whole backward, ``F&B`` (``pair_seconds``) a forward and a backward as one, all of one stage; the source
-    counts stages, two a rank. The formula holds for ``F = I = W`` and ``F&B = F + B``; it is an upper bound where the
-    pair is shorter, or ``W`` shorter than the others.
-    """
-    return (num_ranks - 1) * (pair_seconds + times.backward - 3 * times.weight)
-
-
-def dualpipev_in_flight(rank: int, num_ranks: int, num_microbatches: int) -> int:
-    """Return the most activations, each of one microbatch and chunk, that a rank holds: ``2 p + 1`` [1]_."""
-    return 2 * num_ranks + 1
+    return _collect_actions(rank, num_ranks, num_microbatches)[1]
 
 
 DUALPIPEV = ScheduleRule(

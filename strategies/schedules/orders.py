@@ -111,12 +111,13 @@ def order_actions(schedule: Schedule) -> Iterator[tuple[Action, ...]]:
         for rank, order in enumerate(orders):
             while position[rank] < len(order):
                 actions = order[position[rank]]
-                if any(
-                    requirement is not None and requirement not in done_actions
-                    for requirement in _list_requirements(schedule, actions)
-                ):
+                if _find_wait(schedule, actions, done_actions) is not None:
                     break
-                done_actions.update(map(_to_backward, actions))
+                # gradients of inputs are named as others require them: as a whole backward
+                done_actions.update(
+                    action._replace(kind=ActionKind.BACKWARD) if action.kind is ActionKind.INPUT else action
+                    for action in actions
+                )
                 position[rank] += 1
                 num_yielded += 1
                 yield actions
@@ -141,14 +142,15 @@ def _group_pairs(schedule: Schedule) -> tuple[tuple[tuple[Action, ...], ...], ..
     )
 
 
-def _list_requirements(schedule: Schedule, actions: tuple[Action, ...]) -> Iterator[Action | None]:
-    """Yield what each of some actions requires."""
-    return (find_requirement(schedule, action) for action in actions)
-
-
-def _to_backward(action: Action) -> Action:
-    """Return the action under the name by which others require it: gradients of inputs count as a whole backward."""
-    return action._replace(kind=ActionKind.BACKWARD) if action.kind is ActionKind.INPUT else action
+def _find_wait(
+    schedule: Schedule, actions: tuple[Action, ...], done_actions: set[Action]
+) -> tuple[Action, Action] | None:
+    """Return the first of some actions that waits for one that is not done, with that; None where none waits."""
+    for action in actions:
+        requirement = find_requirement(schedule, action)
+        if requirement is not None and requirement not in done_actions:
+            return action, requirement
+    return None
 
 
 def _build_deadlock_error(
@@ -160,12 +162,9 @@ def _build_deadlock_error(
     """
     waits: dict[int, tuple[Action, Action]] = {}
     for rank, actions in stuck_actions.items():
-        pairs = zip(actions, _list_requirements(schedule, actions), strict=True)
-        waits[rank] = next(
-            (action, requirement)
-            for action, requirement in pairs
-            if requirement is not None and requirement not in done_actions
-        )
+        wait = _find_wait(schedule, actions, done_actions)
+        assert wait is not None  # so the rank is stuck
+        waits[rank] = wait
     # each stuck rank waits for a stuck rank, so the walk must return to one that it has seen
     path, rank = list[int](), min(waits)
     while rank not in path:

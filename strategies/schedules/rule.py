@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from itertools import count
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,24 +21,6 @@ Order = NDArray[np.int64]
 
 FORWARD, BACKWARD, INPUT, WEIGHT = range(4)
 """Numbers of the kinds: a forward; gradients of inputs and weights together, of inputs only, of weights only."""
-
-
-class PassSeconds(NamedTuple):
-    """Seconds of one microbatch in one stage: of forward, gradients of inputs and gradients of weights."""
-
-    forward: float
-    input: float
-    weight: float
-
-    @property
-    def backward(self) -> float:
-        """Seconds of a backward that is not split."""
-        return self.input + self.weight
-
-    @property
-    def total(self) -> float:
-        """Seconds of forward and backward."""
-        return self.forward + self.backward
 
 
 Columns = tuple[Order, Order]
@@ -73,10 +54,8 @@ def build_rounds(
     Forwards visit the chunks of a looped placement from the first to the last, backwards from the last to the first.
     """
     turn = np.arange(num_microbatches * num_chunks)
-    chunk, microbatch = (
-        turn // round_size % num_chunks,
-        turn // (round_size * num_chunks) * round_size + turn % round_size,
-    )
+    chunk = turn // round_size % num_chunks
+    microbatch = turn // (round_size * num_chunks) * round_size + turn % round_size
     return (chunk * num_ranks + rank, microbatch), ((num_chunks - 1 - chunk) * num_ranks + rank, microbatch)
 
 
@@ -104,14 +83,9 @@ def place_stages(placement: Placement, num_ranks: int, num_chunks: int) -> tuple
 class Condition:
     """A condition on the number of microbatches of a schedule.
 
-    Parameters
-    ----------
-    is_fulfilled
-        Returns whether it holds, of (pipeline ranks, microbatches).
-    equation
-        Returns it as text, with both numbers.
-    is_necessary
-        Whether no order exists otherwise; if not, one exists that the schedule's source does not run.
+    ``is_fulfilled`` returns whether it holds, of (pipeline ranks, microbatches), and ``equation`` returns it as text,
+    with both numbers. ``is_necessary`` says whether no order exists otherwise; if not, one exists that the schedule's
+    source does not run.
     """
 
     is_fulfilled: Callable[[int, int], bool]
@@ -204,11 +178,9 @@ class ScheduleRule:
             return f"{self.name}: chunks({num_chunks}) {sign} {nearest_count} does not hold; nearest: {nearest_count}"
         if num_microbatches < 1:
             return self._explain_unfulfilled(AT_LEAST_ONE, num_ranks, num_microbatches)
-        return (
-            self._explain_unfulfilled(self.condition, num_ranks, num_microbatches)
-            if self.condition.is_necessary
-            else None
-        )
+        if not self.condition.is_necessary:
+            return None
+        return self._explain_unfulfilled(self.condition, num_ranks, num_microbatches)
 
     def find_violation(self, num_ranks: int, num_microbatches: int, num_chunks: int) -> str | None:
         """Return the first equation that these sizes break, and the nearest size; None where all hold."""
@@ -230,12 +202,7 @@ CUSTOM_NAME = "custom"
 class WrittenRule(ScheduleRule):
     """A written schedule: it exists for one number of pipeline ranks and of microbatches.
 
-    Parameters
-    ----------
-    ranks_of_stages
-        The pipeline rank of every stage.
-    num_microbatches
-        The number of microbatches.
+    ``ranks_of_stages`` has the pipeline rank of every stage.
     """
 
     ranks_of_stages: tuple[int, ...] = (0,)
@@ -268,26 +235,16 @@ def build_written_rule(
 ) -> WrittenRule:
     """Return the rule of a schedule that is written out, given the order of every rank.
 
-    Parameters
-    ----------
-    pairs
-        For every rank the rows that run as one with the row after them.
+    ``pairs`` are for every rank the rows that run as one with the row after them.
     """
     num_ranks = len(orders)
     num_chunks = max(Counter(stage_ranks).values())
-    known_placements = (Placement.LOOP, Placement.V)
+    places = {place_stages(placement, num_ranks, num_chunks): placement for placement in (Placement.V, Placement.LOOP)}
     return WrittenRule(
         CUSTOM_NAME,
         lambda rank, *_: orders[rank],
         "written by hand",
-        placement=next(
-            (
-                placement
-                for placement in known_placements
-                if place_stages(placement, num_ranks, num_chunks) == stage_ranks
-            ),
-            Placement.WRITTEN,
-        ),
+        placement=places.get(stage_ranks, Placement.WRITTEN),
         chunks=(num_chunks, num_chunks),
         splits_backward=any((rows[:, 1] == INPUT).any() for rows in orders),
         pairs=(lambda rank, *_: pairs[rank]) if any(pairs) else list_no_pairs,

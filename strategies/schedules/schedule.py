@@ -28,10 +28,17 @@ import numpy as np
 
 from meshwise.simulator.brief import brief_repr
 from meshwise.strategies.schedules.dualpipev import DUALPIPEV
-from meshwise.strategies.schedules.flushed import GPIPE, INTERLEAVED, LOOPED_BFS, NAIVE, ONE_F_ONE_B
-from meshwise.strategies.schedules.pipedream import PIPEDREAM, PIPEDREAM_2BW
 from meshwise.strategies.schedules.rule import CUSTOM_NAME, ScheduleRule, build_written_rule
 from meshwise.strategies.schedules.rule import Order as Order
+from meshwise.strategies.schedules.unsplit import (
+    GPIPE,
+    INTERLEAVED,
+    LOOPED_BFS,
+    NAIVE,
+    ONE_F_ONE_B,
+    PIPEDREAM,
+    PIPEDREAM_2BW,
+)
 from meshwise.strategies.schedules.zero_bubble import INTERLEAVED_ZERO_BUBBLE, ZB1P, ZB2P, ZBV
 
 
@@ -99,8 +106,6 @@ class Schedule:
 
     Parameters
     ----------
-    orders
-        The actions of every pipeline rank.
     stage_ranks
         The pipeline rank of every stage.
     overlapped_pairs
@@ -167,21 +172,9 @@ class Schedule:
     @property
     def first_gradients(self) -> tuple[Action, ...]:
         """For every stage the action that computes the first gradients of its weights in a step."""
-        first_actions: dict[int, Action] = {}
-        for action in (action for order in self.orders for action in order if action.kind in MAKES_GRADIENTS):
-            first_actions.setdefault(action.stage, action)
+        backwards = (action for order in self.orders for action in reversed(order) if action.kind in MAKES_GRADIENTS)
+        first_actions = {action.stage: action for action in backwards}
         return tuple(first_actions[stage] for stage in range(self.num_stages))
-
-    def count_in_flight(self, rank: int) -> int:
-        """Return the most activations, each of one microbatch and chunk, that a rank holds at once.
-
-        A backward frees them; where it is split, its gradients of weights do.
-        """
-        num_held = peak = 0
-        for action in self.orders[rank]:
-            num_held += _ACTIVATION_CHANGE[action.kind]
-            peak = max(peak, num_held)
-        return peak
 
     def __str__(self) -> str:
         return "\n".join(" ".join(self._format_order(order)) for order in self.orders)
@@ -204,7 +197,10 @@ class Schedule:
         """
         if text.count(" ") + text.count("\n") > MAX_ACTIONS:
             raise ValueError(f"a written schedule has at most {MAX_ACTIONS} actions and blanks, met more")
-        lines = [_parse_line(line, rank) for rank, line in enumerate(text.strip().splitlines())]
+        lines: list[list[tuple[Action, ...]]] = []
+        for rank, line in enumerate(text.strip().splitlines()):
+            with _blame_rank(rank):
+                lines.append([_parse_word(word) for word in line.split()])
         orders = tuple(tuple(action for word in words for action in word) for words in lines)
         holders = {action.stage: rank for rank in reversed(range(len(orders))) for action in orders[rank]}
         if not holders:
@@ -217,10 +213,6 @@ class Schedule:
         return cls(name, orders, stage_ranks, 1 + max(item.microbatch for order in orders for item in order), pairs)
 
 
-_ACTIVATION_CHANGE = {ActionKind.FORWARD: 1, ActionKind.BACKWARD: -1, ActionKind.INPUT: 0, ActionKind.WEIGHT: -1}
-"""By kind, the change in the number of activations that a stage holds."""
-
-
 @contextmanager
 def _blame_rank(rank: int) -> Iterator[None]:
     """Turn a ValueError raised inside into an `OrderError` of a rank."""
@@ -228,12 +220,6 @@ def _blame_rank(rank: int) -> Iterator[None]:
         yield
     except ValueError as error:
         raise OrderError(str(error), rank) from None
-
-
-def _parse_line(line: str, rank: int) -> list[tuple[Action, ...]]:
-    """Return the items of a rank's line: single actions, and pairs that run as one."""
-    with _blame_rank(rank):
-        return [_parse_word(word) for word in line.split()]
 
 
 def _parse_word(word: str) -> tuple[Action, ...]:
@@ -273,11 +259,8 @@ def _check_passes(order: tuple[Action, ...], stages: Sequence[int], num_microbat
                 )
             is_split = inputs is not None and weights is not None
             if (backward is None) == (not is_split) or (inputs is None) != (weights is None):
-                present_texts = [
-                    f"{stage}{kind.value}{microbatch}"
-                    for kind in KINDS[1:]
-                    if Action(stage, kind, microbatch) in positions
-                ]
+                expected_actions = (Action(stage, kind, microbatch) for kind in KINDS[1:])
+                present_texts = [str(action) for action in expected_actions if action in positions]
                 raise ValueError(
                     f"a backward is {stage}B{microbatch}, or {stage}I{microbatch} and {stage}W{microbatch}; "
                     f"met {' and '.join(present_texts) or 'none of them'}"
@@ -302,23 +285,12 @@ def _check_pairs(pairs: tuple[Pair, ...], neighbours: set[Pair]) -> None:
             raise ValueError(f"a backward that overlaps a forward comes next to it, met {forward} and {backward}")
 
 
-SCHEDULES: dict[str, ScheduleRule] = {
-    rule.name: rule
-    for rule in (
-        NAIVE,
-        GPIPE,
-        ONE_F_ONE_B,
-        INTERLEAVED,
-        LOOPED_BFS,
-        ZB1P,
-        ZB2P,
-        INTERLEAVED_ZERO_BUBBLE,
-        ZBV,
-        DUALPIPEV,
-        PIPEDREAM,
-        PIPEDREAM_2BW,
-    )
-}
+_RULES = (
+    *(NAIVE, GPIPE, ONE_F_ONE_B, INTERLEAVED, LOOPED_BFS),
+    *(ZB1P, ZB2P, INTERLEAVED_ZERO_BUBBLE, ZBV, DUALPIPEV),
+    *(PIPEDREAM, PIPEDREAM_2BW),
+)
+SCHEDULES: dict[str, ScheduleRule] = {rule.name: rule for rule in _RULES}
 """The published schedules by name."""
 
 

@@ -1,16 +1,15 @@
 """Zero-bubble schedules: backwards are split, and gradients of weights fill time that would be idle.
 
-ZB-H1 and ZB-H2 have one stage a rank. ZB-V has two, down and up again: no bubble, with the activations of 1F1B.
+ZB-H1 and ZB-H2 have one stage a rank. ZB-V has two, down and up again: no bubble, with the activations of 1F1B [4]_.
 Interleaved 1F1B with delayed gradients of weights does with several stages a rank what ZB-H1 does with one.
 
 References
 ----------
-.. [1] Qi et al., "Zero bubble pipeline parallelism", ICLR 2024, section 2 (ZB-H1 and ZB-H2, figure 3) and table 2.
+.. [1] Qi et al., "Zero bubble pipeline parallelism", ICLR 2024, section 2 (ZB-H1 and ZB-H2, figure 3).
 .. [2] Qi et al., "Zero bubble pipeline parallelism", arXiv 2401.10241, section 6 (ZB-V).
 .. [3] torch.distributed.pipelining, ``ScheduleZBVZeroBubble`` (torch 2.13).
 .. [4] Qi et al., "Pipeline parallelism with controllable memory", NeurIPS 2024, table 1 (V-ZB).
 .. [5] torch.distributed.pipelining, ``ScheduleInterleavedZeroBubble`` (torch 2.13).
-.. [6] Qi et al., "Zero bubble pipeline parallelism", ICLR 2024, section 2.1 and table 2 (ZB-H1).
 """
 
 from collections import Counter
@@ -23,7 +22,6 @@ from meshwise.strategies.schedules.rule import (
     WEIGHT,
     Condition,
     Order,
-    PassSeconds,
     Placement,
     ScheduleRule,
     build_columns,
@@ -66,36 +64,6 @@ def list_split_kinds(total: int, warmup: int, delay: int) -> Order:
         if warmup + turn < total:
             kinds.append(FORWARD)
     return np.array(kinds + [WEIGHT] * min(delay, total))
-
-
-def zb1p_bubble(num_ranks: int, num_microbatches: int, times: PassSeconds) -> float:
-    """Return the idle seconds of the rank that is busy longest: ``(p - 1) (F + B - W)`` [1]_.
-
-    Here ``B`` are the gradients of inputs. It holds for ``m >= p`` and ``W`` no longer than ``F`` and ``B``.
-    """
-    return (num_ranks - 1) * (times.forward + times.input - times.weight)
-
-
-def zb2p_bubble(num_ranks: int, num_microbatches: int, times: PassSeconds) -> float:
-    """Return the idle seconds between a rank's first and last action: ``(p - 1) (F + B - 2 W)`` [1]_.
-
-    Here ``B`` are the gradients of inputs. It holds for ``m >= 2 p - 1`` and ``W`` no longer than ``F`` and ``B``.
-    Ranks end one after another, so the next step must start without waiting for all of them ([1]_, section 4).
-    """
-    return (num_ranks - 1) * (times.forward + times.input - 2 * times.weight)
-
-
-def zb1p_in_flight(rank: int, num_ranks: int, num_microbatches: int) -> int:
-    """Return the most microbatches whose activations a rank holds: ``min(p, m)`` [1]_.
-
-    Of these ``p - rank`` wait for their gradients of inputs, and ``rank`` for those of weights.
-    """
-    return min(num_ranks, num_microbatches)
-
-
-def zb2p_in_flight(rank: int, num_ranks: int, num_microbatches: int) -> int:
-    """Return the most microbatches whose activations a rank holds: ``min(2 p - 1, m)`` [1]_."""
-    return min(2 * num_ranks - 1, num_microbatches)
 
 
 ZB1P = ScheduleRule(
@@ -149,27 +117,6 @@ def zbv_order(rank: int, num_ranks: int, num_microbatches: int, num_chunks: int)
     return order[order[:, 2] < num_microbatches]
 
 
-def zbv_bubble(num_ranks: int, num_microbatches: int, times: PassSeconds) -> float:
-    """Return the idle seconds between a rank's first and last action: 0 for ``m >= 2 p - 1`` [2]_.
-
-    Raises
-    ------
-    ValueError
-        Where the three times differ: no closed form is published for that.
-    """
-    if not times.forward == times.input == times.weight:
-        raise ValueError(f"the bubble of zbv is known for forward = input = weight, met {tuple(times)}")
-    return 0.0
-
-
-def zbv_in_flight(rank: int, num_ranks: int, num_microbatches: int) -> int:
-    """Return the most activations, each of one microbatch and chunk, that a rank holds: ``2 p`` for ``m >= 2 p - 1``.
-
-    A chunk has half the layers of a rank, so this is as much as the ``p`` microbatches of 1F1B ([4]_).
-    """
-    return 2 * num_ranks
-
-
 ZBV = ScheduleRule(
     "zbv",
     zbv_order,
@@ -192,23 +139,6 @@ def interleaved_zero_bubble_order(rank: int, num_ranks: int, num_microbatches: i
 def _count_rounds(num_ranks: int, num_microbatches: int) -> int:
     """Return into how many rounds torch divides the microbatches [5]_: of at least as many as there are ranks."""
     return max(1, num_microbatches // num_ranks)
-
-
-def interleaved_zb_bubble(num_ranks: int, num_microbatches: int, num_chunks: int, times: PassSeconds) -> float:
-    """Return the idle seconds of the rank that is busy longest: ``(p - 1) (F + B - W)`` of one stage [6]_.
-
-    Here ``B`` are the gradients of inputs. It holds for ``m >= p`` and equal times.
-    """
-    return (num_ranks - 1) * (times.forward + times.input - times.weight)
-
-
-def interleaved_zb_in_flight(rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> int:
-    """Return the most activations, each of one microbatch and chunk, that a rank holds: its warm-up and ``rank``.
-
-    With rounds of ``p`` microbatches that is ``p`` a chunk.
-    """
-    round_size = num_microbatches // _count_rounds(num_ranks, num_microbatches)
-    return min((num_chunks - 1) * round_size + num_ranks, num_microbatches * num_chunks)
 
 
 INTERLEAVED_ZERO_BUBBLE = ScheduleRule(

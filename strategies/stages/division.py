@@ -20,42 +20,15 @@ FloatArray = NDArray[np.float64]
 
 
 class CriticalPaths(NamedTuple):
-    """For every pipeline rank the longest path that ends with the rank's last pass.
+    """For every pipeline rank the longest path that ends with the rank's last pass, and the ticks at which it ends.
 
-    Parameters
-    ----------
-    end_ticks
-        Ticks at which the path ends, by rank.
-    pass_counts, send_counts
-        How often the path runs through each pass, and through the transfer of each pass's result: shape
-        ``(ranks, 2 * stages)``, column ``2 * stage`` for a forward and 1 more for a backward.
+    ``pass_counts`` and ``send_counts`` say how often it runs through each pass, and through the transfer of each pass's
+    result: shape ``(ranks, 2 * stages)``, column ``2 * stage`` for a forward and 1 more for a backward.
     """
 
     end_ticks: FloatArray
     pass_counts: IntArray
     send_counts: IntArray
-
-
-class _Durations(NamedTuple):
-    """Ticks of every pass, and of the transfer of what it makes."""
-
-    ticks: FloatArray
-    sends: FloatArray
-
-
-class _Nodes(NamedTuple):
-    """Passes (``2 * action``) and transfers (1 more): when each ends, and the one that it waited for last."""
-
-    done: FloatArray
-    before: IntArray
-
-
-class _Latest(NamedTuple):
-    """The last node of every rank, of every direction of its transfers, and what is in every box; -1 for none."""
-
-    clock: IntArray
-    channel: IntArray
-    box: IntArray
 
 
 def find_critical_paths(arrangement: Arrangement, pass_ticks: FloatArray, send_ticks: FloatArray) -> CriticalPaths:
@@ -70,24 +43,31 @@ def find_critical_paths(arrangement: Arrangement, pass_ticks: FloatArray, send_t
     ([9.0, 7.0], [[1, 1, 2, 2], [1, 0, 2, 2]])
     """
     num_actions, num_ranks = len(arrangement.code), arrangement.ranks
-    work = _Durations(pass_ticks, send_ticks)
-    nodes = _Nodes(np.zeros(2 * num_actions), np.full(2 * num_actions, -1))
-    last_events = _Latest(np.full(num_ranks, -1), np.full(2 * num_ranks, -1), np.full(arrangement.num_boxes, -1))
+    work = (pass_ticks, send_ticks)
+    # passes (2 * action) and transfers (1 more): when each ends, and the one that it waited for last
+    nodes = (np.zeros(2 * num_actions), np.full(2 * num_actions, -1))
+    # the last of these of every rank, of every direction of its transfers, and in every box; -1 for none
+    last_events = (np.full(num_ranks, -1), np.full(2 * num_ranks, -1), np.full(arrangement.num_boxes, -1))
     result = CriticalPaths(np.zeros(num_ranks), *np.zeros((2, num_ranks, len(pass_ticks)), np.int64))
     # compiled on arrays where that pays; otherwise on lists, which Python walks faster than arrays
     if pays(num_actions):
         compile_loop(_walk)(arrangement, work, nodes, last_events)
-        compile_loop(_trace)(arrangement.code, nodes, last_events.clock, result)
+        compile_loop(_trace)(arrangement.code, nodes, last_events[0], result)
         return result
     code, arrives, leaves = (column.tolist() for column in arrangement[:3])
     columns = arrangement._replace(code=code, receive_boxes=arrives, send_boxes=leaves)
     work, nodes, last_events, result = (to_lists(values) for values in (work, nodes, last_events, result))
     _walk(columns, work, nodes, last_events)
-    _trace(columns.code, nodes, last_events.clock, result)
+    _trace(columns.code, nodes, last_events[0], result)
     return CriticalPaths(*map(np.array, result))
 
 
-def _walk(arranged: Arrangement, work: _Durations, nodes: _Nodes, latest: _Latest) -> None:
+def _walk(
+    arranged: Arrangement,
+    work: tuple[FloatArray, FloatArray],
+    nodes: tuple[FloatArray, IntArray],
+    latest: tuple[IntArray, IntArray, IntArray],
+) -> None:
     """Fill the ends of passes and transfers, and what each of them waited for last."""
     code, receive_boxes, send_boxes, _, _ = arranged
     pass_ticks, send_ticks = work
@@ -104,16 +84,15 @@ def _walk(arranged: Arrangement, work: _Durations, nodes: _Nodes, latest: _Lates
         end_times[2 * action] = (end_times[latest_event] if latest_event >= 0 else 0.0) + pass_ticks[pass_number]
         rank_events[rank] = 2 * action
         if send_boxes[action]:
-            channel_event = channel_events[2 * rank + (pass_number & 1)]
-            send_event = (
-                channel_event if channel_event >= 0 and end_times[channel_event] > end_times[2 * action] else 2 * action
-            )
+            send_event, channel_event = 2 * action, channel_events[2 * rank + (pass_number & 1)]
+            if channel_event >= 0 and end_times[channel_event] > end_times[send_event]:
+                send_event = channel_event
             predecessors[2 * action + 1] = send_event
             end_times[2 * action + 1] = end_times[send_event] + send_ticks[pass_number]
             channel_events[2 * rank + (pass_number & 1)] = box_events[send_boxes[action]] = 2 * action + 1
 
 
-def _trace(code: Column, nodes: _Nodes, rank_events: IntArray, result: CriticalPaths) -> None:
+def _trace(code: Column, nodes: tuple[FloatArray, IntArray], rank_events: IntArray, result: CriticalPaths) -> None:
     """Fill the ends of ranks, and what lies on the way there."""
     end_times, predecessors = nodes
     end_ticks, pass_counts, send_counts = result
@@ -133,12 +112,9 @@ def _trace(code: Column, nodes: _Nodes, rank_events: IntArray, result: CriticalP
 class Moments:
     """The moments of a step at which a pipeline rank's memory is fullest.
 
-    Parameters
-    ----------
-    num_alive
-        Microbatches whose activations each stage keeps then, 0 for stages of other ranks: shape ``(moments, stages)``.
-    free_bytes
-        Bytes that the rank has for activations and layers, of shape ``(moments,)``.
+    ``num_alive`` are the microbatches whose activations each stage keeps then, 0 for stages of other ranks: shape
+    ``(moments, stages)``. ``free_bytes`` are those that the rank has for activations and layers, of shape
+    ``(moments,)``.
     """
 
     num_alive: IntArray
@@ -216,43 +192,32 @@ class DivisionProblem:
         result: FloatArray = values.reshape(-1, self.num_ranks).sum(axis=0)
         return result
 
-    def compute_pass_ticks(self, counts: FloatArray, recompute_counts: FloatArray) -> FloatArray:
-        """Return the ticks of every pass, given each stage's layers and how many each choice recomputes."""
-        result = self.base_ticks + self.layer_ticks * np.repeat(counts, 2)
-        result[1::2] += (self.recompute_ticks * recompute_counts).sum(axis=0)
-        return result
-
     def find_paths(self, counts: FloatArray, recompute_counts: FloatArray) -> CriticalPaths:
-        """Return the critical path of every pipeline rank."""
-        return find_critical_paths(self.arrangement, self.compute_pass_ticks(counts, recompute_counts), self.send_ticks)
+        """Return the critical path of every rank, given each stage's layers and how many each choice recomputes."""
+        pass_ticks = self.base_ticks + self.layer_ticks * np.repeat(counts, 2)
+        pass_ticks[1::2] += (self.recompute_ticks * recompute_counts).sum(axis=0)
+        return find_critical_paths(self.arrangement, pass_ticks, self.send_ticks)
 
     def compute_step_ticks(
         self, counts: Sequence[float] | FloatArray, recompute_counts: Sequence[Sequence[float]] | FloatArray
     ) -> float:
         """Return the ticks of a step with ``counts`` layers a stage, ``recompute_counts[i]`` by recompute choice i."""
-        choice = (
-            np.asarray(counts, float),
-            np.asarray(recompute_counts, float).reshape(self.num_recompute_choices, self.num_stages),
-        )
-        tails = self.tail_ticks + self.tail_layer_ticks * self.sum_by_rank(choice[0])
-        return float((self.find_paths(*choice).end_ticks + tails).max())
+        layers, recomputed = self._to_arrays(counts, recompute_counts)
+        tails = self.tail_ticks + self.tail_layer_ticks * self.sum_by_rank(layers)
+        return float((self.find_paths(layers, recomputed).end_ticks + tails).max())
 
     def fits(
         self, counts: Sequence[float] | FloatArray, recompute_counts: Sequence[Sequence[float]] | FloatArray
     ) -> bool:
         """Return whether every pipeline rank has the memory at each of its moments."""
-        layer_counts, recompute_array = (
-            np.asarray(counts, float),
-            np.asarray(recompute_counts, float).reshape(self.num_recompute_choices, self.num_stages),
-        )
-        kept_bytes = (
-            self.base_kept_bytes
-            + self.layer_kept_bytes * layer_counts
-            - (self.saved_bytes * recompute_array).sum(axis=0)
-        )
-        rank_states = self.state_bytes * self.sum_by_rank(layer_counts)
-        rank_moments = zip(self.moments, rank_states, strict=True)
-        return all(
-            bool((moments.num_alive @ kept_bytes + state <= moments.free_bytes).all())
-            for moments, state in rank_moments
-        )
+        layers, recomputed = self._to_arrays(counts, recompute_counts)
+        saved_bytes = (self.saved_bytes * recomputed).sum(axis=0)
+        kept_bytes = self.base_kept_bytes + self.layer_kept_bytes * layers - saved_bytes
+        rank_moments = zip(self.moments, self.state_bytes * self.sum_by_rank(layers), strict=True)
+        return all(bool((row.num_alive @ kept_bytes + state <= row.free_bytes).all()) for row, state in rank_moments)
+
+    def _to_arrays(
+        self, counts: Sequence[float] | FloatArray, recompute_counts: Sequence[Sequence[float]] | FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        recomputed = np.asarray(recompute_counts, float).reshape(self.num_recompute_choices, self.num_stages)
+        return np.asarray(counts, float), recomputed

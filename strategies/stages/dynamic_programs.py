@@ -23,8 +23,10 @@ References
    2023, section 3.3.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
-from math import ceil
+from itertools import chain
+from math import ceil, isfinite
 from typing import NamedTuple
 
 import numpy as np
@@ -106,34 +108,30 @@ def minimize_pivot(times: FloatArray, num_layers: int, num_microbatches: int) ->
     >>> minimize_pivot(np.array([[9, 1, 2, 3], [9, 2, 4, 6.0]]), 3, 10)
     Partition(counts=(2, 1), time=22.0)
     """
-    states: dict[int, list[tuple[float, float, tuple[int, ...]]]] = {0: [(0.0, 0.0, ())]}
+    states: dict[int, list[_Row]] = {0: [(0.0, 0.0, ())]}
     for row in times:
-        next_states: dict[int, list[tuple[float, float, tuple[int, ...]]]] = {}
+        next_states: defaultdict[int, list[_Row]] = defaultdict(list)
         for num_used, rows in states.items():
-            for n in range(min(num_layers - num_used + 1, len(row))):
-                if np.isfinite(row[n]):
-                    stage_time = float(row[n])
-                    extended_rows = [
-                        (
-                            time_sum + stage_time,
-                            max(latency, time_sum + num_microbatches * stage_time),
-                            (*prefix_counts, n),
-                        )
-                        for time_sum, latency, prefix_counts in rows
+            for n, stage_time in enumerate(row[: num_layers - num_used + 1].tolist()):
+                if isfinite(stage_time):
+                    next_states[num_used + n] += [
+                        (time_sum + stage_time, max(latency, time_sum + num_microbatches * stage_time), (*counts, n))
+                        for time_sum, latency, counts in rows
                     ]
-                    next_states.setdefault(num_used + n, []).extend(extended_rows)
-        states = {num_used: _drop_dominated_divisions(rows) for num_used, rows in next_states.items()}
+        states = {num_used: _drop_dominated(rows) for num_used, rows in next_states.items()}
     if num_layers not in states:
         return None
     _, time, counts = min(states[num_layers], key=lambda row: row[1])
     return Partition(counts, time)
 
 
-def _drop_dominated_divisions(
-    rows: list[tuple[float, float, tuple[int, ...]]],
-) -> list[tuple[float, float, tuple[int, ...]]]:
-    """Return the rows that no other row beats in sum and latency."""
-    pareto_rows: list[tuple[float, float, tuple[int, ...]]] = []
+_Row = tuple[float, float, tuple[int, ...]]
+"""Two costs, and the choices that have them."""
+
+
+def _drop_dominated(rows: list[_Row]) -> list[_Row]:
+    """Return the rows that no other row beats in both costs, by the first cost."""
+    pareto_rows: list[_Row] = []
     for row in sorted(rows):
         if not pareto_rows or row[1] < pareto_rows[-1][1]:
             pareto_rows.append(row)
@@ -161,35 +159,29 @@ def choose_options(
 ) -> LayerChoice | None:
     """Return the fastest options of layers that need at most ``limit`` bytes; ``None`` where none fit.
 
-    Parameters
-    ----------
-    transition_times
-        Time between a layer with one option and the next layer with another, ``transition_times[one][other]``; by
-        default 0.
+    ``transition_times[one][other]`` is the time between a layer with one option and the next layer with another, by
+    default 0.
 
     >>> choose_options([[(1.0, 4.0), (2.0, 1.0)]] * 3, 9.0)
     LayerChoice(options=(0, 1, 0), time=4.0, memory=9.0)
     """
-    option_choices: dict[int, list[LayerChoice]] = {-1: [LayerChoice((), 0.0, 0.0)]}
+    # memory, time and options so far, by the last option
+    option_rows: dict[int, list[_Row]] = {-1: [(0.0, 0.0, ())]}
     for options in layers:
-        longer_choices: dict[int, list[LayerChoice]] = {}
-        for option, (time, memory) in enumerate(options):
-            rows = [
-                LayerChoice((*choice.options, option), choice.time + time + transition_time, choice.memory + memory)
-                for last_option, choices in option_choices.items()
-                for transition_time in [
-                    transition_times[last_option][option] if transition_times is not None and last_option >= 0 else 0.0
+        longer_rows: dict[int, list[_Row]] = {option: [] for option in range(len(options))}
+        for last_option, rows in option_rows.items():
+            for option, (time, memory) in enumerate(options):
+                transition_time = 0.0
+                if transition_times is not None and last_option >= 0:
+                    transition_time = transition_times[last_option][option]
+                longer_rows[option] += [
+                    (row_memory + memory, row_time + time + transition_time, (*row_options, option))
+                    for row_memory, row_time, row_options in rows
+                    if row_memory + memory <= limit
                 ]
-                for choice in choices
-                if choice.memory + memory <= limit
-            ]
-            longer_choices[option] = _drop_dominated_choices(rows)
-        option_choices = longer_choices
-    return min(
-        (choice for rows in option_choices.values() for choice in rows),
-        key=lambda choice: (choice.time, choice.memory),
-        default=None,
-    )
+        option_rows = {option: _drop_dominated(rows) for option, rows in longer_rows.items()}
+    best_row = min(chain(*option_rows.values()), key=lambda row: (row[1], row[0]), default=None)
+    return None if best_row is None else LayerChoice(best_row[2], best_row[1], best_row[0])
 
 
 def choose_options_on_grid(layers: Sequence[LayerOptions], limit: float) -> LayerChoice | None:
@@ -202,15 +194,5 @@ def choose_options_on_grid(layers: Sequence[LayerOptions], limit: float) -> Laye
     choice = choose_options(grid_layers, limit // GRID_BYTES)
     if choice is None:
         return None
-    return choice._replace(
-        memory=sum(options[option][1] for options, option in zip(layers, choice.options, strict=True))
-    )
-
-
-def _drop_dominated_choices(rows: list[LayerChoice]) -> list[LayerChoice]:
-    """Return the choices that no other choice beats in memory and time, by ascending memory."""
-    pareto_choices: list[LayerChoice] = []
-    for row in sorted(rows, key=lambda row: (row.memory, row.time, row.options)):
-        if not pareto_choices or row.time < pareto_choices[-1].time:
-            pareto_choices.append(row)
-    return pareto_choices
+    memory = sum(options[option][1] for options, option in zip(layers, choice.options, strict=True))
+    return choice._replace(memory=memory)

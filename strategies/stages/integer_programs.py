@@ -40,6 +40,14 @@ SLACK = 1e-7
 """The part by which a bound is lowered, for what the solver may have rounded."""
 
 
+def _build_solver() -> highspy.Highs:
+    """Return a solver that prints nothing and uses one thread."""
+    solver = highspy.Highs()  # type: ignore[no-untyped-call]
+    solver.setOptionValue("output_flag", False)
+    solver.setOptionValue("threads", 1)
+    return solver
+
+
 @dataclass(frozen=True, eq=False)
 class DivisionSolution:
     """The solution of a program: a division, and the bound in ticks that no division is faster than.
@@ -56,14 +64,8 @@ class DivisionProgram:
     """A linear program over divisions of layers, whose rows are critical paths.
 
     Its columns are the layers of every stage, the layers that each recompute choice takes there, the step time, and,
-    for all columns but the step time, their sums over the stages of each rank.
-
-    Parameters
-    ----------
-    max_rounds
-        How often critical paths are added, at most.
-    accuracy
-        Paths are added until the step time of the solution is above the bound by no more than this part.
+    for all columns but the step time, their sums over the stages of each rank. Critical paths are added ``max_rounds``
+    times at most, until the step time of the solution is above the bound by no more than the part ``accuracy``.
     """
 
     def __init__(self, problem: DivisionProblem, *, max_rounds: int = 40, accuracy: float = 1e-3) -> None:
@@ -73,9 +75,7 @@ class DivisionProgram:
         self.scale = LARGEST_STEP / max(problem.compute_step_ticks(even_counts, no_recompute), 1.0)
         self.num_columns = problem.num_stages * (1 + problem.num_recompute_choices)
         self.bound = 0.0
-        self.solver = highspy.Highs()  # type: ignore[no-untyped-call]
-        self.solver.setOptionValue("output_flag", False)
-        self.solver.setOptionValue("threads", 1)
+        self.solver = _build_solver()
         self._add_columns()
         self._add_sums()
         self._add_memory()
@@ -91,31 +91,22 @@ class DivisionProgram:
         # the sums are columns of their own, for the integer program asks for whole sums of a rank, not whole stages
         for index in range(num_ranks * (1 + problem.num_recompute_choices)):
             self.solver.addVar(0.0, highspy.kHighsInf)
-            first_column = index // num_ranks * num_stages + index % num_ranks
-            rank_columns = np.arange(first_column, index // num_ranks * num_stages + num_stages, num_ranks)
-            self._add_row(
-                0.0, 0.0, np.r_[rank_columns, self.num_columns + 1 + index], np.r_[np.ones(len(rank_columns)), -1.0]
-            )
+            rank_columns = index // num_ranks * num_stages + np.arange(index % num_ranks, num_stages, num_ranks)
+            columns = np.r_[rank_columns, self.num_columns + 1 + index]
+            self._add_row(0.0, 0.0, columns, np.r_[np.ones(len(rank_columns)), -1.0])
 
     def _add_sums(self) -> None:
         problem, num_stages = self.problem, self.problem.num_stages
         self._add_row(problem.num_layers, problem.num_layers, np.arange(num_stages), np.ones(num_stages))
         for stage in range(num_stages):
-            recompute_columns = stage + num_stages * np.arange(1, problem.num_recompute_choices + 1)
-            self._add_row(
-                0.0, inf, np.r_[stage, recompute_columns], np.r_[1.0, -np.ones(problem.num_recompute_choices)]
-            )
+            columns = stage + num_stages * np.arange(problem.num_recompute_choices + 1)
+            self._add_row(0.0, inf, columns, np.r_[1.0, -np.ones(problem.num_recompute_choices)])
 
     def _add_memory(self) -> None:
         problem, num_stages = self.problem, self.problem.num_stages
         for rank, moments in enumerate(problem.moments):
             rank_stages = np.arange(rank, num_stages, problem.num_ranks)
-            columns = np.concatenate(
-                [
-                    rank_stages + num_stages * recompute_choice
-                    for recompute_choice in range(problem.num_recompute_choices + 1)
-                ]
-            )
+            columns = np.add.outer(num_stages * np.arange(problem.num_recompute_choices + 1), rank_stages).ravel()
             for num_alive, free_bytes in zip(moments.num_alive[:, rank_stages], moments.free_bytes, strict=True):
                 layer_bytes = num_alive * problem.layer_kept_bytes[rank_stages] + problem.state_bytes[rank]
                 saved_bytes = (-num_alive * problem.saved_bytes[:, rank_stages]).ravel()
@@ -142,16 +133,13 @@ class DivisionProgram:
                 self._add_path(0, pass_counts, is_sent.astype(int))
 
     def _add_row(self, lower_bound: float, upper_bound: float, columns: IntArray, values: FloatArray) -> None:
-        infinity = highspy.kHighsInf
-        row_lower, row_upper = max(lower_bound, -infinity), min(upper_bound, infinity)
-        self.solver.addRow(row_lower, row_upper, len(columns), columns.astype(np.int32), values)
+        self.solver.addRow(lower_bound, upper_bound, len(columns), columns.astype(np.int32), values)
 
     def _add_path(self, rank: int, pass_counts: IntArray, send_counts: IntArray) -> None:
         """Add the row of a path that ends with the last pass of a rank: the step takes at least its length."""
         problem = self.problem
-        fixed_ticks = float(
-            pass_counts @ problem.base_ticks + send_counts @ problem.send_ticks + problem.tail_ticks[rank]
-        )
+        path_ticks = pass_counts @ problem.base_ticks + send_counts @ problem.send_ticks
+        fixed_ticks = float(path_ticks + problem.tail_ticks[rank])
         layer_ticks = (pass_counts * problem.layer_ticks).reshape(problem.num_stages, 2).sum(axis=1)
         layer_ticks[rank :: problem.num_ranks] += problem.tail_layer_ticks[rank]
         recompute_ticks = (pass_counts[1::2] * problem.recompute_ticks).ravel()
@@ -176,12 +164,9 @@ class DivisionProgram:
 
         After every addition of paths the solver may visit ``max_nodes`` nodes of its tree.
         """
-        for option, value in (
-            ("mip_max_nodes", max_nodes),
-            ("mip_rel_gap", self.accuracy / 2),
-            ("mip_heuristic_effort", 0.0),
-        ):
-            self.solver.setOptionValue(option, value)
+        self.solver.setOptionValue("mip_max_nodes", max_nodes)
+        self.solver.setOptionValue("mip_rel_gap", self.accuracy / 2)
+        self.solver.setOptionValue("mip_heuristic_effort", 0.0)
         for index in range(self.problem.num_ranks * (1 + self.problem.num_recompute_choices)):
             self.solver.changeColIntegrality(self.num_columns + 1 + index, highspy.HighsVarType.kInteger)
         return self._solve(cutoff, MAX_INTEGER_ROUNDS, is_integer=True)
@@ -202,10 +187,8 @@ class DivisionProgram:
             if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
                 break
             values = np.maximum(np.array(self.solver.getSolution().col_value)[: self.num_columns], 0.0)
-            counts, recompute_counts = (
-                values[: problem.num_stages],
-                values[problem.num_stages :].reshape(problem.num_recompute_choices, problem.num_stages),
-            )
+            counts, *recompute_rows = values.reshape(-1, problem.num_stages)
+            recompute_counts = np.array(recompute_rows).reshape(-1, problem.num_stages)
             step_ticks = self.add_critical_paths(counts, recompute_counts)
             if best_choice is not None:  # half way to the best choice [2]_
                 self.add_critical_paths((best_choice[0] + counts) / 2, (best_choice[1] + recompute_counts) / 2)
@@ -229,10 +212,8 @@ def round_parts(parts: FloatArray, max_values: FloatArray, num_ranks: int) -> In
         rank_stages = np.arange(rank, len(parts), num_ranks)
         remainder = round(float(parts[rank_stages].sum())) - int(result[rank_stages].sum())
         open_stages = [stage for stage in rank_stages if result[stage] < max_values[stage]]
-        for stage in sorted(open_stages, key=lambda candidate: result[candidate] - parts[candidate])[
-            : max(remainder, 0)
-        ]:
-            result[stage] += 1
+        open_stages.sort(key=lambda stage: result[stage] - parts[stage])
+        result[open_stages[: max(remainder, 0)]] += 1
     return result
 
 
@@ -271,9 +252,7 @@ def solve_inter_stage(stages: Sequence[Points], num_layers: int, num_microbatche
     slowest_column, extra_column = int(starts[-1]), int(starts[-1]) + 1
     times = [np.array([row[2] for row in stage_rows]) for stage_rows in rows]
     scale = 1.0 / max(float(stage_times.max()) for stage_times in times) if max(map(np.max, times)) > 0 else 1.0
-    solver = highspy.Highs()  # type: ignore[no-untyped-call]
-    solver.setOptionValue("output_flag", False)
-    solver.setOptionValue("threads", 1)
+    solver = _build_solver()
     solver.setOptionValue("mip_rel_gap", 0.0)
     # one binary column a point of a stage, then the slowest time and the extra time
     for time in np.concatenate(times):
@@ -290,13 +269,8 @@ def solve_inter_stage(stages: Sequence[Points], num_layers: int, num_microbatche
         stage_columns = all_columns[starts[stage] : starts[stage + 1]]
         extra_times = np.array([row[3] for row in stage_rows]) * scale
         solver.addRow(1.0, 1.0, len(stage_columns), stage_columns, np.ones(len(stage_columns)))
-        solver.addRow(
-            0.0,
-            highspy.kHighsInf,
-            len(stage_columns) + 1,
-            np.r_[stage_columns, slowest_column],
-            np.r_[-times[stage] * scale, 1.0],
-        )
+        columns = np.r_[stage_columns, slowest_column]
+        solver.addRow(0.0, highspy.kHighsInf, len(columns), columns, np.r_[-times[stage] * scale, 1.0])
         prefix_times = np.concatenate([np.zeros(0), *times[:stage]]) * scale
         columns = np.r_[all_columns[: starts[stage]], stage_columns, extra_column]
         solver.addRow(0.0, highspy.kHighsInf, len(columns), columns, np.r_[prefix_times, -extra_times, 1.0])

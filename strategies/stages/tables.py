@@ -1,7 +1,9 @@
 """Builds the numbers of a `DivisionProblem` from the costs of a plan."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import pairwise, product
 
 import numpy as np
 
@@ -33,15 +35,9 @@ def build_division_problem(
     It is a relaxation: no division is simulated faster than its critical path here, and every division that fits in
     memory fits here. Where layers or ranks differ, the least of them counts.
 
-    Parameters
-    ----------
-    plan
-        Any division of the layers, on a schedule of `meshwise.strategies.bounds.path_times.WALKED_SCHEDULES`.
-    recompute_choices
-        Those of `RECOMPUTE_CHOICES` that layers may have.
-    spread
-        Layers that a stage may have more or fewer than in an even division, or as many as a stage of the plan; each
-        stage has at least one.
+    The plan may have any division, on a schedule of `meshwise.strategies.bounds.path_times.WALKED_SCHEDULES`. Layers
+    may have some of `RECOMPUTE_CHOICES`. A stage may have ``spread`` layers more or fewer than in an even division, or
+    as many as a stage of the plan; each stage has at least one.
     """
     return _DivisionTables(costs, plan, recompute_choices, spread).build_problem()
 
@@ -67,12 +63,10 @@ class _DivisionTables:
         occurrences = costs.problem.graph.occurrences
         layer_names = [name for name, block in occurrences if block.layer] or [occurrences[0][0]]
         kind_of_block = costs.blocks.block_kinds(self.plan).kind_names
-        self.num_layers = len(layer_names)
+        self.num_layers, layer_set = len(layer_names), set(layer_names)
         self.layer_kinds = tuple(dict.fromkeys(kind_of_block[name] for name in layer_names))
-        self.lightest_layer = min(
-            layer_names, key=lambda name: costs.blocks.count_parameters(self.plan, kind_of_block[name])
-        )
-        layer_set = set(layer_names)
+        elements = {name: costs.blocks.count_parameters(self.plan, kind_of_block[name]) for name in layer_names}
+        self.lightest_layer = min(layer_names, key=elements.__getitem__)
         self.other_blocks = [[name for name in stage.blocks if name not in layer_set] for stage in plan.stages]
         self.other_kinds = [[kind_of_block[name] for name in row] for row in self.other_blocks]
         num_stages = len(plan.stages)
@@ -92,32 +86,21 @@ class _DivisionTables:
 
     def build_problem(self) -> DivisionProblem:
         """Return the problem of the division."""
-        # states and tails are linear in the layers of a rank: two plans with equal stages give the lines
-        low_plan, high_plan = (
-            self._build_uniform_plan(count) for count in (self.min_layers, max(self.max_layers, self.min_layers + 1))
-        )
         bounds, plan_memory = self.costs.get_shared(StepBounds), self.costs.get_shared(PlanMemory)
-        tail_ticks, tail_layer_ticks = self._fit_line(
-            *(np.array(bounds.tails(uniform_plan, self.machine), float) for uniform_plan in (low_plan, high_plan))
+        tail_ticks, tail_layer_ticks = self._fit_line(lambda plan: bounds.tails(plan, self.machine))
+        resident_bytes, state_bytes = self._fit_line(plan_memory.resident_memory)
+        plain_ticks = self._list_layer_ticks("backward_ticks")
+        layer_ticks = np.stack([self._list_layer_ticks("forward_ticks"), plain_ticks], axis=1).ravel()
+        recomputed_ticks = [self._list_layer_ticks("backward_ticks", choice) for choice in self.recompute_choices]
+        layer_kept_bytes, *recomputed_bytes = (
+            min(self._count_kept_bytes(name, choice) for name in self.layer_kinds)
+            for choice in (Recompute.NONE, *self.recompute_choices)
         )
-        resident_bytes, state_bytes = self._fit_line(
-            *(plan_memory.resident_memory(uniform_plan).astype(float) for uniform_plan in (low_plan, high_plan))
-        )
-        layer_ticks = np.stack(
-            [self.count_layer_ticks(forward=True), self.count_layer_ticks(forward=False)], axis=1
-        ).ravel()
-        recomputed_ticks = np.array(
-            [
-                [self._list_backward_ticks(recompute_choice)[position] for position in self.positions]
-                for recompute_choice in self.recompute_choices
-            ]
-        )
-        plain_ticks = np.array(self._list_backward_ticks(Recompute.NONE))[self.positions]
-        layer_kept_bytes = min(self._count_kept_bytes(name, Recompute.NONE) for name in self.layer_kinds)
-        recomputed_bytes = [
-            min(self._count_kept_bytes(name, recompute_choice) for name in self.layer_kinds)
-            for recompute_choice in self.recompute_choices
+        base_kept_bytes = [
+            sum(self._count_kept_bytes(name, Recompute.NONE) for name in row) for row in self.other_kinds
         ]
+        saved_bytes = [max(layer_kept_bytes - option_bytes, 0) for option_bytes in recomputed_bytes]
+        free_bytes = plan_memory.capacity(self.plan, self.plan.sequences) - resident_bytes + ROUNDING_BYTES
         num_stages, plan = len(self.positions), self.plan
         return DivisionProblem(
             arrangement=arrange_schedule(plan.schedule, plan.pipeline, plan.num_microbatches, plan.chunks),
@@ -126,44 +109,29 @@ class _DivisionTables:
             max_layers=self.max_layers,
             base_ticks=self.count_base_ticks(),
             layer_ticks=layer_ticks,
-            recompute_ticks=np.maximum(
-                recomputed_ticks.reshape(len(self.recompute_choices), num_stages) - plain_ticks, 0.0
-            ),
+            recompute_ticks=np.maximum(np.array(recomputed_ticks).reshape(-1, num_stages) - plain_ticks, 0.0),
             send_ticks=self._list_send_ticks(),
             tail_ticks=tail_ticks,
             tail_layer_ticks=tail_layer_ticks,
-            base_kept_bytes=np.array(
-                [
-                    sum(self._count_kept_bytes(kind_name, Recompute.NONE) for kind_name in row)
-                    for row in self.other_kinds
-                ],
-                float,
-            ),
+            base_kept_bytes=np.array(base_kept_bytes, float),
             layer_kept_bytes=np.full(num_stages, float(layer_kept_bytes)),
-            saved_bytes=np.array(
-                [np.full(num_stages, max(layer_kept_bytes - option_bytes, 0)) for option_bytes in recomputed_bytes],
-                float,
-            ).reshape(-1, num_stages),
-            moments=self._list_moments(
-                plan_memory.capacity(self.plan, self.plan.sequences) - resident_bytes + ROUNDING_BYTES
-            ),
+            saved_bytes=np.repeat(np.array(saved_bytes, float)[:, None], num_stages, axis=1),
+            moments=self._list_moments(free_bytes),
             state_bytes=state_bytes,
         )
 
     def compute_work(self) -> float:
         """Return the ticks of a step in which all ranks end at once."""
         num_ranks, num_microbatches = self.plan.pipeline, self.plan.num_microbatches
-        layer_ticks = self.count_layer_ticks(forward=True) + self.count_layer_ticks(forward=False)
+        layer_ticks = self._list_layer_ticks("forward_ticks") + self._list_layer_ticks("backward_ticks")
         other_ticks, send_ticks = (
             row.reshape(-1, 2).sum(axis=1) for row in (self.count_base_ticks(), self._list_send_ticks())
         )
         path_ticks = np.cumsum(self.min_layers * layer_ticks + other_ticks + send_ticks)[: num_ranks - 1]
-        tail_ticks = min(
-            self.costs.get_shared(StepBounds).tails(self._build_uniform_plan(self.min_layers), self.machine)
-        )
-        fixed_ticks = (
-            num_microbatches * other_ticks.reshape(-1, num_ranks).sum(axis=0) + np.r_[0.0, path_ticks] + tail_ticks
-        )
+        lightest_plan = self._build_uniform_plan(self.min_layers)
+        tail_ticks = min(self.costs.get_shared(StepBounds).tails(lightest_plan, self.machine))
+        fixed_ticks = num_microbatches * other_ticks.reshape(-1, num_ranks).sum(axis=0)
+        fixed_ticks = fixed_ticks + np.r_[0.0, path_ticks] + tail_ticks
         layer_work = num_microbatches * layer_ticks[:num_ranks]
         # a rank whose layers take no time can take all of them
         if (layer_work <= 0).any():
@@ -178,41 +146,30 @@ class _DivisionTables:
         ]
         return replace(self.plan, stages=tuple(map(Stage, rows)))
 
-    def _fit_line(self, low_values: FloatArray, high_values: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return offset and slope of the lines through values of the plans with the fewest and the most layers."""
-        num_chunks = self.plan.chunks
-        low_count, high_count = num_chunks * self.min_layers, num_chunks * max(self.max_layers, self.min_layers + 1)
+    def _fit_line(self, list_values: Callable[[Plan], Sequence[int] | IntArray]) -> tuple[FloatArray, FloatArray]:
+        """Return offset and slope by position of what is linear in the layers of a rank, as states and tails are.
+
+        Two plans with equal stages, of the fewest and the most layers, give the lines.
+        """
+        counts = (self.min_layers, max(self.max_layers, self.min_layers + 1))
+        low_values, high_values = (np.array(list_values(self._build_uniform_plan(count)), float) for count in counts)
+        low_count, high_count = (self.plan.chunks * count for count in counts)
         slope = (high_values - low_values) / (high_count - low_count)
         return low_values - slope * low_count, slope
 
-    def count_layer_ticks(self, *, forward: bool) -> FloatArray:
-        """Return the least ticks of a layer's forward, or else backward, on every stage."""
-        if not forward:
-            result: FloatArray = np.array(self._list_backward_ticks(Recompute.NONE), float)[self.positions]
-            return result
-        blocks, position_ranks = self.costs.blocks, self.position_ranks
-        rank_ticks = [
-            min(
-                blocks.cost(self.plan, name, rank, Recompute.NONE).forward_ticks
-                for rank in ranks
+    def _list_layer_ticks(self, field: str, recompute_choice: LayerRecompute = Recompute.NONE) -> FloatArray:
+        """Return the least ticks of a layer's forward or backward, by the field of its costs, on every stage."""
+        costs = (
+            [
+                self.costs.blocks.cost(self.plan, name, rank, recompute_choice)
                 for name in self.layer_kinds
-            )
-            for ranks in position_ranks
-        ]
-        least_ticks: FloatArray = np.array(rank_ticks, float)[self.positions]
-        return least_ticks
-
-    def _list_backward_ticks(self, recompute_choice: LayerRecompute) -> list[int]:
-        """Return the least ticks of a layer's backward on every pipeline position."""
-        blocks, position_ranks = self.costs.blocks, self.position_ranks
-        return [
-            min(
-                blocks.cost(self.plan, name, rank, recompute_choice).backward_ticks
                 for rank in ranks
-                for name in self.layer_kinds
-            )
-            for ranks in position_ranks
-        ]
+            ]
+            for ranks in self.position_ranks
+        )
+        least_ticks = [min(getattr(cost, field) for cost in row) for row in costs]
+        result: FloatArray = np.array(least_ticks, float)[self.positions]
+        return result
 
     def count_base_ticks(self) -> FloatArray:
         """Return the least ticks of the blocks of every stage that are no layers, by pass."""
@@ -247,11 +204,8 @@ class _DivisionTables:
             num_alive = np.zeros((len(rank_moments), num_stages), np.int64)
             for row, (num_kept, _) in enumerate(rank_moments):
                 num_alive[row, rank :: plan.pipeline] = num_kept
-            result.append(
-                Moments(
-                    num_alive, np.array([free_bytes[rank] - working_bytes[stage] for _, stage in rank_moments], float)
-                )
-            )
+            rank_bytes = [free_bytes[rank] - working_bytes[stage] for _, stage in rank_moments]
+            result.append(Moments(num_alive, np.array(rank_bytes, float)))
         return tuple(result)
 
     def _count_working_bytes(self, stage: int) -> int:
@@ -260,14 +214,11 @@ class _DivisionTables:
             return 0
         memory = self.costs.blocks.memory
         if stage and self.other_kinds[stage]:
-            last_memory = memory(self.plan, self.other_kinds[stage][-1], Recompute.NONE)
-            return max(last_memory.recomputed_bytes + last_memory.backward, 0)
-        memories = (
-            memory(self.plan, name, recompute_choice)
-            for name in self.layer_kinds
-            for recompute_choice in (Recompute.NONE, *self.recompute_choices)
-        )
-        return max(min(block_memory.recomputed_bytes + block_memory.backward for block_memory in memories), 0)
+            memories = [memory(self.plan, self.other_kinds[stage][-1], Recompute.NONE)]
+        else:
+            choices = product(self.layer_kinds, (Recompute.NONE, *self.recompute_choices))
+            memories = [memory(self.plan, *choice) for choice in choices]
+        return max(min(row.recomputed_bytes + row.backward for row in memories), 0)
 
 
 @lru_cache(maxsize=512)
@@ -284,7 +235,7 @@ def list_fullest_moments(
     """
     schedule_orders = list_orders(name, num_ranks, num_microbatches, num_chunks)
     result = []
-    for start, end in zip(schedule_orders.start, schedule_orders.start[1:], strict=False):
+    for start, end in pairwise(schedule_orders.start):
         passes = schedule_orders.passes[start:end]
         chunk, is_backward = passes // 2 // num_ranks, passes % 2
         change = np.zeros((len(passes), num_chunks), np.int64)

@@ -218,8 +218,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "a network without layers has none on any rank",
     (
         "strategies/bounds/group_bounds.py",
-        "plan = replace(_with_states(plan, states[0]._replace(offload=NO_OFFLOADING)), recompute=Recompute.NONE)",
-        "plan = replace(_with_states(plan, states[(-1)]._replace(offload=NO_OFFLOADING)), recompute=Recompute.NONE)",
+        "plan = _with_states(replace(plan, recompute=Recompute.NONE), states[0]._replace(offload=NO_OFFLOADING))",
+        "plan = _with_states(replace(plan, recompute=Recompute.NONE), states[(-1)]._replace(offload=NO_OFFLOADING))",
     ): "passes cost and keep the same under all states of a class",
     (
         "strategies/bounds/group_bounds.py",

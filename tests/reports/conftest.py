@@ -12,6 +12,7 @@ from meshwise.simulator.timeline import Timeline
 from meshwise.strategies.schedules.schedule import Action, ActionKind, Schedule, build_schedule
 
 from ..simulator.profiles import sweep
+from ..strategies.schedules.unit_time import held
 
 GIB = 2**30
 
@@ -161,7 +162,7 @@ def _tail(rank: int, end: float, model: Model) -> Iterator[Span]:
 def _memory(order: Schedule, rank: int, ends: dict[Action, float], model: Model) -> MemoryProfile:
     sizes = ((Category.PARAMETERS, 6), (Category.GRADIENTS, 12), (Category.OPTIMIZER, 9), (Category.BUFFERS, 1))
     resident = [MemoryChange(rank, category, size * GIB) for category, size in sizes]
-    size = 40 * GIB // max(order.count_in_flight(0), 1)
+    size = 40 * GIB // max(held(order)[0], 1)
     changes = []
     for action in order.orders[rank]:
         start = round(ends[action] - model.length(action), 9)

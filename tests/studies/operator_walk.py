@@ -21,7 +21,6 @@ from meshwise.simulator.units import format_size, format_time, to_seconds
 from meshwise.strategies.lowering import StageCosts
 from meshwise.strategies.lowering.costs.operator import BlockLayout, build_collectives
 from meshwise.strategies.lowering.costs.steps import chain_ticks
-from meshwise.strategies.operators.brute_force import brute_force
 from meshwise.strategies.operators.choices import Pin, list_choices, list_cuttable_dims
 from meshwise.strategies.operators.cost_graph import Edge, Solution
 from meshwise.strategies.operators.costs import OperatorCosts, compute_operator_costs
@@ -31,6 +30,8 @@ from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.sharding import OperatorSharding, ShardingSpec
 from meshwise.strategies.search import ALGORITHMS, SearchResult, Space, search
+
+from ..strategies.operators.brute_force import brute_force
 
 PAGE, PICTURE = "operator_parallelism.md", "operator-parallelism.png"
 SCENARIO = "operators/mlp"

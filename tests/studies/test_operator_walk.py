@@ -7,9 +7,9 @@ import pytest
 from matplotlib.image import imread
 
 from meshwise.simulator.units import to_ticks
-from meshwise.strategies.operators.brute_force import brute_force
 from meshwise.strategies.operators.cost_graph import Solution
 
+from ..strategies.operators.brute_force import brute_force
 from .operator_walk import PAGE, PICTURE, Walk, write_walk
 
 ROOT = Path(__file__).parents[2]

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwise.strategies.operators.brute_force import brute_force
 from meshwise.strategies.operators.cost_graph import CostGraph, Edge, IntArray, Shortfall, Solution, find_leanest_choice
+
+from .brute_force import brute_force
 
 CASES = 300
 MOST_CHOICES = 30_000

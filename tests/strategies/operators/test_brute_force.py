@@ -4,9 +4,9 @@ from itertools import product
 
 import pytest
 
-from meshwise.strategies.operators.brute_force import brute_force
 from meshwise.strategies.operators.cost_graph import Shortfall, Solution
 
+from .brute_force import brute_force
 from .graphs import costs, random_graph
 
 

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwise.strategies.operators import bucket_elimination
-from meshwise.strategies.operators.brute_force import brute_force
 from meshwise.strategies.operators.bucket_elimination import Buckets, Price, Sweep, build_buckets, find_undominated
 from meshwise.strategies.operators.cost_graph import MAX_SUM, CostGraph, Solution, find_leanest_choice
 
+from .brute_force import brute_force
 from .graphs import costs, layers, random_graph
 
 

@@ -6,7 +6,6 @@ from itertools import product
 import numpy as np
 import pytest
 
-from meshwise.strategies.operators.brute_force import brute_force
 from meshwise.strategies.operators.cost_graph import (
     CostGraph,
     Edge,
@@ -20,6 +19,7 @@ from meshwise.strategies.operators.cost_graph import (
     tie_copies,
 )
 
+from .brute_force import brute_force
 from .graphs import cases, costs, layers, random_graph
 
 
@@ -88,7 +88,7 @@ def test_the_best_of_what_is_needed_is_as_fast() -> None:
     for graph, limit, answer in cases():
         if isinstance(answer, Solution):
             allowed = list_needed_choices(graph, memory=limit is not None)
-            best = brute_force(restrict_choices(graph, allowed), limit)
+            best = brute_force(restrict_choices(graph, dict(enumerate(allowed))), limit)
             assert isinstance(best, Solution) and best.time == answer.time
             dropped += sum(graph.sizes) - sum(map(len, allowed))
     assert dropped > 1000

@@ -3,11 +3,11 @@
 import pytest
 
 from meshwise.strategies.operators import elimination
-from meshwise.strategies.operators.brute_force import brute_force
 from meshwise.strategies.operators.cost_graph import CostGraph, Shortfall, Solution
 from meshwise.strategies.operators.elimination import TooManyRowsError, eliminate
 from meshwise.strategies.operators.frontier import frontier
 
+from .brute_force import brute_force
 from .graphs import CASES, case, cases, costs, random_graph
 
 

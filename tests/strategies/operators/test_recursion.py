@@ -9,12 +9,12 @@ import pytest
 from meshwise.simulator.models.model import build
 from meshwise.simulator.models.presets import MODELS
 from meshwise.simulator.operator_graph import BATCH, Block, Operator, OperatorGraph, OperatorKind, Tensor
-from meshwise.strategies.operators.brute_force import brute_force
 from meshwise.strategies.operators.cost_graph import CostGraph, Edge, restrict_choices
 from meshwise.strategies.operators.recursion import Level, propagate, recurse
 from meshwise.strategies.plan.mesh import TENSOR, TENSOR_DEPTH, TENSOR_ROWS
 
 from ...pace import measure_cpu
+from .brute_force import brute_force
 
 FAST, SLOW = 1.0, 20.0
 
@@ -146,5 +146,5 @@ def test_on_a_chain_whose_layouts_are_reached_for_nothing_it_is_the_best(seed: i
         edges.append((number, number + 1, times))
     chain = graph(sizes, edges)
     start = random.randrange(sizes[0])
-    pinned = restrict_choices(chain, [np.array([start]), *(np.arange(size) for size in sizes[1:])])
+    pinned = restrict_choices(chain, {0: np.array([start])})
     assert chain.time(propagate(chain, {0: start})) == brute_force(pinned).time == 0  # type: ignore[union-attr]

@@ -2,10 +2,9 @@
 
 import pytest
 
-from meshwise.strategies.schedules.dualpipev import dualpipev_bubble, dualpipev_in_flight
-from meshwise.strategies.schedules.rule import PassSeconds
 from meshwise.strategies.schedules.schedule import build_schedule
 
+from .closed_forms import PassSeconds, dualpipev_bubble, dualpipev_in_flight
 from .unit_time import ONE, RANKS, counts, held, walk
 
 

@@ -4,13 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwise.strategies.schedules.rule import PassSeconds, Placement, ScheduleRule, place_stages
+from meshwise.strategies.schedules.rule import Placement, ScheduleRule, place_stages
 from meshwise.strategies.schedules.schedule import KINDS, SCHEDULES, Schedule, build_rank_order, build_schedule
 
 from ...pace import measure_cpu
-from .unit_time import walk
-
-ONE = PassSeconds(1, 1, 1)
+from .unit_time import ONE, walk
 
 
 @st.composite

@@ -4,10 +4,12 @@ It knows a schedule's orders and pairs alone, and nothing of the program's own e
 """
 
 from collections.abc import Callable
+from itertools import accumulate
 from typing import NamedTuple
 
-from meshwise.strategies.schedules.rule import PassSeconds
 from meshwise.strategies.schedules.schedule import SCHEDULES, Action, Schedule, build_schedule
+
+from .closed_forms import PassSeconds
 
 ONE = PassSeconds(1, 1, 1)
 UNEVEN = (ONE, PassSeconds(3, 4, 2), PassSeconds(5, 3, 7))
@@ -89,8 +91,14 @@ def counts(name: str, ranks: int, chunks: int, fewest: int) -> list[int]:
     )
 
 
+ACTIVATION_CHANGE = {"F": 1, "B": -1, "I": 0, "W": -1}
+"""A backward frees activations; where it is split, its gradients of weights do."""
+
+
 def held(value: Schedule) -> list[int]:
-    return [value.count_in_flight(rank) for rank in range(value.num_ranks)]
+    """Return the most activations, each of one microbatch and chunk, that every rank holds at once."""
+    changes = ([ACTIVATION_CHANGE[action.kind] for action in order] for order in value.orders)
+    return [max(accumulate(row)) for row in changes]
 
 
 def check_flat(

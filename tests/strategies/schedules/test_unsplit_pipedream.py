@@ -2,9 +2,10 @@
 
 import pytest
 
-from meshwise.strategies.schedules.pipedream import keep_stashed_versions, pipedream_bubble, pipedream_in_flight
 from meshwise.strategies.schedules.schedule import SCHEDULES, build_schedule
+from meshwise.strategies.schedules.unsplit import keep_stashed_versions
 
+from .closed_forms import one_f_one_b_in_flight, pipedream_bubble
 from .unit_time import RANKS, UNEVEN, held, walk
 
 
@@ -17,7 +18,7 @@ def test_a_step_without_flush_adds_its_work_alone(name: str, ranks: int) -> None
         two, three = (walk(build_schedule(name, ranks, steps * microbatches), times).step for steps in (2, 3))
         assert three - two == microbatches * times.total + pipedream_bubble(ranks, microbatches, times)
     value = build_schedule(name, ranks, 4 * ranks)
-    assert held(value) == [pipedream_in_flight(rank, ranks, 4 * ranks) for rank in range(ranks)]
+    assert held(value) == [one_f_one_b_in_flight(rank, ranks, 4 * ranks) for rank in range(ranks)]
 
 
 def test_pipedream_keeps_the_weights_of_every_microbatch_in_flight() -> None:

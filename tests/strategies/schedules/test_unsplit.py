@@ -4,32 +4,29 @@ from collections.abc import Callable
 
 import pytest
 
-from meshwise.strategies.schedules.flushed import (
-    gpipe_bubble,
+from .closed_forms import (
+    PassSeconds,
+    flushed_bubble,
     gpipe_in_flight,
-    interleaved_bubble,
     interleaved_in_flight,
-    looped_bfs_bubble,
     looped_bfs_in_flight,
+    looped_bubble,
     naive_bubble,
     naive_in_flight,
-    one_f_one_b_bubble,
     one_f_one_b_in_flight,
 )
-from meshwise.strategies.schedules.rule import PassSeconds
-
 from .unit_time import RANKS, UNEVEN, Form, check_flat, check_looped
 
 FLAT: list[tuple[str, Form, Form, tuple[PassSeconds, ...], Callable[[int], int]]] = [
     ("naive", naive_bubble, naive_in_flight, UNEVEN, lambda p: 1),
-    ("gpipe", gpipe_bubble, gpipe_in_flight, UNEVEN, lambda p: 1),
-    ("1f1b", one_f_one_b_bubble, one_f_one_b_in_flight, UNEVEN, lambda p: 1),
+    ("gpipe", flushed_bubble, gpipe_in_flight, UNEVEN, lambda p: 1),
+    ("1f1b", flushed_bubble, one_f_one_b_in_flight, UNEVEN, lambda p: 1),
 ]
 """Schedules with one stage a rank: closed forms, times and fewest microbatches for which they hold."""
 
 LOOPED: list[tuple[str, Form, Form, tuple[PassSeconds, ...], Callable[[int], int]]] = [
-    ("interleaved", interleaved_bubble, interleaved_in_flight, UNEVEN, lambda p: p),
-    ("looped_bfs", looped_bfs_bubble, looped_bfs_in_flight, UNEVEN, lambda p: p),
+    ("interleaved", looped_bubble, interleaved_in_flight, UNEVEN, lambda p: p),
+    ("looped_bfs", looped_bubble, looped_bfs_in_flight, UNEVEN, lambda p: p),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Enumeration of all choices of a small cost graph: the reference for the other solvers in tests."""
+"""Enumeration of all choices of a small cost graph: the reference for the solvers."""
 
 import numpy as np
 
