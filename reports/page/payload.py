@@ -19,7 +19,7 @@ from meshwise.reports.page.sections import (
     timeline_document,
 )
 from meshwise.reports.palette import CATEGORY_COLOUR, CHUNKED, DARK_COLOUR, KIND_COLOUR, SERIES, shade_kind
-from meshwise.reports.tables import format_gap, format_number, format_percent, pick_busiest_links
+from meshwise.reports.tables import LINK_COLUMNS, format_gap, format_number, format_percent, pick_busiest_links
 from meshwise.simulator.memory import CATEGORIES
 from meshwise.simulator.program import TaskKind
 from meshwise.simulator.spans import TASK_KINDS
@@ -54,7 +54,10 @@ def build_payload(report: Report, columns: Columns) -> dict[str, Any]:
         "nodes": columns.add(report.cluster.device_nodes[list(devices)], "u4"),
         "device_time": list(device_time(report.timeline).items()),
         "stages": build_stage_rows(report),
-        "links": _link_rows(report.result),
+        "links": [
+            [formatter(link[key]) for key, _, formatter in LINK_COLUMNS]
+            for link in pick_busiest_links(report.result.get("links") or ())
+        ],
         "searches": [_search_document(value, SERIES[i % len(SERIES)]) for i, value in enumerate(report.searches)],
         "explanation": _explanation_sections(report.explanation),
         "difference": _difference_document(report),
@@ -122,19 +125,6 @@ def _list_kinds(report: Report) -> list[dict[str, Any]]:
             "dark": shades(kind, DARK_COLOUR),
         }
         for kind in TASK_KINDS
-    ]
-
-
-def _link_rows(result: Data) -> list[list[str]]:
-    return [
-        [
-            link["name"],
-            f"{link['count']:,}",
-            format_bandwidth(link["bandwidth"]),
-            format_size(link["bytes"]),
-            format_percent(link["utilisation"]),
-        ]
-        for link in pick_busiest_links(result.get("links") or ())
     ]
 
 
