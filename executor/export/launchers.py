@@ -167,7 +167,14 @@ def to_kubernetes(request: LaunchRequest) -> str:
     if reasons := (*find_obstacles(request), *_find_missing(request)):
         raise UnsupportedRequest("kubernetes", tuple(reasons))
     name = to_kubernetes_name(request.name, request.num_nodes)
-    documents = [_build_config(name, request), _build_service(name), _build_job(name, request)]
+    metadata = {"metadata": {"name": name}}
+    # pods look pod 0 up before any of them is ready
+    service = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"job-name": name}}
+    documents = [
+        {"apiVersion": "v1", "kind": "ConfigMap", **metadata, "data": {"job.json": request.job.to_text()}},
+        {"apiVersion": "v1", "kind": "Service", **metadata, "spec": service},
+        {"apiVersion": "batch/v1", "kind": "Job", **metadata, "spec": _build_job(name, request)},
+    ]
     return f"# {request.title}\n" + yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=120)
 
 
@@ -201,25 +208,6 @@ def to_kubernetes_name(text: str, nodes: int) -> str:
     return (words if words[0].isalpha() else f"run-{words}")[:max_length].strip("-")
 
 
-def _build_config(name: str, request: LaunchRequest) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": name},
-        "data": {"job.json": request.job.to_text()},
-    }
-
-
-def _build_service(name: str) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": name},
-        # pods look pod 0 up before any of them is ready
-        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"job-name": name}},
-    }
-
-
 def _build_job(name: str, request: LaunchRequest) -> dict[str, Any]:
     pod = {
         "subdomain": name,
@@ -233,16 +221,11 @@ def _build_job(name: str, request: LaunchRequest) -> dict[str, Any]:
         ],
     }
     return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": name},
-        "spec": {
-            "completions": request.num_nodes,
-            "parallelism": request.num_nodes,
-            "completionMode": "Indexed",
-            "backoffLimit": 0,
-            "template": {"spec": pod},
-        },
+        "completions": request.num_nodes,
+        "parallelism": request.num_nodes,
+        "completionMode": "Indexed",
+        "backoffLimit": 0,
+        "template": {"spec": pod},
     }
 
 
