@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from meshwise.executor.capture.program import Program
+from meshwise.executor.capture.captured import Program, is_part
 from meshwise.executor.capture.rules.dims import Dim, DimUnifier, TensorDims, list_leaves
 from meshwise.executor.capture.rules.table import find_rule, get_name
-from meshwise.executor.capture.rules.work import RESULT, Call, Rule, RuleError, Work, drop_none
+from meshwise.executor.capture.rules.work import RESULT, Call, Rule, RuleError, Work, drop_none, list_shapes
 from meshwise.simulator.operator_graph import OperatorKind
 
 Value = tuple[Node, int]
@@ -98,17 +98,6 @@ def _mark_flow(reading: Reading, output: Node) -> None:
 
 def _stops_gradient(node: Node) -> bool:
     return node.op == "call_function" and not is_part(node) and get_name(node.target) in _WITHOUT_GRADIENT
-
-
-def is_part(node: Node) -> bool:
-    """Return whether a node only selects one of the values of another node."""
-    return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
-
-
-def list_shapes(node: Node) -> tuple[tuple[int, ...], ...]:
-    """Return the shapes of the values of a node."""
-    value = node.meta["val"]
-    return tuple(tuple(tensor.shape) for tensor in (value if isinstance(value, tuple | list) else (value,)))
 
 
 def _read_placeholder(reading: Reading, node: Node, batch_dim: Dim) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
+from meshwise.executor.capture.captured import list_values
 from meshwise.executor.capture.reading import Reading, Value, find_module_path
 from meshwise.executor.capture.rules.dims import Dim, TensorDims, list_leaves
 from meshwise.executor.capture.rules.table import get_name
@@ -368,7 +369,8 @@ def _build_signature(reading: Reading, draft: Draft) -> object:
     values = (*draft.inputs, *draft.parameters, *draft.outputs, *draft.saved_values)
     shapes = tuple(tuple(dim.size for dim in list_leaves(reading.node_dims[node][index])) for node, index in values)
     counts = len(draft.inputs), len(draft.parameters), len(draft.saved_values)
-    return draft.kind, str(draft.node.target), numbers, shapes, counts, _describe_dtypes(draft.node)
+    dtypes = tuple(tensor.dtype for tensor in list_values(draft.node))
+    return draft.kind, str(draft.node.target), numbers, shapes, counts, dtypes
 
 
 def _has_tensors(argument: object) -> bool:
@@ -376,11 +378,6 @@ def _has_tensors(argument: object) -> bool:
     if isinstance(argument, list | tuple):
         return any(_has_tensors(item) for item in argument)
     return isinstance(argument, Node)
-
-
-def _describe_dtypes(node: Node) -> str:
-    value = node.meta["val"]
-    return str([tensor.dtype for tensor in (value if isinstance(value, tuple | list) else (value,))])
 
 
 @dataclass(frozen=True)

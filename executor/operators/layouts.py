@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from meshwise.executor.capture.captured import BufferUpdate, CapturedModule
+from meshwise.executor.capture.captured import BufferUpdate, CapturedModule, is_part
 from meshwise.simulator.machine.compute import backward_parameters, is_bias
 from meshwise.simulator.operator_graph import BATCH, Block, Operator, Tensor
 from meshwise.strategies.plan.partition import Stage
@@ -61,7 +61,7 @@ class Layouts:
         self.roots: dict[str, str] = {}
         self.value_layouts: dict[str, ShardingSpec] = {}
         self.gradient_layouts: dict[ReadKey, ShardingSpec] = {}
-        nodes = [node for node in captured.program.graph.nodes if node.op != "output"]
+        nodes = [node for node in captured.module.graph.nodes if node.op != "output"]
         for node in nodes:
             self._find_home(node)
             self._place(node)
@@ -76,7 +76,7 @@ class Layouts:
     @property
     def loss(self) -> str:
         """The root of the loss."""
-        output = next(iter(self.captured.program.graph.find_nodes(op="output")))
+        output = next(iter(self.captured.module.graph.find_nodes(op="output")))
         return self.roots[output.args[0][0].name]
 
     def dims(self, root: str) -> tuple[str, ...]:
@@ -165,7 +165,7 @@ class Layouts:
         """Return the names of a node's values, in order; several values have the names of their ``getitem`` nodes."""
         if node.name in self.captured.dims:
             return [node.name]
-        return [user.name for user in sorted(filter(_picks, node.users), key=lambda user: int(str(user.args[1])))]
+        return [user.name for user in sorted(filter(is_part, node.users), key=lambda user: int(str(user.args[1])))]
 
     def _find_home(self, node: Node) -> None:
         users = [node, *_list_readers(self.captured, node)]
@@ -213,7 +213,7 @@ def _find_constants(captured: CapturedModule) -> frozenset[str]:
     """Return the nodes that depend on constants and buffers alone: the loss reads no buffer that changes."""
     given_names = captured.constants.keys() | captured.buffers.keys()
     names = set(given_names)
-    for node in captured.program.graph.nodes:
+    for node in captured.module.graph.nodes:
         if node.op == "call_function" and all(input_node.name in names for input_node in node.all_input_nodes):
             names.add(node.name)
     return frozenset(names - given_names)
@@ -227,7 +227,7 @@ def _collect_sizes(block: Block, batch: int) -> dict[str, int]:
 def _find_source(node: Node) -> Node:
     """Return the node behind a view; a ``getitem`` of a tuple is a view of the element that it picks."""
     source = node.all_input_nodes[0]
-    if _picks(node):
+    if is_part(node):
         parts = source.args[0]
         assert isinstance(parts, list | tuple)
         source = parts[int(str(node.args[1]))]  # type: ignore[assignment]
@@ -240,10 +240,6 @@ def _list_readers(captured: CapturedModule, node: Node) -> list[Node]:
     for user in node.users:
         readers += _list_readers(captured, user) if user.name not in captured.operators else [user]
     return readers
-
-
-def _picks(node: Node) -> bool:
-    return getattr(node.target, "__name__", "") == "getitem"
 
 
 def _with_batch(sharding: OperatorSharding, axes: tuple[str, ...]) -> OperatorSharding:
@@ -284,7 +280,7 @@ def build_stage_programs(
 ) -> tuple[StageProgram, ...]:
     """Return the program of every stage."""
     stage_of_block = {block: index for index, stage in enumerate(stages) for block in stage.blocks}
-    nodes = [node for node in captured.program.graph.nodes if node.name in captured.operators]
+    nodes = [node for node in captured.module.graph.nodes if node.name in captured.operators]
     node_stages = _find_stages(captured, nodes, stage_of_block)
     value_stages = {
         name: node_stages[node]

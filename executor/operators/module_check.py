@@ -43,7 +43,7 @@ def check_module(job: OperatorJob, graph: OperatorGraph) -> float:
         check(program, double_module.module, double_module.microbatches, job.plan.sequences)
         if mismatch := _find_difference(graph, captured.graph):
             name, finding = mismatch
-            nodes = (node for node in captured.program.graph.nodes if captured.operators.get(node.name) == name)
+            nodes = (node for node in captured.module.graph.nodes if captured.operators.get(node.name) == name)
             line = next((find_node_line(node) for node in nodes), "") or find_forward_line(built_module.module)
             raise CaptureError(f"the module is the one that the scenario's graph was captured from; {finding}", line)
         Layouts(captured, {sharding.operator: sharding for sharding in job.plan.shardings})

@@ -103,7 +103,7 @@ class OperatorNetwork(nn.Module):
         axes = (DATA,) if ranks.size.get(DATA, 1) > 1 else ()
         self.layouts = Layouts(captured, {sharding.operator: sharding for sharding in plan.shardings}, axes)
         self.programs = build_stage_programs(captured, self.layouts, plan.stages)
-        self._values = {node.name: node.meta.get("val") for node in captured.program.graph.nodes}
+        self._values = {node.name: node.meta.get("val") for node in captured.module.graph.nodes}
         parameters = module.named_parameters(remove_duplicate=False)
         tensors = dict(parameters) | dict(module.named_buffers(remove_duplicate=False))
         first_names = {id(parameter): name for name, parameter in module.named_parameters()}
@@ -139,7 +139,7 @@ class OperatorNetwork(nn.Module):
     def _evaluate_constants(self) -> None:
         """Compute the nodes that depend on no input, once and whole."""
         constants = dict(self._fixed)
-        for node in self.captured.program.graph.nodes:
+        for node in self.captured.module.graph.nodes:
             if node.name in self.layouts.constants:
                 arguments = torch.fx.map_arg(node.args, lambda argument: constants[argument.name])
                 options = torch.fx.map_arg(node.kwargs, lambda argument: constants[argument.name])

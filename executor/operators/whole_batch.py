@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.fx import Node
 from torch.overrides import TorchFunctionMode
 
-from meshwise.executor.capture.captured import CaptureError
-from meshwise.executor.capture.program import Program
+from meshwise.executor.capture.captured import CaptureError, Program, list_values
 from meshwise.executor.capture.reading import find_mixing_node, find_summing_node
 from meshwise.executor.capture.source_lines import (
     find_assignment_line,
@@ -160,11 +159,8 @@ def _largest_element(values: Tensor) -> float:
 
 def find_tolerance(program: Program) -> float:
     """Return how far from one process a program in fp64 may be: more where it casts to fp32 by itself, and rounds."""
-    values = (node.meta.get("val") for node in program.module.graph.nodes)
-    elements = [element for value in values for element in (value if isinstance(value, tuple | list) else (value,))]
-    is_single = any(
-        isinstance(element, Tensor) and element.dtype in (torch.float32, torch.complex64) for element in elements
-    )
+    values = (value for node in program.module.graph.nodes for value in list_values(node))
+    is_single = any(isinstance(value, Tensor) and value.dtype in (torch.float32, torch.complex64) for value in values)
     return SINGLE_TOLERANCE if is_single else TOLERANCE
 
 

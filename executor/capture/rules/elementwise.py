@@ -75,7 +75,7 @@ def pointwise(call: Call) -> Work:
 
 def _list_saves(call: Call) -> tuple[Node | str, ...]:
     name = call.node.target.overloadpacket.__name__  # type: ignore[union-attr]
-    operands = call.list_operands()
+    operands = call.node.all_input_nodes
     if name in KEEPS_NOTHING:
         return ()
     if name in KEEPS_RESULT:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from meshwise.executor.capture.captured import list_values
 from meshwise.executor.capture.rules.dims import Dim, DimUnifier, TensorDims, list_leaves
 from meshwise.simulator.operator_graph import OperatorKind
 
@@ -103,18 +104,12 @@ class Call:
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """Shapes of the values."""
-        value = self.node.meta["val"]
-        values = value if isinstance(value, tuple | list) else (value,)
-        return tuple(tuple(int(size) for size in tensor.shape) for tensor in values)
+        return list_shapes(self.node)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the first value."""
         return self.shapes[0]
-
-    def list_operands(self) -> list[Node]:
-        """Return the tensors that the node reads."""
-        return self.node.all_input_nodes
 
     def align(self, operand: Node, wanted_dims: Mapping[int, Dim | None]) -> Node:
         """Unify dims of an operand with the given dims, by torch dim; return the node to read: the operand or an alias.
@@ -187,6 +182,11 @@ class Call:
 
 
 Rule = Callable[[Call], Work]
+
+
+def list_shapes(node: Node) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of the values of a node."""
+    return tuple(tuple(tensor.shape) for tensor in list_values(node))
 
 
 def drop_none(dims: Iterable[Dim | None]) -> tuple[Dim, ...]:
