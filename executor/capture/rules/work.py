@@ -160,7 +160,7 @@ class Call:
         self.add_alias(alias, Work((new_dims,), OperatorKind.VIEW, uncut_dims=old_dims, space=present_dims))
         return alias
 
-    def replace_operand(self, name: str, operand: Node) -> None:
+    def replace_operand(self, name: str, operand: Node | list[Node]) -> None:
         """Replace the node's argument ``name`` by ``operand``."""
         self.arguments[name] = operand
         index = self.argument_names.index(name)
@@ -169,12 +169,13 @@ class Call:
         else:
             self.node.update_kwarg(name, operand)
 
-    def replace_item(self, name: str, item: int, operand: Node) -> None:
-        """Replace an item of the node's list argument ``name`` by ``operand``."""
-        values = list(self.arguments[name])
-        values[item] = operand
-        self.arguments[name] = values
-        self.node.update_arg(self.argument_names.index(name), values)
+    def read(self, name: str, operand: Node, item: int | None = None) -> Node:
+        """Make the node read ``operand`` as its argument ``name``, or as an item of that list; return the operand."""
+        values = [self.arguments[name]] if item is None else list(self.arguments[name])
+        if operand is not values[item or 0]:
+            values[item or 0] = operand
+            self.replace_operand(name, operand if item is None else values)
+        return operand
 
     def normalise_index(self, index: int, dims: TensorDims) -> int:
         """Return a torch dim as an index from 0; a negative ``index`` counts from the end."""
