@@ -157,7 +157,7 @@ def refuse(job: OperatorJob, graph: OperatorGraph, training: Training) -> float:
     require_torch()
     if reasons := (*list_unsupported(job.plan), *list_unsupported_training(training)):
         raise ValueError("the executor cannot run this plan: " + "; ".join(reasons))
-    from meshwise.executor.operators.module_check import check_module  # needs torch
+    from meshwise.executor.operators.whole_batch import check_module  # needs torch
 
     return check_module(job, graph)
 

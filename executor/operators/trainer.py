@@ -5,6 +5,7 @@ boundaries. The reference in one process runs the user's module on the whole bat
 """
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +18,13 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from meshwise.executor.capture.capture import capture, count_samples, name_factory, run_factory
+from meshwise.executor.device import require_device
 from meshwise.executor.job import metrics_file, result_file, tensors_file
+from meshwise.executor.launch.process_group import join_process_group
 from meshwise.executor.operators.collectives import CollectiveRecord, RankMesh
 from meshwise.executor.operators.job import OperatorJob, collectives_file, verdict
 from meshwise.executor.operators.network import OperatorNetwork, Pass
-from meshwise.executor.recording.accelerator import Accelerator
+from meshwise.executor.recording.accelerator import Accelerator, find_accelerator
 from meshwise.executor.recording.profiled import profile_steps
 from meshwise.executor.recording.rank_files import Heartbeat
 from meshwise.executor.recording.recorder import Record, Recorder
@@ -310,6 +313,22 @@ def _collective_row(record: CollectiveRecord, records: Sequence[Record]) -> Row:
     return Row(
         StreamKind.TENSOR, COMMUNICATION[record.axis], *stage_microbatch, name, record.start, record.end, record.size
     )
+
+
+def run_jobs(paths: list[Path], rank: int) -> None:
+    """Run the job of the first file, before it the check of the second where there is one: no job runs that differs."""
+    heartbeat = Heartbeat(paths[0].parent, rank)
+    heartbeat.beat("start")
+    jobs = [OperatorJob.read(path) for path in paths]  # the run is the first one: its folder has the signs of life
+    device = jobs[0].device
+    require_device(device, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    accelerator = find_accelerator(device)
+    with join_process_group(paths[0].parent, max(job.timeout for job in jobs), accelerator):
+        for path, job in reversed(list(zip(paths, jobs, strict=True))):
+            heartbeat.beat("capture")
+            OperatorTrainer(job, heartbeat, accelerator).train(path.parent, rank)
+            if job.double and not agrees(job, path.parent, accelerator.device):
+                return
 
 
 def build_device_mesh(plan: Plan, kind: str) -> dist.device_mesh.DeviceMesh:
