@@ -205,9 +205,8 @@ class OperatorTrainer:
         self.recorder = Recorder(heartbeat, accelerator.synchronise)
         self.ranks = RankMesh(build_device_mesh(job.plan, accelerator.device.type), self.recorder.read_clock)
         plan, built_module = job.plan, build_module(job)
-        captured = capture(
-            built_module.module, built_module.microbatches[0]
-        )  # on the CPU, as the graph of the plan was captured
+        # on the CPU, as the graph of the plan was captured
+        captured = capture(built_module.module, built_module.microbatches[0])
         self.built_module = built_module.to_device(accelerator.device)
         self.network = OperatorNetwork(captured, self.built_module.module, plan, self.ranks, accelerator.device)
         self.pipeline = Pipeline(self.network, plan, self.recorder)
@@ -252,16 +251,8 @@ class OperatorTrainer:
         memory = self.accelerator.read_memory()
         if memory is not None:
             resident[str(Category.BUFFERS)] = max(memory.now - sum(resident.values()), 0)
-        prepare_step, gradients = self._drop_gradients, self._list_gradients
-        return profile_steps(
-            self.step,
-            self.recorder,
-            self.accelerator,
-            resident,
-            gradients,
-            prepare_step=prepare_step,
-            spans=self._build_spans,
-        )
+        arguments = self.step, self.recorder, self.accelerator, resident, self._list_gradients
+        return profile_steps(*arguments, prepare_step=self._drop_gradients, spans=self._build_spans)
 
     def _drop_gradients(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -305,14 +296,10 @@ def agrees(job: OperatorJob, folder: Path, device: torch.device) -> bool:
 def _collective_row(record: CollectiveRecord, records: Sequence[Record]) -> Row:
     """Return a collective as a span of the pass that runs it; outside of passes collectives sum gradients."""
     stage_microbatch = next(((r.stage, r.microbatch) for r in records if r.start <= record.start <= r.end), (-1, -1))
-    name = str(record.collective)
-    if stage_microbatch[0] < 0 or record.axis == DATA:
-        return Row(
-            StreamKind.DATA, TaskKind.DATA_COMMUNICATION, *stage_microbatch, name, record.start, record.end, record.size
-        )
-    return Row(
-        StreamKind.TENSOR, COMMUNICATION[record.axis], *stage_microbatch, name, record.start, record.end, record.size
-    )
+    stream, kind = StreamKind.DATA, TaskKind.DATA_COMMUNICATION
+    if stage_microbatch[0] >= 0 and record.axis != DATA:
+        stream, kind = StreamKind.TENSOR, COMMUNICATION[record.axis]
+    return Row(stream, kind, *stage_microbatch, str(record.collective), record.start, record.end, record.size)
 
 
 def run_jobs(paths: list[Path], rank: int) -> None:
@@ -358,10 +345,7 @@ def train(job: OperatorJob) -> tuple[tuple[float, ...], dict[str, Any]]:
     for name, parameter in module.named_parameters():
         arrays[f"parameter {name}"] = parameter.detach().numpy()
         arrays[f"gradient {name}"] = (parameter.grad if parameter.grad is not None else parameter * 0).detach().numpy()
-    changed_buffers = {
-        name: final_buffer
-        for name, final_buffer in module.named_buffers()
-        if not torch.equal(final_buffer, initial_buffers[name])
-    }
-    arrays |= {f"buffer {name}": final_buffer.numpy() for name, final_buffer in changed_buffers.items()}
+    for name, buffer in module.named_buffers():
+        if not torch.equal(buffer, initial_buffers[name]):
+            arrays[f"buffer {name}"] = buffer.numpy()
     return tuple(losses), arrays

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -377,11 +378,8 @@ def _note_autocast(lines: list[str]) -> Iterator[None]:
             lines.append(find_caller_line())
         return enter(context)
 
-    torch.autocast.__enter__ = note_enter  # type: ignore[method-assign]
-    try:
+    with patch.object(torch.autocast, "__enter__", note_enter):
         yield
-    finally:
-        torch.autocast.__enter__ = enter  # type: ignore[method-assign]
 
 
 class _Hooks(TorchFunctionMode):
@@ -406,12 +404,8 @@ def _watch_calls(calls: list[tuple[str, str, str]]) -> Iterator[None]:
         calls.append((find_caller_line(), f"the gradient of {cls.__name__}", nearest))
         return apply.__get__(None, cls)(*arguments, **options)
 
-    kind.apply = classmethod(note_apply)
-    try:
-        with _Hooks(calls):
-            yield
-    finally:
-        kind.apply = apply
+    with patch.object(kind, "apply", classmethod(note_apply)), _Hooks(calls):
+        yield
 
 
 def check_module(job: OperatorJob, graph: OperatorGraph) -> float:
