@@ -38,18 +38,12 @@ def name_dims(blocks: Sequence[Iterable[Dim]], first_copies: Mapping[Dim, Dim]) 
     block_names: list[set[str]] = [set() for _ in blocks]
     names: dict[Dim, str] = {}
     for dim, block_indices in dim_blocks.items():
-        names[dim] = (
-            BATCH
-            if dim.batch
-            else _find_free_name(_choose_role(hints[dim]), [block_names[block_index] for block_index in block_indices])
-        )
-        for block_index in block_indices:
-            block_names[block_index].add(names[dim])
+        used_names = [block_names[block_index] for block_index in block_indices]
+        role = min(hints[dim], default=NO_HINT)[1]
+        names[dim] = BATCH if dim.batch else _find_free_name(role, used_names)
+        for block in used_names:
+            block.add(names[dim])
     return names | {dim: names[first_dim] for dim, first_dim in first_copies.items() if first_dim in names}
-
-
-def _choose_role(hints: set[tuple[int, str]]) -> str:
-    return min(hints, default=NO_HINT)[1]
 
 
 def _find_free_name(name: str, block_names: Sequence[set[str]]) -> str:

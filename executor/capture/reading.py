@@ -121,7 +121,8 @@ def _read_call(reading: Reading, node: Node) -> None:
     try:
         _note_work(reading, node, _apply_rule(reading, node))
     except RuleError as reason:
-        reading.warnings.append(f"{node.target}: {reason}; it is replicated ({_describe_module(node)})")
+        module = find_module_path(node) or "in forward of the module itself"
+        reading.warnings.append(f"{node.target}: {reason}; it is replicated ({module})")
         _note_work(reading, node, _replicate(reading, node))
 
 
@@ -131,9 +132,8 @@ def _apply_rule(reading: Reading, node: Node) -> Work:
         raise RuleError("no rule says what it does to named dims")
 
     def add_alias(alias: Node, work: Work) -> None:
-        if node in reading.flow_nodes and not _stops_gradient(
-            node
-        ):  # the reader of the alias, which comes after the flow is noted
+        # the alias, which comes after the flow is noted, is read by the node
+        if node in reading.flow_nodes and not _stops_gradient(node):
             reading.flow_nodes.add(alias)
         _note_work(reading, alias, work)
         if alias.all_input_nodes[0] in reading.constants:
@@ -169,10 +169,6 @@ def _note_gradient(reading: Reading, node: Node) -> None:
     reads_gradient = any(operand in reading.differentiable_nodes for operand in node.all_input_nodes)
     if reads_gradient and is_float and node in reading.flow_nodes and not _stops_gradient(node):
         reading.differentiable_nodes.add(node)
-
-
-def _describe_module(node: Node) -> str:
-    return find_module_path(node) or "in forward of the module itself"
 
 
 def find_module_path(node: Node) -> str:

@@ -86,8 +86,7 @@ def stack(call: Call) -> Work:
 def resize(call: Call) -> Work:
     """Pad, repeat or cut dims whose size changes."""
     dims = call.get_dims(call.get_argument(0))
-    shift = len(call.shape) - len(dims)
-    dims = (None,) * shift + dims
+    dims = (None,) * (len(call.shape) - len(dims)) + dims
     out = _replace_dims(call, dims, call.shape)
     return Work((out,), OperatorKind.ELEMENTWISE, uncut_dims=_list_changed(dims, out), space=drop_none(out))
 
@@ -108,13 +107,8 @@ def scan_dims(call: Call) -> Work:
     """Move, sort or accumulate values along dims that keep their size; no mesh axis cuts these dims."""
     dims = call.get_dims(call.get_argument(0))
     dim_argument = call.arguments.get("dims", call.arguments.get("dim"))
-    places = (
-        list(range(len(dims)))
-        if dim_argument is None
-        else dim_argument
-        if isinstance(dim_argument, list | tuple)
-        else [dim_argument]
-    )
+    places = list(range(len(dims))) if dim_argument is None else dim_argument
+    places = places if isinstance(places, list | tuple) else [places]
     uncut = drop_none(dims[call.normalise_index(place, dims)] for place in places)
     return Work(tuple(dims for _ in call.shapes), OperatorKind.ELEMENTWISE, uncut_dims=uncut)
 
@@ -144,13 +138,8 @@ def gather(call: Call) -> Work:
         if position not in shared_dims or position == place
     )
     call.unifier.keep_apart((*out, source_dims[place]))
-    return Work(
-        (out,),
-        OperatorKind.ELEMENTWISE,
-        uncut_dims=uncut_dims,
-        space=drop_none(out) + drop_none((source_dims[place],)),
-        saves=(read_index,),
-    )
+    space = drop_none((*out, source_dims[place]))
+    return Work((out,), OperatorKind.ELEMENTWISE, uncut_dims=uncut_dims, space=space, saves=(read_index,))
 
 
 def index(call: Call) -> Work:
@@ -172,9 +161,8 @@ def index(call: Call) -> Work:
     call.unifier.keep_apart(out)
     lost_dims = drop_none(dims[place] for place in indexed_places)
     saves = tuple(index_node for index_node in call["indices"] if index_node is not None)
-    return Work(
-        (out,), OperatorKind.ELEMENTWISE, uncut_dims=lost_dims, space=(*drop_none(out), *lost_dims), saves=saves
-    )
+    space = (*drop_none(out), *lost_dims)
+    return Work((out,), OperatorKind.ELEMENTWISE, uncut_dims=lost_dims, space=space, saves=saves)
 
 
 def embedding(call: Call) -> Work:
@@ -196,13 +184,8 @@ def index_select(call: Call) -> Work:
     read_index = call.read("index", call.separate(call["index"], [0], dims))
     out = (*dims[:place], call.get_dims(read_index)[0], *dims[place + 1 :])
     call.unifier.keep_apart((*out, dims[place]))
-    return Work(
-        (out,),
-        OperatorKind.ELEMENTWISE,
-        uncut_dims=drop_none((dims[place],)),
-        space=drop_none(out),
-        saves=(read_index,),
-    )
+    uncut_dims = drop_none((dims[place],))
+    return Work((out,), OperatorKind.ELEMENTWISE, uncut_dims=uncut_dims, space=drop_none(out), saves=(read_index,))
 
 
 RULES: dict[str, Rule] = {

@@ -19,23 +19,20 @@ def linear(call: Call) -> Work:
     if bias is not None:
         call.replace_operand("bias", call.align(bias, {0: output_dim}))
     out = (*dims[:-1], output_dim)
-    call.unifier.keep_apart((*out, dims[-1]))
-    return Work(
-        (out,),
-        OperatorKind.MATMUL,
-        reduced_dims=drop_none(dims[-1:]),
-        flops=2.0,
-        saves=_list_factors(call, source, read_weight),
-    )
+    return _multiply(call, OperatorKind.MATMUL, out, dims[-1], (source, read_weight))
 
 
-def _list_factors(call: Call, left_factor: Node, right_factor: Node) -> tuple[Node, ...]:
-    """Return the factors of a product that backward reads: each one for the gradient of the other."""
-    return tuple(
+def _multiply(
+    call: Call, kind: OperatorKind, out: TensorDims, inner_dim: Dim | None, factors: tuple[Node, Node]
+) -> Work:
+    """Return the work of a product; backward reads each factor for the gradient of the other."""
+    call.unifier.keep_apart((*out, inner_dim))
+    saves = tuple(
         factor
-        for factor, cofactor in ((left_factor, right_factor), (right_factor, left_factor))
+        for factor, cofactor in zip(factors, reversed(factors), strict=True)
         if call.is_differentiable(cofactor) or factor is cofactor
     )
+    return Work((out,), kind, reduced_dims=drop_none((inner_dim,)), flops=2.0, saves=saves)
 
 
 def matmul(call: Call) -> Work:
@@ -58,15 +55,8 @@ def matmul(call: Call) -> Work:
     columns = right_dims[-1:] if len(right_dims) > 1 else ()
     batch_dims = _broadcast_dims(left_dims[:-2], right_dims[:-2])
     out = (*batch_dims, *rows, *columns)
-    call.unifier.keep_apart((*out, left_dims[-1]))
     kind = OperatorKind.BATCH_MATMUL if drop_none(batch_dims) else OperatorKind.MATMUL
-    return Work(
-        (out,),
-        kind,
-        reduced_dims=drop_none(left_dims[-1:]),
-        flops=2.0,
-        saves=_list_factors(call, left_operand, right_operand),
-    )
+    return _multiply(call, kind, out, left_dims[-1], (left_operand, right_operand))
 
 
 def _broadcast_dims(left_dims: TensorDims, right_dims: TensorDims) -> TensorDims:
@@ -82,14 +72,7 @@ def addmm(call: Call) -> Work:
     out = (left_dims[0], call.get_dims(read_operand)[1])
     bias_dims = dict(enumerate(out[2 - len(call.get_dims(call["self"])) :]))
     call.replace_operand("self", call.align(call["self"], bias_dims))
-    call.unifier.keep_apart((*out, left_dims[1]))
-    return Work(
-        (out,),
-        OperatorKind.MATMUL,
-        reduced_dims=drop_none(left_dims[1:]),
-        flops=2.0,
-        saves=_list_factors(call, left_operand, read_operand),
-    )
+    return _multiply(call, OperatorKind.MATMUL, out, left_dims[1], (left_operand, read_operand))
 
 
 def einsum(call: Call) -> Work:

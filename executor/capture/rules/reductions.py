@@ -31,12 +31,8 @@ def sum_dims(call: Call) -> Work:
 def reduce_whole(call: Call) -> Work:
     """Reduce along dims to a value that is no sum of partial results; no mesh axis cuts these dims."""
     out, reduced_dims = _reduce_dims(call)
-    return Work(
-        tuple(out for _ in call.shapes),
-        OperatorKind.ELEMENTWISE,
-        uncut_dims=reduced_dims,
-        saves=(call.get_argument(0), RESULT),
-    )
+    outputs, saves = tuple(out for _ in call.shapes), (call.get_argument(0), RESULT)
+    return Work(outputs, OperatorKind.ELEMENTWISE, uncut_dims=reduced_dims, saves=saves)
 
 
 def top_k(call: Call) -> Work:

@@ -77,25 +77,19 @@ class Call:
     arguments: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        schema: Any = self.node.target
-        defaults = {
-            argument.name: argument.default_value
-            for argument in schema._schema.arguments
-            if argument.has_default_value()
-        }
-        positional = {
-            argument.name: value for argument, value in zip(schema._schema.arguments, self.node.args, strict=False)
-        }
+        target: Any = self.node.target
+        schema = target._schema.arguments
+        defaults = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
+        self.argument_names = [argument.name for argument in schema]
+        positional = dict(zip(self.argument_names, self.node.args, strict=False))
         self.arguments = {**defaults, **positional, **self.node.kwargs}
-        self.argument_names = [argument.name for argument in schema._schema.arguments]
 
     def __getitem__(self, name: str) -> Any:
         return self.arguments[name]
 
     def get_argument(self, index: int) -> Any:
         """Return the value of the argument at ``index`` of the schema, or its default."""
-        name = self.argument_names[index]
-        return self.arguments.get(name)
+        return self.arguments.get(self.argument_names[index])
 
     def get_dims(self, operand: Node) -> TensorDims:
         """Return the dims of an operand."""
