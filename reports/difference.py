@@ -178,11 +178,9 @@ def difference(
     }
     predicted_ranks = {rank for rank_class in predicted.rank_classes for rank in rank_class.ranks}
     if predicted_ranks != measured_class.keys():
-        rule = "a predicted and a measured timeline are of the same ranks"
         num_common = len(predicted_ranks & measured_class.keys())
-        raise ValueError(
-            f"{rule}, met {len(predicted_ranks)} and {len(measured_class)} of which {num_common} are the same"
-        )
+        finding = f"met {len(predicted_ranks)} and {len(measured_class)} of which {num_common} are the same"
+        raise ValueError(f"a predicted and a measured timeline are of the same ranks, {finding}")
     error = measured.step_time - predicted.step_time
     naming = name_span or _name_operation
     predicted_uses, measured_uses = _measure_uses(predicted, naming), _measure_uses(measured, naming)
@@ -195,10 +193,8 @@ def difference(
             for key, use in measured_uses[measured_index].items():
                 measured_mean[key] = measured_mean.get(key, OperationUse()).plus(use, num_ranks / len(members.ranks))
         for key in {**predicted_uses[index], **measured_mean}:
-            predicted_use, measured_use = (
-                predicted_uses[index].get(key, OperationUse()),
-                measured_mean.get(key, OperationUse()),
-            )
+            predicted_use = predicted_uses[index].get(key, OperationUse())
+            measured_use = measured_mean.get(key, OperationUse())
             cost = (measured_use.time - predicted_use.time) * len(members.ranks) / len(predicted_ranks)
             share = cost / error if error else 0.0
             rows.append(DifferenceRow(name, len(members.ranks), *key, predicted_use, measured_use, cost, share))
@@ -278,9 +274,8 @@ def _sum_uses(
         is_repeated = span.kind.computes and (span.stage, span.microbatch) in passes.setdefault(key, set())
         passes.setdefault(key, set()).add((span.stage, span.microbatch))
         is_counted = not is_repeated and (bool(span.bytes) or not span.kind.communicates)
-        uses[key] = uses.get(key, OperationUse()).plus(
-            OperationUse(0.0, span.duration, is_counted, span.bytes), 1 / steps
-        )
+        use = OperationUse(0.0, span.duration, is_counted, span.bytes)
+        uses[key] = uses.get(key, OperationUse()).plus(use, 1 / steps)
     for seconds, owner in assign_owners(spans, length):
         key = (WAITING, WAITING) if owner is None else name_span(owner)
         uses[key] = uses.get(key, OperationUse()).plus(OperationUse(seconds), 1 / steps)
@@ -300,20 +295,8 @@ def _format_cost(row: DifferenceRow) -> tuple[str, str]:
     return f"{sign}{format_time(abs(row.cost))}", f"{row.share:.0%}"
 
 
-def _use_document(use: OperationUse) -> dict[str, float]:
-    return {"time": use.time, "busy": use.busy, "count": use.runs, "bytes": use.bytes}
-
-
 def _document(row: DifferenceRow) -> dict[str, Any]:
-    return {
-        "rank_class": row.rank_class,
-        "ranks": row.ranks,
-        "kind": row.kind,
-        "operation": row.operation,
-        "predicted": _use_document(row.predicted),
-        "measured": _use_document(row.measured),
-        "difference": row.difference,
-        "cost": row.cost,
-        "share": row.share,
-        "verdict": row.verdict,
-    }
+    use_keys = "time", "busy", "count", "bytes"
+    uses = {name: dict(zip(use_keys, getattr(row, name), strict=True)) for name in ("predicted", "measured")}
+    operation = {name: getattr(row, name) for name in ("rank_class", "ranks", "kind", "operation")}
+    return operation | uses | {name: getattr(row, name) for name in ("difference", "cost", "share", "verdict")}

@@ -13,6 +13,8 @@ def explanation_lines(document: Data) -> Iterator[str]:
     """Yield the lines of an explanation, section after section; sections that the document lacks are left out."""
     for name, lines in _SECTIONS.items():
         if document.get(name):
+            if name != "plan":
+                yield ""
             yield from lines(document[name])
 
 
@@ -24,16 +26,13 @@ def nothing_fits_lines(document: Data) -> Iterator[str]:
 
 def changes_lines(document: Data) -> Iterator[str]:
     """Yield the cheapest changes that make a plan fit."""
-    changes = document["changes"]
-    if changes:
+    if document["changes"]:
         yield "cheapest changes that make it fit, each simulated:"
+    elif document.get("all_tried", True):
+        yield "no single change of those that were tried makes it fit"
     else:
-        yield (
-            "no single change of those that were tried makes it fit"
-            if document.get("all_tried", True)
-            else "time ran out before all changes were tried that might make it fit"
-        )
-    for change in changes:
+        yield "time ran out before all changes were tried that might make it fit"
+    for change in document["changes"]:
         time, peak = format_time(change["step_time"]), format_size(change["peak_memory"])
         outcome = f"{time} a step on {change['devices']} devices, {peak}, {format_risk(change['out_of_memory'])}"
         yield f"  {change['change']}: {outcome}: {change['plan']}"
@@ -75,45 +74,43 @@ def _compared_lines(compared: Data | None) -> Iterator[str]:
 
 
 def _critical_path_lines(critical_path: Data) -> Iterator[str]:
-    seconds = critical_path["seconds"]
-    total = sum(seconds.values())
+    total = format_time(sum(critical_path["seconds"].values()))
     stages = ", ".join(map(str, critical_path["stages"]))
-    yield ""
-    yield f"critical path ({format_time(total)}, on pipeline rank {critical_path['pipeline_rank']}: stages {stages})"
-    yield from (
-        f"  {kind:<31}{format_time(duration):>10}{duration / total:>8.1%}" for kind, duration in seconds.items()
-    )
+    yield f"critical path ({total}, on pipeline rank {critical_path['pipeline_rank']}: stages {stages})"
+    yield from _share_lines(critical_path["seconds"])
 
 
 def _device_time_lines(kind_seconds: Data) -> Iterator[str]:
-    total = sum(kind_seconds.values())
-    yield ""
-    yield f"what a device does in the {format_time(total)}, on average over all devices"
-    yield from (
-        f"  {kind:<31}{format_time(duration):>10}{duration / total:>8.1%}" for kind, duration in kind_seconds.items()
-    )
+    total = format_time(sum(kind_seconds.values()))
+    yield f"what a device does in the {total}, on average over all devices"
+    yield from _share_lines(kind_seconds)
+
+
+def _share_lines(seconds: Data) -> Iterator[str]:
+    """Yield by kind its seconds and its share of them all."""
+    total = sum(seconds.values())
+    yield from (f"  {kind:<31}{format_time(time):>10}{time / total:>8.1%}" for kind, time in seconds.items())
 
 
 def _best_lines(best: Data) -> Iterator[str]:
-    yield ""
     yield f"the best of these plans is {-best['margin']:.2%} faster: {best['plan']}"
     yield from _difference_lines(best["more_seconds"])
 
 
 def _own_plan_lines(own_plan: Data) -> Iterator[str]:
-    yield ""
     yield f"the scenario's own plan takes {own_plan['margin']:+.2%}: {own_plan['plan']}"
     yield from _difference_lines(own_plan["more_seconds"])
 
 
 def _difference_lines(seconds: Data) -> Iterator[str]:
     """Yield by kind how many seconds a plan takes more or less."""
-    yield from (f"  {kind:<31}{_format_signed_time(difference):>10}" for kind, difference in seconds.items())
+    for kind, difference in seconds.items():
+        time = ("+" if difference >= 0 else "-") + format_time(abs(difference))
+        yield f"  {kind:<31}{time:>10}"
 
 
 def _why_not_lines(answer: Data) -> Iterator[str]:
     request = ", ".join(f"{name}={value}" for name, value in answer["asked"].items())
-    yield ""
     if answer["broken_rules"]:
         yield f"why not {request}: it breaks a rule"
         yield from (f"  {broken_rule['field']}: {broken_rule['message']}" for broken_rule in answer["broken_rules"])
@@ -148,7 +145,6 @@ def _legal_plans_text(answer: Data) -> str:
 
 
 def _shadow_price_lines(prices: Data) -> Iterator[str]:
-    yield ""
     yield "what more of each resource saves (shadow prices)"
     for price in prices["prices"]:
         saving = f"{format_time(price['saves'])} ({price['fraction']:.2%})" if price["saves"] else "nothing"
@@ -167,13 +163,11 @@ def _shadow_price_lines(prices: Data) -> Iterator[str]:
 def _runner_up_lines(runner_up: Data) -> Iterator[str]:
     time, risk = format_time(runner_up["step_time"]), runner_up["out_of_memory"]
     decision = runner_up["decision"]
-    yield ""
     yield f"runner-up    {runner_up['margin']:+.2%}, {time}, differs in {decision}, out of memory {risk:.1%}:"
     yield f"  {runner_up['plan']}"
 
 
 def _decision_lines(decisions: list[Data]) -> Iterator[str]:
-    yield ""
     yield "what each decision is worth: the fastest plan of those looked at that decides it otherwise"
     for decision in decisions:
         name, margin = decision["decision"], decision["margin"]
@@ -182,7 +176,6 @@ def _decision_lines(decisions: list[Data]) -> Iterator[str]:
 
 
 def _recommendation_lines(guidelines: list[Data]) -> Iterator[str]:
-    yield ""
     yield "guidelines of the field with the numbers of this problem"
     for guideline in guidelines:
         verdict = "as the guideline" if guideline["follows"] else "NOT as the guideline"
@@ -191,7 +184,6 @@ def _recommendation_lines(guidelines: list[Data]) -> Iterator[str]:
 
 
 def _memory_front_lines(candidates: list[Data]) -> Iterator[str]:
-    yield ""
     yield "step time against memory (Pareto front)"
     for candidate in candidates:
         mark = "" if candidate["fits"] else "  does not fit"
@@ -200,17 +192,12 @@ def _memory_front_lines(candidates: list[Data]) -> Iterator[str]:
 
 
 def _sensitivity_lines(sensitivities: list[Data]) -> Iterator[str]:
-    yield ""
     yield "does this plan stay the best?"
     for sensitivity in sensitivities:
-        low, high = sensitivity["region"]
-        bounds = (
-            f"{'at least ' if is_open else ''}{value:.2f}"
-            for value, is_open in zip((low, high), sensitivity["reached"], strict=True)
-        )
-        lower_text, upper_text = bounds
+        ends = zip(sensitivity["region"], sensitivity["reached"], strict=True)
+        low, high = (f"{'at least ' if is_open else ''}{value:.2f}" for value, is_open in ends)
         head = f"  {sensitivity['part']:<22}{sensitivity['speed']:>12}"
-        yield f"{head}  stays the best from {lower_text} to {upper_text} times as much"
+        yield f"{head}  stays the best from {low} to {high} times as much"
         yield from (f"    {line}" for outcome in sensitivity["outcomes"] if (line := _outcome_text(outcome)))
 
 
@@ -227,7 +214,6 @@ def _outcome_text(outcome: Data) -> str:
 
 
 def _device_front_lines(candidates: list[Data]) -> Iterator[str]:
-    yield ""
     yield "fewer devices: step time and cost of a million tokens (device-hours, or in the price given)"
     for candidate in candidates:
         if not candidate["fits"]:
@@ -239,7 +225,6 @@ def _device_front_lines(candidates: list[Data]) -> Iterator[str]:
 
 
 def _replan_lines(replan: Data) -> Iterator[str]:
-    yield ""
     yield f"{format_count(replan['lost'], 'device')} lost, {replan['left']} left"
     for name, title in (("best", "best plan"), ("fewest_moves", "same stages and tensor ranks")):
         option = replan[name]
@@ -262,10 +247,6 @@ def _replan_lines(replan: Data) -> Iterator[str]:
     yield (
         f"  looked at {len(sizes)} numbers of devices from {sizes[0]} to {sizes[-1]}{option}; {proof}" if sizes else ""
     )
-
-
-def _format_signed_time(seconds: float) -> str:
-    return ("+" if seconds >= 0 else "-") + format_time(abs(seconds))
 
 
 _SECTIONS: dict[str, Callable[[Any], Iterator[str]]] = {

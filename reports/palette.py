@@ -58,11 +58,8 @@ def blend(colour: str, target: str, weight: float) -> str:
     >>> blend("#000000", "#ffffff", 0.5)
     '#808080'
     """
-    mixed_channels = (
-        start_channel + (end_channel - start_channel) * weight
-        for start_channel, end_channel in zip(split_channels(colour), split_channels(target), strict=True)
-    )
-    return "#" + "".join(f"{int(value + 0.5):02x}" for value in mixed_channels)
+    channels = zip(split_channels(colour), split_channels(target), strict=True)
+    return "#" + "".join(f"{int(start + (end - start) * weight + 0.5):02x}" for start, end in channels)
 
 
 def split_channels(colour: str) -> tuple[int, int, int]:

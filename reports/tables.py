@@ -94,6 +94,14 @@ _MEMORY = {
     **{name: name for name in ("parameters", "gradients", "optimizer", "activations", "buffers", "peak")},
     "host_peak": "whole host",
 }
+LINK_COLUMNS: tuple[tuple[str, str, Formatter], ...] = (
+    ("name", "link", str),
+    ("count", "how many", format_number),
+    ("bandwidth", "bandwidth", format_bandwidth),
+    ("bytes", "bytes a step", format_size),
+    ("utilisation", "utilisation", format_percent),
+)
+"""Key of a link in a result, heading of its column, and formatter."""
 _MAX_LINKS, _MAX_ASSUMPTIONS = 6, 5
 _NUMBER_OR_DIRECTION = re.compile(r"\d+| (in|out|up|down)$|[+-]$")
 
@@ -104,7 +112,7 @@ def list_result_rows(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if key in result:
             runs = result.get(f"{key}_runs")
             yield f"{name} of {runs}" if runs else name, _format_cell(result[key], formatter)
-    for kind, seconds in _list_items(result.get("exposed_communication")):
+    for kind, seconds in (result.get("exposed_communication") or {}).items():
         yield f"exposed {kind}", _format_cell(seconds, format_time)
 
 
@@ -126,9 +134,8 @@ def print_result(console: Console, result: Mapping[str, Any], *, verbose: bool =
     for assumption in assumptions[:num_shown]:
         console.print(f"assumed: {escape_markup(str(assumption))}", style="dim", highlight=False)
     if num_hidden := len(assumptions[num_shown:]):
-        console.print(
-            f"... and {num_hidden} more assumed (--verbose or --json shows all)", style="dim", highlight=False
-        )
+        note = f"... and {num_hidden} more assumed (--verbose or --json shows all)"
+        console.print(note, style="dim", highlight=False)
 
 
 def print_memory(console: Console, stages: Sequence[Mapping[str, Any]], capacity: float | None = None) -> None:
@@ -151,16 +158,10 @@ def print_memory(console: Console, stages: Sequence[Mapping[str, Any]], capacity
 
 def print_links(console: Console, links: Sequence[Mapping[str, Any]]) -> None:
     """Print the busiest link of each kind, the busiest kind first."""
-    names = ("how many", "bandwidth", "bytes a step", "utilisation")
-    table = _make_table("busiest links, one of each kind", ("link", "left"), *((name, "right") for name in names))
+    columns = [(name, "left" if formatter is str else "right") for _, name, formatter in LINK_COLUMNS]
+    table = _make_table("busiest links, one of each kind", *columns)
     for link in pick_busiest_links(links):
-        table.add_row(
-            _format_cell(link["name"], str),
-            _format_cell(link["count"], format_number),
-            _format_cell(link["bandwidth"], format_bandwidth),
-            _format_cell(link["bytes"], format_size),
-            _format_cell(link["utilisation"], format_percent),
-        )
+        table.add_row(*(_format_cell(link[key], formatter) for key, _, formatter in LINK_COLUMNS))
     console.print(table)
 
 
@@ -175,40 +176,6 @@ def pick_busiest_links(links: Sequence[Mapping[str, Any]]) -> list[Mapping[str, 
     return list(busiest.values())[:_MAX_LINKS]
 
 
-def print_search(console: Console, searches: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-    """Print the result of ``search --json`` or ``compare --json``: one row per algorithm, the best first."""
-    rows = [searches] if isinstance(searches, Mapping) else list(searches)
-    headings = (
-        "algorithm",
-        "step time",
-        "peak memory",
-        "fits",
-        "evaluations",
-        "lower bound",
-        "gap",
-        "search time",
-        "plan",
-    )
-    table = _make_table("search", *((name, "left" if name in ("algorithm", "plan") else "right") for name in headings))
-    for row in sorted(rows, key=_best_step_time):
-        table.add_row(*_search_cells(row))
-    console.print(table)
-
-
-def _search_cells(row: Mapping[str, Any]) -> Iterator[str]:
-    best = row.get("best") or {}
-    evaluation = best.get("evaluation") or {}
-    yield _format_cell(row.get("algorithm"), str)
-    yield _format_cell(evaluation.get("step_time"), format_time)
-    yield _format_cell(evaluation.get("peak_memory"), format_size)
-    yield _format_cell(evaluation.get("fits"), format_truth)
-    yield _format_cell(row.get("evaluations"), format_number)
-    yield _format_cell(row.get("lower_bound"), format_time)
-    yield _format_cell(row.get("gap"), format_gap)
-    yield _format_cell(row.get("wall_time"), format_time)
-    yield _format_cell(best.get("plan"), _format_plan)
-
-
 def print_accuracy(console: Console, accuracy: Mapping[str, Mapping[str, Any]]) -> None:
     """Print errors of predictions by source.
 
@@ -219,41 +186,14 @@ def print_accuracy(console: Console, accuracy: Mapping[str, Mapping[str, Any]]) 
         and ``bias``, either there or under ``step_time`` and ``memory``.
     """
     names = ("mape", "median", "max", "bias")
-    headings = (
-        "source",
-        "rows",
-        "predicted",
-        *(f"time {error_name}" for error_name in names),
-        *(f"memory {error_name}" for error_name in names),
-    )
-    table = _make_table(
-        "predicted against measured",
-        *((error_name, "left" if error_name == "source" else "right") for error_name in headings),
-    )
+    errors = [f"{measure} {name}" for measure in ("time", "memory") for name in names]
+    columns = [(heading, "right") for heading in ("rows", "predicted", *errors)]
+    table = _make_table("predicted against measured", ("source", "left"), *columns)
     for source, row in accuracy.items():
         time, memory = row.get("step_time", row), row.get("memory", {})
-        errors = [
-            _format_cell((figures or {}).get(name), format_percent) for figures in (time, memory) for name in names
-        ]
-        style = "bold" if source == "all" else None
-        table.add_row(
-            escape_markup(str(source)),
-            _format_cell(row.get("rows"), format_number),
-            _format_cell(row.get("predicted"), format_number),
-            *errors,
-            style=style,
-        )
-    console.print(table)
-
-
-def print_rows(console: Console, heading: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print rows under ``columns``; columns that are not all text are right-aligned."""
-    sides = [
-        "left" if all(isinstance(line[column], str) for line in rows) else "right" for column in range(len(columns))
-    ]
-    table = _make_table(heading, *zip(columns, sides, strict=True))
-    for row in rows:
-        table.add_row(*(_format_cell(value, str) for value in row))
+        cells = [_format_cell(row.get(name), format_number) for name in ("rows", "predicted")]
+        cells += [_format_cell((part or {}).get(name), format_percent) for part in (time, memory) for name in names]
+        table.add_row(escape_markup(str(source)), *cells, style="bold" if source == "all" else None)
     console.print(table)
 
 
@@ -274,20 +214,3 @@ def _format_cell(value: Any, formatter: Formatter) -> str:
 def format_gap(fraction: float) -> str:
     """Return the gap of a search in words."""
     return "proven optimal" if fraction == 0 else format_percent(fraction)
-
-
-def _format_plan(plan: Any) -> str:
-    """Return the parallel degrees of a plan document, or the text of any other plan."""
-    if not isinstance(plan, Mapping):
-        return str(plan)
-    axes = (plan.get("mesh") or {}).get("axes") or ()
-    return " x ".join(f"{name} {size}" for name, size in axes) or _NONE
-
-
-def _best_step_time(row: Mapping[str, Any]) -> float:
-    step_time = ((row.get("best") or {}).get("evaluation") or {}).get("step_time")
-    return float("inf") if step_time is None else float(step_time)
-
-
-def _list_items(value: Mapping[Any, Any] | None) -> list[tuple[Any, Any]]:
-    return list((value or {}).items())

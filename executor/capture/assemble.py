@@ -4,13 +4,12 @@ A dim is named by the role that an operator gives it, and has one name within a 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch.fx import Node
 
-from meshwise.executor.capture.captured import CaptureError, NamedDims
-from meshwise.executor.capture.reading import Reading, Value, is_part
+from meshwise.executor.capture.captured import CaptureError, Maps, is_part, list_values
+from meshwise.executor.capture.reading import Reading, Value
 from meshwise.executor.capture.rules.dims import Dim, TensorDims, list_leaves
 from meshwise.executor.capture.segments import Draft, NamedSegment, make_unique
 from meshwise.simulator.operator_graph import BATCH, SEQUENCE, Block, Operator, OperatorGraph, OperatorKind, Tensor
@@ -39,18 +38,12 @@ def name_dims(blocks: Sequence[Iterable[Dim]], first_copies: Mapping[Dim, Dim]) 
     block_names: list[set[str]] = [set() for _ in blocks]
     names: dict[Dim, str] = {}
     for dim, block_indices in dim_blocks.items():
-        names[dim] = (
-            BATCH
-            if dim.batch
-            else _find_free_name(_choose_role(hints[dim]), [block_names[block_index] for block_index in block_indices])
-        )
-        for block_index in block_indices:
-            block_names[block_index].add(names[dim])
+        used_names = [block_names[block_index] for block_index in block_indices]
+        role = min(hints[dim], default=NO_HINT)[1]
+        names[dim] = BATCH if dim.batch else _find_free_name(role, used_names)
+        for block in used_names:
+            block.add(names[dim])
     return names | {dim: names[first_dim] for dim, first_dim in first_copies.items() if first_dim in names}
-
-
-def _choose_role(hints: set[tuple[int, str]]) -> str:
-    return min(hints, default=NO_HINT)[1]
 
 
 def _find_free_name(name: str, block_names: Sequence[set[str]]) -> str:
@@ -97,17 +90,6 @@ DTYPES = {
     **dict.fromkeys((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8), "int64"),
 }
 """Name of each torch dtype in the graph: complex64 counts as fp64, which has as many bytes; integers are indices."""
-
-
-@dataclass
-class Maps:
-    """How nodes of the program map to the graph; `CapturedModule` describes the fields."""
-
-    operators: dict[str, str] = field(default_factory=dict)
-    occurrence: dict[str, int] = field(default_factory=dict)
-    tensors: dict[str, str] = field(default_factory=dict)
-    parameter_names: dict[tuple[str, int, str], str] = field(default_factory=dict)
-    dims: dict[str, NamedDims] = field(default_factory=dict)
 
 
 class Assembly:
@@ -263,8 +245,7 @@ class Assembly:
 
     def _build_tensor(self, value: Value, tensor_name: str) -> Tensor:
         node, index = value
-        example = node.meta["val"]
-        dtype = (example[index] if isinstance(example, tuple | list) else example).dtype
+        dtype = list_values(node)[index].dtype
         if dtype not in DTYPES:
             raise CaptureError(f"dtypes of a graph are {', '.join(map(str, DTYPES))}; {node.name} is of {dtype}")
         dims = list_leaves(self._get_dims(value))

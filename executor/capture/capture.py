@@ -50,25 +50,8 @@ def capture(module: nn.Module, inputs: Sequence[Tensor], name: str = "captured")
     warnings = list(dict.fromkeys(reading.warnings))
     if program.skipped_buffers:
         warnings.append(f"buffers that forward updates stay as they are: {', '.join(program.skipped_buffers)}")
-    maps = assembly.maps
-    return CapturedModule(
-        graph,
-        program.module,
-        program.parameters,
-        program.buffers,
-        program.constants,
-        program.inputs,
-        maps.dims,
-        maps.operators,
-        maps.occurrence,
-        maps.tensors,
-        maps.parameter_names,
-        max(batch, 2),
-        program.updates,
-        program.skipped_buffers,
-        program.update_lines,
-        tuple(warnings),
-    )
+    result = vars(program) | vars(assembly.maps)
+    return CapturedModule(**result, graph=graph, batch=max(batch, 2), warnings=tuple(warnings))
 
 
 def count_samples(inputs: Sequence[Tensor]) -> int:

@@ -7,6 +7,7 @@ that a rank can update its part of a buffer from its part of that value.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -100,6 +101,17 @@ def _is_pointwise(node: Node) -> bool:
 _IDENTITIES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.clone.default)
 
 
+def is_part(node: Node) -> bool:
+    """Return whether a node only selects one of the values of another node."""
+    return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
+
+
+def list_values(node: Node) -> tuple[Any, ...]:
+    """Return examples of the values of a node."""
+    value = node.meta.get("val")
+    return tuple(value) if isinstance(value, tuple | list) else (value,)
+
+
 NamedDims = tuple[tuple[str, ...], ...]
 """For each torch dim the names of the dims that it consists of, outermost first; a dim of size 1 has no name."""
 
@@ -113,14 +125,12 @@ class CaptureError(ValueError):
 
 
 @dataclass(frozen=True)
-class CapturedModule:
-    """A captured module: its operator graph, and how the nodes of its program map to operators and tensors.
+class Program:
+    """An exported forward pass: its graph, and what its placeholders are.
 
     Parameters
     ----------
-    graph
-        The operators of one sample.
-    program
+    module
         The forward pass in training mode as flat ATen operators on plain tensors. Its placeholders are
         parameters, buffers and constants, then the inputs; its output is a tuple of the loss alone.
         An ``aten.alias`` in it marks where a tensor is read under other named dims.
@@ -130,6 +140,33 @@ class CapturedModule:
         Name of a placeholder -> the value of a tensor that forward creates itself, and that is no part of the module.
     inputs
         Names of the placeholders of the module's inputs, in order.
+    trained_parameters
+        Names of the placeholders of the parameters that have gradients.
+    updates
+        How forward updates buffers; the program itself does not update them.
+    skipped_buffers
+        Qualified names of the buffers that forward updates in a way that neither the program nor ``updates`` does.
+    update_lines
+        Qualified name of a buffer that forward updates -> the line of code of that update.
+    """
+
+    module: GraphModule
+    parameters: dict[str, str]
+    buffers: dict[str, str]
+    constants: dict[str, Tensor]
+    inputs: tuple[str, ...]
+    trained_parameters: frozenset[str]
+    updates: tuple[BufferUpdate, ...]
+    skipped_buffers: tuple[str, ...]
+    update_lines: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Maps:
+    """How nodes of a program map to operators and tensors of its graph.
+
+    Parameters
+    ----------
     dims
         Name of a node -> the named dims of each torch dim of its value, in the names of the node's block.
         A node with several values has no entry; its ``getitem`` nodes have one each.
@@ -143,33 +180,31 @@ class CapturedModule:
         blocks that read it.
     parameter_names
         ``(block, occurrence, tensor)`` -> name of the placeholder of that parameter.
+    """
+
+    dims: dict[str, NamedDims] = field(default_factory=dict)
+    operators: dict[str, str] = field(default_factory=dict)
+    occurrence: dict[str, int] = field(default_factory=dict)
+    tensors: dict[str, str] = field(default_factory=dict)
+    parameter_names: dict[tuple[str, int, str], str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapturedModule(Maps, Program):
+    """A captured module: its program, its operator graph, and how the nodes of the one map to the other.
+
+    Parameters
+    ----------
+    graph
+        The operators of one sample.
     batch
         Number of samples of the inputs that the module was captured with; the program is for that batch size.
-    updates
-        How forward updates buffers; the program itself does not update them.
-    skipped_buffers
-        Qualified names of the buffers that forward updates in a way that neither the program nor ``updates`` does.
-    update_lines
-        Qualified name of a buffer that forward updates -> the line of code of that update.
     warnings
         One line for everything that was not understood, as an operator without a rule, which is replicated.
     """
 
     graph: OperatorGraph
-    program: GraphModule
-    parameters: dict[str, str]
-    buffers: dict[str, str]
-    constants: dict[str, Tensor]
-    inputs: tuple[str, ...]
-    dims: dict[str, NamedDims]
-    operators: dict[str, str]
-    occurrence: dict[str, int]
-    tensors: dict[str, str]
-    parameter_names: dict[tuple[str, int, str], str]
     batch: int
-    updates: tuple[BufferUpdate, ...] = ()
-    skipped_buffers: tuple[str, ...] = ()
-    update_lines: Mapping[str, str] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...]
 
     __repr__ = brief_repr()

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 aten = torch.ops.aten
-MEAN, SUM = 1, 2
+NONE, MEAN, SUM = 0, 1, 2
 """Numbers by which ATen names a reduction."""
 
 
@@ -59,9 +59,7 @@ def smooth_l1_loss(points: Tensor, target: Tensor, reduction: int = MEAN, beta: 
     """Return Huber's loss with ``delta = beta``, divided by ``beta``, reduced."""
     if beta == 0:
         return l1_loss(points, target, reduction)
-    distance = (points - target).abs()
-    clamped_distance = distance.clamp(max=beta)
-    return _reduce(clamped_distance * (distance - 0.5 * clamped_distance) / beta, reduction)
+    return _reduce(huber_loss(points, target, NONE, beta) / beta, reduction)
 
 
 def binary_cross_entropy_with_logits(

@@ -8,7 +8,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from functools import cache
 from io import StringIO
 from typing import Any
@@ -20,7 +19,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.overrides import TorchFunctionMode
 
-from meshwise.executor.capture.captured import BufferUpdate, CaptureError, find_updates
+from meshwise.executor.capture.captured import CaptureError, Program, find_updates, is_part, list_values
 from meshwise.executor.capture.decompositions import DECOMPOSITIONS
 from meshwise.executor.capture.rules.table import find_rule
 from meshwise.executor.capture.source_lines import find_error_line, find_forward_line, find_node_line
@@ -86,33 +85,6 @@ def _copy_result(module: GraphModule, copies: Mapping[Node, Any], result: Any, *
     return detached_node
 
 
-@dataclass(frozen=True)
-class Program:
-    """An exported forward pass: its graph, and what its placeholders are.
-
-    Parameters
-    ----------
-    trained_parameters
-        Names of the placeholders of the parameters that have gradients.
-    updates
-        How forward updates buffers; the program itself does not update them.
-    skipped_buffers
-        Qualified names of the buffers whose update is not in ``updates``.
-    update_lines
-        Qualified name of a buffer -> the line of code that updates it.
-    """
-
-    module: GraphModule
-    parameters: dict[str, str]
-    buffers: dict[str, str]
-    constants: dict[str, Tensor]
-    inputs: tuple[str, ...]
-    trained_parameters: frozenset[str]
-    updates: tuple[BufferUpdate, ...]
-    skipped_buffers: tuple[str, ...]
-    update_lines: dict[str, str]
-
-
 def export_program(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
     """Return the program of ``module(*inputs)``.
 
@@ -151,7 +123,7 @@ def export_program(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
     buffer_updates, skipped_buffers = find_updates(results[0], new_values, names[InputKind.BUFFER])
     output.args = (tuple(results),)
     for node in list(graph.nodes):
-        if node.op == "call_function" and not isinstance(node.target, torch._ops.OpOverload) and not _is_getitem(node):
+        if node.op == "call_function" and not isinstance(node.target, torch._ops.OpOverload) and not is_part(node):
             reason = f"torch cannot export the module: it has the operator {node.target}, which is not ATen"
             raise CaptureError(reason, find_node_line(node))
         # checks that torch inserts, which compute nothing
@@ -194,10 +166,6 @@ def _list_decompositions() -> dict[Any, Callable[..., Any]]:
     return {**unruled, **DECOMPOSITIONS}
 
 
-def _is_getitem(node: Node) -> bool:
-    return getattr(node.target, "__name__", "") == "getitem"
-
-
 def _check_loss(results: list[Node], line: str) -> None:
     values = [node.meta["val"] for node in results]
     if len(values) != 1 or not isinstance(values[0], Tensor) or values[0].numel() != 1:
@@ -225,8 +193,7 @@ def _check_changes(outputs: list[OutputSpec], nodes: dict[str, Node]) -> None:
 def _check_numbers(graph: Graph) -> None:
     """Raise where a number or a size is read out of data: the program would then depend on the data."""
     for node in graph.nodes:
-        value = node.meta.get("val")
-        for item in value if isinstance(value, tuple | list) else (value,):
+        for item in list_values(node):
             if isinstance(item, Tensor) and any(not isinstance(size, int) for size in item.shape):
                 message = f"met {node.name}, whose size depends on data; nearest: all samples, weighted with 0 or 1"
                 raise CaptureError(f"tensors of a captured module have one size, {message}", find_node_line(node))

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from meshwise.executor.capture.program import Program
+from meshwise.executor.capture.captured import Program, is_part
 from meshwise.executor.capture.rules.dims import Dim, DimUnifier, TensorDims, list_leaves
 from meshwise.executor.capture.rules.table import find_rule, get_name
-from meshwise.executor.capture.rules.work import RESULT, Call, Rule, RuleError, Work, drop_none
+from meshwise.executor.capture.rules.work import RESULT, Call, Rule, RuleError, Work, drop_none, list_shapes
 from meshwise.simulator.operator_graph import OperatorKind
 
 Value = tuple[Node, int]
@@ -100,17 +100,6 @@ def _stops_gradient(node: Node) -> bool:
     return node.op == "call_function" and not is_part(node) and get_name(node.target) in _WITHOUT_GRADIENT
 
 
-def is_part(node: Node) -> bool:
-    """Return whether a node only selects one of the values of another node."""
-    return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
-
-
-def list_shapes(node: Node) -> tuple[tuple[int, ...], ...]:
-    """Return the shapes of the values of a node."""
-    value = node.meta["val"]
-    return tuple(tuple(tensor.shape) for tensor in (value if isinstance(value, tuple | list) else (value,)))
-
-
 def _read_placeholder(reading: Reading, node: Node, batch_dim: Dim) -> None:
     (shape,) = list_shapes(node)
     dims = reading.unifier.create_dims(shape)
@@ -132,7 +121,8 @@ def _read_call(reading: Reading, node: Node) -> None:
     try:
         _note_work(reading, node, _apply_rule(reading, node))
     except RuleError as reason:
-        reading.warnings.append(f"{node.target}: {reason}; it is replicated ({_describe_module(node)})")
+        module = find_module_path(node) or "in forward of the module itself"
+        reading.warnings.append(f"{node.target}: {reason}; it is replicated ({module})")
         _note_work(reading, node, _replicate(reading, node))
 
 
@@ -142,9 +132,8 @@ def _apply_rule(reading: Reading, node: Node) -> Work:
         raise RuleError("no rule says what it does to named dims")
 
     def add_alias(alias: Node, work: Work) -> None:
-        if node in reading.flow_nodes and not _stops_gradient(
-            node
-        ):  # the reader of the alias, which comes after the flow is noted
+        # the alias, which comes after the flow is noted, is read by the node
+        if node in reading.flow_nodes and not _stops_gradient(node):
             reading.flow_nodes.add(alias)
         _note_work(reading, alias, work)
         if alias.all_input_nodes[0] in reading.constants:
@@ -180,10 +169,6 @@ def _note_gradient(reading: Reading, node: Node) -> None:
     reads_gradient = any(operand in reading.differentiable_nodes for operand in node.all_input_nodes)
     if reads_gradient and is_float and node in reading.flow_nodes and not _stops_gradient(node):
         reading.differentiable_nodes.add(node)
-
-
-def _describe_module(node: Node) -> str:
-    return find_module_path(node) or "in forward of the module itself"
 
 
 def find_module_path(node: Node) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
+from meshwise.executor.capture.captured import list_values
 from meshwise.executor.capture.reading import Reading, Value, find_module_path
 from meshwise.executor.capture.rules.dims import Dim, TensorDims, list_leaves
 from meshwise.executor.capture.rules.table import get_name
@@ -54,12 +55,8 @@ def _build_draft(reading: Reading, node: Node, work: Work) -> Draft:
     operands = node.all_input_nodes
     tensor_dims = [dims for operand in operands for dims in reading.node_dims[operand][:1]] + list(work.outputs)
     reduced = list_leaves(work.reduced_dims)
-    space = (
-        list_leaves(work.space)
-        if work.space
-        else list_leaves(torch_dim for dims in (*work.outputs, *tensor_dims) for torch_dim in dims)
-    )
-    space = tuple(dict.fromkeys((*space, *reduced)))
+    all_dims = (torch_dim for dims in (*work.outputs, *tensor_dims) for torch_dim in dims)
+    space = tuple(dict.fromkeys((*list_leaves(work.space or all_dims), *reduced)))
     uncut_dims = {*list_leaves(work.uncut_dims), *_find_inner_dims(tensor_dims)}
     roots = [reading.find_root(operand) for operand in operands]
     is_parameter = [value[0].name in reading.program.parameters for value in roots]
@@ -175,13 +172,13 @@ class _RepeatFinder:
         yield from self.find_segments(best_segment.stop, stop)
 
     def _list_candidates(self, start: int, stop: int) -> Iterator[BlockSegment | None]:
-        candidates = []
-        for length in range(1, (stop - start) // 2 + 1):
-            for run_start, num_equal in self._find_equal(start, stop, length):
-                candidates.append((-length * (num_equal // length + 1), length, run_start, num_equal))
-        for _, length, run_start, num_equal in sorted(
-            candidates
-        ):  # the most operators first, of equals the shortest copy
+        candidates = [
+            (-length * (num_equal // length + 1), length, run_start, num_equal)
+            for length in range(1, (stop - start) // 2 + 1)
+            for run_start, num_equal in self._find_equal(start, stop, length)
+        ]
+        # the most operators first, of equals the shortest copy
+        for _, length, run_start, num_equal in sorted(candidates):
             copies, slack = num_equal // length + 1, num_equal % length
             for repeat, num_spare in ((copies, slack), (copies - 1, slack + length)):
                 if repeat < 2:
@@ -276,16 +273,11 @@ class _RepeatFinder:
         renaming: Renaming = {}
         for first_index, copy_index in zip(first_part, part, strict=True):
             first_draft, copy_draft = self.operators[first_index], self.operators[copy_index]
-            pairs = [
-                (first_draft.space, copy_draft.space),
-                (first_draft.reduced, copy_draft.reduced),
-                (first_draft.uncut, copy_draft.uncut),
+            dims_lists = [
+                [draft.space, draft.reduced, draft.uncut, *map(self.list_dims, draft.values)]
+                for draft in (first_draft, copy_draft)
             ]
-            pairs += [
-                (self.list_dims(first_value), self.list_dims(copy_value))
-                for first_value, copy_value in zip(first_draft.values, copy_draft.values, strict=True)
-            ]
-            for first_dims, copy_dims in pairs:
+            for first_dims, copy_dims in zip(*dims_lists, strict=True):
                 if len(first_dims) != len(copy_dims):
                     return None
                 for dim, first_dim in zip(copy_dims, first_dims, strict=True):
@@ -368,7 +360,8 @@ def _build_signature(reading: Reading, draft: Draft) -> object:
     values = (*draft.inputs, *draft.parameters, *draft.outputs, *draft.saved_values)
     shapes = tuple(tuple(dim.size for dim in list_leaves(reading.node_dims[node][index])) for node, index in values)
     counts = len(draft.inputs), len(draft.parameters), len(draft.saved_values)
-    return draft.kind, str(draft.node.target), numbers, shapes, counts, _describe_dtypes(draft.node)
+    dtypes = tuple(tensor.dtype for tensor in list_values(draft.node))
+    return draft.kind, str(draft.node.target), numbers, shapes, counts, dtypes
 
 
 def _has_tensors(argument: object) -> bool:
@@ -376,11 +369,6 @@ def _has_tensors(argument: object) -> bool:
     if isinstance(argument, list | tuple):
         return any(_has_tensors(item) for item in argument)
     return isinstance(argument, Node)
-
-
-def _describe_dtypes(node: Node) -> str:
-    value = node.meta["val"]
-    return str([tensor.dtype for tensor in (value if isinstance(value, tuple | list) else (value,))])
 
 
 @dataclass(frozen=True)
@@ -401,12 +389,8 @@ def divide_operators(reading: Reading, operators: Sequence[Draft]) -> tuple[Name
         stop = len(operators) if repeated_segment is None else repeated_segment.start
         segments += _split_between(operators, start, stop)
         if repeated_segment is not None:
-            segments.append(
-                (
-                    repeated_segment,
-                    find_member(operators[repeated_segment.start].path) or operators[repeated_segment.start].path,
-                )
-            )
+            path = operators[repeated_segment.start].path
+            segments.append((repeated_segment, find_member(path) or path))
             start = repeated_segment.stop
     members = [index for index, (segment, path) in enumerate(segments) if segment.repeat > 1 or find_member(path)]
     layers = range(members[0], members[-1] + 1) if members else range(len(segments))

@@ -50,11 +50,15 @@ def train_unflushed(job: Job) -> tuple[tuple[float, ...], dict[str, Any]]:
                 set_learning_rate(optimizer, job.learning_rate.rate_at(step, training.optimizer))
                 optimizer.step()
                 history.append(_copy_parameters(network))
+    return tuple(losses), _list_arrays(network)
+
+
+def _list_arrays(network: Network) -> dict[str, Any]:
     arrays: dict[str, Any] = {}
     for name, parameter in network.named_parameters():
         arrays[f"parameter {name}"] = parameter.detach().numpy()
         arrays[f"gradient {name}"] = parameter.grad.numpy() if parameter.grad is not None else None
-    return tuple(losses), arrays
+    return arrays
 
 
 def version_of(plan: Plan, stage: int, microbatch: int) -> int:
@@ -121,8 +125,4 @@ def train(job: Job) -> tuple[tuple[float, ...], dict[str, Any]]:
         set_learning_rate(optimizer, job.learning_rate.rate_at(step, job.training.optimizer))
         optimizer.step()
         losses.append(loss.item())
-    arrays: dict[str, Any] = {}
-    for name, parameter in network.named_parameters():
-        arrays[f"parameter {name}"] = parameter.detach().numpy()
-        arrays[f"gradient {name}"] = parameter.grad.numpy() if parameter.grad is not None else None
-    return tuple(losses), arrays
+    return tuple(losses), _list_arrays(network)

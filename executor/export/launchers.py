@@ -1,4 +1,4 @@
-"""Writes a plan for other launchers, a function for each; all of them start our own worker under torchrun.
+"""Requests for other launchers, and a function for each that writes one; all start our own worker under torchrun.
 
 For Slurm it is a batch script: ``sbatch FILE`` runs the plan, with one torchrun a node. Options and variables are those
 of sbatch(1) and srun(1): ``SLURM_NODEID`` counts the nodes of the allocation from 0, and ``scontrol show hostnames``
@@ -13,11 +13,13 @@ pods share.
 import re
 import shlex
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
-from meshwise.executor.export.request import LaunchRequest, UnsupportedRequest
+from meshwise.executor.device import CUDA
+from meshwise.executor.job import Job
 from meshwise.executor.launch.several_hosts import (
     ENVIRONMENT,
     ExpandedWord,
@@ -28,22 +30,69 @@ from meshwise.executor.launch.several_hosts import (
 from meshwise.executor.supported import find_unsupported
 
 
+@dataclass(frozen=True, slots=True)
+class LaunchRequest:
+    """A job, and how another launcher shall run it.
+
+    Parameters
+    ----------
+    name
+        Name of the run, of any characters.
+    processes
+        Ranks on each host.
+    folder
+        Folder of job and results that all hosts see; for Kubernetes inside the volume.
+    port
+        Port of the first host at which all hosts meet.
+    image, claim
+        For Kubernetes: the container image, and the claim of the volume that all pods share.
+    """
+
+    name: str
+    job: Job
+    processes: int
+    folder: str
+    port: int
+    image: str | None = None
+    claim: str | None = None
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of hosts of the run."""
+        return self.job.plan.mesh.num_ranks // self.processes
+
+    @property
+    def uses_gpus(self) -> bool:
+        """Whether each rank has a GPU; else it has a core."""
+        return self.job.device == CUDA
+
+    @property
+    def title(self) -> str:
+        """Name and plan of the run in one printable line."""
+        text = f"{self.name}: {self.job.plan.describe()}"
+        return "".join(character if character.isprintable() else " " for character in text)
+
+
+class UnsupportedRequest(ValueError):
+    """The target cannot run a part of the request; the message lists every such part."""
+
+    def __init__(self, target: str, reasons: tuple[str, ...]) -> None:
+        super().__init__(f"{target} cannot say this: " + "; ".join(reasons))
+
+
 def find_obstacles(request: LaunchRequest) -> Iterator[str]:
     """Yield every reason why the worker cannot run a request under torchrun."""
     job = request.job
     if job.plan.placement:
         yield f"placement: torchrun gives ranks to hosts in order, met {len(job.plan.placement)} devices by name"
-    yield from (reason for reason in find_unsupported(job.spec, job.training, job.plan) if not _is_placement(reason))
+    reasons = find_unsupported(job.spec, job.training, job.plan)
+    yield from (reason for reason in reasons if not reason.startswith("placement:"))
     if not request.folder or not request.folder.isprintable():
         yield f"folder: a folder that all hosts see, in printable characters, met {request.folder[:60]!a}"
     try:
         require_processes(job.plan.mesh.num_ranks, request.processes)
     except ValueError as error:
         yield str(error)
-
-
-def _is_placement(reason: str) -> bool:
-    return reason.startswith("placement:")
 
 
 _END_MARK = "END_OF_JOB"
@@ -118,7 +167,14 @@ def to_kubernetes(request: LaunchRequest) -> str:
     if reasons := (*find_obstacles(request), *_find_missing(request)):
         raise UnsupportedRequest("kubernetes", tuple(reasons))
     name = to_kubernetes_name(request.name, request.num_nodes)
-    documents = [_build_config(name, request), _build_service(name), _build_job(name, request)]
+    metadata = {"metadata": {"name": name}}
+    # pods look pod 0 up before any of them is ready
+    service = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"job-name": name}}
+    documents = [
+        {"apiVersion": "v1", "kind": "ConfigMap", **metadata, "data": {"job.json": request.job.to_text()}},
+        {"apiVersion": "v1", "kind": "Service", **metadata, "spec": service},
+        {"apiVersion": "batch/v1", "kind": "Job", **metadata, "spec": _build_job(name, request)},
+    ]
     return f"# {request.title}\n" + yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=120)
 
 
@@ -152,25 +208,6 @@ def to_kubernetes_name(text: str, nodes: int) -> str:
     return (words if words[0].isalpha() else f"run-{words}")[:max_length].strip("-")
 
 
-def _build_config(name: str, request: LaunchRequest) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": name},
-        "data": {"job.json": request.job.to_text()},
-    }
-
-
-def _build_service(name: str) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": name},
-        # pods look pod 0 up before any of them is ready
-        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"job-name": name}},
-    }
-
-
 def _build_job(name: str, request: LaunchRequest) -> dict[str, Any]:
     pod = {
         "subdomain": name,
@@ -184,16 +221,11 @@ def _build_job(name: str, request: LaunchRequest) -> dict[str, Any]:
         ],
     }
     return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": name},
-        "spec": {
-            "completions": request.num_nodes,
-            "parallelism": request.num_nodes,
-            "completionMode": "Indexed",
-            "backoffLimit": 0,
-            "template": {"spec": pod},
-        },
+        "completions": request.num_nodes,
+        "parallelism": request.num_nodes,
+        "completionMode": "Indexed",
+        "backoffLimit": 0,
+        "template": {"spec": pod},
     }
 
 

@@ -8,6 +8,7 @@ table of which a rank has some rows, a bias that must be added once, a mean over
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from math import prod
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -47,10 +48,7 @@ class RankMesh:
 
     def count_parts(self, axes: tuple[str, ...]) -> int:
         """Return the number of parts into which axes cut a dim: the product of their sizes."""
-        result = 1
-        for axis in axes:
-            result *= self.size.get(axis, 1)
-        return result
+        return prod(self.size.get(axis, 1) for axis in axes)
 
     def find_part(self, axes: tuple[str, ...]) -> int:
         """Return the number of this rank's part of a dim that axes cut, the first axis outermost."""
@@ -233,27 +231,14 @@ def _embedding(
     return rows
 
 
-def _count_once(part: OperatorPart, bias: Tensor | None) -> Tensor | None:
-    """Return the bias on the first of the ranks whose results are summed, and zeros on the others."""
-    if bias is None:
-        return None
-    single_bias: Tensor = SingleBias.apply(bias, part.ranks.find_part(part.summed_axes) == 0)  # type: ignore[no-untyped-call]
-    return single_bias
+def _count_bias_once(kind: Callable[..., Tensor], place: int) -> Callable[..., Tensor]:
+    """Return a product whose bias, an argument, counts on the first of the ranks whose results are summed."""
 
-
-def _linear(part: OperatorPart, inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return aten.linear.default(inputs, weight, _count_once(part, bias))  # type: ignore[no-any-return]
-
-
-def _addmm(part: OperatorPart, bias: Tensor, mat1: Tensor, mat2: Tensor) -> Tensor:
-    return aten.addmm.default(_count_once(part, bias), mat1, mat2)  # type: ignore[no-any-return]
-
-
-def _convolution(kind: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a convolution whose bias, the third argument, counts once."""
-
-    def run(part: OperatorPart, inputs: Tensor, weight: Tensor, bias: Tensor | None = None, *options: Any) -> Tensor:
-        return kind(inputs, weight, _count_once(part, bias), *options)
+    def run(part: OperatorPart, *arguments: Any, **options: Any) -> Tensor:
+        counts, values = part.ranks.find_part(part.summed_axes) == 0, list(arguments)
+        if len(values) > place and values[place] is not None:
+            values[place] = SingleBias.apply(values[place], counts)  # type: ignore[no-untyped-call]
+        return kind(*values, **options)
 
     return run
 
@@ -271,9 +256,8 @@ def _mean(part: OperatorPart, *arguments: Any, **options: Any) -> Tensor:
 
 _PART_OPERATORS: Mapping[Any, Callable[..., Tensor]] = {
     aten.embedding.default: _embedding,
-    aten.linear.default: _linear,
-    aten.addmm.default: _addmm,
-    **{kind: _convolution(kind) for kind in _CONVOLUTIONS},
+    aten.addmm.default: _count_bias_once(aten.addmm.default, 0),
+    **{kind: _count_bias_once(kind, 2) for kind in (aten.linear.default, *_CONVOLUTIONS)},
     aten.mean.default: _mean,
     aten.mean.dim: _mean,
 }

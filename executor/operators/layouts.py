@@ -5,19 +5,15 @@ torch dim for each named dim. The program of a pipeline stage has its nodes, and
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from torch.fx import Node
 
-from meshwise.executor.capture.captured import BufferUpdate, CapturedModule
+from meshwise.executor.capture.captured import BufferUpdate, CapturedModule, is_part
 from meshwise.simulator.machine.compute import backward_parameters, is_bias
 from meshwise.simulator.operator_graph import BATCH, Block, Operator, Tensor
 from meshwise.strategies.plan.partition import Stage
 from meshwise.strategies.plan.sharding import REPLICATED, OperatorSharding, ShardingSpec
-
-Cuts = tuple[tuple[str, tuple[str, ...]], ...]
-
 
 ReadKey = tuple[str, ShardingSpec, str]
 """Identifies one redistribution of a root: the root, the layout that it is read in, and the block's occurrence."""
@@ -61,7 +57,7 @@ class Layouts:
         self.roots: dict[str, str] = {}
         self.value_layouts: dict[str, ShardingSpec] = {}
         self.gradient_layouts: dict[ReadKey, ShardingSpec] = {}
-        nodes = [node for node in captured.program.graph.nodes if node.op != "output"]
+        nodes = [node for node in captured.module.graph.nodes if node.op != "output"]
         for node in nodes:
             self._find_home(node)
             self._place(node)
@@ -76,7 +72,7 @@ class Layouts:
     @property
     def loss(self) -> str:
         """The root of the loss."""
-        output = next(iter(self.captured.program.graph.find_nodes(op="output")))
+        output = next(iter(self.captured.module.graph.find_nodes(op="output")))
         return self.roots[output.args[0][0].name]
 
     def dims(self, root: str) -> tuple[str, ...]:
@@ -97,8 +93,7 @@ class Layouts:
     ) -> OperatorSharding:
         """Return the sharding of a node: that of its occurrence of the block, or that of all occurrences."""
         name = self.captured.operators[node]
-        block, _, operator = name.rpartition(".")
-        occurrence_name = f"{block}.{self.captured.occurrence[node]}.{operator}" if self._repeats[block] > 1 else name
+        occurrence_name = f"{self.find_block(node)}.{name.rpartition('.')[2]}"
         chosen_sharding = shardings.get(occurrence_name) or shardings.get(name) or OperatorSharding(name, ())
         whole_dims = [dim for dim, _ in chosen_sharding.cuts if dim in self._operators[name].uncut]
         if whole_dims:
@@ -107,24 +102,23 @@ class Layouts:
         is_cut_by_data = BATCH in dict(self._operators[name].dims) and BATCH not in self._operators[name].uncut
         return _with_batch(chosen_sharding, batch_axes) if is_cut_by_data else chosen_sharding
 
-    def sharding(self, node: Node) -> OperatorSharding | None:
-        """Return the sharding of a node's operator; ``None`` where it has no operator."""
-        return self._shardings.get(node.name)
+    def find_block(self, node: str) -> str:
+        """Return the block of an operator's node, as stages of a plan name it: with its number if it repeats."""
+        block = self.captured.operators[node].rpartition(".")[0]
+        return f"{block}.{self.captured.occurrence[node]}" if self._repeats[block] > 1 else block
 
-    def operator(self, node: Node) -> Operator | None:
-        """Return the operator of a node in the graph; ``None`` where it has none."""
-        name = self.captured.operators.get(node.name)
-        return None if name is None else self._operators[name]
+    def sharding(self, node: Node) -> OperatorSharding:
+        """Return the sharding of a node's operator."""
+        return self._shardings[node.name]
+
+    def operator(self, node: Node) -> Operator:
+        """Return the operator of a node in the graph."""
+        return self._operators[self.captured.operators[node.name]]
 
     def list_roots_read(self, node: Node) -> tuple[str, ...]:
         """Return the roots that an operator's node reads, each once; other nodes, as aliases, read none."""
-        if node.name not in self.captured.operators:
-            return ()
-        return tuple(
-            dict.fromkeys(
-                self.roots[input_node.name] for input_node in node.all_input_nodes if input_node.name in self.roots
-            )
-        )
+        names = [input_node.name for input_node in node.all_input_nodes if node.name in self.captured.operators]
+        return tuple(dict.fromkeys(self.roots[name] for name in names if name in self.roots))
 
     def find_reading(self, node: Node, root: str) -> Reading:
         """Return how the operator of a node reads a root.
@@ -133,8 +127,6 @@ class Layouts:
         of the bias is whole on every rank.
         """
         sharding, operator, tensor = self.sharding(node), self.operator(node), self.tensor(root)
-        assert sharding is not None
-        assert operator is not None
         gradient = sharding.find_gradient_spec(tensor)
         if root in self.captured.parameters and is_bias(operator, tensor):
             summed_axes = {axis for dim in operator.reduced for axis in dict(sharding.cuts).get(dim, ())}
@@ -143,29 +135,24 @@ class Layouts:
 
     def find_read_key(self, node: Node, root: str) -> ReadKey:
         """Return the key of a reading, shared by readers of a root in one layout and one block occurrence."""
-        return root, self.find_reading(node, root).layout, self._find_occurrence(node.name)
-
-    def _find_occurrence(self, node: str) -> str:
-        """Return the block and the occurrence that an operator's node is in, as ``block.number``."""
-        block = self.captured.operators[node].rpartition(".")[0]
-        return f"{block}.{self.captured.occurrence[node]}"
+        block = self.captured.operators[node.name].rpartition(".")[0]
+        return root, self.find_reading(node, root).layout, f"{block}.{self.captured.occurrence[node.name]}"
 
     def is_regathered(self, node: Node, root: str) -> bool:
         """Return whether a node's operator gathers a parameter again for backward.
 
         It does where its backward reads the parameter, and the parameter is kept in another layout than it is read in.
         """
-        operator = self.operator(node)
-        if operator is None or root not in self.captured.parameters:
+        if root not in self.captured.parameters:
             return False
-        is_reread = self._parameter_names.get(root) in backward_parameters(operator)
+        is_reread = self._parameter_names.get(root) in backward_parameters(self.operator(node))
         return is_reread and self.find_reading(node, root).layout != self.value_layouts[root]
 
     def list_values(self, node: Node) -> list[str]:
         """Return the names of a node's values, in order; several values have the names of their ``getitem`` nodes."""
         if node.name in self.captured.dims:
             return [node.name]
-        return [user.name for user in sorted(filter(_picks, node.users), key=lambda user: int(str(user.args[1])))]
+        return [user.name for user in sorted(filter(is_part, node.users), key=lambda user: int(str(user.args[1])))]
 
     def _find_home(self, node: Node) -> None:
         users = [node, *_list_readers(self.captured, node)]
@@ -184,8 +171,6 @@ class Layouts:
                 self.value_layouts[node.name] = self._find_placeholder_layout(node)
         elif node.name in self.captured.operators:
             sharding, operator = self.sharding(node), self.operator(node)
-            assert sharding is not None
-            assert operator is not None
             for name in self.list_values(node):
                 self.roots[name] = name
                 self.value_layouts[name] = sharding.find_output_spec(operator, self.tensor(name))
@@ -194,26 +179,18 @@ class Layouts:
 
     def _find_placeholder_layout(self, node: Node) -> ShardingSpec:
         """Return the layout of a placeholder: a parameter is cut as its first reader keeps it, all others are whole."""
-        if node.name not in self.captured.parameters:
+        readers = _list_readers(self.captured, node)
+        if node.name not in self.captured.parameters or not readers:
             return REPLICATED
-        for reader in _list_readers(self.captured, node):
-            sharding = self.sharding(reader)
-            if sharding is not None:
-                return self._find_kept_layout(sharding, node.name)
-        return REPLICATED
-
-    def _find_kept_layout(self, sharding: OperatorSharding, placeholder: str) -> ShardingSpec:
-        """Return the layout in which an operator keeps a parameter, which the graph calls by another name."""
-        tensor = self.tensor(placeholder)
-        name = self._parameter_names.get(placeholder, placeholder)
-        return sharding.find_kept_spec(Tensor(name, tensor.dims, tensor.shape, tensor.dtype))
+        name = self._parameter_names.get(node.name, node.name)  # the graph calls the parameter by another name
+        return self.sharding(readers[0]).find_kept_spec(replace(self.tensor(node.name), name=name))
 
 
 def _find_constants(captured: CapturedModule) -> frozenset[str]:
     """Return the nodes that depend on constants and buffers alone: the loss reads no buffer that changes."""
     given_names = captured.constants.keys() | captured.buffers.keys()
     names = set(given_names)
-    for node in captured.program.graph.nodes:
+    for node in captured.module.graph.nodes:
         if node.op == "call_function" and all(input_node.name in names for input_node in node.all_input_nodes):
             names.add(node.name)
     return frozenset(names - given_names)
@@ -227,7 +204,7 @@ def _collect_sizes(block: Block, batch: int) -> dict[str, int]:
 def _find_source(node: Node) -> Node:
     """Return the node behind a view; a ``getitem`` of a tuple is a view of the element that it picks."""
     source = node.all_input_nodes[0]
-    if _picks(node):
+    if is_part(node):
         parts = source.args[0]
         assert isinstance(parts, list | tuple)
         source = parts[int(str(node.args[1]))]  # type: ignore[assignment]
@@ -242,17 +219,11 @@ def _list_readers(captured: CapturedModule, node: Node) -> list[Node]:
     return readers
 
 
-def _picks(node: Node) -> bool:
-    return getattr(node.target, "__name__", "") == "getitem"
-
-
 def _with_batch(sharding: OperatorSharding, axes: tuple[str, ...]) -> OperatorSharding:
     if not axes:
         return sharding
-    cuts: dict[str, Any] = dict(sharding.cuts)
-    return OperatorSharding(
-        sharding.operator, tuple((cuts | {BATCH: (*axes, *cuts.get(BATCH, ()))}).items()), sharding.kept
-    )
+    cuts = dict(sharding.cuts)
+    return replace(sharding, cuts=tuple((cuts | {BATCH: (*axes, *cuts.get(BATCH, ()))}).items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,19 +250,13 @@ class StageProgram:
     sent_roots: tuple[str, ...]
 
 
-def build_stage_programs(
-    captured: CapturedModule, layouts: Layouts, stages: tuple[Stage, ...]
-) -> tuple[StageProgram, ...]:
+def build_stage_programs(layouts: Layouts, stages: tuple[Stage, ...]) -> tuple[StageProgram, ...]:
     """Return the program of every stage."""
+    captured = layouts.captured
     stage_of_block = {block: index for index, stage in enumerate(stages) for block in stage.blocks}
-    nodes = [node for node in captured.program.graph.nodes if node.name in captured.operators]
-    node_stages = _find_stages(captured, nodes, stage_of_block)
-    value_stages = {
-        name: node_stages[node]
-        for node in nodes
-        for name in layouts.list_values(node)
-        if node.name in captured.operators
-    }
+    nodes = [node for node in captured.module.graph.nodes if node.name in captured.operators]
+    node_stages = {node: stage_of_block[layouts.find_block(node.name)] for node in nodes}
+    value_stages = {name: node_stages[node] for node in nodes for name in layouts.list_values(node)}
     last_stages: dict[str, int] = {}
     for node in nodes:
         for root in layouts.list_roots_read(node):
@@ -310,14 +275,3 @@ def build_stage_programs(
         )
         result.append(StageProgram(stage_nodes, frozenset(roots_read & captured.parameters.keys()), updates, *crossing))
     return tuple(result)
-
-
-def _find_stages(captured: CapturedModule, nodes: list[Node], stage_of_block: Mapping[str, int]) -> dict[Node, int]:
-    """Return the stage of every operator: that of its block."""
-    repeats = {block.name: block.repeat for block in captured.graph.blocks}
-    node_stages: dict[Node, int] = {}
-    for node in nodes:
-        block = captured.operators[node.name].rpartition(".")[0]
-        occurrence = f"{block}.{captured.occurrence[node.name]}" if repeats[block] > 1 else block
-        node_stages[node] = stage_of_block[occurrence]
-    return node_stages

@@ -9,6 +9,7 @@ A rank also renews its parts of buffers: running statistics and counts.
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
+from math import prod
 from typing import Any
 
 import torch
@@ -102,8 +103,8 @@ class OperatorNetwork(nn.Module):
         self.captured, self.ranks, self.device = captured, ranks, device
         axes = (DATA,) if ranks.size.get(DATA, 1) > 1 else ()
         self.layouts = Layouts(captured, {sharding.operator: sharding for sharding in plan.shardings}, axes)
-        self.programs = build_stage_programs(captured, self.layouts, plan.stages)
-        self._values = {node.name: node.meta.get("val") for node in captured.program.graph.nodes}
+        self.programs = build_stage_programs(self.layouts, plan.stages)
+        self._values = {node.name: node.meta.get("val") for node in captured.module.graph.nodes}
         parameters = module.named_parameters(remove_duplicate=False)
         tensors = dict(parameters) | dict(module.named_buffers(remove_duplicate=False))
         first_names = {id(parameter): name for name, parameter in module.named_parameters()}
@@ -139,7 +140,7 @@ class OperatorNetwork(nn.Module):
     def _evaluate_constants(self) -> None:
         """Compute the nodes that depend on no input, once and whole."""
         constants = dict(self._fixed)
-        for node in self.captured.program.graph.nodes:
+        for node in self.captured.module.graph.nodes:
             if node.name in self.layouts.constants:
                 arguments = torch.fx.map_arg(node.args, lambda argument: constants[argument.name])
                 options = torch.fx.map_arg(node.kwargs, lambda argument: constants[argument.name])
@@ -221,10 +222,7 @@ class Pass:
 
     def backward(self, gradients: Sequence[Tensor], loss: Tensor | None = None) -> tuple[Tensor, ...]:
         """Run backward from the gradients of sent values, or from a loss; return the gradients of received values."""
-        ends = [
-            (value, gradient)
-            for value, gradient in zip(self.list_differentiable(self.sent_values), gradients, strict=True)
-        ]
+        ends = list(zip(self.list_differentiable(self.sent_values), gradients, strict=True))
         ends += [(loss, torch.ones_like(loss))] if loss is not None else []
         ends = [(value, gradient) for value, gradient in ends if value.requires_grad]
         torch.autograd.backward([value for value, _ in ends], [gradient for _, gradient in ends])
@@ -233,17 +231,13 @@ class Pass:
 
     def make_receive_buffers(self) -> list[Tensor]:
         """Return empty tensors for the values from the stage before."""
-        return [self._make_empty(root) for root in self.program.received_roots]
+        network, roots = self.network, self.program.received_roots
+        return [torch.empty(self._find_shape(r), dtype=network.dtype(r), device=network.device) for r in roots]
 
     def make_gradient_buffers(self) -> list[Tensor]:
         """Return empty tensors for the gradients of the values that this stage sent."""
-        return [
-            torch.empty_like(value, memory_format=torch.contiguous_format)
-            for value in self.list_differentiable(self.sent_values)
-        ]
-
-    def _make_empty(self, root: str) -> Tensor:
-        return torch.empty(self._find_shape(root), dtype=self.network.dtype(root), device=self.network.device)
+        values = self.list_differentiable(self.sent_values)
+        return [torch.empty_like(value, memory_format=torch.contiguous_format) for value in values]
 
     def _find_shape(self, root: str) -> list[int]:
         """Return the sizes of a rank's part of a root."""
@@ -267,12 +261,8 @@ class Pass:
         arguments = torch.fx.map_arg(node.args, read_argument)
         options = torch.fx.map_arg(node.kwargs, read_argument)
         operator, sharding = layouts.operator(node), layouts.sharding(node)
-        summed_axes: tuple[str, ...] = ()
-        row_axes: tuple[str, ...] = ()
-        if operator is not None and sharding is not None:
-            summed_axes = tuple(axis for dim, axes in sharding.cuts if dim in operator.reduced for axis in axes)
-            row_axes = self._find_row_axes(node, sharding)
-        part = OperatorPart(self.ranks, summed_axes, row_axes)
+        summed_axes = tuple(axis for dim, axes in sharding.cuts if dim in operator.reduced for axis in axes)
+        part = OperatorPart(self.ranks, summed_axes, self._find_row_axes(node, sharding))
         options = move_options(options, self.network.device)
         try:
             with saved_tensors_hooks(*self._make_gather_hooks(node)):
@@ -303,10 +293,8 @@ class Pass:
         values = [result[index] for index in sorted(indices)] if is_tuple else [result]
         for name, value in zip(self.layouts.list_values(node), values, strict=True):
             dims, spec = self.layouts.dims(name), self.layouts.value_layouts[name]
-            self.values[name] = self._to_dtensor(value.reshape(self._find_shape(name)), dims, spec)
-
-    def _to_dtensor(self, part: Tensor, dims: tuple[str, ...], spec: ShardingSpec) -> DTensor:
-        return DTensor.from_local(part, self.ranks.mesh, self._list_placements(dims, spec), run_check=False)
+            part, placements = value.reshape(self._find_shape(name)), self._list_placements(dims, spec)
+            self.values[name] = DTensor.from_local(part, self.ranks.mesh, placements, run_check=False)
 
     def _list_placements(self, dims: tuple[str, ...], spec: ShardingSpec) -> list[Placement]:
         placements: dict[str, Placement] = {axis: Partial() for axis in spec.partial}
@@ -348,10 +336,9 @@ class Pass:
         gradient_layout = union
         if root in self.network.parts:
             gradient_layout = ShardingSpec(union.cuts, tuple(axis for axis in union.partial if axis in source.cut_axes))
-            late_axes = tuple(axis for axis in union.partial if axis not in source.cut_axes)
-            part = self._share_value(
-                part, tuple(axis for axis in self.network.list_summed_axes(root) if axis not in late_axes)
-            )
+            late_axes = {axis for axis in union.partial if axis not in source.cut_axes}
+            summed_axes = self.network.list_summed_axes(root)
+            part = self._share_value(part, tuple(axis for axis in summed_axes if axis not in late_axes))
         result: Tensor = Move.apply(part, self.ranks, dims, source, target, gradient_layout)  # type: ignore[no-untyped-call]
         return result
 
@@ -359,9 +346,7 @@ class Pass:
         """Return a root's part in the dims and the shape that a node's argument has."""
         captured, root = self.network.captured, self.layouts.roots[argument.name]
         root_dims, dims = self.layouts.dims(root), captured.dims[argument.name]
-        sharding = self.layouts.sharding(node)
-        assert sharding is not None
-        cuts = dict(sharding.cuts)
+        cuts = dict(self.layouts.sharding(node).cuts)
         named_dims = [dim for group in dims for dim in group]
         sizes = self.layouts.sizes(node.name)
         size = {dim: sizes[dim] // self.ranks.count_parts(cuts.get(dim, ())) for dim in named_dims}
@@ -369,13 +354,7 @@ class Pass:
         for index, dim in enumerate(named_dims):
             if dim not in root_dims:
                 value = value.unsqueeze(index).expand(*value.shape[:index], size[dim], *value.shape[index:])
-        shape = []
-        for group in dims:
-            length = 1
-            for dim in group:
-                length *= size[dim]
-            shape.append(length)
-        return value.reshape(shape)
+        return value.reshape([prod(size[dim] for dim in group) for group in dims])
 
     def _make_gather_hooks(self, node: Node) -> tuple[Any, Any]:
         """Return hooks on saved tensors: of gathered weights only the part is kept, and gathered again for backward."""

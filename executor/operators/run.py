@@ -73,15 +73,8 @@ def execute_module(
     if options.needs_own_model:
         owners = "data, learning rate, checkpoints and resume are of the executor's own model"
         raise ValueError(f"{owners}, met --module: a module brings its inputs")
-    job = OperatorJob(
-        to_absolute(module),
-        plan,
-        options.steps,
-        training.optimizer,
-        options.seed or 0,
-        timeout=options.timeout,
-        device=options.device,
-    )
+    arguments = to_absolute(module), plan, options.steps, training.optimizer, options.seed or 0
+    job = OperatorJob(*arguments, timeout=options.timeout, device=options.device)
     tolerance = refuse(job, graph, training)
     require_device(options.device, plan.mesh.num_ranks)
     check = replace(job, steps=VERIFIED_STEPS if options.is_verified else 1, double=True, dump=True, profile=False)
@@ -157,7 +150,7 @@ def refuse(job: OperatorJob, graph: OperatorGraph, training: Training) -> float:
     require_torch()
     if reasons := (*list_unsupported(job.plan), *list_unsupported_training(training)):
         raise ValueError("the executor cannot run this plan: " + "; ".join(reasons))
-    from meshwise.executor.operators.module_check import check_module  # needs torch
+    from meshwise.executor.operators.whole_batch import check_module  # needs torch
 
     return check_module(job, graph)
 

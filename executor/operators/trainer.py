@@ -5,6 +5,7 @@ boundaries. The reference in one process runs the user's module on the whole bat
 """
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +18,13 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from meshwise.executor.capture.capture import capture, count_samples, name_factory, run_factory
+from meshwise.executor.device import require_device
 from meshwise.executor.job import metrics_file, result_file, tensors_file
+from meshwise.executor.launch.process_group import join_process_group
 from meshwise.executor.operators.collectives import CollectiveRecord, RankMesh
 from meshwise.executor.operators.job import OperatorJob, collectives_file, verdict
 from meshwise.executor.operators.network import OperatorNetwork, Pass
-from meshwise.executor.recording.accelerator import Accelerator
+from meshwise.executor.recording.accelerator import Accelerator, find_accelerator
 from meshwise.executor.recording.profiled import profile_steps
 from meshwise.executor.recording.rank_files import Heartbeat
 from meshwise.executor.recording.recorder import Record, Recorder
@@ -202,9 +205,8 @@ class OperatorTrainer:
         self.recorder = Recorder(heartbeat, accelerator.synchronise)
         self.ranks = RankMesh(build_device_mesh(job.plan, accelerator.device.type), self.recorder.read_clock)
         plan, built_module = job.plan, build_module(job)
-        captured = capture(
-            built_module.module, built_module.microbatches[0]
-        )  # on the CPU, as the graph of the plan was captured
+        # on the CPU, as the graph of the plan was captured
+        captured = capture(built_module.module, built_module.microbatches[0])
         self.built_module = built_module.to_device(accelerator.device)
         self.network = OperatorNetwork(captured, self.built_module.module, plan, self.ranks, accelerator.device)
         self.pipeline = Pipeline(self.network, plan, self.recorder)
@@ -249,16 +251,8 @@ class OperatorTrainer:
         memory = self.accelerator.read_memory()
         if memory is not None:
             resident[str(Category.BUFFERS)] = max(memory.now - sum(resident.values()), 0)
-        prepare_step, gradients = self._drop_gradients, self._list_gradients
-        return profile_steps(
-            self.step,
-            self.recorder,
-            self.accelerator,
-            resident,
-            gradients,
-            prepare_step=prepare_step,
-            spans=self._build_spans,
-        )
+        arguments = self.step, self.recorder, self.accelerator, resident, self._list_gradients
+        return profile_steps(*arguments, prepare_step=self._drop_gradients, spans=self._build_spans)
 
     def _drop_gradients(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -302,14 +296,26 @@ def agrees(job: OperatorJob, folder: Path, device: torch.device) -> bool:
 def _collective_row(record: CollectiveRecord, records: Sequence[Record]) -> Row:
     """Return a collective as a span of the pass that runs it; outside of passes collectives sum gradients."""
     stage_microbatch = next(((r.stage, r.microbatch) for r in records if r.start <= record.start <= r.end), (-1, -1))
-    name = str(record.collective)
-    if stage_microbatch[0] < 0 or record.axis == DATA:
-        return Row(
-            StreamKind.DATA, TaskKind.DATA_COMMUNICATION, *stage_microbatch, name, record.start, record.end, record.size
-        )
-    return Row(
-        StreamKind.TENSOR, PASS_AXES[record.axis].task, *stage_microbatch, name, record.start, record.end, record.size
-    )
+    stream, kind = StreamKind.DATA, TaskKind.DATA_COMMUNICATION
+    if stage_microbatch[0] >= 0 and record.axis != DATA:
+        stream, kind = StreamKind.TENSOR, PASS_AXES[record.axis].task
+    return Row(stream, kind, *stage_microbatch, str(record.collective), record.start, record.end, record.size)
+
+
+def run_jobs(paths: list[Path], rank: int) -> None:
+    """Run the job of the first file, before it the check of the second where there is one: no job runs that differs."""
+    heartbeat = Heartbeat(paths[0].parent, rank)
+    heartbeat.beat("start")
+    jobs = [OperatorJob.read(path) for path in paths]  # the run is the first one: its folder has the signs of life
+    device = jobs[0].device
+    require_device(device, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    accelerator = find_accelerator(device)
+    with join_process_group(paths[0].parent, max(job.timeout for job in jobs), accelerator):
+        for path, job in reversed(list(zip(paths, jobs, strict=True))):
+            heartbeat.beat("capture")
+            OperatorTrainer(job, heartbeat, accelerator).train(path.parent, rank)
+            if job.double and not agrees(job, path.parent, accelerator.device):
+                return
 
 
 def build_device_mesh(plan: Plan, kind: str) -> dist.device_mesh.DeviceMesh:
@@ -339,10 +345,7 @@ def train(job: OperatorJob) -> tuple[tuple[float, ...], dict[str, Any]]:
     for name, parameter in module.named_parameters():
         arrays[f"parameter {name}"] = parameter.detach().numpy()
         arrays[f"gradient {name}"] = (parameter.grad if parameter.grad is not None else parameter * 0).detach().numpy()
-    changed_buffers = {
-        name: final_buffer
-        for name, final_buffer in module.named_buffers()
-        if not torch.equal(final_buffer, initial_buffers[name])
-    }
-    arrays |= {f"buffer {name}": final_buffer.numpy() for name, final_buffer in changed_buffers.items()}
+    for name, buffer in module.named_buffers():
+        if not torch.equal(buffer, initial_buffers[name]):
+            arrays[f"buffer {name}"] = buffer.numpy()
     return tuple(losses), arrays

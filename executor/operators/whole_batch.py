@@ -1,21 +1,26 @@
-"""Compares a captured program with the user's module in one process on the whole batch, before ranks start.
+"""Whether a user's module is that of a graph and can be run piece by piece, which is tried before ranks start.
 
-The module, as its user wrote it, runs in fp64 on all samples at once; the captured program runs on one microbatch after
+It is captured, and the captured program compared with the module in one process on the whole batch. The module, as its
+user wrote it, runs in fp64 on all samples at once; the captured program runs on one microbatch after
 the other. Loss, gradients and buffers of both must be equal, for the given inputs and parameters and for changed ones:
 with a layer that is zero at the first step, an error may not show.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 from torch.fx import Node
 from torch.overrides import TorchFunctionMode
 
-from meshwise.executor.capture.captured import CaptureError
-from meshwise.executor.capture.program import Program
+from meshwise.executor.capture.capture import capture, name_factory
+from meshwise.executor.capture.captured import CaptureError, Program, list_values
+from meshwise.executor.capture.program import export_program
 from meshwise.executor.capture.reading import find_mixing_node, find_summing_node
 from meshwise.executor.capture.source_lines import (
     find_assignment_line,
@@ -25,6 +30,10 @@ from meshwise.executor.capture.source_lines import (
     find_node_line,
 )
 from meshwise.executor.check.verification import SINGLE_TOLERANCE, TOLERANCE, gradient_scale
+from meshwise.executor.operators.job import OperatorJob
+from meshwise.executor.operators.layouts import Layouts
+from meshwise.executor.operators.trainer import build_module
+from meshwise.simulator.operator_graph import OperatorGraph
 
 Inputs = tuple[Tensor, ...]
 _WRITTEN = "the same written with torch's own operators, as x + (y - x).detach()"
@@ -160,11 +169,8 @@ def _largest_element(values: Tensor) -> float:
 
 def find_tolerance(program: Program) -> float:
     """Return how far from one process a program in fp64 may be: more where it casts to fp32 by itself, and rounds."""
-    values = (node.meta.get("val") for node in program.module.graph.nodes)
-    elements = [element for value in values for element in (value if isinstance(value, tuple | list) else (value,))]
-    is_single = any(
-        isinstance(element, Tensor) and element.dtype in (torch.float32, torch.complex64) for element in elements
-    )
+    values = (value for node in program.module.graph.nodes for value in list_values(node))
+    is_single = any(isinstance(value, Tensor) and value.dtype in (torch.float32, torch.complex64) for value in values)
     return SINGLE_TOLERANCE if is_single else TOLERANCE
 
 
@@ -372,11 +378,8 @@ def _note_autocast(lines: list[str]) -> Iterator[None]:
             lines.append(find_caller_line())
         return enter(context)
 
-    torch.autocast.__enter__ = note_enter  # type: ignore[method-assign]
-    try:
+    with patch.object(torch.autocast, "__enter__", note_enter):
         yield
-    finally:
-        torch.autocast.__enter__ = enter  # type: ignore[method-assign]
 
 
 class _Hooks(TorchFunctionMode):
@@ -401,9 +404,63 @@ def _watch_calls(calls: list[tuple[str, str, str]]) -> Iterator[None]:
         calls.append((find_caller_line(), f"the gradient of {cls.__name__}", nearest))
         return apply.__get__(None, cls)(*arguments, **options)
 
-    kind.apply = classmethod(note_apply)
-    try:
-        with _Hooks(calls):
-            yield
-    finally:
-        kind.apply = apply
+    with patch.object(kind, "apply", classmethod(note_apply)), _Hooks(calls):
+        yield
+
+
+def check_module(job: OperatorJob, graph: OperatorGraph) -> float:
+    """Return how far from one process in fp64 the ranks of a job may be.
+
+    Raises
+    ------
+    CaptureError
+        Where the module is not the one of ``graph``, or does what the back end does not.
+    """
+    built_module = build_module(job)
+    with name_factory(job.module), redirect_stdout(sys.stderr):  # forward may print
+        captured = capture(built_module.module, built_module.microbatches[0])
+        if captured.skipped_buffers:
+            rule = (
+                "the executor renews buffers point by point, each from one value of the loss, which does not read them"
+            )
+            finding = f"met {', '.join(captured.skipped_buffers)}; nearest: the update outside of forward"
+            raise CaptureError(f"{rule}; {finding}", captured.update_lines[captured.skipped_buffers[0]])
+        for name, parameter in built_module.module.named_parameters():
+            if parameter.dtype not in (torch.float32, torch.float64):
+                finding = f"met {name} of {str(parameter.dtype).removeprefix('torch.')}; nearest: the module's .float()"
+                raise CaptureError(f"parameters of a captured module are of fp32, {finding}")
+        double_module = build_module(replace(job, double=True))
+        program = export_program(double_module.module, double_module.microbatches[0])
+        check(program, double_module.module, double_module.microbatches, job.plan.sequences)
+        if mismatch := _find_difference(graph, captured.graph):
+            name, finding = mismatch
+            nodes = (node for node in captured.module.graph.nodes if captured.operators.get(node.name) == name)
+            line = next((find_node_line(node) for node in nodes), "") or find_forward_line(built_module.module)
+            raise CaptureError(f"the module is the one that the scenario's graph was captured from; {finding}", line)
+        Layouts(captured, {sharding.operator: sharding for sharding in job.plan.shardings})
+        return find_tolerance(program)
+
+
+def _find_difference(graph: OperatorGraph, captured_graph: OperatorGraph) -> tuple[str, str] | None:
+    """Return the operator in which two graphs first differ, and how; None where they do not."""
+    graph_operators, module_operators = (
+        {
+            f"{block.name}.{operator.name}": (block.repeat, operator.dims)
+            for block in compared_graph.blocks
+            for operator in block.operators
+        }
+        for compared_graph in (graph, captured_graph)
+    )
+    nearest = "a graph that is captured anew, with as many samples as a microbatch has"
+    names = (*graph_operators, *module_operators)
+    if unmatched := [name for name in names if (name in graph_operators) != (name in module_operators)]:
+        source = "graph" if unmatched[0] in graph_operators else "module"
+        return unmatched[0], f"met {unmatched[0]} only in the {source}; nearest: {nearest}"
+    for name, (repeat, dims) in graph_operators.items():
+        if (repeat, dims) != module_operators[name]:
+            descriptions = [
+                ", ".join(f"{dim}({size})" for dim, size in dims) + f" x {times}"
+                for times, dims in (graph_operators[name], module_operators[name])
+            ]
+            return name, f"{name} is {descriptions[0]} in the graph, met {descriptions[1]}; nearest: {nearest}"
+    return None

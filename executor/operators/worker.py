@@ -12,7 +12,7 @@ from meshwise.executor.launch.worker import exit_process, run_rank
 
 
 def _run(paths: list[Path], rank: int) -> None:
-    from meshwise.executor.operators.rank import run_jobs  # torch comes after the watch has begun
+    from meshwise.executor.operators.trainer import run_jobs  # torch comes after the watch has begun
 
     run_jobs(paths, rank)
 

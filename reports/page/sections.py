@@ -1,5 +1,10 @@
-"""The sections of a page: steps, the stage table, communicating groups, and the critical path."""
+"""The sections of a page: steps, the stage table, communicating groups, and the critical path.
 
+Long columns of numbers are kept as bytes, concatenated and compressed together.
+"""
+
+import zlib
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from math import isfinite
@@ -10,7 +15,6 @@ from numpy.typing import NDArray
 
 from meshwise.reports.document import clean_text
 from meshwise.reports.lanes import lane_labels, lane_row
-from meshwise.reports.page.columns import Columns
 from meshwise.reports.page.report import Report
 from meshwise.simulator.interconnect.interconnect import Interconnect, interconnect
 from meshwise.simulator.machine.cluster import Cluster
@@ -22,6 +26,53 @@ from meshwise.simulator.units import TICKS_PER_SECOND, format_bandwidth
 from meshwise.strategies.explanation.critical_path import CriticalPath
 from meshwise.strategies.plan.mesh import CONTEXT, DATA, EXPERT, GROUPS, OPERATOR_AXES, PIPELINE, REPLICA, Mesh
 from meshwise.strategies.plan.plan import Plan
+
+_ALIGNMENT = 8  # bytes: the widest number of a column, so that each can be read in place
+Reference = dict[str, Any]
+"""Location of a column: its type, its first byte, and its count of numbers."""
+
+
+class Columns:
+    """Columns of numbers that are embedded in a page; `add` returns a reference to each."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def add(self, values: Any, kind: str) -> Reference:
+        """Add a column of little-endian numbers of ``kind`` (such as ``u4``), and return its reference.
+
+        Raises
+        ------
+        ValueError
+            Where a number does not fit into ``kind``.
+        """
+        numbers = np.asarray(values)
+        column = numbers.astype(f"<{kind}")
+        if not np.array_equal(column, numbers):
+            raise ValueError(f"numbers of a page fit into {kind}, met {numbers.min()} to {numbers.max()}")
+        return self._append(column, kind)
+
+    def add_steps(self, values: NDArray[np.int64]) -> Reference:
+        """Add whole numbers in [0, 2**32) as differences between neighbours, modulo 2**32.
+
+        The differences in a schedule repeat, and so compress, while the moments themselves do not.
+        """
+        if len(values) and not 0 <= values.min() <= values.max() < 2**32:
+            raise ValueError(f"moments of a page lie in [0, 2**32), met {values.min()} to {values.max()}")
+        return self._append((np.diff(values, prepend=0) % 2**32).astype("<u4"), "u4")
+
+    def to_text(self) -> str:
+        """Return all columns as zlib data in base 64."""
+        return b64encode(zlib.compress(b"".join(self._parts), 6)).decode("ascii")
+
+    def _append(self, column: NDArray[Any], kind: str) -> Reference:
+        data = column.tobytes()
+        reference = {"type": kind, "at": self._size, "count": len(column)}
+        self._parts += [data, bytes(-len(data) % _ALIGNMENT)]
+        self._size += len(data) + len(self._parts[-1])
+        return reference
+
 
 _FINEST_POWER = -9  # the power of ten of a nanosecond
 _MOMENTS = 2**32 - 1
@@ -53,9 +104,8 @@ def timeline_document(timeline: Timeline, name: str, columns: Columns) -> dict[s
 
 def rank_classes_array(timeline: Timeline) -> NDArray[np.int64]:
     """Return the index of every rank's class, -1 for numbers below the largest that are no rank."""
-    class_of = np.full(
-        1 + max((rank for rank_class in timeline.rank_classes for rank in rank_class.ranks), default=-1), -1
-    )
+    ranks = [rank for rank_class in timeline.rank_classes for rank in rank_class.ranks]
+    class_of = np.full(1 + max(ranks, default=-1), -1)
     for index, members in enumerate(timeline.rank_classes):
         class_of[list(members.ranks)] = index
     return class_of
@@ -192,15 +242,11 @@ def list_hops(plan: Plan, cluster: Cluster) -> list[dict[str, Any]]:
     """Return the stage boundaries: both stages, and the links between their first ranks."""
     positions, links = plan.positions, interconnect(cluster)
     stride = plan.mesh.stride(PIPELINE) if plan.pipeline > 1 else 0
+    hops = [hop for stage in range(len(positions) - 1) for hop in ((stage, stage + 1), (stage + 1, stage))]
     return [
-        {
-            "from": source,
-            "to": target,
-            "links": _link_text(plan, [positions[source] * stride, positions[target] * stride], links),
-        }
-        for stage in range(len(positions) - 1)
-        for source, target in ((stage, stage + 1), (stage + 1, stage))
-        if positions[source] != positions[target]
+        {"from": a, "to": b, "links": _link_text(plan, [positions[a] * stride, positions[b] * stride], links)}
+        for a, b in hops
+        if positions[a] != positions[b]
     ]
 
 

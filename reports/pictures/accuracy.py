@@ -63,26 +63,17 @@ def draw_accuracy(rows: Sequence[AccuracyRow], path: Path | str, *, title: str =
     ValueError
         Where no row has finite step times above 0, or ``path`` ends in neither .png nor .svg.
     """
-    valid_rows = [
-        accuracy_row
-        for accuracy_row in rows
-        if isfinite(accuracy_row.predicted)
-        and isfinite(accuracy_row.measured)
-        and min(accuracy_row.predicted, accuracy_row.measured) > 0
-    ]
+    valid_rows = [row for row in rows if all(isfinite(time) and time > 0 for time in (row.predicted, row.measured))]
     if not valid_rows:
-        raise ValueError(
-            f"an accuracy picture needs finite step times above 0 in at least one row, met {len(rows)} rows"
-        )
+        rule = "an accuracy picture needs finite step times above 0 in at least one row"
+        raise ValueError(f"{rule}, met {len(rows)} rows")
     sources = sorted({row.source for row in valid_rows})
-    errors_left = _LEFT_MARGIN + _SIDE + _GAP
+    errors_left, height = _LEFT_MARGIN + _SIDE + _GAP, HEIGHT - _TOP - _BOTTOM
     with open_sheet(path) as figure:
         header(figure, title or "Predicted against measured step time", summarize_errors(valid_rows))
-        scatter = add_axes(figure, _LEFT_MARGIN, _TOP, _SIDE, HEIGHT - _TOP - _BOTTOM)
+        scatter = add_axes(figure, _LEFT_MARGIN, _TOP, _SIDE, height)
         _draw_scatter(scatter, valid_rows, sources)
-        _draw_errors(
-            add_axes(figure, errors_left, _TOP, WIDTH - errors_left - 30, HEIGHT - _TOP - _BOTTOM), valid_rows, sources
-        )
+        _draw_errors(add_axes(figure, errors_left, _TOP, WIDTH - errors_left - 30, height), valid_rows, sources)
         place = (0.012, 1 - 112 / HEIGHT)
         figure.legend(
             *scatter.get_legend_handles_labels(), loc="center left", bbox_to_anchor=place, fontsize=10.5,
@@ -118,11 +109,9 @@ def _draw_scatter(ax: Axes, rows: Sequence[AccuracyRow], sources: Sequence[str])
     for source in sources:
         source_rows = [row for row in rows if row.source == source]
         colour, marker = choose_style(source, sources)
-        measured_values = [row.measured for row in source_rows]
-        predicted_values = [row.predicted for row in source_rows]
         ax.scatter(
-            measured_values, predicted_values, s=46 if len(rows) < 150 else 22,
-            color=colour, marker=marker, edgecolors="white", linewidths=0.6, label=clean_text(source, 24), zorder=3,
+            [row.measured for row in source_rows], [row.predicted for row in source_rows], color=colour, marker=marker,
+            s=46 if len(rows) < 150 else 22, edgecolors="white", linewidths=0.6, label=clean_text(source, 24), zorder=3,
         )  # fmt: skip
     ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
     for axis in (ax.xaxis, ax.yaxis):
@@ -170,13 +159,8 @@ def _draw_errors(ax: Axes, rows: Sequence[AccuracyRow], sources: Sequence[str]) 
     limit = min(_CLIP, max(0.4, 1.1 * float(np.abs(errors).max())))
     for width, colour in _BANDS:
         ax.axvspan(-width, width, color=colour, linewidth=0, zorder=0)
-    ax.barh(
-        places,
-        errors,
-        height=0.8 if len(ordered_rows) <= _MAX_NAMED_BARS else 1.0,
-        color=[choose_style(row.source, sources)[0] for row in ordered_rows],
-        zorder=2,
-    )
+    colours = [choose_style(row.source, sources)[0] for row in ordered_rows]
+    ax.barh(places, errors, height=0.8 if len(ordered_rows) <= _MAX_NAMED_BARS else 1.0, color=colours, zorder=2)
     ax.axvline(0.0, color=INK, linewidth=1.2, zorder=3)
     ax.set(xlim=(-limit, limit), ylim=(len(ordered_rows) - 0.4, -0.6), xlabel="error of the predicted step time")
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:+.0%}" if value else "0")
@@ -216,12 +200,7 @@ def _name_sources(ax: Axes, sources: Sequence[str]) -> None:
 
 
 MAX_CLASSES = 24
-_CLASS_LEFT, _CLASS_TOP, _CLASS_BOTTOM, _CLASS_RIGHT = (
-    240,
-    110,
-    80,
-    420,
-)  # pixels; to the right stand the figures of each class
+_CLASS_LEFT, _CLASS_TOP, _CLASS_BOTTOM, _CLASS_RIGHT = 240, 110, 80, 420  # pixels; figures stand on the right
 
 Columns = Sequence[tuple[float, str]]
 """Columns of figures: where each begins, as a fraction of the margin on the right, and its heading."""
@@ -229,9 +208,8 @@ Columns = Sequence[tuple[float, str]]
 
 def add_class_axes(figure: Figure) -> Axes:
     """Return the axes of runs, with room for names on the left and figures on the right."""
-    return add_axes(
-        figure, _CLASS_LEFT, _CLASS_TOP, WIDTH - _CLASS_LEFT - _CLASS_RIGHT, HEIGHT - _CLASS_TOP - _CLASS_BOTTOM
-    )
+    width, height = WIDTH - _CLASS_LEFT - _CLASS_RIGHT, HEIGHT - _CLASS_TOP - _CLASS_BOTTOM
+    return add_axes(figure, _CLASS_LEFT, _CLASS_TOP, width, height)
 
 
 def name_rows(ax: Axes, names: Sequence[str], columns: Columns) -> None:
@@ -278,18 +256,12 @@ def draw_errors_by_class(classes: Mapping[str, Sequence[float]], path: Path | st
         raise ValueError(f"a picture of errors needs a class with one, met {len(classes)} classes")
     names = sorted(class_errors, key=lambda name: -len(class_errors[name]))[:MAX_CLASSES]
     names = [name for name in class_errors if name in names]
+    largest = max(float(np.abs(errors).max()) for errors in class_errors.values())
+    facts = "each point is a measured run; line: the median, bar: the middle half; shaded: within 10 % and within 30 %"
     with open_sheet(path) as figure:
-        header(
-            figure,
-            title,
-            "each point is a measured run; line: the median, bar: the middle half; shaded: within 10 % and within 30 %",
-        )
+        header(figure, title, facts)
         ax = add_class_axes(figure)
-        _set_error_axes(
-            ax,
-            names,
-            min(_CLIP, max(_MIN_ERROR_RANGE, *(1.1 * float(np.abs(errors).max()) for errors in class_errors.values()))),
-        )
+        _set_error_axes(ax, names, min(_CLIP, max(_MIN_ERROR_RANGE, 1.1 * largest)))
         for place, name in enumerate(names):
             _draw_class_errors(ax, place, class_errors[name])
 
@@ -307,80 +279,11 @@ def _draw_class_errors(ax: Axes, place: int, errors: np.ndarray[tuple[int], np.d
     clipped_errors = np.clip(errors, -_CLIP, _CLIP)
     order = np.argsort(np.argsort(clipped_errors, kind="stable"), kind="stable")
     height = place + _SPREAD * (2 * (order * 0.618034 % 1) - 1)  # spread evenly, and the same each time
-    colour = SERIES[0]
-    ax.scatter(
-        clipped_errors, height, s=20 if len(errors) < 400 else 9, color=colour, alpha=0.45, linewidths=0, zorder=2
-    )
+    size = 20 if len(errors) < 400 else 9
+    ax.scatter(clipped_errors, height, s=size, color=SERIES[0], alpha=0.45, linewidths=0, zorder=2)
     low, middle, high = np.quantile(clipped_errors, (0.25, 0.5, 0.75))
     ax.plot([low, high], [place, place], color=INK, linewidth=5, alpha=0.35, solid_capstyle="butt", zorder=3)
     ax.plot([middle, middle], [place - 0.36, place + 0.36], color=INK, linewidth=2.4, zorder=4)
-    size = np.abs(errors)
-    figures = [f"{len(errors)}", f"{size.mean():.1%}", f"{np.median(size):.1%}", f"{errors.mean():+.1%}"]
+    sizes = np.abs(errors)
+    figures = [f"{len(errors)}", f"{sizes.mean():.1%}", f"{np.median(sizes):.1%}", f"{errors.mean():+.1%}"]
     write_columns(ax, place, _ERROR_COLUMNS, figures, INK)
-
-
-_INTERVAL_COLUMNS = ((0.06, "runs"), (0.24, "inside"), (0.46, "interval"))  # of the room on the right
-_TICKS = (0.25, 0.33, 0.5, 0.67, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0)
-_BAND, _OUTSIDE_COLOUR = "#D6E2EF", SERIES[1]
-
-
-class IntervalRow(NamedTuple):
-    """One run: measured over predicted time, and ``factor``, the upper end of its interval over the prediction."""
-
-    measured: float
-    factor: float
-
-    @property
-    def inside(self) -> bool:
-        """Whether the measured time lies in the interval."""
-        return 1 / self.factor <= self.measured <= self.factor
-
-
-def draw_intervals(classes: Mapping[str, Sequence[IntervalRow]], path: Path | str, *, title: str, facts: str) -> None:
-    """Draw the runs of every class over their prediction intervals, in rising order of measured over predicted time.
-
-    Raises
-    ------
-    ValueError
-        Where no class has a run, or ``path`` ends in neither .png nor .svg.
-    """
-    class_rows = {name: sorted(row for row in rows if isfinite(row.measured)) for name, rows in classes.items()}
-    names = sorted((name for name in class_rows if class_rows[name]), key=lambda name: -len(class_rows[name]))[
-        :MAX_CLASSES
-    ]
-    if not names:
-        raise ValueError(f"a picture of intervals needs a class with a run, met {len(classes)} classes")
-    names = [name for name in class_rows if name in names]
-    with open_sheet(path) as figure:
-        header(figure, title, facts)
-        ax = add_class_axes(figure)
-        _set_interval_axes(
-            ax, names, max(1.5, *(1.05 * max(*row, 1 / row.measured) for name in names for row in class_rows[name]))
-        )
-        for place, name in enumerate(names):
-            _draw_class_intervals(ax, place, class_rows[name])
-
-
-def _set_interval_axes(ax: Axes, names: Sequence[str], limit: float) -> None:
-    ax.axvline(1.0, color=INK, linewidth=1.2, zorder=2)
-    ax.set(xscale="log", xlim=(1 / limit, limit), ylim=(len(names) - 0.4, -0.9))
-    ax.set_xlabel("measured step time over predicted")
-    ticks = [tick for tick in _TICKS if 1 / limit <= tick <= limit]
-    ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    ax.minorticks_off()
-    name_rows(ax, names, _INTERVAL_COLUMNS)
-
-
-def _draw_class_intervals(ax: Axes, place: int, rows: Sequence[IntervalRow]) -> None:
-    """Draw a class: points from the top to the bottom of its band, in order of measured over predicted time."""
-    height = place + 0.72 * ((np.arange(len(rows)) + 0.5) / len(rows) - 0.5)
-    factors = np.array([row.factor for row in rows])
-    edges = np.repeat(np.linspace(place - 0.4, place + 0.4, len(rows) + 1), 2)[1:-1]
-    ax.fill_betweenx(edges, np.repeat(1 / factors, 2), np.repeat(factors, 2), color=_BAND, linewidth=0, zorder=1)
-    colours = [SERIES[0] if row.inside else _OUTSIDE_COLOUR for row in rows]
-    ax.scatter([row.measured for row in rows], height, s=20, color=colours, linewidths=0, zorder=3)
-    inside = sum(row.inside for row in rows) / len(rows)
-    middle = sorted(factors)[len(rows) // 2]
-    write_columns(
-        ax, place, _INTERVAL_COLUMNS, [f"{len(rows)}", f"{inside:.0%}", f"x {1 / middle:.2f} to {middle:.2f}"], INK
-    )

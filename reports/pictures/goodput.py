@@ -135,13 +135,8 @@ def _mark_interval(ax: Axes, interval: float, mean: float, name: str, other_inte
     low, high = ax.get_xlim()
     place, other_place = (log(value / low) / log(high / low) for value in (interval, other_interval))
     is_near = 0 < abs(place - other_place) < 0.15
-    side = (
-        "left"
-        if place < 0.08 or (is_near and place > other_place)
-        else "right"
-        if place > 0.92 or is_near
-        else "center"
-    )
+    is_left = place < 0.08 or (is_near and place > other_place)
+    side = "left" if is_left else "right" if place > 0.92 or is_near else "center"
     ax.plot([interval], [mean], marker="o", markersize=10, color=INK, markeredgecolor="white", zorder=5, clip_on=False)
     _write_note(ax, f"{name}\n{format_duration(interval)}: {mean:.1%}", interval, mean, 14, side)
 
@@ -227,19 +222,13 @@ def _group_recoveries(outcome: Outcome, end: float) -> list[list[Interruption]]:
 
 def _draw_stretch(ax: Axes, stretch: Stretch, furthest: float, unit: float) -> None:
     """Draw one stretch of training, with the part up to ``furthest`` as repeated."""
-    repeated_end = min(max(furthest, stretch.start_progress), stretch.end_progress)
-    share = (
-        (repeated_end - stretch.start_progress) / (stretch.end_progress - stretch.start_progress)
-        if stretch.end_progress > stretch.start_progress
-        else 0.0
-    )
+    start, end = stretch.start_progress, stretch.end_progress
+    repeated_end = min(max(furthest, start), end)
+    share = (repeated_end - start) / (end - start) if end > start else 0.0
     turn = stretch.start + share * (stretch.end - stretch.start)
-    times, done = (
-        np.array([stretch.start, turn, stretch.end]) / unit,
-        np.array([stretch.start_progress, repeated_end, stretch.end_progress]) / unit,
-    )
+    times, done = np.array([stretch.start, turn, stretch.end]) / unit, np.array([start, repeated_end, end]) / unit
     ax.plot(times[1:], done[1:], color=_CURVE, linewidth=2.4)
-    if stretch.start_progress < furthest:
+    if start < furthest:
         ax.plot(times[:2], done[:2], color=PARTS["lost"], linewidth=3)
         ax.plot([times[0]] * 2, [done[0], furthest / unit], color=PARTS["lost"], linewidth=1.2)
 

@@ -35,13 +35,8 @@ _MIN_TYPE, _MAX_TYPE = 6.5, 13.0  # points
 _MAX_NUMBERS = 4000
 _NARROW_FACTOR = 0.8  # of the typical forward bar, down to which numbers are made to fit in the narrowest
 _MAX_VECTORS = 6000  # shapes of one panel that an SVG keeps as such
-_STACK = (
-    TaskKind.BACKWARD,
-    TaskKind.WEIGHT_GRADIENT,
-    TaskKind.RECOMPUTE,
-    TaskKind.FORWARD,
-    TaskKind.OPTIMIZER,
-)  # from the bottom up
+# from the bottom up
+_STACK = TaskKind.BACKWARD, TaskKind.WEIGHT_GRADIENT, TaskKind.RECOMPUTE, TaskKind.FORWARD, TaskKind.OPTIMIZER
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,16 +95,9 @@ class _Shapes:
 def draw_panel(figure: Figure, timeline: Timeline, window: Window, box: Box, *, with_numbers: bool = True) -> Panel:
     """Draw a window of ``timeline`` into ``box``, as bars or, where those are too thin, as shares of time."""
     pixel = window.duration / box.width
-    spans = [
-        visible_span
-        for visible_span in timeline.spans
-        if visible_span.end > window.start and visible_span.start < window.end
-    ]
+    spans = [span for span in timeline.spans if span.end > window.start and span.start < window.end]
     drawn_bars = merge_bars(spans, gap=_STRIP_GAP * pixel, absorb=True)
-    width = (
-        typical_duration(panel_bar.end - panel_bar.start for panel_bar in drawn_bars if panel_bar.row is Row.COMPUTE)
-        / pixel
-    )
+    width = typical_duration(bar.end - bar.start for bar in drawn_bars if bar.row is Row.COMPUTE) / pixel
     is_thin = width < _MIN_BAR
     rows = {lane_row(kind) for kind in {span.kind for span in timeline.spans}}
     panel_lanes = arrange_lanes(timeline.rank_classes, tuple(rows), box.height, grouped=is_thin)
@@ -130,16 +118,9 @@ def _separate_recompute(spans: Sequence[Span], merged: tuple[Bar, ...], pixel: f
     if not any(bar.recompute for bar in merged):
         return merged
     separate = merge_bars(spans, gap=_STRIP_GAP * pixel)
-    is_wide = (
-        typical_duration(
-            merged_bar.end - merged_bar.start for merged_bar in separate if merged_bar.kind is TaskKind.RECOMPUTE
-        )
-        >= _MIN_RECOMPUTE * pixel
-    )
-    is_whole = sum(merged_bar.kind is TaskKind.BACKWARD for merged_bar in separate) <= sum(
-        merged_bar.kind is TaskKind.BACKWARD for merged_bar in merged
-    )
-    return separate if is_wide and is_whole else merged
+    recompute = typical_duration(bar.end - bar.start for bar in separate if bar.kind is TaskKind.RECOMPUTE)
+    num_separate, num_merged = (sum(bar.kind is TaskKind.BACKWARD for bar in bars) for bars in (separate, merged))
+    return separate if recompute >= _MIN_RECOMPUTE * pixel and num_separate <= num_merged else merged
 
 
 def typical_duration(durations: Iterable[float]) -> float:

@@ -71,13 +71,9 @@ def _summarize_front(memory: Sequence[Data]) -> str:
 
 def _draw_memory(ax: Axes, candidates: Sequence[Data]) -> None:
     unit, name = choose_time_unit(min(candidate["step_time"] for candidate in candidates))
-    size, size_name = choose_size_unit(
-        sorted(candidate["peak_memory"] for candidate in candidates)[len(candidates) // 2]
-    )
-    xs, ys = (
-        [candidate["peak_memory"] / size for candidate in candidates],
-        [candidate["step_time"] / unit for candidate in candidates],
-    )
+    peaks = [candidate["peak_memory"] for candidate in candidates]
+    size, size_name = choose_size_unit(sorted(peaks)[len(peaks) // 2])
+    xs, ys = [peak / size for peak in peaks], [candidate["step_time"] / unit for candidate in candidates]
     ax.plot(xs, ys, drawstyle="steps-pre", color=QUIET, linewidth=1.2)
     for fitting, label, face in ((True, "fits", SERIES[0]), (False, "does not fit", "white")):
         rows = [index for index, candidate in enumerate(candidates) if candidate["fits"] is fitting]
@@ -103,11 +99,9 @@ def _draw_memory(ax: Axes, candidates: Sequence[Data]) -> None:
 
 def _draw_devices(ax: Axes, candidates: Sequence[Data]) -> None:
     unit, name = choose_time_unit(min(candidate["step_time"] for candidate in candidates))
-    xs, ys = (
-        [candidate["devices"] for candidate in candidates],
-        [candidate["step_time"] / unit for candidate in candidates],
-    )
-    ax.plot(xs, ys, "o-", color=SERIES[1 % len(SERIES)], markersize=9, linewidth=1.6)
+    xs = [candidate["devices"] for candidate in candidates]
+    ys = [candidate["step_time"] / unit for candidate in candidates]
+    ax.plot(xs, ys, "o-", color=SERIES[1], markersize=9, linewidth=1.6)
     for x, y, candidate in zip(xs, ys, candidates, strict=True):
         words = f"{candidate['cost_per_million_tokens']:.3g} a million tokens"
         ax.annotate(words, (x, y), xytext=(9, 5), textcoords="offset points", fontsize=10, color=INK)

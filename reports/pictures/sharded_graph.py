@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
@@ -155,29 +156,16 @@ def _operator_top(place: int) -> float:
 
 def _draw_operator(ax: Axes, layout: BlockLayout, operator: Operator, left_edge: float, top: float) -> None:
     cut = _format_cuts(layout, operator)
-    box = FancyBboxPatch(
-        (left_edge, top),
-        _WIDTH,
-        _BOX_HEIGHT,
-        boxstyle="round,pad=0,rounding_size=6",
-        facecolor=_FILLS[_choose_fill(operator, cut)],
-        edgecolor=QUIET,
-        linewidth=0.8,
-    )
-    ax.add_patch(box)
+    style: dict[str, Any] = {"facecolor": _FILLS[_choose_fill(operator, cut)], "edgecolor": QUIET, "linewidth": 0.8}
+    boxstyle = "round,pad=0,rounding_size=6"
+    ax.add_patch(FancyBboxPatch((left_edge, top), _WIDTH, _BOX_HEIGHT, boxstyle=boxstyle, **style))
     name = clean_text(operator.name, 30)
     ax.text(left_edge + 10, top + 16, name, fontsize=11, fontweight="bold", va="center", color=INK)
     gathered = [name for name in operator.parameters if layout.gathers_again(operator, name)]
     note = f"gathers {', '.join(gathered)}" if gathered else str(operator.kind).replace("_", " ")
     ax.text(left_edge + _WIDTH - 10, top + 16, clean_text(note, 30), fontsize=9, va="center", ha="right", color=QUIET)
-    ax.text(
-        left_edge + 10,
-        top + 36,
-        clean_text(_format_dims(layout, operator, cut), 56),
-        fontsize=9,
-        va="center",
-        color=INK,
-    )
+    dims = clean_text(_format_dims(layout, operator, cut), 56)
+    ax.text(left_edge + 10, top + 36, dims, fontsize=9, va="center", color=INK)
 
 
 def _format_cuts(layout: BlockLayout, operator: Operator) -> dict[str, str]:

@@ -53,17 +53,16 @@ def list_waterfall_bars(step_difference: Difference) -> list[tuple[str, str, str
     """
     rows = [row for row in step_difference.operations() if row.cost]
     bar_rows = [(row.kind, row.operation, _format_verdict(row), row.cost) for row in rows[:MAX_WATERFALL_BARS]]
-    other_cost = sum(row.cost for row in rows[MAX_WATERFALL_BARS:])
-    return (
-        [*bar_rows, ("", f"{len(rows) - MAX_WATERFALL_BARS} others", "", other_cost)]
-        if rows[MAX_WATERFALL_BARS:]
-        else bar_rows
-    )
+    if others := rows[MAX_WATERFALL_BARS:]:
+        bar_rows.append(("", f"{len(others)} others", "", sum(row.cost for row in others)))
+    return bar_rows
 
 
 def _format_verdict(row: DifferenceRow) -> str:
-    if row.verdict in ("not predicted", "did not happen") or row.kind == WAITING:
-        return row.verdict if row.kind != WAITING else ""
+    if row.kind == WAITING:
+        return ""
+    if row.verdict in ("not predicted", "did not happen"):
+        return row.verdict
     return f"{format_time(row.predicted.time)} predicted, {format_time(row.measured.time)} measured"
 
 
@@ -75,10 +74,7 @@ def draw_waterfall(figure: Figure, step_difference: Difference, box: Box) -> Non
         levels.append(levels[-1] + cost)
     ax = add_axes(figure, box.left_edge, box.top, box.width, box.height - _AXIS)
     _prepare_axes(ax, levels, len(bar_rows))
-    for place, name, level in (
-        (0, "predicted", step_difference.predicted),
-        (len(bar_rows) + 1, "measured", levels[-1]),
-    ):
+    for place, name, level in ((0, "predicted", levels[0]), (len(bar_rows) + 1, "measured", levels[-1])):
         ax.plot([level, level], [place - 0.4, place + 0.4], color=INK, linewidth=2.4)
         _write_beside(ax, (level, level), place, f"{name} {format_time(level)}", bold=True)
     for place, ((kind, _, verdict, cost), level) in enumerate(zip(bar_rows, levels, strict=False), 1):
@@ -180,12 +176,9 @@ def draw_comparison(
         timed_step = measured.step_time if step_time is None else step_time
         steps = f"{format_time(predicted.step_time)} predicted, {format_time(timed_step)} measured"
         bubbles = f"bubble {predicted.bubble:.1%} predicted, {measured.bubble:.1%} measured"
-        profiler_note = f"; the measured step below ran under the profiler, {format_time(measured.step_time)}"
-        header(
-            figure,
-            f"Step {steps}: error {predicted.step_time / timed_step - 1:+.1%}",
-            bubbles + (profiler_note if step_time is not None else ""),
-        )
+        if step_time is not None:
+            bubbles += f"; the measured step below ran under the profiler, {format_time(measured.step_time)}"
+        header(figure, f"Step {steps}: error {predicted.step_time / timed_step - 1:+.1%}", bubbles)
         panels: list[Panel] = []
         top = _TOP + 20
         for timeline, name, height in zip((predicted, measured), ("predicted", "measured"), heights, strict=True):
@@ -285,10 +278,9 @@ def _draw_legend(figure: Figure, timelines: Sequence[Timeline], panels: Sequence
         if kind in present_kinds and lane_row(kind) in rows:
             num_chunks = chunks if kind in CHUNKED else 1
             handles.append(tuple(key_patch(color=shade_kind(kind, chunk, num_chunks)) for chunk in range(num_chunks)))
-            chunks_text = (
-                f" (chunks 0{',' if num_chunks == 2 else ' to'} {num_chunks - 1})" if kind is TaskKind.FORWARD else ""
-            )
-            labels.append(kind.value.replace("communication", "comm.") + (chunks_text if num_chunks > 1 else ""))
+            labels.append(kind.value.replace("communication", "comm."))
+            if num_chunks > 1 and kind is TaskKind.FORWARD:
+                labels[-1] += f" (chunks 0{',' if num_chunks == 2 else ' to'} {num_chunks - 1})"
     handles.append((key_patch(color=IDLE),))
     labels.append("idle")
     if panels[0].shares:

@@ -119,10 +119,8 @@ class Chakra:
             if len(parts) > 1:
                 split_tasks.add(node.task)
             for part, communication in enumerate(parts):
-                node_head = _encode_head(node, part, communication, split_tasks) + self._encode_sizes(
-                    node, communication
-                )
-                self._append_node(content, holes, node_head, communication)
+                head = _encode_head(node, part, communication, split_tasks)
+                self._append_node(content, holes, head + self._encode_sizes(node, communication), communication)
         return RankClassFile(bytes(content), tuple(holes))
 
     def _encode_sizes(self, node: Node, communication: Communication | None) -> bytes:
@@ -176,31 +174,24 @@ def _encode_head(node: Node, part: int, communication: Communication | None, spl
     """Return the encoded fields of a node that all ranks of its class share."""
 
     def ids(tasks: tuple[int, ...]) -> list[int]:
-        return [
-            _NODES_PER_TASK * task + part_index for task in tasks for part_index in range(1 + (task in split_tasks))
-        ]
+        return [_NODES_PER_TASK * task + index for task in tasks for index in range(1 + (task in split_tasks))]
 
     micros = (node.duration + TICKS_PER_MICROSECOND // 2) // TICKS_PER_MICROSECOND
     on_host = node.kind is TaskKind.LAUNCH or node.stream is StreamKind.HOST
     return b"".join(
         (
             encode_number(NODE_ID, _NODES_PER_TASK * node.task + part),
-            encode_text(NODE_NAME, _node_name(node)),
+            encode_text(NODE_NAME, node.name + (f" of microbatch {node.microbatch}" if node.microbatch >= 0 else "")),
             encode_number(NODE_TYPE, _node_type(node, communication)),
             encode_packed(CONTROL, ids(node.follows)),
             encode_packed(DATA, ids(node.needs)),
             encode_number(DURATION, micros) if micros else b"",
             _encode_attribute("is_cpu_op", BOOL, encode_varint(on_host)),
             _encode_attribute("ticks", UINT64, encode_varint(node.duration)),
-            _encode_attribute("stream", STRING, _encode_text(node.stream)),
-            _encode_attribute("kind", STRING, _encode_text(node.kind)),
+            _encode_attribute("stream", STRING, _delimit(node.stream.encode())),
+            _encode_attribute("kind", STRING, _delimit(node.kind.encode())),
         )
     )
-
-
-def _node_name(node: Node) -> str:
-    microbatch_text = f" of microbatch {node.microbatch}" if node.microbatch >= 0 else ""
-    return f"{node.name}{microbatch_text}"
 
 
 def _node_type(node: Node, communication: Communication | None) -> int:
@@ -209,18 +200,14 @@ def _node_type(node: Node, communication: Communication | None) -> int:
     return {StreamKind.TO_HOST: MEM_STORE, StreamKind.FROM_HOST: MEM_LOAD}.get(node.stream, COMP)
 
 
-def _encode_text(value: str) -> bytes:
-    return encode_varint(len(value)) + value.encode()
+def _delimit(body: bytes) -> bytes:
+    return encode_varint(len(body)) + body
 
 
 def _encode_attribute(name: str, field: int, value: bytes) -> bytes:
     """Return an encoded attribute of a node; the value comes last, so that a hole can overwrite it."""
     wire = 2 if field == STRING else 0
     return encode_message(ATTRIBUTE, encode_text(1, name), encode_tag(field, wire), value)
-
-
-def _delimit(body: bytes) -> bytes:
-    return encode_varint(len(body)) + body
 
 
 def _rank_values(rows: IntArray, kind: str, content: str, first_group: int, ranks: tuple[int, ...]) -> list[int]:

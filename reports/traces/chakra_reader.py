@@ -326,9 +326,8 @@ def _build_program(nodes: Sequence[Sequence[ReadNode]], joints: list[_JointTask]
             (Stream(rank, _node_stream(node)), node.type == chakra.RECEIVE) for rank, node in joints[index].nodes
         ]
         numbers = tuple(dict.fromkeys(streams.setdefault(stream, len(streams)) for stream in node_streams))
-        tasks.append(
-            _build_task(joints[index], numbers, tuple(sorted(position[other_id] for other_id in predecessors[index])))
-        )
+        task_predecessors = tuple(sorted(position[other_id] for other_id in predecessors[index]))
+        tasks.append(_build_task(joints[index], numbers, task_predecessors))
     classes = [RankClass(f"rank {rank}", (), (rank,)) for rank in range(len(nodes))]
     return program_of(classes, [stream for stream, _ in streams], tasks)
 
@@ -358,23 +357,16 @@ def _order_tasks(joints: list[_JointTask], predecessors: list[set[int]]) -> list
                 heapq.heappush(ready, (joints[successor].nodes[0][1].id, successor))
     if len(order) < len(joints):
         blocked = next(index for index, count in enumerate(num_waits) if count)
-        num_blocked = len(joints) - len(order)
-        raise (
-            joints[blocked]
-            .nodes[0][1]
-            .to_error(f"it can run once others have, met {num_blocked} that wait for each other")
-        )
+        num_blocked, (_, node) = len(joints) - len(order), joints[blocked].nodes[0]
+        raise node.to_error(f"it can run once others have, met {num_blocked} that wait for each other")
     return order
 
 
 def _build_task(joint: _JointTask, streams: tuple[int, ...], predecessors: tuple[int, ...]) -> Task:
     _, first_node = joint.nodes[0]
     ticks = max(node.ticks for _, node in joint.nodes)
-    if (
-        first_node.type in (chakra.SEND, chakra.RECEIVE, chakra.COLLECTIVE)
-        and not ticks
-        and "ticks" not in first_node.numbers
-    ):
+    communicates = first_node.type in (chakra.SEND, chakra.RECEIVE, chakra.COLLECTIVE)
+    if communicates and not ticks and "ticks" not in first_node.numbers:
         raise first_node.to_error("a communication with a duration, met none: what it takes is not in the trace")
     kind_name = first_node.texts.get("kind")
     kind = TaskKind(kind_name) if kind_name in set(TaskKind) else _KINDS[first_node.type]

@@ -10,9 +10,12 @@ from typing import Any
 
 from meshwise.reports.lanes import used_hosts
 from meshwise.reports.traces.processes import (
+    PROCESS,
     Process,
     Row,
     arrange_rows,
+    encode_events,
+    estimate_bytes,
     group_spans,
     lane_name,
     list_processes,
@@ -27,8 +30,6 @@ from meshwise.simulator.timeline import Timeline
 
 _STREAMS = tuple(StreamKind)
 _THREADS = 1000  # thread numbers of one stream: more than one is used where measured spans overlap
-_SAMPLES = 500
-_PROCESS = "\x00"  # stands for the process in the text of events: JSON has no such character
 Event = dict[str, Any]
 
 
@@ -54,16 +55,8 @@ def write_trace(timeline: Timeline, path: Path | str, selection: Sequence[Proces
 
 
 def estimate_size(timeline: Timeline, selection: Sequence[Process]) -> int:
-    """Return the approximate bytes of `write_trace`: the number of events times their mean length in a sample."""
-    spans = timeline.spans
-    sample = [spans[index] for index in range(0, len(spans), max(len(spans) // _SAMPLES, 1))]
-    event_length = len(_encode_events(_span_events(sample))) / max(len(sample), 1)
-    total = 0.0
-    num_spans = [len(class_spans) for class_spans in group_spans(timeline)]
-    for process in selection:
-        total += 300 + event_length * num_spans[process.rank_class]
-    moments = {profile.rank_class: len(profile.times) for profile in timeline.memory}
-    return round(total + 190 * sum(moments.get(process.rank_class, 0) for process in selection))
+    """Return the approximate bytes of `write_trace`."""
+    return round(estimate_bytes(timeline, selection, lambda sample: encode_events(_span_events(sample)), 300, 190))
 
 
 def _texts(timeline: Timeline, selection: Sequence[Process]) -> Iterator[str]:
@@ -74,25 +67,18 @@ def _texts(timeline: Timeline, selection: Sequence[Process]) -> Iterator[str]:
     """
     hosts = used_hosts(timeline)
     for number, name in enumerate((*(process.name for process in selection), *hosts)):
-        yield _encode_events(_process_events(name, number)).replace(_PROCESS, str(number))
+        yield encode_events(_process_events(name, number)).replace(PROCESS, str(number))
     memory = {profile.rank_class: profile for profile in timeline.memory}
+    spans = group_spans(timeline)
     numbers: dict[int, list[int]] = {}
     for number, process in enumerate(selection):
         numbers.setdefault(process.rank_class, []).append(number)
-    spans = group_spans(timeline)
     for rank_class, members in numbers.items():
         for events in (_span_events(spans[rank_class]), _memory_events(memory.get(rank_class))):
-            if text := _encode_events(events):
-                yield from (text.replace(_PROCESS, str(number)) for number in members)
+            if text := encode_events(events):
+                yield from (text.replace(PROCESS, str(number)) for number in members)
     for number, profile in enumerate(hosts.values(), len(selection)):
-        yield _encode_events(_memory_events(profile)).replace(_PROCESS, str(number))
-
-
-def _encode_events(events: Iterable[Event]) -> str:
-    """Return events as text in which `_PROCESS` stands for the number of their process."""
-    return ",\n".join(
-        json.dumps(event, separators=(",", ":")).replace('"pid":0', f'"pid":{_PROCESS}', 1) for event in events
-    )
+        yield encode_events(_memory_events(profile)).replace(PROCESS, str(number))
 
 
 def _process_events(name: str, order: int) -> Iterator[Event]:
@@ -130,13 +116,9 @@ def _complete_event(row: Row, thread: int) -> Event:
             "stage": span.stage,
             "microbatch": span.microbatch,
             "operators": span.operators,
-            **_size_argument(span),
+            **({"bytes": span.bytes} if span.bytes else {}),
         },
     }
-
-
-def _size_argument(span: Span) -> dict[str, float]:
-    return {"bytes": span.bytes} if span.bytes else {}
 
 
 def _memory_events(profile: MemoryProfile | None) -> Iterator[Event]:

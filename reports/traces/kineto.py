@@ -21,7 +21,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from meshwise.reports.traces.processes import Process, Row, arrange_rows, group_spans, span_name
+from meshwise.reports.traces.processes import (
+    PROCESS,
+    Process,
+    Row,
+    arrange_rows,
+    encode_events,
+    estimate_bytes,
+    group_spans,
+    span_name,
+)
 from meshwise.simulator.collective import Collective
 from meshwise.simulator.files import whole_file
 from meshwise.simulator.program import RankClass, StreamKind, TaskKind
@@ -44,8 +53,6 @@ KERNELS = {
 """Names of NCCL's kernels."""
 _FIRST_STREAM = 7  # torch's own number of the default stream in traces
 _HOST, _LANES = 1_000_000, 100
-_RANK = "\x00"  # stands for the rank in the text of events: JSON has no such character
-_SAMPLES = 500
 
 
 def write_kineto(timeline: Timeline, folder: Path, selection: Sequence[Process]) -> None:
@@ -60,8 +67,8 @@ def write_kineto(timeline: Timeline, folder: Path, selection: Sequence[Process])
     texts: dict[int, str] = {}
     for process in sorted(selection, key=lambda process: process.rank_class):
         if process.rank_class not in texts:
-            texts = {process.rank_class: _encode_events(_trace_events(timeline, spans[process.rank_class]))}
-        text = texts[process.rank_class].replace(_RANK, str(process.rank))
+            texts = {process.rank_class: encode_events(_trace_events(timeline, spans[process.rank_class]))}
+        text = texts[process.rank_class].replace(PROCESS, str(process.rank))
         head = {
             "schemaVersion": 1,
             "distributedInfo": {"backend": "nccl", "rank": process.rank, "world_size": ranks},
@@ -74,12 +81,8 @@ def write_kineto(timeline: Timeline, folder: Path, selection: Sequence[Process])
 
 
 def estimate_size(timeline: Timeline, selection: Sequence[Process]) -> int:
-    """Return the approximate bytes of `write_kineto`: the number of spans times their mean length in a sample."""
-    spans = timeline.spans
-    sample = [spans[index] for index in range(0, len(spans), max(len(spans) // _SAMPLES, 1))]
-    event_length = len(_encode_events(_trace_events(timeline, sample))) / max(len(sample), 1)
-    num_spans = [len(class_spans) for class_spans in group_spans(timeline)]
-    return round(sum(400 + event_length * num_spans[process.rank_class] for process in selection))
+    """Return the approximate bytes of `write_kineto`."""
+    return round(estimate_bytes(timeline, selection, lambda spans: encode_events(_trace_events(timeline, spans)), 400))
 
 
 def parse_collective(span: Span) -> Collective:
@@ -91,12 +94,6 @@ def parse_collective(span: Span) -> Collective:
     """
     words = span.operators.rpartition(": ")[2].split()
     return Collective(words[0]) if words and words[0] in set(Collective) else Collective.SEND
-
-
-def _encode_events(events: Iterable[dict[str, Any]]) -> str:
-    return ",\n".join(
-        json.dumps(event, separators=(",", ":")).replace('"pid":0', f'"pid":{_RANK}', 1) for event in events
-    )
 
 
 def _trace_events(timeline: Timeline, spans: Iterable[Span]) -> Iterator[dict[str, Any]]:

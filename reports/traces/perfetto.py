@@ -17,6 +17,7 @@ from meshwise.reports.traces.processes import (
     Process,
     Row,
     arrange_rows,
+    estimate_bytes,
     group_spans,
     lane_name,
     list_processes,
@@ -48,7 +49,6 @@ _PID, _SORT, _PROCESS_NAME = 1, 3, 6  # of ProcessDescriptor
 _THREAD_PID, _TID, _THREAD_SORT, _THREAD_NAME = 1, 2, 3, 5  # of ThreadDescriptor
 _UNIT, _BYTES = 3, 3  # of CounterDescriptor: unit, and UNIT_SIZE_BYTES
 _ARGUMENTS = ("stage", "microbatch", "bytes")
-_SAMPLES = 500
 _HEAD = encode_number(_SEQUENCE, 1) + encode_number(_FLAGS, _NEEDS_STATE)
 
 
@@ -95,19 +95,13 @@ def write_perfetto(timeline: Timeline, path: Path | str, selection: Sequence[Pro
 
 
 def estimate_size(timeline: Timeline, selection: Sequence[Process]) -> int:
-    """Return the approximate bytes of `write_perfetto`: the number of events times their mean length in a sample."""
+    """Return the approximate bytes of `write_perfetto`."""
     spans = timeline.spans
-    sample = [spans[index] for index in range(0, len(spans), max(len(spans) // _SAMPLES, 1))]
-    layout = _Layout(timeline, selection, sample)
-    span_length = len(layout.encode_slices(sample).content) / max(len(sample), 1)
-    num_spans = [len(class_spans) for class_spans in group_spans(timeline)]
-    moments = {profile.rank_class: len(profile.times) for profile in timeline.memory}
     names = sum(14 + len(name) for name in {span.operators for span in spans}) + 20 * len(set(map(span_name, spans)))
-    process_sizes = (
-        250 + span_length * num_spans[process.rank_class] + 60 * moments.get(process.rank_class, 0)
-        for process in selection
+    size = estimate_bytes(
+        timeline, selection, lambda spans: _Layout(timeline, selection, spans).encode_slices(spans).content, 250, 60
     )
-    return round(names + sum(process_sizes))
+    return round(names + size)
 
 
 class _Layout:

@@ -1,8 +1,9 @@
-"""The processes of a trace, which are rank classes or single ranks, and the lanes of their spans."""
+"""The processes of a trace, which are rank classes or single ranks, the lanes of their spans, and events as JSON."""
 
+import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from typing import Any, NamedTuple
 
 from meshwise.reports.lanes import lane_labels
 from meshwise.simulator.program import StreamKind, TaskKind
@@ -10,6 +11,9 @@ from meshwise.simulator.spans import Span
 from meshwise.simulator.timeline import Timeline
 
 CLASSES, ALL_RANKS = "classes", "all"
+PROCESS = "\x00"
+"""Stands for the process in the text of events: JSON has no such character."""
+_SAMPLES = 500
 _RANKS = re.compile(r"[0-9]{1,7}(-[0-9]{1,7})?(,[0-9]{1,7}(-[0-9]{1,7})?)*")
 _LETTER = {TaskKind.FORWARD: "F", TaskKind.BACKWARD: "B", TaskKind.WEIGHT_GRADIENT: "W", TaskKind.RECOMPUTE: "R"}
 
@@ -73,6 +77,31 @@ def _parse_ranks(text: str, known_ranks: Iterable[int]) -> list[int]:
             raise ValueError(f"--ranks: ranks are 0 to {last_rank}, the lower first; met {part}")
         selected.update(range(low, high + 1))
     return sorted(selected)
+
+
+def encode_events(events: Iterable[dict[str, Any]]) -> str:
+    """Return events of process 0 as JSON in which `PROCESS` stands for that number."""
+    return ",\n".join(
+        json.dumps(event, separators=(",", ":")).replace('"pid":0', f'"pid":{PROCESS}', 1) for event in events
+    )
+
+
+def estimate_bytes(
+    timeline: Timeline, selection: Sequence[Process], encode: Callable[[list[Span]], Sized], head: int, change: int = 0
+) -> float:
+    """Return the approximate bytes of a trace: the number of spans times their mean length that ``encode`` shows.
+
+    Every process has ``head`` bytes besides, and ``change`` bytes for every change of its memory.
+    """
+    spans = timeline.spans
+    sample = [spans[index] for index in range(0, len(spans), max(len(spans) // _SAMPLES, 1))]
+    span_length = len(encode(sample)) / max(len(sample), 1)
+    changes = {profile.rank_class: len(profile.times) for profile in timeline.memory}
+    sizes = [
+        head + span_length * len(class_spans) + change * changes.get(rank_class, 0)
+        for rank_class, class_spans in enumerate(group_spans(timeline))
+    ]
+    return sum(sizes[process.rank_class] for process in selection)
 
 
 def group_spans(timeline: Timeline) -> list[list[Span]]:

@@ -31,9 +31,9 @@ def encode_tag(field: int, wire: int) -> bytes:
     return encode_varint(field << 3 | wire)
 
 
-def encode_number(field: int, value: int, width: int = 1) -> bytes:
+def encode_number(field: int, value: int) -> bytes:
     """Return a field with an unsigned number, an enum value or a bool."""
-    return encode_tag(field, VARINT) + encode_varint(value, width)
+    return encode_tag(field, VARINT) + encode_varint(value)
 
 
 def encode_double(field: int, value: float) -> bytes:

@@ -6,7 +6,7 @@ import typer
 
 from meshwise.executor.device import CPU, CUDA
 from meshwise.executor.export.launchers import TARGETS as LAUNCHERS
-from meshwise.executor.export.request import LaunchRequest as LaunchRequest
+from meshwise.executor.export.launchers import LaunchRequest as LaunchRequest
 from meshwise.executor.job import Job
 from meshwise.scenarios.commands.options import Json
 from meshwise.scenarios.console import emit, note

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from meshwise.executor.export.request import UnsupportedRequest
+from meshwise.executor.export.launchers import UnsupportedRequest
 from meshwise.scenarios.files.errors import Fault, ScenarioError
 from meshwise.scenarios.files.reader import Document, FieldPath
 from meshwise.scenarios.interchange.entry import AnyOf, Entry, FixedField, Reason, UnsayableError, Values

@@ -3,7 +3,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from meshwise.reports.tables import print_accuracy, print_memory, print_result, print_rows, print_search
+from meshwise.reports.tables import format_gap, print_accuracy, print_memory, print_result
 
 GIB = 2**30
 
@@ -82,20 +82,8 @@ def test_stages_beyond_capacity_are_red():
     assert [("\x1b[31m" in line) for line in lines if "90 GiB" in line or "10 GiB" in line] == [True, False]
 
 
-def test_algorithms_are_listed_best_first_and_a_gap_of_zero_is_a_proof():
-    def row(name: str, step_time: float | None, gap: float | None) -> dict:
-        evaluation = {"step_time": step_time, "peak_memory": GIB, "fits": True}
-        plan = {"mesh": {"axes": [["data", 4], ["tensor", 2]]}}
-        return {"algorithm": name, "best": {"plan": plan, "evaluation": evaluation}, "gap": gap, "evaluations": 1234}
-
-    text = printed(print_search, [row("slow", 2.0, 0.25), row("[b]none[/b]", None, None), row("fast", 1.0, 0.0)])
-    assert text.index("fast") < text.index("slow") < text.index("[b]none[/b]")
-    for words in ("proven optimal", "25 %", "1,234", "data 4 x tensor 2"):
-        assert words in text
-
-
-def test_a_search_without_a_plan_is_printed():
-    assert "annealing" in printed(print_search, {"algorithm": "annealing", "best": None})
+def test_a_gap_of_zero_is_a_proof():
+    assert format_gap(0.0) == "proven optimal" and format_gap(0.25) == "25 %"
 
 
 def test_accuracy_has_a_row_a_source():
@@ -105,7 +93,3 @@ def test_accuracy_has_a_row_a_source():
     )
     for words in ("[x]", "10.1 %", "-2 %", "all"):
         assert words in text
-
-
-def test_rows_escape_what_users_wrote():
-    assert "[link=x]y" in printed(print_rows, "[bold]", ("a", "b"), [("[link=x]y", 3)])

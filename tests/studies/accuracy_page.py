@@ -14,10 +14,6 @@ from statistics import fmean
 from typing import Any
 
 from meshwise.reports.document import Section, to_markdown
-from meshwise.reports.pictures.accuracy import (
-    IntervalRow,
-    draw_intervals,
-)
 from meshwise.scenarios.console import BAD_INPUT, Ticker, note
 from meshwise.scenarios.files.results import make_folder, write
 from meshwise.scenarios.intervals import Category
@@ -43,6 +39,7 @@ from .interval_calibration import (
     select_judged,
     source_of,
 )
+from .interval_picture import IntervalRow, draw_intervals
 
 TITLE = "Predicted against measured"
 Table = tuple[tuple[str, ...], ...]

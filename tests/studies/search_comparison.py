@@ -18,12 +18,12 @@ from statistics import median
 
 from meshwise.executor.launch.processes import INTERRUPTED
 from meshwise.reports.document import Section, to_markdown
-from meshwise.reports.pictures.search import SOLVED_GAP, draw_cases, draw_gaps, draw_solved
 from meshwise.scenarios.console import BAD_INPUT, Ticker, note
 from meshwise.scenarios.files.results import make_folder, write
 from meshwise.simulator.units import format_time
 from meshwise.strategies.search import LAYOUT_ALGORITHMS
 
+from .search_pictures import SOLVED_GAP, draw_cases, draw_gaps, draw_solved
 from .search_runs import (
     BUDGET,
     CASES,

@@ -182,25 +182,18 @@ def _can_join(left_dim: Dim, right_dim: Dim) -> bool:
     if left_dim is right_dim:
         return True
     # the shorter set is searched: sets grow with every unified dim
-    fewer_dims, root = (
-        (left_dim.distinct_dims, right_dim)
-        if len(left_dim.distinct_dims) < len(right_dim.distinct_dims)
-        else (right_dim.distinct_dims, left_dim)
-    )
-    return not (left_dim.batch and right_dim.batch) and all(
-        distinct_dim.root is not root for distinct_dim in fewer_dims
-    )
+    fewer, root = left_dim, right_dim
+    if len(left_dim.distinct_dims) >= len(right_dim.distinct_dims):
+        fewer, root = right_dim, left_dim
+    is_distinct = any(distinct_dim.root is root for distinct_dim in fewer.distinct_dims)
+    return not (left_dim.batch and right_dim.batch) and not is_distinct
 
 
 def _join_dims(left_dim: Dim, right_dim: Dim) -> None:
     if left_dim is right_dim:
         return
     # the batch represents both, else the older dim
-    root_dim, child_dim = (
-        (left_dim, right_dim)
-        if (left_dim.batch, -left_dim.number) > (right_dim.batch, -right_dim.number)
-        else (right_dim, left_dim)
-    )
+    child_dim, root_dim = sorted((left_dim, right_dim), key=lambda dim: (dim.batch, -dim.number))
     child_dim.parent = root_dim
     root_dim.hints |= child_dim.hints
     root_dim.distinct_dims |= child_dim.distinct_dims

@@ -9,24 +9,8 @@ from meshwise.executor.capture.rules.work import MASK, RESULT, Call, Rule, Work,
 from meshwise.simulator.operator_graph import OperatorKind
 
 KEEPS_NOTHING = frozenset(
-    {
-        "add",
-        "sub",
-        "rsub",
-        "neg",
-        "_to_copy",
-        "sign",
-        "round",
-        "floor",
-        "ceil",
-        "trunc",
-        "eq",
-        "ne",
-        "lt",
-        "le",
-        "gt",
-        "ge",
-    }
+    {"add", "sub", "rsub", "neg", "_to_copy", "sign", "round", "floor", "ceil", "trunc"}
+    | {"eq", "ne", "lt", "le", "gt", "ge"}
     | {"zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "bernoulli"}
     | {"logical_not", "logical_and", "logical_or", "bitwise_not", "bitwise_and"}
 )
@@ -43,12 +27,9 @@ def broadcast_operands(call: Call, operands: Sequence[tuple[str, int | None, Nod
         shift = num_dims - len(dims)
         wanted_dims = {place: result[place + shift] for place in range(len(dims))}
         read_operand = call.align(operand, wanted_dims)
-        free_places = [
-            place for place, dim in wanted_dims.items() if dim is None
-        ]  # as for a tensor times its own transpose
-        read_operand = call.separate(read_operand, free_places, result)
-        if read_operand is not operand:
-            call.replace_operand(name, read_operand) if item is None else call.replace_item(name, item, read_operand)
+        # as for a tensor times its own transpose
+        free_places = [place for place, dim in wanted_dims.items() if dim is None]
+        read_operand = call.read(name, call.separate(read_operand, free_places, result), item)
         for place, read_dim in enumerate(call.get_dims(read_operand)):
             result[place + shift] = result[place + shift] or read_dim
     call.unifier.keep_apart(result)
@@ -68,14 +49,13 @@ def list_tensors(call: Call) -> list[tuple[str, int | None, Node]]:
 
 def pointwise(call: Call) -> Work:
     """Compute point by point on operands that are broadcast."""
-    operands = list_tensors(call)
-    out = broadcast_operands(call, operands)
+    out = broadcast_operands(call, list_tensors(call))
     return Work((out,), OperatorKind.ELEMENTWISE, saves=_list_saves(call))
 
 
 def _list_saves(call: Call) -> tuple[Node | str, ...]:
     name = call.node.target.overloadpacket.__name__  # type: ignore[union-attr]
-    operands = call.list_operands()
+    operands = call.node.all_input_nodes
     if name in KEEPS_NOTHING:
         return ()
     if name in KEEPS_RESULT:

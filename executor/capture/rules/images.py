@@ -47,9 +47,7 @@ def _convolve(call: Call, weight: Node, output_channels: Dim | None, input_chann
     call.unifier.keep_apart((*out, input_channels, *window_dims))
     _hint_dims(call, dims, out, kernel_dims)
     is_transposed = call.arguments.get("transposed", "transpose" in str(call.node.target))
-    points = (
-        dims[2:] if is_transposed else space_dims
-    )  # a transposed convolution multiplies at every point that it reads
+    points = dims[2:] if is_transposed else space_dims  # transposed it multiplies at every point that it reads
     iteration_dims = drop_none((dims[0], output_channels, *points, input_channels, *window_dims))
     spatial_dims = drop_none((*space_dims, *dims[2:], *window_dims))
     channels = drop_none((output_channels, dims[1], input_channels)) if call["groups"] > 1 else ()

@@ -1,4 +1,4 @@
-"""Rules that take parts of tensors or join tensors; no mesh axis cuts the dim along which they do so."""
+"""Rules that take parts of tensors, look up by index, or join tensors; no mesh axis cuts the dim of a part."""
 
 from meshwise.executor.capture.rules.dims import Dim, TensorDims
 from meshwise.executor.capture.rules.views import keep_dims
@@ -61,10 +61,7 @@ def concatenate(call: Call) -> Work:
     uncut: list[Dim] = []
     for item, operand in enumerate(operands):
         wanted_dims = {index: dim for index, dim in enumerate(common_dims) if index != place}
-        read_operand = call.align(operand, wanted_dims)
-        if read_operand is not operand:
-            call.replace_item("tensors", item, read_operand)
-        operand_dims = call.get_dims(read_operand)
+        operand_dims = call.get_dims(call.read("tensors", call.align(operand, wanted_dims), item))
         common_dims = [dim or operand_dims[index] for index, dim in enumerate(common_dims)]
         uncut += drop_none((operand_dims[place],))
     joined_dim = call.unifier.create_dim(call.shape[place])
@@ -79,9 +76,7 @@ def stack(call: Call) -> Work:
     operands = list(call["tensors"])
     dims = list(call.get_dims(operands[0]))
     for item, operand in enumerate(operands[1:], 1):
-        read_operand = call.align(operand, dict(enumerate(dims)))
-        if read_operand is not operand:
-            call.replace_item("tensors", item, read_operand)
+        call.read("tensors", call.align(operand, dict(enumerate(dims))), item)
     stack_dim = call.unifier.create_dim(len(operands)) if len(operands) > 1 else None
     out = (*dims[:place], stack_dim, *dims[place:])
     call.unifier.keep_apart(out)
@@ -91,8 +86,7 @@ def stack(call: Call) -> Work:
 def resize(call: Call) -> Work:
     """Pad, repeat or cut dims whose size changes."""
     dims = call.get_dims(call.get_argument(0))
-    shift = len(call.shape) - len(dims)
-    dims = (None,) * shift + dims
+    dims = (None,) * (len(call.shape) - len(dims)) + dims
     out = _replace_dims(call, dims, call.shape)
     return Work((out,), OperatorKind.ELEMENTWISE, uncut_dims=_list_changed(dims, out), space=drop_none(out))
 
@@ -113,13 +107,8 @@ def scan_dims(call: Call) -> Work:
     """Move, sort or accumulate values along dims that keep their size; no mesh axis cuts these dims."""
     dims = call.get_dims(call.get_argument(0))
     dim_argument = call.arguments.get("dims", call.arguments.get("dim"))
-    places = (
-        list(range(len(dims)))
-        if dim_argument is None
-        else dim_argument
-        if isinstance(dim_argument, list | tuple)
-        else [dim_argument]
-    )
+    places = list(range(len(dims))) if dim_argument is None else dim_argument
+    places = places if isinstance(places, list | tuple) else [places]
     uncut = drop_none(dims[call.normalise_index(place, dims)] for place in places)
     return Work(tuple(dims for _ in call.shapes), OperatorKind.ELEMENTWISE, uncut_dims=uncut)
 
@@ -140,10 +129,7 @@ def gather(call: Call) -> Work:
         for position, (source_dim, index_dim) in enumerate(zip(source_dims, index_dims, strict=True))
         if position != place and source_dim is not None and index_dim is not None and source_dim.size == index_dim.size
     }
-    read_index = call.align(index, shared_dims)
-    read_index = call.separate(read_index, [place], source_dims)
-    if read_index is not index:
-        call.replace_operand("index", read_index)
+    read_index = call.read("index", call.separate(call.align(index, shared_dims), [place], source_dims))
     out = call.get_dims(read_index)
     uncut_dims = drop_none(
         dim
@@ -152,13 +138,8 @@ def gather(call: Call) -> Work:
         if position not in shared_dims or position == place
     )
     call.unifier.keep_apart((*out, source_dims[place]))
-    return Work(
-        (out,),
-        OperatorKind.ELEMENTWISE,
-        uncut_dims=uncut_dims,
-        space=drop_none(out) + drop_none((source_dims[place],)),
-        saves=(read_index,),
-    )
+    space = drop_none((*out, source_dims[place]))
+    return Work((out,), OperatorKind.ELEMENTWISE, uncut_dims=uncut_dims, space=space, saves=(read_index,))
 
 
 def index(call: Call) -> Work:
@@ -174,20 +155,42 @@ def index(call: Call) -> Work:
     index_dims = list(call.unifier.create_dims(call.shape[start : start + num_dims]))
     for item in indexed_places:
         operand_dims = call.get_dims(indices[item])
-        shift = num_dims - len(operand_dims)
-        read_index = call.align(indices[item], {place: index_dims[place + shift] for place in range(len(operand_dims))})
-        if read_index is not indices[item]:
-            call.replace_item("indices", item, read_index)
+        wanted_dims = dict(enumerate(index_dims[num_dims - len(operand_dims) :]))
+        call.read("indices", call.align(indices[item], wanted_dims), item)
     out = (*kept_dims[:start], *index_dims, *kept_dims[start:])
     call.unifier.keep_apart(out)
     lost_dims = drop_none(dims[place] for place in indexed_places)
     saves = tuple(index_node for index_node in call["indices"] if index_node is not None)
-    return Work(
-        (out,), OperatorKind.ELEMENTWISE, uncut_dims=lost_dims, space=(*drop_none(out), *lost_dims), saves=saves
-    )
+    space = (*drop_none(out), *lost_dims)
+    return Work((out,), OperatorKind.ELEMENTWISE, uncut_dims=lost_dims, space=space, saves=saves)
+
+
+def embedding(call: Call) -> Work:
+    """Look up rows of ``weight (rows, width)``, which is a sum over rows in which all but one have the factor 0."""
+    weight, indices = call["weight"], call["indices"]
+    rows, width = call.get_dims(call.read("weight", call.separate(weight, [1], call.get_dims(indices))))
+    out = (*call.get_dims(indices), width)
+    call.unifier.keep_apart((*out, rows))
+    for dim, name in ((rows, "vocab"), (width, "hidden")):
+        if dim is not None:
+            dim.leaves[0].hints.add((2, name))
+    return Work((out,), OperatorKind.EMBEDDING, reduced_dims=drop_none((rows,)), saves=(indices,))
+
+
+def index_select(call: Call) -> Work:
+    """Take the indices of a list along a dim."""
+    dims = call.get_dims(call["self"])
+    place = call.normalise_index(call["dim"], dims)
+    read_index = call.read("index", call.separate(call["index"], [0], dims))
+    out = (*dims[:place], call.get_dims(read_index)[0], *dims[place + 1 :])
+    call.unifier.keep_apart((*out, dims[place]))
+    uncut_dims = drop_none((dims[place],))
+    return Work((out,), OperatorKind.ELEMENTWISE, uncut_dims=uncut_dims, space=drop_none(out), saves=(read_index,))
 
 
 RULES: dict[str, Rule] = {
+    "embedding": embedding,
+    "index_select": index_select,
     **dict.fromkeys(("slice", "narrow"), take_part),
     "select": select,
     "unbind": unbind,

@@ -1,5 +1,7 @@
 """Rules of linear layers, matrix products and ``einsum``."""
 
+from itertools import zip_longest
+
 from torch.fx import Node
 
 from meshwise.executor.capture.rules.dims import Dim, TensorDims
@@ -11,33 +13,26 @@ def linear(call: Call) -> Work:
     """``input (.., in) * weight (out, in) -> (.., out)``, with an optional bias."""
     weight, bias = call["weight"], call["bias"]
     source = call.separate(call["input"], range(len(call.get_dims(call["input"])) - 1), call.get_dims(weight)[:1])
-    if source is not call["input"]:
-        call.replace_operand("input", source)
-    dims = call.get_dims(source)
-    read_weight = call.align(weight, {1: dims[-1]})
-    if read_weight is not weight:
-        call.replace_operand("weight", read_weight)
+    dims = call.get_dims(call.read("input", source))
+    read_weight = call.read("weight", call.align(weight, {1: dims[-1]}))
     output_dim = call.get_dims(read_weight)[0]
     if bias is not None:
         call.replace_operand("bias", call.align(bias, {0: output_dim}))
     out = (*dims[:-1], output_dim)
-    call.unifier.keep_apart((*out, dims[-1]))
-    return Work(
-        (out,),
-        OperatorKind.MATMUL,
-        reduced_dims=drop_none(dims[-1:]),
-        flops=2.0,
-        saves=_list_factors(call, source, read_weight),
-    )
+    return _multiply(call, OperatorKind.MATMUL, out, dims[-1], (source, read_weight))
 
 
-def _list_factors(call: Call, left_factor: Node, right_factor: Node) -> tuple[Node, ...]:
-    """Return the factors of a product that backward reads: each one for the gradient of the other."""
-    return tuple(
+def _multiply(
+    call: Call, kind: OperatorKind, out: TensorDims, inner_dim: Dim | None, factors: tuple[Node, Node]
+) -> Work:
+    """Return the work of a product; backward reads each factor for the gradient of the other."""
+    call.unifier.keep_apart((*out, inner_dim))
+    saves = tuple(
         factor
-        for factor, cofactor in ((left_factor, right_factor), (right_factor, left_factor))
+        for factor, cofactor in zip(factors, reversed(factors), strict=True)
         if call.is_differentiable(cofactor) or factor is cofactor
     )
+    return Work((out,), kind, reduced_dims=drop_none((inner_dim,)), flops=2.0, saves=saves)
 
 
 def matmul(call: Call) -> Work:
@@ -55,54 +50,29 @@ def matmul(call: Call) -> Work:
     right_operand = call.align(right_operand, wanted_dims)
     if len(right_dims) > 1:
         right_operand = call.separate(right_operand, [len(right_dims) - 1], left_dims)
-    if right_operand is not call[names[1]]:
-        call.replace_operand(names[1], right_operand)
-    right_dims = call.get_dims(right_operand)
+    right_dims = call.get_dims(call.read(names[1], right_operand))
     rows = left_dims[-2:-1] if len(left_dims) > 1 else ()
     columns = right_dims[-1:] if len(right_dims) > 1 else ()
     batch_dims = _broadcast_dims(left_dims[:-2], right_dims[:-2])
     out = (*batch_dims, *rows, *columns)
-    call.unifier.keep_apart((*out, left_dims[-1]))
     kind = OperatorKind.BATCH_MATMUL if drop_none(batch_dims) else OperatorKind.MATMUL
-    return Work(
-        (out,),
-        kind,
-        reduced_dims=drop_none(left_dims[-1:]),
-        flops=2.0,
-        saves=_list_factors(call, left_operand, right_operand),
-    )
+    return _multiply(call, kind, out, left_dims[-1], (left_operand, right_operand))
 
 
 def _broadcast_dims(left_dims: TensorDims, right_dims: TensorDims) -> TensorDims:
-    num_dims = max(len(left_dims), len(right_dims))
-    left_padded, right_padded = (
-        (None,) * (num_dims - len(left_dims)) + left_dims,
-        (None,) * (num_dims - len(right_dims)) + right_dims,
-    )
-    return tuple(left_dim or right_dim for left_dim, right_dim in zip(left_padded, right_padded, strict=True))
+    pairs = zip_longest(reversed(left_dims), reversed(right_dims))
+    return tuple(left_dim or right_dim for left_dim, right_dim in pairs)[::-1]
 
 
 def addmm(call: Call) -> Work:
     """``bias_dims + left_operand * right_operand``."""
     left_operand, right_operand = call["mat1"], call["mat2"]
     left_dims = call.get_dims(left_operand)
-    read_operand = call.separate(call.align(right_operand, {0: left_dims[1]}), [1], left_dims)
-    if read_operand is not right_operand:
-        call.replace_operand("mat2", read_operand)
+    read_operand = call.read("mat2", call.separate(call.align(right_operand, {0: left_dims[1]}), [1], left_dims))
     out = (left_dims[0], call.get_dims(read_operand)[1])
-    bias_dims = call.get_dims(call["self"])
-    shift = 2 - len(bias_dims)
-    call.replace_operand(
-        "self", call.align(call["self"], {place: out[place + shift] for place in range(len(bias_dims))})
-    )
-    call.unifier.keep_apart((*out, left_dims[1]))
-    return Work(
-        (out,),
-        OperatorKind.MATMUL,
-        reduced_dims=drop_none(left_dims[1:]),
-        flops=2.0,
-        saves=_list_factors(call, left_operand, read_operand),
-    )
+    bias_dims = dict(enumerate(out[2 - len(call.get_dims(call["self"])) :]))
+    call.replace_operand("self", call.align(call["self"], bias_dims))
+    return _multiply(call, OperatorKind.MATMUL, out, left_dims[1], (left_operand, read_operand))
 
 
 def einsum(call: Call) -> Work:
@@ -121,10 +91,8 @@ def einsum(call: Call) -> Work:
         read_operand = call.separate(
             read_operand, new_places, [dim for letter, dim in letter_dims.items() if letter not in letters]
         )
+        operands[item] = call.read("tensors", read_operand, item)
         operand_dims = call.get_dims(read_operand)
-        if read_operand is not operand:
-            call.replace_item("tensors", item, read_operand)
-            operands[item] = read_operand
         for place, letter in enumerate(letters):
             letter_dims[letter] = letter_dims.get(letter) or operand_dims[place]
     call.unifier.keep_apart(letter_dims.values())

@@ -1,6 +1,10 @@
-"""Rules of sums, whose parts are partial results, and of reductions that cannot be computed in parts."""
+"""Rules of sums, whose parts are partial results, and of what cannot be computed in parts of the dims that it reads.
+
+Such are other reductions, and norms and softmax, which need statistics along dims.
+"""
 
 from meshwise.executor.capture.rules.dims import Dim, TensorDims
+from meshwise.executor.capture.rules.elementwise import broadcast_operands, list_tensors
 from meshwise.executor.capture.rules.work import MASK, RESULT, Call, Rule, Work, drop_none
 from meshwise.simulator.operator_graph import OperatorKind
 
@@ -27,12 +31,8 @@ def sum_dims(call: Call) -> Work:
 def reduce_whole(call: Call) -> Work:
     """Reduce along dims to a value that is no sum of partial results; no mesh axis cuts these dims."""
     out, reduced_dims = _reduce_dims(call)
-    return Work(
-        tuple(out for _ in call.shapes),
-        OperatorKind.ELEMENTWISE,
-        uncut_dims=reduced_dims,
-        saves=(call.get_argument(0), RESULT),
-    )
+    outputs, saves = tuple(out for _ in call.shapes), (call.get_argument(0), RESULT)
+    return Work(outputs, OperatorKind.ELEMENTWISE, uncut_dims=reduced_dims, saves=saves)
 
 
 def top_k(call: Call) -> Work:
@@ -49,22 +49,58 @@ def top_k(call: Call) -> Work:
     return Work((out, out), OperatorKind.TOP_K, uncut_dims=uncut, space=drop_none(dims), saves=(MASK,))
 
 
+def layer_norm(call: Call) -> Work:
+    """Normalise over the last dims, which weight and bias have as well."""
+    source = call.get_argument(0)
+    dims = call.get_dims(source)
+    broadcast_operands(call, list_tensors(call))
+    normalised_dims = drop_none(dims[len(dims) - len(call["normalized_shape"]) :])
+    if normalised_dims:
+        normalised_dims[-1].leaves[-1].hints.add((4, "hidden"))
+    return Work((dims,), OperatorKind.NORM, uncut_dims=normalised_dims, saves=(source,))
+
+
+def group_norm(call: Call) -> Work:
+    """Normalise groups of channels over all points; weight and bias have one value per channel."""
+    source = call.get_argument(0)
+    dims = call.get_dims(source)
+    for name in ("weight", "bias"):
+        if call.arguments.get(name) is not None:
+            call.replace_operand(name, call.align(call[name], {0: dims[1]}))
+    return Work((dims,), OperatorKind.NORM, uncut_dims=drop_none(dims[1:]), saves=(source,))
+
+
+def _normalise_exponentials(call: Call, kind: OperatorKind) -> Work:
+    """Compute the softmax or its logarithm along one dim; backward reads the result."""
+    dims = call.get_dims(call.get_argument(0))
+    softmax_dims = drop_none((dims[call.normalise_index(call["dim"], dims)],))
+    return Work((dims,), kind, uncut_dims=softmax_dims, saves=(RESULT,))
+
+
+def softmax(call: Call) -> Work:
+    """Compute the softmax along one dim."""
+    return _normalise_exponentials(call, OperatorKind.SOFTMAX)
+
+
+def log_softmax(call: Call) -> Work:
+    """Compute the log-softmax along the classes of a loss."""
+    work = _normalise_exponentials(call, OperatorKind.CROSS_ENTROPY)
+    for dim in work.uncut_dims:
+        dim.leaves[0].hints.add((3, "classes"))
+    return work
+
+
 _WHOLE_REDUCTIONS = (
-    "amax",
-    "amin",
-    "max",
-    "min",
-    "argmax",
-    "argmin",
-    "var",
-    "std",
-    "logsumexp",
-    "prod",
-    "linalg_vector_norm",
+    *("amax", "amin", "max", "min", "argmax", "argmin", "var", "std", "var_mean", "logsumexp", "prod"),
+    *("linalg_vector_norm", "norm", "any", "all"),
 )
 
 RULES: dict[str, Rule] = {
     "sum": sum_dims,
-    **dict.fromkeys((*_WHOLE_REDUCTIONS, "norm", "any", "all", "var_mean"), reduce_whole),
+    **dict.fromkeys(_WHOLE_REDUCTIONS, reduce_whole),
     "topk": top_k,
+    **dict.fromkeys(("layer_norm", "rms_norm"), layer_norm),
+    "group_norm": group_norm,
+    **dict.fromkeys(("softmax", "_softmax"), softmax),
+    **dict.fromkeys(("log_softmax", "_log_softmax"), log_softmax),
 }

@@ -4,20 +4,10 @@ from typing import Any
 
 import torch
 
-from meshwise.executor.capture.rules import (
-    attention,
-    elementwise,
-    images,
-    lookups,
-    norms,
-    parts,
-    products,
-    reductions,
-    views,
-)
+from meshwise.executor.capture.rules import attention, elementwise, images, parts, products, reductions, views
 from meshwise.executor.capture.rules.work import Rule
 
-_FAMILIES = (views, parts, elementwise, reductions, products, attention, norms, images, lookups)
+_FAMILIES = (views, parts, elementwise, reductions, products, attention, images)
 RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in family.RULES.items()}
 
 
@@ -28,6 +18,4 @@ def get_name(target: Any) -> str:
 
 def find_rule(target: Any) -> Rule | None:
     """Return the rule of an ATen operator, the pointwise rule where torch tags it as pointwise, else None."""
-    rule = RULES.get(get_name(target))
-    pointwise = elementwise.pointwise if torch.Tag.pointwise in target.tags else None
-    return rule or pointwise
+    return RULES.get(get_name(target), elementwise.pointwise if torch.Tag.pointwise in target.tags else None)

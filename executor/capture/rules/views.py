@@ -61,10 +61,7 @@ def permute(call: Call) -> Work:
 def transpose(call: Call) -> Work:
     """Exchange two dims."""
     dims = list(call.get_dims(call.get_argument(0)))
-    first_place, second_place = (
-        call.normalise_index(call.get_argument(1), tuple(dims)),
-        call.normalise_index(call.get_argument(2), tuple(dims)),
-    )
+    first_place, second_place = (call.normalise_index(call.get_argument(place), tuple(dims)) for place in (1, 2))
     dims[first_place], dims[second_place] = dims[second_place], dims[first_place]
     return Work((tuple(dims),))
 
@@ -81,8 +78,7 @@ def expand(call: Call) -> Work:
 
 
 def _expand_dims(call: Call, dims: TensorDims, shape: tuple[int, ...]) -> TensorDims:
-    shift = len(shape) - len(dims)
-    padded_dims = (None,) * shift + dims
+    padded_dims = (None,) * (len(shape) - len(dims)) + dims
     out = tuple(
         dim or (call.unifier.create_dim(size) if size > 1 else None)
         for dim, size in zip(padded_dims, shape, strict=True)
@@ -93,13 +89,10 @@ def _expand_dims(call: Call, dims: TensorDims, shape: tuple[int, ...]) -> Tensor
 
 def broadcast_tensors(call: Call) -> Work:
     """Expand several tensors to their common shape."""
-    if any(tuple(operand.meta["val"].shape) != call.shape for operand in call.get_argument(0)):
-        first_dims = _expand_dims(call, call.get_dims(call.get_argument(0)[0]), call.shape)
-        other_dims = tuple(
-            _expand_dims(call, call.get_dims(operand), call.shape) for operand in call.get_argument(0)[1:]
-        )
-        return Work((first_dims, *other_dims))
-    return Work(tuple(call.get_dims(operand) for operand in call.get_argument(0)))
+    operands = call.get_argument(0)
+    if any(tuple(operand.meta["val"].shape) != call.shape for operand in operands):
+        return Work(tuple(_expand_dims(call, call.get_dims(operand), call.shape) for operand in operands))
+    return Work(tuple(call.get_dims(operand) for operand in operands))
 
 
 _IDENTITIES = ("alias", "clone", "contiguous", "lift_fresh_copy")

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from meshwise.executor.capture.captured import list_values
 from meshwise.executor.capture.rules.dims import Dim, DimUnifier, TensorDims, list_leaves
 from meshwise.simulator.operator_graph import OperatorKind
 
@@ -76,25 +77,19 @@ class Call:
     arguments: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        schema: Any = self.node.target
-        defaults = {
-            argument.name: argument.default_value
-            for argument in schema._schema.arguments
-            if argument.has_default_value()
-        }
-        positional = {
-            argument.name: value for argument, value in zip(schema._schema.arguments, self.node.args, strict=False)
-        }
+        target: Any = self.node.target
+        schema = target._schema.arguments
+        defaults = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
+        self.argument_names = [argument.name for argument in schema]
+        positional = dict(zip(self.argument_names, self.node.args, strict=False))
         self.arguments = {**defaults, **positional, **self.node.kwargs}
-        self.argument_names = [argument.name for argument in schema._schema.arguments]
 
     def __getitem__(self, name: str) -> Any:
         return self.arguments[name]
 
     def get_argument(self, index: int) -> Any:
         """Return the value of the argument at ``index`` of the schema, or its default."""
-        name = self.argument_names[index]
-        return self.arguments.get(name)
+        return self.arguments.get(self.argument_names[index])
 
     def get_dims(self, operand: Node) -> TensorDims:
         """Return the dims of an operand."""
@@ -103,18 +98,12 @@ class Call:
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """Shapes of the values."""
-        value = self.node.meta["val"]
-        values = value if isinstance(value, tuple | list) else (value,)
-        return tuple(tuple(int(size) for size in tensor.shape) for tensor in values)
+        return list_shapes(self.node)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the first value."""
         return self.shapes[0]
-
-    def list_operands(self) -> list[Node]:
-        """Return the tensors that the node reads."""
-        return self.node.all_input_nodes
 
     def align(self, operand: Node, wanted_dims: Mapping[int, Dim | None]) -> Node:
         """Unify dims of an operand with the given dims, by torch dim; return the node to read: the operand or an alias.
@@ -165,7 +154,7 @@ class Call:
         self.add_alias(alias, Work((new_dims,), OperatorKind.VIEW, uncut_dims=old_dims, space=present_dims))
         return alias
 
-    def replace_operand(self, name: str, operand: Node) -> None:
+    def replace_operand(self, name: str, operand: Node | list[Node]) -> None:
         """Replace the node's argument ``name`` by ``operand``."""
         self.arguments[name] = operand
         index = self.argument_names.index(name)
@@ -174,12 +163,13 @@ class Call:
         else:
             self.node.update_kwarg(name, operand)
 
-    def replace_item(self, name: str, item: int, operand: Node) -> None:
-        """Replace an item of the node's list argument ``name`` by ``operand``."""
-        values = list(self.arguments[name])
-        values[item] = operand
-        self.arguments[name] = values
-        self.node.update_arg(self.argument_names.index(name), values)
+    def read(self, name: str, operand: Node, item: int | None = None) -> Node:
+        """Make the node read ``operand`` as its argument ``name``, or as an item of that list; return the operand."""
+        values = [self.arguments[name]] if item is None else list(self.arguments[name])
+        if operand is not values[item or 0]:
+            values[item or 0] = operand
+            self.replace_operand(name, operand if item is None else values)
+        return operand
 
     def normalise_index(self, index: int, dims: TensorDims) -> int:
         """Return a torch dim as an index from 0; a negative ``index`` counts from the end."""
@@ -187,6 +177,11 @@ class Call:
 
 
 Rule = Callable[[Call], Work]
+
+
+def list_shapes(node: Node) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of the values of a node."""
+    return tuple(tuple(tensor.shape) for tensor in list_values(node))
 
 
 def drop_none(dims: Iterable[Dim | None]) -> tuple[Dim, ...]:

@@ -16,7 +16,7 @@ class Values(Interpreter):
     """Runs the program and keeps the value of every node."""
 
     def __init__(self, captured: CapturedModule, arguments: list[Tensor]) -> None:
-        super().__init__(captured.program)
+        super().__init__(captured.module)
         self.values: dict[Node, Any] = {}
         self.run(*arguments)
 

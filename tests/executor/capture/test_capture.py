@@ -31,7 +31,7 @@ def captured(name: str) -> tuple[CapturedModule, nn.Module, tuple[Tensor, ...]]:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_program_computes_what_the_module_computes(name: str) -> None:
     found, module, inputs = captured(name)
-    (loss,) = found.program(*arguments(found, module, inputs))
+    (loss,) = found.module(*arguments(found, module, inputs))
     expected = module(*inputs)
     parameters = list(module.parameters())
     assert abs(loss.item() - expected.item()) < 1e-12
@@ -77,7 +77,7 @@ def test_named_dims_have_the_sizes_of_torch_dims(name: str) -> None:
 def test_tensors_with_a_gradient_are_those_that_autograd_reaches(name: str) -> None:
     found, module, inputs = captured(name)
     values = Values(found, arguments(found, module, inputs)).values
-    loss = values[found.program.graph.output_node().all_input_nodes[0]]
+    loss = values[found.module.graph.output_node().all_input_nodes[0]]
     blocks = {block.name: block for block in found.graph.blocks}
     for node, value in values.items():
         if node.name not in found.operators or not isinstance(value, Tensor) or node.name not in found.tensors:
@@ -146,7 +146,7 @@ def test_whatever_is_done_with_dims_cuts_mean_what_they_say(name: str) -> None:
     found = capture(module, inputs)
     assert not found.warnings
     assert check(found, module, inputs)
-    (loss,) = found.program(*arguments(found, module, inputs))
+    (loss,) = found.module(*arguments(found, module, inputs))
     torch.testing.assert_close(loss, module(*inputs))
 
 
@@ -244,6 +244,6 @@ def test_a_loss_that_is_no_scalar_is_refused() -> None:
 
 def test_place_is_checked() -> None:
     found, _, _ = captured("gpt")
-    (node,) = [each for each in found.program.graph.nodes if each.name == "linear"]
+    (node,) = [each for each in found.module.graph.nodes if each.name == "linear"]
     with pytest.raises(AssertionError, match="head_dim lies within"):
         place(found, node, "head_dim")

@@ -51,9 +51,9 @@ def test_losses_written_out_are_the_losses_and_none_is_a_mean(name: str) -> None
     torch.manual_seed(1)
     module, inputs = Loss(), tuple(torch.randn(4, 6, dtype=torch.float64) for _ in range(2))
     found = capture(module, inputs)
-    (loss,) = found.program(*arguments(found, module, inputs))
+    (loss,) = found.module(*arguments(found, module, inputs))
     expected = module(*inputs)
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(torch.autograd.grad(loss, [module.scale]), torch.autograd.grad(expected, [module.scale]))
-    targets = {str(node.target) for node in found.program.graph.nodes}
+    targets = {str(node.target) for node in found.module.graph.nodes}
     assert not [each for each in targets if "loss" in each or "mean" in each or "batch_norm" in each]

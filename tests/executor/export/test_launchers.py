@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from tiny_requests import HOSTILE, request
 
-from meshwise.executor.export.launchers import to_slurm
-from meshwise.executor.export.request import LaunchRequest, UnsupportedRequest
+from meshwise.executor.export.launchers import LaunchRequest, UnsupportedRequest, to_slurm
 from meshwise.executor.launch.several_hosts import read_run
 
 ROOT = Path(__file__).parents[3]

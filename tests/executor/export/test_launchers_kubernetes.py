@@ -11,8 +11,7 @@ import pytest
 import yaml
 from tiny_requests import HOSTILE, request
 
-from meshwise.executor.export.launchers import MAX_LABEL, to_kubernetes
-from meshwise.executor.export.request import UnsupportedRequest
+from meshwise.executor.export.launchers import MAX_LABEL, UnsupportedRequest, to_kubernetes
 
 
 def _read(text: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from meshwise.executor.device import CPU
-from meshwise.executor.export.request import LaunchRequest
+from meshwise.executor.export.launchers import LaunchRequest
 
 from ...studies.fault_trials import build_job
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_requests import MODELS, TRAINING, problem, request
 
-from meshwise.executor.export.request import UnsupportedRequest
+from meshwise.executor.export.launchers import UnsupportedRequest
 from meshwise.scenarios.inputs.plan_table import build_layout, list_rule_violations
 from meshwise.scenarios.interchange.facts import FIELDS, PLAN, Facts, TrainerRequest, build_plan_document, collect_facts
 from meshwise.scenarios.interchange.lines import flatten_document

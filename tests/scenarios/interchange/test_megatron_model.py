@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_requests import MODELS, TRAINING, problem, request
 
-from meshwise.executor.export.request import UnsupportedRequest
+from meshwise.executor.export.launchers import UnsupportedRequest
 from meshwise.executor.supported import UNFUSED_CORE
 from meshwise.scenarios.files.errors import ScenarioError
 from meshwise.scenarios.inputs.plan_table import build_layout, list_rule_violations

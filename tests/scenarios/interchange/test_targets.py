@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from small_requests import MODELS, TRAINING, problem, request
 from test_laws import LAYOUTS, TRAININGS, drawn
 
-from meshwise.executor.export.request import UnsupportedRequest
+from meshwise.executor.export.launchers import UnsupportedRequest
 from meshwise.executor.supported import find_unsupported
 from meshwise.scenarios.interchange.facts import LayoutFacts, Meanings, TrainerRequest, collect_facts
 from meshwise.scenarios.interchange.targets import EXECUTE, NAMES, TARGETS, Acceptance, find_sayable

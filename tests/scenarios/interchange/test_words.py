@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from small_requests import MODELS, TRAINING, request
 
-from meshwise.executor.export.request import UnsupportedRequest
+from meshwise.executor.export.launchers import UnsupportedRequest
 from meshwise.scenarios.files.errors import ScenarioError
 from meshwise.scenarios.interchange.lines import flatten_document
 from meshwise.scenarios.interchange.target import is_compatible

@@ -56,7 +56,7 @@ def test_a_dense_model_is_captured_as_it_is(name: str, tmp_path: Path, monkeypat
     with counter, sdpa_kernel(SDPBackend.MATH):  # the fused kernel of the CPU is not counted
         loss = module(*inputs)
     assert found.graph.flops * 4 == counter.get_total_flops()
-    (mine,) = found.program(*arguments(found, module, inputs))
+    (mine,) = found.module(*arguments(found, module, inputs))
     assert mine.item() == pytest.approx(loss.item(), abs=1e-6)  # norms are computed in fp32
 
 

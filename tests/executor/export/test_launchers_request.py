@@ -4,7 +4,7 @@ import pytest
 from tiny_requests import HOSTILE, request
 
 from meshwise.executor.device import CPU, CUDA
-from meshwise.executor.export.request import UnsupportedRequest
+from meshwise.executor.export.launchers import UnsupportedRequest
 
 
 @pytest.mark.parametrize("name", HOSTILE)

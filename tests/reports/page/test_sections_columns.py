@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwise.reports.page.columns import Columns
+from meshwise.reports.page.sections import Columns
 
 MOMENTS = st.lists(st.integers(0, 2**32 - 1), max_size=20)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshwise.reports.page.columns import Columns
+from meshwise.reports.page.sections import Columns
 from meshwise.reports.page.sections import timeline_document as page_step
 from meshwise.simulator.spans import TASK_KINDS
 from meshwise.simulator.timeline import Timeline

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwise.reports.pictures.accuracy import IntervalRow, draw_intervals
+from .interval_picture import IntervalRow, draw_intervals
 
 ROWS = [IntervalRow(0.5, 1.2), IntervalRow(1.0, 1.2), IntervalRow(1.19, 1.2), IntervalRow(2.0, 1.9)]
 
