@@ -1,9 +1,8 @@
-"""Reports what this machine has and lacks for executing plans, and the circumstances of measurements."""
+"""Reports what this machine has and lacks for executing plans."""
 
 import os
 import platform
 import sys
-import time
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -50,18 +49,3 @@ def _describe_torch() -> dict[str, Any]:
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     backends = {"gloo": dist.is_available() and dist.is_gloo_available(), "nccl": dist.is_nccl_available()}
     return {"gpus": gpus, "backends": [name for name, is_usable in backends.items() if is_usable]}
-
-
-def describe_circumstances() -> dict[str, str]:
-    """Return the versions and the machine that something is measured with."""
-    return {
-        "meshwise": version("meshwise"),
-        "torch": version("torch"),
-        "python": platform.python_version(),
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-    }
-
-
-def format_today() -> str:
-    """Return the date in UTC, as ``2026-11-21``."""
-    return time.strftime("%Y-%m-%d", time.gmtime())
