@@ -16,11 +16,6 @@ def is_stopped(pid: int) -> bool:
     return state in ("T", "t")
 
 
-def lock_file(folder: Path) -> Path:
-    """Return the file that a run locks."""
-    return folder / "run.lock"
-
-
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[Path]:
     """Run the body with ``folder`` locked against other runs; create the folder where it is missing.
@@ -32,7 +27,7 @@ def lock_folder(folder: Path) -> Iterator[Path]:
     ValueError
         Where another run has locked the folder, or it cannot be written.
     """
-    path = lock_file(folder)
+    path = folder / "run.lock"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = _acquire_lock(path)

@@ -20,7 +20,7 @@ from meshwise.executor.calibration.device_measures import (  # noqa: E402
 )
 from meshwise.executor.calibration.device_measures import list_kernels as timed_kernels  # noqa: E402
 from meshwise.executor.calibration.figures import append_row, count_rows  # noqa: E402
-from meshwise.executor.recording.timer import HostTimer  # noqa: E402
+from meshwise.executor.recording.timer import Timer  # noqa: E402
 from meshwise.scenarios.commands.main import run  # noqa: E402
 from meshwise.simulator.calibration.kernel_rows import read_rows  # noqa: E402
 
@@ -71,9 +71,7 @@ def test_what_cannot_run_is_left_out_with_its_reason(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(device_measures, "list_repeated_kernels", lambda sizes: ())
     told, skipped = list[str](), list[tuple[str, str]]()
     rows = list(
-        measure_kernels(
-            CPU_SIZES, {"machine": "here"}, HostTimer(), 0.01, told.append, lambda *why: skipped.append(why)
-        )
+        measure_kernels(CPU_SIZES, {"machine": "here"}, Timer(), 0.01, told.append, lambda *why: skipped.append(why))
     )
     assert [(row["kernel"], row["machine"], row["in_a_row"]) for row in rows] == [
         ("first", "here", 1),
