@@ -50,6 +50,11 @@ def count_gpus() -> int:
     return torch.cuda.device_count()
 
 
+def read_memory_size() -> float:
+    """Return the bytes of this host's main memory."""
+    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
 _ISA_LIMIT = "ONEDNN_MAX_CPU_ISA"
 _LAST_WITHOUT_TILES = "AVX512_CORE_FP16"  # the last of oneDNN's instruction sets before those with tiles
 _PRODUCT = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); x @ x"

@@ -23,9 +23,9 @@ from meshwise.executor.calibration.figures import (
     TINY_MODEL,
     calibration_file,
 )
+from meshwise.executor.device import read_memory_size
 from meshwise.executor.launch.launcher import launch_ranks, require_torch
 from meshwise.executor.recording.rank_files import make_teller
-from meshwise.executor.recording.timeline import physical_memory
 from meshwise.simulator.calibration.least_squares import least_squares
 from meshwise.simulator.collective import Collective, CollectiveCurve
 from meshwise.simulator.machine.accelerator import GATED_ACTIVATION, RMS_NORM, ROTARY, Accelerator
@@ -93,7 +93,7 @@ def measure_cores(
 def _build_cluster(ranks: Sequence[Mapping[str, Any]]) -> Cluster:
     collective_curves = build_curves(row for rank in ranks for row in rank["collectives"])
     loopback = build_link(collective_curves)
-    memory = physical_memory()
+    memory = read_memory_size()
     host = Host(platform.node() or "host", memory, median(rank["copy"] for rank in ranks), os.cpu_count() or 1)
     accelerator = _build_accelerator(ranks, memory / len(ranks))
     machine = build_homogeneous("this machine", accelerator, host, 1, len(ranks), loopback, loopback)

@@ -12,8 +12,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from meshwise.executor.calibration.device_worker import PARTS, skipped_file
 from meshwise.executor.calibration.figures import count_rows
+from meshwise.executor.calibration.worker import PARTS, skipped_file
 from meshwise.executor.device import count_gpus
 from meshwise.executor.launch.launcher import ExecutionError, launch_ranks, require_torch
 from meshwise.executor.recording.rank_files import make_teller
@@ -103,10 +103,9 @@ def _measure_part(
 ) -> list[str]:
     with tempfile.TemporaryDirectory(prefix="meshwise-") as name:
         folder = Path(name)
-        arguments = [name, str(out), device, part, str(seconds)]
         launch_ranks(
-            "meshwise.executor.calibration.device_worker",
-            arguments,
+            "meshwise.executor.calibration.worker",
+            [name, str(seconds), str(out), device, part],
             folder,
             num_ranks,
             timeout=SILENCE_LIMIT + seconds,

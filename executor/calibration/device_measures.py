@@ -7,40 +7,32 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from math import ceil
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from meshwise.executor.calibration.device_kernels import (
     STREAMS,
-    Addition,
-    Attention,
-    BatchedProduct,
-    CrossEntropy,
-    Embedding,
-    LinearProduct,
-    OptimizerStep,
-    Stream,
-    TinyLayer,
+    AttentionSizes,
+    DeviceKernel,
+    build_addition,
+    build_attention,
+    build_batched_product,
+    build_cross_entropy,
+    build_device_copy,
+    build_embedding,
+    build_host_copy,
+    build_launch,
+    build_optimizer_step,
+    build_product,
+    build_stream,
+    build_tiny_layer,
     has_fp8,
 )
-from meshwise.executor.calibration.device_transfers import DeviceCopy, HostCopy, Launch
 from meshwise.executor.calibration.figures import describe_row
 from meshwise.executor.recording.timer import Run, Timer
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
-
-
-class DeviceKernel(Protocol):
-    """A kernel to time: its fields in a row, and how to run it."""
-
-    def fields(self) -> dict[str, Any]:
-        """Return the fields of the row, except the time."""
-        ...
-
-    def prepare(self, device: str) -> Run:
-        """Return the kernel, ready to run on a device."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +60,8 @@ class Sizes:
     shapes: tuple[tuple[int, int, int], ...]
     layers: tuple[tuple[int, int, int], ...]
     sustained: tuple[tuple[int, int, int], ...]
-    attention: tuple[tuple[int, int, int, int, int], ...]
-    unfused: tuple[tuple[int, int, int, int, int], ...]
+    attention: tuple[AttentionSizes, ...]
+    unfused: tuple[AttentionSizes, ...]
     elements: tuple[int, ...]
     tables: tuple[tuple[int, int, int], ...]
     params: tuple[int, ...]
@@ -125,49 +117,46 @@ CPU_SIZES = Sizes(
 
 def list_kernels(sizes: Sizes, device: str) -> Iterator[DeviceKernel]:
     """Yield the kernels that are timed run by run, from cold caches."""
+    passes = False, True
     yield from _list_products(sizes, device)
-    for shape, causal, backward in product(sizes.attention, (True, False), (False, True)):
-        yield Attention("bf16", *shape, causal=causal, backward=backward)
-    for (batch, heads, _, sequence, width), backward in product(sizes.unfused, (False, True)):
-        yield Attention("bf16", batch, heads, heads, sequence, width, backward=backward, fused=False)
-    yield from _list_streams(sizes)
+    for shape, causal, backward in product(sizes.attention, (True, False), passes):
+        yield build_attention("bf16", shape, causal=causal, backward=backward)
+    for shape, backward in product(sizes.unfused, passes):
+        yield build_attention("bf16", shape, backward=backward, fused=False)
+    for name, elements, backward in product(STREAMS, sizes.elements, passes):
+        yield build_stream(name, "bf16", elements, backward=backward)
+    for elements in sizes.elements:
+        yield build_addition("bf16", elements)
+    for (rows, hidden, vocab), backward in product(sizes.tables, passes):
+        yield build_embedding("bf16", rows, hidden, vocab, backward=backward)
+        yield build_cross_entropy("fp32", rows, vocab, backward=backward)
+    for params, fused in product(sizes.params, (True, False)):
+        yield build_optimizer_step(params, fused=fused)
     for nbytes in sizes.copies:
-        yield DeviceCopy(nbytes)
+        yield build_device_copy(nbytes)
         for to_device, pinned in product((True, False), (True, False)):
-            yield HostCopy(nbytes, to_device, pinned)
+            yield build_host_copy(nbytes, to_device=to_device, pinned=pinned)
 
 
 def list_repeated_kernels(sizes: Sizes) -> Iterator[DeviceKernel]:
     """Yield the kernels that are timed run after run: those bound by the host's launches, and sustained products."""
-    yield Launch()
-    yield TinyLayer()
+    yield build_launch()
+    yield build_tiny_layer()
     for shape in sizes.sustained:
-        yield LinearProduct("bf16", *shape)
+        yield build_product("bf16", *shape)
 
 
 def _list_products(sizes: Sizes, device: str) -> Iterator[DeviceKernel]:
     dtypes = ("bf16", "fp16", "tf32", "fp32", *(("fp8",) if has_fp8(device) else ()))
     for dtype, shape in product(dtypes, sizes.shapes):
-        yield LinearProduct(dtype, *shape)
+        yield build_product(dtype, *shape)
     for dtype, shape in product(("bf16", "fp16"), (shape for shape in sizes.layers if shape not in sizes.shapes)):
-        yield LinearProduct(dtype, *shape)
+        yield build_product(dtype, *shape)
     for shape, direction in product(sizes.layers, ("dgrad", "wgrad")):
-        yield LinearProduct("bf16", *shape, direction)
+        yield build_product("bf16", *shape, direction)
     for batch, heads, _, sequence, width in sizes.unfused:
-        yield BatchedProduct("bf16", batch * heads, sequence, sequence, width)
-        yield BatchedProduct("bf16", batch * heads, sequence, width, sequence)
-
-
-def _list_streams(sizes: Sizes) -> Iterator[DeviceKernel]:
-    for name, elements, backward in product(STREAMS, sizes.elements, (False, True)):
-        yield Stream(name, "bf16", elements, backward)
-    for elements in sizes.elements:
-        yield Addition("bf16", elements)
-    for (rows, hidden, vocab), backward in product(sizes.tables, (False, True)):
-        yield Embedding("bf16", rows, hidden, vocab, backward)
-        yield CrossEntropy("fp32", rows, vocab, backward)
-    for params, fused in product(sizes.params, (True, False)):
-        yield OptimizerStep(params, fused)
+        yield build_batched_product("bf16", batch * heads, sequence, sequence, width)
+        yield build_batched_product("bf16", batch * heads, sequence, width, sequence)
 
 
 REPEATED_SHARE = 0.01
@@ -208,14 +197,14 @@ def measure_kernels(
         *((kernel, measure_median) for kernel in cold_kernels),
     ]
     for number, (kernel, measure) in enumerate(measurements, start=1):
-        description = describe_row(kernel.fields())
+        description = describe_row(kernel.fields)
         note(f"{number} of {len(measurements)}: {description}")
         try:
             run_time, num_runs = measure(kernel.prepare(timer.device))
         except RuntimeError as error:  # all that torch raises, out of memory among them
             skip(description, describe_error(error))
         else:
-            yield {**fields, **kernel.fields(), "time_us": run_time * 1e6, "in_a_row": num_runs}
+            yield {**fields, **kernel.fields, "time_us": run_time * 1e6, "in_a_row": num_runs}
         release_memory(timer.device)
 
 

@@ -21,6 +21,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn import Linear
 from torch.nn.functional import dropout, embedding, gelu, linear
 
+from meshwise.executor.calibration.device_transfers import ELEMENT_BYTES, build_runs
 from meshwise.executor.calibration.figures import (
     ATTENTIONS,
     BATCH,
@@ -45,7 +46,6 @@ from meshwise.executor.model.network import (
     run_checkpointed,
 )
 from meshwise.executor.parallel.tensor_parallel import layer_plan
-from meshwise.executor.recording.private_torch import all_gather, reduce_scatter
 from meshwise.executor.training.optimizer import find_optimizer
 from meshwise.simulator.machine.accelerator import GATED_ACTIVATION, RMS_NORM, ROTARY
 from meshwise.simulator.models.transformer import Transformer
@@ -295,34 +295,13 @@ def _measure_collectives(size: int, measure: Measure) -> list[tuple[str, int, in
     is_member = rank // size < len(groups)
     rows = []
     for nbytes in MESSAGES:
-        runs = _build_messages(groups[rank // size], size, nbytes) if is_member else {}
-        for name in ("all_reduce", "all_gather", "reduce_scatter", *(["send"] if size == 2 else [])):
+        runs = build_runs(groups[rank // size], size, nbytes // ELEMENT_BYTES, "cpu") if is_member else {}
+        for name in ("all_reduce", "all_gather", "reduce_scatter", *(["p2p"] if size == 2 else [])):
             seconds = measure(runs.get(name, _do_nothing))
             if is_member:
-                rows.append((name, size, nbytes, seconds / 2 if name == "send" else seconds))
+                rows.append(("send", size, nbytes, seconds / 2) if name == "p2p" else (name, size, nbytes, seconds))
     return rows
 
 
 def _do_nothing() -> None:
     return None
-
-
-def _build_messages(group: dist.ProcessGroup, size: int, nbytes: int) -> dict[str, Run]:
-    buffer, shard = torch.zeros(nbytes // 4), torch.zeros(nbytes // 4 // size)
-    return {
-        "all_reduce": partial(dist.all_reduce, buffer, group=group),
-        "all_gather": partial(all_gather, buffer, shard, group=group),
-        "reduce_scatter": partial(reduce_scatter, shard, buffer, group=group),
-        "send": partial(_ping_pong, buffer, group),
-    }
-
-
-def _ping_pong(message: Tensor, group: dist.ProcessGroup) -> None:
-    """Send ``message`` to the other of two ranks and receive it back, or receive it and send it back."""
-    group_rank = group.rank()
-    peer = dist.get_global_rank(group, 1 - group_rank)
-    for sender in (0, 1):
-        if group_rank == sender:
-            dist.send(message, peer)
-        else:
-            dist.recv(message, peer)

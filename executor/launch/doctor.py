@@ -6,7 +6,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from meshwise.executor.recording.timeline import physical_memory
+from meshwise.executor.device import read_memory_size
 
 REQUIRED_PACKAGES = ("simpy", "networkx", "numpy", "pandas", "matplotlib", "pydantic", "PyYAML", "typer", "rich")
 OPTIONAL_PACKAGES = {"torch": "execute and calibrate; install the extra exec"}
@@ -22,7 +22,7 @@ def build_report() -> dict[str, Any]:
         "executable": sys.executable,
         "cores": os.cpu_count(),
         "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory": physical_memory(),
+        "memory": read_memory_size(),
         "installed": {name: package_version for name, package_version in versions.items() if package_version},
         "missing": {
             name: OPTIONAL_PACKAGES.get(name, "needed")

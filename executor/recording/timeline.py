@@ -1,10 +1,10 @@
 """Reads what the ranks measured in a profiled step as one Timeline on one clock, and sums it by kind of task."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
+from meshwise.executor.device import read_memory_size
 from meshwise.executor.job import result_file
 from meshwise.simulator.memory import CATEGORIES, MemoryProfile
 from meshwise.simulator.program import RankClass, StreamKind, TaskKind
@@ -99,13 +99,8 @@ def _build_profile(rank: int, ranks: int, result: dict[str, Any], first_start: i
     for instant, change in result["memory"]:
         times.append(max((instant - first_start) / 1e9, times[-1]))
         usage.append(tuple(base + growth for base, growth in zip(resident, change, strict=True)))
-    capacity = result["capacity"] or physical_memory() / ranks
+    capacity = result["capacity"] or read_memory_size() / ranks
     return MemoryProfile(rank, capacity, tuple(times), tuple(usage))
-
-
-def physical_memory() -> float:
-    """Return the bytes of this host's main memory."""
-    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def sum_busy_times(timeline: Timeline) -> dict[TaskKind, float]:

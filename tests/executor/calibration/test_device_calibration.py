@@ -50,9 +50,7 @@ def test_kernels_and_collectives_are_measured_on_a_cpu(tmp_path: Path) -> None:
 class Kernel:
     def __init__(self, name: str, error: Exception | None = None) -> None:
         self.name, self.error = name, error
-
-    def fields(self) -> dict[str, Any]:
-        return {"kernel": self.name}
+        self.fields = {"kernel": name}
 
     def prepare(self, device: str) -> Any:
         if self.error:
@@ -86,7 +84,7 @@ def test_rows_measured_so_far_outlive_an_interrupt(tmp_path: Path, monkeypatch: 
     out = tmp_path / "rows.jsonl"
 
     def interrupted(module: str, arguments: list[str], *_: Any, **__: Any) -> None:
-        append_row(Path(arguments[1]), {"kernel": "gemm", "time_us": 1.0})
+        append_row(Path(arguments[2]), {"kernel": "gemm", "time_us": 1.0})
         raise KeyboardInterrupt
 
     monkeypatch.setattr(device_calibration, "launch_ranks", interrupted)
@@ -99,7 +97,7 @@ def test_an_interrupt_of_the_command_says_where_the_rows_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     def interrupted(module: str, arguments: list[str], *_: Any, **__: Any) -> None:
-        append_row(Path(arguments[1]), {"kernel": "gemm", "time_us": 1.0})
+        append_row(Path(arguments[2]), {"kernel": "gemm", "time_us": 1.0})
         raise KeyboardInterrupt
 
     monkeypatch.setattr(device_calibration, "launch_ranks", interrupted)
