@@ -67,24 +67,7 @@ class Job:
 
     def to_text(self) -> str:
         """Return the job as JSON, in ASCII."""
-        document = {
-            "version": JOB_VERSION,
-            "spec": asdict(self.spec),
-            "training": asdict(self.training),
-            "plan": self.plan.to_json(),
-            "steps": self.steps,
-            "seed": self.seed,
-            "dump": self.dump,
-            "profile": self.profile,
-            "timeout": self.timeout,
-            "data": self.data,
-            "learning_rate": asdict(self.learning_rate),
-            "checkpoint_every": self.checkpoint_every,
-            "keep": self.keep,
-            "resume": self.resume,
-            "first_step": self.first_step,
-            "device": self.device,
-        }
+        document = {"version": JOB_VERSION, **asdict(self), "plan": self.plan.to_json()}
         return json.dumps(document, indent=1)
 
     @classmethod

@@ -79,28 +79,22 @@ Finish = Callable[[], None]
 """Waits for a reduction and copies its result into the gradients."""
 
 
-def average(unit: Unit) -> Finish:
-    """Begin to average the gradients of a unit over all ranks that have the same parameters."""
+def average(unit: Unit, *, on_server: bool = False) -> Finish:
+    """Begin to average the gradients of a unit over all ranks that have the same parameters.
+
+    With ``on_server`` only the first rank of the group gets the mean; the other ranks drop theirs.
+    """
     group, gradients = unit.sharing.replicas.get_group(), unit.gradients
     flat = flatten(gradients)
-    work: Any = dist.all_reduce(flat, group=group, async_op=True)
+    work: Any = (
+        dist.reduce(flat, dist.get_global_rank(group, 0), group=group, async_op=True)
+        if on_server
+        else dist.all_reduce(flat, group=group, async_op=True)
+    )
 
     def finish() -> None:
         work.wait()
-        fill(gradients, flat.div_(group.size()))
-
-    return finish
-
-
-def average_on_server(unit: Unit) -> Finish:
-    """Begin to average the gradients of a unit on the first rank of a group; the other ranks drop theirs."""
-    group, gradients = unit.sharing.replicas.get_group(), unit.gradients
-    flat = flatten(gradients)
-    work: Any = dist.reduce(flat, dist.get_global_rank(group, 0), group=group, async_op=True)
-
-    def finish() -> None:
-        work.wait()
-        if group.rank() == 0:
+        if not on_server or group.rank() == 0:
             fill(gradients, flat.div_(group.size()))
             return
         for parameter in unit.parameters:

@@ -362,11 +362,6 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def abandon_checkpoint(partial: Path) -> None:
-    """Remove a checkpoint that could not be finished."""
-    shutil.rmtree(partial, ignore_errors=True)
-
-
 def describe_error(error: OSError) -> str:
     """Return the reason of a failed write in words.
 

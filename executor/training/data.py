@@ -12,36 +12,13 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 STRIDE = 1_000_003
 """Bytes between the starts of two samples, modulo the corpus: a prime, so that samples do not repeat soon."""
-
-
-class Text(Protocol):
-    """Numbered samples of a text, the same for any plan, and the facts that identify the text."""
-
-    @property
-    def name(self) -> str:
-        """The name of the text in messages."""
-        ...
-
-    @property
-    def num_bytes(self) -> int:
-        """The size of the text in bytes."""
-        ...
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of all bytes."""
-        ...
-
-    def read_rows(self, samples: NDArray[np.int64], sequence: int) -> NDArray[np.int64]:
-        """Return byte values ``(samples, sequence + 1)``."""
-        ...
 
 
 @lru_cache(maxsize=1)
@@ -77,6 +54,8 @@ class Topics:
 
 
 TOPICS = Topics()
+Text: TypeAlias = "Topics | TextFiles"
+"""Numbered samples of a text, the same for any plan, and the facts that identify the text."""
 
 
 def load_batch(

@@ -22,7 +22,6 @@ from meshwise.executor.recording.rank_files import Heartbeat
 from meshwise.executor.recording.recorder import Recorder
 from meshwise.executor.recording.tensors import to_local
 from meshwise.executor.training import shards
-from meshwise.executor.training.optimizer import read_states
 from meshwise.executor.training.trainer import Trainer
 from meshwise.executor.training.unflushed import UnflushedTrainer
 from meshwise.simulator.program import Category
@@ -122,7 +121,7 @@ def count_resident_bytes(trainer: Trainer) -> dict[str, int]:
         ),
         Category.OPTIMIZER: nbytes(
             value
-            for values in read_states(trainer.optimizer).values()
+            for values in trainer.optimizer.state.values()
             for value in values.values()
             if isinstance(value, Tensor)
         ),

@@ -4,6 +4,7 @@ A piece is identified by its tensor and its box of indices, so nothing in a chec
 Of ranks that have the same piece, one writes it.
 """
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,6 @@ from meshwise.executor.training.checkpoint import (
     CheckpointError,
     DamagedError,
     StoredPiece,
-    abandon_checkpoint,
     begin_checkpoint,
     commit_checkpoint,
     describe_error,
@@ -157,7 +157,7 @@ def _write_together(write: Callable[[], Any], partial: Path) -> list[Any]:
     dist.all_gather_object(outcomes, (outcome, failure))
     for rank, (_, message) in enumerate(outcomes):
         if message is not None:
-            abandon_checkpoint(partial)
+            shutil.rmtree(partial, ignore_errors=True)
             consequence = "the checkpoints before are as they were"
             raise CheckpointError(
                 f"rank {rank} cannot write a checkpoint into {partial.parent}: {message}; {consequence}"

@@ -21,7 +21,6 @@ from meshwise.executor.parallel.data_parallel import (
     GradientReducer,
     Unit,
     average,
-    average_on_server,
     find_sharing,
     reduces_itself,
 )
@@ -200,7 +199,7 @@ class Trainer:
     def _reduction(self) -> Callable[[Unit], Finish]:
         """The function that begins to reduce the gradients of a unit."""
         if self.job.plan.gradient_reduction == optimizer.SERVER:
-            return average_on_server
+            return partial(average, on_server=True)
         return average_shard if self._shares_states else average
 
     def _place_states(self) -> StatePlacement | None:
