@@ -84,44 +84,32 @@ def shard(
     num_offloaded
         How many of the first blocks have their shards and gradients on ``host``.
     """
-    policy = precision or MixedPrecisionPolicy()
     pins = host is not None and host.accelerator.pins
-    make_policy = partial(_make_policy, pins=pins)
     host_blocks = list_blocks(network)[:num_offloaded]
+
+    def shard_unit(unit: nn.Module, on_host: bool, mesh: DeviceMesh = mesh, reshard: bool = reshard) -> None:
+        fully_shard(
+            unit,
+            mesh=mesh,
+            reshard_after_forward=reshard,
+            mp_policy=precision or MixedPrecisionPolicy(),
+            offload_policy=CPUOffloadPolicy(pin_memory=pins) if on_host else OffloadPolicy(),
+        )
+
     for layer in network.decoder_layers():
         if experts is not None and layer.mixture is not None:
-            fully_shard(
-                layer.mixture.experts,
-                mesh=experts,
-                reshard_after_forward=reshard,
-                mp_policy=policy,
-                offload_policy=make_policy(layer in host_blocks),
-            )
+            shard_unit(layer.mixture.experts, layer in host_blocks, mesh=experts)
     ends = [network.embedding, network.head]
     if network.ties_embeddings and None not in ends:
         ends = []  # they share a table, which must be in one unit: the root's
     for unit in (*ends, *network.decoder_layers()):
         if unit is not None:
             is_head = unit is network.head  # its backward comes next: freeing it would gather it twice
-            fully_shard(
-                unit,
-                mesh=mesh,
-                reshard_after_forward=reshard and not is_head,
-                mp_policy=policy,
-                offload_policy=make_policy(unit in host_blocks),
-            )
-    is_table_on_host = network.ties_embeddings and network.embedding in host_blocks
-    fully_shard(
-        network,
-        mesh=mesh,
-        reshard_after_forward=reshard,
-        mp_policy=policy,
-        offload_policy=make_policy(is_table_on_host),
-    )
+            shard_unit(unit, unit in host_blocks, reshard=reshard and not is_head)
+    shard_unit(network, network.ties_embeddings and network.embedding in host_blocks)
     first_block: Any = list_blocks(network)[0]
-    if isinstance(
-        first_block, FSDPModule
-    ):  # by default it prefetches the unit that another microbatch's forward ended with
+    # by default it prefetches the unit that another microbatch's forward ended with
+    if isinstance(first_block, FSDPModule):
         first_block.set_modules_to_backward_prefetch([first_block])
     if host is not None:
         _move_to_host(host_blocks, host)
@@ -136,10 +124,6 @@ def list_blocks(network: Network) -> list[nn.Module]:
 def mixed_precision(dtype: torch.dtype) -> MixedPrecisionPolicy:
     """Return the policy that trains fp32 shards in 16 bits: gathers in ``dtype`` and reduces gradients in fp32."""
     return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-
-
-def _make_policy(on_host: bool, *, pins: bool) -> OffloadPolicy:
-    return CPUOffloadPolicy(pin_memory=pins) if on_host else OffloadPolicy()
 
 
 def _move_to_host(blocks: Sequence[nn.Module], host: HostMemory) -> None:

@@ -28,21 +28,7 @@ def read_timeline(plan: Plan, folder: Path) -> Timeline:
     _align_clocks(results)
     first_start = min(result["start"] for result in results)
     _match_transfers(plan, results)
-    spans = [
-        Span(
-            rank,
-            StreamKind(s),
-            TaskKind(k),
-            stage,
-            microbatch,
-            name,
-            (start - first_start) / 1e9,
-            (end - first_start) / 1e9,
-            size,
-        )
-        for rank in ranks
-        for s, k, stage, microbatch, name, start, end, size in results[rank]["spans"]
-    ]
+    spans = [_build_span(rank, row, first_start) for rank in ranks for row in results[rank]["spans"]]
     return Timeline(
         source="measured",
         rank_classes=tuple(
@@ -54,6 +40,12 @@ def read_timeline(plan: Plan, folder: Path) -> Timeline:
         step_time=(max(result["end"] for result in results) - first_start) / 1e9,
         engine=results[0]["engine"],
     )
+
+
+def _build_span(rank: int, row: SpanRow, first_start: int) -> Span:
+    stream, kind, stage, microbatch, name, start, end, size = row
+    times = (start - first_start) / 1e9, (end - first_start) / 1e9
+    return Span(rank, StreamKind(stream), TaskKind(kind), stage, microbatch, name, *times, size)
 
 
 def _align_clocks(results: list[dict[str, Any]]) -> None:

@@ -26,7 +26,13 @@ from meshwise.executor.parallel.data_parallel import (
 )
 from meshwise.executor.parallel.expert_parallel import split_experts
 from meshwise.executor.parallel.offload import ActivationOffload, HostMemory, count_offloaded_layers
-from meshwise.executor.parallel.sharded_states import ShardedOptimizer, StatePlacement, average_shard, main_dtype
+from meshwise.executor.parallel.sharded_states import (
+    CombinedOptimizer,
+    ShardedOptimizer,
+    StatePlacement,
+    average_shard,
+    main_dtype,
+)
 from meshwise.executor.parallel.tied import TiedTable
 from meshwise.executor.recording.accelerator import CORE, Accelerator
 from meshwise.executor.recording.private_torch import QuietStage, build_runtime, reduce_shards
@@ -147,7 +153,7 @@ class Trainer:
             )
             if parameters
         ]
-        return optimizers[0] if len(optimizers) == 1 else optimizer.CombinedOptimizer(optimizers)
+        return optimizers[0] if len(optimizers) == 1 else CombinedOptimizer(optimizers)
 
     def _build_network(self, stage: int) -> Network:
         job = self.job
