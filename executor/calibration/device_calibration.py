@@ -52,10 +52,7 @@ def choose_device(requested_device: str | None) -> str:
 def choose_num_ranks(device: str, requested_ranks: int | None) -> int:
     """Return the number of devices for collectives: ``requested_ranks``; without it all GPUs, and 2 on a CPU.
 
-    Raises
-    ------
-    ValueError
-        Where the machine has fewer GPUs.
+    ``ValueError`` where the machine has fewer GPUs.
     """
     if device == "cpu":
         return 2 if requested_ranks is None else requested_ranks

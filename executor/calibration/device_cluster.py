@@ -40,10 +40,8 @@ def is_measured(first_line: bytes) -> bool:
 def build_cluster(lines: Iterable[bytes]) -> Cluster:
     """Return the machine that rows were measured on, as a cluster.
 
-    Raises
-    ------
-    ValueError
-        Where rows are of several machines, of an accelerator without a data sheet, or no kernel's row can be used.
+    ``ValueError`` where rows are of several machines, of an accelerator without a data sheet, or no kernel's row can be
+    used.
     """
     lines = list(lines)
     used_rows, skipped_rows = read_rows(lines)

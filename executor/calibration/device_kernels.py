@@ -52,11 +52,8 @@ def has_fp8(device: str) -> bool:
 def build_product(dtype: str, m: int, n: int, k: int, direction: str = "fwd") -> DeviceKernel:
     """Return a product of a linear layer from ``k`` to ``n`` over ``m`` tokens; rows have the sizes that are computed.
 
-    Parameters
-    ----------
-    direction
-        ``fwd``: [m, k] x [k, n]. ``dgrad``: the gradient of the input, [m, n] x [n, k]. ``wgrad``: the gradient of
-        the weight, [n, m] x [m, k].
+    ``direction`` is ``fwd``: [m, k] x [k, n]; ``dgrad``, the gradient of the input: [m, n] x [n, k]; or ``wgrad``, the
+    gradient of the weight: [n, m] x [m, k].
     """
     sizes = {"fwd": (m, n, k), "dgrad": (m, k, n), "wgrad": (n, k, m)}[direction]
     layout = {"layout": _LAYOUTS[direction], "accumulate": False}
@@ -132,11 +129,8 @@ def build_attention(
 ) -> DeviceKernel:
     """Return attention, forward or its gradients alone.
 
-    Parameters
-    ----------
-    fused
-        Whether attention is one kernel that stores no scores (FlashAttention, Dao 2023), else products and softmax,
-        which have another name in rows, because they are not a single kernel.
+    With ``fused`` it is one kernel that stores no scores (FlashAttention, Dao 2023), else products and softmax, which
+    have another name in rows, because they are not a single kernel.
     """
     batch, heads, kv_heads, sequence, head_dim = sizes
     fields = {
@@ -269,12 +263,7 @@ def build_tiny_layer() -> DeviceKernel:
 def build_host_copy(nbytes: int, *, to_device: bool = True, pinned: bool = True) -> DeviceKernel:
     """Return a copy of ``nbytes`` between host and device.
 
-    Parameters
-    ----------
-    to_device
-        Whether the copy is from host to device, else from device to host.
-    pinned
-        Whether the host's memory is page-locked, for CUDA only; else the driver copies through its own buffer.
+    With ``pinned`` the host's memory is page-locked, for CUDA only; else the driver copies through its own buffer.
     """
     name, implementation = "copy_h2d" if to_device else "copy_d2h", "pinned" if pinned else "pageable"
 

@@ -174,12 +174,7 @@ def measure_kernels(
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for every kernel that runs; all are timed equally long, together for about ``seconds``.
 
-    Parameters
-    ----------
-    fields
-        Fields of the machine, for every row.
-    note
-        Called with the kernel that is timed next.
+    ``fields`` of the machine are in every row; ``note`` is called with the kernel that is timed next.
     """
     cold_kernels, repeated_kernels = list(list_kernels(sizes, timer.device)), list(list_repeated_kernels(sizes))
     share = seconds / (len(cold_kernels) + len(repeated_kernels))

@@ -57,10 +57,7 @@ def log_file(folder: Path, rank: int) -> Path:
 def diagnose(endings: Sequence[Ending], folder: Path, timeout: float) -> str:
     """Return a message: which rank failed first, how, where all ranks were, and the end of that rank's log.
 
-    Parameters
-    ----------
-    timeout
-        Seconds that a rank waits for another.
+    A rank waits ``timeout`` seconds for another.
     """
     errors = {rank: error for rank, error in read_errors(folder, len(endings)).items() if endings[rank].code}
     rank, cause = _find_cause(endings, errors, timeout)

@@ -20,12 +20,8 @@ def is_stopped(pid: int) -> bool:
 def lock_folder(folder: Path) -> Iterator[Path]:
     """Run the body with ``folder`` locked against other runs; create the folder where it is missing.
 
-    The kernel releases the lock when its process ends, however that ends.
-
-    Raises
-    ------
-    ValueError
-        Where another run has locked the folder, or it cannot be written.
+    The kernel releases the lock when its process ends, however that ends. ``ValueError`` where another run has locked
+    the folder, or it cannot be written.
     """
     path = folder / "run.lock"
     try:

@@ -41,10 +41,7 @@ def metrics_log(folder: Path) -> Path:
 def log_steps(folder: Path, first_step: int, rate: Callable[[int], float], progress: Progress | None) -> Progress:
     """Return a callback that logs every step and calls ``progress``; old lines from ``first_step`` on are removed.
 
-    Parameters
-    ----------
-    rate
-        Returns the learning rate of a step.
+    ``rate`` returns the learning rate of a step.
     """
     path = metrics_log(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -190,10 +187,7 @@ def make_jobs(
 ) -> list[tuple[Job, Path]]:
     """Return the job of a run and, where asked for, the job of its verification, each with its folder.
 
-    Raises
-    ------
-    ValueError
-        Where torch cannot run the plan, or data or checkpoint do not fit.
+    ``ValueError`` where torch cannot run the plan, or data or checkpoint do not fit.
     """
     require_supported(spec, training, plan)
     job, damaged_checkpoints = prepare_job(spec, training, plan, options, folder)
@@ -247,13 +241,7 @@ def read_host_memory(plan: Plan, folder: Path) -> float:
 
 
 def run_verification(job: Job, folder: Path) -> Verification:
-    """Run a verification job and return its differences from one process.
-
-    Raises
-    ------
-    VerificationError
-        Where the differences are too large.
-    """
+    """Run a verification job and return its differences from one process; ``VerificationError`` where too large."""
     run_jobs([(job, folder)])
     return require_equal(compare_job(job, folder))
 

@@ -104,14 +104,9 @@ def average(unit: Unit, *, on_server: bool = False) -> Finish:
 
 
 class GradientReducer:
-    """Reduces the gradients of units, one stage or the token table each.
+    """Reduces the gradients of units, one stage or the token table each; ``begin`` begins the reduction of a unit.
 
-    Parameters
-    ----------
-    begin
-        Begins the reduction of a unit.
-    overlap
-        Whether a unit is reduced at once, while other stages still run backward, or at the end.
+    With ``overlap`` a unit is reduced at once, while other stages still run backward, else at the end.
     """
 
     def __init__(self, begin: Callable[[Unit], Finish], overlap: bool) -> None:

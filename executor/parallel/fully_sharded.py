@@ -30,13 +30,9 @@ from meshwise.executor.parallel.offload import HostMemory
 class OpaqueStage(nn.Module):
     """A stage that hides from torch's pipeline runtime that it is sharded.
 
-    The runtime would gather a whole sharded stage before its first pass, keep it to the last pass, and only then
-    reduce its gradients.
-
-    Parameters
-    ----------
-    reshard
-        Whether gathered parameters are freed after every pass; else they stay to the last backward of a step.
+    The runtime would gather a whole sharded stage before its first pass, keep it to the last pass, and only then reduce
+    its gradients. With ``reshard`` gathered parameters are freed after every pass; else they stay to the last backward
+    of a step.
     """
 
     def __init__(self, network: Network, *, reshard: bool) -> None:

@@ -70,12 +70,7 @@ def load_share(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the tokens and targets of one data rank in a step: its contiguous share of the global batch.
 
-    Parameters
-    ----------
-    rank
-        The data rank.
-    sizes
-        Sequences of a microbatch on every data rank; all ranks run equally many microbatches.
+    ``sizes`` are the sequences of a microbatch on every data rank; all ranks run equally many microbatches.
     """
     microbatches, remainder = divmod(global_batch, sum(sizes))
     if remainder:
@@ -92,12 +87,8 @@ _ROUNDS = 6
 class TextFiles:
     """The text in a file, or in all files below a folder, one after the other in the order of their names.
 
-    Files and folders whose names begin with a dot are left out.
-
-    Raises
-    ------
-    ValueError
-        Where there is no text, or something else than text.
+    Files and folders whose names begin with a dot are left out. ``ValueError`` where there is no text, or something
+    else.
     """
 
     def __init__(self, place: str | Path, seed: int) -> None:

@@ -86,12 +86,8 @@ def build_optimizer(
 ) -> Any:
     """Return the optimizer ``name`` of one rank's parameters, of which every rank of ``group`` has a replica.
 
-    Parameters
-    ----------
-    placement
-        Where its states are; ``None`` where they are beside the parameters and of the same precision.
-    implementation
-        Options that choose one of torch's implementations.
+    ``placement`` says where its states are; ``None`` where they are beside the parameters and of the same precision.
+    ``implementation`` are options that choose one of torch's implementations.
     """
     kind = OptimizerKind(*find_optimizer(name, implementation))
     has_server = plan.gradient_reduction == SERVER and group.size() > 1

@@ -108,17 +108,9 @@ def find_box(tensor: Tensor) -> Box:
 
 
 def save_checkpoint(trainer: Trainer, step: int, place: Path) -> None:
-    """Write a checkpoint of ``trainer`` after ``step`` steps into ``place``; every rank calls it.
+    """Write a checkpoint of ``trainer`` after ``step`` steps into ``place``, which hosts share; every rank calls it.
 
-    Parameters
-    ----------
-    place
-        The folder of checkpoints, which all hosts of the run share.
-
-    Raises
-    ------
-    CheckpointError
-        On every rank, where one of them could not write. Earlier checkpoints are unchanged.
+    ``CheckpointError`` on every rank, where one of them could not write. Earlier checkpoints are unchanged.
     """
     rank = dist.get_rank()
     saved_pieces = list(
@@ -206,11 +198,7 @@ def load_checkpoint(trainer: Trainer, folder: Path) -> None:
 
     The trainer first runs one step, whose results are overwritten. It makes the optimizer states, and it makes
     DistributedDataParallel sort its buckets as in the run that is continued, so gradients are summed in the same order.
-
-    Raises
-    ------
-    DamagedError
-        Where the checkpoint is damaged, or is of another model.
+    ``DamagedError`` where the checkpoint is damaged, or is of another model.
     """
     checkpoint = Checkpoint.open(folder)
     trainer.step(checkpoint.step)
