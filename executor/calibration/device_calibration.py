@@ -14,11 +14,10 @@ from pathlib import Path
 
 from meshwise.executor.calibration.figures import count_rows
 from meshwise.executor.calibration.worker import PARTS, skipped_file
-from meshwise.executor.device import count_gpus
+from meshwise.executor.device import DEVICES, count_gpus
 from meshwise.executor.launch.launcher import ExecutionError, launch_ranks, require_torch
 from meshwise.executor.recording.rank_files import make_teller
 
-DEVICES = ("cpu", "cuda")
 SILENCE_LIMIT = 600.0
 """Seconds without a heartbeat after which a worker is given up, in addition to the seconds of measurement."""
 _SHARES = {"kernels": 0.7, "training": 1.0, "collectives": 0.3}

@@ -11,24 +11,8 @@ from typing import Any
 
 import torch
 
-from meshwise.executor.calibration.device_kernels import (
-    STREAMS,
-    AttentionSizes,
-    DeviceKernel,
-    build_addition,
-    build_attention,
-    build_batched_product,
-    build_cross_entropy,
-    build_device_copy,
-    build_embedding,
-    build_host_copy,
-    build_launch,
-    build_optimizer_step,
-    build_product,
-    build_stream,
-    build_tiny_layer,
-    has_fp8,
-)
+from meshwise.executor.calibration import device_kernels as kernels
+from meshwise.executor.calibration.device_kernels import AttentionSizes, DeviceKernel
 from meshwise.executor.calibration.figures import describe_row
 from meshwise.executor.recording.timer import Run, Timer
 
@@ -120,43 +104,43 @@ def list_kernels(sizes: Sizes, device: str) -> Iterator[DeviceKernel]:
     passes = False, True
     yield from _list_products(sizes, device)
     for shape, causal, backward in product(sizes.attention, (True, False), passes):
-        yield build_attention("bf16", shape, causal=causal, backward=backward)
+        yield kernels.build_attention("bf16", shape, causal=causal, backward=backward)
     for shape, backward in product(sizes.unfused, passes):
-        yield build_attention("bf16", shape, backward=backward, fused=False)
-    for name, elements, backward in product(STREAMS, sizes.elements, passes):
-        yield build_stream(name, "bf16", elements, backward=backward)
+        yield kernels.build_attention("bf16", shape, backward=backward, fused=False)
+    for name, elements, backward in product(kernels.STREAMS, sizes.elements, passes):
+        yield kernels.build_stream(name, "bf16", elements, backward=backward)
     for elements in sizes.elements:
-        yield build_addition("bf16", elements)
+        yield kernels.build_addition("bf16", elements)
     for (rows, hidden, vocab), backward in product(sizes.tables, passes):
-        yield build_embedding("bf16", rows, hidden, vocab, backward=backward)
-        yield build_cross_entropy("fp32", rows, vocab, backward=backward)
+        yield kernels.build_embedding("bf16", rows, hidden, vocab, backward=backward)
+        yield kernels.build_cross_entropy("fp32", rows, vocab, backward=backward)
     for params, fused in product(sizes.params, (True, False)):
-        yield build_optimizer_step(params, fused=fused)
+        yield kernels.build_optimizer_step(params, fused=fused)
     for nbytes in sizes.copies:
-        yield build_device_copy(nbytes)
+        yield kernels.build_device_copy(nbytes)
         for to_device, pinned in product((True, False), (True, False)):
-            yield build_host_copy(nbytes, to_device=to_device, pinned=pinned)
+            yield kernels.build_host_copy(nbytes, to_device=to_device, pinned=pinned)
 
 
 def list_repeated_kernels(sizes: Sizes) -> Iterator[DeviceKernel]:
     """Yield the kernels that are timed run after run: those bound by the host's launches, and sustained products."""
-    yield build_launch()
-    yield build_tiny_layer()
+    yield kernels.build_launch()
+    yield kernels.build_tiny_layer()
     for shape in sizes.sustained:
-        yield build_product("bf16", *shape)
+        yield kernels.build_product("bf16", *shape)
 
 
 def _list_products(sizes: Sizes, device: str) -> Iterator[DeviceKernel]:
-    dtypes = ("bf16", "fp16", "tf32", "fp32", *(("fp8",) if has_fp8(device) else ()))
+    dtypes = ("bf16", "fp16", "tf32", "fp32", *(("fp8",) if kernels.has_fp8(device) else ()))
     for dtype, shape in product(dtypes, sizes.shapes):
-        yield build_product(dtype, *shape)
+        yield kernels.build_product(dtype, *shape)
     for dtype, shape in product(("bf16", "fp16"), (shape for shape in sizes.layers if shape not in sizes.shapes)):
-        yield build_product(dtype, *shape)
+        yield kernels.build_product(dtype, *shape)
     for shape, direction in product(sizes.layers, ("dgrad", "wgrad")):
-        yield build_product("bf16", *shape, direction)
+        yield kernels.build_product("bf16", *shape, direction)
     for batch, heads, _, sequence, width in sizes.unfused:
-        yield build_batched_product("bf16", batch * heads, sequence, sequence, width)
-        yield build_batched_product("bf16", batch * heads, sequence, width, sequence)
+        yield kernels.build_batched_product("bf16", batch * heads, sequence, sequence, width)
+        yield kernels.build_batched_product("bf16", batch * heads, sequence, width, sequence)
 
 
 REPEATED_SHARE = 0.01

@@ -6,12 +6,11 @@ from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 
 from meshwise.executor.calibration.device_machine import GIB, Machine
 from meshwise.executor.calibration.device_measures import Note, Skip, release_memory
-from meshwise.executor.model.network import Network
+from meshwise.executor.model.network import Network, cross_entropy
 from meshwise.executor.recording.timer import Timer
 from meshwise.executor.supported import find_lacking
 from meshwise.simulator.models.presets import PRESETS
@@ -135,7 +134,7 @@ def _time_steps(training_run: TrainingRun, timer: Timer) -> dict[str, Any]:
     tokens, targets = torch.randint(training_run.spec.vocab, (2, *shape), device=device)
 
     def step() -> None:
-        torch.autograd.backward(compute_loss(model(tokens), targets))
+        torch.autograd.backward(cross_entropy(model(tokens).float(), targets))
         optimizer.step()
 
     # the first steps allocate memory and optimizer states, and choose kernels
@@ -151,11 +150,6 @@ def _time_steps(training_run: TrainingRun, timer: Timer) -> dict[str, Any]:
 def build_network(spec: Transformer, sequence: int) -> Network:
     """Return a network with all blocks of a model."""
     return Network(spec, sequence, [name for name, _ in spec.graph(sequence, "bf16").occurrences])
-
-
-def compute_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean cross entropy over all tokens, in fp32."""
-    return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
 class MainWeights:

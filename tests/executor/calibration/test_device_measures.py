@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 torch = pytest.importorskip("torch")
-from meshwise.executor.calibration import device_measures  # noqa: E402
+from meshwise.executor.calibration import device_kernels  # noqa: E402
 from meshwise.executor.calibration.device_kernels import build_product  # noqa: E402
 from meshwise.executor.calibration.device_measures import CPU_SIZES, GPU_SIZES, list_kernels, list_repeated_kernels  # noqa: E402
 from meshwise.simulator.calibration.kernel_rows import read_rows  # noqa: E402
@@ -26,7 +26,7 @@ def test_every_kernel_runs_and_every_row_is_read() -> None:
 
 
 def test_a_gpu_is_measured_on_what_the_fit_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_measures, "has_fp8", lambda device: True)
+    monkeypatch.setattr(device_kernels, "has_fp8", lambda device: True)
     lines = [
         json.dumps({**MACHINE, **kernel.fields, "time_us": 1.0}).encode() for kernel in list_kernels(GPU_SIZES, "cpu")
     ]
