@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor
 
 from meshwise.executor.model.network import Network
 from meshwise.executor.parallel.offload import HostMemory
+from meshwise.executor.recording.tensors import read_cut
 
 
 class OpaqueStage(nn.Module):
@@ -139,7 +140,7 @@ def _move_to_host(blocks: Sequence[nn.Module], host: HostMemory) -> None:
                     continue
                 if parameter not in host_parameters:
                     host_parameters[parameter] = nn.Parameter(
-                        _cut_like(parameter, host.copy_to_host(parameter.to_local()))
+                        read_cut(parameter).restore(host.copy_to_host(parameter.to_local()))
                     )
                     register_hook: Callable[..., Any] = host_parameters[parameter].register_post_accumulate_grad_hook
                     register_hook(partial(_move_gradient, host))
@@ -152,10 +153,4 @@ def _move_gradient(host: HostMemory, parameter: Tensor) -> None:
     assert isinstance(gradient, DTensor)
     with host.record_copy("gradients to host", *host.recorder.current_pass):
         if not host.holds(gradient.to_local()):
-            parameter.grad = _cut_like(gradient, host.copy_to_host(gradient.to_local()))
-
-
-def _cut_like(tensor: DTensor, part: Tensor) -> DTensor:
-    """Return a DTensor that is cut as ``tensor`` is, and whose part on this rank is ``part``."""
-    size, stride = tensor.shape, tensor.stride()
-    return DTensor.from_local(part, tensor.device_mesh, tensor.placements, run_check=False, shape=size, stride=stride)
+            parameter.grad = read_cut(gradient).restore(host.copy_to_host(gradient.to_local()))
