@@ -88,16 +88,13 @@ class HostMemory:
             return tensor
         return torch.empty_like(tensor, device=self.accelerator.device).copy_(tensor)
 
-    def copy_to_host(self, tensor: Tensor) -> Tensor:
-        """Return a copy, on the host, of a contiguous tensor."""
-        host_tensor = self.allocate(tensor.numel(), tensor.dtype).view(tensor.shape)
-        return host_tensor.copy_(tensor)
+    def copy_to_host(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Return a copy, on the host, of a contiguous tensor; by default in the dtype that it has."""
+        return self.allocate(tensor.numel(), dtype or tensor.dtype).view(tensor.shape).copy_(tensor)
 
     def cast_on_host(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         """Return a tensor of the host in a dtype: a copy on the host, or the tensor itself where it has the dtype."""
-        return (
-            tensor if tensor.dtype is dtype else self.allocate(tensor.numel(), dtype).view(tensor.shape).copy_(tensor)
-        )
+        return tensor if tensor.dtype is dtype else self.copy_to_host(tensor, dtype)
 
     @contextmanager
     def record_copy(self, name: str, stage: int = -1, microbatch: int = -1) -> Iterator[None]:
@@ -162,11 +159,8 @@ class ActivationOffload:
         ``num_behind`` more layers with activations that move come after it in the stage.
         """
         stage, microbatch = self.host.recorder.current_pass
-        previous = (
-            self.last_layer
-            if self.last_layer and (self.last_layer.stage, self.last_layer.microbatch) == (stage, microbatch)
-            else None
-        )
+        last = self.last_layer
+        previous = last if last and (last.stage, last.microbatch) == (stage, microbatch) else None
         layer = self.last_layer = _Layer(name, stage, microbatch, previous)
         self._admit(layer)
 

@@ -19,7 +19,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -144,23 +144,15 @@ def _list_compute_kernels(device: Iterable[TraceEvent]) -> list[TraceEvent]:
     for event in device:
         if not event.name.startswith((MESSAGE, COPY)):
             streams[event.stream].append(event)
-    stream_times = {
-        stream: sum(event.end - event.start for event in stream_events) for stream, stream_events in streams.items()
-    }
-    return (
-        sorted(streams[max(stream_times, key=lambda stream: stream_times[stream])], key=attrgetter("start"))
-        if stream_times
-        else []
-    )
+    busiest = max(streams.values(), key=lambda kernels: sum(event.end - event.start for event in kernels), default=[])
+    return sorted(busiest, key=attrgetter("start"))
 
 
 def _list_passes(kernels: Sequence[TraceEvent], passes: Intervals, records: Sequence[Record]) -> Iterator[Row]:
     """Yield a span for every run of kernels of one pass in a row; a pass without kernels has its time on the host."""
-    kernel_passes = [(passes.find_innermost(event.launch_time), event) for event in kernels]
+    kernel_passes = ((passes.find_innermost(event.launch_time), event) for event in kernels)
     records_seen: set[Record] = set()
-    for record, group in groupby(
-        ((record, event) for record, event in kernel_passes if record is not None), lambda x: x[0]
-    ):
+    for record, group in groupby((pair for pair in kernel_passes if pair[0] is not None), itemgetter(0)):
         pass_kernels = [event for _, event in group]
         records_seen.add(record)
         yield to_row(record)._replace(start=pass_kernels[0].start, end=max(event.end for event in pass_kernels))

@@ -231,7 +231,8 @@ def message_row(
 
 def blocking_row(collective: BlockingCollective, origin: Record | None) -> Row:
     """Return a collective as a span of the pass that waits for it."""
-    return Row(StreamKind.TENSOR, collective.kind, *locate(origin), *collective[1:])
+    kind, name, start, end, size = collective
+    return Row(StreamKind.TENSOR, kind, *locate(origin), name, start, end, size)
 
 
 def replicated_sum_row(collective: BlockingCollective) -> Row:

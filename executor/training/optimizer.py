@@ -20,11 +20,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from meshwise.executor.options import PEAKS
-from meshwise.executor.parallel.data_parallel import Unit
 from meshwise.executor.parallel.sharded_states import (
     CombinedOptimizer,
     OptimizerKind,
-    ShardedOptimizer,
     SplitOptimizer,
     StatePlacement,
     list_ranges,
@@ -41,12 +39,10 @@ PLAIN_OPTIONS = CORE.optimizer_options
 """Options of an optimizer that updates one parameter and runs one operation after the other."""
 
 
-def find_optimizer(
-    name: str, implementation: Mapping[str, Any] = PLAIN_OPTIONS
-) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+def find_optimizer(name: str, implementation: Mapping[str, Any] = PLAIN_OPTIONS) -> OptimizerKind:
     """Return the class of an optimizer and its options, among them those that choose torch's ``implementation``."""
     optimizer_class, options = OPTIMIZERS[name]
-    return optimizer_class, {**options, **implementation}
+    return OptimizerKind(optimizer_class, {**options, **implementation})
 
 
 SERVER = "parameter_server"
@@ -89,7 +85,7 @@ def build_optimizer(
     ``placement`` says where its states are; ``None`` where they are beside the parameters and of the same precision.
     ``implementation`` are options that choose one of torch's implementations.
     """
-    kind = OptimizerKind(*find_optimizer(name, implementation))
+    kind = find_optimizer(name, implementation)
     has_server = plan.gradient_reduction == SERVER and group.size() > 1
     if has_server and group.rank() > 0:
         return ServerOptimizer(parameters, (), group)
@@ -99,13 +95,6 @@ def build_optimizer(
         else SplitOptimizer(list_ranges(parameters), kind, placement)
     )
     return ServerOptimizer(parameters, (result,), group) if has_server else result
-
-
-def build_sharded(
-    name: str, units: Sequence[Unit], placement: StatePlacement, implementation: Mapping[str, Any] = PLAIN_OPTIONS
-) -> ShardedOptimizer:
-    """Return the optimizer ``name`` whose states are sharded over ranks (ZeRO 1)."""
-    return ShardedOptimizer(units, OptimizerKind(*find_optimizer(name, implementation)), placement)
 
 
 def unwrap_optimizers(optimizer: Any) -> Iterator[Any]:
