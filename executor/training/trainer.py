@@ -159,9 +159,8 @@ class Trainer:
             splits = job.plan.splits_backward
             network = Network(job.spec, job.training.sequence, blocks, *recompute_arguments, splits_backward=splits)
         dtype = DTYPES[job.training.precision]
-        network.to(
-            main_dtype(dtype) if self._fully_sharded(stage) else dtype
-        )  # `fully_shard`'s shards are main weights
+        # `fully_shard`'s shards are main weights
+        network.to(main_dtype(dtype) if self._fully_sharded(stage) else dtype)
         self._initialize(network)
         network.make_layer_context = partial(self._make_layer_context, network)
         if job.plan.tensor > 1:
@@ -329,10 +328,10 @@ class Trainer:
         training = self.job.training
         arrays = data.load_share(index, training.global_batch, training.sequence, self.data_rank, self.sizes, self.text)
         context, device = self.job.plan.context, self.accelerator.device
-        position = self.mesh[CONTEXT].get_local_rank()
-        token_index: Any = (
-            slice(None) if context == 1 else context_parallel.list_positions(position, context, training.sequence)
-        )
+        token_index: Any = slice(None)
+        if context > 1:
+            rank = self.mesh[CONTEXT].get_local_rank()
+            token_index = context_parallel.list_positions(rank, context, training.sequence)
         # a contiguous copy: torch's pipeline compares strides with those of the stage's example input
         tokens, targets = (torch.from_numpy(array[:, token_index].copy()).to(device) for array in arrays)
         self.zero_gradients()
