@@ -126,12 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         device = choose_device(options.device)
         num_ranks = choose_num_ranks(device, options.processes)
         skipped_lines = measure_devices(
-            options.out,
-            device,
-            num_ranks,
-            options.seconds,
-            options.only or PARTS,
-            _print_line,
+            options.out, device, num_ranks, options.seconds, options.only or PARTS, _print_line
         )
     except KeyboardInterrupt:
         _print_line(f"interrupted: {describe_rows(options.out)}")

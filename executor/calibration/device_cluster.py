@@ -18,13 +18,7 @@ from meshwise.simulator.machine.cluster import Cluster, build_homogeneous
 from meshwise.simulator.machine.host import Host, Pcie
 from meshwise.simulator.models.model import build
 
-_CURVES = {
-    "all_reduce": "all_reduce",
-    "all_gather": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "all_to_all": "all_to_all",
-    "p2p": "send",
-}
+_CURVES = {name: name for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")} | {"p2p": "send"}
 """Name of a collective in rows -> its name in a cluster file."""
 
 

@@ -82,12 +82,7 @@ def build_trials() -> tuple[TrainingRun, ...]:
     """Return training of a GPT and a Llama of a few thousand parameters, for a CPU."""
     gpt_spec = Transformer(layers=2, hidden=16, heads=2, kv_heads=2, ffn=32, vocab=64, name="trial-gpt")
     llama_spec = replace(
-        gpt_spec,
-        kv_heads=1,
-        ffn_kind="swiglu",
-        positions="rotary",
-        tied_embeddings=False,
-        name="trial-llama",
+        gpt_spec, kv_heads=1, ffn_kind="swiglu", positions="rotary", tied_embeddings=False, name="trial-llama"
     )
     return TrainingRun(gpt_spec, 16, 2), TrainingRun(llama_spec, 16, 2)
 
@@ -99,10 +94,8 @@ def measure_training(
     num_rows = 0
     for training_run in training_runs:
         if count_states(training_run.spec) > machine.memory:
-            skip(
-                f"training of {training_run.spec.name}",
-                f"its states take {count_states(training_run.spec) / GIB:.0f} GiB",
-            )
+            states_text = f"its states take {count_states(training_run.spec) / GIB:.0f} GiB"
+            skip(f"training of {training_run.spec.name}", states_text)
         elif num_rows < max_rows:
             num_rows += 1
             note(f"training steps of {training_run.spec.name}")

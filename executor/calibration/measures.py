@@ -205,10 +205,7 @@ def _prepare_norm(spec: Transformer = MEASURED_MODEL) -> Run:
 
 
 def _prepare_elementwise() -> Run:
-    x, wide_input = (
-        _draw_tensor(BATCH, SEQUENCE, MEASURED_MODEL.hidden),
-        _draw_tensor(BATCH, SEQUENCE, MEASURED_MODEL.ffn),
-    )
+    x, wide_input = (_draw_tensor(BATCH, SEQUENCE, size) for size in (MEASURED_MODEL.hidden, MEASURED_MODEL.ffn))
     source = x.detach()
     add, activate = _build_passes(lambda a: a + source, x), _build_passes(gelu, wide_input)
     return lambda: (add(), activate(), add())
@@ -247,16 +244,13 @@ def _prepare_softmax() -> Run:
 
 def _prepare_embedding() -> Run:
     tokens = torch.randint(MEASURED_MODEL.vocab, (BATCH, SEQUENCE))
-    return _build_passes(
-        lambda table: embedding(tokens, table), _draw_tensor(MEASURED_MODEL.vocab, MEASURED_MODEL.hidden)
-    )
+    return _build_passes(partial(embedding, tokens), _draw_tensor(MEASURED_MODEL.vocab, MEASURED_MODEL.hidden))
 
 
 def _prepare_loss() -> Run:
     targets = torch.randint(MEASURED_MODEL.vocab, (BATCH, SEQUENCE))
-    return _build_passes(
-        lambda logits: cross_entropy(logits, targets), _draw_tensor(BATCH, SEQUENCE, MEASURED_MODEL.vocab)
-    )
+    logits = _draw_tensor(BATCH, SEQUENCE, MEASURED_MODEL.vocab)
+    return _build_passes(partial(cross_entropy, targets=targets), logits)
 
 
 def _prepare_optimizer(spec: Transformer = MEASURED_MODEL) -> Run:
@@ -288,10 +282,8 @@ def _measure_collectives(size: int, measure: Measure) -> list[tuple[str, int, in
     """
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     # every rank creates every group, as torch requires
-    groups = [
-        dist.new_group(list(range(first_rank, first_rank + size)))
-        for first_rank in range(0, num_ranks - size + 1, size)
-    ]
+    first_ranks = range(0, num_ranks - size + 1, size)
+    groups = [dist.new_group(list(range(first_rank, first_rank + size))) for first_rank in first_ranks]
     is_member = rank // size < len(groups)
     rows = []
     for nbytes in MESSAGES:

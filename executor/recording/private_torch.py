@@ -22,11 +22,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import (
-    REDUCE_GRAD,
-    _Action,
-    _PipelineScheduleRuntime,
-)
+from torch.distributed.pipelining.schedules import REDUCE_GRAD, _Action, _PipelineScheduleRuntime
 from torch.distributed.tensor import DTensor
 
 from meshwise.executor.recording.trace import Allocation, TraceEvent
@@ -118,11 +114,8 @@ def reduce_shards(module: nn.Module, *, is_last: bool) -> None:
     module.set_is_last_backward(True)  # each pass reduces; torch's pipeline sets it only at the end of a step
     state: Any = module._get_fsdp_state()
     for module_state in state._state_ctx.all_states:
-        groups = (
-            module_state._fsdp_param_groups
-            if hasattr(module_state, "_fsdp_param_groups")
-            else [module_state._fsdp_param_group]
-        )
+        has_groups = hasattr(module_state, "_fsdp_param_groups")
+        groups = module_state._fsdp_param_groups if has_groups else [module_state._fsdp_param_group]
         for group in filter(None, groups):
             group.post_backward()
     state._root_post_backward_final_callback()  # without it the last reduced gradients stay until the next reduction

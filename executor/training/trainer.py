@@ -58,8 +58,6 @@ from meshwise.strategies.plan.recomputation import find_stage_recompute
 from meshwise.strategies.schedules.schedule import ActionKind
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
-
-
 _TURN = ActionKind.FORWARD, ActionKind.BACKWARD
 
 
@@ -265,12 +263,11 @@ class Trainer:
             group=self.mesh[PIPELINE].get_group(),
         )
         stage.recorder = self.recorder
-        turns = (
-            action
+        stage.turn_microbatches = frozenset(
+            action.microbatch
             for action, successor in pairwise(plan.actions.orders[self.position])
             if (action.kind, successor.kind) == _TURN and action.stage == successor.stage == index
         )
-        stage.turn_microbatches = frozenset(action.microbatch for action in turns)
         return stage
 
     def _compute_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
