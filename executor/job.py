@@ -19,7 +19,7 @@ JOB_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One training run.
+    """One training run; fields that are not stated here are those of `meshwise.executor.options.RunOptions`.
 
     Parameters
     ----------
@@ -29,10 +29,6 @@ class Job:
         Whether one more step runs under the profiler after the timed ones.
     timeout
         Seconds that a rank waits for another before it gives up.
-    device
-        A name of `meshwise.executor.device.DEVICES`.
-    data
-        A text file or a folder of them; ``None`` for the documentation topics that ship with Python.
     checkpoint_every
         Steps between checkpoints, with one more after the last step; 0 for none. Checkpoints go into the folder
         ``checkpoints`` beside the job, and the newest ``keep`` stay.

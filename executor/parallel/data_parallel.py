@@ -17,7 +17,6 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn.parallel import DistributedDataParallel
 
 from meshwise.executor.recording.private_torch import flatten_axes
 from meshwise.executor.recording.tensors import fill, flatten, to_local
@@ -55,11 +54,6 @@ def find_sharing(mesh: DeviceMesh, kind: str) -> Sharing:
         return Sharing(shards, shards, shards)
     states = mesh[REPLICA, (shards.mesh_dim_names or ())[0]]
     return Sharing(shards, flatten_axes(mesh, (REPLICA, *GROUPS[kind])), states)
-
-
-def reduces_itself(module: nn.Module) -> bool:
-    """Return whether a module averages its gradients itself, as backward makes them."""
-    return isinstance(module, DistributedDataParallel)
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,9 +64,9 @@ def shard(
     *,
     experts: DeviceMesh | None,
     reshard: bool,
-    precision: MixedPrecisionPolicy | None = None,
-    num_offloaded: int = 0,
-    host: HostMemory | None = None,
+    dtype: torch.dtype,
+    num_offloaded: int,
+    host: HostMemory,
 ) -> None:
     """Shard the states of a stage over the last axis of ``mesh``, in place; the axis before it has replicas.
 
@@ -76,12 +76,13 @@ def shard(
         The mesh over which the states of experts are sharded, where ranks have different experts.
     reshard
         Whether gathered parameters are freed after forward and gathered again for backward.
-    precision
-        The dtypes of gathered parameters and of reductions; ``None`` for the dtype of the shards.
+    dtype
+        The dtype of gathered parameters. Those of 16 bits have shards in fp32, and reduce gradients in fp32.
     num_offloaded
         How many of the first blocks have their shards and gradients on ``host``.
     """
-    pins = host is not None and host.accelerator.pins
+    is_narrow = dtype.itemsize == 2
+    policy = MixedPrecisionPolicy(dtype, reduce_dtype=torch.float32) if is_narrow else MixedPrecisionPolicy()
     host_blocks = list_blocks(network)[:num_offloaded]
 
     def shard_unit(unit: nn.Module, on_host: bool, mesh: DeviceMesh = mesh, reshard: bool = reshard) -> None:
@@ -89,8 +90,8 @@ def shard(
             unit,
             mesh=mesh,
             reshard_after_forward=reshard,
-            mp_policy=precision or MixedPrecisionPolicy(),
-            offload_policy=CPUOffloadPolicy(pin_memory=pins) if on_host else OffloadPolicy(),
+            mp_policy=policy,
+            offload_policy=CPUOffloadPolicy(pin_memory=host.accelerator.pins) if on_host else OffloadPolicy(),
         )
 
     for layer in network.decoder_layers():
@@ -108,19 +109,13 @@ def shard(
     # by default it prefetches the unit that another microbatch's forward ended with
     if isinstance(first_block, FSDPModule):
         first_block.set_modules_to_backward_prefetch([first_block])
-    if host is not None:
-        _move_to_host(host_blocks, host)
+    _move_to_host(host_blocks, host)
 
 
 def list_blocks(network: Network) -> list[nn.Module]:
     """Return the blocks of a network as modules, in order."""
     modules = (network.embedding, *network.decoder_layers(), network.head)
     return [block for block in modules if block is not None]
-
-
-def mixed_precision(dtype: torch.dtype) -> MixedPrecisionPolicy:
-    """Return the policy that trains fp32 shards in 16 bits: gathers in ``dtype`` and reduces gradients in fp32."""
-    return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
 
 
 def _move_to_host(blocks: Sequence[nn.Module], host: HostMemory) -> None:

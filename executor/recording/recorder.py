@@ -43,13 +43,11 @@ class Recorder:
             self.synchronise()
         return perf_counter_ns()
 
-    def span(
-        self, kind: TaskKind, stage: int = -1, microbatch: int = -1, operators: str = ""
-    ) -> AbstractContextManager[None]:
+    def span(self, kind: TaskKind, stage: int = -1, microbatch: int = -1) -> AbstractContextManager[None]:
         """Record the body as one span."""
         self.heartbeat.beat(f"{kind} {stage}{_LETTER[kind]}{microbatch}" if kind in _LETTER else str(kind))
         self.current_pass = stage, microbatch
-        return self._record(kind, stage, microbatch, operators)
+        return self._record(kind, stage, microbatch, "")
 
     def record_host_copy(self, name: str, stage: int, microbatch: int) -> AbstractContextManager[None]:
         """Record the body as a copy to, on or from the host: in a pass, which waits for it, or outside of passes."""

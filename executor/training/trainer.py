@@ -22,7 +22,6 @@ from meshwise.executor.parallel.data_parallel import (
     Unit,
     average,
     find_sharing,
-    reduces_itself,
 )
 from meshwise.executor.parallel.expert_parallel import split_experts
 from meshwise.executor.parallel.offload import ActivationOffload, HostMemory, count_offloaded_layers
@@ -219,7 +218,7 @@ class Trainer:
                 self.sharing.states,
                 experts=self.expert_sharing.states if plan.expert > 1 else None,
                 reshard=reshard,
-                precision=fully_sharded.mixed_precision(dtype) if dtype.itemsize == 2 else None,
+                dtype=dtype,
                 num_offloaded=num_offloaded,
                 host=self.host,
             )
@@ -282,7 +281,7 @@ class Trainer:
         if plan.tensor > 1:
             tensor_parallel.complete_gradients(self.networks[stage])
         module = self.modules[stage]
-        if (plan.zero < 2 or plan.shards == 1) and not reduces_itself(module):
+        if (plan.zero < 2 or plan.shards == 1) and not isinstance(module, DistributedDataParallel):
             for unit in self._list_units(stage):
                 self.reducer.add_unit(unit)
 
