@@ -21,13 +21,7 @@ def check_device(device: str) -> None:
 
 
 def require_device(device: str, num_ranks: int) -> None:
-    """Raise where this host lacks devices for ``num_ranks`` ranks: a GPU for each one; cores are shared.
-
-    Raises
-    ------
-    ValueError
-        Where there is no such device, or this host has too few GPUs.
-    """
+    """Raise ``ValueError`` where this host lacks devices for ``num_ranks`` ranks: a GPU for each; cores are shared."""
     check_device(device)
     if device == CUDA:
         num_gpus = count_gpus()
@@ -48,6 +42,11 @@ def count_gpus() -> int:
     import torch
 
     return torch.cuda.device_count()
+
+
+def read_memory_size() -> float:
+    """Return the bytes of this host's main memory."""
+    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 _ISA_LIMIT = "ONEDNN_MAX_CPU_ISA"

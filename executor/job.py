@@ -19,7 +19,7 @@ JOB_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One training run.
+    """One training run; fields that are not stated here are those of `meshwise.executor.options.RunOptions`.
 
     Parameters
     ----------
@@ -29,10 +29,6 @@ class Job:
         Whether one more step runs under the profiler after the timed ones.
     timeout
         Seconds that a rank waits for another before it gives up.
-    device
-        A name of `meshwise.executor.device.DEVICES`.
-    data
-        A text file or a folder of them; ``None`` for the documentation topics that ship with Python.
     checkpoint_every
         Steps between checkpoints, with one more after the last step; 0 for none. Checkpoints go into the folder
         ``checkpoints`` beside the job, and the newest ``keep`` stay.
@@ -67,24 +63,7 @@ class Job:
 
     def to_text(self) -> str:
         """Return the job as JSON, in ASCII."""
-        document = {
-            "version": JOB_VERSION,
-            "spec": asdict(self.spec),
-            "training": asdict(self.training),
-            "plan": self.plan.to_json(),
-            "steps": self.steps,
-            "seed": self.seed,
-            "dump": self.dump,
-            "profile": self.profile,
-            "timeout": self.timeout,
-            "data": self.data,
-            "learning_rate": asdict(self.learning_rate),
-            "checkpoint_every": self.checkpoint_every,
-            "keep": self.keep,
-            "resume": self.resume,
-            "first_step": self.first_step,
-            "device": self.device,
-        }
+        document = {"version": JOB_VERSION, **asdict(self), "plan": self.plan.to_json()}
         return json.dumps(document, indent=1)
 
     @classmethod

@@ -23,9 +23,9 @@ from meshwise.executor.calibration.figures import (
     TINY_MODEL,
     calibration_file,
 )
+from meshwise.executor.device import read_memory_size
 from meshwise.executor.launch.launcher import launch_ranks, require_torch
 from meshwise.executor.recording.rank_files import make_teller
-from meshwise.executor.recording.timeline import physical_memory
 from meshwise.simulator.calibration.least_squares import least_squares
 from meshwise.simulator.collective import Collective, CollectiveCurve
 from meshwise.simulator.machine.accelerator import GATED_ACTIVATION, RMS_NORM, ROTARY, Accelerator
@@ -36,7 +36,7 @@ from meshwise.simulator.machine.kernels import AttentionModel, AttentionShape, M
 from meshwise.simulator.machine.topology import Link
 from meshwise.simulator.models.model import build
 from meshwise.simulator.models.transformer import Transformer
-from meshwise.simulator.operator_graph import Block, OperatorGraph, OperatorKind
+from meshwise.simulator.operator_graph import Block, Operator, OperatorKind
 from meshwise.strategies.plan.problem import Training
 from meshwise.strategies.plan.recomputation import HOOK_LAUNCHES
 
@@ -93,7 +93,7 @@ def measure_cores(
 def _build_cluster(ranks: Sequence[Mapping[str, Any]]) -> Cluster:
     collective_curves = build_curves(row for rank in ranks for row in rank["collectives"])
     loopback = build_link(collective_curves)
-    memory = physical_memory()
+    memory = read_memory_size()
     host = Host(platform.node() or "host", memory, median(rank["copy"] for rank in ranks), os.cpu_count() or 1)
     accelerator = _build_accelerator(ranks, memory / len(ranks))
     machine = build_homogeneous("this machine", accelerator, host, 1, len(ranks), loopback, loopback)
@@ -101,19 +101,21 @@ def _build_cluster(ranks: Sequence[Mapping[str, Any]]) -> Cluster:
 
 
 def _build_accelerator(ranks: Sequence[Mapping[str, Any]], memory: float) -> Accelerator:
-    products = {name: _merge_rows([rank["matmul"][name] for rank in ranks]) for name in ("fp32", "fp64")}
-    launch_time = median(rank["layer"] for rank in ranks) / count_launches(build(TINY_MODEL, 2, "fp32"))
-    peak = {name: find_best_rate(rows) for name, rows in products.items()}
+    layer = _build_layer(TINY_MODEL)
+    rows = {name: _merge_rows([rank["matmul"][name] for rank in ranks]) for name in ("fp32", "fp64")}
+    launch_time = median(rank["layer"] for rank in ranks) / count_launches(layer.operators)
+    peak = {name: find_best_rate(product_rows) for name, product_rows in rows.items()}
     bandwidth = median(rank["copy"] for rank in ranks)
     kinds = {kind: median(rank["kinds"][kind] for rank in ranks) for kind in ranks[0]["kinds"]}
     gradient = min(median(rate for rank in ranks for rate in rank["gradient"]), 2.0)
-    matmul = fit_matmul(peak["fp32"], products["fp32"]).with_gradient(gradient)
+    matmul = fit_matmul(peak["fp32"], rows["fp32"]).with_gradient(gradient)
     attention_rows = [
         (*row_group[0][:3], median(row[3] for row in row_group), median(row[4] for row in row_group))
         for row_group in zip(*(rank["attention"] for rank in ranks), strict=True)
     ]
-    layer = _build_layer(TINY_MODEL)
-    sharded_time = median(rank["sharded_layer"] - rank["layer"] for rank in ranks) / count_product_launches(layer)
+    # tensor ranks cut products
+    products = [operator for operator in layer.operators if operator.kind is OperatorKind.MATMUL]
+    sharded_time = median(rank["sharded_layer"] - rank["layer"] for rank in ranks) / count_launches(products)
     unit_time = median(rank["sharded_unit"] - rank["layer"] for rank in ranks) / 2  # gathered once and reduced once
     recompute_time = (
         median(rank["recomputed_layer"] - rank["layer"] for rank in ranks) - (1 + HOOK_LAUNCHES) * launch_time
@@ -139,16 +141,9 @@ def _build_accelerator(ranks: Sequence[Mapping[str, Any]], memory: float) -> Acc
     )
 
 
-def count_launches(graph: OperatorGraph) -> int:
-    """Return the number of launches that the simulator counts for forward and backward of one layer."""
-    layer = next(block for block in graph.blocks if block.layer)
-    return sum(sum(operator_launches(operator, direction) for direction in Pass) for operator in layer.operators)
-
-
-def count_product_launches(layer: Block) -> int:
-    """Return the number of a layer's launches of products with parameters, which tensor parallelism cuts."""
-    products = [operator for operator in layer.operators if operator.kind is OperatorKind.MATMUL]
-    return sum(operator_launches(operator, direction) for operator in products for direction in Pass)
+def count_launches(operators: Iterable[Operator]) -> int:
+    """Return the number of launches that the simulator counts for forward and backward of some operators."""
+    return sum(operator_launches(operator, direction) for operator in operators for direction in Pass)
 
 
 def _build_layer(spec: Transformer) -> Block:
@@ -244,7 +239,7 @@ def _merge_rows(ranks: Sequence[Sequence[Row]]) -> list[Row]:
 def build_curves(rows: Iterable[tuple[str, int, int, float]]) -> tuple[CollectiveCurve, ...]:
     """Return curves of measured collectives (name, ranks, bytes, seconds), with the median of equal rows.
 
-    Times never fall with size: neighbouring points that fall by chance get their mean.
+    Times never fall with size: neighbouring points that fall by chance get their mean (isotonic regression).
 
     >>> curve, = build_curves([("send", 2, 1, 3.0), ("send", 2, 4, 1.0), ("send", 2, 16, 5.0)])
     >>> curve.points
@@ -255,17 +250,11 @@ def build_curves(rows: Iterable[tuple[str, int, int, float]]) -> tuple[Collectiv
         times.setdefault((name, size), {}).setdefault(nbytes, []).append(seconds)
     result = []
     for (name, size), points in times.items():
-        rising_times = _fit_rising([median(points[nbytes]) for nbytes in sorted(points)])
+        rising_times = isotonic_regression([median(points[nbytes]) for nbytes in sorted(points)]).x.tolist()
         result.append(
             CollectiveCurve(Collective(name), size, tuple(zip(map(float, sorted(points)), rising_times, strict=True)))
         )
     return tuple(result)
-
-
-def _fit_rising(values: Sequence[float]) -> list[float]:
-    """Return the sequence that never falls and is next to ``values`` in the least squares (isotonic regression)."""
-    rising: list[float] = isotonic_regression(values).x.tolist()
-    return rising
 
 
 def build_link(collective_curves: Sequence[CollectiveCurve]) -> Link:

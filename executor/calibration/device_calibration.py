@@ -12,13 +12,12 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from meshwise.executor.calibration.device_worker import PARTS, skipped_file
 from meshwise.executor.calibration.figures import count_rows
-from meshwise.executor.device import count_gpus
+from meshwise.executor.calibration.worker import PARTS, skipped_file
+from meshwise.executor.device import DEVICES, count_gpus
 from meshwise.executor.launch.launcher import ExecutionError, launch_ranks, require_torch
 from meshwise.executor.recording.rank_files import make_teller
 
-DEVICES = ("cpu", "cuda")
 SILENCE_LIMIT = 600.0
 """Seconds without a heartbeat after which a worker is given up, in addition to the seconds of measurement."""
 _SHARES = {"kernels": 0.7, "training": 1.0, "collectives": 0.3}
@@ -52,10 +51,7 @@ def choose_device(requested_device: str | None) -> str:
 def choose_num_ranks(device: str, requested_ranks: int | None) -> int:
     """Return the number of devices for collectives: ``requested_ranks``; without it all GPUs, and 2 on a CPU.
 
-    Raises
-    ------
-    ValueError
-        Where the machine has fewer GPUs.
+    ``ValueError`` where the machine has fewer GPUs.
     """
     if device == "cpu":
         return 2 if requested_ranks is None else requested_ranks
@@ -103,10 +99,9 @@ def _measure_part(
 ) -> list[str]:
     with tempfile.TemporaryDirectory(prefix="meshwise-") as name:
         folder = Path(name)
-        arguments = [name, str(out), device, part, str(seconds)]
         launch_ranks(
-            "meshwise.executor.calibration.device_worker",
-            arguments,
+            "meshwise.executor.calibration.worker",
+            [name, str(seconds), str(out), device, part],
             folder,
             num_ranks,
             timeout=SILENCE_LIMIT + seconds,
@@ -131,12 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         device = choose_device(options.device)
         num_ranks = choose_num_ranks(device, options.processes)
         skipped_lines = measure_devices(
-            options.out,
-            device,
-            num_ranks,
-            options.seconds,
-            options.only or PARTS,
-            _print_line,
+            options.out, device, num_ranks, options.seconds, options.only or PARTS, _print_line
         )
     except KeyboardInterrupt:
         _print_line(f"interrupted: {describe_rows(options.out)}")

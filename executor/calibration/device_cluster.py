@@ -18,13 +18,7 @@ from meshwise.simulator.machine.cluster import Cluster, build_homogeneous
 from meshwise.simulator.machine.host import Host, Pcie
 from meshwise.simulator.models.model import build
 
-_CURVES = {
-    "all_reduce": "all_reduce",
-    "all_gather": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "all_to_all": "all_to_all",
-    "p2p": "send",
-}
+_CURVES = {name: name for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")} | {"p2p": "send"}
 """Name of a collective in rows -> its name in a cluster file."""
 
 
@@ -40,10 +34,8 @@ def is_measured(first_line: bytes) -> bool:
 def build_cluster(lines: Iterable[bytes]) -> Cluster:
     """Return the machine that rows were measured on, as a cluster.
 
-    Raises
-    ------
-    ValueError
-        Where rows are of several machines, of an accelerator without a data sheet, or no kernel's row can be used.
+    ``ValueError`` where rows are of several machines, of an accelerator without a data sheet, or no kernel's row can be
+    used.
     """
     lines = list(lines)
     used_rows, skipped_rows = read_rows(lines)

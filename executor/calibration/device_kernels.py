@@ -2,14 +2,13 @@
 
 Matrix products are those of a linear layer and its gradients, batched products, and fp8. Attention is one fused kernel,
 or products and softmax in sequence. Norms, softmax, elementwise kernels, loss and optimizer are bound by memory. The
-time of a tiny layer is its launches.
+time of a tiny layer is its launches. Copies are between host and device, and inside the memory of a device.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +19,14 @@ from meshwise.executor.calibration.figures import TINY_MODEL
 from meshwise.executor.model.network import Layer
 from meshwise.executor.recording.private_torch import has_kernel
 from meshwise.executor.recording.timer import Run
+
+
+class DeviceKernel(NamedTuple):
+    """A kernel to time: the fields of its row, except the time, and what makes it ready to run on a device."""
+
+    fields: dict[str, Any]
+    prepare: Callable[[str], Run]
+
 
 DTYPES = {
     "fp16": torch.float16,
@@ -32,63 +39,7 @@ DTYPES = {
 FIRST_WITH_FP8 = (8, 9)
 """Lowest CUDA compute capability that multiplies in fp8 (Ada; Hopper is 9.0)."""
 _LAYOUTS = {"fwd": "TN", "dgrad": "NN", "wgrad": "NT"}
-
-
-@dataclass(frozen=True, slots=True)
-class LinearProduct:
-    """A product of a linear layer from ``k`` to ``n`` over ``m`` tokens.
-
-    Parameters
-    ----------
-    direction
-        ``fwd``: [m, k] x [k, n]. ``dgrad``: the gradient of the input, [m, n] x [n, k]. ``wgrad``: the gradient of
-        the weight, [n, m] x [m, k].
-    """
-
-    dtype: str
-    m: int
-    n: int
-    k: int
-    direction: str = "fwd"
-
-    @property
-    def flops(self) -> float:
-        """FLOP of the product, multiplications and additions."""
-        return 2.0 * self.m * self.n * self.k
-
-    def fields(self) -> dict[str, Any]:
-        """Return the row's fields; sizes are those of the product that is computed."""
-        m, n, k = self.m, self.n, self.k
-        sizes = {"fwd": (m, n, k), "dgrad": (m, k, n), "wgrad": (n, k, m)}[self.direction]
-        named_sizes = dict(zip(("m", "n", "k"), sizes, strict=True))
-        return {
-            "kernel": "gemm",
-            "dtype": self.dtype,
-            "pass": self.direction,
-            **named_sizes,
-            "layout": _LAYOUTS[self.direction],
-            "accumulate": False,
-        }
-
-    def prepare(self, device: str) -> Run:
-        """Return the product on random operands."""
-        torch.set_float32_matmul_precision("high" if self.dtype == "tf32" else "highest")
-        if self.dtype == "fp8":
-            return self._prepare_fp8(device)
-        random = partial(torch.randn, device=device, dtype=DTYPES[self.dtype])
-        if self.direction == "fwd":
-            return partial(functional.linear, random(self.m, self.k), random(self.n, self.k))
-        gradient = random(self.m, self.n)
-        if self.direction == "dgrad":
-            return partial(torch.mm, gradient, random(self.n, self.k))
-        return partial(torch.mm, gradient.t(), random(self.m, self.k))
-
-    def _prepare_fp8(self, device: str) -> Run:
-        """Return the product in fp8 with one scale for each tensor, and its result in bf16."""
-        scale = torch.ones((), device=device)
-        source, weight = (torch.randn(rows, self.k, device=device).to(DTYPES["fp8"]) for rows in (self.m, self.n))
-        recipe = functional.ScalingType.TensorWise
-        return partial(functional.scaled_mm, source, weight.t(), scale, recipe, scale, recipe, use_fast_accum=True)
+_PASS = {False: "fwd", True: "bwd"}
 
 
 def has_fp8(device: str) -> bool:
@@ -98,28 +49,47 @@ def has_fp8(device: str) -> bool:
     return has_kernel("aten::_scaled_mm_v2", device)
 
 
-@dataclass(frozen=True, slots=True)
-class BatchedProduct:
-    """``batch`` products [m, k] x [k, n] in one kernel."""
+def build_product(dtype: str, m: int, n: int, k: int, direction: str = "fwd") -> DeviceKernel:
+    """Return a product of a linear layer from ``k`` to ``n`` over ``m`` tokens; rows have the sizes that are computed.
 
-    dtype: str
-    batch: int
-    m: int
-    n: int
-    k: int
+    ``direction`` is ``fwd``: [m, k] x [k, n]; ``dgrad``, the gradient of the input: [m, n] x [n, k]; or ``wgrad``, the
+    gradient of the weight: [n, m] x [m, k].
+    """
+    sizes = {"fwd": (m, n, k), "dgrad": (m, k, n), "wgrad": (n, k, m)}[direction]
+    layout = {"layout": _LAYOUTS[direction], "accumulate": False}
+    fields = {"kernel": "gemm", "dtype": dtype, "pass": direction, **dict(zip("mnk", sizes, strict=True)), **layout}
 
-    def fields(self) -> dict[str, Any]:
-        """Return the row's fields."""
-        sizes = {name: getattr(self, name) for name in ("batch", "m", "n", "k")}
-        return {"kernel": "bmm", "dtype": self.dtype, "pass": "fwd", **sizes}
+    def prepare(device: str) -> Run:
+        torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
+        if dtype == "fp8":
+            return _prepare_fp8_product(m, n, k, device)
+        draw = partial(torch.randn, device=device, dtype=DTYPES[dtype])
+        if direction == "fwd":
+            return partial(functional.linear, draw(m, k), draw(n, k))
+        if direction == "dgrad":
+            return partial(torch.mm, draw(m, n), draw(n, k))
+        return partial(torch.mm, draw(m, n).t(), draw(m, k))
 
-    def prepare(self, device: str) -> Run:
-        """Return the products on random operands."""
+    return DeviceKernel(fields, prepare)
 
-        def random(*shape: int) -> Tensor:
-            return torch.randn(self.batch, *shape, device=device, dtype=DTYPES[self.dtype])
 
-        return partial(torch.bmm, random(self.m, self.k), random(self.k, self.n))
+def _prepare_fp8_product(m: int, n: int, k: int, device: str) -> Run:
+    """Return the product in fp8 with one scale for each tensor, and its result in bf16."""
+    scale = torch.ones((), device=device)
+    source, weight = (torch.randn(rows, k, device=device).to(DTYPES["fp8"]) for rows in (m, n))
+    recipe = functional.ScalingType.TensorWise
+    return partial(functional.scaled_mm, source, weight.t(), scale, recipe, scale, recipe, use_fast_accum=True)
+
+
+def build_batched_product(dtype: str, batch: int, m: int, n: int, k: int) -> DeviceKernel:
+    """Return ``batch`` products [m, k] x [k, n] in one kernel."""
+    fields = {"kernel": "bmm", "dtype": dtype, "pass": "fwd", "batch": batch, "m": m, "n": n, "k": k}
+
+    def prepare(device: str) -> Run:
+        draw = partial(torch.randn, device=device, dtype=DTYPES[dtype])
+        return partial(torch.bmm, draw(batch, m, k), draw(batch, k, n))
+
+    return DeviceKernel(fields, prepare)
 
 
 def build_run(function: Callable[..., Tensor], inputs: Sequence[Tensor], *, backward: bool) -> Run:
@@ -131,233 +101,199 @@ def build_run(function: Callable[..., Tensor], inputs: Sequence[Tensor], *, back
     return lambda: torch.autograd.grad(result, inputs, gradient, retain_graph=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Attention:
-    """Attention of ``batch`` sequences, forward or its gradients alone.
+def _build_trained(
+    fields: dict[str, Any],
+    make_function: Callable[[str], Callable[..., Tensor]],
+    shapes: Iterable[tuple[int, ...]],
+    *,
+    backward: bool,
+) -> DeviceKernel:
+    """Return a function of random inputs of ``shapes`` as it runs in training, or its gradients for all inputs.
 
-    Parameters
-    ----------
-    fused
-        Whether attention is one kernel that stores no scores (FlashAttention, Dao 2023), else products and softmax.
+    ``make_function`` returns the function for a device.
     """
 
-    dtype: str
-    batch: int
-    heads: int
-    kv_heads: int
-    sequence: int
-    head_dim: int
-    causal: bool = True
-    backward: bool = False
-    fused: bool = True
+    def prepare(device: str) -> Run:
+        draw = partial(torch.randn, device=device, dtype=DTYPES[fields["dtype"]], requires_grad=True)
+        return build_run(make_function(device), [draw(shape) for shape in shapes], backward=backward)
 
-    def fields(self) -> dict[str, Any]:
-        """Return the row's fields; unfused attention has another name, because it is not a single kernel."""
-        direction = "bwd" if self.backward else "fwd"
-        return {
-            "kernel": f"attention_{direction}" if self.fused else f"unfused_attention_{direction}",
-            "dtype": self.dtype,
-            "batch": self.batch,
-            "heads": self.heads,
-            "kv_heads": self.kv_heads,
-            "head_dim": self.head_dim,
-            "seq_q": self.sequence,
-            "seq_kv": self.sequence,
-            "causal": self.causal,
-            "impl": "torch sdpa, flash" if self.fused else "torch eager",
-        }
+    return DeviceKernel(fields, prepare)
 
-    def prepare(self, device: str) -> Run:
-        """Return attention over random queries, keys and values, or its gradients."""
 
-        def random(heads: int) -> Tensor:
-            shape = self.batch, heads, self.sequence, self.head_dim
-            return torch.randn(*shape, device=device, dtype=DTYPES[self.dtype], requires_grad=True)
+AttentionSizes = tuple[int, int, int, int, int]
+"""Sequences, heads, heads of keys and values, tokens of a sequence, and head dim."""
 
-        inputs = random(self.heads), random(self.kv_heads), random(self.kv_heads)
-        if self.fused:
-            return build_run(self._attend_fused, inputs, backward=self.backward)
-        future_mask = torch.ones(self.sequence, self.sequence, dtype=torch.bool, device=device).triu(1)
 
-        def attend_unfused(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            scores = query @ key.transpose(-1, -2) / sqrt(self.head_dim)
-            masked_scores = scores.masked_fill(future_mask, float("-inf")) if self.causal else scores
+def build_attention(
+    dtype: str, sizes: AttentionSizes, *, causal: bool = True, backward: bool = False, fused: bool = True
+) -> DeviceKernel:
+    """Return attention, forward or its gradients alone.
+
+    With ``fused`` it is one kernel that stores no scores (FlashAttention, Dao 2023), else products and softmax, which
+    have another name in rows, because they are not a single kernel.
+    """
+    batch, heads, kv_heads, sequence, head_dim = sizes
+    fields = {
+        "kernel": f"{'' if fused else 'unfused_'}attention_{_PASS[backward]}",
+        "dtype": dtype,
+        "batch": batch,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "seq_q": sequence,
+        "seq_kv": sequence,
+        "causal": causal,
+        "impl": "torch sdpa, flash" if fused else "torch eager",
+    }
+
+    def make_attention(device: str) -> Callable[..., Tensor]:
+        future_mask = None if fused else torch.ones(sequence, sequence, dtype=torch.bool, device=device).triu(1)
+
+        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            if future_mask is None:
+                with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+                    return functional.scaled_dot_product_attention(
+                        query, key, value, is_causal=causal, enable_gqa=kv_heads != heads
+                    )
+            scores = query @ key.transpose(-1, -2) / sqrt(head_dim)
+            masked_scores = scores.masked_fill(future_mask, float("-inf")) if causal else scores
             return torch.softmax(masked_scores, dim=-1) @ value
 
-        return build_run(attend_unfused, inputs, backward=self.backward)
+        return attend
 
-    def _attend_fused(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            return functional.scaled_dot_product_attention(
-                query, key, value, is_causal=self.causal, enable_gqa=self.kv_heads != self.heads
-            )
+    shapes = [(batch, count, sequence, head_dim) for count in (heads, kv_heads, kv_heads)]
+    return _build_trained(fields, make_attention, shapes, backward=backward)
 
 
 WIDTH = 4096
 """Elements of a row of a norm or softmax, at most those of the tensor."""
-
-
-def _layernorm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return functional.layer_norm(x, weight.shape, weight, bias)
-
-
-def _rmsnorm(x: Tensor, weight: Tensor) -> Tensor:
-    return functional.rms_norm(x, weight.shape, weight)
-
-
-def _dropout(x: Tensor) -> Tensor:
-    return functional.dropout(x, 0.1)
-
-
-def _softmax(x: Tensor) -> Tensor:
-    return torch.softmax(x, dim=-1)
-
-
-_FUNCTIONS: dict[str, tuple[Callable[..., Tensor], int]] = {
-    "layernorm": (_layernorm, 2),
-    "rmsnorm": (_rmsnorm, 1),
-    "softmax": (_softmax, 0),
-    "dropout": (_dropout, 0),
+STREAMS: dict[str, tuple[Callable[..., Tensor], int]] = {
+    "layernorm": (lambda x, weight, bias: functional.layer_norm(x, weight.shape, weight, bias), 2),
+    "rmsnorm": (lambda x, weight: functional.rms_norm(x, weight.shape, weight), 1),
+    "softmax": (partial(torch.softmax, dim=-1), 0),
+    "dropout": (partial(functional.dropout, p=0.1), 0),
     "gelu": (functional.gelu, 0),
 }
 """Name of a kernel -> its function, and the number of its parameters, each as wide as a row."""
-STREAMS = ("layernorm", "rmsnorm", "softmax", "dropout", "gelu")
 
 
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """One of `STREAMS` over a tensor of ``elements``, forward or backward."""
-
-    name: str
-    dtype: str
-    elements: int
-    backward: bool = False
-
-    def fields(self) -> dict[str, Any]:
-        """Return the row's fields."""
-        direction = "bwd" if self.backward else "fwd"
-        return {"kernel": self.name, "dtype": self.dtype, "pass": direction, "elements": self.elements, "impl": "torch"}
-
-    def prepare(self, device: str) -> Run:
-        """Return the kernel on random values."""
-        function, num_parameters = _FUNCTIONS[self.name]
-        width = min(WIDTH, self.elements)
-        shapes = [(self.elements // width, width), *[(width,)] * num_parameters]
-        inputs = [torch.randn(shape, device=device, dtype=DTYPES[self.dtype], requires_grad=True) for shape in shapes]
-        return build_run(function, inputs, backward=self.backward)
+def build_stream(name: str, dtype: str, elements: int, *, backward: bool = False) -> DeviceKernel:
+    """Return one of `STREAMS` over a tensor of ``elements``, forward or backward."""
+    function, num_parameters = STREAMS[name]
+    width = min(WIDTH, elements)
+    fields = {"kernel": name, "dtype": dtype, "pass": _PASS[backward], "elements": elements, "impl": "torch"}
+    shapes = [(elements // width, width), *[(width,)] * num_parameters]
+    return _build_trained(fields, lambda device: function, shapes, backward=backward)
 
 
-@dataclass(frozen=True, slots=True)
-class Addition:
-    """The sum of two tensors, as a residual connection computes it."""
+def build_addition(dtype: str, elements: int) -> DeviceKernel:
+    """Return the sum of two tensors, as a residual connection computes it."""
 
-    dtype: str
-    elements: int
-
-    def fields(self) -> dict[str, Any]:
-        """Return the row's fields."""
-        return {"kernel": "add", "dtype": self.dtype, "pass": "fwd", "elements": self.elements, "impl": "torch"}
-
-    def prepare(self, device: str) -> Run:
-        """Return the sum of random values."""
-        left_operand, right_operand = torch.randn(2, self.elements, device=device, dtype=DTYPES[self.dtype])
+    def prepare(device: str) -> Run:
+        left_operand, right_operand = torch.randn(2, elements, device=device, dtype=DTYPES[dtype])
         return lambda: left_operand + right_operand
 
-
-@dataclass(frozen=True, slots=True)
-class Embedding:
-    """A look-up of table rows by token, or the gradient of the whole table."""
-
-    dtype: str
-    rows: int
-    hidden: int
-    vocab: int
-    backward: bool = False
-
-    def fields(self) -> dict[str, Any]:
-        """Return the row's fields."""
-        sizes = {"rows": self.rows, "hidden": self.hidden, "vocab": self.vocab, "elements": self.rows * self.hidden}
-        direction = "bwd" if self.backward else "fwd"
-        return {"kernel": "embedding", "dtype": self.dtype, "pass": direction, **sizes, "impl": "torch"}
-
-    def prepare(self, device: str) -> Run:
-        """Return the look-up of random tokens."""
-        tokens = torch.randint(self.vocab, (self.rows,), device=device)
-        table = torch.randn(self.vocab, self.hidden, device=device, dtype=DTYPES[self.dtype], requires_grad=True)
-        return build_run(lambda weight: functional.embedding(tokens, weight), [table], backward=self.backward)
+    return DeviceKernel(
+        {"kernel": "add", "dtype": dtype, "pass": "fwd", "elements": elements, "impl": "torch"}, prepare
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class CrossEntropy:
-    """The mean cross entropy of ``rows`` tokens over a vocabulary, from logits of ``dtype``."""
+def build_embedding(dtype: str, rows: int, hidden: int, vocab: int, *, backward: bool = False) -> DeviceKernel:
+    """Return a look-up of table rows by random tokens, or the gradient of the whole table."""
+    sizes = {"rows": rows, "hidden": hidden, "vocab": vocab, "elements": rows * hidden}
+    fields = {"kernel": "embedding", "dtype": dtype, "pass": _PASS[backward], **sizes, "impl": "torch"}
 
-    dtype: str
-    rows: int
-    vocab: int
-    backward: bool = False
+    def make_look_up(device: str) -> Callable[..., Tensor]:
+        return partial(functional.embedding, torch.randint(vocab, (rows,), device=device))
 
-    def fields(self) -> dict[str, Any]:
-        """Return the row's fields."""
-        sizes = {"rows": self.rows, "vocab": self.vocab, "elements": self.rows * self.vocab}
-        direction = "bwd" if self.backward else "fwd"
-        return {"kernel": "cross_entropy", "dtype": self.dtype, "pass": direction, **sizes, "impl": "torch eager"}
-
-    def prepare(self, device: str) -> Run:
-        """Return the loss of random logits and targets."""
-        targets = torch.randint(self.vocab, (self.rows,), device=device)
-        logits = torch.randn(self.rows, self.vocab, device=device, dtype=DTYPES[self.dtype], requires_grad=True)
-        return build_run(lambda x: functional.cross_entropy(x, targets), [logits], backward=self.backward)
+    return _build_trained(fields, make_look_up, [(vocab, hidden)], backward=backward)
 
 
-@dataclass(frozen=True, slots=True)
-class OptimizerStep:
-    """A step of AdamW over ``params`` fp32 parameters: one fused kernel, or one kernel for each operation."""
+def build_cross_entropy(dtype: str, rows: int, vocab: int, *, backward: bool = False) -> DeviceKernel:
+    """Return the mean cross entropy of ``rows`` tokens over a vocabulary, from random logits of ``dtype``."""
+    sizes = {"rows": rows, "vocab": vocab, "elements": rows * vocab}
+    fields = {"kernel": "cross_entropy", "dtype": dtype, "pass": _PASS[backward], **sizes, "impl": "torch eager"}
 
-    params: int
-    fused: bool = True
+    def make_loss(device: str) -> Callable[..., Tensor]:
+        return partial(functional.cross_entropy, target=torch.randint(vocab, (rows,), device=device))
 
-    def fields(self) -> dict[str, Any]:
-        """Return the row's fields: a fused step moves 28 bytes a parameter."""
-        implementation = "AdamW fused" if self.fused else "AdamW foreach"
-        return {
-            "kernel": "optimizer_step",
-            "dtype": "fp32",
-            "params": self.params,
-            "bytes": 28 * self.params,
-            "impl": implementation,
-            "note": "bytes = 28 per parameter (read p,g,m,v; write p,m,v)",
-        }
+    return _build_trained(fields, make_loss, [(rows, vocab)], backward=backward)
 
-    def prepare(self, device: str) -> Run:
-        """Return the step."""
-        parameter = torch.nn.Parameter(torch.zeros(self.params, device=device))
+
+def build_optimizer_step(params: int, *, fused: bool = True) -> DeviceKernel:
+    """Return a step of AdamW over ``params`` fp32 parameters: one fused kernel, or one kernel for each operation.
+
+    A fused step moves 28 bytes a parameter.
+    """
+    fields = {
+        "kernel": "optimizer_step",
+        "dtype": "fp32",
+        "params": params,
+        "bytes": 28 * params,
+        "impl": "AdamW fused" if fused else "AdamW foreach",
+        "note": "bytes = 28 per parameter (read p,g,m,v; write p,m,v)",
+    }
+
+    def prepare(device: str) -> Run:
+        parameter = torch.nn.Parameter(torch.zeros(params, device=device))
         parameter.grad = torch.ones_like(parameter)
-        return torch.optim.AdamW([parameter], fused=self.fused, foreach=not self.fused).step
+        return torch.optim.AdamW([parameter], fused=fused, foreach=not fused).step
 
-
-@dataclass(frozen=True, slots=True)
-class TinyLayer:
-    """Forward and backward of a layer of hidden size 8, whose time is the host's launches."""
-
-    def fields(self) -> dict[str, Any]:
-        """Return the row's fields."""
-        return {
-            "kernel": "layer_fwd_bwd",
-            "dtype": "bf16",
-            "batch": 1,
-            "seq_q": 2,
-            "hidden": TINY_MODEL.hidden,
-            "impl": HOST_BOUND,
-        }
-
-    def prepare(self, device: str) -> Run:
-        """Return both passes."""
-        layer = Layer(TINY_MODEL).to(device=device, dtype=torch.bfloat16)
-        x = torch.randn(1, 2, TINY_MODEL.hidden, device=device, dtype=torch.bfloat16, requires_grad=True)
-        inputs = (x, *layer.parameters())
-        gradient = torch.ones_like(x)
-        return lambda: torch.autograd.grad(layer(x), inputs, gradient)
+    return DeviceKernel(fields, prepare)
 
 
 HOST_BOUND = "torch eager, bound by the host's launches"
 """``impl`` of rows of layers whose time is the host's launches."""
+
+
+def build_tiny_layer() -> DeviceKernel:
+    """Return forward and backward of a layer of hidden size 8, whose time is the host's launches."""
+    hidden = TINY_MODEL.hidden
+    sizes = {"batch": 1, "seq_q": 2, "hidden": hidden}
+
+    def prepare(device: str) -> Run:
+        layer = Layer(TINY_MODEL).to(device=device, dtype=torch.bfloat16)
+        x = torch.randn(1, 2, hidden, device=device, dtype=torch.bfloat16, requires_grad=True)
+        inputs, gradient = (x, *layer.parameters()), torch.ones_like(x)
+        return lambda: torch.autograd.grad(layer(x), inputs, gradient)
+
+    return DeviceKernel({"kernel": "layer_fwd_bwd", "dtype": "bf16", **sizes, "impl": HOST_BOUND}, prepare)
+
+
+def build_host_copy(nbytes: int, *, to_device: bool = True, pinned: bool = True) -> DeviceKernel:
+    """Return a copy of ``nbytes`` between host and device.
+
+    With ``pinned`` the host's memory is page-locked, for CUDA only; else the driver copies through its own buffer.
+    """
+    name, implementation = "copy_h2d" if to_device else "copy_d2h", "pinned" if pinned else "pageable"
+
+    def prepare(device: str) -> Run:
+        is_pinned = pinned and device == "cuda"
+        host_buffer = torch.ones(nbytes, dtype=torch.uint8, pin_memory=is_pinned)
+        device_buffer = torch.ones(nbytes, dtype=torch.uint8, device=device)
+        source, target = (host_buffer, device_buffer) if to_device else (device_buffer, host_buffer)
+        return lambda: target.copy_(source, non_blocking=is_pinned)
+
+    return DeviceKernel({"kernel": name, "dtype": "bytes", "bytes": nbytes, "impl": implementation}, prepare)
+
+
+def build_device_copy(nbytes: int) -> DeviceKernel:
+    """Return a copy of ``nbytes`` inside the memory of the device; every byte is read and written."""
+
+    def prepare(device: str) -> Run:
+        source = torch.ones(nbytes, dtype=torch.uint8, device=device)
+        target = torch.empty_like(source)
+        return lambda: target.copy_(source)
+
+    note = "each byte is read and written"
+    return DeviceKernel({"kernel": "memcpy", "dtype": "bytes", "bytes": nbytes, "note": note}, prepare)
+
+
+def build_launch() -> DeviceKernel:
+    """Return a kernel on one element, whose time by the device's clock is its launch."""
+
+    def prepare(device: str) -> Run:
+        element = torch.zeros(1, device=device)
+        return lambda: element.add_(1.0)
+
+    return DeviceKernel({"kernel": "launch", "dtype": "fp32", "elements": 1, "impl": "torch eager"}, prepare)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from meshwise.executor.calibration.figures import PUBLISHER
+from meshwise.executor.device import read_memory_size
 
 GIB = 2.0**30
 
@@ -71,7 +72,7 @@ class Machine:
 def describe_machine(device: str) -> Machine:
     """Return this machine with its devices of a kind, ``"cuda"`` or ``"cpu"``; a device of a CPU is a core."""
     is_cuda = device == "cuda"
-    host_memory = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    host_memory = read_memory_size()
     cores = os.cpu_count() or 1
     name, link = look_up_name(torch.cuda.get_device_name(0)) if is_cuda else ("cpu", "shared memory")
     num_devices = torch.cuda.device_count() if is_cuda else cores

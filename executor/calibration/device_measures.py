@@ -7,40 +7,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from math import ceil
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from meshwise.executor.calibration.device_kernels import (
-    STREAMS,
-    Addition,
-    Attention,
-    BatchedProduct,
-    CrossEntropy,
-    Embedding,
-    LinearProduct,
-    OptimizerStep,
-    Stream,
-    TinyLayer,
-    has_fp8,
-)
-from meshwise.executor.calibration.device_transfers import DeviceCopy, HostCopy, Launch
+from meshwise.executor.calibration import device_kernels as kernels
+from meshwise.executor.calibration.device_kernels import AttentionSizes, DeviceKernel
 from meshwise.executor.calibration.figures import describe_row
 from meshwise.executor.recording.timer import Run, Timer
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
-
-
-class DeviceKernel(Protocol):
-    """A kernel to time: its fields in a row, and how to run it."""
-
-    def fields(self) -> dict[str, Any]:
-        """Return the fields of the row, except the time."""
-        ...
-
-    def prepare(self, device: str) -> Run:
-        """Return the kernel, ready to run on a device."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +44,8 @@ class Sizes:
     shapes: tuple[tuple[int, int, int], ...]
     layers: tuple[tuple[int, int, int], ...]
     sustained: tuple[tuple[int, int, int], ...]
-    attention: tuple[tuple[int, int, int, int, int], ...]
-    unfused: tuple[tuple[int, int, int, int, int], ...]
+    attention: tuple[AttentionSizes, ...]
+    unfused: tuple[AttentionSizes, ...]
     elements: tuple[int, ...]
     tables: tuple[tuple[int, int, int], ...]
     params: tuple[int, ...]
@@ -125,49 +101,46 @@ CPU_SIZES = Sizes(
 
 def list_kernels(sizes: Sizes, device: str) -> Iterator[DeviceKernel]:
     """Yield the kernels that are timed run by run, from cold caches."""
+    passes = False, True
     yield from _list_products(sizes, device)
-    for shape, causal, backward in product(sizes.attention, (True, False), (False, True)):
-        yield Attention("bf16", *shape, causal=causal, backward=backward)
-    for (batch, heads, _, sequence, width), backward in product(sizes.unfused, (False, True)):
-        yield Attention("bf16", batch, heads, heads, sequence, width, backward=backward, fused=False)
-    yield from _list_streams(sizes)
+    for shape, causal, backward in product(sizes.attention, (True, False), passes):
+        yield kernels.build_attention("bf16", shape, causal=causal, backward=backward)
+    for shape, backward in product(sizes.unfused, passes):
+        yield kernels.build_attention("bf16", shape, backward=backward, fused=False)
+    for name, elements, backward in product(kernels.STREAMS, sizes.elements, passes):
+        yield kernels.build_stream(name, "bf16", elements, backward=backward)
+    for elements in sizes.elements:
+        yield kernels.build_addition("bf16", elements)
+    for (rows, hidden, vocab), backward in product(sizes.tables, passes):
+        yield kernels.build_embedding("bf16", rows, hidden, vocab, backward=backward)
+        yield kernels.build_cross_entropy("fp32", rows, vocab, backward=backward)
+    for params, fused in product(sizes.params, (True, False)):
+        yield kernels.build_optimizer_step(params, fused=fused)
     for nbytes in sizes.copies:
-        yield DeviceCopy(nbytes)
+        yield kernels.build_device_copy(nbytes)
         for to_device, pinned in product((True, False), (True, False)):
-            yield HostCopy(nbytes, to_device, pinned)
+            yield kernels.build_host_copy(nbytes, to_device=to_device, pinned=pinned)
 
 
 def list_repeated_kernels(sizes: Sizes) -> Iterator[DeviceKernel]:
     """Yield the kernels that are timed run after run: those bound by the host's launches, and sustained products."""
-    yield Launch()
-    yield TinyLayer()
+    yield kernels.build_launch()
+    yield kernels.build_tiny_layer()
     for shape in sizes.sustained:
-        yield LinearProduct("bf16", *shape)
+        yield kernels.build_product("bf16", *shape)
 
 
 def _list_products(sizes: Sizes, device: str) -> Iterator[DeviceKernel]:
-    dtypes = ("bf16", "fp16", "tf32", "fp32", *(("fp8",) if has_fp8(device) else ()))
+    dtypes = ("bf16", "fp16", "tf32", "fp32", *(("fp8",) if kernels.has_fp8(device) else ()))
     for dtype, shape in product(dtypes, sizes.shapes):
-        yield LinearProduct(dtype, *shape)
+        yield kernels.build_product(dtype, *shape)
     for dtype, shape in product(("bf16", "fp16"), (shape for shape in sizes.layers if shape not in sizes.shapes)):
-        yield LinearProduct(dtype, *shape)
+        yield kernels.build_product(dtype, *shape)
     for shape, direction in product(sizes.layers, ("dgrad", "wgrad")):
-        yield LinearProduct("bf16", *shape, direction)
+        yield kernels.build_product("bf16", *shape, direction)
     for batch, heads, _, sequence, width in sizes.unfused:
-        yield BatchedProduct("bf16", batch * heads, sequence, sequence, width)
-        yield BatchedProduct("bf16", batch * heads, sequence, width, sequence)
-
-
-def _list_streams(sizes: Sizes) -> Iterator[DeviceKernel]:
-    for name, elements, backward in product(STREAMS, sizes.elements, (False, True)):
-        yield Stream(name, "bf16", elements, backward)
-    for elements in sizes.elements:
-        yield Addition("bf16", elements)
-    for (rows, hidden, vocab), backward in product(sizes.tables, (False, True)):
-        yield Embedding("bf16", rows, hidden, vocab, backward)
-        yield CrossEntropy("fp32", rows, vocab, backward)
-    for params, fused in product(sizes.params, (True, False)):
-        yield OptimizerStep(params, fused)
+        yield kernels.build_batched_product("bf16", batch * heads, sequence, sequence, width)
+        yield kernels.build_batched_product("bf16", batch * heads, sequence, width, sequence)
 
 
 REPEATED_SHARE = 0.01
@@ -185,12 +158,7 @@ def measure_kernels(
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for every kernel that runs; all are timed equally long, together for about ``seconds``.
 
-    Parameters
-    ----------
-    fields
-        Fields of the machine, for every row.
-    note
-        Called with the kernel that is timed next.
+    ``fields`` of the machine are in every row; ``note`` is called with the kernel that is timed next.
     """
     cold_kernels, repeated_kernels = list(list_kernels(sizes, timer.device)), list(list_repeated_kernels(sizes))
     share = seconds / (len(cold_kernels) + len(repeated_kernels))
@@ -208,14 +176,14 @@ def measure_kernels(
         *((kernel, measure_median) for kernel in cold_kernels),
     ]
     for number, (kernel, measure) in enumerate(measurements, start=1):
-        description = describe_row(kernel.fields())
+        description = describe_row(kernel.fields)
         note(f"{number} of {len(measurements)}: {description}")
         try:
             run_time, num_runs = measure(kernel.prepare(timer.device))
         except RuntimeError as error:  # all that torch raises, out of memory among them
             skip(description, describe_error(error))
         else:
-            yield {**fields, **kernel.fields(), "time_us": run_time * 1e6, "in_a_row": num_runs}
+            yield {**fields, **kernel.fields, "time_us": run_time * 1e6, "in_a_row": num_runs}
         release_memory(timer.device)
 
 

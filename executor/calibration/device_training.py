@@ -6,12 +6,11 @@ from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 
 from meshwise.executor.calibration.device_machine import GIB, Machine
 from meshwise.executor.calibration.device_measures import Note, Skip, release_memory
-from meshwise.executor.model.network import Network
+from meshwise.executor.model.network import Network, cross_entropy
 from meshwise.executor.recording.timer import Timer
 from meshwise.executor.supported import find_lacking
 from meshwise.simulator.models.presets import PRESETS
@@ -83,12 +82,7 @@ def build_trials() -> tuple[TrainingRun, ...]:
     """Return training of a GPT and a Llama of a few thousand parameters, for a CPU."""
     gpt_spec = Transformer(layers=2, hidden=16, heads=2, kv_heads=2, ffn=32, vocab=64, name="trial-gpt")
     llama_spec = replace(
-        gpt_spec,
-        kv_heads=1,
-        ffn_kind="swiglu",
-        positions="rotary",
-        tied_embeddings=False,
-        name="trial-llama",
+        gpt_spec, kv_heads=1, ffn_kind="swiglu", positions="rotary", tied_embeddings=False, name="trial-llama"
     )
     return TrainingRun(gpt_spec, 16, 2), TrainingRun(llama_spec, 16, 2)
 
@@ -100,10 +94,8 @@ def measure_training(
     num_rows = 0
     for training_run in training_runs:
         if count_states(training_run.spec) > machine.memory:
-            skip(
-                f"training of {training_run.spec.name}",
-                f"its states take {count_states(training_run.spec) / GIB:.0f} GiB",
-            )
+            states_text = f"its states take {count_states(training_run.spec) / GIB:.0f} GiB"
+            skip(f"training of {training_run.spec.name}", states_text)
         elif num_rows < max_rows:
             num_rows += 1
             note(f"training steps of {training_run.spec.name}")
@@ -135,7 +127,7 @@ def _time_steps(training_run: TrainingRun, timer: Timer) -> dict[str, Any]:
     tokens, targets = torch.randint(training_run.spec.vocab, (2, *shape), device=device)
 
     def step() -> None:
-        torch.autograd.backward(compute_loss(model(tokens), targets))
+        torch.autograd.backward(cross_entropy(model(tokens).float(), targets))
         optimizer.step()
 
     # the first steps allocate memory and optimizer states, and choose kernels
@@ -151,11 +143,6 @@ def _time_steps(training_run: TrainingRun, timer: Timer) -> dict[str, Any]:
 def build_network(spec: Transformer, sequence: int) -> Network:
     """Return a network with all blocks of a model."""
     return Network(spec, sequence, [name for name, _ in spec.graph(sequence, "bf16").occurrences])
-
-
-def compute_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean cross entropy over all tokens, in fp32."""
-    return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
 class MainWeights:

@@ -1,12 +1,8 @@
-"""Measures collectives between the devices of this machine, one process a device; copies; and a launch.
-
-Copies are between host and device, and inside the memory of a device.
-"""
+"""Measures collectives between the devices of this machine, one process a device."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from math import ceil
@@ -102,7 +98,7 @@ def _time_group(
 ) -> Iterator[tuple[str, int, float]]:
     for nbytes in messages:
         elements = nbytes // ELEMENT_BYTES // size * size
-        for name, run in _build_runs(group, size, elements, timer.device).items():
+        for name, run in build_runs(group, size, elements, timer.device).items():
             note(f"{name} of {nbytes} bytes, {size} ranks")
             run_time = timer.measure_row(run, _agree_count(run, group, timer, share))
             yield name, elements * ELEMENT_BYTES, run_time / 2 if name == "p2p" else run_time
@@ -117,7 +113,7 @@ def _agree_count(run: Run, group: dist.ProcessGroup, timer: Timer, share: float)
     return int(shared_count)
 
 
-def _build_runs(group: dist.ProcessGroup, size: int, elements: int, device: str) -> dict[str, Run]:
+def build_runs(group: dist.ProcessGroup, size: int, elements: int, device: str) -> dict[str, Run]:
     """Return the collectives over a buffer of ``elements``.
 
     The buffer is a rank's own, and of all ranks together where a collective gathers or scatters.
@@ -142,69 +138,3 @@ def _ping_pong(message: Tensor, group: dist.ProcessGroup) -> None:
             dist.send(message, peer, group=group)
         else:
             dist.recv(message, peer, group=group)
-
-
-@dataclass(frozen=True, slots=True)
-class HostCopy:
-    """A copy of ``nbytes`` between host and device.
-
-    Parameters
-    ----------
-    to_device
-        Whether the copy is from host to device, else from device to host.
-    pinned
-        Whether the host's memory is page-locked; else the driver copies through its own buffer.
-    """
-
-    nbytes: int
-    to_device: bool = True
-    pinned: bool = True
-
-    def fields(self) -> dict[str, Any]:
-        """Return the row's fields."""
-        name = "copy_h2d" if self.to_device else "copy_d2h"
-        return {
-            "kernel": name,
-            "dtype": "bytes",
-            "bytes": self.nbytes,
-            "impl": "pinned" if self.pinned else "pageable",
-        }
-
-    def prepare(self, device: str) -> Run:
-        """Return the copy; memory is pinned for CUDA only."""
-        is_pinned = self.pinned and device == "cuda"
-        host_buffer = torch.ones(self.nbytes, dtype=torch.uint8, pin_memory=is_pinned)
-        device_buffer = torch.ones(self.nbytes, dtype=torch.uint8, device=device)
-        source, target = (host_buffer, device_buffer) if self.to_device else (device_buffer, host_buffer)
-        return lambda: target.copy_(source, non_blocking=is_pinned)
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceCopy:
-    """A copy of ``nbytes`` inside the memory of the device; every byte is read and written."""
-
-    nbytes: int
-
-    def fields(self) -> dict[str, Any]:
-        """Return the row's fields."""
-        return {"kernel": "memcpy", "dtype": "bytes", "bytes": self.nbytes, "note": "each byte is read and written"}
-
-    def prepare(self, device: str) -> Run:
-        """Return the copy."""
-        source = torch.ones(self.nbytes, dtype=torch.uint8, device=device)
-        target = torch.empty_like(source)
-        return lambda: target.copy_(source)
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """A kernel on one element, whose time by the device's clock is its launch."""
-
-    def fields(self) -> dict[str, Any]:
-        """Return the row's fields."""
-        return {"kernel": "launch", "dtype": "fp32", "elements": 1, "impl": "torch eager"}
-
-    def prepare(self, device: str) -> Run:
-        """Return the kernel."""
-        element = torch.zeros(1, device=device)
-        return lambda: element.add_(1.0)

@@ -21,6 +21,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn import Linear
 from torch.nn.functional import dropout, embedding, gelu, linear
 
+from meshwise.executor.calibration.device_transfers import ELEMENT_BYTES, build_runs
 from meshwise.executor.calibration.figures import (
     ATTENTIONS,
     BATCH,
@@ -45,7 +46,6 @@ from meshwise.executor.model.network import (
     run_checkpointed,
 )
 from meshwise.executor.parallel.tensor_parallel import layer_plan
-from meshwise.executor.recording.private_torch import all_gather, reduce_scatter
 from meshwise.executor.training.optimizer import find_optimizer
 from meshwise.simulator.machine.accelerator import GATED_ACTIVATION, RMS_NORM, ROTARY
 from meshwise.simulator.models.transformer import Transformer
@@ -205,10 +205,7 @@ def _prepare_norm(spec: Transformer = MEASURED_MODEL) -> Run:
 
 
 def _prepare_elementwise() -> Run:
-    x, wide_input = (
-        _draw_tensor(BATCH, SEQUENCE, MEASURED_MODEL.hidden),
-        _draw_tensor(BATCH, SEQUENCE, MEASURED_MODEL.ffn),
-    )
+    x, wide_input = (_draw_tensor(BATCH, SEQUENCE, size) for size in (MEASURED_MODEL.hidden, MEASURED_MODEL.ffn))
     source = x.detach()
     add, activate = _build_passes(lambda a: a + source, x), _build_passes(gelu, wide_input)
     return lambda: (add(), activate(), add())
@@ -247,16 +244,13 @@ def _prepare_softmax() -> Run:
 
 def _prepare_embedding() -> Run:
     tokens = torch.randint(MEASURED_MODEL.vocab, (BATCH, SEQUENCE))
-    return _build_passes(
-        lambda table: embedding(tokens, table), _draw_tensor(MEASURED_MODEL.vocab, MEASURED_MODEL.hidden)
-    )
+    return _build_passes(partial(embedding, tokens), _draw_tensor(MEASURED_MODEL.vocab, MEASURED_MODEL.hidden))
 
 
 def _prepare_loss() -> Run:
     targets = torch.randint(MEASURED_MODEL.vocab, (BATCH, SEQUENCE))
-    return _build_passes(
-        lambda logits: cross_entropy(logits, targets), _draw_tensor(BATCH, SEQUENCE, MEASURED_MODEL.vocab)
-    )
+    logits = _draw_tensor(BATCH, SEQUENCE, MEASURED_MODEL.vocab)
+    return _build_passes(partial(cross_entropy, targets=targets), logits)
 
 
 def _prepare_optimizer(spec: Transformer = MEASURED_MODEL) -> Run:
@@ -288,41 +282,18 @@ def _measure_collectives(size: int, measure: Measure) -> list[tuple[str, int, in
     """
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     # every rank creates every group, as torch requires
-    groups = [
-        dist.new_group(list(range(first_rank, first_rank + size)))
-        for first_rank in range(0, num_ranks - size + 1, size)
-    ]
+    first_ranks = range(0, num_ranks - size + 1, size)
+    groups = [dist.new_group(list(range(first_rank, first_rank + size))) for first_rank in first_ranks]
     is_member = rank // size < len(groups)
     rows = []
     for nbytes in MESSAGES:
-        runs = _build_messages(groups[rank // size], size, nbytes) if is_member else {}
-        for name in ("all_reduce", "all_gather", "reduce_scatter", *(["send"] if size == 2 else [])):
+        runs = build_runs(groups[rank // size], size, nbytes // ELEMENT_BYTES, "cpu") if is_member else {}
+        for name in ("all_reduce", "all_gather", "reduce_scatter", *(["p2p"] if size == 2 else [])):
             seconds = measure(runs.get(name, _do_nothing))
             if is_member:
-                rows.append((name, size, nbytes, seconds / 2 if name == "send" else seconds))
+                rows.append(("send", size, nbytes, seconds / 2) if name == "p2p" else (name, size, nbytes, seconds))
     return rows
 
 
 def _do_nothing() -> None:
     return None
-
-
-def _build_messages(group: dist.ProcessGroup, size: int, nbytes: int) -> dict[str, Run]:
-    buffer, shard = torch.zeros(nbytes // 4), torch.zeros(nbytes // 4 // size)
-    return {
-        "all_reduce": partial(dist.all_reduce, buffer, group=group),
-        "all_gather": partial(all_gather, buffer, shard, group=group),
-        "reduce_scatter": partial(reduce_scatter, shard, buffer, group=group),
-        "send": partial(_ping_pong, buffer, group),
-    }
-
-
-def _ping_pong(message: Tensor, group: dist.ProcessGroup) -> None:
-    """Send ``message`` to the other of two ranks and receive it back, or receive it and send it back."""
-    group_rank = group.rank()
-    peer = dist.get_global_rank(group, 1 - group_rank)
-    for sender in (0, 1):
-        if group_rank == sender:
-            dist.send(message, peer)
-        else:
-            dist.recv(message, peer)

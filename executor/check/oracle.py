@@ -42,7 +42,6 @@ from meshwise.executor.recording.accelerator import Accelerator
 from meshwise.executor.recording.recorder import Recorder
 from meshwise.executor.recording.tensors import to_local
 from meshwise.executor.training import trainer as executor_trainer
-from meshwise.executor.training.optimizer import read_states
 from meshwise.executor.training.trainer import DTYPES, Trainer
 from meshwise.simulator.brief import brief_repr
 
@@ -338,7 +337,7 @@ class FakeTrainer(Trainer):
 
     def read_oracle(self, tracker: Tracker) -> RankOracle:
         """Return the memory of the rank, and its messages in the step that was tracked."""
-        state_values = (values.values() for values in read_states(self.optimizer).values())
+        state_values = (values.values() for values in self.optimizer.state.values())
         state_tensors = [value for values in state_values for value in values if isinstance(value, Tensor)]
         device_parameters = [
             parameter for parameter in self.parameters if not self.host.holds(to_local(parameter.detach()))

@@ -1,13 +1,12 @@
-"""Reports what this machine has and lacks for executing plans, and the circumstances of measurements."""
+"""Reports what this machine has and lacks for executing plans."""
 
 import os
 import platform
 import sys
-import time
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from meshwise.executor.recording.timeline import physical_memory
+from meshwise.executor.device import read_memory_size
 
 REQUIRED_PACKAGES = ("simpy", "networkx", "numpy", "pandas", "matplotlib", "pydantic", "PyYAML", "typer", "rich")
 OPTIONAL_PACKAGES = {"torch": "execute and calibrate; install the extra exec"}
@@ -23,7 +22,7 @@ def build_report() -> dict[str, Any]:
         "executable": sys.executable,
         "cores": os.cpu_count(),
         "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory": physical_memory(),
+        "memory": read_memory_size(),
         "installed": {name: package_version for name, package_version in versions.items() if package_version},
         "missing": {
             name: OPTIONAL_PACKAGES.get(name, "needed")
@@ -50,18 +49,3 @@ def _describe_torch() -> dict[str, Any]:
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     backends = {"gloo": dist.is_available() and dist.is_gloo_available(), "nccl": dist.is_nccl_available()}
     return {"gpus": gpus, "backends": [name for name, is_usable in backends.items() if is_usable]}
-
-
-def describe_circumstances() -> dict[str, str]:
-    """Return the versions and the machine that something is measured with."""
-    return {
-        "meshwise": version("meshwise"),
-        "torch": version("torch"),
-        "python": platform.python_version(),
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-    }
-
-
-def format_today() -> str:
-    """Return the date in UTC, as ``2026-11-21``."""
-    return time.strftime("%Y-%m-%d", time.gmtime())

@@ -57,10 +57,7 @@ def log_file(folder: Path, rank: int) -> Path:
 def diagnose(endings: Sequence[Ending], folder: Path, timeout: float) -> str:
     """Return a message: which rank failed first, how, where all ranks were, and the end of that rank's log.
 
-    Parameters
-    ----------
-    timeout
-        Seconds that a rank waits for another.
+    A rank waits ``timeout`` seconds for another.
     """
     errors = {rank: error for rank, error in read_errors(folder, len(endings)).items() if endings[rank].code}
     rank, cause = _find_cause(endings, errors, timeout)
@@ -208,15 +205,9 @@ def _watch_ranks(
         if has_failed or any(
             code is None and seconds > timeout for code, seconds in zip(codes, quiet_times, strict=True)
         ):
-            raise ExecutionError(diagnose(_list_endings(processes, quiet_times), folder, timeout))
+            ends = [Ending(p.poll(), is_stopped(p.pid), quiet) for p, quiet in zip(processes, quiet_times, strict=True)]
+            raise ExecutionError(diagnose(ends, folder, timeout))
         time.sleep(POLL)
-
-
-def _list_endings(processes: list[subprocess.Popen[bytes]], quiet_times: list[float]) -> list[Ending]:
-    return [
-        Ending(process.poll(), is_stopped(process.pid), seconds)
-        for process, seconds in zip(processes, quiet_times, strict=True)
-    ]
 
 
 def _wait_for_end(processes: list[subprocess.Popen[bytes]], seconds: float) -> None:

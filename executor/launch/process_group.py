@@ -36,12 +36,7 @@ def find_loopback() -> str:
 def find_address(host: str) -> str:
     """Return the address of this machine from which packets to ``host`` come; for its own name that name's address.
 
-    A connected UDP socket has it; nothing is sent.
-
-    Raises
-    ------
-    OSError
-        Where the name is not known here or has no route.
+    A connected UDP socket has it; nothing is sent. ``OSError`` where the name is not known here or has no route.
     """
     family, kind, protocol, _, address = socket.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
@@ -53,11 +48,7 @@ def find_interface(master: str) -> str:
     """Return the network interface by which this host reaches the first host, ``master``; empty where not known.
 
     Without it gloo takes the address of this host's own name, which on many systems is a loopback address: 127.0.1.1.
-
-    Raises
-    ------
-    ValueError
-        Where ``master`` is a name that this machine resolves to a loopback address.
+    ``ValueError`` where ``master`` is a name that this machine resolves to a loopback address.
     """
     address = find_address(master)
     if ip_address(address).is_loopback and not _is_loopback_name(master):
@@ -92,12 +83,9 @@ _SHARE_TIMEOUT = 5.0
 
 
 def require_shared_folder(folder: Path, rank: int) -> None:
-    """Raise where ranks see different folders; a collective of the default group.
+    """Raise ``ValueError`` on every rank where one sees another folder, in which its results would stay.
 
-    Raises
-    ------
-    ValueError
-        On every rank, where some rank sees another folder, in which its results would stay.
+    It is a collective of the default group.
     """
     token = torch.tensor([secrets.randbits(62) if rank == 0 else 0])
     mark_file = folder / "shared"
@@ -132,13 +120,8 @@ def join_process_group(folder: Path, timeout: float, accelerator: Accelerator = 
     """Run the body in a process group of all ranks, with a rendezvous through ``folder`` or by torchrun.
 
     Every wait for another rank ends after ``timeout`` seconds. NCCL chooses its interfaces itself, unless
-    ``NCCL_SOCKET_IFNAME`` names them.
-
-    Raises
-    ------
-    ValueError
-        Where the ranks of several hosts do not see the same folder, or the name of the first host is a loopback
-        address on this host.
+    ``NCCL_SOCKET_IFNAME`` names them. ``ValueError`` where the ranks of several hosts do not see the same folder, or
+    the name of the first host is a loopback address on this host.
     """
     rank, num_ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     accelerator.claim_device(int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks)))

@@ -4,11 +4,11 @@ The losses of a run are in one file, which grows with the run and which a resume
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from meshwise.executor.check.verification import Verification, require_equal, verify
 from meshwise.executor.device import require_device
@@ -41,10 +41,7 @@ def metrics_log(folder: Path) -> Path:
 def log_steps(folder: Path, first_step: int, rate: Callable[[int], float], progress: Progress | None) -> Progress:
     """Return a callback that logs every step and calls ``progress``; old lines from ``first_step`` on are removed.
 
-    Parameters
-    ----------
-    rate
-        Returns the learning rate of a step.
+    ``rate`` returns the learning rate of a step.
     """
     path = metrics_log(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -190,10 +187,7 @@ def make_jobs(
 ) -> list[tuple[Job, Path]]:
     """Return the job of a run and, where asked for, the job of its verification, each with its folder.
 
-    Raises
-    ------
-    ValueError
-        Where torch cannot run the plan, or data or checkpoint do not fit.
+    ``ValueError`` where torch cannot run the plan, or data or checkpoint do not fit.
     """
     require_supported(spec, training, plan)
     job, damaged_checkpoints = prepare_job(spec, training, plan, options, folder)
@@ -236,24 +230,22 @@ def read_gpu_memory(plan: Plan, folder: Path, statistic: str) -> float:
 
     It is 0 on cores, for which torch has no such statistics.
     """
-    statistics = (json.loads(result_file(folder, rank).read_text())["held"] for rank in range(plan.mesh.num_ranks))
+    statistics = (result["held"] for result in _read_results(plan, folder))
     return float(max(rank_memory[statistic] if rank_memory else 0 for rank_memory in statistics))
 
 
 def read_host_memory(plan: Plan, folder: Path) -> float:
     """Return the most bytes that any rank of a profiled job used at once on its host."""
-    ranks = range(plan.mesh.num_ranks)
-    return float(max(json.loads(result_file(folder, rank).read_text())["host"] for rank in ranks))
+    return float(max(result["host"] for result in _read_results(plan, folder)))
+
+
+def _read_results(plan: Plan, folder: Path) -> Iterator[dict[str, Any]]:
+    for rank in range(plan.mesh.num_ranks):
+        yield json.loads(result_file(folder, rank).read_text())
 
 
 def run_verification(job: Job, folder: Path) -> Verification:
-    """Run a verification job and return its differences from one process.
-
-    Raises
-    ------
-    VerificationError
-        Where the differences are too large.
-    """
+    """Run a verification job and return its differences from one process; ``VerificationError`` where too large."""
     run_jobs([(job, folder)])
     return require_equal(compare_job(job, folder))
 
@@ -286,11 +278,9 @@ def build_poll(plan: Plan, folder: Path, progress: Progress | None, first_step: 
     def poll() -> None:
         nonlocal num_told
         if progress is not None:
-            rows = _read_metrics(plan, folder)
-            for step in range(num_told, min(len(row) for row in rows)):
-                progress(
-                    first_step + step, _compute_mean_loss(rows, step), max(row[step]["seconds"] or 0.0 for row in rows)
-                )
+            steps = _read_steps(plan, folder)
+            for step in range(num_told, len(steps)):
+                progress(first_step + step, *steps[step])
                 num_told = step + 1
 
     return poll
@@ -329,26 +319,25 @@ def compare_job(job: Job, folder: Path) -> Verification:
 
 def read_losses(plan: Plan, steps: int, folder: Path) -> tuple[float, ...]:
     """Return the loss of every step: the mean over the ranks of the last stage, with equal weights."""
-    rows = _read_metrics(plan, folder)
-    return tuple(_compute_mean_loss(rows, step) for step in range(steps))
+    measured_steps = _read_steps(plan, folder)
+    return tuple(measured_steps[step][0] for step in range(steps))
 
 
 def read_step_times(plan: Plan, folder: Path) -> tuple[float, ...]:
     """Return the seconds of every step on its slowest rank."""
-    rows = _read_metrics(plan, folder)
-    return tuple(max(row[step]["seconds"] or 0.0 for row in rows) for step in range(min(len(row) for row in rows)))
+    return tuple(seconds for _, seconds in _read_steps(plan, folder))
 
 
-def _read_metrics(plan: Plan, folder: Path) -> list[list[dict[str, float | None]]]:
-    result = []
+def _read_steps(plan: Plan, folder: Path) -> list[tuple[float, float]]:
+    """Return the loss and the seconds of every step that all ranks have finished."""
+    rank_rows = []
     for rank in range(plan.mesh.num_ranks):
         path = metrics_file(folder, rank)
         text = path.read_text() if path.exists() else ""
         # a rank may be writing its last line at this moment
-        result.append([json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")])
+        rank_rows.append([json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")])
+    result = []
+    for rows in zip(*rank_rows, strict=False):  # up to the step of the rank that is behind
+        losses = [loss for row in rows if (loss := row["loss"]) is not None]
+        result.append((sum(losses) / len(losses), max(row["seconds"] or 0.0 for row in rows)))
     return result
-
-
-def _compute_mean_loss(rows: list[list[dict[str, float | None]]], step: int) -> float:
-    values = [loss for row in rows if (loss := row[step]["loss"]) is not None]
-    return sum(values) / len(values)

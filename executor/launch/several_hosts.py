@@ -48,12 +48,9 @@ class Rendezvous:
         return cls(match["address"] or match["name"] or "", int(match["port"] or DEFAULT_PORT))
 
     def require_free(self) -> None:
-        """Raise where the port is busy on this machine; another machine is not asked.
+        """Raise ``ValueError`` where the host is this machine and something listens on the port.
 
-        Raises
-        ------
-        ValueError
-            Where the host is this machine and something listens on the port; the message names the next free port.
+        The message names the next free port. Another machine is not asked.
         """
         if self._is_here() and not _is_port_free(self.port):
             free_port = next((port for port in range(self.port + 1, 65536) if _is_port_free(port)), None)
@@ -130,12 +127,9 @@ class Hosts:
 
 
 def require_processes(num_ranks: int, processes: int) -> None:
-    """Raise where a plan of ``num_ranks`` ranks cannot have ``processes`` processes on each host.
+    """Raise ``ValueError`` where a plan of ``num_ranks`` ranks cannot have ``processes`` processes on each host.
 
-    Raises
-    ------
-    ValueError
-        Where ``processes`` does not divide the ranks; the message names the nearest number that does.
+    The message names the nearest number that divides the ranks.
     """
     if processes < 1 or num_ranks % processes:
         nearest = max(size for size in range(1, num_ranks + 1) if num_ranks % size == 0 and size <= max(processes, 1))
@@ -147,10 +141,7 @@ def require_processes(num_ranks: int, processes: int) -> None:
 def prepare_hosts(jobs: Sequence[tuple[Job, Path]], hosts: Hosts) -> Path:
     """Write the jobs, and the script that each host runs with its number, from 0; return the path of the script.
 
-    Raises
-    ------
-    ValueError
-        Where the port of the rendezvous is busy.
+    ``ValueError`` where the port of the rendezvous is busy.
     """
     hosts.rendezvous.require_free()
     # a verification of an earlier run in this folder would be collected with this one

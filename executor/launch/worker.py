@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from meshwise.executor.recording.rank_files import (
     WATCH_PARENT,
+    Heartbeat,
     RankError,
     describe_first_failure,
     error_file,
@@ -93,9 +94,22 @@ def main(paths: list[Path]) -> int:
 
 
 def _run_jobs(paths: list[Path], rank: int) -> None:
-    from meshwise.executor.launch.rank import run_jobs  # torch comes after the watch has begun
+    """Run the jobs of some files in one process group; results go beside each file."""
+    from meshwise.executor.device import require_device  # torch comes after the watch has begun
+    from meshwise.executor.job import Job
+    from meshwise.executor.launch.process_group import join_process_group
+    from meshwise.executor.recording.accelerator import find_accelerator
+    from meshwise.executor.training.measure import measure_job
 
-    run_jobs(paths, rank)
+    heartbeat = Heartbeat(paths[0].parent, rank)
+    heartbeat.beat("start")
+    jobs = [Job.read(path) for path in paths]
+    device = jobs[0].device
+    require_device(device, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    accelerator = find_accelerator(device)
+    with join_process_group(paths[0].parent, max(job.timeout for job in jobs), accelerator):
+        for path, job in zip(paths, jobs, strict=True):
+            measure_job(job, path.parent, heartbeat, rank, accelerator)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from meshwise.executor.model.mixture import Mixture, activation, width
-from meshwise.executor.model.recompute import recompute_operators, run_recomputed_once
+from meshwise.executor.model.recompute import Contexts, recompute_operators, run_recomputed_once
 from meshwise.simulator.models.attention import UNFUSED
 from meshwise.simulator.models.transformer import Transformer
 from meshwise.strategies.plan.recomputation import Recompute, SomeOperators, StageRecompute
@@ -120,7 +120,6 @@ class _Norm(torch.autograd.Function):
         return inner.mul_(scale).to(x.dtype), weight_gradient.to(weight.dtype), None
 
 
-ContextFactory = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
 Core = Callable[..., Tensor]
 """Attention of queries to keys and values: causal, or with a fourth argument by the mask that this is."""
 
@@ -190,8 +189,7 @@ class Layer(nn.Module):
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """Return the result of the feed-forward layer, or of the mixture of experts, for ``x``."""
-        output = self.down(self.activation(self.up(x))) if self.mixture is None else self.mixture(x)
-        result: Tensor = output
+        result: Tensor = self.down(self.activation(self.up(x))) if self.mixture is None else self.mixture(x)
         return result
 
     def attention(self, qkv: Tensor) -> Tensor:
@@ -201,10 +199,10 @@ class Layer(nn.Module):
         heads = torch.split(parts, [self.group, 1, 1], dim=-2)  # its backward joins the three gradients in one copy
         query, key, value = self.query_norm(heads[0]), self.key_norm(heads[1]), heads[2]
         if self.rotary:
-            angles = compute_rotation(
-                torch.arange(sequence, device=qkv.device) if self.token_positions is None else self.token_positions,
-                query,
-            )
+            positions = self.token_positions
+            if positions is None:
+                positions = torch.arange(sequence, device=qkv.device)
+            angles = compute_rotation(positions, query)
             query, key = rotate_heads(query, angles), rotate_heads(key, angles)
         # queries are already copies then; keys and values as views would keep all of qkv alive for backward
         if not self.has_qk_norm and (self.rotary or self.group > 1):
@@ -274,7 +272,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def run_checkpointed(contexts: ContextFactory, function: Callable[..., Any], *inputs: Any) -> Any:
+def run_checkpointed(contexts: Contexts, function: Callable[..., Any], *inputs: Any) -> Any:
     """Return ``function(*inputs)``; backward keeps only the inputs, and runs the function again."""
     return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
 
@@ -306,7 +304,7 @@ class Network(nn.Module):
         sequence: int,
         blocks: Sequence[str],
         recompute: StageRecompute = Recompute.NONE,
-        contexts: ContextFactory | None = None,
+        contexts: Contexts | None = None,
         *,
         splits_backward: bool = False,
     ) -> None:
@@ -346,10 +344,8 @@ class Network(nn.Module):
     def model_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield parameters with their names in the whole model, where a tied output weight is the token table."""
         for name, parameter in self.named_parameters():
-            yield (
-                ("embedding.token.weight" if self.ties_embeddings and name == "head.logits.weight" else name),
-                parameter,
-            )
+            is_copy = self.ties_embeddings and name == "head.logits.weight"
+            yield "embedding.token.weight" if is_copy else name, parameter
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the activations that leave the last block: logits where it is the head."""

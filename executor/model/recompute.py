@@ -200,12 +200,8 @@ def recompute_operators(
 ) -> None:
     """Make backward compute the operators ``names`` of a layer again; its parameters keep their names.
 
-    Parameters
-    ----------
-    checkpoint_function
-        Runs a function under a checkpoint.
-    contexts
-        Makes the contexts of a forward pass and of its recomputation.
+    ``checkpoint_function`` runs a function under a checkpoint; ``contexts`` makes the contexts of a forward pass and of
+    its recomputation.
     """
     if set(names) & set(UNFUSED_CORE):
         names = [*(name for name in names if name not in UNFUSED_CORE), "attention"]

@@ -57,11 +57,8 @@ def find_visibility(rank: int, source: int, sequence: int) -> Visibility:
     """
     if source == rank:
         return Visibility(0, sequence, causal=True)
-    return (
-        Visibility(0, sequence // 2, causal=False)
-        if source < rank
-        else Visibility(sequence // 2, sequence, causal=False)
-    )
+    query, end = (0, sequence // 2) if source < rank else (sequence // 2, sequence)
+    return Visibility(query, end, causal=False)
 
 
 class _Shift:
@@ -198,10 +195,8 @@ def apply(network: Network, group: dist.ProcessGroup, attention: Attention, sequ
             layer.core = partial(ring_attention, group=group)
         else:
             attention_core = gathered_attention if attention is Attention.ALL_GATHER else ulysses_attention
-            layer.core, layer.run_core = (
-                partial(attention_core, partial(layer.run_core, layer.core), group=group),
-                layer.call_core,
-            )
+            layer.core = partial(attention_core, partial(layer.run_core, layer.core), group=group)
+            layer.run_core = layer.call_core
 
 
 def gathered_attention(core: Core, query: Tensor, key: Tensor, value: Tensor, *, group: dist.ProcessGroup) -> Tensor:
@@ -213,14 +208,12 @@ def gathered_attention(core: Core, query: Tensor, key: Tensor, value: Tensor, *,
     keys, values = (to_natural_order(gather_parts(part, group, CONTEXT)) for part in (key, value))
     ends = (group.rank() + 1) * half, (2 * group.size() - group.rank()) * half
     result = []
-    contiguous_query = (
-        query.contiguous()
-    )  # backward keeps the whole storage of a view, and this one has keys and values too
+    # backward keeps the whole storage of a view, and this one has keys and values too
+    contiguous_query = query.contiguous()
     for queries, end in zip(contiguous_query.chunk(2, 2), ends, strict=True):
         key_positions = torch.arange(end, device=query.device)
-        result.append(
-            core(queries, keys[:, :, :end], values[:, :, :end], key_positions <= key_positions[end - half :, None])
-        )
+        mask = key_positions <= key_positions[end - half :, None]
+        result.append(core(queries, keys[:, :, :end], values[:, :, :end], mask))
     return torch.cat(result, 2)
 
 

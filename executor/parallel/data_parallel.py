@@ -17,7 +17,6 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn.parallel import DistributedDataParallel
 
 from meshwise.executor.recording.private_torch import flatten_axes
 from meshwise.executor.recording.tensors import fill, flatten, to_local
@@ -57,11 +56,6 @@ def find_sharing(mesh: DeviceMesh, kind: str) -> Sharing:
     return Sharing(shards, flatten_axes(mesh, (REPLICA, *GROUPS[kind])), states)
 
 
-def reduces_itself(module: nn.Module) -> bool:
-    """Return whether a module averages its gradients itself, as backward makes them."""
-    return isinstance(module, DistributedDataParallel)
-
-
 @dataclass(frozen=True, slots=True)
 class Unit:
     """Parameters whose gradients are complete at one time and reduced together, and the ranks that have them too."""
@@ -79,28 +73,22 @@ Finish = Callable[[], None]
 """Waits for a reduction and copies its result into the gradients."""
 
 
-def average(unit: Unit) -> Finish:
-    """Begin to average the gradients of a unit over all ranks that have the same parameters."""
+def average(unit: Unit, *, on_server: bool = False) -> Finish:
+    """Begin to average the gradients of a unit over all ranks that have the same parameters.
+
+    With ``on_server`` only the first rank of the group gets the mean; the other ranks drop theirs.
+    """
     group, gradients = unit.sharing.replicas.get_group(), unit.gradients
     flat = flatten(gradients)
-    work: Any = dist.all_reduce(flat, group=group, async_op=True)
+    work: Any = (
+        dist.reduce(flat, dist.get_global_rank(group, 0), group=group, async_op=True)
+        if on_server
+        else dist.all_reduce(flat, group=group, async_op=True)
+    )
 
     def finish() -> None:
         work.wait()
-        fill(gradients, flat.div_(group.size()))
-
-    return finish
-
-
-def average_on_server(unit: Unit) -> Finish:
-    """Begin to average the gradients of a unit on the first rank of a group; the other ranks drop theirs."""
-    group, gradients = unit.sharing.replicas.get_group(), unit.gradients
-    flat = flatten(gradients)
-    work: Any = dist.reduce(flat, dist.get_global_rank(group, 0), group=group, async_op=True)
-
-    def finish() -> None:
-        work.wait()
-        if group.rank() == 0:
+        if not on_server or group.rank() == 0:
             fill(gradients, flat.div_(group.size()))
             return
         for parameter in unit.parameters:
@@ -110,14 +98,9 @@ def average_on_server(unit: Unit) -> Finish:
 
 
 class GradientReducer:
-    """Reduces the gradients of units, one stage or the token table each.
+    """Reduces the gradients of units, one stage or the token table each; ``begin`` begins the reduction of a unit.
 
-    Parameters
-    ----------
-    begin
-        Begins the reduction of a unit.
-    overlap
-        Whether a unit is reduced at once, while other stages still run backward, or at the end.
+    With ``overlap`` a unit is reduced at once, while other stages still run backward, else at the end.
     """
 
     def __init__(self, begin: Callable[[Unit], Finish], overlap: bool) -> None:

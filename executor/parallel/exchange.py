@@ -38,12 +38,8 @@ class Exchange(torch.autograd.Function):
     ) -> Tensor:
         """Return the rows that all ranks sent to this one, in the order of the ranks.
 
-        Parameters
-        ----------
-        rows
-            ``(sum(send_counts), ...)``: first the rows for rank 0 of the group.
-        send_counts, receive_counts
-            The number of rows to and from each rank.
+        ``rows`` are ``(sum(send_counts), ...)``: first those for rank 0 of the group. Counts are the number of rows to
+        and from each rank.
         """
         ctx.group, ctx.axis, ctx.sent, ctx.received = group, axis, send_counts, receive_counts
         return _all_to_all(rows, group, axis, send_counts, receive_counts)

@@ -86,12 +86,8 @@ def _share_weight(parameter: Tensor, *, num_ranks: int) -> Tensor:
 def dispatch_rows(experts: Compute, rows: Tensor, counts: Tensor, *, group: dist.ProcessGroup) -> Tensor:
     """Return the results of experts for ``rows``, in the same order; rows go to the ranks of their experts and back.
 
-    Parameters
-    ----------
-    rows
-        ``(rows, hidden)``, sorted by expert.
-    counts
-        The number of rows for each expert. Ranks of the group have equally many experts each, in order.
+    ``rows``, ``(rows, hidden)``, are sorted by expert, and ``counts`` has their number for each expert. Ranks of the
+    group have equally many experts each, in order.
     """
     send_counts = counts.view(group.size(), -1)
     receive_counts = torch.empty_like(send_counts)

@@ -25,18 +25,15 @@ from torch.distributed.tensor import DTensor
 
 from meshwise.executor.model.network import Network
 from meshwise.executor.parallel.offload import HostMemory
+from meshwise.executor.recording.tensors import read_cut
 
 
 class OpaqueStage(nn.Module):
     """A stage that hides from torch's pipeline runtime that it is sharded.
 
-    The runtime would gather a whole sharded stage before its first pass, keep it to the last pass, and only then
-    reduce its gradients.
-
-    Parameters
-    ----------
-    reshard
-        Whether gathered parameters are freed after every pass; else they stay to the last backward of a step.
+    The runtime would gather a whole sharded stage before its first pass, keep it to the last pass, and only then reduce
+    its gradients. With ``reshard`` gathered parameters are freed after every pass; else they stay to the last backward
+    of a step.
     """
 
     def __init__(self, network: Network, *, reshard: bool) -> None:
@@ -67,9 +64,9 @@ def shard(
     *,
     experts: DeviceMesh | None,
     reshard: bool,
-    precision: MixedPrecisionPolicy | None = None,
-    num_offloaded: int = 0,
-    host: HostMemory | None = None,
+    dtype: torch.dtype,
+    num_offloaded: int,
+    host: HostMemory,
 ) -> None:
     """Shard the states of a stage over the last axis of ``mesh``, in place; the axis before it has replicas.
 
@@ -79,67 +76,46 @@ def shard(
         The mesh over which the states of experts are sharded, where ranks have different experts.
     reshard
         Whether gathered parameters are freed after forward and gathered again for backward.
-    precision
-        The dtypes of gathered parameters and of reductions; ``None`` for the dtype of the shards.
+    dtype
+        The dtype of gathered parameters. Those of 16 bits have shards in fp32, and reduce gradients in fp32.
     num_offloaded
         How many of the first blocks have their shards and gradients on ``host``.
     """
-    policy = precision or MixedPrecisionPolicy()
-    pins = host is not None and host.accelerator.pins
-    make_policy = partial(_make_policy, pins=pins)
+    is_narrow = dtype.itemsize == 2
+    policy = MixedPrecisionPolicy(dtype, reduce_dtype=torch.float32) if is_narrow else MixedPrecisionPolicy()
     host_blocks = list_blocks(network)[:num_offloaded]
+
+    def shard_unit(unit: nn.Module, on_host: bool, mesh: DeviceMesh = mesh, reshard: bool = reshard) -> None:
+        fully_shard(
+            unit,
+            mesh=mesh,
+            reshard_after_forward=reshard,
+            mp_policy=policy,
+            offload_policy=CPUOffloadPolicy(pin_memory=host.accelerator.pins) if on_host else OffloadPolicy(),
+        )
+
     for layer in network.decoder_layers():
         if experts is not None and layer.mixture is not None:
-            fully_shard(
-                layer.mixture.experts,
-                mesh=experts,
-                reshard_after_forward=reshard,
-                mp_policy=policy,
-                offload_policy=make_policy(layer in host_blocks),
-            )
+            shard_unit(layer.mixture.experts, layer in host_blocks, mesh=experts)
     ends = [network.embedding, network.head]
     if network.ties_embeddings and None not in ends:
         ends = []  # they share a table, which must be in one unit: the root's
     for unit in (*ends, *network.decoder_layers()):
         if unit is not None:
             is_head = unit is network.head  # its backward comes next: freeing it would gather it twice
-            fully_shard(
-                unit,
-                mesh=mesh,
-                reshard_after_forward=reshard and not is_head,
-                mp_policy=policy,
-                offload_policy=make_policy(unit in host_blocks),
-            )
-    is_table_on_host = network.ties_embeddings and network.embedding in host_blocks
-    fully_shard(
-        network,
-        mesh=mesh,
-        reshard_after_forward=reshard,
-        mp_policy=policy,
-        offload_policy=make_policy(is_table_on_host),
-    )
+            shard_unit(unit, unit in host_blocks, reshard=reshard and not is_head)
+    shard_unit(network, network.ties_embeddings and network.embedding in host_blocks)
     first_block: Any = list_blocks(network)[0]
-    if isinstance(
-        first_block, FSDPModule
-    ):  # by default it prefetches the unit that another microbatch's forward ended with
+    # by default it prefetches the unit that another microbatch's forward ended with
+    if isinstance(first_block, FSDPModule):
         first_block.set_modules_to_backward_prefetch([first_block])
-    if host is not None:
-        _move_to_host(host_blocks, host)
+    _move_to_host(host_blocks, host)
 
 
 def list_blocks(network: Network) -> list[nn.Module]:
     """Return the blocks of a network as modules, in order."""
     modules = (network.embedding, *network.decoder_layers(), network.head)
     return [block for block in modules if block is not None]
-
-
-def mixed_precision(dtype: torch.dtype) -> MixedPrecisionPolicy:
-    """Return the policy that trains fp32 shards in 16 bits: gathers in ``dtype`` and reduces gradients in fp32."""
-    return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-
-
-def _make_policy(on_host: bool, *, pins: bool) -> OffloadPolicy:
-    return CPUOffloadPolicy(pin_memory=pins) if on_host else OffloadPolicy()
 
 
 def _move_to_host(blocks: Sequence[nn.Module], host: HostMemory) -> None:
@@ -159,7 +135,7 @@ def _move_to_host(blocks: Sequence[nn.Module], host: HostMemory) -> None:
                     continue
                 if parameter not in host_parameters:
                     host_parameters[parameter] = nn.Parameter(
-                        _cut_like(parameter, host.copy_to_host(parameter.to_local()))
+                        read_cut(parameter).restore(host.copy_to_host(parameter.to_local()))
                     )
                     register_hook: Callable[..., Any] = host_parameters[parameter].register_post_accumulate_grad_hook
                     register_hook(partial(_move_gradient, host))
@@ -172,10 +148,4 @@ def _move_gradient(host: HostMemory, parameter: Tensor) -> None:
     assert isinstance(gradient, DTensor)
     with host.record_copy("gradients to host", *host.recorder.current_pass):
         if not host.holds(gradient.to_local()):
-            parameter.grad = _cut_like(gradient, host.copy_to_host(gradient.to_local()))
-
-
-def _cut_like(tensor: DTensor, part: Tensor) -> DTensor:
-    """Return a DTensor that is cut as ``tensor`` is, and whose part on this rank is ``part``."""
-    size, stride = tensor.shape, tensor.stride()
-    return DTensor.from_local(part, tensor.device_mesh, tensor.placements, run_check=False, shape=size, stride=stride)
+            parameter.grad = read_cut(gradient).restore(host.copy_to_host(gradient.to_local()))

@@ -18,7 +18,7 @@ References
 """
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -26,13 +26,12 @@ from weakref import WeakSet, WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement
+from torch.distributed.tensor import DTensor
 
 from meshwise.executor.recording.accelerator import CORE, Accelerator
 from meshwise.executor.recording.private_torch import storage_number, wait_collective
 from meshwise.executor.recording.recorder import Recorder
-from meshwise.executor.recording.tensors import to_local
+from meshwise.executor.recording.tensors import Cut, read_cut, to_local
 from meshwise.strategies.plan.offloading import count_fraction
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.schedules.schedule import ActionKind
@@ -89,16 +88,13 @@ class HostMemory:
             return tensor
         return torch.empty_like(tensor, device=self.accelerator.device).copy_(tensor)
 
-    def copy_to_host(self, tensor: Tensor) -> Tensor:
-        """Return a copy, on the host, of a contiguous tensor."""
-        host_tensor = self.allocate(tensor.numel(), tensor.dtype).view(tensor.shape)
-        return host_tensor.copy_(tensor)
+    def copy_to_host(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Return a copy, on the host, of a contiguous tensor; by default in the dtype that it has."""
+        return self.allocate(tensor.numel(), dtype or tensor.dtype).view(tensor.shape).copy_(tensor)
 
     def cast_on_host(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         """Return a tensor of the host in a dtype: a copy on the host, or the tensor itself where it has the dtype."""
-        return (
-            tensor if tensor.dtype is dtype else self.allocate(tensor.numel(), dtype).view(tensor.shape).copy_(tensor)
-        )
+        return tensor if tensor.dtype is dtype else self.copy_to_host(tensor, dtype)
 
     @contextmanager
     def record_copy(self, name: str, stage: int = -1, microbatch: int = -1) -> Iterator[None]:
@@ -130,16 +126,7 @@ class _SavedTensor(NamedTuple):
     size: torch.Size
     stride: tuple[int, ...]
     offset: int
-    cut: "_Cut | None"
-
-
-class _Cut(NamedTuple):
-    """How a DTensor is cut, of which a rank has one part."""
-
-    mesh: DeviceMesh
-    placements: tuple[Placement, ...]
-    size: torch.Size
-    stride: tuple[int, ...]
+    cut: Cut | None
 
 
 class _Layer:
@@ -172,11 +159,8 @@ class ActivationOffload:
         ``num_behind`` more layers with activations that move come after it in the stage.
         """
         stage, microbatch = self.host.recorder.current_pass
-        previous = (
-            self.last_layer
-            if self.last_layer and (self.last_layer.stage, self.last_layer.microbatch) == (stage, microbatch)
-            else None
-        )
+        last = self.last_layer
+        previous = last if last and (last.stage, last.microbatch) == (stage, microbatch) else None
         layer = self.last_layer = _Layer(name, stage, microbatch, previous)
         self._admit(layer)
 
@@ -192,7 +176,7 @@ class ActivationOffload:
     def _pack(self, layer: _Layer, module: nn.Module, tensor: Tensor) -> _SavedTensor | Tensor:
         part = wait_collective(to_local(tensor.detach()))
         if layer.weights is None:  # not before: a sharded layer gathers its parameters in its own forward
-            layer.weights = set(_list_storage_numbers(module.parameters()))
+            layer.weights = {storage_number(to_local(parameter.detach())) for parameter in module.parameters()}
         number = storage_number(part)
         if number in layer.weights or self.host.is_off_device(part):  # some kernels save a number or two on the host
             return tensor
@@ -200,9 +184,7 @@ class ActivationOffload:
         if entry is None:
             entry = layer.storage_by_number[number] = _Storage(layer, part)
             layer.storages.add(entry)
-        cut = None
-        if isinstance(tensor, DTensor):
-            cut = _Cut(tensor.device_mesh, tensor.placements, tensor.size(), tensor.stride())
+        cut = read_cut(tensor) if isinstance(tensor, DTensor) else None
         return _SavedTensor(entry, part.size(), part.stride(), int(part.storage_offset()), cut)
 
     def _unpack(self, saved_tensor: _SavedTensor | Tensor) -> Tensor:
@@ -221,10 +203,7 @@ class ActivationOffload:
         part = torch.as_strided(
             saved_tensor.storage.device, saved_tensor.size, saved_tensor.stride, saved_tensor.offset
         )
-        if saved_tensor.cut is None:
-            return part
-        mesh, placements, size, stride = saved_tensor.cut
-        return DTensor.from_local(part, mesh, placements, run_check=False, shape=size, stride=stride)
+        return part if saved_tensor.cut is None else saved_tensor.cut.restore(part)
 
     def _admit(self, layer: _Layer, running_layer: _Layer | None = None) -> None:
         """Give a layer a buffer on the device; a layer that runs backward keeps the other buffer."""
@@ -268,8 +247,3 @@ class ActivationOffload:
 def count_offloaded_layers(plan: Plan, position: int, layers: int) -> int:
     """Return how many of the first layers of a stage move their activations to the host."""
     return count_fraction(layers, plan.offload.fraction_at("activations", position))
-
-
-def _list_storage_numbers(parameters: Iterable[nn.Parameter]) -> Iterator[int]:
-    for parameter in parameters:
-        yield storage_number(to_local(parameter.detach()))

@@ -190,6 +190,7 @@ class SplitOptimizer:
         self.host_chunks = [chunk_class(chunk, kind, host) for chunk in chunks]
         # a chunk for each parameter: the temporary tensors of an update are then no larger than one parameter
         self.device_chunks = [_Chunk([piece], kind, host) for piece in _cut_ranges(pieces, num_on_host, total)]
+        self.chunks: list[_Chunk] = [*self.device_chunks, *self.host_chunks]
 
     @property
     def state(self) -> dict[Any, dict[str, Any]]:
@@ -204,11 +205,11 @@ class SplitOptimizer:
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """Options of all ranges."""
-        return [group for chunk in (*self.device_chunks, *self.host_chunks) for group in chunk.optimizer.param_groups]
+        return [group for chunk in self.chunks for group in chunk.optimizer.param_groups]
 
-    def list_ranges(self) -> "Iterator[tuple[ParameterRange, Tensor, dict[str, Any]]]":
+    def list_ranges(self) -> Iterator[tuple[ParameterRange, Tensor, dict[str, Any]]]:
         """Yield every range with its main weights and its states, on device or host."""
-        for chunk in (*self.device_chunks, *self.host_chunks):
+        for chunk in self.chunks:
             for main, piece in zip(chunk.mains, chunk.pieces, strict=True):
                 yield piece, main.detach(), chunk.optimizer.state[main]
 
@@ -223,7 +224,7 @@ class SplitOptimizer:
     def hand_over(self, replacements: dict[nn.Parameter, nn.Parameter]) -> None:
         """Update copies of the parameters from now on, with the same states."""
         self.parameters = [replacements[parameter] for parameter in self.parameters]
-        for chunk in (*self.device_chunks, *self.host_chunks):
+        for chunk in self.chunks:
             chunk.pieces = [piece._replace(parameter=replacements[piece.parameter]) for piece in chunk.pieces]
 
     @torch.no_grad()
@@ -315,39 +316,50 @@ def _pad_flat(tensors: Sequence[Tensor], elements: int) -> Tensor:
     return flatten([*tensors, tensors[0].new_zeros(elements - sum(tensor.numel() for tensor in tensors))])
 
 
-class ShardedOptimizer:
+class CombinedOptimizer:
+    """Several optimizers of different parameters, used as one."""
+
+    def __init__(self, optimizers: Sequence[Any]) -> None:
+        self.optimizers = optimizers
+
+    @property
+    def state(self) -> dict[Any, dict[str, Any]]:
+        """Optimizer states of all parameters that this rank updates."""
+        return {parameter: values for member in self.optimizers for parameter, values in member.state.items()}
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The parameter groups of all optimizers, with their learning rates."""
+        return [group for member in self.optimizers for group in member.param_groups]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop every gradient, or make it zeros."""
+        for member in self.optimizers:
+            member.zero_grad(set_to_none=set_to_none)
+
+    def step(self) -> None:
+        """Update all parameters."""
+        for member in self.optimizers:
+            member.step()
+
+
+class ShardedOptimizer(CombinedOptimizer):
     """Updates this rank's shard of every unit and receives the other shards from their ranks."""
 
     def __init__(self, units: Sequence[Unit], kind: OptimizerKind, placement: StatePlacement) -> None:
         self.units = units
         pieces = [piece for unit in units for piece in list_own_ranges(unit)]
-        self.optim = SplitOptimizer(pieces, kind, placement)
-
-    @property
-    def state(self) -> dict[Any, dict[str, Any]]:
-        """Optimizer states of this rank's shards."""
-        return self.optim.state
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """Options of this rank's shards."""
-        return self.optim.param_groups
+        super().__init__([SplitOptimizer(pieces, kind, placement)])
 
     @property
     def gradient_parts(self) -> Iterator[tuple[nn.Parameter, Tensor, str]]:
         """Every parameter with the gradient of this rank's range, and the axis along which ranks have other ranges."""
         return ((piece.parameter, piece.gradient, u.sharing.axis) for u in self.units for piece in list_own_ranges(u))
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop every gradient."""
-        for unit in self.units:
-            for parameter in unit.parameters:
-                parameter.grad = None
-
     @torch.no_grad()
     def step(self) -> None:
         """Update this rank's shards and gather the others."""
-        self.optim.step()
+        super().step()
         for unit in self.units:
             gather_shards(unit, [to_local(parameter.detach()) for parameter in unit.parameters])
 

@@ -26,18 +26,18 @@ def apply(network: Network, mesh: DeviceMesh, sequence_parallel: bool) -> None:
     of the sequence.
     """
     boundary = Shard(1) if sequence_parallel else Replicate()
-    layer = layer_plan(boundary)
+    layer = layer_plan(boundary) | {
+        "mixture.shared_up": ColwiseParallel(input_layouts=boundary),
+        "mixture.shared_down": RowwiseParallel(output_layouts=boundary),
+    }  # the router is not cut: every rank routes its own tokens
     logits = ColwiseParallel(input_layouts=boundary, output_layouts=Shard(-1), use_local_output=False)
     head: dict[str, ParallelStyle] = {"logits": logits}
     if sequence_parallel:
         layer |= {"input_norm": SequenceParallel(), "feed_forward_norm": SequenceParallel()}
         head |= {"final_norm": SequenceParallel()}
     for block in network.decoder_layers():
-        mixture_styles = {f"mixture.{name}": style for name, style in mixture_plan(boundary).items()}
         names = dict(block.named_modules())
-        parallelize_module(
-            block, mesh, {name: style for name, style in (layer | mixture_styles).items() if name in names}
-        )
+        parallelize_module(block, mesh, {name: style for name, style in layer.items() if name in names})
         if sequence_parallel and block.mixture is not None:
             _replicate_router(block.mixture.router, mesh)
     if network.embedding is not None:
@@ -54,17 +54,6 @@ def layer_plan(boundary: Placement) -> dict[str, ParallelStyle]:
         "projection": RowwiseParallel(output_layouts=boundary),
         "up": ColwiseParallel(input_layouts=boundary),
         "down": RowwiseParallel(output_layouts=boundary),
-    }
-
-
-def mixture_plan(boundary: Placement) -> dict[str, ParallelStyle]:
-    """Return how the shared experts of a mixture are cut; ``boundary`` is as in `layer_plan`.
-
-    The router is not cut: every rank routes its own tokens.
-    """
-    return {
-        "shared_up": ColwiseParallel(input_layouts=boundary),
-        "shared_down": RowwiseParallel(output_layouts=boundary),
     }
 
 
@@ -95,9 +84,8 @@ def _keep_own_rows(table: nn.Parameter) -> None:
 
 def complete_gradients(network: nn.Module) -> None:
     """Sum the gradients that are partial over the tensor axis, as of sequence-parallel norms, in one all-reduce."""
-    partial_gradients = [
-        (p, p.grad) for p in network.parameters() if isinstance(p.grad, DTensor) and _is_partial(p.grad)
-    ]
+    distributed = [(p, p.grad) for p in network.parameters() if isinstance(p.grad, DTensor)]
+    partial_gradients = [(p, g) for p, g in distributed if any(placement.is_partial() for placement in g.placements)]
     if not partial_gradients:
         return
     parts, mesh = [gradient.to_local() for _, gradient in partial_gradients], partial_gradients[0][1].device_mesh
@@ -106,7 +94,3 @@ def complete_gradients(network: nn.Module) -> None:
     fill(parts, flat)
     for (parameter, _), part in zip(partial_gradients, parts, strict=True):
         parameter.grad = DTensor.from_local(part, mesh, [Replicate()], run_check=False)
-
-
-def _is_partial(gradient: DTensor) -> bool:
-    return any(placement.is_partial() for placement in gradient.placements)

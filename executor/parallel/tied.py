@@ -25,12 +25,7 @@ class TiedTable:
     """This rank's ends of the table that the first and the last block of a model share.
 
     ``is_split`` says whether these blocks are on two stages. Every rank of the mesh must make one, because the ranks of
-    the two ends form process groups.
-
-    Parameters
-    ----------
-    networks
-        The stages of this rank, with parameters not yet sharded.
+    the two ends form process groups. ``networks`` are the stages of this rank, with parameters not yet sharded.
     """
 
     def __init__(self, plan: Plan, networks: Mapping[int, Network]) -> None:

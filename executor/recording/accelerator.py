@@ -13,8 +13,7 @@ References
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -27,34 +26,22 @@ from meshwise.executor.recording import gpu_trace, trace
 from meshwise.executor.recording.private_torch import read_allocations, read_trace_events
 from meshwise.executor.recording.rank_files import WATCH_PARENT
 from meshwise.executor.recording.recorder import Record
-from meshwise.executor.recording.timer import CudaTimer, HostTimer, Timer
+from meshwise.executor.recording.timer import CudaTimer, Timer
 from meshwise.executor.recording.trace import Allocation, Row, TraceEvent
 
 
-class Copier(Protocol):
-    """Copies tensors between device and host."""
+class Copier:
+    """Copies tensors between device and host, synchronously with the host."""
 
     def copy(self, source: Tensor, target: Tensor) -> Any:
         """Begin a copy, after all work so far, and return the event that `wait` takes."""
-        ...
-
-    def wait(self, copy_event: Any) -> None:
-        """Make all later work wait for a copy."""
-        ...
-
-
-class BlockingCopier:
-    """Copies synchronously with the host."""
-
-    def copy(self, source: Tensor, target: Tensor) -> None:
-        """Copy ``source`` to ``target``."""
         target.copy_(source)
 
     def wait(self, copy_event: Any) -> None:
-        """Do nothing: the copy is done."""
+        """Make all later work wait for a copy; here it is done already."""
 
 
-class StreamCopier:
+class StreamCopier(Copier):
     """Copies on two streams of a GPU beside the compute stream, one for each direction."""
 
     def __init__(self, device: torch.device) -> None:
@@ -82,185 +69,90 @@ class DeviceMemory(NamedTuple):
     reserved: int
 
 
-class Accelerator(Protocol):
-    """A device that a rank computes on."""
+class Accelerator:
+    """A device that a rank computes on; as it stands, a core of the host.
 
-    @property
-    def device(self) -> torch.device:
-        """The device of the rank's tensors."""
-        ...
+    The memory of a core is the host's, and a core works synchronously with the host.
+    """
 
-    @property
-    def backend(self) -> str:
-        """The communication backend, as ``init_process_group`` takes it."""
-        ...
-
-    @property
-    def engine(self) -> str:
-        """The name of the library that communicates tensors of the device."""
-        ...
+    device = torch.device(CPU)
+    """The device of the rank's tensors."""
+    backend = engine = "gloo"
+    """The communication backend, as ``init_process_group`` takes it, and the library that has the device's tensors."""
+    optimizer_options: ClassVar[dict[str, Any]] = {"foreach": False}
+    """Options that choose torch's implementation of an optimizer: here one parameter, one operation after the other."""
+    pins = False
+    """Whether host memory is page-locked, so that copies run beneath computing."""
+    timer = Timer()
+    """The timer of the device."""
 
     @property
     def capacity(self) -> float | None:
         """The device's memory in bytes; ``None`` where ranks share main memory."""
-        ...
-
-    @property
-    def timer(self) -> Timer:
-        """The timer of the device."""
-        ...
-
-    @property
-    def optimizer_options(self) -> dict[str, Any]:
-        """Options that choose the implementation of torch's optimizers on this device."""
-        ...
-
-    @property
-    def pins(self) -> bool:
-        """Whether host memory is page-locked, so that copies run beneath computing."""
-        ...
+        return None
 
     def claim_device(self, ranks: int) -> None:
-        """Claim the device for this process, one of ``ranks`` on this host; called before any tensor is made."""
-        ...
+        """Claim the device for this process, one of ``ranks`` on this host; called before any tensor is made.
 
-    def settle(self, *, exact: bool) -> None:
-        """Choose how products are computed: as fast as their dtype allows or, where ``exact``, reproducibly."""
-        ...
-
-    def synchronise(self) -> None:
-        """Return when the device has finished all work."""
-        ...
-
-    def reset_peak(self) -> None:
-        """Reset the peak of memory, and free what the allocator keeps in reserve."""
-        ...
-
-    def read_memory(self) -> DeviceMemory | None:
-        """Return the memory statistics of the device's allocator; ``None`` where it has none."""
-        ...
-
-    def host_bytes(self, size: int) -> NDArray[np.uint8]:
-        """Return ``size`` bytes of host memory, which do not count as the device's."""
-        ...
-
-    def copier(self) -> Copier:
-        """Return a copier for activations."""
-        ...
-
-    def make_profiler(self, *, timed: bool, shapes: bool, memory: bool) -> profile:
-        """Return a profiler of the host and, where ``timed``, of the device too."""
-        ...
-
-    def read_events(self, profiler: profile, *, timed: bool) -> list[TraceEvent]:
-        """Return the events of a profiler, in order of start, in ns of its clock."""
-        ...
-
-    def read_allocations(self, profiler: profile) -> list[Allocation]:
-        """Return the allocations and frees on the device, in order of time."""
-        ...
-
-    def build_rows(self, records: Sequence[Record], events: Sequence[TraceEvent]) -> list[Row]:
-        """Return the spans of a step from records and from events of the profiler."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Core:
-    """A core of the host: its memory is the host's, and it works synchronously with the host."""
-
-    engine: str = "gloo"
-    backend: str = "gloo"
-    capacity: float | None = None
-    pins: bool = False
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the rank's tensors."""
-        return torch.device(CPU)
-
-    @property
-    def timer(self) -> Timer:
-        """A timer by the host's clock."""
-        return HostTimer()
-
-    @property
-    def optimizer_options(self) -> dict[str, Any]:
-        """Options to update one parameter and run one operation after the other."""
-        return {"foreach": False}
-
-    def claim_device(self, ranks: int) -> None:
-        """Compute on one core, and avoid instructions that are broken on this host."""
+        A rank has one core, and avoids instructions that are broken on this host.
+        """
         if WATCH_PARENT not in os.environ:  # else the launcher of this rank has done it already
             avoid_broken_tiles()
         torch.set_num_threads(1)
 
     def settle(self, *, exact: bool) -> None:
-        """Do nothing: a core computes reproducibly."""
+        """Choose how products are computed: as fast as their dtype allows or, where ``exact``, reproducibly."""
 
     def synchronise(self) -> None:
-        """Do nothing."""
+        """Return when the device has finished all work."""
 
     def reset_peak(self) -> None:
-        """Do nothing."""
+        """Reset the peak of memory, and free what the allocator keeps in reserve."""
 
     def read_memory(self) -> DeviceMemory | None:
-        """Return ``None``: on cores the profiler counts memory."""
+        """Return the memory statistics of the device's allocator; ``None`` on cores, where the profiler counts."""
         return None
 
     def host_bytes(self, size: int) -> NDArray[np.uint8]:
-        """Return an array of NumPy, which torch's allocator and profiler do not see."""
+        """Return ``size`` bytes of host memory, which torch's allocator and profiler do not count as the device's."""
         return np.empty(size, np.uint8)
 
     def copier(self) -> Copier:
-        """Return a copier that is synchronous with the host."""
-        return BlockingCopier()
+        """Return a copier for activations."""
+        return Copier()
 
     def make_profiler(self, *, timed: bool, shapes: bool, memory: bool) -> profile:
-        """Return a profiler of the host."""
+        """Return a profiler of the host and, where ``timed``, of the device too."""
         return profile(activities=[ProfilerActivity.CPU], profile_memory=memory, record_shapes=shapes)
 
     def read_events(self, profiler: profile, *, timed: bool) -> list[TraceEvent]:
-        """Return the events of the host."""
+        """Return the events of a profiler, in order of start, in ns of its clock."""
         return read_trace_events(profiler)
 
     def read_allocations(self, profiler: profile) -> list[Allocation]:
-        """Return the allocations and frees of torch in main memory."""
-        return read_allocations(profiler, CPU)
+        """Return the allocations and frees of torch on the device, in order of time."""
+        return read_allocations(profiler, self.device.type)
 
     def build_rows(self, records: Sequence[Record], events: Sequence[TraceEvent]) -> list[Row]:
-        """Return spans from the events of the host."""
+        """Return the spans of a step from records and from events of the profiler."""
         return trace.build_rows(records, events)
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(Accelerator):
     """A GPU, by its number among those that the process sees."""
 
-    index: int
-    engine: str = "nccl"
-    backend: str = "cpu:gloo,cuda:nccl"
-    pins: bool = True
+    backend, engine = "cpu:gloo,cuda:nccl", "nccl"
+    optimizer_options: ClassVar[dict[str, Any]] = {"fused": True}
+    pins = True
+    timer = CudaTimer()
 
-    @property
-    def device(self) -> torch.device:
-        """The device of the rank's tensors."""
-        return torch.device(CUDA, self.index)
+    def __init__(self, index: int) -> None:
+        self.index, self.device = index, torch.device(CUDA, index)
 
     @property
     def capacity(self) -> float | None:
         """The GPU's memory in bytes."""
         return float(torch.cuda.get_device_properties(self.index).total_memory)
-
-    @property
-    def timer(self) -> Timer:
-        """A timer by CUDA events and, for single runs, by the host's clock."""
-        return CudaTimer()
-
-    @property
-    def optimizer_options(self) -> dict[str, Any]:
-        """Options to update several parameters with one kernel."""
-        return {"fused": True}
 
     def claim_device(self, ranks: int) -> None:
         """Make the GPU the current one, and divide the host's cores among its ranks: some optimizers step there."""
@@ -307,16 +199,12 @@ class Gpu:
         """Return the events of the GPU, and those of the host that name them; all of the host where not ``timed``."""
         return gpu_trace.read_profiler(profiler) if timed else read_trace_events(profiler)
 
-    def read_allocations(self, profiler: profile) -> list[Allocation]:
-        """Return the allocations and frees of torch's caching allocator."""
-        return read_allocations(profiler, CUDA)
-
     def build_rows(self, records: Sequence[Record], events: Sequence[TraceEvent]) -> list[Row]:
         """Return spans from the events of the GPU."""
         return gpu_trace.build_rows(records, events)
 
 
-CORE = Core()
+CORE = Accelerator()
 
 
 def find_accelerator(device: str, environment: Callable[[str, str], str] = os.environ.get) -> Accelerator:

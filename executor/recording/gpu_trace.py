@@ -19,25 +19,27 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
 from meshwise.executor.recording.recorder import Record
 from meshwise.executor.recording.trace import (
-    FULLY_SHARDED,
     FUNCTIONAL,
     HOST,
     MOVING,
     SHIFT,
     TRANSFER,
     BlockingCollective,
+    Intervals,
     Launch,
     Row,
     TraceEvent,
     blocking_row,
     cut_holes,
     data_row,
+    find_unit,
+    message_row,
     parse_region,
     replicated_sum_row,
     to_row,
@@ -123,8 +125,8 @@ def _name_event(name: str, arguments: Mapping[str, Any]) -> tuple[str, int]:
 def build_rows(records: Sequence[Record], events: Sequence[TraceEvent]) -> list[Row]:
     """Return the spans of a rank: passes, cut where they waited, and messages and copies."""
     device_events = [event for event in events if event.stream != HOST]
-    passes = _NestedIntervals([record for record in records if record.kind is not TaskKind.HOST_COPY])
-    regions = _NestedIntervals([event for event in events if event.name.startswith(_REGIONS)])
+    passes = Intervals([record for record in records if record.kind is not TaskKind.HOST_COPY])
+    regions = Intervals([event for event in events if event.name.startswith(_REGIONS)])
     kernels = _list_compute_kernels(device_events)
     messages = [_message_row(kernel, passes, regions) for kernel in device_events if kernel.name.startswith(MESSAGE)]
     copies = [*_list_copies(records, device_events), *_list_host_gathers(records, device_events, regions)]
@@ -136,52 +138,21 @@ def build_rows(records: Sequence[Record], events: Sequence[TraceEvent]) -> list[
     return sorted(messages + copies + compute_rows, key=lambda row: (row.start, row.end))
 
 
-class _NestedIntervals:
-    """Intervals of the host's time, which may be nested; finds the innermost interval at an instant."""
-
-    def __init__(self, stretches: Iterable[Any]) -> None:
-        self.stretches = sorted(stretches, key=lambda stretch: (stretch.start, -stretch.end))
-        self.starts = [stretch.start for stretch in self.stretches]
-        # for each interval the number of the one around it: a search goes outward from the last that began
-        self.parents: list[int] = []
-        open_: list[int] = []
-        for index, stretch in enumerate(self.stretches):
-            while open_ and self.stretches[open_[-1]].end < stretch.end:
-                open_.pop()
-            self.parents.append(open_[-1] if open_ else -1)
-            open_.append(index)
-
-    def find_innermost(self, instant: int) -> Any:
-        """Return the innermost interval; ``None`` outside all of them."""
-        index = bisect_right(self.starts, instant) - 1
-        while index >= 0 and self.stretches[index].end < instant:
-            index = self.parents[index]
-        return self.stretches[index] if index >= 0 else None
-
-
 def _list_compute_kernels(device: Iterable[TraceEvent]) -> list[TraceEvent]:
     """Return the kernels of the compute stream: the stream whose kernels run longest in sum."""
     streams: dict[int, list[TraceEvent]] = defaultdict(list)
     for event in device:
         if not event.name.startswith((MESSAGE, COPY)):
             streams[event.stream].append(event)
-    stream_times = {
-        stream: sum(event.end - event.start for event in stream_events) for stream, stream_events in streams.items()
-    }
-    return (
-        sorted(streams[max(stream_times, key=lambda stream: stream_times[stream])], key=attrgetter("start"))
-        if stream_times
-        else []
-    )
+    busiest = max(streams.values(), key=lambda kernels: sum(event.end - event.start for event in kernels), default=[])
+    return sorted(busiest, key=attrgetter("start"))
 
 
-def _list_passes(kernels: Sequence[TraceEvent], passes: _NestedIntervals, records: Sequence[Record]) -> Iterator[Row]:
+def _list_passes(kernels: Sequence[TraceEvent], passes: Intervals, records: Sequence[Record]) -> Iterator[Row]:
     """Yield a span for every run of kernels of one pass in a row; a pass without kernels has its time on the host."""
-    kernel_passes = [(passes.find_innermost(event.launch_time), event) for event in kernels]
+    kernel_passes = ((passes.find_innermost(event.launch_time), event) for event in kernels)
     records_seen: set[Record] = set()
-    for record, group in groupby(
-        ((record, event) for record, event in kernel_passes if record is not None), lambda x: x[0]
-    ):
+    for record, group in groupby((pair for pair in kernel_passes if pair[0] is not None), itemgetter(0)):
         pass_kernels = [event for _, event in group]
         records_seen.add(record)
         yield to_row(record)._replace(start=pass_kernels[0].start, end=max(event.end for event in pass_kernels))
@@ -190,29 +161,27 @@ def _list_passes(kernels: Sequence[TraceEvent], passes: _NestedIntervals, record
             yield to_row(record)
 
 
-def _message_row(event: TraceEvent, passes: _NestedIntervals, regions: _NestedIntervals) -> Row:
+def _message_row(event: TraceEvent, passes: Intervals, regions: Intervals) -> Row:
     """Return a kernel of NCCL as a span, named by the region in which the host launched it."""
     event = event._replace(name=event.name.removeprefix(MESSAGE))
     region: TraceEvent | None = regions.find_innermost(event.launch_time)
     origin: Record | None = passes.find_innermost(event.launch_time)
     name = region.name if region is not None else ""
-    stage_microbatch = (-1, -1) if origin is None else (origin.stage, origin.microbatch)
     is_inside = origin is not None and origin.kind is not TaskKind.OPTIMIZER
-    if match := TRANSFER.fullmatch(name):
-        return transfer_row(event, event, match)
-    if region is not None and name.startswith(MOVING):
-        axis, collective = parse_region(region)
+    if TRANSFER.fullmatch(name):
+        return transfer_row(name, event.start, event)
+    if name.startswith(MOVING):
+        axis, collective = parse_region(name)
         kind = PASS_AXES[axis].task
         if collective == SHIFT:
-            return Row(StreamKind.CONTEXT, kind, *stage_microbatch, SHIFT, event.start, event.end, event.size)
-        return blocking_row(BlockingCollective(kind, collective, event.start, event.end, event.size), origin)
+            return message_row(StreamKind.CONTEXT, kind, origin, SHIFT, event.start, event)
+        return message_row(StreamKind.TENSOR, kind, origin, collective, event.start, event)
     if name.startswith(FUNCTIONAL):
         blocking = BlockingCollective(TaskKind.TENSOR_COMMUNICATION, event.name, event.start, event.end, event.size)
         return blocking_row(blocking, origin) if is_inside else replicated_sum_row(blocking)
-    if match := FULLY_SHARDED.fullmatch(name):
-        launch = Launch("all_gather" in name, match[1].removeprefix("network."), event.start, event.size)
-        return data_row(event, launch, origin)
-    return data_row(event, None, origin)
+    unit = find_unit(name)
+    launch = None if unit is None else Launch("all_gather" in name, unit, event.start, event.size)
+    return data_row(event, launch, origin)
 
 
 def _list_copies(records: Iterable[Record], device: Sequence[TraceEvent]) -> Iterator[Row]:
@@ -231,16 +200,14 @@ def _list_copies(records: Iterable[Record], device: Sequence[TraceEvent]) -> Ite
             yield row
 
 
-def _list_host_gathers(
-    records: Iterable[Record], device: Iterable[TraceEvent], regions: _NestedIntervals
-) -> Iterator[Row]:
+def _list_host_gathers(records: Iterable[Record], device: Iterable[TraceEvent], regions: Intervals) -> Iterator[Row]:
     """Yield the copies by which ``fully_shard`` gathers units whose shards are on the host."""
-    recorded_copies = _NestedIntervals([record for record in records if record.kind is TaskKind.HOST_COPY])
+    recorded_copies = Intervals([record for record in records if record.kind is TaskKind.HOST_COPY])
     for event in device:
         if event.name.startswith(f"{COPY}HtoD") and recorded_copies.find_innermost(event.launch_time) is None:
             region = regions.find_innermost(event.launch_time)
-            if region is not None and (match := FULLY_SHARDED.fullmatch(region.name)):
-                operators = f"parameters of {match[1].removeprefix('network.')} from host"
+            if region is not None and (unit := find_unit(region.name)) is not None:
+                operators = f"parameters of {unit} from host"
                 kind = TaskKind.HOST_COPY
                 yield Row(StreamKind.FROM_HOST, kind, -1, -1, operators, event.start, event.end, event.size)
 

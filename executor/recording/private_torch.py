@@ -22,14 +22,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import (
-    REDUCE_GRAD,
-    Schedule1F1B,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-    _Action,
-    _PipelineScheduleRuntime,
-)
+from torch.distributed.pipelining.schedules import REDUCE_GRAD, _Action, _PipelineScheduleRuntime
 from torch.distributed.tensor import DTensor
 
 from meshwise.executor.recording.trace import Allocation, TraceEvent
@@ -121,11 +114,8 @@ def reduce_shards(module: nn.Module, *, is_last: bool) -> None:
     module.set_is_last_backward(True)  # each pass reduces; torch's pipeline sets it only at the end of a step
     state: Any = module._get_fsdp_state()
     for module_state in state._state_ctx.all_states:
-        groups = (
-            module_state._fsdp_param_groups
-            if hasattr(module_state, "_fsdp_param_groups")
-            else [module_state._fsdp_param_group]
-        )
+        has_groups = hasattr(module_state, "_fsdp_param_groups")
+        groups = module_state._fsdp_param_groups if has_groups else [module_state._fsdp_param_group]
         for group in filter(None, groups):
             group.post_backward()
     state._root_post_backward_final_callback()  # without it the last reduced gradients stay until the next reduction
@@ -193,29 +183,6 @@ def attention_gradients(
         )
         return query_gradient, key_gradient, value_gradient
     return attention_gradients_by_products(gradient, query, out, logsumexp, key, value, causal=causal)
-
-
-def torch_order(name: str, ranks: int, microbatches: int, chunks: int = 1) -> str:
-    """Return torch's own order of a schedule as the text that `Schedule` prints: one line for each pipeline rank.
-
-    Makes and destroys a fake process group, so no other may exist. torch 2.13's table for 1F1B counts the forwards of
-    the last rank from 1, while the order that its class runs counts from 0.
-    """
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
-    try:
-        device = torch.device("cpu")
-        stages = [PipelineStage(nn.Identity(), chunk * ranks, ranks * chunks, device) for chunk in range(chunks)]
-        if name == "interleaved":
-            order = ScheduleInterleaved1F1B(list(stages), microbatches).pipeline_order
-        else:
-            kind = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[name]
-            order = kind(stages[0], microbatches)._get_pipeline_order() or {}
-    finally:
-        dist.destroy_process_group()
-    passes = ([str(a) for a in order[rank] if a is not None and a.is_compute_op] for rank in range(ranks))
-    return "\n".join(" ".join(words) for words in passes)
 
 
 def has_kernel(operator: str, device: str) -> bool:

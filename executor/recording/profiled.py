@@ -230,11 +230,8 @@ def _profile_step(
     raw = accelerator.read_events(profiler, timed=timed)
     offset = _find_offset(marks, raw)
     events = [event.shift_clock(offset) for event in raw]
-    allocations = (
-        [allocation._replace(time=allocation.time + offset) for allocation in accelerator.read_allocations(profiler)]
-        if memory
-        else []
-    )
+    raw_allocations = accelerator.read_allocations(profiler) if memory else []
+    allocations = [allocation._replace(time=allocation.time + offset) for allocation in raw_allocations]
     return _ProfiledStep(start, end, records, events, (spans or accelerator.build_rows)(records, events), allocations)
 
 

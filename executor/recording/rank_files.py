@@ -13,8 +13,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 SIZE = 128
+T = TypeVar("T")
 
 
 def heartbeat_file(folder: Path, rank: int) -> Path:
@@ -106,8 +108,14 @@ def _format_line(error: BaseException) -> str:
 
 def read_errors(folder: Path, ranks: int) -> dict[int, RankError]:
     """Return the errors by rank, of the ranks that wrote one."""
-    paths = {rank: error_file(folder, rank) for rank in range(ranks)}
-    return {rank: RankError(**json.loads(path.read_text())) for rank, path in paths.items() if path.exists()}
+    return _read_entries(error_file, RankError, folder, ranks)
+
+
+def _read_entries(
+    find_file: Callable[[Path, int], Path], kind: Callable[..., T], folder: Path, ranks: int
+) -> dict[int, T]:
+    paths = {rank: find_file(folder, rank) for rank in range(ranks)}
+    return {rank: kind(**json.loads(path.read_text())) for rank, path in paths.items() if path.exists()}
 
 
 WATCH_PARENT = "MESHWISE_WATCH_PARENT"
@@ -140,7 +148,7 @@ def note_place(folder: Path, rank: int, address: str) -> None:
 
 def describe_first_failure(folder: Path, ranks: int) -> str:
     """Return a sentence about the first failure that a rank wrote: the rank, its host, the error and a lost host."""
-    errors, places = read_errors(folder, ranks), _read_places(folder, ranks)
+    errors, places = read_errors(folder, ranks), _read_entries(place_file, Place, folder, ranks)
     rank = min(errors, key=lambda rank: errors[rank].time)
     host = f" on host {places[rank].host}" if rank in places else ""
     lost_host = describe_lost_host(places, errors[rank].error) or _describe_missing(places, ranks)
@@ -148,18 +156,10 @@ def describe_first_failure(folder: Path, ranks: int) -> str:
     return f"rank {rank}{host} failed first: {failure}" + (f"; {lost_host}" if lost_host else "")
 
 
-def _read_places(folder: Path, ranks: int) -> dict[int, Place]:
-    paths = {rank: place_file(folder, rank) for rank in range(ranks)}
-    return {rank: Place(**json.loads(path.read_text())) for rank, path in paths.items() if path.exists()}
-
-
 def _describe_missing(places: Mapping[int, Place], ranks: int) -> str:
     missing_ranks = [str(rank) for rank in range(ranks) if rank not in places]
-    return (
-        f"nothing was heard of rank{'s' if len(missing_ranks) > 1 else ''} {', '.join(missing_ranks)}"
-        if missing_ranks
-        else ""
-    )
+    plural = "s" if len(missing_ranks) > 1 else ""
+    return f"nothing was heard of rank{plural} {', '.join(missing_ranks)}" if missing_ranks else ""
 
 
 def describe_lost_host(places: Mapping[int, Place], error: str) -> str:

@@ -34,7 +34,8 @@ class Recorder:
         self.heartbeat, self.synchronise = heartbeat, synchronise
         self.exact = False
         self.records: list[Record] | None = None
-        self._stage, self._microbatch = -1, -1
+        self.current_pass = -1, -1
+        """The stage and the microbatch of the pass that runs."""
 
     def read_clock(self) -> int:
         """Return the host's clock in ns; where spans are exact, after the device has finished."""
@@ -42,11 +43,19 @@ class Recorder:
             self.synchronise()
         return perf_counter_ns()
 
-    @contextmanager
-    def span(self, kind: TaskKind, stage: int = -1, microbatch: int = -1, operators: str = "") -> Iterator[None]:
+    def span(self, kind: TaskKind, stage: int = -1, microbatch: int = -1) -> AbstractContextManager[None]:
         """Record the body as one span."""
         self.heartbeat.beat(f"{kind} {stage}{_LETTER[kind]}{microbatch}" if kind in _LETTER else str(kind))
-        self._stage, self._microbatch = stage, microbatch
+        self.current_pass = stage, microbatch
+        return self._record(kind, stage, microbatch, "")
+
+    def record_host_copy(self, name: str, stage: int, microbatch: int) -> AbstractContextManager[None]:
+        """Record the body as a copy to, on or from the host: in a pass, which waits for it, or outside of passes."""
+        self.heartbeat.beat(name)
+        return self._record(TaskKind.HOST_COPY, stage, microbatch, name)
+
+    @contextmanager
+    def _record(self, kind: TaskKind, stage: int, microbatch: int, operators: str) -> Iterator[None]:
         start = self.read_clock()
         yield
         if self.records is not None:
@@ -58,26 +67,6 @@ class Recorder:
         yield
         if self.records:
             self.records[-1] = self.records[-1]._replace(end=self.read_clock())
-
-    def record_recompute(self, start: int) -> None:
-        """Record a recomputation of the current pass, from ``start`` ns to now."""
-        if self.records is not None:
-            end = self.read_clock()
-            self.records.append(Record(TaskKind.RECOMPUTE, self._stage, self._microbatch, "", start, end))
-
-    @contextmanager
-    def record_host_copy(self, name: str, stage: int, microbatch: int) -> Iterator[None]:
-        """Record the body as a copy to, on or from the host: in a pass, which waits for it, or outside of passes."""
-        self.heartbeat.beat(name)
-        start = self.read_clock()
-        yield
-        if self.records is not None:
-            self.records.append(Record(TaskKind.HOST_COPY, stage, microbatch, name, start, self.read_clock()))
-
-    @property
-    def current_pass(self) -> tuple[int, int]:
-        """The stage and the microbatch of the pass that runs."""
-        return self._stage, self._microbatch
 
     def make_checkpoint_contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         """Return the contexts of a checkpointed forward pass and of its recomputation, which is recorded."""
@@ -95,4 +84,7 @@ class _RecomputeSpan(AbstractContextManager[None]):
 
     def __exit__(self, *_: object) -> None:
         # also after an exception: a checkpoint stops its recomputation by one when it has all that it needs
-        self._recorder.record_recompute(self._start)
+        recorder = self._recorder
+        if recorder.records is not None:
+            place = recorder.current_pass
+            recorder.records.append(Record(TaskKind.RECOMPUTE, *place, "", self._start, recorder.read_clock()))

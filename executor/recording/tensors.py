@@ -1,15 +1,36 @@
 """A rank's part of a tensor, and several tensors as one vector."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement
 
 
 def to_local(tensor: Tensor) -> Tensor:
     """Return this rank's part of ``tensor``: all of it, unless it is a DTensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+class Cut(NamedTuple):
+    """How a DTensor is cut, of which a rank has one part."""
+
+    mesh: DeviceMesh
+    placements: tuple[Placement, ...]
+    size: torch.Size
+    stride: tuple[int, ...]
+
+    def restore(self, part: Tensor) -> DTensor:
+        """Return the DTensor that is cut so and whose part on this rank is ``part``."""
+        size, stride = self.size, self.stride
+        return DTensor.from_local(part, self.mesh, self.placements, run_check=False, shape=size, stride=stride)
+
+
+def read_cut(tensor: DTensor) -> Cut:
+    """Return how a tensor is cut."""
+    return Cut(tensor.device_mesh, tensor.placements, tensor.size(), tensor.stride())
 
 
 def flatten(tensors: Sequence[Tensor]) -> Tensor:

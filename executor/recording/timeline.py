@@ -1,10 +1,10 @@
 """Reads what the ranks measured in a profiled step as one Timeline on one clock, and sums it by kind of task."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
+from meshwise.executor.device import read_memory_size
 from meshwise.executor.job import result_file
 from meshwise.simulator.memory import CATEGORIES, MemoryProfile
 from meshwise.simulator.program import RankClass, StreamKind, TaskKind
@@ -28,21 +28,7 @@ def read_timeline(plan: Plan, folder: Path) -> Timeline:
     _align_clocks(results)
     first_start = min(result["start"] for result in results)
     _match_transfers(plan, results)
-    spans = [
-        Span(
-            rank,
-            StreamKind(s),
-            TaskKind(k),
-            stage,
-            microbatch,
-            name,
-            (start - first_start) / 1e9,
-            (end - first_start) / 1e9,
-            size,
-        )
-        for rank in ranks
-        for s, k, stage, microbatch, name, start, end, size in results[rank]["spans"]
-    ]
+    spans = [_build_span(rank, row, first_start) for rank in ranks for row in results[rank]["spans"]]
     return Timeline(
         source="measured",
         rank_classes=tuple(
@@ -54,6 +40,12 @@ def read_timeline(plan: Plan, folder: Path) -> Timeline:
         step_time=(max(result["end"] for result in results) - first_start) / 1e9,
         engine=results[0]["engine"],
     )
+
+
+def _build_span(rank: int, row: SpanRow, first_start: int) -> Span:
+    stream, kind, stage, microbatch, name, start, end, size = row
+    times = (start - first_start) / 1e9, (end - first_start) / 1e9
+    return Span(rank, StreamKind(stream), TaskKind(kind), stage, microbatch, name, *times, size)
 
 
 def _align_clocks(results: list[dict[str, Any]]) -> None:
@@ -99,13 +91,8 @@ def _build_profile(rank: int, ranks: int, result: dict[str, Any], first_start: i
     for instant, change in result["memory"]:
         times.append(max((instant - first_start) / 1e9, times[-1]))
         usage.append(tuple(base + growth for base, growth in zip(resident, change, strict=True)))
-    capacity = result["capacity"] or physical_memory() / ranks
+    capacity = result["capacity"] or read_memory_size() / ranks
     return MemoryProfile(rank, capacity, tuple(times), tuple(usage))
-
-
-def physical_memory() -> float:
-    """Return the bytes of this host's main memory."""
-    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def sum_busy_times(timeline: Timeline) -> dict[TaskKind, float]:

@@ -5,7 +5,7 @@ from functools import cached_property
 from math import ceil
 from statistics import median
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -18,26 +18,39 @@ FLUSH = 512 * 2**20
 MAX_FLUSHES = 64
 
 
-class Timer(Protocol):
-    """A stopwatch for one device."""
+class Timer:
+    """A stopwatch for one device; as it stands, by the host's clock, for one that works synchronously with the host."""
 
-    device: str
+    device = "cpu"
     """The kind of device: ``"cuda"`` or ``"cpu"``."""
 
     def measure_once(self, run: Run) -> float:
         """Return the seconds of a single run, until the device has finished."""
-        ...
+        return self._time_runs(run, 1)
 
     def measure_median(self, run: Run, duration: float) -> float:
-        """Return the median seconds of ``run`` from cold caches, repeated for about ``duration`` seconds."""
-        ...
+        """Return the median seconds of ``run`` from cold caches, repeated for about ``duration`` seconds.
+
+        On the host it is after one unmeasured run.
+        """
+        run()
+        first_time = self.measure_once(run)
+        return median(self.measure_once(run) for _ in range(_count_repetitions(duration, first_time)))
 
     def measure_row(self, run: Run, count: int) -> float:
         """Return the mean seconds of ``count`` runs in a row, after ``count`` unmeasured runs."""
-        ...
+        for _ in range(count):
+            run()
+        return self._time_runs(run, count)
+
+    def _time_runs(self, run: Run, count: int) -> float:
+        start = perf_counter()
+        for _ in range(count):
+            run()
+        return (perf_counter() - start) / count
 
 
-class CudaTimer:
+class CudaTimer(Timer):
     """Reads CUDA events around each run, with the L2 flushed before.
 
     The flush takes longer than the host takes to launch a run, so the device never waits for the host between the two
@@ -76,12 +89,6 @@ class CudaTimer:
         torch.cuda.synchronize()
         return median(_read_seconds(begin, end) for begin, end in events)
 
-    def measure_row(self, run: Run, count: int) -> float:
-        """Return the mean seconds of ``count`` runs in a row, after ``count`` unmeasured runs."""
-        for _ in range(count):
-            run()
-        return self._time_runs(run, count)
-
     def measure_once(self, run: Run) -> float:
         """Return the seconds of a single run with the host's part, until the device has finished."""
         torch.cuda.synchronize()
@@ -100,36 +107,9 @@ class CudaTimer:
         return _read_seconds(begin, end) / count
 
 
-class HostTimer:
-    """Reads the host's clock around each run, for a device that works synchronously with the host."""
-
-    device = "cpu"
-
-    def measure_median(self, run: Run, duration: float) -> float:
-        """Return the median seconds of ``run`` after one unmeasured run, repeated for about ``duration`` seconds."""
-        run()
-        first_time = self.measure_once(run)
-        return median(self.measure_once(run) for _ in range(_count_repetitions(duration, first_time)))
-
-    def measure_row(self, run: Run, count: int) -> float:
-        """Return the mean seconds of ``count`` runs in a row, after ``count`` unmeasured runs."""
-        self._time_runs(run, count)
-        return self._time_runs(run, count)
-
-    def measure_once(self, run: Run) -> float:
-        """Return the seconds of a single run."""
-        return self._time_runs(run, 1)
-
-    def _time_runs(self, run: Run, count: int) -> float:
-        start = perf_counter()
-        for _ in range(count):
-            run()
-        return (perf_counter() - start) / count
-
-
 def make_timer(device: str) -> Timer:
     """Return the timer of a kind of device, ``"cuda"`` or ``"cpu"``."""
-    return CudaTimer() if device == "cuda" else HostTimer()
+    return CudaTimer() if device == "cuda" else Timer()
 
 
 def _make_event() -> torch.cuda.Event:

@@ -22,7 +22,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from meshwise.executor.recording.recorder import Record
 from meshwise.simulator.program import StreamKind, TaskKind
@@ -34,7 +34,7 @@ FULLY_SHARDED = re.compile(r"FSDP::(?:all_gather|post_backward_reduce) \((.*)\)"
 _OPERATOR = "aten::"
 _POINT_TO_POINT = ("gloo:send", "gloo:recv")
 FUNCTIONAL = "_c10d_functional::"
-_end = attrgetter("end")
+_start, _end = attrgetter("start"), attrgetter("end")
 _SUFFIX = re.compile(r"(_into)?_tensor$|_single$")
 _WRAP = "_wrap_tensor_autograd"
 """An operator that follows a launch where autograd records; it communicates nothing."""
@@ -108,39 +108,45 @@ class BlockingCollective(NamedTuple):
 
 
 class Intervals:
-    """Intervals of one thread, which do not overlap; finds the interval at an instant."""
+    """Intervals of one thread, which may be nested; finds the innermost interval at an instant."""
 
-    def __init__(self, rows: Iterable[tuple[int, int, int]]) -> None:
-        self.rows = sorted(rows)
-        self.starts = [start for start, _, _ in self.rows]
+    def __init__(self, intervals: Iterable[Any]) -> None:
+        self.intervals = sorted(intervals, key=lambda interval: (interval.start, -interval.end))
+        self.starts = [interval.start for interval in self.intervals]
+        # for each interval the number of the one around it: a search goes outward from the last that began
+        self.parents: list[int] = []
+        open_: list[int] = []
+        for index, interval in enumerate(self.intervals):
+            while open_ and self.intervals[open_[-1]].end < interval.end:
+                open_.pop()
+            self.parents.append(open_[-1] if open_ else -1)
+            open_.append(index)
 
-    def find_index(self, instant: int) -> int | None:
-        """Return the number of the interval at an instant; ``None`` outside all of them."""
+    def find_innermost(self, instant: int) -> Any:
+        """Return the innermost interval; ``None`` outside all of them."""
         index = bisect_right(self.starts, instant) - 1
-        return self.rows[index][2] if index >= 0 and instant <= self.rows[index][1] else None
+        while index >= 0 and self.intervals[index].end < instant:
+            index = self.parents[index]
+        return self.intervals[index] if index >= 0 else None
 
 
 def build_rows(records: Sequence[Record], events: Sequence[TraceEvent]) -> list[Row]:
     """Return the spans of a rank: passes, cut where they wait for communication, and the communication."""
     communication = list(_list_communication(records, events))
     copies = [to_row(record) for record in records if record.kind is TaskKind.HOST_COPY]
+    waits = [r for r in communication if r.stream is StreamKind.TENSOR] + _find_waits(communication, events)
+    tensor_rows = sorted(waits, key=_start)
+    recompute_rows = [to_row(record) for record in records if record.kind is TaskKind.RECOMPUTE]
+    backward_holes = sorted(tensor_rows + recompute_rows, key=_start)
     blocking = {
         TaskKind.OPTIMIZER: [r for r in communication if r.kind is not TaskKind.PIPELINE_COMMUNICATION],
-        TaskKind.RECOMPUTE: sorted(
-            [r for r in communication if r.stream is StreamKind.TENSOR] + _find_waits(communication, events),
-            key=attrgetter("start"),
-        ),
-    }
-    tensor_rows = blocking[TaskKind.RECOMPUTE]
-    recompute_rows = [to_row(record) for record in records if record.kind is TaskKind.RECOMPUTE]
-    backward_holes = sorted(tensor_rows + recompute_rows, key=attrgetter("start"))
-    blocking |= {
+        TaskKind.RECOMPUTE: tensor_rows,
         TaskKind.FORWARD: tensor_rows,
         TaskKind.BACKWARD: backward_holes,
         TaskKind.WEIGHT_GRADIENT: backward_holes,
     }
     passes = [record for record in records if record.kind is not TaskKind.HOST_COPY]
-    holes = {kind: sorted(rows + copies, key=attrgetter("start")) for kind, rows in blocking.items()}
+    holes = {kind: sorted(rows + copies, key=_start) for kind, rows in blocking.items()}
     result = communication + copies + [piece for r in passes for piece in cut_holes(to_row(r), holes[r.kind])]
     return sorted(result, key=lambda row: (row.start, row.end))
 
@@ -192,80 +198,57 @@ def _find_waits(communication: Sequence[Row], events: Sequence[TraceEvent]) -> l
 
 
 def _list_communication(records: Sequence[Record], events: Sequence[TraceEvent]) -> Iterator[Row]:
-    passes = [r for r in records if r.kind in PASSES]
-    pass_intervals = Intervals((r.start, r.end, index) for index, r in enumerate(passes))
-    actions = [(event, match) for event in events if (match := TRANSFER.fullmatch(event.name))]
-    action_intervals = Intervals((event.start, event.end, index) for index, (event, _) in enumerate(actions))
-    shifts = [event for event in events if event.name.startswith(MOVING) and parse_region(event)[1] == SHIFT]
-    shift_intervals = Intervals((event.start, event.end, index) for index, event in enumerate(shifts))
+    passes = Intervals(record for record in records if record.kind in PASSES)
+    actions = Intervals(event for event in events if TRANSFER.fullmatch(event.name))
+    shifts = Intervals(e for e in events if e.name.startswith(MOVING) and parse_region(e.name)[1] == SHIFT)
     for collective in _list_blocking_collectives(events):
-        origin = _find_pass(passes, pass_intervals, collective.start)
+        origin = passes.find_innermost(collective.start)
         is_inside = origin is not None and origin.kind is not TaskKind.OPTIMIZER
         yield blocking_row(collective, origin) if is_inside else replicated_sum_row(collective)
     launches = _list_launches(events)
     for event in _list_other_events(events):
-        name = event.name.removeprefix(GLOO)
-        if name in ("send", "recv") and (region := shift_intervals.find_index(event.start)) is not None:
-            yield _shift_row(event, shifts[region], _find_pass(passes, pass_intervals, event.start))
-        elif name in ("send", "recv") and (action := action_intervals.find_index(event.start)) is not None:
-            yield transfer_row(event, *actions[action])
+        name, origin = event.name.removeprefix(GLOO), passes.find_innermost(event.start)
+        if name in ("send", "recv") and (region := shifts.find_innermost(event.start)) is not None:
+            axis, shift = parse_region(region.name)  # a message round a ring lasts from when it was posted
+            yield message_row(StreamKind.CONTEXT, PASS_AXES[axis].task, origin, f"{shift} {name}", region.start, event)
+        elif name in ("send", "recv") and (action := actions.find_innermost(event.start)) is not None:
+            yield transfer_row(action.name, action.start, event)
         elif name != "barrier":
-            yield data_row(event, _pop_launch(launches, event), _find_pass(passes, pass_intervals, event.start))
+            yield data_row(event, _pop_launch(launches, event), origin)
+
+
+def locate(origin: Record | None) -> tuple[int, int]:
+    """Return the stage and microbatch of a pass, -1 outside of passes."""
+    return (-1, -1) if origin is None else (origin.stage, origin.microbatch)
+
+
+def message_row(
+    stream: StreamKind, kind: TaskKind, origin: Record | None, operators: str, start: int, event: TraceEvent
+) -> Row:
+    """Return a communication of a pass as a span, from ``start`` to the end of its event."""
+    return Row(stream, kind, *locate(origin), operators, start, event.end, event.size)
 
 
 def blocking_row(collective: BlockingCollective, origin: Record | None) -> Row:
     """Return a collective as a span of the pass that waits for it."""
-    stage_microbatch = (-1, -1) if origin is None else (origin.stage, origin.microbatch)
-    return Row(
-        StreamKind.TENSOR,
-        collective.kind,
-        *stage_microbatch,
-        collective.name,
-        collective.start,
-        collective.end,
-        collective.size,
-    )
+    kind, name, start, end, size = collective
+    return Row(StreamKind.TENSOR, kind, *locate(origin), name, start, end, size)
 
 
 def replicated_sum_row(collective: BlockingCollective) -> Row:
     """Return a collective outside of passes as a span: a sum of gradients of replicated parameters."""
     operators = f"{collective.name} gradients of replicated parameters"
-    return Row(
-        StreamKind.DATA,
-        TaskKind.DATA_COMMUNICATION,
-        -1,
-        -1,
-        operators,
-        collective.start,
-        collective.end,
-        collective.size,
-    )
+    kind = TaskKind.DATA_COMMUNICATION
+    return blocking_row(collective, None)._replace(stream=StreamKind.DATA, kind=kind, operators=operators)
 
 
-def _shift_row(event: TraceEvent, region: TraceEvent, origin: Record | None) -> Row:
-    """Return a message round a ring as a span, from when it was posted."""
-    stage_microbatch = (-1, -1) if origin is None else (origin.stage, origin.microbatch)
-    operators = f"{SHIFT} {event.name.removeprefix(GLOO)}"
-    return Row(
-        StreamKind.CONTEXT,
-        PASS_AXES[parse_region(region)[0]].task,
-        *stage_microbatch,
-        operators,
-        region.start,
-        event.end,
-        event.size,
-    )
-
-
-def transfer_row(event: TraceEvent, action: TraceEvent, match: re.Match[str]) -> Row:
-    """Return a send or receive as a span of the stage that sends, from when it was posted."""
-    stage, operation, direction, microbatch = match.groups()
+def transfer_row(action: str, start: int, event: TraceEvent) -> Row:
+    """Return a send or receive as a span of the stage that sends, from when the action of its name was posted."""
+    ((stage, operation, direction, microbatch),) = TRANSFER.findall(action)
     stage_offset = (1 if direction == "F" else -1) if operation == "RECV" else 0
     operators = "send activations" if direction == "F" else "send gradients"
     sender, kind = int(stage) - stage_offset, TaskKind.PIPELINE_COMMUNICATION
-    return Row(
-        _STREAMS[operation, direction], kind, sender, int(microbatch), operators, action.start, event.end, event.size
-    )
+    return Row(_STREAMS[operation, direction], kind, sender, int(microbatch), operators, start, event.end, event.size)
 
 
 class Launch(NamedTuple):
@@ -281,14 +264,18 @@ _LAUNCHES = {"c10d::_allgather_base_": True, "c10d::_reduce_scatter_base_": Fals
 
 
 def _list_launches(events: Sequence[TraceEvent]) -> list[Launch]:
-    regions = [(event, match[1]) for event in events if (match := FULLY_SHARDED.fullmatch(event.name))]
-    units = Intervals((event.start, event.end, index) for index, (event, _) in enumerate(regions))
+    regions = Intervals(event for event in events if find_unit(event.name) is not None)
     launches = []
     for event in events:
-        if event.name in _LAUNCHES and (index := units.find_index(event.start)) is not None:
-            unit = regions[index][1].removeprefix("network.")
-            launches.append(Launch(_LAUNCHES[event.name], unit, event.start, event.size))
+        if event.name in _LAUNCHES and (region := regions.find_innermost(event.start)) is not None:
+            launches.append(Launch(_LAUNCHES[event.name], find_unit(region.name) or "", event.start, event.size))
     return launches
+
+
+def find_unit(region: str) -> str | None:
+    """Return the unit that ``fully_shard`` gathers or reduces in a region; ``None`` where the region is another."""
+    match = FULLY_SHARDED.fullmatch(region)
+    return match[1].removeprefix("network.") if match else None
 
 
 def _pop_launch(launches: list[Launch], event: TraceEvent) -> Launch | None:
@@ -305,27 +292,20 @@ def _pop_launch(launches: list[Launch], event: TraceEvent) -> Launch | None:
 def data_row(event: TraceEvent, launch: Launch | None, origin: Record | None) -> Row:
     """Return a collective of data parallelism as a span, named as the simulator names it."""
     kind, name = TaskKind.DATA_COMMUNICATION, event.name.removeprefix(GLOO)
-    stage_microbatch = (-1, -1) if origin is None else (origin.stage, origin.microbatch)
     if launch is not None:
         suffix = f" of {launch.unit}" if launch.unit else ""
         operators = f"all_gather parameters{suffix}" if launch.gathers else f"reduce_scatter gradients{suffix}"
         stream = StreamKind.GATHER if launch.gathers else StreamKind.DATA
-        return Row(stream, kind, *stage_microbatch, operators, launch.start, event.end, launch.size)
+        return Row(stream, kind, *locate(origin), operators, launch.start, event.end, launch.size)
     is_update = origin is not None and origin.kind is TaskKind.OPTIMIZER
     subject = "parameters" if name == "broadcast" else "norm of gradients"
     operators = f"{name} {subject if is_update else 'gradients'}"
-    return Row(StreamKind.DATA, kind, *stage_microbatch, operators, event.start, event.end, event.size)
+    return message_row(StreamKind.DATA, kind, origin, operators, event.start, event)
 
 
-def _find_pass(passes: Sequence[Record], passing: Intervals, instant: int) -> Record | None:
-    """Return the pass at ``instant``; ``None`` outside of passes."""
-    origin = passing.find_index(instant)
-    return None if origin is None else passes[origin]
-
-
-def parse_region(region: TraceEvent) -> tuple[str, str]:
-    """Return the axis and the collective that a region names."""
-    axis, _, collective = region.name.removeprefix(MOVING).partition(" ")
+def parse_region(region: str) -> tuple[str, str]:
+    """Return the axis and the collective that a marked region names."""
+    axis, _, collective = region.removeprefix(MOVING).partition(" ")
     return axis, collective
 
 
@@ -334,7 +314,7 @@ def _list_blocking_collectives(events: Sequence[TraceEvent]) -> list[BlockingCol
     functional = [event for event in events if event.name.startswith(FUNCTIONAL)]
     waits = [event for event in functional if event.name.endswith("wait_tensor")]
     starts = [event.start for event in waits]
-    regions = [(*parse_region(event), event) for event in events if event.name.startswith(MOVING)]
+    regions = [(*parse_region(event.name), event) for event in events if event.name.startswith(MOVING)]
     return [
         BlockingCollective(
             TaskKind.TENSOR_COMMUNICATION,

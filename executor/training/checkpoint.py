@@ -267,10 +267,7 @@ def list_checkpoints(place: Path) -> list[Path]:
 def find_last_good(place: Path) -> tuple[Checkpoint, tuple[str, ...]]:
     """Return the newest good checkpoint in a folder, verified, and what is wrong with newer ones.
 
-    Raises
-    ------
-    ValueError
-        Where no checkpoint is good.
+    ``ValueError`` where no checkpoint is good.
     """
     reasons: list[str] = []
     for path in list_checkpoints(place):
@@ -360,11 +357,6 @@ def _sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def abandon_checkpoint(partial: Path) -> None:
-    """Remove a checkpoint that could not be finished."""
-    shutil.rmtree(partial, ignore_errors=True)
 
 
 def describe_error(error: OSError) -> str:

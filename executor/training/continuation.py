@@ -37,17 +37,9 @@ def describe_run(job: Job, text: Text) -> dict[str, Any]:
 def prepare_job(
     spec: Transformer, training: Training, plan: Plan, options: RunOptions, folder: Path
 ) -> tuple[Job, tuple[str, ...]]:
-    """Return the job of a run, from its beginning or from a checkpoint, and what is wrong with newer checkpoints.
+    """Return the job of a run in ``folder``, new or from a checkpoint, and what is wrong with newer checkpoints.
 
-    Parameters
-    ----------
-    folder
-        The folder of the run.
-
-    Raises
-    ------
-    ValueError
-        Where data or checkpoint do not fit, or where the run would overwrite checkpoints.
+    ``ValueError`` where data or checkpoint do not fit, or where the run would overwrite checkpoints.
     """
     if plan.asynchronous and (options.checkpoint_every or options.resume):
         rule = "between steps of a schedule without a flush microbatches are under way, which no checkpoint has"

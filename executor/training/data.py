@@ -12,36 +12,13 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 STRIDE = 1_000_003
 """Bytes between the starts of two samples, modulo the corpus: a prime, so that samples do not repeat soon."""
-
-
-class Text(Protocol):
-    """Numbered samples of a text, the same for any plan, and the facts that identify the text."""
-
-    @property
-    def name(self) -> str:
-        """The name of the text in messages."""
-        ...
-
-    @property
-    def num_bytes(self) -> int:
-        """The size of the text in bytes."""
-        ...
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of all bytes."""
-        ...
-
-    def read_rows(self, samples: NDArray[np.int64], sequence: int) -> NDArray[np.int64]:
-        """Return byte values ``(samples, sequence + 1)``."""
-        ...
 
 
 @lru_cache(maxsize=1)
@@ -77,6 +54,8 @@ class Topics:
 
 
 TOPICS = Topics()
+Text: TypeAlias = "Topics | TextFiles"
+"""Numbered samples of a text, the same for any plan, and the facts that identify the text."""
 
 
 def load_batch(
@@ -91,12 +70,7 @@ def load_share(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the tokens and targets of one data rank in a step: its contiguous share of the global batch.
 
-    Parameters
-    ----------
-    rank
-        The data rank.
-    sizes
-        Sequences of a microbatch on every data rank; all ranks run equally many microbatches.
+    ``sizes`` are the sequences of a microbatch on every data rank; all ranks run equally many microbatches.
     """
     microbatches, remainder = divmod(global_batch, sum(sizes))
     if remainder:
@@ -113,12 +87,8 @@ _ROUNDS = 6
 class TextFiles:
     """The text in a file, or in all files below a folder, one after the other in the order of their names.
 
-    Files and folders whose names begin with a dot are left out.
-
-    Raises
-    ------
-    ValueError
-        Where there is no text, or something else than text.
+    Files and folders whose names begin with a dot are left out. ``ValueError`` where there is no text, or something
+    else.
     """
 
     def __init__(self, place: str | Path, seed: int) -> None:

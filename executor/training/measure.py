@@ -22,7 +22,6 @@ from meshwise.executor.recording.rank_files import Heartbeat
 from meshwise.executor.recording.recorder import Recorder
 from meshwise.executor.recording.tensors import to_local
 from meshwise.executor.training import shards
-from meshwise.executor.training.optimizer import read_states
 from meshwise.executor.training.trainer import Trainer
 from meshwise.executor.training.unflushed import UnflushedTrainer
 from meshwise.simulator.program import Category
@@ -84,21 +83,17 @@ def describe_memory(memory: DeviceMemory | None) -> dict[str, Any]:
 
 def profile_step(trainer: Trainer) -> dict[str, Any]:
     """Return spans and memory of a profiled step, which is not among the timed ones, and the peak bytes on the host."""
-    single_step = (
-        trainer.job.plan.asynchronous
-    )  # then gradients live on between steps, and nothing is dropped before one
+    # without a flush gradients live on between steps, and nothing is dropped before one
+    single_step = trainer.job.plan.asynchronous
     prepare_step: Callable[[], object] = (lambda: None) if single_step else trainer.zero_gradients
     prepare_step()
     steps = count(trainer.job.steps)
-    gradients = lambda: (p.grad for p in trainer.parameters if p.grad is not None)  # noqa: E731
-    accelerator = trainer.accelerator
-    step, resident_bytes = (lambda: trainer.step(next(steps))), count_resident_bytes(trainer)
     result = profile_steps(
-        step,
+        lambda: trainer.step(next(steps)),
         trainer.recorder,
-        accelerator,
-        resident_bytes,
-        gradients,
+        trainer.accelerator,
+        count_resident_bytes(trainer),
+        lambda: (p.grad for p in trainer.parameters if p.grad is not None),
         prepare_step=prepare_step,
         single_step=single_step,
     )
@@ -111,28 +106,20 @@ def count_resident_bytes(trainer: Trainer) -> dict[str, int]:
     Gradients are among them where DistributedDataParallel keeps them in buckets. Other bytes of the device's allocator,
     as those that cuBLAS took, count as buffers.
     """
-    networks = trainer.networks
     buckets = [module for module in trainer.modules.values() if isinstance(module, DistributedDataParallel)]
+    state_values = [value for values in trainer.optimizer.state.values() for value in values.values()]
     category_bytes: dict[str, int] = {
         Category.PARAMETERS: nbytes(
-            p for n in networks.values() for p in n.parameters() if not trainer.host.holds(to_local(p.detach()))
+            p for n in trainer.networks.values() for p in n.parameters() if not trainer.host.holds(to_local(p.detach()))
         ),
         Category.GRADIENTS: sum(
             to_local(p).numel() * p.element_size() for module in buckets for p in module.parameters()
         ),
-        Category.OPTIMIZER: nbytes(
-            value
-            for values in read_states(trainer.optimizer).values()
-            for value in values.values()
-            if isinstance(value, Tensor)
-        ),
+        Category.OPTIMIZER: nbytes(value for value in state_values if isinstance(value, Tensor)),
     }
-    memory = trainer.accelerator.read_memory()
-    return (
-        category_bytes
-        if memory is None
-        else category_bytes | {Category.BUFFERS: max(memory.now - sum(category_bytes.values()), 0)}
-    )
+    if (memory := trainer.accelerator.read_memory()) is not None:
+        category_bytes[Category.BUFFERS] = max(memory.now - sum(category_bytes.values()), 0)
+    return category_bytes
 
 
 def nbytes(tensors: Iterable[Tensor]) -> int:

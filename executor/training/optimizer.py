@@ -20,10 +20,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from meshwise.executor.options import PEAKS
-from meshwise.executor.parallel.data_parallel import Unit
 from meshwise.executor.parallel.sharded_states import (
+    CombinedOptimizer,
     OptimizerKind,
-    ShardedOptimizer,
     SplitOptimizer,
     StatePlacement,
     list_ranges,
@@ -40,12 +39,10 @@ PLAIN_OPTIONS = CORE.optimizer_options
 """Options of an optimizer that updates one parameter and runs one operation after the other."""
 
 
-def find_optimizer(
-    name: str, implementation: Mapping[str, Any] = PLAIN_OPTIONS
-) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+def find_optimizer(name: str, implementation: Mapping[str, Any] = PLAIN_OPTIONS) -> OptimizerKind:
     """Return the class of an optimizer and its options, among them those that choose torch's ``implementation``."""
     optimizer_class, options = OPTIMIZERS[name]
-    return optimizer_class, {**options, **implementation}
+    return OptimizerKind(optimizer_class, {**options, **implementation})
 
 
 SERVER = "parameter_server"
@@ -53,65 +50,26 @@ SERVER = "parameter_server"
 (Li et al. 2014, "Scaling distributed machine learning with the parameter server", OSDI)."""
 
 
-class ServerOptimizer:
+class ServerOptimizer(CombinedOptimizer):
     """Updates all parameters on the first rank of ``group``, which broadcasts them to the others."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], optim: Any, group: dist.ProcessGroup) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], optimizers: Sequence[Any], group: dist.ProcessGroup) -> None:
+        super().__init__(optimizers)
         self.parameters, self.group = parameters, group
-        self.optim = optim if group.rank() == 0 else None
-
-    @property
-    def state(self) -> dict[Any, dict[str, Any]]:
-        """Optimizer states of all parameters on the first rank; empty on the others."""
-        return self.optim.state if self.optim is not None else {}
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """Options of all parameters on the first rank; empty on the others."""
-        return self.optim.param_groups if self.optim is not None else []
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop every gradient."""
+        """Drop every gradient, also on ranks that update nothing."""
         for parameter in self.parameters:
             parameter.grad = None
 
     @torch.no_grad()
     def step(self) -> None:
         """Update all parameters and broadcast them."""
-        if self.optim is not None:
-            self.optim.step()
+        super().step()
         parts = [to_local(parameter.detach()) for parameter in self.parameters]
         flat = flatten(parts)
         dist.broadcast(flat, dist.get_global_rank(self.group, 0), group=self.group)
         fill(parts, flat)
-
-
-class CombinedOptimizer:
-    """Several optimizers of different parameters, used as one."""
-
-    def __init__(self, optimizers: Sequence[Any]) -> None:
-        self.optimizers = optimizers
-
-    @property
-    def state(self) -> dict[Any, dict[str, Any]]:
-        """Optimizer states of all parameters that this rank updates."""
-        parts = (read_states(member) for member in self.optimizers)
-        return {parameter: values for part in parts for parameter, values in part.items()}
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The parameter groups of all optimizers, with their learning rates."""
-        return [group for member in self.optimizers for group in member.param_groups]
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop every gradient."""
-        for member in self.optimizers:
-            member.zero_grad(set_to_none=set_to_none)
-
-    def step(self) -> None:
-        """Update all parameters."""
-        for member in self.optimizers:
-            member.step()
 
 
 def build_optimizer(
@@ -124,44 +82,28 @@ def build_optimizer(
 ) -> Any:
     """Return the optimizer ``name`` of one rank's parameters, of which every rank of ``group`` has a replica.
 
-    Parameters
-    ----------
-    placement
-        Where its states are; ``None`` where they are beside the parameters and of the same precision.
-    implementation
-        Options that choose one of torch's implementations.
+    ``placement`` says where its states are; ``None`` where they are beside the parameters and of the same precision.
+    ``implementation`` are options that choose one of torch's implementations.
     """
-    optimizer_class, options = find_optimizer(name, implementation)
+    kind = find_optimizer(name, implementation)
     has_server = plan.gradient_reduction == SERVER and group.size() > 1
-    optim: Any = None
-    if not has_server or group.rank() == 0:
-        if placement is None:
-            optim = optimizer_class(parameters, **options)
-        else:
-            optim = SplitOptimizer(list_ranges(parameters), OptimizerKind(optimizer_class, options), placement)
-    return ServerOptimizer(parameters, optim, group) if has_server else optim
-
-
-def build_sharded(
-    name: str, units: Sequence[Unit], placement: StatePlacement, implementation: Mapping[str, Any] = PLAIN_OPTIONS
-) -> ShardedOptimizer:
-    """Return the optimizer ``name`` whose states are sharded over ranks (ZeRO 1)."""
-    return ShardedOptimizer(units, OptimizerKind(*find_optimizer(name, implementation)), placement)
+    if has_server and group.rank() > 0:
+        return ServerOptimizer(parameters, (), group)
+    result: Any = (
+        kind.optimizer_class(parameters, **kind.options)
+        if placement is None
+        else SplitOptimizer(list_ranges(parameters), kind, placement)
+    )
+    return ServerOptimizer(parameters, (result,), group) if has_server else result
 
 
 def unwrap_optimizers(optimizer: Any) -> Iterator[Any]:
     """Yield the optimizers that hold this rank's states: those inside combined, server and sharded optimizers."""
-    for member in optimizer.optimizers if isinstance(optimizer, CombinedOptimizer) else (optimizer,):
-        if isinstance(member, ServerOptimizer | ShardedOptimizer):
-            if member.optim is not None:
-                yield member.optim
-        else:
-            yield member
-
-
-def read_states(optimizer: Any) -> Any:
-    """Return the state tensors by name, of every parameter whose states this rank has."""
-    return optimizer.state
+    if isinstance(optimizer, CombinedOptimizer):
+        for member in optimizer.optimizers:
+            yield from unwrap_optimizers(member)
+    else:
+        yield optimizer
 
 
 def set_learning_rate(optimizer: Any, rate: float) -> None:

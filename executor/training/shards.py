@@ -4,6 +4,7 @@ A piece is identified by its tensor and its box of indices, so nothing in a chec
 Of ranks that have the same piece, one writes it.
 """
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,6 @@ from meshwise.executor.training.checkpoint import (
     CheckpointError,
     DamagedError,
     StoredPiece,
-    abandon_checkpoint,
     begin_checkpoint,
     commit_checkpoint,
     describe_error,
@@ -108,30 +108,18 @@ def find_box(tensor: Tensor) -> Box:
 
 
 def save_checkpoint(trainer: Trainer, step: int, place: Path) -> None:
-    """Write a checkpoint of ``trainer`` after ``step`` steps into ``place``; every rank calls it.
+    """Write a checkpoint of ``trainer`` after ``step`` steps into ``place``, which hosts share; every rank calls it.
 
-    Parameters
-    ----------
-    place
-        The folder of checkpoints, which all hosts of the run share.
-
-    Raises
-    ------
-    CheckpointError
-        On every rank, where one of them could not write. Earlier checkpoints are unchanged.
+    ``CheckpointError`` on every rank, where one of them could not write. Earlier checkpoints are unchanged.
     """
     rank = dist.get_rank()
-    saved_pieces = list(
-        {(piece.name, piece.box): piece for piece in list_pieces(trainer) if piece.is_saved}.values()
-    )  # a tied table may come twice
+    # a tied table may come twice
+    saved_pieces = {(piece.name, piece.box): piece for piece in list_pieces(trainer) if piece.is_saved}
     partial: Path = _write_together(lambda: begin_checkpoint(place, step) if rank == 0 else None, place / "none")[0]
-    writers = _assign_writers(
-        [(piece.name, piece.box) for piece in saved_pieces], [piece.values.nbytes for piece in saved_pieces]
-    )
-    rank_pieces = [piece for piece in saved_pieces if writers[piece.name, piece.box] == rank]
-    entries = _write_together(
-        lambda: _write(partial / f"rank-{rank}.bin", rank_pieces) if rank_pieces else None, partial
-    )
+    writers = _assign_writers({key: piece.values.nbytes for key, piece in saved_pieces.items()})
+    rank_pieces = [piece for key, piece in saved_pieces.items() if writers[key] == rank]
+    part_file = partial / f"rank-{rank}.bin"
+    entries = _write_together(lambda: _write(part_file, rank_pieces) if rank_pieces else None, partial)
     manifest = {
         "step": step,
         "tensors": {name: description for entry in entries if entry for name, description in entry["tensors"].items()},
@@ -157,7 +145,7 @@ def _write_together(write: Callable[[], Any], partial: Path) -> list[Any]:
     dist.all_gather_object(outcomes, (outcome, failure))
     for rank, (_, message) in enumerate(outcomes):
         if message is not None:
-            abandon_checkpoint(partial)
+            shutil.rmtree(partial, ignore_errors=True)
             consequence = "the checkpoints before are as they were"
             raise CheckpointError(
                 f"rank {rank} cannot write a checkpoint into {partial.parent}: {message}; {consequence}"
@@ -165,10 +153,10 @@ def _write_together(write: Callable[[], Any], partial: Path) -> list[Any]:
     return [outcome for outcome, _ in outcomes]
 
 
-def _assign_writers(keys: list[Key], sizes: list[int]) -> dict[Key, int]:
+def _assign_writers(sizes: dict[Key, int]) -> dict[Key, int]:
     """Return the rank that writes each piece: of the ranks that have it, the one with the least to write so far."""
     rank_rows: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(rank_rows, list(zip(keys, sizes, strict=True)))
+    dist.all_gather_object(rank_rows, list(sizes.items()))
     holders: dict[Key, list[int]] = {}
     key_sizes: dict[Key, int] = {}
     for rank, rows in enumerate(rank_rows):
@@ -206,11 +194,7 @@ def load_checkpoint(trainer: Trainer, folder: Path) -> None:
 
     The trainer first runs one step, whose results are overwritten. It makes the optimizer states, and it makes
     DistributedDataParallel sort its buckets as in the run that is continued, so gradients are summed in the same order.
-
-    Raises
-    ------
-    DamagedError
-        Where the checkpoint is damaged, or is of another model.
+    ``DamagedError`` where the checkpoint is damaged, or is of another model.
     """
     checkpoint = Checkpoint.open(folder)
     trainer.step(checkpoint.step)

@@ -21,13 +21,17 @@ from meshwise.executor.parallel.data_parallel import (
     GradientReducer,
     Unit,
     average,
-    average_on_server,
     find_sharing,
-    reduces_itself,
 )
 from meshwise.executor.parallel.expert_parallel import split_experts
 from meshwise.executor.parallel.offload import ActivationOffload, HostMemory, count_offloaded_layers
-from meshwise.executor.parallel.sharded_states import ShardedOptimizer, StatePlacement, average_shard, main_dtype
+from meshwise.executor.parallel.sharded_states import (
+    CombinedOptimizer,
+    ShardedOptimizer,
+    StatePlacement,
+    average_shard,
+    main_dtype,
+)
 from meshwise.executor.parallel.tied import TiedTable
 from meshwise.executor.recording.accelerator import CORE, Accelerator
 from meshwise.executor.recording.private_torch import QuietStage, build_runtime, reduce_shards
@@ -53,8 +57,6 @@ from meshwise.strategies.plan.recomputation import find_stage_recompute
 from meshwise.strategies.schedules.schedule import ActionKind
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
-
-
 _TURN = ActionKind.FORWARD, ActionKind.BACKWARD
 
 
@@ -136,19 +138,15 @@ class Trainer:
         implementation = self.accelerator.optimizer_options
         if self._shares_states:
             units = [unit for stage in self.networks for unit in self._list_units(stage)]
-            return optimizer.build_sharded(
-                name, [*units, *self._late_units], placement or StatePlacement(self.host), implementation
-            )
+            kind = optimizer.find_optimizer(name, implementation)
+            return ShardedOptimizer([*units, *self._late_units], kind, placement or StatePlacement(self.host))
+        sharings = self.sharing, self.expert_sharing
         optimizers = [
-            optimizer.build_optimizer(
-                name, plan, parameters, group_sharing.shards.get_group(), placement, implementation
-            )
-            for parameters, group_sharing in zip(
-                split_experts(self.parameters), (self.sharing, self.expert_sharing), strict=True
-            )
-            if parameters
+            optimizer.build_optimizer(name, plan, weights, sharing.shards.get_group(), placement, implementation)
+            for weights, sharing in zip(split_experts(self.parameters), sharings, strict=True)
+            if weights
         ]
-        return optimizers[0] if len(optimizers) == 1 else optimizer.CombinedOptimizer(optimizers)
+        return optimizers[0] if len(optimizers) == 1 else CombinedOptimizer(optimizers)
 
     def _build_network(self, stage: int) -> Network:
         job = self.job
@@ -158,9 +156,8 @@ class Trainer:
             splits = job.plan.splits_backward
             network = Network(job.spec, job.training.sequence, blocks, *recompute_arguments, splits_backward=splits)
         dtype = DTYPES[job.training.precision]
-        network.to(
-            main_dtype(dtype) if self._fully_sharded(stage) else dtype
-        )  # `fully_shard`'s shards are main weights
+        # `fully_shard`'s shards are main weights
+        network.to(main_dtype(dtype) if self._fully_sharded(stage) else dtype)
         self._initialize(network)
         network.make_layer_context = partial(self._make_layer_context, network)
         if job.plan.tensor > 1:
@@ -200,7 +197,7 @@ class Trainer:
     def _reduction(self) -> Callable[[Unit], Finish]:
         """The function that begins to reduce the gradients of a unit."""
         if self.job.plan.gradient_reduction == optimizer.SERVER:
-            return average_on_server
+            return partial(average, on_server=True)
         return average_shard if self._shares_states else average
 
     def _place_states(self) -> StatePlacement | None:
@@ -214,17 +211,14 @@ class Trainer:
     def _replicate(self, stage: int, network: Network) -> nn.Module:
         plan, dtype = self.job.plan, DTYPES[self.job.training.precision]
         if self._fully_sharded(stage):
-            experts = self.expert_sharing.states if plan.expert > 1 else None
             num_offloaded = count_host_blocks(plan, stage)
             reshard = plan.reshard_after_forward and (plan.zero == 3 or num_offloaded > 0)
-            precision = fully_sharded.mixed_precision(dtype) if dtype.itemsize == 2 else None
-            mesh = self.sharing.states
             fully_sharded.shard(
                 network,
-                mesh,
-                experts=experts,
+                self.sharing.states,
+                experts=self.expert_sharing.states if plan.expert > 1 else None,
                 reshard=reshard,
-                precision=precision,
+                dtype=dtype,
                 num_offloaded=num_offloaded,
                 host=self.host,
             )
@@ -243,7 +237,7 @@ class Trainer:
         """
         plan = self.job.plan
         is_wide = DTYPES[self.job.training.precision].itemsize > 2
-        is_plain = plan.tensor == plan.expert == 1 and self._shared_table is None and is_wide
+        is_plain = plan.tensor == plan.expert == 1 and is_wide and (self.table is None or self.table.shared is None)
         is_decentral = plan.gradient_reduction != optimizer.SERVER
         is_overlapped = plan.overlap_gradients and not plan.splits_backward
         return is_plain and is_decentral and is_overlapped and not self._shares_states
@@ -268,29 +262,26 @@ class Trainer:
             group=self.mesh[PIPELINE].get_group(),
         )
         stage.recorder = self.recorder
-        action_pairs = pairwise(plan.actions.orders[self.position])
-        turns = (
-            action
-            for action, successor in action_pairs
+        stage.turn_microbatches = frozenset(
+            action.microbatch
+            for action, successor in pairwise(plan.actions.orders[self.position])
             if (action.kind, successor.kind) == _TURN and action.stage == successor.stage == index
         )
-        stage.turn_microbatches = frozenset(action.microbatch for action in turns)
         return stage
 
     def _compute_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         with self.recorder.loss_span():
             # gradients become means over data ranks, so a rank's loss is weighted by its share of the sequences
             share = self.microbatch * len(self.sizes) / sum(self.sizes)
-            return cross_entropy(logits.to(main_dtype(logits.dtype)), targets) * (
-                share / self.job.plan.num_microbatches
-            )
+            loss = cross_entropy(logits.to(main_dtype(logits.dtype)), targets)
+            return loss * (share / self.job.plan.num_microbatches)
 
     def _reduce_gradients(self, stage: int) -> None:
         plan = self.job.plan
         if plan.tensor > 1:
             tensor_parallel.complete_gradients(self.networks[stage])
         module = self.modules[stage]
-        if (plan.zero < 2 or plan.shards == 1) and not reduces_itself(module):
+        if (plan.zero < 2 or plan.shards == 1) and not isinstance(module, DistributedDataParallel):
             for unit in self._list_units(stage):
                 self.reducer.add_unit(unit)
 
@@ -315,18 +306,6 @@ class Trainer:
         tables = (shared,) if shared is not None else self.table.ends if self._shares_states else ()
         return [Unit(tables, self.sharing)] if tables else []
 
-    def _find_tokens(self) -> Any:
-        """Return the index of this rank's tokens in the positions of a sequence."""
-        context, sequence = self.job.plan.context, self.job.training.sequence
-        if context == 1:
-            return slice(None)
-        return context_parallel.list_positions(self.mesh[CONTEXT].get_local_rank(), context, sequence)
-
-    @property
-    def _shared_table(self) -> nn.Parameter | None:
-        """The token table where two stages of this rank share it as one parameter."""
-        return self.table.shared if self.table is not None else None
-
     def _sum_gradients(self) -> None:
         """Finish all reductions of gradients; those of stages began as their last backward ended."""
         for unit in self._late_units:
@@ -335,20 +314,20 @@ class Trainer:
         if self.table is not None and self.table.is_split:
             self.table.sum_gradients()
 
-    @property
-    def has_buckets(self) -> bool:
-        """Whether DistributedDataParallel keeps gradients in its buckets."""
-        return any(isinstance(module, DistributedDataParallel) for module in self.modules.values())
-
     def zero_gradients(self) -> None:
         """Drop all gradients; views of buckets become zeros, or backward would make new tensors beside the buckets."""
-        self.optimizer.zero_grad(set_to_none=not self.has_buckets)
+        has_buckets = any(isinstance(module, DistributedDataParallel) for module in self.modules.values())
+        self.optimizer.zero_grad(set_to_none=not has_buckets)
 
     def step(self, index: int) -> float | None:
         """Run training step ``index`` and return the loss over this rank's samples; ``None`` off the last stage."""
         training = self.job.training
         arrays = data.load_share(index, training.global_batch, training.sequence, self.data_rank, self.sizes, self.text)
-        token_index, device = self._find_tokens(), self.accelerator.device
+        context, device = self.job.plan.context, self.accelerator.device
+        token_index: Any = slice(None)
+        if context > 1:
+            rank = self.mesh[CONTEXT].get_local_rank()
+            token_index = context_parallel.list_positions(rank, context, training.sequence)
         # a contiguous copy: torch's pipeline compares strides with those of the stage's example input
         tokens, targets = (torch.from_numpy(array[:, token_index].copy()).to(device) for array in arrays)
         self.zero_gradients()

@@ -74,14 +74,9 @@ class Weights:
             setattr(module, name, parameter)
 
     def make_version(self, optimizer: Any, *, in_use: bool, num_older: int) -> Version:
-        """Install and return the version that the next update changes.
+        """Install and return the version that the next update changes; ``num_older`` versions before it stay.
 
-        Parameters
-        ----------
-        in_use
-            Whether microbatches still need the newest version; the update then changes a copy of it.
-        num_older
-            How many versions before the new one stay.
+        With ``in_use`` microbatches still need the newest version, so the update changes a copy of it.
         """
         version = self.versions[self.num_updates]
         if in_use:

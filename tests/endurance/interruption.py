@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
 
-from meshwise.executor.launch.processes import is_alive, list_children
+from tests.host_processes import is_alive, list_children
 
 INTERRUPTED = frozenset({130, -signal.SIGINT})
 """What a process that was interrupted ends with: a shell shows both as 130."""

@@ -20,16 +20,8 @@ from statistics import median
 from threading import Thread
 
 from meshwise.executor.job import Job
-from meshwise.executor.launch.doctor import describe_circumstances, format_today
 from meshwise.executor.launch.launcher import ExecutionError, launch_ranks
-from meshwise.executor.launch.processes import (
-    INTERRUPTED,
-    find_listeners,
-    is_alive,
-    is_loopback,
-    list_children,
-    list_listeners,
-)
+from meshwise.executor.launch.processes import INTERRUPTED
 from meshwise.executor.recording.rank_files import parse_operation, read_beat
 from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.machine.cluster import build_homogeneous
@@ -40,6 +32,9 @@ from meshwise.simulator.models.transformer import Transformer
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.problem import Problem, Training
+from tests.host_processes import find_listeners, is_alive, is_loopback, list_children, list_listeners
+
+from .circumstances import describe_circumstances, format_today
 
 LIMIT = 10.0
 """Seconds within which a run must end after a rank is killed, or after the timeout for a stopped rank."""

@@ -18,11 +18,11 @@ from typing import Any
 
 from meshwise.executor.check.verification import TOLERANCE, Verification
 from meshwise.executor.job import Job
-from meshwise.executor.launch.doctor import describe_circumstances, format_today
 from meshwise.executor.launch.launcher import ExecutionError, require_torch
 from meshwise.executor.launch.processes import INTERRUPTED
 from meshwise.executor.launch.run import compare_job, run_jobs
 
+from .circumstances import describe_circumstances, format_today
 from .techniques import STEPS, Combination, list_plans, techniques
 
 ROWS, PAGE = "plan-matrix.jsonl", "plan-matrix.md"

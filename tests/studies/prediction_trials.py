@@ -28,7 +28,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from meshwise.executor.launch.doctor import describe_circumstances, format_today
 from meshwise.executor.launch.launcher import ExecutionError
 from meshwise.executor.launch.processes import INTERRUPTED
 from meshwise.executor.launch.run import WARM_UP, execute
@@ -50,6 +49,8 @@ from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem, Training
 from meshwise.strategies.plan.recomputation import Recompute
+
+from .circumstances import describe_circumstances, format_today
 
 SPEC = Transformer(layers=4, hidden=128, heads=4, kv_heads=4, ffn=512, vocab=256, tied_embeddings=False)
 """The byte-level GPT of the scenarios for one machine."""

@@ -20,7 +20,7 @@ from meshwise.executor.calibration.device_measures import (  # noqa: E402
 )
 from meshwise.executor.calibration.device_measures import list_kernels as timed_kernels  # noqa: E402
 from meshwise.executor.calibration.figures import append_row, count_rows  # noqa: E402
-from meshwise.executor.recording.timer import HostTimer  # noqa: E402
+from meshwise.executor.recording.timer import Timer  # noqa: E402
 from meshwise.scenarios.commands.main import run  # noqa: E402
 from meshwise.simulator.calibration.kernel_rows import read_rows  # noqa: E402
 
@@ -50,9 +50,7 @@ def test_kernels_and_collectives_are_measured_on_a_cpu(tmp_path: Path) -> None:
 class Kernel:
     def __init__(self, name: str, error: Exception | None = None) -> None:
         self.name, self.error = name, error
-
-    def fields(self) -> dict[str, Any]:
-        return {"kernel": self.name}
+        self.fields = {"kernel": name}
 
     def prepare(self, device: str) -> Any:
         if self.error:
@@ -71,9 +69,7 @@ def test_what_cannot_run_is_left_out_with_its_reason(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(device_measures, "list_repeated_kernels", lambda sizes: ())
     told, skipped = list[str](), list[tuple[str, str]]()
     rows = list(
-        measure_kernels(
-            CPU_SIZES, {"machine": "here"}, HostTimer(), 0.01, told.append, lambda *why: skipped.append(why)
-        )
+        measure_kernels(CPU_SIZES, {"machine": "here"}, Timer(), 0.01, told.append, lambda *why: skipped.append(why))
     )
     assert [(row["kernel"], row["machine"], row["in_a_row"]) for row in rows] == [
         ("first", "here", 1),
@@ -88,7 +84,7 @@ def test_rows_measured_so_far_outlive_an_interrupt(tmp_path: Path, monkeypatch: 
     out = tmp_path / "rows.jsonl"
 
     def interrupted(module: str, arguments: list[str], *_: Any, **__: Any) -> None:
-        append_row(Path(arguments[1]), {"kernel": "gemm", "time_us": 1.0})
+        append_row(Path(arguments[2]), {"kernel": "gemm", "time_us": 1.0})
         raise KeyboardInterrupt
 
     monkeypatch.setattr(device_calibration, "launch_ranks", interrupted)
@@ -101,7 +97,7 @@ def test_an_interrupt_of_the_command_says_where_the_rows_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     def interrupted(module: str, arguments: list[str], *_: Any, **__: Any) -> None:
-        append_row(Path(arguments[1]), {"kernel": "gemm", "time_us": 1.0})
+        append_row(Path(arguments[2]), {"kernel": "gemm", "time_us": 1.0})
         raise KeyboardInterrupt
 
     monkeypatch.setattr(device_calibration, "launch_ranks", interrupted)

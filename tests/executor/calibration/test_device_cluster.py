@@ -13,7 +13,6 @@ pytest.importorskip("torch")
 from meshwise.executor.calibration import device_calibration
 from meshwise.executor.calibration.cores import build_curves
 from meshwise.executor.calibration.device_cluster import build_cluster, fit_accelerator, is_measured
-from meshwise.executor.calibration.device_kernels import TinyLayer
 from meshwise.executor.calibration.device_machine import Machine
 from meshwise.executor.calibration.device_measures import GPU_SIZES, list_kernels, list_repeated_kernels
 from meshwise.executor.calibration.device_transfers import TOOL
@@ -32,7 +31,7 @@ TRUTH = accelerator("h200-141gb")
 
 def kernel_row(kernel: Any, runs: int, device: Accelerator) -> dict[str, Any]:
     """Return the row of a machine whose kernels take as long as ``device`` says, 5 us where it says nothing."""
-    row = {**BOX.fields(), **kernel.fields(), "time_us": 5.0, "in_a_row": runs}
+    row = {**BOX.fields(), **kernel.fields, "time_us": 5.0, "in_a_row": runs}
     used, _ = read_rows([json.dumps(row).encode()])
     if used:
         burst = used[0].kernel.seconds(replace(device, sustained=1.0))
@@ -64,7 +63,7 @@ def rows() -> list[dict[str, Any]]:
         *((kernel, 1) for kernel in list_kernels(GPU_SIZES, "cpu")),
         *((kernel, 10_000) for kernel in list_repeated_kernels(GPU_SIZES)),
     ]
-    found = [kernel_row(kernel, runs, TRUTH) for kernel, runs in every if "copy" not in kernel.fields()["kernel"]]
+    found = [kernel_row(kernel, runs, TRUTH) for kernel, runs in every if "copy" not in kernel.fields["kernel"]]
     found += [copy_row(4096, 1e-5), copy_row(2**30, 1e-5 + 2**30 / 50e9), copy_row(2**30, 0.5, "pageable")]
     for size in (2**10, 2**20, 2**30):
         found += [
@@ -148,7 +147,7 @@ def test_unknown_accelerators_and_files_without_kernels_are_refused(rows: list[d
 
 
 def test_dtypes_that_a_data_sheet_has_not_are_left_out() -> None:
-    every = [kernel for kernel in list_kernels(GPU_SIZES, "cpu") if kernel.fields()["kernel"] == "gemm"][:80]
+    every = [kernel for kernel in list_kernels(GPU_SIZES, "cpu") if kernel.fields["kernel"] == "gemm"][:80]
     rows = [kernel_row(kernel, 1, TRUTH) | {"accelerator": "V100 SXM2"} for kernel in every]
     used, _ = read_rows(lines(rows))
     assert {row.kernel.dtype for row in used} >= {"bf16", "fp16"}  # a V100 has no bf16
@@ -202,4 +201,4 @@ def test_gpus_are_measured_into_rows_and_a_cluster_file(
 
 
 def test_the_layer_of_launches_is_timed_in_a_row() -> None:
-    assert any(isinstance(kernel, TinyLayer) for kernel in list_repeated_kernels(GPU_SIZES))
+    assert any(kernel.fields["kernel"] == "layer_fwd_bwd" for kernel in list_repeated_kernels(GPU_SIZES))

@@ -17,7 +17,7 @@ from meshwise.executor.calibration.device_training import (  # noqa: E402
     split_buckets,
 )
 from meshwise.executor.model.network import compute_rotation, initialize, rotate_heads  # noqa: E402
-from meshwise.executor.recording.timer import HostTimer  # noqa: E402
+from meshwise.executor.recording.timer import Timer  # noqa: E402
 from meshwise.scenarios.published.runs import build_run  # noqa: E402
 from meshwise.simulator.models.presets import PRESETS  # noqa: E402
 
@@ -82,7 +82,7 @@ def test_buckets_keep_the_order_and_the_limit() -> None:
 
 def test_rows_of_training_are_read_as_the_runs_that_they_are() -> None:
     told: list[str] = []
-    rows = list(measure_training(build_trials(), H200, HostTimer(), told.append, lambda *_: None))
+    rows = list(measure_training(build_trials(), H200, Timer(), told.append, lambda *_: None))
     assert told == ["training steps of trial-gpt", "training steps of trial-llama"]
     for row, run in zip(rows, build_trials(), strict=True):
         found = build_run(row, "here")
@@ -103,7 +103,7 @@ def test_models_whose_states_do_not_fit_are_left_out_and_the_others_counted() ->
     assert count_states(small.spec) == 16 * small.spec.graph(1, "bf16").num_parameters < count_states(large.spec)
     runs = [large, small, small, small]
     rows = list(
-        measure_training(runs, machine, HostTimer(), lambda _: None, lambda *why: skipped.append(why[0]), max_rows=2)
+        measure_training(runs, machine, Timer(), lambda _: None, lambda *why: skipped.append(why[0]), max_rows=2)
     )
     assert [row["model"] for row in rows] == ["trial-gpt"] * 2
     assert skipped == ["training of trial-llama"]
@@ -114,7 +114,7 @@ def test_out_of_memory_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr("meshwise.executor.calibration.device_training.MainWeights", full)
-    (row,) = measure_training(build_trials()[:1], H200, HostTimer(), lambda _: None, lambda *_: None)
+    (row,) = measure_training(build_trials()[:1], H200, Timer(), lambda _: None, lambda *_: None)
     assert build_run(row, "here").status == "oom" and "step_time_s" not in row
 
 

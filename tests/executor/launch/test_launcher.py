@@ -11,7 +11,8 @@ from textwrap import dedent
 import pytest
 
 from meshwise.executor.launch.launcher import ExecutionError, launch_ranks, require_torch
-from meshwise.executor.launch.processes import is_alive, is_stopped
+from meshwise.executor.launch.processes import is_stopped
+from tests.host_processes import is_alive
 
 pytestmark = pytest.mark.fresh_ranks
 RANKS = 2

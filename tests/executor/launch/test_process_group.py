@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 from meshwise.executor.launch.process_group import find_address, find_interface, find_loopback
-from meshwise.executor.launch.processes import is_loopback
+from tests.host_processes import is_loopback
 
 ROOT = Path(__file__).parents[3]
 

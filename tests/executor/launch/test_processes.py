@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from meshwise.executor.launch.processes import find_listeners, is_alive, is_stopped, list_children, parse_address
+from meshwise.executor.launch.processes import is_stopped
+from tests.host_processes import find_listeners, is_alive, list_children, parse_address
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 

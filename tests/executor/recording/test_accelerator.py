@@ -1,7 +1,6 @@
 """What a rank computes on: a core changes nothing, a GPU is asked for what it has, copies wait for what computes."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,8 +17,8 @@ from meshwise.executor.launch.process_group import join_process_group  # noqa: E
 from meshwise.executor.parallel.offload import HostMemory  # noqa: E402
 from meshwise.executor.recording.accelerator import (  # noqa: E402
     CORE,
-    BlockingCopier,
-    Core,
+    Accelerator,
+    Copier,
     DeviceMemory,
     Gpu,
     StreamCopier,
@@ -112,13 +111,10 @@ def test_fp32_has_its_digits_and_fp64_is_computed_each_time_alike(exact: bool, c
     assert torch.are_deterministic_algorithms_enabled() is exact
 
 
-@dataclass(frozen=True, slots=True)
-class _Apart(Core):
+class _Apart(Accelerator):
     """A core whose device has memory of its own, without bytes."""
 
-    @property
-    def device(self) -> Any:
-        return torch.device("meta")
+    device = torch.device("meta")
 
 
 def test_what_torch_has_put_on_the_host_is_counted_once_and_stays(tmp_path: Path) -> None:
@@ -144,13 +140,12 @@ class _Late:
         copy_event()
 
 
-@dataclass(frozen=True, slots=True)
-class _LateCore(Core):
+class _LateCore(Accelerator):
     def copier(self) -> Any:
         return _Late()
 
     def host_bytes(self, size: int) -> Any:
-        room = Core.host_bytes(self, size)
+        room = super().host_bytes(size)
         room.fill(0xFF)  # not a number
         return room
 
@@ -221,6 +216,6 @@ def test_each_direction_has_a_stream_that_waits_for_what_computes(monkeypatch: p
 
 def test_a_core_copies_in_step() -> None:
     source, target = torch.arange(3.0), torch.zeros(3)
-    copier = BlockingCopier()
+    copier = Copier()
     copier.wait(copier.copy(source, target))
     assert target.tolist() == [0.0, 1.0, 2.0]

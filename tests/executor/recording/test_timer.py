@@ -7,19 +7,19 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from meshwise.executor.recording import timer as device_timer  # noqa: E402
-from meshwise.executor.recording.timer import MAX_REPETITIONS, MIN_REPETITIONS, CudaTimer, HostTimer  # noqa: E402
+from meshwise.executor.recording.timer import MAX_REPETITIONS, MIN_REPETITIONS, CudaTimer, Timer  # noqa: E402
 
 
 @pytest.mark.parametrize(("share", "timed"), [(0.0, MIN_REPETITIONS), (1e9, MAX_REPETITIONS)])
 def test_a_host_times_between_the_least_and_the_most_repetitions(share: float, timed: int) -> None:
     runs: list[int] = []
-    HostTimer().measure_median(lambda: runs.append(1), share)
+    Timer().measure_median(lambda: runs.append(1), share)
     assert len(runs) == timed + 2  # one to warm up, and one to tell how often
 
 
 def test_runs_in_a_row_come_after_as_many_that_do_not_count() -> None:
     runs: list[int] = []
-    assert HostTimer().measure_row(lambda: runs.append(1), 7) > 0
+    assert Timer().measure_row(lambda: runs.append(1), 7) > 0
     assert len(runs) == 14
 
 

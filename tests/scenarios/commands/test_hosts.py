@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from meshwise.executor.launch.processes import is_alive, list_children, lock_folder
+from meshwise.executor.launch.processes import lock_folder
 from meshwise.scenarios.commands.main import run
+from tests.host_processes import is_alive, list_children
 
 pytest.importorskip("torch")
 ROOT = Path(__file__).parents[3]

@@ -14,7 +14,7 @@ def test_workers_need_torch_and_nothing_that_simulates() -> None:
     absent = ("simpy", "pandas", "numba", "pydantic", "yaml", "typer", "rich", "highspy", "matplotlib", "scipy")
     modules = (
         "meshwise.executor.calibration.device_calibration",
-        "meshwise.executor.calibration.device_worker",
+        "meshwise.executor.calibration.worker",
         "meshwise.executor.calibration.device_measures",
         "meshwise.executor.calibration.device_training",
         "meshwise.executor.calibration.device_transfers",
