@@ -110,25 +110,3 @@ SizeOrNone = Annotated[float, Quantity(Dimension.SIZE, allows_zero=True)]
 Bytes = Annotated[float, Quantity(Dimension.SIZE, allows_bare=True)]
 Bandwidth = Annotated[float, Quantity(Dimension.BANDWIDTH)]
 ComputeRate = Annotated[float, Quantity(Dimension.COMPUTE_RATE)]
-
-
-@dataclass(frozen=True)
-class NeutralField:
-    """Marks a field that allows only its neutral ``value`` in this version."""
-
-    name: str
-    value: Any
-
-    def check(self, value: Any) -> Any:
-        """Return ``value`` if it is the neutral one; else raise ``ValueError``."""
-        neutral = "left out" if self.value is None else format_value(self.value)
-        same_kind = isinstance(value, bool) == isinstance(self.value, bool)
-        if value != self.value or not same_kind:
-            raise ValueError(f"not supported yet: {self.name} is {neutral}, met {format_value(value)}")
-        return value
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(self.check)
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return {"const": self.value}

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from meshwise.scenarios.files.errors import Fault
-from meshwise.scenarios.files.fields import NeutralField
 from meshwise.scenarios.files.reader import Document, FieldPath
 from meshwise.scenarios.inputs.plan_table import build_layout
 from meshwise.scenarios.schema.cluster import (
@@ -107,16 +106,12 @@ def _describe_fields(spec: Any) -> str:
 
 
 def _list_defaults(section: str, table: BaseModel, derived: dict[str, Any] | None = None) -> list[str]:
-    """Return one line for each field with a default, except those whose default is None or neutral."""
-    lines = []
-    for name, info in type(table).model_fields.items():
-        neutral = any(isinstance(mark, NeutralField) for mark in info.metadata)
-        if name not in table.model_fields_set and not neutral:
-            value = (derived or {}).get(name, getattr(table, name))
-            if value is None:
-                continue
-            lines.append(f"{section}.{name} is {_format_field(value)} (default)")
-    return lines
+    """Return one line for each field with a default, except those whose default is None."""
+    defaults = {name: getattr(table, name) for name in type(table).model_fields if name not in table.model_fields_set}
+    values = {name: (derived or {}).get(name, value) for name, value in defaults.items()}
+    return [
+        f"{section}.{name} is {_format_field(value)} (default)" for name, value in values.items() if value is not None
+    ]
 
 
 def _format_field(value: Any) -> str:
