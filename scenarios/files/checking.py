@@ -152,6 +152,8 @@ def _find_model(model: type[BaseModel], location: tuple[int | str, ...]) -> type
 
 def _has_tag(model: type[BaseModel], tag: str) -> bool:
     name = tag.strip("<>")
+    if "kind" in model.model_fields:
+        return name in get_args(model.model_fields["kind"].annotation)
     return (
         name in model.model_fields if name != "written" else not {"preset", "file", "version"} & set(model.model_fields)
     )
