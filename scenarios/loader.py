@@ -363,9 +363,9 @@ def _check_pins(problem: Problem, settings: SearchSettings, document: Document, 
 def _build_run(table: RunTable | None) -> "RunSettings | None":
     if table is None:
         return None
-    from meshwise.scenarios.long_run import to_run  # simulates failures, of which few files say any
+    from meshwise.scenarios.long_run import RunSettings  # simulates failures, of which few files say any
 
-    return to_run(table)
+    return RunSettings(table)
 
 
 def _list_keys(document: Document) -> Any:
