@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
@@ -110,3 +110,12 @@ SizeOrNone = Annotated[float, Quantity(Dimension.SIZE, allows_zero=True)]
 Bytes = Annotated[float, Quantity(Dimension.SIZE, allows_bare=True)]
 Bandwidth = Annotated[float, Quantity(Dimension.BANDWIDTH)]
 ComputeRate = Annotated[float, Quantity(Dimension.COMPUTE_RATE)]
+
+
+def tag_by_key(*keys: str) -> Discriminator:
+    """Return what tells tables of a union apart by their tags: the first of ``keys`` in a mapping, else "<written>"."""
+
+    def choose(value: Any) -> str:
+        return next((f"<{key}>" for key in keys if isinstance(value, dict) and key in value), "<written>")
+
+    return Discriminator(choose)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
-    Discriminator,
     Field,
     GetCoreSchemaHandler,
     PlainValidator,
@@ -34,6 +33,7 @@ from meshwise.scenarios.files.fields import (
     Table,
     Text,
     Time,
+    tag_by_key,
 )
 from meshwise.simulator.catalog import accelerator_names
 from meshwise.simulator.collective import Algorithm, Collective
@@ -196,10 +196,6 @@ MAX_NODE_TYPES = 10_000
 MAX_TENANTS = 1000
 
 
-def _accelerator_names() -> list[str]:
-    return list(accelerator_names())
-
-
 DtypeName = Annotated[str, OneOf(lambda: ITEMSIZE)]
 _STREAMED_KINDS = (*OperatorKind, *REFINED_KINDS)
 KindName = Annotated[
@@ -258,8 +254,8 @@ class AcceleratorTable(Table):
     that the catalogue has timed.
     """
 
-    preset: Annotated[str, OneOf(_accelerator_names, "accelerators")] | None = None
-    like: Annotated[str, OneOf(_accelerator_names, "accelerators")] | None = Field(
+    preset: Annotated[str, OneOf(accelerator_names, "accelerators")] | None = None
+    like: Annotated[str, OneOf(accelerator_names, "accelerators")] | None = Field(
         default=None, description="An accelerator of the catalogue whose efficiencies hold where none are stated."
     )
     name: Text | None = None
@@ -422,12 +418,8 @@ class MixedClusterTable(ConditionsTable):
     estimated: Estimates = Field(default=[], description=_ESTIMATED)
 
 
-def _find_layout_tag(value: Any) -> str:
-    return "<node_types>" if isinstance(value, dict) and "node_types" in value else "<written>"
-
-
 WrittenCluster = Annotated[
     Annotated[ClusterTable, Tag("<written>")] | Annotated[MixedClusterTable, Tag("<node_types>")],
-    Discriminator(_find_layout_tag),
+    tag_by_key("node_types"),
 ]
 """What a cluster file holds."""
