@@ -310,31 +310,21 @@ class Scenario:
         ValueError
             Where there is no such algorithm or target, or the journal is of another search.
         """
-        if target is not None:
-            return self.for_target(target).search(
-                algorithm,
-                budget=budget,
-                seconds=seconds,
-                seed=seed,
-                progress=progress,
-                resume=resume,
-                executor=executor,
-            )
         from meshwise.strategies.search.driver import search
 
+        scenario = self if target is None else self.for_target(target)
         start, settings = perf_counter(), self.search_settings
-        search_algorithm, space = settings.make_algorithm(algorithm, seed), self.make_space()
-        space_with_starts = self.with_starts(space)
+        search_algorithm, space = settings.make_algorithm(algorithm, seed), scenario.make_space()
+        space_with_starts = scenario.with_starts(space)
         seconds = self.limit_seconds(budget, seconds)
         if seconds is not None:  # to list what a trainer can express takes up to a second: the search's own time
             seconds = max(seconds - (perf_counter() - start), MIN_SECONDS) if seconds > 0 else seconds
         budget = settings.budget if budget is None else budget
-        with (
-            nullcontext() if resume is None else SearchJournal(resume, search_algorithm, self.problem, space) as journal
-        ):
+        problem = scenario.problem
+        with nullcontext() if resume is None else SearchJournal(resume, search_algorithm, problem, space) as journal:
             return search(
                 search_algorithm,
-                self.problem,
+                problem,
                 space_with_starts,
                 budget=budget,
                 seconds=seconds,

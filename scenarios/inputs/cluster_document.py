@@ -113,18 +113,16 @@ def build_cluster_document(cluster: Cluster) -> Data:
 
 def _dump_nodes(cluster: Cluster) -> Data:
     if len(cluster.nodes) > 1:
-        counts = ("devices", "hosts", "nics")
-        return {"node_types": [{"count": count, **_dump_node(node, counts)} for node, count in cluster.nodes]}
+        return {"node_types": [{"count": count, **_dump_node(node)} for node, count in cluster.nodes]}
     node, count = cluster.nodes[0]
-    return {"nodes": count, **_dump_node(node, ("devices_per_node", "hosts_per_node", "nics_per_node"))}
+    return {"nodes": count, **_dump_node(node, "_per_node")}
 
 
-def _dump_node(node: Node, counts: tuple[str, str, str]) -> Data:
-    devices, hosts, nics = counts
+def _dump_node(node: Node, suffix: str = "") -> Data:
     return {
-        devices: node.devices,
-        **({hosts: node.hosts} if node.hosts > 1 else {}),
-        nics: node.nics,
+        f"devices{suffix}": node.devices,
+        **({f"hosts{suffix}": node.hosts} if node.hosts > 1 else {}),
+        f"nics{suffix}": node.nics,
         "accelerator": _dump_accelerator(node.accelerator),
         "host": _dump_host(node.host),
         "intra_node": _dump_part(node.network),

@@ -17,13 +17,7 @@ from meshwise.scenarios.files.errors import ScenarioError
 from meshwise.scenarios.files.fields import Table
 from meshwise.scenarios.files.reader import Document, FieldPath, dump_yaml, read_document
 from meshwise.scenarios.files.results import write
-from meshwise.scenarios.inputs.cluster_document import (
-    build_cluster_document,
-    build_fields,
-    build_link,
-    build_part,
-    format_exact,
-)
+from meshwise.scenarios.inputs.cluster_document import build_cluster_document, build_fields, build_link, build_part
 from meshwise.scenarios.schema.cluster import (
     MAX_DEVICES,
     AcceleratorTable,
@@ -172,23 +166,11 @@ def _find_unreached(edges: Iterable[tuple[Any, Any]], vertices: Iterable[Any]) -
     for start, end in edges:
         successors[start].append(end)
     vertices = list(vertices)
-    reached_vertices, frontier = {vertices[0]}, [vertices[0]]
+    reached_vertices, frontier = {vertices[0]}, {vertices[0]}
     while frontier:
-        frontier = [end for start in frontier for end in successors[start] if end not in reached_vertices]
-        frontier = list(dict.fromkeys(frontier))
-        reached_vertices.update(frontier)
+        frontier = {end for start in frontier for end in successors[start]} - reached_vertices
+        reached_vertices |= frontier
     return next((vertex for vertex in vertices if vertex not in reached_vertices), None)
-
-
-__all__ = [
-    "FieldError",
-    "build_cluster",
-    "build_cluster_document",
-    "format_exact",
-    "load_cluster",
-    "to_cluster",
-    "write_cluster",
-]
 
 
 class FieldError(ValueError):
@@ -239,10 +221,9 @@ def to_cluster(table: ClusterTable | MixedClusterTable) -> Cluster:
         nodes = []
         for index, kind in enumerate(table.node_types):
             with _locate_errors("node_types", index):
-                nodes.append((_build_node(kind, kind.devices, kind.nics, {"hosts": kind.hosts}), kind.count))
+                nodes.append((_build_node(kind), kind.count))
     else:
-        hosts = {"hosts_per_node": table.hosts_per_node}
-        nodes = [(_build_node(table, table.devices_per_node, table.nics_per_node, hosts), table.nodes)]
+        nodes = [(_build_node(table, "_per_node"), table.nodes)]
     curves = tuple(_build_parts(table.collectives, "collectives"))
     guesses = tuple(dict.fromkeys((*table.estimated, *list_estimates(table))))
     return with_conditions(Cluster(table.name, tuple(nodes), collectives=curves, estimated=guesses), table)
@@ -304,7 +285,9 @@ def resize_cluster(cluster: Cluster, nodes: int | None, devices_per_node: int | 
         return result
 
 
-def _build_node(table: ClusterTable | NodeTypeTable, devices: int, nics: int, hosts: dict[str, int]) -> Node:
+def _build_node(table: ClusterTable | NodeTypeTable, suffix: str = "") -> Node:
+    """Return the node of a table; ``suffix`` ends the names of the fields that count its parts."""
+    devices, nics, hosts = (getattr(table, f"{part}{suffix}") for part in ("devices", "nics", "hosts"))
     with _locate_errors("accelerator"):
         accelerator = _build_accelerator(table.accelerator)
     with _locate_errors("host"):
@@ -314,10 +297,9 @@ def _build_node(table: ClusterTable | NodeTypeTable, devices: int, nics: int, ho
         if isinstance(network, Mesh):
             check_mesh(network, devices)
         network = replace(network, link=_fill_delays(table.intra_node, network.link, is_inside=True))
-    (field, num_hosts), *_ = hosts.items()
-    with _locate_errors(field):
+    with _locate_errors(f"hosts{suffix}"):
         nic = _fill_delays(table.inter_node, build_link(table.inter_node), is_inside=False)
-        node = Node(accelerator, host, devices, network, nics, nic, num_hosts)
+        node = Node(accelerator, host, devices, network, nics, nic, hosts)
     if isinstance(network, PcieTree):
         with _locate_errors("intra_node", "devices_per_switch"):
             _check_wiring(Cluster("node", ((node, 1),)))
