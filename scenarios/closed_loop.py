@@ -26,18 +26,10 @@ NoteCallback = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class LoopedPlan:
-    """A plan that ran, with four step times in seconds.
+    """A plan that ran, with four step times in seconds: one measured, the others predicted.
 
-    Parameters
-    ----------
-    time_before
-        Predicted before any figure was fitted.
-    measured_time
-        Measured.
-    time_after
-        Predicted with figures fitted to all other runs, not to this one; ``None`` where there is no other run.
-    fitted_time
-        Predicted with figures fitted to all runs, this one included.
+    ``time_before`` is that before any figure was fitted, ``time_after`` that with figures fitted to all other runs,
+    ``None`` where there is no other run, and ``fitted_time`` that with figures fitted to all runs.
     """
 
     plan: Plan
@@ -148,14 +140,8 @@ def close_loop(
 
     After an interrupt no further plan runs, and the machine is fitted to the runs that were complete.
 
-    Parameters
-    ----------
-    folder
-        Where the runs leave their files, one folder a plan; a temporary folder by default.
-    note
-        Called with a line about what happens next.
-    on_finished
-        Called after each run with its number, plan and result.
+    The runs leave their files in ``folder``, one folder a plan, by default in a temporary one. ``note`` is called with
+    a line about what happens next, ``on_finished`` after each run with its number, plan and result.
 
     Raises
     ------

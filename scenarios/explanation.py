@@ -61,16 +61,9 @@ MAX_QUESTION = 2000
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question about a plan.
+    """A question about a plan: why not one with ``asked_fields``, or what now that ``num_lost`` devices are lost?
 
-    Parameters
-    ----------
-    asked_fields
-        Values by field of another plan: why not that one? Empty for no such question.
-    num_lost
-        Number of lost devices: what now? 0 for no such question.
-    price
-        Price of a device for an hour.
+    No fields, or 0 devices, for no such question; ``price`` is that of a device for an hour.
     """
 
     asked_fields: Mapping[str, Any]
@@ -124,12 +117,7 @@ QUANTILE = 0.95
 class Explanation:
     """One explanation: the question, and what its sections share, such as the ranked plans of the space.
 
-    Parameters
-    ----------
-    time_left
-        Returns the seconds that are left.
-    tell
-        Called with a line about the current work.
+    ``time_left`` returns the seconds that are left; ``tell`` is called with a line about the current work.
     """
 
     def __init__(

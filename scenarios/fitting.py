@@ -225,9 +225,5 @@ def _to_space_layout(problem: Problem, plan: Plan) -> Layout:
     communication with products.
     """
     layout = recover_layout(problem, plan)
-    stages = "balanced" if len(set(_list_stage_counts(layout))) > 1 else "even"
+    stages = "balanced" if isinstance(layout.stages, tuple) and len(set(layout.stages)) > 1 else "even"
     return replace(layout, stages=stages, zero_shards=0, reshard_after_forward=True, overlap_tensor=False)
-
-
-def _list_stage_counts(layout: Layout) -> tuple[int, ...]:
-    return layout.stages if isinstance(layout.stages, tuple) else ()

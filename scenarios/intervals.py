@@ -102,15 +102,15 @@ def caches_blocks(training: Training, cluster: Cluster) -> bool:
     return blocks and not any(device.computes_collectives for device in cluster.accelerators)
 
 
-def knows_conventions(training: Training) -> bool:
-    """Return whether the memory conventions of the framework, beyond those of autograd, are known."""
-    return training.framework != UNKNOWN.name
+def _describe_memory(problem: Problem) -> dict[str, bool]:
+    """Return whether the allocator of a problem caches blocks, and whether conventions beyond autograd's are known."""
+    is_caching = caches_blocks(problem.training, problem.cluster)
+    return {"is_caching": is_caching, "is_known": problem.training.framework != UNKNOWN.name}
 
 
 def with_margin(problem: Problem, risk: float = RISK) -> Problem:
     """Return the problem with a memory margin: a plan fits if it lacks memory with probability ``risk`` at most."""
-    is_caching, is_known = caches_blocks(problem.training, problem.cluster), knows_conventions(problem.training)
-    margin = memory_margin(risk, is_caching=is_caching, is_known=is_known)
+    margin = memory_margin(risk, **_describe_memory(problem))
     return replace(problem, memory_margin=max(1.0, margin))  # the predicted peak has to fit at any risk
 
 
@@ -126,9 +126,7 @@ def find_risk_limit(problem: Problem) -> float | None:
 
 def find_uncertainty(problem: Problem, assumptions: Sequence[str] = ()) -> Uncertainty:
     """Return how far predictions for a problem may be off, under the assumptions of its scenario."""
-    run_category = find_category(problem.cluster, assumptions)
-    is_caching, is_known = caches_blocks(problem.training, problem.cluster), knows_conventions(problem.training)
-    return build_uncertainty(run_category, is_caching=is_caching, is_known=is_known)
+    return build_uncertainty(find_category(problem.cluster, assumptions), **_describe_memory(problem))
 
 
 def build_uncertainty(run_category: Category, *, is_caching: bool = True, is_known: bool = True) -> Uncertainty:

@@ -18,18 +18,10 @@ from meshwise.strategies.search.driver import OutOfTime
 class RobustChoice:
     """The best plan at a quantile of step time, of those that lack memory with a small enough probability.
 
-    Parameters
-    ----------
-    max_risk
-        Largest allowed probability of lacking memory.
-    best_prospect
-        ``None`` where no plan is allowed.
-    ranked_prospects
-        The compared plans, in the order in which they were compared.
-    ranked_plans
-        Which plans were compared; ``None`` where there was no time to list them.
-    is_finished
-        Whether there was time to compare all of them.
+    ``max_risk`` is the largest allowed probability of lacking memory, and ``best_prospect`` None where no plan is
+    allowed. ``ranked_prospects`` are the compared plans in the order in which they were compared, and ``ranked_plans``
+    says which plans these are; None where there was no time to list them. ``is_finished`` says whether there was time
+    to compare all of them.
     """
 
     quantile: float

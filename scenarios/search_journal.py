@@ -52,12 +52,7 @@ _TRIAL_KEYS = {"plan", "step_time", "peak_memory", "fits", "elapsed"}
 class SearchJournal(AbstractContextManager["SearchJournal"]):
     """The trials in a file, to which more can be appended; the file is created if it is missing or empty.
 
-    Parameters
-    ----------
-    path
-        The file.
-    algorithm, problem, space
-        The search that the journal belongs to.
+    ``algorithm``, ``problem`` and ``space`` are those of the search that it belongs to.
 
     Raises
     ------

@@ -75,7 +75,7 @@ def build_graph(document: Document) -> GraphModel:
     messages = list(islice(_list_graph_messages(table), MAX_FAULTS))
     if messages:
         raise ScenarioError(tuple(document.fault(path, message) for path, message in messages))
-    tied = tuple((tuple(parameter), tuple(tied_parameter)) for parameter, tied_parameter in table.tied)
+    tied = tuple(((block, name), (tied_block, tied_name)) for (block, name), (tied_block, tied_name) in table.tied)
     blocks = tuple(map(_build_block, table.blocks))
     return GraphModel(OperatorGraph(table.name, blocks, table.sequence, tied), table.precision)
 
