@@ -142,7 +142,9 @@ class Explanation:
         given_trial = None
         if plan is not None:
             self.tell("the given plan")
-            self._check_fits(plan)
+            if not self.costs.fits(plan):
+                self.tell("what would make it fit")
+                raise self._explain_shortfall([recover_layout(self.problem, plan)])
             given_trial = self._evaluate_plan(plan)
             # sections that need no other plan come first: ranking the space may take all the time there is
             yield "plan", self._describe_plan(given_trial)
@@ -253,11 +255,6 @@ class Explanation:
     def _explain_shortfall(self, layouts: list[Layout]) -> NothingFits:
         return NothingFits(explain_shortfall(self.problem, layouts, self.space.accepts, self.time_left))
 
-    def _check_fits(self, plan: Plan) -> None:
-        if not self.costs.fits(plan):
-            self.tell("what would make it fit")
-            raise self._explain_shortfall([recover_layout(self.problem, plan)])
-
     def _evaluate_own(self) -> Trial | None:
         """Return the scenario's own plan where it fits; it may lie outside the space."""
         own_plan = self.scenario.plan
@@ -315,6 +312,8 @@ class Explanation:
             yield self._describe_alternative(alternative)
 
     def _describe_why_not(self, answer: WhyNot, trial: Trial) -> dict[str, Any]:
+        target = self.scenario.target
+        ability_text = f" and what {Acceptance(target, self.scenario.spec).can}" if target is not None else ""
         return {
             "asked": {
                 name: value if isinstance(value, bool | int | float | str) else str(value)
@@ -323,7 +322,7 @@ class Explanation:
             "legal_plans": answer.num_legal,
             "all_legal_plans": answer.is_complete,
             "outside_space": answer.is_outside,
-            "limits": self._describe_limits(),
+            "limits": f"the limits in search.space{ability_text}",
             "broken_rules": [{"field": rule.field, "message": rule.message} for rule in answer.broken_rules],
             "lacking": build_shortfall_document(self.problem, answer.shortfall) if answer.shortfall else None,
             "plan": self._describe_trial(answer.trial) if answer.trial else None,
@@ -332,12 +331,6 @@ class Explanation:
             "more_seconds": dict(answer.extra_seconds),
             "nearest": self._describe_trial(answer.nearest_trial) if answer.nearest_trial else None,
         }
-
-    def _describe_limits(self) -> str:
-        """Return in words what limits the plans of the space."""
-        target = self.scenario.target
-        ability_text = f" and what {Acceptance(target, self.scenario.spec).can}" if target is not None else ""
-        return f"the limits in search.space{ability_text}"
 
     def _describe_prices(self, prices: list[ShadowPrice], trial: Trial, larger_trial: Trial | None) -> dict[str, Any]:
         device = self.problem.cluster.accelerator

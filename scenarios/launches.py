@@ -138,9 +138,8 @@ def describe_launches(trainer_launches: tuple[Launch, ...]) -> str:
     """Return in one line the trainers that run a plan, or what to do where there is none."""
     if not trainer_launches:
         return f"no trainer as it is; --for {'|'.join(NAMES)} finds the fastest that one can say"
-    sorted_launches = sorted(
-        trainer_launches, key=lambda launch: launch.fits is not True
-    )  # a reader takes the first one for the answer
+    # a reader takes the first one for the answer
+    sorted_launches = sorted(trainer_launches, key=lambda launch: launch.fits is not True)
     return ", ".join(launch.describe() for launch in sorted_launches)
 
 
@@ -201,9 +200,8 @@ def find_near_misses(
         reasons = answers.list_refusals(layout)
         if reasons not in result and cost_model.fits(plan := complete(problem, layout)):
             peak_memory = cost_model.peak_memory(plan)
-            result[reasons] = NearMiss(
-                plan, peak_memory, estimate_problem_risk(problem, peak_memory), acceptance.list_lacking(problem, plan)
-            )
+            risk = estimate_problem_risk(problem, peak_memory)
+            result[reasons] = NearMiss(plan, peak_memory, risk, acceptance.list_lacking(problem, plan))
             if len(result) == count:
                 break
     return tuple(result.values())

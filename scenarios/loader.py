@@ -140,17 +140,7 @@ def read_scenario(document: Document, plan_document: Document | None = None) -> 
     lines += list_assumptions(table, spec, plan_table, problem.cluster)
     framework = table.training.framework if "framework" in table.training.model_fields_set else None
     return Scenario(
-        name,
-        document.file,
-        problem,
-        spec,
-        plan,
-        search,
-        measured,
-        lines,
-        _build_run(table.run),
-        warnings,
-        framework,
+        name, document.file, problem, spec, plan, search, measured, lines, _build_run(table.run), warnings, framework
     )
 
 

@@ -88,24 +88,20 @@ def choose_robust(
                 new_prospects.append(next_prospect)
                 known_prospects = max(known_prospects, new_prospects, key=len)
             known_prospects, best_prospect = new_prospects, _find_best(new_prospects)
-            if best_prospect is None or not space_ranking.add_neighbours(
-                recover_layout(scenario.problem, best_prospect.trial.plan)
-            ):
-                return RobustChoice(
-                    quantile, max_risk, best_prospect, tuple(known_prospects), ranked_plans, is_finished=True
-                )
+            if best_prospect is None:
+                break
+            if not space_ranking.add_neighbours(recover_layout(scenario.problem, best_prospect.trial.plan)):
+                break
+        is_finished = True
     except OutOfTime:
-        return RobustChoice(
-            quantile, max_risk, _find_best(known_prospects), tuple(known_prospects), ranked_plans, is_finished=False
-        )
+        is_finished = False
+    best_prospect = _find_best(known_prospects)
+    return RobustChoice(quantile, max_risk, best_prospect, tuple(known_prospects), ranked_plans, is_finished)
 
 
 def _find_best(candidates: list[Prospect]) -> Prospect | None:
-    return min(
-        (candidate for candidate in candidates if candidate.is_allowed),
-        key=lambda candidate: candidate.quantile,
-        default=None,
-    )
+    allowed_prospects = (candidate for candidate in candidates if candidate.is_allowed)
+    return min(allowed_prospects, key=lambda candidate: candidate.quantile, default=None)
 
 
 def build_prospect_document(prospect: Prospect) -> dict[str, Any]:

@@ -182,11 +182,6 @@ def build_page_report(result: Simulation, title: str, **extra_parts: Any) -> Rep
     )
 
 
-def count_model_flops(problem: Problem) -> float:
-    """Return the FLOP of one step without recomputation."""
-    return BACKWARD_AND_FORWARD * problem.graph.flops * problem.training.global_batch
-
-
 def simulate_plan(problem: Problem, plan: Plan, engine: str, assumptions: tuple[str, ...]) -> Simulation:
     """Return the simulation of one step of ``plan``, by an engine by name."""
     start = time.perf_counter()
@@ -196,7 +191,8 @@ def simulate_plan(problem: Problem, plan: Plan, engine: str, assumptions: tuple[
     training = problem.training
     devices = plan.mesh.num_ranks
     tokens = training.global_batch * training.sequence / timeline.step_time
-    rate = count_model_flops(problem) / timeline.step_time / devices
+    model_flops = BACKWARD_AND_FORWARD * problem.graph.flops * training.global_batch  # without recomputation
+    rate = model_flops / timeline.step_time / devices
     interval = step_time_interval(timeline.step_time, find_category(problem.cluster, assumptions))
     reserved = min(device.reserved for device in problem.cluster.accelerators)
     fits = all(profile.peak <= profile.capacity for profile in (*timeline.memory, *timeline.host_memory))
