@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,18 +27,10 @@ NoteCallback = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class LoopedPlan:
-    """A plan that ran, with four step times in seconds.
+    """A plan that ran, with four step times in seconds: one measured, the others predicted.
 
-    Parameters
-    ----------
-    time_before
-        Predicted before any figure was fitted.
-    measured_time
-        Measured.
-    time_after
-        Predicted with figures fitted to all other runs, not to this one; ``None`` where there is no other run.
-    fitted_time
-        Predicted with figures fitted to all runs, this one included.
+    ``time_before`` is that before any figure was fitted, ``time_after`` that with figures fitted to all other runs,
+    ``None`` where there is no other run, and ``fitted_time`` that with figures fitted to all runs.
     """
 
     plan: Plan
@@ -68,7 +61,7 @@ class ClosedLoop:
     """
 
     rows: tuple[LoopedPlan, ...]
-    refit: "Refit"
+    refit: Refit
     best_plan: Plan | None
     interrupted: bool
 
@@ -81,16 +74,14 @@ class ClosedLoop:
 
     def to_json(self) -> dict[str, Any]:
         """Return the loop as JSON-ready data, without the fitted cluster."""
-        errors_before = [abs(row.time_before / row.measured_time - 1) for row in self.rows]
-        errors_after = [abs(row.time_after / row.measured_time - 1) for row in self.rows if row.time_after is not None]
+        pairs_before = [(row.time_before, row.measured_time) for row in self.rows]
+        pairs_after = [(row.time_after, row.measured_time) for row in self.rows if row.time_after is not None]
         return {
             "plans": [row.to_json() for row in self.rows],
-            "mean_error_before": sum(errors_before) / len(errors_before),
-            "mean_error_after": sum(errors_after) / len(errors_after) if errors_after else None,
-            "tau_before": kendall_tau([(row.time_before, row.measured_time) for row in self.rows]),
-            "tau_after": kendall_tau(
-                [(row.time_after, row.measured_time) for row in self.rows if row.time_after is not None]
-            ),
+            "mean_error_before": _find_mean_error(pairs_before),
+            "mean_error_after": _find_mean_error(pairs_after) if pairs_after else None,
+            "tau_before": kendall_tau(pairs_before),
+            "tau_after": kendall_tau(pairs_after),
             "device": dict(self.refit.device),
             "collectives": dict(self.refit.collectives),
             "fastest": self.fastest_plan.describe(),
@@ -99,18 +90,19 @@ class ClosedLoop:
         }
 
 
+def _find_mean_error(pairs: list[tuple[float, float]]) -> float:
+    """Return the mean size of the relative errors of pairs of a predicted and a measured time."""
+    return sum(abs(predicted / measured - 1) for predicted, measured in pairs) / len(pairs)
+
+
 def list_executable(scenario: "Scenario", result: SearchResult, max_plans: int) -> list[Plan]:
     """Return the ``max_plans`` fastest plans of a search result that fit and that this machine can run."""
     plans = []
-    for trial in sorted(
-        (candidate for candidate in result.trials if candidate.evaluation.fits),
-        key=lambda candidate: candidate.evaluation.step_time,
-    ):
-        try:
+    fitting_trials = (trial for trial in result.trials if trial.evaluation.fits)
+    for trial in sorted(fitting_trials, key=lambda trial: trial.evaluation.step_time):
+        with suppress(ValueError):
             scenario.check_executable(trial.plan)
-        except ValueError:
-            continue
-        plans.append(trial.plan)
+            plans.append(trial.plan)
     return plans[:max_plans]
 
 
@@ -148,14 +140,8 @@ def close_loop(
 
     After an interrupt no further plan runs, and the machine is fitted to the runs that were complete.
 
-    Parameters
-    ----------
-    folder
-        Where the runs leave their files, one folder a plan; a temporary folder by default.
-    note
-        Called with a line about what happens next.
-    on_finished
-        Called after each run with its number, plan and result.
+    The runs leave their files in ``folder``, one folder a plan, by default in a temporary one. ``note`` is called with
+    a line about what happens next, ``on_finished`` after each run with its number, plan and result.
 
     Raises
     ------

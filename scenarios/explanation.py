@@ -24,7 +24,6 @@ from meshwise.strategies.evaluation import Trial
 from meshwise.strategies.explanation.alternatives import (
     Alternative,
     Tradeoff,
-    build_prospect,
     device_front,
     find_runner_up,
     list_alternatives,
@@ -34,7 +33,7 @@ from meshwise.strategies.explanation.critical_path import compare_times, critica
 from meshwise.strategies.explanation.guidelines import recommendations
 from meshwise.strategies.explanation.lost_devices import Change, replan
 from meshwise.strategies.explanation.machine_parts import MachinePart, machine_parts
-from meshwise.strategies.explanation.ranking import SeenCallback, SpaceRanking, fits, ranking, search_best
+from meshwise.strategies.explanation.ranking import SpaceRanking, fits, ranking, search_best
 from meshwise.strategies.explanation.sensitivity import (
     Outcome,
     Sensitivity,
@@ -49,7 +48,7 @@ from meshwise.strategies.explanation.uncertainty import Uncertainty
 from meshwise.strategies.explanation.why_not import WhyNot, explain_why_not
 from meshwise.strategies.lowering import lower
 from meshwise.strategies.plan.completion import recover_layout
-from meshwise.strategies.plan.layout import Layout, Violation
+from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.recomputation import recomputation
@@ -62,16 +61,9 @@ MAX_QUESTION = 2000
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question about a plan.
+    """A question about a plan: why not one with ``asked_fields``, or what now that ``num_lost`` devices are lost?
 
-    Parameters
-    ----------
-    asked_fields
-        Values by field of another plan: why not that one? Empty for no such question.
-    num_lost
-        Number of lost devices: what now? 0 for no such question.
-    price
-        Price of a device for an hour.
+    No fields, or 0 devices, for no such question; ``price`` is that of a device for an hour.
     """
 
     asked_fields: Mapping[str, Any]
@@ -122,34 +114,11 @@ QUANTILE = 0.95
 """The quantile of step time in what is said of every plan; the interval goes from 1 - `QUANTILE` to it."""
 
 
-def explain_plan(
-    scenario: Scenario,
-    plan: Plan | None,
-    question: Question,
-    time_left: Callable[[], float],
-    tell: Callable[[str], None],
-) -> Iterator[Section]:
-    """Yield the sections about a plan, by default about the best plan of the scenario's space.
+class Explanation:
+    """One explanation: the question, and what its sections share, such as the ranked plans of the space.
 
-    Parameters
-    ----------
-    time_left
-        Returns the seconds that are left.
-    tell
-        Called with a line about the current work.
-
-    Raises
-    ------
-    NothingFits
-        Where no plan fits, or ``plan`` does not.
-    OutOfTime
-        Where no seconds are left, after the rows known until then were yielded.
+    ``time_left`` returns the seconds that are left; ``tell`` is called with a line about the current work.
     """
-    yield from _Explanation(scenario, question, time_left, tell).list_sections(plan)
-
-
-class _Explanation:
-    """One explanation: the question, and what its sections share, such as the ranked plans of the space."""
 
     def __init__(
         self, scenario: Scenario, question: Question, time_left: Callable[[], float], tell: Callable[[str], None]
@@ -161,10 +130,21 @@ class _Explanation:
         self.uncertainty: Uncertainty = find_uncertainty(self.problem, scenario.assumptions)
 
     def list_sections(self, plan: Plan | None) -> Iterator[Section]:
+        """Yield the sections about a plan, by default about the best plan of the scenario's space.
+
+        Raises
+        ------
+        NothingFits
+            Where no plan fits, or ``plan`` does not.
+        OutOfTime
+            Where no seconds are left, after the rows known until then were yielded.
+        """
         given_trial = None
         if plan is not None:
             self.tell("the given plan")
-            self._check_fits(plan)
+            if not self.costs.fits(plan):
+                self.tell("what would make it fit")
+                raise self._explain_shortfall([recover_layout(self.problem, plan)])
             given_trial = self._evaluate_plan(plan)
             # sections that need no other plan come first: ranking the space may take all the time there is
             yield "plan", self._describe_plan(given_trial)
@@ -227,10 +207,7 @@ class _Explanation:
         yield from self._yield_rows("decisions", self._list_decisions(trial, layout, topic_alternatives))
         timeline = simulate(lower(self.problem, trial.plan))
         advice = recommendations(self.problem, trial.plan, timeline, topic_alternatives)
-        yield (
-            "recommendation",
-            [{name: getattr(recommendation, name) for name in recommendation.__slots__} for recommendation in advice],
-        )
+        yield "recommendation", list(map(asdict, advice))
         self.tell("less memory")
         yield from self._yield_rows("memory_front", map(self._describe_tradeoff, memory_front(self.ranking, trial)))
         if best_trial is not None and trial.plan == best_trial.plan:
@@ -250,9 +227,10 @@ class _Explanation:
         yield name, known_rows
 
     def _rank_space(self, start_layouts: list[Layout]) -> SpaceRanking:
-        return ranking(
-            self.problem, self.space, start_layouts, seconds=self.time_left, on_seen=_build_counter(self.tell)
-        )
+        def tell_count(count: int) -> None:
+            self.tell(f"looking at plans of the space: {count}")
+
+        return ranking(self.problem, self.space, start_layouts, seconds=self.time_left, on_seen=tell_count)
 
     def _search_best(self) -> Trial:
         """Search for a plan that fits where no ranked one does, rank the plans near it, and return the fastest."""
@@ -272,19 +250,10 @@ class _Explanation:
     def _explain_nothing(self) -> NothingFits:
         self.tell("what would make a plan fit")
         candidates = sorted(self.ranking.candidates, key=lambda candidate: candidate.peak)
-        return NothingFits(
-            explain_shortfall(
-                self.problem, [candidate.layout for candidate in candidates], self.space.accepts, self.time_left
-            )
-        )
+        return self._explain_shortfall([candidate.layout for candidate in candidates])
 
-    def _check_fits(self, plan: Plan) -> None:
-        if not self.costs.fits(plan):
-            self.tell("what would make it fit")
-            acceptor = self.space.accepts
-            raise NothingFits(
-                explain_shortfall(self.problem, [recover_layout(self.problem, plan)], acceptor, self.time_left)
-            )
+    def _explain_shortfall(self, layouts: list[Layout]) -> NothingFits:
+        return NothingFits(explain_shortfall(self.problem, layouts, self.space.accepts, self.time_left))
 
     def _evaluate_own(self) -> Trial | None:
         """Return the scenario's own plan where it fits; it may lie outside the space."""
@@ -311,30 +280,23 @@ class _Explanation:
         )
 
     def _describe_trial(self, trial: Trial) -> dict[str, Any]:
-        limit = find_risk_limit(self.problem)
-        max_risk = 1.0 if limit is None else limit
-        evaluation, outlook = (
-            trial.evaluation,
-            build_prospect(self.problem, trial, self.uncertainty, QUANTILE, max_risk),
-        )
-        low = self.uncertainty.step_time_quantile(evaluation.step_time, 1 - QUANTILE)
-        high = self.uncertainty.step_time_quantile(evaluation.step_time, QUANTILE)
+        evaluation, device = trial.evaluation, self.problem.cluster.accelerator
+        quantiles = (1 - QUANTILE, QUANTILE)
         return {
             "plan": trial.plan.describe(),
             "step_time": evaluation.step_time,
-            "step_time_interval": [low, high],
+            "step_time_interval": [self.uncertainty.step_time_quantile(evaluation.step_time, q) for q in quantiles],
             "peak_memory": evaluation.peak_memory,
-            "memory_capacity": self.problem.cluster.accelerator.memory,
-            "memory_usable": self.problem.usable_memory(self.problem.cluster.accelerator),
+            "memory_capacity": device.memory,
+            "memory_usable": self.problem.usable_memory(device),
             "fits": evaluation.fits,
-            "out_of_memory": outlook.out_of_memory,
+            "out_of_memory": self.uncertainty.estimate_cluster_risk(self.problem.cluster, evaluation.peak_memory),
         }
 
     def _compare_trials(self, trial: Trial, other_trial: Trial) -> dict[str, Any]:
         """Return what is said of another plan, and by how many seconds each part of its step differs."""
-        device_times = [
-            device_time(simulate(lower(self.problem, compared_trial.plan))) for compared_trial in (trial, other_trial)
-        ]
+        timelines = (simulate(lower(self.problem, compared.plan)) for compared in (trial, other_trial))
+        device_times = map(device_time, timelines)
         margin = other_trial.evaluation.step_time / trial.evaluation.step_time - 1
         return self._describe_trial(other_trial) | {"margin": margin, "more_seconds": compare_times(*device_times)}
 
@@ -350,13 +312,18 @@ class _Explanation:
             yield self._describe_alternative(alternative)
 
     def _describe_why_not(self, answer: WhyNot, trial: Trial) -> dict[str, Any]:
+        target = self.scenario.target
+        ability_text = f" and what {Acceptance(target, self.scenario.spec).can}" if target is not None else ""
         return {
-            "asked": {name: _to_plain(value) for name, value in answer.asked_fields},
+            "asked": {
+                name: value if isinstance(value, bool | int | float | str) else str(value)
+                for name, value in answer.asked_fields
+            },
             "legal_plans": answer.num_legal,
             "all_legal_plans": answer.is_complete,
             "outside_space": answer.is_outside,
-            "limits": self._describe_limits(),
-            "broken_rules": [_describe_rule(violation) for violation in answer.broken_rules],
+            "limits": f"the limits in search.space{ability_text}",
+            "broken_rules": [{"field": rule.field, "message": rule.message} for rule in answer.broken_rules],
             "lacking": build_shortfall_document(self.problem, answer.shortfall) if answer.shortfall else None,
             "plan": self._describe_trial(answer.trial) if answer.trial else None,
             "is_explained": answer.trial is not None and answer.trial.plan == trial.plan,
@@ -365,17 +332,10 @@ class _Explanation:
             "nearest": self._describe_trial(answer.nearest_trial) if answer.nearest_trial else None,
         }
 
-    def _describe_limits(self) -> str:
-        """Return in words what limits the plans of the space."""
-        target = self.scenario.target
-        ability_text = f" and what {Acceptance(target, self.scenario.spec).can}" if target is not None else ""
-        return f"the limits in search.space{ability_text}"
-
     def _describe_prices(self, prices: list[ShadowPrice], trial: Trial, larger_trial: Trial | None) -> dict[str, Any]:
         device = self.problem.cluster.accelerator
         rates = [price for price in prices if price.resource != "memory"]
         binding_price = max(rates, key=lambda price: price.saved_seconds)
-        is_faster = larger_trial is not None
         return {
             "prices": [
                 {
@@ -389,7 +349,7 @@ class _Explanation:
                 for price in prices
             ],
             "binding": binding_price.resource,
-            "memory_binds": is_faster,
+            "memory_binds": larger_trial is not None,
             "memory_used": trial.evaluation.peak_memory / device.memory,
             "next_memory": self._describe_trial(larger_trial) if larger_trial else None,
         }
@@ -469,15 +429,3 @@ def _describe_change(change: Change | None) -> dict[str, Any] | None:
         "from_checkpoint": migration.lost_bytes,
         "migration_seconds": migration.seconds,
     }
-
-
-def _describe_rule(violation: Violation) -> dict[str, str]:
-    return {"field": violation.field, "message": violation.message}
-
-
-def _to_plain(value: Any) -> Any:
-    return value if isinstance(value, bool | int | float | str) else str(value)
-
-
-def _build_counter(tell: Callable[[str], None]) -> SeenCallback:
-    return lambda count: tell(f"looking at plans of the space: {count}")

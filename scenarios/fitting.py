@@ -70,10 +70,8 @@ def explain_space_shortfall(scenario: Scenario, time_left: TimeLeft = unlimited_
     space = scenario.with_starts(scenario.make_space())
     try:
         space_ranking = ranking(scenario.problem, space, seconds=time_left)
-        candidates = sorted(
-            (candidate for candidate in space_ranking.candidates if not candidate.fits),
-            key=lambda candidate: candidate.peak,
-        )
+        unfit_candidates = (candidate for candidate in space_ranking.candidates if not candidate.fits)
+        candidates = sorted(unfit_candidates, key=lambda candidate: candidate.peak)
     except OutOfTime:
         return {"reason": "nothing fits", "lacking": None, "plan": None, "changes": [], "all_tried": False}
     return explain_shortfall(scenario.problem, [candidate.layout for candidate in candidates], space.accepts, time_left)
@@ -185,9 +183,8 @@ def find_nearest_fit(problem: Problem, plan: Plan, acceptor: Acceptor | None = N
     costs, space = SimulatedCost(problem), Space()
     start_layout = _to_space_layout(problem, plan)
     checked_layouts, level = {start_layout}, [start_layout]
-    fitting_plans = _complete_fitting(
-        problem, plan, start_layout, costs, acceptor
-    )  # where the space has the plan in other words
+    # where the space has the plan in other words
+    fitting_plans = _complete_fitting(problem, plan, start_layout, costs, acceptor)
     while not fitting_plans and level and len(checked_layouts) <= MAX_CHECKED:
         next_level: list[Layout] = []
         for layout in (neighbour for origin in level for neighbour in neighbours(problem, space, origin)):
@@ -233,9 +230,5 @@ def _to_space_layout(problem: Problem, plan: Plan) -> Layout:
     varies.
     """
     layout = recover_layout(problem, plan)
-    stages = "balanced" if len(set(_list_stage_counts(layout))) > 1 else "even"
+    stages = "balanced" if isinstance(layout.stages, tuple) and len(set(layout.stages)) > 1 else "even"
     return replace(layout, stages=stages, zero_shards=0, **_VARIED_FLAGS)
-
-
-def _list_stage_counts(layout: Layout) -> tuple[int, ...]:
-    return layout.stages if isinstance(layout.stages, tuple) else ()

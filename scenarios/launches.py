@@ -35,19 +35,12 @@ MIN_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A trainer that can run a plan.
+    """A trainer that can run a plan: a target of `meshwise export` by name, or `EXECUTE`.
 
-    Parameters
-    ----------
-    trainer
-        Its name as a target of `meshwise export`, or `EXECUTE`.
-    peak_memory
-        Bytes of the fullest device by the conventions of the framework that the scenario names, else of the trainer;
-        None where the scenario names none and those of the trainer are not known.
-    fits
-        Whether every device and host has enough memory, by the same conventions.
-    out_of_memory
-        The probability that a device lacks memory, by the same conventions.
+    Figures are by the conventions of the framework that the scenario names, else of the trainer; None where the
+    scenario names none and those of the trainer are not known. ``peak_memory`` is in bytes of the fullest device,
+    ``fits`` says whether every device and host has enough memory, and ``out_of_memory`` is the probability that a
+    device lacks it.
     """
 
     trainer: str
@@ -111,14 +104,9 @@ def needs_runnable(scenario: Scenario, trainer_launches: tuple[Launch, ...]) -> 
 def fastest_runnable(scenario: Scenario, time_left: TimeLeft, budget: int | None = None) -> Runnable | None:
     """Return the fastest plan that some trainer with known conventions can run; each trainer has a search of its own.
 
-    Parameters
-    ----------
-    time_left
-        Returns the seconds that are left. The first search has half of them, the next half of the rest, and so on;
-        the trainer by whose conventions plans were priced is first. Half is enough: each search starts with known
-        plans.
-    budget
-        Evaluations of each search.
+    Of the seconds that ``time_left`` returns the first search has half, the next half of the rest, and so on; the
+    trainer by whose conventions plans were priced is first. Half is enough: each search starts with known plans.
+    ``budget`` is the evaluations of each search.
 
     Raises
     ------
@@ -150,9 +138,8 @@ def describe_launches(trainer_launches: tuple[Launch, ...]) -> str:
     """Return in one line the trainers that run a plan, or what to do where there is none."""
     if not trainer_launches:
         return f"no trainer as it is; --for {'|'.join(NAMES)} finds the fastest that one can say"
-    sorted_launches = sorted(
-        trainer_launches, key=lambda launch: launch.fits is not True
-    )  # a reader takes the first one for the answer
+    # a reader takes the first one for the answer
+    sorted_launches = sorted(trainer_launches, key=lambda launch: launch.fits is not True)
     return ", ".join(launch.describe() for launch in sorted_launches)
 
 
@@ -213,9 +200,8 @@ def find_near_misses(
         reasons = answers.list_refusals(layout)
         if reasons not in result and cost_model.fits(plan := complete(problem, layout)):
             peak_memory = cost_model.peak_memory(plan)
-            result[reasons] = NearMiss(
-                plan, peak_memory, estimate_problem_risk(problem, peak_memory), acceptance.list_lacking(problem, plan)
-            )
+            risk = estimate_problem_risk(problem, peak_memory)
+            result[reasons] = NearMiss(plan, peak_memory, risk, acceptance.list_lacking(problem, plan))
             if len(result) == count:
                 break
     return tuple(result.values())

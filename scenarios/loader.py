@@ -1,7 +1,8 @@
 """From an input file to a `Scenario`: all faults of the file are found before anything runs."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -139,17 +140,7 @@ def read_scenario(document: Document, plan_document: Document | None = None) -> 
     lines += list_assumptions(table, spec, plan_table, problem.cluster)
     framework = table.training.framework if "framework" in table.training.model_fields_set else None
     return Scenario(
-        name,
-        document.file,
-        problem,
-        spec,
-        plan,
-        search,
-        measured,
-        lines,
-        _build_run(table.run),
-        warnings,
-        framework,
+        name, document.file, problem, spec, plan, search, measured, lines, _build_run(table.run), warnings, framework
     )
 
 
@@ -170,10 +161,17 @@ def read_plan_table(document: Document, faults: Faults) -> PlanTable | PlanDocum
     return table
 
 
-def _build_fault(document: Document, path: FieldPath, fields: Any, error: ValueError) -> Fault:
-    """Return a fault at the field of ``fields`` that a constructor's message names first, else at ``path``."""
-    word = next((word for word in re.findall(r"\w+", str(error)) if word in fields), None)
-    return document.fault((*path, word) if word else path, str(error))
+@contextmanager
+def _collect_faults(document: Document, path: FieldPath, faults: Faults, fields: Iterable[str] = ()) -> Iterator[None]:
+    """Turn errors inside into faults: of other files, of the field that an error names first, else at ``path``."""
+    try:
+        yield
+    except ScenarioError as error:
+        faults.extend(error.faults)
+    except ValueError as error:
+        word = next((word for word in re.findall(r"\w+", str(error)) if word in fields), None)
+        inner_path = error.path if isinstance(error, FieldError) else (word,) if word else ()
+        faults.append(document.fault((*path, *inner_path), str(error)))
 
 
 def _build_spec(table: ModelTable | None, document: Document, faults: Faults) -> Model | None:
@@ -183,14 +181,12 @@ def _build_spec(table: ModelTable | None, document: Document, faults: Faults) ->
         return MODELS[table.preset]
     if table.transformer is not None:
         return _build_transformer(table.transformer, document, faults)
-    try:
+    with _collect_faults(document, ("model",), faults):
         if table.graph is not None:
             return load_graph(resolve_reference(document, ("model", "graph"), table.graph))
         assert table.hf_config is not None  # the schema asks for one of the four
         return load_model(resolve_reference(document, ("model", "hf_config"), table.hf_config))
-    except ScenarioError as error:
-        faults.extend(error.faults)
-        return None
+    return None
 
 
 def _build_transformer(table: TransformerTable, document: Document, faults: Faults) -> Transformer | None:
@@ -212,11 +208,9 @@ def _build_value(
     kind: type[T], fields: dict[str, Any], document: Document, path: FieldPath, faults: Faults
 ) -> T | None:
     """Return ``kind(**fields)``; where the constructor refuses them, add a fault and return None."""
-    try:
+    with _collect_faults(document, path, faults, fields):
         return kind(**fields)
-    except ValueError as error:
-        faults.append(_build_fault(document, path, fields, error))
-        return None
+    return None
 
 
 def _build_training(table: TrainingTable | None, document: Document, faults: Faults) -> Training | None:
@@ -228,14 +222,8 @@ def _build_training(table: TrainingTable | None, document: Document, faults: Fau
 def _build_cluster(table: Any, document: Document, faults: Faults) -> Cluster | None:
     if table is None:
         return None
-    try:
+    with _collect_faults(document, ("cluster",), faults, type(table).model_fields):
         return _build_named_cluster(table, document)
-    except ScenarioError as error:
-        faults.extend(error.faults)
-    except FieldError as error:
-        faults.append(document.fault(("cluster", *error.path), str(error)))
-    except ValueError as error:
-        faults.append(_build_fault(document, ("cluster",), type(table).model_fields, error))
     return None
 
 
@@ -254,15 +242,13 @@ def _build_named_cluster(table: Any, document: Document) -> Cluster:
 def _build_problem(
     spec: Model, training: Training, cluster: Cluster, document: Document, faults: Faults
 ) -> Problem | None:
-    try:  # peak() raises where the device has no such dtype
+    with _collect_faults(document, ("training", "precision"), faults):
         for dtype in dict.fromkeys((training.precision, training.dtype)):
-            cluster.accelerator.peak(dtype)
-    except ValueError as error:
-        faults.append(document.fault(("training", "precision"), str(error)))
-    try:
+            cluster.accelerator.peak(dtype)  # raises where the device has no such dtype
+    graph = None
+    with _collect_faults(document, ("training", "sequence"), faults):
         graph = build(spec, training.sequence, training.dtype)
-    except ValueError as error:
-        faults.append(document.fault(("training", "sequence"), str(error)))
+    if graph is None:
         return None
     if graph.sequence != training.sequence:
         message = f"sequence is {graph.sequence} for samples of {spec.name}, met {training.sequence}"
@@ -304,37 +290,23 @@ def _read_plan_document(problem: Problem, document: Document, path: FieldPath, f
     data = document.data
     for key in path:
         data = data[key]
-    try:
+    num_faults = len(faults)
+    with _collect_faults(document, path, faults, PlanDocument.model_fields):
         plan = Plan.from_json(data)
-        if cuts_operators(problem, plan):
-            return _check_operator_plan(problem, plan, document, path, faults)
-        layout = recover_layout(problem, plan)
-    except ValueError as error:
-        faults.append(_build_fault(document, path, PlanDocument.model_fields, error))
+        layout = None if cuts_operators(problem, plan) else recover_layout(problem, plan)
+        operator_violations = list(list_operator_violations(problem, plan)) if layout is None else []
+    if len(faults) > num_faults:
         return None
-    violations = list_rule_violations(problem, layout)
-    if violations:
-        faults.extend(_build_violation_fault(document, path, violation, _DOCUMENT_FIELDS) for violation in violations)
-        return None
-    # a file may have been edited, or be of another model: every field has to follow from its layout and the problem
-    expected = complete(problem, layout)
-    is_same = True
-    for name in Plan.__dataclass_fields__:
-        expected_value, plan_value = getattr(expected, name), getattr(plan, name)
-        if expected_value != plan_value:
-            is_same = False
-            key = _DOCUMENT_FIELDS.get(name, name)
-            faults.append(document.fault((*path, key), _describe_mismatch(key, expected_value, plan_value)))
-    return plan if is_same else None
-
-
-def _check_operator_plan(
-    problem: Problem, plan: Plan, document: Document, path: FieldPath, faults: Faults
-) -> Plan | None:
-    """Return a plan that cuts single operators; add faults and return None where it breaks the rules of such plans."""
-    violations = list(list_operator_violations(problem, plan))
+    violations = operator_violations if layout is None else list_rule_violations(problem, layout)
     faults.extend(_build_violation_fault(document, path, violation, _DOCUMENT_FIELDS) for violation in violations)
-    return None if violations else plan
+    if layout is not None and not violations:
+        # a file may have been edited, or be of another model: every field has to follow from its layout and the problem
+        expected_plan = complete(problem, layout)
+        for name in Plan.__dataclass_fields__:
+            key, expected, value = _DOCUMENT_FIELDS.get(name, name), getattr(expected_plan, name), getattr(plan, name)
+            if expected != value:
+                faults.append(document.fault((*path, key), _describe_mismatch(key, expected, value)))
+    return plan if len(faults) == num_faults else None
 
 
 def _describe_mismatch(name: str, expected: Any, value: Any) -> str:
@@ -357,17 +329,11 @@ def _build_search(table: SearchTable | None, document: Document, faults: Faults)
     settings = SearchSettings(table.algorithm, table.budget, table.seconds, tuple(table.options.items()), space, pins)
     if table.model_fields_set:
         # to import an algorithm takes time: only its options need it, its name does not
-        make_named = settings.make_algorithm if settings.options else settings.find_algorithm
-        _try_make(make_named, ("search", "options"), dict(settings.options), document, faults)
-        _try_make(settings.make_space, ("search", "space"), dict(settings.space), document, faults)
+        with _collect_faults(document, ("search", "options"), faults, dict(settings.options)):
+            settings.make_algorithm() if settings.options else settings.find_algorithm()
+        with _collect_faults(document, ("search", "space"), faults, dict(settings.space)):
+            settings.make_space()
     return settings
-
-
-def _try_make(make: Callable[[], Any], path: FieldPath, fields: Any, document: Document, faults: Faults) -> None:
-    try:
-        make()
-    except ValueError as error:
-        faults.append(_build_fault(document, path, fields, error))
 
 
 def _check_pins(problem: Problem, settings: SearchSettings, document: Document, faults: Faults) -> None:
@@ -375,23 +341,21 @@ def _check_pins(problem: Problem, settings: SearchSettings, document: Document, 
     from meshwise.strategies.search.operator_search import check_pins  # lowers operators, of which few files say any
 
     for pin in settings.pin:
-        try:
+        num_faults = len(faults)
+        with _collect_faults(document, ("search", "pin", pin.operator), faults):
             resolve_pins(problem.graph, (pin,))
-        except ValueError as error:
-            faults.append(document.fault(("search", "pin", pin.operator), str(error)))
+        if len(faults) > num_faults:
             return
-    try:
+    with _collect_faults(document, ("search", "pin"), faults):
         check_pins(problem, settings.make_space())
-    except ValueError as error:
-        faults.append(document.fault(("search", "pin"), str(error)))
 
 
 def _build_run(table: RunTable | None) -> "RunSettings | None":
     if table is None:
         return None
-    from meshwise.scenarios.long_run import to_run  # simulates failures, of which few files say any
+    from meshwise.scenarios.long_run import RunSettings  # simulates failures, of which few files say any
 
-    return to_run(table)
+    return RunSettings(table)
 
 
 def _list_keys(document: Document) -> Any:

@@ -35,56 +35,36 @@ _CONSTANT_ASSUMPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """The settings of a long run, for any training step on any cluster; all times are in seconds.
+    """The settings of a long run, for any training step on any cluster; all times are in seconds."""
 
-    Parameters
-    ----------
-    interval
-        Training time between two checkpoints; None to search for the best one.
-    blocking, save, load
-        As in `Checkpoint`.
-    duration, steps
-        The length of the run, by time or by steps; one of them is None.
-    spares
-        Number of spare hosts.
-    runs
-        Number of simulated runs, for the mean and its error.
-    assumptions
-        Defaults and figures of the catalogue that the result rests on.
-    """
+    table: RunTable
 
-    failures: FailureModel
-    interval: float | None
-    blocking: float
-    save: float
-    load: float
-    recovery: Recovery
-    duration: float | None
-    steps: int | None
-    spares: int
-    seed: int
-    runs: int
-    assumptions: tuple[str, ...]
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """Defaults and figures of the catalogue that the result rests on."""
+        return _list_assumptions(self.table)
 
     def to_long_run(self, cluster: Cluster, devices: Sequence[int], step_time: float) -> LongRun:
         """Return the run on ``devices`` of a cluster; with a checkpoint every step where the interval is None."""
+        table, checkpoint = self.table, self.table.checkpoint
+        save = checkpoint.blocking if checkpoint.save is None else checkpoint.save
         return LongRun(
             step_time=step_time,
             devices=len(devices),
             hosts=count_hosts(cluster, devices),
-            failures=self.failures,
-            checkpoint=Checkpoint(self.interval or step_time, self.blocking, self.save, self.load),
-            recovery=self.recovery,
-            duration=self.duration,
-            steps=self.steps,
-            spares=self.spares,
-            seed=self.seed,
+            failures=_build_failures(table.failures),
+            checkpoint=Checkpoint(checkpoint.interval or step_time, checkpoint.blocking, save, checkpoint.load),
+            recovery=Recovery(**table.recovery.model_dump()),
+            duration=table.duration,
+            steps=table.steps,
+            spares=table.spares,
+            seed=table.seed,
         )
 
     def find_goodput(self, cluster: Cluster, devices: Sequence[int], step_time: float) -> Goodput:
         """Return the goodput of the run, at the best checkpoint interval where the settings have none."""
-        run = self.to_long_run(cluster, devices, step_time)
-        return best_interval(run, self.runs).goodput if self.interval is None else goodput(run, self.runs)
+        run, runs = self.to_long_run(cluster, devices, step_time), self.table.runs
+        return best_interval(run, runs).goodput if self.table.checkpoint.interval is None else goodput(run, runs)
 
     def extend_simulation(self, simulation: "Simulation", cluster: Cluster) -> "Simulation":
         """Return a simulated step with the goodput of its long run added; unchanged where the plan does not fit."""
@@ -103,25 +83,6 @@ def count_hosts(cluster: Cluster, devices: Iterable[int]) -> int:
         index = device - int(cluster.first_devices[place])
         hosts.add((place, index * kind.hosts // kind.devices))
     return len(hosts)
-
-
-def to_run(table: RunTable) -> RunSettings:
-    """Return the settings of a checked table."""
-    checkpoint = table.checkpoint
-    return RunSettings(
-        failures=_build_failures(table.failures),
-        interval=checkpoint.interval,
-        blocking=checkpoint.blocking,
-        save=checkpoint.blocking if checkpoint.save is None else checkpoint.save,
-        load=checkpoint.load,
-        recovery=Recovery(**table.recovery.model_dump()),
-        duration=table.duration,
-        steps=table.steps,
-        spares=table.spares,
-        seed=table.seed,
-        runs=table.runs,
-        assumptions=_list_assumptions(table),
-    )
 
 
 def _build_failures(value: str | FailuresTable) -> FailureModel:

@@ -132,10 +132,7 @@ def check_plan(
 ) -> Check:
     """Return the comparison of simulator and oracle, for the first rank of every kind.
 
-    Parameters
-    ----------
-    progress
-        Called with the rank that comes next, as text.
+    ``progress`` is called with the rank that comes next, as text.
 
     Raises
     ------

@@ -6,8 +6,8 @@ and the document that states them. It is checked as a scenario file is.
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import replace
+from functools import cached_property, lru_cache
 from math import gcd
 from typing import Annotated, Self
 
@@ -17,7 +17,7 @@ from meshwise.scenarios.files.checking import check_table
 from meshwise.scenarios.files.errors import Fault, ScenarioError
 from meshwise.scenarios.files.fields import Size, Table, Text, Time
 from meshwise.scenarios.files.library import find_root
-from meshwise.scenarios.files.reader import Data, Document, parse_document
+from meshwise.scenarios.files.reader import Data, Document, FieldPath, parse_document
 from meshwise.scenarios.inputs.plan_table import build_layout, list_rule_violations
 from meshwise.scenarios.schema.model import ModelTable
 from meshwise.scenarios.schema.plan import PlanTable
@@ -46,6 +46,9 @@ class SourceTable(Table):
     version: Text = Field(description="The commit, release or date of the document.")
     locator: Text = Field(description="The table, row, line or key that states it.")
 
+    def __str__(self) -> str:
+        return f"{self.publisher}, {self.document} ({self.version}), {self.locator}"
+
 
 class PublishedTable(Table):
     """What the publisher measured; the time of a step is either in seconds or as a rate of tokens."""
@@ -60,9 +63,17 @@ class PublishedTable(Table):
             raise ValueError("holds one of step_time and tokens_per_second")
         return self
 
+    def find_step_time(self, problem: Problem) -> float:
+        """Return the measured seconds of a step of ``problem``; from its tokens where a rate was published."""
+        if self.step_time is not None:
+            return self.step_time
+        assert self.tokens_per_second is not None  # the table holds one of the two
+        tokens = problem.training.global_batch * problem.training.sequence
+        return tokens / (self.tokens_per_second * problem.cluster.num_devices)
 
-class RecipeTable(Table):
-    """One published recipe."""
+
+class Recipe(Table):
+    """A published recipe, as its record in the table; neither ``ran`` nor ``out_of_memory`` where nobody says."""
 
     name: Text
     source: SourceTable
@@ -87,70 +98,15 @@ class RecipeTable(Table):
             raise ValueError("measured: only what ran was measured, met ran: false")
         return self
 
+    @cached_property
+    def layout(self) -> Layout:
+        """The published plan."""
+        return build_layout(self.plan)
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Who published a recipe, and where: a document, its version, and a place in it."""
-
-    publisher: str
-    document: str
-    version: str
-    locator: str
-
-    def __str__(self) -> str:
-        return f"{self.publisher}, {self.document} ({self.version}), {self.locator}"
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedResult:
-    """What a publisher measured: seconds a step or tokens a second per device, and peak bytes of the fullest device."""
-
-    step_time: float | None
-    tokens_per_second: float | None
-    peak_memory: float | None
-
-    def find_step_time(self, problem: Problem) -> float:
-        """Return the measured seconds of a step of ``problem``; from its tokens where a rate was published."""
-        if self.step_time is not None:
-            return self.step_time
-        assert self.tokens_per_second is not None  # the table holds one of the two
-        tokens = problem.training.global_batch * problem.training.sequence
-        return tokens / (self.tokens_per_second * problem.cluster.num_devices)
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """A published recipe.
-
-    Parameters
-    ----------
-    framework
-        What the publisher ran, in the publisher's word.
-    layout
-        The published plan.
-    ran, out_of_memory
-        Whether the publisher says that the recipe ran, or lacked memory; neither where only the configuration is
-        published.
-    measured
-        What the publisher measured; None where nothing is published.
-    notes
-        What the publisher leaves open or does otherwise, and the assumption made here.
-    device_memory
-        Bytes of a device, where they differ from those of the cluster's preset.
-    position
-        Index of the record in the table, from 0.
-    """
-
-    name: str
-    source: Source
-    framework: str
-    layout: Layout
-    ran: bool
-    out_of_memory: bool
-    measured: PublishedResult | None
-    notes: tuple[str, ...]
-    device_memory: float | None
-    position: int
+    @property
+    def position(self) -> int:
+        """Index of the record in the table, from 0."""
+        return next(position for position, record in enumerate(_records()) if record["name"] == self.name)
 
     def dump_record(self) -> bytes:
         """Return the record of the table as canonical JSON: equal records give equal bytes."""
@@ -159,9 +115,9 @@ class Recipe:
     def to_document(self, *, with_places: bool = False) -> Document:
         """Return the part of the record that is a scenario; ``with_places`` adds line and column of fields, slowly."""
         table = _placed() if with_places else Document(FILE, _records())
-        places = {path[1:]: place for path, place in table.places.items() if path[:1] == (self.position,)}
         record = table.data[self.position]
-        return Document(table.file, {name: record[name] for name in _SCENARIO_KEYS if name in record}, places)
+        data = {name: record[name] for name in _SCENARIO_KEYS if name in record}
+        return Document(table.file, data, _select_places(table, self.position))
 
 
 @lru_cache(maxsize=1)
@@ -179,11 +135,11 @@ def load_recipes() -> tuple[Recipe, ...]:
 def read_recipes(records: Data, read_placed: Callable[[], Document]) -> tuple[Recipe, ...]:
     """Return the recipes of a list of records; ``read_placed`` reads the document with the places of their fields."""
     result: list[Recipe] = []
-    for position, record in enumerate(records):
-        table, faults = check_table(RecipeTable, Document(FILE, record))
-        if table is None:
+    for record in records:
+        recipe, faults = check_table(Recipe, Document(FILE, record))
+        if recipe is None:
             raise ScenarioError(tuple(_list_faults(read_placed())) or tuple(faults))
-        result.append(_build_recipe(table, position))
+        result.append(recipe)
     names = [recipe.name for recipe in result]
     duplicate = next((name for name in names if names.count(name) > 1), None)
     if duplicate is not None:
@@ -195,9 +151,13 @@ def _list_faults(document: Document) -> list[Fault]:
     """Return all faults in the records of a document that has places."""
     faults: list[Fault] = []
     for position, record in enumerate(document.data):
-        places = {path[1:]: place for path, place in document.places.items() if path[:1] == (position,)}
-        faults += check_table(RecipeTable, Document(document.file, record, places))[1]
+        faults += check_table(Recipe, Document(document.file, record, _select_places(document, position)))[1]
     return faults
+
+
+def _select_places(document: Document, position: int) -> dict[FieldPath, tuple[int, int]]:
+    """Return the places of the fields of one record, by their paths inside it."""
+    return {path[1:]: place for path, place in document.places.items() if path[:1] == (position,)}
 
 
 def _read_content() -> bytes:
@@ -212,22 +172,6 @@ def _records() -> Data:
 
 def _placed() -> Document:
     return parse_document(_read_content(), FILE)
-
-
-def _build_recipe(table: RecipeTable, position: int) -> Recipe:
-    measured = PublishedResult(**table.measured.model_dump()) if table.measured else None
-    return Recipe(
-        name=table.name,
-        source=Source(**table.source.model_dump()),
-        framework=table.framework,
-        layout=build_layout(table.plan),
-        ran=table.ran,
-        out_of_memory=table.out_of_memory,
-        measured=measured,
-        notes=tuple(table.notes),
-        device_memory=table.device_memory,
-        position=position,
-    )
 
 
 def list_recipe_layouts(problem: Problem) -> tuple[tuple[str, Layout], ...]:

@@ -18,18 +18,10 @@ from meshwise.strategies.search.driver import OutOfTime
 class RobustChoice:
     """The best plan at a quantile of step time, of those that lack memory with a small enough probability.
 
-    Parameters
-    ----------
-    max_risk
-        Largest allowed probability of lacking memory.
-    best_prospect
-        ``None`` where no plan is allowed.
-    ranked_prospects
-        The compared plans, in the order in which they were compared.
-    ranked_plans
-        Which plans were compared; ``None`` where there was no time to list them.
-    is_finished
-        Whether there was time to compare all of them.
+    ``max_risk`` is the largest allowed probability of lacking memory, and ``best_prospect`` None where no plan is
+    allowed. ``ranked_prospects`` are the compared plans in the order in which they were compared, and ``ranked_plans``
+    says which plans these are; None where there was no time to list them. ``is_finished`` says whether there was time
+    to compare all of them.
     """
 
     quantile: float
@@ -96,24 +88,20 @@ def choose_robust(
                 new_prospects.append(next_prospect)
                 known_prospects = max(known_prospects, new_prospects, key=len)
             known_prospects, best_prospect = new_prospects, _find_best(new_prospects)
-            if best_prospect is None or not space_ranking.add_neighbours(
-                recover_layout(scenario.problem, best_prospect.trial.plan)
-            ):
-                return RobustChoice(
-                    quantile, max_risk, best_prospect, tuple(known_prospects), ranked_plans, is_finished=True
-                )
+            if best_prospect is None:
+                break
+            if not space_ranking.add_neighbours(recover_layout(scenario.problem, best_prospect.trial.plan)):
+                break
+        is_finished = True
     except OutOfTime:
-        return RobustChoice(
-            quantile, max_risk, _find_best(known_prospects), tuple(known_prospects), ranked_plans, is_finished=False
-        )
+        is_finished = False
+    best_prospect = _find_best(known_prospects)
+    return RobustChoice(quantile, max_risk, best_prospect, tuple(known_prospects), ranked_plans, is_finished)
 
 
 def _find_best(candidates: list[Prospect]) -> Prospect | None:
-    return min(
-        (candidate for candidate in candidates if candidate.is_allowed),
-        key=lambda candidate: candidate.quantile,
-        default=None,
-    )
+    allowed_prospects = (candidate for candidate in candidates if candidate.is_allowed)
+    return min(allowed_prospects, key=lambda candidate: candidate.quantile, default=None)
 
 
 def build_prospect_document(prospect: Prospect) -> dict[str, Any]:

@@ -193,11 +193,10 @@ class Scenario:
         if refusals := acceptance.list_general_reasons(self.problem):
             raise ValueError(f"{self.file}: {acceptance.can} no plan of this scenario: {'; '.join(refusals)}")
         problem = self.to_target_problem(target)
-        is_priced = problem.training.framework != self.problem.training.framework  # then the assumed one is out of date
-        kept_lines = (
-            line for line in self.assumptions if not (is_priced and line.startswith("training.framework is "))
-        )
-        return replace(self, asked_target=target, problem=problem, assumptions=tuple(kept_lines))
+        assumptions = self.assumptions
+        if problem.training.framework != self.problem.training.framework:  # then the assumed one is out of date
+            assumptions = tuple(line for line in assumptions if not line.startswith("training.framework is "))
+        return replace(self, asked_target=target, problem=problem, assumptions=assumptions)
 
     def to_target_problem(self, target: str) -> Problem:
         """Return the problem with a target's framework; unchanged where the scenario names one, or it is not known."""
@@ -241,36 +240,24 @@ class Scenario:
         own_cluster = self.problem.cluster
         sized_cluster = cluster.with_size(own_cluster.num_nodes, own_cluster.first_node.devices)
         problem = replace(self.problem, cluster=sized_cluster)
-        other_warnings = tuple(fault for fault in self.warnings if not self._is_of_cluster(fault))
-        moved_scenario = replace(
-            self,
-            problem=problem if problem.memory_margin == 1.0 else with_margin(problem),
-            warnings=(*warnings, *other_warnings),
-        )
+        problem = problem if problem.memory_margin == 1.0 else with_margin(problem)
+        # about the machine are remarks in the scenario's cluster table, and those in a cluster file
+        own_faults = (fault for fault in self.warnings if fault.file == self.file)
+        other_warnings = (fault for fault in own_faults if fault.field.split(".")[0] != "cluster")
+        moved_scenario = replace(self, problem=problem, warnings=(*warnings, *other_warnings))
         stale_lines = {*self.remarks, *self._list_machine_assumptions()}
         kept_lines = (line for line in self.assumptions if line not in stale_lines and not line.startswith("cluster."))
-        return replace(
-            moved_scenario,
-            assumptions=(*moved_scenario.remarks, *moved_scenario._list_machine_assumptions(), *kept_lines),
-        )
-
-    def _is_of_cluster(self, fault: "Fault") -> bool:
-        """Return whether a remark is about the machine: in the scenario's cluster table, or in a cluster file."""
-        return fault.file != self.file or fault.field.split(".")[0] == "cluster"
+        moved_lines = (*moved_scenario.remarks, *moved_scenario._list_machine_assumptions())
+        return replace(moved_scenario, assumptions=(*moved_lines, *kept_lines))
 
     def _list_machine_assumptions(self) -> tuple[str, ...]:
         offloads = self.plan is not None and bool(self.plan.offload)
         return tuple(list_machine_assumptions(self.problem.cluster, offloads=offloads))
 
     def simulate(self, plan: Plan | None = None, engine: str = "discrete_event") -> "Simulation":
-        """Return one simulated step of a plan: its time and memory, and what they consist of.
+        """Return one simulated step of a plan, by default the scenario's own: its time, its memory and their parts.
 
-        Parameters
-        ----------
-        plan
-            Default: the scenario's own plan.
-        engine
-            ``discrete_event`` or ``longest_path``.
+        ``engine`` is ``discrete_event`` or ``longest_path``.
         """
         from meshwise.scenarios.simulation import simulate_plan
 
@@ -310,31 +297,21 @@ class Scenario:
         ValueError
             Where there is no such algorithm or target, or the journal is of another search.
         """
-        if target is not None:
-            return self.for_target(target).search(
-                algorithm,
-                budget=budget,
-                seconds=seconds,
-                seed=seed,
-                progress=progress,
-                resume=resume,
-                executor=executor,
-            )
         from meshwise.strategies.search.driver import search
 
+        scenario = self if target is None else self.for_target(target)
         start, settings = perf_counter(), self.search_settings
-        search_algorithm, space = settings.make_algorithm(algorithm, seed), self.make_space()
-        space_with_starts = self.with_starts(space)
+        search_algorithm, space = settings.make_algorithm(algorithm, seed), scenario.make_space()
+        space_with_starts = scenario.with_starts(space)
         seconds = self.limit_seconds(budget, seconds)
         if seconds is not None:  # to list what a trainer can express takes up to a second: the search's own time
             seconds = max(seconds - (perf_counter() - start), MIN_SECONDS) if seconds > 0 else seconds
         budget = settings.budget if budget is None else budget
-        with (
-            nullcontext() if resume is None else SearchJournal(resume, search_algorithm, self.problem, space) as journal
-        ):
+        problem = scenario.problem
+        with nullcontext() if resume is None else SearchJournal(resume, search_algorithm, problem, space) as journal:
             return search(
                 search_algorithm,
-                self.problem,
+                problem,
                 space_with_starts,
                 budget=budget,
                 seconds=seconds,

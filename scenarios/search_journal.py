@@ -52,12 +52,7 @@ _TRIAL_KEYS = {"plan", "step_time", "peak_memory", "fits", "elapsed"}
 class SearchJournal(AbstractContextManager["SearchJournal"]):
     """The trials in a file, to which more can be appended; the file is created if it is missing or empty.
 
-    Parameters
-    ----------
-    path
-        The file.
-    algorithm, problem, space
-        The search that the journal belongs to.
+    ``algorithm``, ``problem`` and ``space`` are those of the search that it belongs to.
 
     Raises
     ------
@@ -155,12 +150,23 @@ def read_trials(
     for number, line in enumerate(lines, start=1):
         if number > 1 and not line.endswith(b"\n") and len(line) <= MAX_LINE_BYTES:
             break  # the partial last line that a killed process leaves
-        faults = tuple(_list_faults(file, number, line, head))
-        if faults:
-            raise ScenarioError(faults)
-        if number > 1:
-            plan, evaluation, elapsed = _parse_trial(line)
-            trials.setdefault(plan, (evaluation, elapsed))
+        if len(line) > MAX_LINE_BYTES or number > MAX_TRIALS:
+            message = f"a journal has at most {MAX_TRIALS:,} lines of at most {MAX_LINE_BYTES:,} bytes, met more"
+            raise ScenarioError((Fault(file, number, 1, "", message),))
+        try:
+            value = parse_json(line)
+        except JsonError:
+            value = None
+        if number == 1:
+            if faults := tuple(_list_head_faults(file, value if line.endswith(b"\n") else None, head)):
+                raise ScenarioError(faults)
+        elif _is_trial(value):
+            step_time = inf if value["step_time"] is None else value["step_time"]
+            evaluation = Evaluation(step_time, value["peak_memory"], value["fits"])
+            trials.setdefault(bytes.fromhex(value["plan"]), (evaluation, value["elapsed"]))
+        else:
+            message = f"a line is a trial with {', '.join(sorted(_TRIAL_KEYS))}, met something else"
+            raise ScenarioError((Fault(file, number, 1, "", message),))
         num_bytes += len(line)
     return num_bytes, trials
 
@@ -170,39 +176,19 @@ def _build_unusable_error(path: Path, error: Exception) -> ScenarioError:
     return ScenarioError((Fault(str(path), 0, 0, "", f"the journal cannot be used: {reason}"),))
 
 
-def _list_faults(file: str, number: int, line: bytes, head: Mapping[str, Any]) -> Iterator[Fault]:
-    """Yield the faults of a line of a journal; ``number`` counts from 1."""
-    if len(line) > MAX_LINE_BYTES or number > MAX_TRIALS:
-        message = f"a journal has at most {MAX_TRIALS:,} lines of at most {MAX_LINE_BYTES:,} bytes, met more"
-        yield Fault(file, number, 1, "", message)
-        return
-    try:
-        value = parse_json(line)
-    except JsonError:
-        value = None
-    if number == 1:
-        yield from _list_head_faults(file, value if line.endswith(b"\n") else None, head)
-    elif not _is_trial(value):
-        yield Fault(file, number, 1, "", f"a line is a trial with {', '.join(sorted(_TRIAL_KEYS))}, met something else")
-
-
 def _list_head_faults(file: str, value: Any, head: Mapping[str, Any]) -> Iterator[Fault]:
     if not isinstance(value, dict) or value.get("journal") != head["journal"]:
         yield Fault(file, 1, 1, "", f"to go on from it, a search needs {_REQUIREMENTS['journal']}; name another file")
         return
     for key, expected in head.items():
         if value.get(key) != expected:
+            texts = [
+                format_value(json.dumps(item) if isinstance(item, dict) else item)
+                for item in (expected, value.get(key))
+            ]
             is_digest = isinstance(expected, str) and len(expected) == 64
-            text = (
-                "met another"
-                if is_digest
-                else f"{format_value(_to_text(expected))}; met {format_value(_to_text(value.get(key)))}"
-            )
-            yield Fault(file, 1, 1, key, f"a search goes on from {_REQUIREMENTS[key]}: {text}")
-
-
-def _to_text(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, dict) else value
+            met_text = "met another" if is_digest else "; met ".join(texts)
+            yield Fault(file, 1, 1, key, f"a search goes on from {_REQUIREMENTS[key]}: {met_text}")
 
 
 def _is_trial(value: Any) -> bool:
@@ -218,15 +204,4 @@ def _is_trial(value: Any) -> bool:
         and (value["step_time"] is not None or not value["fits"])
         # type() and not isinstance(): true and false are ints to Python
         and all(type(number) in (int, float) and 0 <= number < inf for number in numbers)
-    )
-
-
-def _parse_trial(line: bytes) -> tuple[bytes, Evaluation, float]:
-    """Return the digest of a plan, its evaluation, and the seconds since the start of the search."""
-    record = json.loads(line)
-    step_time = inf if record["step_time"] is None else record["step_time"]
-    return (
-        bytes.fromhex(record["plan"]),
-        Evaluation(step_time, record["peak_memory"], record["fits"]),
-        record["elapsed"],
     )

@@ -25,7 +25,7 @@ from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.engine import simulate
 from meshwise.simulator.memory import CATEGORIES
 from meshwise.simulator.notebook import to_html
-from meshwise.simulator.program import Category, Program
+from meshwise.simulator.program import Category
 from meshwise.simulator.reliability.goodput import Goodput
 from meshwise.simulator.spans import Span
 from meshwise.simulator.timeline import LinkUse, Timeline
@@ -120,18 +120,15 @@ class Simulation:
         excluded_names = ("problem", "plan", "timeline", "goodput")
         scalars = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in excluded_names}
         goodput = {"goodput": self.goodput.to_json()} if self.goodput else {}
-        return (
-            scalars
-            | goodput
-            | {
-                "memory": [{name: getattr(row, name) for name in row.__dataclass_fields__} for row in self.memory],
-                "exposed_communication": dict(self.exposed_communication),
-                "links": [asdict(link) for link in self.links],
-                "bottleneck": asdict(self.bottleneck) if self.bottleneck else None,
-                "peak_memory_interval_runs": describe_peak_runs(),
-                "assumptions": list(self.assumptions),
-            }
-        )
+        tables = {
+            "memory": list(map(asdict, self.memory)),
+            "exposed_communication": dict(self.exposed_communication),
+            "links": list(map(asdict, self.links)),
+            "bottleneck": asdict(self.bottleneck) if self.bottleneck else None,
+            "peak_memory_interval_runs": describe_peak_runs(),
+            "assumptions": list(self.assumptions),
+        }
+        return scalars | goodput | tables
 
     def to_pandas(self) -> "pd.DataFrame":
         """Return one row for each span of the step: rank class, stream, operators, begin and end in seconds."""
@@ -190,23 +187,13 @@ def simulate_plan(problem: Problem, plan: Plan, engine: str, assumptions: tuple[
     start = time.perf_counter()
     program = lower(problem, plan)
     timeline = simulate(program, engine)
-    return _build_result(problem, plan, program, timeline, time.perf_counter() - start, assumptions)
-
-
-def count_model_flops(problem: Problem) -> float:
-    """Return the FLOP of one step without recomputation."""
-    return BACKWARD_AND_FORWARD * problem.graph.flops * problem.training.global_batch
-
-
-def _build_result(
-    problem: Problem, plan: Plan, program: Program, timeline: Timeline, wall_time: float, assumptions: tuple[str, ...]
-) -> Simulation:
+    wall_time = time.perf_counter() - start
     training = problem.training
     devices = plan.mesh.num_ranks
     tokens = training.global_batch * training.sequence / timeline.step_time
-    rate = count_model_flops(problem) / timeline.step_time / devices
-    run_category = find_category(problem.cluster, assumptions)
-    interval = step_time_interval(timeline.step_time, run_category)
+    model_flops = BACKWARD_AND_FORWARD * problem.graph.flops * training.global_batch  # without recomputation
+    rate = model_flops / timeline.step_time / devices
+    interval = step_time_interval(timeline.step_time, find_category(problem.cluster, assumptions))
     reserved = min(device.reserved for device in problem.cluster.accelerators)
     fits = all(profile.peak <= profile.capacity for profile in (*timeline.memory, *timeline.host_memory))
     uncertainty = find_uncertainty(problem, assumptions)

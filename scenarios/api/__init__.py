@@ -12,34 +12,44 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from meshwise.executor.capture.capture import capture
-    from meshwise.executor.launch.run import Run, execute
-    from meshwise.scenarios.files.errors import Fault, ScenarioError
-    from meshwise.scenarios.loader import load
-    from meshwise.scenarios.scenario import Scenario
-    from meshwise.scenarios.simulation import Simulation
-    from meshwise.simulator.catalog import accelerator, cluster
-    from meshwise.simulator.engine import simulate
-    from meshwise.simulator.machine.accelerator import Accelerator
-    from meshwise.simulator.machine.cluster import Cluster, Node
-    from meshwise.simulator.machine.host import Host
-    from meshwise.simulator.machine.topology import Link
-    from meshwise.simulator.models.model import build
-    from meshwise.simulator.models.transformer import Transformer
-    from meshwise.simulator.operator_graph import OperatorGraph
-    from meshwise.simulator.timeline import Timeline
-    from meshwise.strategies.lowering import lower
-    from meshwise.strategies.plan.layout import Layout
-    from meshwise.strategies.plan.mesh import Mesh
-    from meshwise.strategies.plan.plan import Plan
-    from meshwise.strategies.plan.problem import Problem, Training
-    from meshwise.strategies.schedules.schedule import SCHEDULES, Schedule
-    from meshwise.strategies.search import ALGORITHMS, SearchResult, Space, search
+    from meshwise.executor.capture.capture import capture as capture
+    from meshwise.executor.launch.run import Run as Run
+    from meshwise.executor.launch.run import execute as execute
+    from meshwise.scenarios.files.errors import Fault as Fault
+    from meshwise.scenarios.files.errors import ScenarioError as ScenarioError
+    from meshwise.scenarios.loader import load as load
+    from meshwise.scenarios.scenario import Scenario as Scenario
+    from meshwise.scenarios.simulation import Simulation as Simulation
+    from meshwise.simulator.catalog import accelerator as accelerator
+    from meshwise.simulator.catalog import cluster as cluster
+    from meshwise.simulator.engine import simulate as simulate
+    from meshwise.simulator.machine.accelerator import Accelerator as Accelerator
+    from meshwise.simulator.machine.cluster import Cluster as Cluster
+    from meshwise.simulator.machine.cluster import Node as Node
+    from meshwise.simulator.machine.host import Host as Host
+    from meshwise.simulator.machine.topology import Link as Link
+    from meshwise.simulator.models.model import build as build
+    from meshwise.simulator.models.transformer import Transformer as Transformer
+    from meshwise.simulator.operator_graph import OperatorGraph as OperatorGraph
+    from meshwise.simulator.timeline import Timeline as Timeline
+    from meshwise.strategies.lowering import lower as lower
+    from meshwise.strategies.plan.layout import Layout as Layout
+    from meshwise.strategies.plan.mesh import Mesh as Mesh
+    from meshwise.strategies.plan.plan import Plan as Plan
+    from meshwise.strategies.plan.problem import Problem as Problem
+    from meshwise.strategies.plan.problem import Training as Training
+    from meshwise.strategies.schedules.schedule import SCHEDULES as SCHEDULES
+    from meshwise.strategies.schedules.schedule import Schedule as Schedule
+    from meshwise.strategies.search import ALGORITHMS as ALGORITHMS
+    from meshwise.strategies.search import SearchResult as SearchResult
+    from meshwise.strategies.search import Space as Space
+    from meshwise.strategies.search import search as search
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "ALGORITHMS": "strategies.search",
+    "SCHEDULES": "strategies.schedules.schedule",
     "Accelerator": "simulator.machine.accelerator",
     "Cluster": "simulator.machine.cluster",
     "Fault": "scenarios.files.errors",
@@ -52,7 +62,6 @@ _HOMES = {
     "Plan": "strategies.plan.plan",
     "Problem": "strategies.plan.problem",
     "Run": "executor.launch.run",
-    "SCHEDULES": "strategies.schedules.schedule",
     "Scenario": "scenarios.scenario",
     "ScenarioError": "scenarios.files.errors",
     "Schedule": "strategies.schedules.schedule",
@@ -73,40 +82,7 @@ _HOMES = {
     "simulate": "simulator.engine",
 }
 
-__all__ = [
-    "ALGORITHMS",
-    "SCHEDULES",
-    "Accelerator",
-    "Cluster",
-    "Fault",
-    "Host",
-    "Layout",
-    "Link",
-    "Mesh",
-    "Node",
-    "OperatorGraph",
-    "Plan",
-    "Problem",
-    "Run",
-    "Scenario",
-    "ScenarioError",
-    "Schedule",
-    "SearchResult",
-    "Simulation",
-    "Space",
-    "Timeline",
-    "Training",
-    "Transformer",
-    "accelerator",
-    "build",
-    "capture",
-    "cluster",
-    "execute",
-    "load",
-    "lower",
-    "search",
-    "simulate",
-]
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

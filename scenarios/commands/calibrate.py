@@ -26,7 +26,8 @@ from meshwise.scenarios.commands.options import Json
 from meshwise.scenarios.console import Ticker, emit, note, print_table
 from meshwise.scenarios.files.reader import dump_yaml
 from meshwise.scenarios.files.results import check_output, write
-from meshwise.scenarios.inputs.cluster_file import build_cluster_document, write_cluster
+from meshwise.scenarios.inputs.cluster_document import build_cluster_document
+from meshwise.scenarios.inputs.cluster_file import write_cluster
 from meshwise.simulator.calibration.collective_report import report as page
 from meshwise.simulator.calibration.link_fits import to_json_text as dump_links
 from meshwise.simulator.units import format_count

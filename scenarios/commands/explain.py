@@ -17,7 +17,7 @@ from meshwise.scenarios.commands.loading import describe_pricing, load_scenario,
 from meshwise.scenarios.commands.options import Brave, ClusterFile, Json, ScenarioName, SearchTarget
 from meshwise.scenarios.commands.page import PageFile, check_page, write_page
 from meshwise.scenarios.console import FAILED, NOTHING_FITS, Ticker, emit, list_remarks, note, print_rows
-from meshwise.scenarios.explanation import Question, explain_plan, parse_question
+from meshwise.scenarios.explanation import Explanation, Question, parse_question
 from meshwise.scenarios.files.results import check_output
 from meshwise.scenarios.fitting import NothingFits
 from meshwise.strategies.plan.plan import Plan
@@ -72,9 +72,8 @@ def explain(
     try:
         stated_plan = value.plan if plan is not None else None
         with _time_limit(seconds):
-            for name, section in explain_plan(
-                value, stated_plan, question, lambda: end - time.process_time(), report_part
-            ):
+            explanation = Explanation(value, question, lambda: end - time.process_time(), report_part)
+            for name, section in explanation.list_sections(stated_plan):
                 document[name] = section
     except KeyboardInterrupt:
         interrupted = True

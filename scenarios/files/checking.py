@@ -18,12 +18,9 @@ _TYPE_WORDS = {
     "float_type": "a number",
     "bool_type": "true or false",
     "string_type": "text",
-    "list_type": "a list",
-    "tuple_type": "a list",
-    "dict_type": "a mapping",
-    "model_type": "a mapping",
-    "model_attributes_type": "a mapping",
     "finite_number": "a finite number",
+    **dict.fromkeys(("list_type", "tuple_type"), "a list"),
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "a mapping"),
 }
 _LIMITS = {
     "greater_than_equal": ("at least", "ge"),
@@ -31,16 +28,7 @@ _LIMITS = {
     "less_than_equal": ("at most", "le"),
     "less_than": ("less than", "lt"),
 }
-_TRUTH_WORDS = {
-    "yes": "true",
-    "on": "true",
-    "y": "true",
-    "1": "true",
-    "no": "false",
-    "off": "false",
-    "n": "false",
-    "0": "false",
-}
+_TRUTH_WORDS = dict.fromkeys(("yes", "on", "y", "1"), "true") | dict.fromkeys(("no", "off", "n", "0"), "false")
 
 
 def check_table(model: type[M], document: Document) -> tuple[M | None, list[Fault]]:
@@ -152,6 +140,8 @@ def _find_model(model: type[BaseModel], location: tuple[int | str, ...]) -> type
 
 def _has_tag(model: type[BaseModel], tag: str) -> bool:
     name = tag.strip("<>")
+    if "kind" in model.model_fields:
+        return name in get_args(model.model_fields["kind"].annotation)
     return (
         name in model.model_fields if name != "written" else not {"preset", "file", "version"} & set(model.model_fields)
     )

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
@@ -112,23 +112,10 @@ Bandwidth = Annotated[float, Quantity(Dimension.BANDWIDTH)]
 ComputeRate = Annotated[float, Quantity(Dimension.COMPUTE_RATE)]
 
 
-@dataclass(frozen=True)
-class NeutralField:
-    """Marks a field that allows only its neutral ``value`` in this version."""
+def tag_by_key(*keys: str) -> Discriminator:
+    """Return what tells tables of a union apart by their tags: the first of ``keys`` in a mapping, else "<written>"."""
 
-    name: str
-    value: Any
+    def choose(value: Any) -> str:
+        return next((f"<{key}>" for key in keys if isinstance(value, dict) and key in value), "<written>")
 
-    def check(self, value: Any) -> Any:
-        """Return ``value`` if it is the neutral one; else raise ``ValueError``."""
-        neutral = "left out" if self.value is None else format_value(self.value)
-        same_kind = isinstance(value, bool) == isinstance(self.value, bool)
-        if value != self.value or not same_kind:
-            raise ValueError(f"not supported yet: {self.name} is {neutral}, met {format_value(value)}")
-        return value
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(self.check)
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return {"const": self.value}
+    return Discriminator(choose)

@@ -1,41 +1,111 @@
-"""From a `Cluster` to the data of a cluster file, with exact figures and units."""
+"""Parts of a cluster from the tables of a cluster file, and back to their data, with exact figures and units.
+
+A part and its table have fields of the same names, and a table says how its fields are written; a part's ``link`` is
+written as fields of the part itself.
+"""
 
 import math
 from collections.abc import Iterator
 from dataclasses import fields
-from typing import Any
+from enum import StrEnum
+from functools import cache
+from typing import Any, get_args, get_origin
 
+from meshwise.scenarios.files.fields import Quantity, Table
+from meshwise.scenarios.schema import cluster as schema
 from meshwise.simulator import units
-from meshwise.simulator.collective import CollectiveCurve
+from meshwise.simulator.collective import Collective, CollectiveCurve
+from meshwise.simulator.machine import topology
 from meshwise.simulator.machine.accelerator import Accelerator
-from meshwise.simulator.machine.cluster import FULL_BISECTION, LOSSLESS, Cluster, CommunicationLibrary, Node, Tenant
-from meshwise.simulator.machine.host import Host
+from meshwise.simulator.machine.cluster import Cluster, CommunicationLibrary, Node, Protocol, Tenant
+from meshwise.simulator.machine.host import Host, Pcie
 from meshwise.simulator.machine.kernels import AttentionModel, MatmulModel
-from meshwise.simulator.machine.topology import (
-    Crossbar,
-    Dragonfly,
-    Fabric,
-    FatTree,
-    Graph,
-    LeafSpine,
-    Link,
-    Mesh,
-    NodeNetwork,
-    PcieTree,
-    Switch,
-    Torus,
-)
 from meshwise.simulator.units import Dimension
 
 Data = dict[str, Any]
 
+_PARTS: dict[type[Table], type] = {
+    schema.LinkTable: topology.Link,
+    schema.RingNetwork: topology.Ring,
+    schema.SwitchNetwork: topology.Switch,
+    schema.MeshNetwork: topology.Mesh,
+    schema.PcieNetwork: topology.PcieTree,
+    schema.CrossbarFabric: topology.Crossbar,
+    schema.LeafSpineFabric: topology.LeafSpine,
+    schema.FatTreeFabric: topology.FatTree,
+    schema.DragonflyFabric: topology.Dragonfly,
+    schema.TorusFabric: topology.Torus,
+    schema.GraphFabric: topology.Graph,
+    schema.MatmulTable: MatmulModel,
+    schema.AttentionTable: AttentionModel,
+    schema.AcceleratorTable: Accelerator,
+    schema.HostTable: Host,
+    schema.PcieTable: Pcie,
+    schema.ProtocolTable: Protocol,
+    schema.LibraryTable: CommunicationLibrary,
+    schema.TenantTable: Tenant,
+    schema.CurveTable: CollectiveCurve,
+}
+_TABLES = {part: table for table, part in _PARTS.items()}
+_KEYS = {"peak_flops": "peak"}
+"""Names in files of the fields that parts call otherwise."""
+
+
+def build_part(table: Table) -> Any:
+    """Return the part of a cluster that a table describes; ``ValueError`` where its figures contradict each other."""
+    return _PARTS[type(table)](**build_fields(table))
+
+
+def build_fields(table: Table) -> Data:
+    """Return the fields of the part that a table describes; those without a figure are left to their defaults."""
+    values = {field.name: _build_field(table, field.name) for field in fields(_PARTS[type(table)])}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _build_field(table: Table, name: str) -> Any:
+    if name == "link":
+        assert isinstance(table, schema.LinkTable)  # tables of parts with a link extend its table
+        return build_link(table)
+    if isinstance(table, schema.GraphFabric):
+        return tuple(_list_edges(table))
+    value = getattr(table, _KEYS.get(name, name))
+    return Collective(value) if name == "collective" else _freeze(value)
+
+
+def _freeze(value: Any) -> Any:
+    """Return a value of a table as parts have it: tuples of parts in the place of lists of tables, pairs for keys."""
+    if isinstance(value, Table):
+        return build_part(value)
+    if isinstance(value, dict):
+        return tuple(value.items())
+    return tuple(map(_freeze, value)) if isinstance(value, list | tuple) else value
+
+
+def build_link(table: "schema.LinkTable") -> topology.Link:
+    """Return the link of a table, which may have more fields than those of a link."""
+    return topology.Link(table.latency, table.bandwidth, table.launch)
+
+
+def _list_edges(table: "schema.GraphFabric") -> Iterator[tuple[str, str, topology.Link]]:
+    for edge in table.edges:
+        ends: Data = dict(edge)
+        link = build_link(edge)
+        yield ends["from"], ends["to"], link
+        if ends["both"]:
+            yield ends["to"], ends["from"], link
+
 
 def build_cluster_document(cluster: Cluster) -> Data:
     """Return ``cluster`` as the data of a cluster file; most values that equal their defaults are left out."""
+    conditions = {
+        field.name: _dump_field(schema.ConditionsTable, field.name, getattr(cluster, field.name))
+        for field in fields(cluster)
+        if field.name in schema.ConditionsTable.model_fields and getattr(cluster, field.name) != field.default
+    }
     return {
         "name": cluster.name,
         **_dump_nodes(cluster),
-        **_dump_conditions(cluster),
+        **conditions,
         "collectives": [_dump_curve(curve) for curve in cluster.collectives],
         **({"estimated": list(cluster.estimated)} if cluster.estimated else {}),
     }
@@ -43,168 +113,93 @@ def build_cluster_document(cluster: Cluster) -> Data:
 
 def _dump_nodes(cluster: Cluster) -> Data:
     if len(cluster.nodes) > 1:
-        counts = ("devices", "hosts", "nics")
-        return {"node_types": [{"count": count, **_dump_node(node, counts)} for node, count in cluster.nodes]}
+        return {"node_types": [{"count": count, **_dump_node(node)} for node, count in cluster.nodes]}
     node, count = cluster.nodes[0]
-    return {"nodes": count, **_dump_node(node, ("devices_per_node", "hosts_per_node", "nics_per_node"))}
+    return {"nodes": count, **_dump_node(node, "_per_node")}
 
 
-def _dump_node(node: Node, counts: tuple[str, str, str]) -> Data:
-    devices, hosts, nics = counts
+def _dump_node(node: Node, suffix: str = "") -> Data:
     return {
-        devices: node.devices,
-        **({hosts: node.hosts} if node.hosts > 1 else {}),
-        nics: node.nics,
+        f"devices{suffix}": node.devices,
+        **({f"hosts{suffix}": node.hosts} if node.hosts > 1 else {}),
+        f"nics{suffix}": node.nics,
         "accelerator": _dump_accelerator(node.accelerator),
         "host": _dump_host(node.host),
-        "intra_node": _dump_network(node.network),
-        "inter_node": _dump_link(node.nic),
+        "intra_node": _dump_part(node.network),
+        "inter_node": _dump_part(node.nic),
     }
 
 
 def _dump_accelerator(device: Accelerator) -> Data:
-    return {
-        "name": device.name,
-        "peak": {dtype: format_exact(rate, Dimension.COMPUTE_RATE) for dtype, rate in device.peak_flops},
-        "memory": format_exact(device.memory, Dimension.SIZE),
-        "memory_bandwidth": format_exact(device.memory_bandwidth, Dimension.BANDWIDTH),
-        "launch": format_exact(device.launch, Dimension.TIME),
-        "reserved": format_exact(device.reserved, Dimension.SIZE),
-        "matmul": _dump_matmul(device.matmul),
-        "attention": _dump_attention(device.attention),
-        "sustained": device.sustained,
-        "kernel_bandwidth": dict(device.kernel_bandwidth),
-        "kernel_bandwidth_default": device.kernel_bandwidth_default,
-        "sharded_launch": format_exact(device.sharded_launch, Dimension.TIME),
-        "unit_launch": format_exact(device.unit_launch, Dimension.TIME),
-        "recompute_launch": format_exact(device.recompute_launch, Dimension.TIME),
-        "optimizer_launch": format_exact(device.optimizer_launch, Dimension.TIME),
-        "computes_collectives": device.computes_collectives,
-    }
-
-
-def _dump_matmul(model: MatmulModel) -> Data:
-    field_names = ("fraction", "half_k", "edge", "units", "waves", "data_gradient", "weight_gradient", "batched")
-    return {
-        **{name: getattr(model, name) for name in field_names},
-        "product_launch": format_exact(model.product_launch, Dimension.TIME),
-        "tiles": [list(tile) for tile in model.tiles],
-        **({"sharpness": model.sharpness} if math.isfinite(model.sharpness) else {}),
-        "fractions": dict(model.fractions),
-    }
-
-
-def _dump_attention(model: AttentionModel) -> Data:
-    data = {field.name: getattr(model, field.name) for field in fields(AttentionModel)}
-    return data | {"launch": format_exact(model.launch, Dimension.TIME)}
+    data = _dump_part(device)
+    matmul = data["matmul"]
+    for name in ("tiles", "sharpness", "fractions"):  # the last ones in a file
+        if name in matmul:
+            matmul[name] = matmul.pop(name)
+    return {name: data[name] for name in schema.AcceleratorTable.model_fields if name in data}
 
 
 def _dump_host(host: Host) -> Data:
-    data: Data = {"name": host.name, "memory": format_exact(host.memory, Dimension.SIZE)}
-    if math.isfinite(host.memory_bandwidth):
-        data["memory_bandwidth"] = format_exact(host.memory_bandwidth, Dimension.BANDWIDTH)
-    data["cores"] = host.cores
-    if host.launch:
-        data["launch"] = format_exact(host.launch, Dimension.TIME)
-    if host.numa_nodes > 1:
-        data["numa_nodes"] = host.numa_nodes
-    if host.pcie is not None:
-        data["pcie"] = {**_dump_link(host.pcie.link), "devices_per_switch": host.pcie.devices_per_switch}
+    data = _dump_part(host)
+    optional = {field.name for field in fields(host) if getattr(host, field.name) == field.default} - {"cores"}
+    return {name: value for name, value in data.items() if name not in optional}
+
+
+def _dump_part(part: Any) -> Data:
+    """Return a part as the data of its table, in which a figure without a limit is left out."""
+    table = _TABLES[type(part)]
+    data: Data = {"kind": get_args(table.model_fields["kind"].annotation)[0]} if "kind" in table.model_fields else {}
+    for name in (field.name for field in fields(part)):
+        value = getattr(part, name)
+        if name == "link":
+            data |= _dump_part(value)
+        elif value not in (None, math.inf):
+            data[_KEYS.get(name, name)] = _dump_field(table, name, value)
     return data
 
 
-def _dump_link(link: Link) -> Data:
-    return {
-        "latency": format_exact(link.latency, Dimension.TIME),
-        "bandwidth": format_exact(link.bandwidth, Dimension.BANDWIDTH),
-        "launch": format_exact(link.launch, Dimension.TIME),
-    }
+def _dump_field(table: type[Table], name: str, value: Any) -> Any:
+    if isinstance(value, topology.Graph):
+        return {"kind": "graph", "edges": list(_dump_edges(value))}
+    is_mapping, dimension = _find_format(table, _KEYS.get(name, name))
+    return {str(key): _thaw(item, dimension) for key, item in value} if is_mapping else _thaw(value, dimension)
 
 
-def _dump_network(network: NodeNetwork) -> Data:
-    link = _dump_link(network.link)
-    if isinstance(network, Switch):
-        return {"kind": "switch", **link, "reduces": network.reduces}
-    if isinstance(network, Mesh):
-        return {"kind": "mesh", **link, "pairs": [list(pair) for pair in network.pairs]}
-    if isinstance(network, PcieTree):
-        switches = {name: getattr(network, name) for name in ("devices_per_switch", "switches_per_socket")}
-        return {"kind": "pcie", **link, **switches, "socket": _dump_link(network.socket)}
-    return {"kind": "ring", **link}
+def _thaw(value: Any, dimension: Dimension | None) -> Any:
+    """Return a value of a part as data; ``dimension`` is that of its numbers."""
+    if isinstance(value, tuple):
+        return [_thaw(item, dimension) for item in value]
+    if type(value) in _TABLES:
+        return _dump_part(value)
+    if dimension is not None:
+        return format_exact(value, dimension)
+    return str(value) if isinstance(value, StrEnum) else value
 
 
-def _dump_conditions(cluster: Cluster) -> Data:
-    data: Data = {} if cluster.fabric == FULL_BISECTION else {"fabric": _dump_fabric(cluster.fabric)}
-    if cluster.speeds:
-        data["speeds"] = {str(device): factor for device, factor in cluster.speeds}
-    if cluster.link_speeds:
-        data["link_speeds"] = dict(cluster.link_speeds)
-    if cluster.algorithms:
-        data["algorithms"] = {str(collective): str(algorithm) for collective, algorithm in cluster.algorithms}
-    if cluster.tenants:
-        data["tenants"] = [_dump_tenant(tenant) for tenant in cluster.tenants]
-    if cluster.overlap_slowdown != 1.0:
-        data["overlap_slowdown"] = cluster.overlap_slowdown
-    if cluster.library != LOSSLESS:
-        data["library"] = _dump_library(cluster.library)
-    return data
+@cache
+def _find_format(table: type[Table], name: str) -> tuple[bool, Dimension | None]:
+    """Return whether a field of a table is a mapping, and the dimension of its quantities; None where it has none."""
+    annotations = list(_walk_annotation(table.model_fields[name].rebuild_annotation()))
+    dimensions = (mark.dimension for mark in annotations if isinstance(mark, Quantity))
+    return any(get_origin(part) is dict for part in annotations), next(dimensions, None)
 
 
-def _dump_library(library: CommunicationLibrary) -> Data:
-    protocols = [
-        {field.name: getattr(protocol, field.name) for field in fields(protocol)} for protocol in library.protocols
-    ]
-    return {
-        "protocols": protocols,
-        "own": library.own,
-        "reduction": library.reduction,
-        "reduction_launch": format_exact(library.reduction_launch, Dimension.TIME),
-    }
+def _walk_annotation(annotation: Any) -> Iterator[Any]:
+    """Yield an annotation and all that it consists of."""
+    yield annotation
+    for argument in get_args(annotation):
+        yield from _walk_annotation(argument)
 
 
-_FABRICS = {
-    Crossbar: "crossbar",
-    LeafSpine: "leaf_spine",
-    FatTree: "fat_tree",
-    Dragonfly: "dragonfly",
-    Torus: "torus",
-    Graph: "graph",
-}
-
-
-def _dump_fabric(fabric: Fabric) -> Data:
-    kind = {"kind": _FABRICS[type(fabric)]}
-    if isinstance(fabric, Torus):
-        return {**kind, "shape": list(fabric.shape), **_dump_link(fabric.link), "wraparound": fabric.wraparound}
-    if isinstance(fabric, Graph):
-        return {**kind, "edges": list(_list_edges(fabric))}
-    values = {field.name: getattr(fabric, field.name) for field in fields(fabric)}
-    if isinstance(fabric, LeafSpine | FatTree):
-        values["hop"] = format_exact(fabric.hop, Dimension.TIME)
-    links = {name: _dump_link(value) for name, value in values.items() if isinstance(value, Link)}
-    return {**kind, **values, **links}
-
-
-def _list_edges(graph: Graph) -> Iterator[Data]:
-    """Yield the edges of a graph; an edge that is followed by its reverse is written once, with ``has_reverse``."""
+def _dump_edges(graph: topology.Graph) -> Iterator[Data]:
+    """Yield the edges of a graph; an edge that is followed by its reverse is written once, with ``both``."""
     has_reverse = False
     for (start, end, link), following in zip(graph.edges, (*graph.edges[1:], None), strict=True):
         if has_reverse:  # this edge is the reverse of the one before
             has_reverse = False
             continue
         has_reverse = following == (end, start, link)
-        yield {"from": start, "to": end, **_dump_link(link), **({"both": True} if has_reverse else {})}
-
-
-def _dump_tenant(tenant: Tenant) -> Data:
-    return {
-        "name": tenant.name,
-        "devices": list(tenant.devices),
-        "collective": str(tenant.collective),
-        "size": format_exact(tenant.size, Dimension.SIZE),
-        "period": format_exact(tenant.period, Dimension.TIME),
-        "start": format_exact(tenant.start, Dimension.TIME),
-    }
+        yield {"from": start, "to": end, **_dump_part(link), **({"both": True} if has_reverse else {})}
 
 
 def _dump_curve(curve: CollectiveCurve) -> Data:

@@ -5,42 +5,27 @@ names, else the median of the accelerators and links that the catalogue has time
 (`meshwise.simulator.catalog.typical`), and the result says so.
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from meshwise.scenarios.files.checking import check_table
 from meshwise.scenarios.files.errors import ScenarioError
+from meshwise.scenarios.files.fields import Table
 from meshwise.scenarios.files.reader import Document, FieldPath, dump_yaml, read_document
 from meshwise.scenarios.files.results import write
-from meshwise.scenarios.inputs.cluster_document import build_cluster_document, format_exact
+from meshwise.scenarios.inputs.cluster_document import build_cluster_document, build_fields, build_link, build_part
 from meshwise.scenarios.schema.cluster import (
     MAX_DEVICES,
     AcceleratorTable,
-    AttentionTable,
     ClusterTable,
     ConditionsTable,
-    CrossbarFabric,
-    DragonflyFabric,
-    FabricTable,
-    FatTreeFabric,
-    GraphFabric,
-    HostTable,
-    LeafSpineFabric,
-    LibraryTable,
     LinkTable,
-    MatmulTable,
-    MeshNetwork,
     MixedClusterTable,
-    NodeNetworkTable,
     NodeTypeTable,
-    PcieNetwork,
-    RingNetwork,
-    TorusFabric,
 )
 from meshwise.simulator.catalog import accelerator, describe_estimates
 from meshwise.simulator.catalog.typical import (
@@ -50,44 +35,25 @@ from meshwise.simulator.catalog.typical import (
     typical_efficiency,
     typical_link,
 )
-from meshwise.simulator.collective import Algorithm, Collective, CollectiveCurve
+from meshwise.simulator.collective import Algorithm, Collective
 from meshwise.simulator.machine.accelerator import Accelerator
-from meshwise.simulator.machine.cluster import FULL_BISECTION, Cluster, CommunicationLibrary, Node, Protocol, Tenant
-from meshwise.simulator.machine.host import Host, Pcie
-from meshwise.simulator.machine.kernels import AttentionModel, MatmulModel
-from meshwise.simulator.machine.topology import (
-    Crossbar,
-    Dragonfly,
-    Fabric,
-    FatTree,
-    Graph,
-    LeafSpine,
-    Link,
-    Mesh,
-    NodeNetwork,
-    PcieTree,
-    Ring,
-    Switch,
-    Torus,
-)
+from meshwise.simulator.machine.cluster import FULL_BISECTION, Cluster, Node
+from meshwise.simulator.machine.topology import Graph, Link, Mesh, PcieTree
 
 _DELAYS = ("latency", "launch")
-N = TypeVar("N", bound=NodeNetwork)
 
 
-def build_efficiency(table: AcceleratorTable) -> Efficiency:
-    """Return the efficiency of an accelerator that is written out: its figures, else those of ``like`` or medians."""
-    base = _find_base_efficiency(table)
-    matmul = _build_matmul(table.matmul) if "matmul" in table.model_fields_set else base.matmul
-    attention = AttentionModel(**table.attention.model_dump())
-    base_bandwidth = () if "kernel_bandwidth_default" in table.model_fields_set else base.kernel_bandwidth
-    return Efficiency(
-        launch=table.launch if "launch" in table.model_fields_set else base.launch,
-        matmul=matmul,
-        attention=attention if "attention" in table.model_fields_set else base.scale_attention(matmul),
-        sustained=table.sustained if "sustained" in table.model_fields_set else base.sustained,
-        kernel_bandwidth=tuple((dict(base_bandwidth) | table.kernel_bandwidth).items()),
-    )
+def _build_accelerator(table: AcceleratorTable) -> Accelerator:
+    """Return an accelerator of the catalogue or one written out, whose unstated figures are ``like``'s or medians."""
+    if table.preset is not None:
+        return accelerator(table.preset)
+    base, stated_names, values = _find_base_efficiency(table), table.model_fields_set, build_fields(table)
+    values |= {name: getattr(base, name) for name in ("launch", "matmul", "sustained") if name not in stated_names}
+    if "attention" not in stated_names:
+        values["attention"] = base.scale_attention(values["matmul"])
+    if "kernel_bandwidth_default" not in stated_names:
+        values["kernel_bandwidth"] = tuple((dict(base.kernel_bandwidth) | table.kernel_bandwidth).items())
+    return Accelerator(**values)
 
 
 def _find_base_efficiency(table: AcceleratorTable) -> Efficiency:
@@ -109,36 +75,22 @@ _OPTIONAL_FIGURES = frozenset({"sharpness", "fractions"})
 """Figures that refine others of their table: to leave them out makes nothing ideal."""
 
 
-def _list_ideal(table: AcceleratorTable) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _list_ideal(table: AcceleratorTable) -> Iterator[tuple[str, list[str]]]:
     """Yield the tables of efficiency that are stated in part, with the figures that they leave out, taken as ideal.
 
     An empty table means ideal on purpose.
     """
-    for name in ("matmul", "attention"):
-        part: MatmulTable | AttentionTable = getattr(table, name)
-        if part.model_fields_set:
-            missing_fields = (
-                field for field in type(part).model_fields if field not in part.model_fields_set | _OPTIONAL_FIGURES
-            )
-            if names := tuple(missing_fields):
-                yield name, names
+    for name, part in (("matmul", table.matmul), ("attention", table.attention)):
+        stated_names = part.model_fields_set
+        missing_names = [field for field in type(part).model_fields if field not in stated_names | _OPTIONAL_FIGURES]
+        if stated_names and missing_names:
+            yield name, missing_names
 
 
-def _build_matmul(table: MatmulTable) -> MatmulModel:
-    values = {name: getattr(table, name) for name in MatmulTable.model_fields}
-    sharpness = math.inf if table.sharpness is None else table.sharpness
-    return MatmulModel(**values | {"sharpness": sharpness, "fractions": tuple(table.fractions.items())})
-
-
-def fill_link_delays(table: LinkTable, link: Link, *, is_inside: bool) -> Link:
+def _fill_delays(table: LinkTable, link: Link, *, is_inside: bool) -> Link:
     """Return a link in which latency and launch are those of timed links where its table states none."""
     timed_link = typical_link(inside=is_inside)
     return replace(link, **{name: getattr(timed_link, name) for name in _DELAYS if name not in table.model_fields_set})
-
-
-def fill_network_delays(table: LinkTable, network: N) -> N:
-    """Return a network inside a node whose link has the delays of timed links where its table states none."""
-    return replace(network, link=fill_link_delays(table, network.link, is_inside=True))
 
 
 def list_estimates(table: ClusterTable | MixedClusterTable) -> Iterator[str]:
@@ -150,7 +102,7 @@ def list_estimates(table: ClusterTable | MixedClusterTable) -> Iterator[str]:
             delays = [delay for delay in _DELAYS if delay not in link.model_fields_set]
             if delays:
                 yield (
-                    f"{name}: {_join_names(delays)} not stated, taken as the median of the catalogue's timed links; "
+                    f"{name}: {', '.join(delays)} not stated, taken as the median of the catalogue's timed links; "
                     "bandwidth taken as reached"
                 )
 
@@ -160,7 +112,7 @@ def _list_accelerator_estimates(table: AcceleratorTable) -> Iterator[str]:
         yield from describe_estimates(table.preset)
         return
     for name, missing_names in _list_ideal(table):
-        missing_text = f"{name} without {_join_names(missing_names)}"
+        missing_text = f"{name} without {', '.join(missing_names)}"
         yield f"{table.name}: {missing_text}, taken as ideal; left out as a whole it is typical"
     unstated_names = _list_unstated(table)
     if not unstated_names:
@@ -169,70 +121,16 @@ def _list_accelerator_estimates(table: AcceleratorTable) -> Iterator[str]:
     fraction = table.matmul.fraction if has_matmul else _find_base_efficiency(table).matmul.fraction
     reach_text = f"products reach {fraction:.2f} of the peak in a burst"
     if table.like is not None:
-        yield f"{table.name}: {_join_names(unstated_names)} not stated, taken from {table.like}; {reach_text}"
+        yield f"{table.name}: {', '.join(unstated_names)} not stated, taken from {table.like}; {reach_text}"
         return
     yield (
-        f"{table.name}: {_join_names(unstated_names)} not stated, taken as the median of the "
+        f"{table.name}: {', '.join(unstated_names)} not stated, taken as the median of the "
         f"{len(timed_accelerators())} accelerators with timed kernels; {reach_text}; like: NAME takes those of one"
     )
 
 
-def _join_names(names: list[str] | tuple[str, ...]) -> str:
-    return ", ".join(names)
-
-
 MAX_FULL_MESH = 256
 """Most devices of a full mesh; more would be millions of links."""
-
-
-def to_link(table: LinkTable) -> Link:
-    """Return the link of a table."""
-    return Link(table.latency, table.bandwidth, table.launch)
-
-
-def to_network(table: NodeNetworkTable, devices: int) -> NodeNetwork:
-    """Return the network inside a node of so many devices; ``ValueError`` where it does not reach all of them."""
-    link = to_link(table)
-    if isinstance(table, RingNetwork):
-        return Ring(link)
-    if isinstance(table, PcieNetwork):
-        return PcieTree(link, table.devices_per_switch, table.switches_per_socket, to_link(table.socket))
-    if isinstance(table, MeshNetwork):
-        mesh = Mesh(link, tuple(table.pairs))
-        check_mesh(mesh, devices)
-        return mesh
-    return Switch(link, table.reduces)
-
-
-def to_fabric(table: FabricTable, devices: int) -> Fabric:
-    """Return the fabric of a table; ``ValueError`` where its devices do not all reach each other."""
-    if isinstance(table, CrossbarFabric):
-        return Crossbar()
-    if isinstance(table, LeafSpineFabric):
-        return LeafSpine(**_list_fields(table))
-    if isinstance(table, FatTreeFabric):
-        return FatTree(**_list_fields(table))
-    if isinstance(table, DragonflyFabric):
-        links = {"local": to_link(table.local), "group_link": to_link(table.group_link)}
-        return Dragonfly(**_list_fields(table) | links)
-    if isinstance(table, TorusFabric):
-        return Torus(tuple(table.shape), to_link(table), table.wraparound)
-    graph = Graph(tuple(_list_edges(table)))
-    _check_graph(graph, devices)
-    return graph
-
-
-def _list_fields(table: Any) -> dict[str, Any]:
-    return {name: value for name, value in table if name != "kind"}
-
-
-def _list_edges(table: GraphFabric) -> Iterator[tuple[str, str, Link]]:
-    for edge in table.edges:
-        ends: dict[str, Any] = dict(edge)
-        link = to_link(edge)
-        yield ends["from"], ends["to"], link
-        if ends["both"]:
-            yield ends["to"], ends["from"], link
 
 
 def check_mesh(mesh: Mesh, devices: int) -> None:
@@ -268,23 +166,11 @@ def _find_unreached(edges: Iterable[tuple[Any, Any]], vertices: Iterable[Any]) -
     for start, end in edges:
         successors[start].append(end)
     vertices = list(vertices)
-    reached_vertices, frontier = {vertices[0]}, [vertices[0]]
+    reached_vertices, frontier = {vertices[0]}, {vertices[0]}
     while frontier:
-        frontier = [end for start in frontier for end in successors[start] if end not in reached_vertices]
-        frontier = list(dict.fromkeys(frontier))
-        reached_vertices.update(frontier)
+        frontier = {end for start in frontier for end in successors[start]} - reached_vertices
+        reached_vertices |= frontier
     return next((vertex for vertex in vertices if vertex not in reached_vertices), None)
-
-
-__all__ = [
-    "FieldError",
-    "build_cluster",
-    "build_cluster_document",
-    "format_exact",
-    "load_cluster",
-    "to_cluster",
-    "write_cluster",
-]
 
 
 class FieldError(ValueError):
@@ -335,11 +221,11 @@ def to_cluster(table: ClusterTable | MixedClusterTable) -> Cluster:
         nodes = []
         for index, kind in enumerate(table.node_types):
             with _locate_errors("node_types", index):
-                nodes.append((_build_node(kind, kind.devices, kind.nics, {"hosts": kind.hosts}), kind.count))
+                nodes.append((_build_node(kind), kind.count))
     else:
-        hosts = {"hosts_per_node": table.hosts_per_node}
-        nodes = [(_build_node(table, table.devices_per_node, table.nics_per_node, hosts), table.nodes)]
-    curves, guesses = tuple(_list_curves(table)), tuple(dict.fromkeys((*table.estimated, *list_estimates(table))))
+        nodes = [(_build_node(table, "_per_node"), table.nodes)]
+    curves = tuple(_build_parts(table.collectives, "collectives"))
+    guesses = tuple(dict.fromkeys((*table.estimated, *list_estimates(table))))
     return with_conditions(Cluster(table.name, tuple(nodes), collectives=curves, estimated=guesses), table)
 
 
@@ -356,8 +242,11 @@ def with_conditions(cluster: Cluster, table: ConditionsTable) -> Cluster:
             raise ValueError(f"nodes * devices_per_node are at most {MAX_DEVICES} devices, met {cluster.num_devices}")
     if table.fabric is not None:
         with _locate_errors("fabric"):
-            cluster = replace(cluster, fabric=to_fabric(table.fabric, cluster.num_devices))
-            if isinstance(cluster.fabric, Graph):  # without speeds: their faults are reported at link_speeds below
+            fabric = build_part(table.fabric)
+            if isinstance(fabric, Graph):
+                _check_graph(fabric, cluster.num_devices)
+            cluster = replace(cluster, fabric=fabric)
+            if isinstance(fabric, Graph):  # without speeds: their faults are reported at link_speeds below
                 _check_wiring(replace(cluster, link_speeds=()))
     with _locate_errors("speeds"):
         cluster = replace(cluster, speeds=tuple((dict(cluster.speeds) | table.speeds).items()))
@@ -366,14 +255,14 @@ def with_conditions(cluster: Cluster, table: ConditionsTable) -> Cluster:
         if cluster.link_speeds:
             _check_wiring(cluster)
     with _locate_errors("tenants"):
-        cluster = replace(cluster, tenants=(*cluster.tenants, *_list_tenants(table)))
+        cluster = replace(cluster, tenants=(*cluster.tenants, *_build_parts(table.tenants)))
     chosen_algorithms = {Collective(name): Algorithm(algorithm) for name, algorithm in table.algorithms.items()}
     has_slowdown = "overlap_slowdown" in table.model_fields_set
     return replace(
         cluster,
         algorithms=tuple((dict(cluster.algorithms) | chosen_algorithms).items()),
         overlap_slowdown=table.overlap_slowdown if has_slowdown else cluster.overlap_slowdown,
-        library=cluster.library if table.library is None else _build_library(table.library),
+        library=cluster.library if table.library is None else build_part(table.library),
     )
 
 
@@ -396,17 +285,21 @@ def resize_cluster(cluster: Cluster, nodes: int | None, devices_per_node: int | 
         return result
 
 
-def _build_node(table: ClusterTable | NodeTypeTable, devices: int, nics: int, hosts: dict[str, int]) -> Node:
+def _build_node(table: ClusterTable | NodeTypeTable, suffix: str = "") -> Node:
+    """Return the node of a table; ``suffix`` ends the names of the fields that count its parts."""
+    devices, nics, hosts = (getattr(table, f"{part}{suffix}") for part in ("devices", "nics", "hosts"))
     with _locate_errors("accelerator"):
         accelerator = _build_accelerator(table.accelerator)
     with _locate_errors("host"):
-        host = _build_host(table.host)
+        host = build_part(table.host)
     with _locate_errors("intra_node"):
-        network = fill_network_delays(table.intra_node, to_network(table.intra_node, devices))
-    (field, num_hosts), *_ = hosts.items()
-    with _locate_errors(field):
-        nic = fill_link_delays(table.inter_node, to_link(table.inter_node), is_inside=False)
-        node = Node(accelerator, host, devices, network, nics, nic, num_hosts)
+        network = build_part(table.intra_node)
+        if isinstance(network, Mesh):
+            check_mesh(network, devices)
+        network = replace(network, link=_fill_delays(table.intra_node, network.link, is_inside=True))
+    with _locate_errors(f"hosts{suffix}"):
+        nic = _fill_delays(table.inter_node, build_link(table.inter_node), is_inside=False)
+        node = Node(accelerator, host, devices, network, nics, nic, hosts)
     if isinstance(network, PcieTree):
         with _locate_errors("intra_node", "devices_per_switch"):
             _check_wiring(Cluster("node", ((node, 1),)))
@@ -420,56 +313,11 @@ def _check_wiring(cluster: Cluster) -> None:
     interconnect(cluster)
 
 
-def _build_accelerator(table: AcceleratorTable) -> Accelerator:
-    if table.preset is not None:
-        return accelerator(table.preset)
-    assert table.name and table.peak and table.memory and table.memory_bandwidth  # the schema asks for them
-    efficiency = build_efficiency(table)
-    return Accelerator(
-        name=table.name,
-        peak_flops=tuple(table.peak.items()),
-        memory=table.memory,
-        memory_bandwidth=table.memory_bandwidth,
-        **efficiency._asdict(),
-        kernel_bandwidth_default=table.kernel_bandwidth_default,
-        reserved=table.reserved,
-        sharded_launch=table.sharded_launch,
-        unit_launch=table.unit_launch,
-        recompute_launch=table.recompute_launch,
-        optimizer_launch=table.optimizer_launch,
-        computes_collectives=table.computes_collectives,
-    )
-
-
-def _build_host(table: HostTable) -> Host:
-    return Host(
-        name=table.name,
-        memory=table.memory,
-        memory_bandwidth=math.inf if table.memory_bandwidth is None else table.memory_bandwidth,
-        cores=table.cores,
-        launch=table.launch,
-        numa_nodes=table.numa_nodes,
-        pcie=None if table.pcie is None else Pcie(to_link(table.pcie), table.pcie.devices_per_switch),
-    )
-
-
-def _build_library(table: LibraryTable) -> CommunicationLibrary:
-    protocols = tuple(Protocol(**dict(protocol)) for protocol in table.protocols)
-    return CommunicationLibrary(protocols, table.own, table.reduction, table.reduction_launch)
-
-
-def _list_curves(table: ClusterTable | MixedClusterTable) -> Iterator[CollectiveCurve]:
-    for index, curve in enumerate(table.collectives):
-        with _locate_errors("collectives", index):
-            yield CollectiveCurve(Collective(curve.collective), curve.ranks, tuple(curve.points))
-
-
-def _list_tenants(table: ConditionsTable) -> Iterator[Tenant]:
-    for index, tenant in enumerate(table.tenants):
-        with _locate_errors(index):
-            fields: dict[str, Any] = dict(tenant)
-            devices, collective = tuple(tenant.devices), Collective(tenant.collective)
-            yield Tenant(**fields | {"devices": devices, "collective": collective})
+def _build_parts(tables: Iterable[Table], *path: str) -> Iterator[Any]:
+    """Yield the parts that a list of tables describes; an error is located at ``path`` and the table's index."""
+    for index, table in enumerate(tables):
+        with _locate_errors(*path, index):
+            yield build_part(table)
 
 
 def write_cluster(cluster: Cluster, path: str | Path, comment: str = "") -> None:

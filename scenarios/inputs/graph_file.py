@@ -11,6 +11,7 @@ from typing import Any
 
 from meshwise.scenarios.files.checking import check_table
 from meshwise.scenarios.files.errors import ScenarioError, suggest_nearest
+from meshwise.scenarios.files.fields import Table
 from meshwise.scenarios.files.reader import MAX_FAULTS, Document, FieldPath, read_document
 from meshwise.scenarios.schema.graph import VERSION, GraphBlockTable, GraphOperatorTable, GraphTable, GraphTensorTable
 from meshwise.simulator.brief import brief_repr
@@ -74,38 +75,25 @@ def build_graph(document: Document) -> GraphModel:
     messages = list(islice(_list_graph_messages(table), MAX_FAULTS))
     if messages:
         raise ScenarioError(tuple(document.fault(path, message) for path, message in messages))
-    tied = tuple(
-        ((parameter[0], parameter[1]), (tied_parameter[0], tied_parameter[1]))
-        for parameter, tied_parameter in table.tied
-    )
-    blocks = tuple(_build_block(block) for block in table.blocks)
+    tied = tuple(((block, name), (tied_block, tied_name)) for (block, name), (tied_block, tied_name) in table.tied)
+    blocks = tuple(map(_build_block, table.blocks))
     return GraphModel(OperatorGraph(table.name, blocks, table.sequence, tied), table.precision)
 
 
 def _build_block(table: GraphBlockTable) -> Block:
-    tensors = tuple(
-        Tensor(item.name, tuple(item.dims), tuple(item.shape), item.dtype, item.differentiable)
-        for item in table.tensors
-    )
-    operators = tuple(_build_operator(item) for item in table.operators)
-    return Block(table.name, operators, tensors, tuple(table.inputs), tuple(table.outputs), table.repeat, table.layer)
+    tensors = tuple(Tensor(**_freeze(tensor)) for tensor in table.tensors)
+    return Block(**_freeze(table) | {"tensors": tensors, "operators": tuple(map(_build_operator, table.operators))})
 
 
 def _build_operator(table: GraphOperatorTable) -> Operator:
-    return Operator(
-        table.name,
-        OperatorKind(table.kind),
-        tuple(zip(table.dims, table.sizes, strict=True)),
-        tuple(table.inputs),
-        tuple(table.outputs),
-        tuple(table.parameters),
-        tuple(table.reduced),
-        table.flops_per_point,
-        tuple(table.saved),
-        table.recompute_selectively,
-        table.executed_fraction,
-        uncut=tuple(table.uncut),
-    )
+    values = _freeze(table)
+    dims = tuple(zip(values["dims"], values.pop("sizes"), strict=True))
+    return Operator(**values | {"kind": OperatorKind(table.kind), "dims": dims})
+
+
+def _freeze(table: Table) -> dict[str, Any]:
+    """Return the fields of a table with tuples for its lists."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in table}
 
 
 def build_graph_document(graph: OperatorGraph) -> dict[str, Any]:
@@ -126,37 +114,23 @@ def build_graph_document(graph: OperatorGraph) -> dict[str, Any]:
 
 
 def _build_block_document(block: Block) -> dict[str, Any]:
-    return {
-        "name": block.name,
-        "repeat": block.repeat,
-        "layer": block.layer,
-        "inputs": list(block.inputs),
-        "outputs": list(block.outputs),
-        "tensors": [
-            {"name": item.name, "dims": list(item.dims), "shape": list(item.shape), "dtype": item.dtype}
-            | ({} if item.differentiable else {"differentiable": False})
-            for item in block.tensors
-        ],
-        "operators": [_build_operator_document(item) for item in block.operators],
-    }
+    tensors = [_thaw(GraphTensorTable, tensor) for tensor in block.tensors]
+    for tensor in tensors:
+        if tensor["differentiable"]:
+            del tensor["differentiable"]
+    operators = [_build_operator_document(operator) for operator in block.operators]
+    return _thaw(GraphBlockTable, block, tensors=tensors, operators=operators)
 
 
 def _build_operator_document(operator: Operator) -> dict[str, Any]:
-    return {
-        "name": operator.name,
-        "kind": operator.kind.value,
-        "dims": [dim for dim, _ in operator.dims],
-        "sizes": [size for _, size in operator.dims],
-        "inputs": list(operator.inputs),
-        "outputs": list(operator.outputs),
-        "parameters": list(operator.parameters),
-        "reduced": list(operator.reduced),
-        "uncut": list(operator.uncut),
-        "flops_per_point": operator.flops_per_point,
-        "saved": list(operator.saved),
-        "executed_fraction": operator.executed_fraction,
-        "recompute_selectively": operator.recompute_selectively,
-    }
+    dims, sizes = ([dim[part] for dim in operator.dims] for part in (0, 1))
+    return _thaw(GraphOperatorTable, operator, kind=operator.kind.value, dims=dims, sizes=sizes)
+
+
+def _thaw(model: type[Table], part: Any, **values: Any) -> dict[str, Any]:
+    """Return the fields of a table with the values of a part of a graph, but for ``values``; lists for its tuples."""
+    items = {name: values[name] if name in values else getattr(part, name) for name in model.model_fields}
+    return {name: list(item) if isinstance(item, tuple) else item for name, item in items.items()}
 
 
 def dump_graph(graph: OperatorGraph) -> str:
@@ -164,15 +138,13 @@ def dump_graph(graph: OperatorGraph) -> str:
     document = build_graph_document(graph)
     blocks = []
     for block in document.pop("blocks"):
-        lists = {name: ",\n".join(f"    {json.dumps(item)}" for item in block.pop(name)) for name in _LIST_KEYS}
+        names = ("tensors", "operators")
+        lists = {name: ",\n".join(f"    {json.dumps(item)}" for item in block.pop(name)) for name in names}
         block_fields = json.dumps(block)[:-1]
         list_text = ",\n".join(f'   "{name}": [\n{lines}\n   ]' for name, lines in lists.items())
         blocks.append(f"  {block_fields},\n{list_text}\n  }}")
     head = ",\n".join(f' "{name}": {json.dumps(value)}' for name, value in document.items())
     return "{\n" + head + ',\n "blocks": [\n' + ",\n".join(blocks) + "\n ]\n}\n"
-
-
-_LIST_KEYS = ("tensors", "operators")
 
 
 def _list_graph_messages(table: GraphTable) -> Iterator[Message]:

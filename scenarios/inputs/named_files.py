@@ -129,7 +129,6 @@ def _read_order(file: Path, document: Document, path: FieldPath) -> str:
         raise ScenarioError((fault,)) from None
     try:
         return str(from_csv(text))
-    except OrderError as error:
-        raise ScenarioError((Fault(str(file), error.rank + 1, 1, "schedule", str(error)),)) from None
     except ValueError as error:
-        raise ScenarioError((Fault(str(file), 1, 1, "schedule", str(error)),)) from None
+        line = error.rank + 1 if isinstance(error, OrderError) else 1
+        raise ScenarioError((Fault(str(file), line, 1, "schedule", str(error)),)) from None

@@ -9,7 +9,8 @@ a ratio is outside the range of the catalogue, and one figure times 1000, 1/1000
 figure gets a remark.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import is_dataclass
 from functools import lru_cache
 from math import log
@@ -18,7 +19,6 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from meshwise.scenarios.files.errors import Fault
-from meshwise.scenarios.files.fields import NeutralField
 from meshwise.scenarios.files.reader import Document, FieldPath
 from meshwise.scenarios.inputs.plan_table import build_layout
 from meshwise.scenarios.schema.cluster import (
@@ -47,11 +47,10 @@ _NEUTRAL_CHOICES = frozenset({"context", "expert", "tensor_rows", "offload"})
 def list_assumptions(table: ScenarioTable, spec: Model, plan: Any, cluster: Cluster) -> tuple[str, ...]:
     """Return a line for every default and catalogue figure that the results of a scenario rest on."""
     result = [*list_machine_assumptions(cluster, offloads=plan is not None and bool(plan.offload))]
-    if table.model.preset is not None:
-        result.append(f"model.preset {table.model.preset} means {_describe_fields(spec)}")
-    elif table.model.hf_config is not None:
-        result.append(f"model.hf_config {table.model.hf_config} means {_describe_fields(spec)}")
-    elif table.model.graph is not None:
+    for name in ("preset", "hf_config"):
+        if (source := getattr(table.model, name)) is not None:
+            result.append(f"model.{name} {source} means {_describe_fields(spec)}")
+    if table.model.graph is not None:
         result.append(f"model.graph {table.model.graph} means {spec.summary}, as captured")
     elif table.model.transformer is not None:
         transformer = table.model.transformer
@@ -63,11 +62,8 @@ def list_assumptions(table: ScenarioTable, spec: Model, plan: Any, cluster: Clus
     result += _list_defaults("training", table.training, {"gradient_precision": "same" if is_same else "fp32"})
     if isinstance(table.cluster, PresetCluster):
         result.append(f"cluster.preset {table.cluster.preset} has the figures of the catalogue")
-        assumed_fields = list_assumed_figures(table.cluster.preset)
-        result += [
-            f"cluster.preset {table.cluster.preset} assumes {field}: {reason}"
-            for field, reason in assumed_fields.items()
-        ]
+        for field, reason in list_assumed_figures(table.cluster.preset).items():
+            result.append(f"cluster.preset {table.cluster.preset} assumes {field}: {reason}")
     elif isinstance(table.cluster, FileCluster):
         result.append(f"cluster.file {table.cluster.file} has the figures of that file")
     if isinstance(plan, PlanTable):
@@ -107,16 +103,12 @@ def _describe_fields(spec: Any) -> str:
 
 
 def _list_defaults(section: str, table: BaseModel, derived: dict[str, Any] | None = None) -> list[str]:
-    """Return one line for each field with a default, except those whose default is None or neutral."""
-    lines = []
-    for name, info in type(table).model_fields.items():
-        neutral = any(isinstance(mark, NeutralField) for mark in info.metadata)
-        if name not in table.model_fields_set and not neutral:
-            value = (derived or {}).get(name, getattr(table, name))
-            if value is None:
-                continue
-            lines.append(f"{section}.{name} is {_format_field(value)} (default)")
-    return lines
+    """Return one line for each field with a default, except those whose default is None."""
+    defaults = {name: getattr(table, name) for name in type(table).model_fields if name not in table.model_fields_set}
+    values = {name: (derived or {}).get(name, value) for name, value in defaults.items()}
+    return [
+        f"{section}.{name} is {_format_field(value)} (default)" for name, value in values.items() if value is not None
+    ]
 
 
 def _format_field(value: Any) -> str:
@@ -155,14 +147,17 @@ class Slip(NamedTuple):
     message: str
 
 
+def _find_ranges(figures: Iterable[tuple[str, float]]) -> dict[str, tuple[float, float]]:
+    """Return by kind the lowest and highest figure."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for kind, value in figures:
+        values[kind].append(value)
+    return {kind: (min(members), max(members)) for kind, members in values.items()}
+
+
 @lru_cache(maxsize=1)
-def _find_catalogue_ranges() -> Mapping[str, tuple[float, float]]:
-    """Return by kind the lowest and highest rate in the catalogue."""
-    rates: dict[str, list[float]] = {}
-    for machine in _list_machines():
-        for rate in machine:
-            rates.setdefault(rate.kind, []).append(rate.value)
-    return {kind: (min(values), max(values)) for kind, values in rates.items()}
+def _find_catalogue_ranges() -> dict[str, tuple[float, float]]:
+    return _find_ranges((rate.kind, rate.value) for machine in _list_machines() for rate in machine)
 
 
 @lru_cache(maxsize=1)
@@ -188,12 +183,9 @@ def _list_memory_ratios(machine: Iterable[Rate]) -> Iterator[tuple[str, float]]:
 
 
 @lru_cache(maxsize=1)
-def _find_usual_ratios() -> Mapping[str, tuple[float, float]]:
-    ratios: dict[str, list[float]] = {}
-    for machine in _list_machines():
-        for kind, ratio in _list_memory_ratios(machine):
-            ratios.setdefault(kind, []).append(ratio)
-    return {kind: (min(values) / _SLACK, max(values) * _SLACK) for kind, values in ratios.items()}
+def _find_usual_ratios() -> dict[str, tuple[float, float]]:
+    ranges = _find_ranges(pair for machine in _list_machines() for pair in _list_memory_ratios(machine))
+    return {kind: (lowest / _SLACK, highest * _SLACK) for kind, (lowest, highest) in ranges.items()}
 
 
 def _is_plausible(machine: Iterable[Rate]) -> bool:

@@ -4,12 +4,12 @@ Every network and fabric has a ``kind``, and only the fields of that kind.
 """
 
 import re
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
-    BeforeValidator,
-    Discriminator,
     Field,
+    GetCoreSchemaHandler,
     PlainValidator,
     Strict,
     Tag,
@@ -17,6 +17,7 @@ from pydantic import (
     create_model,
     model_validator,
 )
+from pydantic_core import CoreSchema, core_schema
 
 from meshwise.scenarios.files.errors import format_value, suggest_nearest
 from meshwise.scenarios.files.fields import (
@@ -32,6 +33,7 @@ from meshwise.scenarios.files.fields import (
     Table,
     Text,
     Time,
+    tag_by_key,
 )
 from meshwise.simulator.catalog import accelerator_names
 from meshwise.simulator.collective import Algorithm, Collective
@@ -49,27 +51,31 @@ Place = Annotated[int, Count(MAX_DEVICES_PER_NODE - 1, minimum=0)]
 Pair = Annotated[tuple[Place, Place, Annotated[int, Count(1000)]], Strict(False)]
 
 
-def _build_shape_checks(tags: dict[str, str], default: str | None = None) -> tuple[BeforeValidator, Discriminator]:
-    """Return a validator that checks ``kind``, and a discriminator that chooses the table by the tag of its kind."""
+@dataclass(frozen=True)
+class ByKind:
+    """Marks a union of tables that ``kind`` tells apart; messages list the ``kinds`` in this order."""
 
-    def check(value: Any) -> Any:
-        kind = value.get("kind", default) if isinstance(value, dict) else default
-        if isinstance(value, dict) and not (isinstance(kind, str) and kind in tags):
-            raise ValueError(
-                f"kind is one of {', '.join(tags)}, met {format_value(kind)}{suggest_nearest(str(kind), tags)}"
-            )
+    kinds: tuple[str, ...]
+    default: str | None = None
+
+    def check(self, value: Any) -> Any:
+        """Return ``value``; raise ``ValueError`` where it is a mapping of none of the kinds."""
+        kind = self._find_kind(value)
+        if isinstance(value, dict) and not (isinstance(kind, str) and kind in self.kinds):
+            nearest_text = suggest_nearest(str(kind), self.kinds)
+            raise ValueError(f"kind is one of {', '.join(self.kinds)}, met {format_value(kind)}{nearest_text}")
         return value
 
-    def choose(value: Any) -> str:
-        kind = value.get("kind", default) if isinstance(value, dict) else default
-        return tags.get(str(kind), next(iter(tags.values())))
+    def _find_kind(self, value: Any) -> Any:
+        return value.get("kind", self.default) if isinstance(value, dict) else self.kinds[0]
 
-    return BeforeValidator(check), Discriminator(choose)
-
-
-def _build_tag(field: str) -> Tag:
-    """Return the union tag of a table that has ``field``, the first one with it."""
-    return Tag(f"<{field}>")
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        tables = {
+            f"<{get_args(table.model_fields['kind'].annotation)[0]}>": handler.generate_schema(table)
+            for table in get_args(source)
+        }
+        union = core_schema.tagged_union_schema(tables, lambda value: f"<{self._find_kind(value)}>")
+        return core_schema.no_info_before_validator_function(self.check, union)
 
 
 class LinkTable(Table):
@@ -111,18 +117,8 @@ class PcieNetwork(LinkTable):
     socket: LinkTable
 
 
-_CHECK_NETWORK, _CHOOSE_NETWORK = _build_shape_checks(
-    {"switch": "<reduces>", "mesh": "<pairs>", "ring": "<kind>", "pcie": "<socket>"}, default="switch"
-)
 NodeNetworkTable = Annotated[
-    Annotated[
-        Annotated[RingNetwork, _build_tag("kind")]
-        | Annotated[SwitchNetwork, _build_tag("reduces")]
-        | Annotated[MeshNetwork, _build_tag("pairs")]
-        | Annotated[PcieNetwork, _build_tag("socket")],
-        _CHOOSE_NETWORK,
-    ],
-    _CHECK_NETWORK,
+    RingNetwork | SwitchNetwork | MeshNetwork | PcieNetwork, ByKind(("switch", "mesh", "ring", "pcie"), "switch")
 ]
 
 
@@ -190,36 +186,14 @@ class GraphFabric(Table):
     edges: Annotated[list[EdgeTable], Field(min_length=1, max_length=MAX_EDGES)]  # type: ignore[valid-type]
 
 
-_CHECK_FABRIC, _CHOOSE_FABRIC = _build_shape_checks(
-    {
-        "crossbar": "<kind>",
-        "leaf_spine": "<nodes_per_leaf>",
-        "fat_tree": "<leaves_per_pod>",
-        "dragonfly": "<nodes_per_router>",
-        "torus": "<shape>",
-        "graph": "<edges>",
-    }
-)
 FabricTable = Annotated[
-    Annotated[
-        Annotated[CrossbarFabric, _build_tag("kind")]
-        | Annotated[LeafSpineFabric, _build_tag("nodes_per_leaf")]
-        | Annotated[FatTreeFabric, _build_tag("leaves_per_pod")]
-        | Annotated[DragonflyFabric, _build_tag("nodes_per_router")]
-        | Annotated[TorusFabric, _build_tag("shape")]
-        | Annotated[GraphFabric, _build_tag("edges")],
-        _CHOOSE_FABRIC,
-    ],
-    _CHECK_FABRIC,
+    CrossbarFabric | LeafSpineFabric | FatTreeFabric | DragonflyFabric | TorusFabric | GraphFabric,
+    ByKind(("crossbar", "leaf_spine", "fat_tree", "dragonfly", "torus", "graph")),
 ]
 
 
 MAX_NODE_TYPES = 10_000
 MAX_TENANTS = 1000
-
-
-def _accelerator_names() -> list[str]:
-    return list(accelerator_names())
 
 
 DtypeName = Annotated[str, OneOf(lambda: ITEMSIZE)]
@@ -280,8 +254,8 @@ class AcceleratorTable(Table):
     that the catalogue has timed.
     """
 
-    preset: Annotated[str, OneOf(_accelerator_names, "accelerators")] | None = None
-    like: Annotated[str, OneOf(_accelerator_names, "accelerators")] | None = Field(
+    preset: Annotated[str, OneOf(accelerator_names, "accelerators")] | None = None
+    like: Annotated[str, OneOf(accelerator_names, "accelerators")] | None = Field(
         default=None, description="An accelerator of the catalogue whose efficiencies hold where none are stated."
     )
     name: Text | None = None
@@ -444,12 +418,8 @@ class MixedClusterTable(ConditionsTable):
     estimated: Estimates = Field(default=[], description=_ESTIMATED)
 
 
-def _find_layout_tag(value: Any) -> str:
-    return "<node_types>" if isinstance(value, dict) and "node_types" in value else "<written>"
-
-
 WrittenCluster = Annotated[
     Annotated[ClusterTable, Tag("<written>")] | Annotated[MixedClusterTable, Tag("<node_types>")],
-    Discriminator(_find_layout_tag),
+    tag_by_key("node_types"),
 ]
 """What a cluster file holds."""

@@ -12,12 +12,7 @@ from meshwise.scenarios.schema.plan import AnyPlan
 from meshwise.scenarios.schema.scenario import ScenarioTable
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-_TYPES: dict[str, Any] = {
-    "scenario": ScenarioTable,
-    "plan": AnyPlan,
-    "cluster": WrittenCluster,
-    "graph": GraphTable,
-}
+_TYPES: dict[str, Any] = {"scenario": ScenarioTable, "plan": AnyPlan, "cluster": WrittenCluster, "graph": GraphTable}
 KINDS = tuple(_TYPES)
 
 

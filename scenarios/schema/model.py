@@ -18,10 +18,6 @@ Heads = Annotated[int, Count(MAX_HEADS)]
 Factor = Annotated[float, Field(ge=1, le=MAX_EXPERTS)]
 
 
-def _list_model_names() -> list[str]:
-    return list(MODELS)
-
-
 class ExpertsTable(Table):
     """A mixture of experts in the place of the feed-forward layer."""
 
@@ -80,7 +76,7 @@ _SOURCES = ("preset", "transformer", "hf_config", "graph")
 class ModelTable(Table):
     """The network: one of ``preset``, ``transformer``, ``hf_config`` and ``graph``."""
 
-    preset: Annotated[str, OneOf(_list_model_names, "models")] | None = None
+    preset: Annotated[str, OneOf(lambda: MODELS, "models")] | None = None
     transformer: TransformerTable | None = None
     hf_config: Text | None = Field(
         default=None, description="Path of a Hugging Face config.json, relative to the scenario."

@@ -4,12 +4,11 @@ Sizes have upper limits far beyond any machine, so that a mistyped one gives a m
 full memory.
 """
 
-from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, PlainValidator, Tag, WithJsonSchema, model_validator
 
-from meshwise.scenarios.files.fields import Count, Delay, OneOf, Quantity, Table, Text, Time
+from meshwise.scenarios.files.fields import Count, Delay, OneOf, Quantity, Table, Text, Time, tag_by_key
 from meshwise.scenarios.schema.cluster import MAX_DEVICES, ClusterTable, ConditionsTable, MixedClusterTable
 from meshwise.scenarios.schema.model import ModelTable
 from meshwise.scenarios.schema.plan import MAX_BATCH, AnyPlan, AnySpace, SpaceTable
@@ -24,10 +23,6 @@ MAX_STEPS = 10**9
 MAX_SPARES = 1_000_000
 MAX_SEED = 2**63 - 1
 MAX_RUNS = 1000
-
-
-def _list_failure_names() -> list[str]:
-    return list(failure_model_names())
 
 
 def _parse_interval(value: Any) -> float | None:
@@ -58,13 +53,9 @@ class FailuresTable(Table):
         return self
 
 
-def _tag_failures(value: Any) -> Literal["<name>", "<written>"]:
-    return "<name>" if isinstance(value, str) else "<written>"
-
-
 Failures = Annotated[
-    Annotated[str, OneOf(_list_failure_names), Tag("<name>")] | Annotated[FailuresTable, Tag("<written>")],
-    Discriminator(_tag_failures),
+    Annotated[str, OneOf(failure_model_names), Tag("<name>")] | Annotated[FailuresTable, Tag("<written>")],
+    Discriminator(lambda value: "<name>" if isinstance(value, str) else "<written>"),
 ]
 
 
@@ -125,23 +116,6 @@ MIN_STEADY_STEPS = 6
 """Least number of simulated steps of a schedule without a flush."""
 
 
-def _list_cluster_names() -> list[str]:
-    return list(cluster_names())
-
-
-def _list_algorithm_names() -> list[str]:
-    return list(ALGORITHMS)
-
-
-def _build_chooser(*keys: str) -> Callable[[Any], str]:
-    """Return a function that returns the union tag of a mapping: the first of ``keys`` in it, or "<written>"."""
-
-    def choose(value: Any) -> str:
-        return next((f"<{key}>" for key in keys if isinstance(value, dict) and key in value), "<written>")
-
-    return choose
-
-
 class TrainingTable(Table):
     """One optimizer step."""
 
@@ -170,7 +144,7 @@ class TrainingTable(Table):
 class PresetCluster(ConditionsTable):
     """A cluster of the catalogue with ``nodes`` nodes, and what holds on top."""
 
-    preset: Annotated[str, OneOf(_list_cluster_names, "clusters")]
+    preset: Annotated[str, OneOf(cluster_names, "clusters")]
     nodes: Annotated[int, Count(MAX_DEVICES)]
     devices_per_node: Annotated[int, Count(4096)] | None = None
 
@@ -188,14 +162,14 @@ AnyCluster = Annotated[
     | Annotated[FileCluster, Tag("<file>")]
     | Annotated[ClusterTable, Tag("<written>")]
     | Annotated[MixedClusterTable, Tag("<node_types>")],
-    Discriminator(_build_chooser("preset", "file", "node_types")),
+    tag_by_key("preset", "file", "node_types"),
 ]
 
 
 class SearchTable(Table):
     """How a plan is looked for."""
 
-    algorithm: Annotated[str, OneOf(_list_algorithm_names, "algorithms")] = "auto"
+    algorithm: Annotated[str, OneOf(lambda: ALGORITHMS, "algorithms")] = "auto"
     budget: Annotated[int, Count(10**9)] | None = Field(default=None, description="Evaluations.")
     seconds: Time | None = None
     options: dict[str, Any] = Field(default={}, description="Fields of the algorithm.")

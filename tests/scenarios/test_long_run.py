@@ -18,7 +18,7 @@ from meshwise.simulator.machine.cluster import Cluster, Node
 from meshwise.simulator.machine.host import Host
 from meshwise.simulator.machine.topology import Link, Switch
 from meshwise.simulator.reliability.failures import Component, FailureKind, Restart, failure_model, failure_model_source
-from meshwise.simulator.reliability.long_run import Checkpoint, Recovery
+from meshwise.simulator.reliability.long_run import Checkpoint, LongRun, Recovery
 
 from ..simulator.reliability.reference import expected_goodput
 
@@ -60,10 +60,15 @@ def settings(path: str) -> RunSettings:
     return found
 
 
+def long_run(path: str) -> LongRun:
+    return settings(path).to_long_run(load(path).problem.cluster, (0, 1), step_time=1.0)
+
+
 def test_a_run_is_read_into_its_values(write) -> None:
-    run = settings(write())
-    assert (run.duration, run.steps, run.spares, run.seed, run.runs) == (2 * 86400, None, 16, 0, 8)
-    assert (run.interval, run.blocking, run.save, run.load) == (1800, 20, 60, 130)
+    run = long_run(write())
+    assert (run.duration, run.steps, run.spares, run.seed) == (2 * 86400, None, 16, 0)
+    assert settings("scenario.yaml").table.runs == 8
+    assert run.checkpoint == Checkpoint(1800, 20, 60, 130)
     assert run.recovery == Recovery(120, 600, 86400, None)
     device, software = run.failures.rates
     assert (device.kind, device.mtbf, device.component) == (FailureKind.DEVICE, 36000, Component.DEVICE)
@@ -71,9 +76,10 @@ def test_a_run_is_read_into_its_values(write) -> None:
 
 
 def test_a_failure_model_of_the_catalogue_is_named_and_a_checkpoint_without_save_is_synchronous(write) -> None:
-    run = settings(write(("{device_mtbf: 10 h, software_mtbf: 12 h}", "meta-rsc1"), (" save: 60 s,", "")))
-    assert run.failures == failure_model("meta-rsc1")
-    assert run.save == run.blocking
+    path = write(("{device_mtbf: 10 h, software_mtbf: 12 h}", "meta-rsc1"), (" save: 60 s,", ""))
+    assert long_run(path).failures == failure_model("meta-rsc1")
+    assert long_run(path).checkpoint.save == long_run(path).checkpoint.blocking
+    run = settings(path)
     assert f"run.failures meta-rsc1 has the figures of {failure_model_source('meta-rsc1')}" in run.assumptions
     assert "run.checkpoint.save is that of blocking (default)" in run.assumptions
     assert "run.seed is 0 (default)" in run.assumptions
@@ -139,7 +145,7 @@ def test_the_best_interval_is_searched_where_the_scenario_says_so(write) -> None
     searched = settings(write(("interval: 30 min", "interval: best")))
     cluster = load("scenario.yaml").problem.cluster
     best, own = (run.find_goodput(cluster, (0, 1), step_time=1.0) for run in (searched, given))
-    assert searched.interval is None
+    assert searched.table.checkpoint.interval is None
     assert own.run.checkpoint == Checkpoint(1800, 20, 60, 130)
     assert best.mean > own.mean
     assert 200 < best.run.checkpoint.interval < 1800  # Young: sqrt(2 * 20 * 86400 / 6.8) = 713 s

@@ -59,9 +59,9 @@ def test_a_published_rate_is_a_published_time() -> None:
     # 1,024 sequences of 4,096 tokens on 512 devices at 1,000 tokens a second of each: 8.192 s
     problem = load("llama3-8b-8-h100").problem
     tokens = problem.training.global_batch * problem.training.sequence
-    published = module.PublishedResult(None, 1000.0, None)
+    published = module.PublishedTable(tokens_per_second=1000.0)
     assert published.find_step_time(problem) == tokens / (1000.0 * 8)
-    assert module.PublishedResult(2.5, None, None).find_step_time(problem) == 2.5
+    assert module.PublishedTable(step_time="2.5 s").find_step_time(problem) == 2.5
 
 
 def test_the_table_is_read_in_little_time() -> None:

@@ -2,13 +2,37 @@
 
 Run ``python -m tests.studies.interval_calibration ROWS.jsonl`` for the coverage; a second argument,
 ``OUT.json``, gets the figures that `meshwise.scenarios.intervals` reads.
+
+The half widths are those of split conformal prediction for correlated errors:
+
+Errors on runs of one publisher are alike: a hundred of its runs say little more about the next publisher than ten.
+Errors are therefore grouped by publisher, and every group has the same weight (CDF pooling [1]_). The size of errors
+depends on what is known of a run, so each category of runs has an interval of its own (Mondrian conformal prediction
+[2]_).
+
+The half width of a category is the ``coverage`` quantile of the sizes of its errors [3]_, where an error of a group of
+``n`` has the weight ``1 / n`` [4]_. For a new group that is exchangeable with ``k`` known ones, the expected fraction
+of errors inside the interval is at least ``coverage * k / (k + 1)``. To promise ``coverage`` itself would need the
+quantile at ``coverage * (k + 1) / k`` [5]_, which does not exist for few groups. The coverage is therefore measured,
+by leaving out one group at a time.
+
+References
+----------
+.. [1] Dunn, Wasserman and Ramdas 2022, "Distribution-free prediction sets for two-layer hierarchical models", JASA
+       (arXiv:1809.07441).
+.. [2] Vovk, Gammerman and Shafer 2005, "Algorithmic learning in a random world", section 4.5.
+.. [3] Lei, G'Sell, Rinaldo, Tibshirani and Wasserman 2018, "Distribution-free predictive inference for regression",
+       JASA 113, section 2.2.
+.. [4] Barber, Candes, Ramdas and Tibshirani 2023, "Conformal prediction beyond exchangeability", Annals of Statistics
+       51, section 3.
+.. [5] Lee, Barber and Willett 2023, "Distribution-free inference with hierarchical data" (arXiv:2306.06342).
 """
 
 import datetime
 import json
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import log
 from statistics import fmean, median
@@ -19,12 +43,10 @@ from meshwise.scenarios.files.results import write
 from meshwise.scenarios.intervals import (
     RISK,
     Category,
-    Residual,
     build_interval,
     build_uncertainty,
     find_category,
-    find_half_widths,
-    leave_groups_out,
+    find_half_width,
 )
 from meshwise.scenarios.published.accuracy import Prediction, load_runs, predict_all
 from meshwise.scenarios.scenario import Scenario
@@ -35,6 +57,66 @@ CALIBRATES = "LLaMA-13B"
 
 COVERAGE = 0.9
 """Fraction of runs that should be inside their intervals."""
+
+
+class Residual(NamedTuple):
+    """An observed error: its size in natural logarithms, the category of its run, and its publisher as the group."""
+
+    size: float
+    category: str
+    group: str
+
+
+def find_half_widths(residuals: Sequence[Residual], coverage: float) -> dict[str, float]:
+    """Return for every category the half width of the interval that contains the fraction ``coverage`` of its errors.
+
+    Here the three errors of one group weigh as much as the one error of the other:
+
+    >>> errors = [Residual(size, "all", "a") for size in (0.1, 0.2, 0.3)] + [Residual(0.4, "all", "b")]
+    >>> find_half_widths(errors, 0.5), find_half_widths(errors, 0.6)
+    ({'all': 0.3}, {'all': 0.4})
+    """
+    members: dict[str, list[Residual]] = defaultdict(list)
+    for residual in residuals:
+        members[residual.category].append(residual)
+    return {name: _quantile(members[name], coverage) for name in sorted(members)}
+
+
+def leave_groups_out(
+    groups: Iterable[str], residuals: Sequence[Residual], coverage: float
+) -> Iterator[tuple[int, float]]:
+    """Yield the position of every error, and the half width fitted to the errors of all other groups.
+
+    ``groups`` has the group of every residual.
+
+    Raises
+    ------
+    ValueError
+        Where there is only one group.
+    """
+    places: dict[str, list[int]] = defaultdict(list)
+    for place, group in enumerate(groups):
+        places[group].append(place)
+    if len(places) == 1:
+        raise ValueError(f"leaving a group out needs two, met {next(iter(places))} alone")
+    for group_places in places.values():
+        excluded_places = set(group_places)
+        widths = find_half_widths(
+            [residual for place, residual in enumerate(residuals) if place not in excluded_places], coverage
+        )
+        yield from ((place, find_half_width(widths, residuals[place].category)) for place in group_places)
+
+
+def _quantile(residuals: Sequence[Residual], fraction: float) -> float:
+    """Return the smallest size that errors with this fraction of the weight do not exceed; groups weigh the same."""
+    group_sizes = Counter(residual.group for residual in residuals)
+    sorted_residuals = sorted(residuals)
+    weight = 0.0
+    for residual in sorted_residuals:
+        weight += 1 / (group_sizes[residual.group] * len(group_sizes))
+        if weight >= fraction - 1e-9:  # a sum of 1 / n falls short of a whole fraction by rounding
+            return residual.size
+    return sorted_residuals[-1].size
 
 
 class HeldOutRun(NamedTuple):

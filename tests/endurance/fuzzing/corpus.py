@@ -127,7 +127,7 @@ def plans() -> tuple[str, ...]:
 @cache
 def clusters() -> tuple[str, ...]:
     """Return cluster files of machines of the catalogue that are small, and of one that is mixed."""
-    from meshwise.scenarios.inputs.cluster_file import build_cluster_document
+    from meshwise.scenarios.inputs.cluster_document import build_cluster_document
     from meshwise.simulator.catalog import cluster, cluster_names
     from meshwise.simulator.machine.cluster import Cluster
 

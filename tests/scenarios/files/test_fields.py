@@ -1,4 +1,4 @@
-"""What a field may hold: counts, quantities, names from a list, and what is not supported yet."""
+"""What a field may hold: counts, quantities, and names from a list."""
 
 from typing import Annotated, Any
 
@@ -8,7 +8,6 @@ from pydantic import TypeAdapter, ValidationError
 from meshwise.scenarios.files.fields import (
     MAX_NAMES,
     Count,
-    NeutralField,
     OneOf,
     Quantity,
     Table,
@@ -48,13 +47,6 @@ def test_a_wrong_name_meets_the_nearest_and_many_names_are_not_told() -> None:
         OneOf(lambda: many, "models").check("x")
     assert OneOf(lambda: many).check("name-3") == "name-3"
     assert suggest_nearest("100", ["a100", "h100", "b100", "gb100"]) == "; nearest: a100, b100, h100"  # three of four
-
-
-def test_what_is_not_supported_yet_holds_its_neutral_value_alone() -> None:
-    assert NeutralField("wide", False).check(False) is False
-    for wrong in (True, 0):  # 0 equals False, and is not the word for it
-        with pytest.raises(ValueError, match="not supported yet: wide is false"):
-            NeutralField("wide", False).check(wrong)
 
 
 def test_an_unknown_field_and_a_value_of_another_type_are_errors() -> None:

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from pydantic import TypeAdapter
 
-from meshwise.scenarios.inputs.cluster_file import build_cluster_document, format_exact, load_cluster, write_cluster
+from meshwise.scenarios.inputs.cluster_document import build_cluster_document, format_exact
+from meshwise.scenarios.inputs.cluster_file import load_cluster, write_cluster
 from meshwise.scenarios.schema.cluster import WrittenCluster
 from meshwise.simulator import units
 from meshwise.simulator.catalog import cluster, cluster_names

@@ -10,7 +10,8 @@ from meshwise.scenarios.commands.main import run
 from meshwise.scenarios.files.errors import ScenarioError
 from meshwise.scenarios.files.library import find_scenario
 from meshwise.scenarios.files.reader import dump_yaml, parse_document
-from meshwise.scenarios.inputs.cluster_file import build_cluster, build_cluster_document, write_cluster
+from meshwise.scenarios.inputs.cluster_document import build_cluster_document
+from meshwise.scenarios.inputs.cluster_file import build_cluster, write_cluster
 from meshwise.scenarios.loader import load
 from meshwise.simulator.catalog import cluster, cluster_names, list_assumed_figures
 from meshwise.simulator.machine.cluster import Cluster

@@ -6,7 +6,8 @@ import pytest
 
 from meshwise.scenarios.files.errors import ScenarioError
 from meshwise.scenarios.files.reader import dump_yaml, parse_document
-from meshwise.scenarios.inputs.cluster_file import build_cluster, build_cluster_document
+from meshwise.scenarios.inputs.cluster_document import build_cluster_document
+from meshwise.scenarios.inputs.cluster_file import build_cluster
 from meshwise.simulator.catalog import cluster
 
 LINK = {"latency": "1 us", "bandwidth": "1 GB/s"}

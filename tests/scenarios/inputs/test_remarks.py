@@ -9,7 +9,8 @@ from meshwise import load
 from meshwise.scenarios.commands.main import run
 from meshwise.scenarios.files import library
 from meshwise.scenarios.files.reader import parse_document
-from meshwise.scenarios.inputs.cluster_file import build_cluster_document, format_exact, read_cluster_table
+from meshwise.scenarios.inputs.cluster_document import build_cluster_document, format_exact
+from meshwise.scenarios.inputs.cluster_file import read_cluster_table
 from meshwise.scenarios.inputs.remarks import list_unusual
 from meshwise.simulator import units
 from meshwise.simulator.catalog import cluster, cluster_names
