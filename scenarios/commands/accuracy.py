@@ -11,8 +11,15 @@ from meshwise.reports.tables import console, print_accuracy
 from meshwise.scenarios.commands.options import Json
 from meshwise.scenarios.console import Ticker, emit, note, print_table
 from meshwise.scenarios.files.results import check_output, make_folder, write
-from meshwise.scenarios.published.accuracy import Prediction, load_runs, predict_all, summarize, to_csv
-from meshwise.scenarios.published.accuracy_pictures import draw_pictures, list_points
+from meshwise.scenarios.published.accuracy import (
+    Prediction,
+    draw_pictures,
+    list_points,
+    load_runs,
+    predict_all,
+    summarize,
+    to_csv,
+)
 
 
 def accuracy(

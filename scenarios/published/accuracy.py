@@ -17,10 +17,12 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from meshwise.reports.pictures.accuracy import AccuracyRow, draw_accuracy, draw_errors_by_class
 from meshwise.scenarios.files.errors import ScenarioError
 from meshwise.scenarios.intervals import Interval, find_category, peak_memory_interval, step_time_interval
 from meshwise.scenarios.loader import load
-from meshwise.scenarios.published.runs import GIB, Run, read_runs
+from meshwise.scenarios.published.row import GIB
+from meshwise.scenarios.published.runs import GROUP, Run, read_runs
 from meshwise.scenarios.published.scenario import estimate_step_time, fits, peak_memory_of
 from meshwise.scenarios.scenario import Scenario
 from meshwise.simulator.brief import brief_repr
@@ -216,15 +218,17 @@ def summarize(predictions: Sequence[Prediction]) -> dict[str, Any]:
         "sources": {name: _summarize_source(rows) for name, rows in sorted(sources.items())},
         "all": _summarize_source(predictions),
         "groups": _judge_groups(predictions),
-        "techniques": _summarize_classes(
-            predictions, lambda row: list_techniques(row.run.scenario) if row.run.scenario else ()
-        ),
+        "techniques": _summarize_classes(predictions, _list_row_techniques),
         "devices": _summarize_classes(
             predictions, lambda row: (size_class(devices_of(row)),) if row.run.scenario else ()
         ),
         "assumptions": _count_assumptions(predictions),
         "calibrated_on": _list_calibrations(predictions),
     }
+
+
+def _list_row_techniques(row: Prediction) -> tuple[str, ...]:
+    return list_techniques(row.run.scenario) if row.run.scenario else ()
 
 
 def devices_of(prediction: Prediction) -> int:
@@ -360,3 +364,61 @@ def _list_calibrations(predictions: Sequence[Prediction]) -> dict[str, dict[str,
     names = [name for name in cluster_names() if name in {cluster.name for cluster in clusters}]
     names += [name for name in accelerator_names() if accelerator(name) in devices]
     return {name: dict(sources(name)) for name in names}
+
+
+TECHNIQUES = {
+    "dp": "data parallel",
+    "tp": "tensor parallel",
+    "pp": "pipeline parallel",
+    "cp": "context parallel",
+    "ep": "expert parallel",
+    "vpp": "interleaved pipeline",
+    "sp": "sequence parallel",
+    "zero1": "ZeRO 1",
+    "zero2": "ZeRO 2",
+    "zero3": "ZeRO 3",
+    "hsdp": "ZeRO 3 over groups",
+    "moe": "mixture of experts",
+    "tp overlap": "tensor overlap",
+}
+"""Names of the tags of techniques in pictures; other tags are their own names."""
+
+
+def draw_pictures(predictions: Sequence[Prediction], folder: Path) -> tuple[Path, ...]:
+    """Draw the pictures into ``folder`` and return their files; none without a predicted and measured step time."""
+    point_rows = list_points(predictions)
+    if not point_rows:
+        return ()
+    errors_by_size = group_errors(predictions, lambda row: (size_class(devices_of(row)),))
+    errors_by_technique = group_errors(predictions, _list_row_techniques)
+    classes = {
+        "source": ("Error by who measured", group_errors(predictions, lambda row: (row.run.source,))),
+        "devices": (
+            "Error by size of run",
+            {f"{name} devices": errors_by_size[name] for name in size_classes() if name in errors_by_size},
+        ),
+        "technique": (
+            "Error by technique",
+            {TECHNIQUES.get(name, name): errors for name, errors in errors_by_technique.items()},
+        ),
+    }
+    paths = [folder / "predicted-measured.png"]
+    draw_accuracy(point_rows, paths[0])
+    for name, (title, errors) in classes.items():
+        paths.append(folder / f"error-by-{name}.png")
+        draw_errors_by_class(errors, paths[-1], title=title)
+    return tuple(paths)
+
+
+def list_points(predictions: Sequence[Prediction]) -> list[AccuracyRow]:
+    """Return a point for every run with a predicted and a measured step time, under the name of its model."""
+    return [
+        AccuracyRow(row.run.row_id, row.run.source, _find_model(row), row.step_time, row.run.step_time)
+        for row in predictions
+        if row.step_time and row.run.step_time
+    ]
+
+
+def _find_model(prediction: Prediction) -> str:
+    """Return the publisher's name for the model of a run."""
+    return prediction.run.group.rsplit(", ", len(GROUP) - 1)[0]
