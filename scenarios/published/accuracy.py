@@ -9,7 +9,7 @@ import gc
 import io
 from bisect import bisect
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import sqrt
@@ -29,7 +29,6 @@ from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.catalog import accelerator, accelerator_names, cluster_names, sources
 from meshwise.simulator.program import pause_collection
 from meshwise.simulator.rank_correlation import kendall_tau
-from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.recomputation import Recompute
 
 ROWS_BETWEEN_COLLECTIONS = 500
@@ -175,31 +174,24 @@ def _format_cell(value: float | None, unit: float = 1.0) -> str:
 
 def list_techniques(scenario: Scenario) -> tuple[str, ...]:
     """Return the tags of the techniques in a scenario's plan; ``plain`` where it has none."""
-    return tuple(_list_tags(scenario, scenario.choose_plan())) or ("plain",)
-
-
-def _list_tags(scenario: Scenario, plan: Plan) -> Iterator[str]:
-    training, graph = scenario.problem.training, scenario.problem.graph
-    degrees = (("dp", plan.data), ("tp", plan.tensor), ("pp", plan.pipeline), ("cp", plan.context), ("ep", plan.expert))
-    yield from (name for name, degree in degrees if degree > 1)
-    if plan.chunks > 1:
-        yield "vpp"
-    if plan.sequence_parallel:
-        yield "sp"
-    if plan.overlap_tensor:
-        yield "tp overlap"
-    if plan.zero and plan.data * plan.context > 1:
-        yield f"zero{plan.zero}"
-    if plan.replica > 1:
-        yield "hsdp"
-    if plan.recompute is not Recompute.NONE:
-        yield "recompute"
-    if plan.offload:
-        yield "offload"
-    if training.precision == "fp8":
-        yield "fp8"
-    if any(dim == "experts" for block in graph.blocks for op in block.operators for dim, _ in op.dims):
-        yield "moe"
+    training, blocks, plan = scenario.problem.training, scenario.problem.graph.blocks, scenario.choose_plan()
+    tags: dict[str, object] = {
+        "dp": plan.data > 1,
+        "tp": plan.tensor > 1,
+        "pp": plan.pipeline > 1,
+        "cp": plan.context > 1,
+        "ep": plan.expert > 1,
+        "vpp": plan.chunks > 1,
+        "sp": plan.sequence_parallel,
+        "tp overlap": plan.overlap_tensor,
+        f"zero{plan.zero}": plan.zero and plan.data * plan.context > 1,
+        "hsdp": plan.replica > 1,
+        "recompute": plan.recompute is not Recompute.NONE,
+        "offload": plan.offload,
+        "fp8": training.precision == "fp8",
+        "moe": any(dim == "experts" for block in blocks for op in block.operators for dim, _ in op.dims),
+    }
+    return tuple(tag for tag, is_used in tags.items() if is_used) or ("plain",)
 
 
 LEAST_PLANS = 3
