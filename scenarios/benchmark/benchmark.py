@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from multiprocessing import get_context
 from statistics import median
 
@@ -51,18 +52,13 @@ def benchmark(group: str = "all") -> Iterator[Figure]:
     """Yield the figures of a group as they are measured; ``all`` stands for every group."""
     if group not in (*GROUPS, "all"):
         raise ValueError(f"benchmark is one of {', '.join(GROUPS)}, all; met {group}")
-    names = [name for figure_group in GROUPS if group in ("all", figure_group) for name in _MEASUREMENTS[figure_group]]
+    groups = [_MEASUREMENTS[name] for name in GROUPS if group in ("all", name)]
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
-        for name in names:
+        for name, measure in chain.from_iterable(measurements.items() for measurements in groups):
             num_runs = _COLD_RUNS if name.endswith("_cold") else 1
-            runs = [pool.submit(_measure_figures, name).result() for _ in range(num_runs)]
+            runs = [pool.submit(measure).result() for _ in range(num_runs)]
             for repeated_figures in zip(*runs, strict=True):
                 yield replace(repeated_figures[0], value=median(figure.value for figure in repeated_figures))
-
-
-def _measure_figures(name: str) -> list[Figure]:
-    measurements = {name: measure for group in _MEASUREMENTS.values() for name, measure in group.items()}
-    return measurements[name]()
 
 
 def _time_events() -> list[Figure]:

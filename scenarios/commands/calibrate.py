@@ -58,8 +58,7 @@ def calibrate(
         str | None, typer.Option(metavar="cpu|cuda", help="What to measure; cuda where torch sees a GPU.")
     ] = None,
     rows: Annotated[
-        str | None,
-        typer.Option("--from", metavar="ROWS", help="Fit published timings of kernels or collectives."),
+        str | None, typer.Option("--from", metavar="ROWS", help="Fit published timings of kernels or collectives.")
     ] = None,
     accelerator: Names = None,
     leave_out: LeftOut = None,

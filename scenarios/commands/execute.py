@@ -70,13 +70,11 @@ def execute(
         ),
     ] = None,
     learning_rate: Annotated[
-        float | None,
-        typer.Option(help="The largest learning rate.  [default: 0.001 of adamw, 0.02 of sgd]"),
+        float | None, typer.Option(help="The largest learning rate.  [default: 0.001 of adamw, 0.02 of sgd]")
     ] = None,
     warmup_steps: Annotated[int, typer.Option(help="Steps in which the learning rate rises linearly to it.")] = 0,
     decay_steps: Annotated[
-        int | None,
-        typer.Option(help="Step at which a cosine decay of the learning rate ends.  [default: no decay]"),
+        int | None, typer.Option(help="Step at which a cosine decay of the learning rate ends.  [default: no decay]")
     ] = None,
     min_learning_rate: Annotated[float, typer.Option(help="What the decay ends at.")] = 0.0,
     checkpoint_every: Annotated[
@@ -92,8 +90,7 @@ def execute(
         ),
     ] = False,
     module: Annotated[
-        str | None,
-        typer.Option(metavar="FILE.py:FACTORY", help="The module that the graph was captured from."),
+        str | None, typer.Option(metavar="FILE.py:FACTORY", help="The module that the graph was captured from.")
     ] = None,
     processes: Annotated[
         int | None,

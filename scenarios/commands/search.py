@@ -91,8 +91,7 @@ BestPlanFile = Annotated[
     ),
 ]
 Journal = Annotated[
-    str | None,
-    typer.Option(metavar="FILE", help="Keep every trial in this file, and go on from those that are in it."),
+    str | None, typer.Option(metavar="FILE", help="Keep every trial in this file, and go on from those that are in it.")
 ]
 Workers = Annotated[int, typer.Option(help="Processes that evaluate plans; 0 for one a core.")]
 Scheduler = Annotated[

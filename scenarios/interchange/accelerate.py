@@ -228,10 +228,7 @@ _MAP: tuple[Entry, ...] = (
     ONE_STAGE,
     *list_fixed("its ParallelismConfig has no expert ranks", expert=1),
     *list_fixed("the model's tensor-parallel plan decides", sequence_parallel=False, overlap_tensor=False),
-    Entry(
-        (),
-        ("training.sequence", "training.optimizer", "training.gradient_precision", "training.gradient_clipping"),
-    ),
+    Entry((), ("training.sequence", "training.optimizer", "training.gradient_precision", "training.gradient_clipping")),
     MODEL_ELSEWHERE,
     *COMMON_ENTRIES,
 )

@@ -124,14 +124,6 @@ def _read_context(config: ConfigValues) -> Facts:
     return {"plan.context": context, "plan.attention": Attention.ULYSSES if context > 1 else None}
 
 
-def _say_expert(facts: Facts) -> Values:
-    return {} if facts["plan.expert"] == 1 else {_EXPERTS: True, _EXPERT: facts["plan.expert"]}
-
-
-def _read_expert(config: ConfigValues) -> Facts:
-    return {"plan.expert": config.count(_EXPERT, 1) if config.flag(_EXPERTS, False) else 1}
-
-
 def _say_precision(facts: Facts) -> Values:
     words: dict[str, Values] = {"fp32": {}, "bf16": {_BF16: True}, "fp16": {_FP16: True}}
     if facts["training.precision"] not in words:
@@ -167,7 +159,12 @@ _MAP: tuple[Entry, ...] = (
     Entry((_MICRO, _BATCH, _STEPS), ("plan.microbatch", "plan.data", "training.global_batch"), _say_batch, _read_batch),
     map_count(_TENSOR, "plan.tensor", 1),
     Entry((_SEQUENCE, _DATA), ("plan.context", "plan.attention"), _say_context, _read_context),
-    Entry((_EXPERT, _EXPERTS), ("plan.expert",), _say_expert, _read_expert),
+    Entry(
+        (_EXPERT, _EXPERTS),
+        ("plan.expert",),
+        lambda facts: {} if facts["plan.expert"] == 1 else {_EXPERTS: True, _EXPERT: facts["plan.expert"]},
+        lambda config: {"plan.expert": config.count(_EXPERT, 1) if config.flag(_EXPERTS, False) else 1},
+    ),
     Entry((_STAGE, _OVERLAP), ("plan.zero", "plan.overlap_gradients"), _say_zero, _read_zero),
     Entry((_OPTIMIZER, _RATIO, _PARAMETERS), ("plan.offload",), _say_offload, _read_offload),
     Entry((_BF16, _FP16), ("training.precision",), _say_precision, _read_precision),

@@ -168,11 +168,8 @@ def _find_variant(row: Row, known_device: Device, words: str, memory: float) -> 
         return known_device._replace(preset="dgx-a100-40gb")
     if known_device.preset == "dgx-1-v100-32gb" and 0 < memory <= 17:
         return known_device._replace(preset="dgx-1-v100-16gb")
-    if (
-        known_device.preset == "dgx-1-v100-32gb"
-        and (row.optional_count("devices_per_node") or 0) > 8
-        and not known_device.name
-    ):
+    is_v100 = known_device.preset == "dgx-1-v100-32gb"
+    if is_v100 and (row.optional_count("devices_per_node") or 0) > 8 and not known_device.name:
         return known_device._replace(preset="dgx-2-v100-32gb")
     if known_device.preset == "frontier-mi250x" and memory > 100:
         return Device(known_device.preset, "MI250X, both dies as one device", 383, 128, 3.28)
@@ -374,8 +371,9 @@ def _wire_node(row: Row, device: Device, node: Node, count: int) -> Node:
     """Return a node with the row's stated links instead of the catalogue's."""
     generation = pcie_generation(row) or device.pcie
     if generation and node.devices > 1:
-        link = Link(_link_latency(node), PCIE_RATE[generation])
-        node = replace(node, network=Switch(link))
+        pcie = node.host.pcie
+        latency = pcie.link.latency if pcie is not None else node.nic.latency
+        node = replace(node, network=Switch(Link(latency, PCIE_RATE[generation])))
         row.assume(f"devices of a node reach each other by PCIe {generation}.0 x16 through an ideal switch")
     elif device.link and isinstance(node.network, Switch):
         node = replace(node, network=replace(node.network, link=replace(node.network.link, bandwidth=device.link * GB)))
@@ -391,8 +389,3 @@ def _wire_node(row: Row, device: Device, node: Node, count: int) -> Node:
         return node
     row.assume(f"NICs of {rate * 8 / GB:.4g} Gb/s a node in all, as the row states")
     return replace(node, nic=replace(node.nic, bandwidth=total / node.nics))
-
-
-def _link_latency(node: Node) -> float:
-    pcie = node.host.pcie
-    return pcie.link.latency if pcie is not None else node.nic.latency

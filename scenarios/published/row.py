@@ -154,7 +154,9 @@ def read_measurement(row: Row) -> Measurement:
     memory, with_context = _read_memory(row)
     status = row.text("status")
     status = "oom" if _OUT_OF_MEMORY.search(status) else "ok" if status in ("", "ok", "success", "pass") else status
-    return Measurement(_read_step_time(row), memory, status[:40], with_context, _read_reserved_memory(row))
+    step_time = _read_step_time(row)
+    reserved = _read_figure(row, "peak_mem_reserved_gib") if row.states("peak_mem_gib") else None
+    return Measurement(step_time, memory, status[:40], with_context, None if reserved is None else GIB * reserved)
 
 
 def _read_figure(row: Row, name: str) -> float | None:
@@ -174,11 +176,6 @@ def _read_step_time(row: Row) -> float | None:
         return None
     row.assume("measured step time from the samples or tokens a second that were measured")
     return total / (samples * devices)
-
-
-def _read_reserved_memory(row: Row) -> float | None:
-    reserved_memory = _read_figure(row, "peak_mem_reserved_gib") if row.states("peak_mem_gib") else None
-    return None if reserved_memory is None else GIB * reserved_memory
 
 
 def _read_memory(row: Row) -> tuple[float | None, bool]:
