@@ -10,6 +10,8 @@ import resource
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
+from itertools import chain
 from multiprocessing import get_context
 from statistics import median
 
@@ -17,6 +19,8 @@ import numpy as np
 
 from meshwise.scenarios.benchmark.figure import Figure, measure_best, measure_seconds
 from meshwise.scenarios.benchmark.search_benchmark import (
+    GPT3,
+    LLAMA,
     time_auto,
     time_best_first,
     time_gpt3,
@@ -32,6 +36,7 @@ from meshwise.simulator.engine import discrete_event, simulate
 from meshwise.simulator.engine.longest_path import walk_graph
 from meshwise.simulator.engine.step_graph import compile_program
 from meshwise.simulator.program import LinkClass, RankClass, Stream, StreamKind, Task, TaskKind, program_of
+from meshwise.simulator.timeline import Timeline
 from meshwise.strategies.bounds.path_times import LongestPaths
 from meshwise.strategies.lowering import Granularity, StageCosts, lower
 from meshwise.strategies.plan.completion import complete
@@ -47,32 +52,25 @@ def benchmark(group: str = "all") -> Iterator[Figure]:
     """Yield the figures of a group as they are measured; ``all`` stands for every group."""
     if group not in (*GROUPS, "all"):
         raise ValueError(f"benchmark is one of {', '.join(GROUPS)}, all; met {group}")
-    names = [name for figure_group in GROUPS if group in ("all", figure_group) for name in _MEASUREMENTS[figure_group]]
+    groups = [_MEASUREMENTS[name] for name in GROUPS if group in ("all", name)]
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
-        for name in names:
-            runs = [
-                pool.submit(_measure_figures, name).result() for _ in range(_COLD_RUNS if name.endswith("_cold") else 1)
-            ]
+        for name, measure in chain.from_iterable(measurements.items() for measurements in groups):
+            num_runs = _COLD_RUNS if name.endswith("_cold") else 1
+            runs = [pool.submit(measure).result() for _ in range(num_runs)]
             for repeated_figures in zip(*runs, strict=True):
                 yield replace(repeated_figures[0], value=median(figure.value for figure in repeated_figures))
 
 
-def _measure_figures(name: str) -> list[Figure]:
-    measurements = {name: measure for group in _MEASUREMENTS.values() for name, measure in group.items()}
-    return measurements[name]()
-
-
 def _time_events() -> list[Figure]:
     """Measure tasks per second of the discrete-event engine, without and with compiling the program."""
-    scenario = load("gpt3-175b-1024-a100")
+    scenario = load(GPT3)
     program = lower(scenario.problem, scenario.choose_plan(), Granularity.OPERATOR)
     compute_program = replace(program, flow_of=np.full(program.num_tasks, -1))
     graph = compile_program(compute_program)
     rate = program.num_tasks / measure_best(lambda: discrete_event.run_graph(graph), 7)
-    with_compiling = program.num_tasks / measure_best(
-        lambda: discrete_event.run_graph(compile_program(compute_program))
-    )
-    description = f"gpt3-175b-1024-a100, {program.num_tasks:,} operators, no transfers"
+    compiled_time = measure_best(lambda: discrete_event.run_graph(compile_program(compute_program)))
+    with_compiling = program.num_tasks / compiled_time
+    description = f"{GPT3}, {program.num_tasks:,} operators, no transfers"
     return [
         Figure("discrete event, tasks", rate, "tasks/s", 1e6, description),
         Figure("discrete event, tasks, compiling included", with_compiling, "tasks/s", 5e5, description),
@@ -102,17 +100,10 @@ def _time_flows() -> list[Figure]:
         graph = compile_program(program_of(classes, streams, tasks, links=links))
         return len(tasks) / measure_best(lambda: discrete_event.run_graph(graph))
 
+    by_turns, contending = measure_rate(512, 2, 50, by_turns=True), measure_rate(128, 8, 50)
     return [
-        Figure(
-            "discrete event, flows", measure_rate(512, 2, 50, by_turns=True), "flows/s", 1e5, "2 on an uplink by turns"
-        ),
-        Figure(
-            "discrete event, flows that contend",
-            measure_rate(128, 8, 50),
-            "flows/s",
-            1e5,
-            "8 on an uplink, 1,024 at once",
-        ),
+        Figure("discrete event, flows", by_turns, "flows/s", 1e5, "2 on an uplink by turns"),
+        Figure("discrete event, flows that contend", contending, "flows/s", 1e5, "8 on an uplink, 1,024 at once"),
     ]
 
 
@@ -126,7 +117,7 @@ def _list_links(rank: int, senders: int, ranks: range) -> tuple[int, int]:
 
 
 def _time_longest_path() -> list[Figure]:
-    scenario = load("gpt3-175b-1024-a100")
+    scenario = load(GPT3)
     program = lower(scenario.problem, scenario.choose_plan(), Granularity.OPERATOR)
     graph = compile_program(program)
     walk_graph(graph, is_compiled=True)  # compiles
@@ -134,55 +125,38 @@ def _time_longest_path() -> list[Figure]:
     return [Figure("longest path, tasks", rate, "tasks/s", 50e6, f"{program.num_tasks:,} operators of GPT-3")]
 
 
-def _time_gpt3_cold() -> list[Figure]:
-    return [_time_cold("gpt3-175b-1024-a100", 0.1)]
+def _prepare_step(name: str) -> Callable[[], Timeline]:
+    """Return what simulates a step of a scenario's plan, with the costs of its stages kept."""
+    scenario = load(name)
+    problem, plan, costs = scenario.problem, scenario.choose_plan(), StageCosts(scenario.problem)
+    return lambda: simulate(lower(problem, plan, costs=costs))
 
 
-def _time_gpt3() -> list[Figure]:
-    return _time_step("gpt3-175b-1024-a100", 0.01)
-
-
-def _time_llama_cold() -> list[Figure]:
-    return [_time_cold("llama3-405b-16384-1f1b", 0.1)]
-
-
-def _time_llama() -> list[Figure]:
-    return _time_step("llama3-405b-16384-1f1b", 0.01)
-
-
-def _time_cold(name: str, goal: float) -> Figure:
+def _time_cold(name: str) -> list[Figure]:
     """Time the first step of a process, from the parsed scenario to the timeline."""
-    scenario = load(name)
-    problem, plan, costs = scenario.problem, scenario.choose_plan(), StageCosts(scenario.problem)
-    elapsed = measure_seconds(lambda: simulate(lower(problem, plan, costs=costs)))
-    return Figure(f"{name}, cold", elapsed, "s", goal, "from the parsed scenario to the timeline, folded")
+    elapsed = measure_seconds(_prepare_step(name))
+    return [Figure(f"{name}, cold", elapsed, "s", 0.1, "from the parsed scenario to the timeline, folded")]
 
 
-def _time_step(name: str, goal: float) -> list[Figure]:
+def _time_warm(name: str) -> list[Figure]:
     """Time a step with warm caches, and with all spans and memory profiles expanded."""
-    scenario = load(name)
-    problem, plan, costs = scenario.problem, scenario.choose_plan(), StageCosts(scenario.problem)
-
-    def run_step() -> None:
-        simulate(lower(problem, plan, costs=costs))
+    run_step = _prepare_step(name)
 
     def expand_step() -> int:
-        timeline = simulate(lower(problem, plan, costs=costs))
+        timeline = run_step()
         return len(timeline.spans) + sum(len(profile.times) for profile in timeline.memory)
 
     run_step()
     warm = measure_best(run_step, 7)
-    spans = len(simulate(lower(problem, plan, costs=costs)).spans)
+    description = f"with all {len(run_step().spans):,} spans and all memory"
     return [
-        Figure(f"{name}, warm", warm, "s", goal, "the same with templates and costs kept"),
-        Figure(
-            f"{name}, written out", measure_best(expand_step), "s", None, f"with all {spans:,} spans and all memory"
-        ),
+        Figure(f"{name}, warm", warm, "s", 0.01, "the same with templates and costs kept"),
+        Figure(f"{name}, written out", measure_best(expand_step), "s", None, description),
     ]
 
 
 def _time_straggler() -> list[Figure]:
-    llama = load("llama3-405b-16384-1f1b").problem
+    llama = load(LLAMA).problem
     machine = replace(cluster("dgx-h100", 16384), speeds=((77_777, 0.8),))
     problem = Problem(llama.graph, machine, replace(llama.training, global_batch=16 * 1024))
     layout = Layout(data=1024, tensor=8, pipeline=16, sequence_parallel=True, zero=1, stages="balanced")
@@ -191,7 +165,7 @@ def _time_straggler() -> list[Figure]:
 
 
 def _time_unfolded() -> list[Figure]:
-    scenario = load("llama3-405b-16384-1f1b")
+    scenario = load(LLAMA)
     problem, plan = scenario.problem, scenario.choose_plan()
     elapsed = measure_seconds(lambda: discrete_event.finish_times(lower(problem, plan, folded=False), every_event=True))
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
@@ -206,28 +180,20 @@ def _time_unfolded() -> list[Figure]:
 
 def _time_plans() -> list[Figure]:
     """Measure plans per second by longest path over the core of GPT-3's space, with the completion of plans."""
-    problem = load("gpt3-175b-1024-a100").problem
+    problem = load(GPT3).problem
     core_layouts = list(layouts(problem, CORE))
     LongestPaths(StageCosts(problem)).ticks([complete(problem, core_layouts[0])])  # compiles
     paths = LongestPaths(StageCosts(problem))
-    cold_time = measure_seconds(lambda: paths.ticks([complete(problem, layout) for layout in core_layouts]))
-    warm_time = measure_best(lambda: paths.ticks([complete(problem, layout) for layout in core_layouts]))
-    description = f"the {len(core_layouts):,} plans of 3-D parallelism of gpt3-175b-1024-a100"
+
+    def price_plans() -> None:
+        paths.ticks([complete(problem, layout) for layout in core_layouts])
+
+    cold_rate = len(core_layouts) / measure_seconds(price_plans)
+    warm_rate = len(core_layouts) / measure_best(price_plans)
+    plans = f"the {len(core_layouts):,} plans of 3-D parallelism of {GPT3}"
     return [
-        Figure(
-            "longest path, plans",
-            len(core_layouts) / warm_time,
-            "plans/s",
-            20e3,
-            f"{description}, costs and templates kept",
-        ),
-        Figure(
-            "longest path, plans, from nothing",
-            len(core_layouts) / cold_time,
-            "plans/s",
-            None,
-            f"{description}, all costs built",
-        ),
+        Figure("longest path, plans", warm_rate, "plans/s", 20e3, f"{plans}, costs and templates kept"),
+        Figure("longest path, plans, from nothing", cold_rate, "plans/s", None, f"{plans}, all costs built"),
     ]
 
 
@@ -257,10 +223,10 @@ _MEASUREMENTS: dict[str, dict[str, Callable[[], list[Figure]]]] = {
         "events": _time_events,
         "flows": _time_flows,
         "longest_path": _time_longest_path,
-        "gpt3_cold": _time_gpt3_cold,
-        "gpt3": _time_gpt3,
-        "llama_cold": _time_llama_cold,
-        "llama": _time_llama,
+        "gpt3_cold": partial(_time_cold, GPT3),
+        "gpt3": partial(_time_warm, GPT3),
+        "llama_cold": partial(_time_cold, LLAMA),
+        "llama": partial(_time_warm, LLAMA),
         "straggler": _time_straggler,
         "unfolded": _time_unfolded,
         "ring": _time_ring,

@@ -3,7 +3,9 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +29,18 @@ class Figure:
         return self.value >= self.goal if self.unit.endswith("/s") else self.value <= self.goal
 
 
-def measure_seconds(work: Callable[[], Any]) -> float:
-    """Return the CPU time of one call of ``work``, in seconds."""
+def measure_call(work: Callable[[], _Result]) -> tuple[float, _Result]:
+    """Return the CPU time of one call of ``work``, in seconds, and what it returns."""
     start = time.process_time()
-    work()
-    return time.process_time() - start
+    result = work()
+    return time.process_time() - start, result
 
 
-def measure_best(work: Callable[[], Any], repeats: int = 3) -> float:
+def measure_seconds(work: Callable[[], object]) -> float:
+    """Return the CPU time of one call of ``work``, in seconds."""
+    return measure_call(work)[0]
+
+
+def measure_best(work: Callable[[], object], repeats: int = 3) -> float:
     """Return the least CPU time of several calls of ``work``, in seconds."""
     return min(measure_seconds(work) for _ in range(repeats))

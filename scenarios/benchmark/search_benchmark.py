@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
-from meshwise.scenarios.benchmark.figure import Figure, measure_best, measure_seconds
+from meshwise.scenarios.benchmark.figure import Figure, measure_best, measure_call
 from meshwise.scenarios.loader import load
 from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.operators.cost_graph import Solution
 from meshwise.strategies.operators.costs import compute_operator_costs
 from meshwise.strategies.operators.elimination import eliminate
 from meshwise.strategies.operators.frontier import frontier
@@ -15,6 +15,7 @@ from meshwise.strategies.operators.recursion import Level, recurse
 from meshwise.strategies.plan.mesh import TENSOR, TENSOR_ROWS
 from meshwise.strategies.schedules.schedule import SCHEDULES
 from meshwise.strategies.search import Auto, BestFirst, Space, search
+from meshwise.strategies.search.driver import SearchResult
 
 GPT3, LLAMA, MIXED = "gpt3-175b-1024-a100", "llama3-405b-16384-1f1b", "llama2-70b-16-h100-16-a100"
 
@@ -33,11 +34,9 @@ def time_wide() -> list[Figure]:
     """
     schedules = tuple(name for name, rule in SCHEDULES.items() if not rule.is_asynchronous and name != "dualpipev")
     problem, space = load(GPT3).problem, Space(wide=True, zero=(0, 1), schedule=schedules)
-    results: list[Any] = []
-    elapsed = measure_seconds(lambda: results.append(search(BestFirst(), problem, space)))
-    description = (
-        f"gap {100 * results[0].gap:.1f} % over {results[0].considered:,} plans, {results[0].evaluations} simulated"
-    )
+    elapsed, result = measure_call(lambda: search(BestFirst(), problem, space))
+    assert result.gap is not None
+    description = f"gap {100 * result.gap:.1f} % over {result.considered:,} plans, {result.evaluations} simulated"
     return [Figure("best-first search of GPT-3, wide", elapsed, "s", 30.0, description)]
 
 
@@ -71,26 +70,18 @@ def time_mixed() -> list[Figure]:
 
 def _time_auto(name: str, title: str, gap_goal: float | None) -> list[Figure]:
     elapsed, result = _time_search(name, "auto")
-    description = (
-        f"{result.considered:,} uniform plans and every division of their layers, {result.evaluations} simulated"
-    )
+    assert result.best is not None and result.gap is not None
+    plans = f"{result.considered:,} uniform plans and every division of their layers, {result.evaluations} simulated"
+    step_time = f"{result.best.evaluation.step_time:.4g} s"
     return [
-        Figure(f"auto search of {title}", elapsed, "s", 60.0, description),
-        Figure(
-            f"auto search of {title}, gap",
-            result.gap,
-            "fraction",
-            gap_goal,
-            f"{result.best.evaluation.step_time:.4g} s",
-        ),
+        Figure(f"auto search of {title}", elapsed, "s", 60.0, plans),
+        Figure(f"auto search of {title}, gap", result.gap, "fraction", gap_goal, step_time),
     ]
 
 
-def _time_search(name: str, algorithm: str) -> tuple[float, Any]:
+def _time_search(name: str, algorithm: str) -> tuple[float, SearchResult]:
     scenario = load(name)
-    results: list[Any] = []
-    elapsed = measure_seconds(lambda: results.append(scenario.search(algorithm)))
-    return elapsed, results[0]
+    return measure_call(lambda: scenario.search(algorithm))
 
 
 PUBLIC_PLANNER = 44.0
@@ -100,25 +91,19 @@ PUBLIC_PLANNER = 44.0
 
 def time_gpt3() -> list[Figure]:
     """Time the searches of GPT-3's operator shardings on 8 x 128 devices, where memory binds, with no costs cached."""
-    problem = load("gpt3-175b-1024-a100").problem
-    results: list[Any] = []
-    table_time = measure_seconds(
-        lambda: results.append(compute_operator_costs(problem, {TENSOR_ROWS: 128, TENSOR: 8}, 384))
-    )
-    costs = results[0]
-    solve_time = measure_seconds(lambda: results.append(frontier(costs.graph, costs.limit, gap=0.01)))
+    problem = load(GPT3).problem
+    degrees, levels = {TENSOR_ROWS: 128, TENSOR: 8}, (Level(TENSOR_ROWS, 128, 20.0), Level(TENSOR, 8))
+    table_time, costs = measure_call(lambda: compute_operator_costs(problem, degrees, 384))
+    solve_time, solution = measure_call(lambda: frontier(costs.graph, costs.limit, gap=0.01))
+    assert isinstance(solution, Solution)
+    recursion_time = measure_best(lambda: recurse(problem.graph, levels, 384, 4))
     description = f"GPT-3, {len(costs.nodes)} operators on 8 x 128 devices, of up to {max(costs.graph.sizes)} shardings"
     return [
         Figure("frontier, with its table of costs", table_time + solve_time, "s", 1.0, f"{description}, within memory"),
         Figure("frontier, the table alone", table_time, "s", None, "simulated time and memory of every sharding"),
-        Figure("frontier, its gap", results[1].gap, "fraction", 0.01, "proven, of the sum of costs"),
-        Figure("recursive programming", _time_recursion(problem), "s", 0.05, description),
+        Figure("frontier, its gap", solution.gap, "fraction", 0.01, "proven, of the sum of costs"),
+        Figure("recursive programming", recursion_time, "s", 0.05, description),
     ]
-
-
-def _time_recursion(problem: Any) -> float:
-    levels = (Level(TENSOR_ROWS, 128, 20.0), Level(TENSOR, 8))
-    return measure_best(lambda: recurse(problem.graph, levels, 384, 4))
 
 
 def time_llama() -> list[Figure]:
@@ -128,9 +113,8 @@ def time_llama() -> list[Figure]:
     for mesh, degrees in (("8", {TENSOR: 8}), ("2 x 4", {TENSOR_ROWS: 2, TENSOR: 4})):
         take = partial(compute_operator_costs, problem, degrees, 8)
         table, table_time = take(), measure_best(take)
-        description = (
-            f"Llama 3 8B, {len(table.nodes)} operators on {mesh} devices, the table of {table_time:.2g} s included"
-        )
+        operators = f"Llama 3 8B, {len(table.nodes)} operators on {mesh} devices"
+        description = f"{operators}, the table of {table_time:.2g} s included"
         solve = partial(integer_programming, table.graph, table.limit, gap=0.01)
         for layers, tie in (("alike", True), ("apart", False)):
             elapsed = table_time + measure_best(partial(solve, tie=tie))

@@ -167,34 +167,23 @@ def list_kernel_lines(evidence: Evidence) -> list[tuple[str, ...]]:
 
 
 def _format_cells(kernel_errors: HoldOut) -> tuple[str, ...]:
-    any_errors = kernel_errors.fitted_errors or kernel_errors.left_out_errors
+    fitted, left_out = kernel_errors.fitted_errors, kernel_errors.left_out_errors
+    any_errors = fitted or left_out
     assert any_errors is not None
-    fitted_cells = (
-        (f"{kernel_errors.fitted_errors.mean:.1%}", f"{kernel_errors.fitted_errors.median:.1%}")
-        if kernel_errors.fitted_errors
-        else ("-", "-")
-    )
-    if kernel_errors.left_out_errors is None:
-        return str(any_errors.rows), *fitted_cells, "-", "-", "-", "-"
-    excluded_errors = kernel_errors.left_out_errors
-    return (
-        str(any_errors.rows),
-        *fitted_cells,
-        f"{excluded_errors.mean:.1%}",
-        f"{excluded_errors.median:.1%}",
-        f"{excluded_errors.high:.1%}",
-        f"{excluded_errors.bias:+.1%}",
-    )
+    fitted_cells = (f"{fitted.mean:.1%}", f"{fitted.median:.1%}") if fitted else ("-",) * 2
+    left_out_cells: tuple[str, ...] = ("-",) * 4
+    if left_out is not None:
+        errors = (left_out.mean, left_out.median, left_out.high)
+        left_out_cells = (*(f"{error:.1%}" for error in errors), f"{left_out.bias:+.1%}")
+    return str(any_errors.rows), *fitted_cells, *left_out_cells
 
 
 def to_markdown(accelerators: Sequence[Evidence], rows: Sequence[Row]) -> str:
     """Return the errors of accelerators, and the agreement of publishers with each other, as a Markdown page."""
-    parts = [
-        INTRODUCTION,
-        _format_table(SUMMARY_HEAD, [line for item in accelerators for line in _summarize_publishers(item)]),
-    ]
-    parts += ["## What no model can beat\n", FLOOR]
-    parts.append(_format_table(FLOOR_HEAD, [_format_floor(floor) for item in accelerators for floor in item.floors]))
+    summary = [line for item in accelerators for line in _summarize_publishers(item)]
+    floors = [_format_floor(floor) for item in accelerators for floor in item.floors]
+    parts = [INTRODUCTION, _format_table(SUMMARY_HEAD, summary), "## What no model can beat\n", FLOOR]
+    parts.append(_format_table(FLOOR_HEAD, floors))
     for item in accelerators:
         sustained = item.calibration.sustained
         parts.append(f"## {item.name}\n")
@@ -203,14 +192,9 @@ def to_markdown(accelerators: Sequence[Evidence], rows: Sequence[Row]) -> str:
             f"{sustained.pairs} shapes timed both ways).\n"
         )
         parts.append(_format_table(KERNEL_HEAD, list_kernel_lines(item)))
-    parts.append("## Publishers against each other\n")
-    parts.append(AGREEMENT)
     names = {item.name for item in accelerators}
-    parts.append(
-        _format_table(
-            AGREEMENT_HEAD, [_format_agreement(item) for item in find_agreements(rows) if item.device in names]
-        )
-    )
+    agreements = [_format_agreement(item) for item in find_agreements(rows) if item.device in names]
+    parts += ["## Publishers against each other\n", AGREEMENT, _format_table(AGREEMENT_HEAD, agreements)]
     return "\n".join(parts)
 
 
@@ -243,17 +227,9 @@ def _find_group(family: str) -> str:
 
 def _format_floor(floor: NoiseFloor) -> tuple[str, ...]:
     model = "-" if floor.model_error is None else f"{floor.model_error:.1%}"
+    names = floor.hardware, floor.group, floor.predicted_publisher, floor.reference_publisher
     counts = str(floor.num_pairs), str(floor.num_same_sizes), f"{floor.factor:.2f}"
-    return (
-        floor.hardware,
-        floor.group,
-        floor.predicted_publisher,
-        floor.reference_publisher,
-        *counts,
-        f"{floor.raw_error:.1%}",
-        f"{floor.scaled_error:.1%}",
-        model,
-    )
+    return *names, *counts, f"{floor.raw_error:.1%}", f"{floor.scaled_error:.1%}", model
 
 
 def _format_agreement(agreement: Agreement) -> tuple[str, ...]:
@@ -305,10 +281,7 @@ def fit_links_excluding(
     rows: Sequence[CollectiveRow], excluded_sources: Sequence[str]
 ) -> tuple[LinkFits, tuple[LinkError, ...]]:
     """Return links fitted to ``rows`` without ``excluded_sources``, and the errors on all rows, excluded ones too."""
-    known_sources = sorted({row.source for row in rows})
-    for name in excluded_sources:
-        if name not in known_sources:
-            raise ValueError(f"--leave-out is one of {', '.join(known_sources)}, met {name[:100]}")
+    _check_names("leave-out", excluded_sources, sorted({row.source for row in rows}))
     fits = fit_links(rows, excluded_sources)
     return fits, measure_errors(rows, fits)
 
@@ -317,12 +290,6 @@ def list_link_lines(link_errors: Sequence[LinkError]) -> list[tuple[str, ...]]:
     """Return the errors of whole sources as lines of a table."""
     source_errors = [error for error in link_errors if (error.collective, error.size) == ("*", "*")]
     return [
-        (
-            error.source,
-            "all",
-            "all",
-            str(error.rows),
-            *(f"{part:.1%}" for part in (error.mean, error.median, error.bias)),
-        )
+        (error.source, "all", "all", str(error.rows), f"{error.mean:.1%}", f"{error.median:.1%}", f"{error.bias:.1%}")
         for error in source_errors
     ]

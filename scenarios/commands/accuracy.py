@@ -1,5 +1,6 @@
 """``meshwise accuracy``: predicted against measured over published runs."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,8 +11,15 @@ from meshwise.reports.tables import console, print_accuracy
 from meshwise.scenarios.commands.options import Json
 from meshwise.scenarios.console import Ticker, emit, note, print_table
 from meshwise.scenarios.files.results import check_output, make_folder, write
-from meshwise.scenarios.published.accuracy import load_runs, predict_all, summarize, to_csv
-from meshwise.scenarios.published.accuracy_pictures import draw_pictures, list_points
+from meshwise.scenarios.published.accuracy import (
+    Prediction,
+    draw_pictures,
+    list_points,
+    load_runs,
+    predict_all,
+    summarize,
+    to_csv,
+)
 
 
 def accuracy(
@@ -41,17 +49,14 @@ def accuracy(
         _print(predictions, result)
 
 
-def _print(predictions: Any, result: dict[str, Any]) -> None:
+def _print(predictions: Sequence[Prediction], result: dict[str, Any]) -> None:
     rows = [
-        (p.run.row_id, f"{p.step_time:.4g}", f"{p.run.step_time:.4g}", f"{p.error:+.1%}")
-        for p in predictions
-        if p.error is not None
+        (row.run.row_id, f"{row.step_time:.4g}", f"{row.run.step_time:.4g}", f"{row.error:+.1%}")
+        for row in predictions
+        if row.step_time and row.run.step_time
     ]
     print_table(("run", "predicted s", "measured s", "error"), rows)
     print()
     print_accuracy(console(), result["sources"] | {"all": result["all"]})
-    reasons: dict[str, int] = {}
-    for row in result["all"]["skipped"]:
-        reasons[row["reason"]] = reasons.get(row["reason"], 0) + 1
-    for reason, count in sorted(reasons.items(), key=lambda item: -item[1]):
+    for reason, count in result["all"]["reasons"].items():
         note(f"skipped {count}: {reason}")

@@ -2,7 +2,7 @@
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -32,6 +32,9 @@ from meshwise.simulator.calibration.collective_report import report as page
 from meshwise.simulator.calibration.link_fits import to_json_text as dump_links
 from meshwise.simulator.units import format_count
 
+if TYPE_CHECKING:
+    from meshwise.simulator.machine.cluster import Cluster
+
 Names = Annotated[list[str] | None, typer.Option("--accelerator", metavar="NAME", help="With --from: fit this one.")]
 _FIRST = 2**16
 LeftOut = Annotated[
@@ -56,8 +59,7 @@ def calibrate(
         str | None, typer.Option(metavar="cpu|cuda", help="What to measure; cuda where torch sees a GPU.")
     ] = None,
     rows: Annotated[
-        str | None,
-        typer.Option("--from", metavar="ROWS", help="Fit published timings of kernels or collectives."),
+        str | None, typer.Option("--from", metavar="ROWS", help="Fit published timings of kernels or collectives.")
     ] = None,
     accelerator: Names = None,
     leave_out: LeftOut = None,
@@ -65,17 +67,15 @@ def calibrate(
     as_json: Json = False,
 ) -> None:
     """Measure this machine into a cluster file; or fit accelerators or links to published timings."""
+    options: dict[str, object] = {"--accelerator": accelerator, "--leave-out": leave_out, "--report": report}
+    stated_options = ", ".join(name for name, value in options.items() if value is not None)
     if rows is None:
-        _refuse_options(
-            "goes with --from ROWS.jsonl, met no --from",
-            accelerator=accelerator,
-            leave_out=leave_out,
-            report=report,
-        )
+        if stated_options:
+            raise ValueError(f"{stated_options} goes with --from ROWS.jsonl, met no --from")
         _measure(out, device, processes, seconds, as_json)
     elif out is not None and out.endswith((".yaml", ".yml")) and _has_measured_rows(rows):
-        options = {"accelerator": accelerator, "leave_out": leave_out, "report": report}
-        _refuse_options("goes with --out FITTED.json, met a cluster file", **options)
+        if stated_options:
+            raise ValueError(f"{stated_options} goes with --out FITTED.json, met a cluster file")
         _to_cluster(rows, out, as_json)
     elif has_collectives(rows):
         if accelerator is not None:
@@ -85,23 +85,13 @@ def calibrate(
         _fit_kernels(rows, accelerator or [], leave_out or [], out, report, as_json)
 
 
-def _refuse_options(reason: str, **options: Any) -> None:
-    option_names = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None]
-    if option_names:
-        raise ValueError(f"{', '.join(option_names)} {reason}")
-
-
 def _measure(out: str | None, device: str | None, processes: int | None, seconds: float, as_json: bool) -> None:
     check_output(out, (".yaml", ".yml"))
     kind = device_calibration.choose_device(device)
     ranks = device_calibration.choose_num_ranks(kind, processes)
     if kind == "cuda":
         _measure_gpus(out, ranks, seconds, as_json)
-    else:
-        _measure_cores(out, ranks, seconds, as_json)
-
-
-def _measure_cores(out: str | None, ranks: int, seconds: float, as_json: bool) -> None:
+        return
     ticker = Ticker()
     cluster = measure_cores(processes=ranks, seconds=seconds, progress=lambda *words: ticker(str(words[0])))
     ticker.clear()
@@ -137,7 +127,7 @@ def _to_cluster(rows: str, out: str | None, as_json: bool) -> None:
     _show_cluster(cluster, out, as_json, f"Fitted by `meshwise calibrate` to the rows of {Path(rows).name}.")
 
 
-def _show_cluster(cluster: Any, out: str | None, as_json: bool, comment: str) -> None:
+def _show_cluster(cluster: "Cluster", out: str | None, as_json: bool, comment: str) -> None:
     if out is not None:
         write_cluster(cluster, out, comment)
     if as_json:
@@ -166,7 +156,10 @@ def _fit_kernels(
     if as_json:
         print(document, end="")
     else:
-        _print_fits(fits)
+        for fit in fits:
+            print(f"{fit.name}: sustained {fit.calibration.sustained.factor:.3f} times a burst")
+            print_table(KERNEL_HEAD, list_kernel_lines(fit))
+            print()
         note(f"{format_count(len(used_rows), 'row')} used, {len(skipped)} skipped; --json says why")
 
 
@@ -184,10 +177,3 @@ def _fit_links(path: str, excluded_sources: list[str], out: str | None, report: 
     else:
         print_table(LINK_HEAD, list_link_lines(link_errors))
         note(f"{format_count(len(used_rows), 'row')} used, {len(skipped)} skipped; --report lists why")
-
-
-def _print_fits(fits: Any) -> None:
-    for fit in fits:
-        print(f"{fit.name}: sustained {fit.calibration.sustained.factor:.3f} times a burst")
-        print_table(KERNEL_HEAD, list_kernel_lines(fit))
-        print()

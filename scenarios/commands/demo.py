@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,6 +20,11 @@ from meshwise.scenarios.files.results import make_folder, write
 from meshwise.scenarios.inputs.cluster_file import write_cluster
 from meshwise.scenarios.loader import load
 from meshwise.simulator.units import format_size, format_time
+
+if TYPE_CHECKING:
+    from meshwise.executor.launch.run import Run
+    from meshwise.scenarios.simulation import Simulation
+    from meshwise.strategies.search.driver import SearchResult
 
 PROCESSES = 2
 CALIBRATION_SECONDS = 20.0
@@ -71,13 +76,13 @@ def demo(
     if search_result.best is None:
         note("no plan of the demo fits into this machine's memory")
         raise typer.Exit(FAILED)
-    write(target / "plan.json", json.dumps(search_result.best.plan.to_json(), indent=2) + "\n")
+    plan = search_result.best.plan
+    write(target / "plan.json", json.dumps(plan.to_json(), indent=2) + "\n")
 
-    note(f"3/4 execute: {search_result.best.plan.describe()}")
-    predicted = scenario.simulate(search_result.best.plan)
-    run = scenario.execute(
-        search_result.best.plan, steps=STEPS, verify=True, folder=make_folder(target / "run"), progress=follow(ticker)
-    )
+    note(f"3/4 execute: {plan.describe()}")
+    predicted = scenario.simulate(plan)
+    run_folder = make_folder(target / "run")
+    run = scenario.execute(plan, steps=STEPS, verify=True, folder=run_folder, progress=follow(ticker))
     ticker.clear()
     result = to_json(run, predicted)
     write_run(target, result, predicted, run)
@@ -88,14 +93,14 @@ def demo(
     _write_report(target, search_result, predicted, result)
     searches = [search_to_json(search_run, scenario.problem) for search_run in search_results]
     write_page(target / "report.html", scenario, predicted, searches=searches, run=result, measured=run.timeline)
-    document = {"folder": str(target), "plan": search_result.best.plan.to_json(), "gap": search_result.gap, **result}
+    document = {"folder": str(target), "plan": plan.to_json(), "gap": search_result.gap, **result}
     if as_json:
         emit(document)
     else:
         print_rows([*_list_facts(search_result, predicted, result), ("report", str(target / "report.html"))])
 
 
-def _draw_pictures(target: Path, searches: tuple[Any, ...], predicted: Any, run: Any) -> None:
+def _draw_pictures(target: Path, searches: "tuple[SearchResult, ...]", predicted: "Simulation", run: "Run") -> None:
     draw_timeline(predicted.timeline, target / "predicted.png", title="predicted")
     draw_timeline(run.timeline, target / "measured.png", title="measured")
     draw_memory(predicted.timeline, target / "memory.png", title="predicted memory", reported=predicted.memory_capacity)
@@ -103,11 +108,13 @@ def _draw_pictures(target: Path, searches: tuple[Any, ...], predicted: Any, run:
     draw_search(histories, target / "search.png", lower_bound=searches[0].lower_bound)
 
 
-def _list_facts(search_result: Any, predicted: Any, result: dict[str, Any]) -> list[tuple[str, str]]:
+def _list_facts(
+    search_result: "SearchResult", predicted: "Simulation", result: dict[str, Any]
+) -> list[tuple[str, str]]:
     error = predicted.step_time / result["step_time"] - 1
     wall_time = format_time(search_result.wall_time)
     return [
-        ("plan", search_result.best.plan.describe()),
+        ("plan", predicted.plan.describe()),
         ("searched", f"{search_result.evaluations} evaluations of {search_result.considered} plans, {wall_time}"),
         ("loss", f"{result['loss'][0]:.3f} at the first step, {result['loss'][-1]:.3f} after {len(result['loss'])}"),
         ("step time measured", f"{format_time(result['step_time'])} (median of {STEPS - 2})"),
@@ -118,7 +125,7 @@ def _list_facts(search_result: Any, predicted: Any, result: dict[str, Any]) -> l
     ]
 
 
-def _write_report(target: Path, search_result: Any, predicted: Any, result: dict[str, Any]) -> None:
+def _write_report(target: Path, search_result: "SearchResult", predicted: "Simulation", result: dict[str, Any]) -> None:
     search = (
         f"Every plan of the space was considered by {search_result.algorithm}: {search_result.considered} plans, "
         f"of which {search_result.evaluations} were simulated. "

@@ -1,7 +1,5 @@
 """``meshwise doctor``: what is installed on this machine and what is missing."""
 
-from typing import Any
-
 from meshwise.executor.launch.doctor import build_report
 from meshwise.scenarios.commands.options import Json
 from meshwise.scenarios.console import emit, print_rows
@@ -16,7 +14,7 @@ def doctor(as_json: Json = False) -> None:
         print_rows((key, _format_value(value)) for key, value in facts.items())
 
 
-def _format_value(value: Any) -> str:
+def _format_value(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {_format_value(item)}" for key, item in value.items())
     if isinstance(value, list | tuple):

@@ -1,15 +1,20 @@
-"""``meshwise execute``: run a plan on torch, on this machine or on several hosts."""
+"""``meshwise execute``: run a plan on torch, on this machine or on several hosts, or the best plans of a search."""
 
+import json
 import os
+import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from meshwise.executor.device import CPU, require_device
-from meshwise.executor.job import checkpoints_folder
+from meshwise.executor.job import Job, checkpoints_folder
+from meshwise.executor.launch.processes import INTERRUPTED, lock_folder
 from meshwise.executor.launch.run import Run, metrics_log
+from meshwise.executor.launch.several_hosts import Hosts, Rendezvous, prepare_hosts, read_run, require_processes
 from meshwise.executor.options import (
     CONSTANT_RATE,
     KEPT_CHECKPOINTS,
@@ -20,17 +25,19 @@ from meshwise.executor.options import (
     RunOptions,
 )
 from meshwise.executor.training.checkpoint import list_checkpoints
-from meshwise.scenarios.commands import hosts
-from meshwise.scenarios.commands.execute_top import execute_top
+from meshwise.scenarios.closed_loop import ClosedLoop, close_loop
 from meshwise.scenarios.commands.loading import load_scenario
 from meshwise.scenarios.commands.options import ClusterFile, Json, PlanFile, ScenarioName
 from meshwise.scenarios.commands.page import PageFile, check_page
-from meshwise.scenarios.commands.run_report import follow, tell_run
-from meshwise.scenarios.console import FAILED, NOTHING_FITS, Ticker, note
-from meshwise.scenarios.files.results import make_folder
+from meshwise.scenarios.commands.run_report import follow, tell_run, to_json, write_run
+from meshwise.scenarios.console import FAILED, NOTHING_FITS, Ticker, emit, note, print_rows, print_table
+from meshwise.scenarios.files.results import make_folder, write
 from meshwise.scenarios.fitting import explain_unfit_plan
+from meshwise.scenarios.inputs.cluster_file import write_cluster
 from meshwise.scenarios.interchange.targets import EXECUTE
 from meshwise.scenarios.scenario import Scenario
+from meshwise.simulator.units import format_count, format_time
+from meshwise.strategies.plan.plan import Plan
 
 
 def execute(
@@ -63,13 +70,11 @@ def execute(
         ),
     ] = None,
     learning_rate: Annotated[
-        float | None,
-        typer.Option(help="The largest learning rate.  [default: 0.001 of adamw, 0.02 of sgd]"),
+        float | None, typer.Option(help="The largest learning rate.  [default: 0.001 of adamw, 0.02 of sgd]")
     ] = None,
     warmup_steps: Annotated[int, typer.Option(help="Steps in which the learning rate rises linearly to it.")] = 0,
     decay_steps: Annotated[
-        int | None,
-        typer.Option(help="Step at which a cosine decay of the learning rate ends.  [default: no decay]"),
+        int | None, typer.Option(help="Step at which a cosine decay of the learning rate ends.  [default: no decay]")
     ] = None,
     min_learning_rate: Annotated[float, typer.Option(help="What the decay ends at.")] = 0.0,
     checkpoint_every: Annotated[
@@ -85,8 +90,7 @@ def execute(
         ),
     ] = False,
     module: Annotated[
-        str | None,
-        typer.Option(metavar="FILE.py:FACTORY", help="The module that the graph was captured from."),
+        str | None, typer.Option(metavar="FILE.py:FACTORY", help="The module that the graph was captured from.")
     ] = None,
     processes: Annotated[
         int | None,
@@ -147,9 +151,9 @@ def execute(
     value = replace(value, problem=value.to_target_problem(EXECUTE))  # what runs is priced as what runs it
     if top is not None:
         _check_top({"--plan": plan, "--module": module, "--rendezvous": rendezvous, "--data": data})
-        execute_top(value, top, RunOptions(steps, verify, seed, device=device), out=out, as_json=as_json)
+        _execute_top(value, top, RunOptions(steps, verify, seed, device=device), out=out, as_json=as_json)
         return
-    rank_hosts = hosts.spread_ranks(value, processes, rendezvous, collect=collect, out=out, module=module)
+    rank_hosts = _spread_ranks(value, processes, rendezvous, collect=collect, out=out, module=module)
     is_remote = rank_hosts is not None or collect  # whose GPUs this host does not see
     require_device(device, 0 if is_remote else value.choose_plan().mesh.num_ranks)
     if module is None and not is_remote:
@@ -159,11 +163,11 @@ def execute(
         note(explain_unfit_plan(value.problem, predicted.plan))
         raise typer.Exit(NOTHING_FITS)
     if rank_hosts is not None and out is not None:
-        hosts.prepare(value.make_jobs(options, make_folder(out), note), rank_hosts, as_json=as_json)
+        _prepare_hosts(value.make_jobs(options, make_folder(out), note), rank_hosts, as_json=as_json)
         return
     target = None if out is None else Path(out) if collect else make_folder(out)
     if collect and target is not None:
-        run = hosts.collect_run(value, target)
+        run = _collect_run(value, target)
     else:
         _note_shared_cores(predicted.plan.mesh.num_ranks, device)
         run = _run_plan(value, options, target, module)
@@ -215,3 +219,144 @@ def _describe_leftovers(target: Path | None) -> str:
     newest = list_checkpoints(checkpoints_folder(target))[:1]
     checkpoint = f"; --resume goes on from {newest[0]}" if newest else "; no checkpoint was written"
     return f"the steps that were done are in {metrics_log(target)}{checkpoint}"
+
+
+LISTED = 16
+"""Largest number of hosts whose commands are printed."""
+
+
+def _spread_ranks(
+    value: Scenario,
+    processes: int | None,
+    rendezvous: str | None,
+    *,
+    collect: bool,
+    out: str | None,
+    module: str | None,
+) -> Hosts | None:
+    """Return how the ranks of a scenario's plan are spread over hosts; None where all run on this host.
+
+    Raises
+    ------
+    ValueError
+        Where options contradict each other or the plan.
+    """
+    ranks = value.choose_plan().mesh.num_ranks
+    if (rendezvous is not None or collect) and (out is None or module is not None):
+        problem = "no --out" if out is None else "--module"
+        needed = "--rendezvous and --collect go with --out, a folder of all hosts, and no --module"
+        raise ValueError(f"{needed}; met {problem}")
+    if rendezvous is not None and collect:
+        raise ValueError("--rendezvous comes before a run and --collect after it, met both")
+    if rendezvous is not None:
+        ranks_per_host = min(value.problem.cluster.first_node.devices, ranks) if processes is None else processes
+        return Hosts.from_ranks(ranks, ranks_per_host, Rendezvous.parse(rendezvous))
+    if processes is not None:
+        require_processes(ranks, processes)
+        if processes < ranks and not collect:
+            raise ValueError(
+                f"processes: all {ranks} ranks are here, met {processes}; nearest: {ranks}, or --rendezvous HOST:PORT "
+                f"for {ranks // processes} hosts of {processes}"
+            )
+    return None
+
+
+def _prepare_hosts(jobs: Sequence[tuple[Job, Path]], hosts: Hosts, *, as_json: bool) -> None:
+    """Write jobs into their folders and print the command of every host."""
+    with lock_folder(jobs[0][1]):
+        script = prepare_hosts(jobs, hosts)
+    commands = [f"sh {shlex.quote(str(script.resolve()))} {index}" for index in range(hosts.nodes)]
+    if as_json:
+        emit({"nodes": hosts.nodes, "processes": hosts.processes, "script": str(script), "commands": commands})
+        return
+    summary = f"{format_count(hosts.nodes, 'host')}, {format_count(hosts.processes, 'rank')} on each"
+    print(f"{summary}; host 0 is {hosts.rendezvous.host}")
+    for index, command in list(enumerate(commands))[:LISTED]:
+        print(f"host {index}: {command}")
+    if hosts.nodes > LISTED:
+        print(f"... and so on to host {hosts.nodes - 1}")
+
+
+def _collect_run(value: Scenario, folder: Path) -> Run:
+    """Return the run that the ranks of a scenario's plan have left in a folder.
+
+    Raises
+    ------
+    ValueError
+        Where the folder has no run, or a run of another plan.
+    """
+    job, run = read_run(folder)
+    own_text = value.choose_plan().describe()
+    if job.plan != value.choose_plan():
+        raise ValueError(f"{folder}: a run of this plan is collected: {own_text}; met {job.plan.describe()}")
+    return run
+
+
+HEAD = ("plan", "predicted", "measured", "error", "predicted after", "error after")
+
+
+def _execute_top(scenario: Scenario, num_plans: int, options: RunOptions, *, out: str | None, as_json: bool) -> None:
+    """Run the best plans of a scenario, fit its machine to their step times, rank them again and print the changes."""
+    target = make_folder(out) if out is not None else None
+    ticker = Ticker()
+
+    def announce(words: str) -> None:
+        ticker.clear()
+        note(words)
+
+    def report_plan(number: int, plan: Plan, run: Run) -> None:
+        predicted = scenario.simulate(plan)
+        error = f"{predicted.step_time / run.step_time - 1:+.1%}"
+        announce(f"  {run.step_time * 1e3:.1f} ms a step, {predicted.step_time * 1e3:.1f} ms predicted ({error})")
+        if target is not None:
+            write_run(make_folder(target / f"plan-{number}"), to_json(run, predicted), predicted, run)
+
+    loop = close_loop(
+        scenario, num_plans, options, folder=target, note=announce, progress=follow(ticker), on_finished=report_plan
+    )
+    ticker.clear()
+    document = loop.to_json() | {"cluster": str(target / "cluster.yaml") if target is not None else None}
+    if target is not None:
+        origin = f"the steps of {len(loop.rows)} plans that ran on this machine"
+        comment = f"Fitted by `meshwise execute --top` to {origin}."
+        write_cluster(loop.refit.cluster, target / "cluster.yaml", comment)
+        write(target / "loop.json", json.dumps(document, indent=2) + "\n")
+        if loop.best_plan is not None:
+            write(target / "plan.json", json.dumps(loop.best_plan.to_json(), indent=2) + "\n")
+    if as_json:
+        emit(document)
+    else:
+        _print_loop(loop, document, target)
+    if loop.interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _print_loop(loop: ClosedLoop, document: dict[str, Any], target: Path | None) -> None:
+    print_table(
+        HEAD,
+        [
+            (
+                row.plan.describe(),
+                format_time(row.time_before),
+                format_time(row.measured_time),
+                f"{row.time_before / row.measured_time - 1:+.1%}",
+                format_time(row.time_after) if row.time_after is not None else "-",
+                f"{row.time_after / row.measured_time - 1:+.1%}" if row.time_after is not None else "-",
+            )
+            for row in loop.rows
+        ],
+    )
+    print()
+    after = document["mean_error_after"]
+    figures = {**document["device"], **document["collectives"]}
+    print_rows(
+        [
+            ("mean error before", f"{document['mean_error_before']:.1%}"),
+            ("mean error after", f"{after:.1%}, each plan from the others" if after is not None else "needs two plans"),
+            ("order of plans", f"Kendall's tau {document['tau_before']:.2f} before, {document['tau_after']:.2f} after"),
+            ("time now over before", ", ".join(f"{name} {factor:.2f}" for name, factor in figures.items())),
+            ("ran fastest", document["fastest"]),
+            *([("best on the fitted machine", document["best"])] if loop.best_plan is not None else []),
+            *([("fitted machine", f"{target / 'cluster.yaml'}; give it to --cluster")] if target is not None else []),
+        ]
+    )

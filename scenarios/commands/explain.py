@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,6 +22,9 @@ from meshwise.scenarios.files.results import check_output
 from meshwise.scenarios.fitting import NothingFits
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.search.driver import OutOfTime
+
+if TYPE_CHECKING:
+    from meshwise.scenarios.scenario import Scenario
 
 SECONDS = 12.0
 """Seconds of processor time after which an explanation ends with what it has."""
@@ -81,7 +84,10 @@ def explain(
         document["not_looked_at"] = part
     except NothingFits as nothing:
         ticker.clear()
-        _tell_nothing(nothing.document, as_json=as_json)
+        if as_json:
+            emit(nothing.document)
+        for line in nothing_fits_lines(nothing.document):
+            note(line)
         raise typer.Exit(NOTHING_FITS) from None
     ticker.clear()
     _tell_explanation(value, document, as_json=as_json)
@@ -117,7 +123,7 @@ def _time_limit(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGPROF, before)
 
 
-def _tell_explanation(value: Any, document: dict[str, Any], *, as_json: bool) -> None:
+def _tell_explanation(value: "Scenario", document: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         emit(document)
         return
@@ -128,10 +134,3 @@ def _tell_explanation(value: Any, document: dict[str, Any], *, as_json: bool) ->
     print_rows(list_remarks(value))
     for line in explanation_lines(document):
         print(line)
-
-
-def _tell_nothing(document: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        emit(document)
-    for line in nothing_fits_lines(document):
-        note(line)

@@ -72,7 +72,8 @@ def export(
         document: dict[str, object] = {"version": target.version}
         words = f"for {target.versioned_name}"
     else:
-        job, ranks_per_host = _build_job(value, steps, seed), processes or _count_host_ranks(value)
+        node_devices, ranks = value.problem.cluster.first_node.devices, value.choose_plan().mesh.num_ranks
+        job, ranks_per_host = _build_job(value, steps, seed), processes or min(node_devices, ranks)
         request = LaunchRequest(value.name, job, ranks_per_host, folder, port, image, claim)
         text = LAUNCHERS[to](request)
         document = {"nodes": request.num_nodes, "processes": request.processes, "device": request.job.device}
@@ -110,10 +111,6 @@ def _describe_memory(value: "Scenario", trainer: str) -> str:
     conventions = "its conventions" if value.framework is None else f"the conventions of {value.framework}"
     risk = format_risk(estimate_problem_risk(problem, peak))
     return f"the plan {verb} in {trainer}: {format_size(peak)} by {conventions}, {risk}"
-
-
-def _count_host_ranks(value: "Scenario") -> int:
-    return min(value.problem.cluster.first_node.devices, value.choose_plan().mesh.num_ranks)
 
 
 def _find_scenario(plan: str, scenario: str | None) -> "Scenario":

@@ -1,7 +1,8 @@
 """``meshwise list``: what a scenario can name."""
 
+from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -39,20 +40,14 @@ class Listing(StrEnum):
 def names(what: Annotated[Listing, typer.Argument(help="What to list.")], as_json: Json = False) -> None:
     """List what a scenario can name."""
     rows = _LISTS[what]()
-    if as_json:
-        catalogued = what in (Listing.ACCELERATORS, Listing.CLUSTERS)
-        emit(
-            [
-                {"name": name, "description": text} | (_describe_origins(name) if catalogued else {})
-                for name, text in rows
-            ]
-        )
-    else:
+    if not as_json:
         print_rows(rows)
-
-
-def _list_models() -> list[tuple[str, str]]:
-    return [(name, spec.summary) for name, spec in MODELS.items()]
+        return
+    documents: list[dict[str, object]] = [{"name": name, "description": text} for name, text in rows]
+    if what in (Listing.ACCELERATORS, Listing.CLUSTERS):
+        for document, (name, _) in zip(documents, rows, strict=True):
+            document |= {"sources": sources(name), "status": statuses(name), "assumed": list_assumed_figures(name)}
+    emit(documents)
 
 
 def _list_accelerators() -> list[tuple[str, str]]:
@@ -84,32 +79,19 @@ def _split_words(network: object) -> str:
     return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in type(network).__name__).strip()
 
 
-def _describe_origins(name: str) -> dict[str, Any]:
-    return {"sources": sources(name), "status": statuses(name), "assumed": list_assumed_figures(name)}
+def _first_line(documented_object: object) -> str:
+    return (documented_object.__doc__ or "").strip().splitlines()[0].removeprefix("Return ").replace("]_", "]")
 
 
-def _list_schedules() -> list[tuple[str, str]]:
-    return [(name, _first_line(rule.order)) for name, rule in SCHEDULES.items()]
+def _read_title(scenario: str) -> str:
+    return str(read_document(find_scenario(scenario)).data.get("name", ""))
 
 
-def _list_algorithms() -> list[tuple[str, str]]:
-    return [(name, _first_line(kind)) for name, kind in ALGORITHMS.items()]
-
-
-def _first_line(documented_object: Any) -> str:
-    text = (documented_object.__doc__ or "").strip().splitlines()[0].removeprefix("Return ").replace("]_", "]")
-    return text
-
-
-def _list_scenarios() -> list[tuple[str, str]]:
-    return [(name, str(read_document(find_scenario(name)).data.get("name", ""))) for name in library_names()]
-
-
-_LISTS = {
-    Listing.MODELS: _list_models,
+_LISTS: dict[Listing, Callable[[], list[tuple[str, str]]]] = {
+    Listing.MODELS: lambda: [(name, spec.summary) for name, spec in MODELS.items()],
     Listing.ACCELERATORS: _list_accelerators,
     Listing.CLUSTERS: _list_clusters,
-    Listing.SCHEDULES: _list_schedules,
-    Listing.ALGORITHMS: _list_algorithms,
-    Listing.SCENARIOS: _list_scenarios,
+    Listing.SCHEDULES: lambda: [(name, _first_line(rule.order)) for name, rule in SCHEDULES.items()],
+    Listing.ALGORITHMS: lambda: [(name, _first_line(kind)) for name, kind in ALGORITHMS.items()],
+    Listing.SCENARIOS: lambda: [(name, _read_title(name)) for name in library_names()],
 }

@@ -9,12 +9,7 @@ from meshwise.scenarios.scenario import FRAMEWORK_OF, Scenario
 
 
 def load_scenario(
-    name: str,
-    plan: str | None = None,
-    cluster: str | None = None,
-    target: str | None = None,
-    *,
-    brave: bool = False,
+    name: str, plan: str | None = None, cluster: str | None = None, target: str | None = None, *, brave: bool = False
 ) -> Scenario:
     """Return the scenario of a file or the library with the options applied.
 

@@ -26,8 +26,7 @@ PlanFile = Annotated[
     ),
 ]
 ClusterFile = Annotated[
-    str | None,
-    typer.Option(metavar="FILE", help="Predict with this machine, as `meshwise calibrate` measured it."),
+    str | None, typer.Option(metavar="FILE", help="Predict with this machine, as `meshwise calibrate` measured it.")
 ]
 SearchTarget = Annotated[
     str | None,

@@ -1,13 +1,18 @@
 """The report of a plan as one HTML file, which several commands write."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from meshwise.reports.page.html import html
 from meshwise.scenarios.files.results import check_output, write
-from meshwise.scenarios.simulation import build_page_report
+from meshwise.scenarios.simulation import Simulation, build_page_report
+
+if TYPE_CHECKING:
+    from meshwise.scenarios.scenario import Scenario
+    from meshwise.simulator.timeline import Timeline
 
 PageFile = Annotated[
     str | None,
@@ -21,14 +26,14 @@ def check_page(path: str | None) -> None:
 
 
 def write_page(
-    path: Any,
-    value: Any,
-    simulation: Any,
+    path: str | Path,
+    value: "Scenario",
+    simulation: Simulation,
     *,
     searches: Sequence[Mapping[str, Any]] = (),
     explanation: Mapping[str, Any] | None = None,
     run: Mapping[str, Any] | None = None,
-    measured: Any = None,
+    measured: "Timeline | None" = None,
 ) -> None:
     """Write the report of a simulated plan of the scenario ``value``, with other results as ``--json`` prints them."""
     extras = {"searches": tuple(searches), "explanation": explanation or {}, "run": run or {}, "measured": measured}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -33,6 +33,7 @@ from meshwise.scenarios.files.results import check_output, make_folder, write
 from meshwise.scenarios.fitting import (
     EMPTY_SPACE,
     GRACE,
+    TimeLeft,
     describe_room,
     describe_shortfall,
     explain_space_shortfall,
@@ -43,6 +44,8 @@ from meshwise.scenarios.interchange.targets import Acceptance
 from meshwise.scenarios.intervals import estimate_problem_risk, find_risk_limit
 from meshwise.scenarios.launches import (
     RESERVE,
+    Launch,
+    Runnable,
     describe_launches,
     fastest_runnable,
     find_near_misses,
@@ -51,21 +54,28 @@ from meshwise.scenarios.launches import (
     seeks_trainer,
 )
 from meshwise.scenarios.robust_choice import check_robust, choose_robust
-from meshwise.scenarios.scenario import SEARCH_SECONDS
+from meshwise.scenarios.scenario import SEARCH_SECONDS, Scenario
 from meshwise.simulator.units import Dimension, format_size, format_time, parse
 from meshwise.strategies.explanation.shortfall import find_shortfall
 from meshwise.strategies.explanation.uncertainty import format_limit
 from meshwise.strategies.search import PINNED_ALGORITHMS, list_installed, processes
-from meshwise.strategies.search.driver import BUDGET, FINISHED, OUT_OF_TIME
+from meshwise.strategies.search.driver import BUDGET, FINISHED, OUT_OF_TIME, Certificate, Progress, SearchResult
+from meshwise.strategies.search.scope import Scope
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
+
+    from meshwise.strategies.evaluation import Trial
+    from meshwise.strategies.plan.plan import Plan
+    from meshwise.strategies.plan.problem import Problem
 
 LEAST_RESERVE = 2.0
 """Least reserve in seconds, up to half of the limit, to find a runnable plan: a search may end a second late."""
 
 LATE = 0.5
 """Reserve in seconds without that: the last simulation may end late, and the plans of the space are counted."""
+
+_NONE_RUNNABLE = "none was found in the time that is kept for it; --for megatron, torchtitan ... searches for one alone"
 
 NEGLIGIBLE = 1e-6
 """Largest gap that is shown as a proven optimum: solvers in floating point leave as much."""
@@ -81,8 +91,7 @@ BestPlanFile = Annotated[
     ),
 ]
 Journal = Annotated[
-    str | None,
-    typer.Option(metavar="FILE", help="Keep every trial in this file, and go on from those that are in it."),
+    str | None, typer.Option(metavar="FILE", help="Keep every trial in this file, and go on from those that are in it.")
 ]
 Workers = Annotated[int, typer.Option(help="Processes that evaluate plans; 0 for one a core.")]
 Scheduler = Annotated[
@@ -113,21 +122,35 @@ def search(
     as_json: Json = False,
 ) -> None:
     """Search for the fastest plan that fits. Ctrl-C ends the search and keeps the best so far."""
-    _check_options(out, report, robust, out_of_memory)
+    check_output(out, (".json",))
+    check_page(report)
+    check_robust(robust, out_of_memory)
     value = load_scenario(scenario, cluster=cluster, brave=brave)
     value.search_settings.make_algorithm(algorithm, seed)  # raises for a wrong name before workers start
-    value = _aim_at_target(value, target)
+    chosen_target = value.target if target is None else target
+    value = value if chosen_target is None else value.for_target(chosen_target)
     keep, ticker, limit = _keep_best(out), Ticker(), value.limit_seconds(budget, seconds)
-    time_left = _seconds_left(limit)
-    settings = {"budget": budget, "seconds": _search_seconds(value, limit), "seed": seed, "resume": resume}
+    time_left = start_timer(limit)
+    follow = _follow_search(ticker)
+
+    def tell(progress: Progress) -> None:
+        keep(progress.best)
+        follow(progress)
+
     with _open_executor(workers, scheduler) as executor:
         result = value.search(
-            algorithm, progress=_tell_both(keep, _follow_search(ticker)), executor=executor, **settings
+            algorithm,
+            budget=budget,
+            seconds=_search_seconds(value, limit),
+            seed=seed,
+            resume=resume,
+            progress=tell,
+            executor=executor,
         )
     ticker.clear()
     keep(result.best)
     # without a limit, what follows gets its own time from now on
-    time_left = _seconds_left(limit) if limit is None else time_left
+    time_left = start_timer(SEARCH_SECONDS) if limit is None else time_left
     answer = _Answer(value, result, to_json(result, value.problem) | pricing_document(value) | {"brave": brave})
     answer.add_trainers(time_left, budget, out)
     if robust is not None:
@@ -140,55 +163,28 @@ def search(
         raise typer.Exit(code)
 
 
-def _check_options(out: str | None, report: str | None, robust: float | None, out_of_memory: float) -> None:
-    """Raise ``ValueError`` where an option of a search is wrong, before anything slow is loaded."""
-    check_output(out, (".json",))
-    check_page(report)
-    check_robust(robust, out_of_memory)
-
-
-def _aim_at_target(value: Any, target: str | None) -> Any:
-    """Return a scenario whose search is limited to plans that its target can express; ``target`` replaces its own."""
-    chosen = value.target if target is None else target
-    return value if chosen is None else value.for_target(chosen)
-
-
-def _tell_both(keep: Callable[[Any], None], follow: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return a callback that calls ``keep`` with the best plan of a search and ``follow`` with its progress."""
-
-    def tell(progress: Any) -> None:
-        keep(progress.best)
-        follow(progress)
-
-    return tell
-
-
 class _Answer:
     """The answer of `meshwise search`: the result of a search, and what follows from it."""
 
-    def __init__(self, value: Any, result: Any, document: dict[str, Any]) -> None:
+    def __init__(self, value: Scenario, result: SearchResult, document: dict[str, Any]) -> None:
         self.value, self.result, self.document = value, result, document
         self.nothing_fits = proves_nothing_fits(result)
         self.interrupted = result.interrupted
-        self.places: Any = ()
-        self.runnable: Any = None
+        self.places: tuple[Launch, ...] = ()
+        self.runnable: Runnable | None = None
         self.runnable_time = 0.0
         self.runnable_file: str | None = None
-        self.robust_plan: Any = None
+        self.robust_plan: Plan | None = None
 
-    @property
-    def goes_on(self) -> bool:
-        """Whether the search found a plan and was not interrupted, so that more is computed from the plan."""
-        return self.result.best is not None and not self.interrupted
-
-    def add_trainers(self, time_left: Callable[[], float], budget: int | None, out: str | None) -> None:
+    def add_trainers(self, time_left: TimeLeft, budget: int | None, out: str | None) -> None:
         """Add the trainers in which the best plan runs, and where it fits in none, the fastest plan that does.
 
         That plan is written beside ``out`` under the name of its trainer, since the best plan would run nowhere.
         """
-        if self.result.best is not None:
-            self.places = list_launches(self.value, self.result.best.plan)
-        if self.goes_on and needs_runnable(self.value, self.places):
+        best = self.result.best
+        if best is not None:
+            self.places = list_launches(self.value, best.plan)
+        if best is not None and not self.interrupted and needs_runnable(self.value, self.places):
             start = time.monotonic()
             try:
                 self.runnable = fastest_runnable(self.value, lambda: time_left() - GRACE, budget)
@@ -205,16 +201,16 @@ class _Answer:
         self.document["runnable_wall_time"] = self.runnable_time
 
     def add_robust(
-        self, quantile: float, max_risk: float, time_left: Callable[[], float], keep: Callable[[Any], None]
+        self, quantile: float, max_risk: float, time_left: TimeLeft, keep: "Callable[[Trial | None], None]"
     ) -> None:
         """Add the plan that is best at a quantile of the step time, and keep it as the best plan."""
-        if self.goes_on:
-            best = self.result.best
+        best = self.result.best
+        if best is not None and not self.interrupted:
             choice = choose_robust(self.value, quantile, max_risk, time_left, best.plan)
             self.document["robust"], self.robust_plan = choice.to_json(), choice.plan
             keep(replace(best, plan=choice.plan or best.plan))
 
-    def add_reason(self, time_left: Callable[[], float]) -> None:
+    def add_reason(self, time_left: TimeLeft) -> None:
         """Where there is no plan, add the reason and the changes that would make one fit."""
         if self.nothing_fits:
             self.document |= explain_space_shortfall(self.value, time_left) | _find_near_misses(self.value, time_left)
@@ -226,10 +222,41 @@ class _Answer:
         if as_json:
             emit(self.document)
         elif self.result.best is not None:
-            _print_result(self.value, self.result, self.places, self.runnable, self.runnable_time)
+            print_rows(self._list_lines(self.result.best))
             if self.runnable_file is not None:
                 note(f"the plan that is fastest to run is in {self.runnable_file}")
-            _print_more("robust", self.document)
+            if "robust" in self.document:
+                print("\n".join(robust_lines(self.document["robust"])))
+
+    def _list_lines(self, best: "Trial") -> Iterator[tuple[str, str]]:
+        """Yield the lines of the report: the best plan, what is proven of it, and where it runs."""
+        value, result, problem = self.value, self.result, self.value.problem
+        peak = best.evaluation.peak_memory
+        yield "scenario", value.name
+        yield from list_remarks(value)
+        yield "algorithm", result.algorithm
+        if value.target is not None:
+            yield "space", f"what {Acceptance(value.target, value.spec).can}"
+        yield "priced as", describe_pricing(value)
+        yield "best plan", best.plan.describe()
+        yield "step time", format_time(best.evaluation.step_time)
+        devices = problem.cluster.accelerators
+        usable, reported = min((problem.usable_memory(device), device.memory) for device in devices)
+        yield "peak memory", f"{format_size(peak)}; {describe_room(usable, reported)}"
+        risk, limit = estimate_problem_risk(problem, peak), format_limit(find_risk_limit(problem))
+        yield "out of memory", f"with a probability of {risk:.1%} ({limit})"
+        yield "runs in", describe_launches(self.places)
+        if needs_runnable(value, self.places):
+            yield "fastest to run", _NONE_RUNNABLE if self.runnable is None else self.runnable.describe()
+        extent = "" if result.gap is None or result.scope is None else f" among {result.scope.plans:,} plans"
+        yield "gap", _describe_gap(result.gap) + extent
+        yield from _describe_scope(result.scope)
+        if result.certificate is not None:
+            yield "sum of operators' costs", _describe_proof(result.certificate)
+        yield "plans", f"{result.considered:,} considered, {result.evaluations:,} simulated"
+        end = "" if result.end == FINISHED else f", {result.end}"
+        rest = f", and {format_time(self.runnable_time)} for what is fastest to run" if self.runnable_time else ""
+        yield "wall time", format_time(result.wall_time) + end + rest
 
     def tell_end(self, out: str | None) -> int:
         """Print on stderr why the search ended without a plan or too early; return the exit code."""
@@ -239,26 +266,18 @@ class _Answer:
             return INTERRUPTED
         if self.result.best is not None:
             return DONE
-        self._tell_nothing()
-        return NOTHING_FITS if self.nothing_fits else FAILED
-
-    def _tell_nothing(self) -> None:
-        """Print on stderr why there is no plan, and the changes that would make one fit."""
         if not self.nothing_fits:
             note(_explain_failure(self.result))
-            return
+            return FAILED
         note(_explain_misfit(self.value, self.result))
         for miss in self.document.get("near_misses", ()):
             note(f"  {miss['words']}")
-        _print_more("changes", self.document)
+        for line in changes_lines(self.document):
+            note(line)
+        return NOTHING_FITS
 
 
-def _seconds_left(limit: float | None) -> Callable[[], float]:
-    """Return a clock of the seconds left for a search and what follows it; without a limit, for what follows."""
-    return start_timer(SEARCH_SECONDS if limit is None else limit)
-
-
-def _search_seconds(value: Any, limit: float | None) -> float | None:
+def _search_seconds(value: Scenario, limit: float | None) -> float | None:
     """Return the seconds for the search alone, less a reserve for what follows; ``None`` where it has no limit."""
     if limit is None or limit <= 0:
         return limit
@@ -266,31 +285,22 @@ def _search_seconds(value: Any, limit: float | None) -> float | None:
     return max(limit / 2, limit - reserve)
 
 
-def _find_target(value: Any) -> Any:
-    if value.target is None:
-        return None
-
-    return Acceptance(value.target, value.spec)
-
-
-def _find_near_misses(value: Any, time_left: Callable[[], float]) -> dict[str, Any]:
+def _find_near_misses(value: Scenario, time_left: TimeLeft) -> dict[str, Any]:
     """Return the plans that fit and that the target cannot express, as JSON-ready data; empty without a target."""
-    target = _find_target(value)
-    if target is None:
+    if value.target is None:
         return {}
-
-    return {
-        "near_misses": [
-            {
-                "plan": miss.plan.describe(),
-                "peak_memory": miss.peak_memory,
-                "out_of_memory": miss.out_of_memory,
-                "lacks": list(miss.refused_decisions),
-                "words": miss.describe(target.versioned_name),
-            }
-            for miss in find_near_misses(value, time_left=time_left)
-        ]
-    }
+    trainer = Acceptance(value.target, value.spec).versioned_name
+    misses = [
+        {
+            "plan": miss.plan.describe(),
+            "peak_memory": miss.peak_memory,
+            "out_of_memory": miss.out_of_memory,
+            "lacks": list(miss.refused_decisions),
+            "words": miss.describe(trainer),
+        }
+        for miss in find_near_misses(value, time_left=time_left)
+    ]
+    return {"near_misses": misses}
 
 
 @contextmanager
@@ -319,33 +329,25 @@ def _open_executor(workers: int, scheduler: str | None) -> "Iterator[Executor | 
             executor.give_up()
 
 
-def _keep_best(out: str | None) -> Callable[[Any], None]:
+def _keep_best(out: str | None) -> "Callable[[Trial | None], None]":
     """Return a callback that writes the best plan to ``out`` whenever it is a new one."""
-    last_best: list[Any] = [None]
+    last_best: Trial | None = None
 
-    def keep(best: Any) -> None:
-        if out is not None and best is not last_best[0]:
+    def keep(best: "Trial | None") -> None:
+        nonlocal last_best
+        if out is not None and best is not None and best is not last_best:
             _write_plan(out, best.plan)
-            last_best[0] = best
+            last_best = best
 
     return keep
 
 
-def _write_plan(path: str, plan: Any) -> None:
+def _write_plan(path: str, plan: "Plan") -> None:
     write(path, json.dumps(plan.to_json(), indent=2) + "\n")
 
 
-def _print_more(section: str, document: dict[str, Any]) -> None:
-    """Print a section of the document, if it has it: the robust choice on stdout, or changes to fit on stderr."""
-    if section == "robust" and section in document:
-        print("\n".join(robust_lines(document[section])))
-    if section == "changes":
-        for line in changes_lines(document):
-            note(line)
-
-
-def _follow_search(ticker: Ticker) -> Any:
-    def follow(progress: Any) -> None:
+def _follow_search(ticker: Ticker) -> Callable[[Progress], None]:
+    def follow(progress: Progress) -> None:
         words = [format_time(progress.best.evaluation.step_time) if progress.best else "none fits yet"]
         if progress.lower_bound is not None:
             words.append(f"bound {format_time(progress.lower_bound)}")
@@ -358,8 +360,9 @@ def _follow_search(ticker: Ticker) -> Any:
     return follow
 
 
-def to_json(result: Any, problem: Any) -> dict[str, Any]:
+def to_json(result: SearchResult, problem: "Problem") -> dict[str, Any]:
     """Return a search result as JSON-ready data."""
+    proof = result.certificate
     return {
         "algorithm": result.algorithm,
         "best": _trial_to_json(result.best, problem),
@@ -368,7 +371,7 @@ def to_json(result: Any, problem: Any) -> dict[str, Any]:
         "lower_bound": result.lower_bound,
         "gap": result.gap,
         "scope": None if result.scope is None else asdict(result.scope),
-        "certificate": _certificate_to_json(result.certificate),
+        "certificate": None if proof is None else asdict(proof),
         "wall_time": result.wall_time,
         "interrupted": result.interrupted,
         "end": result.end,
@@ -376,13 +379,7 @@ def to_json(result: Any, problem: Any) -> dict[str, Any]:
     }
 
 
-def _certificate_to_json(certificate: Any) -> dict[str, Any] | None:
-    if certificate is None:
-        return None
-    return {name: getattr(certificate, name) for name in ("gap", "memory_price", "among")}
-
-
-def _trial_to_json(trial: Any, problem: Any) -> dict[str, Any] | None:
+def _trial_to_json(trial: "Trial | None", problem: "Problem") -> dict[str, Any] | None:
     if trial is None:
         return None
     fields = ("step_time", "peak_memory", "fits")
@@ -391,24 +388,22 @@ def _trial_to_json(trial: Any, problem: Any) -> dict[str, Any] | None:
     return {"plan": trial.plan.to_json(), "evaluation": evaluation, "elapsed": trial.elapsed}
 
 
-def _explain_misfit(value: Any, result: Any) -> str:
+def _explain_misfit(value: Scenario, result: SearchResult) -> str:
     if result.nearest is None:
-        target = _find_target(value)
-        return f"{EMPTY_SPACE} that {target.can}" if target is not None else EMPTY_SPACE
+        return EMPTY_SPACE if value.target is None else f"{EMPTY_SPACE} that {Acceptance(value.target, value.spec).can}"
     plan = result.nearest.plan
     lacking = describe_shortfall(value.problem, find_shortfall(value.problem, plan))
     return f"nothing fits: the plan that needs the least on devices is {plan.describe()}: {lacking}"
 
 
-def _explain_failure(result: Any) -> str:
+def _explain_failure(result: SearchResult) -> str:
     """Return why a search found no plan, for a search that leaves open whether one fits."""
     num_plans = f"{result.considered:,} plan{'' if result.considered == 1 else 's'}"
     if result.nearest is not None and result.nearest.evaluation.fits:
         return f"{result.algorithm} evaluated no plan that fits; one that does is {result.nearest.plan.describe()}"
-    if result.end == OUT_OF_TIME:
-        return f"time ran out after {num_plans} before one was found that fits; whether one does is not known"
-    if result.end == BUDGET:
-        return f"the budget was used after {num_plans} before one was found that fits; whether one does is not known"
+    ends = {OUT_OF_TIME: "time ran out", BUDGET: "the budget was used"}
+    if result.end in ends:
+        return f"{ends[result.end]} after {num_plans} before one was found that fits; whether one does is not known"
 
     search_extent = f"{num_plans} of one stage" if result.algorithm in PINNED_ALGORITHMS else num_plans
     return f"{result.algorithm} looked at {search_extent} and found none that fits; whether another does is not known"
@@ -420,7 +415,7 @@ def _describe_gap(gap: float | None) -> str:
     return "proven optimal" if gap <= NEGLIGIBLE else f"{gap:.1%}"
 
 
-def _describe_proof(certificate: Any) -> str:
+def _describe_proof(certificate: Certificate) -> str:
     """Return in words what a certificate proves about the sum of operators' costs."""
     scope_text = f" among {certificate.among}" if certificate.among else ""
     sentences = ["nothing proven"]
@@ -435,65 +430,11 @@ def _describe_proof(certificate: Any) -> str:
     return "; ".join(sentences)
 
 
-def _describe_room(problem: Any) -> str:
-    """Return in words the usable and the reported memory of the smallest device."""
-    return describe_room(
-        *min((problem.usable_memory(device), device.memory) for device in problem.cluster.accelerators)
-    )
-
-
-def _describe_risk(value: Any, peak: float) -> str:
-    """Return in words the probability of running out of memory at a peak in bytes, and the limit on it."""
-    limit = format_limit(find_risk_limit(value.problem))
-    return f"with a probability of {estimate_problem_risk(value.problem, peak):.1%} ({limit})"
-
-
-def _describe_runnable(runnable: Any) -> str:
-    """Return in words the fastest plan that fits in a trainer, or that none was found and what to do."""
-    if runnable is None:
-        return "none was found in the time that is kept for it; --for megatron, torchtitan ... searches for one alone"
-    return str(runnable.describe())
-
-
-def _print_result(value: Any, result: Any, places: Any, runnable: Any, runnable_time: float) -> None:
-    best, certificate = result.best, result.certificate
-    target = _find_target(value)
-    runnable_text = f", and {format_time(runnable_time)} for what is fastest to run" if runnable_time else ""
-    print_rows(
-        [
-            ("scenario", value.name),
-            *list_remarks(value),
-            ("algorithm", result.algorithm),
-            *([("space", f"what {target.can}")] if target is not None else []),
-            ("priced as", describe_pricing(value)),
-            ("best plan", best.plan.describe()),
-            ("step time", format_time(best.evaluation.step_time)),
-            ("peak memory", f"{format_size(best.evaluation.peak_memory)}; {_describe_room(value.problem)}"),
-            ("out of memory", _describe_risk(value, best.evaluation.peak_memory)),
-            ("runs in", describe_launches(places)),
-            *([("fastest to run", _describe_runnable(runnable))] if needs_runnable(value, places) else []),
-            ("gap", _describe_gap(result.gap) + _describe_extent(result)),
-            *_describe_scope(result.scope),
-            *([("sum of operators' costs", _describe_proof(certificate))] if certificate is not None else []),
-            ("plans", f"{result.considered:,} considered, {result.evaluations:,} simulated"),
-            (
-                "wall time",
-                format_time(result.wall_time) + ("" if result.end == FINISHED else f", {result.end}") + runnable_text,
-            ),
-        ]
-    )
-
-
-def _describe_scope(scope: Any) -> list[tuple[str, str]]:
+def _describe_scope(scope: Scope | None) -> list[tuple[str, str]]:
     """Return the lines on what the search tried and did not try; operator algorithms have no scope of layouts."""
     if scope is None:
         return [("space", "shardings of single operators, on one stage")]
     return [("space", "; ".join(scope.tried)), ("not tried", ", ".join(scope.left_out))]
-
-
-def _describe_extent(result: Any) -> str:
-    """Return in words the number of plans that the gap covers; empty without a gap."""
-    return "" if result.gap is None or result.scope is None else f" among {result.scope.plans:,} plans"
 
 
 def compare(
@@ -514,7 +455,7 @@ def compare(
     for name in names:
         value.search_settings.make_algorithm(name, seed)  # a wrong name is an error before the first search
     target = make_folder(out) if out is not None else None
-    results = []
+    results: list[SearchResult] = []
     for name in names:
         ticker = Ticker()
         results.append(value.search(name, budget=budget, seconds=seconds, seed=seed, progress=_follow_search(ticker)))
@@ -534,7 +475,7 @@ def compare(
         raise typer.Exit(code)
 
 
-def _tell_end(value: Any, results: list[Any]) -> int:
+def _tell_end(value: Scenario, results: list[SearchResult]) -> int:
     """Print on stderr why no search found a plan, if none did; return the exit code."""
     if results[-1].interrupted:
         return INTERRUPTED
@@ -556,7 +497,7 @@ def _parse_algorithms(text: str) -> list[str]:
     return names
 
 
-def _write_page(path: str, value: Any, results: list[Any], chosen: Any = None) -> None:
+def _write_page(path: str, value: Scenario, results: list[SearchResult], chosen: "Plan | None" = None) -> None:
     """Write the page of ``chosen``, by default the fastest plan found, with all searches; nothing where none fits."""
     best_trials = [result.best for result in results if result.best is not None]
     if best_trials:
@@ -564,53 +505,61 @@ def _write_page(path: str, value: Any, results: list[Any], chosen: Any = None) -
         write_page(path, value, value.simulate(plan), searches=[to_json(result, value.problem) for result in results])
 
 
-def _describe_space(value: Any) -> str:
+def _describe_space(value: Scenario) -> str:
     """Return in words the limits on the plans of a scenario's search space."""
     space_fields = dict(value.search_settings.space)
     limits = [name for name, values in space_fields.items() if values is True]
     limits += [
         f"{name} {', '.join(map(str, values))}" for name, values in space_fields.items() if not isinstance(values, bool)
     ]
-    target = _find_target(value)
-    return "; ".join([*limits, *([f"what {target.can}"] if target is not None else [])]) or "no limits"
+    if value.target is not None:
+        limits.append(f"what {Acceptance(value.target, value.spec).can}")
+    return "; ".join(limits) or "no limits"
 
 
-_HEAD = ("algorithm", "step_time", "out_of_memory", "gap", "evaluations", "wall_time", "end", "plan")
+class _Row(NamedTuple):
+    """A line of the comparison: what an algorithm found; without a plan where it found none that fits."""
+
+    algorithm: str
+    step_time: float | None
+    out_of_memory: float | None
+    gap: float | None
+    evaluations: int
+    wall_time: float
+    end: str
+    plan: str
 
 
-def _list_rows(results: list[Any], problem: Any) -> list[tuple[Any, ...]]:
-    rows = []
-    for result in results:
-        best = result.best
-        time = best.evaluation.step_time if best else None
-        risk = estimate_problem_risk(problem, best.evaluation.peak_memory) if best else None
-        plan = best.plan.describe() if best else ""
-        rows.append((result.algorithm, time, risk, result.gap, result.evaluations, result.wall_time, result.end, plan))
-    return rows
+def _build_row(result: SearchResult, problem: "Problem") -> _Row:
+    best = result.best
+    time = best.evaluation.step_time if best else None
+    risk = estimate_problem_risk(problem, best.evaluation.peak_memory) if best else None
+    plan = best.plan.describe() if best else ""
+    return _Row(result.algorithm, time, risk, result.gap, result.evaluations, result.wall_time, result.end, plan)
 
 
-def _print_comparison(results: list[Any], problem: Any) -> None:
+def _print_comparison(results: list[SearchResult], problem: "Problem") -> None:
     rows = [
         (
-            name,
-            format_time(time) if time else "none found",
-            "" if risk is None else f"{risk:.1%}",
-            _describe_gap(gap),
-            f"{count:,}",
-            format_time(wall),
-            end,
-            plan,
+            row.algorithm,
+            format_time(row.step_time) if row.step_time else "none found",
+            "" if row.out_of_memory is None else f"{row.out_of_memory:.1%}",
+            _describe_gap(row.gap),
+            f"{row.evaluations:,}",
+            format_time(row.wall_time),
+            row.end,
+            row.plan,
         )
-        for name, time, risk, gap, count, wall, end, plan in _list_rows(results, problem)
+        for row in (_build_row(result, problem) for result in results)
     ]
-    print_table([word.replace("_", " ") for word in _HEAD], rows)
+    print_table([word.replace("_", " ") for word in _Row._fields], rows)
 
 
-def _write_comparison(target: Path, results: list[Any], problem: Any) -> None:
+def _write_comparison(target: Path, results: list[SearchResult], problem: "Problem") -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_HEAD)
-    writer.writerows(_list_rows(results, problem))
+    writer.writerow(_Row._fields)
+    writer.writerows(_build_row(result, problem) for result in results)
     write(target / "compare.csv", text.getvalue())
     write(target / "compare.json", json.dumps([to_json(result, problem) for result in results], indent=2) + "\n")
     histories = {result.algorithm: result.history for result in results if result.history}
@@ -618,7 +567,7 @@ def _write_comparison(target: Path, results: list[Any], problem: Any) -> None:
         draw_search(histories, target / "compare.png", lower_bound=_common_bound(results))
 
 
-def _common_bound(results: list[Any]) -> float | None:
+def _common_bound(results: list[SearchResult]) -> float | None:
     """Return the largest lower bound among the searches of the largest space; other bounds are of a part of it."""
     sizes = {id(result): result.scope.plans for result in results if result.scope is not None}
     largest = max(sizes.values(), default=0)

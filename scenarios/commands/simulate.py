@@ -3,7 +3,7 @@
 import json
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,6 +24,12 @@ from meshwise.simulator.units import format_count, format_duration, format_size,
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.plan.completion import recover_layout
 from meshwise.strategies.schedules.schedule import to_csv
+
+if TYPE_CHECKING:
+    from meshwise.scenarios.oracle_check import Check, MemoryLine, TrafficLine
+    from meshwise.scenarios.scenario import Scenario
+    from meshwise.scenarios.simulation import Simulation
+    from meshwise.simulator.timeline import Timeline
 
 
 class Engine(StrEnum):
@@ -101,19 +107,28 @@ def simulate(
         raise typer.Exit(NOTHING_FITS)
     if save is not None:
         figures = {name: value for name, value in document.items() if name != "wall_time"}  # the same bytes every time
-        write(save, json.dumps({"result": figures, "plan": result.plan.to_json(), "timeline": _spans_to_json(result)}))
+        write(
+            save,
+            json.dumps({"result": figures, "plan": result.plan.to_json(), "timeline": _spans_to_json(result.timeline)}),
+        )
     _draw_pictures(result, value, timeline, memory)
-    _write_traces(value, result, trace, kineto, chakra, ranks)
+    if trace is not None:
+        write_trace(result.timeline, trace, ranks)
+    if kineto is not None:
+        write_kineto(result.timeline, kineto, ranks)
+    if chakra is not None:
+        write_chakra(value, result, chakra)
     if schedule_csv is not None:
         write(schedule_csv, to_csv(result.plan.actions))
     step_difference = compare_measured(result, measured) if measured else None
     if step_difference is not None:
         document["difference"] = step_difference.to_json()
-    check_result = _check_memory(value) if check else None
+    check_result = _run_check(value) if check else None
     if check_result is not None:
         document["check"] = check_result.to_json()
-    if goodput is not None:
-        _draw_goodput(result, value.name, goodput)
+    if goodput is not None and result.goodput is not None:
+        best = best_interval(result.goodput.run, len(result.goodput.outcomes))
+        draw_goodput(result.goodput, best, Path(goodput), title=value.name)
     if as_json:
         emit(document)
     else:
@@ -127,14 +142,14 @@ def simulate(
         raise typer.Exit(FAILED)
 
 
-def _tell_what_would_fit(value: Any, result: Any, document: dict[str, Any], *, as_json: bool) -> None:
+def _tell_what_would_fit(value: "Scenario", result: "Simulation", document: dict[str, Any], *, as_json: bool) -> None:
     """Print why a plan does not fit, the nearest one that does, and changes that free memory."""
-    accepts = value.make_space().accepts
+    problem, accepts = value.problem, value.make_space().accepts
     misfit_reason, nearest_plan = (
-        explain_unfit_plan(value.problem, result.plan),
-        find_nearest_fit(value.problem, result.plan, accepts),
+        explain_unfit_plan(problem, result.plan),
+        find_nearest_fit(problem, result.plan, accepts),
     )
-    suggestions = explain_shortfall(value.problem, [recover_layout(value.problem, result.plan)], accepts)
+    suggestions = explain_shortfall(problem, [recover_layout(problem, result.plan)], accepts)
     if as_json:
         changes = {
             "reason": misfit_reason,
@@ -142,26 +157,17 @@ def _tell_what_would_fit(value: Any, result: Any, document: dict[str, Any], *, a
             "changes": suggestions["changes"],
         }
         emit(document | changes)
-    note(
-        misfit_reason
-        + (
-            f"; nearest plan that fits: {_describe_step(value, nearest_plan)}"
-            if nearest_plan
-            else "; no plan near it fits"
-        )
-    )
+    if nearest_plan is None:
+        note(f"{misfit_reason}; no plan near it fits")
+    else:
+        step_time = format_time(SimulatedCost(problem).evaluate(nearest_plan).step_time)
+        note(f"{misfit_reason}; nearest plan that fits: {nearest_plan.describe()}, {step_time} a step")
     pricing_line = f"priced as {describe_pricing(value, simulated=True)}"
     for line in (*changes_lines(suggestions), pricing_line, *value.remarks):
         note(line)
 
 
-def _describe_step(value: Any, plan: Any) -> str:
-    """Return a plan and its step time in words."""
-    step_time = SimulatedCost(value.problem).evaluate(plan).step_time
-    return f"{plan.describe()}, {format_time(step_time)} a step"
-
-
-def _check_memory(value: Any) -> Any:
+def _run_check(value: "Scenario") -> "Check":
     ticker = Ticker()
     try:
         return value.check(progress=lambda text: ticker(f"check: {text}"))
@@ -169,7 +175,7 @@ def _check_memory(value: Any) -> Any:
         ticker.clear()
 
 
-def _print_check(check: Any) -> None:
+def _print_check(check: "Check") -> None:
     """Print memory and collectives of the simulator beside those of the executor's model, rank by rank."""
     for rank in check.ranks:
         print(f"\ncheck of rank {rank.rank}, stages {', '.join(map(str, rank.stages))}")
@@ -177,11 +183,11 @@ def _print_check(check: Any) -> None:
         print_table(("collectives", "simulated", "executor", ""), [_traffic_cells(line) for line in rank.traffic])
 
 
-def _memory_cells(line: Any) -> tuple[str, ...]:
+def _memory_cells(line: "MemoryLine") -> tuple[str, ...]:
     return line.category, format_size(line.simulated), format_size(line.oracle), _describe_equality(line.equal)
 
 
-def _traffic_cells(line: Any) -> tuple[str, ...]:
+def _traffic_cells(line: "TrafficLine") -> tuple[str, ...]:
     sides = ((line.simulated, line.simulated_bytes), (line.oracle, line.oracle_bytes))
     return (
         f"{line.kind} along {', '.join(line.axes)}",
@@ -194,29 +200,16 @@ def _describe_equality(equal: bool) -> str:
     return "equal" if equal else "DIFFERENT"
 
 
-def _draw_pictures(result: Any, value: Any, timeline: str | None, memory: str | None) -> None:
-    title = value.name
+def _draw_pictures(result: "Simulation", value: "Scenario", timeline: str | None, memory: str | None) -> None:
     if timeline is not None and Path(timeline).suffix.lower() == ".html":
         write_page(timeline, value, result)
     elif timeline is not None:
-        draw_timeline(result.timeline, Path(timeline), title=title)
+        draw_timeline(result.timeline, Path(timeline), title=value.name)
     if memory is not None:
-        draw_memory(result.timeline, Path(memory), title=title, reported=result.memory_capacity)
+        draw_memory(result.timeline, Path(memory), title=value.name, reported=result.memory_capacity)
 
 
-def _write_traces(
-    value: Any, result: Any, trace: str | None, kineto: str | None, chakra: str | None, ranks: str
-) -> None:
-    if trace is not None:
-        write_trace(result.timeline, trace, ranks)
-    if kineto is not None:
-        write_kineto(result.timeline, kineto, ranks)
-    if chakra is not None:
-        write_chakra(value, result, chakra)
-
-
-def _spans_to_json(result: Any) -> dict[str, Any]:
-    timeline = result.timeline
+def _spans_to_json(timeline: "Timeline") -> dict[str, Any]:
     fields = timeline.spans[0]._fields if timeline.spans else ()
     return {
         "source": timeline.source,
@@ -225,7 +218,7 @@ def _spans_to_json(result: Any) -> dict[str, Any]:
     }
 
 
-def _print_step(value: Any, plan: str, document: dict[str, Any], *, verbose: bool) -> None:
+def _print_step(value: "Scenario", plan: str, document: dict[str, Any], *, verbose: bool) -> None:
     pricing = describe_pricing(value, simulated=True)
     print_rows([("scenario", value.name), *list_remarks(value), ("priced as", pricing), ("plan", plan)])
     other_assumptions = [line for line in document["assumptions"] if line not in value.remarks]
@@ -248,8 +241,3 @@ def _list_goodput_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     losses = ", ".join(f"{result[part] / wall_time:.1%} {name}" for part, name in parts.items())
     interruptions = format_count(round(result["interruptions"]), "interruption")
     return [("goodput", goodput), ("losses", f"{interruptions}: {losses}")]
-
-
-def _draw_goodput(result: Any, title: str, path: str) -> None:
-    run = result.goodput.run
-    draw_goodput(result.goodput, best_interval(run, len(result.goodput.outcomes)), Path(path), title=title)

@@ -3,11 +3,11 @@
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshwise.reports.difference import HEAD, difference
+from meshwise.reports.difference import HEAD, Difference, difference
 from meshwise.reports.pictures.timeline import draw_timeline
 from meshwise.reports.traces import chrome, kineto, perfetto
 from meshwise.reports.traces.chakra import GROUPS_FILE, PREFIX, Chakra
@@ -23,13 +23,18 @@ from meshwise.simulator.engine import simulate
 from meshwise.simulator.units import format_size, format_time
 from meshwise.strategies.lowering.lower import lower_with_sites
 
+if TYPE_CHECKING:
+    from meshwise.scenarios.scenario import Scenario
+    from meshwise.scenarios.simulation import Simulation
+    from meshwise.simulator.timeline import Timeline
+
 MAX_JSON = 2 * 2**30
 """Largest JSON trace in bytes, since its readers load it as a whole."""
 MAX_TRACE = 64 * 2**30
 """Largest total size of other traces, in bytes."""
 
 
-def write_trace(timeline: Any, path: str, ranks: str) -> None:
+def write_trace(timeline: "Timeline", path: str, ranks: str) -> None:
     """Write a trace for a trace viewer: Perfetto's protobuf where the name ends in .pftrace, else Chrome's JSON."""
     shown_ranks = list_processes(timeline, ranks)
     if path.lower().endswith(".pftrace"):
@@ -40,7 +45,7 @@ def write_trace(timeline: Any, path: str, ranks: str) -> None:
         chrome.write_trace(timeline, path, shown_ranks)
 
 
-def write_kineto(timeline: Any, folder: str, ranks: str) -> None:
+def write_kineto(timeline: "Timeline", folder: str, ranks: str) -> None:
     """Write a folder of traces as torch.profiler writes them, a file a rank."""
     shown_ranks = list_processes(timeline, ranks)
     target = made(folder)
@@ -48,7 +53,7 @@ def write_kineto(timeline: Any, folder: str, ranks: str) -> None:
     kineto.write_kineto(timeline, target, shown_ranks)
 
 
-def write_chakra(value: Any, result: Any, folder: str) -> None:
+def write_chakra(value: "Scenario", result: "Simulation", folder: str) -> None:
     """Write a folder of Chakra execution traces, a file a rank, and the ranks of their groups."""
     target = made(folder)
     chakra = Chakra(Execution(lower_with_sites(value.problem, result.plan), result.engine))
@@ -68,14 +73,14 @@ def _announce(path: str, size: int, count: int, limit: int, about: str = "about 
     note(announcement)
 
 
-def compare_measured(result: Any, paths: Sequence[str]) -> Any:
+def compare_measured(result: "Simulation", paths: Sequence[str]) -> Difference:
     """Return how a predicted step differs from the one in Kineto traces, by the operations that both sides name."""
     measured = read_kineto(paths)
     ranks = [rank for members in measured.rank_classes for rank in members.ranks]
     return difference(name_by_collective(select_ranks(result.timeline, ranks)), measured, name_operation)
 
 
-def print_measured(comparison: Any) -> None:
+def print_measured(comparison: Difference) -> None:
     """Print which kinds of operations were predicted wrongly."""
     predicted, measured = format_time(comparison.predicted), format_time(comparison.measured)
     print(f"\nwhat leads from {predicted} predicted to {measured} measured")
@@ -112,9 +117,5 @@ def replay(
         emit(document)
         return
     print_rows([("step", format_time(replayed.step_time)), ("ranks", f"{len(replayed.rank_classes):,}")])
-    print_rows(
-        [
-            ("tasks", f"{program.num_tasks:,}"),
-            *((kind, format_time(exposed_time)) for kind, exposed_time in exposed.items() if exposed_time),
-        ]
-    )
+    kinds = [(kind, format_time(seconds)) for kind, seconds in exposed.items() if seconds]
+    print_rows([("tasks", f"{program.num_tasks:,}"), *kinds])

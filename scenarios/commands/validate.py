@@ -1,7 +1,7 @@
 """``meshwise validate``: all errors in an input file, and warnings about unusual values."""
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -9,7 +9,7 @@ from meshwise.scenarios.commands.options import FileKind, Json
 from meshwise.scenarios.console import BAD_INPUT, emit, note
 from meshwise.scenarios.files.errors import Fault, ScenarioError
 from meshwise.scenarios.files.library import find_scenario
-from meshwise.scenarios.files.reader import read_document
+from meshwise.scenarios.files.reader import Document, read_document
 from meshwise.scenarios.inputs.cluster_file import build_cluster, read_cluster_table
 from meshwise.scenarios.inputs.graph_file import build_graph
 from meshwise.scenarios.inputs.remarks import list_unusual
@@ -44,7 +44,7 @@ def validate(
         raise typer.Exit(BAD_INPUT)
 
 
-def kind_of(data: Any) -> FileKind:
+def kind_of(data: object) -> FileKind:
     """Return the kind of file of ``data``, by the fields that only one kind has."""
     fields = set(data) if isinstance(data, dict) else set()
     if fields & {"model", "training", "cluster", "search"}:
@@ -58,7 +58,7 @@ def kind_of(data: Any) -> FileKind:
     return FileKind.SCENARIO
 
 
-def _check_document(kind: FileKind, document: Any) -> tuple[Fault, ...]:
+def _check_document(kind: FileKind, document: Document) -> tuple[Fault, ...]:
     """Return warnings about unusual values in a document; raise ``ScenarioError`` with all its errors."""
     if kind is FileKind.SCENARIO:
         return read_scenario(document).warnings

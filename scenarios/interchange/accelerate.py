@@ -25,17 +25,16 @@ from meshwise.scenarios.interchange.entry import (
     MODEL_ELSEWHERE,
     ONE_STAGE,
     Entry,
-    ExternalFields,
-    JointKeys,
     Reason,
-    RequiredKey,
     UnsayableError,
     Values,
-    Word,
+    build_reason,
     count_microbatches,
     find_microbatch,
     list_fixed,
     list_fixed_pipeline,
+    map_word,
+    require_key,
 )
 from meshwise.scenarios.interchange.facts import Facts, TrainerRequest, format_fact
 from meshwise.scenarios.interchange.lines import ConfigValues, nest_values
@@ -88,19 +87,15 @@ def _say_degrees(facts: Facts) -> Values:
         limit = "3 with tensor or context ranks, over which FSDP spans"
         raise UnsayableError(Reason("plan.zero", limit, f"0 with data {data}, tensor {tensor} and context {context}"))
     if zero and shard * context == 1:
-        raise UnsayableError(Reason("plan.zero", f"0 where no rank shares states ({_SHARD} 1)", "3"))
+        raise UnsayableError(build_reason(facts, "plan.zero", f"0 where no rank shares states ({_SHARD} 1)"))
     values |= _FIXED_VALUES | {_REPLICATE: data // shard, _SHARD: shard, _TENSOR: tensor, _CONTEXT: context}
     values |= {_RESHARD: facts["plan.reshard_after_forward"]}
-    return values | ({_ROTATE: _find_rotation(facts)} if context > 1 else {})
-
-
-def _find_rotation(facts: Facts) -> str:
-    for attention, word in _ROTATIONS:
-        if facts["plan.attention"] is attention:
-            return word
-    raise UnsayableError(
-        Reason("plan.attention", f"ring or all_gather ({_ROTATE})", format_fact(facts["plan.attention"]))
-    )
+    if context == 1:
+        return values
+    word = dict(_ROTATIONS).get(facts["plan.attention"])
+    if word is None:
+        raise UnsayableError(build_reason(facts, "plan.attention", f"ring or all_gather ({_ROTATE})"))
+    return values | {_ROTATE: word}
 
 
 def _read_degrees(config: ConfigValues) -> Facts:
@@ -126,15 +121,13 @@ def _read_sharded(config: ConfigValues, ranks: int) -> Facts:
         raise config.build_error(_PROCESSES, f"is {product}, met {ranks}")
     if replicas > 1 and shard == 1:
         raise config.build_error(_SHARD, "is more than 1 with replicas, met 1")
-    word = config.word(_ROTATE, tuple(word for _, word in _ROTATIONS), "allgather")
+    attention = config.choice(_ROTATE, _ROTATIONS, "allgather")
     is_sharded = shard * context > 1
     return {
         "plan.data": replicas * shard,
         "plan.tensor": tensor,
         "plan.context": context,
-        "plan.attention": next(attention for attention, rotation in _ROTATIONS if rotation == word)
-        if context > 1
-        else None,
+        "plan.attention": attention if context > 1 else None,
         "plan.zero": 3 if is_sharded else 0,
         "plan.zero_shards": shard if is_sharded and replicas > 1 else 0,
         "plan.reshard_after_forward": config.flag(_RESHARD, True) or not is_sharded,
@@ -144,16 +137,15 @@ def _read_sharded(config: ConfigValues, ranks: int) -> Facts:
 def _check_sections(config: ConfigValues, kind: str) -> None:
     """Raise ``ScenarioError`` where a file has a section of another back end than its own."""
     for prefix, owner in ((_FSDP, _SHARDED), (_PARALLELISM, _SHARDED), (_DEEPSPEED, _ZERO_12)):
-        wrong_key = next((key for key in config.values if key.startswith(prefix)), None)
-        if wrong_key is not None and kind != owner:
-            raise config.build_error(wrong_key, f"needs {_TYPE} {owner}, met {kind}")
+        if kind != owner:
+            keys = [key for key in config.values if key.startswith(prefix)]
+            config.forbid(keys, f"needs {_TYPE} {owner}, met {kind}")
 
 
 def _say_batch(facts: Facts) -> Values:
     steps = count_microbatches(facts)
-    return {_SIZE: find_microbatch(facts), _STEPS: steps} | (
-        {_DS_STEPS: steps} if _find_type(facts) == _ZERO_12 else {}
-    )
+    values = {_SIZE: find_microbatch(facts), _STEPS: steps}
+    return values | ({_DS_STEPS: steps} if _find_type(facts) == _ZERO_12 else {})
 
 
 def _read_batch(config: ConfigValues) -> Facts:
@@ -173,13 +165,13 @@ def _say_memory(facts: Facts) -> Values:
     reasons = []
     if offload not in sayable_offloads:
         limit = f"{' or '.join(map(format_fact, sayable_offloads))} with {kind} and zero {facts['plan.zero']}"
-        reasons.append(Reason("plan.offload", limit, format_fact(offload)))
+        reasons.append(build_reason(facts, "plan.offload", limit))
     if recompute is not Recompute.NONE and (recompute is not Recompute.FULL or kind != _SHARDED):
         limit = f"none, or full with {_SHARDED} ({_CHECKPOINT})"
         reasons.append(Reason("plan.recompute", limit, f"{format_fact(recompute)} with {kind}"))
     if facts["plan.overlap_gradients"] != (kind != _ZERO_12):
         limit = f"{format_fact(kind != _ZERO_12)} with {kind}, whose choice is not in the file"
-        reasons.append(Reason("plan.overlap_gradients", limit, format_fact(facts["plan.overlap_gradients"])))
+        reasons.append(build_reason(facts, "plan.overlap_gradients", limit))
     if reasons:
         raise UnsayableError(*reasons)
     if kind == _SHARDED:
@@ -201,18 +193,17 @@ def _read_memory(config: ConfigValues) -> Facts:
 def _check_combinations(facts: Facts) -> Iterator[Reason]:
     model_ranks = facts["plan.tensor"] * facts["plan.context"]
     if facts["plan.zero"] in (1, 2) and model_ranks > 1:
-        limit = "0 or 3 with tensor or context ranks: 1 and 2 are DeepSpeed's"
-        yield Reason("plan.zero", limit, str(facts["plan.zero"]))
+        yield build_reason(facts, "plan.zero", "0 or 3 with tensor or context ranks: 1 and 2 are DeepSpeed's")
     if facts["plan.zero"] in (1, 2) and facts["plan.zero_shards"]:
-        yield Reason("plan.zero_shards", "0 with zero 1 and 2", str(facts["plan.zero_shards"]))
+        yield build_reason(facts, "plan.zero_shards", "0 with zero 1 and 2")
 
 
 _MAP: tuple[Entry, ...] = (
-    RequiredKey("compute_environment", "LOCAL_MACHINE", is_fixed=True),
-    RequiredKey(_MACHINES, 1),
-    RequiredKey("machine_rank", 0),
-    Word("mixed_precision", "training.precision", (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "no"))),
-    JointKeys(
+    require_key("compute_environment", "LOCAL_MACHINE", is_fixed=True),
+    require_key(_MACHINES, 1),
+    require_key("machine_rank", 0),
+    map_word("mixed_precision", "training.precision", (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "no"))),
+    Entry(
         (_TYPE, _PROCESSES, _STAGE, *_FIXED_VALUES, _REPLICATE, _SHARD, _TENSOR, _CONTEXT, _ROTATE, _RESHARD),
         (
             "plan.zero",
@@ -226,25 +217,18 @@ _MAP: tuple[Entry, ...] = (
         _say_degrees,
         _read_degrees,
     ),
-    JointKeys(
+    Entry(
         (_OFFLOAD, _CHECKPOINT, _DS_OPTIMIZER),
         ("plan.offload", "plan.recompute", "plan.overlap_gradients"),
         _say_memory,
         _read_memory,
     ),
-    JointKeys((_SIZE, _STEPS, _DS_STEPS), ("plan.microbatch", "training.global_batch"), _say_batch, _read_batch),
+    Entry((_SIZE, _STEPS, _DS_STEPS), ("plan.microbatch", "training.global_batch"), _say_batch, _read_batch),
     *list_fixed_pipeline("for it has no pipelines of its own"),
     ONE_STAGE,
     *list_fixed("its ParallelismConfig has no expert ranks", expert=1),
     *list_fixed("the model's tensor-parallel plan decides", sequence_parallel=False, overlap_tensor=False),
-    ExternalFields(
-        (
-            "training.sequence",
-            "training.optimizer",
-            "training.gradient_precision",
-            "training.gradient_clipping",
-        )
-    ),
+    Entry((), ("training.sequence", "training.optimizer", "training.gradient_precision", "training.gradient_clipping")),
     MODEL_ELSEWHERE,
     *COMMON_ENTRIES,
 )
@@ -256,13 +240,13 @@ def _write(values: Values, request: TrainerRequest, target_name: str) -> str:
     hosts, _ = request.hosts
     sections = nest_values(values | {_MACHINES: hosts})
     script = sections.pop("script")
-    head = [
-        f"# {request.title}",
-        f"# For {target_name} (`meshwise export --to accelerate`): accelerate launch --config_file",
-    ]
-    head += ["# What the file has no key for, in the words of transformers.TrainingArguments:"]
-    head += [f"# script: {key} = {value}" for key, value in script.items()]
-    return "\n".join(head) + "\n" + yaml.safe_dump(sections, sort_keys=False)
+    return (
+        f"# {request.title}\n"
+        f"# For {target_name} (`meshwise export --to accelerate`): accelerate launch --config_file\n"
+        "# What the file has no key for, in the words of transformers.TrainingArguments:\n"
+        + "".join(f"# script: {key} = {value}\n" for key, value in script.items())
+        + yaml.safe_dump(sections, sort_keys=False)
+    )
 
 
 def _parse(content: bytes, file: str) -> Document:
@@ -283,4 +267,3 @@ def _parse(content: bytes, file: str) -> Document:
 
 
 ACCELERATE = Target("accelerate", "1.15.0", _MAP, _write, _parse, _check_combinations)
-to_accelerate, from_accelerate = ACCELERATE.to_text, ACCELERATE.read

@@ -20,19 +20,18 @@ from meshwise.scenarios.interchange.entry import (
     COMMON_ENTRIES,
     MODEL_ELSEWHERE,
     ONE_STAGE,
-    Count,
     Entry,
-    ExternalFields,
-    JointKeys,
     Reason,
-    RequiredKey,
     UnsayableError,
     Values,
-    Word,
+    build_reason,
     count_microbatches,
     find_microbatch,
     list_fixed,
     list_fixed_pipeline,
+    map_count,
+    map_word,
+    require_key,
 )
 from meshwise.scenarios.interchange.facts import Facts, TrainerRequest, format_fact
 from meshwise.scenarios.interchange.lines import ConfigValues, nest_values
@@ -67,10 +66,9 @@ def _say_zero(facts: Facts) -> Values:
     zero, overlap = facts["plan.zero"], facts["plan.overlap_gradients"]
     is_alone = facts["plan.data"] * facts["plan.context"] == 1
     if not zero and overlap != is_alone:
-        limit = (
-            "true where no rank shares gradients" if is_alone else "false with zero 0, whose gradients are summed after"
-        )
-        raise UnsayableError(Reason("plan.overlap_gradients", limit, format_fact(overlap)))
+        limit = "false with zero 0, whose gradients are summed after"
+        limit = "true where no rank shares gradients" if is_alone else limit
+        raise UnsayableError(build_reason(facts, "plan.overlap_gradients", limit))
     return {_STAGE: zero} | ({_OVERLAP: overlap} if zero else {})
 
 
@@ -87,14 +85,10 @@ def _say_offload(facts: Facts) -> Values:
     if offload == NO_OFFLOADING:
         return {}
     zero, states = facts["plan.zero"], offload.optimizer
-    is_whole = (
-        offload.parameters in ((), (1.0,))
-        and not offload.activations
-        and offload == Offloading(states, offload.parameters)
-    )
+    is_whole = offload.parameters in ((), (1.0,)) and offload == Offloading(states, offload.parameters)
     if not is_whole or len(states) > 1:
         limit = "one fraction of the optimizer's states, stepped on the host, and all parameters (offload_optimizer)"
-        raise UnsayableError(Reason("plan.offload", limit, format_fact(offload)))
+        raise UnsayableError(build_reason(facts, "plan.offload", limit))
     if zero < 1 or (zero < 3 and (offload.parameters or states != (1.0,))):
         limit = "nothing with zero 0, the optimizer's states as a whole with zero 1 and 2"
         raise UnsayableError(Reason("plan.offload", limit, f"{format_fact(offload)} with zero {zero}"))
@@ -108,9 +102,8 @@ def _read_offload(config: ConfigValues) -> Facts:
     states, parameters = (config.word(key, places, "none") == "cpu" for key in (_OPTIMIZER, _PARAMETERS))
     ratio = config.get(_RATIO, 1.0)
     if type(ratio) not in (int, float) or not 0 < ratio <= 1 or (_RATIO in config and not states):
-        raise config.build_error(
-            _RATIO, f"is more than 0 and at most 1, of states on the cpu, met {format_value(ratio)}"
-        )
+        message = f"is more than 0 and at most 1, of states on the cpu, met {format_value(ratio)}"
+        raise config.build_error(_RATIO, message)
     return {"plan.offload": Offloading((float(ratio),) if states else (), (1.0,) if parameters else ())}
 
 
@@ -118,7 +111,7 @@ def _say_context(facts: Facts) -> Values:
     if facts["plan.context"] == 1:
         return {}
     if facts["plan.attention"] is not Attention.ULYSSES:
-        raise UnsayableError(Reason("plan.attention", f"ulysses ({_SEQUENCE})", format_fact(facts["plan.attention"])))
+        raise UnsayableError(build_reason(facts, "plan.attention", f"ulysses ({_SEQUENCE})"))
     return {_SEQUENCE: facts["plan.context"], _DATA: facts["plan.data"]}
 
 
@@ -131,21 +124,11 @@ def _read_context(config: ConfigValues) -> Facts:
     return {"plan.context": context, "plan.attention": Attention.ULYSSES if context > 1 else None}
 
 
-def _say_expert(facts: Facts) -> Values:
-    return {} if facts["plan.expert"] == 1 else {_EXPERTS: True, _EXPERT: facts["plan.expert"]}
-
-
-def _read_expert(config: ConfigValues) -> Facts:
-    is_enabled = config.flag(_EXPERTS, False)
-    return {"plan.expert": config.count(_EXPERT, 1) if is_enabled else 1}
-
-
 def _say_precision(facts: Facts) -> Values:
     words: dict[str, Values] = {"fp32": {}, "bf16": {_BF16: True}, "fp16": {_FP16: True}}
-    precision = facts["training.precision"]
-    if precision not in words:
-        raise UnsayableError(Reason("training.precision", "fp32, bf16 or fp16", precision))
-    return words[precision]
+    if facts["training.precision"] not in words:
+        raise UnsayableError(build_reason(facts, "training.precision", "fp32, bf16 or fp16"))
+    return words[facts["training.precision"]]
 
 
 def _read_precision(config: ConfigValues) -> Facts:
@@ -173,40 +156,38 @@ def _check_combinations(facts: Facts) -> Iterator[Reason]:
 
 
 _MAP: tuple[Entry, ...] = (
-    JointKeys(
-        (_MICRO, _BATCH, _STEPS), ("plan.microbatch", "plan.data", "training.global_batch"), _say_batch, _read_batch
+    Entry((_MICRO, _BATCH, _STEPS), ("plan.microbatch", "plan.data", "training.global_batch"), _say_batch, _read_batch),
+    map_count(_TENSOR, "plan.tensor", 1),
+    Entry((_SEQUENCE, _DATA), ("plan.context", "plan.attention"), _say_context, _read_context),
+    Entry(
+        (_EXPERT, _EXPERTS),
+        ("plan.expert",),
+        lambda facts: {} if facts["plan.expert"] == 1 else {_EXPERTS: True, _EXPERT: facts["plan.expert"]},
+        lambda config: {"plan.expert": config.count(_EXPERT, 1) if config.flag(_EXPERTS, False) else 1},
     ),
-    Count(_TENSOR, "plan.tensor", 1),
-    JointKeys((_SEQUENCE, _DATA), ("plan.context", "plan.attention"), _say_context, _read_context),
-    JointKeys((_EXPERT, _EXPERTS), ("plan.expert",), _say_expert, _read_expert),
-    JointKeys((_STAGE, _OVERLAP), ("plan.zero", "plan.overlap_gradients"), _say_zero, _read_zero),
-    JointKeys((_OPTIMIZER, _RATIO, _PARAMETERS), ("plan.offload",), _say_offload, _read_offload),
-    JointKeys((_BF16, _FP16), ("training.precision",), _say_precision, _read_precision),
-    JointKeys((_GRADIENTS,), ("training.gradient_precision",), _say_gradients, _read_gradients),
-    Word("optimizer.type", "training.optimizer", (("adamw", "AdamW"), ("sgd", "SGD"), ("lion", "Lion"))),
-    RequiredKey("optimizer.params.lr", 3e-4),
-    Word("gradient_clipping", "training.gradient_clipping", ((True, 1.0), (False, 0.0))),
-    RequiredKey("meshwise", ""),
+    Entry((_STAGE, _OVERLAP), ("plan.zero", "plan.overlap_gradients"), _say_zero, _read_zero),
+    Entry((_OPTIMIZER, _RATIO, _PARAMETERS), ("plan.offload",), _say_offload, _read_offload),
+    Entry((_BF16, _FP16), ("training.precision",), _say_precision, _read_precision),
+    Entry((_GRADIENTS,), ("training.gradient_precision",), _say_gradients, _read_gradients),
+    map_word("optimizer.type", "training.optimizer", (("adamw", "AdamW"), ("sgd", "SGD"), ("lion", "Lion"))),
+    require_key("optimizer.params.lr", 3e-4),
+    map_word("gradient_clipping", "training.gradient_clipping", ((True, 1.0), (False, 0.0))),
+    require_key("meshwise", ""),
     *list_fixed_pipeline("of which the model's code decides (PipelineModule)"),
     ONE_STAGE,
     *list_fixed("the model's code decides (deepspeed.checkpointing)", recompute=Recompute.NONE),
     *list_fixed("AutoTP sums whole activations", sequence_parallel=False, overlap_tensor=False),
     *list_fixed("MiCS was removed in 0.19", zero_shards=0),
     *list_fixed("parameters are given up after forward", reshard_after_forward=True),
-    ExternalFields(("training.sequence",)),
+    Entry((), ("training.sequence",)),
     MODEL_ELSEWHERE,
     *COMMON_ENTRIES,
 )
 
 
 def _write(values: Values, request: TrainerRequest, target_name: str) -> str:
-    return (
-        json.dumps(
-            nest_values({"meshwise": ""} | values | {"meshwise": f"{request.title} (for {target_name})"}), indent=2
-        )
-        + "\n"
-    )
+    sections = {"meshwise": f"{request.title} (for {target_name})"}
+    return json.dumps(nest_values(sections | values | sections), indent=2) + "\n"
 
 
 DEEPSPEED = Target("deepspeed", "0.19.8", _MAP, _write, parse_document, _check_combinations)
-to_deepspeed, from_deepspeed = DEEPSPEED.to_text, DEEPSPEED.read

@@ -5,7 +5,7 @@ At the end are entries that the field maps of several targets share.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from meshwise.scenarios.interchange.facts import MODEL, Facts, format_fact
 from meshwise.scenarios.interchange.lines import ConfigValues
@@ -49,64 +49,44 @@ class UnsayableError(Exception):
         self.reasons = reasons
 
 
-class Entry(Protocol):
-    """An entry of a field map: keys of a file, fields of a scenario, and the conversions between both."""
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The keys that it writes and reads."""
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The fields that these keys express."""
-
-    def say(self, facts: Facts) -> Values:
-        """Return values by key for the fields; `UnsayableError` where the target cannot express them."""
-
-    def read(self, config: ConfigValues) -> Facts:
-        """Return the fields for the values of the keys; ``ScenarioError`` where the file has faults."""
+def build_reason(facts: Facts, field: str, limit: str) -> Reason:
+    """Return the reason that a target's ``limit`` on a field excludes its value."""
+    return Reason(field, limit, format_fact(facts[field]))
 
 
 @dataclass(frozen=True, slots=True)
-class _OneKey:
-    """One key that expresses one field."""
+class Entry:
+    """An entry of a field map: the keys that it writes and reads, and the fields that these keys express.
 
-    key: str
-    field: str
+    Without functions, users of the target set the fields outside the file, in a script or the model's configuration.
 
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The one key."""
-        return (self.key,)
+    Parameters
+    ----------
+    say
+        Returns values by key for the fields; raises `UnsayableError` where the target cannot express them.
+    read
+        Returns the fields for the values of the keys; raises ``ScenarioError`` where the file has faults.
+    """
 
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The one field."""
-        return (self.field,)
-
-
-@dataclass(frozen=True, slots=True)
-class Count(_OneKey):
-    """A whole number under a key, which is left out where the number is the ``default``."""
-
-    default: int | None = None
-    minimum: int = 1
-
-    def say(self, facts: Facts) -> Values:
-        """Return the number under its key."""
-        value = facts[self.field]
-        if type(value) is not int:
-            raise UnsayableError(Reason(self.field, f"one number ({self.key})", format_fact(value)))
-        return {} if value == self.default else {self.key: value}
-
-    def read(self, config: ConfigValues) -> Facts:
-        """Return the number."""
-        return {self.field: config.count(self.key, self.default, self.minimum)}
+    keys: tuple[str, ...]
+    fields: tuple[str, ...]
+    say: Callable[[Facts], Values] = lambda facts: {}
+    read: Callable[[ConfigValues], Facts] = lambda config: {}
 
 
-@dataclass(frozen=True, slots=True)
-class Word(_OneKey):
-    """A choice under a key in the target's words; the key is left out where the word is the ``default``.
+def map_count(key: str, field: str, default: int | None = None) -> Entry:
+    """Return the entry of a positive whole number under a key, which is left out where it is the ``default``."""
+
+    def say(facts: Facts) -> Values:
+        if type(facts[field]) is not int:
+            raise UnsayableError(build_reason(facts, field, f"one number ({key})"))
+        return {} if facts[field] == default else {key: facts[field]}
+
+    return Entry((key,), (field,), say, lambda config: {field: config.count(key, default)})
+
+
+def map_word(key: str, field: str, words: tuple[tuple[Any, Any], ...], default: Any = REQUIRED) -> Entry:
+    """Return the entry of a choice in the target's words; the key is left out where the word is the ``default``.
 
     Parameters
     ----------
@@ -114,127 +94,52 @@ class Word(_OneKey):
         Pairs of a value of the field and the target's word for it; a word for several values is read as `AnyOf`.
     """
 
-    words: tuple[tuple[Any, Any], ...]
-    default: Any = REQUIRED
+    def say(facts: Facts) -> Values:
+        for value, word in words:
+            if facts[field] == value:
+                return {} if default is not REQUIRED and word == default else {key: word}
+        limit = " or ".join(format_fact(value) for value, _ in words)
+        raise UnsayableError(build_reason(facts, field, f"{limit} ({key})"))
 
-    def say(self, facts: Facts) -> Values:
-        """Return the word under its key."""
-        for value, word in self.words:
-            if facts[self.field] == value:
-                return {} if self.default is not REQUIRED and word == self.default else {self.key: word}
-        limit = " or ".join(format_fact(value) for value, _ in self.words)
-        raise UnsayableError(Reason(self.field, f"{limit} ({self.key})", format_fact(facts[self.field])))
-
-    def read(self, config: ConfigValues) -> Facts:
-        """Return the value that the word stands for."""
-        default = None if self.default is REQUIRED else self.default
-        file_word = config.word(self.key, tuple(word for _, word in self.words), default)
+    def read(config: ConfigValues) -> Facts:
+        file_word = config.word(key, tuple(word for _, word in words), None if default is REQUIRED else default)
         # 1 == True and 0 == False in Python: types have to agree too
-        values = tuple(value for value, word in self.words if type(word) is type(file_word) and word == file_word)
-        return {self.field: values[0] if len(values) == 1 else AnyOf(values)}
+        values = tuple(value for value, word in words if type(word) is type(file_word) and word == file_word)
+        return {field: values[0] if len(values) == 1 else AnyOf(values)}
+
+    return Entry((key,), (field,), say, read)
 
 
-@dataclass(frozen=True, slots=True)
-class FixedField:
-    """A field with one fixed value, because the target has no other or its file cannot express another."""
+def map_flag(key: str, field: str, on_value: Any = True, off_value: Any = False) -> Entry:
+    """Return the entry of a choice between two values, of which a key states the first and its absence the second."""
+    return map_word(key, field, ((on_value, True), (off_value, False)), False)
 
-    field: str
-    value: Any
-    reason: str
 
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """No key."""
-        return ()
+def fix_field(field: str, value: Any, reason: str) -> Entry:
+    """Return the entry of a field with one value: the target has no other, or its file cannot express another."""
 
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The one field."""
-        return (self.field,)
-
-    def say(self, facts: Facts) -> Values:
-        """Return no values; `UnsayableError` where the field has another value."""
-        if facts[self.field] != self.value:
-            raise UnsayableError(
-                Reason(self.field, f"{format_fact(self.value)} alone, {self.reason}", format_fact(facts[self.field]))
-            )
+    def say(facts: Facts) -> Values:
+        if facts[field] != value:
+            raise UnsayableError(build_reason(facts, field, f"{format_fact(value)} alone, {reason}"))
         return {}
 
-    def read(self, config: ConfigValues) -> Facts:
-        """Return the fixed value."""
-        return {self.field: self.value}
+    return Entry((), (field,), say, lambda config: {field: value})
 
 
-@dataclass(frozen=True, slots=True)
-class ExternalFields:
-    """Fields that users of a target set outside the file, in a script or the model's own configuration."""
+def require_key(key: str, value: Any, is_fixed: bool = False) -> Entry:
+    """Return the entry of a key that a target requires; with ``is_fixed``, a file may not have another value."""
 
-    fields: tuple[str, ...]
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """No key."""
-        return ()
-
-    def say(self, facts: Facts) -> Values:
-        """Return nothing."""
+    def read(config: ConfigValues) -> Facts:
+        if is_fixed:
+            config.word(key, (value,))
         return {}
 
-    def read(self, config: ConfigValues) -> Facts:
-        """Return nothing."""
-        return {}
+    return Entry((key,), (), lambda facts: {key: value}, read)
 
 
-@dataclass(frozen=True, slots=True)
-class RequiredKey:
-    """A key that the target requires and that expresses no field; with ``is_fixed``, no other value is accepted."""
-
-    key: str
-    value: Any
-    is_fixed: bool = False
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The one key."""
-        return (self.key,)
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """No field."""
-        return ()
-
-    def say(self, facts: Facts) -> Values:
-        """Return the key with its value."""
-        return {self.key: self.value}
-
-    def read(self, config: ConfigValues) -> Facts:
-        """Return no fields; ``ScenarioError`` where a fixed value differs."""
-        if self.is_fixed:
-            config.word(self.key, (self.value,))
-        return {}
-
-
-@dataclass(frozen=True, slots=True)
-class JointKeys:
-    """Several keys that together express several fields, with one function for each direction."""
-
-    keys: tuple[str, ...]
-    fields: tuple[str, ...]
-    say_fields: Callable[[Facts], Values]
-    read_keys: Callable[[ConfigValues], Facts]
-
-    def say(self, facts: Facts) -> Values:
-        """Return values by key for the fields."""
-        return self.say_fields(facts)
-
-    def read(self, config: ConfigValues) -> Facts:
-        """Return the fields for the values of the keys."""
-        return self.read_keys(config)
-
-
-def list_fixed(reason: str, **plan: Any) -> tuple[FixedField, ...]:
+def list_fixed(reason: str, **plan: Any) -> tuple[Entry, ...]:
     """Return entries for fields of a plan that have one fixed value in a target, for one reason."""
-    return tuple(FixedField(f"plan.{name}", value, reason) for name, value in plan.items())
+    return tuple(fix_field(f"plan.{name}", value, reason) for name, value in plan.items())
 
 
 ONE_FORWARD_ONE_BACKWARD = "1f1b"
@@ -244,22 +149,22 @@ HOST_STATES = Offloading(optimizer=(1.0,))
 HOST_OPTIMIZER_AND_PARAMETERS = Offloading(optimizer=(1.0,), parameters=(1.0,))
 """What ``torch.distributed.fsdp.CPUOffloadPolicy`` keeps on the host: parameters, gradients and states."""
 
-COMMON_ENTRIES: tuple[Entry, ...] = (
+COMMON_ENTRIES = (
     *list_fixed("its rank order is fixed", order=AXES, placement=()),
     *list_fixed("its collectives are decentralised", gradient_reduction="all_reduce"),
     *list_fixed("its tensor parallelism has one axis", tensor_rows=1),
-    FixedField("training.frozen", False, "adapters are not in the field map"),
-    FixedField("training.composes_norms", False, "which kernels norms have is not in the field map"),
-    FixedField("training.gathers_logits", False, "how the loss is computed is not in the field map"),
-    ExternalFields(("training.framework", "model.name", "training.expandable_segments")),
+    fix_field("training.frozen", False, "adapters are not in the field map"),
+    fix_field("training.composes_norms", False, "which kernels norms have is not in the field map"),
+    fix_field("training.gathers_logits", False, "how the loss is computed is not in the field map"),
+    Entry((), ("training.framework", "model.name", "training.expandable_segments")),
 )
 """Entries of every target. No file expresses the framework, which is how a step is simulated, the name of the model, or
 the settings of torch's allocator, which are environment variables."""
 
-ONE_STAGE = ExternalFields(("plan.stages",))
+ONE_STAGE = Entry((), ("plan.stages",))
 """Without pipelines the one stage has all layers, so no key expresses stages."""
 
-MODEL_ELSEWHERE = ExternalFields(tuple(name for name in MODEL if name != "model.name"))
+MODEL_ELSEWHERE = Entry((), tuple(name for name in MODEL if name != "model.name"))
 """The model is in the user's script, not in the file."""
 
 
@@ -267,7 +172,7 @@ def find_microbatch(facts: Facts) -> int:
     """Return the number of sequences of a microbatch; `UnsayableError` where it differs among ranks."""
     value = facts["plan.microbatch"]
     if type(value) is not int:
-        raise UnsayableError(Reason("plan.microbatch", "the same size on all data ranks", format_fact(value)))
+        raise UnsayableError(build_reason(facts, "plan.microbatch", "the same size on all data ranks"))
     return value
 
 
@@ -276,6 +181,11 @@ def count_microbatches(facts: Facts) -> int:
     return int(facts["training.global_batch"] // (facts["plan.data"] * find_microbatch(facts)))
 
 
-def list_fixed_pipeline(reason: str) -> tuple[FixedField, ...]:
+def list_fixed_pipeline(reason: str) -> tuple[Entry, ...]:
     """Return the entries about pipelines of a target without pipeline parallelism."""
     return list_fixed(reason, pipeline=1, schedule=ONE_FORWARD_ONE_BACKWARD, chunks=1, scatter_gather=False)
+
+
+def build_schedule_reason(facts: Facts, limit: str) -> Reason:
+    """Return the reason that a limit excludes the schedule of a plan, of whose own orders only the name is told."""
+    return Reason("plan.schedule", limit, format_fact(facts["plan.schedule"]).split("\n")[0][:60])

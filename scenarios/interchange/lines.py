@@ -6,7 +6,7 @@ The content may be hostile: lines are parsed as assignments or arguments, and ne
 import ast
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,10 +82,9 @@ def parse_value(text: str) -> Any:
         Where the text is no such literal; no code is run.
     """
     try:
-        value = ast.literal_eval(text)
+        return ast.literal_eval(text)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         raise ValueError(f"a value is a number, text, True, False, None or a list, met {format_value(text)}") from None
-    return value
 
 
 def parse_argument(line: str) -> Pair:
@@ -135,11 +134,14 @@ class ConfigValues:
 
     def build_error(self, key: str, message: str) -> ScenarioError:
         """Return an error at the place of a key, or of the section that lacks it."""
-        return ScenarioError((self._build_fault(key, message),))
-
-    def _build_fault(self, key: str, message: str) -> Fault:
         fault = self.document.fault(split_key(key), message)
-        return Fault(fault.file, fault.line, fault.column, key, message)
+        return ScenarioError((Fault(fault.file, fault.line, fault.column, key, message),))
+
+    def forbid(self, keys: Iterable[str], message: str) -> None:
+        """Raise `ScenarioError` at the first of the keys that the file has."""
+        for key in keys:
+            if key in self.values:
+                raise self.build_error(key, message)
 
     def count(self, key: str, default: int | None = None, minimum: int = 1) -> int:
         """Return a whole number of at least ``minimum``; `ScenarioError` where the value is something else."""
@@ -161,6 +163,11 @@ class ConfigValues:
         if not any(type(value) is type(allowed_value) and value == allowed_value for allowed_value in allowed):
             raise self.build_error(key, f"is one of {', '.join(map(format_value, allowed))}, met {format_value(value)}")
         return value
+
+    def choice(self, key: str, choices: Sequence[tuple[Any, Any]], default: Any = None) -> Any:
+        """Return the value of pairs of value and word whose word the file has; else raise `ScenarioError`."""
+        word = self.word(key, tuple(word for _, word in choices), default)
+        return next(value for value, choice_word in choices if choice_word == word)
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value of a key, else ``default``; `ScenarioError` where there is neither."""

@@ -22,15 +22,17 @@ from meshwise.scenarios.files.reader import Document
 from meshwise.scenarios.interchange.entry import (
     COMMON_ENTRIES,
     ONE_FORWARD_ONE_BACKWARD,
-    Count,
     Entry,
-    FixedField,
-    JointKeys,
     Reason,
     UnsayableError,
     Values,
-    Word,
+    build_reason,
+    build_schedule_reason,
     find_microbatch,
+    fix_field,
+    map_count,
+    map_flag,
+    map_word,
 )
 from meshwise.scenarios.interchange.facts import Facts, TrainerRequest, format_fact
 from meshwise.scenarios.interchange.lines import ConfigValues, Pair, parse_argument, parse_lines
@@ -209,8 +211,7 @@ def _say_pipeline(facts: Facts) -> Values:
     pipeline, chunks, stages = facts["plan.pipeline"], facts["plan.chunks"], facts["plan.stages"]
     default_schedule = "interleaved" if chunks > 1 else ONE_FORWARD_ONE_BACKWARD
     if facts["plan.schedule"] != default_schedule:
-        limit = "1f1b, or interleaved with chunks"
-        raise UnsayableError(Reason("plan.schedule", limit, format_fact(facts["plan.schedule"]).split("\n")[0][:60]))
+        raise UnsayableError(build_schedule_reason(facts, "1f1b, or interleaved with chunks"))
     values: Values = {} if pipeline == 1 else {_PIPELINE: pipeline}
     if len(set(stages)) > 1:
         return values | {_LAYOUT: _format_layout(stages)}
@@ -267,9 +268,7 @@ def _say_context(facts: Facts) -> Values:
 
 
 def _read_context(config: ConfigValues) -> Facts:
-    context = config.count(_CONTEXT, 1)
-    word = config.word(_COMM_TYPE, tuple(word for _, word in _ATTENTIONS), "p2p")
-    attention = next(choice for choice, name in _ATTENTIONS if name == word)
+    context, attention = config.count(_CONTEXT, 1), config.choice(_COMM_TYPE, _ATTENTIONS, "p2p")
     return {"plan.context": context, "plan.attention": attention if context > 1 else None}
 
 
@@ -288,40 +287,32 @@ def _say_zero(facts: Facts) -> Values:
 def _read_zero(config: ConfigValues) -> Facts:
     if config.flag(_TORCH, False):
         return _read_torch(config)
-    if lone_key := next((key for key in (_NO_RESHARD, _NO_FUSION) if key in config), None):
-        raise config.build_error(lone_key, f"needs {_TORCH}, met none")
+    config.forbid((_NO_RESHARD, _NO_FUSION), f"needs {_TORCH}, met none")
     zero = int(config.flag(_DISTRIBUTED, False))
     if config.flag(_FSDP, False):
-        word = config.word(_STRATEGY, tuple(word for _, word in _STRATEGIES))
-        zero = next(level for level, name in _STRATEGIES if name == word)
+        zero = config.choice(_STRATEGY, _STRATEGIES)
         config.word(_FORMAT, ("fsdp_dtensor",))
-    elif _STRATEGY in config or _FORMAT in config:
-        raise config.build_error(_STRATEGY if _STRATEGY in config else _FORMAT, f"needs {_FSDP}, met none")
+    else:
+        config.forbid((_STRATEGY, _FORMAT), f"needs {_FSDP}, met none")
     overlap, gathers_beside = config.flag(_OVERLAP, False), config.flag(_OVERLAP_GATHER, False)
     if gathers_beside != (overlap and zero == 3):
         raise config.build_error(_OVERLAP_GATHER, f"goes with {_OVERLAP} and optim_grads_params, and they with it")
-    return {
-        "plan.zero": zero,
-        "plan.overlap_gradients": overlap,
-        "plan.zero_shards": _read_shards(config, zero),
-        "plan.reshard_after_forward": True,
-    }
+    facts = {"plan.zero": zero, "plan.overlap_gradients": overlap, "plan.zero_shards": _read_shards(config, zero)}
+    return facts | {"plan.reshard_after_forward": True}
 
 
 def _read_torch(config: ConfigValues) -> Facts:
     """Return the facts of torch's FSDP2: it shards over all data ranks and always overlaps its collectives."""
     excluded_keys = (_DISTRIBUTED, _INSTANCES, _FSDP, _STRATEGY, _OVERLAP, _OVERLAP_GATHER, _OFFLOAD, _FP16)
-    if wrong_key := next((key for key in excluded_keys if key in config), None):
-        raise config.build_error(wrong_key, f"goes without {_TORCH}, met both")
+    config.forbid(excluded_keys, f"goes without {_TORCH}, met both")
     if wrong_key := next((key for key in (_PIPELINE, _EXPERT) if config.count(key, 1) > 1), None):
         raise config.build_error(wrong_key, f"1 with {_TORCH}, met {config.get(wrong_key)}")
     for needed_key in (_NO_FUSION, _UNTIED):
         config.word(needed_key, (True,))
     if config.word(_FORMAT, ("torch_dist", "torch_dcp"), "torch_dist") == "torch_dcp" and config.count(_TENSOR, 1) > 1:
         raise config.build_error(_FORMAT, "torch_dist with tensor ranks, met torch_dcp")
-    keeps_parameters = config.flag(_NO_RESHARD, False)
     facts = {"plan.zero": 3, "plan.overlap_gradients": True, "plan.zero_shards": 0}
-    return facts | {"plan.reshard_after_forward": not keeps_parameters}
+    return facts | {"plan.reshard_after_forward": not config.flag(_NO_RESHARD, False)}
 
 
 def _check_torch(facts: Facts) -> Iterator[Reason]:
@@ -330,8 +321,8 @@ def _check_torch(facts: Facts) -> Iterator[Reason]:
     Gradients have the precision of parameters: `get_model` passes no other to torch's wrapper.
     """
     for axis in ("pipeline", "expert"):
-        if (ranks := facts[f"plan.{axis}"]) > 1:
-            yield Reason(f"plan.{axis}", f"1 where parameters are kept after forward ({_TORCH})", str(ranks))
+        if facts[f"plan.{axis}"] > 1:
+            yield build_reason(facts, f"plan.{axis}", f"1 where parameters are kept after forward ({_TORCH})")
     limits: tuple[tuple[str, Any, str], ...] = (
         ("plan.zero_shards", 0, "shards over all data ranks"),
         ("plan.overlap_gradients", True, "always sums gradients beside backward"),
@@ -340,12 +331,12 @@ def _check_torch(facts: Facts) -> Iterator[Reason]:
     )
     for field, value, reason in limits:
         if facts[field] != value:
-            yield Reason(field, f"{format_fact(value)} with {_TORCH}, which {reason}", format_fact(facts[field]))
+            yield build_reason(facts, field, f"{format_fact(value)} with {_TORCH}, which {reason}")
     if (precision := facts["training.precision"]) == "fp16":
-        yield Reason("training.precision", f"bf16, fp8 or fp32 with {_TORCH}", precision)
+        yield build_reason(facts, "training.precision", f"bf16, fp8 or fp32 with {_TORCH}")
     elif precision != "fp32" and facts["training.gradient_precision"] != "same":
         limit = f"same with {_TORCH}, which sums gradients as parameters are"
-        yield Reason("training.gradient_precision", limit, format_fact(facts["training.gradient_precision"]))
+        yield build_reason(facts, "training.gradient_precision", limit)
 
 
 def _read_shards(config: ConfigValues, zero: int) -> int:
@@ -363,6 +354,10 @@ def _list_core_operators(attention: str) -> tuple[str, ...]:
     return UNFUSED_CORE if attention == UNFUSED else ("attention",)
 
 
+def _read_core_operators(config: ConfigValues) -> tuple[str, ...]:
+    return _list_core_operators(str(config.get("--attention-backend", "flash")))
+
+
 def _say_recompute(facts: Facts) -> Values:
     recompute, core_operators = facts["plan.recompute"], _list_core_operators(facts["model.attention"])
     if recompute is Recompute.NONE:
@@ -376,13 +371,14 @@ def _say_recompute(facts: Facts) -> Values:
     if isinstance(recompute, SomeOperators) and (
         words := split_into_modules(recompute.names, {CORE: core_operators} | _OPERATORS)
     ):
-        if reasons := tuple(_check_modules(facts, words)):
-            raise UnsayableError(*reasons)
+        if "moe_act" in words and facts["training.precision"] == "fp8":  # as ``transformer_config.py`` says
+            limit = f"no activation of experts with fp8, whose scaling is delayed ({_MODULES} moe_act)"
+            raise UnsayableError(build_reason(facts, "plan.recompute", limit))
         return {_GRANULARITY: "selective", _MODULES: words}
     values = say_layers(recompute, list_layer_modules(core_operators))
     if not values:
         limit = f"{SAYABLE_BY_ARGUMENTS}, or by stage none, selective, or norms, attention and activation ({SPEC})"
-        raise UnsayableError(Reason("plan.recompute", limit, format_fact(recompute)))
+        raise UnsayableError(build_reason(facts, "plan.recompute", limit))
     if reasons := tuple(_check_layers(facts, values[RECOMPUTED])):
         raise UnsayableError(*reasons)
     return values
@@ -393,13 +389,6 @@ SAYABLE_BY_ARGUMENTS = (
 )
 
 
-def _check_modules(facts: Facts, words: list[str]) -> Iterator[Reason]:
-    """Yield why arguments cannot recompute modules in the precision of the facts (``transformer_config.py``)."""
-    if "moe_act" in words and facts["training.precision"] == "fp8":
-        limit = f"no activation of experts with fp8, whose scaling is delayed ({_MODULES} moe_act)"
-        yield Reason("plan.recompute", limit, format_fact(facts["plan.recompute"]))
-
-
 def _check_layers(facts: Facts, pairs: Any) -> Iterator[Reason]:
     """Yield why layers that the script defines do not suit the model or its precision."""
     is_quantised = facts["training.precision"] == "fp8" and collect_modules(pairs) & set(QUANTISED)
@@ -408,25 +397,19 @@ def _check_layers(facts: Facts, pairs: Any) -> Iterator[Reason]:
         (facts["model.latent"] is not None, "with latent attention, which layers of the script's own do not have"),
         (is_quantised, "with fp8, whose delayed scaling goes with no norm or activation that is computed again"),
     )
-    recompute_text = format_fact(facts["plan.recompute"])
-    yield from (
-        Reason("plan.recompute", f"{SAYABLE_BY_ARGUMENTS} {reason} ({SPEC})", recompute_text)
-        for is_wrong, reason in limits
-        if is_wrong
-    )
+    for is_wrong, reason in limits:
+        if is_wrong:
+            yield build_reason(facts, "plan.recompute", f"{SAYABLE_BY_ARGUMENTS} {reason} ({SPEC})")
 
 
 def _read_recompute(config: ConfigValues) -> Facts:
     if RECOMPUTED in config or SPEC in config:
         return {"plan.recompute": _read_layers(config)}
     granularity = config.word(_GRANULARITY, ("none", "selective", "full"), "none")
-    if granularity != "selective" and _MODULES in config:
-        raise config.build_error(_MODULES, f"needs {_GRANULARITY} selective, met {granularity}")
+    if granularity != "selective":
+        config.forbid((_MODULES,), f"needs {_GRANULARITY} selective, met {granularity}")
     if granularity != "full":
-        if _METHOD in config or _LAYERS in config:
-            raise config.build_error(
-                _METHOD if _METHOD in config else _LAYERS, f"needs {_GRANULARITY} full, met {granularity}"
-            )
+        config.forbid((_METHOD, _LAYERS), f"needs {_GRANULARITY} full, met {granularity}")
         return {"plan.recompute": _read_modules(config) if granularity == "selective" else Recompute.NONE}
     method, layers = config.word(_METHOD, ("uniform", "block")), config.count(_LAYERS)
     if method == "uniform" and layers != 1:
@@ -440,13 +423,10 @@ def _read_layers(config: ConfigValues) -> Recomputation:
         spec_text = format_value(config.get(SPEC)) if RECOMPUTED in config else "none"
         raise config.build_error(SPEC, f"is {' '.join(LAYER_SPEC)}, a module that the script writes, met {spec_text}")
     excluded_keys = (_GRANULARITY, _METHOD, _LAYERS, _MODULES, GROUPED_PRODUCTS, EXPERTS, _LATENT)
-    if wrong_key := next((key for key in excluded_keys if key in config), None):
-        raise config.build_error(wrong_key, f"goes without {SPEC}, met both")
+    config.forbid(excluded_keys, f"goes without {SPEC}, met both")
     value = config.get(RECOMPUTED, ())
     try:
-        recompute = read_layers(
-            value, list_layer_modules(_list_core_operators(str(config.get("--attention-backend", "flash"))))
-        )
+        recompute = read_layers(value, list_layer_modules(_read_core_operators(config)))
     except ValueError as error:
         raise config.build_error(RECOMPUTED, str(error)) from None
     if _FP8 in config and collect_modules(value) & set(QUANTISED):
@@ -457,7 +437,7 @@ def _read_layers(config: ConfigValues) -> Recomputation:
 def _read_modules(config: ConfigValues) -> Recompute | SomeOperators:
     file_words = config.get(_MODULES, CORE)
     words = file_words if isinstance(file_words, list) else [file_words]
-    modules = {CORE: _list_core_operators(str(config.get("--attention-backend", "flash")))} | _OPERATORS
+    modules = {CORE: _read_core_operators(config)} | _OPERATORS
     if len(set(map(str, words))) < len(words) or not all(word in modules for word in map(str, words)):
         raise config.build_error(
             _MODULES, f"is some of {', '.join(modules)}, each once, met {format_value(file_words)}"
@@ -478,7 +458,7 @@ def _say_offload(facts: Facts) -> Values:
         return {}
     if offload != Offloading(optimizer=offload.optimizer) or len(offload.optimizer) > 1:
         limit = f"one fraction of the optimizer's states, stepped on the host ({_FRACTION})"
-        raise UnsayableError(Reason("plan.offload", limit, format_fact(offload)))
+        raise UnsayableError(build_reason(facts, "plan.offload", limit))
     if not facts["plan.zero"]:
         raise UnsayableError(Reason("plan.offload", f"nothing without {_DISTRIBUTED}", "zero 0"))
     return {_OFFLOAD: True, _FRACTION: offload.optimizer[0], _PRECISION_AWARE: True}
@@ -486,10 +466,7 @@ def _say_offload(facts: Facts) -> Values:
 
 def _read_offload(config: ConfigValues) -> Facts:
     if not config.flag(_OFFLOAD, False):
-        if _FRACTION in config or _PRECISION_AWARE in config:
-            raise config.build_error(
-                _FRACTION if _FRACTION in config else _PRECISION_AWARE, f"needs {_OFFLOAD}, met none"
-            )
+        config.forbid((_FRACTION, _PRECISION_AWARE), f"needs {_OFFLOAD}, met none")
         return {"plan.offload": NO_OFFLOADING}
     config.word(_PRECISION_AWARE, (True,))
     fraction = config.get(_FRACTION, 1.0)
@@ -507,7 +484,7 @@ def _say_precision(facts: Facts) -> Values:
         "fp8": {_BF16: True, _FP8: "hybrid"},
     }
     if precision not in words:
-        raise UnsayableError(Reason("training.precision", "fp32, bf16, fp16 or fp8", precision))
+        raise UnsayableError(build_reason(facts, "training.precision", "fp32, bf16, fp16 or fp8"))
     is_half = precision in ("bf16", "fp8")
     if is_half and gradients == "same":
         return words[precision] | {_IN_BF16: True}
@@ -532,39 +509,35 @@ def _check_combinations(facts: Facts) -> Iterator[Reason]:
         yield Reason("plan.expert", "1 with context ranks, which it makes expert ranks first", f"context {context}")
     if facts["model.experts"] is not None and facts["plan.tensor"] > 1 and not facts["plan.sequence_parallel"]:
         # `MoELayer.forward` of ``megatron/core/transformer/moe/moe_layer.py`` raises in training
-        yield Reason("plan.sequence_parallel", "true with experts and tensor ranks", "false")
+        yield build_reason(facts, "plan.sequence_parallel", "true with experts and tensor ranks")
     if expert > 1 and facts["training.precision"] == "fp16":
-        yield Reason("training.precision", "not fp16 with expert parallelism", "fp16")
+        yield build_reason(facts, "training.precision", "not fp16 with expert parallelism")
     if facts["plan.zero"] > 1 and facts["plan.chunks"] > 1:
         yield Reason("plan.zero", "0 or 1 with chunks, of which the map knows no run with Megatron-FSDP", "interleaved")
     if not facts["plan.reshard_after_forward"]:
         yield from _check_torch(facts)
 
 
-def _build_flag(key: str, field: str, on_value: Any = True, off_value: Any = False) -> Word:
-    return Word(key, field, ((on_value, True), (off_value, False)), False)
-
-
 _MAP: tuple[Entry, ...] = (
-    JointKeys(
+    Entry(
         (_MICRO, _GLOBAL, NODES, RANKS_PER_NODE),
         ("plan.microbatch", "plan.data", "training.global_batch"),
         _say_batch,
         _read_batch,
     ),
-    Count(_TENSOR, "plan.tensor", 1),
-    _build_flag("--sequence-parallel", "plan.sequence_parallel"),
-    _build_flag("--tp-comm-overlap", "plan.overlap_tensor"),
-    JointKeys(
+    map_count(_TENSOR, "plan.tensor", 1),
+    map_flag("--sequence-parallel", "plan.sequence_parallel"),
+    map_flag("--tp-comm-overlap", "plan.overlap_tensor"),
+    Entry(
         (_LAYOUT, _PIPELINE, _VIRTUAL, _CHUNK_LAYERS),
         ("plan.stages", "plan.pipeline", "plan.chunks", "plan.schedule"),
         _say_pipeline,
         _read_pipeline,
     ),
-    _build_flag("--no-scatter-gather-tensors-in-pipeline", "plan.scatter_gather", False, True),
-    JointKeys((_CONTEXT, _COMM_TYPE), ("plan.context", "plan.attention"), _say_context, _read_context),
-    Count(_EXPERT, "plan.expert", 1),
-    JointKeys(
+    map_flag("--no-scatter-gather-tensors-in-pipeline", "plan.scatter_gather", False, True),
+    Entry((_CONTEXT, _COMM_TYPE), ("plan.context", "plan.attention"), _say_context, _read_context),
+    map_count(_EXPERT, "plan.expert", 1),
+    Entry(
         (
             _DISTRIBUTED,
             _INSTANCES,
@@ -581,27 +554,26 @@ _MAP: tuple[Entry, ...] = (
         _say_zero,
         _read_zero,
     ),
-    JointKeys(
+    Entry(
         (_GRANULARITY, _METHOD, _LAYERS, _MODULES, RECOMPUTED, SPEC),
         ("plan.recompute",),
         _say_recompute,
         _read_recompute,
     ),
-    JointKeys((_OFFLOAD, _FRACTION, _PRECISION_AWARE), ("plan.offload",), _say_offload, _read_offload),
-    Count("--seq-length", "training.sequence"),
-    JointKeys(
+    Entry((_OFFLOAD, _FRACTION, _PRECISION_AWARE), ("plan.offload",), _say_offload, _read_offload),
+    map_count("--seq-length", "training.sequence"),
+    Entry(
         (_BF16, _FP16, _FP8, _IN_FP32, _IN_BF16),
         ("training.precision", "training.gradient_precision"),
         _say_precision,
         _read_precision,
     ),
-    Word("--optimizer", "training.optimizer", (("adamw", "adam"), ("sgd", "sgd")), "adam"),
-    Word("--clip-grad", "training.gradient_clipping", ((True, 1.0), (False, 0.0)), 1.0),
+    map_word("--optimizer", "training.optimizer", (("adamw", "adam"), ("sgd", "sgd")), "adam"),
+    map_word("--clip-grad", "training.gradient_clipping", ((True, 1.0), (False, 0.0)), 1.0),
     *MODEL_MAP,
-    FixedField("model.window", None, "sliding windows are not in the field map"),
-    FixedField("model.parallel_residual", False, "which it does not have"),
+    fix_field("model.window", None, "sliding windows are not in the field map"),
+    fix_field("model.parallel_residual", False, "which it does not have"),
     *COMMON_ENTRIES,
 )
 
 MEGATRON = Target("megatron", "core 0.16.1", _MAP, write, parse, _check_combinations)
-to_megatron, from_megatron = MEGATRON.to_text, MEGATRON.read

@@ -20,11 +20,20 @@ norms in checkpoints); ``.../transformer/transformer_config.py`` (no such recomp
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from meshwise.scenarios.files.errors import Fault, ScenarioError, format_value
-from meshwise.scenarios.interchange.entry import Count, Entry, JointKeys, Reason, UnsayableError, Values, Word
+from meshwise.scenarios.interchange.entry import (
+    Entry,
+    Reason,
+    UnsayableError,
+    Values,
+    build_reason,
+    map_count,
+    map_flag,
+    map_word,
+)
 from meshwise.scenarios.interchange.facts import Facts, format_fact
 from meshwise.scenarios.interchange.lines import ConfigValues, Pair, parse_value
 from meshwise.simulator.models.attention import LatentAttention
@@ -65,10 +74,6 @@ _LATENT, _KV_RANK, _Q_RANK, _NOPE, _ROPE, _VALUE, _CHANNELS = (
 )
 
 
-def _build_flag(key: str, field: str, on_value: Any = True, off_value: Any = False) -> Word:
-    return Word(key, field, ((on_value, True), (off_value, False)), False)
-
-
 def _say_heads(facts: Facts) -> Values:
     heads, groups = facts["model.heads"], facts["model.kv_heads"]
     return {_HEADS: heads} | ({} if heads == groups else {_GROUPED: True, _GROUPS: groups})
@@ -76,10 +81,10 @@ def _say_heads(facts: Facts) -> Values:
 
 def _read_heads(config: ConfigValues) -> Facts:
     heads = config.count(_HEADS)
-    grouped = config.flag(_GROUPED, False)
-    if not grouped and _GROUPS in config:
-        raise config.build_error(_GROUPS, f"needs {_GROUPED}, met none")
-    return {"model.heads": heads, "model.kv_heads": config.count(_GROUPS) if grouped else heads}
+    if config.flag(_GROUPED, False):
+        return {"model.heads": heads, "model.kv_heads": config.count(_GROUPS)}
+    config.forbid((_GROUPS,), f"needs {_GROUPED}, met none")
+    return {"model.heads": heads, "model.kv_heads": heads}
 
 
 def _say_biases(facts: Facts) -> Values:
@@ -107,20 +112,17 @@ def _read_dropout(config: ConfigValues) -> Facts:
     return {"model.dropout": rates[0] > 0}
 
 
-def _check_experts(experts: Experts, biases: str) -> Iterator[Reason]:
-    """Yield why arguments cannot express a mixture of experts."""
-    if experts.capacity_factor != 1:
-        factor_text = format_fact(experts.capacity_factor)
-        yield Reason("model.experts", "experts that drop no tokens (capacity_factor 1)", factor_text)
-    if biases == "all":
-        yield Reason("model.biases", f"none or qkv with experts ({GROUPED_PRODUCTS})", biases)
-
-
 def _say_experts(facts: Facts) -> Values:
     experts: Experts | None = facts["model.experts"]
     if experts is None:
         return {}
-    if reasons := tuple(_check_experts(experts, facts["model.biases"])):
+    reasons = []
+    if experts.capacity_factor != 1:
+        factor_text = format_fact(experts.capacity_factor)
+        reasons.append(Reason("model.experts", "experts that drop no tokens (capacity_factor 1)", factor_text))
+    if facts["model.biases"] == "all":
+        reasons.append(build_reason(facts, "model.biases", f"none or qkv with experts ({GROUPED_PRODUCTS})"))
+    if reasons:
         raise UnsayableError(*reasons)
     dense_layers, layers = experts.dense_layers, facts["model.layers"]
     values: Values = {EXPERTS: experts.count, _TOP_K: experts.top_k, _WIDTH: experts.ffn}
@@ -186,33 +188,37 @@ def _read_latent(config: ConfigValues) -> Facts:
     return {"model.latent": latent, "model.kv_channels": None}
 
 
+_ATTENTIONS = (("flash", "flash"), ("flash_2", "flash"), ("unfused", "unfused"))
+_POSITIONS = (("learned", "learned_absolute"), ("rotary", "rope"))
 MODEL_MAP: tuple[Entry, ...] = (
-    Count("--num-layers", "model.layers"),
-    Count("--hidden-size", "model.hidden"),
-    JointKeys((_HEADS, _GROUPED, _GROUPS), ("model.heads", "model.kv_heads"), _say_heads, _read_heads),
-    Count("--ffn-hidden-size", "model.ffn"),
-    Count("--vocab-size", "model.vocab"),
-    Count("--max-position-embeddings", "model.max_positions"),
-    _build_flag("--swiglu", "model.ffn_kind", "swiglu", "gelu"),
-    _build_flag("--untie-embeddings-and-output-weights", "model.tied_embeddings", False, True),
-    Word("--attention-backend", "model.attention", (("flash", "flash"), ("flash_2", "flash"), ("unfused", "unfused"))),
-    Word(
+    map_count("--num-layers", "model.layers"),
+    map_count("--hidden-size", "model.hidden"),
+    Entry((_HEADS, _GROUPED, _GROUPS), ("model.heads", "model.kv_heads"), _say_heads, _read_heads),
+    map_count("--ffn-hidden-size", "model.ffn"),
+    map_count("--vocab-size", "model.vocab"),
+    map_count("--max-position-embeddings", "model.max_positions"),
+    map_flag("--swiglu", "model.ffn_kind", "swiglu", "gelu"),
+    map_flag("--untie-embeddings-and-output-weights", "model.tied_embeddings", False, True),
+    map_word(
+        "--attention-backend", "model.attention", (("flash", "flash"), ("flash_2", "flash"), ("unfused", "unfused"))
+    ),
+    map_word(
         "--position-embedding-type",
         "model.positions",
         (("learned", "learned_absolute"), ("rotary", "rope")),
         "learned_absolute",
     ),
-    Word("--normalization", "model.norm", (("layer", "LayerNorm"), ("rms", "RMSNorm")), "LayerNorm"),
-    _build_flag("--qk-layernorm", "model.qk_norm"),
-    JointKeys((_BIAS, _QKV), ("model.biases",), _say_biases, _read_biases),
-    JointKeys((_ATTENTION_DROPOUT, _HIDDEN_DROPOUT), ("model.dropout",), _say_dropout, _read_dropout),
-    JointKeys(
+    map_word("--normalization", "model.norm", (("layer", "LayerNorm"), ("rms", "RMSNorm")), "LayerNorm"),
+    map_flag("--qk-layernorm", "model.qk_norm"),
+    Entry((_BIAS, _QKV), ("model.biases",), _say_biases, _read_biases),
+    Entry((_ATTENTION_DROPOUT, _HIDDEN_DROPOUT), ("model.dropout",), _say_dropout, _read_dropout),
+    Entry(
         (EXPERTS, _TOP_K, _WIDTH, _DISPATCHER, GROUPED_PRODUCTS, _SHARED, _FREQUENCY, _SCORE),
         ("model.experts",),
         _say_experts,
         _read_experts,
     ),
-    JointKeys(
+    Entry(
         (_CHANNELS, _LATENT, _KV_RANK, _Q_RANK, _NOPE, _ROPE, _VALUE),
         ("model.latent", "model.kv_channels"),
         _say_latent,

@@ -16,18 +16,19 @@ import yaml
 from meshwise.scenarios.files.reader import parse_document
 from meshwise.scenarios.interchange.entry import (
     COMMON_ENTRIES,
-    Count,
     Entry,
-    FixedField,
-    JointKeys,
     Reason,
-    RequiredKey,
     UnsayableError,
     Values,
-    Word,
+    build_reason,
     count_microbatches,
     find_microbatch,
+    fix_field,
     list_fixed,
+    map_count,
+    map_flag,
+    map_word,
+    require_key,
 )
 from meshwise.scenarios.interchange.facts import Facts, TrainerRequest, format_fact
 from meshwise.scenarios.interchange.lines import ConfigValues, nest_values
@@ -73,12 +74,9 @@ def _say_stages(facts: Facts) -> Values:
     sizes = {name: facts[f"model.{name}"] for name in ("layers", "hidden", "ffn", "vocab")}
     nanotron_stages = divide_layers(**sizes, pipeline=facts["plan.pipeline"])
     if nanotron_stages != facts["plan.stages"]:
-        limit = (
-            f"{format_fact(nanotron_stages)}, as it divides the layers itself"
-            if nanotron_stages
-            else "fewer, for a rank is left without layers"
-        )
-        raise UnsayableError(Reason("plan.stages", limit, format_fact(facts["plan.stages"])))
+        limit = f"{format_fact(nanotron_stages)}, as it divides the layers itself"
+        limit = limit if nanotron_stages else "fewer, for a rank is left without layers"
+        raise UnsayableError(build_reason(facts, "plan.stages", limit))
     return {}
 
 
@@ -103,29 +101,25 @@ def _read_batch(config: ConfigValues) -> Facts:
 
 
 def _say_context(facts: Facts) -> Values:
-    context, attention = facts["plan.context"], facts["plan.attention"]
+    context = facts["plan.context"]
     if facts["model.attention"] != "flash":
-        raise UnsayableError(Reason("model.attention", f"flash ({_ATTENTION})", format_fact(facts["model.attention"])))
-    if context > 1 and attention is not Attention.RING:
-        raise UnsayableError(Reason("plan.attention", f"ring ({_ATTENTION})", format_fact(attention)))
+        raise UnsayableError(build_reason(facts, "model.attention", f"flash ({_ATTENTION})"))
+    if context > 1 and facts["plan.attention"] is not Attention.RING:
+        raise UnsayableError(build_reason(facts, "plan.attention", f"ring ({_ATTENTION})"))
     return {_CONTEXT: context, _ATTENTION: _RING if context > 1 else _FLASH}
 
 
 def _read_context(config: ConfigValues) -> Facts:
     context = config.count(_CONTEXT, 1)
-    implementation = _RING if context > 1 else _FLASH
-    config.word(_ATTENTION, (implementation,), _FLASH)
-    return {
-        "plan.context": context,
-        "plan.attention": Attention.RING if context > 1 else None,
-        "model.attention": "flash",
-    }
+    config.word(_ATTENTION, (_RING if context > 1 else _FLASH,), _FLASH)
+    facts = {"plan.context": context, "plan.attention": Attention.RING if context > 1 else None}
+    return facts | {"model.attention": "flash"}
 
 
 def _check_combinations(facts: Facts) -> Iterator[Reason]:
     head_width = facts["model.hidden"] // facts["model.heads"]
     if facts["model.kv_channels"] != head_width:
-        yield Reason("model.kv_channels", f"hidden / heads = {head_width}", format_fact(facts["model.kv_channels"]))
+        yield build_reason(facts, "model.kv_channels", f"hidden / heads = {head_width}")
 
 
 def _read_channels(config: ConfigValues) -> Facts:
@@ -135,25 +129,21 @@ def _read_channels(config: ConfigValues) -> Facts:
     return {"model.kv_channels": hidden // heads}
 
 
+_MODES = ((True, "REDUCE_SCATTER"), (False, "ALL_REDUCE"))
 _PLAN_MAP: tuple[Entry, ...] = (
-    Count(_DATA, "plan.data"),
-    Count(_PIPELINE, "plan.pipeline"),
-    Count(_TENSOR, "plan.tensor"),
-    JointKeys(
-        (_CONTEXT, _ATTENTION), ("plan.context", "plan.attention", "model.attention"), _say_context, _read_context
+    map_count(_DATA, "plan.data"),
+    map_count(_PIPELINE, "plan.pipeline"),
+    map_count(_TENSOR, "plan.tensor"),
+    Entry((_CONTEXT, _ATTENTION), ("plan.context", "plan.attention", "model.attention"), _say_context, _read_context),
+    map_word(f"{_PARALLELISM}.pp_engine", "plan.schedule", (("1f1b", "1f1b"), ("gpipe", "afab")), "afab"),
+    Entry((), ("plan.stages", "plan.chunks"), _say_stages, _read_stages),
+    map_word(f"{_PARALLELISM}.tp_mode", "plan.sequence_parallel", _MODES, "ALL_REDUCE"),
+    map_flag(f"{_PARALLELISM}.tp_linear_async_communication", "plan.overlap_tensor"),
+    map_word(
+        f"{_PARALLELISM}.recompute_layer", "plan.recompute", ((Recompute.NONE, False), (Recompute.FULL, True)), False
     ),
-    Word(f"{_PARALLELISM}.pp_engine", "plan.schedule", (("1f1b", "1f1b"), ("gpipe", "afab")), "afab"),
-    JointKeys((), ("plan.stages", "plan.chunks"), _say_stages, _read_stages),
-    Word(
-        f"{_PARALLELISM}.tp_mode",
-        "plan.sequence_parallel",
-        ((True, "REDUCE_SCATTER"), (False, "ALL_REDUCE")),
-        "ALL_REDUCE",
-    ),
-    Word(f"{_PARALLELISM}.tp_linear_async_communication", "plan.overlap_tensor", ((True, True), (False, False)), False),
-    Word(f"{_PARALLELISM}.recompute_layer", "plan.recompute", ((Recompute.NONE, False), (Recompute.FULL, True)), False),
-    Word(f"{_OPTIMIZER}.zero_stage", "plan.zero", ((0, 0), (1, 1))),
-    JointKeys((_SIZE, _STEPS), ("plan.microbatch", "training.global_batch"), _say_batch, _read_batch),
+    map_word(f"{_OPTIMIZER}.zero_stage", "plan.zero", ((0, 0), (1, 1))),
+    Entry((_SIZE, _STEPS), ("plan.microbatch", "training.global_batch"), _say_batch, _read_batch),
     *list_fixed("ZeRO shares over all data ranks", zero_shards=0),
     *list_fixed("experts are not in the field map", expert=1),
     *list_fixed("its stages send what they have", scatter_gather=False),
@@ -162,46 +152,46 @@ _PLAN_MAP: tuple[Entry, ...] = (
     *list_fixed("its buckets overlap", overlap_gradients=True),
 )
 _TRAINING_MAP: tuple[Entry, ...] = (
-    Count(f"{_TOKENS}.sequence_length", "training.sequence"),
-    Word(_DTYPE, "training.precision", _DTYPES),
-    Word(_IN_FP32, "training.gradient_precision", (("fp32", True), ("same", False))),
-    Word(f"{_OPTIMIZER}.clip_grad", "training.gradient_clipping", ((True, 1.0), (False, None))),
-    Word(f"{_OPTIMIZER}.optimizer_factory.name", "training.optimizer", (("adamw", "adamW"), ("sgd", "sgd"))),
+    map_count(f"{_TOKENS}.sequence_length", "training.sequence"),
+    map_word(_DTYPE, "training.precision", _DTYPES),
+    map_word(_IN_FP32, "training.gradient_precision", (("fp32", True), ("same", False))),
+    map_word(f"{_OPTIMIZER}.clip_grad", "training.gradient_clipping", ((True, 1.0), (False, None))),
+    map_word(f"{_OPTIMIZER}.optimizer_factory.name", "training.optimizer", (("adamw", "adamW"), ("sgd", "sgd"))),
 )
 _MODEL_MAP: tuple[Entry, ...] = (
-    RequiredKey(f"{_MODEL}.is_qwen2_config", True, is_fixed=True),
-    Count(_LAYERS, "model.layers"),
-    Count(_HIDDEN, "model.hidden"),
-    Count(f"{_MODEL}.num_attention_heads", "model.heads"),
-    Count(f"{_MODEL}.num_key_value_heads", "model.kv_heads"),
-    Count(_FFN, "model.ffn"),
-    Count(_VOCAB, "model.vocab"),
-    Count(f"{_MODEL}.max_position_embeddings", "model.max_positions"),
-    Word(f"{_MODEL}.tie_word_embeddings", "model.tied_embeddings", ((True, True), (False, False))),
-    Word(f"{_MODEL}.attention_bias", "model.biases", (("none", False), ("qkv", True)), False),
-    Word(f"{_MODEL}.hidden_act", "model.ffn_kind", (("swiglu", "silu"),)),
-    FixedField("model.norm", "rms", "the norm of its Qwen2"),
-    FixedField("model.positions", "rotary", "the positions of its Qwen2"),
-    FixedField("model.qk_norm", False, "its Qwen2 has no such norm"),
-    FixedField("model.dropout", False, "its Qwen2 drops nothing out"),
-    FixedField("model.parallel_residual", False, "its Qwen2 has none"),
-    FixedField("model.window", None, "sliding windows are not in the field map"),
-    FixedField("model.experts", None, "experts are not in the field map"),
-    FixedField("model.latent", None, "its Qwen2 has no latent attention"),
-    JointKeys((), ("model.kv_channels",), lambda facts: {}, _read_channels),
+    require_key(f"{_MODEL}.is_qwen2_config", True, is_fixed=True),
+    map_count(_LAYERS, "model.layers"),
+    map_count(_HIDDEN, "model.hidden"),
+    map_count(f"{_MODEL}.num_attention_heads", "model.heads"),
+    map_count(f"{_MODEL}.num_key_value_heads", "model.kv_heads"),
+    map_count(_FFN, "model.ffn"),
+    map_count(_VOCAB, "model.vocab"),
+    map_count(f"{_MODEL}.max_position_embeddings", "model.max_positions"),
+    map_word(f"{_MODEL}.tie_word_embeddings", "model.tied_embeddings", ((True, True), (False, False))),
+    map_word(f"{_MODEL}.attention_bias", "model.biases", (("none", False), ("qkv", True)), False),
+    map_word(f"{_MODEL}.hidden_act", "model.ffn_kind", (("swiglu", "silu"),)),
+    fix_field("model.norm", "rms", "the norm of its Qwen2"),
+    fix_field("model.positions", "rotary", "the positions of its Qwen2"),
+    fix_field("model.qk_norm", False, "its Qwen2 has no such norm"),
+    fix_field("model.dropout", False, "its Qwen2 drops nothing out"),
+    fix_field("model.parallel_residual", False, "its Qwen2 has none"),
+    fix_field("model.window", None, "sliding windows are not in the field map"),
+    fix_field("model.experts", None, "experts are not in the field map"),
+    fix_field("model.latent", None, "its Qwen2 has no latent attention"),
+    Entry((), ("model.kv_channels",), read=_read_channels),
 )
 _NEEDED_MAP: tuple[Entry, ...] = (
-    RequiredKey("general.project", "meshwise"),
-    RequiredKey("general.run", "meshwise"),
-    RequiredKey("model.init_method.std", 0.02),
-    RequiredKey(f"{_TOKENS}.train_steps", 100),
-    RequiredKey(f"{_OPTIMIZER}.weight_decay", 0.1),
-    RequiredKey(f"{_OPTIMIZER}.optimizer_factory.adam_eps", 1e-8),
-    RequiredKey(f"{_OPTIMIZER}.optimizer_factory.adam_beta1", 0.9),
-    RequiredKey(f"{_OPTIMIZER}.optimizer_factory.adam_beta2", 0.95),
-    RequiredKey(f"{_OPTIMIZER}.optimizer_factory.torch_adam_is_fused", True),
-    RequiredKey(f"{_OPTIMIZER}.learning_rate_scheduler.learning_rate", 3e-4),
-    RequiredKey(f"{_OPTIMIZER}.learning_rate_scheduler.lr_warmup_style", "linear"),
+    require_key("general.project", "meshwise"),
+    require_key("general.run", "meshwise"),
+    require_key("model.init_method.std", 0.02),
+    require_key(f"{_TOKENS}.train_steps", 100),
+    require_key(f"{_OPTIMIZER}.weight_decay", 0.1),
+    require_key(f"{_OPTIMIZER}.optimizer_factory.adam_eps", 1e-8),
+    require_key(f"{_OPTIMIZER}.optimizer_factory.adam_beta1", 0.9),
+    require_key(f"{_OPTIMIZER}.optimizer_factory.adam_beta2", 0.95),
+    require_key(f"{_OPTIMIZER}.optimizer_factory.torch_adam_is_fused", True),
+    require_key(f"{_OPTIMIZER}.learning_rate_scheduler.learning_rate", 3e-4),
+    require_key(f"{_OPTIMIZER}.learning_rate_scheduler.lr_warmup_style", "linear"),
 )
 
 
@@ -214,4 +204,3 @@ def _write(values: Values, request: TrainerRequest, target_name: str) -> str:
 
 _MAP: tuple[Entry, ...] = (*_PLAN_MAP, *_TRAINING_MAP, *_MODEL_MAP, *_NEEDED_MAP, *COMMON_ENTRIES)
 NANOTRON = Target("nanotron", "0.4 (main)", _MAP, _write, parse_document, _check_combinations)
-to_nanotron, from_nanotron = NANOTRON.to_text, NANOTRON.read

@@ -1,6 +1,6 @@
 """Another trainer as the target of an export: its field map, and how its configuration file is written and read."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING, Any
 from meshwise.executor.export.launchers import UnsupportedRequest
 from meshwise.scenarios.files.errors import Fault, ScenarioError
 from meshwise.scenarios.files.reader import Document, FieldPath
-from meshwise.scenarios.interchange.entry import AnyOf, Entry, FixedField, Reason, UnsayableError, Values
+from meshwise.scenarios.interchange.entry import AnyOf, Entry, Reason, UnsayableError, Values, list_fixed
 from meshwise.scenarios.interchange.facts import (
     PLAN,
     Facts,
     TrainerRequest,
     build_plan_document,
     collect_facts,
-    collect_model_facts,
     format_fact,
 )
 from meshwise.scenarios.interchange.lines import ConfigValues, flatten_document, split_key
-from meshwise.simulator.models.transformer import Transformer
 from meshwise.strategies.plan.layout import DECISIONS
 
 if TYPE_CHECKING:
@@ -45,11 +43,6 @@ def is_compatible(file_value: Any, value: Any) -> bool:
     return value in file_value.values if isinstance(file_value, AnyOf) else bool(file_value == value)
 
 
-def check_nothing(facts: Facts) -> Iterator[Reason]:
-    """Yield no reason: the target can combine everything that it can express."""
-    return iter(())
-
-
 @dataclass(frozen=True, slots=True)
 class Target:
     """A trainer whose configuration file can express a plan.
@@ -72,15 +65,12 @@ class Target:
     entries: tuple[Entry, ...]
     write: Callable[[Values, TrainerRequest, str], str]
     parse: Callable[[bytes, str], Document]
-    check_combinations: FactCheck = check_nothing
+    check_combinations: FactCheck
 
     def __post_init__(self) -> None:
         named_fields = {field for entry in self.entries for field in entry.fields}
-        other_decisions = [decision for decision in DECISIONS.values() if f"plan.{decision.name}" not in named_fields]
-        fixed_entries = (
-            FixedField(f"plan.{decision.name}", decision.default, "the rest is not in its field map")
-            for decision in other_decisions
-        )
+        defaults = {name: item.default for name, item in DECISIONS.items() if f"plan.{name}" not in named_fields}
+        fixed_entries = list_fixed("the rest is not in its field map", **defaults)
         object.__setattr__(self, "entries", (*self.entries, *fixed_entries))
 
     @property
@@ -163,18 +153,12 @@ class Target:
         """Raise ``ScenarioError`` where the facts of a file are of another model or training step than a scenario."""
         assert scenario.plan is not None
         own_facts = collect_facts(TrainerRequest(scenario.name, scenario.spec, scenario.problem, scenario.plan))
-        if isinstance(scenario.spec, Transformer):
-            own_facts |= collect_model_facts(scenario.spec, scenario.problem.training)
-        different_names = [
-            name
-            for name in facts
-            if name not in PLAN and name in own_facts and not is_compatible(facts[name], own_facts[name])
-        ]
-        if different_names:
-            message = "is {} in the scenario that the plan is of, met {}"
-            raise ScenarioError(
-                tuple(
-                    Fault(file, 0, 0, name, message.format(format_fact(own_facts[name]), format_fact(facts[name])))
-                    for name in different_names
-                )
-            )
+        shared = [(name, facts[name], own_facts[name]) for name in facts if name not in PLAN and name in own_facts]
+        message = "is {} in the scenario that the plan is of, met {}"
+        faults = tuple(
+            Fault(file, 0, 0, name, message.format(format_fact(own_value), format_fact(file_value)))
+            for name, file_value, own_value in shared
+            if not is_compatible(file_value, own_value)
+        )
+        if faults:
+            raise ScenarioError(faults)

@@ -26,20 +26,20 @@ from meshwise.scenarios.interchange.entry import (
     HOST_OPTIMIZER_AND_PARAMETERS,
     MODEL_ELSEWHERE,
     ONE_FORWARD_ONE_BACKWARD,
-    Count,
     Entry,
-    ExternalFields,
-    FixedField,
-    JointKeys,
     Reason,
     UnsayableError,
     Values,
-    Word,
+    build_reason,
+    build_schedule_reason,
     count_microbatches,
     find_microbatch,
+    fix_field,
     list_fixed,
+    map_count,
+    map_word,
 )
-from meshwise.scenarios.interchange.facts import Facts, TrainerRequest, format_fact
+from meshwise.scenarios.interchange.facts import Facts, TrainerRequest
 from meshwise.scenarios.interchange.lines import ConfigValues, Pair, parse_lines, parse_value
 from meshwise.scenarios.interchange.target import Target
 from meshwise.strategies.plan.offloading import NO_OFFLOADING
@@ -185,10 +185,8 @@ def write(values: Values, request: TrainerRequest, target_name: str) -> str:
 
 def _imports(parts: list[_ModulePart], extra_imports: tuple[str, ...]) -> str:
     """Return the import statements of the module, the standard library first."""
-    import_lines = {line for part in parts for line in part.imports} | {
-        *extra_imports,
-        "from torchtitan.trainer import Trainer",
-    }
+    import_lines = {line for part in parts for line in part.imports}
+    import_lines |= {*extra_imports, "from torchtitan.trainer import Trainer"}
     prefix = f"{_DATACLASS}\n\n" if _DATACLASS in import_lines else ""
     return prefix + "\n".join(sorted(import_lines - {_DATACLASS}))
 
@@ -196,9 +194,9 @@ def _imports(parts: list[_ModulePart], extra_imports: tuple[str, ...]) -> str:
 def _format_setting(key: str, value: Any) -> str:
     if key == "activation_checkpoint":
         return str(value)
-    return (
-        "[\n" + "".join(f"        {part!r},\n" for part in value) + "    ]" if isinstance(value, list) else repr(value)
-    )
+    if isinstance(value, list):
+        return "[\n" + "".join(f"        {part!r},\n" for part in value) + "    ]"
+    return repr(value)
 
 
 def parse(content: bytes, file: str) -> Document:
@@ -268,12 +266,13 @@ _TENSOR, _SEQUENCE = f"{_PARALLELISM}.tensor_parallel_degree", f"{_PARALLELISM}.
 def _say_data(facts: Facts) -> Values:
     data, shards, context = facts["plan.data"], facts["plan.zero_shards"] or facts["plan.data"], facts["plan.context"]
     zero = facts["plan.zero"]
-    if zero not in (0, 3):
-        raise UnsayableError(Reason("plan.zero", "0 (replicas) or 3 (FSDP) (data_parallel_shard_degree)", str(zero)))
-    if zero == 0 and context > 1:
-        raise UnsayableError(Reason("plan.zero", "3 where context ranks share a sequence, for FSDP spans them", "0"))
-    if zero == 3 and shards * context == 1:
-        raise UnsayableError(Reason("plan.zero", "0 where no rank shares states (data_parallel_shard_degree 1)", "3"))
+    limits = (
+        (zero not in (0, 3), "0 (replicas) or 3 (FSDP) (data_parallel_shard_degree)"),
+        (zero == 0 and context > 1, "3 where context ranks share a sequence, for FSDP spans them"),
+        (zero == 3 and shards * context == 1, "0 where no rank shares states (data_parallel_shard_degree 1)"),
+    )
+    if limit := next((limit for is_wrong, limit in limits if is_wrong), None):
+        raise UnsayableError(build_reason(facts, "plan.zero", limit))
     shard = shards if zero else 1
     values: Values = {_REPLICATE: data // shard, _SHARD: shard}
     return values | ({_RESHARD: "always" if facts["plan.reshard_after_forward"] else "never"} if zero else {})
@@ -317,21 +316,18 @@ def _read_batch(config: ConfigValues) -> Facts:
 
 
 def _say_pipeline(facts: Facts) -> Values:
-    name, stages = facts["plan.schedule"], facts["plan.stages"]
+    stages = facts["plan.stages"]
     if facts["plan.pipeline"] == 1:
-        if name != ONE_FORWARD_ONE_BACKWARD:
-            raise UnsayableError(
-                Reason("plan.schedule", f"{ONE_FORWARD_ONE_BACKWARD} of one pipeline rank", format_fact(name))
-            )
+        if facts["plan.schedule"] != ONE_FORWARD_ONE_BACKWARD:
+            limit = f"{ONE_FORWARD_ONE_BACKWARD} of one pipeline rank"
+            raise UnsayableError(build_reason(facts, "plan.schedule", limit))
         return {}
-    word = dict(_SCHEDULES).get(name)
+    word = dict(_SCHEDULES).get(facts["plan.schedule"])
     if word is None:
         limit = f"one of {', '.join(schedule for schedule, _ in _SCHEDULES)} ({_SCHEDULE})"
-        raise UnsayableError(Reason("plan.schedule", limit, format_fact(name).split("\n")[0][:60]))
+        raise UnsayableError(build_schedule_reason(facts, limit))
     if not all(stages[1:-1]):
-        raise UnsayableError(
-            Reason("plan.stages", "a layer at least between the ends (module_fqns)", format_fact(stages))
-        )
+        raise UnsayableError(build_reason(facts, "plan.stages", "a layer at least between the ends (module_fqns)"))
     return {_PIPELINE: facts["plan.pipeline"], _SCHEDULE: word, _PARTS: _list_parts(stages)}
 
 
@@ -351,26 +347,19 @@ def _list_parts(stages: tuple[int, ...]) -> list[list[str]]:
 def _read_pipeline(config: ConfigValues) -> Facts:
     pipeline = config.count(_PIPELINE, 1)
     if pipeline == 1:
-        if _PARTS in config:
-            raise config.build_error(_PARTS, "needs a pipeline, met pipeline_parallel_degree 1")
+        config.forbid((_PARTS,), "needs a pipeline, met pipeline_parallel_degree 1")
         return {"plan.pipeline": 1, "plan.schedule": ONE_FORWARD_ONE_BACKWARD, "plan.chunks": 1}
-    schedule_word = config.word(_SCHEDULE, tuple(word for _, word in _SCHEDULES), "1F1B")
+    schedule = config.choice(_SCHEDULE, _SCHEDULES, "1F1B")
     parts = config.get(_PARTS)
     if not isinstance(parts, list) or len(parts) % pipeline or not all(isinstance(part, list) for part in parts):
-        raise config.build_error(
-            _PARTS, f"is a list of modules for each stage of {pipeline} ranks, met {format_value(parts)}"
-        )
+        message = f"is a list of modules for each stage of {pipeline} ranks, met {format_value(parts)}"
+        raise config.build_error(_PARTS, message)
     stages = tuple(sum(str(name).startswith("layers.") for name in part) for part in parts)
     if len(stages) < 2 or parts != _list_parts(stages):
-        raise config.build_error(
-            _PARTS, "names tok_embeddings, all layers in their order, norm and lm_head, met others"
-        )
-    return {
-        "plan.pipeline": pipeline,
-        "plan.schedule": next(schedule for schedule, word in _SCHEDULES if word == schedule_word),
-        "plan.chunks": len(parts) // pipeline,
-        "plan.stages": stages,
-    }
+        message = "names tok_embeddings, all layers in their order, norm and lm_head, met others"
+        raise config.build_error(_PARTS, message)
+    facts = {"plan.pipeline": pipeline, "plan.schedule": schedule, "plan.chunks": len(parts) // pipeline}
+    return facts | {"plan.stages": stages}
 
 
 def _say_tensor(facts: Facts) -> Values:
@@ -395,9 +384,9 @@ def _read_overlap(config: ConfigValues) -> Facts:
 
 
 def _say_attention(facts: Facts) -> Values:
-    context, attention = facts["plan.context"], facts["plan.attention"]
-    if context > 1 and attention is not Attention.ALL_GATHER:
-        raise UnsayableError(Reason("plan.attention", "all_gather of keys and values", format_fact(attention)))
+    context = facts["plan.context"]
+    if context > 1 and facts["plan.attention"] is not Attention.ALL_GATHER:
+        raise UnsayableError(build_reason(facts, "plan.attention", "all_gather of keys and values"))
     return {} if context == 1 else {_CONTEXT: context}
 
 
@@ -418,7 +407,7 @@ def _say_recompute(facts: Facts) -> Values:
     if recompute == _ACTIVATION:
         return {_RECOMPUTE: str(None), ACTIVATIONS: True}
     limit = f"none, full, full of the first layers of all stages, or the operator {_ACTIVATION} ({_RECOMPUTE})"
-    raise UnsayableError(Reason("plan.recompute", limit, format_fact(recompute)))
+    raise UnsayableError(build_reason(facts, "plan.recompute", limit))
 
 
 def _read_recompute(config: ConfigValues) -> Facts:
@@ -430,18 +419,17 @@ def _read_recompute(config: ConfigValues) -> Facts:
     if policy not in (str(None), FULL):
         allowed = f"None, {FULL} or {FIRST.format(1)}"
         raise config.build_error(_RECOMPUTE, f"is {allowed} with a number of layers, met {format_value(policy)}")
-    return {
-        "plan.recompute": _ACTIVATION if recomputes_activation else Recompute.FULL if policy == FULL else Recompute.NONE
-    }
+    recompute = _ACTIVATION if recomputes_activation else Recompute.FULL if policy == FULL else Recompute.NONE
+    return {"plan.recompute": recompute}
 
 
 def _say_precision(facts: Facts) -> Values:
     precision = facts["training.precision"]
     if precision == "fp8" and facts["model.experts"] is not None:
         limit = "bf16 or fp32 with experts, whose products in float8 are a prototype of torchao's"
-        raise UnsayableError(Reason("training.precision", limit, precision))
+        raise UnsayableError(build_reason(facts, "training.precision", limit))
     if precision not in _PRECISIONS:
-        raise UnsayableError(Reason("training.precision", f"bf16, fp8 or fp32 ({_PARAMETERS})", precision))
+        raise UnsayableError(build_reason(facts, "training.precision", f"bf16, fp8 or fp32 ({_PARAMETERS})"))
     return dict(_PRECISIONS[precision])
 
 
@@ -474,51 +462,48 @@ def _check_combinations(facts: Facts) -> Iterator[Reason]:
         return
     for axis in ("tensor", "context"):
         if (num_ranks := facts[f"plan.{axis}"]) > 1:
-            yield Reason(
-                "plan.expert", f"1 with {axis} ranks, which it makes expert ranks first", f"{axis} {num_ranks}"
-            )
+            limit = f"1 with {axis} ranks, which it makes expert ranks first"
+            yield Reason("plan.expert", limit, f"{axis} {num_ranks}")
     shards = facts["plan.zero_shards"] or facts["plan.data"]
     if facts["plan.zero"] != 3 or shards % expert:
-        yield Reason(
-            "plan.expert", "a divisor of data_parallel_shard_degree", f"{expert} with zero {facts['plan.zero']}"
-        )
+        value = f"{expert} with zero {facts['plan.zero']}"
+        yield Reason("plan.expert", "a divisor of data_parallel_shard_degree", value)
 
 
 _MAP: tuple[Entry, ...] = (
-    JointKeys(
+    Entry(
         (_SHARD, _REPLICATE, _RESHARD),
         ("plan.data", "plan.zero", "plan.zero_shards", "plan.reshard_after_forward"),
         _say_data,
         _read_data,
     ),
-    JointKeys((_TENSOR, _SEQUENCE), ("plan.tensor", "plan.sequence_parallel"), _say_tensor, _read_tensor),
-    JointKeys(
+    Entry((_TENSOR, _SEQUENCE), ("plan.tensor", "plan.sequence_parallel"), _say_tensor, _read_tensor),
+    Entry(
         (_PIPELINE, _SCHEDULE, _PARTS),
         ("plan.pipeline", "plan.schedule", "plan.chunks", "plan.stages"),
         _say_pipeline,
         _read_pipeline,
     ),
-    JointKeys((_CONTEXT,), ("plan.context", "plan.attention"), _say_attention, _read_attention),
-    Count(f"{_PARALLELISM}.expert_parallel_degree", "plan.expert", 1),
-    JointKeys((_LOCAL, _GLOBAL, _MICRO), ("plan.microbatch", "training.global_batch"), _say_batch, _read_batch),
-    Count(f"{_TRAINING}.seq_len", "training.sequence"),
-    JointKeys((_PARAMETERS, FLOAT8), ("training.precision",), _say_precision, _read_precision),
-    Word(
+    Entry((_CONTEXT,), ("plan.context", "plan.attention"), _say_attention, _read_attention),
+    map_count(f"{_PARALLELISM}.expert_parallel_degree", "plan.expert", 1),
+    Entry((_LOCAL, _GLOBAL, _MICRO), ("plan.microbatch", "training.global_batch"), _say_batch, _read_batch),
+    map_count(f"{_TRAINING}.seq_len", "training.sequence"),
+    Entry((_PARAMETERS, FLOAT8), ("training.precision",), _say_precision, _read_precision),
+    map_word(
         f"{_TRAINING}.enable_cpu_offload",
         "plan.offload",
         ((NO_OFFLOADING, False), (HOST_OPTIMIZER_AND_PARAMETERS, True)),
         False,
     ),
-    JointKeys((_RECOMPUTE, ACTIVATIONS), ("plan.recompute",), _say_recompute, _read_recompute),
-    JointKeys((_ASYNC, _COMPILED), ("plan.overlap_tensor",), _say_overlap, _read_overlap),
-    JointKeys((_NO_GRAPHS,), (), _say_graphs, _read_graphs),
+    Entry((_RECOMPUTE, ACTIVATIONS), ("plan.recompute",), _say_recompute, _read_recompute),
+    Entry((_ASYNC, _COMPILED), ("plan.overlap_tensor",), _say_overlap, _read_overlap),
+    Entry((_NO_GRAPHS,), (), _say_graphs, _read_graphs),
     *list_fixed("FSDP overlaps", overlap_gradients=True),
     *list_fixed("stages send whole tensors", scatter_gather=False),
-    FixedField("training.optimizer", "adamw", "in the configuration that is given"),
-    ExternalFields(("training.gradient_precision", "training.gradient_clipping")),
+    fix_field("training.optimizer", "adamw", "in the configuration that is given"),
+    Entry((), ("training.gradient_precision", "training.gradient_clipping")),
     MODEL_ELSEWHERE,
     *COMMON_ENTRIES,
 )
 
 TORCHTITAN = Target("torchtitan", "0.3.0", _MAP, write, parse, _check_combinations)
-to_torchtitan, from_torchtitan = TORCHTITAN.to_text, TORCHTITAN.read

@@ -9,7 +9,7 @@ import gc
 import io
 from bisect import bisect
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import sqrt
@@ -17,17 +17,18 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from meshwise.reports.pictures.accuracy import AccuracyRow, draw_accuracy, draw_errors_by_class
 from meshwise.scenarios.files.errors import ScenarioError
 from meshwise.scenarios.intervals import Interval, find_category, peak_memory_interval, step_time_interval
 from meshwise.scenarios.loader import load
-from meshwise.scenarios.published.runs import GIB, Run, read_runs
+from meshwise.scenarios.published.row import GIB
+from meshwise.scenarios.published.runs import GROUP, Run, read_runs
 from meshwise.scenarios.published.scenario import estimate_step_time, fits, peak_memory_of
 from meshwise.scenarios.scenario import Scenario
 from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.catalog import accelerator, accelerator_names, cluster_names, sources
 from meshwise.simulator.program import pause_collection
 from meshwise.simulator.rank_correlation import kendall_tau
-from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.recomputation import Recompute
 
 ROWS_BETWEEN_COLLECTIONS = 500
@@ -173,31 +174,24 @@ def _format_cell(value: float | None, unit: float = 1.0) -> str:
 
 def list_techniques(scenario: Scenario) -> tuple[str, ...]:
     """Return the tags of the techniques in a scenario's plan; ``plain`` where it has none."""
-    return tuple(_list_tags(scenario, scenario.choose_plan())) or ("plain",)
-
-
-def _list_tags(scenario: Scenario, plan: Plan) -> Iterator[str]:
-    training, graph = scenario.problem.training, scenario.problem.graph
-    degrees = (("dp", plan.data), ("tp", plan.tensor), ("pp", plan.pipeline), ("cp", plan.context), ("ep", plan.expert))
-    yield from (name for name, degree in degrees if degree > 1)
-    if plan.chunks > 1:
-        yield "vpp"
-    if plan.sequence_parallel:
-        yield "sp"
-    if plan.overlap_tensor:
-        yield "tp overlap"
-    if plan.zero and plan.data * plan.context > 1:
-        yield f"zero{plan.zero}"
-    if plan.replica > 1:
-        yield "hsdp"
-    if plan.recompute is not Recompute.NONE:
-        yield "recompute"
-    if plan.offload:
-        yield "offload"
-    if training.precision == "fp8":
-        yield "fp8"
-    if any(dim == "experts" for block in graph.blocks for op in block.operators for dim, _ in op.dims):
-        yield "moe"
+    training, blocks, plan = scenario.problem.training, scenario.problem.graph.blocks, scenario.choose_plan()
+    tags: dict[str, object] = {
+        "dp": plan.data > 1,
+        "tp": plan.tensor > 1,
+        "pp": plan.pipeline > 1,
+        "cp": plan.context > 1,
+        "ep": plan.expert > 1,
+        "vpp": plan.chunks > 1,
+        "sp": plan.sequence_parallel,
+        "tp overlap": plan.overlap_tensor,
+        f"zero{plan.zero}": plan.zero and plan.data * plan.context > 1,
+        "hsdp": plan.replica > 1,
+        "recompute": plan.recompute is not Recompute.NONE,
+        "offload": plan.offload,
+        "fp8": training.precision == "fp8",
+        "moe": any(dim == "experts" for block in blocks for op in block.operators for dim, _ in op.dims),
+    }
+    return tuple(tag for tag, is_used in tags.items() if is_used) or ("plain",)
 
 
 LEAST_PLANS = 3
@@ -216,15 +210,17 @@ def summarize(predictions: Sequence[Prediction]) -> dict[str, Any]:
         "sources": {name: _summarize_source(rows) for name, rows in sorted(sources.items())},
         "all": _summarize_source(predictions),
         "groups": _judge_groups(predictions),
-        "techniques": _summarize_classes(
-            predictions, lambda row: list_techniques(row.run.scenario) if row.run.scenario else ()
-        ),
+        "techniques": _summarize_classes(predictions, _list_row_techniques),
         "devices": _summarize_classes(
             predictions, lambda row: (size_class(devices_of(row)),) if row.run.scenario else ()
         ),
         "assumptions": _count_assumptions(predictions),
         "calibrated_on": _list_calibrations(predictions),
     }
+
+
+def _list_row_techniques(row: Prediction) -> tuple[str, ...]:
+    return list_techniques(row.run.scenario) if row.run.scenario else ()
 
 
 def devices_of(prediction: Prediction) -> int:
@@ -360,3 +356,61 @@ def _list_calibrations(predictions: Sequence[Prediction]) -> dict[str, dict[str,
     names = [name for name in cluster_names() if name in {cluster.name for cluster in clusters}]
     names += [name for name in accelerator_names() if accelerator(name) in devices]
     return {name: dict(sources(name)) for name in names}
+
+
+TECHNIQUES = {
+    "dp": "data parallel",
+    "tp": "tensor parallel",
+    "pp": "pipeline parallel",
+    "cp": "context parallel",
+    "ep": "expert parallel",
+    "vpp": "interleaved pipeline",
+    "sp": "sequence parallel",
+    "zero1": "ZeRO 1",
+    "zero2": "ZeRO 2",
+    "zero3": "ZeRO 3",
+    "hsdp": "ZeRO 3 over groups",
+    "moe": "mixture of experts",
+    "tp overlap": "tensor overlap",
+}
+"""Names of the tags of techniques in pictures; other tags are their own names."""
+
+
+def draw_pictures(predictions: Sequence[Prediction], folder: Path) -> tuple[Path, ...]:
+    """Draw the pictures into ``folder`` and return their files; none without a predicted and measured step time."""
+    point_rows = list_points(predictions)
+    if not point_rows:
+        return ()
+    errors_by_size = group_errors(predictions, lambda row: (size_class(devices_of(row)),))
+    errors_by_technique = group_errors(predictions, _list_row_techniques)
+    classes = {
+        "source": ("Error by who measured", group_errors(predictions, lambda row: (row.run.source,))),
+        "devices": (
+            "Error by size of run",
+            {f"{name} devices": errors_by_size[name] for name in size_classes() if name in errors_by_size},
+        ),
+        "technique": (
+            "Error by technique",
+            {TECHNIQUES.get(name, name): errors for name, errors in errors_by_technique.items()},
+        ),
+    }
+    paths = [folder / "predicted-measured.png"]
+    draw_accuracy(point_rows, paths[0])
+    for name, (title, errors) in classes.items():
+        paths.append(folder / f"error-by-{name}.png")
+        draw_errors_by_class(errors, paths[-1], title=title)
+    return tuple(paths)
+
+
+def list_points(predictions: Sequence[Prediction]) -> list[AccuracyRow]:
+    """Return a point for every run with a predicted and a measured step time, under the name of its model."""
+    return [
+        AccuracyRow(row.run.row_id, row.run.source, _find_model(row), row.step_time, row.run.step_time)
+        for row in predictions
+        if row.step_time and row.run.step_time
+    ]
+
+
+def _find_model(prediction: Prediction) -> str:
+    """Return the publisher's name for the model of a run."""
+    return prediction.run.group.rsplit(", ", len(GROUP) - 1)[0]

@@ -21,8 +21,9 @@ _XLA = re.compile(
 _TORCH = re.compile(r"torch|fsdp|\bddp\b|fully_shard")
 """Words of torch's own parallel APIs, and of frameworks built on them."""
 _DDP = re.compile(r"\bddp\b|distributeddataparallel")
-
-
+_PARALLEL_SEQUENCES = re.compile(
+    r"nemo|bridge|mcore|titan|transformer engine|\bte\b|mindspeed|nanotron|maxtext|megascale|primus"
+)
 _COMPILED = re.compile(r"maxtext|\bjax\b|mindspore|mindformers|\bxla\b|cuda graph|torch\.compile|torch_compile")
 
 EAGER_LAUNCH = 45e-6
@@ -64,9 +65,8 @@ def memory_conventions(row: Row) -> str:
     """Return the memory conventions of a row's framework: a name in `meshwise.strategies.plan.framework.FRAMEWORKS`."""
     if is_megatron(row):
         if _BEFORE_2022.search(row.text("framework")):
-            row.assume(
-                "gradients added by kernels of their own, and none summed beside products (Megatron-LM before 2022)"
-            )
+            reading = "gradients added by kernels of their own, and none summed beside products"
+            row.assume(f"{reading} (Megatron-LM before 2022)")
             return "megatron_2021"
         if "deepspeed" in row.text("framework"):
             return "megatron_deepspeed"
@@ -126,14 +126,9 @@ def is_sequence_parallel(row: Row) -> bool:
     is_parallel = row.flag("sequence_parallel")
     if is_parallel is None:
         words = row.text("framework")
-        is_parallel = bool(
-            re.search(
-                r"nemo|bridge|mcore|titan|transformer engine|\bte\b|mindspeed|nanotron|maxtext|megascale|primus", words
-            )
-        )
-        row.assume(
-            f"sequence_parallel {str(is_parallel).lower()} (not stated; from {words[:40] or 'no framework named'})"
-        )
+        is_parallel = bool(_PARALLEL_SEQUENCES.search(words))
+        source = words[:40] or "no framework named"
+        row.assume(f"sequence_parallel {str(is_parallel).lower()} (not stated; from {source})")
     return is_parallel
 
 
@@ -155,12 +150,9 @@ def overlaps_tensor(row: Row) -> bool:
 
 def attention_kernel(row: Row) -> str:
     """Return the fused attention kernel of a row; the default is FlashAttention-2, which torch has."""
-    for words in (row.text("attention_kernel"), row.text("framework")):
-        kernel_name = next((kernel for pattern, kernel in _KERNELS if re.search(pattern, words)), None)
-        if kernel_name:
-            break
-    else:
-        kernel_name = "flash_2"
+    texts = (row.text("attention_kernel"), row.text("framework"))
+    matches = ((kernel, words) for words in texts for pattern, kernel in _KERNELS if re.search(pattern, words))
+    kernel_name, words = next(matches, ("flash_2", texts[-1]))
     if kernel_name != "flash":
         row.assume(f"attention by {kernel_name} (from {words[:40] or 'nothing that is stated'})")
     return kernel_name

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from meshwise.scenarios.files.errors import format_value
 from meshwise.scenarios.published.frameworks import apply_software, launch_time
-from meshwise.scenarios.published.row import Row, Skip
+from meshwise.scenarios.published.row import GB, Row, Skip
 from meshwise.scenarios.published.training import FOUR_BITS
 from meshwise.scenarios.schema.cluster import MAX_DEVICES
 from meshwise.simulator.catalog import cluster
@@ -19,8 +19,6 @@ from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.machine.cluster import Cluster, Node
 from meshwise.simulator.machine.topology import Link, Switch, Torus
 from meshwise.strategies.plan.mesh import divisors
-
-GBYTE = 1e9
 
 
 class Device(NamedTuple):
@@ -142,9 +140,8 @@ def find_device(row: Row) -> Device:
         return _guess_device(row, memory)
     known_device = _find_variant(row, known_device, words, memory)
     if known_device.name:
-        figures = (
-            f"{known_device.peak:g} TFLOP/s, {known_device.bandwidth:g} TB/s" if known_device.peak else "its own links"
-        )
+        rates = f"{known_device.peak:g} TFLOP/s, {known_device.bandwidth:g} TB/s"
+        figures = rates if known_device.peak else "its own links"
         row.assume(f"{known_device.name}: as the accelerator of {known_device.preset} with {figures} by data sheet")
     return known_device
 
@@ -152,14 +149,11 @@ def find_device(row: Row) -> Device:
 def _guess_device(row: Row, memory: float) -> Device:
     peak = row.number("peak_tflops_used")
     if peak is None or not 1 <= peak <= 1e5:
-        raise Skip(
-            f"accelerator {format_value(row.fields.get('accelerator'))} is not in the catalogue, and no peak is stated"
-        )
+        name = format_value(row.fields.get("accelerator"))
+        raise Skip(f"accelerator {name} is not in the catalogue, and no peak is stated")
     preset, preset_peak = min(_BY_PEAK, key=lambda candidate: abs(candidate[1] - peak))
-    name = row.text("accelerator")[:40]
-    row.assume(
-        f"accelerator {name}: as that of {preset} at {peak / preset_peak:.2f} of its speed, from peak_tflops_used"
-    )
+    name, speed = row.text("accelerator")[:40], peak / preset_peak
+    row.assume(f"accelerator {name}: as that of {preset} at {speed:.2f} of its speed, from peak_tflops_used")
     return Device(preset, name, peak, memory)
 
 
@@ -174,11 +168,8 @@ def _find_variant(row: Row, known_device: Device, words: str, memory: float) -> 
         return known_device._replace(preset="dgx-a100-40gb")
     if known_device.preset == "dgx-1-v100-32gb" and 0 < memory <= 17:
         return known_device._replace(preset="dgx-1-v100-16gb")
-    if (
-        known_device.preset == "dgx-1-v100-32gb"
-        and (row.optional_count("devices_per_node") or 0) > 8
-        and not known_device.name
-    ):
+    is_v100 = known_device.preset == "dgx-1-v100-32gb"
+    if is_v100 and (row.optional_count("devices_per_node") or 0) > 8 and not known_device.name:
         return known_device._replace(preset="dgx-2-v100-32gb")
     if known_device.preset == "frontier-mi250x" and memory > 100:
         return Device(known_device.preset, "MI250X, both dies as one device", 383, 128, 3.28)
@@ -206,7 +197,8 @@ _COUNT_BY_RATE = re.compile(
 _RATE_BY_COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*-?\s*(tb|gb|g)(?:it)?(?:/s|ps|be|e)?\s*(?:x|\*)\s*(\d+)\b")
 """A rate followed by a count: ``400 Gb/s x 8``."""
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*-?\s*([TtGg])(b|B|[Bb]its?)?(?:/s|ps|E|e)?\b")
-_BIT = 1e9 / 8
+_BIT = GB / 8
+_GIGAS = {"t": 1000.0, "g": 1.0}
 _MAX_NIC_RATE = 100_000.0
 """Gb/s of a node above which a stated rate cannot be that of its NICs."""
 
@@ -219,21 +211,16 @@ def nic_rate(row: Row, devices: int) -> float | None:
     words = row.text("inter_node_link")
     count_match = _COUNT_BY_RATE.search(words)
     if count_match:
-        scale = 1000.0 if count_match[3] == "tb" else 1.0
-        return _to_byte_rate(float(count_match[1]) * float(count_match[2]) * scale)
+        return _to_byte_rate(float(count_match[1]) * float(count_match[2]) * _GIGAS[count_match[3][0]])
     times_match = _RATE_BY_COUNT.search(words)
     if times_match:
-        return _to_byte_rate(
-            float(times_match[1]) * float(times_match[3]) * (1000.0 if times_match[2] == "tb" else 1.0)
-        )
+        return _to_byte_rate(float(times_match[1]) * float(times_match[3]) * _GIGAS[times_match[2][0]])
     rate_match = _RATE.search(str(row.fields.get("inter_node_link")))
     if rate_match is None:
         rate = next((rate for pattern, rate in _GENERATIONS if re.search(pattern, words)), None)
         return None if rate is None else _rate_by_generation(row, rate, devices)
     bits = 8.0 if rate_match[3] == "B" else 1.0
-    return _interpret_rate(
-        row, words, float(rate_match[1]) * bits * (1000.0 if rate_match[2] in "tT" else 1.0), devices
-    )
+    return _interpret_rate(row, words, float(rate_match[1]) * bits * _GIGAS[rate_match[2].lower()], devices)
 
 
 def _to_byte_rate(rate: float) -> float | None:
@@ -274,7 +261,7 @@ def pcie_generation(row: Row) -> int | None:
 
 NCCL_SHARE = 0.96
 """Fraction of a NIC's line rate that NCCL assumes: 12.0 GB/s for 100 Gb/s (src/graph/topo.h)."""
-PCIE_RATE = {2: 6 * GBYTE, 3: 12 * GBYTE, 4: 24 * GBYTE, 5: 48 * GBYTE, 6: 96 * GBYTE}
+PCIE_RATE = {2: 6 * GB, 3: 12 * GB, 4: 24 * GB, 5: 48 * GB, 6: 96 * GB}
 """Bytes/s of 16 PCIe lanes by generation, as NCCL assumes (src/graph/topo.h, PCI_BW 12.0 for generation 3)."""
 
 
@@ -353,16 +340,16 @@ def _scale_accelerator(base: Accelerator, device: Device) -> Accelerator:
         base,
         name=device.name,
         peak_flops=tuple((dtype, rate * ratio) for dtype, rate in base.peak_flops),
-        memory=device.memory * GBYTE if device.memory else base.memory,
+        memory=device.memory * GB if device.memory else base.memory,
         memory_bandwidth=device.bandwidth * 1e12 if device.bandwidth else base.memory_bandwidth,
     )
 
 
 def _build_accelerator(row: Row, base: Accelerator, device: Device, memory: float | None) -> Accelerator:
     accelerator_kind = _scale_accelerator(base, device) if device.name else base
-    if memory is not None and not 0.85 <= memory * GBYTE / accelerator_kind.memory <= 1.15 and memory <= 10_000:
+    if memory is not None and not 0.85 <= memory * GB / accelerator_kind.memory <= 1.15 and memory <= 10_000:
         row.assume(f"{memory:g} GB of device memory, which {accelerator_kind.name} has not by the catalogue")
-        accelerator_kind = replace(accelerator_kind, memory=memory * GBYTE)
+        accelerator_kind = replace(accelerator_kind, memory=memory * GB)
     return _apply_four_bits(row, accelerator_kind)
 
 
@@ -384,13 +371,12 @@ def _wire_node(row: Row, device: Device, node: Node, count: int) -> Node:
     """Return a node with the row's stated links instead of the catalogue's."""
     generation = pcie_generation(row) or device.pcie
     if generation and node.devices > 1:
-        link = Link(_link_latency(node), PCIE_RATE[generation])
-        node = replace(node, network=Switch(link))
+        pcie = node.host.pcie
+        latency = pcie.link.latency if pcie is not None else node.nic.latency
+        node = replace(node, network=Switch(Link(latency, PCIE_RATE[generation])))
         row.assume(f"devices of a node reach each other by PCIe {generation}.0 x16 through an ideal switch")
     elif device.link and isinstance(node.network, Switch):
-        node = replace(
-            node, network=replace(node.network, link=replace(node.network.link, bandwidth=device.link * GBYTE))
-        )
+        node = replace(node, network=replace(node.network, link=replace(node.network.link, bandwidth=device.link * GB)))
     if count == 1:
         return node
     rate = nic_rate(row, node.devices)
@@ -401,10 +387,5 @@ def _wire_node(row: Row, device: Device, node: Node, count: int) -> Node:
     # within 10 % a stated rate is the catalogue's, rounded
     if 0.9 <= total / node_bandwidth <= 1.1:
         return node
-    row.assume(f"NICs of {rate * 8 / GBYTE:.4g} Gb/s a node in all, as the row states")
+    row.assume(f"NICs of {rate * 8 / GB:.4g} Gb/s a node in all, as the row states")
     return replace(node, nic=replace(node.nic, bandwidth=total / node.nics))
-
-
-def _link_latency(node: Node) -> float:
-    pcie = node.host.pcie
-    return pcie.link.latency if pcie is not None else node.nic.latency

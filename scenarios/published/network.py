@@ -5,8 +5,9 @@ models by their published names adds to `meshwise.simulator.models.presets`.
 """
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil, lcm
+from typing import Any
 
 from meshwise.scenarios.published.frameworks import attention_kernel, is_megatron
 from meshwise.scenarios.published.row import Row, Skip
@@ -54,14 +55,13 @@ ENCODERS = ("bert", "t5", "vit")
 
 def build_encoder(row: Row, family: str, known: Model | None) -> Model:
     """Return the BERT, T5 or ViT of a row; raise `Skip` where its sizes are not known."""
-    has_sizes = row.states("n_layers") and row.states("hidden")
-    if not has_sizes and not isinstance(known, Bert | T5 | VisionTransformer):
+    base = known if isinstance(known, Bert | T5 | VisionTransformer) else None
+    if base is None and not (row.states("n_layers") and row.states("hidden")):
         raise Skip(f"n_layers and hidden of a {family} are not stated, and model names none that is known")
     if known is not None:
         row.assume(f"what the row does not state as in {known.name}, which it names")
-    base = known if isinstance(known, Bert | T5 | VisionTransformer) else None
-    layers, hidden = (row.count("n_layers", MAX_LAYERS), row.count("hidden", MAX_WIDTH))
-    layers, hidden = layers or (base.layers if base else 1), hidden or (base.hidden if base else 1)
+    layers = row.count("n_layers", MAX_LAYERS) or (base.layers if base else 1)
+    hidden = row.count("hidden", MAX_WIDTH) or (base.hidden if base else 1)
     heads = row.count("n_heads", MAX_HEADS) or (base.heads if base else max(1, hidden // 64))
     ffn = row.count("ffn_hidden", MAX_WIDTH) or (base.ffn if base else 4 * hidden)
     if family == "vit":
@@ -112,10 +112,8 @@ def build_experts(row: Row, known: Transformer | None, hidden: int, layers: int)
     count = count or (base.count if base else 1)
     row.assume("tokens are spread evenly over experts (not stated)")
     dense = min(row.optional_count("n_dense_layers", MAX_LAYERS) or (base.dense_layers if base else 0), layers - 1)
-    bias = base.score_bias if base else False
-    return Experts(
-        count, min(top_k, count), ffn or hidden, _count_shared_experts(row, base, ffn or hidden), dense, bias
-    )
+    shared = _count_shared_experts(row, base, ffn or hidden)
+    return Experts(count, min(top_k, count), ffn or hidden, shared, dense, base.score_bias if base else False)
 
 
 def _count_shared_experts(row: Row, base: Experts | None, ffn: int) -> int:
@@ -137,58 +135,35 @@ def build_latent(row: Row, words: str, known: Transformer | None, has_experts: b
         return None
     sizes = known_latent or _LATENT_SIZES
     ranks = f"ranks {sizes.kv_rank} and {sizes.q_rank or 'none for queries'}"
-    row.assume(
-        f"latent attention with {ranks} (a row states none; of {'the model named' if known_latent else 'DeepSeek'})"
-    )
+    origin = "the model named" if known_latent else "DeepSeek"
+    row.assume(f"latent attention with {ranks} (a row states none; of {origin})")
     return sizes
 
 
-@dataclass(frozen=True, slots=True)
-class _Family:
-    """The fields of `Transformer` that all decoders of a family share; sizes are not among them.
-
-    A family has the name of its best-known member: Mistral belongs to Llama, GLM to Qwen 2.
-    """
-
-    ffn_kind: str
-    tied_embeddings: bool = False
-    positions: str = "rotary"
-    biases: str | None = None
-    qk_norm: bool = False
-    parallel_residual: bool = False
+def _build_family(ffn_kind: str, *, tied: bool = False, positions: str = "rotary", **fields: Any) -> Transformer:
+    """Return a decoder whose sizes are all 1, for the members of its family to replace."""
+    return Transformer(1, 1, 1, 1, 1, 1, ffn_kind, tied, positions=positions, **fields)
 
 
-_LLAMA, _TIED_LLAMA = _Family("swiglu"), _Family("swiglu", tied_embeddings=True)
-_QWEN2, _TIED_QWEN2 = _Family("swiglu", biases="qkv"), _Family("swiglu", tied_embeddings=True, biases="qkv")
-_QWEN3, _TIED_QWEN3 = _Family("swiglu", qk_norm=True), _Family("swiglu", tied_embeddings=True, qk_norm=True)
-_GEMMA, _GEMMA3 = _Family("geglu", tied_embeddings=True), _Family("geglu", tied_embeddings=True, qk_norm=True)
-_NEMOTRON = _Family("gelu", biases="none")
+# a family has the name of its best-known member: Mistral belongs to Llama, GLM to Qwen 2
+_LLAMA, _TIED_LLAMA = _build_family("swiglu"), _build_family("swiglu", tied=True)
+_QWEN2, _TIED_QWEN2 = (_build_family("swiglu", tied=tied, biases="qkv") for tied in (False, True))
+_QWEN3, _TIED_QWEN3 = (_build_family("swiglu", tied=tied, qk_norm=True) for tied in (False, True))
+_GEMMA, _GEMMA3 = _build_family("geglu", tied=True), _build_family("geglu", tied=True, qk_norm=True)
+_NEMOTRON = _build_family("gelu", biases="none")
 """Squared ReLU with two matrices, no biases, untied embeddings."""
-_GPT2 = _Family("gelu", tied_embeddings=True, positions="learned")
+_GPT2 = _build_family("gelu", tied=True, positions="learned")
 _MPT = replace(_GPT2, biases="none")
-_NEOX = _Family("gelu", parallel_residual=True)
-_FALCON = _Family("gelu", tied_embeddings=True, biases="none", parallel_residual=True)
+_NEOX = _build_family("gelu", parallel_residual=True)
+_FALCON = _build_family("gelu", tied=True, biases="none", parallel_residual=True)
+
+_SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
 
 
-def _member(
-    family: _Family, layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int, head: int | None = None
-) -> Transformer:
-    """Return a decoder of a family; a head has ``head`` channels, by default hidden / heads."""
-    return Transformer(
-        layers,
-        hidden,
-        heads,
-        kv_heads,
-        ffn,
-        vocab,
-        family.ffn_kind,
-        family.tied_embeddings,
-        positions=family.positions,
-        kv_channels=head,
-        biases=family.biases,
-        qk_norm=family.qk_norm,
-        parallel_residual=family.parallel_residual,
-    )
+def _member(family: Transformer, *sizes: int, head: int | None = None, experts: Experts | None = None) -> Transformer:
+    """Return the decoder of a family with the sizes of `_SIZES`; a head has ``head`` channels or hidden / heads."""
+    named_sizes: dict[str, Any] = dict(zip(_SIZES, sizes, strict=True))
+    return replace(family, **named_sizes, kv_channels=head, experts=experts)
 
 
 _SPECS: tuple[tuple[str, Transformer], ...] = (
@@ -240,23 +215,17 @@ _SPECS: tuple[tuple[str, Transformer], ...] = (
     (r"phi3medium|phi414b|phi4$", _member(_LLAMA, 40, 5120, 40, 10, 17920, 100352)),
     (r"palm540b", _member(_TIED_LLAMA, 118, 18432, 48, 1, 73728, 256000, head=256)),
     # mixtures of experts as released
-    (r"grok1", replace(_member(_LLAMA, 64, 6144, 48, 8, 32768, 131072), experts=Experts(8, 2, 32768))),
-    (r"dbrx", replace(_member(_LLAMA, 40, 6144, 48, 8, 10752, 100352), experts=Experts(16, 4, 10752))),
+    (r"grok1", _member(_LLAMA, 64, 6144, 48, 8, 32768, 131072, experts=Experts(8, 2, 32768))),
+    (r"dbrx", _member(_LLAMA, 40, 6144, 48, 8, 10752, 100352, experts=Experts(16, 4, 10752))),
     (
         r"qwen1?\.?5?moea2\.7b|qwenmoe",
-        replace(_member(_LLAMA, 24, 2048, 16, 16, 5632, 151936), experts=Experts(60, 4, 1408, shared=4)),
+        _member(_LLAMA, 24, 2048, 16, 16, 5632, 151936, experts=Experts(60, 4, 1408, shared=4)),
     ),
-    (
-        r"qwen257ba14b",
-        replace(_member(_LLAMA, 28, 3584, 28, 4, 18944, 151936), experts=Experts(64, 8, 2560, shared=8)),
-    ),
-    (r"gptoss20b", replace(_member(_LLAMA, 24, 2880, 64, 8, 2880, 201088, head=64), experts=Experts(32, 4, 2880))),
-    (r"gptoss120b", replace(_member(_LLAMA, 36, 2880, 64, 8, 2880, 201088, head=64), experts=Experts(128, 4, 2880))),
-    (
-        r"llama4scout",
-        replace(_member(_LLAMA, 48, 5120, 40, 8, 16384, 202048, head=128), experts=Experts(16, 1, 8192, shared=1)),
-    ),
-    (r"olmoe", replace(_member(_LLAMA, 16, 2048, 16, 16, 1024, 50304), experts=Experts(64, 8, 1024))),
+    (r"qwen257ba14b", _member(_LLAMA, 28, 3584, 28, 4, 18944, 151936, experts=Experts(64, 8, 2560, shared=8))),
+    (r"gptoss20b", _member(_LLAMA, 24, 2880, 64, 8, 2880, 201088, head=64, experts=Experts(32, 4, 2880))),
+    (r"gptoss120b", _member(_LLAMA, 36, 2880, 64, 8, 2880, 201088, head=64, experts=Experts(128, 4, 2880))),
+    (r"llama4scout", _member(_LLAMA, 48, 5120, 40, 8, 16384, 202048, head=128, experts=Experts(16, 1, 8192, shared=1))),
+    (r"olmoe", _member(_LLAMA, 16, 2048, 16, 16, 1024, 50304, experts=Experts(64, 8, 1024))),
     # Parmar et al. 2024, "Nemotron-4 15B", table 1; NVIDIA 2024, "Nemotron-4 340B", table 1; the others from NeMo
     (r"nemotron[34]?8b", _member(_NEMOTRON, 32, 4096, 32, 32, 16384, 256000)),
     (r"nemotron4?15b", _member(_NEMOTRON, 32, 6144, 48, 8, 24576, 256000)),
@@ -430,7 +399,7 @@ def _guess_decoder(row: Row, words: str) -> Transformer:
     if not row.states("arch"):
         row.assume(f"a decoder transformer like {'Llama' if is_gated else 'GPT'} (arch not stated)")
     if is_gated:
-        return Transformer(1, 1, 1, 1, 1, 1, "swiglu", tied_embeddings=False, positions="rotary")
+        return _LLAMA
     is_rotary = bool(re.search(r"rotary|rope|alibi|neox|nemotron|falcon", words))
     biases = "none" if re.search(r"no bias|nemotron|falcon|mpt", words) else None
     is_parallel = bool(re.search(r"neox|gpt-?j|falcon|pythia", words))
@@ -560,8 +529,6 @@ def _is_flash(row: Row, words: str) -> bool:
     is_early = re.search(r"v100|p100|a100|t4\b|titan|2080|ascend 910 ", row.text("accelerator") + " ")
     is_gpt = not _GATED.search(words) and _BEFORE_FLASH.search(row.text("framework")) and not _GATED.search(kernel)
     flash = not (is_early and is_gpt)
-    description = (
-        "flash attention, no dropout" if flash else "unfused attention and dropout, as Megatron-LM without flash had"
-    )
-    row.assume(f"{description} (not stated)")
+    unfused = "unfused attention and dropout, as Megatron-LM without flash had"
+    row.assume(f"{'flash attention, no dropout' if flash else unfused} (not stated)")
     return flash

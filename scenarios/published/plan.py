@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from math import ceil, gcd
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from meshwise.scenarios.inputs.plan_table import list_rule_violations
 from meshwise.scenarios.published import words
@@ -282,26 +282,17 @@ def _repair_layout(problem: Problem, layout: Layout, field: str) -> Layout | Non
     if field == "recompute":
         return _shorten_recompute(layout)
     if field == "expert":
-        expert_degree = gcd(layout.expert, layout.data)
-        return replace(
-            layout,
-            expert=expert_degree
-            if expert_degree < layout.expert
-            else nearest_divisor(expert_degree, expert_degree // 2),
-        )
+        degree = gcd(layout.expert, layout.data)
+        return replace(layout, expert=degree if degree < layout.expert else nearest_divisor(degree, degree // 2))
     if field == "context" and layout.attention is Attention.ULYSSES:
         return replace(layout, attention=Attention.RING)
     if field == "attention":
         return replace(layout, attention=Attention.ALL_GATHER if layout.attention is Attention.RING else Attention.RING)
     if field in ("tensor", "sequence_parallel") and layout.sequence_parallel:
         return replace(layout, sequence_parallel=False)
-    if field == "overlap_tensor":
-        return replace(layout, overlap_tensor=False)
-    if field == "offload":
-        return replace(layout, offload=NO_OFFLOADING)
-    if field == "zero_shards":
-        return replace(layout, zero_shards=0)
-    return replace(layout, zero=min(layout.zero, 1)) if field == "zero" else None
+    simplest: dict[str, Any] = {"overlap_tensor": False, "offload": NO_OFFLOADING, "zero_shards": 0}
+    simplest["zero"] = min(layout.zero, 1)
+    return replace(layout, **{field: simplest[field]}) if field in simplest else None
 
 
 def _simplify_schedule(problem: Problem, layout: Layout) -> Layout | None:
@@ -322,10 +313,10 @@ def _simplify_schedule(problem: Problem, layout: Layout) -> Layout | None:
 
 def _shorten_recompute(layout: Layout) -> Layout | None:
     recompute = layout.recompute
-    if isinstance(recompute, FirstLayers):
-        layer_count = recompute.layers - 1
-        return replace(layout, recompute=FirstLayers(recompute.layer, layer_count) if layer_count else recompute.layer)
-    return None
+    if not isinstance(recompute, FirstLayers):
+        return None
+    fewer = FirstLayers(recompute.layer, recompute.layers - 1) if recompute.layers > 1 else recompute.layer
+    return replace(layout, recompute=fewer)
 
 
 def list_choices(row: Row, layout: Layout, batch: Batch, graph: OperatorGraph) -> Iterator[Layout]:

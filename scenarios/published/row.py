@@ -1,11 +1,12 @@
 """One row of published measurements: its fields by type, the assumptions made to read it, and its measurements."""
 
 import re
-from collections.abc import Mapping
-from math import isfinite
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 from meshwise.scenarios.files.errors import format_value
+
+_Value = TypeVar("_Value")
 
 MAX_TEXT = 2000
 """Number of characters of a text field that are read."""
@@ -59,10 +60,7 @@ class Row:
             # 32k tokens of context are 32,768
             thousand = 1024.0 if name == "seq_len" else 1000.0
             value = float(re.sub("[_,]", "", match[1])) * {"": 1.0, "k": thousand, "m": thousand**2}[match[3].lower()]
-        is_valid = (
-            isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e18 and isfinite(value)
-        )
-        if not is_valid:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e18:
             raise Skip(f"{name} is a number above 0, met {format_value(value)}")
         return float(value)
 
@@ -75,19 +73,33 @@ class Row:
 
     def optional_count(self, name: str, maximum: int = MAX_COUNT) -> int | None:
         """Return a count; where the value is none, return None and note that as an assumption."""
-        try:
-            return self.count(name, maximum)
-        except Skip as skip:
-            self.assume(f"{name} left out, for {skip}")
-            return None
+        return self.attempt(lambda: self.count(name, maximum), f"{name} left out, for")
 
     def optional_number(self, name: str) -> float | None:
         """Return a number; where the value is none, return None and note that as an assumption."""
+        return self.attempt(lambda: self.number(name), f"{name} left out, for")
+
+    def attempt(self, read: Callable[[], _Value], words: str) -> _Value | None:
+        """Return what ``read`` returns; where it raises `Skip`, note why after ``words`` and return None."""
         try:
-            return self.number(name)
+            return read()
         except Skip as skip:
-            self.assume(f"{name} left out, for {skip}")
+            self.assume(f"{words} {skip}")
             return None
+
+    def choose(self, name: str, table: Iterable[tuple[str, str, str]], default: str) -> str:
+        """Return the choice that the words of a field stand for, by the first pattern that matches in a table.
+
+        ``table`` has pattern, choice and, where the choice is an assumption, the reason for it.
+        """
+        words = self.text(name)
+        choice, reason = next(
+            ((choice, reason) for pattern, choice, reason in table if re.search(pattern, words)),
+            (default, f"{words[:40]!r} not known" if words else "not stated"),
+        )
+        if reason:
+            self.assume(f"{name} {choice} ({reason})")
+        return choice
 
     def require_count(self, name: str, maximum: int = MAX_COUNT) -> int:
         """Return a count; raise `Skip` where it is not stated."""
@@ -142,15 +154,13 @@ def read_measurement(row: Row) -> Measurement:
     memory, with_context = _read_memory(row)
     status = row.text("status")
     status = "oom" if _OUT_OF_MEMORY.search(status) else "ok" if status in ("", "ok", "success", "pass") else status
-    return Measurement(_read_step_time(row), memory, status[:40], with_context, _read_reserved_memory(row))
+    step_time = _read_step_time(row)
+    reserved = _read_figure(row, "peak_mem_reserved_gib") if row.states("peak_mem_gib") else None
+    return Measurement(step_time, memory, status[:40], with_context, None if reserved is None else GIB * reserved)
 
 
 def _read_figure(row: Row, name: str) -> float | None:
-    try:
-        return row.number(name)
-    except Skip as skip:
-        row.assume(f"not measured: {skip}")
-        return None
+    return row.attempt(lambda: row.number(name), "not measured:")
 
 
 def _read_step_time(row: Row) -> float | None:
@@ -166,11 +176,6 @@ def _read_step_time(row: Row) -> float | None:
         return None
     row.assume("measured step time from the samples or tokens a second that were measured")
     return total / (samples * devices)
-
-
-def _read_reserved_memory(row: Row) -> float | None:
-    reserved_memory = _read_figure(row, "peak_mem_reserved_gib") if row.states("peak_mem_gib") else None
-    return None if reserved_memory is None else GIB * reserved_memory
 
 
 def _read_memory(row: Row) -> tuple[float | None, bool]:

@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from meshwise.scenarios.files.errors import Fault, ScenarioError, format_value
-from meshwise.scenarios.published.row import GIB, Row, read_measurement
+from meshwise.scenarios.published.row import Row, read_measurement
 from meshwise.scenarios.published.scenario import build_scenario
 from meshwise.scenarios.scenario import Scenario
 from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.files import JsonError, escape_text, parse_json
-
-__all__ = ["GIB", "Run", "build_run", "read_runs"]
 
 MAX_ROWS = 100_000
 MAX_ROW_BYTES = 2**20

@@ -157,9 +157,7 @@ def _choose_plan(row: Row, problem: Problem, layouts: tuple[Layout, ...]) -> Pla
     """Return the plan of the first layout that fits, or of the last layout where none fits."""
     if len(layouts) == 1:
         return complete(problem, layouts[0])
-    plans = [complete(problem, candidate) for candidate in layouts]
-    plan_index = next((index for index, plan in enumerate(plans) if fits(problem, plan)), len(plans) - 1)
-    row.assume(
-        f"recompute {layouts[plan_index].recompute}, micro_batch {layouts[plan_index].microbatch}: {FIRST_THAT_FITS}"
-    )
-    return plans[plan_index]
+    plans = [(layout, complete(problem, layout)) for layout in layouts]
+    layout, plan = next((pair for pair in plans if fits(problem, pair[1])), plans[-1])
+    row.assume(f"recompute {layout.recompute}, micro_batch {layout.microbatch}: {FIRST_THAT_FITS}")
+    return plan

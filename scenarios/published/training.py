@@ -47,10 +47,10 @@ def read_training(row: Row, accelerator: Accelerator, global_batch: int, sequenc
         global_batch,
         sequence,
         precision,
-        _read_optimizer(row),
+        row.choose("optimizer", _OPTIMIZERS, "adamw"),
         gradient_precision=_read_gradient_precision(row, precision),
         framework=memory_conventions(row),
-        frozen=_is_frozen(row),
+        frozen=is_frozen(row),
         composes_norms=_has_second_word(row, "norm_kernel", ("fused", "eager")),
         gathers_logits=_has_second_word(row, "loss", ("sharded", "gathered")),
     )
@@ -64,13 +64,6 @@ def _has_second_word(row: Row, name: str, words: tuple[str, str]) -> bool:
     return word == words[1]
 
 
-def _is_frozen(row: Row) -> bool:
-    if not is_frozen(row):
-        return False
-    row.assume("weights are frozen, and adapters count for nothing (LoRA)")
-    return True
-
-
 def _read_precision(row: Row, accelerator: Accelerator) -> str:
     words = row.text("precision")
     reading = next(((name, reason) for pattern, name, reason in _PRECISIONS if re.search(pattern, words)), None)
@@ -80,28 +73,16 @@ def _read_precision(row: Row, accelerator: Accelerator) -> str:
     if reason:
         row.assume(f"precision {name} ({reason})")
     elif words not in (name, f"{name} (not stated)") and (name == "fp8" or "weights" in words):
-        row.assume(f"precision {words[:40]} taken as {name}, with what Transformer Engine keeps" if name == "fp8"
-                   else f"precision {words[:40]} taken as {name}")  # fmt: skip
+        suffix = ", with what Transformer Engine keeps" if name == "fp8" else ""
+        row.assume(f"precision {words[:40]} taken as {name}{suffix}")
     if "not stated" in words:
         row.assume(f"precision {name} (not stated)")
     device_precisions = {dtype for dtype, _ in accelerator.peak_flops}
-    candidates = (name, *_FALLBACKS[name])
-    for candidate in candidates:
+    for candidate in (name, *_FALLBACKS[name]):
         if candidate in device_precisions and ("bf16" in device_precisions or candidate != "fp8"):
             if candidate != name:
                 row.assume(f"precision {candidate}, for {accelerator.name} has no {name}")
             return candidate
-    return name
-
-
-def _read_optimizer(row: Row) -> str:
-    words = row.text("optimizer")
-    name, reason = next(
-        ((name, reason) for pattern, name, reason in _OPTIMIZERS if re.search(pattern, words)),
-        ("adamw", "not stated" if not words else f"{words[:40]!r} not known"),
-    )
-    if reason:
-        row.assume(f"optimizer {name} ({reason})")
     return name
 
 

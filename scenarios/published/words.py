@@ -3,7 +3,6 @@
 import json
 import re
 from math import ceil
-from typing import Any
 
 from meshwise.scenarios.published.row import Row
 from meshwise.strategies.plan.offloading import NO_OFFLOADING, Offloading
@@ -33,13 +32,7 @@ def read_schedule(row: Row, pipeline: int, chunks: int) -> tuple[str, int]:
     """Return the schedule of a row and the number of model chunks on a rank."""
     if pipeline == 1:
         return "1f1b", 1
-    words = row.text("schedule")
-    name, reason = next(
-        ((name, reason) for pattern, name, reason in _SCHEDULES if re.search(pattern, words)),
-        ("1f1b", f"{words[:40]!r} not known" if words else "not stated"),
-    )
-    if reason:
-        row.assume(f"schedule {name} ({reason})")
+    name = row.choose("schedule", _SCHEDULES, "1f1b")
     if name in TWO_CHUNKS:
         return name, 2
     if chunks > 1 and name == "1f1b":
@@ -48,7 +41,7 @@ def read_schedule(row: Row, pipeline: int, chunks: int) -> tuple[str, int]:
         row.assume("schedule interleaved_zero_bubble, for there are several chunks")
         return "interleaved_zero_bubble", chunks
     if name in LOOPED and chunks == 1:
-        if "(interleaved)" in words or row.states("vpp"):
+        if "(interleaved)" in row.text("schedule") or row.states("vpp"):
             return "1f1b", 1
         row.assume("vpp 2 (not stated, of an interleaved schedule)")
         return name, 2
@@ -144,7 +137,7 @@ def read_offload(row: Row) -> Offloading:
     if not words or re.match(r"(none|no|false|off|0)\b", words):
         return NO_OFFLOADING
     percent_match = re.search(r"(\d+(?:\.\d+)?) ?%", words)
-    fractions = (min(max(float(percent_match[1]) / 100, 0.01), 1.0),) if percent_match else (1.0,)
+    fractions = (min(max(float(percent_match[1]) / 100, 0.01), 1.0) if percent_match else 1.0,)
     parameters = fractions if re.search(r"param|weight|zero-?infinity", words) else ()
     activations = fractions if re.search(r"activation|\bact\b", words) and "qkv" not in words else ()
     optimizer = fractions if parameters or re.search(r"optim|state|cpu|adam|zero-?offload|true|yes", words) else ()
@@ -168,6 +161,9 @@ def read_attention(row: Row, context: int) -> Attention:
     return Attention.RING
 
 
-def is_frozen(row: Row) -> Any:
-    """Return a match where most weights are frozen, as with LoRA; else None."""
-    return re.search(r"\blora\b|\bqlora\b|\bpeft\b|adapter", row.text("model", "plan_note", "arch"))
+def is_frozen(row: Row) -> bool:
+    """Return whether most weights are frozen, as with LoRA."""
+    if not re.search(r"\blora\b|\bqlora\b|\bpeft\b|adapter", row.text("model", "plan_note", "arch")):
+        return False
+    row.assume("weights are frozen, and adapters count for nothing (LoRA)")
+    return True

@@ -18,13 +18,14 @@ from meshwise.scenarios.console import BAD_INPUT, Ticker, note
 from meshwise.scenarios.files.results import make_folder, write
 from meshwise.scenarios.intervals import Category
 from meshwise.scenarios.published.accuracy import (
+    TECHNIQUES,
     Prediction,
+    draw_pictures,
     load_runs,
     predict_all,
     size_classes,
     summarize,
 )
-from meshwise.scenarios.published.accuracy_pictures import TECHNIQUES, draw_pictures
 from meshwise.scenarios.published.frameworks import DEEPSPEED_LAUNCH, FOUNDRY_HOPPER
 
 from .interval_calibration import (

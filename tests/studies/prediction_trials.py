@@ -9,10 +9,10 @@ on whether it coincides with copies that gloo makes of what it reduces or gather
 same trainer without data, which sees only torch's tensors.
 
 A machine that shares its processors has fast and slow minutes: a plan of another model
-(`meshwise.scenarios.calibration.pace.drift`) runs before and after each plan, and the prediction is for the geometric
-mean of both slowdowns. Nothing is fitted to the rows. A plan whose run fails is reported and has no row. With more
-ranks than cores, times depend on the scheduler of the operating system, so that only the order of plans is judged, by
-Kendall's tau. An interrupt keeps the rows written until then.
+(`meshwise.scenarios.calibration.calibrate.drift`) runs before and after each plan, and the prediction is for the
+geometric mean of both slowdowns. Nothing is fitted to the rows. A plan whose run fails is reported and has no row. With
+more ranks than cores, times depend on the scheduler of the operating system, so that only the order of plans is judged,
+by Kendall's tau. An interrupt keeps the rows written until then.
 """
 
 import argparse
@@ -34,8 +34,7 @@ from meshwise.executor.launch.run import WARM_UP, execute
 from meshwise.executor.options import RunOptions
 from meshwise.executor.recording.timeline import sum_busy_times
 from meshwise.executor.supported import find_unsupported
-from meshwise.scenarios.calibration.calibrate import calibrate
-from meshwise.scenarios.calibration.pace import drift, slow_down
+from meshwise.scenarios.calibration.calibrate import calibrate, drift, slow_down
 from meshwise.scenarios.oracle_check import check_plan
 from meshwise.simulator.engine import simulate
 from meshwise.simulator.models.model import build

@@ -6,15 +6,15 @@ import pytest
 
 from meshwise.scenarios.interchange.entry import (
     AnyOf,
-    Count,
-    ExternalFields,
-    FixedField,
+    Entry,
     Reason,
-    RequiredKey,
     UnsayableError,
-    Word,
     count_microbatches,
     find_microbatch,
+    fix_field,
+    map_count,
+    map_word,
+    require_key,
 )
 
 
@@ -24,7 +24,7 @@ class Stated:
     def __init__(self, values: dict[str, Any]) -> None:
         self.values = values
 
-    def count(self, key: str, default: int | None, least: int) -> Any:
+    def count(self, key: str, default: int | None) -> Any:
         return self.values.get(key, default)
 
     def word(self, key: str, words: tuple[Any, ...], default: Any = None) -> Any:
@@ -41,14 +41,14 @@ def reasons(entry: Any, **facts: Any) -> tuple[Reason, ...]:
 
 @pytest.mark.parametrize("value", [1, 4])
 def test_a_count_is_left_out_where_it_is_the_default(value: int) -> None:
-    entry = Count("tp", "tensor", default=1)
+    entry = map_count("tp", "tensor", default=1)
     assert entry.say({"tensor": value}) == ({} if value == 1 else {"tp": value})
     assert entry.read(Stated(entry.say({"tensor": value}))) == {"tensor": value}
     assert str(reasons(entry, tensor=(1, 2))[0]).startswith("tensor: one number (tp), met ")
 
 
 def test_a_word_of_two_values_is_read_as_either() -> None:
-    entry = Word("kind", "attention", (("ring", "p2p"), ("ulysses", "a2a"), ("all_gather", "p2p")))
+    entry = map_word("kind", "attention", (("ring", "p2p"), ("ulysses", "a2a"), ("all_gather", "p2p")))
     assert entry.say({"attention": "all_gather"}) == {"kind": "p2p"}
     assert entry.read(Stated({"kind": "a2a"})) == {"attention": "ulysses"}
     assert entry.read(Stated({"kind": "p2p"})) == {"attention": AnyOf(("ring", "all_gather"))}
@@ -56,23 +56,23 @@ def test_a_word_of_two_values_is_read_as_either() -> None:
 
 
 def test_a_word_that_is_true_is_not_the_number_one() -> None:
-    entry = Word("flag", "on", ((False, 1), (True, True)))
+    entry = map_word("flag", "on", ((False, 1), (True, True)))
     assert entry.read(Stated({"flag": True})) == {"on": True}
     assert entry.read(Stated({"flag": 1})) == {"on": False}
 
 
 def test_what_a_target_always_does_is_read_from_any_file_and_said_of_nothing_else() -> None:
-    entry = FixedField("plan.tensor_rows", 1, "its tensor parallelism has one axis")
+    entry = fix_field("plan.tensor_rows", 1, "its tensor parallelism has one axis")
     assert entry.read(Stated({})) == {"plan.tensor_rows": 1} and entry.say({"plan.tensor_rows": 1}) == {}
     [reason] = reasons(entry, **{"plan.tensor_rows": 2})
     assert str(reason) == "plan.tensor_rows: 1 alone, its tensor parallelism has one axis, met 2"
 
 
 def test_what_is_elsewhere_is_not_asked_and_what_is_needed_is_written() -> None:
-    assert ExternalFields(("model.name",)).say({}) == {} == ExternalFields(("model.name",)).read(Stated({"name": 1}))
-    assert RequiredKey("backend", "nccl").say({}) == {"backend": "nccl"}
+    assert Entry((), ("model.name",)).say({}) == {} == Entry((), ("model.name",)).read(Stated({"name": 1}))
+    assert require_key("backend", "nccl").say({}) == {"backend": "nccl"}
     with pytest.raises(AssertionError):
-        RequiredKey("backend", "nccl", is_fixed=True).read(Stated({"backend": "gloo"}))
+        require_key("backend", "nccl", is_fixed=True).read(Stated({"backend": "gloo"}))
 
 
 def test_microbatches_of_a_step_are_the_batch_over_ranks_and_size() -> None:

@@ -10,8 +10,8 @@ pytest.importorskip("torch")
 from tiny_jobs import cluster
 
 from meshwise.executor.job import Job
-from meshwise.scenarios.calibration import pace as module
-from meshwise.scenarios.calibration.pace import Slowdown, drift, measure_slowdown, slow_down, with_slowdown
+from meshwise.scenarios.calibration import calibrate as module
+from meshwise.scenarios.calibration.calibrate import Slowdown, drift, measure_slowdown, slow_down, with_slowdown
 from meshwise.simulator.collective import Collective, CollectiveCurve
 from meshwise.simulator.engine import simulate
 from meshwise.simulator.machine.cluster import Cluster
