@@ -300,8 +300,8 @@ class Scenario:
             its own, so that nothing is lost however it ends.
         executor
             Evaluates several plans at once where the algorithm can propose them ahead:
-            ``meshwise.strategies.search.processes(4)``, or ``Client(...).get_executor()`` of Dask. The result is the
-            same for any number of workers.
+            ``meshwise.strategies.search.fan_out.processes(4)``, or ``Client(...).get_executor()`` of Dask. The result is
+            the same for any number of workers.
         target
             As in `for_target`: search for the best plan that this trainer can express, or that the executor can run.
 

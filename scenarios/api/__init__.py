@@ -34,12 +34,14 @@ if TYPE_CHECKING:
     from meshwise.strategies.plan.plan import Plan
     from meshwise.strategies.plan.problem import Problem, Training
     from meshwise.strategies.schedules.schedule import SCHEDULES, Schedule
-    from meshwise.strategies.search import ALGORITHMS, SearchResult, Space, search
+    from meshwise.strategies.search.algorithms import ALGORITHMS
+    from meshwise.strategies.search.driver import SearchResult, search
+    from meshwise.strategies.search.space import Space
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "ALGORITHMS": "strategies.search",
+    "ALGORITHMS": "strategies.search.algorithms",
     "Accelerator": "simulator.machine.accelerator",
     "Cluster": "simulator.machine.cluster",
     "Fault": "scenarios.files.errors",
@@ -56,9 +58,9 @@ _HOMES = {
     "Scenario": "scenarios.scenario",
     "ScenarioError": "scenarios.files.errors",
     "Schedule": "strategies.schedules.schedule",
-    "SearchResult": "strategies.search",
+    "SearchResult": "strategies.search.driver",
     "Simulation": "scenarios.simulation",
-    "Space": "strategies.search",
+    "Space": "strategies.search.space",
     "Timeline": "simulator.timeline",
     "Training": "strategies.plan.problem",
     "Transformer": "simulator.models.transformer",
@@ -69,7 +71,7 @@ _HOMES = {
     "execute": "executor.launch.run",
     "load": "scenarios.loader",
     "lower": "strategies.lowering",
-    "search": "strategies.search",
+    "search": "strategies.search.driver",
     "simulate": "simulator.engine",
 }
 

@@ -55,8 +55,9 @@ from meshwise.scenarios.scenario import SEARCH_SECONDS
 from meshwise.simulator.units import Dimension, format_size, format_time, parse
 from meshwise.strategies.explanation.shortfall import find_shortfall
 from meshwise.strategies.explanation.uncertainty import format_limit
-from meshwise.strategies.search import PINNED_ALGORITHMS, list_installed, processes
+from meshwise.strategies.search.algorithms import PINNED_ALGORITHMS, list_installed
 from meshwise.strategies.search.driver import BUDGET, FINISHED, OUT_OF_TIME
+from meshwise.strategies.search.fan_out import processes
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor

@@ -22,7 +22,7 @@ from meshwise.reports.pictures.search import SOLVED_GAP, draw_cases, draw_gaps, 
 from meshwise.scenarios.console import BAD_INPUT, Ticker, note
 from meshwise.scenarios.files.results import make_folder, write
 from meshwise.simulator.units import format_time
-from meshwise.strategies.search import LAYOUT_ALGORITHMS
+from meshwise.strategies.search.algorithms import LAYOUT_ALGORITHMS
 
 from .search_runs import (
     BUDGET,

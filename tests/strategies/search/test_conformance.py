@@ -22,19 +22,10 @@ from meshwise.strategies.plan.completion import complete, recover_layout
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import Recompute
-from meshwise.strategies.search import (
-    ALGORITHMS,
-    LAYOUT_ALGORITHMS,
-    OPERATOR_ALGORITHMS,
-    STAGE_ALGORITHMS,
-    Progress,
-    SearchAlgorithm,
-    SearchResult,
-    Space,
-    layouts,
-    search,
-)
+from meshwise.strategies.search.algorithms import ALGORITHMS, LAYOUT_ALGORITHMS, OPERATOR_ALGORITHMS, STAGE_ALGORITHMS
 from meshwise.strategies.search.descent import known_layouts
+from meshwise.strategies.search.driver import Progress, SearchAlgorithm, SearchResult, search
+from meshwise.strategies.search.space import Space, layouts
 
 from ...examples import LONG
 from ..problems import problem as real_problem

@@ -13,8 +13,7 @@ from meshwise.strategies.evaluation import Evaluation
 from meshwise.strategies.plan.completion import complete, recover_layout
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.plan import Plan
-from meshwise.strategies.search import BestFirst, Space, layouts, search
-from meshwise.strategies.search.algorithms.best_first import BestFirstSearch
+from meshwise.strategies.search.algorithms.best_first import BestFirst, BestFirstSearch
 from meshwise.strategies.search.choices import find_family
 from meshwise.strategies.search.descent import (
     descend,
@@ -23,7 +22,8 @@ from meshwise.strategies.search.descent import (
     propose_best_known,
     rank_known_plans,
 )
-from meshwise.strategies.search.space import find_choices, groups_near, neighbours
+from meshwise.strategies.search.driver import search
+from meshwise.strategies.search.space import Space, find_choices, groups_near, layouts, neighbours
 from meshwise.strategies.search.starts import engineer_layouts
 
 from ..problems import problem

@@ -13,9 +13,12 @@ from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.evaluation import Evaluation
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.plan import Plan
-from meshwise.strategies.search import LAYOUT_ALGORITHMS, Exhaustive, RandomSearch, Upcoming, layouts, processes, search
-from meshwise.strategies.search.driver import propose_ahead
-from meshwise.strategies.search.fan_out import FanOut
+from meshwise.strategies.search.algorithms import LAYOUT_ALGORITHMS
+from meshwise.strategies.search.algorithms.exhaustive import Exhaustive
+from meshwise.strategies.search.algorithms.random import RandomSearch
+from meshwise.strategies.search.driver import Upcoming, propose_ahead, search
+from meshwise.strategies.search.fan_out import FanOut, processes
+from meshwise.strategies.search.space import layouts
 
 from ..problems import problem
 from .small_problems import FakeCost
