@@ -300,8 +300,8 @@ class Scenario:
             its own, so that nothing is lost however it ends.
         executor
             Evaluates several plans at once where the algorithm can propose them ahead:
-            ``meshwise.strategies.search.fan_out.processes(4)``, or ``Client(...).get_executor()`` of Dask. The result is
-            the same for any number of workers.
+            ``meshwise.strategies.search.fan_out.processes(4)``, or ``Client(...).get_executor()`` of Dask. The result
+            is the same for any number of workers.
         target
             As in `for_target`: search for the best plan that this trainer can express, or that the executor can run.
 
@@ -320,7 +320,9 @@ class Scenario:
                 resume=resume,
                 executor=executor,
             )
+        from meshwise.strategies.cost_model import SimulatedCost
         from meshwise.strategies.search.driver import search
+        from meshwise.strategies.search.fan_out import Evaluator
 
         start, settings = perf_counter(), self.search_settings
         search_algorithm, space = settings.make_algorithm(algorithm, seed), self.make_space()
@@ -332,15 +334,15 @@ class Scenario:
         with (
             nullcontext() if resume is None else SearchJournal(resume, search_algorithm, self.problem, space) as journal
         ):
+            evaluator = Evaluator(SimulatedCost(self.problem), executor, journal)
             return search(
                 search_algorithm,
                 self.problem,
                 space_with_starts,
+                costs=evaluator,
                 budget=budget,
                 seconds=seconds,
                 progress=progress,
-                executor=executor,
-                journal=journal,
             )
 
     def limit_seconds(self, budget: int | None, seconds: float | None) -> float | None:

@@ -37,11 +37,11 @@ class Auto:
         uniform_search = BestFirstSearch(problem, costs)
         proof = yield from uniform_search.search(space)
         divides_stages = space.stages is None and (space.recompute is None or Recompute.NONE in space.recompute)
-        if divides_stages and uniform_search.best_layout is not None:
+        if divides_stages and uniform_search.incumbent.layout is not None:
             try:
-                meshes = list_nearby_meshes(problem, space, costs, uniform_search.best_layout)
+                meshes = list_nearby_meshes(problem, space, costs, uniform_search.incumbent.layout)
                 yield from _skip_proofs(
-                    InterStageMILP().refine(problem, space, costs, meshes, uniform_search.best_time)
+                    InterStageMILP().refine(problem, space, costs, meshes, uniform_search.incumbent.time)
                 )
             except OutOfTime:  # the proof of the first search stands
                 pass

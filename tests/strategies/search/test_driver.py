@@ -11,7 +11,6 @@ from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import Recompute
-from meshwise.strategies.search.descent import known_layouts
 from meshwise.strategies.search.driver import (
     BUDGET,
     FINISHED,
@@ -25,6 +24,7 @@ from meshwise.strategies.search.driver import (
     search,
 )
 from meshwise.strategies.search.space import CORE, EVERYTHING, Space, layouts
+from meshwise.strategies.search.starts import known_layouts
 
 from ..problems import problem
 from .small_problems import FakeCost, small_problem
