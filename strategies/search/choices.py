@@ -228,14 +228,12 @@ class Choices:
 
     def contains(self, layout: Layout) -> bool:
         """Return whether a layout is in the space."""
-        family = find_family(layout)
-        if not self.has_family(family):
+        # a space has one recompute choice for all stages
+        if isinstance(layout.recompute, PerStage) or not self.has_family(find_family(layout)):
             return False
         if not self.has_group(layout):
             return False
         group = self.find_group(layout)
-        if isinstance(layout.recompute, PerStage):
-            return False  # a space has one recompute choice for all stages
         pass_choice, state_choice = select_passes(layout), select_states(layout)
         if pass_choice not in group.passes or state_choice not in group.states:
             return False

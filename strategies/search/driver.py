@@ -10,7 +10,7 @@ may yield or return a `Proof` about all plans, or yield a `Certificate` of the p
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from math import inf
@@ -217,13 +217,7 @@ class SearchResult:
         import pandas as pd
 
         rows = [
-            {
-                "plan": trial.plan.describe(),
-                "step_time": trial.evaluation.step_time,
-                "peak_memory": trial.evaluation.peak_memory,
-                "fits": trial.evaluation.fits,
-                "elapsed": trial.elapsed,
-            }
+            {"plan": trial.plan.describe(), **asdict(trial.evaluation), "elapsed": trial.elapsed}
             for trial in self.trials
         ]
         return pd.DataFrame(rows, columns=["plan", "step_time", "peak_memory", "fits", "elapsed"])
@@ -535,43 +529,37 @@ class _SearchState:
         """Raise `OutOfTime` where the time of the search is over."""
         self._look_at()
 
+    # the questions of a `CostModel`, each of which looks at the time and counts the plans that it is about
+
     def peak_memory(self, plan: Plan) -> float:
-        """Return the peak memory of the fullest device, in bytes."""
         self._look_at(plan)
         return self.costs.peak_memory(plan)
 
     def fits(self, plan: Plan) -> bool:
-        """Return whether the plan fits in memory and is accepted."""
         self._look_at(plan)
         return self.costs.fits(plan) and (self.is_accepted is None or self.is_accepted(plan))
 
     def plan_bound(self, plan: Plan) -> float:
-        """Return a lower bound of the plan's step time, in seconds."""
         self._look_at(plan)
         return self.costs.plan_bound(plan)
 
     def family_bound(self, family: Layout) -> float:
-        """Return a lower bound of the step times of a family, in seconds."""
         self._look_at()
         return self.costs.family_bound(family)
 
     def busy_bound(self, family: Layout) -> float:
-        """Return a lower bound, in seconds, of the step times of a family's layouts that run one pass at a time."""
         self._look_at()
         return self.costs.busy_bound(family)
 
     def group_bounds(self, group: Group, limit: float = inf) -> FloatArray:
-        """Return lower bounds of the step times of a group's members, in seconds."""
         self._look_at()
         return self.costs.group_bounds(group, limit)
 
     def resource_times(self, plan: Plan) -> dict[Resource, float]:
-        """Return the seconds that each resource takes of the plan's step."""
         self._look_at(plan)
         return self.costs.resource_times(plan)
 
     def longest_paths(self, plans: Sequence[Plan]) -> list[float]:
-        """Return the longest path of every plan, in seconds."""
         for plan in plans:
             self._look_at(plan)
         return self.costs.longest_paths(plans)

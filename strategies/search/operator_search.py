@@ -95,7 +95,8 @@ def _propose_fitting(
                 break
             limit = solution.memory  # the plan may take less
             continue
-        yield _build_certificate(solution, choices_text)
+        price = None if solution.price is None else solution.price / TICKS_PER_SECOND
+        yield Certificate(solution.gap if solution.bound else None, price, choices_text)
         chosen_plan = tied_table.build_plan(solution.choice)
         fits, needed_bytes = False, 0.0
         for plan in list_variants(table.problem, chosen_plan, space):
@@ -112,11 +113,6 @@ def _propose_fitting(
         # a byte less where the plan did not fit, so that the same choice is not made again
         limit = int(solution.memory * room / needed_bytes) - (not fits)
     return has_fit
-
-
-def _build_certificate(solution: Solution, choices_text: str) -> Certificate:
-    price = None if solution.price is None else solution.price / TICKS_PER_SECOND
-    return Certificate(solution.gap if solution.bound else None, price, choices_text)
 
 
 def _solve_tied(table: OperatorCosts, limit: int, solve: Solver) -> tuple[OperatorCosts, Solution | Shortfall]:
